@@ -22,8 +22,13 @@ from typing import Any
 
 import numpy as np
 
+from recipe_core.estimates.serving.batch_window import (
+    Service,
+    Window,
+    arriving,
+    latency_percentiles,
+)
 from recipe_core.launch.serving import encoder_export
-from recipe_core.physics.serving.batch_window import Service, Window, arriving, latency_percentiles
 
 MOST, TOKENS = 16, 64
 NAMES = ("input_ids", "attention_mask")

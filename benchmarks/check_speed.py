@@ -16,7 +16,7 @@ from recipe_core.commands.ground import Ground
 from recipe_core.commands.judge import check_commands
 from recipe_core.commands.launches import find_launches
 from recipe_core.commands.words import read_script
-from recipe_core.model.catalog import catalog_ids
+from recipe_core.models.catalog import catalog_ids
 
 SEED = 20260101
 

@@ -17,16 +17,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from recipe_core.accuracy.accuracy import retained
+from recipe_core.accuracy.technique import techniques
 from recipe_core.base.errors import RecipeError
-from recipe_core.compression.accuracy import retained
-from recipe_core.compression.technique import techniques
-from recipe_core.compressor.compress import NONE, REMOVED, SPARSE, compress
-from recipe_core.compressor.errors import CompressError
-from recipe_core.compressor.job import Verify, read_job
-from recipe_core.compressor.models import load_model, load_tokenizer, matrices
-from recipe_core.compressor.verify import Observed, compare, observe
-from recipe_core.compressor.windows import text_tokens
-from recipe_core.model.dtypes import BYTES_PER_VALUE
+from recipe_core.models.dtypes import BYTES_PER_VALUE
+from recipe_core.payload.compressor.compress import NONE, REMOVED, SPARSE, compress
+from recipe_core.payload.compressor.errors import CompressError
+from recipe_core.payload.compressor.job import Verify, read_job
+from recipe_core.payload.compressor.models import load_model, load_tokenizer, matrices
+from recipe_core.payload.compressor.verify import Observed, compare, observe
+from recipe_core.payload.compressor.windows import text_tokens
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 TEXT = SCRIPTS / "demo_corpus.txt"

@@ -19,12 +19,12 @@ from typing import Any
 
 from benchmarks.compress import trained
 from recipe_core.base.documents import parse_yaml
-from recipe_core.compressor.compress import NONE, compress
-from recipe_core.compressor.job import Verify, read_job
-from recipe_core.compressor.models import load_tokenizer
-from recipe_core.compressor.verify import Observed, observe
-from recipe_core.compressor.windows import text_tokens
 from recipe_core.doors import public
+from recipe_core.payload.compressor.compress import NONE, compress
+from recipe_core.payload.compressor.job import Verify, read_job
+from recipe_core.payload.compressor.models import load_tokenizer
+from recipe_core.payload.compressor.verify import Observed, observe
+from recipe_core.payload.compressor.windows import text_tokens
 from recipe_core.request.schema import PlanRequest
 
 TEXT = Path(__file__).parent.parent / "scripts" / "demo_corpus.txt"

@@ -13,14 +13,14 @@ from itertools import product
 
 import numpy as np
 
-from recipe_core.fleet.bounds import Constant
-from recipe_core.fleet.capacity import capacity_per_s
-from recipe_core.fleet.fleet import Fleet, Service, StartTime
-from recipe_core.fleet.flow import simulate_flow
-from recipe_core.fleet.requests import simulate_requests
-from recipe_core.fleet.shares import gaps, shares_of
-from recipe_core.traffic.load import Lengths, Load
-from recipe_core.traffic.trace import Trace
+from recipe_core.scaling.bounds import Constant
+from recipe_core.scaling.capacity import capacity_per_s
+from recipe_core.scaling.fleet import Fleet, Service, StartTime
+from recipe_core.scaling.flow import simulate_flow
+from recipe_core.scaling.requests import simulate_requests
+from recipe_core.scaling.shares import gaps, shares_of
+from recipe_core.scaling.traces.load import Lengths, Load
+from recipe_core.scaling.traces.trace import Trace
 
 START = StartTime(90.0, 50.0, 160.0)
 FLEETS = {

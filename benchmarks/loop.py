@@ -146,12 +146,12 @@ def implied(machine: Path, model: Path, measured: dict[str, float]) -> None:
     """Print by how much the profile's numbers of the host would have to differ to be right."""
     from dataclasses import replace
 
+    from recipe_core.estimates.serving.estimates import estimate
     from recipe_core.hardware.custom import with_profiles
-    from recipe_core.physics.serving.estimates import estimate
+    from recipe_core.plans.problem import resolve
+    from recipe_core.plans.serving_candidates import one_case
     from recipe_core.request.candidate import CandidateRequest
     from recipe_core.request.schema import PlanRequest
-    from recipe_core.search.problem import resolve
-    from recipe_core.search.serving_candidates import one_case
 
     hardware = {"device": str(machine), "per_node": 1}
     candidate = {"engine": "transformers"}

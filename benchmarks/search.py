@@ -26,12 +26,12 @@ from typing import Any
 
 import numpy as np
 
+from recipe_core.plans.evaluated import evaluate
+from recipe_core.plans.plans import plan
+from recipe_core.plans.problem import resolve
+from recipe_core.plans.serving_candidates import every_case
+from recipe_core.plans.serving_plan import PHYSICS
 from recipe_core.request.schema import PlanRequest
-from recipe_core.search.evaluated import evaluate
-from recipe_core.search.plans import plan
-from recipe_core.search.problem import resolve
-from recipe_core.search.serving_candidates import every_case
-from recipe_core.search.serving_plan import PHYSICS
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
 MODELS = (
@@ -153,7 +153,7 @@ def main() -> None:
         file.write(values.model_dump_json(exclude_none=True))
         file.flush()
         process = process_s("-m", "recipe_core", "plan", file.name, "--top", "5")
-    importing = "import recipe_core.search.serving_plan"
+    importing = "import recipe_core.plans.serving_plan"
     sizes = " | ".join(f"{count:,} candidates" for count in SIZES)
     lines = [
         f"CPU: {platform.processor() or platform.machine()}, one thread, "

@@ -9,9 +9,9 @@ import pandas as pd
 import streamlit as st
 from pandas.io.formats.style import Styler
 
-from recipe_core.present.glossary import measure_help, term_help
-from recipe_core.present.tables import digits_of, named_columns
-from recipe_core.search.plan import Plan
+from recipe_core.plans.plan import Plan
+from recipe_core.views.glossary import measure_help, term_help
+from recipe_core.views.tables import digits_of, named_columns
 
 
 def column_config(plan: Plan) -> dict[str, object]:

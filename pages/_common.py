@@ -27,10 +27,12 @@ from recipe_core.doors.pool import server_pool
 from recipe_core.doors.serve import folders_allowed
 from recipe_core.hardware.cluster import device, is_own
 from recipe_core.hardware.profile import Device
-from recipe_core.model.catalog import load_model
-from recipe_core.model.spec import ModelSpec
-from recipe_core.present.calibrated import calibrated_sentence
-from recipe_core.present.glossary import field_help
+from recipe_core.models.catalog import load_model
+from recipe_core.models.spec import ModelSpec
+from recipe_core.plans.alternatives import Alternative
+from recipe_core.plans.alternatives import alternatives as plan_alternatives
+from recipe_core.plans.changes import Change, buildable_changes
+from recipe_core.plans.plan import Plan
 from recipe_core.request.edit import SHARED, change, select_split, shared_candidate, value_of
 from recipe_core.request.link import DEFAULT, from_query, link_query
 from recipe_core.request.open_hardware import changed_market, market_of, market_query
@@ -38,10 +40,8 @@ from recipe_core.request.schema import PlanRequest
 from recipe_core.request.shelf import Shelf, holds, keep, shelf_of, shelf_query
 from recipe_core.request.size import Market
 from recipe_core.request.split_key import key_of, read_pins, split_of
-from recipe_core.search.alternatives import Alternative
-from recipe_core.search.alternatives import alternatives as plan_alternatives
-from recipe_core.search.changes import Change, buildable_changes
-from recipe_core.search.plan import Plan
+from recipe_core.views.calibrated import calibrated_sentence
+from recipe_core.views.glossary import field_help
 
 Value = TypeVar("Value")
 
@@ -389,7 +389,9 @@ def digest() -> str:
     Raises:
         RecipeError: where the model cannot be read.
     """
-    from recipe_core.recipe.overlay import stamp  # with all of recipes, which no first page needs
+    from recipe_core.calibration.store import (
+        stamp,  # with all of recipes, which no first page needs
+    )
 
     return f"{model().digest}{stamp()}"
 

@@ -14,11 +14,11 @@ import streamlit as st
 from recipe_core.base.errors import RecipeError
 from recipe_core.base.labels import change_label
 from recipe_core.doors.serve import folders_allowed
-from recipe_core.present import tables
-from recipe_core.present.charts.views import Chart, Focus, Item, Note, Table, View, views_of
-from recipe_core.search.changes import fixes
-from recipe_core.search.plan import Plan
+from recipe_core.plans.changes import fixes
+from recipe_core.plans.plan import Plan
 from recipe_core.targets.start_command import start_command
+from recipe_core.views import tables
+from recipe_core.views.charts.views import Chart, Focus, Item, Note, Table, View, views_of
 
 WHY_NOT = "Why not?"
 

@@ -9,7 +9,7 @@ import _common as common
 import plotly.graph_objects as go
 import streamlit as st
 
-from recipe_core.present import exports
+from recipe_core.views import exports
 
 PICTURE = "picture-format"
 

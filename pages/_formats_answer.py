@@ -10,8 +10,8 @@ from typing import Any
 import _common as common
 from cachetools import LRUCache
 
+from recipe_core.compression.advisor.answer import formats_answer
 from recipe_core.doors.serve import folders_allowed
-from recipe_core.formats.answer import formats_answer
 from recipe_core.hardware.offers import current_day
 from recipe_core.request.schema import PlanRequest
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import _common as common
 import streamlit as st
 
-from recipe_core.present.glossary import Term, glossary
+from recipe_core.views.glossary import Term, glossary
 
 
 def button() -> None:

@@ -9,7 +9,7 @@ import streamlit as st
 
 from recipe_core.base.units import gib
 from recipe_core.doors.serve import load_pages
-from recipe_core.model.spec import ModelSpec
+from recipe_core.models.spec import ModelSpec
 
 KINDS = {
     "mla": "latent (MLA)",
@@ -51,8 +51,8 @@ def architecture(facts: dict[str, Any]) -> dict[str, str]:
 def show(spec: ModelSpec) -> None:
     """The table beside the bars."""
     load_pages()  # the first page can be drawn before these are there
-    from recipe_core.present.charts import parts_bars
-    from recipe_core.present.views import model_view
+    from recipe_core.views.charts import parts_bars
+    from recipe_core.views.views import model_view
 
     left, right = st.columns(2, gap="large")
     with left:

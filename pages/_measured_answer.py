@@ -9,13 +9,13 @@ from functools import lru_cache
 
 import _common as common
 
+from recipe_core.calibration.calibrate import Knowledge
 from recipe_core.calibration.comparison import RunsCompared, compare_runs
 from recipe_core.calibration.learned import LearnedNumber
-from recipe_core.calibration.own_runs import of_runs
+from recipe_core.calibration.residuals import of_runs
+from recipe_core.calibration.store import Overlay
 from recipe_core.doors.serve import folders_allowed
-from recipe_core.measured import serving_runs
-from recipe_core.recipe.calibrate import Knowledge
-from recipe_core.recipe.overlay import Overlay
+from recipe_core.estimates.measured import serving_runs
 
 
 @lru_cache(maxsize=4)

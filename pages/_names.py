@@ -10,8 +10,8 @@ import streamlit as st
 
 from recipe_core.base.errors import RecipeError
 from recipe_core.doors.serve import folders_allowed
-from recipe_core.model.catalog import load_model
-from recipe_core.model.nearest import nearest_models
+from recipe_core.models.catalog import load_model
+from recipe_core.models.nearest import nearest_models
 
 
 def known(name: str) -> Mapping[str, Any]:

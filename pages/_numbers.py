@@ -16,9 +16,9 @@ import streamlit as st
 
 from recipe_core.base.errors import RecipeError
 from recipe_core.base.numbers import Range, number_text, read_number, read_numbers
-from recipe_core.present.glossary import field_help
 from recipe_core.request.edit import value_of
 from recipe_core.request.ranges import range_of
+from recipe_core.views.glossary import field_help
 
 MOST_LOADS = 16
 """Loads that a page takes: each is judged with every split."""

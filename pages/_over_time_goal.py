@@ -12,11 +12,11 @@ import streamlit as st
 
 from recipe_core.base.described import description_of
 from recipe_core.hardware.storage import storage_names, storage_tier
-from recipe_core.present import charts
-from recipe_core.present import over_time_view as view
-from recipe_core.present.glossary import term_help
 from recipe_core.request.over_time import OverTime
 from recipe_core.request.time_limits import TimeLimits, time_limits
+from recipe_core.views import charts
+from recipe_core.views import over_time_view as view
+from recipe_core.views.glossary import term_help
 
 SHARES = (0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
 MOST_SAVINGS = 5

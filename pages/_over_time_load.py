@@ -13,14 +13,14 @@ import streamlit as st
 from recipe_core.base.described import description_of
 from recipe_core.base.errors import RecipeError
 from recipe_core.base.numbers import number_text, read_numbers
-from recipe_core.present import charts
-from recipe_core.present import over_time_view as view
 from recipe_core.request.link import START_LOADS
 from recipe_core.request.over_time import DAY_S, HOUR_S, MOST_RATES, OverTime
 from recipe_core.request.ranges import range_of
-from recipe_core.traffic.load import Load
-from recipe_core.traffic.loads import load_of
-from recipe_core.traffic.shapes import shape_names
+from recipe_core.scaling.traces.load import Load
+from recipe_core.scaling.traces.loads import load_of
+from recipe_core.scaling.traces.shapes import shape_names
+from recipe_core.views import charts
+from recipe_core.views import over_time_view as view
 
 START_SHAPE = "azure-conversation"
 FROM = {"shape": "Published shape", "rates": "My rates", "trace": "A trace"}

@@ -13,8 +13,8 @@ import streamlit as st
 
 from recipe_core.base.errors import RecipeError
 from recipe_core.doors.serve import folders_allowed
-from recipe_core.present import over_time_view as view
 from recipe_core.request.edit import change
+from recipe_core.views import over_time_view as view
 
 Json = Mapping[str, Any]
 

@@ -10,13 +10,13 @@ import _over_time_load as loads
 import _over_time_objects as objects
 import streamlit as st
 
-from recipe_core.fleet.rented import simulated_of
-from recipe_core.fleet.result import PolicyAnswer
-from recipe_core.present import charts
-from recipe_core.present import over_time_view as view
-from recipe_core.present.glossary import term_help
 from recipe_core.request.edit import change
 from recipe_core.request.scaling import Scaling
+from recipe_core.scaling.rented import simulated_of
+from recipe_core.scaling.result import PolicyAnswer
+from recipe_core.views import charts
+from recipe_core.views import over_time_view as view
+from recipe_core.views.glossary import term_help
 
 Json = Mapping[str, Any]
 Drawn = Callable[..., Any]

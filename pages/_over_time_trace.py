@@ -10,13 +10,13 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
-from recipe_core.present import charts, trace_view
-from recipe_core.present import over_time_view as view
-from recipe_core.present.charts.trace import alt_text
-from recipe_core.present.trace_view import TraceLook
 from recipe_core.request.over_time import OverTime
-from recipe_core.traffic.shapes import shape_names
-from recipe_core.traffic.trace import Trace
+from recipe_core.scaling.traces.shapes import shape_names
+from recipe_core.scaling.traces.trace import Trace
+from recipe_core.views import charts, trace_view
+from recipe_core.views import over_time_view as view
+from recipe_core.views.charts.trace import alt_text
+from recipe_core.views.trace_view import TraceLook
 
 MOST_MB = 16
 KINDS = ["csv", "tsv", "txt", "log", "json", "jsonl", "gz"]

@@ -15,8 +15,8 @@ from recipe_core.hardware.offers import Offer
 from recipe_core.hardware.ownership import OwnershipCost
 from recipe_core.hardware.prices import default_offer, offers_of
 from recipe_core.hardware.profile import Commitment
-from recipe_core.present.glossary import field_help
 from recipe_core.request.ranges import range_of
+from recipe_core.views.glossary import field_help
 
 PRICES = {"offer": "Cloud offer", "stated": "Custom price", "owned": "Own hardware"}
 CHEAPEST = ""

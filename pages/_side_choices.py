@@ -11,14 +11,14 @@ import _common as common
 from cachetools import LRUCache
 
 from recipe_core.base.errors import RecipeError
+from recipe_core.calibration.store import stamp
 from recipe_core.doors.serve import folders_allowed
-from recipe_core.model.catalog import load_model
-from recipe_core.present.side_by_side import Choice
-from recipe_core.recipe.overlay import stamp
+from recipe_core.models.catalog import load_model
+from recipe_core.plans.plans import plan_candidate
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.shelf import Kept
-from recipe_core.search.plans import plan_candidate
 from recipe_core.targets.start_command import start_words
+from recipe_core.views.side_by_side import Choice
 
 Key = tuple[str, str, str, bool]
 _answers: LRUCache[Key, Any] = LRUCache(maxsize=256)

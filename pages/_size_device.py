@@ -9,8 +9,8 @@ import _common as common
 import pandas as pd
 import streamlit as st
 
-from recipe_core.present import size_tables
-from recipe_core.present import size_view as view
+from recipe_core.views import size_tables
+from recipe_core.views import size_view as view
 
 Json = Mapping[str, Any]
 AMOUNTS = {

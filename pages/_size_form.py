@@ -11,7 +11,7 @@ import _workload as asking
 import streamlit as st
 
 from recipe_core.hardware.profile import Commitment, Vendor
-from recipe_core.model.catalog import catalog_ids
+from recipe_core.models.catalog import catalog_ids
 from recipe_core.request.open_hardware import CONFIDENCE
 from recipe_core.request.presets import aims
 from recipe_core.request.size import Market

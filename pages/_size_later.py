@@ -14,11 +14,11 @@ import streamlit as st
 from pydantic import ValidationError
 
 from recipe_core.base.described import description_of
-from recipe_core.present import charts, size_later
-from recipe_core.present import size_view as view
 from recipe_core.request.first_error import first_error
 from recipe_core.request.ranges import range_of
 from recipe_core.request.size import AvailabilityRequest, GrowthRequest, PurchaseRequest
+from recipe_core.views import charts, size_later
+from recipe_core.views import size_view as view
 
 Json = Mapping[str, Any]
 MODELS = {

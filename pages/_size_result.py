@@ -10,11 +10,11 @@ import _size_device as closely
 import _size_later as later
 import streamlit as st
 
-from recipe_core.present import charts, size_tables
-from recipe_core.present import size_view as view
 from recipe_core.request.edit import change
 from recipe_core.request.open_hardware import take
 from recipe_core.request.size import SizeRequest
+from recipe_core.views import charts, size_tables
+from recipe_core.views import size_view as view
 
 Json = Mapping[str, Any]
 AXES = {

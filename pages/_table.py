@@ -9,9 +9,9 @@ import _common as common
 import _export as export
 import streamlit as st
 
-from recipe_core.present import tables
-from recipe_core.present.tables import SHOWN_ROWS, Filters
-from recipe_core.search.plan import Plan
+from recipe_core.plans.plan import Plan
+from recipe_core.views import tables
+from recipe_core.views.tables import SHOWN_ROWS, Filters
 
 
 @st.fragment

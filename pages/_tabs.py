@@ -18,13 +18,13 @@ from recipe_core.base.errors import RecipeError
 from recipe_core.bundle.browse import PREVIEWED, listing, preview
 from recipe_core.bundle.write import Bundle
 from recipe_core.doors.serve import folders_allowed
-from recipe_core.present import overview, snippets
 from recipe_core.recipe import Recipe, recipe_request
 from recipe_core.recipe.other_engines import OtherEngine, other_engines
 from recipe_core.request.link import left_out
 from recipe_core.request.schema import PlanRequest
 from recipe_core.targets.by_hand import node_commands, read_addresses
 from recipe_core.targets.use import TITLES, uses
+from recipe_core.views import overview, snippets
 
 BY_HAND = "by hand"
 SHOWN_PX = 460

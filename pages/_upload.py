@@ -10,7 +10,7 @@ import streamlit as st
 
 from recipe_core.base.errors import RecipeError
 from recipe_core.base.units import count
-from recipe_core.model.uploaded import LONGEST_NAME, MAX_BYTES, renamed, uploaded_config
+from recipe_core.models.uploaded import LONGEST_NAME, MAX_BYTES, renamed, uploaded_config
 from recipe_core.request.describe import model_name
 from recipe_core.request.link import DEFAULT
 

@@ -12,10 +12,10 @@ import _workload as asking
 import streamlit as st
 
 from recipe_core.hardware.storage import storage_names, storage_tier
-from recipe_core.present.glossary import field_help
 from recipe_core.request.edit import TRAINING_TOKENS
 from recipe_core.request.phases import Evaluation, Phase
 from recipe_core.request.ranges import range_of
+from recipe_core.views.glossary import field_help
 
 FIELDS = {
     "tokens": "Tokens",

@@ -9,14 +9,14 @@ import _numbers as numbers
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
-from recipe_core.present.glossary import field_help
+from recipe_core.plans import launchable
 from recipe_core.request.describe import steps_of
 from recipe_core.request.edit import change
 from recipe_core.request.link import START_LOADS
 from recipe_core.request.presets import preset_changes, preset_of, presets
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.serving_workload import LOADS, MEDIA, MediaItems
-from recipe_core.search import launchable
+from recipe_core.views.glossary import field_help
 
 MODES = {
     "closed": "Closed loop",

@@ -11,16 +11,16 @@ from recipe_core.base.errors import RecipeError
 from recipe_core.base.labels import change_label, degrees
 from recipe_core.base.text_rows import MEMORY, memory_parts
 from recipe_core.base.units import duration, gib, rate, usd
+from recipe_core.calibration.store import stamp
 from recipe_core.commands.words import MAX_CHARACTERS
 from recipe_core.doors.serve import folders_allowed
 from recipe_core.hardware.cluster import device_names
-from recipe_core.present.calibrated import changed_figures
-from recipe_core.present.command_text import memory_meant, words_text
-from recipe_core.present.glossary import term_help
-from recipe_core.present.verdict import percent
-from recipe_core.recipe.overlay import stamp
 from recipe_core.request.describe import hardware_name
 from recipe_core.request.serving_workload import ServingWorkload
+from recipe_core.views.calibrated import changed_figures
+from recipe_core.views.command_text import memory_meant, words_text
+from recipe_core.views.glossary import term_help
+from recipe_core.views.verdict import percent
 
 EXAMPLES = {
     "vLLM on half the node": "vllm serve Qwen/Qwen3-32B -tp 2 --max-model-len 40960",

@@ -7,12 +7,12 @@ import _widgets as widgets
 import streamlit as st
 
 from recipe_core.base import labels
-from recipe_core.present import charts
-from recipe_core.present.charts import groups
-from recipe_core.present.glossary import measure_help, term_help
-from recipe_core.present.verdict import starts_text
+from recipe_core.plans.plan import Plan
 from recipe_core.request import split_key
-from recipe_core.search.plan import Plan
+from recipe_core.views import charts
+from recipe_core.views.charts import groups
+from recipe_core.views.glossary import measure_help, term_help
+from recipe_core.views.verdict import starts_text
 
 
 def pin_clicked() -> None:

@@ -4,10 +4,10 @@ import _formats_row as details
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
-from recipe_core.present import charts
-from recipe_core.present import formats_view as view
-from recipe_core.present.glossary import term_help
 from recipe_core.request.describe import summary
+from recipe_core.views import charts
+from recipe_core.views import formats_view as view
+from recipe_core.views.glossary import term_help
 
 HELD = {"ratio": "Against the base", "value": "Values"}
 

@@ -12,6 +12,7 @@ from recipe_core.base.errors import RecipeError
 from recipe_core.base.provenance import Source
 from recipe_core.base.units import gib, per_second, significant, usd
 from recipe_core.doors.serve import folders_allowed
+from recipe_core.estimates.measured.support import support
 from recipe_core.hardware.cluster import (
     cluster,
     device,
@@ -24,10 +25,9 @@ from recipe_core.hardware.cluster import (
 from recipe_core.hardware.detect.machine import detect
 from recipe_core.hardware.profile import Device
 from recipe_core.hardware.request import HardwareRequest
-from recipe_core.measured.support import support
-from recipe_core.present.glossary import field_help
 from recipe_core.request.describe import hardware_name
 from recipe_core.request.ranges import range_of
+from recipe_core.views.glossary import field_help
 
 VENDORS = {
     "nvidia": "NVIDIA",

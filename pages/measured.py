@@ -3,12 +3,12 @@ import _measured_answer as answer
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
+from recipe_core.calibration.calibrate import Knowledge
 from recipe_core.calibration.comparison import ComparedFigure, RunsCompared
+from recipe_core.calibration.store import Overlay, stamp
 from recipe_core.doors.serve import folders_allowed
-from recipe_core.present import charts
-from recipe_core.present import measured_view as view
-from recipe_core.recipe.calibrate import Knowledge
-from recipe_core.recipe.overlay import Overlay, stamp
+from recipe_core.views import charts
+from recipe_core.views import measured_view as view
 
 MINE, PUBLISHED = "Mine", "Published"
 COMMANDS = """recipe up BUNDLE

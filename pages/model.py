@@ -14,10 +14,10 @@ from recipe_core.base.errors import RecipeError
 from recipe_core.base.units import count
 from recipe_core.doors.serve import folders_allowed
 from recipe_core.hardware.cluster import device
-from recipe_core.model.catalog import catalog_ids
-from recipe_core.model.spec import ModelSpec
-from recipe_core.model.variants import variants
-from recipe_core.present.glossary import field_help, term_help
+from recipe_core.models.catalog import catalog_ids
+from recipe_core.models.spec import ModelSpec
+from recipe_core.models.variants import variants
+from recipe_core.views.glossary import field_help, term_help
 
 WORK = {"serving": "Serve", "training": "Train"}
 

@@ -11,13 +11,13 @@ from recipe_core.doors.serve import folders_allowed
 from recipe_core.engines.frameworks import training_data
 from recipe_core.engines.spec import default_engine, engine, engine_names
 from recipe_core.hardware.cluster import device
-from recipe_core.present.glossary import field_help, term_help
+from recipe_core.plans import slos
+from recipe_core.plans.framework_choices import framework_choices
+from recipe_core.plans.measures import SERVING, TRAINING, Measure
+from recipe_core.plans.plan import Plan
 from recipe_core.request.presets import aim_of, aims
 from recipe_core.request.ranges import range_of
-from recipe_core.search import slos
-from recipe_core.search.framework_choices import framework_choices
-from recipe_core.search.measures import SERVING, TRAINING, Measure
-from recipe_core.search.plan import Plan
+from recipe_core.views.glossary import field_help, term_help
 
 ATTENTION = {
     "flash": "fused, the framework's choice",

@@ -6,9 +6,9 @@ import _over_time_result as result
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
-from recipe_core.present import over_time_view as view
 from recipe_core.request.describe import summary
 from recipe_core.request.scaling import POLICIES
+from recipe_core.views import over_time_view as view
 
 
 def serving_only() -> None:

@@ -14,8 +14,7 @@ import streamlit as st
 from recipe_core.base.errors import NoAnswer, RecipeError
 from recipe_core.bundle.write import Bundle, zipped
 from recipe_core.doors.serve import folders_allowed
-from recipe_core.present import overview
-from recipe_core.present.report import html_report
+from recipe_core.plans.plan import Plan
 from recipe_core.recipe import Recipe
 from recipe_core.recipe.decision import start_reasons
 from recipe_core.recipe.place import Parameters
@@ -23,7 +22,8 @@ from recipe_core.request import edit
 from recipe_core.request.edit import shared_candidate
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.split_key import key_of
-from recipe_core.search.plan import Plan
+from recipe_core.views import overview
+from recipe_core.views.report import html_report
 
 BEST, STATED = "", "stated"
 LISTED = 50

@@ -8,11 +8,11 @@ import _widgets as widgets
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
-from recipe_core.present import charts, side_by_side
-from recipe_core.present.side_by_side import NOTHING, Choice, Line
 from recipe_core.request.describe import summary
 from recipe_core.request.shelf import MAX_KEPT, MAX_NAME, Kept, Shelf, renamed, without
 from recipe_core.targets.start_command import typed
+from recipe_core.views import charts, side_by_side
+from recipe_core.views.side_by_side import NOTHING, Choice, Line
 
 BEST = "★"
 FORMATS = ("png", "svg")

@@ -36,10 +36,10 @@ if TYPE_CHECKING:
         validate,
         write,
     )
-    from recipe_core.physics.results import Estimate
+    from recipe_core.estimates.results import Estimate
+    from recipe_core.plans.plan import Plan, Split
     from recipe_core.recipe.schema import Recipe
     from recipe_core.request.schema import PlanRequest as Request
-    from recipe_core.search.plan import Plan, Split
 
 __version__ = "0.1.0"
 
@@ -65,14 +65,14 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Estimate": "physics.results",
+    "Estimate": "estimates.results",
     "InputError": "base.errors",
     "NoAnswer": "base.errors",
-    "Plan": "search.plan",
+    "Plan": "plans.plan",
     "Recipe": "recipe.schema",
     "RecipeError": "base.errors",
     "Request": "request.schema:PlanRequest",
-    "Split": "search.plan",
+    "Split": "plans.plan",
 }
 """The module of a name, and what it is called there where that differs; all others are of the
 public door."""

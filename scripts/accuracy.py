@@ -24,8 +24,8 @@ import publish_runs
 import publish_training
 
 from recipe_core.base.documents import read_document
-from recipe_core.calibration.training_validate import compare_training
-from recipe_core.calibration.validate import (
+from recipe_core.calibration.validation.training_validate import compare_training
+from recipe_core.calibration.validation.validate import (
     CELL,
     CELL_SIZE,
     PAIRINGS,
@@ -39,9 +39,9 @@ from recipe_core.calibration.validate import (
     ranking,
     scored,
 )
+from recipe_core.estimates.measured.serving_runs import SOURCES, Run, listings, published_runs
 from recipe_core.hardware.cluster import device
-from recipe_core.measured.serving_runs import SOURCES, Run, listings, published_runs
-from recipe_core.model.catalog import catalog_model, in_catalog
+from recipe_core.models.catalog import catalog_model, in_catalog
 
 ROOT = Path(__file__).parent.parent
 REPORT = ROOT / "docs" / "accuracy.md"
@@ -276,10 +276,11 @@ def intervals() -> str:
 Written by `python scripts/fit_bands.py TRUTH_DIR --write`; `recipe validate --bands` counts the
 shipped runs, or a table of your own. Estimates have 50, 80 and 95 % intervals by figure, by what
 the device's figures rest on, and by engine and device generation; groups with few cells are pooled
-with wider ones. They come from runs left out of the fit (`recipe_core/calibration/intervals.py`).
-Each source below is held against intervals that the other sources give; cells count alike. "80 %
-is" has the ends of the 80 % interval around its middle. `recipe validate --sizes` counts how often
-measured sizes lie in the ranges that these intervals give ([size.md](size.md)).
+with wider ones. They come from runs left out of the fit
+(`recipe_core/calibration/validation/intervals.py`). Each source below is held against intervals
+that the other sources give; cells count alike. "80 % is" has the ends of the 80 % interval around
+its middle. `recipe validate --sizes` counts how often measured sizes lie in the ranges that these
+intervals give ([size.md](size.md)).
 
 ![Measured runs inside intervals](images/intervals.svg)
 

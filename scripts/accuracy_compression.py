@@ -18,22 +18,16 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from recipe_core.accuracy.band import ends_of
+from recipe_core.accuracy.band_counts import Losses, held_by_others
+from recipe_core.accuracy.benchmark_name import named_benchmark
+from recipe_core.accuracy.effects import Known, fitted
+from recipe_core.accuracy.left_out import LeftOut, Prepared, left_out, left_out_by_known, relatives
+from recipe_core.accuracy.lines import answers
+from recipe_core.accuracy.published import Figure, figures
+from recipe_core.accuracy.question import Question
+from recipe_core.accuracy.technique import technique
 from recipe_core.base.arrays import Bool, Float
-from recipe_core.compression.band import ends_of
-from recipe_core.compression.band_counts import Losses, held_by_others
-from recipe_core.compression.benchmark_name import named_benchmark
-from recipe_core.compression.effects import Known, fitted
-from recipe_core.compression.left_out import (
-    LeftOut,
-    Prepared,
-    left_out,
-    left_out_by_known,
-    relatives,
-)
-from recipe_core.compression.lines import answers
-from recipe_core.compression.published import Figure, figures
-from recipe_core.compression.question import Question
-from recipe_core.compression.technique import technique
 
 GROUPS = ("8 bits and more", "4 bits", "below 4 bits", "KV cache", "sparsity, pruning, low rank")
 FEWEST = 5

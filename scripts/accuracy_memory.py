@@ -16,13 +16,13 @@ from memory_readings import LAYOUT, Reading, reading_of
 from recipe_core.base.errors import RecipeError
 from recipe_core.base.units import GIB
 from recipe_core.engines.spec import engine, release_key
-from recipe_core.model.catalog import load_model
-from recipe_core.physics.serving.logged_cache import COUNTED_RIGHT
-from recipe_core.physics.serving.memory import Memory, memory
+from recipe_core.estimates.columns.serving import Setting
+from recipe_core.estimates.serving.logged_cache import COUNTED_RIGHT
+from recipe_core.estimates.serving.memory import Memory, memory
+from recipe_core.models.catalog import load_model
+from recipe_core.plans.plans import plan_candidate
+from recipe_core.plans.serving_plan import ServingPlan
 from recipe_core.request.schema import PlanRequest
-from recipe_core.search.plans import plan_candidate
-from recipe_core.search.serving_plan import ServingPlan
-from recipe_core.space.serving import Setting
 
 DEVICES = {
     r"A100[- ](PCIe[- ])?40 ?GB": "a100-sxm-40gb",

@@ -29,14 +29,10 @@ import publish_runs
 from recipe_core.base.arrays import Float
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.intervals import BAND
-from recipe_core.calibration import own_runs
-from recipe_core.calibration.own_runs import learn, of_runs
-from recipe_core.measured.serving_runs import Run
-from recipe_core.physics.bands import narrowed
-from recipe_core.physics.serving.bands import bands_of
-from recipe_core.physics.serving.corrections import EITHER
-from recipe_core.physics.serving.estimates import estimate
-from recipe_core.space.corrections import (
+from recipe_core.calibration import residuals as own_runs
+from recipe_core.calibration.residuals import learn, of_runs
+from recipe_core.estimates.bands import narrowed
+from recipe_core.estimates.columns.corrections import (
     WIDE_TO_NARROW,
     Corrections,
     DeviceRuns,
@@ -44,7 +40,11 @@ from recipe_core.space.corrections import (
     Prior,
     Shares,
 )
-from recipe_core.space.serving import stack
+from recipe_core.estimates.columns.serving import stack
+from recipe_core.estimates.measured.serving_runs import Run
+from recipe_core.estimates.serving.bands import bands_of
+from recipe_core.estimates.serving.corrections import EITHER
+from recipe_core.estimates.serving.estimates import estimate
 
 SEED = 1
 GIVEN = (0, 1, 3, 10)

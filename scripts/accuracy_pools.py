@@ -17,9 +17,9 @@ import numpy as np
 import pandas as pd
 import publish_runs
 
-from recipe_core.calibration.validate import formatted
+from recipe_core.calibration.validation.validate import formatted
 from recipe_core.hardware.cluster import device
-from recipe_core.search.plans import estimate_batch
+from recipe_core.plans.plans import estimate_batch
 
 ROOT = Path(__file__).parent.parent
 REPORT = ROOT / "docs" / "accuracy.md"

@@ -19,15 +19,15 @@ import pandas as pd
 import publish_training
 
 from recipe_core.base.documents import read_document
-from recipe_core.calibration.training_validate import (
+from recipe_core.calibration.validation.training_validate import (
     MEMORY,
     TIME,
     TrainingComparison,
     compare_training,
 )
-from recipe_core.calibration.validate import CELL, errors, formatted
+from recipe_core.calibration.validation.validate import CELL, errors, formatted
 from recipe_core.engines.frameworks import training_data
-from recipe_core.measured.training_runs import (
+from recipe_core.estimates.measured.training_runs import (
     TRAINING_RUNS,
     known_training_runs,
     published_training_runs,
@@ -166,8 +166,8 @@ By device and engine:
 p10 to p90 of measured / estimated, each cell alike: {shown}.
 
 **Runs that everybody knows**, in tokens per second and device. They are in
-`recipe_core/measured/published/known_training.csv` with what each source states and what had to be
-chosen; no constant was fitted to them.
+`recipe_core/estimates/measured/published/known_training.csv` with what each source states and what
+had to be chosen; no constant was fitted to them.
 
 {known()}
 

@@ -5,10 +5,10 @@ python scripts/cold_start_table.py
 
 from __future__ import annotations
 
+from recipe_core.estimates.serving.cold_start import ColdStart, cold_start
 from recipe_core.hardware.cluster import device
-from recipe_core.physics.serving.cold_start import ColdStart, cold_start
-from recipe_core.present.start_text import seconds_text
 from recipe_core.request.start import Start
+from recipe_core.views.start_text import seconds_text
 
 PLACES = ("tmpfs", "nvme", "ebs-gp3", "efs", "s3", "hub")
 ENGINES = ("vllm", "sglang", "tensorrt-llm", "tgi", "transformers", "llama-cpp")

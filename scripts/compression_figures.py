@@ -1,4 +1,4 @@
-"""Carry published figures of compressed models: write recipe_core/compression/published.csv.
+"""Carry published figures of compressed models: write recipe_core/accuracy/published.csv.
 
     python scripts/compression_figures.py TRUTH_DIR
 
@@ -18,9 +18,9 @@ from typing import Any
 
 import pandas as pd
 
+from recipe_core.accuracy.published import FIGURES, FILE
+from recipe_core.accuracy.technique import techniques
 from recipe_core.base.documents import to_yaml
-from recipe_core.compression.published import FIGURES, FILE
-from recipe_core.compression.technique import techniques
 
 HEAD = """\
 # What published.csv refers to: sources, models and benchmarks by the keys of its rows.

@@ -9,9 +9,9 @@ import csv
 import sys
 from pathlib import Path
 
+from recipe_core.compression.jobs import CompressionEstimate, Job, estimate
 from recipe_core.hardware.cluster import device
-from recipe_core.model.catalog import catalog_model
-from recipe_core.physics.compression import CompressionEstimate, Job, estimate
+from recipe_core.models.catalog import catalog_model
 
 TABLE = Path(__file__).resolve().parents[1] / "tests" / "data" / "compression_jobs.csv"
 

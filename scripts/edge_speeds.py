@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from recipe_core.plans.plans import plan
 from recipe_core.request.schema import PlanRequest
-from recipe_core.search.plans import plan
 
 APPLE = "https://github.com/ggml-org/llama.cpp/discussions/4167"
 GEERLING = "https://github.com/geerlingguy/ai-benchmarks"  # commit bdf94413

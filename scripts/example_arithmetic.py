@@ -1,9 +1,9 @@
 """One estimate by plain arithmetic, for the worked example of ``docs/physics.md``.
 
 Every number is computed here with Python floats from the data files (``hw_profiles/``,
-``recipe_core/engines/serving/``, ``recipe_core/model/catalog/``): nothing of
-``recipe_core/physics`` is called, only three constants of it are read.
-``tests/physics/test_worked_example.py`` holds the results against the library's estimates. The
+``recipe_core/engines/serving/``, ``recipe_core/models/catalog/``): nothing of
+``recipe_core/estimates`` is called, only three constants of it are read.
+``tests/estimates/test_worked_example.py`` holds the results against the library's estimates. The
 formulas are those of a dense model on one device, in a closed loop; data for which they would not
 hold are refused.
 """
@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from recipe_core.base.documents import read_document
-from recipe_core.physics.serving.continuous_batching import ASTRAY, NODES, STEPS_AHEAD
+from recipe_core.estimates.serving.continuous_batching import ASTRAY, NODES, STEPS_AHEAD
 
 ROOT = Path(__file__).resolve().parent.parent
 PROFILES = ROOT / "hw_profiles"
 ENGINES = ROOT / "recipe_core" / "engines" / "serving"
-CATALOG = ROOT / "recipe_core" / "model" / "catalog"
+CATALOG = ROOT / "recipe_core" / "models" / "catalog"
 
 MODEL, DEVICE, ENGINE = "meta-llama/Llama-3.1-8B-Instruct", "h100-sxm", "vllm"
 INPUT, OUTPUT, REQUESTS = 1024, 256, 16

@@ -4,10 +4,11 @@
 
 Fits the engines' numbers again without each source, and without each fold of models
 (scripts/fit_serving.py), estimates the runs left out, and makes intervals of how far off these
-estimates are (``recipe_core.calibration.intervals`` has the method). Where only one source has
-measured an engine on a kind of runtime, its runs are left out by model: without the source there
-would be no fit of that engine. Training is done the same way, by source (scripts/fit_training.py);
-sources of fewer than ``FEW`` runs keep the estimates of the fit that is shipped.
+estimates are (``recipe_core.calibration.validation.intervals`` has the method). Where only one
+source has measured an engine on a kind of runtime, its runs are left out by model: without the
+source there would be no fit of that engine. Training is done the same way, by source
+(scripts/fit_training.py); sources of fewer than ``FEW`` runs keep the estimates of the fit that is
+shipped.
 
 Prints how often measured runs of sources left out are inside. ``--write`` writes both files,
 docs/intervals.json with the same tables for docs/accuracy.md, and docs/images/intervals.svg.
@@ -33,7 +34,7 @@ from publish_runs import runs as published
 
 from recipe_core.base.documents import to_yaml, write_whole
 from recipe_core.base.intervals import LEVELS
-from recipe_core.calibration.intervals import (
+from recipe_core.calibration.validation.intervals import (
     Groups,
     bands,
     comparisons,
@@ -41,16 +42,16 @@ from recipe_core.calibration.intervals import (
     left_out,
     residuals,
 )
-from recipe_core.calibration.training_validate import compare_training, grouped
-from recipe_core.calibration.validate import QUANTITIES
+from recipe_core.calibration.validation.training_validate import compare_training, grouped
+from recipe_core.calibration.validation.validate import QUANTITIES
+from recipe_core.estimates.bands import BandFile
+from recipe_core.estimates.measured.serving_runs import SPLIT, listings
+from recipe_core.estimates.serving import bands as serving_bands
+from recipe_core.estimates.training import bands as training_bands
 from recipe_core.hardware.cluster import device, roofline
-from recipe_core.measured.serving_runs import SPLIT, listings
-from recipe_core.physics.bands import BandFile
-from recipe_core.physics.serving import bands as serving_bands
-from recipe_core.physics.training import bands as training_bands
 
 ROOT = Path(__file__).parent.parent
-PHYSICS = ROOT / "recipe_core" / "physics"
+PHYSICS = ROOT / "recipe_core" / "estimates"
 REPORT = ROOT / "docs" / "intervals.json"
 PICTURE = ROOT / "docs" / "images" / "intervals.svg"
 SAMPLED_STEPS = ROOT / "tests" / "data" / "grpo-steps.csv"

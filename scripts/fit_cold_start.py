@@ -2,10 +2,11 @@
 
     python scripts/fit_cold_start.py [TRUTH_DIR] [--write]
 
-Reads the shipped table of measured starts (``recipe_core/measured/published/cold_starts.csv``), or
-makes it from ``TRUTH_DIR/cold_start.csv`` by the rules below. Sources are split into halves by a
-hash of their names; the numbers are fitted on one, and held against the other, both ways. Then they
-are fitted on all: ``--write`` puts these into ``cold_start.yaml`` (values and band factors only).
+Reads the shipped table of measured starts
+(``recipe_core/estimates/measured/published/cold_starts.csv``), or makes it from
+``TRUTH_DIR/cold_start.csv`` by the rules below. Sources are split into halves by a hash of their
+names; the numbers are fitted on one, and held against the other, both ways. Then they are fitted on
+all: ``--write`` puts these into ``cold_start.yaml`` (values and band factors only).
 
 The fit: least squares of ``log(estimate / measured)`` under a soft L1 loss, every source weighing
 as the square root of its rows, and each number held near its order of magnitude (``START``) with a
@@ -26,11 +27,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from recipe_core.calibration.cold_starts import SCORED, errors, half, predicted
+from recipe_core.calibration.validation.cold_starts import SCORED, errors, half, predicted
+from recipe_core.estimates.measured.starts import PUBLISHED_STARTS, MeasuredStart, published_starts
+from recipe_core.estimates.serving.cold_start import kernels_of
+from recipe_core.estimates.serving.start_numbers import FILE, Spread, StartNumbers, start_numbers
 from recipe_core.hardware.cluster import device
-from recipe_core.measured.starts import PUBLISHED_STARTS, MeasuredStart, published_starts
-from recipe_core.physics.serving.cold_start import kernels_of
-from recipe_core.physics.serving.start_numbers import FILE, Spread, StartNumbers, start_numbers
 
 Array = NDArray[np.float64]
 PRIOR = 1.25

@@ -1,4 +1,4 @@
-"""Fit the model of accuracy to the published figures: recipe_core/compression/accuracy.yaml.
+"""Fit the model of accuracy to the published figures: recipe_core/accuracy/accuracy.yaml.
 
     python scripts/fit_compression.py [--spreads]
 
@@ -17,22 +17,17 @@ from typing import Any
 
 import numpy as np
 
+from recipe_core.accuracy.band_counts import Losses, counted
+from recipe_core.accuracy.effects import EFFECTS, FILE, Fitted, Known
+from recipe_core.accuracy.effects import fitted as read
+from recipe_core.accuracy.fit import Fit, Noise, fitted
+from recipe_core.accuracy.left_out import LeftOut, Prepared, left_out_by_known, posterior_variances
+from recipe_core.accuracy.published import figures
 from recipe_core.base.documents import to_yaml
-from recipe_core.compression.band_counts import Losses, counted
-from recipe_core.compression.effects import EFFECTS, FILE, Fitted, Known
-from recipe_core.compression.effects import fitted as read
-from recipe_core.compression.fit import Fit, Noise, fitted
-from recipe_core.compression.left_out import (
-    LeftOut,
-    Prepared,
-    left_out_by_known,
-    posterior_variances,
-)
-from recipe_core.compression.published import figures
 
 HEAD = """\
 # Numbers of the model of accuracy (docs/compression-accuracy.md): scripts/fit_compression.py.
-# scatter: how figures scatter around their expectation (recipe_core/compression/fit.py, Noise).
+# scatter: how figures scatter around their expectation (recipe_core/accuracy/fit.py, Noise).
 # spreads: standard deviation of the effects of each term, in logarithms of the loss.
 # bands: where 80 % of left-out losses lie, in units of their scatter (scale), by what is published
 # of: the model, others of its series, or nothing of either; cells: sources × models.

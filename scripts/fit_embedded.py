@@ -29,14 +29,14 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from recipe_core.bundle.write import write_bundle
+from recipe_core.estimates.serving.estimates import estimate
 from recipe_core.hardware.cluster import device
-from recipe_core.launcher.main import main as launcher
-from recipe_core.physics.serving.estimates import estimate
+from recipe_core.payload.launcher.main import main as launcher
+from recipe_core.plans.problem import resolve
+from recipe_core.plans.serving_candidates import one_case
 from recipe_core.recipe import make_recipe
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.schema import PlanRequest
-from recipe_core.search.problem import resolve
-from recipe_core.search.serving_candidates import one_case
 
 LAYERS = (2, 8, 16)
 LOADS = {"cpu": (1, 2, 4, 8), "cuda": (1, 4, 16, 32), "rocm": (1, 4, 16, 32)}

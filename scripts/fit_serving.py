@@ -35,25 +35,20 @@ from scipy.optimize import least_squares
 
 from recipe_core.base.documents import write_whole
 from recipe_core.base.errors import RecipeError
-from recipe_core.calibration.validate import CELL, QUANTITIES, SCORED, primary
+from recipe_core.calibration.validation.validate import CELL, QUANTITIES, SCORED, primary
 from recipe_core.engines.spec import Engine, KernelTimes
+from recipe_core.estimates.columns.serving import Cases, Setting, stack
+from recipe_core.estimates.measured.serving_runs import Run, listings
+from recipe_core.estimates.serving.estimates import estimate
+from recipe_core.estimates.serving.memory import Memory
+from recipe_core.estimates.serving.rates import serving
 from recipe_core.hardware.profile import Device
-from recipe_core.measured.serving_runs import Run, listings
-from recipe_core.model.spec import (
-    CompressedAttention,
-    LatentAttention,
-    LinearAttention,
-    MoeMlp,
-)
-from recipe_core.physics.serving.estimates import estimate
-from recipe_core.physics.serving.memory import Memory
-from recipe_core.physics.serving.rates import serving
+from recipe_core.models.spec import CompressedAttention, LatentAttention, LinearAttention, MoeMlp
+from recipe_core.plans.plans import shared_key
+from recipe_core.plans.problem import resolve
+from recipe_core.plans.serving_candidates import one_case
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.schema import PlanRequest
-from recipe_core.search.plans import shared_key
-from recipe_core.search.problem import resolve
-from recipe_core.search.serving_candidates import one_case
-from recipe_core.space.serving import Cases, Setting, stack
 
 Array = NDArray[np.float64]
 Int = NDArray[np.int64]

@@ -22,16 +22,16 @@ from scipy.optimize import least_squares  # type: ignore[import-untyped]
 
 from recipe_core.base.arrays import add
 from recipe_core.base.documents import to_json
-from recipe_core.calibration.training_validate import (
+from recipe_core.calibration.validation.training_validate import (
     RunGroup,
     compare_training,
     grouped,
     training_validation_text,
 )
 from recipe_core.engines.frameworks import Calibration, Number, training_data
-from recipe_core.measured.training_runs import TrainingRun
-from recipe_core.physics.training.schedule import step_parts
-from recipe_core.space.training import TrainingSetting
+from recipe_core.estimates.columns.training import TrainingSetting
+from recipe_core.estimates.measured.training_runs import TrainingRun
+from recipe_core.estimates.training.schedule import step_parts
 
 START = {
     "sustained.sm_8": (0.9, 0.5, 1.1),

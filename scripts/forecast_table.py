@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 
 from recipe_core.base.arrays import Float
-from recipe_core.traffic.forecast import predictor
-from recipe_core.traffic.shapes import shape
+from recipe_core.scaling.traces.forecast import predictor
+from recipe_core.scaling.traces.shapes import shape
 
 DAY_S, WEEK_S = 86_400, 604_800
 TEN_MINUTES_S, THREE_MINUTES_S = 600, 180

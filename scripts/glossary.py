@@ -1,4 +1,4 @@
-"""Write docs/glossary.md from ``recipe_core/present/glossary.yaml``.
+"""Write docs/glossary.md from ``recipe_core/views/glossary.yaml``.
 
 python scripts/glossary.py            # write it
 python scripts/glossary.py --check    # exit 1 when it is stale
@@ -10,7 +10,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from recipe_core.present.glossary import markdown
+from recipe_core.views.glossary import markdown
 
 PAGE = Path(__file__).parent.parent / "docs" / "glossary.md"
 

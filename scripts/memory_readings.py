@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from recipe_core.base.units import GIB
-from recipe_core.physics.serving.cache import shared_blocks
-from recipe_core.physics.serving.cache_groups import Grouped
-from recipe_core.physics.serving.logged_cache import logged_tokens, longest_bytes
-from recipe_core.space.serving import Cases, Setting
+from recipe_core.estimates.columns.serving import Cases, Setting
+from recipe_core.estimates.serving.cache import shared_blocks
+from recipe_core.estimates.serving.cache_groups import Grouped
+from recipe_core.estimates.serving.logged_cache import logged_tokens, longest_bytes
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from pathlib import Path
 from recipe_core.engines.frameworks import training_data
 from recipe_core.engines.grammar import grammars
 from recipe_core.engines.spec import engine
-from recipe_core.model.config.read import not_modelled
-from recipe_core.model.other_kinds import other_kinds
+from recipe_core.models.config.read import not_modelled
+from recipe_core.models.other_kinds import other_kinds
 
 PAGE = Path(__file__).parent.parent / "docs" / "not-modelled.md"
 HEAD = """# What is not modelled
@@ -34,7 +34,7 @@ def _models() -> list[str]:
         "## Models that make no text",
         "",
         "`recipe check` of a command with one of these answers `unknown`, with the reason here",
-        "(`recipe_core/model/other_kinds.yaml`).",
+        "(`recipe_core/models/other_kinds.yaml`).",
         "",
         "| they make | models | why they are not modelled |",
         "| --- | --- | --- |",
@@ -66,7 +66,7 @@ def _fields() -> list[str]:
         "",
         "A `config.json` with one of these fields is refused, as its estimate would be wrong. So",
         "is a name that such models have, where no config is at hand",
-        "(`recipe_core/model/other_kinds.yaml`).",
+        "(`recipe_core/models/other_kinds.yaml`).",
         "",
         "| field | why |",
         "| --- | --- |",

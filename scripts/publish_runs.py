@@ -1,12 +1,13 @@
-"""Choose the measured runs that the project ships: write recipe_core/measured/published/runs.csv.
+"""Choose the measured runs that the project ships: write
+recipe_core/estimates/measured/published/runs.csv.
 
     python scripts/publish_runs.py TRUTH_DIR
 
 Reads ``serving_calibration.csv.gz`` (one row a measured figure) and says the same in this project's
 words: one row a run, devices as files of hw_profiles, engines, dtypes and modes as a request names
-them (see recipe_core/measured/published/README.md). Kept are runs of quality A or B without
-speculative decoding, in a mode a request has, on a device there is a profile of, with split,
-lengths and load stated.
+them (see recipe_core/estimates/measured/published/README.md). Kept are runs of quality A or B
+without speculative decoding, in a mode a request has, on a device there is a profile of, with
+split, lengths and load stated.
 
 Of those, ``WANTED`` are shipped. A cell is a source × device × model: each gets one run, and the
 others are dealt out in proportion to the square root of a cell's number of runs, so that two large
@@ -28,9 +29,9 @@ import numpy as np
 import pandas as pd
 
 from recipe_core.base.errors import HardwareError
-from recipe_core.calibration.validate import CELL
+from recipe_core.calibration.validation.validate import CELL
+from recipe_core.estimates.measured.serving_runs import FIGURES, PUBLISHED, SPLIT, Run
 from recipe_core.hardware.cluster import device
-from recipe_core.measured.serving_runs import FIGURES, PUBLISHED, SPLIT, Run
 
 WANTED = 400
 LOADS_OF_A_CURVE = 3

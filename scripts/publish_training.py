@@ -1,15 +1,15 @@
 """Choose the measured training runs that the project ships: write
-recipe_core/measured/published/training.csv.
+recipe_core/estimates/measured/published/training.csv.
 
     python scripts/publish_training.py TRUTH_DIR
 
 Reads ``training_calibration.csv.gz`` (one row a measured figure) and says the same in this
-project's words: one row a run (see recipe_core/measured/published/README.md). Kept are runs of
-quality A or B (pre-training, fine-tuning, LoRA) on a device there is a profile of, with split,
-lengths and batch stated; of dense models with dimensions stated whose published parameters are
-within 15 % of what the dimensions give (no other mixers that the table leaves out), of models with
-experts those of the ``CATALOG``; without 4-bit products, activations on the host, and faults of the
-cluster that the source names.
+project's words: one row a run (see recipe_core/estimates/measured/published/README.md). Kept are
+runs of quality A or B (pre-training, fine-tuning, LoRA) on a device there is a profile of, with
+split, lengths and batch stated; of dense models with dimensions stated whose published parameters
+are within 15 % of what the dimensions give (no other mixers that the table leaves out), of models
+with experts those of the ``CATALOG``; without 4-bit products, activations on the host, and faults
+of the cluster that the source names.
 
 Each source × device × model has at least one run among the ``WANTED`` that are shipped, the others
 are dealt out by the square root of a cell's runs. Nothing is drawn at random.
@@ -27,9 +27,9 @@ import numpy as np
 import pandas as pd
 import publish_runs
 
-from recipe_core.calibration.training_validate import grouped
-from recipe_core.calibration.validate import CELL
-from recipe_core.measured.training_runs import (
+from recipe_core.calibration.validation.training_validate import grouped
+from recipe_core.calibration.validation.validate import CELL
+from recipe_core.estimates.measured.training_runs import (
     DIMENSIONS,
     TRAINING_FIGURES,
     TRAINING_RUNS,

@@ -16,9 +16,9 @@ import pandas as pd
 
 from recipe_core.base.errors import RecipeError
 from recipe_core.base.units import GIB
-from recipe_core.model.catalog import by_convention, catalog_ids, catalog_model
-from recipe_core.physics.serving.memory import Memory
-from recipe_core.search.serving_plan import ServingPlan
+from recipe_core.estimates.serving.memory import Memory
+from recipe_core.models.catalog import by_convention, catalog_ids, catalog_model
+from recipe_core.plans.serving_plan import ServingPlan
 
 sys.path.insert(0, str(Path(__file__).parent))
 import accuracy_memory as logs

@@ -15,9 +15,9 @@ import yaml
 from recipe_core.commands.ground import Ground
 from recipe_core.commands.judge import check_command
 from recipe_core.commands.verdict import OK
-from recipe_core.measured.serving_runs import published_runs
-from recipe_core.search.plans import estimate_batch
-from recipe_core.space.standing import uncorrected
+from recipe_core.estimates.columns.standing import uncorrected
+from recipe_core.estimates.measured.serving_runs import published_runs
+from recipe_core.plans.plans import estimate_batch
 
 OUTCOMES = Path(__file__).parents[1] / "tests/data/tables/known.yaml"
 BUCKETS = (

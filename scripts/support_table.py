@@ -11,9 +11,9 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from recipe_core.compression.families import families
-from recipe_core.compression.knowledge import matrix, rows, runners
-from recipe_core.compression.support import Support, Verdict
+from recipe_core.accuracy.families import families
+from recipe_core.accuracy.knowledge import matrix, rows, runners
+from recipe_core.accuracy.support import Support, Verdict
 
 PAGE = Path(__file__).parent.parent / "docs" / "compression-support.md"
 BEGIN, END = "<!-- tables -->", "<!-- end -->"

@@ -88,7 +88,7 @@ def registered_chart(monkeypatch):
     """A view that only this test registers."""
     import plotly.graph_objects as go  # most tests draw nothing
 
-    from recipe_core.present.charts import views
+    from recipe_core.views.charts import views
 
     monkeypatch.setattr(views, "VIEWS", dict(views.VIEWS))
 

@@ -13,8 +13,8 @@ from pathlib import Path, PurePosixPath
 from typing import NoReturn
 
 from recipe_core.base.errors import BundleError
-from recipe_core.launcher.errors import LauncherError
-from recipe_core.launcher.plain import own_entries, refuse_odd_run
+from recipe_core.payload.launcher.errors import LauncherError
+from recipe_core.payload.launcher.plain import own_entries, refuse_odd_run
 
 RUN_FOLDER = "run"
 """The folder in a bundle that what it starts writes to; no digest covers it."""

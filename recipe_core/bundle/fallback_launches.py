@@ -16,6 +16,7 @@ from recipe_core.base.documents import to_json
 from recipe_core.base.errors import RecipeError
 from recipe_core.bundle.compress import compression_document, served_model
 from recipe_core.engines.spec import engine
+from recipe_core.estimates.rules.kernels import told_by_releases
 from recipe_core.launch.access import engine_words
 from recipe_core.launch.process import Launch, Process
 from recipe_core.launch.startup import limit_s
@@ -26,7 +27,6 @@ from recipe_core.recipe.launch_variants import launch_variants
 from recipe_core.recipe.schema import Fallback
 from recipe_core.request.edit import change
 from recipe_core.request.serving_workload import ServingWorkload
-from recipe_core.space.kernels import told_by_releases
 from recipe_core.targets.of_recipe import placed
 
 FOLDER = "fallbacks"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from recipe_core.base.errors import HardwareError
 from recipe_core.hardware import cluster
 from recipe_core.hardware.request import HardwareRequest
-from recipe_core.launcher import machine
+from recipe_core.payload.launcher import machine
 from recipe_core.recipe import Recipe
 from recipe_core.recipe.resolve import machine_of
 from recipe_core.recipe.variants import matching

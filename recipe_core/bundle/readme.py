@@ -11,7 +11,7 @@ from recipe_core.base.text_rows import cost_text, text_rows
 from recipe_core.base.units import gib, usd
 from recipe_core.bundle.rented import rented_section
 from recipe_core.launch.training.container import PATH as CONTAINERFILE
-from recipe_core.model.spec import UNPLACED
+from recipe_core.models.spec import UNPLACED
 from recipe_core.recipe import Recipe
 from recipe_core.recipe.names import dns_label
 from recipe_core.recipe.schema import Fallback

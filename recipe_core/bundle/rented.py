@@ -7,9 +7,9 @@ from typing import Any
 
 from recipe_core.base import quoting
 from recipe_core.base.units import usd
-from recipe_core.fleet.rented import HOURS
 from recipe_core.hardware.ownership import HOURS_PER_MONTH
 from recipe_core.recipe import Recipe
+from recipe_core.scaling.rented import HOURS
 
 NO_PRICE = "No price is known."
 

@@ -30,12 +30,7 @@ from pathlib import Path
 
 from recipe_core.base.documents import sync_file, sync_folder
 from recipe_core.base.errors import BundleError, InputError
-from recipe_core.bundle.contents import (
-    RUN_FOLDER,
-    bundle_paths,
-    file_mode,
-    refuse_odd_runs,
-)
+from recipe_core.bundle.contents import RUN_FOLDER, bundle_paths, file_mode, refuse_odd_runs
 from recipe_core.bundle.exchange import exchange
 from recipe_core.bundle.manifest import MANIFEST, Manifest
 from recipe_core.bundle.runs import has_runs, locked, node_names, refuse_running, remove_idle_run

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from recipe_core.base.errors import InputError
 from recipe_core.bundle.contents import MAX_FILE_BYTES, MAX_STATE_BYTES, RUN_FOLDER, STATE
-from recipe_core.launcher import state, supervisor
-from recipe_core.launcher.errors import LauncherError
-from recipe_core.launcher.files import read_object
-from recipe_core.launcher.supervisor import Progress
+from recipe_core.payload.launcher import state, supervisor
+from recipe_core.payload.launcher.errors import LauncherError
+from recipe_core.payload.launcher.files import read_object
+from recipe_core.payload.launcher.supervisor import Progress
 
 _LOCK = "lock"
 _MAX_NODES = 256

@@ -102,7 +102,7 @@ def bundle_of(recipe: Recipe) -> Bundle:
         "sbom.json": to_json(sbom(recipe, making.requirements if making else ())),
     }
     files = {path: text.encode() for path, text in texts.items()}
-    for path in sorted((PACKAGE / "launcher").glob("*.py")):
+    for path in sorted((PACKAGE / "payload" / "launcher").glob("*.py")):
         files[f"launcher/{path.name}"] = path.read_bytes()
     refuse_planted(files)
     manifest = Manifest.of(recipe.name, recipe.digest, files)

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from recipe_core.calibration.own_runs import Measured, learn
-from recipe_core.search.plans import estimate_batch
-from recipe_core.space.corrections import Corrections, version_of
-from recipe_core.space.standing import uncorrected
+from recipe_core.calibration.residuals import Measured, learn
+from recipe_core.estimates.columns.corrections import Corrections, version_of
+from recipe_core.estimates.columns.standing import uncorrected
+from recipe_core.plans.plans import estimate_batch
 
 FOLDS = 20
 """Groups that are left out in turn; up to so many runs each is a group of its own."""

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from recipe_core.accuracy.accuracy import retained
+from recipe_core.accuracy.checkpoints import MeasuredCompression
+from recipe_core.accuracy.own import PERPLEXITY, with_own
+from recipe_core.accuracy.retained import Retained
 from recipe_core.base.errors import RecipeError
-from recipe_core.compression.accuracy import retained
-from recipe_core.compression.own import PERPLEXITY, with_own
-from recipe_core.compression.retained import Retained
-from recipe_core.measured.compression import MeasuredCompression
 
 
 @dataclass(frozen=True, slots=True)

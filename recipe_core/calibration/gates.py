@@ -16,12 +16,12 @@ import numpy as np
 
 from recipe_core.base.arrays import Bool, Float
 from recipe_core.base.provenance import VALID_DAYS
-from recipe_core.calibration.own_runs import Measured
+from recipe_core.calibration.residuals import Measured
 from recipe_core.engines.frameworks import training_data
 from recipe_core.engines.spec import engine as engine_of
 from recipe_core.engines.spec import engine_names
 from recipe_core.engines.training_programs import training_engine
-from recipe_core.space.corrections import (
+from recipe_core.estimates.columns.corrections import (
     Corrections,
     DeviceRuns,
     OwnRun,

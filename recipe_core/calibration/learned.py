@@ -19,10 +19,15 @@ from typing import Any
 import numpy as np
 
 from recipe_core.base.arrays import Float
-from recipe_core.calibration.own_runs import Measured
-from recipe_core.physics.serving.estimates import estimate
-from recipe_core.space.corrections import WIDE_TO_NARROW, Corrections, DeviceRuns, OwnRun
-from recipe_core.space.serving import Setting, stack
+from recipe_core.calibration.residuals import Measured
+from recipe_core.estimates.columns.corrections import (
+    WIDE_TO_NARROW,
+    Corrections,
+    DeviceRuns,
+    OwnRun,
+)
+from recipe_core.estimates.columns.serving import Setting, stack
+from recipe_core.estimates.serving.estimates import estimate
 
 SCALES = ("steps", "prompts")
 """The scales, as ``Residual`` orders them."""

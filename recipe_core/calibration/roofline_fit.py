@@ -1,6 +1,6 @@
 """The four numbers of a roofline, fitted to the points of a machine's micro-benchmarks.
 
-The form is the estimate's own (`recipe_core.physics.roofline`); what is minimised is Huber's loss
+The form is the estimate's own (`recipe_core.estimates.roofline`); what is minimised is Huber's loss
 of the logarithms of predicted over measured: squares up to ``OUTLIER``, straight beyond, so that a
 point that something interrupted pulls no harder than others.
 """
@@ -14,8 +14,8 @@ import numpy as np
 
 from recipe_core.base.arrays import Float
 from recipe_core.base.minimise import minimise
+from recipe_core.estimates.roofline import rounded
 from recipe_core.hardware.microbench.points import Point
-from recipe_core.physics.roofline import rounded
 
 OUTLIER = 0.2
 """Logarithm of predicted over measured from which a point counts less than its square."""

@@ -10,11 +10,7 @@ from typing import Any, Literal
 from recipe_core.commands.unknown_words import beginning, closest, explained, since
 from recipe_core.commands.values import json_or_text, typed
 from recipe_core.engines.grammar import grammars
-from recipe_core.engines.option_releases import (
-    Judged,
-    pinned,
-    replacement,
-)
+from recipe_core.engines.option_releases import Judged, pinned, replacement
 from recipe_core.engines.options import Option
 from recipe_core.engines.spec import engine
 

@@ -15,8 +15,8 @@ from recipe_core.commands.ground import Ground
 from recipe_core.commands.judge import check_commands
 from recipe_core.commands.launches import Launch
 from recipe_core.engines.grammar import programs
-from recipe_core.physics.serving.starts import DOUBT
-from recipe_core.search.plans import estimate_batch
+from recipe_core.estimates.serving.starts import DOUBT
+from recipe_core.plans.plans import estimate_batch
 
 SUFFIXES = (".sh", ".bash", ".txt", ".md", ".jsonl")
 MAX_FILES = 100_000

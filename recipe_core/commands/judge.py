@@ -28,22 +28,22 @@ from recipe_core.commands.verdict import Case, Group, Ready, Unknown, View
 from recipe_core.commands.words import MAX_CHARACTERS, read_script
 from recipe_core.engines.grammar import programs
 from recipe_core.engines.option_releases import Judged, memory_release
+from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.hardware.cluster import device, fabric, fits_node
-from recipe_core.model.catalog import BY_NAME
-from recipe_core.model.spec import ModelSpec
-from recipe_core.request.candidate import CandidateRequest
-from recipe_core.request.schema import PlanRequest
-from recipe_core.search.changes import helpful_changes
-from recipe_core.search.plans import plan, shared_key
-from recipe_core.search.problem import ServingProblem, resolve
-from recipe_core.search.serving_candidates import (
+from recipe_core.models.catalog import BY_NAME
+from recipe_core.models.spec import ModelSpec
+from recipe_core.plans.changes import helpful_changes
+from recipe_core.plans.plans import plan, shared_key
+from recipe_core.plans.problem import ServingProblem, resolve
+from recipe_core.plans.serving_candidates import (
     engine_of,
     every_split,
     one_case,
     served_context,
     setting,
 )
-from recipe_core.space.serving import Cases, Setting
+from recipe_core.request.candidate import CandidateRequest
+from recipe_core.request.schema import PlanRequest
 
 
 def check_command(

@@ -16,11 +16,11 @@ from recipe_core.commands.kv_offload import told_offload
 from recipe_core.engines.grammar import grammars
 from recipe_core.engines.options import Meaning
 from recipe_core.engines.spec import engine
-from recipe_core.model.config.fields import MAX_CONTEXT
-from recipe_core.model.spec import ModelSpec
-from recipe_core.model.towers import MODALITIES, THROUGH, Modality
+from recipe_core.estimates.rules.own_options import uncounted
+from recipe_core.models.config.fields import MAX_CONTEXT
+from recipe_core.models.spec import ModelSpec
+from recipe_core.models.towers import MODALITIES, THROUGH, Modality
 from recipe_core.request.candidate import CandidateRequest
-from recipe_core.space.own_options import uncounted
 
 _AS_STATED: tuple[Meaning, ...] = (
     "cp",

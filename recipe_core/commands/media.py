@@ -7,10 +7,10 @@ from typing import Any
 
 from recipe_core.commands.ground import Ground
 from recipe_core.commands.verdict import Case
-from recipe_core.model.spec import ModelSpec
+from recipe_core.estimates.columns.serving import Setting
+from recipe_core.estimates.rules.own_options import effects_of
+from recipe_core.models.spec import ModelSpec
 from recipe_core.request.serving_workload import MediaItems
-from recipe_core.space.own_options import effects_of
-from recipe_core.space.serving import Setting
 
 
 def media_of(case: Case, ground: Ground, model: ModelSpec) -> tuple[dict[str, Any], int]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from recipe_core.base.errors import ModelError, RecipeError
-from recipe_core.model.catalog import load_model
-from recipe_core.model.spec import ModelSpec
+from recipe_core.models.catalog import load_model
+from recipe_core.models.spec import ModelSpec
 
 
 class Models:

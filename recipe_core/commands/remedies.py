@@ -17,9 +17,9 @@ from recipe_core.commands.reword import mended, whole_command, with_values
 from recipe_core.commands.verdict import OK, Case, View
 from recipe_core.engines.grammar import grammars
 from recipe_core.engines.options import Meaning
-from recipe_core.physics.serving.memory import memory
-from recipe_core.physics.serving.starts import longest_context, start_errors, starts_with
-from recipe_core.space.serving import Cases, Setting
+from recipe_core.estimates.columns.serving import Cases, Setting
+from recipe_core.estimates.serving.memory import memory
+from recipe_core.estimates.serving.starts import longest_context, start_errors, starts_with
 
 FULLEST = 0.95
 """The largest share of memory that is proposed: the rest is the driver's and other processes'."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from recipe_core.commands.arguments import Finding
 from recipe_core.commands.meaning import Meant
 from recipe_core.engines.grammar import grammars
-from recipe_core.model.spec import ModelSpec
+from recipe_core.models.spec import ModelSpec
 
 
 def check_rules(meant: Meant, model: ModelSpec) -> None:

@@ -18,17 +18,17 @@ from recipe_core.commands.meaning import Meant
 from recipe_core.commands.render import Rendered, render
 from recipe_core.engines.grammar import grammars
 from recipe_core.engines.spec import engine
+from recipe_core.estimates.columns.serving import Cases, Setting, stack
+from recipe_core.estimates.serving.estimates import Estimates, estimate
+from recipe_core.estimates.serving.starts import start_errors
 from recipe_core.launch.process import Candidate, Deployment
-from recipe_core.physics.serving.estimates import Estimates, estimate
-from recipe_core.physics.serving.starts import start_errors
+from recipe_core.plans.evaluated import EvaluatedCases
+from recipe_core.plans.problem import ServingProblem
+from recipe_core.plans.serving_candidates import every_split, served_context
+from recipe_core.plans.serving_plan import ServingPlan
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.describe import short_name
 from recipe_core.request.objective import Goal
-from recipe_core.search.evaluated import EvaluatedCases
-from recipe_core.search.problem import ServingProblem
-from recipe_core.search.serving_candidates import every_split, served_context
-from recipe_core.search.serving_plan import ServingPlan
-from recipe_core.space.serving import Cases, Setting, stack
 
 WORTHWHILE = 0.02
 """A split that is better by less is not offered."""

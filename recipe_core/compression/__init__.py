@@ -1,5 +1,4 @@
-"""What makes models smaller: techniques, what they cost in accuracy, and what runs them where.
+"""Smaller checkpoints: which format to choose, what a job takes, how it is launched.
 
-Data with sources, and the model of accuracy that is fitted to published figures. May import base,
-model, hardware, engines, request and measured.
+``advisor`` compares formats, ``jobs`` estimates the work of making one, ``scripts`` writes it.
 """

@@ -10,41 +10,35 @@ from recipe_core.base.bounded import number
 from recipe_core.base.documents import MAX_DOCUMENT_BYTES, finite, parse_json, to_json
 from recipe_core.base.errors import InputError
 from recipe_core.bundle.write import zip_bytes
+from recipe_core.calibration.run_files import corrections_of, rows_of
 from recipe_core.commands.ground import Ground
 from recipe_core.commands.judge import check_command
-from recipe_core.deployments.judge import check_deployment
-from recipe_core.deployments.read import read_deployment
 from recipe_core.doors import public
 from recipe_core.engines.spec import engine, engine_names
+from recipe_core.estimates.columns.corrections import Corrections
 from recipe_core.hardware.cluster import device, device_names
 from recipe_core.hardware.offer_search import offered_devices, select_offers
-from recipe_core.model.catalog import catalog_entry, catalog_ids, in_catalog, load_model
-from recipe_core.present import schemas
-from recipe_core.present.views import engine_view, hardware_view, model_view, offer_view, price_view
-from recipe_core.recipe import (
-    Additions,
-    Recipe,
-    passing_on,
-    recipe_request,
-    with_variants,
-)
+from recipe_core.models.catalog import catalog_entry, catalog_ids, in_catalog, load_model
+from recipe_core.plans.plan import REFUSED_LISTED
+from recipe_core.plans.plans import plan_candidate
+from recipe_core.recipe import Additions, Recipe, passing_on, recipe_request, with_variants
 from recipe_core.recipe.build import rebuilt
 from recipe_core.recipe.convert import convert
 from recipe_core.recipe.diff import diff
-from recipe_core.recipe.own_runs import corrections_of, rows_of
 from recipe_core.recipe.parameters import read_parameters, read_variants
 from recipe_core.recipe.published import read_published
 from recipe_core.recipe.resolve import hardware_named, machine_of, resolve
 from recipe_core.request.scaling import policies_named
 from recipe_core.request.schema import PlanRequest, asks_for_any, json_schema
 from recipe_core.request.size import SizeRequest
-from recipe_core.search.plan import REFUSED_LISTED
-from recipe_core.search.plans import plan_candidate
-from recipe_core.space.corrections import Corrections
+from recipe_core.targets.deployments.judge import check_deployment
+from recipe_core.targets.deployments.read import read_deployment
+from recipe_core.views import schemas
+from recipe_core.views.views import engine_view, hardware_view, model_view, offer_view, price_view
 
 if TYPE_CHECKING:
-    from recipe_core.traffic.rates import Rates
-    from recipe_core.traffic.trace import Trace
+    from recipe_core.scaling.traces.rates import Rates
+    from recipe_core.scaling.traces.trace import Trace
 
 RECIPE_LIKE = (
     "A PlanRequest, a recipe, or "
@@ -141,8 +135,8 @@ class Answers:
 
     def trace(self, body: Body) -> Json:
         """What a trace shows, which is ``text`` of a file by the ``name``."""
-        from recipe_core.traffic.describe import describe, describe_rates
-        from recipe_core.traffic.trace import Trace
+        from recipe_core.scaling.traces.describe import describe, describe_rates
+        from recipe_core.scaling.traces.trace import Trace
 
         trace = _trace(body)
         return _clean(describe(trace) if isinstance(trace, Trace) else describe_rates(trace))
@@ -252,9 +246,9 @@ class Answers:
         Each a match, explained by what the texts state differently, or not explained. No address
         is read.
         """
-        from recipe_core.calibration.reconcile import reconcile
-        from recipe_core.measured.imports.content import Content
-        from recipe_core.measured.imports.registry import read_imported
+        from recipe_core.calibration.importers.content import Content
+        from recipe_core.calibration.importers.registry import read_imported
+        from recipe_core.calibration.validation.reconcile import reconcile
 
         if unknown := sorted(set(body) - {"request", "texts"}):
             raise InputError(
@@ -414,7 +408,7 @@ def _simulation(body: Body) -> _Simulation:
         raise InputError(
             "is not a known field.", field=unknown[0], hint=f"Available: {', '.join(known)}."
         )
-    from recipe_core.fleet.setup import check_request
+    from recipe_core.scaling.setup import check_request
 
     request = _part(body, "request")
     trace = None if body.get("trace") is None else _part(body, "trace")
@@ -433,7 +427,7 @@ def _simulation(body: Body) -> _Simulation:
 
 
 def _trace(body: Body) -> Trace | Rates:
-    from recipe_core.traffic.read import read_load
+    from recipe_core.scaling.traces.read import read_load
 
     name, text = _named_text(body)
     return read_load(text.encode(), name)

@@ -12,25 +12,25 @@ from typing import TYPE_CHECKING, Any
 
 from recipe_core.base.documents import read_document
 from recipe_core.base.errors import InputError
+from recipe_core.estimates.columns import standing
+from recipe_core.estimates.columns.standing import by_default
+from recipe_core.plans import plans
+from recipe_core.plans.plan import Plan, Split
 from recipe_core.request.schema import PlanRequest, asks_for_any
-from recipe_core.search import plans
-from recipe_core.search.plan import Plan, Split
-from recipe_core.space import standing
-from recipe_core.space.standing import by_default
 
 if TYPE_CHECKING:
-    from recipe_core.calibration.validate import Comparison
-    from recipe_core.fleet.result import OverTimeAnswer
-    from recipe_core.formats.advise import Advice
-    from recipe_core.measured.serving_runs import Run
-    from recipe_core.physics.results import Estimate
+    from recipe_core.calibration.run_files import MeasuredSource
+    from recipe_core.calibration.validation.validate import Comparison
+    from recipe_core.compression.advisor.advise import Advice
+    from recipe_core.estimates.columns.corrections import Corrections
+    from recipe_core.estimates.measured.serving_runs import Run
+    from recipe_core.estimates.results import Estimate
     from recipe_core.recipe import Additions, Recipe
-    from recipe_core.recipe.own_runs import MeasuredSource
     from recipe_core.request.size import SizeRequest
+    from recipe_core.scaling.result import OverTimeAnswer
+    from recipe_core.scaling.traces.rates import Rates
+    from recipe_core.scaling.traces.trace import Trace
     from recipe_core.sizing.size import Sizing
-    from recipe_core.space.corrections import Corrections
-    from recipe_core.traffic.rates import Rates
-    from recipe_core.traffic.trace import Trace
 
     TraceSource = Trace | Rates | str | Path
 
@@ -120,7 +120,7 @@ def compress(
             technique.
         RecipeError: when the hardware has no split at all.
     """
-    from recipe_core.formats.advise import advise
+    from recipe_core.compression.advisor.advise import advise
 
     own = _learned(measured, folders)
     values = as_request(request, folders=folders, corrections=own)
@@ -157,7 +157,7 @@ def simulate(
         InputError: for a request or a trace that cannot be read, and where no limit bounds a time.
         RecipeError: when no split can serve the model.
     """
-    from recipe_core.fleet.answer import over_time
+    from recipe_core.scaling.answer import over_time
 
     own = _learned(measured, folders)
     values = as_request(request, folders=folders, corrections=own)
@@ -173,7 +173,7 @@ def trace_of(path: Path) -> Trace | Rates:
     Raises:
         InputError: when it cannot be read.
     """
-    from recipe_core.traffic.read import read_load
+    from recipe_core.scaling.traces.read import read_load
 
     try:
         data = path.read_bytes()
@@ -233,7 +233,7 @@ def check(
     """
     from recipe_core.commands.ground import Ground
     from recipe_core.commands.judge import check_command
-    from recipe_core.search.verdict import check_request
+    from recipe_core.plans.verdict import check_request
 
     with _corrected(calibrated):
         if isinstance(question, Mapping | PlanRequest | Path):
@@ -312,8 +312,8 @@ def validate(runs: Iterable[Run] | None = None) -> Comparison:
         ``figures`` (a frame with a row per measured figure: measured, estimated, low, high, error),
         ``refused`` and ``not_covered``.
     """
-    from recipe_core.calibration.validate import compare
-    from recipe_core.measured.serving_runs import published_runs
+    from recipe_core.calibration.validation.validate import compare
+    from recipe_core.estimates.measured.serving_runs import published_runs
 
     return compare(published_runs() if runs is None else list(runs))
 
@@ -321,7 +321,7 @@ def validate(runs: Iterable[Run] | None = None) -> Comparison:
 def _learned(measured: MeasuredSource | None, folders: bool) -> Corrections | None:
     if measured is None and standing.decided():
         return standing.standing()
-    from recipe_core.recipe.own_runs import corrections_of
+    from recipe_core.calibration.run_files import corrections_of
 
     return corrections_of(measured, folders=folders)
 
@@ -332,7 +332,7 @@ def _corrected(calibrated: bool) -> AbstractContextManager[None]:
         return nullcontext()
     if not calibrated:
         return standing.uncorrected()
-    from recipe_core.recipe.overlay import calibration
+    from recipe_core.calibration.store import calibration
 
     return by_default(calibration)
 

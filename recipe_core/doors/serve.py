@@ -29,53 +29,53 @@ FIRST_PAGE = (
     "doors.pool",
     "hardware.cluster",
     "hardware.ownership",
-    "model.catalog",
-    "model.nearest",
-    "model.uploaded",
-    "model.variants",
-    "present.calibrated",
-    "present.glossary",
-    "present.verdict",
+    "models.catalog",
+    "models.nearest",
+    "models.uploaded",
+    "models.variants",
+    "views.calibrated",
+    "views.glossary",
+    "views.verdict",
     "request.describe",
     "request.edit",
     "request.examples",
     "request.open_hardware",
     "request.shelf",
-    "search.alternatives",
-    "search.changes",
-    "search.plan",
+    "plans.alternatives",
+    "plans.changes",
+    "plans.plan",
 )
 """With what they import, all modules that the first page uses with an empty link."""
 PAGES = (
     "base.numbers",
     "bundle.browse",
     "commands.judge",
-    "formats.answer",
+    "compression.advisor.answer",
     "hardware.detect.machine",
     "hardware.upload",
     "calibration.comparison",
-    "measured.support",
-    "present.command_text",
-    "present.exports",
-    "present.formats_view",
-    "present.measured_view",
-    "present.report",
-    "present.side_by_side",
-    "present.over_time_view",
-    "present.size_later",
-    "present.size_tables",
-    "present.snippets",
-    "present.trace_view",
-    "present.verdict",
-    "present.views",
+    "estimates.measured.support",
+    "views.command_text",
+    "views.exports",
+    "views.formats_view",
+    "views.measured_view",
+    "views.report",
+    "views.side_by_side",
+    "views.over_time_view",
+    "views.size_later",
+    "views.size_tables",
+    "views.snippets",
+    "views.trace_view",
+    "views.verdict",
+    "views.views",
     "recipe.other_engines",
-    "recipe.calibrate",
+    "calibration.calibrate",
     "recipe.parameters",
     "request.ranges",
     "request.time_limits",
-    "search.plans",
-    "search.framework_choices",
-    "search.slos",
+    "plans.plans",
+    "plans.framework_choices",
+    "plans.slos",
     "sizing.parts",
     "targets.form",
     "targets.start_command",
@@ -163,11 +163,11 @@ def _load(names: Iterable[str]) -> None:
 
 def read_first_page() -> None:
     """Read the data files of the first page, which then come from memory."""
-    from recipe_core.model.catalog import load_model
-    from recipe_core.model.variants import variants
-    from recipe_core.present.glossary import field_help
+    from recipe_core.models.catalog import load_model
+    from recipe_core.models.variants import variants
     from recipe_core.request.examples import examples
     from recipe_core.request.link import DEFAULT, from_query
+    from recipe_core.views.glossary import field_help
 
     from_query({})
     load_model(DEFAULT.model, folders=False)

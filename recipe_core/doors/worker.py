@@ -28,7 +28,7 @@ from recipe_core.base.errors import InputError, LimitError, RecipeError
 from recipe_core.base.memory import limited_memory, resident_bytes
 
 if TYPE_CHECKING:
-    from recipe_core.space.corrections import Corrections
+    from recipe_core.estimates.columns.corrections import Corrections
 
 NICE = 10
 """How far behind the server, which answers everybody else, workers stand in line for processors."""
@@ -132,8 +132,8 @@ def calibrated(question: Callable[[], Any]) -> Any:
     Raises:
         InputError: also where the calibration cannot be read; its path goes to the log only.
     """
-    from recipe_core.recipe.overlay import calibration
-    from recipe_core.space.standing import by_default
+    from recipe_core.calibration.store import calibration
+    from recipe_core.estimates.columns.standing import by_default
 
     def readable() -> Corrections | None:
         try:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from recipe_core.accuracy.choice import Chosen
 from recipe_core.base.errors import InputError
-from recipe_core.compression.choice import Chosen
-from recipe_core.space.serving import Setting
+from recipe_core.estimates.columns.serving import Setting
 
 DTYPE_WORDS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from recipe_core import __version__
 from recipe_core.base.errors import InputError, NoAnswer
-from recipe_core.fleet.rented import rented_replicas
+from recipe_core.estimates.columns.standing import uncorrected
 from recipe_core.hardware.cluster import device, plain
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.launch.process import Launch
-from recipe_core.model.catalog import in_catalog
+from recipe_core.models.catalog import in_catalog
 from recipe_core.recipe.claim_of import claim_of
 from recipe_core.recipe.decision import Decision, decide
 from recipe_core.recipe.expected import is_calibrated
@@ -28,7 +28,7 @@ from recipe_core.recipe.schema import DeviceFacts, EngineFacts, ModelFacts, Reci
 from recipe_core.recipe.secrets import refuse_secrets
 from recipe_core.recipe.variants import Variant
 from recipe_core.request.schema import PlanRequest
-from recipe_core.space.standing import uncorrected
+from recipe_core.scaling.rented import rented_replicas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

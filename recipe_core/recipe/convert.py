@@ -19,6 +19,7 @@ from recipe_core.commands.verdict import Case
 from recipe_core.engines.grammar import LIMITS, grammars
 from recipe_core.engines.spec import engine
 from recipe_core.launch.process import Launch
+from recipe_core.plans.serving_candidates import describe
 from recipe_core.recipe.build import Additions, make_recipe
 from recipe_core.recipe.decision import decide
 from recipe_core.recipe.parameters import read_parameters
@@ -29,7 +30,6 @@ from recipe_core.recipe.secrets import is_secret
 from recipe_core.recipe.user_options import passing_on
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.schema import PlanRequest
-from recipe_core.search.serving_candidates import describe
 
 _PLACED = ("host", "port")
 """Options that are parameters of a recipe."""

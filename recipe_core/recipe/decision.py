@@ -7,25 +7,25 @@ from dataclasses import dataclass, field, fields
 from typing import Any, cast
 
 from recipe_core.base.errors import NoAnswer, RecipeError
+from recipe_core.compression.required import can_start, compression_of
 from recipe_core.engines.release import ContainerImage
 from recipe_core.engines.training_programs import install_on, training_engine
 from recipe_core.hardware.cluster import Cluster
 from recipe_core.launch.process import Candidate, Deployment, Launch
 from recipe_core.launch.serving.start import launch
 from recipe_core.launch.training.start import launch_reasons, training_launch
-from recipe_core.model.spec import ModelSpec
+from recipe_core.models.spec import ModelSpec
+from recipe_core.plans.changes import advice
+from recipe_core.plans.limits import LIMITS
+from recipe_core.plans.plan import Plan, Split
+from recipe_core.plans.plans import plan_candidate
+from recipe_core.plans.replicas import one_replica, replicas_of
+from recipe_core.plans.serving_candidates import served_context
+from recipe_core.plans.serving_plan import ServingPlan
+from recipe_core.plans.training_plan import TrainingPlan
 from recipe_core.recipe.user_options import passed_options
 from recipe_core.request.describe import short_name
 from recipe_core.request.schema import PlanRequest
-from recipe_core.search.changes import advice
-from recipe_core.search.compression import can_start, compression_of
-from recipe_core.search.limits import LIMITS
-from recipe_core.search.plan import Plan, Split
-from recipe_core.search.plans import plan_candidate
-from recipe_core.search.replicas import one_replica, replicas_of
-from recipe_core.search.serving_candidates import served_context
-from recipe_core.search.serving_plan import ServingPlan
-from recipe_core.search.training_plan import TrainingPlan
 
 TRIED = 256
 """Splits, best first, of which one is looked for that its engine or framework can start."""

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from recipe_core.base.documents import to_json
 from recipe_core.base.text_rows import is_pooled
-from recipe_core.space.scales import CALIBRATED
+from recipe_core.estimates.columns.scales import CALIBRATED
 
 HEADLINE = {"serving": ("serving", "output_tokens_per_s"), "training": ("training", "tokens_per_s")}
 """Where each kind of recipe has the figure that estimates of two versions are compared by."""
@@ -55,10 +55,10 @@ def _type_errors(kind: str, estimate: Mapping[str, Any]) -> list[Any]:
 @cache
 def _reader(kind: str) -> TypeAdapter[Any]:
     if kind == "training":
-        from recipe_core.physics.training.results import TrainingEstimate
+        from recipe_core.estimates.training.results import TrainingEstimate
 
         return TypeAdapter(TrainingEstimate)
-    from recipe_core.physics.serving.results import ServingEstimate
+    from recipe_core.estimates.serving.results import ServingEstimate
 
     return TypeAdapter(ServingEstimate)
 

@@ -24,16 +24,16 @@ from recipe_core.hardware.nodes import beside
 from recipe_core.hardware.prices import offers
 from recipe_core.hardware.profile import Device
 from recipe_core.hardware.request import HardwareRequest
+from recipe_core.plans.plan import Plan
+from recipe_core.plans.plans import plan_candidate
+from recipe_core.plans.problem import ServingProblem, resolve
+from recipe_core.plans.serving_candidates import settings
+from recipe_core.plans.serving_plan import ServingPlan
 from recipe_core.recipe.decision import TRIED, Decision, start_reasons
 from recipe_core.recipe.schema import Fallback
 from recipe_core.request.edit import change
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.serving_workload import ServingWorkload
-from recipe_core.search.plan import Plan
-from recipe_core.search.plans import plan_candidate
-from recipe_core.search.problem import ServingProblem, resolve
-from recipe_core.search.serving_candidates import settings
-from recipe_core.search.serving_plan import ServingPlan
 
 OTHER_SPLITS, OTHERS_A_VENDOR = 2, 2
 NARROWEST = 1024

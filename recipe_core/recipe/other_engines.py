@@ -12,10 +12,10 @@ from recipe_core.engines.frameworks import training_data
 from recipe_core.engines.spec import default_engine, engine, engine_names
 from recipe_core.engines.training_programs import training_engine
 from recipe_core.hardware.cluster import device
+from recipe_core.plans.plans import plan_candidate
 from recipe_core.recipe.decision import start_reasons
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.schema import PlanRequest
-from recipe_core.search.plans import plan_candidate
 
 _DEGREES = ("tp", "pp", "dp", "ep", "cp", "replicas", "prefill")
 _SHARED = (*_DEGREES, "weight_dtype", "kv_dtype", "speculative")

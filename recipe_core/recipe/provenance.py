@@ -14,9 +14,9 @@ from recipe_core.engines.grammar import meanings
 from recipe_core.engines.options import Meaning
 from recipe_core.launch.process import Launch
 from recipe_core.launch.serving.rules import Rule, rules_for
+from recipe_core.plans.serving_candidates import INTERVALS
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.serving_workload import ServingWorkload
-from recipe_core.search.serving_candidates import INTERVALS
 
 if TYPE_CHECKING:
     from recipe_core.recipe.decision import Decision

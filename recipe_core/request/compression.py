@@ -74,7 +74,7 @@ class Compression(BaseModel):
     model_config = DESCRIBED
 
     technique: Text | None = None
-    """What is made, by its name in ``recipe_core/compression/techniques.yaml``
+    """What is made, by its name in ``recipe_core/accuracy/techniques.yaml``
     (``int4_weight_only``, ``gguf_q4_k_m``); left out, the usual one for the format of the split's
     weights."""
 

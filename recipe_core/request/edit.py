@@ -11,7 +11,7 @@ from recipe_core.engines.training_programs import facts
 from recipe_core.hardware.cluster import cluster, device
 from recipe_core.hardware.nodes import beside
 from recipe_core.hardware.request import HardwareRequest
-from recipe_core.model.catalog import load_model
+from recipe_core.models.catalog import load_model
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.link import (
     START_LOADS,

@@ -12,8 +12,8 @@ import numpy as np
 from recipe_core.base.labels import split_name
 from recipe_core.hardware.offers import Offer
 from recipe_core.hardware.ownership import HOURS_PER_MONTH
-from recipe_core.search.limits import LIMITS
-from recipe_core.search.serving_plan import ServingPlan
+from recipe_core.plans.limits import LIMITS
+from recipe_core.plans.serving_plan import ServingPlan
 from recipe_core.sizing.afterwards import availability_of, grow_choices, purchase_of
 from recipe_core.sizing.capacity import LargestLoad, largest_load
 from recipe_core.sizing.growth import Choices

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int
+from recipe_core.plans.limits import without_percentile
+from recipe_core.plans.load import bisected
+from recipe_core.plans.plan import Plan
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.serving_workload import LOADS
-from recipe_core.search.limits import without_percentile
-from recipe_core.search.load import bisected
-from recipe_core.search.plan import Plan
 
 POINTS = 129
 """Loads of one scan."""

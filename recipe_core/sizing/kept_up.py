@@ -14,13 +14,7 @@ from recipe_core.hardware.failures import (
     spot_market,
 )
 from recipe_core.request.size import AvailabilityRequest
-from recipe_core.sizing.availability import (
-    Domains,
-    Spares,
-    node_availability,
-    spares,
-    spot,
-)
+from recipe_core.sizing.availability import Domains, Spares, node_availability, spares, spot
 
 RESTART_S = 600.0
 """From a new machine to replicas that serve; assumed, as long as a restart of a training run."""

@@ -11,11 +11,11 @@ import numpy as np
 
 from recipe_core.base import budget, progress
 from recipe_core.base.errors import NoAnswer
+from recipe_core.estimates.columns.corrections import Corrections
 from recipe_core.request.schema import PlanRequest, asks_for_any
 from recipe_core.request.size import SizeRequest
 from recipe_core.sizing.market import Choice, choices
 from recipe_core.sizing.sized import SizedDevice, most_per_hour, size_device
-from recipe_core.space.corrections import Corrections
 
 SIMULATED_DEVICES = 8
 """Devices that are simulated where limits are on a percentile: the best by their means."""

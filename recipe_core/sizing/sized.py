@@ -15,21 +15,21 @@ from recipe_core.base.errors import InputError
 from recipe_core.base.intervals import BAND, Ends
 from recipe_core.base.units import chance_text, rounded
 from recipe_core.engines.spec import default_engine, engine, engine_names
+from recipe_core.estimates.bands import narrowed
+from recipe_core.estimates.columns.corrections import Corrections
 from recipe_core.hardware.ownership import HOURS_PER_MONTH
 from recipe_core.hardware.profile import Device
-from recipe_core.physics.bands import narrowed
+from recipe_core.plans.confidence import below_text
+from recipe_core.plans.limits import LIMITS
+from recipe_core.plans.plan import Plan
+from recipe_core.plans.plans import plan_type
+from recipe_core.plans.problem import resolve
+from recipe_core.plans.replicas import replicas_of
+from recipe_core.plans.rows import TIE_DIGITS
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.size import AvailabilityRequest, SizeRequest
-from recipe_core.search.confidence import below_text
-from recipe_core.search.limits import LIMITS
-from recipe_core.search.plan import Plan
-from recipe_core.search.plans import plan_type
-from recipe_core.search.problem import resolve
-from recipe_core.search.replicas import replicas_of
-from recipe_core.search.rows import TIE_DIGITS
 from recipe_core.sizing.kept_up import Upkeep
 from recipe_core.sizing.market import Choice, Machine
-from recipe_core.space.corrections import Corrections
 
 SIMULATED_AT_ONCE, MOST_SIMULATED = 3, 12
 """Rungs of a device that are simulated before one is looked for that holds, and in all."""

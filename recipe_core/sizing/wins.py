@@ -8,8 +8,8 @@ import numpy as np
 
 from recipe_core.base.arrays import Float
 from recipe_core.base.units import significant
-from recipe_core.search.confidence import moved_confidence
-from recipe_core.search.limits import LIMITS
+from recipe_core.plans.confidence import moved_confidence
+from recipe_core.plans.limits import LIMITS
 from recipe_core.sizing.sized import SizedDevice
 
 FARTHEST = 8.0

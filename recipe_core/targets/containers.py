@@ -14,16 +14,7 @@ from recipe_core.targets.context import Context
 from recipe_core.targets.fill import IN_COMPOSE, PLAIN, Syntax, fill
 from recipe_core.targets.layout import layout
 from recipe_core.targets.node_script import VISIBLE
-from recipe_core.targets.pod import (
-    CACHE,
-    HOME,
-    ROOT,
-    RUN,
-    USER,
-    image,
-    mounted_model,
-    object_name,
-)
+from recipe_core.targets.pod import CACHE, HOME, ROOT, RUN, USER, image, mounted_model, object_name
 from recipe_core.targets.ports import port_values
 from recipe_core.targets.resources import GIB
 

@@ -12,7 +12,7 @@ from recipe_core.engines.spec import engine
 from recipe_core.hardware.cluster import device
 from recipe_core.launch.process import Launch
 from recipe_core.launch.startup import is_folder
-from recipe_core.model.spec import UNPLACED
+from recipe_core.models.spec import UNPLACED
 from recipe_core.recipe.place import Parameters
 from recipe_core.request.scaling import Scaling
 from recipe_core.request.start import Start

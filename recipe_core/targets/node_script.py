@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from recipe_core.base import quoting
 from recipe_core.launch.access import engine_words
 from recipe_core.launch.process import Process
-from recipe_core.launcher.api import is_loopback
+from recipe_core.payload.launcher.api import is_loopback
 from recipe_core.targets.context import Context
 from recipe_core.targets.fill import IN_SHELL, Values, Variable, fill
 from recipe_core.targets.ports import port_values

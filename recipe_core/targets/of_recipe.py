@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from recipe_core.fleet.policies.table import check
 from recipe_core.launch.access import with_key
 from recipe_core.launch.process import Launch
 from recipe_core.launch.serving.kv_offload import rank_bytes
 from recipe_core.launch.training.container import BUILD, containerfile
-from recipe_core.model.spec import UNPLACED
+from recipe_core.models.spec import UNPLACED
 from recipe_core.recipe.decision import Decision
 from recipe_core.recipe.names import dns_label
 from recipe_core.recipe.place import Parameters
 from recipe_core.recipe.schema import Recipe
+from recipe_core.scaling.policies.table import check
 from recipe_core.targets.context import NAME_ONE, Context, Image
 from recipe_core.targets.scale.bounds import refuse_other_bounds
 

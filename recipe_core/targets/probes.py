@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from recipe_core.launch.process import Process
-from recipe_core.launcher.api import Api
-from recipe_core.launcher.exposition import PATHS
-from recipe_core.launcher.probe import question
+from recipe_core.payload.launcher.api import Api
+from recipe_core.payload.launcher.exposition import PATHS
+from recipe_core.payload.launcher.probe import question
 from recipe_core.targets import supervise
 from recipe_core.targets.context import Context
 from recipe_core.targets.fill import PLAIN, Values, fill

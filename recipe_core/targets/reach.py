@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from recipe_core.engines.release import ApiKey
-from recipe_core.launcher.api import is_loopback
+from recipe_core.payload.launcher.api import is_loopback
 from recipe_core.targets.context import Context
 from recipe_core.targets.node_script import listening_host
 from recipe_core.targets.pod import API_KEY

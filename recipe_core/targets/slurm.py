@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from recipe_core.base import quoting
-from recipe_core.launcher.api import is_loopback
+from recipe_core.payload.launcher.api import is_loopback
 from recipe_core.targets import supervise
 from recipe_core.targets.context import Context
 from recipe_core.targets.device_check import WRONG, device_check

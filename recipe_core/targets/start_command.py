@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from recipe_core.plans.plan import Plan
 from recipe_core.recipe.decision import decide
 from recipe_core.request import edit
 from recipe_core.request.objective import Objective
 from recipe_core.request.schema import PlanRequest
-from recipe_core.search.plan import Plan
 from recipe_core.targets.by_hand import WIDTH, first_command, first_words
 from recipe_core.targets.node_script import wrapped
 

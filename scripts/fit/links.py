@@ -1,5 +1,5 @@
 """Fit the numbers of ``hw_profiles/fabrics`` to measured collectives, by the functions of
-``recipe_core/physics/network.py`` themselves.
+``recipe_core/estimates/network.py`` themselves.
 
 Three for the library (``efficiency``, ``latency_s``, ``latency_per_rank_s``), to all-reduce,
 all-gather, reduce-scatter and all-to-all of NCCL together; three for ``direct`` kernels, to the
@@ -19,10 +19,16 @@ import pandas as pd
 from fit.solve import Array, minimise
 from recipe_core.base.documents import write_whole
 from recipe_core.base.provenance import Quantity
+from recipe_core.estimates.network import (
+    Group,
+    all_gather_s,
+    all_reduce_s,
+    all_to_all_s,
+    dispatch_s,
+)
 from recipe_core.hardware.cluster import Cluster, cluster, fabric
 from recipe_core.hardware.profile import DirectLinks, Fabric
 from recipe_core.hardware.request import HardwareRequest
-from recipe_core.physics.network import Group, all_gather_s, all_reduce_s, all_to_all_s, dispatch_s
 
 PROFILES = Path(__file__).resolve().parent.parent.parent / "hw_profiles"
 

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recipe_core.base.minimise import minimise
+from recipe_core.estimates.roofline import SORT_TOKENS
 from recipe_core.hardware.profile import Device
-from recipe_core.physics.roofline import SORT_TOKENS
 
 Array = NDArray[np.float64]
 NONE: Array = np.zeros(0)
@@ -48,7 +48,7 @@ class Fit:
 
 
 def predict(x: Array, compute_s: Array, memory_s: Array, rows_s: Array, sorting: Array) -> Array:
-    """The form as `recipe_core.physics.roofline` has it.
+    """The form as `recipe_core.estimates.roofline` has it.
 
     ``x`` holds logit e_c, logit e_m, log overhead, log(smoothing - 1); for experts also logit e_r
     and log sort time, of which ``sorting`` is the share that is reached.

@@ -23,7 +23,7 @@ from recipe_core.bundle.write import bundle_files
 from recipe_core.commands import arguments, unknown_words
 from recipe_core.commands.ground import Ground
 from recipe_core.commands.judge import check_command
-from recipe_core.model.checkpoint import checkpoint_bytes
+from recipe_core.models.checkpoint import checkpoint_bytes
 from recipe_core.request import link
 from recipe_core.request.link import FIELDS
 from recipe_core.request.ranges import range_of

@@ -7,12 +7,12 @@ import pytest
 from recipe_core.bundle import replace as builds
 from recipe_core.bundle.replace import recover, replace_folder
 from recipe_core.bundle.write import write_bundle, zip_bytes
-from recipe_core.launcher import state
-from recipe_core.launcher.compress_run import finish
-from recipe_core.launcher.files import read_object, sha256
-from recipe_core.launcher.making import RECORD
-from recipe_core.model.own_models import keep, own_config
-from recipe_core.recipe.overlay import Overlay
+from recipe_core.calibration.store import Overlay
+from recipe_core.models.own_models import keep, own_config
+from recipe_core.payload.launcher import state
+from recipe_core.payload.launcher.compress_run import finish
+from recipe_core.payload.launcher.files import read_object, sha256
+from recipe_core.payload.launcher.making import RECORD
 from tests.bundle.test_bundle_replace import RUNS, USUAL, bundle, own, runs, write
 from tests.calibration.test_calibrate import NOW, incoming, measured
 from tests.fixtures.needs import needs
@@ -96,10 +96,10 @@ def test_a_compressed_model_is_whole_or_not_there(tmp_path, monkeypatch):
 
 @needs("training", "torch")
 def test_what_a_trainer_notes_or_lays_once_is_whole(tmp_path, monkeypatch):
-    from recipe_core.trainer.examples import write_examples
-    from recipe_core.trainer.guard import Event
-    from recipe_core.trainer.rollbacks import read_record
-    from recipe_core.trainer.shards import Tokens, write_shards
+    from recipe_core.payload.trainer.examples import write_examples
+    from recipe_core.payload.trainer.guard import Event
+    from recipe_core.payload.trainer.rollbacks import read_record
+    from recipe_core.payload.trainer.shards import Tokens, write_shards
 
     root, left = places(tmp_path)
     noted = []

@@ -17,7 +17,7 @@ from recipe_core.base.errors import NoAnswer
 from recipe_core.base.placeholders import PLACEHOLDER, pieces
 from recipe_core.base.texts import flaw_of_text
 from recipe_core.engines.spec import engine
-from recipe_core.launcher import plan as launcher_plan
+from recipe_core.payload.launcher import plan as launcher_plan
 from recipe_core.targets.fill import IN_KUBERNETES, IN_SHELL, Variable, fill
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table

@@ -8,8 +8,8 @@ import pytest
 
 from recipe_core.bundle.replace import replace_folder
 from recipe_core.bundle.write import bundle_files, zipped
-from recipe_core.launcher import procs
-from recipe_core.launcher.state import Server
+from recipe_core.payload.launcher import procs
+from recipe_core.payload.launcher.state import Server
 from tests.fixtures.recipes import recipe_of
 
 

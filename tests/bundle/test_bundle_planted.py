@@ -16,8 +16,8 @@ from recipe_core.bundle.replace import replace_folder
 from recipe_core.bundle.signing import new_key
 from recipe_core.bundle.verify import read_bundle
 from recipe_core.bundle.write import write_bundle
-from recipe_core.launcher import state
-from recipe_core.launcher.state import State
+from recipe_core.payload.launcher import state
+from recipe_core.payload.launcher.state import State
 from tests.fixtures.command_line import recipe as run
 from tests.fixtures.patience import PATIENCE
 from tests.fixtures.rows import table

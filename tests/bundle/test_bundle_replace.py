@@ -13,8 +13,8 @@ from recipe_core.base.errors import RecipeError
 from recipe_core.bundle import replace as builds
 from recipe_core.bundle.manifest import MANIFEST, Manifest
 from recipe_core.bundle.replace import replace_folder
-from recipe_core.launcher import state
-from recipe_core.launcher.state import Server, State
+from recipe_core.payload.launcher import state
+from recipe_core.payload.launcher.state import Server, State
 
 RUNS = {
     "run/checkpoints/step-100/model.distcp": b"weights",

@@ -8,10 +8,10 @@ from packaging.specifiers import SpecifierSet
 from recipe_core.bundle.verify import read_bundle
 from recipe_core.bundle.write import bundle_files, write_bundle, zip_bytes
 from recipe_core.launch.training.start import launch_reasons
-from recipe_core.launcher.plan import load_plan
+from recipe_core.payload.launcher.plan import load_plan
+from recipe_core.plans.plans import plan
 from recipe_core.recipe import Additions, make_recipe
 from recipe_core.request.schema import PlanRequest
-from recipe_core.search.plans import plan
 from recipe_core.targets import Parameters
 from tests.fixtures.recipes import recipe_for_request
 from tests.fixtures.rows import over

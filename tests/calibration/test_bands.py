@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from recipe_core.base.intervals import LEVELS, NORMAL, probability_below
-from recipe_core.calibration import intervals
-from recipe_core.calibration.sizes import sizes, sizes_text, sizes_view
-from recipe_core.calibration.validate import compare
-from recipe_core.measured.serving_runs import published_runs
-from recipe_core.physics.bands import BandFile, better_score, probability
-from recipe_core.physics.serving import bands as serving_bands
-from recipe_core.physics.training import bands as training_bands
-from recipe_core.search.plans import plan
+from recipe_core.calibration.validation import intervals
+from recipe_core.calibration.validation.sizes import sizes, sizes_text, sizes_view
+from recipe_core.calibration.validation.validate import compare
+from recipe_core.estimates.bands import BandFile, better_score, probability
+from recipe_core.estimates.measured.serving_runs import published_runs
+from recipe_core.estimates.serving import bands as serving_bands
+from recipe_core.estimates.training import bands as training_bands
+from recipe_core.plans.plans import plan
 from tests.conftest import make_request
 from tests.fixtures.command_line import ROOT, recipe
 from tests.fixtures.rows import table

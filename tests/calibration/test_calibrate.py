@@ -14,20 +14,20 @@ import recipe_core as rb
 from recipe_core.base.documents import to_json
 from recipe_core.bundle.verify import read_bundle
 from recipe_core.calibration import gates
+from recipe_core.calibration.calibrate import Knowledge
 from recipe_core.calibration.comparison import compare_runs
-from recipe_core.calibration.own_runs import of_runs
+from recipe_core.calibration.importers.rows import table_text
+from recipe_core.calibration.residuals import of_runs
+from recipe_core.calibration.store import VARIABLE, Incoming, Overlay, default_path, stamp
 from recipe_core.doors.answers import Answers
 from recipe_core.doors.worker import calibrated
-from recipe_core.measured.imports.rows import table_text
-from recipe_core.measured.serving_runs import published_runs
-from recipe_core.present import charts
-from recipe_core.present import measured_view as view
+from recipe_core.estimates.columns.standing import by_default, standing, uncorrected
+from recipe_core.estimates.measured.serving_runs import published_runs
+from recipe_core.plans.plans import estimate_batch
 from recipe_core.recipe.build import redecide
-from recipe_core.recipe.calibrate import Knowledge
-from recipe_core.recipe.overlay import VARIABLE, Incoming, Overlay, default_path, stamp
-from recipe_core.search.plans import estimate_batch
 from recipe_core.sizing.answer import Answer
-from recipe_core.space.standing import by_default, standing, uncorrected
+from recipe_core.views import charts
+from recipe_core.views import measured_view as view
 from tests.calibration.test_own_runs import request, run, times_as_estimated, tpot
 from tests.fixtures.command_line import recipe
 from tests.fixtures.refusals import refusal

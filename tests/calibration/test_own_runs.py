@@ -10,16 +10,16 @@ import pytest
 
 import recipe_core as rb
 from recipe_core.base.documents import to_yaml
-from recipe_core.calibration.own_runs import MAX_RUNS, learn, of_runs, prior
+from recipe_core.calibration.importers.rows import table_text
+from recipe_core.calibration.residuals import MAX_RUNS, learn, of_runs, prior
+from recipe_core.calibration.run_files import corrections_of, read_measured, rows_of
 from recipe_core.doors.answers import Answers
-from recipe_core.measured.imports.rows import table_text
-from recipe_core.measured.serving_runs import PUBLISHED, Run
-from recipe_core.measured.training_runs import TRAINING_RUNS
-from recipe_core.physics.bands import narrowed
-from recipe_core.recipe.own_runs import corrections_of, read_measured, rows_of
+from recipe_core.estimates.bands import narrowed
+from recipe_core.estimates.columns.corrections import version_of
+from recipe_core.estimates.measured.serving_runs import PUBLISHED, Run
+from recipe_core.estimates.measured.training_runs import TRAINING_RUNS
+from recipe_core.plans.plans import estimate_batch, plan, plan_candidate
 from recipe_core.request.schema import PlanRequest
-from recipe_core.search.plans import estimate_batch, plan, plan_candidate
-from recipe_core.space.corrections import version_of
 from tests.conftest import LLAMA_70B, make_request
 from tests.fixtures import rows
 from tests.fixtures.command_line import recipe

@@ -9,13 +9,13 @@ import pytest
 
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.units import GIB
-from recipe_core.calibration.reconcile import EXPLAINED, MATCH, OPEN, reconcile
+from recipe_core.calibration.importers.content import Content
+from recipe_core.calibration.importers.imported import Imported
+from recipe_core.calibration.importers.registry import import_file, read_imported
+from recipe_core.calibration.validation.reconcile import EXPLAINED, MATCH, OPEN, reconcile
 from recipe_core.doors.answers import Answers
 from recipe_core.doors.cli.scraping import scraped
-from recipe_core.measured.imports.content import Content
-from recipe_core.measured.imports.imported import Imported
-from recipe_core.measured.imports.registry import import_file, read_imported
-from recipe_core.search.plans import estimate_batch
+from recipe_core.plans.plans import estimate_batch
 from tests.fixtures.command_line import recipe
 from tests.fixtures.paths import DATA
 from tests.fixtures.refusals import refusal

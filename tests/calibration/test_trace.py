@@ -10,14 +10,14 @@ from functools import cache
 import numpy as np
 import pytest
 
+from oracle.text import training_trace_text
+from oracle.training import trace_many, trace_training
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.units import GIB
-from recipe_core.calibration.trace.text import training_trace_text
-from recipe_core.calibration.trace.training import trace_many, trace_training
-from recipe_core.model.catalog import load_model
-from recipe_core.physics.training.memory import PARTS
+from recipe_core.estimates.training.memory import PARTS
+from recipe_core.models.catalog import load_model
+from recipe_core.plans.plans import plan_candidate
 from recipe_core.request.schema import PlanRequest
-from recipe_core.search.plans import plan_candidate
 from tests.conftest import request_values
 from tests.fixtures.command_line import recipe
 from tests.fixtures.needs import needs
@@ -35,7 +35,7 @@ CASES, SIX = table("trace", "training"), "FSDP 8, 6 layers, selective recomputat
 
 @cache
 def trace_of(request):
-    from recipe_core.calibration.trace import trace
+    from oracle import trace
 
     return trace(*plan_candidate(PlanRequest.parse(json.loads(request))))
 
@@ -136,7 +136,7 @@ def test_without_torch_the_error_names_the_install_command_and_importing_needs_n
     monkeypatch.setitem(sys.modules, "torch", None)
     trace_of.cache_clear()
     assert "pip install" in str(refusal(traced, LLAMA_8B))
-    code = "import sys, recipe_core.calibration.trace as _; print(*sys.modules)"
+    code = "import sys, oracle as _; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout
     assert not {b"torch", b"transformers"} & set(loaded.split())
 

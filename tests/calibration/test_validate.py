@@ -10,12 +10,12 @@ import pytest
 
 from recipe_core.base.documents import read_document
 from recipe_core.base.resources import PACKAGE
-from recipe_core.calibration import training_validate, validate
+from recipe_core.calibration.validation import training_validate, validate
+from recipe_core.estimates.measured import serving_runs, training_runs
 from recipe_core.hardware.cluster import device
-from recipe_core.measured import serving_runs, training_runs
-from recipe_core.model.catalog import catalog_ids
+from recipe_core.models.catalog import catalog_ids
+from recipe_core.plans.plans import estimate_batch
 from recipe_core.request.schema import PlanRequest
-from recipe_core.search.plans import estimate_batch
 from scripts.publish_runs import as_runs
 from scripts.publish_runs import runs as truth_runs
 from tests.conftest import LLAMA_70B

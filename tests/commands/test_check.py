@@ -19,11 +19,11 @@ from recipe_core.commands.render import render
 from recipe_core.commands.verdict import OK
 from recipe_core.commands.words import read_script
 from recipe_core.doors.api import create_api
+from recipe_core.estimates.serving.starts import start_errors
 from recipe_core.launch.process import Candidate, Deployment
-from recipe_core.physics.serving.starts import start_errors
-from recipe_core.present.command_text import verdict_text, words_text
+from recipe_core.plans.plans import plan
 from recipe_core.recipe import deployment_of
-from recipe_core.search.plans import plan
+from recipe_core.views.command_text import verdict_text, words_text
 from tests.commands.test_commands import forbid_processes
 from tests.conftest import make_request, request_values
 from tests.fixtures.command_line import recipe

@@ -7,15 +7,11 @@ from recipe_core.base.intervals import BAND
 from recipe_core.commands.verdict import OK
 from recipe_core.engines.grammar import grammars
 from recipe_core.engines.spec import engine
-from recipe_core.physics.serving.bands import bands_of
-from recipe_core.physics.serving.starts import (
-    kernel_probability,
-    start_errors,
-    start_scale_bytes,
-)
+from recipe_core.estimates.rules.own_options import NONE, Adapters, effects_of
+from recipe_core.estimates.serving.bands import bands_of
+from recipe_core.estimates.serving.starts import kernel_probability, start_errors, start_scale_bytes
+from recipe_core.plans.plans import plan_candidate
 from recipe_core.request.schema import PlanRequest
-from recipe_core.search.plans import plan_candidate
-from recipe_core.space.own_options import NONE, Adapters, effects_of
 from tests.commands.test_check import check, ground
 from tests.fixtures.rows import over, table
 from tests.fixtures.verdicts import assert_says

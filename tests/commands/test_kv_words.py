@@ -12,9 +12,9 @@ from recipe_core.recipe.decision import decide
 from recipe_core.request.schema import PlanRequest
 from recipe_core.targets.of_recipe import target_context
 from recipe_core.targets.resources import resources
+from tests.estimates.test_caches import LLAMA_8B, POINTS, lengths, request
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import table
-from tests.physics.test_caches import LLAMA_8B, POINTS, lengths, request
 
 
 def decided(offload, **more):

@@ -30,11 +30,11 @@ from recipe_core.doors import answers
 from recipe_core.doors.answers import Answers, engines
 from recipe_core.doors.api import create_api
 from recipe_core.doors.mcp import TOOLS, Tools, packed, unpacked
-from recipe_core.present import snippets
-from recipe_core.present.schemas import schema
 from recipe_core.recipe import Additions, make_recipe
 from recipe_core.request.schema import PlanRequest, describe_field
 from recipe_core.targets import Parameters, form
+from recipe_core.views import snippets
+from recipe_core.views.schemas import schema
 from tests.conftest import make_request, request_values
 from tests.fixtures.agents import answered, asked, error_of
 from tests.fixtures.command_line import recipe

@@ -17,8 +17,8 @@ from recipe_core.doors.jobs import Jobs
 from recipe_core.doors.mcp import create_mcp, http_app
 from recipe_core.doors.pool import Pool
 from recipe_core.doors.settings import ServerSettings
-from recipe_core.fleet.result import OverTimeAnswer
-from recipe_core.present.schemas import schema
+from recipe_core.scaling.result import OverTimeAnswer
+from recipe_core.views.schemas import schema
 from tests.fixtures.agents import answered, asked, error_of
 from tests.fixtures.command_line import recipe
 from tests.fixtures.over_time import ANSWER

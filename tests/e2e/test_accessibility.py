@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from recipe_core.present.charts.views import VIEWS
+from recipe_core.views.charts.views import VIEWS
 from tests.e2e.test_pages import LIMITED, RUN, SEVERAL, SHORT, simulated, sized
 from tests.fixtures.wizard import (
     LLAMA_70B,

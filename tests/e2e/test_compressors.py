@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
+from recipe_core.accuracy.choice import choose
+from recipe_core.accuracy.tools import tool as named
 from recipe_core.bundle.write import write_bundle
-from recipe_core.compression.choice import choose
-from recipe_core.compression.tools import tool as named
-from recipe_core.launch.compression.start import compression_launch, job_document
-from recipe_core.model.catalog import catalog_model
+from recipe_core.compression.scripts.start import compression_launch, job_document
+from recipe_core.models.catalog import catalog_model
 from recipe_core.recipe import make_recipe
 from recipe_core.request.compression import Compression
 from recipe_core.request.schema import PlanRequest

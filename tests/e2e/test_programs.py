@@ -16,10 +16,10 @@ import pytest
 
 from recipe_core.base.documents import to_json
 from recipe_core.bundle.verify import read_bundle
+from recipe_core.calibration.trials import verify as module
+from recipe_core.calibration.trials.verify import Choice, verify
 from recipe_core.hardware.cluster import device
 from recipe_core.hardware.custom import read_profile
-from recipe_core.trials import verify as module
-from recipe_core.trials.verify import Choice, verify
 from tests.conftest import request_values
 from tests.fixtures.engines import build
 from tests.fixtures.needs import TORCH, needs

@@ -14,9 +14,9 @@ from mcp import Client
 from recipe_core.base.resources import root
 from recipe_core.bundle.write import zip_bytes
 from recipe_core.doors.settings import variable
-from recipe_core.present import snippets
 from recipe_core.recipe import Additions, make_recipe
 from recipe_core.targets import Parameters
+from recipe_core.views import snippets
 from tests.conftest import make_request, request_values
 from tests.fixtures.agents import finished
 from tests.fixtures.command_line import recipe

@@ -20,8 +20,8 @@ import pytest
 from recipe_core.engines.training_programs import facts, training_engine
 from recipe_core.launch.process import Launch
 from recipe_core.launch.training.start import training_launch
+from recipe_core.plans.plans import plan, plan_candidate
 from recipe_core.request.schema import PlanRequest
-from recipe_core.search.plans import plan, plan_candidate
 from tests.fixtures.paths import DATA, FIXTURES, ROOT
 from tests.fixtures.ports import free_port
 from tests.fixtures.rows import table

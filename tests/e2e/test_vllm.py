@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from recipe_core.launcher import procs
+from recipe_core.payload.launcher import procs
 from tests.fixtures.bundles import Bundle
 from tests.fixtures.engines import build
 from tests.fixtures.needs import needs

@@ -12,18 +12,18 @@ from pydantic import ValidationError
 from recipe_core.base.errors import NoAnswer, RecipeError
 from recipe_core.engines.release import ContainerImage
 from recipe_core.engines.spec import default_engine, engine, engine_names
+from recipe_core.estimates.rules import placement
+from recipe_core.estimates.rules.rules import place_rules, refusals
 from recipe_core.launch.serving.groups import _packed
 from recipe_core.launch.serving.start import launch
-from recipe_core.launcher.plan import Filler, Parameters
+from recipe_core.payload.launcher.plan import Filler, Parameters
+from recipe_core.plans.plans import estimate_batch, plan, plan_candidate
+from recipe_core.plans.problem import resolve
+from recipe_core.plans.serving_candidates import one_case
+from recipe_core.plans.serving_plan import ServingPlan
+from recipe_core.plans.verdict import check_request
 from recipe_core.recipe import deployment_of, make_recipe
 from recipe_core.request.candidate import CandidateRequest
-from recipe_core.search.plans import estimate_batch, plan, plan_candidate
-from recipe_core.search.problem import resolve
-from recipe_core.search.serving_candidates import one_case
-from recipe_core.search.serving_plan import ServingPlan
-from recipe_core.search.verdict import check_request
-from recipe_core.space import placement
-from recipe_core.space.rules import place_rules, refusals
 from tests.conftest import LLAMA_70B, make_request
 from tests.fixtures.deployments import ALONE, DEVICES, EMBEDDING
 from tests.fixtures.launch_words import options as flags

@@ -13,7 +13,7 @@ import pytest
 
 from recipe_core.base.errors import NoAnswer
 from recipe_core.launch.serving.start import launch
-from recipe_core.model.catalog import load_model
+from recipe_core.models.catalog import load_model
 from tests.fixtures.deployments import ASKED, DRAFT_CHECKPOINT, MODELS, deployments
 from tests.fixtures.paths import ROOT
 

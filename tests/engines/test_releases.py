@@ -32,8 +32,8 @@ from recipe_core.engines.option_releases import (
 )
 from recipe_core.engines.options import option_table
 from recipe_core.engines.spec import engine
+from recipe_core.plans.plans import estimate_batch, plan_candidate
 from recipe_core.recipe.decision import decide
-from recipe_core.search.plans import estimate_batch, plan_candidate
 from tests.conftest import make_request
 from tests.fixtures.paths import DATA, ROOT
 from tests.fixtures.refusals import refusal

@@ -4,9 +4,9 @@ import pytest
 
 from recipe_core.engines.spec import engine, engine_names
 from recipe_core.engines.support import FOLDER, answer, releases_asked
+from recipe_core.estimates.rules.kernels import told_of_format
 from recipe_core.hardware.cluster import device, device_names, dtypes
-from recipe_core.present.views import hardware_view
-from recipe_core.space.kernels import told_of_format
+from recipe_core.views.views import hardware_view
 from tests.fixtures.rows import over, table
 
 

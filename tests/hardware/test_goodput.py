@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from recipe_core.base.errors import HardwareError
+from recipe_core.estimates.training.spares import erlang_b
 from recipe_core.hardware.cluster import device
 from recipe_core.hardware.failures import NODE_DAYS_HOURS, failures, node_failures
 from recipe_core.hardware.microbench.disk import measure_disk
 from recipe_core.hardware.storage import measured_tier, storage_names, storage_tier
 from recipe_core.launch.training.start import training_launch
-from recipe_core.physics.training.spares import erlang_b
+from recipe_core.plans.launchable import unable
+from recipe_core.plans.plans import plan, plan_candidate
 from recipe_core.request.link import from_query, to_query
 from recipe_core.request.schema import PlanRequest
-from recipe_core.search.launchable import unable
-from recipe_core.search.plans import plan, plan_candidate
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
 

@@ -8,21 +8,21 @@ from recipe_core.base.documents import read_document
 from recipe_core.base.errors import HardwareError
 from recipe_core.base.provenance import Quantity
 from recipe_core.base.resources import root
+from recipe_core.estimates.measured.serving_runs import published_runs
+from recipe_core.estimates.measured.training_runs import published_training_runs
 from recipe_core.hardware import cluster as clusters
 from recipe_core.hardware.cluster import device, device_names, fabric, fabric_names
 from recipe_core.hardware.custom import validated
 from recipe_core.hardware.prices import offers, offers_of
 from recipe_core.hardware.profile import RUNTIMES, Fabric
 from recipe_core.hardware.request import HardwareRequest
-from recipe_core.launcher.machine import parse_xpu_smi
-from recipe_core.measured.serving_runs import published_runs
-from recipe_core.measured.training_runs import published_training_runs
-from recipe_core.present.terminal import plan_text
-from recipe_core.present.views import hardware_view
+from recipe_core.payload.launcher.machine import parse_xpu_smi
+from recipe_core.plans.plans import plan
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.size import SizeRequest
-from recipe_core.search.plans import plan
 from recipe_core.sizing.market import choices
+from recipe_core.views.terminal import plan_text
+from recipe_core.views.views import hardware_view
 from scripts.edge_speeds import ratios
 from tests.fixtures.command_line import recipe
 from tests.fixtures.refusals import refusal

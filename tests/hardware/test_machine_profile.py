@@ -18,6 +18,9 @@ from recipe_core.base.errors import NoAnswer
 from recipe_core.calibration import machine_profile as profiling
 from recipe_core.calibration.roofline_fit import fit_roofline
 from recipe_core.doors.cli import app
+from recipe_core.estimates.bands import widened
+from recipe_core.estimates.roofline import operator_s
+from recipe_core.estimates.serving import bands as serving_bands
 from recipe_core.hardware.cluster import cluster, device, fabric, host_speed, plain
 from recipe_core.hardware.custom import read_profile
 from recipe_core.hardware.detect import links as parsed
@@ -32,11 +35,8 @@ from recipe_core.hardware.microbench.points import Point
 from recipe_core.hardware.microbench.run import Measured
 from recipe_core.hardware.profile import Device
 from recipe_core.hardware.request import HardwareRequest
-from recipe_core.launcher import machine
-from recipe_core.physics.bands import widened
-from recipe_core.physics.roofline import operator_s
-from recipe_core.physics.serving import bands as serving_bands
-from recipe_core.search.plans import plan
+from recipe_core.payload.launcher import machine
+from recipe_core.plans.plans import plan
 from tests.conftest import make_request, request_values
 from tests.fixtures.command_line import recipe
 from tests.fixtures.paths import DATA

@@ -17,10 +17,10 @@ from recipe_core.hardware.offer_search import offered_devices, select_offers
 from recipe_core.hardware.offer_terms import Terms
 from recipe_core.hardware.offers import Offer, last_day
 from recipe_core.hardware.request import HardwareRequest
+from recipe_core.plans.plans import plan
+from recipe_core.plans.problem import resolve
 from recipe_core.request.edit import change, select_split
 from recipe_core.request.link import DEFAULT
-from recipe_core.search.plans import plan
-from recipe_core.search.problem import resolve
 from tests.fixtures.command_line import recipe
 from tests.fixtures.paths import DATA
 from tests.fixtures.refusals import refusal

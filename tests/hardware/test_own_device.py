@@ -16,13 +16,14 @@ from recipe_core.commands.ground import Ground
 from recipe_core.commands.judge import check_command
 from recipe_core.doors.api import create_api
 from recipe_core.doors.cli import app
+from recipe_core.estimates.measured.support import support
 from recipe_core.hardware.cluster import cluster, device, device_names, is_own, plain, roofline
 from recipe_core.hardware.custom import MAX_BYTES, read_profile, with_profiles
 from recipe_core.hardware.prices import offers_of
 from recipe_core.hardware.profile import Device
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.hardware.upload import template, uploaded_profile
-from recipe_core.measured.support import support
+from recipe_core.plans.plans import estimate_batch, plan, plan_candidate
 from recipe_core.recipe import Recipe, make_recipe, recipe_request
 from recipe_core.recipe.diff import diff
 from recipe_core.recipe.lockcheck import verify_lock
@@ -31,7 +32,6 @@ from recipe_core.request.describe import summary
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT, MAX_VALUE, from_query, to_query
 from recipe_core.request.schema import PlanRequest
-from recipe_core.search.plans import estimate_batch, plan, plan_candidate
 from tests.conftest import make_request, request_values
 from tests.fixtures.paths import ROOT
 from tests.fixtures.refusals import refusal

@@ -7,8 +7,8 @@ import pytest
 
 from recipe_core.base.errors import NoAnswer
 from recipe_core.launch.training.start import training_launch
-from recipe_core.model.catalog import catalog_model
-from recipe_core.search.megatron_model import megatron_model
+from recipe_core.models.catalog import catalog_model
+from recipe_core.plans.megatron_model import megatron_model
 from tests.fixtures.paths import DATA
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table

@@ -11,8 +11,8 @@ import yaml
 from recipe_core.base.errors import NoAnswer
 from recipe_core.launch.training.start import launch_reasons, training_launch
 from recipe_core.launch.training.tasks import tasks
-from recipe_core.search.plans import plan_candidate
-from recipe_core.trainer import ray_node, reward
+from recipe_core.payload.trainer import ray_node, reward
+from recipe_core.plans.plans import plan_candidate
 from tests.fixtures.packages import package_folder
 from tests.fixtures.paths import FIXTURES
 from tests.fixtures.refusals import refusal

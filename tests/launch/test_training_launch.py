@@ -13,14 +13,14 @@ import yaml
 
 from recipe_core.base.errors import NoAnswer
 from recipe_core.engines.training_programs import training_engine, usual
+from recipe_core.estimates.training.stages import stage_layers
 from recipe_core.launch.training.corpus import chats, corpus, preferences
 from recipe_core.launch.training.start import launch_reasons, training_launch
-from recipe_core.physics.training.stages import stage_layers
+from recipe_core.plans.plans import plan
+from recipe_core.plans.problem import resolve
+from recipe_core.plans.training_plan import TrainingPlan
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.schema import PlanRequest
-from recipe_core.search.plans import plan
-from recipe_core.search.problem import resolve
-from recipe_core.search.training_plan import TrainingPlan
 from tests.fixtures.paths import DATA
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import holds, over, table
@@ -442,8 +442,8 @@ def test_every_framework_is_told_what_is_estimated_of_data_loading():
 def test_transformers_gets_processes_and_what_each_makes_ahead():
     pytest.importorskip("torch", reason="NOT TESTED: transformers' trainer, torch is missing")
     pytest.importorskip("transformers", reason="NOT TESTED: transformers is missing")
-    from recipe_core.trainer.hf import loader_arguments
-    from recipe_core.trainer.settings import Loading
+    from recipe_core.payload.trainer.hf import loader_arguments
+    from recipe_core.payload.trainer.settings import Loading
 
     for workers, prefetch, processes, each in ((3, 4, 3, 2), (2, 2, 2, 1), (2, 0, 0, None)):
         arguments = loader_arguments(Loading(workers, prefetch))

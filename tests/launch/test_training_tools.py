@@ -19,9 +19,9 @@ from recipe_core.engines.training_programs import training_engine, usual
 from recipe_core.launch.training.corpus import chats, preferences
 from recipe_core.launch.training.sources import rows
 from recipe_core.launch.training.start import launch_reasons, training_launch
+from recipe_core.payload.trainer import start_tool
+from recipe_core.plans.plans import plan, plan_candidate
 from recipe_core.recipe import make_recipe
-from recipe_core.search.plans import plan, plan_candidate
-from recipe_core.trainer import start_tool
 from tests.fixtures.packages import package
 from tests.fixtures.paths import ROOT
 from tests.fixtures.refusals import refusal

@@ -19,11 +19,11 @@ import yaml
 
 from recipe_core.base.errors import NoAnswer
 from recipe_core.bundle.write import bundle_files
+from recipe_core.plans.plans import plan_candidate
 from recipe_core.recipe import make_recipe
 from recipe_core.recipe.build import Additions
 from recipe_core.recipe.parameters import read_parameters
 from recipe_core.request.schema import PlanRequest
-from recipe_core.search.plans import plan_candidate
 from tests.fixtures.rows import table
 
 REQUESTS = table("life_requests", "requests")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from recipe_core.measured import serving_runs
+from recipe_core.estimates.measured import serving_runs
 
 
 @pytest.fixture(scope="module", autouse=True)

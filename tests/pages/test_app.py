@@ -48,7 +48,7 @@ def test_folders_are_read_only_where_the_starter_says_so(monkeypatch: pytest.Mon
 def test_the_server_starts_without_what_only_its_answers_need() -> None:
     """And an unexpected error is one sentence on the page, whose id is in the log."""
     later = {"numpy", "pandas", "fastapi", "mcp"}
-    later |= {"recipe_core.doors.api", "recipe_core.search.plans"}
+    later |= {"recipe_core.doors.api", "recipe_core.plans.plans"}
     answer = run(f"""
 print(sorted({later!r} & set(sys.modules)))
 module.st.error = lambda text, icon: print(text)
@@ -78,14 +78,14 @@ def test_what_is_loaded_before_pages_is_all_that_they_need() -> None:
         if isinstance(node, ast.Import | ast.ImportFrom) and "recipe_core" in ast.unparse(node)
     }
     assert len(imports) > 50
-    late = {"pandas", "recipe_core.present.charts", "recipe_core.recipe"}
+    late = {"pandas", "recipe_core.views.charts", "recipe_core.recipe"}
     answer = run(f"""
 from recipe_core.doors import serve
 from streamlit.testing.v1 import AppTest
 def new(before):
     return sorted(name for name in set(sys.modules) - before if name.startswith("recipe_core"))
 def not_yet():
-    return "recipe_core.present.report" not in sys.modules
+    return "recipe_core.views.report" not in sys.modules
 begun = []
 def sent_within(seconds):
     before = set(sys.modules)
@@ -112,7 +112,7 @@ print(new(before))
 
 @pytest.mark.nightly
 def test_one_thread_imports_at_a_time() -> None:
-    names = ["recipe_core.doors.api", "recipe_core.doors.mcp", "recipe_core.search.plans"]
+    names = ["recipe_core.doors.api", "recipe_core.doors.mcp", "recipe_core.plans.plans"]
     answer = run(f"""
 import threading
 from recipe_core.doors import serve

@@ -12,12 +12,12 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from recipe_core.doors.settings import variable
-from recipe_core.model.catalog import catalog_entry, catalog_ids
-from recipe_core.present.glossary import glossary
+from recipe_core.models.catalog import catalog_entry, catalog_ids
+from recipe_core.plans.plans import plan
 from recipe_core.request.examples import examples
 from recipe_core.request.link import link_query
 from recipe_core.request.phases import Phase
-from recipe_core.search.plans import plan
+from recipe_core.views.glossary import glossary
 from tests.fixtures.opening import (
     LLAMA_70B,
     PAGES,

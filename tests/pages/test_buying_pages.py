@@ -11,12 +11,12 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from recipe_core.base.errors import NoAnswer
-from recipe_core.present import over_time_view, size_view
 from recipe_core.request.link import from_query
 from recipe_core.request.open_hardware import size_request
 from recipe_core.request.size import Market
 from recipe_core.sizing.answer import Answer
 from recipe_core.sizing.size import size
+from recipe_core.views import over_time_view, size_view
 from tests.fixtures.opening import (
     LLAMA_70B,
     PAGES,

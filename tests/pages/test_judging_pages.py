@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from recipe_core.calibration.own_runs import of_runs
-from recipe_core.formats.answer import formats_answer
-from recipe_core.measured import serving_runs
-from recipe_core.measured.compression import MeasuredCompression
-from recipe_core.present import formats_view as view
-from recipe_core.recipe.overlay import VARIABLE, Incoming, Overlay
+from recipe_core.accuracy.checkpoints import MeasuredCompression
+from recipe_core.calibration.residuals import of_runs
+from recipe_core.calibration.store import VARIABLE, Incoming, Overlay
+from recipe_core.compression.advisor.answer import formats_answer
+from recipe_core.estimates.measured import serving_runs
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT, from_query
 from recipe_core.request.packed import pack
 from recipe_core.request.shelf import MAX_KEPT, Kept, Shelf, keep, shelf_of, shelf_query
+from recipe_core.views import formats_view as view
 from tests.fixtures.opening import (
     LLAMA_70B,
     PAGES,

@@ -10,11 +10,11 @@ import pytest
 from google.protobuf.message import Message
 from streamlit.testing.v1 import AppTest
 
-from recipe_core.model.catalog import catalog_entry
-from recipe_core.present.charts.views import views_of
+from recipe_core.models.catalog import catalog_entry
+from recipe_core.plans.plans import plan
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.shelf import Kept, shelf_query
-from recipe_core.search.plans import plan
+from recipe_core.views.charts.views import views_of
 from tests.fixtures.opening import (
     LLAMA_70B,
     PAGES,

@@ -10,7 +10,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from recipe_core.base.units import significant
-from recipe_core.present.charts.views import VIEWS, View
+from recipe_core.views.charts.views import VIEWS, View
 from tests.fixtures.opening import (
     LLAMA_70B,
     PAGES,

@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 from recipe_core import __version__
 from recipe_core.base.errors import NoAnswer
 from recipe_core.doors.api import create_api
-from recipe_core.launcher.plan import LaunchPlan, load_plan
+from recipe_core.payload.launcher.plan import LaunchPlan, load_plan
 from recipe_core.recipe.decision import decide
 from recipe_core.request.edit import SHARED
 from recipe_core.request.link import from_query, link_query

@@ -26,7 +26,7 @@ from recipe_core.hardware import cluster, offer_tables
 from recipe_core.launch import serving
 from recipe_core.launch.modules import LaunchFolder
 from recipe_core.launch.serving import rules
-from recipe_core.model import catalog
+from recipe_core.models import catalog
 from tests.conftest import request_values
 from tests.engines import test_engines_meaning
 from tests.fixtures.command_line import recipe

@@ -13,10 +13,10 @@ import pytest
 import recipe_core as rb
 from recipe_core.base.data_files import DataFile
 from recipe_core.bundle.write import bundle_of
+from recipe_core.plans.serving_plan import ServingPlan
+from recipe_core.plans.training_plan import TrainingPlan
 from recipe_core.request.examples import FILE, ExampleFile, examples
 from recipe_core.request.link import from_query, link_query
-from recipe_core.search.serving_plan import ServingPlan
-from recipe_core.search.training_plan import TrainingPlan
 from tests.conftest import request_values
 from tests.fixtures.paths import ROOT
 from tests.fixtures.refusals import refusal

@@ -5,15 +5,15 @@ import json
 
 import pytest
 
-from recipe_core.compression.lines import answers
-from recipe_core.formats.advise import advise
-from recipe_core.present.calibrated import calibrated_lines, calibrated_sentence
-from recipe_core.present.calibration_text import calibration_text
-from recipe_core.recipe.calibrate import Knowledge, calibrate
-from recipe_core.recipe.overlay import VARIABLE, Overlay
-from recipe_core.recipe.own_runs import compressed_of, corrections_of, read_own
-from recipe_core.search.accuracy import accuracy_of
-from recipe_core.search.plans import plan
+from recipe_core.accuracy.lines import answers
+from recipe_core.calibration.calibrate import Knowledge, calibrate
+from recipe_core.calibration.run_files import compressed_of, corrections_of, read_own
+from recipe_core.calibration.store import VARIABLE, Overlay
+from recipe_core.compression.advisor.advise import advise
+from recipe_core.plans.accuracy import accuracy_of
+from recipe_core.plans.plans import plan
+from recipe_core.views.calibrated import calibrated_lines, calibrated_sentence
+from recipe_core.views.calibration_text import calibration_text
 from tests.conftest import make_request
 from tests.fixtures.refusals import refusal
 from tests.fixtures.training import training_request

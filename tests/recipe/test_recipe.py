@@ -12,7 +12,7 @@ from recipe_core.bundle.manifest import MANIFEST
 from recipe_core.bundle.write import bundle_files
 from recipe_core.engines.grammar import meanings
 from recipe_core.engines.spec import engine, engine_names
-from recipe_core.present.schemas import NAMES, schema
+from recipe_core.plans.plans import plan_candidate
 from recipe_core.recipe import Additions, Recipe, make_recipe, passing_on, recipe_request, relaunch
 from recipe_core.recipe.build import with_claims
 from recipe_core.recipe.decision import decide
@@ -22,7 +22,7 @@ from recipe_core.recipe.migrate import migrate
 from recipe_core.recipe.parameters import read_parameters
 from recipe_core.recipe.place import Parameters
 from recipe_core.request.schema import PlanRequest
-from recipe_core.search.plans import plan_candidate
+from recipe_core.views.schemas import NAMES, schema
 from tests.conftest import LLAMA_70B, make_request, request_values
 from tests.fixtures.over_time import ANSWER
 from tests.fixtures.paths import DATA, ROOT

@@ -19,9 +19,9 @@ from recipe_core.base.web import Deadline
 from recipe_core.bundle.write import bundle_files
 from recipe_core.engines.spec import engine
 from recipe_core.engines.training_programs import facts, install_on
-from recipe_core.model.catalog import load_model
-from recipe_core.model.checkpoint import checkpoint_digest
-from recipe_core.model.revision import snapshot_of, split_revision
+from recipe_core.models.catalog import load_model
+from recipe_core.models.checkpoint import checkpoint_digest
+from recipe_core.models.revision import snapshot_of, split_revision
 from recipe_core.recipe import Additions, make_recipe, passing_on, registry
 from recipe_core.recipe.lock import ImageLock, pinned_packages
 from recipe_core.recipe.lockcheck import verify_lock

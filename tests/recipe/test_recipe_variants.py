@@ -9,10 +9,10 @@ from recipe_core.base.errors import NoAnswer
 from recipe_core.bundle.verify import read_bundle
 from recipe_core.bundle.write import write_bundle
 from recipe_core.hardware.cluster import device, device_names
-from recipe_core.launcher.machine import Device as LaunchDevice
-from recipe_core.launcher.machine import Machine as LaunchMachine
-from recipe_core.launcher.plan import load_plan
-from recipe_core.launcher.variants import advice
+from recipe_core.payload.launcher.machine import Device as LaunchDevice
+from recipe_core.payload.launcher.machine import Machine as LaunchMachine
+from recipe_core.payload.launcher.plan import load_plan
+from recipe_core.payload.launcher.variants import advice
 from recipe_core.recipe import Additions, make_recipe, passing_on, with_variants
 from recipe_core.recipe import variants as rules
 from recipe_core.recipe.parameters import read_variants

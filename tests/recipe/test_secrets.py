@@ -6,8 +6,8 @@ from itertools import pairwise
 import yaml
 
 from recipe_core.base.resources import PACKAGE
-from recipe_core.launcher import secret_forms
-from recipe_core.launcher.redact import Redactor
+from recipe_core.payload.launcher import secret_forms
+from recipe_core.payload.launcher.redact import Redactor
 from recipe_core.recipe.secrets import is_secret, refuse_planted, refuse_secrets
 from tests.fixtures.paths import ROOT
 from tests.fixtures.refusals import refusal

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from recipe_core.base.errors import InputError
 from recipe_core.hardware.cluster import device, device_names, plain
 from recipe_core.hardware.upload import template, uploaded_profile
-from recipe_core.model.catalog import catalog_entry, catalog_ids
+from recipe_core.models.catalog import catalog_entry, catalog_ids
 from recipe_core.request import link, packed
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.edit import change, value_of

@@ -17,7 +17,7 @@ from recipe_core.base.resources import PACKAGE, root
 from recipe_core.doors import answers
 from recipe_core.doors.answers import Answers
 from recipe_core.hardware.cluster import device, fabric
-from recipe_core.model.catalog import load_model
+from recipe_core.models.catalog import load_model
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
 

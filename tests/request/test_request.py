@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recipe_core.estimates.measured.support import support
 from recipe_core.hardware.cluster import device, device_names
 from recipe_core.hardware.ownership import OwnershipCost
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.hardware.upload import template, uploaded_profile
-from recipe_core.measured.support import support
+from recipe_core.plans.plans import plan
+from recipe_core.plans.slos import keeping, limit_steps
 from recipe_core.recipe.build import make_recipe, rebuilt, redecide
 from recipe_core.request import shelf as shelves
 from recipe_core.request.describe import steps_of, summary
@@ -27,8 +29,6 @@ from recipe_core.request.serving_workload import LOADS
 from recipe_core.request.shelf import keep, shelf_of, shelf_query
 from recipe_core.request.split_key import cluster_of, key_of, split_key, split_of
 from recipe_core.request.supervision import Supervision
-from recipe_core.search.plans import plan
-from recipe_core.search.slos import keeping, limit_steps
 from tests.conftest import LLAMA_70B, make_request, request_values
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table

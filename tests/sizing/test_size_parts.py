@@ -5,12 +5,12 @@ import json
 import pytest
 
 from recipe_core.base.errors import RecipeError
+from recipe_core.plans.plans import plan
 from recipe_core.request import open_hardware
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT, from_query
 from recipe_core.request.size import Market
 from recipe_core.request.split_key import key_of
-from recipe_core.search.plans import plan
 from recipe_core.sizing.answer import Answer
 from recipe_core.sizing.parts import answer_in_parts
 from recipe_core.sizing.size import size

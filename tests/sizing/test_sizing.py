@@ -12,11 +12,11 @@ import recipe_core as rb
 from recipe_core.hardware.cluster import device
 from recipe_core.hardware.offers import last_day
 from recipe_core.hardware.prices import offers_of
-from recipe_core.present.size_text import size_text
 from recipe_core.request.size import SizeRequest
 from recipe_core.sizing.answer import Answer
 from recipe_core.sizing.market import choices
 from recipe_core.sizing.size import size
+from recipe_core.views.size_text import size_text
 from tests.conftest import LLAMA_70B
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table

@@ -10,11 +10,11 @@ import pytest
 
 from recipe_core.base.errors import InputError, NoAnswer
 from recipe_core.bundle.replace import replace_folder
-from recipe_core.launcher.plan import load_plan
+from recipe_core.payload.launcher.plan import load_plan
+from recipe_core.plans.plans import plan
 from recipe_core.recipe import Additions, make_recipe, with_parameters
 from recipe_core.request.edit import change, select_split
 from recipe_core.request.link import from_query
-from recipe_core.search.plans import plan
 from recipe_core.targets import OF_POLICIES, SERVING, TRAINING, Parameters, form
 from recipe_core.targets.by_hand import node_commands, read_addresses
 from recipe_core.targets.start_command import start_command
@@ -124,7 +124,7 @@ def test_the_command_is_the_first_that_the_bundle_types(name):
 
 def test_a_percentile_is_not_simulated_for_a_command(monkeypatch):
     board = plan(make_request(objective={"limits": {"ttft_ms": 8000, "percentile": 95}}))
-    simulate = "recipe_core.physics.serving.estimates.simulate"
+    simulate = "recipe_core.estimates.serving.estimates.simulate"
     monkeypatch.setattr(simulate, lambda *_, **__: pytest.fail("simulated"))
     assert "vllm serve" in start_command(board, int(board.order[0]))
 

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from recipe_core.base.documents import parse_yaml
 from recipe_core.base.errors import NoAnswer
 from recipe_core.bundle.write import bundle_of
-from recipe_core.fleet.policies import controller_of
-from recipe_core.fleet.policies.table import ROWS
 from recipe_core.recipe import Additions, Recipe, make_recipe
 from recipe_core.recipe.place import Parameters
 from recipe_core.request.scaling import Period, Scaling, Trigger
+from recipe_core.scaling.policies import controller_of
+from recipe_core.scaling.policies.table import ROWS
 from recipe_core.targets import each_target, knative, refusals, target_names
 from recipe_core.targets.read_scaling import read_files, read_scaling
 from recipe_core.targets.scale import cron

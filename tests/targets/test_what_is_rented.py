@@ -8,15 +8,15 @@ from hypothesis import strategies as st
 
 from recipe_core.base.documents import parse_yaml
 from recipe_core.bundle.write import bundle_of
-from recipe_core.fleet.answer import over_time
-from recipe_core.fleet.chosen import request_with
-from recipe_core.fleet.rented import bounds_of
-from recipe_core.fleet.setup import deployment_of
 from recipe_core.recipe import Additions, make_recipe
 from recipe_core.recipe.decision import decide
 from recipe_core.recipe.place import Parameters
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.size import SizeRequest
+from recipe_core.scaling.answer import over_time
+from recipe_core.scaling.chosen import request_with
+from recipe_core.scaling.rented import bounds_of
+from recipe_core.scaling.setup import deployment_of
 from recipe_core.sizing.answer import Answer
 from recipe_core.sizing.size import size
 from recipe_core.targets import each_target

@@ -24,7 +24,7 @@ def advise_request(
     ``source``: the file, or ``-`` for standard input.
     """
     from recipe_core.doors.public import compress
-    from recipe_core.present.formats_text import formats_text
+    from recipe_core.views.formats_text import formats_text
 
     corrections = own_runs(measured, no_calibration)
     values = plan_request(source, corrections)

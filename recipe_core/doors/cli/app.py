@@ -17,7 +17,7 @@ from recipe_core.base.documents import parse_json, parse_yaml, read_document, re
 from recipe_core.base.errors import InputError, RecipeError
 
 if TYPE_CHECKING:
-    from recipe_core.deployments.deployed import DeploymentFile
+    from recipe_core.targets.deployments.deployed import DeploymentFile
 
 app = typer.Typer(
     name="recipe",
@@ -105,11 +105,11 @@ def own_runs(paths: list[Path] | None, off: bool = False) -> Any:
     Those of the calibration count too, unless it is ``off`` or the only path is ``none``.
     """
     _check_source(paths, off)
-    from recipe_core.recipe.overlay import stamp
+    from recipe_core.calibration.store import stamp
 
     if off or not (paths or stamp()):  # nothing heavy is loaded to learn that there is nothing
         return None
-    from recipe_core.recipe.own_runs import corrections_of, own_runs_text
+    from recipe_core.calibration.run_files import corrections_of, own_runs_text
 
     corrections = corrections_of(paths)
     if corrections is not None:
@@ -123,8 +123,8 @@ def deployment_at(source: str) -> DeploymentFile | None:
     Raises:
         InputError: when it is neither, or cannot be read.
     """
-    from recipe_core.deployments.documents import MAX_BYTES
-    from recipe_core.deployments.read import SCRIPTS, is_deployment, read_deployment
+    from recipe_core.targets.deployments.documents import MAX_BYTES
+    from recipe_core.targets.deployments.read import SCRIPTS, is_deployment, read_deployment
 
     path = Path(source)
     if source == "-" or not path.is_file():
@@ -141,11 +141,11 @@ def own_checkpoints(paths: list[Path] | None, off: bool = False) -> Any:
     None of the calibration's where it is ``off``.
     """
     _check_source(paths, off)
-    from recipe_core.recipe.overlay import stamp
+    from recipe_core.calibration.store import stamp
 
     if off or not (paths or stamp()):
         return ()
-    from recipe_core.recipe.own_runs import compressed_of
+    from recipe_core.calibration.run_files import compressed_of
 
     return compressed_of(paths)
 
@@ -160,7 +160,7 @@ def _check_source(paths: list[Path] | None, off: bool) -> None:
 @contextmanager
 def calibrated(off: bool) -> Iterator[None]:
     """Correct estimates in this block by the calibration of this machine, unless it is ``off``."""
-    from recipe_core.space.standing import by_default
+    from recipe_core.estimates.columns.standing import by_default
 
     corrections = own_runs(None, off)
     with by_default(lambda: corrections):
@@ -195,9 +195,9 @@ def plan_request(source: str, corrections: Any = None) -> Any:
     values = read_request(source)
     if not asks_for_any(values):
         return PlanRequest.parse(values)
-    from recipe_core.present.size_text import chosen_text
     from recipe_core.request.size import SizeRequest
     from recipe_core.sizing.size import size
+    from recipe_core.views.size_text import chosen_text
 
     with working("Sizing every device …"):
         sizing = size(SizeRequest.parse(values), corrections=corrections)

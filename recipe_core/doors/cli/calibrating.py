@@ -44,9 +44,9 @@ def calibrate(
     as_json: Json = False,
 ) -> None:
     """Learn from measured runs: later plans and estimates are corrected by them, and say so."""
-    from recipe_core.present.calibration_text import calibration_text
-    from recipe_core.recipe.calibrate import Knowledge, calibrate, calibration_at, place_of
-    from recipe_core.recipe.overlay import Overlay
+    from recipe_core.calibration.calibrate import Knowledge, calibrate, calibration_at, place_of
+    from recipe_core.calibration.store import Overlay
+    from recipe_core.views.calibration_text import calibration_text
 
     paths = measurements or []
     if sum((listed, undo, clear, bool(paths) and not undo)) != 1 or (dry and not paths):

@@ -68,14 +68,14 @@ def models(
         return
     if out is not None:
         raise InputError("goes with --refresh.", field="out", hint="Leave it out.")
-    from recipe_core.model.catalog import (
+    from recipe_core.models.catalog import (
         catalog_entry,
         catalog_ids,
         catalog_model,
         in_catalog,
         load_model,
     )
-    from recipe_core.present.views import model_view
+    from recipe_core.views.views import model_view
 
     def show(entry: str) -> dict[str, Any]:
         return model_view(load_model(entry), catalog_entry(entry) if in_catalog(entry) else None)
@@ -90,8 +90,8 @@ def models(
 
 def _refresh(origin: str, name: str | None, out: Path | None, as_json: bool) -> None:
     """Print what a refresh of this machine's own models found, the reasons included."""
-    from recipe_core.model.own_models import VARIABLE, default_folder
-    from recipe_core.model.refresh import refresh
+    from recipe_core.models.own_models import VARIABLE, default_folder
+    from recipe_core.models.refresh import refresh
 
     folder = out or default_folder()
     if folder is None:
@@ -133,7 +133,7 @@ def hardware(
     from recipe_core.hardware.custom import is_path, read_profile
     from recipe_core.hardware.prices import offers_of
     from recipe_core.hardware.upload import template
-    from recipe_core.present.views import hardware_view, offers_text
+    from recipe_core.views.views import hardware_view, offers_text
 
     def profile(entry: str) -> Device:
         return device(read_profile(entry) if is_path(entry) else entry)
@@ -186,7 +186,7 @@ def _detect(name: str | None, as_json: bool) -> None:
 def engines(name: Name = None, as_json: Json = False) -> None:
     """The engines and their pinned versions."""
     from recipe_core.engines.spec import engine, engine_names
-    from recipe_core.present.views import engine_view
+    from recipe_core.views.views import engine_view
 
     def line(entry: str) -> str:
         e = engine(entry)

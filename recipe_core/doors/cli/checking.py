@@ -27,7 +27,7 @@ from recipe_core.doors.cli.app import (
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from recipe_core.deployments.deployed import DeploymentFile
+    from recipe_core.targets.deployments.deployed import DeploymentFile
 
 
 @app.command()
@@ -119,8 +119,8 @@ def check(
 
 
 def _check_request(source: str, as_json: bool) -> NoReturn:
-    from recipe_core.present.terminal import check_text
-    from recipe_core.search.verdict import check_request
+    from recipe_core.plans.verdict import check_request
+    from recipe_core.views.terminal import check_text
 
     answer = check_request(plan_request(source))
     emit(answer) if as_json else typer.echo(check_text(answer))
@@ -130,7 +130,7 @@ def _check_request(source: str, as_json: bool) -> NoReturn:
 def _check_command(command: str, ground: dict[str, Any], as_json: bool) -> NoReturn:
     from recipe_core.commands.ground import Ground
     from recipe_core.commands.judge import check_command
-    from recipe_core.present.command_text import verdict_text
+    from recipe_core.views.command_text import verdict_text
 
     if "hardware" not in ground:
         raise InputError(
@@ -148,8 +148,8 @@ def _check_command(command: str, ground: dict[str, Any], as_json: bool) -> NoRet
 
 
 def _check_deployment(file: DeploymentFile, ground: dict[str, Any], as_json: bool) -> NoReturn:
-    from recipe_core.deployments.judge import check_deployment
-    from recipe_core.present.deployment_text import deployment_text
+    from recipe_core.targets.deployments.judge import check_deployment
+    from recipe_core.views.deployment_text import deployment_text
 
     with working(f"Judging {len(file.engines):,} engines …"):
         answer = check_deployment(file, ground)
@@ -161,8 +161,8 @@ def _check_deployment(file: DeploymentFile, ground: dict[str, Any], as_json: boo
 
 
 def _check_folder(folder: Path, ground: dict[str, Any], as_json: bool) -> NoReturn:
-    from recipe_core.deployments.folder import check_folder
-    from recipe_core.present.deployment_text import folder_text
+    from recipe_core.targets.deployments.folder import check_folder
+    from recipe_core.views.deployment_text import folder_text
 
     with working(f"Judging what {folder} starts …"):
         answers = check_folder(folder, ground)
@@ -239,8 +239,12 @@ def validate(
     if training:
         _validate_training(table, by, bands=bands, as_json=as_json)
         return
-    from recipe_core.calibration.validate import compare, validation_text, validation_view
-    from recipe_core.measured.serving_runs import published_runs, read_runs
+    from recipe_core.calibration.validation.validate import (
+        compare,
+        validation_text,
+        validation_view,
+    )
+    from recipe_core.estimates.measured.serving_runs import published_runs, read_runs
 
     runs = published_runs() if table is None else read_runs(table)
     with working(f"Estimating {len(runs):,} runs …"):
@@ -256,7 +260,7 @@ def validate(
 
 
 def _show_coverage(figures: DataFrame, as_json: bool) -> None:
-    from recipe_core.calibration.intervals import coverage_text, coverage_view
+    from recipe_core.calibration.validation.intervals import coverage_text, coverage_view
 
     if as_json:
         emit(coverage_view(figures))
@@ -265,7 +269,7 @@ def _show_coverage(figures: DataFrame, as_json: bool) -> None:
 
 
 def _show_sizes(figures: DataFrame, as_json: bool) -> None:
-    from recipe_core.calibration.sizes import sizes_text, sizes_view
+    from recipe_core.calibration.validation.sizes import sizes_text, sizes_view
 
     if as_json:
         emit(sizes_view(figures))
@@ -274,12 +278,15 @@ def _show_sizes(figures: DataFrame, as_json: bool) -> None:
 
 
 def _validate_training(table: Path | None, by: str | None, *, bands: bool, as_json: bool) -> None:
-    from recipe_core.calibration.training_validate import (
+    from recipe_core.calibration.validation.training_validate import (
         compare_training,
         training_validation_text,
         training_validation_view,
     )
-    from recipe_core.measured.training_runs import published_training_runs, read_training_runs
+    from recipe_core.estimates.measured.training_runs import (
+        published_training_runs,
+        read_training_runs,
+    )
 
     runs = published_training_runs() if table is None else read_training_runs(table)
     with working(f"Estimating {len(runs):,} runs …"):

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from recipe_core.accuracy.checkpoints import MeasuredCompression
 from recipe_core.base.documents import to_json
 from recipe_core.base.errors import InputError
 from recipe_core.doors.cli.advising import advise_request
@@ -19,7 +20,6 @@ from recipe_core.doors.cli.app import (
     own_checkpoints,
     read_lines,
 )
-from recipe_core.measured.compression import MeasuredCompression
 
 
 @app.command()
@@ -53,7 +53,7 @@ def compress(
 
 
 def _lines(path: Path, as_json: bool, own: Sequence[MeasuredCompression]) -> None:
-    from recipe_core.compression.lines import answers
+    from recipe_core.accuracy.lines import answers
 
     values = read_lines(path)
     replies = answers(values, own)
@@ -61,6 +61,6 @@ def _lines(path: Path, as_json: bool, own: Sequence[MeasuredCompression]) -> Non
         for reply in replies:
             typer.echo(to_json(reply, indent=None))
         return
-    from recipe_core.present.compression_text import lines_text
+    from recipe_core.views.compression_text import lines_text
 
     typer.echo(lines_text(values, replies))

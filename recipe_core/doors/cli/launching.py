@@ -69,7 +69,7 @@ def _without_bundle(error: BundleError, folder: Path, arguments: list[str]) -> i
     """
     from recipe_core.bundle.contents import plain_paths, refuse_odd_runs
     from recipe_core.bundle.runs import stop_recorded
-    from recipe_core.launcher.main import main
+    from recipe_core.payload.launcher.main import main
 
     refuse_odd_runs(folder)
     if "down" not in arguments or "--checkpoint" in arguments:

@@ -13,7 +13,7 @@ from recipe_core.base.errors import InputError
 from recipe_core.doors.cli.app import Json, NoCalibration, app, calibrated, emit, working
 
 if TYPE_CHECKING:
-    from recipe_core.measured.imports.content import Content
+    from recipe_core.calibration.importers.content import Content
 
 Files = Annotated[
     list[Path],
@@ -80,10 +80,10 @@ def import_command(
     as_json: Json = False,
 ) -> None:
     """Make rows of a table of measured runs from what other programs measured."""
-    from recipe_core.measured.imports.content import Content
-    from recipe_core.measured.imports.rows import table_text
-    from recipe_core.present.measured_text import imported_text
-    from recipe_core.recipe.imports import imported_table, rows_there
+    from recipe_core.calibration.importers.content import Content
+    from recipe_core.calibration.importers.rows import table_text
+    from recipe_core.calibration.run_rows import imported_table, rows_there
+    from recipe_core.views.measured_text import imported_text
 
     contents = [Content.of_file(path) for path in files]
     values, device_path = ran_request(request) if request else (None, None)
@@ -148,9 +148,9 @@ def reconcile_command(
     as_json: Json = False,
 ) -> None:
     """Set each measured figure beside its estimate: a match, explained, or not explained."""
-    from recipe_core.calibration.reconcile import reconcile
-    from recipe_core.measured.imports.registry import read_imported
-    from recipe_core.present.measured_text import reconciled_text
+    from recipe_core.calibration.importers.registry import read_imported
+    from recipe_core.calibration.validation.reconcile import reconcile
+    from recipe_core.views.measured_text import reconciled_text
 
     values, _ = ran_request(request)
     contents = [_content(source) for source in sources]
@@ -170,8 +170,8 @@ def reconcile_command(
 
 
 def _content(source: str) -> Content:
+    from recipe_core.calibration.importers.content import Content
     from recipe_core.doors.cli.scraping import is_url, scraped
-    from recipe_core.measured.imports.content import Content
 
     if is_url(source):
         return Content(source, scraped(source))

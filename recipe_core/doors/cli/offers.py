@@ -69,7 +69,7 @@ def offers(
         return
     _refuse_import_options(output, currency, usd_per_unit, date, status, accelerator)
     from recipe_core.hardware.offer_search import select_offers
-    from recipe_core.present.views import offer_view, offers_text
+    from recipe_core.views.views import offer_view, offers_text
 
     found = select_offers(device, provider, region, commitment)
     if as_json:

@@ -48,7 +48,7 @@ def simulate_command(
 ) -> None:
     """Simulate policies that scale replicas over a load, and find the one that costs least."""
     from recipe_core.doors.public import simulate
-    from recipe_core.present.over_time_text import over_time_text
+    from recipe_core.views.over_time_text import over_time_text
 
     corrections = own_runs(measured, no_calibration)
     values = plan_request(request, corrections)
@@ -70,7 +70,7 @@ def _write_request(values: Any, answer: Any, trace: Path | None, path: Path) -> 
     """Write the request whose bundle is scaled as the chosen policy was simulated."""
     from recipe_core.base.documents import to_json, to_yaml, write_whole
     from recipe_core.doors.public import trace_of
-    from recipe_core.fleet.chosen import request_with
+    from recipe_core.scaling.chosen import request_with
 
     if answer.chosen is None:
         raise NoAnswer(

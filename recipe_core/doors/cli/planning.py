@@ -47,8 +47,8 @@ def plan_command(
 ) -> None:
     """Judge and rank every split over the cluster."""
     from recipe_core.doors.public import plan
-    from recipe_core.present.terminal import plan_text
-    from recipe_core.present.views import price_view
+    from recipe_core.views.terminal import plan_text
+    from recipe_core.views.views import price_view
 
     corrections = own_runs(measured, no_calibration)
     values = plan_request(request, corrections)
@@ -102,10 +102,10 @@ def size_command(
     as_json: Json = False,
 ) -> None:
     """Say which hardware, how many, at what cost and how sure: REQUEST with `hardware: any`."""
-    from recipe_core.present.size_text import size_text
     from recipe_core.request.size import SizeRequest
     from recipe_core.sizing.answer import Answer
     from recipe_core.sizing.size import size
+    from recipe_core.views.size_text import size_text
 
     values = SizeRequest.parse(read_request(request))
     corrections = own_runs(measured, no_calibration)
@@ -134,9 +134,9 @@ def estimate(
     as_json: Json = False,
 ) -> None:
     """Estimate the split in REQUEST.candidate, or the best that matches it; .jsonl: every line."""
-    from recipe_core.present.terminal import estimate_text
-    from recipe_core.present.views import price_view
-    from recipe_core.search.plans import plan_candidate
+    from recipe_core.plans.plans import plan_candidate
+    from recipe_core.views.terminal import estimate_text
+    from recipe_core.views.views import price_view
 
     if request.endswith(".jsonl"):
         if traced:
@@ -169,9 +169,9 @@ def estimate(
 
 def _trace(plan: Any, row: int) -> tuple[dict[str, Any], str]:
     """The trace of the real model with a row's split, as JSON and as text."""
-    from recipe_core.calibration.trace import trace
-    from recipe_core.calibration.trace.text import trace_text, training_trace_text
-    from recipe_core.calibration.trace.training import trace_training
+    from oracle import trace
+    from oracle.text import trace_text, training_trace_text
+    from oracle.training import trace_training
 
     if plan.kind == "training":
         measured = trace_training(*plan.detail(row))
@@ -181,7 +181,7 @@ def _trace(plan: Any, row: int) -> tuple[dict[str, Any], str]:
 
 
 def _estimate_lines(path: Path, corrections: Any) -> None:
-    from recipe_core.search.plans import estimate_batch
+    from recipe_core.plans.plans import estimate_batch
 
     values = read_lines(path)
     with working(f"Estimating {len(values):,} requests …"):

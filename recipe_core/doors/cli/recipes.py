@@ -25,7 +25,7 @@ from recipe_core.doors.cli.app import (
 )
 
 if TYPE_CHECKING:
-    from recipe_core.deployments.deployed import DeploymentFile
+    from recipe_core.targets.deployments.deployed import DeploymentFile
 
 Output = Annotated[
     Path | None,
@@ -92,11 +92,11 @@ def build(
 ) -> None:
     """Plan, pick the best split (or the request's candidate) and write the bundle."""
     from recipe_core.bundle.write import write_bundle
-    from recipe_core.present.terminal import build_text
+    from recipe_core.estimates.columns.standing import by_default
     from recipe_core.recipe import Additions, make_recipe, passing_on, with_claims, with_variants
     from recipe_core.recipe.parameters import read_parameters, read_variants
     from recipe_core.recipe.resolve import hardware_named
-    from recipe_core.space.standing import by_default
+    from recipe_core.views.terminal import build_text
 
     corrections = own_runs(None, no_calibration)
     values = plan_request(request, corrections)
@@ -163,9 +163,9 @@ def lock(
     With --online the image's digest too; -o writes the bundle that starts it by that digest.
     """
     from recipe_core.bundle.verify import read_bundle
-    from recipe_core.present.terminal import lock_text
     from recipe_core.recipe.lockcheck import verify_lock
     from recipe_core.recipe.locking import without_digest
+    from recipe_core.views.terminal import lock_text
 
     checked = read_bundle(bundle)
     recipe, pins = checked.recipe, checked.recipe.lock
@@ -222,8 +222,8 @@ def resolve_command(
     """Which variants of a bundle apply to other hardware; -o writes the bundle for it."""
     from recipe_core.bundle.verify import read_bundle
     from recipe_core.bundle.write import write_bundle
-    from recipe_core.present.terminal import resolved_text
     from recipe_core.recipe.resolve import hardware_named, machine_of, recipe_for, resolve
+    from recipe_core.views.terminal import resolved_text
 
     recipe, machine = read_bundle(bundle).recipe, hardware_named(hardware, files=True)
     resolution = resolve(recipe, machine_of(machine, recipe))
@@ -288,8 +288,8 @@ def convert_command(
     """Turn a vLLM or SGLang command, or a published recipe, into a recipe; -o writes its bundle."""
     from recipe_core.bundle.write import write_bundle
     from recipe_core.commands.ground import Ground
-    from recipe_core.present.terminal import conversion_text
     from recipe_core.recipe.convert import convert
+    from recipe_core.views.terminal import conversion_text
 
     published, device = _published(source, hardware, choice)
     if device is None:

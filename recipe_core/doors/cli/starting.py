@@ -10,9 +10,9 @@ from recipe_core.doors.cli.app import Json, RequestFile, app, emit, plan_request
 @app.command("cold-start")
 def cold_start_command(request: RequestFile, as_json: Json = False) -> None:
     """Say how long a replica takes to start, by phases, and what would shorten it."""
-    from recipe_core.fleet.setup import start_of
-    from recipe_core.present.start_text import start_text
-    from recipe_core.search.plans import plan_candidate
+    from recipe_core.plans.plans import plan_candidate
+    from recipe_core.scaling.setup import start_of
+    from recipe_core.views.start_text import start_text
 
     values = plan_request(request)
     with working("Estimating …"):

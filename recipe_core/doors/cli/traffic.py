@@ -56,10 +56,10 @@ def trace_command(
         _print_shapes(as_json)
         return
     from recipe_core.base.documents import to_yaml
-    from recipe_core.present.trace_text import trace_text
-    from recipe_core.traffic.describe import description
-    from recipe_core.traffic.from_trace import fields_of
-    from recipe_core.traffic.read import read_load
+    from recipe_core.scaling.traces.describe import description
+    from recipe_core.scaling.traces.from_trace import fields_of
+    from recipe_core.scaling.traces.read import read_load
+    from recipe_core.views.trace_text import trace_text
 
     name = "" if file == "-" else Path(file).name
     with working("Reading …"):
@@ -74,8 +74,8 @@ def trace_command(
 
 
 def _print_shapes(as_json: bool) -> None:
-    from recipe_core.present.trace_text import shapes_text
-    from recipe_core.traffic.shapes import published, shape_names
+    from recipe_core.scaling.traces.shapes import published, shape_names
+    from recipe_core.views.trace_text import shapes_text
 
     answers = [published(name).to_json() for name in shape_names()]
     if as_json:
@@ -90,7 +90,7 @@ def _bytes(file: str) -> bytes:
     Raises:
         InputError: when it cannot be read, or is larger than any trace may be.
     """
-    from recipe_core.traffic.formats.content import MOST_BYTES
+    from recipe_core.scaling.traces.formats.content import MOST_BYTES
 
     if file == "-":
         return sys.stdin.buffer.read(MOST_BYTES + 1)

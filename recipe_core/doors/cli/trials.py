@@ -50,8 +50,8 @@ def verify_command(
     as_json: Json = False,
 ) -> None:
     """Start a bundle and compare its outputs: again, in a batch, unsplit, in other formats."""
-    from recipe_core.present.trials_text import verify_text
-    from recipe_core.trials.verify import Choice, verify
+    from recipe_core.calibration.trials.verify import Choice, verify
+    from recipe_core.views.trials_text import verify_text
 
     _require_signed([bundle, *(against or ())], public_key)
     try:
@@ -102,8 +102,8 @@ def tune_command(
     as_json: Json = False,
 ) -> None:
     """Search better settings on this machine by starting and measuring the bundle."""
-    from recipe_core.present.trials_text import tune_text
-    from recipe_core.trials.tune import Budget, tune
+    from recipe_core.calibration.trials.tune import Budget, tune
+    from recipe_core.views.trials_text import tune_text
 
     _require_signed([bundle], public_key)
     budget = Budget(trials, minutes, repeats, patience, splits, timeout_s=timeout)

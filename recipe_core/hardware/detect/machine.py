@@ -22,7 +22,7 @@ from recipe_core.hardware.detect import tools
 from recipe_core.hardware.detect.links import Links, links
 from recipe_core.hardware.detect.tools import Readings
 from recipe_core.hardware.profile import Device
-from recipe_core.launcher import machine
+from recipe_core.payload.launcher import machine
 
 _VENDORS = {"cuda": "nvidia", "rocm": "amd", "hpu": "intel", "xpu": "intel", "cpu": "cpu"}
 _ECC = 0.08

@@ -20,7 +20,7 @@ from recipe_core.hardware.detect.links import (
     parse_nvidia_topo,
     parse_rocm_topo,
 )
-from recipe_core.launcher import machine
+from recipe_core.payload.launcher import machine
 
 _PACKAGES = ("torch", "vllm", "sglang", "tensorrt-llm", "transformers")
 _TORCH = """

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 
 ACTIVATION_BYTES = 2.0
-"""Bytes of an activation value, as `recipe_core.physics` counts them for 16-bit formats."""
+"""Bytes of an activation value, as `recipe_core.estimates` counts them for 16-bit formats."""
 
 
 @dataclass(frozen=True, slots=True)

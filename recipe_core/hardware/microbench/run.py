@@ -23,7 +23,7 @@ from recipe_core.hardware.microbench.memory import (
     model_cache,
 )
 from recipe_core.hardware.microbench.points import Bench, Case, Point, measured
-from recipe_core.launcher import machine
+from recipe_core.payload.launcher import machine
 
 Kind = Literal["cuda", "rocm", "cpu"]
 KINDS: tuple[Kind, ...] = get_args(Kind)

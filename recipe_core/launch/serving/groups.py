@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from recipe_core.base.errors import NoAnswer
+from recipe_core.estimates.rules import placement
 from recipe_core.launch.process import Deployment, Role, Split
-from recipe_core.space import placement
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import InputError
 from recipe_core.base.units import GIB
 from recipe_core.engines.kv_offload import KvWay
+from recipe_core.estimates.rules.kv_offload import FIELD, Offload, Store
 from recipe_core.launch.process import Deployment
-from recipe_core.space.kv_offload import FIELD, Offload, Store
 
 CONFIG = "engine/lmcache.yaml"
 FOLDER = "/var/tmp/kv-cache"  # noqa: S108 - blocks may go with a restart, and any user may write

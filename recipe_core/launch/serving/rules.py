@@ -14,7 +14,7 @@ from recipe_core.engines.grammar import meanings
 from recipe_core.engines.options import FOLDER
 from recipe_core.hardware.profile import Runtime, Vendor
 from recipe_core.launch.process import Deployment
-from recipe_core.model.towers import THROUGH
+from recipe_core.models.towers import THROUGH
 
 
 class When(BaseModel):

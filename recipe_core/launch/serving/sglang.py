@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from recipe_core.engines.options import OptionTable, option_table
+from recipe_core.estimates.columns.exchange import dispatch, dispatches
 from recipe_core.launch.process import Deployment, Launch
 from recipe_core.launch.serving import kv_offload, rules
 from recipe_core.launch.serving.groups import Group, groups
 from recipe_core.launch.serving.processes import HEAD, MASTER_PORT, processes, router, url
 from recipe_core.launch.user_options import check_options
-from recipe_core.space.exchange import dispatch, dispatches
 
 STARTUP_TIMEOUT_S = 1800
 ROUTER = ("sglang-router", "0.3.2")

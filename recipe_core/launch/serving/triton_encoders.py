@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from recipe_core.base.errors import NoAnswer
+from recipe_core.estimates.columns.batches import largest_batch
 from recipe_core.launch.process import Deployment, Launch
 from recipe_core.launch.serving import rules
 from recipe_core.launch.serving.encoder_configs import Served, encoder_config, front_config
@@ -20,7 +21,6 @@ from recipe_core.launch.serving.encoder_export import FILES
 from recipe_core.launch.serving.groups import Group, groups
 from recipe_core.launch.serving.processes import processes
 from recipe_core.launch.user_options import check_options
-from recipe_core.space.batches import largest_batch
 
 STARTUP_TIMEOUT_S = 1800
 FOLDER, COPY = "engine/repository", "${run}/repository"

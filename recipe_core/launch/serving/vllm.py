@@ -13,7 +13,7 @@ from recipe_core.launch.serving.groups import Group, groups
 from recipe_core.launch.serving.processes import processes, router, url
 from recipe_core.launch.serving.vllm_ranks import Way, way_of
 from recipe_core.launch.user_options import check_options
-from recipe_core.model.config.encoder import encoder_task
+from recipe_core.models.config.encoder import encoder_task
 
 STARTUP_TIMEOUT_S = 1800
 ROUTER = ("vllm-router", "0.1.17")

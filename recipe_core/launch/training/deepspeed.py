@@ -7,12 +7,7 @@ from typing import Any
 from recipe_core.base.documents import to_json
 from recipe_core.launch.process import Launch
 from recipe_core.launch.training.embedded import train_json
-from recipe_core.launch.training.job import (
-    Job,
-    environment,
-    processes,
-    training,
-)
+from recipe_core.launch.training.job import Job, environment, processes, training
 from recipe_core.launch.training.sources import trainer_files
 
 _OPTIMIZERS = {"adamw": "AdamW", "lion": "Lion", "muon": "Muon"}

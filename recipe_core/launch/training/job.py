@@ -10,19 +10,25 @@ from typing import Any
 
 from recipe_core.base.errors import InputError
 from recipe_core.engines.training_programs import Hyper, training_engine, usual
+from recipe_core.estimates.columns.dims import ParallelDims
+from recipe_core.estimates.columns.rollout import Sampling
+from recipe_core.estimates.columns.training import (
+    OFFLOADS,
+    RECOMPUTE,
+    SCHEDULES,
+    TrainingSetting,
+    modules_of,
+)
+from recipe_core.estimates.training.elastic import elastic_nodes
+from recipe_core.estimates.training.estimates import TrainingEstimates, flops_per_token
+from recipe_core.estimates.training.fits import memory_rule
+from recipe_core.estimates.training.memory import memory
+from recipe_core.estimates.training.reinforcement import at_longest
+from recipe_core.estimates.training.stages import stage_layers
 from recipe_core.launch.process import Launch, Process
-from recipe_core.model.spec import Attention, MoeMlp
-from recipe_core.physics.training.elastic import elastic_nodes
-from recipe_core.physics.training.estimates import TrainingEstimates, flops_per_token
-from recipe_core.physics.training.fits import memory_rule
-from recipe_core.physics.training.memory import memory
-from recipe_core.physics.training.reinforcement import at_longest
-from recipe_core.physics.training.stages import stage_layers
+from recipe_core.models.spec import Attention, MoeMlp
+from recipe_core.plans.launchable import experts_of, plain_attention
 from recipe_core.request.training_workload import Rollout
-from recipe_core.search.launchable import experts_of, plain_attention
-from recipe_core.space.dims import ParallelDims
-from recipe_core.space.rollout import Sampling
-from recipe_core.space.training import OFFLOADS, RECOMPUTE, SCHEDULES, TrainingSetting, modules_of
 
 KEPT_CHECKPOINTS = 2
 STOP_ROOM, STOP_LEAST_S = 1.5, 60  # of the time to finish a step and a checkpoint

@@ -16,8 +16,8 @@ from recipe_core.launch.training.job import (
     torchrun,
     training,
 )
-from recipe_core.model.attention import LatentAttention
-from recipe_core.search.megatron_model import megatron_model
+from recipe_core.models.attention import LatentAttention
+from recipe_core.plans.megatron_model import megatron_model
 
 _SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 _OPTIMIZERS = {"adamw": "adam", "sgd": "sgd"}

@@ -13,7 +13,7 @@ from recipe_core.launch.training.tasks import task_rows
 
 TASKS = "data/tasks.jsonl"
 REWARD, RAY_NODE = "reward", "ray_node"
-_FOLDER = PACKAGE / "trainer"
+_FOLDER = PACKAGE / "payload" / "trainer"
 _OF_TOOLS = (REWARD, RAY_NODE, "start_tool", "unsloth_sft")
 """Programs in the trainer's folder that only bundles of other tools have."""
 

@@ -10,12 +10,12 @@ from types import ModuleType
 
 from recipe_core.base.errors import NoAnswer
 from recipe_core.engines.training_programs import training_engine
+from recipe_core.estimates.training.estimates import TrainingEstimates
 from recipe_core.launch.modules import LaunchFolder
 from recipe_core.launch.process import Launch
 from recipe_core.launch.training.job import Job, Unsupported, incomplete, job_of
-from recipe_core.physics.training.estimates import TrainingEstimates
-from recipe_core.search.launchable import able, titles, unable
-from recipe_core.search.launchable_splits import split_rules
+from recipe_core.plans.launchable import able, titles, unable
+from recipe_core.plans.launchable_splits import split_rules
 
 MODULES = LaunchFolder(
     "recipe_core.launch.training",

@@ -20,7 +20,7 @@ from recipe_core.launch.training.job import (
     training,
 )
 from recipe_core.launch.training.sources import START, data_files, starter
-from recipe_core.search.titan_models import TitanModel, shipped_configuration
+from recipe_core.plans.titan_models import TitanModel, shipped_configuration
 
 SCRIPT, MODULE = "train.py", "run_config"
 """The script that starts torchtitan, and the module that torchtitan finds it as."""

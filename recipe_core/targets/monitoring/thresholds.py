@@ -9,8 +9,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from recipe_core.estimates.serving.cold_start import cold_start
 from recipe_core.hardware.cluster import device, device_names
-from recipe_core.physics.serving.cold_start import cold_start
 
 if TYPE_CHECKING:  # targets ask for thresholds themselves
     from recipe_core.targets.context import Context

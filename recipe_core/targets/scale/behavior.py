@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from recipe_core.base.errors import NoAnswer
-from recipe_core.fleet.policies.defaults import default
-from recipe_core.fleet.policies.table import LONGEST_WINDOW_S
 from recipe_core.request.scaling import Scaling
+from recipe_core.scaling.policies.defaults import default
+from recipe_core.scaling.policies.table import LONGEST_WINDOW_S
 from recipe_core.targets.scale.bounds import number, whole_s
 
 PERIOD_S = int(default("hpa", "period_s"))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from recipe_core.base.errors import InputError, NoAnswer
-from recipe_core.fleet.rented import bounds_of
 from recipe_core.launch.process import Launch
 from recipe_core.recipe.place import Parameters
 from recipe_core.request.scaling import Policy, Scaling
+from recipe_core.scaling.rented import bounds_of
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import Unit, independent, layout
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from recipe_core.fleet.policies.schedule import HOURS as WEEK
-from recipe_core.fleet.policies.schedule import week as hours_of
 from recipe_core.request.scaling import Period, Scaling
+from recipe_core.scaling.policies.schedule import HOURS as WEEK
+from recipe_core.scaling.policies.schedule import week as hours_of
 
 DAY = 24
 

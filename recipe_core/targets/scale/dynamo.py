@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from recipe_core.base.errors import NoAnswer
-from recipe_core.fleet.policies.defaults import default
-from recipe_core.fleet.policies.dynamo import PREDICTOR
 from recipe_core.request.scaling import Scaling
+from recipe_core.scaling.policies.defaults import default
+from recipe_core.scaling.policies.dynamo import PREDICTOR
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import replica_devices
 from recipe_core.targets.scale.bounds import refuse_fields, whole_s

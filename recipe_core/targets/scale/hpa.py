@@ -11,13 +11,7 @@ from recipe_core.targets.context import Context
 from recipe_core.targets.layout import Unit
 from recipe_core.targets.scale.behavior import FIELDS, PERIOD_S, behavior, read_behavior
 from recipe_core.targets.scale.bounds import grained, least, most, refuse_fields, refuse_policy
-from recipe_core.targets.scale.metrics import (
-    query,
-    read_query,
-    series,
-    triggers_of,
-    window_of,
-)
+from recipe_core.targets.scale.metrics import query, read_query, series, triggers_of, window_of
 
 WHERE = "a HorizontalPodAutoscaler"
 _FIELDS = ("triggers", "interval_s", "window_s", *FIELDS)

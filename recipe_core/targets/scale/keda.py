@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from recipe_core.base.errors import NoAnswer
-from recipe_core.fleet.policies.defaults import default
 from recipe_core.request.scaling import Scaling, Trigger
+from recipe_core.scaling.policies.defaults import default
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import Unit
 from recipe_core.targets.scale import cron

@@ -11,8 +11,8 @@ from typing import Any
 
 from recipe_core.base.documents import parse_yaml, to_yaml
 from recipe_core.base.errors import NoAnswer
-from recipe_core.fleet.policies.defaults import default
 from recipe_core.request.scaling import Metric, Scaling, Trigger
+from recipe_core.scaling.policies.defaults import default
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import independent
 from recipe_core.targets.scale.behavior import FIELDS, behavior, read_behavior

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from recipe_core.base.errors import NoAnswer
 from recipe_core.engines.release import Metrics
 from recipe_core.engines.spec import engine_names
-from recipe_core.fleet.policies.defaults import default
 from recipe_core.request.scaling import Metric, Scaling, Trigger
+from recipe_core.scaling.policies.defaults import default
 from recipe_core.targets.context import Context
 from recipe_core.targets.monitoring.metrics import engine_metrics
 from recipe_core.targets.pod import object_name

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from recipe_core.base.errors import NoAnswer
-from recipe_core.fleet.policies.defaults import default
 from recipe_core.request.scaling import Metric, Scaling, Trigger
+from recipe_core.scaling.policies.defaults import default
 from recipe_core.targets.scale.bounds import fewest, refuse_fields, refuse_policy, whole_s
 from recipe_core.targets.scale.metrics import only_trigger, triggers_of
 

@@ -33,7 +33,7 @@ from recipe_core.bundle.replace import replace_folder
 from recipe_core.bundle.signing import SIGNATURE, new_key
 from recipe_core.bundle.verify import read_bundle, unpack
 from recipe_core.bundle.write import bundle_files
-from recipe_core.launcher.main import main as launcher_main
+from recipe_core.payload.launcher.main import main as launcher_main
 from recipe_core.request.schema import PlanRequest
 from tests.fixtures.command_line import recipe as command_line
 from tests.fixtures.recipes import recipe_for_request, recipe_of

@@ -16,14 +16,14 @@ import numpy as np
 import yaml
 
 from recipe_core.engines.frameworks import training_data
+from recipe_core.estimates.serving.continuous_batching import prompt_chunks, prompts_a_step
+from recipe_core.estimates.serving.cost import changed, without_links
+from recipe_core.estimates.serving.estimates import estimate as serving_estimate
+from recipe_core.estimates.serving.starts import DOUBT
+from recipe_core.estimates.training.estimates import estimate as training_estimate
 from recipe_core.hardware.cluster import roofline
-from recipe_core.physics.serving.continuous_batching import prompt_chunks, prompts_a_step
-from recipe_core.physics.serving.cost import changed, without_links
-from recipe_core.physics.serving.estimates import estimate as serving_estimate
-from recipe_core.physics.serving.starts import DOUBT
-from recipe_core.physics.training.estimates import estimate as training_estimate
+from recipe_core.plans.plans import plan_candidate
 from recipe_core.request.schema import PlanRequest
-from recipe_core.search.plans import plan_candidate
 from tests.fixtures import paths
 from tests.nightly.attack.estimate_properties import Answer, Request
 

@@ -17,10 +17,10 @@ from typing import Any
 from recipe_core.engines.frameworks import training_data
 from recipe_core.engines.spec import engine, engine_names
 from recipe_core.hardware.cluster import device, device_names, in_nodes
-from recipe_core.model.catalog import catalog_ids
-from recipe_core.model.spec import ModelSpec
+from recipe_core.models.catalog import catalog_ids
+from recipe_core.models.spec import ModelSpec
+from recipe_core.plans.plans import estimate_batch
 from recipe_core.request.serving_workload import LOADS
-from recipe_core.search.plans import estimate_batch
 from tests.nightly.attack.estimate_oddities import DATA, ODDITIES, Case, Pair, over_reason
 from tests.nightly.attack.estimate_properties import PROPERTIES, Request, spec
 from tests.nightly.attack.harness import Order, Tally

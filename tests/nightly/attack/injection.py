@@ -19,8 +19,8 @@ from typing import Any
 
 from recipe_core.base.errors import RecipeError
 from recipe_core.bundle.write import Bundle
-from recipe_core.present import snippets
 from recipe_core.request.schema import PlanRequest
+from recipe_core.views import snippets
 from tests.nightly.attack import readers
 from tests.nightly.attack.harness import Order, Tally
 from tests.nightly.attack.readers import NAME, WORD, Shell, differences, views

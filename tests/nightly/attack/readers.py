@@ -22,7 +22,7 @@ from markdown_it import MarkdownIt
 from recipe_core.base.documents import to_yaml
 from recipe_core.bundle.write import Bundle
 from recipe_core.engines.spec import engine, engine_names
-from recipe_core.launcher.plan import load_plan
+from recipe_core.payload.launcher.plan import load_plan
 from recipe_core.targets.by_hand import node_commands, read_addresses
 
 WORD = "plainword7"

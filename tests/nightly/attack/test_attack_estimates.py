@@ -12,7 +12,7 @@ import yaml
 
 from recipe_core.base.units import duration, gib
 from recipe_core.hardware.cluster import in_nodes
-from recipe_core.search.plans import estimate_batch
+from recipe_core.plans.plans import estimate_batch
 from tests.fixtures.paths import DATA
 from tests.fixtures.rows import over
 from tests.nightly.attack.estimate_oddities import ODDITIES, Case, Pair, over_reason

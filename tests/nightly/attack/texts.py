@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from recipe_core.bundle.write import Bundle, bundle_of
-from recipe_core.model.catalog import catalog_entry
+from recipe_core.models.catalog import catalog_entry
 from recipe_core.recipe import Additions, make_recipe
 from recipe_core.recipe.parameters import read_parameters, read_variants
 from recipe_core.request.schema import PlanRequest

@@ -21,11 +21,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from recipe_core.trainer.checkpoint import complete, stored
-from recipe_core.trainer.damage import damage
+from recipe_core.payload.trainer.checkpoint import complete, stored
+from recipe_core.payload.trainer.damage import damage
 from tests.fixtures.ports import free_port
 from tests.nightly.attack.harness import Order, Result, Tally
-from tests.trainer.conftest import CONFIG, Job
+from tests.payload.trainer.conftest import CONFIG, Job
 
 STEPS = 100_000
 LIMIT_S = 180.0

@@ -16,7 +16,7 @@ import pytest
 from recipe_core.base.errors import RecipeError
 from recipe_core.bundle import replace as builds
 from recipe_core.bundle.replace import recover, replace_folder
-from recipe_core.recipe.overlay import Overlay
+from recipe_core.calibration.store import Overlay
 from tests.bundle.test_bundle_replace import RUNS, bundle, own, runs, write
 from tests.fixtures.power import every_loss
 from tests.nightly.attack.harness import Order, Tally

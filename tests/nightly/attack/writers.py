@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from recipe_core.base.errors import RecipeError
-from recipe_core.calibration.own_runs import Measured, of_runs
-from recipe_core.measured.serving_runs import published_runs
-from recipe_core.recipe.overlay import Incoming, Overlay
+from recipe_core.calibration.residuals import Measured, of_runs
+from recipe_core.calibration.store import Incoming, Overlay
+from recipe_core.estimates.measured.serving_runs import published_runs
 from tests.nightly.attack.harness import Order, Tally
 
 WRITERS, ADDITIONS = 3, 4

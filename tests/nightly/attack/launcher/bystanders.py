@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from recipe_core.launcher import procs
+from recipe_core.payload.launcher import procs
 
 SLEEP = str(shutil.which("sleep"))
 NOT_OURS = b"a line of another program\n"

@@ -7,11 +7,11 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from tests.nightly.attack.harness import Result
+from recipe_core.faults import DEATHS, REFUSED, SLOW, Fault
+from recipe_core.trial import LateError, Trial
 
-from .deployments import LIMITS
-from .faults import DEATHS, REFUSED, SLOW, Fault
-from .trial import LateError, Trial
+from recipe_core.targets.deployments import LIMITS
+from tests.nightly.attack.harness import Result
 
 
 def play(trial: Trial, fault: Fault) -> Result:

@@ -1,0 +1,162 @@
+"""Expected accuracy of a compressed model, with the published figures nearest to the question.
+
+The model, its numbers and its measured errors are in docs/compression-accuracy.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from recipe_core.accuracy.band import Belief, belief
+from recipe_core.accuracy.benchmark_name import NamedBenchmark, named_benchmark
+from recipe_core.accuracy.effects import Known, known_of
+from recipe_core.accuracy.model_name import named_model
+from recipe_core.accuracy.nearest import nearest_figures
+from recipe_core.accuracy.question import USUAL_B, Question, ask
+from recipe_core.accuracy.retained import Retained
+from recipe_core.accuracy.technique import technique as technique_named
+from recipe_core.accuracy.words import words
+from recipe_core.base.errors import InputError
+
+LONGEST = 200
+"""Characters of a name that is looked at."""
+
+
+def retained(
+    model: str,
+    technique: str,
+    *,
+    method: str = "",
+    benchmark: str = "",
+    parameters_b: float | None = None,
+    nearest: int = 5,
+) -> Retained:
+    """Expected accuracy of a compressed model over that of its base.
+
+    Args:
+        model: any name; size and generation are read from it where no table knows it.
+        technique: a name of ``techniques()``.
+        method: the algorithm ("GPTQ", "AWQ"); left out, what is usual of the technique.
+        benchmark: a benchmark, or a kind of benchmarks ("math"); left out, the mean over accuracy
+            tasks.
+        parameters_b: billions of parameters; goes before what is known of the model.
+        nearest: how many published figures are shown.
+
+    Returns:
+        Value and 80 % band, 1: nothing lost. ``known`` is false where the benchmark is of a nature
+        of which nothing is published.
+
+    Raises:
+        InputError: for a technique that has no name here, a name that is too long, or a size that
+            is no positive number.
+    """
+    _check(parameters_b, model=model, method=method, benchmark=benchmark)
+    model_asked = named_model(model, parameters_b)
+    benchmarks = _benchmarks(benchmark)
+    if not benchmarks:
+        technique_named(technique)
+        text = f"Nothing is published about {benchmark!r}, which is no share of right answers."
+        return Retained(math.nan, math.nan, math.nan, text, known=False)
+    questions = [ask(model_asked, technique, method.strip(), one) for one in benchmarks]
+    if questions[0].of.kind == "lossless":
+        shown = nearest_figures(questions[0], nearest)
+        text = "lossless by construction: what is drawn is the same"
+        return Retained(1.0, 1.0, 1.0, text, shown)
+    beliefs = [belief(one) for one in questions]
+    value, low, high = (
+        math.fsum(parts) / len(beliefs)
+        for parts in zip(*((one.value, one.low, one.high) for one in beliefs), strict=True)
+    )
+    shown = nearest_figures(questions[0], nearest)
+    return Retained(value, low, high, _basis(questions, beliefs), shown)
+
+
+def retained_many(
+    questions: Iterable[tuple[str, str, str, str]], *, nearest: int = 0
+) -> list[Retained]:
+    """The answers to many questions, in order: model, technique, method and benchmark of each.
+
+    Equal questions are answered once. Raises as ``retained`` does, for the first bad one.
+    """
+    known: dict[tuple[str, str, str, str], Retained] = {}
+    answers = []
+    for one in questions:
+        if one not in known:
+            model, technique, method, benchmark = one
+            known[one] = retained(
+                model, technique, method=method, benchmark=benchmark, nearest=nearest
+            )
+        answers.append(known[one])
+    return answers
+
+
+def combined(parts: Sequence[Retained]) -> Retained:
+    """Two techniques together (weights and KV cache): what each retains is multiplied.
+
+    That losses are independent is assumed; bands are combined as independent ones in logarithms.
+    The published figures of all parts are shown in turn.
+
+    Raises:
+        InputError: for no parts.
+    """
+    if not parts:
+        raise InputError("nothing to combine.", field="technique", hint="Name one technique.")
+    if len(parts) == 1 or not all(part.known for part in parts):
+        return next((part for part in parts if not part.known), parts[0])
+    value = math.prod(part.value for part in parts)
+    below = math.hypot(*(math.log(part.value / part.low) for part in parts))
+    above = math.hypot(*(math.log(part.high / part.value) for part in parts))
+    basis = f"{len(parts)} techniques, what each retains multiplied: "
+    longest = max(len(part.nearest) for part in parts)
+    in_turn = [part.nearest[n] for n in range(longest) for part in parts if n < len(part.nearest)]
+    return Retained(
+        value,
+        value * math.exp(-below),
+        value * math.exp(above),
+        basis + " × ".join(f"{part.value:.3f} ({part.basis})" for part in parts),
+        tuple(in_turn[:longest]),
+    )
+
+
+def _check(parameters_b: float | None, **names: str) -> None:
+    for field, name in names.items():
+        if len(name) > LONGEST:
+            raise InputError(
+                f"{name[:40]!r}… has {len(name)} characters, more than {LONGEST}.",
+                field=field,
+                hint="Give the name alone.",
+            )
+    if parameters_b is not None and not 0 < parameters_b < math.inf:
+        raise InputError(
+            f"{parameters_b} is not a number of billions of parameters.",
+            field="parameters_b",
+            hint="Give a positive number, or leave it out.",
+        )
+
+
+def _benchmarks(name: str) -> list[NamedBenchmark]:
+    """The benchmark of a name; those of the mean for none; nothing for another nature."""
+    names = [name] if name.strip() else words().mean_over
+    return [one for one in map(named_benchmark, names) if one is not None]
+
+
+def _basis(asked: Sequence[Question], beliefs: Sequence[Belief]) -> str:
+    """What the expectation rests on, in one sentence."""
+    one, size = asked[0], asked[0].model.parameters_b
+    of = "the mean over accuracy tasks" if len(asked) > 1 else one.benchmark.name
+    figures = beliefs[0].of_technique
+    parts = [f"fit to published figures, {figures} of {one.of.title}"]
+    if one.method and not beliefs[0].of_method:
+        parts.append(f"none by {one.method}")
+    if len(asked) == 1 and beliefs[0].exact:
+        count = beliefs[0].exact
+        parts.append(f"and {count} of this very combination")
+    elif known_of(one) is Known.SERIES:
+        parts.append("none of this model")
+    elif known_of(one) is Known.NOTHING:
+        parts.append("none of this model or its series")
+    if len(asked) == 1 and not one.benchmark.published and not one.benchmark.of_kind:
+        parts.append(f"the benchmark taken for {one.benchmark.kind}")
+    usual = f"an assumed {USUAL_B:g} B" if size is None else f"{size:.3g} B"
+    return f"{of}, {usual} parameters: {', '.join(parts)}"

@@ -1,0 +1,245 @@
+"""From ``options.compression`` and the format of a split's weights to one tool and method."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from recipe_core.accuracy.technique import Technique, technique
+from recipe_core.accuracy.tools import GGUF, Tool, Way, makers, tool, tools, usual_technique
+from recipe_core.base.errors import InputError, NoAnswer
+from recipe_core.engines.spec import engine as engine_named
+from recipe_core.request.compression import Compression
+from recipe_core.request.schema import Options
+
+FIELD = "options.compression"
+_FEW_BITS = 6.0
+"""GGUF types of up to so many bits a weight are planned as 4-bit weights, others as 8-bit ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What is made, by which tool and method, and how.
+
+    ``scheme``: the tool's own name for it. ``samples`` texts of ``tokens`` tokens calibrate it (0:
+    none), ``text``: a file of them (None: the bundle's). ``kv``: scales of the KV cache, too.
+    ``group``: weights along a row that share a scale; 1 where rows may have any length.
+    ``weight_dtype``: the format of a plan that the result has.
+    """
+
+    technique: str
+    tool: str
+    method: str
+    scheme: str
+    samples: int
+    tokens: int
+    text: str | None
+    kv: bool
+    group: int
+    weight_dtype: str
+    request: Compression
+
+    @property
+    def program(self) -> Tool:
+        """The tool at its pinned version."""
+        return tool(self.tool)
+
+    @property
+    def kind(self) -> Technique:
+        """The technique."""
+        return technique(self.technique)
+
+    @property
+    def format(self) -> str:
+        """The kind of files that are written."""
+        return self.program.format_of(self.technique)
+
+    @property
+    def title(self) -> str:
+        """In words: LLM Compressor 0.14.0.1, GPTQ, INT4 weights."""
+        return f"{self.program.title} {self.program.version}, {self.method}, {self.kind.title}"
+
+    def output(self, model: str) -> str:
+        """Name of the folder of the result."""
+        if self.request.output:
+            return self.request.output
+        name = f"{model.rpartition('/')[2]}-{self.technique}".replace("_", "-")
+        return re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip("-.") or "compressed"
+
+
+def weight_dtypes(options: Options) -> tuple[str, ...]:
+    """The formats of weights to judge: those stated, else the one of a technique that is made."""
+    compression = options.compression
+    if compression is None or compression.technique is None or options.weight_dtypes != ("auto",):
+        return options.weight_dtypes
+    return (planned_dtype(compression.technique) or "auto",)
+
+
+def planned_dtype(name: str) -> str | None:
+    """The format of a plan that a technique is estimated as; None where there is none.
+
+    Raises:
+        InputError: for a name that no technique has.
+    """
+    one = _technique(name)
+    if one.weight_dtype is not None:
+        return one.weight_dtype
+    if name.startswith(GGUF):
+        return "int4" if one.weight_bits <= _FEW_BITS else "int8"
+    return None
+
+
+def choose(
+    compression: Compression, weight_dtype: str, engine: str, runtime: str, *, needed: bool
+) -> Chosen | None:
+    """What is made for a split; None where its checkpoint serves as it is.
+
+    Args:
+        compression: the request's.
+        weight_dtype: format of the split's weights.
+        engine: what loads the result.
+        runtime: what programs the devices that make it (cuda, rocm, cpu).
+        needed: whether the engine can have these weights in no other way.
+
+    Raises:
+        InputError: for a technique, tool or method that is unknown or cannot be combined.
+        NoAnswer: where no tool makes what this engine loads.
+    """
+    name = compression.technique or (usual_technique(weight_dtype) if needed else None)
+    if name is None:
+        return None
+    _technique(name)
+    if not needed and not _same_format(name, weight_dtype):
+        return None
+    names: list[str] = [compression.tool]
+    if compression.tool == "auto":  # a tool made for these devices before the others
+        names = sorted(makers(name), key=lambda one: tool(one).home != runtime)
+    loading = _serves(engine)
+    problems = []
+    for one in names:
+        problem = _problem(one, name, compression.method, loading, runtime)
+        if problem is None:
+            return _chosen(compression, name, one, weight_dtype)
+        problems.append(problem)
+    if problems and compression.tool != "auto":
+        raise problems[0]
+    raise NoAnswer(
+        f"no tool makes {name} that {engine} loads on {runtime}"
+        + (f" by {compression.method}." if compression.method != "auto" else "."),
+        field=f"{FIELD}.technique",
+        hint=_elsewhere(name, loading),
+    )
+
+
+def can_make(compression: Compression | None, weight_dtype: str, engine: str, runtime: str) -> bool:
+    """Whether a split whose weights no checkpoint holds can have them made."""
+    if compression is None:
+        return False
+    try:
+        return choose(compression, weight_dtype, engine, runtime, needed=True) is not None
+    except (InputError, NoAnswer):
+        return False
+
+
+def _technique(name: str) -> Technique:
+    try:
+        return technique(name)
+    except InputError as error:
+        raise InputError(error.message, field=f"{FIELD}.technique", hint=error.hint) from None
+
+
+def _same_format(name: str, weight_dtype: str) -> bool:
+    planned = planned_dtype(name)
+    return planned is not None and planned.partition("-")[0] == weight_dtype.partition("-")[0]
+
+
+def _serves(engine: str) -> tuple[str, ...]:
+    """The engine, and the one that it wraps."""
+    wrapped = engine_named(engine).wraps
+    return (engine, wrapped) if wrapped else (engine,)
+
+
+def _problem(
+    name: str, made: str, method: str, engines: tuple[str, ...], runtime: str
+) -> InputError | None:
+    """Why a tool cannot do it; None where it can."""
+    one = tool(name)
+    ways = one.ways(made)
+    if not ways:
+        able = ", ".join(makers(made)) or "none"
+        return InputError(
+            f"{one.title} {one.version} does not make {made}.",
+            field=f"{FIELD}.tool",
+            hint=f"Tools that do: {able}.",
+        )
+    if method not in ("auto", *ways):
+        return InputError(
+            f"{one.title} {one.version} makes {made} by {_and(ways)}, not by {method}.",
+            field=f"{FIELD}.method",
+            hint=f"Use method: {next(iter(ways))}, or leave it out.",
+        )
+    loads = one.engines_of(made)
+    if not set(engines) & set(loads):
+        return InputError(
+            f"{engines[0]} does not load what {one.title} writes.",
+            field=f"{FIELD}.tool",
+            hint=f"It is loaded by {_and(loads)}; use tool: auto or another engine.",
+        )
+    if runtime not in one.runtimes:
+        return InputError(
+            f"{one.title} runs on {_and(one.runtimes)}, not on {runtime}.",
+            field=f"{FIELD}.tool",
+            hint="Use tool: auto.",
+        )
+    stated = ways.get(method)
+    if stated is not None and stated.runtimes and runtime not in stated.runtimes:
+        return InputError(
+            f"{method} of {one.title} runs on {_and(stated.runtimes)}, not on {runtime}.",
+            field=f"{FIELD}.method",
+            hint="Leave it out, or use another tool.",
+        )
+    return None
+
+
+def _and(names: Iterable[str]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _elsewhere(name: str, engines: tuple[str, ...]) -> str:
+    """What could be asked for instead."""
+    able = [
+        other for one in tools().values() if set(engines) & set(one.loads) for other in one.makes
+    ]
+    loaders = sorted({engine for one in makers(name) for engine in tool(one).engines_of(name)})
+    if loaders:
+        return f"It is made for {_and(loaders)}."
+    return f"Made for {engines[0]}: {', '.join(sorted(set(able))) or 'nothing'}."
+
+
+def _group(made: str) -> int:
+    """Weights that share a scale, as a technique usually has it; 1 for whole rows."""
+    group = technique(made).group or ""
+    return int(group) if group.isdigit() else 1
+
+
+def _chosen(compression: Compression, made: str, name: str, weight_dtype: str) -> Chosen:
+    ways = tool(name).ways(made)
+    method = compression.method if compression.method != "auto" else next(iter(ways))
+    way: Way = ways[method]
+    formats = {str(dtype): scheme for dtype, scheme in way.by_format.items()}
+    calibration = compression.calibration
+    return Chosen(
+        technique=made,
+        tool=name,
+        method=method,
+        scheme=formats.get(weight_dtype, way.scheme),
+        samples=(calibration.samples or way.samples) if way.samples else 0,
+        tokens=calibration.tokens,
+        text=calibration.text,
+        kv=way.kv,
+        group=way.group or _group(made),
+        weight_dtype=weight_dtype,
+        request=compression,
+    )

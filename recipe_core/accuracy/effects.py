@@ -1,0 +1,188 @@
+"""The fitted model of accuracy: expectation of a question's loss, and the band around it."""
+
+from __future__ import annotations
+
+import csv
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from recipe_core.accuracy.fit import LIMITS, START, Noise
+from recipe_core.accuracy.model_name import published_series
+from recipe_core.accuracy.question import Question, Term, terms, text_of
+from recipe_core.base.data_files import DataFile
+from recipe_core.base.provenance import Sourced, Status
+from recipe_core.base.resources import PACKAGE
+
+FILE = DataFile(PACKAGE / "accuracy" / "accuracy.yaml", "technique")
+EFFECTS = PACKAGE / "accuracy" / "effects.csv"
+
+
+class Known(StrEnum):
+    """What figures are published of: the model, others of its series, or neither."""
+
+    MODEL = "model"
+    SERIES = "series"
+    NOTHING = "nothing"
+
+
+class _Data(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+
+class Scatter(_Data):
+    """See ``fit.Noise``."""
+
+    source: str
+    status: Status
+    floor: float
+    relative: float
+    shared: float
+    latent: float
+    tails: float
+    crowding: float
+    unstated: float
+    base_share: float = Field(description="right answers of a usual base, for the noise of a band")
+
+    def noise(self) -> Noise:
+        """The numbers alone."""
+        return Noise(**self.model_dump(exclude={"source", "status", "base_share"}))
+
+
+class Spreads(_Data):
+    """Spread of the effects of each term; those of ``assumed`` have too few levels for a fit."""
+
+    source: str
+    status: Status
+    assumed: tuple[str, ...]
+    by_term: dict[str, float]
+
+
+class Band(_Data):
+    """Where 80 % of losses lie, in units of their scatter around the expectation."""
+
+    low: float
+    high: float
+    cells: int = Field(description="pairs of source and model that it was counted on")
+
+
+class Scale(_Data):
+    """The units that bands are counted in."""
+
+    source: str
+    status: Status
+    variance: float = Field(
+        description="share of the variance of f that counts: effects that are "
+        "found together balance each other"
+    )
+    relative: float = Field(description="scatter of a loss that is proportional to it")
+
+
+class Bands(_Data):
+    """Bands by what is known of the model (``Known``), then by group."""
+
+    source: str
+    status: Status
+    by_known: dict[Known, dict[str, Band]]
+
+
+class Centre(_Data):
+    """Median loss over the fitted one, of tasks and of texts.
+
+    The fit is nearer to a mean: few large losses weigh more than many small ones.
+    """
+
+    source: str
+    status: Status
+    tasks: float
+    texts: float
+
+
+class Fitted(Sourced):
+    """All of ``accuracy.yaml``."""
+
+    figures: int
+    models: int
+    scatter: Scatter
+    spreads: Spreads
+    centre: Centre
+    scale: Scale
+    bands: Bands
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """Of one level: mean and variance, and from how many figures."""
+
+    mean: float
+    variance: float
+    figures: int
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """A loss, ``exp(f)``, and the variance of ``f``."""
+
+    loss: float
+    variance: float
+
+
+@cache
+def fitted() -> Fitted:
+    """The numbers of the fit."""
+    return FILE.read_as(Fitted)
+
+
+@cache
+def effects() -> dict[tuple[str, str], Effect]:
+    """Every effect by term and level."""
+    with EFFECTS.open(newline="", encoding="utf-8") as file:
+        return {
+            (row["term"], row["level"]): Effect(
+                float(row["effect"]), float(row["spread"]) ** 2, int(row["figures"])
+            )
+            for row in csv.DictReader(file)
+        }
+
+
+def expected(asked: Question) -> Expected:
+    """The loss to expect: the exponential of the sum of its terms' effects."""
+    total, variance = START, 0.0
+    for term, level, multiplier in terms(asked):
+        effect = _effect((term, level, multiplier))
+        total += multiplier * effect.mean
+        variance += multiplier**2 * effect.variance
+    loss = math.exp(min(max(total, LIMITS[0]), LIMITS[1]))
+    return Expected(loss * centre_of(asked), variance)
+
+
+def centre_of(asked: Question) -> float:
+    """By what a fitted loss is multiplied to be a median."""
+    centre = fitted().centre
+    return centre.texts if asked.benchmark.likelihood else centre.tasks
+
+
+def _effect(term: Term) -> Effect:
+    """What is known of a level; of an unknown one only the spread of its term."""
+    spread = fitted().spreads.by_term.get(term[0], 0.0)
+    return effects().get(term[:2]) or Effect(0.0, spread**2, 0)
+
+
+def known_of(asked: Question) -> Known:
+    """What figures are published of."""
+    if asked.model.published:
+        return Known.MODEL
+    return Known.SERIES if asked.model.series in published_series() else Known.NOTHING
+
+
+def measure_of(asked: Question) -> str:
+    """Whether tasks are measured, or the likelihood of texts."""
+    return "tasks" if text_of(asked) == "tasks" else "texts"
+
+
+def group_of(asked: Question) -> str:
+    """The group whose band holds."""
+    return f"{asked.range}, {measure_of(asked)}"

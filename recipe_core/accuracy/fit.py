@@ -1,0 +1,216 @@
+"""The fit of the model of accuracy to published figures (docs/compression-accuracy.md).
+
+The loss of a figure is ``l = -ln(retained)``; its expectation is ``exp(f)``, and ``f`` is a sum of
+terms (``question.terms``), each with an effect that is drawn around 0 with the spread of its term:
+effects of levels with few figures stay small. Found by Gauss-Newton steps; figures that lie far
+off count less (Student's t), and so do the many figures of one model in one source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from recipe_core.accuracy.published import Figure
+from recipe_core.accuracy.question import Question, Term, terms
+from recipe_core.base.arrays import Float, Int
+
+START = float(np.log(0.03))
+"""``f`` of a question without any term: a loss of 3 %."""
+LIMITS = (-8.0, 1.3)
+"""Range of ``f``: losses below 0.03 % and above 97 % are not told apart."""
+SMALLEST = 1e-4
+STEPS = 8
+LEVEL_STEPS = 2
+"""Steps before figures that lie far off count less: at first everything does."""
+FIRST_STEP, STEP = 3.0, 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """How figures scatter around their expectation ``m``.
+
+    Variance of a loss: ``floor² + (relative · m)² + (shared · binomial)²``. latent: scatter of
+    ``f`` that belongs to one figure. tails: degrees of freedom of Student's t. crowding: power of
+    the number of figures of a source and model by which each counts less. unstated: binomial noise
+    of tasks with test sets of unknown size.
+    """
+
+    floor: float
+    relative: float
+    shared: float
+    latent: float
+    tails: float
+    crowding: float
+    unstated: float
+
+    def variance(self, expected: Float, binomial: Float) -> Float:
+        """Of losses with these expectations and binomial noises."""
+        return self.floor**2 + (self.relative * expected) ** 2 + (self.shared * binomial) ** 2
+
+
+@dataclass(slots=True)
+class Levels:
+    """Every (term, level), numbered in the order of their first use."""
+
+    number: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    def entries(self, rows: Sequence[Sequence[Term]], *, new: bool) -> Entries:
+        """The terms of rows; levels that are not known yet are added or left out."""
+        row, level, multiplier = [], [], []
+        for index, row_terms in enumerate(rows):
+            for term, name, value in row_terms:
+                key = (term, name)
+                number = self.number.setdefault(key, len(self.number)) if new else None
+                number = self.number.get(key) if number is None else number
+                if number is not None:
+                    row.append(index)
+                    level.append(number)
+                    multiplier.append(value)
+        return Entries(np.array(row), np.array(level), np.array(multiplier, float), len(rows))
+
+    def spreads(self, spread: Mapping[str, float]) -> Float:
+        """The spread of each level's term."""
+        return np.array([spread.get(term, 0.0) for term, _ in self.number])
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """Terms of rows as a sparse matrix of rows by levels."""
+
+    row: Int
+    level: Int
+    multiplier: Float
+    rows: int
+
+    def sums(self, effects: Float) -> Float:
+        """``f`` of each row."""
+        parts = self.multiplier * effects[self.level]
+        return np.asarray(START + np.bincount(self.row, parts, minlength=self.rows), np.float64)
+
+    def effects(self, weights: Float, variances: Float) -> Float:
+        """Effects of the levels by the weights of the rows."""
+        parts = self.multiplier * weights[self.row]
+        return variances * np.bincount(self.level, parts, minlength=len(variances))
+
+    def covariance(self, variances: Float) -> Float:
+        """Covariance of ``f`` between rows."""
+        matrix = np.zeros((self.rows, self.rows))
+        for rows, level, value in self.by_level():
+            if variances[level] > 0:
+                matrix[np.ix_(rows, rows)] += variances[level] * np.outer(value, value)
+        return matrix
+
+    def variances(self, of_level: Float) -> Float:
+        """Variance of ``f`` of each row, as if effects were independent of each other."""
+        parts = self.multiplier**2 * of_level[self.level]
+        return np.asarray(np.bincount(self.row, parts, minlength=self.rows), np.float64)
+
+    def by_level(self) -> Iterator[tuple[Int, int, Float]]:
+        """For each level its rows, its number and its multipliers."""
+        order = np.argsort(self.level, kind="stable")
+        starts = np.flatnonzero(np.diff(self.level[order], prepend=-1))
+        for members in np.split(order, starts[1:]):
+            yield self.row[members], int(self.level[members[0]]), self.multiplier[members]
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What a fit leaves: weights of rows, and what is needed to leave some of them out."""
+
+    entries: Entries
+    variances: Float
+    weights: Float
+    inverse: Float
+    f: Float
+
+    def effects(self) -> Float:
+        """Effects of all levels."""
+        return self.entries.effects(self.weights, self.variances)
+
+    def effects_without(self, rows: Int) -> Float:
+        """Effects as if these rows had not been there, at the same linearisation."""
+        block = self.inverse[np.ix_(rows, rows)]
+        weights = self.weights - self.inverse[:, rows] @ np.linalg.solve(block, self.weights[rows])
+        weights[rows] = 0
+        return self.entries.effects(weights, self.variances)
+
+
+def _binomial(row: Figure, unstated: float) -> float:
+    """Noise of a figure's loss by the items of its benchmark; ``unstated`` where unknown."""
+    return unstated if row.noise is None else row.noise / max(row.retained, 0.05)
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Figures as arrays: losses, binomial noises of losses, how many share source and model."""
+
+    loss: Float
+    binomial: Float
+    crowd: Float
+
+    @classmethod
+    def of(cls, rows: Sequence[Figure], likelihood: Sequence[bool], unstated: float) -> Data:
+        """Those of these figures."""
+        kept = np.array([row.retained for row in rows])
+        pairs = [(row.source, row.model) for row in rows]
+        count = {pair: pairs.count(pair) for pair in set(pairs)}
+        binomial = np.array([_binomial(row, unstated) for row in rows])
+        binomial[np.array(likelihood, np.bool_)] = 0.0
+        crowd = np.array([count[pair] for pair in pairs], float)
+        return cls(-np.log(kept), binomial, crowd)
+
+
+def fitted(
+    data: Data,
+    entries: Entries,
+    variances: Float,
+    noise: Noise,
+    *,
+    left_out: Sequence[Int] = (),
+    start: Float | None = None,
+    steps: int = STEPS,
+) -> Fit:
+    """The fit to figures.
+
+    ``left_out`` are blocks of rows that are to be predicted without themselves: steps are then
+    taken around these predictions, so that no block has a say in how much its rows count.
+    ``start`` is ``f`` of an earlier fit; ``variances`` are those of the levels' effects.
+    """
+    covariance = entries.covariance(variances)
+    crowding = (data.crowd / np.median(data.crowd)) ** noise.crowding
+    f = np.full(entries.rows, START) if start is None else start
+    for step in range(steps):
+        expected = np.maximum(np.exp(f), SMALLEST)
+        variance = noise.variance(expected, data.binomial)
+        off = data.loss - expected
+        trust = (noise.tails + 1) / (noise.tails + off**2 / variance)
+        if start is None and step < LEVEL_STEPS:
+            trust = np.ones_like(trust)
+        scatter = variance * crowding / (trust * expected**2) + noise.latent**2
+        largest = FIRST_STEP if step < 2 else STEP
+        target = f + np.clip(off / expected, -largest, largest)
+        inverse = np.linalg.inv(covariance + np.diag(scatter))
+        weights = inverse @ (target - START)
+        f = START + covariance @ weights
+        for rows in left_out:
+            block = np.linalg.inv(inverse[np.ix_(rows, rows)])
+            f[rows] = target[rows] - block @ weights[rows]
+        f = np.clip(f, *LIMITS)
+    return Fit(entries, variances, weights, np.asarray(inverse, np.float64), f)
+
+
+def nuisance(row: Figure) -> Term:
+    """The term of where a figure was published, which no question names."""
+    return "source × model", f"{row.source}|{row.model}", 1.0
+
+
+def entries_of(rows: Sequence[Figure], questions: Sequence[Question]) -> tuple[Levels, Entries]:
+    """The terms of figures."""
+    levels = Levels()
+    both = zip(rows, questions, strict=True)
+    return levels, levels.entries(
+        [[*terms(question), nuisance(row)] for row, question in both], new=True
+    )

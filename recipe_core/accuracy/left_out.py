@@ -1,0 +1,156 @@
+"""Published figures predicted without the figures of their model, family or source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from recipe_core.accuracy.effects import Known
+from recipe_core.accuracy.fit import (
+    LIMITS,
+    STEPS,
+    Data,
+    Entries,
+    Fit,
+    Levels,
+    Noise,
+    entries_of,
+    fitted,
+)
+from recipe_core.accuracy.nearest import question_of
+from recipe_core.accuracy.published import Figure
+from recipe_core.accuracy.question import Question, ask, terms
+from recipe_core.base.arrays import Float, Int
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Figures as the fit takes them, and as the questions that they would answer."""
+
+    rows: Sequence[Figure]
+    stated: Sequence[Question]
+    asked: Sequence[Question]
+    levels: Levels
+    entries: Entries
+    questions: Entries
+    data: Data
+
+    @classmethod
+    def of(cls, rows: Sequence[Figure], noise: Noise) -> Prepared:
+        """Those of these figures; a question does not name its source."""
+        stated = [question_of(row) for row in rows]
+        asked = [ask(one.model, one.technique, one.method, one.benchmark) for one in stated]
+        levels, entries = entries_of(rows, stated)
+        questions = levels.entries([list(terms(question)) for question in asked], new=False)
+        texts = [question.benchmark.likelihood for question in stated]
+        data = Data.of(rows, texts, noise.unstated)
+        return cls(rows, stated, asked, levels, entries, questions, data)
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """For each figure: the loss that the others make expected, and the variance of its log.
+
+    known: what the others are published of.
+    """
+
+    expected: Float
+    variance: Float
+    known: tuple[Known, ...]
+
+
+def blocks(keys: Sequence[str]) -> list[Int]:
+    """Rows that share a key."""
+    column = np.array(keys)
+    return [np.flatnonzero(column == key) for key in sorted(set(keys))]
+
+
+def left_out(
+    prepared: Prepared,
+    spreads: Mapping[str, float],
+    noise: Noise,
+    keys: Sequence[str],
+    *,
+    steps: int = STEPS,
+) -> LeftOut:
+    """Every figure predicted by a fit without the figures that share its key."""
+    parts = blocks(keys)
+    variances = prepared.levels.spreads(spreads) ** 2
+    fit = fitted(prepared.data, prepared.entries, variances, noise, left_out=parts, steps=steps)
+    posterior = posterior_variances(fit)
+    f, variance = np.empty(len(prepared.rows)), np.empty(len(prepared.rows))
+    uses = np.bincount(prepared.entries.level, minlength=len(variances))
+    for rows in parts:
+        inside = np.isin(prepared.entries.row, rows)
+        own = np.bincount(prepared.entries.level[inside], minlength=len(variances))
+        of_level = np.where(own == uses, variances, posterior)
+        f[rows] = prepared.questions.sums(fit.effects_without(rows))[rows]
+        variance[rows] = prepared.questions.variances(of_level)[rows]
+    return LeftOut(np.exp(np.clip(f, *LIMITS)), variance, _known(prepared, keys))
+
+
+def _known(prepared: Prepared, keys: Sequence[str]) -> tuple[Known, ...]:
+    """Of each figure: what those without its key are published of."""
+    models: dict[str, set[str]] = {}
+    series: dict[str, set[str]] = {}
+    for question, key in zip(prepared.asked, keys, strict=True):
+        models.setdefault(question.model.name, set()).add(key)
+        series.setdefault(question.model.series, set()).add(key)
+    known = []
+    for question in prepared.asked:
+        if len(models[question.model.name]) > 1:
+            known.append(Known.MODEL)
+        else:
+            others = len(series[question.model.series]) > 1
+            known.append(Known.SERIES if others else Known.NOTHING)
+    return tuple(known)
+
+
+LARGEST_LINE = 1 / 3
+"""Share of the figures above which a line is left out by its series: without it, hardly anything
+would be known of techniques and methods, which is not so for a new line."""
+
+
+def relatives(prepared: Prepared) -> list[str]:
+    """Of each figure: its line, or of the largest line its series."""
+    lines = [question.model.line for question in prepared.asked]
+    most = LARGEST_LINE * len(lines)
+    return [
+        question.model.series if lines.count(question.model.line) > most else question.model.line
+        for question in prepared.asked
+    ]
+
+
+def as_strangers(prepared: Prepared) -> Prepared:
+    """The same figures, asked as if nobody knew the lines of their models."""
+    strangers = [replace(one, model=replace(one.model, line="")) for one in prepared.asked]
+    questions = prepared.levels.entries([list(terms(one)) for one in strangers], new=False)
+    return replace(prepared, asked=strangers, questions=questions)
+
+
+def left_out_by_known(
+    prepared: Prepared, spreads: Mapping[str, float], noise: Noise, *, steps: int = STEPS
+) -> dict[Known, LeftOut]:
+    """Figures predicted without those of their model and technique, model, and relatives.
+
+    So questions about models of which more or less is known are asked of every figure.
+    """
+    models = [row.model for row in prepared.rows]
+    pairs = [f"{row.model}|{row.technique}" for row in prepared.rows]
+    strangers = as_strangers(prepared)
+    return {
+        Known.MODEL: left_out(prepared, spreads, noise, pairs, steps=steps),
+        Known.SERIES: left_out(prepared, spreads, noise, models, steps=steps),
+        Known.NOTHING: left_out(strangers, spreads, noise, relatives(prepared), steps=steps),
+    }
+
+
+def posterior_variances(fit: Fit) -> Float:
+    """Variance that is left of each level's effect."""
+    entries, left = fit.entries, fit.variances.copy()
+    for rows, level, value in entries.by_level():
+        known = value @ fit.inverse[np.ix_(rows, rows)] @ value
+        left[level] -= fit.variances[level] ** 2 * known
+    return np.maximum(left, 0)

@@ -1,0 +1,152 @@
+"""What the name of a model tells: its base, generation and size, also where nobody knows it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache, lru_cache
+
+from recipe_core.accuracy.published import keys
+from recipe_core.accuracy.words import words
+
+_SIZE = re.compile(
+    r"(?<![\w.])(?:(?P<experts>\d+)x)?(?P<count>\d+(?:[._]\d+)?)"
+    r"(?P<unit>[bm])(?P<rest>\d)?(?![a-z])",
+    re.IGNORECASE,
+)
+_ACTIVE = re.compile(r"(?<![a-z])a(\d+(?:\.\d+)?)b(?![a-z])", re.IGNORECASE)
+_WORD = re.compile(r"[a-z]+(?:-(?:oss|j|neox)(?![a-z]))?")
+_VERSION = re.compile(r"[-.]?v?(\d+(?:\.\d+)?)")
+_CHAT = re.compile(
+    r"instruct|chat|(?<![a-z])it(?![a-z])|zephyr|dpo|sft|distill|thinking|reason|qwq|oss", re.I
+)
+_FIRST = {"llama": "1"}
+"""Versions of first generations, whose names do not say it."""
+_SHARED = 0.77
+"""Parameters of N experts of M billion over N · M: attention is shared (Mixtral 8x7B: 46.7 B)."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedModel:
+    """A model as its name tells it.
+
+    name: of the base, without what a quantised copy adds. generation ("llama-3.1"), series
+    ("llama-3") and line ("llama") are what it was trained with; of a model made from another, those
+    of its base. parameters_b: billions, None where nothing tells. published: whether figures of
+    this model are published.
+    """
+
+    name: str
+    generation: str
+    series: str
+    line: str
+    parameters_b: float | None
+    chat: bool
+    published: bool
+
+
+def named_model(name: str, parameters_b: float | None = None) -> NamedModel:
+    """The model of a name: of a published table, of the catalog, or by the name alone.
+
+    Args:
+        name: an id or any other name; that of a quantised copy is led back to its base.
+        parameters_b: billions of parameters; goes before what the name tells.
+    """
+    base = base_name(name)
+    known = _published().get(_key(base))
+    base = known or base
+    generation = _generation(base)
+    series = re.sub(r"\.\d+$", "", generation)
+    return NamedModel(
+        name=base,
+        generation=generation,
+        series=series,
+        line=re.sub(r"-\d+$", "", series),
+        parameters_b=parameters_b or (_size_of(base) if known is None else _size_known(known)),
+        chat=bool(_CHAT.search(base.rpartition("/")[2])),
+        published=known is not None,
+    )
+
+
+@lru_cache(4096)
+def base_name(name: str) -> str:
+    """A name without the endings of quantised copies: ``Qwen3-8B-FP8`` is ``Qwen3-8B``."""
+    owner, slash, last = name.strip().rpartition("/")
+    if _key(name.strip()) in _published():
+        return _published()[_key(name.strip())]
+    parts = re.split(r"([-_.])", last)
+    while len(parts) > 2 and _is_ending(parts[-1]):
+        parts = parts[:-2]
+    return f"{owner}{slash}{''.join(parts)}"
+
+
+def _is_ending(word: str) -> bool:
+    word = word.casefold()
+    return (
+        not word or word in words().endings or bool(re.fullmatch(r"i?q\d\w*|[kmsl]|\d?bpw", word))
+    )
+
+
+def _key(name: str) -> str:
+    """What two spellings of one model share: no owner, no case, no ``meta-`` and ``-hf``."""
+    last = name.rpartition("/")[2].casefold().replace("_", "-")
+    return re.sub(r"-hf$", "", re.sub(r"^meta-", "", last))
+
+
+@cache
+def _published() -> dict[str, str]:
+    return {_key(name): name for name in keys().models}
+
+
+@cache
+def published_series() -> frozenset[str]:
+    """Series of which any model is published."""
+    return frozenset(named_model(name).series for name in keys().models)
+
+
+def _size_known(name: str) -> float:
+    return keys().models[name].parameters_b
+
+
+@lru_cache(4096)
+def _size_of(name: str) -> float | None:
+    """Billions of parameters by the catalog, or by the name."""
+    # Looked up late: the catalog takes longer to import than all else here.
+    from recipe_core.models.catalog import catalog_entry, in_catalog
+
+    if in_catalog(name):
+        published = catalog_entry(name).published
+        if published is not None:
+            return published.parameters / 1e9
+    return size_in(name)
+
+
+def size_in(name: str) -> float | None:
+    """Billions of parameters as a name states them: 8B, 0.6B, 1_8B, 1b7, 8x7B, 30B-A3B, 270m."""
+    sizes = [_billions(match) for match in _SIZE.finditer(name.rpartition("/")[2])]
+    return max(sizes, default=None)
+
+
+def _billions(match: re.Match[str]) -> float:
+    count = float(match["count"].replace("_", ".") + (f".{match['rest']}" if match["rest"] else ""))
+    if match["experts"]:
+        count *= int(match["experts"]) * _SHARED
+    return count / 1000 if match["unit"].casefold() == "m" else count
+
+
+@lru_cache(4096)
+def _generation(name: str) -> str:
+    """``llama-3.1``: the word that a name starts with, and the version after it."""
+    last = name.rpartition("/")[2].casefold()
+    last = re.sub(r"^(meta|nvidia|google|ibm|openai)-", "", last)
+    last = re.sub(r"(?<=\d)_(?=\d)", ".", last).replace("_", "-")
+    for start, generation in words().made_from.names.items():
+        if last.startswith(start):
+            return generation
+    last = _ACTIVE.sub("", re.sub(r"\d+x\d+b|\d+(?:\.\d+)?[bm](?:\d)?(?![a-z])", "", last))
+    word = _WORD.match(last)
+    if word is None:
+        return last
+    version = _VERSION.match(last[word.end() :])
+    number = version[1] if version else _FIRST.get(word[0], "")
+    return f"{word[0]}-{number}" if number else word[0]

@@ -1,0 +1,153 @@
+"""``published.csv``: figures of compressed models beside their bases, as others published them."""
+
+from __future__ import annotations
+
+import csv
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from recipe_core.accuracy.retained import Published
+from recipe_core.accuracy.technique import technique
+from recipe_core.base.data_files import DataFile
+from recipe_core.base.provenance import Source, Sourced
+from recipe_core.base.resources import PACKAGE
+
+FILE = DataFile(PACKAGE / "accuracy" / "published.yaml", "technique")
+FIGURES = PACKAGE / "accuracy" / "published.csv"
+
+Kind = Literal[
+    "knowledge",
+    "math",
+    "code",
+    "commonsense",
+    "reasoning",
+    "instruction",
+    "long-context",
+    "multimodal",
+    "composite",
+    "perplexity",
+    "divergence",
+]
+LIKELIHOODS: frozenset[str] = frozenset({"perplexity", "divergence"})
+"""Kinds that are no tasks: how probable a text is."""
+
+
+class _Data(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+
+class PublishedModel(_Data):
+    """Size of a model in billions of parameters; active_b: used for a token, where fewer."""
+
+    parameters_b: Annotated[float, Field(gt=0)]
+    active_b: Annotated[float, Field(gt=0)] | None = None
+
+
+class Benchmark(_Data):
+    """What a benchmark asks for, how many items it has, and which way its values are better."""
+
+    kind: Kind
+    items: Annotated[int, Field(gt=0)] | None = None
+    better: Literal["higher", "lower"] = "higher"
+
+
+class PublishedKeys(Sourced):
+    """What the rows refer to."""
+
+    sources: dict[str, Source]  # more than files by hand may have
+    models: dict[str, PublishedModel]
+    benchmarks: dict[str, Benchmark]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A row, with the bits and the group of its technique where it states none itself."""
+
+    model: str
+    technique: str
+    method: str
+    weight_bits: float
+    removed: float
+    group: str
+    retrained: bool
+    benchmark: str
+    base_value: float
+    value: float
+    quality: str
+    source: str
+
+    @property
+    def retained(self) -> float:
+        """Value over base, turned so that smaller is worse; of a divergence D: exp(-D).
+
+        exp(-D) is what is retained of perplexity on text that the base itself writes.
+        """
+        if self.base_value == 0:
+            return math.exp(-self.value)
+        if keys().benchmarks[self.benchmark].better == "lower":
+            return self.base_value / self.value
+        return self.value / self.base_value
+
+    @property
+    def noise(self) -> float | None:
+        """Standard error of ``retained``: both scores are shares of independent right answers.
+
+        Where both answer the same items it is smaller, as many answers are the same.
+        """
+        items = keys().benchmarks[self.benchmark].items
+        scale = 1 if self.base_value <= 1 and self.value <= 1 else 100
+        share = self.base_value / scale
+        if items is None or not 0 < share < 1:
+            return None
+        return math.sqrt(2 * (1 - share) / (share * items)) * self.retained
+
+    def as_published(self) -> Published:
+        """The row as an answer shows it."""
+        source = keys().sources[self.source]
+        return Published(
+            model=self.model,
+            technique=self.technique,
+            method=self.method,
+            benchmark=self.benchmark,
+            base_value=self.base_value,
+            value=self.value,
+            retained=self.retained,
+            noise=self.noise,
+            source=source.url or source.title,
+            date=source.date or "",
+        )
+
+
+@cache
+def keys() -> PublishedKeys:
+    """Sources, models and benchmarks of the rows."""
+    return FILE.read_as(PublishedKeys)
+
+
+@cache
+def figures() -> tuple[Figure, ...]:
+    """Every published figure."""
+    with FIGURES.open(newline="", encoding="utf-8") as file:
+        return tuple(_figure(row) for row in csv.DictReader(file))
+
+
+def _figure(row: dict[str, str]) -> Figure:
+    of = technique(row["technique"])
+    return Figure(
+        model=row["model"],
+        technique=row["technique"],
+        method=row["method"],
+        weight_bits=float(row["weight_bits"] or of.weight_bits),
+        removed=float(row["removed"] or of.removed),
+        group=row["group"] or of.group or "",
+        retrained=row["retrained"] == "yes",
+        benchmark=row["benchmark"],
+        base_value=float(row["base_value"]),
+        value=float(row["value"]),
+        quality=row["quality"],
+        source=row["source"],
+    )

@@ -1,0 +1,237 @@
+"""A question about accuracy, and the terms that its answer is summed from.
+
+A term is a name ("technique", "size × text", …) with a level ("int4_weight_only") and a
+multiplier. Every figure that is fitted and every question that is asked goes through ``terms``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+
+import numpy as np
+
+from recipe_core.accuracy.benchmark_name import NamedBenchmark
+from recipe_core.accuracy.model_name import NamedModel, size_in
+from recipe_core.accuracy.published import figures
+from recipe_core.accuracy.technique import Technique
+from recipe_core.accuracy.technique import technique as technique_named
+from recipe_core.accuracy.words import words
+
+KNOTS = (1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 6.0, 8.0)
+"""Bits a weight between which the term of bits is interpolated."""
+USUAL_B = 8.0
+"""Billions of parameters at which the term of size is 0, and of a model of unknown size."""
+SIZES_B = (0.3, 700.0)
+NOMINAL_GROUP = 128
+_GROUPS = {"channel": 4096, "128x128": 512}
+"""Weights a scale of groups that are no number: a row of a usual matrix; blocks act like rows."""
+
+Term = tuple[str, str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked, or what a figure is of.
+
+    weight_bits, removed and group (weights that share a scale, 0: unknown) are those of this
+    method, where it does not do as the technique says.
+    """
+
+    model: NamedModel
+    technique: str
+    of: Technique
+    method: str
+    benchmark: NamedBenchmark
+    weight_bits: float
+    removed: float
+    group: float = 0.0
+
+    @property
+    def treatment(self) -> str:
+        """What is made smaller."""
+        if self.of.kind == "weights and activations" and self.of.act_bits >= 16:
+            return "weights"
+        return self.of.kind
+
+    @property
+    def quantised(self) -> bool:
+        """Whether weights are kept with fewer bits."""
+        return self.treatment in {"weights", "weights and activations"}
+
+    @property
+    def small_blocks(self) -> bool:
+        """Whether activations and weights share scales in blocks of the format itself."""
+        return (self.of.group or "").isdecimal()
+
+    @property
+    def range(self) -> str:
+        """Techniques that lose about the same, for what depends on how much is lost."""
+        if self.treatment == "kv cache":
+            return "cache 8" if self.of.kv_bits >= 6 else "cache 4"
+        if not self.quantised:
+            return self.treatment
+        if min(self.weight_bits, self.of.act_bits) >= 6:
+            return "8"
+        if self.of.act_bits < 8:
+            # One scale a row does not hold outliers of activations; scales of small blocks do.
+            return "4 activations" if self.small_blocks else "4 activations by row"
+        if self.weight_bits >= 3.95:
+            return "4"
+        return "3" if self.weight_bits >= 2.95 else "2"
+
+
+def group_size(name: str) -> float:
+    """Weights that share a scale, by the name of a group; 0 where there is none."""
+    return _GROUPS.get(name) or (float(name) if name.isdecimal() else 0.0)
+
+
+@cache
+def usual() -> dict[tuple[str, str], tuple[float, float, float]]:
+    """Bits, removed share and group of a technique by a method, as most figures have them."""
+    rows: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
+    for row in figures():
+        values = (row.weight_bits, row.removed, group_size(row.group))
+        rows.setdefault((row.technique, row.method), []).append(values)
+    medians = {pair: np.median(values, axis=0) for pair, values in rows.items()}
+    return {pair: (float(a), float(b), float(c)) for pair, (a, b, c) in medians.items()}
+
+
+@cache
+def _spellings() -> dict[str, str]:
+    """Methods as figures spell them, by their small letters and by themselves."""
+    methods = {method for _, method in usual()}
+    return {method.casefold(): method for method in methods} | {one: one for one in methods}
+
+
+def ask(model: NamedModel, technique: str, method: str, benchmark: NamedBenchmark) -> Question:
+    """A question, with the bits, removed share and group that are usual.
+
+    Raises:
+        InputError: for a technique that has no name here.
+    """
+    of = technique_named(technique)
+    method = _spellings().get(method) or _spellings().get(method.casefold(), method)
+    nominal = (of.weight_bits, of.removed, group_size(of.group or ""))
+    bits, removed, group = usual().get((technique, method), nominal)
+    sibling_b = size_in(method) if of.kind == "distillation" else None
+    if sibling_b is not None and model.parameters_b:
+        removed = min(max(1 - sibling_b / model.parameters_b, 0.05), 0.98)
+    return Question(model, technique, of, method, benchmark, bits, removed, group)
+
+
+def method_words(method: str) -> list[str]:
+    """The parts of a method's name: ``FlatQuant+RTN`` is FlatQuant and RTN."""
+    text = method.casefold().replace("gs64", "g64")
+    return sorted({word for word in re.split(r"[^a-z0-9.*]+", text) if word})
+
+
+def method_class(method: str) -> str:
+    """What a method does about rounding; "" where its name does not tell."""
+    parts = set(method_words(method))
+    classes = words().method_classes
+    return next((one.name for one in classes if parts.intersection(one.words)), "")
+
+
+def terms(asked: Question) -> Iterator[Term]:
+    """Terms of a question: name, level and multiplier."""
+    yield from _treatment(asked)
+    yield from _method(asked)
+    yield from _model(asked)
+    yield from _benchmark(asked)
+
+
+def text_of(asked: Question) -> str:
+    """What is measured: tasks, perplexity or divergence."""
+    return asked.benchmark.kind if asked.benchmark.likelihood else "tasks"
+
+
+def _treatment(asked: Question) -> Iterator[Term]:
+    text = text_of(asked)
+    yield "text", text, 1.0
+    yield "treatment", asked.treatment, 1.0
+    yield "range × text", f"{asked.range}|{text}", 1.0
+    yield "technique", asked.technique, 1.0
+    yield "technique × text", f"{asked.technique}|{text}", 1.0
+    if asked.quantised:
+        for knot, share in _between(asked.weight_bits):
+            yield "bits", knot, share
+        yield "bits × text", text, asked.weight_bits - 4
+        if asked.of.act_bits < 16:
+            yield "activations", f"{asked.of.act_bits:g}", 1.0
+    if asked.of.kv_bits < 16:
+        yield "cache", f"{asked.of.kv_bits:g}", 1.0
+        yield "bits of cache", text, asked.of.kv_bits - 4
+    if asked.removed > 0:
+        yield "removed", asked.treatment, math.log(asked.removed / (1 - asked.removed))
+    if asked.group > 0 and asked.quantised and asked.weight_bits < 8:
+        yield "group", "", math.log2(asked.group / NOMINAL_GROUP)
+
+
+def _between(bits: float) -> Iterator[tuple[str, float]]:
+    """The knots on both sides, with the share of each."""
+    bits = min(max(bits, KNOTS[0]), KNOTS[-1])
+    low, high = next(pair for pair in pairwise(KNOTS) if pair[0] <= bits <= pair[1])
+    share = (bits - low) / (high - low)
+    if share < 1:
+        yield f"{low:g}", 1 - share
+    if share > 0:
+        yield f"{high:g}", share
+
+
+def _method(asked: Question) -> Iterator[Term]:
+    text, method = text_of(asked), asked.method
+    if not method:
+        yield from (("method", "", 1.0), ("word", "", 1.0), ("word × range", "", 1.0))
+        return
+    kind = method_class(method)
+    yield "class", kind, 1.0
+    yield "class × range", f"{kind}|{asked.range}", 1.0
+    yield "method", method, 1.0
+    yield "method × technique", f"{method}|{asked.technique}", 1.0
+    yield "method × benchmark", f"{method}|{asked.benchmark.name}", 1.0
+    yield "method × series", f"{method}|{asked.model.series}", 1.0
+    for word in method_words(method):
+        yield "word", word, 1.0
+        yield "word × range", f"{word}|{asked.range}", 1.0
+        yield "word × text", f"{word}|{text}", 1.0
+
+
+def log_size(asked: Question) -> float:
+    """Logarithm of the parameters, 0 at the usual size."""
+    size_b = min(max(asked.model.parameters_b or USUAL_B, SIZES_B[0]), SIZES_B[1])
+    return math.log(size_b / USUAL_B)
+
+
+def _model(asked: Question) -> Iterator[Term]:
+    model, text, size = asked.model, text_of(asked), log_size(asked)
+    yield "size", "", size
+    yield "size × text", text, size
+    yield "series", model.series, 1.0
+    yield "model", model.name, 1.0
+    yield "model × range", f"{model.name}|{asked.range}", 1.0
+    yield "model × technique", f"{model.name}|{asked.technique}", 1.0
+    yield "model × method", f"{model.name}|{asked.method}", 1.0
+
+
+def _benchmark(asked: Question) -> Iterator[Term]:
+    benchmark = asked.benchmark
+    yield "kind", benchmark.kind, 1.0
+    yield "kind × range", f"{benchmark.kind}|{asked.range}", 1.0
+    if benchmark.long_chain:
+        yield "long chain × range", asked.range, 1.0
+    if benchmark.of_kind:
+        return
+    stem = benchmark.stem
+    yield "benchmark", benchmark.name, 1.0
+    yield "stem × range", f"{stem}|{asked.range}", 1.0
+    if not benchmark.likelihood:
+        yield "stem × size", stem, log_size(asked)
+    yield "stem × technique", f"{stem}|{asked.technique}", 1.0
+    yield "stem × line", f"{stem}|{asked.model.line}", 1.0
+    yield "stem × series", f"{stem}|{asked.model.series}", 1.0
+    yield "stem × model", f"{stem}|{asked.model.name}", 1.0

@@ -1,0 +1,130 @@
+"""``schemes.yaml``: how a quantised checkpoint was made, by its scheme and its name."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from recipe_core.accuracy.technique import Technique, technique, techniques
+from recipe_core.base.data_files import DataFile
+from recipe_core.base.resources import PACKAGE
+from recipe_core.base.types import Text, WeightDtype
+from recipe_core.models.spec import ModelSpec
+
+FILE = DataFile(PACKAGE / "accuracy" / "schemes.yaml", "model")
+
+
+@dataclass(frozen=True, slots=True)
+class Making:
+    """How a checkpoint was made.
+
+    method: the algorithm, "" where it is not known. weights_only: whether activations stay in 16
+    bit on any device. technique: "" where the stored format says it.
+    """
+
+    method: str = ""
+    weights_only: bool = False
+    technique: str = ""
+
+
+class _Row(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    scheme: Text | None = None
+    name: Text | None = None
+    dtype: WeightDtype | None = None
+    method: Text | None = None
+    weights_only: bool | None = None
+    technique: Text | None = None
+
+    def agrees(self, scheme: str, name: str, dtype: str) -> bool:
+        """Whether the row speaks of such a checkpoint."""
+        patterns = ((self.scheme, scheme), (self.name, name))
+        named = all(
+            pattern is None or re.search(pattern, text, re.IGNORECASE) for pattern, text in patterns
+        )
+        return named and self.dtype in (None, dtype)
+
+    def technique_of(self, scheme: str) -> str:
+        """The technique, with the groups of the scheme that it names; "" without."""
+        match = re.search(self.scheme, scheme) if self.scheme else None
+        if self.technique is None or match is None:
+            return self.technique or ""
+        name = match.expand(self.technique).lower()
+        return name if name in techniques() else ""
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    schema_version: Literal[1]
+    rows: tuple[_Row, ...]
+
+
+@cache
+def _rows() -> tuple[_Row, ...]:
+    rows = FILE.read_as(_File).rows
+    for row in rows:
+        if row.technique is not None and "\\" not in row.technique:
+            technique(row.technique)
+    return rows
+
+
+def making(model: ModelSpec) -> Making:
+    """How a quantised checkpoint was made; nothing is known of one that is not quantised."""
+    stored = model.quantization
+    if stored is None:
+        return Making()
+    rows = [row for row in _rows() if row.agrees(stored.scheme, model.name, stored.dtype)]
+    return Making(
+        next((row.method for row in rows if row.method is not None), ""),
+        next((row.weights_only for row in rows if row.weights_only is not None), False),
+        next(filter(None, (row.technique_of(stored.scheme) for row in rows)), ""),
+    )
+
+
+@cache
+def weight_technique(dtype: str, *, computed: bool) -> str:
+    """The technique that stores weights in a format of plans.
+
+    ``computed``: whether activations are in the format too, where there is such a technique.
+
+    Raises:
+        KeyError: for a format that no technique is, such as one of 16 bit.
+    """
+    alone = {name: of for name, of in techniques().items() if _is_format(of, dtype)}
+    narrow = {name: of for name, of in alone.items() if of.act_bits < 16}
+    wide = {name: of for name, of in alone.items() if of.act_bits >= 16}
+    for among in (narrow, wide) if computed else (wide, narrow):
+        if among:
+            return next(iter(among))
+    raise KeyError(dtype)
+
+
+def _is_format(of: Technique, dtype: str) -> bool:
+    """Whether a technique is a format of weights alone: no cache format, nothing removed."""
+    stored = "fp8" if dtype.startswith("fp8") else dtype
+    return of.weight_dtype == stored and of.kv_bits >= 16 and not of.removed
+
+
+@cache
+def cache_technique(dtype: str) -> str:
+    """The technique that keeps the cache in a format of plans; KeyError where none is."""
+    for name, of in techniques().items():
+        if of.kind == "kv cache" and of.kv_dtype == dtype:
+            return name
+    raise KeyError(dtype)
+
+
+def together(weights: str, cached: str) -> tuple[str, ...]:
+    """Techniques of weights and cache: one where published tables have both as one."""
+    if weights and technique(weights).kv_bits < 16:
+        return (weights,)
+    joint = f"{weights}_{cached}"
+    if weights and cached and joint in techniques():
+        return (joint,)
+    return tuple(filter(None, (weights, cached)))

@@ -1,0 +1,76 @@
+"""``techniques.yaml``: ways to make a model smaller, by the names of published tables."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from recipe_core.accuracy.titled import Titled
+from recipe_core.base.data_files import DataFile
+from recipe_core.base.errors import InputError, unknown
+from recipe_core.base.resources import PACKAGE
+from recipe_core.base.types import KvDtype, Share, Text, WeightDtype
+
+FILE = DataFile(PACKAGE / "accuracy" / "techniques.yaml", "technique")
+
+Kind = Literal[
+    "weights",
+    "weights and activations",
+    "kv cache",
+    "sparsity",
+    "pruning",
+    "low rank",
+    "distillation",
+    "lossless",
+]
+Bits = Annotated[float, Field(gt=0, le=16)]
+
+
+class Technique(Titled):
+    """One way to make a model smaller.
+
+    Bits a value, nominal: FP4 formats count their scales, integer formats do not. removed: share of
+    the weights that is removed, where a name does not say it. group: weights that share a scale
+    unless a method says otherwise ("channel": one for each output). weight_dtype, kv_dtype: the
+    format of a plan that it is, where a plan has it. parts: the techniques that it consists of.
+    weights_of: the technique whose weights alone it is.
+    """
+
+    kind: Kind
+    weight_bits: Bits = 16
+    act_bits: Bits = 16
+    kv_bits: Bits = 16
+    removed: Share = 0
+    group: Text | None = None
+    weight_dtype: WeightDtype | None = None
+    kv_dtype: KvDtype | None = None
+    parts: tuple[Text, ...] = ()
+    weights_of: Text | None = None
+    note: Text | None = None
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    schema_version: Literal[1]
+    techniques: dict[str, Technique]
+
+
+@cache
+def techniques() -> dict[str, Technique]:
+    """Every technique by its name."""
+    return FILE.read_as(_File).techniques
+
+
+def technique(name: str) -> Technique:
+    """The technique of a name.
+
+    Raises:
+        InputError: for a name that no technique has.
+    """
+    if name not in techniques():
+        message, hint = unknown("technique", name, list(techniques()))
+        raise InputError(message, field=FILE.field, hint=hint)
+    return techniques()[name]

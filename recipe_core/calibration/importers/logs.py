@@ -1,0 +1,70 @@
+"""Reading logs line by line: patterns with one figure each, and which ranks' figure counts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from recipe_core.base.errors import InputError
+from recipe_core.calibration.importers.content import LONGEST_LINE, Content, number_of
+
+NUMBER = r"([\d.,]{1,40}(?:[eE][+-]?\d{1,4})?)"
+
+GAP = r".{0,300}?"
+"""Between a line's words and its figure: bounded, for lines that strangers may write."""
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A figure of a log: its name, where it stands, and what makes one of several ranks' values."""
+
+    name: str
+    expression: str
+    scale: float = 1.0
+    among: Callable[[Iterable[float]], float] = max
+
+    def compiled(self) -> re.Pattern[str]:
+        """The expression, whose first group is the number."""
+        return re.compile(self.expression)
+
+
+def figures_of(content: Content, patterns: Sequence[Pattern]) -> dict[str, float]:
+    """The figures that a log's lines state, of the last start in it.
+
+    Raises:
+        InputError: naming the line whose figure is no number.
+    """
+    compiled = [(pattern, pattern.compiled()) for pattern in patterns]
+    values: dict[str, list[float]] = {}
+    for number, line in enumerate(content.log, 1):
+        for pattern, expression in compiled:
+            match = expression.search(line[:LONGEST_LINE])
+            if match:
+                value = _number(match[1], content, number, pattern.name)
+                values.setdefault(pattern.name, []).append(value * pattern.scale)
+    ways = {pattern.name: pattern.among for pattern in patterns}
+    return {name: ways[name](each) for name, each in values.items()}
+
+
+def _number(text: str, content: Content, line: int, name: str) -> float:
+    try:
+        return number_of(text.rstrip(".,"))
+    except ValueError as error:
+        raise InputError(f"{content.name}, line {line}: {name}: {error}.", field=name) from None
+
+
+def texts_of(content: Content, expressions: Mapping[str, str]) -> dict[str, str]:
+    """The first match of each expression in a log's start."""
+    matches = {name: re.search(text, content.head) for name, text in expressions.items()}
+    return {name: match[1] for name, match in matches.items() if match}
+
+
+def last(values: Iterable[float]) -> float:
+    """The newest of a figure that is logged again and again."""
+    return list(values)[-1]
+
+
+def whole(figures: Mapping[str, float], names: Iterable[str]) -> dict[str, int]:
+    """Those of the figures as whole numbers."""
+    return {name: round(figures[name]) for name in names if name in figures}

@@ -1,0 +1,163 @@
+"""Results of MLPerf inference: ``mlperf_log_summary.txt`` and ``mlperf_log_detail.txt``.
+
+Lines as LoadGen writes them (``loadgen/results.cc``): the summary in words, the detail a JSON line
+each. Neither says what ran where; lengths of answers follow from tokens and samples per second.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from recipe_core.base.errors import InputError
+from recipe_core.calibration.importers.content import Content, number_of, one_line
+from recipe_core.calibration.importers.formats import Format
+from recipe_core.calibration.importers.imported import Imported, stated
+
+SUMMARY_SIGN = "MLPerf Results Summary"
+_LINE = re.compile(r"^\s*([^:=]{2,80}?)\s*:\s*(.+?)\s*$")
+NS = 1e-9
+FIGURES = {
+    "mean latency (ns)": ("request_latency_s", NS),
+    "mean first token latency (ns)": ("ttft_s", NS),
+    "mean time per output token (ns)": ("tpot_s", NS),
+    "mean time to output token (ns)": ("tpot_s", NS),
+    "completed tokens per second": ("output_tokens_per_s", 1.0),
+    "tokens per second": ("output_tokens_per_s", 1.0),
+    "tokens per second (inferred)": ("output_tokens_per_s", 1.0),
+    "completed samples per second": ("requests_per_s", 1.0),
+    "samples per second": ("requests_per_s", 1.0),
+    "target_qps": ("target_qps", 1.0),
+    "samples_per_query": ("samples", 1.0),
+    "min_query_count": ("queries", 1.0),
+}
+"""Lines of a summary by their name in one case."""
+_PERCENTILE = re.compile(
+    r"^(50|90|95|99)\.00 percentile (latency|first token latency|time to output token) \(ns\)$"
+)
+_OF = {"latency": "request_latency", "first token latency": "ttft", "time to output token": "tpot"}
+DETAIL = {
+    "effective_scenario": "scenario",
+    "sut_name": "sut",
+    "loadgen_version": "version",
+    "result_validity": "valid",
+    "result_mean_latency_ns": "mean latency (ns)",
+    "result_first_token_mean_latency_ns": "mean first token latency (ns)",
+    "result_time_per_output_token_mean": "mean time per output token (ns)",
+    "result_token_throughput": "tokens per second",
+    "result_tokens_per_second": "tokens per second",
+    "result_completed_tokens_per_second": "completed tokens per second",
+    "result_completed_samples_per_sec": "completed samples per second",
+    "result_samples_per_second": "samples per second",
+    "effective_target_qps": "target_qps",
+    "effective_samples_per_query": "samples_per_query",
+    "effective_min_query_count": "min_query_count",
+}
+"""Keys of a detail log by the line of a summary that says the same."""
+
+
+def _recognises_summary(content: Content) -> bool:
+    return SUMMARY_SIGN in content.head
+
+
+def _read_summary(content: Content) -> list[Imported]:
+    lines: dict[str, str] = {}
+    for line in content.log:
+        if match := _LINE.match(line[:400]):
+            lines.setdefault(match[1].strip().casefold(), match[2])
+    # "Result is : VALID"
+    return [_imported(content, "mlperf-summary", lines, lines.get("result is", "VALID"))]
+
+
+def _recognises_detail(content: Content) -> bool:
+    return ":::MLLOG" in content.head and '"effective_scenario"' in content.head
+
+
+def _read_detail(content: Content) -> list[Imported]:
+    lines: dict[str, str] = {}
+    for number, line in enumerate(content.log, 1):
+        event = event_of(line, content, number)
+        name = DETAIL.get(str(event.get("key"))) if event else None
+        if event and name and isinstance(event.get("value"), str | int | float):
+            lines[name] = str(event["value"])
+    return [_imported(content, "mlperf-detail", lines, lines.get("valid", "VALID"))]
+
+
+def event_of(line: str, content: Content, number: int) -> dict[str, Any] | None:
+    """The event of a line of MLPerf's logs; None for other lines.
+
+    Raises:
+        InputError: naming the line whose event is no JSON.
+    """
+    start = line.find(":::MLLOG ")
+    if start < 0:
+        return None
+    try:
+        value = json.loads(line[start + len(":::MLLOG ") :])
+    except (ValueError, RecursionError) as error:
+        message = f"{content.name}, line {number}: its event is no JSON: {error}."
+        raise InputError(message, field="file") from None
+    return value if isinstance(value, dict) else None
+
+
+def _imported(content: Content, name: str, lines: dict[str, str], result: str) -> Imported:
+    known = _figures(content, lines)
+    scenario = lines.get("scenario", "").casefold().replace(" ", "")
+    rate, tokens = known.get("requests_per_s"), known.get("output_tokens_per_s")
+    load: dict[str, Any] = _load(scenario, known)
+    if rate and tokens:
+        load["output_tokens"] = max(round(tokens / rate), 1)
+    mode = lines.get("mode", "PerformanceOnly")
+    excluded = ""
+    if result.strip().upper().startswith("INVALID"):
+        excluded = "MLPerf calls the result invalid"
+    elif "accuracy" in mode.casefold():
+        excluded = "an accuracy run, whose speed says nothing"
+    figures = {key: value for key, value in known.items() if key.endswith("_s") and value > 0}
+    return Imported(
+        format=name,
+        figures=figures,
+        load=load,
+        settings=stated(sut=one_line(lines.get("sut name", lines.get("sut", "")))),
+        notes=(
+            f"scenario {lines.get('scenario', 'unstated')}; prompts' lengths are the data set's",
+        ),
+        excluded=excluded,
+    )
+
+
+def _figures(content: Content, lines: dict[str, str]) -> dict[str, float]:
+    known: dict[str, float] = {}
+    for title, text in lines.items():
+        name, scale = FIGURES.get(title, ("", 1.0))
+        if match := _PERCENTILE.match(title):
+            name, scale = f"{_OF[match[2]]}_p{match[1]}_s", NS
+        if not name:
+            continue
+        try:
+            known[name] = number_of(text) * scale
+        except ValueError as error:
+            raise InputError(f"{content.name}: {title}: {error}.", field=title) from None
+    return known
+
+
+def _load(scenario: str, known: dict[str, float]) -> dict[str, Any]:
+    """The load of LoadGen's scenarios."""
+    if scenario == "offline":
+        count = known.get("samples", 0.0) if known.get("samples", 0.0) > 1 else known.get("queries")
+        return stated(mode="offline", requests=round(count) if count else None)
+    if scenario in ("server", "interactive"):
+        rate = known.get("target_qps") or known.get("requests_per_s")
+        return stated(mode="open", request_rate=rate)
+    if scenario == "singlestream":
+        return {"mode": "closed", "concurrency": 1}
+    return {}
+
+
+SUMMARY = Format(
+    "mlperf-summary", "summary of MLPerf inference", _recognises_summary, _read_summary
+)
+DETAILS = Format(
+    "mlperf-detail", "detail log of MLPerf inference", _recognises_detail, _read_detail
+)

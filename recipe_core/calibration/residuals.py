@@ -1,0 +1,227 @@
+"""What measured runs of one's own teach the estimates: their residuals, and what is known before.
+
+Every run is estimated by the same formulas. Of its figures count the time per output token and the
+time to first token; the latency of a request where one of these is missing; throughput, which in a
+closed loop, a batch or a full queue is a time by Little's law, where there is neither a time per
+output token nor a latency. How residuals become scales is said in ``space/corrections.py``.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from recipe_core.accuracy.checkpoints import MeasuredCompression
+from recipe_core.base.documents import read_shipped, to_json
+from recipe_core.base.errors import InputError, RecipeError
+from recipe_core.estimates.columns.corrections import (
+    Corrections,
+    LeftOut,
+    OwnRun,
+    Prior,
+    Residual,
+    assumed_version,
+    version_of,
+)
+from recipe_core.estimates.columns.serving import Cases, Setting
+from recipe_core.estimates.columns.standing import uncorrected
+from recipe_core.estimates.measured.serving_runs import Run
+from recipe_core.estimates.serving.corrections import time_shares
+from recipe_core.estimates.serving.results import ServingEstimate
+from recipe_core.plans.plans import shared_key
+from recipe_core.plans.problem import ServingProblem, resolve
+from recipe_core.plans.serving_plan import ServingPlan
+from recipe_core.request.schema import PlanRequest
+
+MAX_RUNS = 1000
+"""Own runs of one question: what they teach takes a matrix of so many rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One measured run: its request, the engine that really ran, and means in SI units.
+
+    ``version``: empty for the version that estimates assume. ``excluded``: why it is not to count.
+    ``date``: day of the measurement. ``requests`` were answered, ``failed`` were not; None where
+    the source does not say. ``driver`` and ``machine``: what it ran on, empty where unknown.
+    """
+
+    name: str
+    request: Mapping[str, Any]
+    version: str = ""
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    request_latency_s: float | None = None
+    output_tokens_per_s: float | None = None
+    step_s: float | None = None
+    excluded: str = ""
+    date: datetime.date | None = None
+    requests: int | None = None
+    failed: int | None = None
+    driver: str = ""
+    machine: str = ""
+
+    @staticmethod
+    def of(run: Run) -> Measured:
+        """A row of a table."""
+        rate = run.output_tokens_per_s
+        if rate is None and run.total_tokens_per_s is not None:
+            share = run.output_tokens / (run.input_tokens + run.output_tokens)
+            rate = run.total_tokens_per_s * share
+        times = (run.ttft_ms, run.tpot_ms, run.request_latency_ms)
+        ttft_s, tpot_s, latency_s = (None if ms is None else ms / 1e3 for ms in times)
+        return Measured(
+            name=run.id,
+            request=run.request(),
+            version=run.version,
+            ttft_s=ttft_s,
+            tpot_s=tpot_s,
+            request_latency_s=latency_s,
+            output_tokens_per_s=rate,
+            excluded=run.exclude,
+            date=_day(run.date),
+        )
+
+
+def _day(text: str) -> datetime.date | None:
+    """The day that a table states; None for another text, as tables may hold any."""
+    try:
+        return datetime.date.fromisoformat(text[:10])
+    except ValueError:
+        return None
+
+
+@cache
+def prior() -> Prior:
+    """What this version knows of scales before any run."""
+    return Prior.model_validate(read_shipped(Path(__file__).with_suffix(".yaml")))
+
+
+def learn(
+    measured: Iterable[Measured],
+    *,
+    folders: bool = True,
+    known: Prior | None = None,
+    compressed: Iterable[MeasuredCompression] = (),
+) -> Corrections:
+    """What runs teach. Runs that cannot be estimated are left out, each with its reason.
+
+    Args:
+        measured: the runs, in any order; a run that is there twice counts once.
+        folders: whether a model may be named by a path on this machine.
+        known: what is known before; by default what ships.
+        compressed: what checkpoints that were made here keep; they change accuracy, not times.
+
+    Raises:
+        InputError: for more than ``MAX_RUNS`` runs.
+    """
+    runs = _distinct(measured)
+    if len(runs) > MAX_RUNS:
+        raise InputError(
+            f"{len(runs):,} own runs are given; at most {MAX_RUNS:,} are used.",
+            field="measured",
+            hint="Keep the newest runs of the deployments in question.",
+        )
+    left_out: dict[str, str] = {run.name: run.excluded for run in runs if run.excluded}
+    pairs: dict[str, list[tuple[Measured, ServingProblem, Setting, Cases]]] = defaultdict(list)
+    for run in runs:
+        if run.excluded:
+            continue
+        try:
+            problem, setting, case = _case(run, folders)
+        except RecipeError as error:
+            left_out[run.name] = error.message
+        else:
+            pairs[shared_key(problem, setting)].append((run, problem, setting, case))
+    own: dict[str, OwnRun] = {}
+    for members in pairs.values():
+        _, problem, setting, _ = members[0]
+        plan = ServingPlan.of(problem, setting, ServingPlan.stack([m[-1] for m in members]))
+        for row, (run, _, _, case) in enumerate(members):
+            estimate = plan.estimate(row)
+            if not estimate.feasible:
+                left_out[run.name] = f"cannot run by the estimate: {estimate.reasons[0]}"
+            elif residuals := _residuals(run, setting.mode, estimate):
+                version = version_of(run.version) or assumed_version(setting.engine)
+                own[run.name] = OwnRun(run.name, setting, case, version, residuals)
+            else:
+                left_out[run.name] = "measured nothing that a scale explains in this mode"
+    return Corrections(
+        known or prior(),
+        tuple(own[run.name] for run in runs if run.name in own),
+        tuple(LeftOut(run.name, left_out[run.name]) for run in runs if run.name in left_out),
+        compressed=tuple(dict.fromkeys(compressed)),
+    )
+
+
+def _distinct(measured: Iterable[Measured]) -> list[Measured]:
+    """Each run once, in an order of their own, so that the order of rows changes no bit.
+
+    Runs of several tables may have the same name.
+    """
+    runs: dict[str, Measured] = {}
+    for run in measured:
+        figures = (run.ttft_s, run.tpot_s, run.request_latency_s, run.output_tokens_per_s)
+        runs.setdefault(to_json([run.request, run.version, figures], indent=None), run)
+    names: dict[str, int] = defaultdict(int)
+    out = []
+    for _, run in sorted(runs.items()):
+        names[run.name] += 1
+        if (times := names[run.name]) > 1:
+            run = replace(run, name=f"{run.name} ({times})")
+        out.append(run)
+    return out
+
+
+def _case(run: Measured, folders: bool) -> tuple[ServingProblem, Setting, Cases]:
+    """The one case that was measured.
+
+    Raises:
+        RecipeError: for a request that cannot be read, or that does not state its split.
+    """
+    request = PlanRequest.parse(run.request)
+    if request.is_training:
+        raise InputError("is a training run; own runs correct estimates of serving.", field="model")
+    with uncorrected():
+        problem = resolve(request, folders=folders)
+    pair = ServingPlan.one_case(problem, problem.candidate)
+    if pair is None:
+        raise InputError("does not state tp, pp and dp.", field="candidate")
+    return (problem, *pair)
+
+
+def _residuals(run: Measured, mode: str, estimate: ServingEstimate) -> tuple[Residual, ...]:
+    """What the run shows, one entry a figure that says more than those before."""
+    served, parts = estimate.serving, estimate.breakdown_s
+    if served is None or parts is None:
+        return ()
+    tokens = PlanRequest.parse(run.request).workload.output_tokens  # type: ignore[union-attr]
+    shares = time_shares(parts.prefill, served.ttft_s, served.tpot_s, tokens)
+    pairs: list[tuple[str, float | None, float]] = [
+        ("tpot_s", run.tpot_s if tokens > 1 else None, served.tpot_s),
+        ("ttft_s", run.ttft_s, served.ttft_s),
+    ]
+    if run.tpot_s is None or run.ttft_s is None:
+        pairs.append(("request_latency_s", run.request_latency_s, served.request_latency_s))
+        known = run.tpot_s or run.request_latency_s
+        rate = None if known or mode == "open" else run.output_tokens_per_s
+        # a time by Little's law
+        inverse = None if rate is None else 1 / rate
+        pairs.append(("output_tokens_per_s", inverse, 1 / served.output_tokens_per_s))
+    out = []
+    for figure, measured, estimated in pairs:
+        if measured is not None and measured > 0 and estimated > 0:
+            steps, rest = (float(share) for share in shares.of(figure))
+            out.append(Residual(math.log(measured / estimated), steps, rest))
+    return tuple(out)
+
+
+def of_runs(runs: Sequence[Run]) -> list[Measured]:
+    """The rows of a table."""
+    return [Measured.of(run) for run in runs]

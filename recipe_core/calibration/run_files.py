@@ -1,0 +1,263 @@
+"""Measured runs of one's own, as they lie in files: tables, and what bundles measured."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from recipe_core.accuracy.checkpoints import NAME as COMPRESSION
+from recipe_core.accuracy.checkpoints import MeasuredCompression, read_compression
+from recipe_core.base.documents import parse_json, read_document, read_text
+from recipe_core.base.errors import InputError
+from recipe_core.calibration.residuals import Measured, learn, of_runs
+from recipe_core.calibration.run_rows import is_foreign, runs_of_file
+from recipe_core.calibration.store import VARIABLE, Incoming, Overlay, calibration
+from recipe_core.estimates.columns.corrections import Corrections
+from recipe_core.estimates.measured.serving_runs import MAX_TABLE_BYTES, Run, read_runs
+from recipe_core.hardware.custom import with_profiles
+from recipe_core.recipe.claim_of import claim_of
+from recipe_core.recipe.measurements import Claim
+from recipe_core.recipe.schema import Recipe
+from recipe_core.request.serving_workload import LOADS
+
+MeasuredSource = Corrections | Path | str | Iterable[Run | str | Path]
+"""Own runs: what they taught already; a file, or several; or rows of a table; ``"none"``."""
+
+NONE = "none"
+"""The source that says: not even the calibration of this machine."""
+
+MEASUREMENT = Path("run") / "measurement.json"
+"""Where a bundle keeps what it measured."""
+
+TRAINING_ONLY = {"step_s", "tokens_per_s_per_gpu", "global_batch", "sequence_length"}
+"""Columns by which a table of training runs is known."""
+
+_HINT = (
+    "Give a CSV of serving runs (its columns: recipe_core/estimates/measured/published/README.md), a "
+    "run/measurement.json inside its bundle, a run/compression.json, or the bundle's folder."
+)
+
+
+def corrections_of(measured: MeasuredSource | None, *, folders: bool = True) -> Corrections | None:
+    """What own runs teach, with those in the calibration of this machine; None without any.
+
+    Raises:
+        InputError: for files that cannot be read, are of training, or are too many runs.
+    """
+    if isinstance(measured, Corrections):
+        return measured
+    sources = [measured] if isinstance(measured, str | Path) else list(measured or ())
+    named = [source for source in sources if str(source) != NONE]
+    if len(named) < len(sources):
+        if named:
+            raise InputError(
+                f"{NONE} goes with no other runs.",
+                field="measured",
+                hint=f"Switch the calibration off instead: {VARIABLE}= .",
+            )
+        return None
+    if not sources:
+        return calibration()
+    runs: list[Measured] = []
+    compressed: list[MeasuredCompression] = []
+    for source in sources:
+        for one in of_runs([source]) if isinstance(source, Run) else read_own(Path(source)):
+            compressed.append(one) if isinstance(one, MeasuredCompression) else runs.append(one)
+    stored = Overlay.open()
+    if stored is None:
+        return learn(runs, folders=folders, compressed=compressed)
+    return stored.corrections(runs, folders=folders, compressed=compressed)
+
+
+def compressed_of(measured: Iterable[Path] | None) -> tuple[MeasuredCompression, ...]:
+    """The measured checkpoints alone of the calibration and of files, without learning from runs.
+
+    Raises:
+        InputError: for a calibration or files that cannot be read.
+    """
+    paths = list(measured or ())
+    if any(str(path) == NONE for path in paths):
+        return ()
+    stored = Overlay.open()
+    read = [one for path in paths for one in read_own(path)]
+    given = [one for one in read if isinstance(one, MeasuredCompression)]
+    return tuple(dict.fromkeys([*(stored.compressed if stored else ()), *given]))
+
+
+def read_incoming(path: Path) -> list[Incoming]:
+    """What a file or a bundle measured, with where it comes from, for a calibration.
+
+    Raises:
+        InputError: as ``read_own``.
+    """
+    kind = "table" if path.suffix == ".csv" else "bundle"
+    return [Incoming(run, path.name, kind) for run in read_own(path)]
+
+
+def read_own(path: Path) -> list[Measured | MeasuredCompression]:
+    """What lies in a file or a bundle's folder: runs, a measured checkpoint, or both.
+
+    Raises:
+        InputError: for a folder that measured nothing, and as ``read_measured``.
+    """
+    if path.name == COMPRESSION or path.is_dir():
+        checkpoint = read_compression(path)
+        if checkpoint is not None:
+            served = path.is_dir() and (path / MEASUREMENT).is_file()
+            return [*(read_measured(path) if served else ()), checkpoint]
+    return list(read_measured(path))
+
+
+def read_measured(path: Path) -> list[Measured]:
+    """The runs of a table, of a ``measurement.json`` or of a bundle's folder.
+
+    Raises:
+        InputError: for a file that is none of these, or wrong; the message names what and where.
+    """
+    if path.is_dir():
+        path = path / MEASUREMENT
+    if path.name != MEASUREMENT.name and is_foreign(path):
+        return _measured(runs_of_file(path))
+    if path.suffix == ".json":
+        return [_of_bundle(path)]
+    if path.suffix != ".csv":
+        raise InputError(f"{path} has an unknown suffix.", field="measured", hint=_HINT)
+    text = read_text(path, field="measured", limit=MAX_TABLE_BYTES).removeprefix("\ufeff")
+    columns = {name.strip() for name in next(csv.reader(text.splitlines()[:1]), [])}
+    if TRAINING_ONLY & columns:
+        raise InputError(
+            f"{path} is a table of training runs; own runs correct estimates of serving.",
+            field="measured",
+            hint="Compare it with estimates: recipe validate --training TABLE.",
+        )
+    return _measured(read_runs(path))
+
+
+def _measured(runs: Sequence[Run]) -> list[Measured]:
+    """Rows as own runs; a device may be the path of its profile."""
+    rows = of_runs(runs)
+    return [replace(run, request=with_profiles(run.request)) for run in rows]
+
+
+def _of_bundle(path: Path) -> Measured:
+    """What a bundle measured, with the request of the recipe that lies in the bundle."""
+    measurement = parse_json(read_text(path, field="measured"), str(path))
+    if not isinstance(measurement, Mapping):
+        raise InputError(f"{path} is not a measurement.", field="measured", hint=_HINT)
+    recipe = _recipe_beside(path)
+    if recipe.kind == "training":
+        raise InputError(
+            f"{path} was measured in training; own runs correct estimates of serving.",
+            field="measured",
+            hint="Leave it out.",
+        )
+    run = measured_of(str(path), recipe, claim_of(recipe, measurement))
+    return replace(run, **_circumstances(measurement))
+
+
+def _circumstances(measurement: Mapping[str, Any]) -> dict[str, Any]:
+    """How many requests a measurement rests on, and on what it ran; what it does not say is left.
+
+    A failed request is in no mean, but says that the server was not in the state one estimates.
+    """
+    figures, machine = measurement["metrics"], measurement["machine"]
+    counts = {name: figures.get(name) for name in ("requests", "failed")}
+    out: dict[str, Any] = {
+        name: value for name, value in counts.items() if isinstance(value, int) and value >= 0
+    }
+    for name in ("driver", "hostname"):
+        if isinstance(value := machine.get(name), str):
+            out["driver" if name == "driver" else "machine"] = value[:256]
+    out.setdefault("machine", str(machine.get("cpu_name") or "")[:256])
+    return out
+
+
+def _recipe_beside(path: Path) -> Recipe:
+    for folder in list(path.resolve().parents)[:3]:
+        if (folder / "recipe.yaml").is_file():
+            return Recipe.parse(read_document(folder / "recipe.yaml", field="measured"))
+    raise InputError(
+        f"{path} does not lie in its bundle: no recipe.yaml says what was measured.",
+        field="measured",
+        hint=_HINT,
+    )
+
+
+def measured_of(name: str, recipe: Recipe, claim: Claim) -> Measured:
+    """What was measured with a recipe as an own run. Prompts of a measurement are never cached."""
+    figures = claim.metrics
+    request = {
+        "model": recipe.request["model"],
+        "hardware": recipe.request["hardware"],
+        "workload": _workload(recipe, claim),
+        "candidate": claim.candidate,
+    }
+    return Measured(
+        name=name,
+        request=request,
+        version=claim.version,
+        ttft_s=figures.get("ttft_s"),
+        tpot_s=figures.get("tpot_s"),
+        request_latency_s=figures.get("request_latency_s"),
+        output_tokens_per_s=figures.get("output_tokens_per_s"),
+        date=claim.date,
+    )
+
+
+def _workload(recipe: Recipe, claim: Claim) -> dict[str, Any]:
+    """The load under which it was measured, as a request states it: whole tokens."""
+    planned, measured = recipe.request["workload"], claim.workload
+    mode = str(measured.get("mode") or planned["mode"])
+    lengths = {
+        name: max(round(float(measured.get(name) or planned[name])), 1)
+        for name in ("input_tokens", "output_tokens")
+    }
+    load = LOADS.get(mode, "concurrency")
+    context = max(claim.max_context or 0, sum(lengths.values()))
+    return {"mode": mode, **lengths, load: measured.get(load), "max_context": context}
+
+
+def rows_of(values: Any, most: int) -> list[Run]:
+    """Rows of a table as they come in a document: a list of objects, at most so many.
+
+    Raises:
+        InputError: naming the first wrong row and field.
+    """
+    if not isinstance(values, list) or len(values) > most:
+        raise InputError(
+            f"must be a list of at most {most} runs.",
+            field="measured",
+            hint="See docs/measured.md.",
+        )
+    out = []
+    for n, row in enumerate(values):
+        try:
+            out.append(Run.model_validate(row))
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(str(step) for step in ("measured", n, *first["loc"]))
+            message = first["msg"].removeprefix("Value error, ")
+            raise InputError(f"{message[0].lower()}{message[1:]}.", field=where) from None
+    return out
+
+
+def own_runs_text(corrections: Corrections, shown: int = 8) -> Sequence[str]:
+    """How many own runs count, and why others do not, a line each."""
+    lines = [f"calibrated by {corrections.title}"]
+    stored = corrections.stored
+    if stored and (any(stored) or corrections.runs):
+        waiting = [f"{stored.held:,} held"] if stored.held else []
+        waiting += [f"{stored.expired:,} expired"] if stored.expired else []
+        rest = f" ({', '.join(waiting)}: recipe calibrate --list)" if waiting else ""
+        lines.append(f"of these in the calibration: {stored.used:,}{rest}")
+    if left_out := corrections.left_out:
+        lines.append(f"left out: {len(left_out):,}")
+        lines += [f"  {run.name}: {run.reason}" for run in left_out[:shown]]
+        if len(left_out) > shown:
+            lines.append(f"  and {len(left_out) - shown:,} more")
+    return lines

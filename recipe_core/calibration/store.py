@@ -1,0 +1,545 @@
+"""The calibration of a machine or a team: measured runs that correct every answer made beside it.
+
+A folder (``calibration.json`` in it) or one ``.json`` file. It holds the runs themselves, not what
+they teach: scales are learned from them anew by each version, so that a better version learns
+better, and every number can say which runs it comes from. Writers take turns by a lock beside the
+file and replace it whole: readers see the old content or the new.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from recipe_core.accuracy.checkpoints import MeasuredCompression
+from recipe_core.base.documents import (
+    MAX_DOCUMENT_BYTES,
+    make_folder,
+    parse_json,
+    read_text,
+    to_json,
+)
+from recipe_core.base.documents import write_whole as write_file
+from recipe_core.base.errors import InputError
+from recipe_core.base.provenance import VALID_DAYS
+from recipe_core.base.types import Positive, Text
+from recipe_core.calibration import gates
+from recipe_core.calibration.gates import Gate
+from recipe_core.calibration.kept_compressions import KeptCompression, StoredCompression
+from recipe_core.calibration.residuals import MAX_RUNS, Measured, learn
+from recipe_core.estimates.columns.corrections import Corrections, Stored
+from recipe_core.estimates.columns.standing import uncorrected
+from recipe_core.recipe.secrets import refuse_secrets
+
+VARIABLE = "RECIPE_BUILDER_CALIBRATION"
+"""The environment's path of the calibration; set to an empty text it switches it off."""
+
+FILE = "calibration.json"
+SCHEMA_VERSION = 1
+_FIELD = "calibration"
+_Short = Annotated[str, Field(max_length=4096)]
+
+
+class StoredRun(BaseModel):
+    """A measured run as a file of calibrations holds it: SI units, days as YYYY-MM-DD."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    id: Annotated[str, Field(pattern=r"^[0-9a-f]{12}$")]
+    """Digest of what was measured: a run that is added twice is stored once."""
+    name: Text
+    """Its name in the file it came from."""
+    source: _Short
+    """The file it came from."""
+    format: Text
+    """Kind of that file: ``bundle``, ``table``, or the tool that wrote it."""
+    added: datetime.datetime
+    """When it was added."""
+    assumed_version: _Short
+    """Version of its engine that estimates assumed then."""
+    version: _Short = ""
+    """Version that ran; empty for the assumed one."""
+    request: dict[str, Any]
+    """What ran, as a request with its split."""
+    ttft_s: Positive | None = None
+    tpot_s: Positive | None = None
+    request_latency_s: Positive | None = None
+    output_tokens_per_s: Positive | None = None
+    step_s: Positive | None = None
+    excluded: _Short = ""
+    """A reason of the source not to count it."""
+    date: datetime.date | None = None
+    """Day of the measurement."""
+    requests: Annotated[int, Field(ge=0)] | None = None
+    failed: Annotated[int, Field(ge=0)] | None = None
+    driver: _Short = ""
+    machine: _Short = ""
+
+    def measured(self) -> Measured:
+        """The run, named by its id."""
+        values = {name: getattr(self, name) for name in Measured.__slots__ if name != "name"}
+        return Measured(name=self.id, **values)
+
+    @classmethod
+    def of(cls, run: Measured, source: str, kind: str, now: datetime.datetime) -> Self:
+        """A run that is added now."""
+        figures = {name: getattr(run, name) for name in Measured.__slots__ if name != "name"}
+        told = [run.request, run.version, *(figures[name] for name in FIGURES)]
+        digest = hashlib.sha256(to_json(told, indent=None).encode()).hexdigest()[:12]
+        return cls(
+            id=digest,
+            name=run.name,
+            source=source,
+            format=kind,
+            added=now,
+            assumed_version=gates.pinned_version(run),
+            **{**figures, "request": dict(run.request)},
+        )
+
+
+FIGURES = ("ttft_s", "tpot_s", "request_latency_s", "output_tokens_per_s", "step_s")
+
+
+class Addition(BaseModel):
+    """What was added together, which ``undo`` takes back together."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    added: datetime.datetime
+    runs: tuple[StoredRun, ...]
+    compressions: tuple[StoredCompression, ...] = ()
+
+    @property
+    def all(self) -> tuple[StoredRun | StoredCompression, ...]:
+        """Runs and measured checkpoints."""
+        return (*self.runs, *self.compressions)
+
+
+class Document(BaseModel):
+    """The file of a calibration."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    schema_version: Literal[1]
+    additions: tuple[Addition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A stored run, and whether it counts today.
+
+    ``measured``: its request and figures, named by ``id``. ``source`` and ``format``: the file it
+    came from. ``engine`` and ``version``: what ran. ``expires``: its last day. ``gate``: whether it
+    is ``accepted``, ``held`` or ``expired``, with the reason.
+    """
+
+    id: str
+    name: str
+    measured: Measured
+    source: str
+    format: str
+    added: datetime.datetime
+    engine: str
+    version: str
+    device: str
+    driver: str
+    machine: str
+    expires: datetime.date
+    gate: Gate
+
+    @property
+    def counts(self) -> bool:
+        """Whether it teaches."""
+        return self.gate.counts
+
+    @property
+    def expired(self) -> str:
+        """Why it has expired; empty where it has not."""
+        return self.gate.reason if self.gate.state == "expired" else ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The entry as plain values; figures in SI units."""
+        run = self.measured
+        figures = {name: getattr(run, name) for name in FIGURES}
+        return {
+            "id": self.id,
+            "name": self.name,
+            "source": self.source,
+            "format": self.format,
+            "added": self.added.isoformat(),
+            "measured": run.date.isoformat() if run.date else None,
+            "expires": self.expires.isoformat(),
+            "engine": self.engine,
+            "version": self.version,
+            "device": self.device,
+            "driver": self.driver,
+            "machine": self.machine,
+            "request": dict(run.request),
+            "requests": run.requests,
+            "failed": run.failed,
+            "figures": {name: value for name, value in figures.items() if value is not None},
+            "gate": asdict(self.gate),
+        }
+
+
+class Incoming(NamedTuple):
+    """A run or a measured checkpoint that is to be added, with where it comes from."""
+
+    run: Measured | MeasuredCompression
+    source: str
+    format: str
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """What an addition changed: entries that are new, and ids that were there already."""
+
+    entries: tuple[Entry, ...]
+    known: tuple[str, ...]
+    overlay: Overlay
+    compressions: tuple[KeptCompression, ...] = ()
+
+
+def default_path(environment: Mapping[str, str] | None = None) -> Path | None:
+    """Where the calibration of this machine lies, or would; None where it is switched off."""
+    environment = os.environ if environment is None else environment
+    if (stated := environment.get(VARIABLE)) is not None:
+        return Path(stated).expanduser() if stated else None
+    data = environment.get("XDG_DATA_HOME") or "~/.local/share"
+    return Path(data).expanduser() / "recipe-builder" / "calibration"
+
+
+def stamp() -> str:
+    """What tells the calibration of this machine apart from what it was and will be.
+
+    Changes with its file, and with the day, by which runs expire. Empty where there is none.
+    """
+    place = default_path()
+    if place is None:
+        return ""
+    try:
+        status = _file(place).stat()
+    except OSError:
+        return ""
+    today = datetime.datetime.now(datetime.UTC).date()
+    return f"{_file(place)}:{status.st_ino}:{status.st_mtime_ns}:{status.st_size}:{today}"
+
+
+def calibration() -> Corrections | None:
+    """What the calibration of this machine teaches, learned once for each state of its file.
+
+    Raises:
+        InputError: for a file that is damaged.
+    """
+    return _calibration(state) if (state := stamp()) else None
+
+
+@lru_cache(maxsize=2)
+def _calibration(_state: str) -> Corrections | None:
+    overlay = Overlay.open()
+    return overlay.corrections() if overlay else None
+
+
+@dataclass(frozen=True, eq=False)
+class Overlay:
+    """Measured runs at a path, as they were when it was opened; writers return a new one.
+
+    ``today``: the day by which runs expire.
+    """
+
+    path: Path
+    additions: tuple[Addition, ...]
+    today: datetime.date
+
+    @staticmethod
+    def open(path: Path | None = None, *, today: datetime.date | None = None) -> Overlay | None:
+        """The calibration at a path, or by default this machine's; None where there is none.
+
+        Raises:
+            InputError: for a file that is damaged; names it and the fix.
+        """
+        place = path or default_path()
+        if place is None or not _file(place).exists():
+            return None
+        return Overlay.at(place, today=today)
+
+    @staticmethod
+    def at(path: Path, *, today: datetime.date | None = None) -> Overlay:
+        """The calibration at a path, empty where there is no file yet.
+
+        Raises:
+            InputError: for a file that is damaged; names it and the fix.
+        """
+        day = today or datetime.datetime.now(datetime.UTC).date()
+        return Overlay(path, _read(_file(path)), day)
+
+    @cached_property
+    def entries(self) -> tuple[Entry, ...]:
+        """All runs, oldest first, each with its gate."""
+        return tuple(self._entries(folders=True))
+
+    @cached_property
+    def compressions(self) -> tuple[KeptCompression, ...]:
+        """All measured checkpoints, oldest first, each with whether it counts."""
+        stored = [one for addition in self.additions for one in addition.compressions]
+        return tuple(KeptCompression.of(one, self.today) for one in stored)
+
+    @property
+    def compressed(self) -> tuple[MeasuredCompression, ...]:
+        """The measured checkpoints that count."""
+        return tuple(entry.measured for entry in self.compressions if entry.counts)
+
+    @property
+    def runs(self) -> tuple[Measured, ...]:
+        """The runs that count."""
+        return tuple(entry.measured for entry in self.entries if entry.counts)
+
+    @property
+    def stored(self) -> Stored:
+        """How many runs count, wait and have expired."""
+        states = Counter(entry.gate.state for entry in self.entries)
+        return Stored(states["accepted"], states["held"], states["expired"])
+
+    def corrections(
+        self,
+        more: Sequence[Measured] = (),
+        *,
+        folders: bool = True,
+        compressed: Sequence[MeasuredCompression] = (),
+    ) -> Corrections | None:
+        """What the runs that count, and ``more``, teach; None where none does.
+
+        ``folders``: whether their models may be named by a path on this machine. ``compressed``:
+        measured checkpoints beside those that are kept.
+        """
+        runs, made = (*self.runs, *more), (*self.compressed, *compressed)
+        if not runs and not made:
+            return None
+        with uncorrected():
+            learned = learn(runs, folders=folders, compressed=made)
+        return replace(learned, stored=self.stored)
+
+    def add(
+        self, runs: Iterable[Incoming], *, now: datetime.datetime | None = None, dry: bool = False
+    ) -> Added:
+        """Store runs; those that are there already are left. ``dry``: say what would be stored.
+
+        Raises:
+            InputError: for a path that cannot be written, a secret in a run, or too many runs.
+        """
+        moment = now or datetime.datetime.now(datetime.UTC).replace(microsecond=0)
+        coming = [_stored(one, moment) for one in runs]
+        for one in coming:
+            if isinstance(one, StoredRun):
+                refuse_secrets({"request": one.request}, by_name=("request",))
+
+        def with_new(before: tuple[Addition, ...]) -> tuple[Addition, ...]:
+            stored = {run.id for addition in before for run in addition.all}
+            fresh = {run.id: run for run in coming if run.id not in stored}
+            if len(stored) + len(fresh) > MAX_RUNS:
+                raise InputError(
+                    f"{self.path} would hold {len(stored) + len(fresh):,} runs; at most "
+                    f"{MAX_RUNS:,} are used.",
+                    field=_FIELD,
+                    hint="Take some back: recipe calibrate --undo, or start anew: --clear.",
+                )
+            return (*before, _addition(moment, fresh.values())) if fresh else before
+
+        after = with_new(self.additions) if dry else self._changed(with_new)
+        overlay = replace(self, additions=after)
+        before = {run.id for addition in self.additions for run in addition.all}
+        ids = {run.id for run in coming}
+        return Added(
+            tuple(one for one in overlay.entries if one.id in ids - before),
+            tuple(sorted(ids & before)),
+            overlay,
+            tuple(one for one in overlay.compressions if one.id in ids - before),
+        )
+
+    def undo(self, n: int = 1) -> tuple[Overlay, tuple[StoredRun | StoredCompression, ...]]:
+        """Take the latest ``n`` additions back; the calibration without them, and what they held.
+
+        Raises:
+            InputError: where there are fewer.
+        """
+        removed: list[StoredRun | StoredCompression] = []
+
+        def without(before: tuple[Addition, ...]) -> tuple[Addition, ...]:
+            if not 1 <= n <= len(before):
+                raise InputError(
+                    f"{self.path} holds {len(before)} additions; {n} cannot be taken back.",
+                    field="undo",
+                    hint="See them: recipe calibrate --list.",
+                )
+            removed.extend(run for addition in before[-n:] for run in addition.all)
+            return before[:-n]
+
+        return replace(self, additions=self._changed(without)), tuple(removed)
+
+    @staticmethod
+    def cleared(path: Path) -> Overlay:
+        """The calibration at a path with everything taken back; also of a file that is damaged."""
+        with _locked(path):
+            _write(_file(path), ())
+        return Overlay.at(path)
+
+    def _changed(self, change: Any) -> tuple[Addition, ...]:
+        """The additions after a change of what the file holds now, which may be newer."""
+        file = _file(self.path)
+        with _locked(self.path):
+            before = _read(file)
+            after: tuple[Addition, ...] = change(before)
+            if after != before:
+                _write(file, after)
+        return after
+
+    def _entries(self, *, folders: bool) -> Iterator[Entry]:
+        stored = [run for addition in self.additions for run in addition.runs]
+        states = self._gates(stored, folders)
+        for run in stored:
+            measured = run.measured()
+            candidate, hardware = run.request.get("candidate"), run.request.get("hardware")
+            day = run.date or run.added.date()
+            yield Entry(
+                id=run.id,
+                name=run.name,
+                measured=measured,
+                source=run.source,
+                format=run.format,
+                added=run.added,
+                engine=_named(candidate, "engine"),
+                version=run.version or run.assumed_version,
+                device=_named(hardware, "device"),
+                driver=run.driver,
+                machine=run.machine,
+                expires=day + datetime.timedelta(days=VALID_DAYS),
+                gate=states[run.id],
+            )
+
+    def _gates(self, stored: Sequence[StoredRun], folders: bool) -> dict[str, Gate]:
+        """The gate of each run: first its own soundness and age, then what the others say."""
+        out: dict[str, Gate] = {}
+        runs = [run.measured() for run in stored]
+        days = [run.added.date() for run in stored]
+        drivers = gates.driver_expiries(runs, days)
+        for one, run, day, driver in zip(stored, runs, days, drivers, strict=True):
+            if old := gates.expiry(run, one.assumed_version, day, self.today) or driver:
+                out[one.id] = Gate("expired", old)
+            elif unsound := gates.soundness(run):
+                out[one.id] = Gate("held", unsound)
+        sound = [(one, run) for one, run in zip(stored, runs, strict=True) if one.id not in out]
+        for one, run in sound:
+            peers = [other for _, other in sound if other is not run]
+            if other := gates.other_version(run, one.assumed_version, peers):
+                out[one.id] = Gate("held", other)
+        with uncorrected():
+            learned = learn([run for one, run in sound if one.id not in out], folders=folders)
+        out |= {one.name: Gate("held", one.reason) for one in learned.left_out}
+        order = {run.id: place for place, run in enumerate(stored)}
+        odd = gates.odd_runs(learned, order)
+        out |= {name: Gate("held", reason) for name, reason in odd.items()}
+        return {run.id: out.get(run.id, gates.ACCEPTED) for run in stored}
+
+
+def _stored(one: Incoming, moment: datetime.datetime) -> StoredRun | StoredCompression:
+    if isinstance(one.run, MeasuredCompression):
+        return StoredCompression.of(one.run, one.source, moment)
+    return StoredRun.of(one.run, one.source, one.format, moment)
+
+
+def _addition(
+    moment: datetime.datetime, fresh: Iterable[StoredRun | StoredCompression]
+) -> Addition:
+    runs: list[StoredRun] = []
+    compressions: list[StoredCompression] = []
+    for one in fresh:
+        compressions.append(one) if isinstance(one, StoredCompression) else runs.append(one)
+    return Addition(added=moment, runs=tuple(runs), compressions=tuple(compressions))
+
+
+def _named(part: Any, name: str) -> str:
+    """A name in a part of a request; that of a device which is given as a profile."""
+    value = part.get(name) if isinstance(part, Mapping) else None
+    if isinstance(value, Mapping):
+        value = value.get("name")
+    return "" if value is None else str(value)
+
+
+# The file
+
+
+def _file(path: Path) -> Path:
+    return path if path.suffix == ".json" else path / FILE
+
+
+def _read(file: Path) -> tuple[Addition, ...]:
+    if not file.exists():
+        return ()
+    try:
+        values = parse_json(read_text(file, field=_FIELD), str(file))
+        if isinstance(values, Mapping) and values.get("schema_version") not in (None, 1):
+            raise InputError(
+                f"{file} has the format {values['schema_version']!r:.20}; this version reads "
+                f"{SCHEMA_VERSION}.",
+                field=_FIELD,
+                hint="Update recipe-builder.",
+            )
+        return Document.model_validate(values).additions
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(step) for step in first["loc"])
+        reason = f"{where}: {first['msg']}"
+    except InputError as error:
+        if error.hint == "Update recipe-builder.":
+            raise
+        reason = error.message
+    raise InputError(
+        f"the calibration {file} is damaged: {reason:.300}",
+        field=_FIELD,
+        hint=f"Restore it, empty it (recipe calibrate --clear), or do without: {VARIABLE}= .",
+    )
+
+
+def _write(file: Path, additions: tuple[Addition, ...]) -> None:
+    document = Document(schema_version=1, additions=additions)
+    values = document.model_dump(mode="json", exclude_defaults=False)
+    for addition in values["additions"]:
+        if not addition["compressions"]:  # versions that know none read the file
+            del addition["compressions"]
+    data = to_json(values).encode()
+    if len(data) > MAX_DOCUMENT_BYTES:
+        raise InputError(
+            f"{file} would have {len(data):,} bytes; the limit is {MAX_DOCUMENT_BYTES:,}.",
+            field=_FIELD,
+            hint="Take some runs back: recipe calibrate --undo.",
+        )
+    write_file(file, data)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Wait for other writers of the calibration; the lock ends with the process that holds it."""
+    file = _file(path)
+    try:
+        make_folder(file.parent)
+        lock = file.with_name(f".{file.name}.lock").open("a")
+    except OSError as error:
+        raise InputError(
+            f"cannot write {file}: {error.strerror}.", field=_FIELD, hint="Choose another --into."
+        ) from None
+    with lock:
+        with suppress(ImportError):  # systems without it have one writer
+            import fcntl
+
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

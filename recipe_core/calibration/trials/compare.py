@@ -1,0 +1,152 @@
+"""Two sets of answers to the same questions, in numbers: agreement and log-probability distance."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import Any
+
+from recipe_core.base.errors import InputError
+from recipe_core.calibration.trials.answers import Answer
+from recipe_core.payload.launcher.metrics import quantile
+
+SURVIVALS = (1, 4, 16, 64, 256)
+"""Positions at which the share of answers that are still alike is stated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Which answers are alike, token by token.
+
+    ``identical``: answers of the same tokens; ``share``: of all. ``first_divergence``: positions of
+    the first token that differs, from 0, in the answers that differ (least, quartiles, most).
+    ``alike_after``: by a number of tokens, the share of answers that are alike so far. ``unit``:
+    tokens, or words where an engine does not tell its tokens.
+    """
+
+    prompts: int
+    identical: int
+    share: float
+    first_divergence: Mapping[str, float] | None
+    alike_after: Mapping[str, float]
+    unit: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Distance:
+    """How far log-probabilities (natural logarithms) of the same tokens after the same text lie.
+
+    ``mean_abs`` and ``max_abs`` over ``tokens``. ``kl_mean`` and ``kl_max``, in nats, over the
+    alternatives that both tell, with all other tokens taken together: by the data processing
+    inequality a lower bound of the divergence over the whole vocabulary. None without alternatives.
+    """
+
+    tokens: int
+    mean_abs: float
+    max_abs: float
+    kl_mean: float | None
+    kl_max: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+def agreement(left: Sequence[Answer], right: Sequence[Answer]) -> Agreement:
+    """How alike two lists of answers are; an engine without tokens is compared word by word.
+
+    Raises:
+        InputError: for lists of different lengths, or without answers.
+    """
+    if len(left) != len(right) or not left:
+        message = f"{len(left)} answers cannot be compared with {len(right)}."
+        raise InputError(message, hint="Ask both the same questions.")
+    exact = all(answer.exact for answer in (*left, *right))
+    pairs = [
+        (a.tokens, b.tokens) if exact else (_words(a), _words(b))
+        for a, b in zip(left, right, strict=True)
+    ]
+    parted = [divergence(a, b) for a, b in pairs]
+    differing = [float(position) for position in parted if position is not None]
+    longest = max(max(len(a), len(b)) for a, b in pairs)
+    marks = [mark for mark in SURVIVALS if mark <= longest]
+    return Agreement(
+        prompts=len(pairs),
+        identical=len(pairs) - len(differing),
+        share=1 - len(differing) / len(pairs),
+        first_divergence=_spread(differing),
+        alike_after={
+            str(mark): sum(p is None or p >= mark for p in parted) / len(parted) for mark in marks
+        },
+        unit="tokens" if exact else "words",
+    )
+
+
+def _words(answer: Answer) -> tuple[str, ...]:
+    return answer.tokens if not answer.exact else tuple(answer.text.split())
+
+
+def divergence(left: Sequence[str], right: Sequence[str]) -> int | None:
+    """The position of the first difference, from 0; None where there is none."""
+    for position, (a, b) in enumerate(zip(left, right, strict=False)):
+        if a != b:
+            return position
+    return None if len(left) == len(right) else min(len(left), len(right))
+
+
+def _spread(values: Sequence[float]) -> dict[str, float] | None:
+    shares = {"least": 0.0, "p25": 0.25, "median": 0.5, "p75": 0.75, "most": 1.0}
+    spread = {name: quantile(values, share) for name, share in shares.items()}
+    return {name: value for name, value in spread.items() if value is not None} or None
+
+
+def distance(left: Sequence[Answer], right: Sequence[Answer]) -> Distance | None:
+    """The distance of log-probabilities up to where answers part; None where they are not told.
+
+    At the token where two answers part, what came before is still the same: alternatives are
+    compared there, too.
+    """
+    gaps: list[float] = []
+    divergences: list[float] = []
+    for a, b in zip(left, right, strict=False):
+        parted = divergence(a.tokens, b.tokens)
+        alike = min(len(a.tokens), len(b.tokens)) if parted is None else parted
+        pairs = zip(a.logprobs[:alike], b.logprobs[:alike], strict=False)
+        gaps += [abs(p - q) for p, q in pairs if p is not None and q is not None]
+        tops = zip(a.top[: alike + 1], b.top[: alike + 1], strict=False)
+        divergences += [kl for p, q in tops if (kl := top_divergence(p, q)) is not None]
+    if not gaps:
+        return None
+    return Distance(
+        tokens=len(gaps),
+        mean_abs=fmean(gaps),
+        max_abs=max(gaps),
+        kl_mean=fmean(divergences) if divergences else None,
+        kl_max=max(divergences, default=None),
+    )
+
+
+def top_divergence(left: Mapping[str, float], right: Mapping[str, float]) -> float | None:
+    """Kullback–Leibler divergence of ``right`` from ``left`` in nats, over shared alternatives.
+
+    All other tokens are one more alternative, so it is never above the whole divergence.
+    """
+    shared = left.keys() & right.keys()
+    if not shared:
+        return None
+    p = [math.exp(left[token]) for token in sorted(shared)]
+    q = [math.exp(right[token]) for token in sorted(shared)]
+    rests = [max(1 - sum(values), 0.0) for values in (p, q)]
+    if min(rests) > 1e-9:  # below, what is left is the rounding of the sum
+        p, q = [*p, rests[0]], [*q, rests[1]]
+    total_p, total_q = sum(p), sum(q)
+    terms = (
+        a / total_p * math.log((a / total_p) / (b / total_q)) for a, b in zip(p, q, strict=True)
+    )
+    return max(sum(terms), 0.0)

@@ -1,0 +1,255 @@
+"""A deployment under test: a bundle's own launcher as a subprocess, and always stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from pathlib import Path
+from secrets import token_urlsafe
+from typing import IO, Any
+
+from recipe_core.base.documents import parse_json, read_document, read_text
+from recipe_core.base.errors import RecipeError
+from recipe_core.base.placeholders import PLACEHOLDER
+from recipe_core.bundle.write import write_bundle
+from recipe_core.calibration.trials.errors import TrialError
+from recipe_core.calibration.trials.leftovers import PYTHON, down, environment_of
+from recipe_core.payload.launcher.api import Api, read_api
+from recipe_core.payload.launcher.fields import Fields
+from recipe_core.payload.launcher.interrupts import uninterrupted
+from recipe_core.recipe import Recipe
+
+ALONE = ("--strict", "--no-keep")
+"""Options of `up`, where a bundle's launcher has them: this very split, and nothing that starts it
+again."""
+TAIL_BYTES = 4000
+"""The end of a launcher's words that an error repeats."""
+HOST = "127.0.0.1"
+PORTS_TRIED = 64
+_HELP: dict[str, str] = {}
+"""What `up` takes, by the digest of a launcher: a search starts the same one many times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """A running deployment: its bundle's folder, and the port of its first entrance.
+
+    ``key``: the variable with the API key that it asks for, as it was started; empty where the
+    environment has it, or it asks for none.
+    """
+
+    folder: Path
+    port: int
+    api: Api
+    started_s: float
+    work: Path
+    key: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def host(self) -> str:
+        """The address it listens on."""
+        return HOST
+
+    def bench(self, requests: int | None = None, limit_s: float | None = None) -> dict[str, Any]:
+        """Measure it with the bundle's `bench`: the content of its ``measurement.json``.
+
+        ``requests``: how many, by default as its workload says; ``limit_s``: seconds after which no
+        new one is sent.
+
+        Raises:
+            TrialError: where requests fail.
+        """
+        words = ["--requests", str(requests)] if requests else []
+        words += ["--duration-limit", f"{limit_s:.1f}"] if limit_s else []
+        answer = _launcher(self.folder, self.work, "bench", words, self.key)
+        if not isinstance(answer, dict) or "metrics" not in answer:
+            raise TrialError(f"the launcher of {self.folder.name} printed no measurement.")
+        return answer
+
+
+@contextmanager
+def deployed(
+    recipe: Recipe,
+    folder: Path,
+    *,
+    model: str | None = None,
+    environment: Mapping[str, str] | None = None,
+    timeout_s: float | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[Deployment]:
+    """Write a recipe's bundle to ``folder``, start it, and stop it however the block is left.
+
+    ``folder`` lies in a `workplace.Workplace.work`. ``model``: the folder or name to serve instead
+    of the recipe's; ``environment``: more variables; ``timeout_s``: seconds until it must answer.
+
+    Raises:
+        TrialError: where it does not start.
+    """
+    write_bundle(recipe, folder)
+    launch = read_document(folder / "launch.json", field="bundle")
+    port = free_ports(1 + max(int(process["port_offset"]) for process in launch["processes"]))
+    words = ["--port", str(port), "--host", HOST]
+    words += ["--model", model] if model else []
+    words += ["--timeout", f"{timeout_s:.1f}"] if timeout_s else []
+    began = clock()
+    asked = Fields(launch["api"], "launch.json.api")
+    key = _key(read_api(asked, Model("")))
+    try:
+        words += _alone(folder)
+        shown = _launcher(folder, folder.parent, "up", words, {**(environment or {}), **key})
+        served = str(shown.get("model") or "") if isinstance(shown, dict) else ""
+        api = replace(read_api(asked, Model(served)), model=served)
+        port = _entrance(shown, port)
+        yield Deployment(folder, port, api, clock() - began, folder.parent, key)
+    finally:
+        with uninterrupted():
+            down(folder)
+
+
+def _key(api: Api) -> dict[str, str]:
+    """A key for one that needs one and finds none: nobody else asks what is started for a trial."""
+    variable = api.key_variable
+    if not api.key_needed or variable is None or os.environ.get(variable):
+        return {}
+    return {variable: token_urlsafe(32)}
+
+
+def _alone(folder: Path) -> list[str]:
+    """The options of ``ALONE`` that a bundle's launcher has."""
+    files = sorted((folder / "launcher").glob("*.py"))
+    digest = sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    if digest not in _HELP:
+        _HELP[digest] = _help(folder)
+    return [word for word in ALONE if word in _HELP[digest]]
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """Fills the placeholder of the model alone, with the name that ``up`` has printed."""
+
+    name: str
+
+    def text(self, template: str) -> str:
+        """Fill one text."""
+        return PLACEHOLDER.sub(lambda one: self.name if one[1] == "model" else one[0], template)
+
+    def json(self, value: Any) -> Any:
+        """Fill every text inside a JSON value."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, list):
+            return [self.json(item) for item in value]
+        if isinstance(value, dict):
+            return {key: self.json(item) for key, item in value.items()}
+        return value
+
+
+def _entrance(shown: Any, port: int) -> int:
+    """The port that users ask, as `up` prints it."""
+    api = shown.get("api") if isinstance(shown, dict) else None
+    text = str(api).rpartition(":")[2].partition("/")[0] if api else ""
+    return int(text) if text.isdecimal() else port
+
+
+def free_ports(count: int) -> int:
+    """The first of ``count`` free ports in a row.
+
+    Raises:
+        TrialError: where there are none.
+    """
+    for _ in range(PORTS_TRIED):
+        with contextlib.ExitStack() as stack:
+            first = 0
+            try:
+                for offset in range(count):
+                    probe = stack.enter_context(socket.socket())
+                    probe.bind((HOST, first + offset if first else 0))
+                    first = first or probe.getsockname()[1]
+            except (OSError, OverflowError):
+                continue
+            return first
+    raise TrialError(f"no {count} free ports in a row.", hint="End programs that listen on ports.")
+
+
+def _help(folder: Path) -> str:
+    """What `up` of a bundle's launcher takes."""
+    done = subprocess.run(
+        [*PYTHON, str(folder / "launch.py"), "up", "--help"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    return done.stdout
+
+
+def _launcher(
+    folder: Path,
+    work: Path,
+    command: str,
+    words: list[str],
+    environment: Mapping[str, str] | None = None,
+) -> Any:
+    """Run a command of a bundle's launcher to its end; returns the JSON that it printed.
+
+    Its words go to files: a keeper that it leaves in the background would hold a pipe open.
+
+    Raises:
+        TrialError: where it fails, with its message and the end of its log.
+    """
+    out, err = (folder / "run" / f"{command}.{kind}" for kind in ("out", "err"))
+    out.parent.mkdir(exist_ok=True)
+    with out.open("wb") as printed, err.open("wb") as told:
+        code = _run(
+            [*PYTHON, str(folder / "launch.py"), "--json", command, *words],
+            printed,
+            told,
+            {**environment_of(work), **(environment or {})},
+        )
+    try:
+        answer = parse_json(read_text(out, field="bundle"), f"the answer of {command}")
+    except RecipeError:
+        answer = None
+    if code:
+        raise _failed(folder, command, code, answer, err)
+    return answer
+
+
+def _run(argv: list[str], printed: IO[bytes], told: IO[bytes], env: dict[str, str]) -> int:
+    """A process in a session of its own, so that Ctrl-C reaches this one alone; ended with it."""
+    child = subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, stdout=printed, stderr=told, env=env, start_new_session=True
+    )
+    try:
+        return child.wait()
+    except BaseException:
+        with uninterrupted():
+            child.terminate()
+            try:
+                child.wait(45)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+        raise
+
+
+def _failed(folder: Path, command: str, code: int, answer: Any, err: Path) -> TrialError:
+    error = answer.get("error") if isinstance(answer, dict) else None
+    error = error if isinstance(error, dict) else {}
+    message = str(error.get("message") or f"`{command}` of {folder.name} ended with code {code}")
+    with err.open("rb") as file:
+        file.seek(max(0, err.stat().st_size - TAIL_BYTES))
+        tail = file.read().decode("utf-8", errors="replace")
+    return TrialError(
+        message if message.endswith(".") else f"{message}.",
+        hint=str(error["hint"]) if error.get("hint") else None,
+        detail=str(error.get("detail") or tail),
+    )

@@ -1,0 +1,244 @@
+"""The search itself: an Optuna study by ask and tell, in a journal that a kill does not damage."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from recipe_core.base.errors import InputError
+from recipe_core.calibration.trials.knobs import Knob, Point, recommended
+
+JOURNAL = "journal.log"
+NAME = "tune"
+SEED = 1
+STARTED_BLIND = 6
+"""Trials at random before the sampler has enough to go by; the recommended point is among them."""
+DUPLICATES = 12
+"""How often in a row the sampler may ask for points that were measured before it is overruled."""
+HOPELESS = 0.4
+"""A warm-up whose score is this much above the best one's (1.5 times) is not measured further."""
+MOST_POINTS = 100_000
+
+
+def measured_score(trial: FrozenTrial) -> float | None:
+    """Score of a trial that was measured to its end; None of one that was given up or failed.
+
+    Not ``trial.value``: Optuna gives a pruned trial the score of its warm-up as value.
+    """
+    return trial.value if trial.state is TrialState.COMPLETE else None
+
+
+@dataclass(slots=True)
+class Search:
+    """One search; ``space`` its knobs. Scores are logarithms, lower is better."""
+
+    study: optuna.Study
+    space: tuple[Knob, ...]
+    seed: int = SEED
+    _best_warm_up: float = field(default=float("inf"))
+
+    @classmethod
+    def opened(
+        cls,
+        folder: Path,
+        space: tuple[Knob, ...],
+        identity: Mapping[str, Any],
+        *,
+        resume: bool,
+        seed: int = SEED,
+    ) -> Search:
+        """The search in a folder: a new one, or the one that was interrupted there.
+
+        The folder must be locked by its caller: a lock and half a line that a kill left are
+        removed. An older search is kept beside a new one.
+
+        Raises:
+            InputError: for a search of another recipe, aim or space.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        journal = folder / JOURNAL
+        journal.with_name(f"{JOURNAL}.lock").unlink(missing_ok=True)
+        if journal.exists() and not resume:
+            taken = (journal.with_name(f"journal-{n}.log") for n in itertools.count(1))
+            journal.rename(next(path for path in taken if not path.exists()))
+        _whole_lines(journal)
+        with _quiet():
+            lock = JournalFileOpenLock(str(journal))
+            study = optuna.create_study(
+                storage=JournalStorage(JournalFileBackend(str(journal), lock)),
+                sampler=_sampler(seed),
+                pruner=optuna.pruners.MedianPruner(n_startup_trials=4),
+                study_name=NAME,
+                direction="minimize",
+                load_if_exists=True,
+            )
+        search = cls(study, space, seed)
+        search._identify(json.loads(json.dumps(dict(identity))))
+        search._take_up()
+        return search
+
+    def _identify(self, identity: dict[str, Any]) -> None:
+        known = self.study.user_attrs.get("identity")
+        if known is None:
+            self.study.set_user_attr("identity", identity)
+            return
+        for name, value in identity.items():
+            if known.get(name) != value:
+                raise InputError(
+                    f"the search that was interrupted has another {name}.",
+                    field="resume",
+                    hint="Leave --resume out: a new search starts, and the old one is kept.",
+                )
+
+    def _take_up(self) -> None:
+        """Trials that a kill cut off are asked for again; the recommended point comes first."""
+        for trial in self.study.get_trials(states=(TrialState.RUNNING,)):
+            self.study.tell(trial.number, state=TrialState.FAIL)
+            if set(trial.params) == {knob.name for knob in self.space}:
+                self.study.enqueue_trial(trial.params, skip_if_exists=False)
+        if not self.study.get_trials():
+            self.enqueue(recommended(self.space))
+        warm_ups = [
+            trial.intermediate_values[0] for trial in self.done if 0 in trial.intermediate_values
+        ]
+        self._best_warm_up = min(warm_ups, default=float("inf"))
+
+    def enqueue(self, point: Point) -> None:
+        """Ask for a point next."""
+        self.study.enqueue_trial(dict(point), skip_if_exists=True)
+
+    @property
+    def done(self) -> list[FrozenTrial]:
+        """Trials that were started or refused, without repetitions of a point."""
+        states = (TrialState.COMPLETE, TrialState.PRUNED)
+        trials = self.study.get_trials(states=states)
+        return [trial for trial in trials if "repeats" not in trial.user_attrs]
+
+    @property
+    def started(self) -> list[FrozenTrial]:
+        """Trials of which a server was started."""
+        return [trial for trial in self.done if "refused" not in trial.user_attrs]
+
+    def ask(self) -> tuple[Trial, Point] | None:
+        """The next trial at a point that was not tried; None where all were."""
+        for _ in range(DUPLICATES):
+            trial, point = self._asked()
+            before = self._at(point)
+            if before is None:
+                return trial, point
+            trial.set_user_attr("repeats", before.number)
+            score = measured_score(before)
+            if score is None:
+                self.study.tell(trial, state=TrialState.PRUNED)
+            else:
+                trial.set_user_attr("excess", before.user_attrs.get("excess", 0.0))
+                self.study.tell(trial, score)
+        untried = self._untried()
+        if untried is None:
+            return None
+        self.enqueue(untried)
+        return self._asked()
+
+    def _asked(self) -> tuple[Trial, Point]:
+        trial = self.study.ask()
+        point = {}
+        for knob in self.space:
+            last = len(knob.values) - 1
+            if knob.ordered:
+                point[knob.name] = trial.suggest_int(knob.name, 0, last)
+            else:
+                point[knob.name] = int(trial.suggest_categorical(knob.name, range(last + 1)))
+        return trial, point
+
+    def _at(self, point: Point) -> FrozenTrial | None:
+        return next((trial for trial in self.done if trial.params == dict(point)), None)
+
+    def _untried(self) -> Point | None:
+        tried = {tuple(trial.params[knob.name] for knob in self.space) for trial in self.done}
+        sizes = [range(len(knob.values)) for knob in self.space]
+        names = [knob.name for knob in self.space]
+        places = list(itertools.islice(itertools.product(*sizes), MOST_POINTS))
+        random.Random(self.seed).shuffle(places)  # noqa: S311 - which point comes next is no secret
+        place = next((place for place in places if place not in tried), None)
+        return None if place is None else dict(zip(names, place, strict=True))
+
+    def refuse(self, trial: Trial, reason: str) -> None:
+        """A point that the estimate refuses, or whose server does not start."""
+        trial.set_user_attr("excess", 1.0)
+        trial.set_user_attr("reason", reason[:500])
+        self.study.tell(trial, state=TrialState.PRUNED)
+
+    def give_up(self, trial: Trial, score: float) -> str | None:
+        """Why a trial is not worth more than its warm-up; None where it is."""
+        trial.report(score, 0)
+        best, self._best_warm_up = self._best_warm_up, min(score, self._best_warm_up)
+        if score > best + HOPELESS:
+            return f"its warm-up is {score - best:.0%} (log) worse than the best one's"
+        with _quiet():
+            return "its warm-up is worse than the median" if trial.should_prune() else None
+
+    def drop(self, trial: Trial, reason: str) -> None:
+        """A trial that was given up."""
+        trial.set_user_attr("reason", reason)
+        self.study.tell(trial, state=TrialState.PRUNED)
+
+    def tell(self, trial: Trial, score: float, excess: float, metrics: Mapping[str, Any]) -> None:
+        """The outcome of a trial; ``excess``: by how much it misses the limits, 0 or below kept."""
+        trial.set_user_attr("excess", excess)
+        trial.set_user_attr("metrics", dict(metrics))
+        self.study.tell(trial, score)
+
+    def best(self) -> FrozenTrial | None:
+        """The best trial that keeps the limits."""
+        kept = [
+            trial
+            for trial in self.done
+            if measured_score(trial) is not None and trial.user_attrs.get("excess", 0.0) <= 0
+        ]
+        return min(kept, key=lambda trial: (trial.value, trial.number), default=None)
+
+    def since_best(self) -> int:
+        """Started trials since the best one."""
+        best = self.best()
+        return len([t for t in self.started if best is None or t.number > best.number])
+
+
+def _sampler(seed: int) -> optuna.samplers.BaseSampler:
+    return optuna.samplers.TPESampler(
+        seed=seed,
+        n_startup_trials=STARTED_BLIND,
+        multivariate=True,
+        constraints_func=lambda trial: (float(trial.user_attrs.get("excess", 0.0)),),
+    )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without Optuna's remarks on its newer parts; its level of logging is the program's."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        yield
+
+
+def _whole_lines(journal: Path) -> None:
+    """Cut off half a line that a kill left at the end of a journal."""
+    if not journal.is_file():
+        return
+    data = journal.read_bytes()
+    whole = data[: data.rfind(b"\n") + 1]
+    if len(whole) < len(data):
+        with journal.open("r+b") as file:
+            file.truncate(len(whole))

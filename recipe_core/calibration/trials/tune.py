@@ -1,0 +1,426 @@
+"""`recipe tune`: search the settings around a recommended point on the real machine.
+
+A trial writes the bundle of a point, starts it, measures it with its own `bench` and stops it.
+Points that the estimate refuses are never started. At the end the best point and the recommended
+one are measured again in alternation; only a gain that this proves becomes a recipe.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from recipe_core.base.documents import to_json, write_whole
+from recipe_core.base.errors import InputError, RecipeError
+from recipe_core.bundle.verify import unpack
+from recipe_core.bundle.write import write_bundle
+from recipe_core.calibration.trials.confirm import MOST_REPEATS, Gain, gain_of, middle, order
+from recipe_core.calibration.trials.deployment import Deployment, deployed
+from recipe_core.calibration.trials.errors import TrialError
+from recipe_core.calibration.trials.knobs import (
+    SPLIT,
+    Knob,
+    Point,
+    knobs,
+    recipe_at,
+    recommended,
+    values_at,
+)
+from recipe_core.calibration.trials.objective import Aim, aim_of
+from recipe_core.calibration.trials.study import SEED, Search, measured_score
+from recipe_core.calibration.trials.verify import model_of, serving_recipe
+from recipe_core.calibration.trials.workplace import Workplace, workplace
+from recipe_core.payload.launcher import metrics as figures
+from recipe_core.payload.launcher.bench import Options, plan_traffic
+from recipe_core.payload.launcher.plan import load_plan
+from recipe_core.recipe import Recipe, recipe_request, with_claims
+
+if TYPE_CHECKING:
+    from optuna.trial import Trial
+
+TRIALS, MINUTES, REPEATS, PATIENCE, SPLITS = 20, 60.0, 3, 8, 3
+WARM_UP_SHARE, BENCH_S = 4, 120.0
+"""A warm-up sends one of so many requests of a measurement; after so many seconds none is sent."""
+REFUSED_MOST = 200
+"""Points that the estimate may refuse before a search ends."""
+REPORT = "report.json"
+Tell = Callable[[str], None]
+Deploy = Callable[..., AbstractContextManager[Deployment]]
+"""Starts a recipe's bundle in a folder, as ``deployment.deployed``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How long a search goes on: trials that start a server, minutes in all, trials without gain.
+
+    ``repeats``: pairs of measurements at the end; ``splits``: of the plan that are tried;
+    ``bench_s``: seconds after which a measurement sends no new request.
+    """
+
+    trials: int = TRIALS
+    minutes: float = MINUTES
+    repeats: int = REPEATS
+    patience: int = PATIENCE
+    splits: int = SPLITS
+    bench_s: float = BENCH_S
+    timeout_s: float | None = None
+
+    def check(self) -> None:
+        """Refuse what cannot be done.
+
+        Raises:
+            InputError: naming the field.
+        """
+        if not 2 <= self.repeats <= MOST_REPEATS:
+            raise InputError(
+                f"{self.repeats} is not between 2 and {MOST_REPEATS}.",
+                field="repeats",
+                hint="Two pairs are the least that have a spread.",
+            )
+
+
+@dataclass(slots=True)
+class Tuned:
+    """The outcome: what was tried, the best point, its gain, and the new recipe where it is proven.
+
+    ``ended``: why the search ended. ``measurement``: of the best point, as its bundle wrote it.
+    """
+
+    base: Recipe
+    aim: Aim
+    space: tuple[Knob, ...]
+    trials: list[dict[str, Any]] = field(default_factory=list)
+    best: dict[str, Any] | None = None
+    gain: Gain | None = None
+    keeps_limits: bool = True
+    ended: str = ""
+    recipe: Recipe | None = None
+    measurement: Mapping[str, Any] | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, as ``recipe tune --json`` prints them and ``report.json`` keeps them."""
+        return {
+            "schema_version": 1,
+            "recipe": self.base.name,
+            "recipe_digest": self.base.digest,
+            "objective": dict(self.aim.goals),
+            "limits": dict(self.aim.limits),
+            "not_checked": dict(self.aim.unchecked),
+            "space": {
+                knob.name: {"values": list(knob.values), "recommended": knob.values[knob.base]}
+                for knob in self.space
+            },
+            "trials": self.trials,
+            "ended": self.ended,
+            "best": self.best,
+            "gain": self.gain.to_json() if self.gain else None,
+            "keeps_limits": self.keeps_limits,
+            "better": self.recipe is not None,
+            "tuned_digest": self.recipe.digest if self.recipe else None,
+            "notes": self.notes,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Bench:
+    """Where and how points are measured."""
+
+    place: Workplace
+    base: Recipe
+    model: str | None
+    aim: Aim
+    space: tuple[Knob, ...]
+    budget: Budget
+    tell: Tell
+    deploy: Deploy
+    clock: Callable[[], float]
+
+    def at(self, recipe: Recipe, name: str) -> AbstractContextManager[Deployment]:
+        """A recipe as a running deployment."""
+        return self.deploy(
+            recipe, self.place.clear(name), model=self.model, timeout_s=self.budget.timeout_s
+        )
+
+    def measured(self, deployment: Deployment) -> dict[str, Any]:
+        """A whole measurement, none of whose requests may fail.
+
+        Raises:
+            TrialError: where some do.
+        """
+        measurement = deployment.bench(limit_s=self.budget.bench_s)
+        if failed := measurement["metrics"].get("failed"):
+            raise TrialError(f"{failed} requests failed; see {deployment.folder}/run.")
+        return measurement
+
+
+def tune(
+    bundle: Path,
+    budget: Budget | None = None,
+    *,
+    goal: str | None = None,
+    resume: bool = False,
+    output: Path | None = None,
+    tell: Tell = print,
+    seed: int = SEED,
+    clock: Callable[[], float] = time.monotonic,
+    deploy: Deploy = deployed,
+    alone: Callable[[Path, str], AbstractContextManager[Workplace]] = workplace,
+) -> Tuned:
+    """Search around a bundle's recommended point; ``output`` gets the better recipe's bundle.
+
+    ``goal`` replaces the request's objective, whose limits stay. ``resume`` goes on with a search
+    that was interrupted. ``tell`` gets a line for each step. What was tried stays in the bundle's
+    ``run/tune/``. ``seed`` decides which points come next; ``clock``, ``deploy`` and ``alone`` are
+    the machine's time, servers and folders.
+
+    Raises:
+        InputError: for a bundle of training or of several nodes, one that runs, a goal that is not
+            measured, and a search to resume that is another.
+        TrialError: when the recommended point itself does not start.
+    """
+    budget = budget or Budget()
+    budget.check()
+    deadline = clock() + budget.minutes * 60
+    folder = unpack(bundle)
+    if output is not None and output.resolve() == folder.resolve():
+        raise InputError(
+            "is the bundle itself, whose runs the search needs.",
+            field="output",
+            hint="Choose another place.",
+        )
+    base = serving_recipe(folder)
+    aim, space = aim_of(recipe_request(base), goal), knobs(base, budget.splits)
+    if not space:
+        raise InputError(
+            f"nothing of {base.engine.title} {base.engine.version} can be varied here.",
+            field="bundle",
+        )
+    outcome = Tuned(base, aim, space)
+    with alone(folder, "tune") as place:
+        if place.stopped:
+            tell(f"stopped {place.stopped} processes that an earlier run had left")
+        identity = _identity(base, aim, space)
+        search = Search.opened(place.folder, space, identity, resume=resume, seed=seed)
+        model = model_of(base, folder)
+        bench = _Bench(place, base, model, aim, space, budget, tell, deploy, clock)
+        try:
+            outcome.ended = _searched(search, bench, deadline)
+        finally:
+            outcome.trials = [_row(trial, space) for trial in search.done]
+            _write(place, outcome)
+        _conclude(search, bench, outcome)
+        _write(place, outcome)
+    if output is not None and outcome.recipe is not None:
+        _publish(outcome, output)
+    return outcome
+
+
+def _identity(base: Recipe, aim: Aim, space: tuple[Knob, ...]) -> dict[str, Any]:
+    """What a search that is resumed must share."""
+    values = {knob.name: [list(knob.values), knob.base] for knob in space}
+    return {"recipe": base.digest, "objective": dict(aim.goals), "space": values}
+
+
+def _searched(search: Search, bench: _Bench, deadline: float) -> str:
+    """Try points until the budget, the patience or the space is at its end; says which it was."""
+    budget = bench.budget
+    if not search.done:
+        _enqueue_splits(search, bench.space)
+    durations: list[float] = []
+    while len(search.started) < budget.trials:
+        spent = statistics.fmean(durations) if durations else 0.0
+        if durations and bench.clock() + spent * (1 + 2 * budget.repeats) > deadline:
+            return f"{budget.minutes:g} minutes"
+        if len(search.started) > budget.patience and search.since_best() >= budget.patience:
+            return f"{budget.patience} trials without a better one"
+        if len(search.done) - len(search.started) >= REFUSED_MOST:
+            return f"the estimate refused {REFUSED_MOST} points"
+        asked = search.ask()
+        if asked is None:
+            return "every point was tried"
+        began = bench.clock()
+        if _try(search, bench, *asked):
+            durations.append(bench.clock() - began)
+    return f"{budget.trials} trials"
+
+
+def _enqueue_splits(search: Search, space: tuple[Knob, ...]) -> None:
+    """After the recommended point its other splits, which differ most."""
+    for knob in space:
+        if knob.name == SPLIT:
+            for index in range(1, len(knob.values)):
+                search.enqueue({**recommended(space), SPLIT: index})
+
+
+def _try(search: Search, bench: _Bench, trial: Trial, point: Point) -> bool:
+    """Measure a point; False where the estimate refuses it, which takes no server's time.
+
+    Raises:
+        TrialError: where the recommended point does not start.
+    """
+    values = values_at(bench.space, point)
+    title = f"trial {trial.number}: {_values_text(bench.space, point)}"
+    is_base = dict(point) == recommended(bench.space)
+    recipe = recipe_at(bench.base, bench.space, point)
+    if isinstance(recipe, str):
+        bench.tell(f"{title}: not started: {recipe}")
+        trial.set_user_attr("refused", True)
+        search.refuse(trial, recipe)
+        return False
+    trial.set_user_attr("values", values)
+    bench.tell(f"{title}: starting")
+    try:
+        with bench.at(recipe, f"trial-{trial.number:03d}") as deployment:
+            requests = _warm_up_requests(deployment)
+            warm_up = deployment.bench(requests, bench.budget.bench_s / WARM_UP_SHARE)
+            reason = search.give_up(trial, bench.aim.score(warm_up["metrics"], recipe))
+            if reason and not is_base:
+                bench.tell(f"{title}: given up: {reason}")
+                search.drop(trial, reason)
+                return True
+            measurement = bench.measured(deployment)
+            score = bench.aim.score(measurement["metrics"], recipe)
+    except (TrialError, InputError) as error:
+        if is_base:
+            raise
+        bench.tell(f"{title}: failed: {error.message}")
+        search.refuse(trial, error.message)
+        return True
+    broken = bench.aim.broken(measurement["metrics"])
+    search.tell(trial, score, max(broken.values(), default=0.0), measurement["metrics"])
+    late = [name for name, excess in broken.items() if excess > 0]
+    missed = f", misses {', '.join(late)}" if late else ""
+    bench.tell(f"{title}: {_figures_text(measurement['metrics'])}{missed}")
+    return True
+
+
+def _warm_up_requests(deployment: Deployment) -> int:
+    """A share of the requests that `bench` sends, as many at least as are in flight."""
+    traffic = plan_traffic(load_plan(deployment.folder).workload, Options())
+    share = max(traffic.requests // WARM_UP_SHARE, 2)
+    return share if traffic.mode in ("open", "offline") else max(share, traffic.in_flight)
+
+
+def _conclude(search: Search, bench: _Bench, outcome: Tuned) -> None:
+    """Measure the best point and the recommended one in alternation, and judge."""
+    best = search.best()
+    if best is None:
+        outcome.notes.append("no point keeps the limits")
+        return
+    outcome.best = _row(best, bench.space)
+    if best.params == recommended(bench.space):
+        outcome.notes.append("the recommended point is the best of those tried")
+        return
+    recipe = recipe_at(bench.base, bench.space, best.params)
+    if isinstance(recipe, str):  # tried before, so only another version refuses it
+        outcome.notes.append(recipe)
+        return
+    recipes = {"base": bench.base, "best": recipe}
+    scores: dict[str, list[float]] = {"base": [], "best": []}
+    measurements: dict[str, list[dict[str, Any]]] = {"base": [], "best": []}
+    for name in order(bench.budget.repeats):
+        bench.tell(f"again, {len(scores[name]) + 1} of {bench.budget.repeats}: {name}")
+        try:
+            with bench.at(recipes[name], f"again-{name}") as deployment:
+                measurement = bench.measured(deployment)
+        except TrialError as error:
+            outcome.notes.append(f"measured again, the {name} point failed: {error.message}")
+            return
+        measurements[name].append(measurement)
+        scores[name].append(bench.aim.score(measurement["metrics"], recipes[name]))
+    outcome.gain = gain_of(scores["base"], scores["best"])
+    kept = {name: _keep(bench.aim, rows) for name, rows in measurements.items()}
+    outcome.keeps_limits = kept["best"]
+    outcome.measurement = middle(measurements["best"], scores["best"])
+    if kept["best"] and (outcome.gain.proven or not kept["base"]):
+        outcome.recipe = _claimed(recipe, outcome, middle(measurements["base"], scores["base"]))
+    elif not kept["best"]:
+        outcome.notes.append("measured again, the best point misses the limits")
+    else:
+        outcome.notes.append("the gain is within the noise: the recommended point stays")
+
+
+def _keep(aim: Aim, measurements: list[dict[str, Any]]) -> bool:
+    """Whether most of the measurements keep every limit."""
+    kept = [max(aim.broken(m["metrics"]).values(), default=0.0) <= 0 for m in measurements]
+    return sum(kept) * 2 > len(kept)
+
+
+def _claimed(recipe: Recipe, outcome: Tuned, base: Mapping[str, Any]) -> Recipe:
+    """The recipe with its measurement as a claim, in which the gain and what it beats stand."""
+    measurement, gain = outcome.measurement, outcome.gain
+    assert measurement is not None and gain is not None  # noqa: S101, PT018 - both were just made
+    beaten = {
+        f"recommended_{name}": base["metrics"][name]
+        for name in figures.FIGURES
+        if base["metrics"].get(name) is not None
+    }
+    gains = {"gain_ratio": gain.mean, "gain_low_ratio": gain.low, "gain_high_ratio": gain.high}
+    told = {**measurement, "metrics": {**measurement["metrics"], **beaten, **gains}}
+    try:
+        return with_claims(recipe, [told])
+    except RecipeError as error:
+        outcome.notes.append(f"the new recipe has no claim: {error.message}")
+        return recipe
+
+
+def _publish(outcome: Tuned, output: Path) -> None:
+    """Write the better recipe's bundle, with its measurement where it is a folder."""
+    assert outcome.recipe is not None  # noqa: S101 - the caller looked
+    write_bundle(outcome.recipe, output)
+    if output.suffix != ".zip":
+        run = output / "run"
+        run.mkdir(exist_ok=True)
+        write_whole(run / "measurement.json", to_json(dict(outcome.measurement or {})).encode())
+
+
+def _write(place: Workplace, outcome: Tuned) -> None:
+    write_whole(place.folder / REPORT, to_json(outcome.to_json()).encode())
+
+
+def _row(trial: Any, space: tuple[Knob, ...]) -> dict[str, Any]:
+    """A trial as plain values."""
+    told = trial.user_attrs
+    score = measured_score(trial)
+    state = "measured" if score is not None else "given up"
+    if "refused" in told:
+        state = "not started"
+    elif score is None and told.get("excess"):
+        state = "failed"
+    return {
+        "number": trial.number,
+        "state": state,
+        "values": values_at(space, trial.params),
+        "score": score,
+        "keeps_limits": told.get("excess", 0.0) <= 0 if score is not None else None,
+        "metrics": told.get("metrics"),
+        "reason": told.get("reason"),
+    }
+
+
+def _values_text(space: tuple[Knob, ...], point: Point) -> str:
+    """What differs from the recommended point."""
+    own = recommended(space)
+    values = values_at(space, point)
+    moved = [f"{name}={_value(values[name])}" for name in own if point[name] != own[name]]
+    return ", ".join(moved) or "the recommended point"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "·".join(f"{name}{degree}" for name, degree in value.items() if degree > 1) or "tp1"
+    return "default" if value is None else str(value)
+
+
+def _figures_text(metrics: Mapping[str, Any]) -> str:
+    parts = []
+    for name, unit in (("output_tokens_per_s", "tokens/s"), ("tpot_s", "s/token"), ("ttft_s", "s")):
+        if (value := metrics.get(name)) is not None:
+            parts.append(f"{value:.4g} {unit}{' to the first' if name == 'ttft_s' else ''}")
+    return ", ".join(parts)

@@ -1,0 +1,142 @@
+"""Measured starts beside their predictions, and how far they are off."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from recipe_core.base.errors import InputError
+from recipe_core.estimates.measured.starts import MeasuredStart
+from recipe_core.estimates.serving.cold_start import (
+    ColdStart,
+    Setup,
+    engine_phases,
+    link_bytes_per_s,
+    phases,
+    total_of,
+)
+from recipe_core.estimates.serving.start_numbers import (
+    StartNumbers,
+    engine_start,
+    place,
+    start_numbers,
+)
+from recipe_core.hardware.cluster import device
+from recipe_core.request.start import Start
+
+BEFORE = {
+    "node": set[str](),
+    "container": {"node", "device plugin", "image"},
+    "process": {"node", "device plugin", "image", "container"},
+}
+"""Phases that are no part of a total, by where it begins."""
+CHILD_FROM, BEFORE_CHILD = "2025-02", 0.5
+"""Releases before had no process of their own for the engine, nor the imports of its compiler."""
+SCORED = ("total", "weights", "engine init")
+
+
+def half(source: str) -> int:
+    """Which half of the sources one belongs to, 0 or 1, by its name's hash."""
+    return hashlib.sha256(source.encode()).digest()[0] % 2
+
+
+def predicted(run: MeasuredStart, numbers: StartNumbers | None = None) -> ColdStart | None:
+    """The same figure as estimated; None where what it depends on is not stated."""
+    of = numbers or start_numbers()
+    if run.weights_bytes is None and run.phase in ("total", "weights", "download", "restore"):
+        return None
+    of = _with_streams(run, of)
+    start, setup = _start(run), _setup(run)
+    if run.phase == "memory profile" and run.kernels != "none":
+        run = run.model_copy(update={"phase": "engine init", "compiles": False, "captures": False})
+        start, setup = _start(run), _setup(run)
+    if run.phase == "engine init":
+        return total_of(tuple(engine_phases(start, setup, of)), of)
+    parts = tuple(phases(start, setup, of))
+    if run.phase == "total":
+        left_out = BEFORE[run.begins] | (set() if run.ends == "answer" else {"warm-up"})
+        return total_of(tuple(part for part in parts if part.name not in left_out), of)
+    wanted = {run.phase, "weights"} if run.phase == "wake" else {run.phase}
+    return total_of(tuple(part for part in parts if part.name in wanted), of)
+
+
+def _with_streams(run: MeasuredStart, of: StartNumbers) -> StartNumbers:
+    if run.streams is None:
+        return of
+    known = of.streams["streamer"].model_copy(update={"value": float(run.streams)})
+    return of.model_copy(update={"streams": dict(of.streams) | {"streamer": known}})
+
+
+def _start(run: MeasuredStart) -> Start:
+    return Start.model_validate(
+        {
+            "node": "new" if run.phase in ("node", "device plugin") else _node(run),
+            "image": run.image,
+            "weights": run.place,
+            "loader": run.loader,
+            "compile_cache": run.compile_cache,
+            "wake": run.wake,
+        }
+    )
+
+
+def _node(run: MeasuredStart) -> str:
+    return "new" if run.begins == "node" else "ready"
+
+
+def _setup(run: MeasuredStart) -> Setup:
+    engine = engine_start(run.engine)
+    if run.image_bytes:
+        engine = engine.model_copy(update={"image_bytes": run.image_bytes})
+    source = place(run.place)
+    if run.place_bytes_per_s:
+        source = replace(source, bytes_per_s=run.place_bytes_per_s)
+    if not run.compiles and run.date < CHILD_FROM:
+        engine = engine.model_copy(update={"process": engine.process * BEFORE_CHILD})
+    return Setup(
+        engine=engine.model_copy(update={"builds": run.phase == "engine build"}),
+        weights_bytes=run.weights_bytes or 0.0,
+        devices=run.devices,
+        nodes=1,
+        link_bytes_per_s=_link(run.device),
+        place=source,
+        kernels=run.kernels,
+        compiles=run.compiles,
+        captures=run.captures,
+    )
+
+
+def _link(name: str) -> float:
+    try:
+        return link_bytes_per_s(device(name) if name else None)
+    except InputError:  # tables name devices that no profile has
+        return link_bytes_per_s(None)
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """How far estimates are off: shares of what was measured, and how many bands hold it."""
+
+    runs: int
+    median: float
+    p90: float
+    covered: float
+
+
+def errors(
+    runs: Sequence[MeasuredStart], phase: str, numbers: StartNumbers | None = None
+) -> Errors:
+    """Errors over the runs of a phase that count; NaN where there are none."""
+    shares, inside = [], []
+    for run in runs:
+        estimate = predicted(run, numbers) if run.phase == phase and not run.exclude else None
+        if estimate is not None:
+            shares.append(abs(estimate.seconds / run.seconds - 1))
+            inside.append(estimate.low_s <= run.seconds <= estimate.high_s)
+    if not shares:
+        return Errors(0, np.nan, np.nan, np.nan)
+    median, high = np.quantile(shares, (0.5, 0.9))
+    return Errors(len(shares), float(median), float(high), float(np.mean(inside)))

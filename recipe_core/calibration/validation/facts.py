@@ -1,0 +1,296 @@
+"""What a measurement states that a request did not: each a change whose effect can be estimated.
+
+A fact changes the request (another load, another release of the engine), or figures of the estimate
+that follow from a measured one (a cache of other bytes holds other tokens). Facts that a file does
+not state, such as the format of its weights, are guesses, and say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from recipe_core.base.errors import InputError
+from recipe_core.base.units import gib
+from recipe_core.calibration.importers.imported import Imported
+from recipe_core.engines.spec import Engine, engine, engine_names
+from recipe_core.estimates.columns.corrections import assumed_version, version_of
+from recipe_core.models.catalog import in_catalog
+from recipe_core.request.serving_workload import LOADS
+
+Values = dict[str, Any]
+Change = Callable[[Values], Values]
+Adjust = Callable[[dict[str, float]], dict[str, float]]
+
+TIMES = frozenset({"ttft_s", "tpot_s", "request_latency_s", "output_tokens_per_s"})
+CACHE = frozenset({"kv_cache_bytes", "kv_cache_tokens", "max_concurrency"})
+ALL = TIMES | CACHE | {"weights_bytes"}
+STEP = frozenset({"step_s", "tokens_per_s_per_gpu", "mfu", "peak_memory_bytes"})
+HELD = "held_tokens"
+"""Tokens that the cache holds, where engines log another number."""
+GUESSED_FORMATS = ("bf16", "fp16", "fp32", "fp8", "int8", "int4")
+CACHE_FORMATS = {
+    "fp8": "fp8",
+    "fp8_e4m3": "fp8",
+    "fp8_e5m2": "fp8",
+    "float8_e4m3fn": "fp8",
+    "float8_e5m2": "fp8",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "float32": "fp32",
+}
+WORDS = {
+    "input_tokens": "{} tokens a prompt",
+    "output_tokens": "{} tokens an answer",
+    "concurrency": "{} requests in flight",
+    "request_rate": "{} requests per second",
+    "batch": "a batch of {}",
+    "requests": "a queue of {} requests",
+}
+"""A load in words."""
+TRAINED = ("micro_batch", "recompute", "precision", "zero_stage", "sequence_parallel", "shard")
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One difference between what was planned and what was measured.
+
+    ``about``: figures that it can move. ``guess``: whether no file states it.
+    """
+
+    name: str
+    title: str
+    about: frozenset[str]
+    change: Change | None = None
+    adjust: Adjust | None = None
+    guess: bool = False
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A request with a settled split, and what its estimate assumes beside it.
+
+    ``values``: the request's plain values, with a candidate that states its split. ``assumed``: the
+    whole candidate of the estimate, limits that are the engine's defaults too. ``context``: the
+    longest request that the engine accepts, in tokens; None in training.
+    """
+
+    values: Values
+    assumed: Values
+    context: int | None = None
+
+
+def facts_of(one: Imported, plan: Planned) -> list[Fact]:
+    """The facts of a serving measurement that differ from what was planned."""
+    planned, context = plan.values, plan.context
+    facts = [*_engine(one, planned), *_load(one, planned, context), *_split(one, planned)]
+    facts += [*_limits(one, plan), *_formats(one, plan.assumed), *_cache(one)]
+    return facts
+
+
+def _with(part: str, **fields: Any) -> Change:
+    """A change of a part of a request."""
+
+    def change(values: Values) -> Values:
+        return {**values, part: {**(values.get(part) or {}), **fields}}
+
+    return change
+
+
+def _engine(one: Imported, planned: Values) -> Iterator[Fact]:
+    name = planned["candidate"].get("engine")
+    if one.engine and one.engine != name and one.engine in engine_names():
+        title = f"{one.engine} ran, not {name}"
+        yield Fact("engine", title, ALL, _with("candidate", engine=one.engine))
+        return
+    if not name or not one.version:
+        return
+    assumed = planned["candidate"].get("engine_version") or assumed_version(engine(name))
+    ran = version_of(one.version).partition("+")[0]
+    if ran != assumed and ran[:1].isdigit():
+        title = f"{name} {ran} ran, not {assumed}"
+        limits = _default_limits(engine(name), planned["candidate"])
+        yield Fact("engine_version", title, ALL, _with("candidate", engine_version=ran, **limits))
+
+
+def _default_limits(spec: Engine, candidate: Values) -> Values:
+    """The limits of a candidate, taken back where they are the pinned release's own defaults.
+
+    A bundle states defaults too; another release had others, unless its log says otherwise.
+    """
+    names = ("max_batched_tokens", "max_num_seqs")
+    stated = tuple(candidate.get(name) for name in names)
+    defaults = {tuple(getattr(limits, name) for name in names) for limits in spec.batching}
+    return dict.fromkeys(names) if stated in defaults else {}
+
+
+def _load(one: Imported, planned: Values, context: int | None) -> Iterator[Fact]:
+    load, before = one.load, planned["workload"]
+    fields: Values = {key: load[key] for key in ("input_tokens", "output_tokens") if key in load}
+    mode = load.get("mode", "")
+    amount = LOADS.get(mode, "")
+    if amount in load:
+        fields |= {"mode": mode, amount: load[amount]}
+        fields |= dict.fromkeys(set(LOADS.values()) - {amount})
+    changed = {key: value for key, value in fields.items() if before.get(key) != value}
+    if not any(value is not None for value in changed.values()):
+        return
+    lengths = sum(
+        int(fields.get(key, before.get(key, 0))) for key in ("input_tokens", "output_tokens")
+    )
+    if context is not None and "max_context" not in changed:
+        # the engine was started for the planned requests, whatever came
+        fields["max_context"] = max(context, lengths)
+    parts = [
+        WORDS[key].format(f"{value:,g}")
+        for key, value in changed.items()
+        if key in WORDS and value is not None
+    ]
+    title = f"the load was {', '.join(parts) or mode}"
+    yield Fact("load", title, TIMES, _with("workload", **fields))
+
+
+def _split(one: Imported, planned: Values) -> Iterator[Fact]:
+    candidate = planned["candidate"]
+    degrees = {key: one.split[key] for key in ("tp", "pp", "dp", "ep") if key in one.split}
+    changed = {key: value for key, value in degrees.items() if (candidate.get(key) or 1) != value}
+    if changed:
+        ran = ", ".join(f"{key} {value}" for key, value in changed.items())
+        yield Fact("split", f"the split was {ran}", ALL, _with("candidate", **degrees))
+
+
+def _limits(one: Imported, plan: Planned) -> Iterator[Fact]:
+    candidate, work, context = plan.assumed, plan.values["workload"], plan.context
+    ran = dict(one.split) | dict(one.settings)
+    titles = {
+        "memory_fraction": "the engine took {} of the memory",
+        "max_num_seqs": "the engine ran at most {} requests at once",
+        "max_batched_tokens": "a step computed at most {} tokens (chunked prefill)",
+        "block_size": "a block of the cache held {} tokens",
+    }
+    for name, title in titles.items():
+        value = ran.get(name)
+        if value is not None and value != candidate.get(name):
+            change = _with("candidate", **{name: value})
+            yield Fact(name, title.format(f"{value:g}"), ALL, change)
+    longest = ran.get("max_context")
+    if longest is not None and longest != context:
+        title = f"the engine accepted requests of {longest:,} tokens"
+        yield Fact("max_context", title, CACHE | TIMES, _with("workload", max_context=longest))
+    hit = ran.get("prefix_hit")
+    if hit is not None and 0.005 < hit < 1 and abs(hit - work.get("prefix_hit", 0.0)) > 0.005:
+        title = f"{hit:.0%} of prompts' tokens were in the prefix cache"
+        yield Fact("prefix_hit", title, TIMES, _with("workload", prefix_hit=round(hit, 4)))
+
+
+def _formats(one: Imported, candidate: Values) -> Iterator[Fact]:
+    weights = one.split.get("weight_dtype") or one.settings.get("weight_dtype")
+    if weights and weights != candidate.get("weight_dtype", "auto"):
+        change = _with("candidate", weight_dtype=weights)
+        yield Fact("weight_dtype", f"weights were in {weights}", ALL, change)
+    cache = CACHE_FORMATS.get(str(one.settings.get("kv_cache_dtype", "")))
+    cache = cache or one.split.get("kv_dtype")
+    if cache and cache != candidate.get("kv_dtype", "auto"):
+        change = _with("candidate", kv_dtype=cache)
+        yield Fact("kv_dtype", f"the cache was in {cache}", CACHE | TIMES, change)
+    if not weights:
+        for guess in GUESSED_FORMATS:
+            if guess != candidate.get("weight_dtype"):
+                change = _with("candidate", weight_dtype=guess)
+                title = f"weights in {guess} (no file says so; the figure fits)"
+                yield Fact(f"weight_dtype={guess}", title, ALL, change, guess=True)
+
+
+def _cache(one: Imported) -> Iterator[Fact]:
+    """What follows from measured memory: graphs beside the cache, tokens of a cache of its size."""
+    graphs = _graphs_beyond(one)
+    if graphs is not None:
+
+        def without_graphs(figures: dict[str, float]) -> dict[str, float]:
+            return scaled_cache(figures, figures.get("kv_cache_bytes", 0.0) - graphs)
+
+        title = f"captured graphs took {gib(graphs)} of the cache's memory"
+        if graphs < 0:
+            title = f"captured graphs left {gib(-graphs)} more to the cache than set aside for them"
+        yield Fact("graph_bytes", title, CACHE, adjust=without_graphs)
+    size = one.figures.get("kv_cache_bytes")
+    if size and one.settings.get("cache_set"):
+
+        def set_by_hand(figures: dict[str, float]) -> dict[str, float]:
+            return scaled_cache(figures, size)
+
+        title = f"the cache was set to {gib(size)} by hand, whatever memory is left"
+        yield Fact("cache_set", title, CACHE, adjust=set_by_hand)
+    elif size:
+
+        def of_size(figures: dict[str, float]) -> dict[str, float]:
+            out = scaled_cache(figures, size)
+            return out | {"kv_cache_bytes": figures.get("kv_cache_bytes", size)}
+
+        title = f"the cache had {gib(size)}"
+        yield Fact("kv_cache_bytes", title, CACHE - {"kv_cache_bytes"}, adjust=of_size)
+
+
+def _graphs_beyond(one: Imported) -> float | None:
+    """Bytes of measured graphs that the estimate has not set aside for them.
+
+    None where nothing tells of graphs, where there is no difference, or where the release that ran
+    captured them outside its share.
+    """
+    eager = one.settings.get("eager") is True
+    graphs = one.figures.get("graph_bytes", 0.0 if eager else None)
+    if graphs is None:
+        return None
+    spec = engine(one.engine) if one.engine in engine_names() else None
+    now = spec.memory.graphs if spec else None
+    if spec is None or now is None:
+        return graphs or None
+    release = version_of(one.version or "").partition("+")[0]
+    try:
+        then = spec.at(release, 0).memory.graphs if release[:1].isdigit() else now
+    except InputError:
+        then = now
+    return (graphs - now.bytes or None) if then else None
+
+
+def scaled_cache(figures: Mapping[str, float], size: float) -> dict[str, float]:
+    """The figures of a cache of another size: tokens and requests by its bytes."""
+    before = figures.get("kv_cache_bytes", 0.0)
+    if before <= 0 or size <= 0:
+        return dict(figures)
+    names = ("kv_cache_tokens", "max_concurrency", HELD)
+    scaled = {name: figures[name] * size / before for name in names if name in figures}
+    return {**figures, **scaled, "kv_cache_bytes": size}
+
+
+def training_facts(one: Imported, plan: Planned) -> list[Fact]:
+    """The facts of a training log that differ from what was planned."""
+    candidate, work = plan.assumed, plan.values["workload"]
+    facts = []
+    load = {key: value for key, value in one.load.items() if work.get(key) != value}
+    if load:
+        ran = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in load.items())
+        facts.append(Fact("load", f"the run had {ran}", STEP, _with("workload", **load)))
+    degrees = {key: one.split[key] for key in ("tp", "pp", "cp", "dp") if key in one.split}
+    changed = {key: value for key, value in degrees.items() if (candidate.get(key) or 1) != value}
+    if changed:
+        ran = ", ".join(f"{key} {value}" for key, value in changed.items())
+        facts.append(Fact("split", f"the split was {ran}", STEP, _with("candidate", **degrees)))
+    for name in TRAINED:
+        value = one.split.get(name)
+        if value is not None and value != candidate.get(name):
+            title = f"{name.replace('_', ' ')} was {value}"
+            facts.append(Fact(name, title, STEP, _with("candidate", **{name: value})))
+    if one.engine and one.engine != candidate.get("engine"):
+        title = f"{one.engine} ran, not {candidate.get('engine')}"
+        facts.append(Fact("engine", title, STEP, _with("candidate", engine=one.engine)))
+    return facts
+
+
+def other_model(one: Imported, planned: Values) -> str | None:
+    """The model that a file names where it is another of the catalog than planned."""
+    asked = planned.get("model")
+    if not isinstance(asked, str) or not one.model or one.model.casefold() == asked.casefold():
+        return None
+    return one.model if in_catalog(one.model) and in_catalog(asked) else None

@@ -1,0 +1,385 @@
+"""Intervals around estimates that hold the share of measured runs that they name.
+
+Made from residuals log(measured / estimated) of runs that took no part in the fit behind their
+estimate, each cell (source × device × model) weighing alike.
+
+* A group's distribution is that of its own cells and of the next wider group's, which counts as
+  ``POOLED`` cells: a group with few cells of its own is mostly the wider one (partial pooling).
+* Ends are conformal predictive quantiles. A run of a reader is of a source that no fit has seen, so
+  what is conformal is the source (Dunn, Wasserman and Ramdas 2022, "Distribution-free prediction
+  sets for two-layer hierarchical models"; CV+ of Barber, Candès, Ramdas and Tibshirani 2021,
+  "Predictive inference with the jackknife+"): the runs of each source are held against the
+  distributions of all others, in units of the distance from the median to the end of the middle
+  80 % on that side, and an interval reaches as many units as hold the share that it names: three
+  numbers a figure (as in Romano, Patterson and Candès 2019, "Conformalized quantile regression").
+* An interval always holds the estimate itself, and ends where the farthest residual is at the
+  latest.
+
+Coverage is measured with the stretch of the other sources, too: what a run is held against has seen
+nothing of its source but through the engines' constants that other sources' residuals rest on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from recipe_core.base.arrays import Float
+from recipe_core.base.intervals import BAND, LEVELS, NORMAL, Level
+from recipe_core.calibration.validation.validate import CELL, aligned
+from recipe_core.estimates.bands import KEYS, Band, BandFile, better_score, probability
+from recipe_core.hardware.cluster import device
+
+POOLED = 20.0
+"""Cells that the next wider group counts as."""
+LEAST = 0.02
+"""Least distance of an end from the median: what two runs of one configuration differ by anyway."""
+TRIMMED = 0.025
+"""Share of residuals at each side that count as the quantile there when variances are taken."""
+Groups = Sequence[Sequence[str]]
+_SIDES = ("median", "below", "above")
+
+
+def residuals(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows of ``metric``, ``run`` and CELL with their residual and weight.
+
+    ``weight``: one over the runs of the cell that have the figure.
+    """
+    out = rows.assign(residual=np.log(rows.measured.astype(float) / rows.estimated.astype(float)))
+    out = out[np.isfinite(out.residual)].reset_index(drop=True)
+    sizes = out.groupby(["metric", *CELL]).residual.transform("size")
+    weighed: pd.DataFrame = out.assign(weight=1.0 / sizes)
+    return weighed
+
+
+def quantiles(values: Float, weights: Float, shares: Sequence[float]) -> Float:
+    """Quantiles of weighted values: the least value with at least that share up to it."""
+    order = np.argsort(values)
+    upto = np.cumsum(weights[order])
+    places = np.searchsorted(upto, np.asarray(shares) * upto[-1] * (1 - 1e-12))
+    return np.asarray(values[order][np.minimum(places, len(order) - 1)])
+
+
+def _spread(
+    rows: pd.DataFrame, groups: Groups, values: Mapping[str, Any]
+) -> tuple[float, float, float]:
+    """Median of a group, and how far below and above it the ends of the middle 80 % are."""
+    parts: list[tuple[Float, Float]] = []
+    left = 1.0
+    for names in groups:
+        if not set(names) <= set(values):
+            continue
+        inside = np.ones(len(rows), dtype=np.bool_)
+        for name in names:
+            inside &= (rows[name] == values[name]).to_numpy()
+        own = rows[inside]
+        cells = float(own.weight.sum())
+        if not cells:
+            continue
+        share = cells / (cells + POOLED) if names else 1.0
+        parts.append((own.residual.to_numpy(), own.weight.to_numpy() * left * share / cells))
+        left *= 1 - share
+    pooled = np.concatenate([own for own, _ in parts])
+    weights = np.concatenate([own for _, own in parts])
+    tail = (1 - int(BAND) / 100) / 2
+    low, median, high = quantiles(pooled, weights, [tail, 0.5, 1 - tail]).tolist()
+    if values.get("basis") == "prior" and (rows.basis == "fitted").any():
+        centre, down, up = _spread(rows, groups, {**values, "basis": "fitted"})
+        low, high = min(low, centre - down), max(high, centre + up)
+    return median, max(median - low, LEAST), max(high - median, LEAST)
+
+
+def _kinds(rows: pd.DataFrame, names: Sequence[str]) -> list[tuple[dict[str, Any], pd.DataFrame]]:
+    """Rows by their values of some keys."""
+    if not names:
+        return [({}, rows)]
+    return [(dict(zip(names, key, strict=True)), part) for key, part in rows.groupby(list(names))]
+
+
+def scored(rows: pd.DataFrame, groups: Groups) -> pd.DataFrame:
+    """Rows of one metric against the distributions of all other sources.
+
+    Adds ``median``, ``below`` and ``above`` (distances of the ends), and ``score``: how many times
+    the distance on its side the residual is from the median.
+    """
+    names = [name for name in KEYS if name in rows]
+    parts = []
+    for source in rows.source.unique():
+        others = rows[rows.source != source]
+        if not len(others):
+            continue
+        for values, part in _kinds(rows[rows.source == source], names):
+            median, below, above = _spread(others, groups, values)
+            away = part.residual - median
+            score = np.where(away > 0, away / above, -away / below)
+            parts.append(part.assign(median=median, below=below, above=above, score=score))
+    return pd.concat(parts, ignore_index=True) if parts else rows.iloc[:0]
+
+
+def stretches(of_others: pd.DataFrame) -> Float:
+    """By level the factor on distances with which as many cells are inside as it says.
+
+    With the correction of a finite sample: a share of (n + 1) / n, n the number of cells. Without
+    other sources, those of a normal distribution.
+    """
+    if not len(of_others):
+        scores = [NORMAL.inv_cdf((1 + int(level) / 100) / 2) for level in LEVELS]
+        return np.array(scores) / NORMAL.inv_cdf((1 + int(BAND) / 100) / 2)
+    weights = of_others.weight.to_numpy()
+    cells = float(weights.sum())
+    shares = [min(1.0, int(level) / 100 * (1 + 1 / cells)) for level in LEVELS]
+    return quantiles(of_others.score.to_numpy(), weights, shares)
+
+
+def ends(
+    median: Float, below: Float, above: Float, stretch: Float, seen: Float
+) -> tuple[Float, Float]:
+    """Ends of cases by level (the last axis) as logarithms.
+
+    They hold the estimate itself (0), and none is beyond the farthest of the residuals ``seen``.
+    """
+    low = np.clip(median[..., None] - stretch * below[..., None], min(seen.min(), 0.0), 0.0)
+    high = np.clip(median[..., None] + stretch * above[..., None], 0.0, max(seen.max(), 0.0))
+    return low, high
+
+
+def left_out(rows: pd.DataFrame, groups: Groups) -> pd.DataFrame:
+    """Every residual with the intervals that the other sources give it.
+
+    Adds ``low_…`` and ``high_…`` by level, factors on the estimate.
+    """
+    parts = []
+    for _, of_metric in rows.groupby("metric"):
+        table = scored(of_metric, groups)
+        for source, part in table.groupby("source"):
+            others = table[table.source != source]
+            stretch, seen = stretches(others), others.residual.to_numpy()
+            seen = seen if len(seen) else part.residual.to_numpy()
+            median, below, above = (part[name].to_numpy() for name in _SIDES)
+            low, high = ends(median, below, above, stretch, seen)
+            columns = {f"low_{level}": np.exp(low[:, k]) for k, level in enumerate(LEVELS)}
+            columns |= {f"high_{level}": np.exp(high[:, k]) for k, level in enumerate(LEVELS)}
+            parts.append(part.assign(**columns))
+    return pd.concat(parts, ignore_index=True)
+
+
+def coverage(rows: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
+    """The share of measured runs inside each interval, cells alike, by some columns.
+
+    ``rows`` have ``measured``, ``estimated``, ``weight``, and by level ``low_…`` and ``high_…`` as
+    factors. Columns: ``runs``, ``cells``, ``inside_50``, ``inside_80``, ``inside_95``, and
+    ``width``: by what the ends of the 80 % interval differ from its middle, √(high / low) - 1, the
+    median.
+    """
+    ratio = rows.measured / rows.estimated
+    columns: dict[str, Any] = {
+        f"inside_{level}": ratio.between(rows[f"low_{level}"], rows[f"high_{level}"]) * rows.weight
+        for level in LEVELS
+    }
+    columns["width"] = np.sqrt(rows[f"high_{BAND}"] / rows[f"low_{BAND}"]) - 1
+    table = rows.assign(**columns)
+    names = [f"inside_{level}" for level in LEVELS]
+    grouped = table.groupby(list(by)) if by else table.groupby(lambda _: "all")
+    out = grouped[[*names, "weight"]].sum()
+    out = out[names].div(out.weight, axis=0).assign(width=grouped.width.median())
+    out.insert(0, "runs", grouped.size())
+    cells = table.drop_duplicates([*by, *CELL])
+    counted = cells.groupby(list(by)) if by else cells.groupby(lambda _: "all")
+    out.insert(1, "cells", counted.size())
+    return out.reset_index(names=None if by else "of")
+
+
+def common_share(rows: pd.DataFrame) -> float:
+    """The share of a metric's variance that runs of one device, engine and version have in common.
+
+    By the method of moments: what is left within runs of one cell, engine, version and workload
+    (the ``setup``), which differ in split and load, is independent; the rest of the second moment
+    is common. Cells weigh alike; residuals are trimmed.
+    """
+    low, high = quantiles(rows.residual.to_numpy(), rows.weight.to_numpy(), [TRIMMED, 1 - TRIMMED])
+    trimmed = rows.assign(residual=rows.residual.clip(low, high))
+    within = trimmed.groupby([*CELL, "setup"]).residual
+    degrees = within.transform("size") - 1
+    # the weight of a cell, spread over its degrees of freedom
+    several = trimmed[degrees > 0].assign(
+        square=(trimmed.residual - within.transform("mean"))[degrees > 0] ** 2,
+        # a row's part of its setup's degrees of freedom
+        free=(degrees / (degrees + 1))[degrees > 0],
+    )
+    total = float(np.average(trimmed.residual**2, weights=trimmed.weight))
+    if not len(several) or not total:
+        return 0.0
+    sums = several.groupby(list(CELL))[["square", "free"]].sum()
+    alone = float((sums.square / sums.free).mean())
+    return max(0.0, 1 - alone / total)
+
+
+def correlations(rows: pd.DataFrame) -> dict[str, dict[str, float]]:
+    """Correlations of the errors of two metrics of one run, about 0, cells alike and trimmed."""
+    trimmed = []
+    for _, of_metric in rows.groupby("metric"):
+        shares = (TRIMMED, 1 - TRIMMED)
+        low, high = quantiles(of_metric.residual.to_numpy(), of_metric.weight.to_numpy(), shares)
+        trimmed.append(of_metric.assign(residual=of_metric.residual.clip(low, high)))
+    table = pd.concat(trimmed)
+    wide = table.pivot_table(index="run", columns="metric", values="residual")
+    cells = table.drop_duplicates("run").set_index("run")[list(CELL)]
+    out: dict[str, dict[str, float]] = {}
+    names = sorted(map(str, wide))
+    for k, one in enumerate(names):
+        for two in names[k + 1 :]:
+            both = wide[[one, two]].dropna()
+            if len(both) < 3:
+                continue
+            sizes = both.join(cells).groupby(list(CELL))[one].transform("size")
+            a, b, weight = both[one], both[two], 1.0 / sizes
+            moment = float((weight * a * b).sum())
+            scale = math.sqrt(float((weight * a * a).sum()) * float((weight * b * b).sum()))
+            if scale:
+                out.setdefault(one, {})[two] = round(moment / scale, 2)
+    return out
+
+
+BINS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.97, 1.0)
+"""Ends of the classes of probability that comparisons are counted in."""
+
+
+def comparisons(rows: pd.DataFrame, file: BandFile, groups: Groups) -> pd.DataFrame:
+    """How often the split that is estimated to be better is better, by the probability it is given.
+
+    Pairs of runs of one cell, ``setup`` and ``load`` that differ in ``split``, by each metric.
+    Columns: ``from`` and ``to`` (the class of probability), ``pairs``, ``probability`` (the mean)
+    and ``better`` (the share). Pairs that were measured alike count half.
+    """
+    found: list[tuple[float, float]] = []
+    for (metric, *_), part in rows.groupby(["metric", *CELL, "setup", "load"]):
+        if part.split.nunique() < 2:
+            continue
+        first, second = np.triu_indices(len(part), 1)
+        splits = part.split.to_numpy()
+        different = splits[first] != splits[second]
+        told, seen = np.log(part.estimated.to_numpy()), np.log(part.measured.to_numpy())
+        told, seen = (
+            (told[first] - told[second])[different],
+            (seen[first] - seen[second])[different],
+        )
+        values = {name: str(part[name].iloc[0]) for name in KEYS}
+        band = file.band(str(metric), groups, values)
+        error = np.array([[band.common**2]]), np.array([[band.independent**2]])
+        one = np.ones(1)
+        scores = better_score(
+            np.abs(told), np.ones((len(told), 1)), one, (error, error), shared=True
+        )
+        better = 0.5 + 0.5 * np.sign(told) * np.sign(seen)
+        found += zip(probability(scores), better.tolist(), strict=True)
+    table = pd.DataFrame(found, columns=["probability", "better"])
+    places = np.searchsorted(BINS[1:-1], table.probability, side="right")
+    out = table.groupby(places).agg(
+        pairs=("better", "size"), probability=("probability", "mean"), better=("better", "mean")
+    )
+    ends = {"from": [BINS[k] for k in out.index], "to": [BINS[k + 1] for k in out.index]}
+    return pd.concat([pd.DataFrame(ends, index=out.index), out.round(4)], axis=1)
+
+
+def _rounded(low: Float, high: Float) -> dict[Level, tuple[float, float]]:
+    """Factors to three digits, outwards, so that what is nested stays so."""
+    out: dict[Level, tuple[float, float]] = {}
+    for k, level in enumerate(LEVELS):
+        down, up = math.exp(low[k]) * 1000, math.exp(high[k]) * 1000
+        out[level] = (max(math.floor(down + 1e-9), 1) / 1000, math.ceil(up - 1e-9) / 1000)
+    return out
+
+
+def bands(rows: pd.DataFrame, groups: Groups, source: str) -> BandFile:
+    """The bands of every metric and group that has a residual."""
+    out: list[Band] = []
+    for metric, of_metric in rows.groupby("metric"):
+        stretch = stretches(scored(of_metric, groups))
+        shared, seen = common_share(of_metric), of_metric.residual.to_numpy()
+        for k, names in enumerate(groups):
+            for values, part in _kinds(of_metric, names):
+                # a group within one vendor is pooled with that vendor, too
+                alike = {name: part[name].iloc[0] for name in KEYS if part[name].nunique() == 1}
+                median, below, above = _spread(of_metric, groups[k:], alike)
+                centre, down, up = map(np.asarray, (median, below, above))
+                low, high = ends(centre, down, up, stretch, seen)
+                at = LEVELS.index(BAND)
+                score = NORMAL.inv_cdf((1 + int(BAND) / 100) / 2)
+                sigma = float(high[at] - low[at]) / (2 * score)
+                out.append(
+                    Band(
+                        metric=str(metric),
+                        **values,
+                        runs=part.run.nunique(),
+                        cells=part.groupby(list(CELL)).ngroups,
+                        factors=_rounded(low, high),
+                        common=round(sigma * math.sqrt(shared), 4),
+                        independent=round(sigma * math.sqrt(1 - shared), 4),
+                    )
+                )
+    return BandFile(
+        schema_version=2,
+        source=source,
+        runs=rows.run.nunique(),
+        cells=rows.groupby(list(CELL)).ngroups,
+        correlation=correlations(rows),
+        bands=tuple(out),
+    )
+
+
+SECTIONS = {
+    "all": (),
+    "figures": ("figure",),
+    "vendors": ("vendor",),
+    "engines": ("engine", "architecture"),
+}
+TITLES = {
+    "all": "All figures",
+    "figures": "By figure",
+    "vendors": "By vendor",
+    "engines": "By engine and architecture",
+}
+
+
+def covered(figures: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """How often measured figures are inside their intervals, as tables by name.
+
+    ``figures`` are those of a comparison of serving or training.
+    """
+    rows = figures[figures.figure.ne("total_tokens_per_s")]
+    rows = rows.assign(
+        weight=1.0 / rows.groupby(["figure", *CELL]).measured.transform("size"),
+        vendor=rows.device.map({name: device(name).vendor for name in rows.device.unique()}),
+        architecture=rows.device.map(
+            {name: device(name).architecture for name in rows.device.unique()}
+        ),
+        **{f"low_{BAND}": rows.low, f"high_{BAND}": rows.high},
+    )
+    for level in LEVELS:
+        for end in ("low", "high"):
+            rows[f"{end}_{level}"] = rows[f"{end}_{level}"] / rows.estimated
+    return {name: coverage(rows, by) for name, by in SECTIONS.items()}
+
+
+def coverage_view(figures: pd.DataFrame) -> dict[str, Any]:
+    """The tables of ``covered`` as JSON values; shares are fractions."""
+    return {
+        "levels": {f"inside_{level}": int(level) / 100 for level in LEVELS},
+        **{name: table.to_dict(orient="records") for name, table in covered(figures).items()},
+    }
+
+
+def coverage_text(figures: pd.DataFrame) -> str:
+    """The tables of ``covered`` as text."""
+    parts = [f"{TITLES[name]}\n{aligned(table)}" for name, table in covered(figures).items()]
+    parts.append(
+        "Shares of measured figures inside the 50, 80 and 95 % intervals, each source × device ×\n"
+        "model alike; 80 % is: the ends of the 80 % interval around its middle, the median. The\n"
+        "engines' numbers were fitted to the published runs; docs/accuracy.md has the shares of\n"
+        "sources that were left out."
+    )
+    return "\n\n".join(parts)

@@ -1,0 +1,383 @@
+"""Measured figures beside the estimate's parts, each with a verdict.
+
+*Match*: inside the band. *Explained by*: outside, and inside the band of the estimate that is made
+again with what the files state differently than the request; every explanation is tested in this
+way, alone first, then together, and the fewest that suffice are named. *Not explained*: outside
+with all of them.
+
+Bands of times are the estimate's own, 80 %. Those of memory are ±3 % for weights and ±10 % for the
+cache: of logged start-ups of engines 100 % and 90 % are within these (docs/accuracy.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from typing import Any
+
+from recipe_core.base.errors import RecipeError
+from recipe_core.calibration.importers.imported import Imported
+from recipe_core.calibration.validation.as_logged import PARTS, as_logged, logged_parts
+from recipe_core.calibration.validation.facts import (
+    Fact,
+    Planned,
+    Values,
+    facts_of,
+    other_model,
+    training_facts,
+)
+from recipe_core.estimates.columns.corrections import Corrections
+from recipe_core.estimates.results import Estimate
+from recipe_core.estimates.serving.results import ServingEstimate
+from recipe_core.plans.plan import Plan
+from recipe_core.plans.plans import plan_candidate
+from recipe_core.plans.serving_candidates import served_context
+from recipe_core.request.candidate import CandidateRequest
+from recipe_core.request.schema import PlanRequest
+from recipe_core.request.serving_workload import ServingWorkload
+
+SHARES = {
+    "weights_bytes": 0.03,
+    "kv_cache_bytes": 0.10,
+    "kv_cache_tokens": 0.10,
+    "max_concurrency": 0.10,
+    "peak_memory_bytes": 0.10,
+}
+"""Half widths of the bands of memory, as shares of the estimate."""
+TITLES = {
+    "weights_bytes": "weights",
+    "kv_cache_bytes": "KV cache",
+    "kv_cache_tokens": "KV cache, tokens",
+    "max_concurrency": "longest requests at once",
+    "ttft_s": "time to first token",
+    "tpot_s": "time per output token",
+    "request_latency_s": "request latency",
+    "output_tokens_per_s": "output tokens per second",
+    "step_s": "step time",
+    "tokens_per_s_per_gpu": "tokens per second per device",
+    "mfu": "model flops utilisation",
+    "peak_memory_bytes": "peak memory of a device",
+}
+"""Figures that are compared, in this order."""
+SETTLED = ("engine", "tp", "pp", "dp", "ep", "cp", "weight_dtype", "kv_dtype")
+"""What is kept of a split that was chosen; its limits are the engine's defaults."""
+MATCH, EXPLAINED, OPEN = "match", "explained", "not explained"
+PAIRS = 8
+"""Facts of which pairs are tried too."""
+
+Ends = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure: measured, estimated with its band, and the verdict.
+
+    ``explained_by`` are titles of facts; ``again`` and ``again_band`` the estimate with them (with
+    all facts where they do not suffice; None without facts).
+    """
+
+    figure: str
+    measured: float
+    estimated: float
+    band: Ends
+    verdict: str
+    explained_by: tuple[str, ...] = ()
+    again: float | None = None
+    again_band: Ends | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        out: dict[str, Any] = {
+            "figure": self.figure,
+            "measured": self.measured,
+            "estimated": self.estimated,
+            "band": list(self.band),
+            "verdict": self.verdict,
+        }
+        if self.again is not None and self.again_band is not None:
+            out |= {"explained_by": list(self.explained_by)}
+            out |= {"estimated_again": self.again, "band_again": list(self.again_band)}
+        return out
+
+
+@dataclass(frozen=True)
+class Reconciled:
+    """One measurement beside the estimate.
+
+    ``facts``: what it states differently than the request; ``not_estimated``: its figures that an
+    estimate lacks; ``refused``: why the planned split could not run by the estimate.
+    """
+
+    source: str
+    measurement: Imported
+    rows: tuple[Row, ...]
+    facts: tuple[str, ...] = ()
+    not_estimated: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is left without an explanation."""
+        return all(row.verdict != OPEN for row in self.rows)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "source": self.source,
+            "format": self.measurement.format,
+            "place": self.measurement.place,
+            "ok": self.ok,
+            "figures": [row.to_json() for row in self.rows],
+            "facts": list(self.facts),
+            "not_estimated": list(self.not_estimated),
+            "refused": list(self.refused),
+            "notes": [*self.notes, *self.measurement.notes],
+        }
+
+
+@dataclass
+class _Estimates:
+    """Estimates of a request with sets of facts, each made once."""
+
+    planned: Values
+    folders: bool
+    corrections: Corrections | None
+    _made: dict[frozenset[str], tuple[dict[str, float], dict[str, Ends]] | None] = field(
+        default_factory=dict
+    )
+
+    def of(self, facts: Sequence[Fact]) -> tuple[dict[str, float], dict[str, Ends]] | None:
+        """Figures and bands with these facts; None where no such split can be estimated."""
+        key = frozenset(fact.name for fact in facts)
+        if key not in self._made:
+            self._made[key] = self._estimate(facts)
+        return self._made[key]
+
+    def _estimate(self, facts: Sequence[Fact]) -> tuple[dict[str, float], dict[str, Ends]] | None:
+        values = self.planned
+        for fact in facts:
+            if fact.change is not None:
+                values = fact.change(values)
+        try:
+            plan, row = plan_candidate(
+                PlanRequest.parse(values), folders=self.folders, corrections=self.corrections
+            )
+            figures, ends = figures_of(plan.estimate(row))
+        except RecipeError:
+            return None
+        if (context := _context_of(plan)) is not None and "kv_cache_tokens" in figures:
+            # engines count requests as long as they accept, estimates those that are planned
+            figures["max_concurrency"] = figures["kv_cache_tokens"] / context
+            figures |= as_logged(plan, row, figures)
+        for fact in facts:
+            if fact.adjust is not None:
+                figures = fact.adjust(figures)
+        return figures, {**ends, **_memory_ends(figures)}
+
+
+def figures_of(estimate: Estimate) -> tuple[dict[str, float], dict[str, Ends]]:
+    """The figures of an estimate that can be compared, and their bands."""
+    known: dict[str, Any] = {}
+    if isinstance(estimate, ServingEstimate):
+        names = ("weights_bytes", "kv_cache_bytes", "kv_cache_tokens", *PARTS)
+        known = {name: getattr(estimate.memory, name) for name in names}
+    known |= {name: value for name, value in estimate.figures().items() if name in TITLES}
+    figures = {name: float(value) for name, value in known.items() if value and value > 0}
+    ends = {name: (low, high) for name, (low, high) in (estimate.bands or {}).items()}
+    if "mfu" in figures and "step_s" in ends and "step_s" in figures:
+        low, high = (figures["step_s"] / end for end in reversed(ends["step_s"]))
+        ends.setdefault("mfu", (figures["mfu"] * low, figures["mfu"] * high))
+    return figures, {**ends, **_memory_ends(figures, known_ends=ends)}
+
+
+def _memory_ends(
+    figures: Mapping[str, float], known_ends: Mapping[str, Ends] | None = None
+) -> dict[str, Ends]:
+    return {
+        name: (figures[name] * (1 - share), figures[name] * (1 + share))
+        for name, share in SHARES.items()
+        if name in figures and name not in (known_ends or {}) and name != "peak_memory_bytes"
+    }
+
+
+def planned_of(values: Mapping[str, Any], *, folders: bool = True) -> Planned:
+    """A request whose candidate states its split: what the search chooses is settled once.
+
+    So facts change nothing else.
+
+    Raises:
+        InputError: as for any request.
+    """
+    request = PlanRequest.parse(values)
+    plan, row = plan_candidate(request, folders=folders)
+    chosen = {key: value for key, value in plan.candidate(row).items() if value is not None}
+    stated = dict(values.get("candidate") or {})
+    names = CandidateRequest.model_fields if request.is_training else SETTLED
+    kept = {key: value for key, value in chosen.items() if key in names}
+    work = request.workload.model_dump(mode="json", exclude_none=True)
+    settled = {**values, "workload": work, "candidate": {**kept, **stated}}
+    return Planned(settled, {**chosen, **stated}, _context_of(plan))
+
+
+def _context_of(plan: Plan) -> int | None:
+    """Tokens of the longest request that the engine of a serving plan accepts."""
+    problem = plan.problem
+    if isinstance(problem.workload, ServingWorkload):
+        return served_context(problem.workload, problem.model)
+    return None
+
+
+def reconcile(
+    measurements: Iterable[tuple[str, Imported]],
+    values: Mapping[str, Any],
+    *,
+    folders: bool = True,
+    corrections: Corrections | None = None,
+) -> list[Reconciled]:
+    """Every measurement with figures beside the estimate of a request.
+
+    Files without a load of their own (start-up logs) also say what the others ran with.
+
+    Args:
+        measurements: what was measured, each with the name of its source.
+        values: the request of what ran, as plain values.
+        folders: whether a model may be named by a path on this machine.
+        corrections: what runs of one's own teach; the estimate is set beside with them.
+
+    Raises:
+        InputError: for a request that cannot be read or estimated.
+    """
+    planned = planned_of(values, folders=folders)
+    pairs = list(measurements)
+    shared = _shared(one for _, one in pairs)
+    out = []
+    for source, one in pairs:
+        whole = one if one.kind == "training" else _completed(one, shared)
+        find = training_facts if one.kind == "training" else facts_of
+        made = _Estimates(planned.values, folders, corrections)
+        out.append(_one(source, one, find(whole, planned), made, planned.values))
+    return out
+
+
+def _shared(measurements: Iterable[Imported]) -> Imported:
+    """What files without times say of how the engine ran, as one."""
+    start = Imported(format="")
+    for one in measurements:
+        if one.kind == "serving" and not one.teaches:
+            start = replace(
+                start,
+                engine=start.engine or one.engine,
+                version=start.version or one.version,
+                figures={**one.figures, **start.figures},
+                split={**one.split, **start.split},
+                settings={**one.settings, **start.settings},
+            )
+    return start
+
+
+def _completed(one: Imported, shared: Imported) -> Imported:
+    """A measurement with what start-up logs beside it say; its own statements go first."""
+    return replace(
+        one,
+        engine=one.engine or shared.engine,
+        version=one.version or shared.version,
+        figures={**shared.figures, **one.figures},
+        split={**shared.split, **one.split},
+        settings={**shared.settings, **one.settings},
+    )
+
+
+def _one(
+    source: str, one: Imported, facts: Sequence[Fact], made: _Estimates, planned: Values
+) -> Reconciled:
+    base = made.of(())
+    figures, ends = base if base is not None else ({}, {})
+    names = [name for name in TITLES if name in one.figures]
+    rows = [
+        _row(name, one.figures[name], figures[name], ends[name], facts, made)
+        for name in names
+        if name in figures and name in ends
+    ]
+    compared = {row.figure for row in rows}
+    notes = logged_parts(one, made.of([fact for fact in facts if not fact.guess]) or base)
+    if (model := other_model(one, planned)) is not None:
+        notes.append(f"the file names {model}, the request {planned['model']}")
+    if one.excluded:
+        notes.append(f"it is not to be learned from: {one.excluded}")
+    return Reconciled(
+        source,
+        one,
+        tuple(rows),
+        tuple(fact.title for fact in facts if not fact.guess),
+        tuple(name for name in names if name not in compared),
+        tuple(_refusals(planned, made)) if base is not None else (),
+        tuple(notes),
+    )
+
+
+def _refusals(planned: Values, made: _Estimates) -> list[str]:
+    plan, row = plan_candidate(PlanRequest.parse(planned), folders=made.folders)
+    estimate = plan.estimate(row)
+    return list(estimate.reasons)
+
+
+def _inside(measured: float, ends: Ends) -> bool:
+    return ends[0] <= measured <= ends[1]
+
+
+def _row(
+    name: str,
+    measured: float,
+    estimated: float,
+    band: Ends,
+    facts: Sequence[Fact],
+    made: _Estimates,
+) -> Row:
+    """The verdict on one figure."""
+    row = Row(name, measured, estimated, band, MATCH)
+    if _inside(measured, band):
+        return row
+    about = [fact for fact in facts if name in fact.about]
+    stated = [fact for fact in about if not fact.guess]
+    for group in _groups(stated, [fact for fact in about if fact.guess]):
+        again = _figure(made, group, name)
+        if again is not None and _inside(measured, again[1]):
+            fewest = _fewest(made, group, name, measured)
+            value, ends = _figure(made, fewest, name) or again
+            titles = tuple(fact.title for fact in fewest)
+            return replace(
+                row, verdict=EXPLAINED, explained_by=titles, again=value, again_band=ends
+            )
+    with_all = _figure(made, stated, name) if stated else None
+    if with_all is None:
+        return replace(row, verdict=OPEN)
+    return replace(row, verdict=OPEN, again=with_all[0], again_band=with_all[1])
+
+
+def _groups(stated: Sequence[Fact], guesses: Sequence[Fact]) -> Iterable[Sequence[Fact]]:
+    """Sets of facts in the order in which they are tried: one, two, all, then with a guess."""
+    yield from ([fact] for fact in stated)
+    yield from combinations(stated[:PAIRS], 2)
+    if len(stated) > 2:
+        yield stated
+    yield from ([*stated, guess] for guess in guesses)
+
+
+def _figure(made: _Estimates, facts: Sequence[Fact], name: str) -> tuple[float, Ends] | None:
+    estimate = made.of(facts)
+    if estimate is None or name not in estimate[0] or name not in estimate[1]:
+        return None
+    return estimate[0][name], estimate[1][name]
+
+
+def _fewest(made: _Estimates, facts: Sequence[Fact], name: str, measured: float) -> Sequence[Fact]:
+    """The facts without those that the figure needs not: each is left out if it still fits."""
+    kept = list(facts)
+    for fact in list(facts):
+        fewer = [one for one in kept if one is not fact]
+        again = _figure(made, fewer, name) if fewer else None
+        if again is not None and _inside(measured, again[1]):
+            kept = fewer
+    return kept

@@ -1,0 +1,231 @@
+"""Training estimates against measured runs: errors by figure and source, and runs refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from recipe_core.base.errors import InputError, RecipeError, unknown
+from recipe_core.base.units import GIB
+from recipe_core.calibration.validation.validate import ENDS, SHOWN_LEVELS, aligned, errors
+from recipe_core.estimates.columns.standing import uncorrected
+from recipe_core.estimates.columns.training import TrainingCases, TrainingSetting, stack_cases
+from recipe_core.estimates.measured.serving_runs import SHOWN
+from recipe_core.estimates.measured.training_runs import TrainingRun
+from recipe_core.estimates.rules.refusal import Refusal
+from recipe_core.estimates.rules.training_rules import rules
+from recipe_core.estimates.training.bands import band
+from recipe_core.estimates.training.fits import memory_rule
+from recipe_core.estimates.training.memory import Memory, memory
+from recipe_core.estimates.training.schedule import step_parts
+from recipe_core.plans.plans import shared_key
+from recipe_core.plans.problem import resolve
+from recipe_core.plans.training_candidates import one_case
+from recipe_core.request.schema import PlanRequest
+
+TIME, MEMORY = "step_s", "peak_memory_gib"
+TRAINING_BY = ("device", "model", "source", "engine")
+COLUMNS = (
+    "id",
+    "source",
+    "device",
+    "model",
+    "engine",
+    "figure",
+    "measured",
+    "estimated",
+    *ENDS,
+)
+
+
+@dataclass(frozen=True)
+class RunGroup:
+    """Runs that share a setting: their positions in the list, and their cases."""
+
+    setting: TrainingSetting
+    cases: TrainingCases
+    rows: np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True)
+class TrainingComparison:
+    """Runs against their estimates.
+
+    ``figures`` has a row for each measured figure, with ``measured``, ``estimated``, ``low`` and
+    ``high`` (the band), the ends of the other intervals, ``ratio`` (estimated / measured) and
+    ``error`` (|ratio - 1|): seconds of a step (also where tokens per second
+    were measured), and GiB. Refused runs have them too.
+    ``refused``: runs that an estimate calls impossible, with the reason. ``not_covered`` counts the
+    reasons of runs that cannot be requested.
+    """
+
+    runs: int
+    figures: pd.DataFrame
+    not_covered: Counter[str]
+    refused: tuple[tuple[TrainingRun, str], ...]
+
+
+def grouped(runs: Sequence[TrainingRun]) -> tuple[list[RunGroup], Counter[str]]:
+    """Runs as few groups of cases, and the reasons of those that cannot be requested.
+
+    Where a source does not state the recomputation, the case is that of the least that fits, or
+    without any where none fits.
+
+    Raises:
+        InputError: a run has no split.
+    """
+    members: dict[str, list[tuple[int, TrainingSetting, TrainingCases]]] = {}
+    wrong: Counter[str] = Counter()
+    for n, run in enumerate(runs):
+        try:
+            with uncorrected():
+                asked = map(run.request, run.recomputations)
+                problems = [resolve(PlanRequest.parse(request)) for request in asked]
+        except RecipeError as error:
+            wrong[error.message] += 1
+            continue
+        for problem in problems:
+            pair = one_case(problem, problem.candidate)
+            if pair is None:
+                raise InputError(f"{run.id} has no split.", field="table")
+            members.setdefault(shared_key(problem, pair[0]), []).append((n, *pair))
+    return [_least(_group(m)) for m in members.values()], wrong
+
+
+def _group(members: list[tuple[int, TrainingSetting, TrainingCases]]) -> RunGroup:
+    cases = stack_cases([c for _, _, c in members])
+    return RunGroup(members[0][1], cases, np.array([n for n, _, _ in members]))
+
+
+def _least(group: RunGroup) -> RunGroup:
+    """The group with one case a run: the first that no rule refuses, else the first."""
+    broken = np.any([rule.broken for rule in _rules(group)], axis=0)
+    order = np.lexsort((np.arange(len(broken)), broken, group.rows))
+    _, first = np.unique(group.rows[order], return_index=True)
+    chosen = order[first]
+    return RunGroup(group.setting, group.cases.take(chosen), group.rows[chosen])
+
+
+def _rules(group: RunGroup) -> list[Refusal]:
+    mem = memory(group.setting, group.cases)
+    return [*rules(group.setting, group.cases), memory_rule(group.setting, mem)]
+
+
+def compare_training(runs: Sequence[TrainingRun]) -> TrainingComparison:
+    """Estimates all runs in one call and puts each estimate beside what was measured."""
+    groups, wrong = grouped(runs)
+    rows: list[tuple[Any, ...]] = []
+    refused: list[tuple[TrainingRun, str]] = []
+    for group in groups:
+        mem, parts = memory(group.setting, group.cases), step_parts(group.setting, group.cases)
+        seconds = np.sum(list(parts.values()), axis=0)
+        broken = _rules(group)
+        for i, n in enumerate(map(int, group.rows)):
+            run = runs[n]
+            peak = memory_gib(run, mem, i, group.setting)
+            rows += _figures(run, group.setting, float(seconds[i]), peak)
+            reasons = [rule for rule in broken if rule.broken[i]]
+            if reasons:
+                refused.append((run, reasons[0].say(i)))
+    figures = pd.DataFrame(rows, columns=list(COLUMNS))
+    ratio = figures.estimated / figures.measured
+    return TrainingComparison(
+        len(runs),
+        figures.assign(ratio=ratio, error=(ratio - 1).abs()),
+        wrong,
+        tuple(refused),
+    )
+
+
+def memory_gib(run: TrainingRun, mem: Memory, i: int, setting: TrainingSetting) -> float:
+    """GiB of the rank that the run's source measured, in the way it measured."""
+    if run.memory_of == "first":
+        return float(mem.stages_of(i)[0]) / GIB
+    whole = setting.cluster.device.usable_memory_bytes
+    outside = whole - float(mem.capacity_bytes[i]) if run.memory_of == "driver" else 0.0
+    return (float(mem.peak_bytes[i]) + outside) / GIB
+
+
+def _figures(
+    run: TrainingRun, setting: TrainingSetting, step_s: float, peak_gib: float
+) -> list[tuple[Any, ...]]:
+    identity = (run.id, run.source, run.device, run.model, run.engine)
+    figures = (
+        (TIME, TIME, run.measured_step_s, step_s),
+        (MEMORY, "peak_memory_bytes", run.peak_memory_gib, peak_gib),
+    )
+    rows: list[tuple[Any, ...]] = []
+    for figure, key, measured, estimated in figures:
+        if measured is not None:
+            factors = band(setting, key).factors
+            inside = [estimated * end for level in SHOWN_LEVELS for end in factors[level]]
+            rows.append((*identity, figure, measured, estimated, *inside))
+    return rows
+
+
+def training_sections(
+    comparison: TrainingComparison, by: str | None = None
+) -> dict[str, pd.DataFrame]:
+    """Tables by name: ``figures``, ``sources``, and ``by_<column>`` where asked for.
+
+    Raises:
+        InputError: ``by`` is not one of ``TRAINING_BY``.
+    """
+    figures = comparison.figures
+    out = {"figures": errors(figures, ["figure"]), "sources": errors(figures, ["figure", "source"])}
+    if by is not None:
+        if by not in TRAINING_BY:
+            message, hint = unknown("column", by, TRAINING_BY)
+            raise InputError(message, field="by", hint=hint)
+        out[f"by_{by}"] = errors(figures, ["figure", by])
+    return out
+
+
+def training_validation_view(
+    comparison: TrainingComparison, by: str | None = None
+) -> dict[str, Any]:
+    """The comparison as JSON values; errors and shares are fractions."""
+    return {
+        "runs": comparison.runs,
+        "estimated": int(comparison.figures.id.nunique()),
+        "not_covered": [
+            {"reason": reason, "runs": n} for reason, n in comparison.not_covered.most_common()
+        ],
+        "refused": [
+            {"id": run.id, "what": run.title, "reason": reason}
+            for run, reason in comparison.refused
+        ],
+        **{
+            name: table.to_dict(orient="records")
+            for name, table in training_sections(comparison, by).items()
+        },
+    }
+
+
+def training_validation_text(comparison: TrainingComparison, by: str | None = None) -> str:
+    """The comparison as text."""
+    figures = comparison.figures
+    counts = [
+        f"{figures[name].nunique()} {name}s" for name in ("source", "model", "device", "engine")
+    ]
+    lines = [f"{comparison.runs:,} runs, {figures.id.nunique():,} estimated: {', '.join(counts)}"]
+    lines += [
+        f"not covered: {n:,} × {reason}" for reason, n in comparison.not_covered.most_common(SHOWN)
+    ]
+    lines.append(f"refused though measured: {len(comparison.refused):,}")
+    lines += [f"  {run.id}: {run.title}: {reason}" for run, reason in comparison.refused[:SHOWN]]
+    parts = ["\n".join(lines)]
+    titles = {"figures": "By figure", "sources": "By source"}
+    for name, table in training_sections(comparison, by).items():
+        parts.append(f"{titles.get(name, name.replace('_', ' ').capitalize())}\n{aligned(table)}")
+    parts.append(
+        "Errors are |estimated / measured - 1| of seconds per step (also where tokens per second\n"
+        "were measured) and of GiB. A cell is a source × device × model; in band is the share of\n"
+        "measurements inside the estimated range."
+    )
+    return "\n\n".join(parts)

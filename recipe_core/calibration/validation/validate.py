@@ -1,0 +1,374 @@
+"""Estimates against measured runs: errors by figure, and how often the better split is first."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from recipe_core.base.errors import InputError, unknown
+from recipe_core.base.intervals import Level
+from recipe_core.estimates.columns.standing import uncorrected
+from recipe_core.estimates.measured.serving_runs import FIGURES, LIMITS, SHOWN, SPLIT, Run, listings
+from recipe_core.hardware.cluster import device
+from recipe_core.plans.plans import estimate_batch
+
+CELL = ("source", "device", "model")
+BY = ("device", "model", "source", "engine")
+# The quantity of an estimate that a figure measures, and the factor to the figure's unit.
+QUANTITIES = {
+    "ttft_ms": ("ttft_s", 1e3),
+    "tpot_ms": ("tpot_s", 1e3),
+    "request_latency_ms": ("request_latency_s", 1e3),
+}
+QUANTITIES |= dict.fromkeys(
+    ("output_tokens_per_s", "total_tokens_per_s"), ("output_tokens_per_s", 1.0)
+)
+CELL_SIZE = 3
+"""Measured figures from which a cell counts in the primary score."""
+ALL, SCORED = "all", "scored"
+SHOWN_LEVELS: tuple[Level, ...] = ("80", "50", "95")
+ENDS = ("low", "high", "low_50", "high_50", "low_95", "high_95")
+"""Columns of the ends of intervals, the band's first; ``SHOWN_LEVELS`` are their levels."""
+RANKED = ("output_tokens_per_s", "tpot_ms", "request_latency_ms")
+MARGIN = 0.10
+"""Measured difference from which splits are compared; less is within the noise of benchmarks."""
+TIE = 0.01
+"""Estimated difference below which two splits count as tied."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs against their estimates.
+
+    ``figures`` has a row for each measured figure of the estimated runs: the columns of ``Run``,
+    and ``vendor``, ``figure``, ``measured``, ``estimated``, ``low`` and ``high`` (the band),
+    ``low_50``, ``high_50``, ``low_95`` and ``high_95`` (the other intervals), ``ratio`` (estimated
+    / measured) and ``error`` (|ratio - 1|). ``not_covered`` counts the reasons
+    of runs without an estimate; ``refused`` are runs that an estimate calls impossible, with the
+    first reason.
+    """
+
+    runs: int
+    figures: pd.DataFrame
+    not_covered: Counter[str]
+    refused: tuple[tuple[Run, str], ...]
+
+
+def compare(runs: Sequence[Run]) -> Comparison:
+    """Estimates all runs in one call and puts each estimate beside what was measured."""
+    with uncorrected():
+        answers = estimate_batch(run.request() for run in runs)
+    not_covered = Counter(answer["error"]["message"] for answer in answers if "error" in answer)
+    refused = tuple(
+        (run, answer["reasons"][0])
+        for run, answer in zip(runs, answers, strict=True)
+        if answer.get("feasible") is False
+    )
+    rows = [row for run, answer in zip(runs, answers, strict=True) for row in _figures(run, answer)]
+    columns = [*_RUN_FIELDS, "vendor", "figure", "measured", "estimated", *ENDS]
+    figures = pd.DataFrame(rows, columns=columns)
+    ratio = figures.estimated / figures.measured
+    return Comparison(
+        len(runs), figures.assign(ratio=ratio, error=(ratio - 1).abs()), not_covered, refused
+    )
+
+
+_RUN_FIELDS = [name for name in Run.model_fields if name not in FIGURES]
+
+
+def _figures(run: Run, answer: dict[str, Any]) -> Iterable[tuple[Any, ...]]:
+    """Measured figures of a run with estimate and band in their unit; none without an estimate."""
+    served = answer.get("serving", {})
+    for figure, (quantity, scale) in QUANTITIES.items():
+        measured, estimated = getattr(run, figure), served.get(quantity) or 0.0
+        if measured is None or not 0 < estimated < math.inf:
+            continue
+        if figure == "total_tokens_per_s":
+            scale = (run.input_tokens + run.output_tokens) / run.output_tokens
+        intervals = answer["intervals"][quantity]
+        ends = [end * scale for level in SHOWN_LEVELS for end in intervals[level]]
+        fields = [getattr(run, name) for name in _RUN_FIELDS]
+        yield (*fields, device(run.device).vendor, figure, measured, estimated * scale, *ends)
+
+
+def errors(figures: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
+    """Errors of groups of figures.
+
+    Columns: ``n``; ``median``, ``mean`` and ``p90`` of |estimated / measured - 1|; ``bias``, the
+    median of estimated / measured; ``inside``, the share of measurements inside the band; ``cells``
+    and ``cell_mean``, the number of source × device × model cells and the mean of the cells'
+    medians, in which a large source counts no more than a small one.
+    """
+    keys = list(by)
+    inside = figures.measured.between(figures.low, figures.high)
+    grouped = figures.assign(inside=inside).groupby(keys, sort=True)
+    out = grouped.agg(
+        n=("error", "size"),
+        median=("error", "median"),
+        mean=("error", "mean"),
+        p90=("error", lambda error: error.quantile(0.9)),
+        bias=("ratio", "median"),
+        inside=("inside", "mean"),
+    )
+    cells = figures.groupby(list(dict.fromkeys([*keys, *CELL]))).error.median().groupby(level=keys)
+    return out.assign(cells=cells.size(), cell_mean=cells.mean()).reset_index()
+
+
+def scored(figures: pd.DataFrame) -> pd.DataFrame:
+    """The figures without those of excluded runs and of sources that list examples."""
+    return figures[figures.exclude.eq("") & ~figures.source.isin(listings())]
+
+
+def primary(figures: pd.DataFrame) -> pd.DataFrame:
+    """The score that counts: errors over cells of ``CELL_SIZE`` figures or more.
+
+    Columns: ``runs`` (``ALL``, or ``SCORED`` as `scored` says), ``mode`` (with the scenario, if a
+    run has one), ``figure``; ``cells``; ``cell_median`` and ``cell_p90``, the median and the 90th
+    percentile of the cells' median errors; ``n``, ``median`` and ``within_20``, the share of errors
+    up to 20 %, of all figures, those of smaller cells too. What has no such cell has no row.
+    """
+    tables = [_primary(figures, ALL), _primary(scored(figures), SCORED)]
+    return pd.concat(tables, ignore_index=True)
+
+
+def _primary(figures: pd.DataFrame, runs: str) -> pd.DataFrame:
+    scenario = figures["mode"].where(
+        figures.scenario.eq(""), figures["mode"] + ", " + figures.scenario
+    )
+    figures, keys = figures.assign(mode=scenario), ["mode", "figure"]
+    in_cell = figures.groupby([*keys, *CELL]).error.transform("size")
+    medians = figures[in_cell >= CELL_SIZE].groupby([*keys, *CELL]).error.median()
+    cells = medians.groupby(level=keys).agg(
+        cells="size", cell_median="median", cell_p90=lambda error: error.quantile(0.9)
+    )
+    single = figures.groupby(keys).agg(
+        n=("error", "size"),
+        median=("error", "median"),
+        within_20=("error", lambda error: (error <= 0.2).mean()),
+    )
+    table: pd.DataFrame = cells.join(single).reset_index()
+    table.insert(0, "runs", runs)
+    return table
+
+
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """Which runs are compared as splits of one problem, if all else is equal."""
+
+    title: str
+    same_devices: bool
+    same_version: bool
+
+
+PAIRINGS = (
+    Pairing("same GPUs, same version", True, True),
+    Pairing("same GPUs, any version", True, False),
+    Pairing("any number of GPUs, same version", False, True),
+)
+
+
+def pairs(figures: pd.DataFrame, pairing: Pairing) -> pd.DataFrame:
+    """Pairs of runs that differ only in split and, by more than ``MARGIN``, in a measured figure.
+
+    Both have the source, model, device, engine, dtypes, limits, lengths and load in common and, as
+    ``pairing`` says, the number of devices and the engine's version. The better of two splits has
+    the higher throughput per device or the shorter time. Columns: ``source``, ``vendor``,
+    ``figure``; ``measured`` and ``estimated``, the log of the measured better one over the other;
+    ``right``, whether the estimate ranks it first, too, and ``tied``, whether the estimates differ
+    by less than ``TIE`` (right or not).
+    """
+    rows = figures[figures.figure.isin(RANKED)]
+    rows = rows.assign(devices=rows.nodes * rows.per_node)
+    rate = rows.figure.eq("output_tokens_per_s")
+    for name in ("measured", "estimated"):
+        rows[name] = np.where(rate, np.log(rows[name] / rows.devices), -np.log(rows[name]))
+    keys = [
+        *CELL,
+        "engine",
+        "weight_dtype",
+        "kv_dtype",
+        *LIMITS,
+        "mode",
+        "input_tokens",
+        "output_tokens",
+        "load",
+        "figure",
+    ]
+    keys += ["devices"] * pairing.same_devices + ["version"] * pairing.same_version
+    groups = [_pairs_of(group) for _, group in rows.groupby(keys, dropna=False) if len(group) > 1]
+    columns = ["source", "vendor", "figure", "measured", "estimated", "right", "tied"]
+    # the empty frame gives the columns where there are no pairs
+    parts = [pd.DataFrame(columns=columns), *(group for group in groups if len(group))]
+    out = pd.concat(parts, ignore_index=True) if len(parts) > 1 else parts[0]
+    return out.astype({"right": bool, "tied": bool})
+
+
+def _pairs_of(group: pd.DataFrame) -> pd.DataFrame:
+    """All pairs of splits in a group that differ enough, the measured better one first."""
+    first, second = np.triu_indices(len(group), 1)
+    splits = group[list(SPLIT)].to_numpy()
+    gaps = {
+        name: group[name].to_numpy()[first] - group[name].to_numpy()[second]
+        for name in ("measured", "estimated")
+    }
+    different = (splits[first] != splits[second]).any(axis=1)
+    pairs = different & (np.abs(gaps["measured"]) > math.log1p(MARGIN))
+    sign = np.sign(gaps["measured"][pairs])
+    measured, estimated = gaps["measured"][pairs] * sign, gaps["estimated"][pairs] * sign
+    columns = {
+        **{name: group[name].iloc[0] for name in ("source", "vendor", "figure")},
+        "measured": measured,
+        "estimated": estimated,
+        "right": estimated > 0,
+        "tied": np.abs(estimated) < TIE,
+    }
+    return pd.DataFrame(columns, index=range(len(sign)))
+
+
+def ranking(figures: pd.DataFrame) -> pd.DataFrame:
+    """How often the better of two splits is ranked first, by pairing and figure.
+
+    Columns: ``compared``, ``figure``, ``pairs``, and the shares ``right`` and ``tied``.
+    """
+    rows: list[tuple[str, str, int, float, float]] = []
+    for pairing in PAIRINGS:
+        compared = pairs(figures, pairing)
+        parts = [*compared.groupby("figure"), ("all", compared)] if len(compared) else []
+        rows += [
+            (pairing.title, str(figure), len(part), part.right.mean(), part.tied.mean())
+            for figure, part in parts
+        ]
+    return pd.DataFrame(rows, columns=["compared", "figure", "pairs", "right", "tied"])
+
+
+def sections(comparison: Comparison, by: str | None = None) -> dict[str, pd.DataFrame]:
+    """Tables: ``primary``, ``figures``, ``vendors``, ``by_<column>`` if asked for, and ``ranking``.
+
+    Raises:
+        InputError: ``by`` is not one of ``BY``.
+    """
+    figures = comparison.figures
+    out = {
+        "primary": primary(figures),
+        "figures": errors(figures, ["mode", "figure"]),
+        "vendors": errors(figures, ["vendor", "mode", "figure"]),
+    }
+    if by is not None:
+        if by not in BY:
+            message, hint = unknown("column", by, BY)
+            raise InputError(message, field="by", hint=hint)
+        out[f"by_{by}"] = errors(figures, [by, "mode", "figure"])
+    out["ranking"] = ranking(figures)
+    return out
+
+
+def validation_view(comparison: Comparison, by: str | None = None) -> dict[str, Any]:
+    """The comparison as JSON values; errors and shares are fractions."""
+    return {
+        "runs": comparison.runs,
+        "estimated": int(comparison.figures.id.nunique()),
+        "not_covered": [
+            {"reason": reason, "runs": n} for reason, n in comparison.not_covered.most_common()
+        ],
+        "refused": [
+            {"id": run.id, "what": run.title, "reason": reason}
+            for run, reason in comparison.refused
+        ],
+        **{
+            name: table.to_dict(orient="records")
+            for name, table in sections(comparison, by).items()
+        },
+    }
+
+
+TITLES = {
+    "primary": f"Primary score: cells of {CELL_SIZE} figures or more",
+    "figures": "By figure",
+    "vendors": "By vendor",
+    "ranking": "Pairs of splits that differ by more than 10 %: is the better one ranked first?",
+}
+HEADINGS = {
+    "cell_median": "median of cells",
+    "cell_p90": "p90 of cells",
+    "within_20": "within 20 %",
+    "bias": "est/meas",
+    "inside": "in band",
+    "cell_mean": "mean of cells",
+    "inside_50": "in 50 %",
+    "inside_80": "in 80 %",
+    "inside_95": "in 95 %",
+    "width": "80 % is",
+    "better": "was better",
+    "right": "ranked right",
+    "tied": "estimates tie",
+}
+
+
+def validation_text(comparison: Comparison, by: str | None = None) -> str:
+    """The comparison as text."""
+    parts = [summary(comparison)]
+    for name, table in sections(comparison, by).items():
+        parts.append(f"{TITLES.get(name, name.replace('_', ' ').capitalize())}\n{aligned(table)}")
+    parts.append(
+        "Errors are |estimated / measured - 1|. A cell is a source × device × model; in band is\n"
+        "the share of measurements inside the estimated range. The primary score takes the median\n"
+        "error of each cell; scored runs are all but those that the table excludes and sources\n"
+        "that list examples. Splits on different numbers of GPUs are compared by throughput per\n"
+        "GPU."
+    )
+    return "\n\n".join(parts)
+
+
+def summary(comparison: Comparison) -> str:
+    """How many runs were compared with estimates, and why others were not."""
+    figures = comparison.figures
+    counts = [
+        f"{figures[name].nunique()} {name}s" for name in ("source", "model", "device", "engine")
+    ]
+    lines = [f"{comparison.runs:,} runs, {figures.id.nunique():,} estimated: {', '.join(counts)}"]
+    lines.append(f"not covered: {comparison.not_covered.total():,}")
+    lines += [f"  {n:,} × {reason}" for reason, n in comparison.not_covered.most_common(SHOWN)]
+    lines.append(f"refused though measured: {len(comparison.refused):,}")
+    lines += [f"  {run.id}: {run.title}: {reason}" for run, reason in comparison.refused[:SHOWN]]
+    return "\n".join(lines)
+
+
+_SHARES = ("inside", "inside_50", "inside_80", "inside_95", "right", "tied")
+_SHOW: dict[str, Callable[[Any], str]] = {
+    **dict.fromkeys(
+        ("median", "mean", "p90", "cell_mean", "cell_median", "cell_p90"), "{:.1%}".format
+    ),
+    **dict.fromkeys((*_SHARES, "within_20", "probability", "better"), "{:.0%}".format),
+    "width": "± {:.0%}".format,
+    **dict.fromkeys(("from", "to"), "{:g}".format),
+    **dict.fromkeys(("n", "cells", "pairs"), "{:,}".format),
+    "bias": "{:.2f}".format,
+}
+
+
+def formatted(table: pd.DataFrame) -> pd.DataFrame:
+    """A table of ``sections`` as text cells, with readable headings."""
+    names = [str(name) for name in table]
+    return pd.DataFrame(
+        {HEADINGS.get(name, name): table[name].map(_SHOW.get(name, str)) for name in names}
+    )
+
+
+def aligned(table: pd.DataFrame) -> str:
+    """A table as lines of text: words to the left, numbers to the right."""
+    if table.empty:
+        return "  none"
+    words, columns = formatted(table), []
+    for heading, name in zip(words, table, strict=True):
+        cells = [str(heading), *words[heading]]
+        width = max(map(len, cells))
+        columns.append(
+            [cell.rjust(width) if name in _SHOW else cell.ljust(width) for cell in cells]
+        )
+    return "\n".join("  " + "  ".join(line).rstrip() for line in zip(*columns, strict=True))

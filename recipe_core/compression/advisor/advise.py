@@ -1,0 +1,330 @@
+"""What every technique would do to one plan: the advisor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from recipe_core.accuracy.accuracy import retained
+from recipe_core.accuracy.choice import can_make
+from recipe_core.accuracy.knowledge import support_of
+from recipe_core.accuracy.own import with_own
+from recipe_core.accuracy.retained import Retained
+from recipe_core.accuracy.runners import runners
+from recipe_core.accuracy.support import Support
+from recipe_core.accuracy.technique import Technique, technique, techniques
+from recipe_core.base import budget, progress
+from recipe_core.base.errors import InputError
+from recipe_core.compression.advisor.change import Change, NoChange, change_of, runs_weights
+from recipe_core.compression.advisor.combine import Pair, pairs
+from recipe_core.compression.advisor.estimated import estimated
+from recipe_core.compression.advisor.figures import Split
+from recipe_core.compression.advisor.judged import Base, Judged, base_of, judged
+from recipe_core.compression.advisor.matrix import Matrix, matrix_of
+from recipe_core.compression.advisor.ranked import ranked
+from recipe_core.compression.advisor.row import (
+    CACHE_EFFECT,
+    EFFECTS,
+    SHAPE_EFFECT,
+    FormatRow,
+    State,
+)
+from recipe_core.estimates.columns.corrections import Corrections
+from recipe_core.hardware.cluster import short_title
+from recipe_core.models.variants import variants
+from recipe_core.request.compression import Compression
+from recipe_core.request.schema import PlanRequest
+
+UNSAID = "No source that was read says whether it runs."
+SLOWER = "no faster than 16 bit, and by how much slower no source says"
+NEAREST = 3
+"""Published figures beside an expected accuracy."""
+MEMORY_ALONE = ("emulated", "memory only")
+"""Verdicts of which only memory is estimated."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What techniques do to the base, the best by the objective first.
+
+    ``base``: the model in its own format, on the split that is kept (``base.own``) and on its best
+    (``base.best``). ``limit``: least share of accuracy that was asked for, None for none.
+    """
+
+    request: PlanRequest
+    base: Base
+    rows: tuple[FormatRow, ...]
+    combinations: tuple[Pair, ...]
+    limit: float | None
+
+    @property
+    def engine(self) -> str:
+        """The engine by name."""
+        return self.base.setting.engine.name
+
+    @cached_property
+    def matrix(self) -> Matrix:
+        """Verdicts of techniques by engine on this device, and by hardware under this engine."""
+        return matrix_of(self.engine, self.base.setting.cluster.device)
+
+    def row(self, name: str) -> FormatRow:
+        """The row of a technique; raises InputError where the advice has none."""
+        for one in self.rows:
+            if one.name == name:
+                return one
+        raise InputError(
+            f"{name!r} was not judged.", field="technique", hint="See techniques.yaml."
+        )
+
+    @property
+    def best(self) -> FormatRow | None:
+        """The best technique by the objective; None where none runs."""
+        return next((row for row in self.rows if row.rank == 1), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; ``docs/formats.md`` describes them."""
+        setting, base = self.base.setting, self.base
+        return {
+            "schema_version": 1,
+            "model": setting.model.name,
+            "device": setting.cluster.device.name,
+            "engine": {"name": setting.engine.name, "version": setting.engine.version},
+            "objective": dict(self.request.objective.goals),
+            "accuracy_limit": self.limit,
+            "base": {
+                "weight_dtype": setting.weight_dtype,
+                "kv_dtype": setting.kv_dtype,
+                "same_split": base.own.to_json(),
+                "best_split": base.best.to_json(),
+                "split_is": "stated" if base.stated else "best",
+                "notes": list(base.notes),
+            },
+            "formats": [row.to_json(base.own, base.best) for row in self.rows],
+            "combinations": [pair.to_json() for pair in self.combinations],
+            "matrix": self.matrix.to_json(),
+        }
+
+
+def advise(
+    request: PlanRequest,
+    *,
+    names: Sequence[str] | None = None,
+    folders: bool = True,
+    corrections: Corrections | None = None,
+) -> Advice:
+    """Judge techniques on the hardware and the engine of a request.
+
+    Those that a plan has as formats are planned as such. Others are estimated by the same physics
+    where only bytes, layers or widths change, and left out, with the reason, where that would be
+    guessed.
+
+    Args:
+        request: of a model to be served; formats that it states do not count, its split is kept.
+        names: techniques to judge; all of ``techniques.yaml`` by default.
+        folders: whether the model may be named by a path on this machine.
+        corrections: what runs of one's own teach.
+
+    Raises:
+        InputError: for training, an unknown technique, and for what a plan refuses.
+        RecipeError: when there is no split at all.
+    """
+    named = {name: technique(name) for name in names or techniques()}
+    base = base_of(request, folders=folders, corrections=corrections)
+    limit = request.objective.limits.accuracy_recovery
+    rows: list[FormatRow] = []
+    shared: Shared = {}
+    with progress.task(len(named)):
+        for name, one in named.items():
+            budget.spend()
+            rows.append(_row(name, one, base, request, limit, shared))
+            progress.step()
+    ordered = ranked(rows, base, request.objective)
+    return Advice(request, base, ordered, pairs(base, ordered), limit)
+
+
+Shared = dict[Any, Judged]
+"""Judged changes by what tells their plans apart."""
+
+
+def _row(
+    name: str, one: Technique, base: Base, request: PlanRequest, limit: float | None, shared: Shared
+) -> FormatRow:
+    support = _support(name, base)
+    change = change_of(name, one, base.setting, support.verdict)
+    kept = _kept(name, base, request, change)
+    row = FormatRow(
+        name,
+        one,
+        support,
+        "estimated",
+        _effect(name, one, support),
+        "",
+        "",
+        None,
+        None,
+        kept,
+        None if limit is None or not kept.known else kept.value >= limit,
+        _checkpoints(one, base),
+        None,
+        (),
+    )
+    state = _without_figures(one, support, change, base)
+    if state is not None:
+        return replace(row, state=state, why=_why(support, change))
+    assert isinstance(change, Change)  # noqa: S101 - what is none has a state
+    alone = SLOWER if support.verdict in MEMORY_ALONE else ""
+    key = (change.key, bool(alone))
+    if key not in shared:
+        shared[key] = judged(base, change, alone)
+    own, best = shared[key].own, shared[key].best
+    return replace(
+        row,
+        state=_state(own, best, alone),
+        why=alone or _no_split(own, best),
+        way=change.way,
+        own=own,
+        best=best,
+        fields=_fields(name, one, row.checkpoints, change, base),
+        notes=change.notes,
+    )
+
+
+def _support(name: str, base: Base) -> Support:
+    device, engine = base.setting.cluster.device, base.setting.engine.name
+    if engine in runners():
+        return support_of(name, engine, device, base.setting.engine.version)
+    note = f"No source says what {base.setting.engine.title} runs."
+    return Support(name, engine, device.name, "unknown", note=note)
+
+
+def _kept(name: str, base: Base, request: PlanRequest, change: Change | NoChange) -> Retained:
+    """What a technique keeps of the base; of a sibling by its name, which tells its size."""
+    model, kind = base.setting.model, request.objective.accuracy_of
+    if not model.generates:
+        return Retained(
+            math.nan,
+            math.nan,
+            math.nan,
+            "Unknown: published figures are of models that generate text.",
+            known=False,
+        )
+    sibling = change.model.name if isinstance(change, Change) else ""
+    benchmark = "" if kind == "mean" else kind
+    expected = retained(
+        model.name,
+        name,
+        method=sibling if estimated(name).shape == "sibling" else "",
+        benchmark=benchmark,
+        parameters_b=round(model.parameters / 1e9, 3),
+        nearest=NEAREST,
+    )
+    names = [one for one in (model.name, model.weights) if one]
+    return with_own(expected, base.setting.compressed, names, name, benchmark=benchmark)
+
+
+def _effect(name: str, one: Technique, support: Support) -> str:
+    if one.kind == "kv cache" and support.verdict == "native":
+        return CACHE_EFFECT
+    if estimated(name).shape in ("layers", "width", "experts", "sibling") and support.runs:
+        return SHAPE_EFFECT
+    return EFFECTS[support.verdict]
+
+
+def _without_figures(
+    one: Technique, support: Support, change: Change | NoChange, base: Base
+) -> State | None:
+    """The state of a row that has no figures; None for one that has."""
+    if isinstance(change, NoChange) and change.already:
+        return "already"
+    if support.verdict == "refused":
+        return "refused"
+    if isinstance(change, NoChange):
+        return "void"
+    if support.verdict == "unknown" and not _known_to_plans(one, change, base):
+        return "unknown"
+    return None
+
+
+def _known_to_plans(one: Technique, change: Change, base: Base) -> bool:
+    """Whether the files that plans are made by say that the engine runs the formats here."""
+    if change.way == "estimated":
+        return False
+    engine, device = base.setting.engine, base.setting.cluster.device
+    weights, cache = one.weight_dtype, one.kv_dtype
+    return (weights is None or runs_weights(engine, device, weights)) and (
+        cache is None or (cache in engine.free_kv_dtypes and cache in device.kv_dtypes)
+    )
+
+
+def _why(support: Support, change: Change | NoChange) -> str:
+    if isinstance(change, NoChange) and (change.already or support.verdict != "refused"):
+        return _sentence(change.why)
+    if support.verdict == "unknown" and not support.source:
+        return UNSAID
+    return _sentence(support.words or support.note or UNSAID)
+
+
+def _sentence(text: str) -> str:
+    text = text.strip()
+    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}"
+
+
+def _state(own: Split, best: Split | None, alone: str) -> State:
+    if alone:
+        return "memory only"
+    return "estimated" if own.runs or best is not None else "no split"
+
+
+def _no_split(own: Split, best: Split | None) -> str:
+    if own.runs or best is not None:
+        return ""
+    return _sentence(own.reasons[0] if own.reasons else "no split of the hardware runs it")
+
+
+# The request with it
+
+
+def _checkpoints(one: Technique, base: Base) -> tuple[str, ...]:
+    """Checkpoints of the catalog that store the base's weights in the technique's format."""
+    if one.weight_dtype is None or one.removed:
+        return ()
+    stored = variants(base.setting.model.name)
+    return tuple(name for name, dtype in stored.items() if dtype.split("-")[0] == one.weight_dtype)
+
+
+def _fields(
+    name: str, one: Technique, checkpoints: tuple[str, ...], change: Change, base: Base
+) -> dict[str, Any] | None:
+    """Edits that put a technique into the request; None where no plan has it."""
+    if estimated(name).shape == "sibling":
+        return {"model": change.model.name}
+    if change.way == "estimated" or (one.weight_dtype is None and one.kv_dtype is None):
+        return None
+    fields: dict[str, Any] = {}
+    if one.weight_dtype is not None:
+        fields["options.weight_dtypes"] = ["auto" if checkpoints else one.weight_dtype]
+    if checkpoints:
+        fields["model"] = checkpoints[0]
+    elif one.weight_dtype is not None and _can_be_made(name, one.weight_dtype, base):
+        fields["options.compression"] = {"technique": name}
+    if one.kv_dtype is not None:
+        fields["options.kv_dtypes"] = [one.kv_dtype]
+    return fields
+
+
+def _can_be_made(name: str, dtype: str, base: Base) -> bool:
+    """Whether a bundle makes the checkpoint that the engine does not make while it loads."""
+    engine, device = base.setting.engine, base.setting.cluster.device
+    if dtype in engine.online_weight_dtypes:
+        return False
+    return can_make(Compression(technique=name), dtype, engine.name, device.runtime)
+
+
+def title_of(base: Base) -> str:
+    """``Llama-3.1-8B-Instruct on H100 SXM5 with vLLM`` of a base."""
+    setting = base.setting
+    model = setting.model.name.split("/")[-1]
+    return f"{model} on {short_title(setting.cluster.device)} with {setting.engine.title}"

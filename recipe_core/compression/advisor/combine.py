@@ -1,0 +1,135 @@
+"""Which techniques go together: void, exclusive, or each takes its share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from recipe_core.accuracy.accuracy import combined
+from recipe_core.accuracy.knowledge import combination
+from recipe_core.accuracy.retained import Retained
+from recipe_core.accuracy.runners import runners
+from recipe_core.compression.advisor.change import Change, NoChange, change_of
+from recipe_core.compression.advisor.figures import Split
+from recipe_core.compression.advisor.judged import Base, judged
+from recipe_core.compression.advisor.row import FormatRow
+
+SHOWN = ("weights_bytes", "cache_tokens", "ttft_s", "tpot_s", "usd_per_million_output_tokens")
+"""Figures whose product is held against what is estimated for both."""
+TRIED: tuple[tuple[str, str], ...] = (
+    ("fp8_w8a8", "kv_fp8"),
+    ("int8_w8a8", "kv_fp8"),
+    ("int8_w8a8", "kv_int8"),
+    ("int4_weight_only", "kv_fp8"),
+    ("int4_weight_only", "kv_int8"),
+    ("int4_weight_only", "kv_int4"),
+    ("nvfp4_w4a4", "kv_fp8"),
+    ("mxfp4_w4a4", "kv_fp8"),
+    ("gguf_q4_k_m", "kv_int8"),
+    ("layer_pruning", "kv_fp8"),
+    ("fp8_w8a8", "sparse_2_4"),
+    ("int4_weight_only", "sparse_2_4"),
+    ("fp8_w8a8", "sparse_unstructured"),
+    ("fp8_w8a8", "layer_pruning"),
+    ("int4_weight_only", "layer_pruning"),
+    ("fp8_w8a8", "distilled_sibling"),
+    ("fp8_w8a8", "low_rank"),
+    ("fp8_w8a8", "int4_weight_only"),
+    ("fp8_w8a8", "speculative_decoding"),
+)
+"""Pairs that people ask for: weights with caches, weights with fewer weights, and both at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two techniques together.
+
+    ``effect``: void, multiply, exclusive or unknown, ``sentence`` why. ``product``: ratios to the
+    base that each alone would give, multiplied; ``both``: the ratios of both together, estimated on
+    the split of the base; None where no estimate is made.
+    """
+
+    first: str
+    second: str
+    effect: str
+    sentence: str
+    product: dict[str, float] | None
+    both: dict[str, float] | None
+    kept: Retained | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        kept = self.kept
+        known = kept is not None and kept.known
+        return {
+            "techniques": [self.first, self.second],
+            "effect": self.effect,
+            "sentence": self.sentence,
+            "product": self.product,
+            "estimated": self.both,
+            "retained": {"value": kept.value, "low": kept.low, "high": kept.high}
+            if kept is not None and known
+            else None,
+        }
+
+
+def pairs(base: Base, rows: Sequence[FormatRow]) -> tuple[Pair, ...]:
+    """Pairs of techniques that both are among ``rows``, those that multiply first."""
+    by_name = {row.name: row for row in rows}
+    engine = base.setting.engine.name
+    if engine not in runners():
+        return ()
+    out = [
+        _pair(base, by_name[first], by_name[second])
+        for first, second in TRIED
+        if first in by_name and second in by_name
+    ]
+    order = ("multiply", "exclusive", "void", "unknown")
+    return tuple(sorted(out, key=lambda pair: order.index(pair.effect)))
+
+
+def _pair(base: Base, first: FormatRow, second: FormatRow) -> Pair:
+    answer = combination(
+        first.name, second.name, base.setting.engine.name, base.setting.cluster.device
+    )
+    multiplies = answer.effect == "multiply"
+    both = _together(base, first, second) if multiplies else None
+    product = None if both is None else _product(base.own, first, second)
+    kept = combined([first.kept, second.kept]) if multiplies else None
+    return Pair(
+        first.name,
+        second.name,
+        answer.effect,
+        answer.sentence,
+        product,
+        None if both is None else _ratios(both, base.own),
+        kept,
+    )
+
+
+def _together(base: Base, first: FormatRow, second: FormatRow) -> Split | None:
+    """Both at once on the split of the base: weights of the first in what the second leaves.
+
+    Its cache, or its smaller model; None for other pairs.
+    """
+    if first.own is None or second.own is None or not (first.own.runs and second.own.runs):
+        return None
+    other = change_of(second.name, second.technique, base.setting, second.support.verdict)
+    if isinstance(other, NoChange) or not (other.reshaped or second.technique.kind == "kv cache"):
+        return None
+    setting = replace(base.setting, model=other.model)
+    change = change_of(first.name, first.technique, setting, first.support.verdict)
+    return judged(base, change.with_cache_of(other)).own if isinstance(change, Change) else None
+
+
+def _ratios(split: Split, base: Split) -> dict[str, float]:
+    ratios = {name: split.ratio(name, base) for name in SHOWN}
+    return {name: ratio for name, ratio in ratios.items() if ratio is not None}
+
+
+def _product(base: Split, first: FormatRow, second: FormatRow) -> dict[str, float]:
+    assert first.own is not None  # noqa: S101 - both were judged
+    assert second.own is not None  # noqa: S101
+    one, other = _ratios(first.own, base), _ratios(second.own, base)
+    return {name: one[name] * other[name] for name in SHOWN if name in one and name in other}

@@ -1,0 +1,105 @@
+"""The matrix: verdicts of techniques by engine on a device, and by hardware under an engine."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from recipe_core.accuracy.families import families, family_of
+from recipe_core.accuracy.knowledge import support_of
+from recipe_core.accuracy.runners import runners
+from recipe_core.accuracy.support import Support
+from recipe_core.accuracy.technique import techniques
+from recipe_core.hardware.profile import Device
+
+SHOWN_OF_FILES = ("gguf_q4_k_m", "gguf_q8_0", "gguf_iq3_xxs")
+"""Types of GGUF files that stand for the others of their kind: engines tell K-quants, plain types
+and i-quants apart, no more."""
+
+Cells = Mapping[str, Mapping[str, Support]]
+"""Support by technique, then by engine or family."""
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Verdicts by technique and engine on ``device``, by technique and family under ``engine``.
+
+    Only techniques of which some cell is known, and columns of which some technique is.
+    """
+
+    engine: str
+    device: str
+    by_engine: Cells
+    by_hardware: Cells
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values: every cell with its verdict, the words it rests on, and where they are."""
+        return {
+            "engines_on": self.device,
+            "by_engine": _plain(self.by_engine),
+            "hardware_under": self.engine,
+            "by_hardware": _plain(self.by_hardware),
+        }
+
+
+def matrix_of(engine: str, device: Device) -> Matrix:
+    """The matrix around an engine and a device."""
+    names = [
+        name for name in techniques() if not name.startswith("gguf_") or name in SHOWN_OF_FILES
+    ]
+    here = family_of(device)
+    by_engine = {
+        name: {other: support_of(name, other, device) for other in runners()} for name in names
+    }
+    by_hardware: dict[str, dict[str, Support]] = {}
+    if engine in runners():
+        by_hardware = {
+            name: {other: support_of(name, engine, other) for other in families()} for name in names
+        }
+    return Matrix(
+        engine,
+        device.name,
+        _known(by_engine, engine) if here else {},
+        _known(by_hardware, here or ""),
+    )
+
+
+def _known(cells: Cells, first: str) -> Cells:
+    """Without rows and columns of which nothing is known.
+
+    Columns in the order of how much is known, ``first`` before all.
+    """
+    known_of = Counter(
+        column
+        for row in cells.values()
+        if len({cell.verdict for cell in row.values()}) > 1  # what is said of all says of none
+        for column, cell in row.items()
+        if cell.verdict != "unknown"
+    )
+    columns = sorted(known_of, key=lambda column: (column != first, -known_of[column]))
+    ordered = {name: {column: row[column] for column in columns} for name, row in cells.items()}
+    return {
+        name: row
+        for name, row in ordered.items()
+        if any(cell.verdict != "unknown" for cell in row.values())
+    }
+
+
+def _plain(cells: Cells) -> dict[str, Any]:
+    return {
+        name: {column: _cell(support) for column, support in row.items()}
+        for name, row in cells.items()
+    }
+
+
+def _cell(support: Support) -> dict[str, Any]:
+    return {
+        "verdict": support.verdict,
+        "words": support.words or support.note or None,
+        "min_version": support.min_version or None,
+        "source": support.source or None,
+        "url": support.url or None,
+        "date": support.date or None,
+    }

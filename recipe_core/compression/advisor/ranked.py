@@ -1,0 +1,125 @@
+"""Rows of advice in order, and which is the best at what."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from recipe_core.compression.advisor.figures import FIGURES, Split
+from recipe_core.compression.advisor.judged import Base
+from recipe_core.compression.advisor.row import FormatRow, State
+from recipe_core.plans.accuracy import AS_GOOD
+from recipe_core.request.objective import Goal, Objective
+
+OF_GOAL: dict[Goal, str] = {
+    "throughput": "output_tokens_per_s",
+    "latency": "request_latency_s",
+    "ttft": "ttft_s",
+    "tpot": "tpot_s",
+    "cost": "usd_per_million_output_tokens",
+    "gpus": "gpus",
+    "energy": "joules_per_token",
+}
+UNPRICED = {"usd_per_million_output_tokens": "output_tokens_per_s_per_gpu"}
+"""What stands for a figure where no price is known."""
+BEST_AT = {
+    "memory": "total_bytes",
+    "concurrency": "requests_held",
+    "ttft": "ttft_s",
+    "tpot": "tpot_s",
+    "throughput": "output_tokens_per_s",
+    "cost": "usd_per_million_output_tokens",
+    "energy": "joules_per_token",
+}
+"""What a technique can be the best at, on the split of the base, with accuracy beside these."""
+SURELY_KEPT = 0.9
+"""Where no least accuracy is asked for, the share at which the band of a technique must start for
+it to stand among the first: what may lose more is a bet, however cheap it is."""
+PLACES: tuple[State, ...] = (
+    "estimated",
+    "memory only",
+    "already",
+    "no split",
+    "void",
+    "unknown",
+    "refused",
+)
+
+
+def ranked(rows: Sequence[FormatRow], base: Base, objective: Objective) -> tuple[FormatRow, ...]:
+    """The rows, those that run within the limit on accuracy first, each best by the objective.
+
+    A technique whose accuracy is unknown comes after those that keep a limit on it. Without a limit
+    those come last that may keep less than `SURELY_KEPT`, unless accuracy is a goal.
+    """
+    runs = [row for row in rows if row.state == "estimated" and row.runs]
+    runs.sort(key=lambda row: (_beyond(row, objective), _log_score(row, base, objective)))
+    numbered = [replace(row, rank=number) for number, row in enumerate(runs, 1)]
+    named = {row.name for row in runs}
+    rest = [row for row in rows if row.name not in named]
+    rest.sort(key=lambda row: PLACES.index(row.state))
+    return tuple(_marked([*numbered, *rest], objective))
+
+
+def _beyond(row: FormatRow, objective: Objective) -> int:
+    """0 within the limit on accuracy, or what is surely kept, 1 where it is unknown, 2 beyond."""
+    within = row.within
+    if objective.limits.accuracy_recovery is None:
+        if "accuracy" in objective.goals:
+            return 0
+        within = row.kept.low >= SURELY_KEPT if row.kept.known else None
+    if within is None:
+        return 1
+    return 0 if within else 2
+
+
+def _log_score(row: FormatRow, base: Base, objective: Objective) -> float:
+    """Logarithm of the weighed goals of its best split; less is better."""
+    score = 0.0
+    for goal, weight in objective.goals.items():
+        if goal == "accuracy":
+            score += weight * math.log(_lost(row))
+        elif row.best is not None:
+            score += weight * _log_figure(row.best, OF_GOAL[goal], base.best)
+    return score
+
+
+def _lost(row: FormatRow) -> float:
+    return max(1 - row.kept.value, 0.0) + AS_GOOD if row.kept.known else 1 + AS_GOOD
+
+
+def _log_figure(split: Split, name: str, base: Split) -> float:
+    if name not in split.values:
+        name = UNPRICED.get(name, name)
+    value = split.values.get(name)
+    if value is None or value <= 0:
+        return math.inf
+    sign = -1 if FIGURES[name].more_is_better else 1
+    return sign * math.log(value / base.values.get(name, 1.0))
+
+
+def _marked(rows: list[FormatRow], objective: Objective) -> list[FormatRow]:
+    """The rows with what each is the best at among the first group, those within the limit."""
+    most = 0 if objective.limits.accuracy_recovery is not None else 1
+    able = [
+        row
+        for row in rows
+        if row.own is not None and row.state == "estimated" and _beyond(row, objective) <= most
+    ]
+    marks: dict[str, list[str]] = {}
+    for goal, name in BEST_AT.items():
+        known = [row for row in able if row.own is not None and name in row.own.values]
+        if known:
+            winner = min(known, key=lambda row: _signed(row, name))
+            marks.setdefault(winner.name, []).append(goal)
+    sure = [row for row in able if row.kept.known]
+    if sure:
+        winner = max(sure, key=lambda row: (row.kept.value, row.kept.low))
+        marks.setdefault(winner.name, []).append("accuracy")
+    return [replace(row, best_at=tuple(marks.get(row.name, ()))) for row in rows]
+
+
+def _signed(row: FormatRow, name: str) -> float:
+    assert row.own is not None  # noqa: S101 - the caller looked
+    return row.own.values[name] * (-1 if FIGURES[name].more_is_better else 1)

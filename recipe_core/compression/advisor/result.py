@@ -1,0 +1,327 @@
+"""What ``recipe compress REQUEST`` says, as its JSON has it: ``Advice.to_json``, held to a schema.
+
+SI units, in the names. A figure that would be guessed is null.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+from recipe_core.accuracy.support import Verdict
+from recipe_core.accuracy.technique import Kind
+from recipe_core.base.described import DESCRIBED
+from recipe_core.compression.advisor.figures import FIGURES
+from recipe_core.compression.advisor.row import State
+
+Ratios = dict[str, float]
+Kept = Annotated[float, Field(ge=0, le=2)]
+
+
+class _Part(BaseModel):
+    model_config = DESCRIBED
+
+
+class EngineName(_Part):
+    """The engine that runs the formats."""
+
+    name: str
+    """Its name."""
+
+    version: str
+    """The release that recipes install."""
+
+
+class FigureAnswer(_Part):
+    """A figure of a split."""
+
+    value: float
+    """The value, SI."""
+
+    ratio: float | None
+    """Over that of the base; null where the base has none."""
+
+
+class SplitAnswer(_Part):
+    """A split and what it does."""
+
+    split: str
+    """Its degrees in words."""
+
+    candidate: dict[str, Any]
+    """Its degrees, formats and limits, as ``candidate`` of a request takes them."""
+
+    state: str
+    """``holds``, ``queues``, ``uncertain``, or ``cannot run``."""
+
+    reasons: list[str]
+    """Why it cannot run."""
+
+    figures: dict[str, FigureAnswer | None] = Field(json_schema_extra={"required": list(FIGURES)})
+    """By name; null where a figure is not known."""
+
+    why_null: str | None
+    """Why times are null, where they are."""
+
+
+class BaseAnswer(_Part):
+    """What everything is compared with."""
+
+    weight_dtype: str
+    """Format of the weights."""
+
+    kv_dtype: str
+    """Format of the cache."""
+
+    same_split: SplitAnswer
+    """The split that techniques are held against by themselves."""
+
+    best_split: SplitAnswer
+    """The base's best."""
+
+    split_is: Literal["stated", "best"]
+    """Whether the request states the split in full."""
+
+    notes: list[str]
+    """What was changed of the request."""
+
+
+class Bits(_Part):
+    """Nominal bits a value."""
+
+    weights: float
+    """Of weights."""
+
+    activations: float
+    """Of activations."""
+
+    kv: float
+    """Of the cache."""
+
+
+class SupportAnswer(_Part):
+    """The row of the knowledge base."""
+
+    technique: str
+    """By name."""
+
+    engine: str
+    """By name."""
+
+    hardware: str
+    """A family of devices."""
+
+    verdict: Verdict
+    """Whether it runs, and by which means."""
+
+    variant: str
+    """The engine's own word for it; empty where it is the technique's."""
+
+    min_version: str
+    """First release that it holds for; empty: from the oldest."""
+
+    last_version: str
+    """Last release; empty: to the newest."""
+
+    words: str
+    """What the engine itself says."""
+
+    note: str
+    """What a reader should know besides."""
+
+    source: str
+    """Title of the source."""
+
+    url: str
+    """Its address."""
+
+    date: str
+    """When it was read or published."""
+
+    inferred: bool
+    """Whether a stated rule was applied to this hardware rather than read of it."""
+
+    runs: bool
+    """Whether the engine starts with it."""
+
+
+class RetainedAnswer(_Part):
+    """Share of the base's accuracy; 1 where nothing is lost."""
+
+    value: Kept
+    """Expected."""
+
+    low: Kept
+    """Lower end of the 80 % band."""
+
+    high: Kept
+    """Upper end; above 1 a compressed model measures better by chance."""
+
+
+class AccuracyAnswer(_Part):
+    """What a technique keeps of the base's accuracy."""
+
+    retained: RetainedAnswer | None
+    """Null where nothing near is published."""
+
+    basis: str
+    """What it rests on, or what is missing."""
+
+    within_limit: bool | None
+    """Whether it keeps the limit; null without one, or where it is unknown."""
+
+    nearest: list[dict[str, Any]]
+    """Published figures, the nearest first."""
+
+
+class FormatAnswer(_Part):
+    """A technique."""
+
+    technique: str
+    """Its name."""
+
+    title: str
+    """What people call it."""
+
+    kind: Kind
+    """What it makes smaller."""
+
+    bits: Bits
+    """Nominal."""
+
+    state: State
+    """Whether figures stand here, and if not, why in a word."""
+
+    verdict: Verdict
+    """What the engine does with it on this device."""
+
+    effect: str
+    """What the verdict means."""
+
+    why: str | None
+    """Why figures are missing."""
+
+    support: SupportAnswer
+    """What the verdict rests on."""
+
+    way: Literal["format", "estimated"] | None
+    """Whether a plan has it as a format, or the same physics is applied to changed bytes."""
+
+    rank: int | None
+    """Place by the objective; null where it does not run."""
+
+    best_at: list[str]
+    """Goals at which no other technique is better."""
+
+    accuracy: AccuracyAnswer
+    """What is kept of the base's."""
+
+    same_split: SplitAnswer | None
+    """On the split of the base."""
+
+    best_split: SplitAnswer | None
+    """On the best split for it."""
+
+    checkpoints: list[str]
+    """Of the catalog that already are it."""
+
+    set: dict[str, Any] | None
+    """Edits that put it into the request; null where no plan has it."""
+
+    notes: list[str]
+    """What the estimate leaves out."""
+
+
+class PairAnswer(_Part):
+    """Two techniques together."""
+
+    techniques: Annotated[list[str], Field(min_length=2, max_length=2)]
+    """Their names."""
+
+    effect: str
+    """``multiply``, ``void``, ``exclusive`` or ``unknown``."""
+
+    sentence: str
+    """Why."""
+
+    product: Ratios | None
+    """Ratios to the base that each alone would give, multiplied."""
+
+    estimated: Ratios | None
+    """Ratios of both at once."""
+
+    retained: RetainedAnswer | None
+    """Accuracy that both keep."""
+
+
+class CellAnswer(_Part):
+    """A technique under an engine on a family of hardware."""
+
+    verdict: Verdict
+    """Whether it runs, and by which means."""
+
+    words: str | None
+    """The engine's own."""
+
+    min_version: str | None
+    """First release that it holds for."""
+
+    source: str | None
+    """Title of the source."""
+
+    url: str | None
+    """Its address."""
+
+    date: str | None
+    """When it was read or published."""
+
+
+class MatrixAnswer(_Part):
+    """Who runs what, by technique and column."""
+
+    engines_on: str
+    """The device of ``by_engine``."""
+
+    by_engine: dict[str, dict[str, CellAnswer]]
+    """Engines, compilers and libraries on the device."""
+
+    hardware_under: str
+    """The engine of ``by_hardware``."""
+
+    by_hardware: dict[str, dict[str, CellAnswer]]
+    """Families of hardware under the engine."""
+
+
+class CompressAnswer(_Part):
+    """Techniques of compression on the hardware and the engine of a request."""
+
+    schema_version: Literal[1]
+    """Version of this document."""
+
+    model: str
+    """The base."""
+
+    device: str
+    """The device that is judged."""
+
+    engine: EngineName
+    """The engine that is judged."""
+
+    objective: dict[str, float]
+    """Goals with their weights."""
+
+    accuracy_limit: float | None
+    """Least share of accuracy that is asked for."""
+
+    base: BaseAnswer
+    """What everything is compared with."""
+
+    formats: list[FormatAnswer]
+    """Techniques, best first by the objective."""
+
+    combinations: list[PairAnswer]
+    """Pairs of techniques."""
+
+    matrix: MatrixAnswer
+    """Who runs what."""

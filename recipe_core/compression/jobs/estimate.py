@@ -1,0 +1,225 @@
+"""Time, memory and disk of a compression job.
+
+Layers are worked on one after the other: a layer comes to the device, calibration texts pass
+through it, its matrices are rounded, it goes back. Sources of the terms: GPTQ (arXiv 2210.17323)
+for Hessians, factorisation and columns; AWQ (2306.00978) for the grid; AutoRound (2309.05516) for
+iterations; LLM Compressor's guide to memory for what a device holds. Checked against published
+times in docs/compression.md, which has the ratios. Left out: downloads, the tool's own compilation,
+and several devices at work on one model at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from recipe_core.compression.jobs import memory
+from recipe_core.compression.jobs.blocks import Block, blocks
+from recipe_core.compression.jobs.numbers import numbers
+from recipe_core.compression.jobs.results import CompressionEstimate, Duration
+from recipe_core.hardware.host_links import link_rates
+from recipe_core.hardware.profile import Device
+from recipe_core.models.dtypes import bytes_per_value
+from recipe_core.models.spec import ModelSpec
+
+FP32 = 4.0
+CALIBRATED_TWICE = 2
+"""Passes of the texts through a layer: one to observe, one with what it became."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What a device does in a second.
+
+    FLOPs of 16- and 32-bit products, bytes of its memory, and bytes of its link to the host.
+    """
+
+    half: float
+    single: float
+    memory: float
+    link: float
+
+    @classmethod
+    def of(cls, device: Device) -> Rates:
+        """The peaks of a profile; a device without 16-bit or 32-bit rates has the other's."""
+        peaks = {name: peak.value for name, peak in device.peak_flops_per_s.items()}
+        single = peaks.get("fp32") or max(peaks.values()) / 16
+        half = peaks.get("bf16") or peaks.get("fp16") or single
+        bandwidth = device.memory_bandwidth_bytes_per_s.value
+        link = bandwidth if device.runtime == "cpu" else min(link_rates(device))
+        return cls(half, single, bandwidth, link * numbers().link_share.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is done to a model: method, texts, and bits a weight of the result.
+
+    everywhere: whether all experts see every token, as LLM Compressor calibrates them. observed:
+    whether ranges of activations are taken. resident: whether the whole model lies on the devices,
+    as with tools that do not bring layer after layer. wide_copy: whether a 16-bit copy is written
+    on the way.
+    """
+
+    model: ModelSpec
+    tool: str
+    technique: str
+    method: str
+    samples: int
+    tokens: int
+    weight_bits: float
+    everywhere: bool = False
+    observed: bool = False
+    resident: bool = False
+    wide_copy: bool = False
+
+    @property
+    def texts(self) -> float:
+        """Tokens of all samples."""
+        return float(self.samples * self.tokens)
+
+    @property
+    def base_bytes(self) -> float:
+        """Bytes of the base in the format in which it is stored."""
+        return float(self.model.checkpoint_bytes or self.model.counted_bytes)
+
+    @property
+    def output_bytes(self) -> float:
+        """Bytes of the result: matrices of layers at the technique's bits, the rest as it was."""
+        matrices = sum(block.weights * block.count for block in blocks(self.model))
+        wide = bytes_per_value(self.model.dtype)
+        rest = max(self.model.parameters - matrices, 0.0)
+        return matrices * min(self.weight_bits / 8, wide) + rest * wide
+
+
+def estimate(
+    job: Job, device: Device, *, devices: int = 1, usd_per_device_hour: float | None = None
+) -> CompressionEstimate:
+    """What a job takes on a device, or on several that hold the model together.
+
+    Args:
+        job: what is done.
+        device: one device; for ``cpu`` all memory is the host's.
+        devices: of a resident model; layers still run one after the other.
+        usd_per_device_hour: price of each of them; None where it is not known.
+    """
+    rates, factor = Rates.of(device), numbers().factor.value
+    phases = tuple((name, seconds) for name, seconds in _phases(job, rates) if seconds > 0)
+    seconds = sum(part for _, part in phases)
+    device_bytes, host_bytes = memory.device_bytes(job, devices), memory.host_bytes(job)
+    if device.runtime == "cpu":
+        device_bytes, host_bytes = 0.0, host_bytes + device_bytes
+    used = devices if job.resident else 1
+    usd = None if usd_per_device_hour is None else seconds / 3600 * usd_per_device_hour * used
+    output = job.output_bytes
+    return CompressionEstimate(
+        tool=job.tool,
+        method=job.method,
+        technique=job.technique,
+        seconds=Duration(value=seconds, low=seconds / factor, high=seconds * factor),
+        device_bytes=round(device_bytes),
+        host_bytes=round(host_bytes),
+        disk_bytes=round(output + (job.model.parameters * 2.0 if job.wide_copy else 0.0)),
+        output_bytes=round(output),
+        phases_s=dict(phases),
+        usd=usd,
+    )
+
+
+def _phases(job: Job, rates: Rates) -> Iterator[tuple[str, float]]:
+    """Seconds by what they are spent on."""
+    known, layers = numbers(), blocks(job.model)
+    wide = job.model.parameters * 2.0 if job.wide_copy else 0.0
+    yield "start", known.start_s.value
+    yield (
+        "read and write",
+        (job.base_bytes + job.output_bytes + 2 * wide) / (known.load_bytes_per_s.value),
+    )
+    per_layer = _of_method(job)
+    names: dict[str, float] = {"move layers": job.base_bytes * 2 / rates.link}
+    for block in layers:
+        for name, seconds in per_layer(job, block, rates):
+            names[name] = names.get(name, 0.0) + seconds * block.count
+    yield from names.items()
+
+
+def rounding(_job: Job, block: Block, rates: Rates) -> Iterator[tuple[str, float]]:
+    """Weights read in 16 bit and written with scales: about ten passes over them in 32 bit."""
+    yield "rounding", 10 * FP32 * block.weights / rates.memory
+
+
+def forward(job: Job, block: Block, rates: Rates) -> Iterator[tuple[str, float]]:
+    """Texts through a layer: ``2 · weights · tokens`` FLOPs a pass, and a hook a module and text.
+
+    Where ranges of activations are taken, each module of each text is observed besides.
+    """
+    if not job.samples:
+        return
+    known = numbers()
+    flops = CALIBRATED_TWICE * 2 * block.touched(everywhere=job.everywhere) * job.texts
+    calls = CALIBRATED_TWICE * job.samples * block.modules * known.hook_s.value
+    yield "calibration", flops / (rates.half * known.matrix_share.value) + calls
+    if job.observed:
+        yield "ranges of activations", job.samples * block.modules * known.call_s.value
+
+
+def round_to_nearest(job: Job, block: Block, rates: Rates) -> Iterator[tuple[str, float]]:
+    """RTN, and SmoothQuant, whose scales are a maximum that calibration takes along the way."""
+    yield from forward(job, block, rates)
+    yield from rounding(job, block, rates)
+
+
+def gptq(job: Job, block: Block, rates: Rates) -> Iterator[tuple[str, float]]:
+    """GPTQ, and SparseGPT: Hessians, their inverse, and columns one after the other.
+
+    For a matrix of ``n`` inputs and ``m`` outputs: ``2 n² · tokens`` FLOPs in 32 bit for
+    ``H = 2 X Xᵀ``; ``4/3 · n³`` to factorise, invert and factorise it again; ``2 m n²`` to carry
+    errors on; and ``n`` steps of some small kernels.
+    """
+    known = numbers()
+    yield from forward(job, block, rates)
+    share = 1.0 if job.everywhere else block.active
+    square = block.inputs**2 * block.times
+    single = rates.single * known.single_share.value
+    yield "Hessians", float((2 * square * job.texts * share).sum()) / single
+    inverse = 4 / 3 * (block.inputs**3 * block.times).sum()
+    yield "inverses", float(inverse) / (rates.single * known.cholesky_share.value)
+    updates = float((2 * block.outputs * square).sum()) / single
+    columns = float((block.inputs * block.times).sum()) * known.column_s.value
+    yield "columns", updates + columns
+
+
+def awq(job: Job, block: Block, rates: Rates) -> Iterator[tuple[str, float]]:
+    """AWQ: every scale of the grid is tried on the layer's modules with all texts."""
+    known = numbers()
+    yield from forward(job, block, rates)
+    flops = known.grid.value * 2 * block.touched(everywhere=job.everywhere) * job.texts
+    tries = known.grid.value * 10 * FP32 * block.weights / rates.memory
+    yield "grid of scales", flops / (rates.half * known.matrix_share.value) + tries
+    yield from rounding(job, block, rates)
+
+
+def autoround(job: Job, block: Block, rates: Rates) -> Iterator[tuple[str, float]]:
+    """AutoRound: steps of one forward and one backward pass, ``6 · weights · tokens`` FLOPs each.
+
+    Besides, passes over each weight with its rounding, gradient and scales.
+    """
+    known = numbers()
+    yield from forward(job, block, rates)
+    tokens = known.tuned_batch.value * job.tokens
+    flops = 6 * block.touched(everywhere=job.everywhere) * tokens
+    step_s = flops / (rates.half * known.matrix_share.value)
+    step_s += known.value_passes.value * block.weights / rates.memory
+    yield "tuning", known.iterations.value * step_s
+
+
+Layers = Callable[[Job, Block, Rates], Iterator[tuple[str, float]]]
+_METHODS: dict[str, Layers] = {
+    "GPTQ": gptq,
+    "SparseGPT": gptq,
+    "AWQ": awq,
+    "AutoRound": autoround,
+}
+
+
+def _of_method(job: Job) -> Layers:
+    return _METHODS.get(job.method, round_to_nearest)

@@ -1,0 +1,15 @@
+"""The bundle's own program: ``compressor/``, started by ``compress.py``."""
+
+from __future__ import annotations
+
+from recipe_core.compression.scripts.work import GGUF_FILE, PROGRAM, CompressionLaunch, Work
+
+
+def launch(work: Work) -> CompressionLaunch:
+    """The program that checks results makes them, too."""
+    return CompressionLaunch(
+        argv=("python3", f"${{root}}/{PROGRAM}", "${job}"),
+        files={},
+        requirements=work.chosen.program.requirements,
+        loaded=GGUF_FILE if work.chosen.format == "gguf" else "",
+    )

@@ -1,0 +1,101 @@
+"""How the checkpoint of a deployment is made: the tool's script, the job, and the program beside.
+
+Each tool has a module here, found by its name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from recipe_core.accuracy.choice import Chosen
+from recipe_core.base.documents import to_json
+from recipe_core.base.errors import NoAnswer
+from recipe_core.base.resources import PACKAGE
+from recipe_core.compression.scripts.work import JOB, PROGRAM, REQUIREMENTS, CompressionLaunch, Work
+from recipe_core.launch.entry import compress_py
+from recipe_core.launch.modules import LaunchFolder
+from recipe_core.models.spec import ModelSpec
+
+MODULES = LaunchFolder(
+    "recipe_core.compression.scripts", (("launch", "(work: Work) -> CompressionLaunch"),)
+)
+DECODERS = "safetensors"
+"""Tools that write it know models that go on with texts; the others export encoders, too."""
+_FOLDER = PACKAGE / "payload" / "compressor"
+_SHIPPED = ("*.py", "*.txt")
+_SHARES = ("sparse_unstructured", "layer_pruning", "low_rank")
+"""Techniques whose job says how much goes; of the others the name says it."""
+VERIFY = ("python3", f"${{root}}/{PROGRAM}", "${job}")
+"""Holds a result against its base."""
+
+
+def compression_launch(chosen: Chosen, model: ModelSpec, runtime: str) -> CompressionLaunch:
+    """What makes a checkpoint, with every file that it needs in the bundle.
+
+    Raises:
+        NoAnswer: for a model that the tool does not know.
+    """
+    tool = chosen.program
+    if not model.generates and tool.format == DECODERS:
+        raise NoAnswer(
+            f"{tool.title} makes checkpoints of models that go on with texts; {model.name} does "
+            f"not (task {model.task}).",
+            field="options.compression.tool",
+            hint="Use optimum-onnx or optimum-openvino, whose engines serve such models.",
+        )
+    launch: CompressionLaunch = MODULES.module(chosen.tool, None).launch(
+        Work(chosen, model, runtime)
+    )
+    files = {
+        **launch.files,
+        JOB: to_json(job_document(chosen, model)),
+        REQUIREMENTS: "".join(f"{line}\n" for line in launch.requirements),
+        PROGRAM: compress_py(),
+        **_program(),
+    }
+    return replace(launch, files=files)
+
+
+def job_document(chosen: Chosen, model: ModelSpec) -> dict[str, Any]:
+    """``job.json`` as the room ``compressor`` reads it; its folders are filled by the launcher."""
+    verify, kind = chosen.request.verify, chosen.kind
+    return {
+        "schema_version": 1,
+        "source": model.source,
+        "output": output_folder(chosen, model),
+        "technique": chosen.technique,
+        "tool": chosen.tool,
+        "format": chosen.format,
+        "method": chosen.method.lower(),
+        "options": {
+            "group": chosen.group if chosen.group > 1 else None,
+            "removed": kind.removed if chosen.technique in _SHARES else None,
+        },
+        "calibration": {
+            "text": chosen.text,
+            "samples": chosen.samples or 1,
+            "tokens": chosen.tokens,
+        },
+        "verify": {
+            "text": verify.text,
+            "tokens": verify.tokens,
+            "prompts": verify.prompts,
+            "new_tokens": verify.new_tokens,
+            "least_retained": verify.least_retained,
+        },
+    }
+
+
+def output_folder(chosen: Chosen, model: ModelSpec) -> str:
+    """Where the result goes, relative to the bundle."""
+    return f"./run/compressed/{chosen.output(model.name)}"
+
+
+def _program() -> dict[str, str]:
+    """The room ``compressor`` as files of a bundle."""
+    paths = [path for pattern in _SHIPPED for path in sorted(_FOLDER.rglob(pattern))]
+    return {
+        f"{_FOLDER.name}/{path.relative_to(_FOLDER).as_posix()}": path.read_text(encoding="utf-8")
+        for path in paths
+    }

@@ -1,0 +1,120 @@
+"""What a tool's module is given (``Work``), what it answers, and what all scripts share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from recipe_core.accuracy.choice import Chosen
+from recipe_core.models.spec import ModelSpec
+
+FOLDER = "compress"
+SCRIPT = f"{FOLDER}/make.py"
+PROGRAM = "compress.py"
+"""Starts ``compressor/`` on a job."""
+JOB = f"{FOLDER}/job.json"
+REQUIREMENTS = f"{FOLDER}/requirements.txt"
+GGUF_FILE = "model.gguf"
+"""The file in the output's folder that llama.cpp loads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A chosen way to make a smaller checkpoint, of a model, on devices of a runtime."""
+
+    chosen: Chosen
+    model: ModelSpec
+    runtime: str
+
+    @property
+    def ignored(self) -> list[str]:
+        """Modules that stay as they are, as regular expressions of compressed-tensors.
+
+        The head always; routers of experts, and encoders of images and sound, where there are any.
+        """
+        names = ["lm_head"]
+        if self.model.is_moe:
+            names += [r"re:.*mlp\.gate$", r"re:.*router.*", r"re:.*shared_expert_gate$"]
+        if self.model.towers or self.model.left_out:
+            names += [r"re:.*visual.*", r"re:.*vision.*", r"re:.*audio.*"]
+        return names
+
+
+@dataclass(frozen=True, slots=True)
+class CompressionLaunch:
+    """What makes the checkpoint: words, files of the bundle, and what has to be installed.
+
+    ``argv``: its words; ``${root}`` is the bundle and ``${job}`` the job's file, whose ``output``
+    is written. ``loaded``: the file of the output that the engine loads ("": the folder).
+    """
+
+    argv: tuple[str, ...]
+    files: dict[str, str]
+    requirements: tuple[str, ...]
+    env: dict[str, str] = field(default_factory=dict)
+    loaded: str = ""
+
+
+COMMON = '''
+
+def read_job():
+    """The job, the folder of the base and the folder to write."""
+    path = Path(sys.argv[1]).resolve()
+    job = json.loads(path.read_text(encoding="utf-8"))
+    return job, str(path.parent / job["source"]), str(path.parent / job["output"])
+'''
+WINDOWS = '''
+
+def texts(job):
+    """Texts of calibration: those that the job names, else the bundle's."""
+    named = job["calibration"]["text"]
+    shipped = Path(__file__).resolve().parents[1] / "compressor" / "text.txt"
+    path = Path(sys.argv[1]).resolve().parent / named if named else shipped
+    content = path.read_text(encoding="utf-8")
+    if path.suffix == ".jsonl":
+        return [json.loads(line)["text"] for line in content.splitlines() if line.strip()]
+    return [part for part in content.split("\\n\\n") if part.strip()]
+
+
+def windows(job, tokenizer):
+    """Token ids of the texts, one text after the other, cut into samples."""
+    size, most = job["calibration"]["tokens"], job["calibration"]["samples"]
+    ids = [token for text in texts(job) for token in tokenizer(text)["input_ids"]]
+    rows = [ids[start : start + size] for start in range(0, len(ids), size)][:most]
+    print(f"calibration: {len(rows)} of {most} samples of up to {size} tokens", flush=True)
+    return rows
+'''
+
+
+def script(
+    work: Work, constants: Mapping[str, Any], body: str, *imports: str, calibrated: bool = True
+) -> str:
+    """A script of a tool: what it is, imports, constants by name, shared functions, its body."""
+    title = f"Makes {work.chosen.technique} with {work.chosen.program.title}"
+    lines = [
+        f'"""{title} {work.chosen.program.version}: started by `launch.py compress`."""',
+        "",
+        "import json",
+        "import sys",
+        "from pathlib import Path",
+        "",
+        *imports,
+        *([""] if imports else []),
+        *(f"{name} = {value!r}" for name, value in constants.items()),
+    ]
+    shared = COMMON + (WINDOWS if calibrated else "")
+    return "\n".join(lines) + "\n" + shared + "\n\n" + body.strip("\n") + "\n"
+
+
+def launch_of(
+    work: Work, text: str, *, loaded: str = "", env: Mapping[str, str] | None = None
+) -> CompressionLaunch:
+    """A script as what the launcher starts."""
+    return CompressionLaunch(
+        argv=("python3", f"${{root}}/{SCRIPT}", "${job}"),
+        files={SCRIPT: text},
+        requirements=work.chosen.program.requirements,
+        env=dict(env or {}),
+        loaded=loaded,
+    )

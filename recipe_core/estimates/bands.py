@@ -1,0 +1,235 @@
+"""How far measured runs are from estimates: factors by figure and by what a device is.
+
+The shipped files come from scripts/fit_bands.py; ``recipe_core.calibration.validation.intervals``
+says how.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Literal, Self
+
+import numpy as np
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from recipe_core.base.arrays import Float
+from recipe_core.base.intervals import BAND, LEVELS, NORMAL, Ends, Intervals, Level
+
+Factor = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
+Sigma = Annotated[float, Field(ge=0, le=20, allow_inf_nan=False)]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9_-]{1,32}$")]
+KEYS = ("basis", "engine", "architecture", "vendor")
+"""What groups of devices and engines are told apart by."""
+
+
+def _nested(factors: dict[Level, tuple[Factor, Factor]]) -> dict[Level, tuple[Factor, Factor]]:
+    missing = [level for level in LEVELS if level not in factors]
+    if missing:
+        raise ValueError(f"level {missing[0]} is missing; give 50, 80 and 95")
+    inner: Ends = (1.0, 1.0)
+    for level in LEVELS:
+        low, high = factors[level]
+        if not low <= inner[0] <= inner[1] <= high:
+            raise ValueError(
+                f"level {level}: {low:g} to {high:g} does not hold {inner[0]:g} to {inner[1]:g}; "
+                "an interval holds the one before it, and the first holds the estimate (1)"
+            )
+        inner = (low, high)
+    return factors
+
+
+class Band(BaseModel):
+    """Factors around the estimates of a figure, for one group of devices and engines.
+
+    ``factors``: by level, the ends of measured / estimated. ``common`` and ``independent``:
+    standard deviations of log(measured / estimated), of the part that runs of one device, engine
+    and version share, and of the rest. ``runs`` and ``cells`` (source × device × model) are the
+    group's own; where they are few, its factors are mostly those of the next wider group. A key
+    that is None stands for all.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    metric: Name
+    basis: Literal["fitted", "prior"] | None = None
+    engine: Name | None = None
+    architecture: Name | None = None
+    vendor: Name | None = None
+    runs: Annotated[int, Field(ge=1)]
+    cells: Annotated[int, Field(ge=1)]
+    factors: Annotated[dict[Level, tuple[Factor, Factor]], AfterValidator(_nested)]
+    common: Sigma
+    independent: Sigma
+
+    @property
+    def low(self) -> float:
+        """Lower factor of the 80 % band."""
+        return self.factors[BAND][0]
+
+    @property
+    def high(self) -> float:
+        """Upper factor of the 80 % band."""
+        return self.factors[BAND][1]
+
+    @property
+    def key(self) -> tuple[str | None, ...]:
+        """Metric and group."""
+        return (self.metric, *(getattr(self, name) for name in KEYS))
+
+    def inverse(self) -> dict[Level, Ends]:
+        """Factors of a figure that falls as this one rises, such as cost with throughput."""
+        return {level: (1 / high, 1 / low) for level, (low, high) in self.factors.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Uncertain:
+    """What the error of a quantity follows.
+
+    ``metric``: the measured figure, ``sign``: -1 where the quantity falls as that rises.
+    ``factors``: by level, the ends of measured / estimated, of the quantity itself.
+    """
+
+    metric: str
+    sign: int
+    factors: Intervals
+
+
+def narrowed(ends: Ends, left: float) -> Ends:
+    """The ends of an interval where runs of one's own leave so much of the standard deviation.
+
+    On a log scale its half-width shrinks by ``left``, and its middle, by which estimates are off on
+    average, by the square of that: ``1 - left²`` is how far the runs are believed.
+    """
+    low, high = math.log(ends[0]), math.log(ends[1])
+    middle, half = (low + high) / 2 * left**2, (high - low) / 2 * left
+    return math.exp(max(middle - half, low)), math.exp(min(middle + half, high))
+
+
+_SCORES = {level: NORMAL.inv_cdf(0.5 + int(level) / 200) for level in LEVELS}
+"""Normal scores of the upper ends of the levels."""
+
+
+def widened(band: Band, spread: float) -> Band:
+    """The band where what is measured varies by ``spread`` besides.
+
+    ``spread``: standard deviation of the logarithm, independent of the error of the estimate: each
+    end moves out so that squares of logarithms add, as for normal errors.
+    """
+
+    def end(factor: float, level: Level) -> float:
+        return math.hypot(math.log(factor), _SCORES[level] * spread)
+
+    factors = {
+        level: (math.exp(-end(low, level)), math.exp(end(high, level)))
+        for level, (low, high) in band.factors.items()
+    }
+    independent = math.hypot(band.independent, spread)
+    return band.model_copy(update={"factors": factors, "independent": independent})
+
+
+def holding(one: Band, other: Band) -> Band:
+    """The band of a figure whose errors are those of either of two: it holds both."""
+
+    def ends(level: Level) -> Ends:
+        (low, high), (other_low, other_high) = one.factors[level], other.factors[level]
+        return min(low, other_low), max(high, other_high)
+
+    return one.model_copy(
+        update={
+            "factors": {level: ends(level) for level in LEVELS},
+            "common": max(one.common, other.common),
+            "independent": max(one.independent, other.independent),
+        }
+    )
+
+
+class BandFile(BaseModel):
+    """A ``bands.yaml``: bands by figure and group.
+
+    ``correlation``: of the errors of two figures of one run, by both names.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    schema_version: Literal[2]
+    source: str
+    runs: Annotated[int, Field(ge=1)]
+    cells: Annotated[int, Field(ge=1)]
+    correlation: dict[Name, dict[Name, Annotated[float, Field(ge=-1, le=1)]]] = {}
+    bands: tuple[Band, ...]
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if len(self._by_key) < len(self.bands):
+            raise ValueError("two bands have the same metric and group; keep one")
+        for metric in {band.metric for band in self.bands}:
+            if (metric, *(None for _ in KEYS)) not in self._by_key:
+                raise ValueError(f"{metric} has no band for all groups; add one without keys")
+        return self
+
+    @cached_property
+    def _by_key(self) -> dict[tuple[str | None, ...], Band]:
+        return {band.key: band for band in self.bands}
+
+    def band(self, metric: str, groups: Iterable[Sequence[str]], values: Mapping[str, str]) -> Band:
+        """The band of a figure in the first of ``groups`` (names of keys) that there is.
+
+        Raises:
+            KeyError: for a figure that has no band.
+        """
+        for names in groups:
+            key = (metric, *(values[name] if name in names else None for name in KEYS))
+            if key in self._by_key:
+                return self._by_key[key]
+        return self._by_key[(metric, *(None for _ in KEYS))]
+
+    def covariance(self, metrics: Sequence[str], sigmas: Sequence[float]) -> Float:
+        """Covariances of the errors of some figures with these standard deviations."""
+        corr = np.array(
+            [
+                [
+                    1.0
+                    if a == b
+                    else self.correlation.get(a, {}).get(b, self.correlation.get(b, {}).get(a, 0.0))
+                    for b in metrics
+                ]
+                for a in metrics
+            ]
+        )
+        return np.asarray(corr * np.outer(sigmas, sigmas))
+
+
+def better_score(
+    gain: Float, mine: Float, other: Float, errors: Sequence[tuple[Float, Float]], *, shared: bool
+) -> Float:
+    """Normal scores of measured runs of some splits being better than one of another split.
+
+    ``gain``: logarithm of how much better each is estimated to be (below 0: worse). ``mine``
+    (splits × figures) and ``other`` (figures): by how much the logarithm of what is compared moves
+    with that of each figure, such as the share of the time to first token in the latency of a
+    request.
+    ``errors``: covariances of the common and of the independent part of the figures' errors, of the
+    splits and of the other one. Where both run on the same device, engine and version (``shared``),
+    the common part is the same, and counts only as far as they move differently with it.
+
+    Errors count as normal with a median of 1, so that the split that is estimated to be better has
+    at least ½. Without any uncertainty a score is infinite, or 0 for equal splits.
+    """
+    (common, alone), (other_common, other_alone) = errors
+    apart = np.einsum("ri,ij,rj->r", mine, alone, mine) + other @ other_alone @ other
+    if shared:
+        moved = mine - other
+        apart = apart + np.einsum("ri,ij,rj->r", moved, common, moved)
+    else:
+        apart = apart + np.einsum("ri,ij,rj->r", mine, common, mine)
+        apart = apart + other @ other_common @ other
+    sigma = np.sqrt(np.maximum(apart, 0.0))
+    certain = np.where(gain > 0, np.inf, np.where(gain < 0, -np.inf, 0.0))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(np.where(sigma > 0, gain / sigma, certain))
+
+
+def probability(scores: Float) -> list[float]:
+    """The standard normal distribution function of some scores."""
+    return [0.5 * math.erfc(-score / math.sqrt(2)) for score in scores.tolist()]

@@ -1,0 +1,365 @@
+"""Scales of estimated times, learned from measured runs of one's own.
+
+Times of an estimate are multiplied by two scales: one of decode steps, one of prompts. What a run
+shows of the logarithm of a scale is taken for a sum of normal effects, each shared by the runs of
+its scope, from wide to narrow:
+
+    log s = device + version + model + deployment + load + noise
+
+A ``version`` is of an engine on a device, a ``model`` is one on a device and an engine, a
+``deployment`` is a model's formats and split under a version. ``load`` is shared by runs of a model
+as far as their loads and lengths are alike. Two runs thus correlate by the shares of variance
+(``Prior``) of the scopes that they have in common, ``K``. With ``y`` the logarithms of measured /
+estimated, ``H`` how much of each measured time is steps and prompts, ``T`` the variances of both
+scales and ``B`` what a case has in common with the runs,
+
+    C = K ∘ (H·T·Hᵀ) + noise       log s = B·C⁻¹·y       variance = T - B·C⁻¹·Bᵀ
+
+which is the best linear unbiased prediction of random effects (Henderson 1975; Robinson 1991, "That
+BLUP is a good thing"). With one scope it is the credibility n / (n + k) of Bühlmann, k the variance
+inside over that between. Without runs in common a scale is 1 and keeps its variance.
+
+A figure counts as far as it lies within ``cap`` standard deviations of what the others let expect:
+one that is ten times the estimate moves it as one that is three times, two that agree are believed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from recipe_core.accuracy.checkpoints import MeasuredCompression
+from recipe_core.base.arrays import Float
+from recipe_core.engines.spec import Engine
+from recipe_core.estimates.columns.scales import SCOPES, Scales
+from recipe_core.estimates.columns.serving import POOL, Cases, Setting
+
+SPLIT = ("tp", "pp", "dp", "ep", "cp", "copies", "draft_tokens")
+"""Columns that, with those of a prefill pool and the formats, make a deployment."""
+
+WIDE_TO_NARROW = ("device", "version", "model", "deployment", "load")
+"""Scopes by their field of ``Shares``."""
+
+TELLING = 0.25
+"""Part of a measured time from which its run counts as one that shows a scale."""
+
+_VERSION = re.compile(r"\d+(?:\.\d+)+(?:\.?(?:post|rc|dev|a|b)\d+)?")
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0)]
+
+
+class Shares(BaseModel):
+    """How the variance of a scale's logarithm is shared out; adds up to 1."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    device: Share
+    version: Share
+    model: Share
+    deployment: Share
+    load: Share
+    noise: Positive
+
+    def common(self, scopes: Float) -> Float:
+        """Correlation of cases with runs that share ``scopes``: cases × runs."""
+        shares = np.array([getattr(self, name) for name in WIDE_TO_NARROW])
+        return np.tensordot(shares, scopes, axes=1)
+
+
+class Prior(BaseModel):
+    """What is known of scales before any own run: see the module.
+
+    ``steps`` and ``prompts`` are standard deviations of the logarithms of the two scales. ``fades``
+    is how fast the common effect of alike loads fades: e to the power of minus that, for each
+    doubling of load, prompt or answer. ``cap``: standard deviations beyond
+    which a figure is cut.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    schema_version: int
+    source: str
+    steps: Positive
+    prompts: Positive
+    fades: Positive
+    cap: Positive
+    shares: Shares
+
+
+def version_of(text: str) -> str:
+    """The version in a text: ``0.19.0`` of ``image:vllm-v0.19.0-nightly``; without one the text."""
+    match = _VERSION.search(text)
+    return match.group() if match else text.strip()
+
+
+def assumed_version(engine: Engine) -> str:
+    """The version that estimates of an engine assume."""
+    return version_of(engine.as_of or engine.version)
+
+
+class Residual(NamedTuple):
+    """A measured figure of a run: log(measured / estimated), and what of it the scales explain."""
+
+    log_ratio: float
+    steps: float
+    prompts: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OwnRun:
+    """A measured run: its case, the ``version`` of the engine that really ran, what it shows."""
+
+    name: str
+    setting: Setting
+    case: Cases
+    version: str
+    residuals: tuple[Residual, ...]
+
+
+class Labels(NamedTuple):
+    """What the cases of a setting share of their scopes."""
+
+    version: tuple[str, str]
+    model: tuple[str, str]
+    formats: tuple[str, str]
+    mode: str
+
+    @staticmethod
+    def of(setting: Setting, version: str | None = None) -> Labels:
+        """Those of a setting, under the version that estimates assume or that really ran."""
+        engine = setting.engine
+        return Labels(
+            (engine.name, version or assumed_version(engine)),
+            (setting.model.digest, engine.name),
+            (setting.weight_dtype, setting.kv_dtype),
+            setting.mode,
+        )
+
+
+def _splits(cases: Cases) -> Float:
+    """The split of each case, a row each."""
+    names = (*SPLIT, *(f"prefill_{name}" for name in POOL))
+    return np.column_stack([getattr(cases, name) for name in names]).astype(np.float64)
+
+
+def _loads(cases: Cases) -> Float:
+    """Logarithms (base 2) of load per replica and of lengths, a row each."""
+    columns = (cases.load / cases.replicas, cases.input_tokens, cases.output_tokens)
+    return np.log2(np.maximum(np.column_stack(columns), 1e-9))
+
+
+def _believed(covariance: Float, shown: Float, cap: float) -> tuple[Float, Float]:
+    """C⁻¹·y with what is shown cut where the others do not let expect it, and C⁻¹ for variances.
+
+    Deletion residuals (Cook and Weisberg 1982): figure i is off by ``(C⁻¹·y)ᵢ / (C⁻¹)ᵢᵢ`` from what
+    the others say of it, with the variance ``1 / (C⁻¹)ᵢᵢ``. What was cut makes its figure unsure.
+    """
+    inverse = np.linalg.inv(covariance)
+    precision = np.diag(inverse)
+    off = inverse @ shown / precision
+    cut = off - np.clip(off, -cap / np.sqrt(precision), cap / np.sqrt(precision))
+    solved = inverse @ (shown - cut)
+    if cut.any():
+        inverse = np.linalg.inv(covariance + np.diag(cut**2))
+    return np.asarray(solved), np.asarray(inverse)
+
+
+class DeviceRuns:
+    """Own runs on one device, with what they show."""
+
+    def __init__(self, prior: Prior, runs: Sequence[OwnRun]) -> None:
+        self.prior = prior
+        self.labels = [Labels.of(run.setting, run.version) for run in runs]
+        self.numbers = [
+            {name: k for k, name in enumerate(dict.fromkeys(each))}
+            for each in zip(*self.labels, strict=True)
+        ]
+        self.coded = np.array([self._coded(labels) for labels in self.labels])
+        self.splits = np.concatenate([_splits(run.case) for run in runs])
+        self.loads = np.concatenate([_loads(run.case) for run in runs])
+        self.row = np.repeat(np.arange(len(runs)), [len(run.residuals) for run in runs])
+        residuals = np.array([residual for run in runs for residual in run.residuals])
+        self.shown, self.weights = residuals[:, 0], residuals[:, 1:]
+        self.priors = np.array([prior.steps**2, prior.prompts**2])
+        telling = np.abs(self.weights) >= TELLING
+        self.shows = np.zeros((len(runs), 3), dtype=np.int64)
+        for figure, row in enumerate(self.row.tolist()):
+            self.shows[row] |= (*telling[figure].tolist(), True)
+
+    @cached_property
+    def covariance(self) -> Float:
+        """C of the module: of what each figure shows."""
+        shares, scaled = self.prior.shares, self.weights * self.priors
+        common = shares.common(self.with_each_other())[np.ix_(self.row, self.row)]
+        noise = shares.noise * (self.weights * scaled).sum(axis=1)
+        return np.asarray(common * (scaled @ self.weights.T) + np.diag(noise))
+
+    @cached_property
+    def believed(self) -> tuple[Float, Float]:
+        """C⁻¹·y and C⁻¹ of the module."""
+        return _believed(self.covariance, self.shown, self.prior.cap)
+
+    def _coded(self, labels: Labels) -> list[int]:
+        """The labels as numbers, -1 for one that no run has: quicker to compare."""
+        return [known.get(name, -1) for known, name in zip(self.numbers, labels, strict=True)]
+
+    def with_each_other(self) -> Float:
+        """What the runs have in common: `in_common` of each."""
+        pairs = zip(self.labels, self.splits[:, None], self.loads[:, None], strict=True)
+        return np.concatenate([self.in_common(*one) for one in pairs], axis=1)
+
+    def in_common(self, labels: Labels, splits: Float, loads: Float) -> Float:
+        """Whether cases of a setting share each of ``WIDE_TO_NARROW`` with each run, 0 to 1.
+
+        Scopes × cases × runs.
+        """
+        version, model, formats, same_mode = (self.coded == self._coded(labels)).T
+        split = (splits[:, None] == self.splits[None]).all(axis=2)
+        apart = np.abs(loads[:, None] - self.loads[None]).sum(axis=2)
+        shape = split.shape
+        return np.stack(
+            [
+                np.ones(shape),
+                np.broadcast_to(version, shape),
+                np.broadcast_to(model, shape),
+                split & version & model & formats,
+                np.where(same_mode & model, np.exp(-self.prior.fades * apart), 0.0),
+            ]
+        ).astype(np.float64)
+
+    def scales(self, labels: Labels, splits: Float, loads: Float) -> Scales:
+        """The scales of cases of a setting."""
+        scopes = self.in_common(labels, splits, loads)
+        common = self.prior.shares.common(scopes)[:, self.row]
+        steps, prompts = (
+            common * self.weights[:, k] * self.priors[k] for k in range(len(self.priors))
+        )
+        solved, inverse = self.believed
+        known_steps, known_prompts = steps @ inverse, prompts @ inverse
+        counts = [scopes[WIDE_TO_NARROW.index(name)] @ self.shows for name in SCOPES]
+        return Scales(
+            steps=np.exp(steps @ solved),
+            prompts=np.exp(prompts @ solved),
+            variances=(
+                self.priors[0] - (known_steps * steps).sum(axis=1),
+                self.priors[1] - (known_prompts * prompts).sum(axis=1),
+            ),
+            covariance=-(known_steps * prompts).sum(axis=1),
+            priors=(float(self.priors[0]), float(self.priors[1])),
+            runs=np.stack(counts, axis=2).astype(np.int64),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SettingCorrection:
+    """What own runs teach about the cases of one setting."""
+
+    runs: DeviceRuns | None
+    labels: Labels
+    given: int
+
+    @property
+    def without(self) -> str:
+        """What a figure rests on that no run tells of."""
+        if self.runs is None:
+            return f"computed: none of {self.given:,} own runs is on this device"
+        return "computed"
+
+    def scales(self, cases: Cases) -> Scales | None:
+        """Scales of each case; None where no run is on the device.
+
+        Computed once for cases alike: of a search with thousands of splits few differ in what they
+        have in common with own runs.
+        """
+        if self.runs is None:
+            return None
+        splits, loads = _splits(cases), _loads(cases)
+        deployment = np.zeros(len(cases))
+        for k, split in enumerate(np.unique(self.runs.splits, axis=0), 1):
+            deployment[(splits == split).all(axis=1)] = k
+        points = np.column_stack([deployment, loads])
+        _, first, place = np.unique(points, axis=0, return_index=True, return_inverse=True)
+        few = self.runs.scales(self.labels, splits[first], loads[first])
+        return few.take(np.asarray(place).reshape(-1))
+
+
+class LeftOut(NamedTuple):
+    """An own run that teaches nothing, and why."""
+
+    name: str
+    reason: str
+
+
+class Stored(NamedTuple):
+    """How many runs of a calibration count, wait for another that agrees, and have expired."""
+
+    used: int
+    held: int
+    expired: int
+
+
+@dataclass(frozen=True, eq=False)
+class Corrections:
+    """What own runs teach about every setting; ``left_out`` are runs that teach nothing.
+
+    ``stored``: how many of them lie in the calibration of this machine; None where none was asked.
+    ``compressed``: what checkpoints that were made here were measured to keep of their base.
+    """
+
+    prior: Prior
+    runs: tuple[OwnRun, ...]
+    left_out: tuple[LeftOut, ...] = ()
+    stored: Stored | None = None
+    compressed: tuple[MeasuredCompression, ...] = ()
+
+    @cached_property
+    def _by_device(self) -> dict[str, DeviceRuns]:
+        devices: dict[str, list[OwnRun]] = {}
+        for run in self.runs:
+            devices.setdefault(run.setting.cluster.device.digest, []).append(run)
+        return {device: DeviceRuns(self.prior, runs) for device, runs in devices.items()}
+
+    def of(self, setting: Setting) -> SettingCorrection:
+        """What they teach about cases of a setting."""
+        runs = self._by_device.get(setting.cluster.device.digest)
+        return SettingCorrection(runs, Labels.of(setting), len(self.runs))
+
+    @property
+    def count(self) -> int:
+        """Runs that count."""
+        return len(self.runs)
+
+    @property
+    def given(self) -> bool:
+        """Whether someone gave runs for the question, beside those of the calibration."""
+        return self.stored is None or len(self.runs) > self.stored.used
+
+    @property
+    def teach(self) -> bool:
+        """Whether anything counts: runs, or measured checkpoints."""
+        return bool(self.runs or self.compressed)
+
+    @cached_property
+    def title(self) -> str:
+        """How many runs count, and on which devices, and measured checkpoints where there are."""
+        names = sorted({run.setting.cluster.device.name for run in self.runs})
+        count = len(self.runs)
+        on = f" on {', '.join(names)}" if names else ""
+        runs = f"{count:,} own run{'s' * (count != 1)}{on}"
+        if not self.compressed:
+            return runs
+        made = len(self.compressed)
+        checkpoints = f"{made:,} measured checkpoint{'s' * (made != 1)}"
+        return f"{runs} and {checkpoints}" if count else checkpoints
+
+    def to_json(self) -> dict[str, Any]:
+        """How many runs are used, and which are not, with reasons."""
+        left_out = [one._asdict() for one in self.left_out]
+        stored = {} if self.stored is None else {"calibration": self.stored._asdict()}
+        made = {"compressions": len(self.compressed)} if self.compressed else {}
+        return {"used": len(self.runs), "left_out": left_out, **made, **stored}

@@ -1,0 +1,281 @@
+"""Many serving splits and loads of one model on one kind of device, as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from recipe_core.accuracy.checkpoints import MeasuredCompression
+from recipe_core.accuracy.schemes import Making
+from recipe_core.base.arrays import Bool, Float, Int
+from recipe_core.engines.spec import Engine
+from recipe_core.estimates.columns.reuse import ReuseCurve
+from recipe_core.estimates.columns.scales import Scales
+from recipe_core.estimates.rules.kv_offload import Offload
+from recipe_core.estimates.rules.own_options import NONE, Effects
+from recipe_core.hardware.cluster import Cluster
+from recipe_core.models.dtypes import bytes_per_value
+from recipe_core.models.spec import MATRIX_ROLES, ModelSpec, Role, Tensor
+from recipe_core.models.towers import Media
+
+WIDE = frozenset({"bf16", "fp16", "fp32"})
+"""Formats that an engine casts into one another while loading."""
+
+Mode = Literal["closed", "open", "static", "offline"]
+
+
+class Correction(Protocol):
+    """What runs of one's own teach about the cases of a setting (``corrections``)."""
+
+    @property
+    def without(self) -> str:
+        """What a figure rests on that no run tells of."""
+
+    def scales(self, cases: Cases) -> Scales | None:
+        """Scales of the times of each case; None where no run is on the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What all cases of one call share. Dtypes are resolved: never "auto".
+
+    ``correction``: what runs of one's own teach about them; None without any run. ``media``: images
+    and sound in every prompt. ``reuse``: what a prefix cache finds by its size; None where cases
+    say it. ``offload``: tiers below the devices' cache; None for none. ``judged_on``: the kind of
+    benchmark that accuracy is of, "mean" of all. ``assumed``: whether the number formats are taken
+    as given, so that no rule on formats refuses them and their accuracy is not judged: those of
+    techniques that no plan has as a format. ``compressed``: checkpoints that were made and measured
+    here, of any model. ``made``: how the bundle makes the checkpoint, as far as the request
+    says it; None where it makes none. ``effects``: what the user's own options of the engine do.
+    """
+
+    model: ModelSpec
+    cluster: Cluster
+    engine: Engine
+    mode: Mode
+    weight_dtype: str
+    kv_dtype: str
+    correction: Correction | None = None
+    media: tuple[Media, ...] = ()
+    reuse: ReuseCurve | None = None
+    offload: Offload | None = None
+    judged_on: str = "mean"
+    assumed: bool = False
+    compressed: tuple[MeasuredCompression, ...] = ()
+    made: Making | None = None
+    effects: Effects = NONE
+
+    def stored_dtype(self, role: Role) -> str:
+        """The number format in which tensors of a role lie in device memory.
+
+        A checkpoint's own quantisation says it for each role; one that the engine makes turns every
+        matrix of the layers; embeddings, head, router and norms stay as they are.
+        """
+        quantization = self.model.quantization
+        if quantization is not None and self.weight_dtype == quantization.dtype:
+            return quantization.dtype_of(role, self.model.dtype)
+        if self.weight_dtype in WIDE:
+            return self.weight_dtype
+        return self.weight_dtype if role in MATRIX_ROLES else self.model.dtype
+
+    def stored_bytes(self, role: Role) -> float:
+        """Bytes per stored value of a role, scales included."""
+        quantization = self.model.quantization
+        if quantization is not None and self.weight_dtype == quantization.dtype:
+            return quantization.bytes_of(role, self.model.dtype)
+        return bytes_per_value(self.stored_dtype(role))
+
+    def tensor_bytes(self, tensor: Tensor) -> float:
+        """Bytes per stored value of a tensor: its own format where it has one, else its role's."""
+        quantization = self.model.quantization
+        if tensor.stored and quantization and self.weight_dtype == quantization.dtype:
+            return tensor.stored.bytes_each
+        return self.stored_bytes(tensor.role)
+
+    @property
+    def needs_other_checkpoint(self) -> bool:
+        """Whether the weights are neither stored in the checkpoint nor quantised while loading."""
+        stored, loaded = self.model.weight_dtype, self.weight_dtype
+        if loaded == stored or {loaded, stored} <= WIDE:
+            return False
+        return not (stored in WIDE and loaded in self.engine.online_weight_dtypes)
+
+    @property
+    def activation_dtype(self) -> str:
+        """The 16- or 32-bit format that activations have."""
+        return self.weight_dtype if self.weight_dtype in WIDE else self.model.dtype
+
+    @property
+    def cache_can_be_had(self) -> bool:
+        """Whether the engine has a flag for the cache format with these activations."""
+        return self.assumed or self.kv_dtype in (*self.engine.free_kv_dtypes, self.activation_dtype)
+
+    @property
+    def widens(self) -> bool:
+        """Whether the engine multiplies 16-bit values in fp32 where the device is faster so."""
+        return self.cluster.device.runtime in self.engine.widens
+
+    @property
+    def whole_prompts(self) -> bool:
+        """Whether a prompt runs in one step: without chunks, or where tokens attend ahead."""
+        return self.model.is_encoder or not self.engine.chunked_prefill
+
+    @property
+    def caches(self) -> bool:
+        """Whether the engine keeps keys and values of this model in a cache."""
+        return self.engine.memory.caches and not self.model.is_encoder
+
+    @property
+    def activation_bytes(self) -> float:
+        """Bytes per activation value: 16 bit, or 32 where the weights are."""
+        return 4.0 if self.weight_dtype == "fp32" else 2.0
+
+
+def no_such_cache(setting: Setting) -> str:
+    """The sentence that no flag gives this cache format with these activations, and what does."""
+    dtypes = ", ".join(dict.fromkeys((setting.activation_dtype, *setting.engine.free_kv_dtypes)))
+    return (
+        f"{setting.engine.title} does not support {setting.kv_dtype} KV caches with "
+        f"{setting.activation_dtype} activations; supported: {dtypes}"
+    )
+
+
+POOL = ("tp", "pp", "dp", "ep", "copies")
+"""The columns that describe one pool of devices."""
+
+KV_TIMES = ("kv_wait_s", "kv_step_s")
+"""What tiers below the devices' cache cost a request; 0 where there are none."""
+OPTIONAL = (
+    "draft_tokens",
+    "acceptance",
+    "draft_layers",
+    *(f"prefill_{name}" for name in POOL),
+    *KV_TIMES,
+    "window_s",
+    "length_spread",
+)
+SINGLE = ("copies", "cp", "stream_interval", "recv_interval", "instances")
+
+
+@dataclass(frozen=True, slots=True)
+class Cases:
+    """One row a case; all columns have the same length.
+
+    tp, pp, dp, ep: degrees; cp: ranks of tp that share what each would hold of the cache of a KV
+    head. per_node: devices in a node. input_tokens, output_tokens: mean lengths. max_context:
+    longest request the engine must accept. load: requests in flight, arrivals per second, batch or
+    queued requests, by the mode. prefix_hit: share of the prompt found in the cache. Then the
+    engine's own limits.
+
+    draft_tokens: drafted a step, each accepted with probability acceptance when those before it
+    were; draft_layers: what drafts them (0 looks them up). prefill_*: the pool that computes
+    prompts (tp 0: there is none), besides which the degrees above are the pool that decodes.
+    copies: how often the whole split is there, each with its own scheduler. stream_interval: tokens
+    that leave the engine together; recv_interval: decode steps from one look for new requests to
+    the next. window_s: how long a request waits for others to fill a batch, at most; instances:
+    copies of a model on a device that take batches in turn; length_spread: half-width of the
+    lengths of prompts, as a share of their mean. kv_wait_s: what a request waits for cached blocks
+    before its prompt; kv_step_s: what moving its blocks adds to the steps that it shares.
+    """
+
+    tp: Int
+    pp: Int
+    dp: Int
+    ep: Int
+    per_node: Int
+    nodes: Int
+    input_tokens: Float
+    output_tokens: Float
+    max_context: Float
+    load: Float
+    prefix_hit: Float
+    max_batched_tokens: Float
+    max_num_seqs: Float
+    memory_fraction: Float
+    block_tokens: Float
+    draft_tokens: Float
+    acceptance: Float
+    draft_layers: Float
+    copies: Int
+    cp: Int
+    prefill_tp: Int
+    prefill_pp: Int
+    prefill_dp: Int
+    prefill_ep: Int
+    prefill_copies: Int
+    stream_interval: Float
+    recv_interval: Float
+    kv_wait_s: Float
+    kv_step_s: Float
+    window_s: Float
+    length_spread: Float
+    instances: Int
+
+    def __len__(self) -> int:
+        return len(self.tp)
+
+    def take(self, rows: Any) -> Cases:
+        """The chosen rows, in that order."""
+        return Cases(*(getattr(self, name)[rows] for name in COLUMNS))
+
+    @property
+    def devices(self) -> Int:
+        """Devices a case uses, those of a prefill pool included."""
+        return self.tp * self.pp * self.dp * self.copies + self.prefill_devices
+
+    @property
+    def prefill_devices(self) -> Int:
+        """Devices of the prefill pool."""
+        return self.prefill_tp * self.prefill_pp * self.prefill_dp * self.prefill_copies
+
+    @property
+    def replicas(self) -> Int:
+        """Independent schedulers: replicas, or data-parallel attention ranks (shared experts)."""
+        return self.dp * self.copies
+
+    @property
+    def disaggregated(self) -> Bool:
+        """Where prompts are computed by a pool of their own."""
+        return self.prefill_tp > 0
+
+    @property
+    def prefill_pool(self) -> Cases:
+        """The prefill pool of each case as cases of their own."""
+        pool: dict[str, Any] = {name: getattr(self, f"prefill_{name}") for name in POOL}
+        none: dict[str, Any] = {f"prefill_{name}": np.zeros_like(self.tp) for name in POOL}
+        return replace(self, **pool, **none)
+
+    @property
+    def shares_experts(self) -> Bool:
+        """Where experts are spread over ranks instead of being cut by tensor parallelism."""
+        return self.ep > 1
+
+
+COLUMNS = tuple(column.name for column in fields(Cases))
+
+
+def cases(n: int, **columns: Any) -> Cases:
+    """Cases from scalars and arrays, every column stretched to ``n`` rows and given its type.
+
+    Left out, ``copies``, ``cp`` and the intervals are 1 and what concerns drafts and the prefill
+    pool 0: there are none.
+    """
+    columns = {**dict.fromkeys(OPTIONAL, 0), **dict.fromkeys(SINGLE, 1), **columns}
+    out: dict[str, Any] = {}
+    for column in fields(Cases):
+        dtype = np.int64 if column.type == "Int" else np.float64
+        out[column.name] = np.full(n, columns[column.name], dtype=dtype)
+    return Cases(**out)
+
+
+def stack(parts: Sequence[Cases]) -> Cases:
+    """Cases one after another, as one."""
+    return Cases(
+        **{
+            column.name: np.concatenate([getattr(part, column.name) for part in parts])
+            for column in fields(Cases)
+        }
+    )

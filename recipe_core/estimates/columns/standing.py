@@ -1,0 +1,70 @@
+"""Corrections that hold where a caller states none: what this machine, or a server, has learned.
+
+Doors set them around a question (``by_default``), problems take them up when they are resolved.
+They are learned when they are first needed: a command that estimates nothing reads no runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from recipe_core.estimates.columns.corrections import Corrections
+
+Source = Callable[[], Corrections | None]
+"""Learns corrections, or says that there are none; called once for each block at most."""
+
+
+class _Standing:
+    """Corrections of a block, learned at their first use."""
+
+    def __init__(self, source: Source) -> None:
+        self._source: Source | None = source
+        self._learned: Corrections | None = None
+
+    def corrections(self) -> Corrections | None:
+        if self._source is not None:
+            with uncorrected():  # runs are held against the formulas' own estimates
+                self._learned = self._source()
+            self._source = None
+        return self._learned
+
+
+_standing: ContextVar[_Standing | None] = ContextVar("standing", default=None)
+
+
+def standing() -> Corrections | None:
+    """The corrections of the block that runs; None outside, and where nothing was learned.
+
+    Raises:
+        RecipeError: where the runs cannot be read.
+    """
+    block = _standing.get()
+    return None if block is None else block.corrections()
+
+
+@contextmanager
+def by_default(source: Source) -> Iterator[None]:
+    """Correct estimates in this block that state no corrections of their own."""
+    token = _standing.set(_Standing(source))
+    try:
+        yield
+    finally:
+        _standing.reset(token)
+
+
+def decided() -> bool:
+    """Whether a block says what holds by default, be it nothing."""
+    return _standing.get() is not None
+
+
+def _nothing() -> None:
+    return None
+
+
+@contextmanager
+def uncorrected() -> Iterator[None]:
+    """Estimate by the formulas alone in this block, as where nothing was learned."""
+    with by_default(_nothing):
+        yield

@@ -1,0 +1,62 @@
+"""How well a device is known: what its estimates rest on, and which engines run on it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+from recipe_core.engines.spec import engine, engine_names
+from recipe_core.estimates.measured.serving_runs import published_runs
+from recipe_core.hardware.cluster import is_own, roofline
+from recipe_core.hardware.profile import Device
+
+Level = Literal["measured", "calibrated", "computed", "unsupported"]
+_SHIPPED: dict[Level, str] = {
+    "measured": "Fitted to operator timings on this device and compared with published runs on it.",
+    "calibrated": "Fitted to operator timings on this device; no published run of an engine on it.",
+    "computed": "No operator timings of this device: usual efficiencies apply, with wider bands.",
+    "unsupported": "No supported engine runs on this device: splits are listed and refused.",
+}
+_CUSTOM: dict[Level, str] = {
+    **_SHIPPED,
+    "calibrated": "Your profile has fitted or measured operator efficiencies; "
+    "no published run is on exactly this device.",
+    "computed": "Your profile has no measured operator efficiencies: usual ones apply, "
+    "with wider bands.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """What is known of a device: ``level`` in words, its engines, and the number of published runs.
+
+    A custom profile is calibrated at best: runs on its shipped base say less of it.
+    """
+
+    level: Level
+    said: str
+    engines: tuple[str, ...]
+    runs: int
+
+
+@cache
+def _runs() -> Counter[str]:
+    return Counter(run.device for run in published_runs())
+
+
+def support(profile: Device) -> Support:
+    """What is known of a device."""
+    engines = tuple(name for name in engine_names() if profile.runtime in engine(name).runtimes)
+    fitted = roofline(profile, "gemm", "bf16").status in ("fitted", "measured")
+    runs = _runs()[profile.name]
+    level: Level = "calibrated"
+    if not engines:
+        level = "unsupported"
+    elif not fitted:
+        level = "computed"
+    elif runs:
+        level = "measured"
+    texts = _CUSTOM if is_own(profile) else _SHIPPED
+    return Support(level, texts[level], engines, runs)

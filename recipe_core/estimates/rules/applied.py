@@ -1,0 +1,145 @@
+"""What a setting's number formats do to the model's base, and whether its engine runs that.
+
+The base is the checkpoint that others were quantised from. A model that was published quantised
+(DeepSeek-V3 in fp8) is its own base: its makers trained, or chose, that format.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from recipe_core.accuracy.choice import planned_dtype
+from recipe_core.accuracy.lookup import support_of
+from recipe_core.accuracy.runners import runners
+from recipe_core.accuracy.schemes import Making, cache_technique, making, together, weight_technique
+from recipe_core.accuracy.support import Support, Verdict
+from recipe_core.accuracy.technique import technique
+from recipe_core.estimates.columns.serving import WIDE, Setting
+from recipe_core.models.catalog import catalog_model, in_catalog
+from recipe_core.models.dtypes import bytes_per_value, compute_dtype
+from recipe_core.models.spec import ModelSpec
+from recipe_core.models.variants import base_of, stored_as
+
+WIDER = 1.5
+"""Bytes a value over those of the base's format from which nothing is lost."""
+ROUNDED = "RTN"
+"""The method of formats that an engine makes while it loads: plain rounding."""
+NARROW: frozenset[Verdict] = frozenset({"native", "emulated", "refused"})
+"""Verdicts on weights and activations where activations are rounded, or the engine does not start;
+with other kernels the weights alone are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What is done to a base.
+
+    base: its name. techniques: by the names of ``techniques.yaml``; none where nothing is narrower
+    than in the base. method: the algorithm of the weights, "" where it is not known. published:
+    the format in which the base was published, where that is not one of 16 or 32 bit.
+    """
+
+    base: str
+    techniques: tuple[str, ...]
+    method: str = ""
+    published: str = ""
+
+
+def applied(setting: Setting) -> Applied:
+    """Techniques of a setting's formats, beside the base of its model."""
+    model = setting.model
+    base = base_of(model.name) if model.quantization is not None else None
+    whole = _spec(base) if base is not None else model
+    weights, method = _weights(setting, whole)
+    cached = "" if _same_cache(setting, whole) else cache_technique(setting.kv_dtype)
+    published = whole.quantization.dtype if whole is not None and whole.quantization else ""
+    return Applied(base or model.name, together(weights, cached), method, published)
+
+
+def refused_weights(setting: Setting) -> Support | None:
+    """The engine's own refusal of what the weights are; None where it runs them, or nobody says."""
+    if setting.assumed or setting.weight_dtype in WIDE:
+        return None
+    name, _ = _made(setting)
+    found = _support(setting, name)
+    return found if found is not None and found.verdict == "refused" else None
+
+
+def weights_alone(setting: Setting) -> str:
+    """The technique that stores only weights in the setting's format; "" where it does not run."""
+    name = weight_technique(setting.weight_dtype, computed=False)
+    found = _support(setting, name)
+    return name if found is not None and found.runs else ""
+
+
+def _spec(name: str) -> ModelSpec | None:
+    return catalog_model(name) if in_catalog(name) else None
+
+
+def _same_cache(setting: Setting, whole: ModelSpec | None) -> bool:
+    """Whether the cache is no narrower than that of the base."""
+    if not setting.caches or setting.kv_dtype in WIDE:
+        return True
+    return whole is not None and whole.kv_dtype == setting.kv_dtype
+
+
+def _weights(setting: Setting, whole: ModelSpec | None) -> tuple[str, str]:
+    """Technique and method of the weights, both empty where they are no narrower than the base."""
+    dtype = setting.weight_dtype
+    if dtype in WIDE or (whole is not None and _as_good(dtype, whole.weight_dtype)):
+        return "", ""
+    return _made(setting)
+
+
+def _made(setting: Setting) -> tuple[str, str]:
+    """Technique and method of narrow weights, as the engine runs them on the device."""
+    dtype = setting.weight_dtype
+    made, online = _making(setting)
+    if online and dtype in setting.engine.online_techniques:
+        return setting.engine.online_techniques[dtype], made.method
+    name = made.technique or weight_technique(dtype, computed=True)
+    if made.weights_only or not _rounds_activations(setting, name):
+        alone = technique(name).act_bits >= 16
+        name = name if alone else weight_technique(dtype, computed=False)
+    return name, made.method
+
+
+def _rounds_activations(setting: Setting, name: str) -> bool:
+    """Whether products of a technique take activations in its format, too.
+
+    By the kernels that the engine says it has; where it says nothing, by the rates of the device.
+    """
+    found = _support(setting, name)
+    if found is not None and found.verdict != "unknown":
+        return found.verdict in NARROW
+    return compute_dtype(setting.weight_dtype, setting.cluster.device.peak_flops_per_s) not in WIDE
+
+
+def _support(setting: Setting, name: str) -> Support | None:
+    """What is known of a technique under the setting's engine; None for one that nobody read."""
+    engine = setting.engine
+    if engine.name not in runners():
+        return None
+    return support_of(name, engine.name, setting.cluster.device, engine.version)
+
+
+def _as_good(dtype: str, stored: str) -> bool:
+    """Whether a format holds what the base stores: the same, or one of clearly more bits."""
+    if dtype.removesuffix("-block") == stored.removesuffix("-block"):
+        return True
+    return bytes_per_value(dtype) > WIDER * bytes_per_value(stored)
+
+
+def _making(setting: Setting) -> tuple[Making, bool]:
+    """How the weights are made, and whether the engine makes them while it loads."""
+    model, dtype, stated = setting.model, setting.weight_dtype, setting.made
+    if model.weight_dtype == dtype:
+        return making(model), False
+    planned = planned_dtype(stated.technique) if stated and stated.technique else None
+    if stated is not None and planned == dtype.removesuffix("-block"):
+        return stated, False
+    if not setting.needs_other_checkpoint:
+        return Making(ROUNDED), True
+    if stated is not None:
+        return stated if planned is None else Making(), False
+    other = stored_as(model.name, dtype)
+    return (Making() if other is None else making(catalog_model(other))), False

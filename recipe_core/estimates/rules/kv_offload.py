@@ -1,0 +1,180 @@
+"""Tiers below the cache of the devices, and why a split cannot have them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from recipe_core.base.arrays import Bool, Float
+from recipe_core.base.units import gib
+from recipe_core.engines.kv_offload import KvWay, Through, Tier
+from recipe_core.estimates.rules.refusal import Refusal
+from recipe_core.hardware.host_links import host_links
+from recipe_core.hardware.storage import StorageTier
+from recipe_core.models.spec import Attention, CompressedAttention, LatentAttention, ModelSpec
+
+if TYPE_CHECKING:
+    from recipe_core.estimates.columns.serving import Cases, Setting
+
+FIELD = "options.kv_offload"
+_KINDS = {
+    "states": "layers of linear attention or state space",
+    "windows": "layers with a sliding window",
+    "latents": "latent attention (MLA)",
+    "compressed": "layers with a compressed past",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """A store behind the host's memory: what it is, and the room for blocks.
+
+    ``path`` and ``url``: where it is, as the request says.
+    """
+
+    storage: StorageTier
+    capacity_bytes: float
+    path: str | None = None
+    url: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Offload:
+    """What was asked to hold blocks that devices evict, and how the engine moves them.
+
+    ``way`` is None where the engine has no such way: every split is refused then. Bytes of the
+    host's memory are of a server, or of each device that it uses.
+    """
+
+    through: Through | None
+    way: KvWay | None
+    host_bytes: float | None = None
+    host_bytes_per_device: float | None = None
+    disk: Store | None = None
+    remote: Store | None = None
+
+    @property
+    def tiers(self) -> tuple[Tier, ...]:
+        """The tiers, nearest first."""
+        stores: tuple[tuple[Tier, Store | None], ...] = (
+            ("disk", self.disk),
+            ("remote", self.remote),
+        )
+        return ("host", *(name for name, store in stores if store is not None))
+
+    def first(self, count: int) -> Offload | None:
+        """The same with the nearest ``count`` tiers alone; None for none."""
+        if not count:
+            return None
+        left = self.tiers[count:]
+        return replace(
+            self,
+            disk=None if "disk" in left else self.disk,
+            remote=None if "remote" in left else self.remote,
+        )
+
+    def store(self, tier: Tier) -> Store | None:
+        """The store of a tier; None for the host's memory."""
+        return {"host": None, "disk": self.disk, "remote": self.remote}[tier]
+
+    def device_bytes(self, cases: Cases) -> Float:
+        """Host memory that each device of a server has for its blocks (one per case)."""
+        if self.host_bytes is None:
+            return np.full(len(cases), self.host_bytes_per_device)
+        return self.host_bytes / (cases.tp * cases.pp)
+
+    def server_bytes(self, cases: Cases) -> Float:
+        """Host memory of one server (one per case)."""
+        return self.device_bytes(cases) * cases.tp * cases.pp
+
+    def node_bytes(self, cases: Cases) -> Float:
+        """Host memory that the servers on the fullest node take (one per case)."""
+        return self.device_bytes(cases) * np.minimum(cases.devices, cases.per_node)
+
+
+def kinds_of(model: ModelSpec) -> frozenset[str]:
+    """Kinds of layers that not every way to offload can save."""
+    mixers = [layer.attention for layer, _ in model.kinds if layer.attention is not None]
+    return frozenset(kind for mixer in mixers for kind in _kinds(mixer))
+
+
+def _kinds(mixer: Attention) -> Iterator[str]:
+    if isinstance(mixer, CompressedAttention):
+        yield "compressed"
+        return
+    if mixer.state_values:
+        yield "states"
+    if mixer.window is not None:
+        yield "windows"
+    if isinstance(mixer, LatentAttention):
+        yield "latents"
+
+
+def offload_rules(setting: Setting, cases: Cases) -> list[Refusal]:
+    """Splits that cannot have the tiers that are asked for; none where none is."""
+    if setting.offload is None:
+        return []
+    reason = _unable(setting, setting.offload)
+    everywhere = np.full(len(cases), reason is not None)
+    pools = cases.disaggregated & (reason is None)
+    return [
+        Refusal("kv-offload", everywhere, lambda _: str(reason)),
+        Refusal(
+            "kv-offload-pools",
+            pools,
+            lambda _: (
+                "offloaded blocks beside blocks that go from pool to pool need two connectors at "
+                f"once, which is not modelled; leave {FIELD} or the prefill pool out"
+            ),
+        ),
+        _host_memory(setting, setting.offload, cases, everywhere),
+    ]
+
+
+def _unable(setting: Setting, offload: Offload) -> str | None:
+    """Why no split of this engine and model can offload as asked, with the fix; else None."""
+    engine, ways = setting.engine, ", ".join(setting.engine.kv_offload)
+    title, way = f"{engine.title} {engine.version}", offload.way
+    if not ways:
+        return f"{title} has no option to offload its cache; leave {FIELD} out"
+    if way is None:
+        return f"{title} does not offload through {offload.through}; set {FIELD}.through: {ways}"
+    if setting.cluster.device.runtime not in way.runtimes:
+        runtime = setting.cluster.device.runtime
+        return f"{offload.through} has no build for {runtime}; leave {FIELD} out"
+    if not (setting.caches and setting.model.generates):
+        return f"{setting.model.name} keeps no cache that could be offloaded; leave {FIELD} out"
+    if setting.mode == "static":
+        return f"a static batch has no past prompts to find; leave {FIELD} out or change the mode"
+    missing = [tier for tier in offload.tiers if tier not in way.tiers]
+    if missing:
+        return f"{offload.through} has no {missing[0]} tier; use lmcache, or leave it out"
+    if len(offload.tiers) - 1 > way.stores:
+        return f"{offload.through} takes one store besides the host; leave disk or remote out"
+    kinds = [kind for kind in way.lacks if kind in kinds_of(setting.model)]
+    if kinds:
+        return (
+            f"{offload.through} cannot save {_KINDS[kinds[0]]}, which {setting.model.name} has; "
+            f"leave {FIELD} out"
+        )
+    return None
+
+
+def _host_memory(setting: Setting, offload: Offload, cases: Cases, elsewhere: Bool) -> Refusal:
+    """More memory than a node has for it."""
+    host = setting.cluster.device.node.host_memory_bytes
+    needed, share = offload.node_bytes(cases), host_links().pinned_share.value
+    room = np.inf if host is None else host.value * share
+
+    def sentence(i: int) -> str:
+        held, most = gib(needed[i]), gib(room)
+        each = room / min(float(cases.devices[i]), float(cases.per_node[i]))
+        return (
+            f"the offloaded cache takes {held} of a node's host memory; {most} can be had "
+            f"({share:.0%} of the node's); set host_gib_per_device to {each / 2**30:,.0f} or less"
+        )
+
+    return Refusal("host-memory", (needed > room) & ~elsewhere, sentence)

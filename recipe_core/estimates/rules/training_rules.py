@@ -1,0 +1,206 @@
+"""Every rule that a training split can break, with its sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from recipe_core.base.arrays import Int
+from recipe_core.base.units import count
+from recipe_core.estimates.columns.training import SCHEDULES, TrainingCases, TrainingSetting
+from recipe_core.estimates.columns.training_choices import choice_rules
+from recipe_core.estimates.rules.refusal import Refusal
+from recipe_core.models.spec import MoeMlp
+from recipe_core.request.phases import Phase
+
+
+def rules(setting: TrainingSetting, cases: TrainingCases) -> list[Refusal]:
+    """Every rule that a split can break before memory is estimated."""
+    return [
+        *_device_rules(setting, cases),
+        *_model_rules(setting, cases),
+        *_batch_rules(cases),
+        *_schedule_rules(cases),
+        *_host_rules(setting, cases),
+        *_phase_rules(setting, cases),
+        *choice_rules(setting, cases),
+    ]
+
+
+def in_phase(phase: Phase, cases: TrainingCases, rule: Refusal) -> Refusal:
+    """A rule that a split breaks in one phase of its run, which the sentence names."""
+
+    def sentence(i: int) -> str:
+        length, batch = int(cases.sequence_length[i]), int(cases.global_batch[i])
+        return f"phase of {count(phase.tokens)} tokens ({batch:,} × {length:,}): {rule.say(i)}"
+
+    return Refusal(rule.code, rule.broken, sentence)
+
+
+def _device_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Refusal]:
+    available = cases.per_node * cases.nodes - cases.sampling_devices
+    yield Refusal(
+        "devices",
+        cases.devices > available,
+        lambda i: cases.dims(i).device_terms(int(available[i])),
+    )
+    device = setting.cluster.device
+    missing = setting.precision not in device.peak_flops_per_s
+    supported = ", ".join(device.peak_flops_per_s)
+    yield Refusal(
+        "precision",
+        np.full(len(cases), missing and setting.precision != "bf16"),
+        lambda i: f"{device.title} has no {setting.precision} matrix units; supported: {supported}",
+    )
+
+
+def _model_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Refusal]:
+    model = setting.model
+    layers = setting.trained_layers
+    heads = min(
+        (a.heads for layer, _ in model.kinds if (a := layer.attention) is not None), default=0
+    )
+    if heads:
+        yield Refusal(
+            "heads",
+            heads % cases.tp != 0,
+            lambda i: f"{heads} attention heads are not divisible by tp {cases.tp[i]}",
+        )
+    yield Refusal(
+        "hidden",
+        model.hidden % cases.tp != 0,
+        lambda i: f"hidden size {model.hidden} is not divisible by tp {cases.tp[i]}",
+    )
+    width = min(
+        (
+            m.intermediate
+            for layer, _ in model.kinds
+            if (m := layer.mlp) is not None and not isinstance(m, MoeMlp)
+        ),
+        default=0,
+    )
+    if width:
+        yield Refusal(
+            "width",
+            width % cases.tp != 0,
+            lambda i: f"feed-forward width {width} is not divisible by tp {cases.tp[i]}",
+        )
+    chunks = cases.pp * cases.virtual_stages
+    # embedding and loss can be chunks of their own where a framework counts them as layers
+    most = layers + (2 if setting.framework.stages == "reserved" else 0)
+    yield Refusal(
+        "layers",
+        (chunks > layers) & (chunks != most),
+        lambda i: (
+            f"pp {cases.pp[i]} × virtual_stages {cases.virtual_stages[i]} = {chunks[i]} chunks "
+            f"exceed the model's {layers} layers"
+        ),
+    )
+    yield Refusal(
+        "dualpipe",
+        cases.has("dualpipe") & ((cases.pp % 2 != 0) | (cases.micro_batches < 2 * cases.pp)),
+        lambda i: (
+            f"DualPipe takes an even pp and at least 2 × pp micro-batches, not pp {cases.pp[i]} "
+            f"and {cases.micro_batches[i]}"
+        ),
+    )
+    moe = next((m for layer, _ in model.kinds if isinstance(m := layer.mlp, MoeMlp)), None)
+    if moe is None:
+        yield Refusal(
+            "no-experts",
+            cases.ep > 1,
+            lambda i: f"ep is {cases.ep[i]}, but {model.name} has no experts; leave ep out",
+        )
+        return
+    ranks = cases.tp * cases.cp * cases.dp
+    yield Refusal(
+        "experts",
+        moe.experts % cases.ep != 0,
+        lambda i: f"{moe.experts} experts are not divisible by ep {cases.ep[i]}",
+    )
+    yield Refusal(
+        "expert-ranks",
+        ranks % cases.ep != 0,
+        lambda i: f"tp × cp × dp = {ranks[i]} ranks are not divisible by ep {cases.ep[i]}",
+    )
+
+
+def _batch_rules(cases: TrainingCases) -> Iterator[Refusal]:
+    sequences = np.maximum(cases.dp * cases.micro_batch, 1)
+    yield Refusal(
+        "global-batch", cases.global_batch % sequences != 0, lambda i: cases.dims(i).batch_terms()
+    )
+    pieces = 2 * cases.cp
+    yield Refusal(
+        "sequence",
+        (cases.cp > 1) & (cases.sequence_length % pieces != 0),
+        lambda i: (
+            f"sequence_length {cases.sequence_length[i]:,} is not divisible by 2 × cp "
+            f"{cases.cp[i]} (each rank takes two pieces)"
+        ),
+    )
+
+
+def _phase_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Refusal]:
+    """Rules of the batch and the sequences in every phase of another shape."""
+    for phase in setting.phases:
+        phased, ranks = cases.in_phase(phase), cases.dp * cases.cp
+        for rule in _batch_rules(phased):
+            yield in_phase(phase, phased, rule)
+        if phase.cp is not None:
+            yield in_phase(phase, phased, _ranks_rule(ranks, phase.cp))
+
+
+def _host_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Refusal]:
+    """What parameters in host memory need: ZeRO-3, a host with memory of its own, no rollout."""
+    device, hosted = setting.cluster.device, cases.host_parameters
+    yield Refusal(
+        "offload",
+        hosted & (cases.zero_stage != 3),
+        lambda i: f"offload parameters goes with zero_stage 3, not {cases.zero_stage[i]}",
+    )
+    yield Refusal(
+        "offload",
+        hosted & (device.node.host_memory_bytes is None),
+        lambda _: f"{device.title} has no host memory of its own to offload parameters to",
+    )
+    yield Refusal(
+        "offload",
+        hosted & (setting.sampling is not None),
+        lambda _: (
+            f"method {setting.method} moves states by workload.rollout.offload; leave offload "
+            "parameters out"
+        ),
+    )
+
+
+def _ranks_rule(ranks: Int, cp: int) -> Refusal:
+    return Refusal(
+        "sequence",
+        ranks % cp != 0,
+        lambda i: f"dp × cp = {ranks[i]:,} ranks are not divisible by its cp {cp}",
+    )
+
+
+def _schedule_rules(cases: TrainingCases) -> Iterator[Refusal]:
+    several = cases.virtual_stages > 1
+    yield Refusal(
+        "virtual-stages",
+        several & (cases.pp == 1),
+        lambda i: f"virtual_stages {cases.virtual_stages[i]} needs a pipeline, but pp is 1",
+    )
+    yield Refusal(
+        "schedule",
+        several & (cases.pp > 1) & ~(cases.has("interleaved") | cases.has("zb-v")),
+        lambda i: (
+            f"schedule {SCHEDULES[cases.schedule[i]]} has one chunk per stage; "
+            f"virtual_stages {cases.virtual_stages[i]} needs interleaved or zb-v"
+        ),
+    )
+    replicas = cases.replicas
+    yield Refusal(
+        "shard",
+        (cases.shard < 1) | (replicas % np.maximum(cases.shard, 1) != 0),
+        lambda i: cases.dims(i).shard_terms(),
+    )

@@ -1,0 +1,10 @@
+"""What a serving split would do: memory, latency, throughput, cost.
+
+Pure functions over arrays of cases. From the work of a step to its time, from steps to requests
+under load, from means to percentiles; ``estimates`` is the one call.
+"""
+
+from recipe_core.estimates.columns.serving import Cases, Setting, cases
+from recipe_core.estimates.serving.estimates import Estimates, estimate
+
+__all__ = ["Cases", "Estimates", "Setting", "cases", "estimate"]

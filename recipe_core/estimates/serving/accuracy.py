@@ -1,0 +1,206 @@
+"""What a setting's number formats keep of the accuracy of the model's base (space/applied.py)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+
+from recipe_core.accuracy.checkpoints import MeasuredCompression
+from recipe_core.accuracy.own import with_own
+from recipe_core.accuracy.retained import Retained
+from recipe_core.accuracy.technique import technique
+from recipe_core.base.intervals import BAND, LEVELS, NORMAL, Ends, Level
+from recipe_core.estimates.bands import Uncertain
+from recipe_core.estimates.columns.serving import Setting
+from recipe_core.estimates.prediction import Amount, Known, Part
+from recipe_core.estimates.rules.applied import Applied, applied
+
+COLUMN = "accuracy"
+"""The column of the expected share that is kept."""
+NEAREST = 5
+"""Published figures that stand beside the estimate of a single split."""
+OF_TEXT = "published figures are of models that generate text"
+OF_TECHNIQUE = "its number formats stand for a technique, which is judged by its name"
+
+
+@dataclass(frozen=True, slots=True)
+class NearFigure(Part):
+    """A published figure of a compressed model beside its base."""
+
+    model: str
+    """The model before it was compressed."""
+    technique: str
+    """What was done, by the names of ``recipe_core/accuracy/techniques.yaml``."""
+    method: str
+    """The algorithm; empty where the source states none."""
+    benchmark: str
+    """What was measured."""
+    base_value: float
+    """The base's value."""
+    value: float
+    """The compressed model's value."""
+    retained: Amount
+    """Value over that of the base, upside down where less is better; 1 where nothing is lost."""
+    noise: Known
+    """Standard error of ``retained`` by the benchmark's items; null where that is not known."""
+    source: str
+    """Where it is published."""
+    date: str
+    """When, as far as the source says it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy(Part):
+    """Accuracy beside that of the model's base: 1 where nothing is lost; null where unknown."""
+
+    value: Known
+    """Expected share of the base's accuracy that is kept."""
+    low: Known
+    """Lower end of the band in which eight of ten measured shares are expected."""
+    high: Known
+    """Upper end of that band; above 1 a compressed model measures better by chance."""
+    basis: str
+    """What the expectation rests on, or what is missing where it is unknown."""
+    benchmark: str
+    """Kind of benchmark that it is of, as ``objective.accuracy_of`` states it."""
+    techniques: list[str]
+    """What is done to the base, by the names of ``recipe_core/accuracy/techniques.yaml``."""
+    nearest: list[NearFigure] | None = None
+    """Published figures, the nearest first, where a single split is estimated."""
+
+
+def titles_of(setting: Setting) -> str:
+    """What a setting does to the base, as people call it: ``INT4 weights and FP8 KV cache``."""
+    return " and ".join(technique(name).title for name in applied(setting).techniques)
+
+
+def accuracy_of(setting: Setting, benchmark: str | None = None, *, nearest: int = 0) -> Retained:
+    """The share of its base's accuracy that a setting is expected to keep, with the 80 % band.
+
+    ``benchmark``: a kind of benchmark; by default what the setting is judged on. ``nearest``: how
+    many published figures stand beside it; the first of them take half a second to find.
+    """
+    if setting.assumed:
+        return Retained(math.nan, math.nan, math.nan, f"Unknown: {OF_TECHNIQUE}.", known=False)
+    kind = setting.judged_on if benchmark is None else benchmark
+    return _accuracy(_Same(setting), kind, nearest)
+
+
+class _Same:
+    """A setting by its identity: the columns of an estimate ask for the same one again."""
+
+    __slots__ = ("setting",)
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+
+    def __hash__(self) -> int:
+        return id(self.setting)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.setting is self.setting
+
+
+@lru_cache(64)
+def _accuracy(same: _Same, kind: str, nearest: int) -> Retained:
+    setting = same.setting
+    done = applied(setting)
+    if done.techniques and not setting.model.generates:
+        return Retained(math.nan, math.nan, math.nan, f"Unknown: {OF_TEXT}.", known=False)
+    names = {name.casefold() for name in _names(setting, done)}
+    own = tuple(run for run in setting.compressed if run.model.casefold() in names)
+    return _kept(done, round(setting.model.parameters / 1e9, 3), kind, nearest, own)
+
+
+def _names(setting: Setting, done: Applied) -> tuple[str, ...]:
+    """What the base is called by those who compress it: its name, or where its weights are."""
+    model = setting.model
+    weights = model.weights if model.quantization is None else None
+    return (done.base,) if weights is None else (done.base, weights)
+
+
+@lru_cache(4096)
+def _kept(
+    done: Applied,
+    parameters_b: float,
+    kind: str,
+    nearest: int,
+    own: tuple[MeasuredCompression, ...],
+) -> Retained:
+    if not done.techniques:
+        return Retained(1.0, 1.0, 1.0, _as_base(done))
+    # the table of published figures takes time to read, which a plan in 16 bit saves
+    from recipe_core.accuracy.accuracy import combined, retained
+
+    parts = []
+    benchmark = "" if kind == "mean" else kind
+    for name in done.techniques:
+        method = done.method if technique(name).kind != "kv cache" else ""
+        expected = retained(
+            done.base,
+            name,
+            method=method,
+            benchmark=benchmark,
+            parameters_b=parameters_b,
+            nearest=nearest,
+        )
+        models = [run.model for run in own]
+        parts.append(_capped(with_own(expected, own, models, name, method, benchmark=benchmark)))
+    return parts[0] if len(parts) == 1 else combined(parts)
+
+
+def _capped(kept: Retained) -> Retained:
+    """At most the base's accuracy: what measures better does so by chance, and is no promise."""
+    if not kept.known:
+        return kept
+    return replace(kept, value=min(kept.value, 1.0), low=min(kept.low, 1.0))
+
+
+def _as_base(done: Applied) -> str:
+    if done.published:
+        return (
+            f"{done.base} is published in {done.published}: it is its own base, "
+            "and nothing is narrower here."
+        )
+    return "No number format is narrower than the checkpoint's own."
+
+
+def uncertain_accuracy(setting: Setting) -> Uncertain | None:
+    """The intervals around a setting's accuracy; None where it is certain, or unknown.
+
+    The ends of the 80 % band, moved to the other levels as logarithms of a normal error are.
+    """
+    kept = accuracy_of(setting)
+    if not kept.known or kept.low == kept.high or min(kept.value, kept.low) <= 0:
+        return None
+    below, above = math.log(kept.low / kept.value), math.log(kept.high / kept.value)
+    factors = {level: _moved(below, above, level) for level in LEVELS}
+    return Uncertain(COLUMN, 1, factors)
+
+
+def _moved(below: float, above: float, level: Level) -> Ends:
+    share = _score(level) / _score(BAND)
+    return math.exp(min(below, 0.0) * share), math.exp(max(above, 0.0) * share)
+
+
+def _score(level: Level) -> float:
+    return NORMAL.inv_cdf(0.5 + int(level) / 200)
+
+
+def accuracy_part(setting: Setting, *, explained: bool) -> Accuracy:
+    """The accuracy of an estimate; ``explained`` with the nearest published figures."""
+    kept, done = accuracy_of(setting, nearest=NEAREST if explained else 0), applied(setting)
+    near = [
+        NearFigure(*(getattr(figure, f.name) for f in fields(NearFigure)))
+        for figure in kept.nearest
+    ]
+    return Accuracy(
+        value=kept.value if kept.known else None,
+        low=kept.low if kept.known else None,
+        high=kept.high if kept.known else None,
+        basis=kept.basis,
+        benchmark=setting.judged_on,
+        techniques=list(done.techniques),
+        nearest=near if explained else None,
+    )

@@ -1,0 +1,100 @@
+"""How far estimates of serving are off: factors around them, and what is shared of an error."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from pathlib import Path
+
+from recipe_core.base.arrays import Float
+from recipe_core.base.documents import read_shipped
+from recipe_core.estimates.bands import Band, BandFile, Uncertain, widened
+from recipe_core.estimates.columns.serving import Setting
+from recipe_core.estimates.rules.kernels import UNTUNED_SPREAD, untuned
+from recipe_core.hardware.cluster import host_speed, roofline
+
+GROUPS = (
+    ("basis", "engine", "architecture"),
+    ("basis", "engine"),
+    ("basis", "vendor"),
+    ("basis",),
+    (),
+)
+"""Groups of devices and engines, from the narrowest to all."""
+FOLLOWING = ("usd_per_million_output_tokens", "joules_per_token")
+"""Figures of cost and energy that have intervals: those of the throughput, the other way round."""
+POOLED_SPREAD = 0.5
+"""Standard deviation of the logarithm that errors of embeddings and scores have besides those of
+prompts: assumed from the few published runs that are held against them (docs/engines.md)."""
+UNMEASURED_CACHES = ("nvfp4",)
+"""Formats of caches that no measured run has."""
+UNCOUNTED_SPREAD = 0.35
+"""The same of times that an option moves which is not counted, or counted without a measured run:
+assumed, an 80 % band of a factor of 1.6 both ways."""
+METRICS = ("ttft_s", "tpot_s", "output_tokens_per_s")
+"""Figures whose errors those of all others follow."""
+
+
+@cache
+def bands() -> BandFile:
+    """The bands this version ships."""
+    return BandFile.model_validate(read_shipped(Path(__file__).with_name("bands.yaml")))
+
+
+def grade(setting: Setting) -> str:
+    """What a device's roofline rests on.
+
+    "fitted" to measurements of it, or "prior" figures of its kind.
+    """
+    own = roofline(setting.cluster.device, "gemm", setting.model.dtype).status
+    return "fitted" if own in ("fitted", "measured") else "prior"
+
+
+def group(setting: Setting) -> dict[str, str]:
+    """The group of a setting by key; an engine that wraps another is of the other's family."""
+    device, engine = setting.cluster.device, setting.engine
+    return {
+        "basis": grade(setting),
+        "engine": engine.wraps or engine.name,
+        "architecture": device.architecture,
+        "vendor": device.vendor,
+    }
+
+
+def bands_of(setting: Setting) -> dict[str, Band]:
+    """The band of every measured figure, wider where the machine's own timings vary."""
+    spread = host_speed(setting.cluster.device).spread
+    if not setting.model.generates:
+        spread = math.hypot(spread, POOLED_SPREAD)
+    if untuned(setting).untuned:
+        spread = math.hypot(spread, UNTUNED_SPREAD)
+    own, unmeasured = setting.effects, setting.kv_dtype in UNMEASURED_CACHES
+    if "time" in own.moved or own.adapters is not None or unmeasured:
+        spread = math.hypot(spread, UNCOUNTED_SPREAD)
+    return _bands_of(tuple(group(setting).items()), spread)
+
+
+@cache
+def _bands_of(values: tuple[tuple[str, str], ...], spread: float) -> dict[str, Band]:
+    names = (*METRICS, "request_latency_s")
+    known = {name: bands().band(name, GROUPS, dict(values)) for name in names}
+    return {name: widened(band, spread) for name, band in known.items()} if spread else known
+
+
+def errors(setting: Setting) -> tuple[Float, Float]:
+    """Covariances of the common and of the independent part of the errors of ``METRICS``."""
+    known = bands_of(setting)
+    of_metrics = [known[metric] for metric in METRICS]
+    common = bands().covariance(METRICS, [of.common for of in of_metrics])
+    return common, bands().covariance(METRICS, [of.independent for of in of_metrics])
+
+
+def uncertain(setting: Setting, column: str) -> Uncertain | None:
+    """What the error of a column follows; None for one that is certain."""
+    known = bands_of(setting)
+    if column in known:
+        return Uncertain(column, 1, known[column].factors)
+    if column in FOLLOWING:
+        rate = "output_tokens_per_s"
+        return Uncertain(rate, -1, known[rate].inverse())
+    return None

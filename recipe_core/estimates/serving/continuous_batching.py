@@ -1,0 +1,414 @@
+"""Continuous batching at steady state: sequences that decode at once, and waits of a request.
+
+A decode step takes ``t(D)`` with ``D`` sequences; each request's prompt adds ``Δ(D)`` to the steps
+of the others, and needs ``o`` steps after its first token. With ``p`` pipeline stages and the share
+``n = (R - 1)/R`` of requests that are others,
+
+    step = t(D) + n·D/o·Δ/p         X = D/(o·step)
+    T    = n·step/2 + chunks·t(D) + Δ + ahead·Δ/p
+    ahead = n·X·(T - half of a prompt)                  R = X·(overhead + T + o·step)
+
+where T is the time to first token without the server's overhead and ``ahead`` the prompts before a
+request's own (Schweitzer's approximation of mean-value analysis). That is one prompt after another.
+Those that wait share a step as far as it takes them (``prompts_a_step``): with ``g`` prompts in a
+step, ``f`` what a step takes for prompts however many they are, and ``δ`` what one more adds, they
+delay a request by ``f·(1 - 1/g)``, the rest of its own step, besides, and by at most
+
+    f·(1 - 1/g) + (δ·ahead + f·max(min(ahead, STEPS_AHEAD), ahead / prompts_a_step)) / p
+
+Where prompts ride on decode steps, no more sequences decode than end as prompts get through steps
+that they fill, ``D·(tokens/o + 1) <= p·max_batched_tokens``; the other requests wait.
+
+Everything follows from D in closed form and R grows with D, so D is searched between 0 and R, with
+t and Δ interpolated between ``NODES``. At the solution both are computed again; where interpolation
+led the search astray, it goes on with the solution as one more node.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from recipe_core.base.arrays import Float, Int
+from recipe_core.estimates.columns.serving import Cases, Setting
+from recipe_core.estimates.root import root
+from recipe_core.estimates.serving.operators import Parts, Step, total
+from recipe_core.estimates.serving.speculative import engine_steps, tokens_per_step
+from recipe_core.hardware.cluster import host_speed
+
+NODES = (1.0, 0.3, 0.05)
+"""Shares of the resident requests at which steps are computed, largest first."""
+STEPS_AHEAD = 1.25
+"""Steps of prompts before a request's own at most, while one takes all that wait. Simulations show
+0.5 to 1 (the rest of a step under way, sometimes one more); of 1, 1.25, 1.5 and 2 the least that
+does not make estimates of published runs worse."""
+ASTRAY = 0.01
+"""How far interpolation may put a search off, as a share of what is balanced."""
+MORE_NODES = 6
+"""Nodes that are added at most, before a search computes every step."""
+LEAST_DECODING = 1e-9
+"""Decoding sequences of a loop that hardly decodes, where answers have one token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """Steady state of one replica with ``resident`` requests, ``decoding`` of which decode.
+
+    ``full_step_s``: a decode step in which as many as the replica can hold decode.
+    """
+
+    resident: Float
+    decoding: Float
+    requests_per_s: Float
+    decode: Parts
+    prefill: Parts
+    step_s: Float
+    prompt_s: Float
+    full_step_s: Float
+
+    @property
+    def tpot_s(self) -> Float:
+        """Mean time between two tokens of a request."""
+        return total(self.decode)
+
+    @property
+    def ttft_s(self) -> Float:
+        """Mean time from arrival to first token."""
+        return total(self.prefill)
+
+
+@dataclass(frozen=True, slots=True)
+class _Balance:
+    """What follows from a number of decoding sequences, one number per case."""
+
+    step_mean_s: Float
+    rate: Float
+    queue_s: Float
+    ttft_s: Float
+    interference_s: Float
+
+
+def decode_step(cases: Cases, decoding: Float) -> Step:
+    """One decode step of a micro-batch; it verifies drafts. Stages share a replica's sequences."""
+    zero = np.zeros(len(cases))
+    batch, queries = np.maximum(decoding / cases.pp, 1.0), 1 + cases.draft_tokens
+    context = cases.input_tokens + cases.output_tokens / 2
+    return Step(zero, zero, batch, context, batch * queries, queries)
+
+
+def idle_step(cases: Cases) -> Step:
+    """A step in which nothing decodes."""
+    zero = np.zeros(len(cases))
+    return Step(zero, zero, zero, zero, zero)
+
+
+def prompt_chunks(cases: Cases, chunked: bool) -> tuple[Float, Float, Float]:
+    """Prompt tokens to compute, their chunks, and the context they attend to on average."""
+    tokens = np.maximum(cases.input_tokens * (1 - cases.prefix_hit), 1.0)
+    chunks = np.ceil(tokens / cases.max_batched_tokens) if chunked else np.ones(len(cases))
+    return tokens, chunks, cases.input_tokens - tokens / 2
+
+
+def prompts_a_step(cases: Cases) -> Float:
+    """Whole prompts that fit into a step; at least one."""
+    tokens = np.maximum(cases.input_tokens * (1 - cases.prefix_hit), 1.0)
+    return np.maximum(cases.max_batched_tokens / tokens, 1.0)
+
+
+def request_overheads(setting: Setting) -> tuple[float, float]:
+    """Seconds that a server adds before a request is scheduled, and those a token of its prompt."""
+    engine, device = setting.engine, setting.cluster.device
+    overhead = engine.overhead(device.runtime)
+    time = engine.kernel_time(device.architecture, "request") * host_speed(device).requests
+    return time * overhead.request_s, time * overhead.input_token_s
+
+
+def request_overhead_s(setting: Setting, cases: Cases) -> Float:
+    """Seconds that a server adds before a request is scheduled; a static batch has no server."""
+    fixed_s, token_s = request_overheads(setting)
+    return fixed_s + token_s * cases.input_tokens
+
+
+def moved_blocks(cases: Cases) -> Parts:
+    """What a prompt adds to its steps for moving blocks of the cache; nothing where none is."""
+    return {"kv_copies": cases.kv_step_s} if cases.kv_step_s.any() else {}
+
+
+def awaited_blocks(cases: Cases) -> Parts:
+    """What a request waits for blocks of the cache; nothing where none does."""
+    return {"kv_load": cases.kv_wait_s} if cases.kv_wait_s.any() else {}
+
+
+def prompt_step(
+    setting: Setting, cases: Cases, beside: Step, arriving: Float
+) -> tuple[Step, Float]:
+    """The step ``beside`` with prompts added, and how many, at ``arriving`` per decode step."""
+    tokens, chunks, context = prompt_chunks(cases, setting.engine.chunked_prefill)
+    prompts = np.clip(arriving * chunks, 1.0, prompts_a_step(cases)) / chunks
+    return replace(
+        beside,
+        prefill_tokens=prompts * tokens,
+        prefill_context=context,
+        sampled=beside.sampled + prompts,
+    ), prompts
+
+
+_COLUMNS = (
+    "capacity",
+    "most",
+    "share",
+    "tokens",
+    "yields",
+    "steps",
+    "chunks",
+    "per_step",
+    "request_s",
+    "group",
+    "grouped_s",
+)
+"""What a loop knows of each case, besides its nodes."""
+
+
+class Loop:
+    """One replica per case at steady state.
+
+    ``capacity``: requests it can hold. ``share``: the part of them that are others to each.
+    """
+
+    def __init__(self, setting: Setting, cases: Cases, capacity: Float, share: Float) -> None:
+        self.setting, self.cases, self.capacity, self.share = setting, cases, capacity, share
+        self.tokens = np.maximum(cases.output_tokens - 1, 1e-6)
+        self.yields = tokens_per_step(cases.draft_tokens, cases.acceptance)
+        self.steps = self.tokens / self.yields
+        self.chunks = prompt_chunks(cases, setting.engine.chunked_prefill)[1]
+        self.per_step = prompts_a_step(cases)
+        self.request_s = request_overhead_s(setting, cases)
+        self.late_steps = setting.engine.overhead(setting.cluster.device.runtime).late_steps
+        # a decode step goes along with each step of a prompt
+        self.beside = 1.0 if setting.engine.mixes_prompts else 0.0
+        self.most = np.minimum(capacity, self._most_decoding())
+        self.nodes = np.multiply.outer(NODES, capacity)
+        self.times = np.stack([total(parts) for parts in self.parts(self.nodes)], axis=1)
+        self.group = self.prompts_together(capacity)
+        self.grouped_s = total(self.parts(self.nodes[-1], capacity)[1])
+        self._draw_lines()
+
+    def _most_decoding(self) -> Float | float:
+        """Sequences that decode where prompts fill every step: so many end as prompts get through.
+
+        Prompts that ride on decode steps share their tokens; in a step of all sequences a pipeline
+        runs as many micro-batches as it has stages.
+        """
+        if not (self.setting.engine.mixes_prompts and self.setting.engine.chunked_prefill):
+            return np.inf
+        tokens = prompt_chunks(self.cases, chunked=True)[0]
+        each = tokens / self.steps + 1 + self.cases.draft_tokens
+        return self.cases.pp * self.cases.max_batched_tokens / each
+
+    def _draw_lines(self) -> None:
+        """Lines between the nodes."""
+        apart = self.nodes[:-1] - self.nodes[1:]
+        apart = np.where(apart > 0, apart, 1.0)
+        self.slopes = (self.times[:-1] - self.times[1:]) / apart[:, None]
+        self.starts = self.times[1:] - self.slopes * self.nodes[1:, None]
+
+    def with_node(self, rows: Int, decoding: Float, times: tuple[Float, Float]) -> Loop:
+        """Some of the loops, with one more node: ``times`` (of all loops) at ``decoding``."""
+        loop = Loop.__new__(Loop)
+        loop.setting, loop.cases, loop.beside = self.setting, self.cases.take(rows), self.beside
+        loop.late_steps = self.late_steps
+        for name in _COLUMNS:
+            setattr(loop, name, getattr(self, name)[rows])
+        nodes = np.concatenate([self.nodes[:, rows], decoding[None]])
+        order = np.argsort(-nodes, axis=0, kind="stable")
+        loop.nodes = np.take_along_axis(nodes, order, axis=0)
+        added = np.stack([seconds[rows] for seconds in times])
+        seconds = np.concatenate([self.times[:, :, rows], added[None]])
+        loop.times = np.take_along_axis(seconds, order[:, None], axis=0)
+        loop._draw_lines()
+        return loop
+
+    def prompts_together(self, arriving: Float) -> Float:
+        """Prompts that share a step, at ``arriving`` per decode step."""
+        return np.clip(arriving * self.chunks, 1.0, self.per_step) / self.chunks
+
+    def parts(self, decoding: Float, arriving: Float | None = None) -> tuple[Parts, Parts]:
+        """A decode step, and what one prompt adds to its steps (takes alone if never mixed).
+
+        Prompts arrive as fast as ``decoding`` sequences end, or ``arriving`` per decode step.
+        """
+        step, mixes = decode_step(self.cases, decoding), self.setting.engine.mixes_prompts
+        beside = step if mixes else idle_step(self.cases)
+        arriving = decoding / self.steps if arriving is None else arriving
+        with_prompts, prompts = prompt_step(self.setting, self.cases, beside, arriving)
+        decode, both = engine_steps(self.setting, self.cases, step, with_prompts)
+        if not mixes:
+            prompt = {name: seconds / prompts for name, seconds in both.items()}
+        else:
+            prompt = {name: np.maximum((both[name] - decode[name]) / prompts, 0.0) for name in both}
+        return decode, prompt | moved_blocks(self.cases)
+
+    def interpolated(self, decoding: Float) -> tuple[Float, Float]:
+        """Seconds of a decode step and of a prompt, interpolated between the nodes."""
+        lines = self.starts + self.slopes * decoding
+        both = lines[0]
+        for below, line in zip(self.nodes[1:], lines[1:], strict=False):
+            both = np.where(decoding < below, line, both)
+        step_s, prompt_s = np.maximum(both, 1e-12)
+        return step_s, prompt_s
+
+    def balance(self, decoding: Float, step_s: Float, prompt_s: Float) -> _Balance:
+        """Rates and times at ``decoding`` sequences by the formulas of the module."""
+        stage_s = prompt_s / self.cases.pp
+        interference = self.share / self.steps * decoding * stage_s
+        step_mean_s = step_s + interference
+        rate = decoding / (self.steps * step_mean_s)
+        ride_s = self.beside * self.chunks * step_s + prompt_s
+        unqueued_s = self.share / 2 * step_mean_s + ride_s
+        coming = self.share * rate
+        waiting_s = coming * (unqueued_s - ride_s / (2 * self.per_step))
+        ahead = waiting_s / np.maximum(1 - coming * stage_s, 1e-9)
+        queue_s = np.minimum(ahead, self.share * self.capacity) * stage_s
+        rest_s, most_s = self._bounds(decoding, prompt_s, coming, waiting_s)
+        queue_s = np.minimum(rest_s + queue_s, most_s)
+        ttft_s = (
+            self.request_s
+            + self.cases.kv_wait_s
+            + unqueued_s
+            + queue_s
+            + self.late_steps * step_mean_s
+        )
+        return _Balance(step_mean_s, rate, queue_s, ttft_s, interference)
+
+    def _bounds(
+        self, decoding: Float, prompt_s: Float, coming: Float, waiting_s: Float
+    ) -> tuple[Float, Float]:
+        """The rest of a prompt's own step, which those that wait share, and the most they delay it.
+
+        At most that rest and the steps before its own.
+        """
+        group = self.prompts_together(decoding / self.steps)
+        more = self.group - group
+        alike = more <= 0  # a step takes no more than comes anyway
+        added_s = (self.group * self.grouped_s - group * prompt_s) / np.where(alike, 1.0, more)
+        added_s = np.where(alike, prompt_s, np.clip(added_s, 0.0, prompt_s))
+        fixed_s = group * (prompt_s - added_s)
+        rest_s = self.share * np.maximum(1 - 1 / group, 0.0) * fixed_s
+        fixed_s, added_s = fixed_s / self.cases.pp, added_s / self.cases.pp
+
+        def ahead(start_s: Float | float, each_s: Float) -> Float:
+            """Prompts ahead of each where they delay it by ``start_s + ahead · each_s``."""
+            return (waiting_s + coming * start_s) / np.maximum(1 - coming * each_s, 1e-9)
+
+        one_by_one = ahead(0.0, fixed_s + added_s)
+        in_few = ahead(STEPS_AHEAD * fixed_s + rest_s, added_s)
+        in_full = ahead(0.0, fixed_s / self.group + added_s)
+        count = np.maximum(np.minimum(one_by_one, in_few), in_full)
+        count = np.minimum(count, self.share * self.capacity)
+        steps = np.maximum(np.minimum(count, STEPS_AHEAD), count / self.group)
+        return rest_s, rest_s + added_s * count + fixed_s * steps
+
+    def excess(self, decoding: Float, times: tuple[Float, Float], rate: Float | None) -> Float:
+        """Requests that ``decoding`` sequences make the loop hold beyond its capacity.
+
+        Where ``rate`` is given, requests per second that it serves beyond that. ``times`` are those
+        of a decode step and of a prompt.
+        """
+        balance = self.balance(decoding, *times)
+        if rate is None:
+            return balance.rate * balance.ttft_s + decoding - self.capacity
+        return balance.rate - rate
+
+    def _search(self, rate: Float | None) -> Float:
+        """Decoding sequences without excess, as interpolation has it."""
+        zero = root(
+            lambda decoding: self.excess(decoding, self.interpolated(decoding), rate),
+            np.zeros(len(self.cases)),
+            -(self.capacity if rate is None else rate),
+            self.most,
+        )
+        return np.maximum(zero, LEAST_DECODING)
+
+    def _search_exactly(self, rate: Float | None) -> Float:
+        """The same with every step computed, by magnitudes: rates grow about as what decodes."""
+        aim = self.capacity if rate is None else rate
+
+        def beyond(magnitude: Float) -> Float:
+            decoding = np.exp(magnitude)
+            decode, prompt = self.parts(decoding)
+            return np.log1p(self.excess(decoding, (total(decode), total(prompt)), rate) / aim)
+
+        least = np.full(len(self.cases), np.log(LEAST_DECODING))
+        return np.exp(root(beyond, least, beyond(least), np.log(self.most)))
+
+    def settle(self, rate: Float | None) -> tuple[Float, Parts, Parts]:
+        """Decoding sequences at which the loop is full or serves ``rate`` requests per second.
+
+        With the parts of a decode step and of a prompt.
+        """
+        loop, rows, decoding = self, np.arange(len(self.cases)), self._search(rate)
+        settled, (decode, prompt) = decoding.copy(), self.parts(decoding)
+        times = total(decode), total(prompt)
+        for added in range(MORE_NODES + 1):
+            aim = loop.capacity if rate is None else rate
+            excess = loop.excess(decoding, times, rate)
+            astray = np.abs(excess) > ASTRAY * aim
+            full = (decoding >= loop.most) & ((excess < 0) | (loop.most >= loop.capacity))
+            chosen = np.flatnonzero(astray & ~full)
+            if not len(chosen):
+                break
+            loop, rows = loop.with_node(chosen, decoding[chosen], times), rows[chosen]
+            rate = None if rate is None else rate[chosen]
+            search = loop._search if added < MORE_NODES else loop._search_exactly
+            decoding = settled[rows] = search(rate)
+            decode, prompt = loop.parts(decoding)
+            times = total(decode), total(prompt)
+        return settled, *((decode, prompt) if loop is self else self.parts(settled))
+
+    def flow(
+        self, decoding: Float, decode: Parts, prompt: Parts, resident: Float | None = None
+    ) -> Flow:
+        """The state at so many decoding sequences; computes ``resident`` where it is None."""
+        step_s, prompt_s = total(decode), total(prompt)
+        balance = self.balance(decoding, step_s, prompt_s)
+        schedule_s = (self.share / 2 + self.late_steps) * balance.step_mean_s
+        schedule_s = schedule_s + self.beside * (self.chunks - 1) * step_s
+        latency = balance.ttft_s + self.steps * balance.step_mean_s
+        queue_s = balance.queue_s
+        if resident is None:
+            resident = balance.rate * latency
+        else:  # what prompts that fill every step leave waiting
+            longer_s = np.maximum(resident / balance.rate - latency, 0.0)
+            longer_s = np.where((decoding >= self.most) & (self.most < resident), longer_s, 0.0)
+            queue_s, latency = queue_s + longer_s, latency + longer_s
+        first = {name: prompt[name] + self.beside * decode.get(name, 0.0) for name in prompt}
+        per_step = {**decode, "prefill_interference": balance.interference_s}
+        return Flow(
+            resident=resident,
+            decoding=decoding,
+            requests_per_s=resident / latency,
+            decode={name: seconds / self.yields for name, seconds in per_step.items()},
+            prefill={
+                **first,
+                "schedule": schedule_s,
+                "prompts_ahead": queue_s,
+                "request": self.request_s,
+                **awaited_blocks(self.cases),
+            },
+            step_s=step_s,
+            prompt_s=prompt_s,
+            full_step_s=self.times[0, 0],
+        )
+
+
+def closed_loop(setting: Setting, cases: Cases, resident: Float) -> Flow:
+    """Steady state with ``resident`` requests always in a replica, prompts spread over time."""
+    loop = Loop(setting, cases, resident, np.maximum(resident - 1, 0) / np.maximum(resident, 1))
+    return loop.flow(*loop.settle(None), resident)
+
+
+def open_loop(setting: Setting, cases: Cases, limit: Float, arriving: Float) -> Flow:
+    """Steady state that serves ``arriving`` requests per second, at most ``limit`` at once."""
+    loop = Loop(setting, cases, limit, np.ones(len(cases)))
+    return loop.flow(*loop.settle(arriving))

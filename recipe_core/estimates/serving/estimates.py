@@ -1,0 +1,404 @@
+"""One call: cases in, every quantity out, with reasons, bands and basis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from recipe_core.base.arrays import Bool, Float, Int
+from recipe_core.base.units import gib, significant
+from recipe_core.estimates.columns.scales import Scales
+from recipe_core.estimates.columns.serving import Cases, Setting
+from recipe_core.estimates.rules.refusal import Refusal
+from recipe_core.estimates.rules.rules import refusals
+from recipe_core.estimates.serving.corrections import (
+    Corrected,
+    corrected,
+    corrected_pools,
+    time_factor,
+    time_shares,
+)
+from recipe_core.estimates.serving.cost import Cost, cost
+from recipe_core.estimates.serving.kv_tiers import Cached, solved_with_cache
+from recipe_core.estimates.serving.kv_verdict import kv_tiers
+from recipe_core.estimates.serving.memory import Memory, memory
+from recipe_core.estimates.serving.pooling import pooled_serving
+from recipe_core.estimates.serving.pools import Pools, disaggregated
+from recipe_core.estimates.serving.rates import Serving, active_replicas, resident_limit, serving
+from recipe_core.estimates.serving.simulate import (
+    NO_LIMITS,
+    PERCENTILES,
+    TYPICAL,
+    Simulation,
+    Spread,
+    TimeScales,
+    simulate,
+)
+from recipe_core.estimates.serving.starts import (
+    cannot_start,
+    claim_probability,
+    claim_text,
+    is_uncertain,
+    memory_probability,
+    start_probability,
+    uncertain_text,
+)
+from recipe_core.estimates.serving.windowed import simulated_windows, windowed_serving
+
+if TYPE_CHECKING:
+    from recipe_core.estimates.serving.cache_results import KvTier
+    from recipe_core.estimates.serving.results import ServingEstimate
+
+
+@dataclass(frozen=True, slots=True)
+class Estimates:
+    """All quantities of all cases; ``row`` gives one as an object.
+
+    ``start_probability``: that each starts; ``corrected``: how runs of one's own changed them;
+    ``cached``: what prompts find, where that is not stated.
+    """
+
+    setting: Setting
+    cases: Cases
+    memory: Memory
+    serving: Serving
+    cost: Cost
+    refusals: tuple[Refusal, ...]
+    start_probability: Float
+    simulation: Simulation | None = None
+    pools: Pools | None = None
+    corrected: Corrected | None = None
+    cached: Cached | None = None
+
+    def simulated(
+        self,
+        rows: Int,
+        spread: Spread = TYPICAL,
+        percentiles: Sequence[float] = PERCENTILES,
+        limits: Mapping[str, float] = NO_LIMITS,
+    ) -> Estimates:
+        """With percentiles of the chosen cases, which should be feasible.
+
+        Those of pools and of drafts, and of embeddings, are not simulated.
+        """
+        if not self.setting.model.generates:
+            return self._windows_simulated(rows, tuple(percentiles))
+        rows = rows[~(self.cases.disaggregated | (self.cases.draft_tokens > 0))[rows]]
+        if not len(rows):
+            return self
+        cases, own = self.cases.take(rows), None
+        if self.corrected is not None:
+            changed = self.corrected.take(rows)
+            own = TimeScales(changed.ttft, changed.tpot, changed.rate)
+            if self.setting.mode == "open":  # as slow as solved: see ``corrections``
+                cases = replace(cases, load=cases.load / changed.rate)
+        ran = simulate(
+            self.setting,
+            cases,
+            self.memory.take(rows),
+            spread=spread,
+            percentiles=percentiles,
+            limits=limits,
+            scales=own,
+        )
+        return replace(self, simulation=ran.scattered(rows, len(self.cases)))
+
+    def _windows_simulated(self, rows: Int, percentiles: tuple[float, ...]) -> Estimates:
+        """Percentiles of servers that wait to fill a batch, under random arrivals."""
+        if self.setting.engine.batcher is None or self.setting.mode != "open" or not len(rows):
+            return self
+        cases, memory = self.cases.take(rows), self.memory.take(rows)
+        ran = simulated_windows(
+            self.setting, cases, memory, self.serving.request_latency_s[rows], percentiles
+        )
+        return replace(self, simulation=ran.scattered(rows, len(self.cases)))
+
+    @property
+    def feasible(self) -> Bool:
+        """Where no rule is broken."""
+        broken = np.zeros(len(self.cases), dtype=np.bool_)
+        for refusal in self.refusals:
+            broken |= refusal.broken
+        return ~broken
+
+    def reasons(self, i: int) -> list[str]:
+        """Every reason why case ``i`` cannot run; empty when it can."""
+        return self.reasons_of(np.array([i]))[0]
+
+    def reasons_of(self, rows: Int) -> list[list[str]]:
+        """Every reason why each of the chosen cases cannot run."""
+        out: list[list[str]] = [[] for _ in rows]
+        for refusal in self.refusals:
+            for place in np.flatnonzero(refusal.broken[rows]).tolist():
+                out[place].append(refusal.say(int(rows[place])))
+        return out
+
+    @property
+    def uncertain(self) -> Bool:
+        """Cases of which estimates do not tell whether they start."""
+        return self.feasible & is_uncertain(self.start_probability)
+
+    def doubts(self, rows: Int) -> list[str]:
+        """Why the start of each of the chosen cases is uncertain; empty for the others."""
+        return [
+            self._doubt(row) if open_question else ""
+            for row, open_question in zip(rows.tolist(), self.uncertain[rows], strict=True)
+        ]
+
+    def _doubt(self, i: int) -> str:
+        """The sentence of the pool that is less likely to start."""
+        one, chance = np.array([i]), float(self.start_probability[i])
+        of = self.cases.take(one), self.memory.take(one)
+        if self.pools is None:
+            return uncertain_text(self.setting, *of, chance)
+        prefill = self.pools.prefill.take(one), self.pools.memory.take(one)
+        if float(start_probability(self.setting, *of)[0]) <= chance:
+            return uncertain_text(self.setting, *of, chance)
+        return f"prefill pool: {uncertain_text(self.setting, *prefill, chance)}"
+
+    def kv_tiers(self, rows: Int) -> list[list[KvTier] | None]:
+        """What every tier below the devices' cache changes, of the chosen cases."""
+        return kv_tiers(self, rows, estimate)
+
+    def row(
+        self, i: int, limits: Sequence[str] = (), *, explained: bool = False
+    ) -> ServingEstimate:
+        """The estimate of case ``i``, ``explained`` with its times by cause too."""
+        return self.rows(np.array([i]), [limits], explained=explained)[0]
+
+    def rows(
+        self, rows: Int, limits: Sequence[Sequence[str]], *, explained: bool = False
+    ) -> list[ServingEstimate]:
+        """The estimates of the chosen cases.
+
+        Infeasible cases (also by broken ``limits``, one list a case) keep their memory and have no
+        serving figures.
+        """
+        # a plan that is printed as text makes no rows, whose classes take time to import
+        from recipe_core.estimates.serving.rows import estimate_rows
+
+        return estimate_rows(self, rows, limits, explained=explained)
+
+
+def _served(
+    setting: Setting,
+    cases: Cases,
+    mem: Memory,
+    formulas: Callable[[Setting, Cases, Memory], Serving] = serving,
+) -> Serving:
+    """Serving of the cases that may start; NaN for the others, which saves most of their time."""
+    rows = np.flatnonzero(_may_start(setting, mem))
+    if len(rows) == len(cases):
+        return formulas(setting, cases, mem)
+    known = len(rows)
+    rows = (
+        rows if known else np.zeros(1, dtype=np.int64)
+    )  # the names of the parts come from some case
+    some = formulas(setting, cases.take(rows), mem.take(rows))
+
+    def placed(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: placed(seconds) for name, seconds in value.items()}
+        out = (
+            np.zeros(len(cases), dtype=bool) if value.dtype == bool else np.full(len(cases), np.nan)
+        )
+        out[rows[:known]] = value[:known]
+        return out
+
+    return Serving(**{f.name: placed(getattr(some, f.name)) for f in fields(Serving)})
+
+
+def estimate(setting: Setting, cases: Cases) -> Estimates:
+    """Memory, latency, throughput and cost of every case, and why some cannot run.
+
+    Memory of infeasible cases is computed too (a chart draws what does not fit); serving figures of
+    what does not fit are NaN. Either all cases have a prefill pool or none has.
+    """
+    asked = np.ones(len(cases))
+    if setting.mode in ("closed", "static"):
+        asked = np.maximum(np.minimum(cases.load / active_replicas(cases), cases.max_num_seqs), 1.0)
+    mem = memory(setting, cases, asked)
+    cached = own = None
+    if setting.reuse is None and setting.offload is None:
+        served, pools = _solved(setting, cases, mem)
+    else:
+        cases, served, pools, cached = solved_with_cache(setting, cases, mem, _solved)
+    scales = setting.correction.scales(cases) if setting.correction else None
+    if scales is not None:
+        served, pools, own = _corrected(setting, cases, mem, (served, pools), scales)
+    if (
+        setting.mode in ("open", "offline") or pools is not None
+    ):  # the load itself does not say how many are held at once
+        mem = memory(setting, cases, np.fmax(served.resident, 1.0))
+    price = cost(setting, cases, served, pools)
+    rules = [
+        *refusals(setting, cases),
+        *_fit_rules(setting, cases, mem, served),
+        *_link_rules(setting, cached),
+        *(_pool_rules(setting, pools) if pools else ()),
+    ]
+    starts = start_probability(setting, cases, mem)
+    if pools is not None:  # both pools have to start, and err together
+        starts = np.minimum(starts, start_probability(setting, pools.prefill, pools.memory))
+    return Estimates(
+        setting,
+        cases,
+        mem,
+        served,
+        price,
+        tuple(rules),
+        starts,
+        pools=pools,
+        corrected=own,
+        cached=cached,
+    )
+
+
+def _solved(setting: Setting, cases: Cases, mem: Memory) -> tuple[Serving, Pools | None]:
+    """Serving of cases by the formulas, and what each pool does where there are two."""
+    if not setting.model.generates:
+        formulas = pooled_serving if setting.engine.batcher is None else windowed_serving
+        return _served(setting, cases, mem, formulas), None
+    if cases.disaggregated.any():
+        return disaggregated(setting, cases, mem)
+    return _served(setting, cases, mem), None
+
+
+def _corrected(
+    setting: Setting,
+    cases: Cases,
+    mem: Memory,
+    solved: tuple[Serving, Pools | None],
+    scales: Scales,
+) -> tuple[Serving, Pools | None, Corrected]:
+    """The same with times scaled as own runs teach. An open loop is solved at a scaled rate."""
+    (served, pools), stretch = solved, None
+    if setting.mode == "open":
+        shares = time_shares(served.prefill, served.ttft_s, served.tpot_s, cases.output_tokens)
+        longer = time_factor(shares, scales)
+        stretch = np.where(np.isfinite(longer), longer, 1.0)
+        served, pools = _solved(setting, replace(cases, load=cases.load * stretch), mem)
+    scaled, own = corrected(cases, served, scales, stretch)
+    return scaled, None if pools is None else corrected_pools(pools, own), own
+
+
+def _link_rules(setting: Setting, cached: Cached | None) -> Iterator[Refusal]:
+    """Arrivals whose cached blocks a link or a store cannot bring back in time."""
+    if cached is None or setting.mode != "open" or not cached.tiers:
+        return
+    busiest = np.max([cached.busy, *(use.busy for use in cached.tiers.values())], axis=0)
+    yield Refusal(
+        "kv-link",
+        busiest >= 1,
+        lambda i: (
+            f"cached blocks of the requests that arrive take {busiest[i]:.0%} of the time of the "
+            "link or the store they come from; send fewer requests, or leave that tier out"
+        ),
+    )
+
+
+_OF_BOTH = (
+    "engine-kernels",
+    "devices",
+    "runtime",
+    "weight-dtype",
+    "kv-dtype",
+    "context",
+    "no-pools",
+    "no-drafts",
+)
+"""Rules that both pools keep or break together."""
+
+
+def _pool_rules(setting: Setting, pools: Pools) -> Iterator[Refusal]:
+    """What the prefill pool can break by itself."""
+    own = [rule for rule in refusals(setting, pools.prefill) if rule.code not in _OF_BOTH]
+    for rule in (*own, _memory_rule(setting, pools.prefill, pools.memory)):
+        yield replace(rule, say=lambda i, say=rule.say: f"prefill pool: {say(i)}")  # type: ignore[misc]
+
+
+def _may_start(setting: Setting, mem: Memory) -> Bool:
+    """Cases whose memory is not too small beyond the error of estimates."""
+    return ~cannot_start(memory_probability(setting, mem))
+
+
+def _memory_rule(setting: Setting, cases: Cases, mem: Memory) -> Refusal:
+    share = cases.memory_fraction
+
+    def too_big(i: int) -> str:
+        if mem.captures_lack_memory[i]:
+            return _no_capture(cases, mem, i)
+        usable, capacity = gib(mem.usable_bytes[i]), gib(mem.capacity_bytes[i])
+        request = f"one request of {cases.max_context[i]:,.0f} tokens"
+        limit = mem.context_limit[i]
+        longest = f"; the longest request that fits has {limit:,.0f} tokens" if limit >= 1 else ""
+        return (
+            f"needs {gib(mem.start_bytes[i])} per GPU to start with {request}, "
+            f"{usable} usable ({share[i]:.0%} of {capacity}): {gib(mem.shortfall_bytes[i])} short, "
+            f"weights alone are {gib(mem.weights_bytes[i])}{longest}"
+        )
+
+    return Refusal("memory", ~_may_start(setting, mem), too_big)
+
+
+def _holds_no_request(setting: Setting, cases: Cases, mem: Memory) -> Bool:
+    """Where a cache whose size an option states is too small for the longest request."""
+    effects = setting.effects
+    stated = any((effects.cache_bytes, effects.cache_blocks, effects.cache_tokens))
+    if not stated or not setting.engine.memory.needs_longest:
+        return np.zeros(len(cases), dtype=np.bool_)
+    return np.asarray(mem.pool_tokens + 0.5 < cases.max_context)
+
+
+def _no_capture(cases: Cases, mem: Memory, i: int) -> str:
+    """That graphs lack memory, although the cache of the longest request would fit."""
+    short = gib(mem.capture_shortfall[i])
+    return (
+        f"CUDA graphs need a block of cache for each of up to {cases.max_num_seqs[i]:,.0f} "
+        f"requests: {short} short on {gib(mem.capacity_bytes[i])} with {gib(mem.weights_bytes[i])} "
+        "of weights; allow fewer requests, or run without graphs"
+    )
+
+
+def _fit_rules(setting: Setting, cases: Cases, mem: Memory, served: Serving) -> list[Refusal]:
+    batch = served.resident
+    may_start = _may_start(setting, mem)
+    free = claim_probability(setting, cases.memory_fraction)
+    return [
+        _memory_rule(setting, cases, mem),
+        Refusal(
+            "claim",
+            cannot_start(free),
+            lambda i: claim_text(setting, float(cases.memory_fraction[i])),
+        ),
+        Refusal(
+            "stated-cache",
+            _holds_no_request(setting, cases, mem),
+            lambda i: (
+                f"a cache of {mem.pool_tokens[i]:,.0f} tokens, as the options state it, does not "
+                f"hold one request of {cases.max_context[i]:,.0f}; state a larger one, or lower "
+                "max_context"
+            ),
+        ),
+        Refusal(
+            "batch",
+            may_start
+            & (setting.mode == "static")
+            & (batch > np.maximum(resident_limit(setting, cases, mem), 1)),
+            lambda i: (
+                f"a batch of {batch[i]:,.0f} sequences per replica needs more than the "
+                f"{gib(mem.pool_bytes[i])} left for the cache"
+            ),
+        ),
+        Refusal(
+            "rate",
+            may_start & served.unstable,
+            lambda i: (
+                f"{significant(float(cases.load[i]))} requests/s arrive; this split serves "
+                f"{significant(float(served.output_tokens_per_s[i] / cases.output_tokens[i]))}"
+            ),
+        ),
+    ]

@@ -1,0 +1,95 @@
+"""What an engine logs of its cache when it starts, by its own rule, beside what the cache holds.
+
+vLLM's "Maximum concurrency" divides its pool by a request of the longest context with the tokens
+that steps in flight may hold in its windows: it charges every request for them, although they are
+there once. "GPU KV cache size" is that number times the longest context (``get_kv_cache_capacity``
+in ``v1/core/kv_cache_utils.py``). So both are less than what the cache holds where layers with
+windows, states or compressed caches share its blocks; elsewhere they are the same. Before 0.21 the
+size was that of blocks shared out evenly to the groups of layers (``_report_kv_cache_config`` of
+0.20.0), far less: 55 thousand tokens of Gemma 4 31B where 0.21.0 logged 525 (vllm#43308).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from recipe_core.base.arrays import Float
+from recipe_core.engines.history import release_key
+from recipe_core.estimates.columns.serving import Cases, Setting
+from recipe_core.estimates.serving.cache import (
+    context_bytes,
+    in_flight_bytes,
+    shared_blocks,
+    shares_blocks,
+)
+from recipe_core.estimates.serving.cache_groups import Grouped
+from recipe_core.estimates.serving.memory import Memory
+
+COUNTED_RIGHT = "0.21.0"
+"""The first release of vLLM whose size in tokens follows from its number of requests
+(vllm#40691)."""
+WORTH_SAYING = 1.05
+"""What the cache holds over what is logged, from which an estimate says both."""
+
+
+def longest_bytes(setting: Setting, cases: Cases) -> Float:
+    """Bytes that a request of the longest context is charged, with what its windows keep."""
+    layers, context = setting.model.kinds, cases.max_context
+    held = context_bytes(setting, layers, cases, context)
+    return held + in_flight_bytes(setting, layers, cases, context)
+
+
+def logged_requests(setting: Setting, cases: Cases, pool_bytes: Float | float) -> Float:
+    """The "Maximum concurrency" of a pool: requests of the longest context that it holds."""
+    longest = longest_bytes(setting, cases)
+    shared = shared_blocks(setting, setting.model.kinds, cases)
+    if isinstance(shared, Grouped):
+        block = shared.block_bytes
+        return np.asarray(np.floor(pool_bytes / block) / (longest / block), dtype=np.float64)
+    return np.asarray(pool_bytes / longest, dtype=np.float64)
+
+
+def logged_tokens(setting: Setting, cases: Cases, pool_bytes: Float | float) -> Float | None:
+    """The "GPU KV cache size" of a pool, in tokens; None where the release's rule is not known."""
+    release = setting.engine.as_of
+    if release is None or release_key(release) >= release_key(COUNTED_RIGHT):
+        return logged_requests(setting, cases, pool_bytes) * cases.max_context
+    shared = shared_blocks(setting, setting.model.kinds, cases)
+    return shared.evenly_tokens(pool_bytes) if isinstance(shared, Grouped) else None
+
+
+def logs_less(setting: Setting, cases: Cases) -> bool:
+    """Whether the engine logs other numbers than what its cache holds, and these are known.
+
+    They are not of stages, which share out layers, and of drafts, whose cache is apart.
+    """
+    alike = bool(np.all(cases.pp == 1)) and not np.any(cases.draft_layers)
+    logs_so = setting.engine.memory.groups is not None
+    return setting.caches and alike and logs_so and shares_blocks(setting)
+
+
+def logged_notes(setting: Setting, cases: Cases, memory: Memory) -> Iterator[list[str]]:
+    """What the log of each case will say, where its cache holds clearly more."""
+    if not logs_less(setting, cases):
+        yield from ([] for _ in range(len(cases)))
+        return
+    requests = logged_requests(setting, cases, memory.pool_bytes)
+    counted = logged_tokens(setting, cases, memory.pool_bytes)
+    tokens = np.full(len(cases), np.nan) if counted is None else counted
+    least = np.fmin(tokens, requests * cases.max_context)
+    columns = (requests, tokens, least, memory.pool_tokens, cases.max_context)
+    for count, size, told, held, context in zip(*(each.tolist() for each in columns), strict=True):
+        if held <= told * WORTH_SAYING:
+            yield []
+            continue
+        said = f'"Maximum concurrency for {context:,.0f} tokens per request: {count:.2f}x"'
+        why = "it charges every request for the tokens in flight"
+        if counted is not None:
+            said = f'"GPU KV cache size: {size:,.0f} tokens" and {said}'
+            if size < count * context:
+                why = "the first shares blocks out evenly, to layers with windows too"
+        yield [
+            f"{setting.engine.title} will log {said}: {why}. The cache holds {held:,.0f} tokens."
+        ]

@@ -1,0 +1,236 @@
+"""From the time of a step to the time of a request and the throughput of a deployment.
+
+A closed loop and random arrivals are steady states of continuous batching (`continuous_batching`);
+a static batch runs together; a full queue is a closed loop of all that a replica holds. A closed
+loop starts with all its requests at once: the share ``bunched`` of the prompts (a benchmark sends
+about ten times as many requests as run at once) waits for a batch of them instead. What an engine
+does every so many steps only comes on top (`to_client`). Both agree with
+the event simulation of ``simulate`` within a few percent. Requests beyond what the cache or the
+engine's limit holds wait in its queue. Left out here: variance of lengths, preemption, percentiles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from recipe_core.base.arrays import Bool, Float
+from recipe_core.estimates.columns.serving import Cases, Setting
+from recipe_core.estimates.serving.continuous_batching import (
+    Flow,
+    awaited_blocks,
+    closed_loop,
+    decode_step,
+    moved_blocks,
+    open_loop,
+    prompt_chunks,
+    prompts_a_step,
+)
+from recipe_core.estimates.serving.memory import Memory
+from recipe_core.estimates.serving.operators import Parts, Step, total
+from recipe_core.estimates.serving.speculative import engine_step, tokens_per_step
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """Means over requests, one number per case; throughput of the whole deployment.
+
+    The parts of ``decode`` add up to ``tpot_s``, those of ``prefill`` to ``ttft_s``. ``decoding``:
+    sequences of a replica that decode at once; ``step_s``: a step of theirs; ``prompt_s``: what a
+    prompt adds to the steps it shares.
+    """
+
+    ttft_s: Float
+    tpot_s: Float
+    request_latency_s: Float
+    output_tokens_per_s: Float
+    resident: Float
+    unstable: Bool
+    decode: Parts
+    prefill: Parts
+    decoding: Float
+    step_s: Float
+    prompt_s: Float
+
+
+def resident_limit(setting: Setting, cases: Cases, memory: Memory) -> Float:
+    """Requests that one replica can hold (one per case): bounded by its cache and by the engine.
+
+    The cache holds requests at their mean length, or at full length where the engine reserves it.
+    Where nothing is cached only the engine's own limit counts.
+    """
+    if not setting.caches:
+        return np.maximum(cases.max_num_seqs, 1.0)
+    reserves = setting.engine.memory.reserves and setting.mode != "static"
+    request_tokens = cases.input_tokens + cases.output_tokens / (1 if reserves else 2)
+    fitting = np.floor(memory.pool_tokens / request_tokens)
+    return np.maximum(np.minimum(fitting, cases.max_num_seqs), 1.0)
+
+
+def active_replicas(cases: Cases) -> Float:
+    """Replicas with work: at most one per request (an arrival rate reaches all)."""
+    return np.minimum(cases.replicas, np.maximum(cases.load, 1.0))
+
+
+def serving(setting: Setting, cases: Cases, memory: Memory) -> Serving:
+    """Latency and throughput of each case under its load, by the workload's mode."""
+    limit = resident_limit(setting, cases, memory)
+    if setting.mode == "static":
+        return _static(setting, cases)
+    if setting.mode == "open":
+        return to_client(setting, cases, _open(setting, cases, limit))
+    replicas = active_replicas(cases)
+    waiting_room = cases.load / replicas
+    flow = _bunched(setting, cases, solved_flow(setting, cases, limit))
+    waiting = np.maximum(waiting_room - flow.resident, 0)
+    if setting.mode == "offline":
+        waiting = waiting / 2  # the queue drains: on average a request has seen half of it
+    prefill = {**flow.prefill, "engine_queue": waiting / flow.requests_per_s}
+    served = _result(cases, flow, prefill, replicas * flow.requests_per_s)
+    return to_client(setting, cases, served)
+
+
+def to_client(setting: Setting, cases: Cases, served: Serving) -> Serving:
+    """What clients see where requests are taken in, and tokens sent, every so many steps only.
+
+    Of ``R`` decode steps from one look for requests to the next, a request waits ``(R - 1)/2`` on
+    average; a prompt's step and an idle scheduler look at once, and who would wait in the engine's
+    queue anyway loses nothing. A closed loop has so much less throughput. With ``I`` tokens sent
+    together the first waits for ``I - 1`` more where the engine does not send it alone; the last is
+    sent when it is made, so that the others come so much faster.
+
+    Only servers have intervals: none in a static batch, and nobody reads along a queue that is
+    worked off. Prompts of a pool of their own meet no decode steps.
+    """
+    intervals = setting.engine.intervals
+    slow = (cases.recv_interval > 1) | (cases.stream_interval > 1)
+    if intervals is None or setting.mode not in ("closed", "open") or not slow.any():
+        return served
+    step_s = served.tpot_s * tokens_per_step(cases.draft_tokens, cases.acceptance)
+    others = np.clip(served.resident - 1, 0.0, 1.0)
+    if setting.mode == "open":  # arrivals find nobody decoding as often as a Poisson count is zero
+        others = 1 - np.exp(-served.resident)
+    receive_s = np.where(cases.disaggregated, 0.0, others * (cases.recv_interval - 1) / 2 * step_s)
+    receive_s = np.maximum(receive_s - served.prefill.get("engine_queue", 0.0), 0.0)
+    held = np.zeros(len(cases))
+    if intervals.first_token_waits:
+        held = np.minimum(cases.stream_interval, cases.output_tokens) - 1
+    stream_s = held * served.tpot_s
+    latency_s = served.request_latency_s + receive_s
+    rest = 1 - held / np.maximum(cases.output_tokens - 1, 1.0)
+    slower = served.request_latency_s / latency_s if setting.mode == "closed" else 1.0
+    return replace(
+        served,
+        ttft_s=served.ttft_s + receive_s + stream_s,
+        tpot_s=served.tpot_s * rest,
+        request_latency_s=latency_s,
+        output_tokens_per_s=served.output_tokens_per_s * slower,
+        decode={name: seconds * rest for name, seconds in served.decode.items()},
+        prefill={**served.prefill, "receive": receive_s, "stream": stream_s},
+    )
+
+
+def _result(
+    cases: Cases, flow: Flow, prefill: Parts, requests_per_s: Float, unstable: Bool | None = None
+) -> Serving:
+    ttft_s, tpot_s = total(prefill), flow.tpot_s
+    return Serving(
+        ttft_s=ttft_s,
+        tpot_s=tpot_s,
+        request_latency_s=ttft_s + (cases.output_tokens - 1) * tpot_s,
+        output_tokens_per_s=requests_per_s * cases.output_tokens,
+        resident=flow.resident,
+        unstable=np.zeros(len(cases), dtype=bool) if unstable is None else unstable,
+        decode=flow.decode,
+        prefill=prefill,
+        decoding=flow.decoding,
+        step_s=flow.step_s,
+        prompt_s=flow.prompt_s,
+    )
+
+
+def bunch_step(setting: Setting, cases: Cases, resident: Float) -> tuple[Step, Float, Float]:
+    """A step of prompts that start at once, how many of it they take, and how many share it."""
+    tokens, chunks, context = prompt_chunks(cases, setting.engine.chunked_prefill)
+    group, zero = np.minimum(prompts_a_step(cases), resident), np.zeros(len(cases))
+    return Step(group * tokens / chunks, context, zero, zero, group / chunks), chunks, group
+
+
+def batch_steps(setting: Setting, cases: Cases, batch: Float) -> tuple[Step, Step, Float]:
+    """A decode step of a static batch, a step of its prompts, and how many of the latter."""
+    tokens, chunks, context = prompt_chunks(cases, setting.engine.chunked_prefill)
+    if setting.engine.chunked_prefill:
+        chunks = np.maximum(chunks, np.ceil(batch * tokens / cases.max_batched_tokens))
+    zero = np.zeros(len(cases))
+    chunk = Step(batch * tokens / chunks, context, zero, zero, batch / chunks)
+    return decode_step(cases, batch), chunk, chunks
+
+
+def _bunched(setting: Setting, cases: Cases, flow: Flow) -> Flow:
+    """The flow when a share of the prompts starts at once, as the first of a closed loop do.
+
+    Of R prompts that start together ``g`` run in a step; a prompt ends with its step, after all
+    steps before: ``g·p + ((R + g)/2 - g)·p`` on average, with p the step's time per prompt. Then
+    all decode together, each delayed by the prompts after its own only: ``(R - g)/2·p`` over its
+    tokens, where prompts that are spread over time delay each by all others.
+    """
+    share = setting.engine.overhead(setting.cluster.device.runtime).bunched
+    zero = np.zeros(len(cases))
+    chunk, chunks, group = bunch_step(setting, cases, flow.resident)
+    step = engine_step(setting, cases, chunk)
+    first = {name: chunks * seconds for name, seconds in step.items()}
+    first |= {name: group * seconds for name, seconds in moved_blocks(cases).items()}
+    ahead = np.maximum((flow.resident - group) / 2, 0.0) * total(first) / group / cases.pp
+    bunch = {**first, "prompts_ahead": ahead, "request": flow.prefill["request"]}
+    bunch |= awaited_blocks(cases)
+    prefill = {
+        name: (1 - share) * seconds + share * bunch.get(name, zero)
+        for name, seconds in flow.prefill.items()
+    }
+    answered = np.maximum(cases.output_tokens - 1, 1e-6)
+    together = 1 - share + share * flow.full_step_s / flow.step_s
+    spread_s = flow.decode["prefill_interference"]
+    # an answer shorter than the prompts before it has no step to be delayed in
+    behind_s = np.minimum(ahead / answered, spread_s)
+    decode = {name: together * seconds for name, seconds in flow.decode.items()}
+    decode["prefill_interference"] = (1 - share) * spread_s + share * behind_s
+    latency = total(prefill) + answered * total(decode)
+    rate = flow.resident / latency
+    return replace(flow, prefill=prefill, decode=decode, requests_per_s=rate)
+
+
+def solved_flow(setting: Setting, cases: Cases, limit: Float) -> Flow:
+    """The steady state of a closed loop in a replica that holds at most ``limit``."""
+    return closed_loop(setting, cases, np.minimum(cases.load / active_replicas(cases), limit))
+
+
+def arriving_flow(setting: Setting, cases: Cases, limit: Float) -> tuple[Float, Flow]:
+    """Requests per second of a full replica, and its steady state under the arrivals."""
+    capacity = closed_loop(setting, cases, limit).requests_per_s
+    arriving = cases.load / cases.replicas
+    return capacity, open_loop(setting, cases, limit, np.minimum(arriving, capacity))
+
+
+def _open(setting: Setting, cases: Cases, limit: Float) -> Serving:
+    """A replica that serves what arrives; unstable when even a full one cannot."""
+    arriving = cases.load / cases.replicas
+    capacity, flow = arriving_flow(setting, cases, limit)
+    requests_per_s = np.minimum(cases.load, cases.replicas * capacity)
+    return _result(cases, flow, flow.prefill, requests_per_s, arriving >= capacity)
+
+
+def _static(setting: Setting, cases: Cases) -> Serving:
+    """One batch: all prompts first, then all sequences decode together."""
+    replicas = active_replicas(cases)
+    batch = cases.load / replicas
+    step, chunk, chunks = batch_steps(setting, cases, batch)
+    yields = tokens_per_step(cases.draft_tokens, cases.acceptance)
+    decode = {name: seconds / yields for name, seconds in engine_step(setting, cases, step).items()}
+    prompt = engine_step(setting, cases, chunk)
+    prefill = {name: chunks * seconds for name, seconds in prompt.items()}
+    ttft_s, tpot_s = total(prefill), total(decode)
+    latency = ttft_s + (cases.output_tokens - 1) * tpot_s
+    step_s, rate = tpot_s * yields, batch / latency
+    flow = Flow(batch, batch, rate, decode, prefill, step_s, ttft_s / batch, step_s)
+    return _result(cases, flow, prefill, replicas * flow.requests_per_s)

@@ -1,0 +1,86 @@
+"""What the prefix cache of a split finds, by the room that its running requests leave.
+
+The pool of a replica holds running requests and what past ones left. Blocks that a request found
+are those of others; its own are what it computed and what it has written of its answer. With ``R``
+running requests in a pool of ``P`` tokens, input ``i``, output ``o`` and the curve ``f``,
+
+    C = P - R·((1 - h)·i + o/2)        h = f(C)
+
+of which the largest solution counts: a prefix that all share stays as long as anybody runs. It is
+found from above, by steps that never pass it, so more memory never finds less. The curve of a trace
+counts the prompts in flight as cached too, so subtracting them is on the safe side.
+
+``R`` replicas behind a balancer that does not look at prefixes each see a thinned stream. Where
+prefixes are popular (the same system prompts and documents from everybody), thinning stretches time
+and nothing else: a replica finds what a cache of its own size does. Where they are sessions, whose
+next request must reach the same replica, that is what stickiness would give, and without it less,
+down to one R-th. With affinity each replica sees its own share of the prefixes, and caches add up:
+``h = f(R·C)``.
+
+Left out: that requests which share blocks leave room for more requests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from recipe_core.base.arrays import Float
+from recipe_core.estimates.columns.reuse import ReuseCurve
+from recipe_core.estimates.columns.serving import Cases, Setting
+from recipe_core.estimates.serving.memory import Memory
+from recipe_core.estimates.serving.rates import active_replicas
+
+STEPS = 50
+"""From above to the solution; each step at least holds what the one before found."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceCache:
+    """Of each case: tokens that are free for reuse in a replica, and the share of prompts found.
+
+    ``seen_tokens``: the size that counts, with those of other replicas where requests are routed by
+    prefix.
+    """
+
+    free_tokens: Float
+    seen_tokens: Float
+    hit: Float
+
+
+def running(setting: Setting, cases: Cases, pool_tokens: Float) -> Float:
+    """Requests of a replica that hold blocks, as the load and the pool bound them (one per case).
+
+    Not rounded, so that a pool that is a little larger never leaves less room.
+    """
+    reserves = setting.engine.memory.reserves and setting.mode != "static"
+    request_tokens = cases.input_tokens + cases.output_tokens / (1 if reserves else 2)
+    most = np.minimum(pool_tokens / request_tokens, cases.max_num_seqs)
+    if setting.mode == "open":
+        return most
+    return np.minimum(most, cases.load / active_replicas(cases))
+
+
+def device_cache(
+    curve: ReuseCurve, cases: Cases, pool_tokens: Float, requests: Float
+) -> DeviceCache:
+    """What the devices' cache finds with so many requests running in each replica."""
+    copies = cases.replicas if curve.affinity else np.ones(len(cases))
+    hit = curve.hit_at(copies * pool_tokens)
+    free = pool_tokens
+    for _ in range(STEPS):
+        own = (1 - hit) * cases.input_tokens + cases.output_tokens / 2
+        free = np.maximum(pool_tokens - requests * own, 0.0)
+        found = np.minimum(curve.hit_at(copies * free), hit)
+        if np.array_equal(found, hit):
+            break
+        hit = found
+    return DeviceCache(free, copies * free, hit)
+
+
+def pool_of(cases: Cases, memory: Memory, prefill: Memory | None) -> Float:
+    """Tokens of the pool that computes prompts (one per case)."""
+    if prefill is None:
+        return memory.pool_tokens
+    return np.where(cases.disaggregated, prefill.pool_tokens, memory.pool_tokens)

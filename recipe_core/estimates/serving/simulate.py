@@ -1,0 +1,352 @@
+"""Percentiles of requests: the scheduler of one replica, simulated under its load.
+
+``scheduler.Replica`` runs the requests; step times are interpolated on a grid of
+``operators.step_parts`` that is computed for all cases in one call.
+
+A closed loop follows benchmark clients: ``PER_SLOT`` requests for each one in flight, the first of
+which start at once. So simulated, the mean time to first token of published runs is off by the same
+factor at every concurrency, and its ratio to the median (2.1 over 28 runs that state both) is near
+the simulated 1.7; in a steady state the ratio is 1.0 and the mean half of what was measured. An
+open loop has Poisson arrivals, measured after a warm-up. Queued requests (offline) and a static
+batch start together.
+
+Left out: that client and front end handle requests one by one; unequal load of data-parallel ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+from recipe_core.base import progress
+from recipe_core.base.arrays import Float, Int
+from recipe_core.estimates.columns.serving import Cases, Setting
+from recipe_core.estimates.serving.continuous_batching import request_overheads
+from recipe_core.estimates.serving.memory import Memory
+from recipe_core.estimates.serving.operators import Step, step_parts, total
+from recipe_core.estimates.serving.rates import active_replicas
+from recipe_core.estimates.serving.scheduler import Replica, Rules, StepTimes
+
+PERCENTILES = (50.0, 90.0, 95.0, 99.0)
+FIGURES = ("ttft_s", "tpot_s", "request_latency_s")
+NO_LIMITS: Mapping[str, float] = MappingProxyType({})
+PER_SLOT = 10  # requests of a benchmark for each one in flight, as InferenceMAX sends
+MOST = 40_960  # simulated requests of a replica; more take longer than an interactive answer may
+_FEWEST = 400  # samples for a 99th percentile: short benchmarks are repeated
+_OPEN = (1000, 20_000)  # fewest and most requests measured in an open loop
+# grid points of prompt tokens, their context, decoding requests, their context
+_NODES = (24, 4, 16, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Half-width of uniform lengths, as a share of the mean; 0 is exact.
+
+    ``vllm bench serve --random-range-ratio`` draws lengths in this way.
+    """
+
+    input: float = 0.0
+    output: float = 0.0
+
+
+EXACT = Spread()
+TYPICAL = Spread(0.1, 0.1)
+"""Default: InferenceMAX and ATOM draw lengths from 0.8 to 1.0 of nominal. With exact lengths
+requests would start and end in waves for ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """Means and percentiles over requests by metric, and throughput of the whole deployment.
+
+    One number per case, NaN where nothing was simulated. goodput_per_s: requests per second that
+    keep all limits; NaN without limits.
+    """
+
+    means_s: dict[str, Float]
+    percentiles_s: dict[str, dict[float, Float]]
+    output_tokens_per_s: Float
+    goodput_per_s: Float
+
+    def scattered(self, rows: Int, count: int) -> Simulation:
+        """The same as ``rows`` of ``count`` cases; the other rows are NaN."""
+
+        def placed(values: Float) -> Float:
+            out = np.full(count, np.nan)
+            out[rows] = values
+            return out
+
+        return self._each(placed)
+
+    def take(self, rows: Int) -> Simulation:
+        """The rows in that order."""
+        return self._each(lambda values: values[rows])
+
+    def _each(self, change: Callable[[Float], Float]) -> Simulation:
+        return Simulation(
+            {figure: change(values) for figure, values in self.means_s.items()},
+            {
+                figure: {p: change(values) for p, values in by.items()}
+                for figure, by in self.percentiles_s.items()
+            },
+            change(self.output_tokens_per_s),
+            change(self.goodput_per_s),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TimeScales:
+    """Factors on the times and rates of a simulation, one number per case."""
+
+    ttft: Float
+    tpot: Float
+    rate: Float
+
+    def of_samples(self, samples: Mapping[str, Float], row: int) -> dict[str, Float]:
+        """Samples of a case by metric, scaled; a request is its first token and the others."""
+        first_s, decode_s = samples["ttft_s"], samples["request_latency_s"] - samples["ttft_s"]
+        ttft_s, tpot_s = first_s * self.ttft[row], samples["tpot_s"] * self.tpot[row]
+        latency_s = ttft_s + decode_s * self.tpot[row]
+        return dict(zip(FIGURES, (ttft_s, tpot_s, latency_s), strict=True))
+
+
+def requests_each(setting: Setting, cases: Cases) -> Int:
+    """Requests to simulate for one replica (one per case); above ``MOST`` a case is skipped."""
+    load = _load(setting, cases)
+    if setting.mode == "closed":
+        once = PER_SLOT * np.maximum(np.round(load), 1)
+        count = once * np.ceil(_FEWEST / once)
+    elif setting.mode == "open":
+        zero = np.zeros(len(cases))
+        step = Step(zero, zero, zero + 1, cases.input_tokens, zero + 1)
+        step_s = total(step_parts(setting, cases, step))
+        # thirty times what is in flight on a quiet replica, so that percentiles settle
+        count = np.clip(30 * load * cases.output_tokens * step_s, *_OPEN)
+    else:
+        count = np.maximum(np.round(load), 1)
+    return np.asarray(np.minimum(count, 2**62), dtype=np.int64)
+
+
+def _load(setting: Setting, cases: Cases) -> Float:
+    """Requests in flight or queued, or arrivals per second, of one replica."""
+    return cases.load / (cases.replicas if setting.mode == "open" else active_replicas(cases))
+
+
+def simulate(
+    setting: Setting,
+    cases: Cases,
+    memory: Memory,
+    *,
+    spread: Spread = TYPICAL,
+    requests: int | None = None,
+    percentiles: Sequence[float] = PERCENTILES,
+    limits: Mapping[str, float] = NO_LIMITS,
+    seed: int = 0,
+    scales: TimeScales | None = None,
+) -> Simulation:
+    """Latency of requests under the setting's load: means, percentiles, goodput.
+
+    Args:
+        setting: what all cases share.
+        cases: the cases; each should be one that can run.
+        memory: of the same cases.
+        spread: of lengths around their means; a static batch has exact ones.
+        requests: per replica, in one benchmark of a closed loop; default ``requests_each``.
+        percentiles: between 0 and 100.
+        limits: seconds that a request must not exceed to count as good, by metric.
+        seed: of lengths and arrivals, the same for all cases; equal seeds give equal answers.
+        scales: factors on what is simulated.
+    """
+    counts = np.full(len(cases), requests) if requests else requests_each(setting, cases)
+    rows = np.flatnonzero(counts <= MOST)
+    columns, spread = cases.take(rows), spread if setting.mode != "static" else EXACT
+    times, load = _step_times(setting, columns, spread), _load(setting, columns)
+    means = {figure: np.full(len(cases), np.nan) for figure in FIGURES}
+    tails = {figure: {p: np.full(len(cases), np.nan) for p in percentiles} for figure in FIGURES}
+    rates, good = np.full(len(cases), np.nan), np.full(len(cases), np.nan)
+    for n, row in enumerate(rows):
+        traffic = _Traffic(setting, columns, n, float(load[n]), spread, np.random.default_rng(seed))
+        rules = _rules(setting, columns, n, float(memory.pool_tokens[row]))
+        samples, rates[row], requests_per_s = _measured(
+            rules, times[n], traffic, int(counts[row]), repeats=requests is None
+        )
+        if scales is not None:
+            samples = scales.of_samples(samples, int(row))
+            rates[row] *= scales.rate[row]
+            requests_per_s *= scales.rate[row]
+        if limits:
+            passes = [samples[figure] <= limit for figure, limit in limits.items()]
+            good[row] = requests_per_s * np.mean(np.all(passes, axis=0))
+        for figure, values in samples.items():
+            means[figure][row] = values.mean()
+            for p, value in zip(percentiles, np.percentile(values, percentiles), strict=True):
+                tails[figure][p][row] = value
+        progress.step()
+    return Simulation(means, tails, active_replicas(cases) * rates, active_replicas(cases) * good)
+
+
+def _measured(
+    rules: Rules, times: StepTimes, traffic: _Traffic, count: int, *, repeats: bool
+) -> tuple[dict[str, Float], float, float]:
+    """Samples by metric over ``count`` requests, output tokens and requests per second."""
+    # short closed benchmarks are repeated until there are enough samples
+    once = PER_SLOT * traffic.in_flight if traffic.mode == "closed" and repeats else count
+    runs = [traffic.through(rules, times, once) for _ in range(max(count // once, 1))]
+    samples = {figure: np.concatenate([run[figure] for run, _, _ in runs]) for figure in FIGURES}
+    seconds = sum(seconds for _, _, seconds in runs)
+    tokens_per_s = sum(tokens for _, tokens, _ in runs) / seconds
+    return samples, tokens_per_s, traffic.scale * len(samples[FIGURES[0]]) / seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _Traffic:
+    """Requests of one replica of a case; ``load``: in flight, queued, or arriving per second."""
+
+    setting: Setting
+    cases: Cases
+    row: int
+    load: float
+    spread: Spread
+    rng: np.random.Generator
+
+    @property
+    def mode(self) -> str:
+        return self.setting.mode
+
+    @property
+    def in_flight(self) -> int:
+        """Requests of a closed loop."""
+        return max(round(self.load), 1)
+
+    @property
+    def scale(self) -> float:
+        """Load of a replica over what is simulated: replicas need not divide the load evenly."""
+        return self.load / self.in_flight if self.mode == "closed" else 1.0
+
+    def through(
+        self, rules: Rules, times: StepTimes, count: int
+    ) -> tuple[dict[str, Float], float, float]:
+        """Sends ``count`` requests; samples by metric, output tokens, and seconds.
+
+        An open loop gets requests before and after them as well, which are not counted.
+        """
+        before, after = (count // 4, count // 8) if self.mode == "open" else (0, 0)
+        replica = self._replica(rules, times, before + count + after)
+        for at in self._sent(before + count + after):
+            replica.send(at)
+        replica.run(closed=self.mode == "closed")
+        counted = np.array(replica.order[before : before + count])
+        sent, first, done, outputs = (
+            np.array(values, dtype=float)[counted]
+            for values in (replica.sent, replica.first, replica.done, replica.outputs)
+        )
+        if self.mode == "static":
+            first = np.full(count, first.max())  # a batch has its first tokens together
+        token_s = (done - first) / np.maximum(outputs - 1, 1)
+        late_s = self._late_steps * token_s
+        first, done = first + self._held(outputs) * token_s + late_s, done + late_s
+        ttft_s, latency_s = first - sent, done - sent
+        tpot_s = (done - first) / np.maximum(outputs - 1, 1)
+        began = replica.done[replica.order[before - 1]] if before else 0.0
+        samples = dict(zip(FIGURES, (ttft_s, tpot_s, latency_s), strict=True))
+        return samples, self.scale * outputs.sum(), done.max() - began
+
+    @property
+    def _late_steps(self) -> float:
+        """Steps that what a step made takes to its client; a batch has no server."""
+        served = self.mode != "static"
+        return served * self.setting.engine.overhead(self.setting.cluster.device.runtime).late_steps
+
+    def _held(self, outputs: Float) -> Float:
+        """Tokens that the first waits for before it is sent, one number per request."""
+        intervals = self.setting.engine.intervals
+        waits = intervals is not None and intervals.first_token_waits
+        if not waits or self.mode not in ("closed", "open"):
+            return np.zeros(len(outputs))
+        return np.minimum(float(self.cases.stream_interval[self.row]), outputs) - 1
+
+    def _sent(self, count: int) -> list[float]:
+        """Times at which requests are sent; in a closed loop those that start it."""
+        if self.mode == "open":
+            arrivals: list[float] = np.cumsum(self.rng.exponential(1 / self.load, count)).tolist()
+            return arrivals
+        return [0.0] * (min(self.in_flight, count) if self.mode == "closed" else count)
+
+    def _replica(self, rules: Rules, times: StepTimes, count: int) -> Replica:
+        cases, row = self.cases, self.row
+        inputs = self._lengths(float(cases.input_tokens[row]), self.spread.input, count)
+        outputs = self._lengths(float(cases.output_tokens[row]), self.spread.output, count)
+        served = self.mode != "static"  # a batch is measured without a server
+        fixed_s, token_s = request_overheads(self.setting)
+        awaited_s = float(cases.kv_wait_s[row])
+        delays = [served * (fixed_s + token_s * tokens) + awaited_s for tokens in inputs]
+        return Replica(rules, times, inputs, outputs, delays)
+
+    def _lengths(self, mean: float, spread: float, count: int) -> list[int]:
+        low, high = round(mean * (1 - spread)), round(mean * (1 + spread))
+        lengths: list[int] = np.maximum(self.rng.integers(low, high + 1, count), 1).tolist()
+        return lengths
+
+
+def _rules(setting: Setting, cases: Cases, row: int, pool_tokens: float) -> Rules:
+    chunked, static = setting.engine.chunked_prefill, setting.mode == "static"
+    return Rules(
+        step_tokens=float(cases.max_batched_tokens[row]),
+        slots=int(cases.max_num_seqs[row]),
+        pool_tokens=pool_tokens,
+        block_tokens=float(cases.block_tokens[row]),
+        stages=int(cases.pp[row]),
+        cached=float(cases.prefix_hit[row]),
+        reserves=setting.engine.memory.reserves and not static,
+        chunked=chunked,
+        mixes=chunked and setting.engine.mixes_prompts and not static,
+        recv_interval=int(cases.recv_interval[row]) if setting.mode in ("closed", "open") else 1,
+    )
+
+
+def _step_times(setting: Setting, cases: Cases, spread: Spread) -> list[StepTimes]:
+    """The grids of all cases, computed in one call."""
+    longest_input = cases.input_tokens * (1 + spread.input)
+    longest = longest_input + cases.output_tokens * (1 + spread.output)
+    step_tokens = cases.max_batched_tokens
+    if not setting.engine.chunked_prefill:  # a whole prompt runs in one step
+        step_tokens = np.maximum(step_tokens, longest_input)
+    slots = cases.max_num_seqs
+    if setting.mode != "open":
+        slots = np.minimum(slots, _load(setting, cases))
+    axes = [
+        _from_zero(np.geomspace(1, np.maximum(step_tokens, 2), _NODES[0] - 1, axis=1)),
+        np.linspace(0, longest_input, _NODES[1], axis=1),
+        _from_zero(np.geomspace(1, np.maximum(slots / cases.pp, 2), _NODES[2] - 1, axis=1)),
+        np.linspace(cases.input_tokens * (1 - spread.input), longest, _NODES[3], axis=1),
+    ]
+    shape = (len(cases), *_NODES)
+    tokens, prefill_context, sequences, context = (
+        np.broadcast_to(np.expand_dims(axis, _others(n)), shape).reshape(-1)
+        for n, axis in enumerate(axes)
+    )
+    columns = cases.take(np.repeat(np.arange(len(cases)), int(np.prod(_NODES))))
+    prompts = np.where(tokens > 0, np.maximum(tokens / columns.input_tokens, 1.0), 0.0)
+    step = Step(tokens, prefill_context, sequences, context, sequences + prompts)
+    seconds = total(step_parts(setting, columns, step))
+    if cases.kv_step_s.any():  # by the share of a prompt that a step computes
+        own = np.maximum(columns.input_tokens * (1 - columns.prefix_hit), 1.0)
+        seconds = seconds + columns.kv_step_s * tokens / own
+    seconds = seconds.reshape(shape)
+    return [
+        StepTimes([axis[i].tolist() for axis in axes], seconds[i].tolist())
+        for i in range(len(cases))
+    ]
+
+
+def _others(axis: int) -> tuple[int, ...]:
+    """Axes of the grid, after that of the cases, without one of them."""
+    return tuple(n + 1 for n in range(len(_NODES)) if n != axis)
+
+
+def _from_zero(nodes: Float) -> Float:
+    """The nodes of each case with a zero in front: no prompt tokens, or nothing that decodes."""
+    return np.concatenate([np.zeros((len(nodes), 1)), nodes], axis=1)

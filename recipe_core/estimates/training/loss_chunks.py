@@ -1,0 +1,53 @@
+"""What a request leaves open and memory decides: whether the loss is computed in chunks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from recipe_core.estimates.columns.training import TrainingCases, TrainingSetting
+from recipe_core.estimates.training.fits import memory_rule
+from recipe_core.estimates.training.memory import Memory, memory
+
+
+def decided(setting: TrainingSetting, cases: TrainingCases) -> tuple[TrainingCases, Memory]:
+    """Cases with nothing left open, and their memory.
+
+    The loss is computed in chunks where the framework does nothing else, or where full logits do
+    not fit, the framework can, and the request leaves it open.
+    """
+    if setting.framework.pieces.use == "always":
+        cases = replace(cases, fused_loss=np.ones_like(cases.fused_loss))
+        return cases, memory(setting, cases)
+    full = memory(setting, cases)
+    if setting.fused_loss is not None or setting.framework.pieces.use == "asked":
+        return cases, full
+    figures, over = setting.calibration, memory_rule(setting, full).broken
+    lossless = np.nanmax(full.by_stage - figures.fragmentation.value * full.parts["loss"], axis=1)
+    # the others lack more than the loss takes
+    helped = lossless <= full.capacity_bytes * (1 + figures.tight.value)
+    rows = np.flatnonzero(over & helped)
+    if not len(rows):
+        return cases, full
+    fused = cases.fused_loss.copy()
+    fused[rows] = 1
+    cases = replace(cases, fused_loss=fused)
+    return cases, _with_rows(full, rows, memory(setting, cases.take(rows)))
+
+
+def _with_rows(full: Memory, rows: Any, chunked: Memory) -> Memory:
+    """``full`` with some rows of ``chunked``, which may have fewer stages."""
+
+    def put(old: Any, new: Any) -> Any:
+        out = old.copy()
+        out[(rows, slice(new.shape[1])) if new.ndim > 1 else rows] = new
+        return out
+
+    return replace(
+        full,
+        parts={name: put(values, chunked.parts[name]) for name, values in full.parts.items()},
+        host_bytes=put(full.host_bytes, chunked.host_bytes),
+        peak_bytes=put(full.peak_bytes, chunked.peak_bytes),
+    )

@@ -1,0 +1,94 @@
+"""A run in phases: one estimate for each shape of a step, and the time of evaluations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from recipe_core.base.arrays import Float, add
+from recipe_core.estimates.columns.training import TrainingCases, TrainingSetting
+from recipe_core.estimates.training.data_loading import waiting_s
+from recipe_core.estimates.training.loss_chunks import decided
+from recipe_core.estimates.training.memory import Memory
+from recipe_core.estimates.training.schedule import step_parts
+from recipe_core.request.phases import Phase
+
+_AFTER_PASSES = ("optimizer", "fixed", "data_loading")
+"""Parts of a step that an evaluation has not."""
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseEstimates:
+    """Steps of one shape in every case: memory, time and its parts.
+
+    ``phase``: of the run; None where the whole run is alike.
+    """
+
+    cases: TrainingCases
+    memory: Memory
+    parts: dict[str, Float]
+    step_s: Float
+    phase: Phase | None = None
+
+    def step_tokens(self, setting: TrainingSetting) -> Float:
+        """Tokens of a step, without padding (one per case)."""
+        return self.cases.step_tokens * setting.useful(self.cases.sequence_length)
+
+    def steps(self, setting: TrainingSetting) -> Float:
+        """Steps of the phase; NaN where its tokens are not stated."""
+        return np.ceil(self.cases.token_budget / self.step_tokens(setting))
+
+
+def estimate_steps(setting: TrainingSetting, cases: TrainingCases) -> PhaseEstimates:
+    """Memory and time of a step of every case."""
+    cases, memory = decided(setting, cases)
+    parts = step_parts(setting, cases)
+    parts["data_loading"] = waiting_s(
+        cases, setting.loading, add(parts.values()), setting.failures.storage
+    )
+    return PhaseEstimates(cases, memory, parts, add(parts.values()))
+
+
+def estimate_phases(setting: TrainingSetting, main: PhaseEstimates) -> tuple[PhaseEstimates, ...]:
+    """Every phase of the run; phases of the same shape share their estimate.
+
+    ``main``: steps of the workload's own shape, which phases that state nothing have.
+    """
+    if not setting.phases:
+        return (main,)
+    shapes: dict[tuple[Any, ...], PhaseEstimates] = {}
+    out = []
+    for phase in setting.phases:
+        shape = (phase.sequence_length, phase.global_batch, phase.cp)
+        if shape not in shapes:
+            own = main.cases.in_phase(phase)
+            same = _alike(own, main.cases)
+            shapes[shape] = main if same else estimate_steps(setting, own)
+        steps = shapes[shape]
+        cases = replace(steps.cases, token_budget=np.full(len(steps.cases), phase.tokens))
+        out.append(replace(steps, cases=cases, phase=phase))
+    return tuple(out)
+
+
+def _alike(one: TrainingCases, other: TrainingCases) -> bool:
+    names = ("cp", "dp", "sequence_length", "global_batch")
+    return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in names)
+
+
+def evaluation_s(setting: TrainingSetting, main: PhaseEstimates) -> Float:
+    """Seconds of one evaluation (one per case; zeros without any).
+
+    Its tokens take the forward share of a step's passes, with their share of communication and of
+    the pipeline's bubble: ``tokens / step tokens · forward / passes · (step - optimizer)``.
+    """
+    parts, zero = main.parts, np.zeros_like(main.step_s)
+    if setting.evaluation is None:
+        return zero
+    forward = add(v for k, v in parts.items() if k.startswith("forward_"))
+    passes = forward + add(v for k, v in parts.items() if k.startswith("backward_"))
+    passes = passes + parts["recompute"] + parts["reference"]
+    share = (forward + parts["reference"]) / passes
+    step_s = main.step_s - add(parts.get(name, zero) for name in _AFTER_PASSES)
+    return setting.evaluation.tokens / main.step_tokens(setting) * share * step_s

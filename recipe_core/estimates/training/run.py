@@ -1,0 +1,304 @@
+"""A whole run: steps, time, money, energy, and what takes the time that no step has.
+
+Checkpoints are written every T seconds with T = sqrt(2 · stall · mean time between failures) (Young
+1974); Daly's second-order terms (Daly 2006) matter little where failures are rare. Training stalls
+while a checkpoint is written or, where it is written in the background, while it is copied to the
+host. T is at most half a day, and shorter where a start has a time limit (``time_limits.py``).
+Goodput is the share of time that steps take,
+
+    ended / (1 + slow + evaluation) / (1 + stall/T) / (1 + (down + T/2 + behind) / MTBF)
+
+with MTBF of the cluster = that of a device / devices, ``slow`` what slow nodes add to a step,
+``evaluation`` its time for each second of steps, ``behind`` the age of the last complete checkpoint
+beyond T/2 (its writing time, where that is in the background), ``down`` a restart and the wait for
+a node (``spares.py``), and ``ended`` the share that ends at a time limit leave. An elastic run
+restarts once more instead of waiting, and continues on fewer nodes in between.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from recipe_core.base.arrays import Float, add
+from recipe_core.engines.frameworks import training_data
+from recipe_core.estimates.columns.training import Failures, TrainingCases, TrainingSetting
+from recipe_core.estimates.training.elastic import next_smaller
+from recipe_core.estimates.training.optimizer_states import state_bytes
+from recipe_core.estimates.training.phases import PhaseEstimates, evaluation_s
+from recipe_core.estimates.training.spares import erlang_b
+from recipe_core.estimates.training.time_limits import (
+    end_rate,
+    longest_interval_s,
+    lost_share,
+    saves_at_limit,
+)
+
+SECONDS_PER_HOUR = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One number per case; NaN where no token budget or no price is known.
+
+    ``tokens_per_s`` while steps of the main shape run; ``run_tokens_per_s`` of the whole run, all
+    phases and losses included. ``shares`` of the time by what takes it, which add up to 1.
+    """
+
+    steps: Float
+    wall_s: Float
+    usd_per_hour: Float
+    usd: Float
+    usd_storage: Float
+    usd_per_million_tokens: Float
+    watts: Float
+    joules_per_token: Float
+    energy_joules: Float
+    checkpoint_bytes: Float
+    checkpoint_s: Float
+    checkpoint_stall_s: Float
+    storage_bytes: Float
+    mtbf_s: Float
+    failures: Float
+    restart_s: Float
+    checkpoint_interval_s: Float
+    evaluation_s: Float
+    goodput: Float
+    shares: dict[str, Float]
+    spares_suffice: Float
+    tokens_per_s: Float
+    run_tokens_per_s: Float
+    data_tokens_per_s: Float
+    data_bytes_per_s: Float
+    devices_rented: Float
+
+
+@dataclass(frozen=True, slots=True)
+class Down:
+    """What one failure costs besides lost work, in seconds of the whole run (one per case).
+
+    ``spares_suffice``: probability that a lost node is replaced at once; NaN without spares.
+    """
+
+    restarts_s: Float
+    waiting_s: Float
+    spares_suffice: Float
+
+
+def checkpoint_bytes(setting: TrainingSetting, trained: float) -> float:
+    """Bytes of a checkpoint: trained weights in fp32 (or bf16 and master) and optimizer states."""
+    states = setting.states
+    weights = max(states.master, states.parameter) + (states.parameter if states.master else 0.0)
+    return trained * (weights + state_bytes(setting))
+
+
+def interval_s(
+    stall_s: Float, mtbf_s: Float, write_s: Float | float = 0.0, longest_s: Float | float = np.inf
+) -> Float:
+    """Seconds of work between checkpoints that lose least: sqrt(2 · stall · MTBF) (Young).
+
+    At most ``longest_s``, and never less than a stall or a write takes.
+    """
+    least = np.minimum(np.sqrt(2 * stall_s * mtbf_s), longest_s)
+    return np.maximum(least, np.maximum(stall_s, write_s))
+
+
+def goodput(
+    stall_s: Float,
+    interval: Float,
+    mtbf_s: Float,
+    down_s: Float | float,
+    behind_s: Float | float = 0.0,
+) -> Float:
+    """Share of time not lost to stalls, to work done twice, and to downtime after failures."""
+    return 1 / (1 + stall_s / interval) / (1 + (down_s + interval / 2 + behind_s) / mtbf_s)
+
+
+def down(cases: TrainingCases, failures: Failures, mtbf_s: Float, restart_s: Float) -> Down:
+    """A restart after every failure, and a repair where a node is away and no spare is left.
+
+    Elastic: one more restart and the share of the repair that the missing nodes would have worked,
+    where that is less.
+    """
+    lost, repair_s, spares = failures.node_loss, failures.repair_s, failures.spare_nodes
+    short = erlang_b(spares, lost * repair_s / mtbf_s)
+    wait_s = np.full(len(cases), repair_s / (spares + 1))
+    again_s = np.zeros(len(cases))
+    if failures.min_nodes is not None:
+        nodes = next_smaller(cases, failures.min_nodes)
+        elastic_s = wait_s * (1 - nodes / cases.nodes_used)
+        goes_on = (nodes > 0) & (restart_s + elastic_s < wait_s)
+        wait_s, again_s = np.where(goes_on, elastic_s, wait_s), np.where(goes_on, restart_s, 0.0)
+    suffice = 1 - short if spares else np.full(len(cases), np.nan)
+    return Down(restart_s + lost * short * again_s, lost * short * wait_s, suffice)
+
+
+def devices_rented(cases: TrainingCases, unit: int, spare_nodes: int = 0) -> Float:
+    """Devices that are paid for: those of whole machines, where machines are rented whole."""
+    used = cases.all_devices
+    whole = np.ceil(used / cases.per_node) * cases.per_node
+    taken = np.where(unit >= cases.per_node, whole, used)
+    taken = taken + spare_nodes * cases.per_node
+    return np.asarray(np.ceil(taken / unit) * unit, dtype=np.float64)
+
+
+def slow_share(cases: TrainingCases, failures: Failures) -> Float:
+    """What slow nodes add to a step: ``slowdown · P(at least one of the nodes is slow)``."""
+    some = 1 - (1 - failures.slow_nodes) ** cases.nodes_used
+    return np.asarray(failures.slowdown * some)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """Size, times and interval of checkpoints (one per case).
+
+    ``behind_s``: age of the last complete one, beyond half an interval. ``read_s``: to read it back
+    where a restart does not include that.
+    """
+
+    bytes: Float
+    write_s: Float
+    read_s: Float
+    stall_s: Float
+    behind_s: Float
+    interval_s: Float
+
+
+def checkpoints(
+    setting: TrainingSetting, cases: TrainingCases, trained: float, busy_s: Float
+) -> Checkpoints:
+    """How checkpoints of ``trained`` parameters are written and how often.
+
+    ``busy_s``: what the steps of the run take.
+    """
+    failures = setting.failures
+    usual = training_data().run
+    size = np.full(len(cases), checkpoint_bytes(setting, trained))
+    write_s, read_s = _storage_s(cases, failures, size)
+    stall_s, behind_s = write_s, np.zeros(len(cases))
+    if failures.asynchronous:
+        copied = usual.host_copy_bytes_per_s.value * cases.devices
+        stall_s, behind_s = np.minimum(size / copied, write_s), write_s
+    longest = np.full(len(cases), usual.longest_interval_s.value)
+    if failures.limit_s is not None:
+        within = longest_interval_s(failures.limit_s, failures.restart_s + read_s, write_s)
+        longest = np.minimum(longest, within)
+    ends = end_rate(setting, _mtbf_s(cases, failures), busy_s)
+    interval = interval_s(stall_s, 1 / ends, write_s, longest)
+    if failures.interval_s is not None:
+        interval = np.maximum(failures.interval_s, write_s)
+    return Checkpoints(size, write_s, read_s, stall_s, behind_s, interval)
+
+
+def _storage_s(cases: TrainingCases, failures: Failures, size: Float) -> tuple[Float, Float]:
+    """Seconds to write a checkpoint, and to read it back where a restart does not include that."""
+    nodes, tier = cases.nodes_used, failures.storage
+    if tier is None:
+        usual = training_data().run.storage_bytes_per_s_per_node.value
+        return size / (failures.storage_bytes_per_s or usual * nodes), np.zeros(len(cases))
+    read_s = tier.latency_s.value + size / tier.read_rate(nodes)
+    return size / tier.write_rate(nodes), read_s if failures.reads_back else np.zeros(len(cases))
+
+
+def _mtbf_s(cases: TrainingCases, failures: Failures) -> Float:
+    """Mean time between failures of all devices of a case, in seconds."""
+    return failures.device_mtbf_s / cases.all_devices.astype(float)
+
+
+def time_shares(
+    written: Checkpoints,
+    mtbf_s: Float,
+    ended: Down,
+    slow: Float,
+    evaluation: Float,
+    limited: Float | float = 0.0,
+) -> dict[str, Float]:
+    """Shares of a run's time by what takes it, which add up to 1; that of ``steps`` is goodput.
+
+    ``slow`` and ``evaluation``: seconds for each second of steps. ``limited``: what ends at a time
+    limit cost.
+    """
+    stalls, down_s = written.stall_s / written.interval_s, ended.restarts_s + ended.waiting_s
+    whole = goodput(written.stall_s, written.interval_s, mtbf_s, down_s, written.behind_s)
+    whole = whole * (1 - limited)
+    steps = whole / (1 + slow + evaluation)
+    failed = whole * (1 + stalls) / mtbf_s
+    return {
+        "steps": steps,
+        "slow_nodes": steps * slow,
+        "evaluation": steps * evaluation,
+        "checkpoints": whole * stalls,
+        "lost_work": failed * (written.interval_s / 2 + written.behind_s),
+        "restarts": failed * ended.restarts_s,
+        "waiting": failed * ended.waiting_s,
+        "time_limits": np.broadcast_to(limited, whole.shape),
+    }
+
+
+def run(
+    setting: TrainingSetting,
+    main: PhaseEstimates,
+    phases: tuple[PhaseEstimates, ...],
+    trained: float,
+) -> Run:
+    """What all ``phases`` take together; without a token budget only what a step decides.
+
+    ``main``: steps of the workload's own shape. ``trained``: parameters in a checkpoint.
+    """
+    cases, failures, usual = main.cases, setting.failures, training_data().run
+    steps = add(phase.steps(setting) for phase in phases)
+    busy_s = add(phase.steps(setting) * phase.step_s for phase in phases)
+    mean_step_s = busy_s / steps if len(phases) > 1 else main.step_s
+    evaluated_s = evaluation_s(setting, main)
+    every = setting.evaluation.every_steps if setting.evaluation else 1
+    written, mtbf_s = checkpoints(setting, cases, trained, busy_s), _mtbf_s(cases, failures)
+    restart_s = failures.restart_s + written.read_s
+    ended = down(cases, failures, mtbf_s, restart_s)
+    slow = slow_share(cases, failures)
+    evaluating = evaluated_s / every / mean_step_s
+    shares = time_shares(written, mtbf_s, ended, slow, evaluating)
+    end_s = written.write_s if saves_at_limit(setting) else written.interval_s / 2
+    limited = lost_share(setting, restart_s, end_s, busy_s / shares["steps"])
+    shares = time_shares(written, mtbf_s, ended, slow, evaluating, limited)
+    wall_s = busy_s / shares["steps"]
+    rate = main.step_tokens(setting) / main.step_s
+    run_rate = rate * shares["steps"]
+    if len(phases) > 1:
+        run_rate = add(phase.cases.token_budget for phase in phases) / wall_s
+    device, price = setting.cluster.device, setting.cluster.usd_per_device_hour
+    rented = devices_rented(cases, setting.cluster.unit, failures.spare_nodes)
+    usd_per_hour = rented * (np.nan if price is None else price)
+    kept = failures.kept * written.bytes
+    storage_usd_per_s = kept * failures.usd_per_byte_s
+    usd_per_s = usd_per_hour / SECONDS_PER_HOUR + storage_usd_per_s
+    watts = cases.all_devices.astype(float) * device.tdp_watts.value * usual.joules_share.value
+    data_tokens_per_s = cases.step_tokens / main.step_s
+    return Run(
+        steps=steps,
+        wall_s=wall_s,
+        usd_per_hour=usd_per_hour,
+        usd=usd_per_s * wall_s,
+        usd_storage=storage_usd_per_s * wall_s,
+        usd_per_million_tokens=usd_per_s / run_rate * 1e6,
+        watts=watts,
+        joules_per_token=watts / run_rate,
+        energy_joules=watts * wall_s,
+        checkpoint_bytes=written.bytes,
+        checkpoint_s=written.write_s,
+        checkpoint_stall_s=written.stall_s,
+        storage_bytes=kept,
+        mtbf_s=mtbf_s,
+        failures=wall_s / mtbf_s,
+        restart_s=restart_s,
+        checkpoint_interval_s=written.interval_s,
+        evaluation_s=evaluated_s,
+        goodput=shares["steps"],
+        shares=shares,
+        spares_suffice=ended.spares_suffice,
+        tokens_per_s=rate,
+        run_tokens_per_s=run_rate,
+        data_tokens_per_s=data_tokens_per_s,
+        data_bytes_per_s=data_tokens_per_s * setting.loading.bytes_per_token,
+        devices_rented=rented,
+    )

@@ -1,0 +1,94 @@
+"""Which layers a pipeline stage holds.
+
+``even``: the same number of layers in each, the first ones take the remainder. ``reserved``: where
+layers do not fill the chunks but layers and both ends do, embedding and loss count as a layer each
+(Megatron Core's ``account_for_embedding_in_pipeline_split`` and its twin for the loss), so both end
+stages hold a layer less; else even. ``cost``: where the head is worth a layer or more, a stage
+takes layers until it reaches its share of the products, with the head counted (nanotron's rule), so
+first stages hold more layers than last ones. With several chunks a stage, ``cost`` is even.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from recipe_core.base.arrays import Bool, Float, Int
+from recipe_core.estimates.columns.training import TrainingCases, TrainingSetting
+from recipe_core.models.spec import MoeMlp
+
+
+def stage_layers(setting: TrainingSetting, cases: TrainingCases) -> tuple[Float, Float, Float]:
+    """Layers of each stage, and 1 where the embedding and where the head is, (cases, stages).
+
+    Rows end in NaN past the last stage. Layers of multi-token prediction are the last ones.
+    """
+    stages = np.arange(int(cases.pp.max()), dtype=np.int64)[None, :]
+    pp, layers = cases.pp[:, None], setting.trained_layers
+    exists = stages < pp
+    count = (layers // pp + (stages < layers % pp)).astype(float)
+    if setting.framework.stages == "reserved":
+        with_ends = (layers + 2) // pp - (stages == 0) - (stages == pp - 1)
+        count = np.where(reserved_ends(setting, cases)[:, None], with_ends, count)
+    if setting.framework.stages == "cost" and (head := _head_layers(setting)) >= 1:
+        by_cost = _by_cost(stages, pp, layers, head)
+        count = np.where(cases.virtual_stages[:, None] > 1, count, by_cost)
+    first = np.where(exists, stages == 0, np.nan).astype(float)
+    # a V brings the head back to the first stage
+    with_head = np.where(cases.has("zb-v")[:, None], stages == 0, stages == pp - 1)
+    last = np.where(exists, with_head, np.nan).astype(float)
+    return np.where(exists, count, np.nan), first, last
+
+
+def reserved_ends(setting: TrainingSetting, cases: TrainingCases) -> Bool:
+    """Where embedding and loss count as a layer each, so that all chunks come out even."""
+    chunks, layers = cases.pp * cases.virtual_stages, setting.trained_layers
+    reserves = (layers % chunks != 0) & ((layers + 2) % chunks == 0)
+    return np.asarray((setting.framework.stages == "reserved") & reserves)
+
+
+def with_mirror(cases: TrainingCases, values: Float) -> Float:
+    """Add the mirrored stage's values where a pipeline is fed from both ends, (cases, stages).
+
+    All cases have pipelines of one length.
+    """
+    return np.where(cases.has("dualpipe")[:, None], values + values[:, ::-1], values)
+
+
+def by_length(
+    cases: TrainingCases, columns: Callable[[TrainingCases], dict[str, Float]]
+) -> dict[str, Float]:
+    """Columns by name, computed for pipelines of one length at a time.
+
+    ``columns`` returns arrays of shape (cases) or (cases, stages). So nothing is computed for
+    stages that do not exist, which are most where few pipelines are long; these are NaN.
+    """
+    out: dict[str, Float] = {}
+    lengths = np.unique(cases.pp)
+    for pp in lengths:
+        rows = np.flatnonzero(cases.pp == pp)
+        for name, values in columns(cases.take(rows)).items():
+            if name not in out:
+                out[name] = np.full((len(cases), lengths[-1])[: values.ndim], np.nan)
+            out[name][(rows, slice(pp))[: values.ndim]] = values
+    return out
+
+
+def _by_cost(stages: Int, pp: Int, layers: int, head: float) -> Float:
+    """Layers of each stage if it ends with the layer that exceeds its share of layers and head."""
+    exceeding = np.minimum(np.floor((layers + head) * (stages + 1) / pp) + 1, layers)
+    until = np.where(stages >= pp - 1, layers, exceeding)
+    return np.diff(until, axis=1, prepend=0.0)
+
+
+def _head_layers(setting: TrainingSetting) -> float:
+    """How many mean layers the products of the head are worth."""
+    model, per_layer = setting.model, 0.0
+    for layer, n in model.kinds:
+        for tensor in layer.tensors(model.hidden):
+            active = 1.0
+            if tensor.shard == "experts" and isinstance(layer.mlp, MoeMlp):
+                active = layer.mlp.top_k / layer.mlp.experts
+            per_layer += n * tensor.numel * active
+    return model.vocabulary * model.hidden * len(model.layers) / per_layer

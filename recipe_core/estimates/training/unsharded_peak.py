@@ -1,0 +1,92 @@
+"""Activations and loss of frameworks that keep whole parameters, at the larger of two moments.
+
+When the loss is computed all that was saved waits; when the first layer goes back the loss is over,
+and that layer is at work (`layer_work`). Where the loss is eager, what a recomputed layer saves
+counts beside it all the same: so much is reserved in the published peaks of
+https://github.com/AnswerDotAI/fsdp_qlora/blob/main/benchmarks_03_2024.md, which a moment alone
+misses by a quarter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from recipe_core.base.arrays import Float, add
+from recipe_core.estimates.columns.training import TrainingCases, TrainingSetting
+from recipe_core.estimates.training.activations import (
+    boundary_bytes,
+    in_flight,
+    layer_bytes,
+    on_device,
+    saved_bytes,
+)
+from recipe_core.estimates.training.layer_work import working_bytes
+from recipe_core.estimates.training.loss_pieces import (
+    head_gradient_bytes,
+    hidden_gradient_bytes,
+    is_eager,
+    logit_bytes,
+)
+from recipe_core.estimates.training.stages import stage_layers
+from recipe_core.models.spec import Layer
+
+LayerBytes = Callable[[TrainingSetting, TrainingCases, Layer], Float]
+"""Bytes a token of a layer, one per case."""
+
+
+def loss_or_layer(
+    setting: TrainingSetting, cases: TrainingCases, logits: Float
+) -> tuple[Float, Float]:
+    """Bytes of the loss and of activations at the larger moment, each of shape (cases, stages).
+
+    ``logits``: that exist at once, of that shape.
+    """
+    count, first, last = stage_layers(setting, cases)
+    beside = hidden_gradient_bytes(setting, cases) + head_gradient_bytes(setting, cases)
+    loss = logit_bytes(setting, cases)[:, None] * logits + last * beside[:, None]
+    # a stage that holds the head alone has no layer
+    again, working = (
+        np.where(count == 0, 0.0, (cases.tokens * _beyond(setting, cases, size))[:, None])
+        for size in (layer_bytes, working_bytes)
+    )
+    again = np.where(is_eager(setting, cases)[:, None], again, 0.0)
+    ends = loss + again > working
+    activations = _waiting(setting, cases, count, first) + np.where(ends, again, working)
+    return np.where(ends, loss, 0.0 * loss), activations
+
+
+def _beyond(setting: TrainingSetting, cases: TrainingCases, size: LayerBytes) -> Float:
+    """Bytes a token of the largest layer beyond what it saved (one per case)."""
+    kinds = [kind for kind, _ in setting.model.kinds]
+    more = [size(setting, cases, kind) - saved_bytes(setting, cases, kind) for kind in kinds]
+    largest: Float = np.max(more, axis=0)
+    return np.maximum(largest, 0.0)
+
+
+def _waiting(setting: TrainingSetting, cases: TrainingCases, count: Float, first: Float) -> Float:
+    """Bytes that wait for the backward pass in each stage."""
+    kinds, layers = setting.model.kinds, len(setting.model.layers)
+    saved = add(saved_bytes(setting, cases, kind) * (n / layers) for kind, n in kinds)[:, None]
+    per_layer = saved * count + first * boundary_bytes(setting, cases)[:, None]
+    per_layer = _of_both_ways(cases, per_layer)
+    return cases.tokens[:, None] * on_device(cases, in_flight(cases) * per_layer, saved)
+
+
+def _of_both_ways(cases: TrainingCases, stage_bytes: Float) -> Float:
+    """Bytes of a mean micro-batch in flight, where a pipeline may be fed from both ends.
+
+    Of the p + 1 in flight in stage i p - i belong to it, and i + 1 to the mirrored stage
+    (arXiv:2412.19437, figure 5).
+    """
+    p, stage = cases.pp[:, None], np.arange(stage_bytes.shape[1])[None, :]
+    mixed = ((p - stage) * stage_bytes + (stage + 1) * stage_bytes[:, ::-1]) / (p + 1)
+    return np.where(cases.has("dualpipe")[:, None], mixed, stage_bytes)
+
+
+def offloaded_activations(setting: TrainingSetting, cases: TrainingCases) -> Float:
+    """Bytes of a micro-batch's layer that travel to the host and back (one per case)."""
+    kinds, layers = setting.model.kinds, len(setting.model.layers)
+    saved = add(saved_bytes(setting, cases, kind) * (n / layers) for kind, n in kinds)
+    return np.where(cases.activation_offload > 0, cases.tokens * saved, 0.0)

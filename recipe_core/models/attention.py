@@ -1,0 +1,275 @@
+"""What mixes the tokens of a layer: attention over a cache, or a recurrent state of fixed size.
+
+All classes answer the same questions: heads and their widths, cached values per token
+(``kv_values_per_head``), values kept per sequence (``state_values``), and their tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from recipe_core.models.compressed import CompressedAttention
+from recipe_core.models.tensors import Matrix, Tensor, projections, tensor
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedAttention:
+    """Multi-head, grouped-query or multi-query attention.
+
+    ``window`` bounds what a token sees (None: all).
+
+    ``gate`` is the width of an output gate computed beside the queries (0: none). ``shared_kv``
+    layers project keys only and use them as values too (both are cached). ``borrows_cache`` layers
+    attend over an earlier layer's cache: no K/V projection, no cache of their own. ``index_dim``:
+    width of a key beside the cache of a token that says which blocks a query attends to (0: none).
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    v_head_dim: int
+    window: int | None = None
+    bias: bool = False
+    gate: int = 0
+    shared_kv: bool = False
+    borrows_cache: bool = False
+    index_dim: int = 0
+
+    @property
+    def index_bytes_per_token(self) -> float:
+        """Bytes per token of the index key, in 16 bits on every rank (sglang#36549)."""
+        return 2.0 * self.index_dim
+
+    @property
+    def bidirectional(self) -> bool:
+        """Whether a token attends to those after it too."""
+        return False
+
+    @property
+    def projected_per_head(self) -> int:
+        """Values that a token's key and value have per KV head."""
+        return 0 if self.borrows_cache else self.head_dim + self.v_head_dim
+
+    @property
+    def kv_values_per_head(self) -> int:
+        """Cached values per token and KV head: key and value."""
+        return self.projected_per_head
+
+    @property
+    def state_values(self) -> int:
+        """Softmax attention keeps no state per sequence."""
+        return 0
+
+    @property
+    def state_bytes_per_value(self) -> float | None:
+        """No state, no format."""
+        return None
+
+    def tensors(self, hidden: int) -> list[Tensor]:
+        """Projections of one layer; K and V are cut by KV heads."""
+        width = self.head_dim if self.shared_kv else self.head_dim + self.v_head_dim
+        kv = 0 if self.borrows_cache else self.kv_heads * width
+        out = [
+            projections(
+                "attention.q",
+                "attention",
+                "tensor",
+                Matrix(self.heads * self.head_dim + self.gate, hidden),
+            ),
+            projections("attention.kv", "attention", "kv_heads", Matrix(kv, hidden)),
+            projections(
+                "attention.o",
+                "attention",
+                "tensor",
+                Matrix(hidden, self.heads * self.v_head_dim, cuts_inputs=True),
+            ),
+        ]
+        if self.bias:
+            out.append(tensor("attention.bias", self.heads * self.head_dim + kv, "norm", "tensor"))
+        return [item for item in out if item.numel]
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderAttention(GroupedAttention):
+    """Attention of an encoder: every token attends to all of its text, so nothing is cached.
+
+    ``window`` is the width of what a token sees, half of it on either side.
+    """
+
+    @property
+    def bidirectional(self) -> bool:
+        """Tokens attend to those after them too."""
+        return True
+
+    @property
+    def kv_values_per_head(self) -> int:
+        """No token comes later that would need a key or value."""
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """Multi-head latent attention (MLA, DeepSeek-V2, arXiv:2405.04434).
+
+    One latent per token serves all heads.
+
+    The cached latent (``kv_lora_rank + rope_head_dim`` values) has no heads, so every
+    tensor-parallel rank holds all of it. ``attends`` bounds how many tokens of its past a token
+    attends to, the highest-scoring ones (DeepSeek Sparse Attention; None: all). With
+    ``index_heads`` > 0 the layer has the indexer that chooses them and caches one more key per
+    token, else it takes an earlier layer's choice.
+    """
+
+    heads: int
+    q_lora_rank: int | None
+    kv_lora_rank: int
+    nope_head_dim: int
+    rope_head_dim: int
+    v_head_dim: int
+    window: int | None = None
+    index_heads: int = 0
+    index_head_dim: int = 0
+    attends: int | None = None
+
+    @property
+    def kv_heads(self) -> int:
+        """The latent is shared by all heads: one "KV head", never divided."""
+        return 1
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a query head."""
+        return self.nope_head_dim + self.rope_head_dim
+
+    @property
+    def kv_values_per_head(self) -> int:
+        """Cached values per token: the latent and the rotary key."""
+        return self.kv_lora_rank + self.rope_head_dim
+
+    @property
+    def index_bytes_per_token(self) -> float:
+        """Bytes per token of the indexer: an fp8 key, an fp32 scale per 128 values (vLLM)."""
+        return self.index_head_dim * (1 + 4 / 128) if self.index_heads else 0.0
+
+    @property
+    def state_values(self) -> int:
+        """Latent attention keeps no state per sequence."""
+        return 0
+
+    @property
+    def state_bytes_per_value(self) -> float | None:
+        """No state, no format."""
+        return None
+
+    def tensors(self, hidden: int) -> list[Tensor]:
+        """Projections of one layer: down-projections replicated, up-projections cut by heads."""
+        q, up = self.heads * self.head_dim, self.heads * (self.nope_head_dim + self.v_head_dim)
+        out = [
+            projections(
+                "attention.kv_a",
+                "attention",
+                "replicated",
+                Matrix(self.kv_lora_rank + self.rope_head_dim, hidden),
+            ),
+            projections("attention.kv_b", "attention", "tensor", Matrix(up, self.kv_lora_rank)),
+            projections(
+                "attention.o",
+                "attention",
+                "tensor",
+                Matrix(hidden, self.heads * self.v_head_dim, cuts_inputs=True),
+            ),
+        ]
+        if self.index_heads:
+            out.append(
+                tensor("attention.indexer", self._indexer(hidden), "attention", "replicated")
+            )
+        if self.q_lora_rank is None:
+            return [*out, projections("attention.q", "attention", "tensor", Matrix(q, hidden))]
+        return [
+            *out,
+            projections(
+                "attention.q_a", "attention", "replicated", Matrix(self.q_lora_rank, hidden)
+            ),
+            projections("attention.q_b", "attention", "tensor", Matrix(q, self.q_lora_rank)),
+        ]
+
+    def _indexer(self, hidden: int) -> int:
+        """Queries from the query latent, one key, a weight per head (``deepseek_v32`` indexer)."""
+        queries = (self.q_lora_rank or hidden) * self.index_heads * self.index_head_dim
+        return queries + hidden * (self.index_head_dim + self.index_heads)
+
+
+@dataclass(frozen=True, slots=True)
+class LinearAttention:
+    """A layer with a state of fixed size per sequence.
+
+    Gated delta net, Kimi delta, Mamba-1/2, lightning attention or short convolution.
+
+    ``heads`` value heads of ``v_head_dim`` and ``kv_heads`` key heads (or groups) of ``head_dim``
+    (the state size of Mamba); the recurrent state is ``heads · head_dim · v_head_dim`` values.
+    ``conv_channels`` of a causal convolution of ``conv_kernel`` keep their last ``conv_kernel - 1``
+    inputs. ``in_columns`` is the width of all input projections, ``extra`` what else the layer
+    holds.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    v_head_dim: int
+    conv_kernel: int
+    conv_channels: int
+    in_columns: int
+    extra: int = 0
+    recurrent_bytes: float | None = None
+    """Bytes per value of the recurrent state where the config states its dtype; the convolution
+    keeps the activation dtype."""
+
+    @property
+    def window(self) -> int | None:
+        """No window, as there is no cache to bound."""
+        return None
+
+    @property
+    def kv_values_per_head(self) -> int:
+        """Nothing is cached per token."""
+        return 0
+
+    @property
+    def conv_state_values(self) -> int:
+        """Values of the convolution's state per sequence."""
+        return self.conv_channels * max(0, self.conv_kernel - 1)
+
+    @property
+    def recurrent_state_values(self) -> int:
+        """Values of the recurrent state per sequence."""
+        return self.heads * self.head_dim * self.v_head_dim
+
+    @property
+    def state_values(self) -> int:
+        """Values kept per sequence by the whole layer; cut over heads."""
+        return self.conv_state_values + self.recurrent_state_values
+
+    @property
+    def state_bytes_per_value(self) -> float | None:
+        """Mean bytes per state value (None: the activation dtype); the convolution is 16-bit."""
+        if self.recurrent_bytes is None or not self.state_values:
+            return None
+        recurrent = self.recurrent_bytes * self.recurrent_state_values
+        return (2 * self.conv_state_values + recurrent) / self.state_values
+
+    def tensors(self, hidden: int) -> list[Tensor]:
+        """Input and output projections, and the convolution with other small tensors."""
+        small = self.conv_channels * self.conv_kernel + self.extra
+        return [
+            projections("mixer.in", "mixer", "tensor", Matrix(self.in_columns, hidden)),
+            projections(
+                "mixer.out",
+                "mixer",
+                "tensor",
+                Matrix(hidden, self.heads * self.v_head_dim, cuts_inputs=True),
+            ),
+            tensor("mixer.small", small, "norm", "tensor"),
+        ]
+
+
+Attention = GroupedAttention | LatentAttention | CompressedAttention | LinearAttention

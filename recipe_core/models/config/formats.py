@@ -1,0 +1,177 @@
+"""Number formats of quantised checkpoints: what each quantiser's own vocabulary means in ours."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from recipe_core.base.errors import ModelError
+from recipe_core.models.config.fields import MAX_WIDTH, Reader
+from recipe_core.models.tensors import Stored
+
+GROUPS = {"nvfp4": 16, "mxfp4": 32}
+"""Inputs that share a scale in formats that leave no choice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A stored format: our dtype and the edge of scale blocks that cuts must respect.
+
+    ``value_bytes``: bytes per value where a group size determines them; ``group``: that size.
+
+    ``scales``: what one scale of an fp8 matrix covers ("tensor", "channel" or "block").
+    """
+
+    dtype: str
+    block: int | None = None
+    value_bytes: float | None = None
+    scales: str | None = None
+    group: int | None = None
+
+    @property
+    def stored(self) -> Stored:
+        """What of it concerns memory and cuts."""
+        group = self.group or GROUPS.get(self.dtype)
+        return Stored(self.dtype, self.block, self.value_bytes, group)
+
+
+def fp8(scales: str, block: int = 128) -> Format:
+    """Fp8 weights with one scale a tensor, a channel (row) or a square block."""
+    if scales == "block":
+        return Format("fp8-block", block, scales="block")
+    return Format("fp8", scales=scales)
+
+
+def grouped_int(bits: int, group: int, *, zero_points: bool) -> Format:
+    """Integers with a 16-bit scale (and zero point) per ``group`` values; a group ≤ 0 is a row."""
+    overhead = (2 + (bits / 8 if zero_points else 0)) / group if group > 0 else 0.0
+    return Format(f"int{bits}", None, bits / 8 + overhead, group=group if group > 0 else None)
+
+
+def algorithm_format(name: str) -> Format | None:
+    """The format of a ``quant_algo`` of NVIDIA Model Optimizer; None where it is unknown."""
+    known = {
+        "FP8": fp8("tensor"),
+        "FP8_PER_CHANNEL_PER_TOKEN": fp8("channel"),
+        "FP8_PB_WO": fp8("block"),
+        "NVFP4": Format("nvfp4"),
+        "W4A16_NVFP4": Format("nvfp4"),
+        "NVFP4_AWQ": Format("nvfp4"),
+        "W4A8_NVFP4_FP8": Format("nvfp4"),
+        "MXFP4": Format("mxfp4"),
+        "W4A8_MXFP4_FP8": Format("mxfp4"),
+        "MXFP8": Format("fp8", None, 1 + 1 / 32),
+        "INT4_AWQ": grouped_int(4, 128, zero_points=True),
+        "W4A16_AWQ": grouped_int(4, 128, zero_points=True),
+        "W4A8_AWQ": grouped_int(4, 128, zero_points=True),
+        "W8A8_SQ_PER_CHANNEL": Format("int8"),
+        "INT8_SQ": Format("int8"),
+        "W8A16": Format("int8"),
+    }
+    return known.get(name.upper())
+
+
+def compressed(weights: Reader, format_name: str) -> Format:
+    """A ``weights`` object of compressed-tensors: bits, type, strategy, group or block size."""
+    bits = weights.whole(("num_bits",), 16)
+    kind = str(weights.config.get("type", "int"))
+    strategy = str(weights.config.get("strategy") or "")
+    group = weights.whole(("group_size",), MAX_WIDTH, default=0, minimum=-1)
+    if kind == "float" and bits == 8:
+        return _fp8(weights, strategy, group)
+    if kind == "float" and bits == 4:
+        return Format("mxfp4") if "mxfp4" in format_name or group == 32 else Format("nvfp4")
+    if kind == "int" and bits in (4, 8):
+        return grouped_int(bits, group, zero_points=weights.config.get("symmetric") is False)
+    raise unknown_format(weights, "num_bits", f"{bits}-bit {kind} weights are")
+
+
+def _fp8(weights: Reader, strategy: str, group: int) -> Format:
+    if strategy == "block":
+        sizes = weights.wholes("block_structure", MAX_WIDTH, length=2)
+        return fp8("block", sizes[0] if sizes else 128)
+    if group == 32:
+        return Format("fp8", None, 1 + 1 / 32)
+    return fp8("channel" if strategy == "channel" else "tensor")
+
+
+def quark(weight: Reader) -> Format:
+    """A ``weight`` object of AMD Quark: dtype, scheme and group size."""
+    dtype = str(weight.config.get("dtype", "")).lower()
+    group = weight.whole(("group_size",), MAX_WIDTH, default=0, minimum=-1)
+    if dtype.startswith("fp8"):
+        return fp8("channel" if weight.config.get("qscheme") == "per_channel" else "tensor")
+    if dtype in ("fp4", "mxfp4"):
+        return Format("mxfp4")
+    if dtype in ("int4", "uint4", "int8", "uint8"):
+        return grouped_int(int(dtype[-1]), group, zero_points=dtype.startswith("u"))
+    raise unknown_format(weight, "dtype", f"weights in {dtype or 'no stated format'!r} are")
+
+
+GGUF_BITS: dict[str, float] = {
+    "IQ1_S": 1.56,
+    "IQ1_M": 1.75,
+    "IQ2_XXS": 2.06,
+    "IQ2_XS": 2.31,
+    "IQ2_S": 2.5,
+    "IQ2_M": 2.7,
+    "Q2_K_S": 2.9,
+    "Q2_K": 2.96,
+    "IQ3_XXS": 3.06,
+    "IQ3_XS": 3.3,
+    "IQ3_S": 3.44,
+    "Q3_K_S": 3.5,
+    "IQ3_M": 3.66,
+    "Q3_K_M": 3.91,
+    "IQ4_XS": 4.25,
+    "MXFP4": 4.25,
+    "Q3_K_L": 4.27,
+    "IQ4_NL": 4.5,
+    "Q4_0": 4.55,
+    "Q4_K_S": 4.58,
+    "Q4_K_M": 4.85,
+    "Q4_1": 5.0,
+    "Q5_0": 5.5,
+    "Q5_K_S": 5.54,
+    "Q5_K_M": 5.69,
+    "Q5_1": 6.0,
+    "Q6_K": 6.56,
+    "Q8_0": 8.5,
+}
+"""Bits a weight over a whole GGUF file by its type, embedding and head included: those of the
+techniques of the same names (``compression/techniques.yaml``)."""
+
+_PLAIN_GGUF = {"Q3_K_XL": "Q3_K_L", "Q8_K_XL": "Q8_0", "MXFP4_MOE": "MXFP4"}
+"""Types that others than llama.cpp name, and the plain one of about that size."""
+
+
+def gguf_type(said: str) -> str | None:
+    """The plain type of a GGUF file by how it is called; None for one that is not known.
+
+    Publishers call mixtures of their own ``_L`` and ``_XL``: a little more than the plain one.
+    """
+    name = said.upper()
+    name = _PLAIN_GGUF.get(name, name)
+    stem = re.sub(r"_X?L$", "", name)
+    return next((t for t in (name, f"{stem}_M", stem, f"{stem}_0") if t in GGUF_BITS), None)
+
+
+def gguf(read: Reader) -> Format:
+    """A GGUF file by its ``file_type``: bits over the whole file, next to 4 or to 8 of them."""
+    said = str(read.config.get("file_type", ""))
+    plain = gguf_type(said)
+    if plain is None:
+        known = ", ".join(GGUF_BITS)
+        raise read.error(
+            "file_type", f"{said[:40]!r} is no type of a GGUF file.", f"Known: {known}."
+        )
+    bits = GGUF_BITS[plain]
+    integers = "int4" if bits <= 6 else "int8"
+    return Format("mxfp4" if plain == "MXFP4" else integers, None, bits / 8)
+
+
+def unknown_format(read: Reader, name: str, subject: str) -> ModelError:
+    """The error for a format that is not modelled."""
+    hint = "Supported: fp8, AWQ, GPTQ, mxfp4, nvfp4, modelopt, bitsandbytes, "
+    hint += "compressed-tensors and quark."
+    return read.error(name, f"{subject} not modelled yet.", hint)

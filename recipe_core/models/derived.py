@@ -1,0 +1,116 @@
+"""Checkpoints that the catalog lacks, recognised by their names.
+
+``nvidia/Qwen3-14B-FP4`` is Qwen3-14B as NVIDIA quantises; ``unsloth/Llama-3.3-70B-Instruct`` is
+Llama-3.3-70B-Instruct. A derived model says so in its notes: only its own ``config.json`` is
+certain.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter
+
+from recipe_core.base.documents import read_shipped
+from recipe_core.models.config.quantization import LEFT_OUT
+from recipe_core.models.spec import LinearAttention, ModelSpec
+
+CONVENTIONS = Path(__file__).with_name("conventions.yaml")
+
+
+_PART = re.compile(r"\{(\w+(?:\|\w+)*)\}")
+"""A part of the ending in a quantisation: ``{inside|file|Q4_K_M}`` is the first group that was
+there, or the last word where none was."""
+
+
+class Convention(BaseModel):
+    """What an ending of a name means; ``like`` is a model of the catalog that follows it.
+
+    ``hybrid``: only for models with layers of linear attention. ``experts`` and ``linear``: modules
+    that are left out too where a model has routed experts or linear attention. ``files``: such a
+    repository holds files in this format, beside the ``config.json`` of the base.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    ending: str
+    publishers: tuple[str, ...] = ()
+    like: str | None = None
+    hybrid: bool = False
+    quantization: dict[str, Any] | None
+    experts: tuple[str, ...] = ()
+    linear: tuple[str, ...] = ()
+    files: bool = False
+
+    def concerns(self, base: ModelSpec) -> bool:
+        """Whether it says something about copies of this model."""
+        return not self.hybrid or _is_hybrid(base)
+
+    def read(self, owner: str, name: str) -> tuple[str, Convention] | None:
+        """The name without the ending, and what this one says: its bits, groups or file.
+
+        None without the ending, or under another publisher's convention.
+        """
+        if self.publishers and owner.casefold() not in map(str.casefold, self.publishers):
+            return None
+        match = re.fullmatch(f"(.+?)(?:{self.ending})", name, re.IGNORECASE)
+        if match is None:
+            return None
+        parts = {part: text for part, text in match.groupdict().items() if text}
+        if self.quantization is None or not match.re.groupindex:
+            return match[1], self
+        filled = _filled(self.quantization, parts)
+        return match[1], self.model_copy(update={"quantization": filled})
+
+    def applied(self, config: Mapping[str, Any], base: ModelSpec) -> dict[str, Any]:
+        """The base's configuration with this quantisation in place of its own."""
+        if self.quantization is None:
+            return {name: value for name, value in config.items() if name != "quantization_config"}
+        out = self.quantization
+        more = (*(self.experts if base.is_moe else ()), *(self.linear if _is_hybrid(base) else ()))
+        if more:
+            left_out = next(name for name in LEFT_OUT if name in out)
+            out = {**out, left_out: [*out[left_out], *more]}
+        return {**config, "quantization_config": out}
+
+
+def _is_hybrid(base: ModelSpec) -> bool:
+    return any(isinstance(attention, LinearAttention) for attention, _ in base.mixers)
+
+
+def _filled(value: Any, parts: Mapping[str, str]) -> Any:
+    """A quantisation with what the name says in place of its parts; digits are numbers."""
+    if isinstance(value, Mapping):
+        return {key: _filled(item, parts) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_filled(item, parts) for item in value]
+    match = _PART.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        return value
+    *names, usual = match[1].split("|")
+    said = next((parts[name] for name in names if name in parts), usual)
+    return int(said) if said.isdigit() else said
+
+
+@cache
+def conventions() -> tuple[Convention, ...]:
+    """All conventions, in the order in which they are tried."""
+    return tuple(TypeAdapter(list[Convention]).validate_python(read_shipped(CONVENTIONS)))
+
+
+def meanings(model_id: str) -> list[tuple[str, Convention | None]]:
+    """The models that an id may stand for, most likely first, with the convention it follows.
+
+    First what its publisher's conventions say, then a copy of another owner's model (None), then
+    what such endings mean elsewhere.
+    """
+    owner, _, name = model_id.partition("/")
+    publishers: list[tuple[str, Convention | None]] = []
+    general: list[tuple[str, Convention | None]] = []
+    for convention in conventions():
+        if read := convention.read(owner, name):
+            (publishers if convention.publishers else general).append(read)
+    return [*publishers, (name, None), *general]

@@ -1,0 +1,171 @@
+"""Fetching a ``config.json`` from the Hugging Face Hub, with the user's settings.
+
+Of the hub's client library the settings are used (``HF_ENDPOINT``, ``HF_TOKEN``,
+``HF_HUB_OFFLINE``) and the snapshots that it has downloaded, which are only read: what the hub
+answers is not trusted with a place on the disk.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import lru_cache
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from cachetools import TTLCache
+
+from recipe_core.base.documents import MAX_DOCUMENT_BYTES, parse_json, read_text
+from recipe_core.base.errors import InputError, ModelError
+from recipe_core.base.web import Answer, Deadline, FetchError, UnreachableError, fetch
+from recipe_core.models.own_models import is_id
+
+SECONDS = 10.0
+"""Time for all that is asked of the hub about a model; one that can be reached needs a tenth."""
+MOST_REDIRECTS = 5
+MOST_CONFIGS = 1000
+"""Configs that are kept in memory."""
+FILE = "config.json"
+_SILENT: TTLCache[str, str] = TTLCache(maxsize=8, ttl=60.0)
+"""Why hubs cannot be reached, by their addresses, so that many unknown ids cost a single wait."""
+_FOLDER_HINT = "Go online, or set `model` to a folder with its config.json."
+
+
+class NotOnHubError(ModelError):
+    """The hub knows no such model, or cannot be asked: its name may be wrong."""
+
+
+@lru_cache(MOST_CONFIGS)
+def hub_config(model_id: str, revision: str | None = None) -> dict[str, Any]:
+    """The configuration of a model on the hub, downloaded (a few kB, never weights).
+
+    Where the hub cannot be reached, refuses or answers what is no config, that of a snapshot in the
+    cache of its client library.
+
+    Raises:
+        NotOnHubError: when the hub has no such model, or cannot be reached.
+        ModelError: when it wants a licence to be accepted first, or answers what is no config.
+    """
+    try:
+        return _config(_asked(model_id, revision), model_id)
+    except ModelError as error:
+        path = _snapshot(model_id, revision)
+        if path is None:
+            raise error from None
+    return _config(_text(path), model_id)
+
+
+def _config(text: str, model_id: str) -> dict[str, Any]:
+    name = f"the {FILE} of {model_id}"
+    try:
+        config = parse_json(text, name, constants=True)
+    except InputError as error:
+        hint = "Set `model` to a folder with a correct one."
+        raise ModelError(error.message, field="model", hint=error.hint or hint) from None
+    if not isinstance(config, dict):
+        raise ModelError(
+            f"{name} is not an object but {type(config).__name__}.",
+            field="model",
+            hint="Set `model` to a folder with a correct one.",
+        )
+    return config
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_text(path, field="model")
+    except InputError as error:
+        raise ModelError(error.message, field="model", hint=error.hint) from None
+
+
+def _asked(model_id: str, revision: str | None) -> str:
+    """The text of a model's config.json, as the hub has it now."""
+    from huggingface_hub import constants
+
+    endpoint = constants.ENDPOINT.rstrip("/")
+    if not is_id(model_id):
+        message = f"{model_id!r:.100} is no id of the hub."
+        raise NotOnHubError(message, field="model", hint="Check the id.")
+    if constants.HF_HUB_OFFLINE or endpoint in _SILENT:
+        raise _unreachable(model_id, _SILENT.get(endpoint))
+    url = f"{endpoint}/{quote(model_id)}/resolve/{quote(revision or 'main', safe='')}/{FILE}"
+    try:
+        answer = _fetched(url)
+    except UnreachableError as error:
+        _SILENT[endpoint] = str(error)
+        raise _unreachable(model_id, str(error)) from None
+    except FetchError as error:
+        raise ModelError(
+            f"{endpoint} gives no {FILE} of {model_id}: {error}.",
+            field="model",
+            hint=f"Check the network and HF_ENDPOINT. {_FOLDER_HINT}",
+        ) from None
+    if answer.status != HTTPStatus.OK:
+        raise _refused(model_id, revision, answer)
+    try:
+        return answer.body.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise ModelError(
+            f"the {FILE} of {model_id} is not UTF-8 text.", field="model", hint=_FOLDER_HINT
+        ) from None
+
+
+def _fetched(url: str) -> Answer:
+    deadline = Deadline(SECONDS)
+    token = None
+    with suppress(Exception):  # it may ask for a new token, in ways of its own
+        from huggingface_hub import get_token
+
+        token = deadline.run(get_token)
+    return fetch(
+        url,
+        deadline=deadline,
+        most_bytes=MAX_DOCUMENT_BYTES,
+        headers={"Authorization": f"Bearer {token}"} if token else {},
+        redirects=MOST_REDIRECTS,
+        plain=True,
+    )
+
+
+def _unreachable(model_id: str, reason: str | None) -> NotOnHubError:
+    because = f": {reason}" if reason else ""
+    return NotOnHubError(
+        f"{model_id} is not in the catalog, and the hub cannot be reached{because}.",
+        field="model",
+        hint=_FOLDER_HINT,
+    )
+
+
+def _refused(model_id: str, revision: str | None, answer: Answer) -> ModelError:
+    """The error for what is no success: the hub says why in a header."""
+    code = answer.headers.get("X-Error-Code", "")
+    if code == "GatedRepo":
+        hint = "Accept its licence on the hub and set HF_TOKEN."
+        return ModelError(f"{model_id} is gated.", field="model", hint=hint)
+    causes = {
+        "EntryNotFound": f"the hub has no {FILE} for {model_id}",
+        "RevisionNotFound": f"the hub has no revision {revision!r:.100} of {model_id}",
+    }
+    unknown = f"the hub has no model {model_id} for everybody to see"
+    hint = "Check the id; for a private one set HF_TOKEN."
+    if code in causes or answer.status in (401, 403, 404, 410):
+        message = f"{causes.get(code, unknown)} (status {answer.status})."
+        return NotOnHubError(message, field="model", hint=hint)
+    often = ": it was asked too often" if answer.status == HTTPStatus.TOO_MANY_REQUESTS else ""
+    return ModelError(
+        f"the hub answers with status {answer.status} for {model_id}{often}.",
+        field="model",
+        hint=f"Try again later. {_FOLDER_HINT}",
+    )
+
+
+def _snapshot(model_id: str, revision: str | None) -> Path | None:
+    """The config.json of a snapshot that the hub's client library has downloaded; None without."""
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        found = try_to_load_from_cache(model_id, FILE, revision=revision)
+    except (OSError, ValueError):
+        return None
+    return Path(found) if isinstance(found, str) else None

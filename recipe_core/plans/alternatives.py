@@ -1,0 +1,417 @@
+"""Choices beside the best split that are worth a click, each really planned.
+
+Cheaper number formats that engine and device support, fewer and more devices, and the best split
+that keeps the limits more surely. Each says what its formats are expected to keep of the accuracy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+
+from recipe_core.accuracy.retained import Retained
+from recipe_core.base.errors import RecipeError
+from recipe_core.base.labels import split_name
+from recipe_core.base.units import chance_text, range_text
+from recipe_core.estimates.columns.serving import Setting
+from recipe_core.hardware.cluster import short_title
+from recipe_core.models.variants import variants
+from recipe_core.plans.accuracy import accuracy_of, applied
+from recipe_core.plans.measures import kept
+from recipe_core.plans.problem import MAX_DEVICES
+from recipe_core.request.edit import change, select_split, shared_candidate
+from recipe_core.request.schema import PlanRequest
+
+if TYPE_CHECKING:
+    from recipe_core.plans.plan import Plan
+
+Kind = Literal["weights", "checkpoint", "made", "cache", "fewer", "more", "sure"]
+AT_MOST = 5
+SURE = 0.8
+"""Probability of keeping the limits from which a split is called safe."""
+LEAST_GAIN = 0.02
+"""Share by which a figure must be better to be worth a click."""
+LEAST_TRADED = 0.1
+"""The same, of a figure that is gained at the price of the goal's."""
+MOST_ROWS = 4000
+"""Rows of a plan up to which other requests are planned beside it: more would take a second."""
+MADE = ("fp8", "int8", "int4", "nvfp4", "mxfp4")
+"""Formats that a checkpoint can be made in (``recipe compress``)."""
+OTHER_CHECKPOINTS = 3
+"""Checkpoints of the same model in other formats that are tried at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """A choice beside the best split.
+
+    Attributes:
+        kind: what changes: weights that the engine converts, another checkpoint of the model, one
+            that has to be made first, the cache's format, fewer or more devices, or how surely the
+            limits must hold.
+        what: what is different, in a few words: ``fp8 weights``, ``4 GPUs``.
+        fields: edits to the request that take it (dotted fields and values).
+        candidate: the split that is then best.
+        key: that split's name in links, in the plan after the edits.
+        figure: the goal's figure then, as a text with its unit.
+        change: by which share the figure is then larger (negative: smaller).
+        better: whether the goal's figure improves; else ``gained`` says what does.
+        gained: the figure that improves instead, and by which share it changes; empty where
+            ``better``.
+        devices: devices that it uses.
+        accuracy: what its formats keep of the accuracy of the model's base; None for training.
+        techniques: what they do to that base, by the names of ``compression/techniques.yaml``.
+    """
+
+    kind: Kind
+    what: str
+    fields: Mapping[str, Any]
+    candidate: Mapping[str, Any]
+    key: str
+    figure: str
+    change: float
+    better: bool
+    gained: str
+    devices: int
+    accuracy: Retained | None = None
+    techniques: tuple[str, ...] = ()
+
+    @property
+    def formats(self) -> bool:
+        """Whether number formats change, and with them how well the model answers."""
+        return self.kind in ("weights", "checkpoint", "made", "cache")
+
+    @property
+    def accuracy_text(self) -> str:
+        """What other number formats keep of the accuracy, as a sentence; empty where none change.
+
+        ``Keeps 98.6% of the base's accuracy, 93.5% to 100% likely.``
+        """
+        if not self.formats or self.accuracy is None:
+            return ""
+        if not self.accuracy.known:
+            return f"What it keeps of the base's accuracy is unknown: {self.accuracy.basis}"
+        ends = (self.accuracy.low, self.accuracy.high)
+        likely = "" if ends[0] == ends[1] else f", {range_text(ends, kept)} likely"
+        return f"Keeps {kept(self.accuracy.value)} of the base's accuracy{likely}."
+
+    @property
+    def label(self) -> str:
+        """``fp8 weights: $1.71, −15 %, 99.6% accuracy``.
+
+        With what is gained where the goal's figure is not.
+        """
+        share = share_text(self.change)
+        if self.better:
+            known = self.formats and self.accuracy is not None and self.accuracy.known
+            accuracy = f", {kept(self.accuracy.value)} accuracy" if known and self.accuracy else ""
+            return f"{self.what}: {self.figure}, {share}{accuracy}"
+        return f"{self.what}: {self.gained}, {self.figure} ({share})"
+
+    @property
+    def split(self) -> str:
+        """The split in a few characters."""
+        return split_name(self.candidate)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "kind": self.kind,
+            "what": self.what,
+            "set": dict(self.fields),
+            "candidate": dict(self.candidate),
+            "label": self.label,
+            "formats": self.formats,
+            **self._accuracy_json(),
+        }
+
+    def _accuracy_json(self) -> dict[str, Any]:
+        """What other formats keep; nothing where none change. Null where that is unknown."""
+        if not self.formats or self.accuracy is None:
+            return {}
+        part = self.accuracy.to_json()
+        return {"accuracy": part["retained"], "accuracy_basis": part["basis"]}
+
+
+def share_text(share: float) -> str:
+    """A relative difference: ``−15 %``, ``+1,200 %``, ``same``."""
+    points = round(share * 100)
+    if points == 0:
+        return "same"
+    return f"{'+' if points > 0 else '−'}{abs(points):,} %"
+
+
+def safer(plan: Plan, row: int, least: float = SURE) -> int | None:
+    """The best row that keeps the limits with a probability of ``least``.
+
+    None without limits, where ``row`` is as sure itself, and where no split that holds the load is.
+    """
+    if not plan.limited or float(plan.confidence([row])[0]) >= least:
+        return None
+    rows = plan.order[plan.holds[plan.order]]
+    sure = rows[plan.confidence(rows) >= least]
+    return int(sure[0]) if len(sure) else None
+
+
+def alternatives(plan: Plan) -> list[Alternative]:
+    """Choices beside the best split, the best of each kind; those that improve the goal first.
+
+    Empty where nothing is feasible. Limits on percentiles and plans beyond ``MOST_ROWS`` rows leave
+    out what had to be planned anew.
+    """
+    best = plan.best_row
+    if best is None:
+        return []
+    options = [*_in_plan(plan, best)]
+    if plan.request.objective.limits.percentile is None and len(plan) <= MOST_ROWS:
+        options += _planned(plan, best)
+    by_kind: dict[Kind, Ranked] = {}
+    for one in options:
+        kept = by_kind.get(one.option.kind)
+        if kept is None or one.rank > kept.rank:
+            by_kind[one.option.kind] = one
+    ranked = sorted(by_kind.values(), key=_place)
+    return [one.option for one in ranked][:AT_MOST]
+
+
+def _place(one: Ranked) -> tuple[bool, bool, float]:
+    """What makes the choice safe comes first, then what improves the goal, the most first."""
+    return one.option.kind != "sure", not one.option.better, -one.rank
+
+
+class Ranked(NamedTuple):
+    """A choice, and by how much what it improves is better: a logarithm."""
+
+    rank: float
+    option: Alternative
+
+
+class _Edit(NamedTuple):
+    """An edit to try; without a name it is called after the devices that are then used."""
+
+    kind: Kind
+    what: str
+    fields: Mapping[str, Any]
+
+
+def _in_plan(plan: Plan, best: int) -> Iterator[Ranked]:
+    """The best split with fewer devices, and with more, on the best one's cluster."""
+    devices = plan.raw("gpus")
+    home = plan.setting(best).cluster
+    rows = plan.order[plan.holds[plan.order]]
+    sides: dict[Kind, Any] = {
+        "fewer": devices[rows] < devices[best],
+        "more": devices[rows] > devices[best],
+    }
+    for kind, beyond in sides.items():
+        for row in map(int, rows[beyond]):
+            if plan.setting(row).cluster is home:
+                fields = select_split(plan.request, plan.key(row))
+                edit = _Edit(kind, devices_text(plan, row), fields)
+                yield from _compared(plan, best, plan, row, edit)
+                break
+
+
+def _planned(plan: Plan, best: int) -> Iterator[Ranked]:
+    """What another request gives: other formats, more devices than there are."""
+    without_split = _without_split(plan.request)
+    for tried in (*_surer(plan, best), *_formats(plan, best), *_more_devices(plan, best)):
+        fields = {**without_split, **tried.fields}
+        try:
+            after = plan.replan(change(plan.request, fields))
+        except RecipeError:
+            continue
+        row = after.best_row
+        if row is None or (after.queues[row] and not plan.queues[best]):
+            continue
+        if after.uncertain[row] and not plan.uncertain[best]:
+            continue
+        if tried.kind == "weights" and after.setting(row).needs_other_checkpoint:
+            continue
+        if tried.kind == "made" and not after.setting(row).needs_other_checkpoint:
+            continue
+        edit = _Edit(tried.kind, tried.what or devices_text(after, row), fields)
+        yield from _compared(plan, best, after, row, edit)
+
+
+def _without_split(request: PlanRequest) -> dict[str, Any]:
+    """The edit that leaves the split to the ranking again; nothing where it does already."""
+    if request.candidate is None:
+        return {}
+    shared = shared_candidate(request)
+    return {"candidate": shared.model_dump(exclude_none=True) if shared else None}
+
+
+def devices_text(plan: Plan, row: int) -> str:
+    """``4 GPUs`` of a row; of several clusters ``4 × H100 SXM``."""
+    number = int(plan.raw("gpus")[row])
+    if len(plan.problem.clusters) > 1:
+        return f"{number:,} × {short_title(plan.setting(row).cluster.device)}"
+    plural = "" if number == 1 else "s"
+    return f"{number:,} {plan.device_title}{plural}"
+
+
+def _surer(plan: Plan, best: int) -> Iterator[_Edit]:
+    """Limits that have to hold with ``SURE``, where they may well be missed and loads can give.
+
+    Where loads are fixed, ``safer`` knows the split without planning anew.
+    """
+    doubtful = plan.limited and float(plan.confidence([best])[0]) < SURE
+    if doubtful and plan.load_searched and plan.request.objective.confidence is None:
+        yield _Edit("sure", f"{SURE * 100:.0f} % sure", {"objective.confidence": SURE})
+
+
+def _formats(plan: Plan, best: int) -> Iterator[_Edit]:
+    """Weights that the engine converts itself, checkpoints in other formats, and caches."""
+    if plan.kind != "serving":
+        return
+    setting, request = plan.setting(best), plan.request
+    device, spec = setting.cluster.device, setting.engine
+    if setting.model.quantization is None:
+        for dtype in spec.online_weight_dtypes:
+            if dtype in device.weight_dtypes and dtype != setting.weight_dtype:
+                yield _Edit("weights", f"{dtype} weights", {"options.weight_dtypes": (dtype,)})
+    yield from _checkpoints(setting, request)
+    for dtype in device.kv_dtypes:
+        if dtype in spec.kv_dtypes and dtype != setting.kv_dtype:
+            yield _Edit("cache", f"{dtype} cache", {"options.kv_dtypes": (dtype,)})
+
+
+def _checkpoints(setting: Setting, request: PlanRequest) -> Iterator[_Edit]:
+    """Checkpoints of the catalog, one a format, and formats that would have to be made.
+
+    Of the latter only where the objective is about accuracy, which says that formats may change.
+    """
+    if not isinstance(request.model, str):
+        return
+    device, own = setting.cluster.device, setting.weight_dtype
+    by_format: dict[str, str] = {}
+    for name, dtype in variants(request.model).items():
+        if dtype in device.weight_dtypes and dtype != own:
+            by_format.setdefault(dtype, name)
+    for dtype, name in [*by_format.items()][:OTHER_CHECKPOINTS]:
+        fields = {"model": name, "options.weight_dtypes": ("auto",)}
+        yield _Edit("checkpoint", f"{dtype} checkpoint", fields)
+    objective = request.objective
+    if objective.limits.accuracy_recovery is None and "accuracy" not in objective.goals:
+        return
+    there = {own, *by_format, *setting.engine.online_weight_dtypes}
+    for dtype in device.weight_dtypes:
+        if dtype in MADE and dtype not in there:
+            yield _Edit("made", f"{dtype} weights, to be made", {"options.weight_dtypes": (dtype,)})
+
+
+def _more_devices(plan: Plan, best: int) -> Iterator[_Edit]:
+    """The next size of the hardware, where the best split uses all that is there."""
+    hardware, place = plan.request.hardware, plan.setting(best).cluster
+    whole = len(plan.problem.clusters) == 1 and plan.raw("gpus")[best] >= place.devices
+    if not whole or place.devices * 2 > MAX_DEVICES[plan.kind]:
+        return
+    if hardware.per_node * 2 <= place.device.node.devices:
+        yield _Edit("more", "", {"hardware.per_node": hardware.per_node * 2})
+    else:
+        yield _Edit("more", "", {"hardware.nodes": hardware.nodes * 2})
+
+
+def _compared(plan: Plan, best: int, after: Plan, row: int, edit: _Edit) -> Iterator[Ranked]:
+    """The choice with its figures, where it improves the goal or trades it for another figure."""
+    name = _goal_measure(plan, best)
+    before, then = float(plan.raw(name)[best]), float(after.raw(name)[row])
+    rank, gained = _goal_gain(plan, best, after, row), ""
+    if not (math.isfinite(rank) and before > 0 and math.isfinite(then)):
+        return
+    better = rank >= math.log1p(LEAST_GAIN)
+    if edit.kind == "sure":
+        better, gained = False, _limits_kept(after, row)
+    elif not better:
+        traded = _best_trade(plan, best, after, row, name)
+        if traded is None or edit.kind not in ("fewer", "more"):
+            return
+        gained, rank = traded
+    yield Ranked(
+        rank,
+        Alternative(
+            kind=edit.kind,
+            what=edit.what,
+            fields=dict(edit.fields),
+            candidate=after.candidate(row),
+            key=after.key(row),
+            figure=after.text(name, row),
+            change=then / before - 1,
+            better=better,
+            gained=gained,
+            devices=int(after.raw("gpus")[row]),
+            **_accuracy_after(after, row),
+        ),
+    )
+
+
+def _accuracy_after(after: Plan, row: int) -> dict[str, Any]:
+    """What the formats of a row keep of the accuracy, and what they are."""
+    if after.kind != "serving":
+        return {}
+    done = applied(after.setting(row))
+    return {"accuracy": accuracy_of(after.setting(row)), "techniques": done.techniques}
+
+
+def _limits_kept(after: Plan, row: int) -> str:
+    """How surely a row keeps the limits."""
+    chance = chance_text(float(after.confidence([row])[0])).replace("%", " %")
+    several = len(after.stated_limits) > 1
+    return f"keeps the limit{'s' if several else ''} with {chance}"
+
+
+def _goal_measure(plan: Plan, best: int) -> str:
+    """The measure of the first goal; where its price is unknown, what stands for it."""
+    goal = next(iter(plan.request.objective.goals))
+    column = plan.goals[goal][0]
+    by_column = {measure.column: name for name, measure in plan.measures.items()}
+    column = plan.shown_as.get(column, column)
+    if column in plan.unpriced and not plan.priced(best):
+        column = plan.unpriced[column]
+    return by_column[column]
+
+
+def _goal_gain(plan: Plan, best: int, after: Plan, row: int) -> float:
+    """By how much the weighed goals improve: a logarithm, positive is better."""
+    gain = 0.0
+    for goal, weight in plan.request.objective.goals.items():
+        column, sign = plan.goals[goal]
+        if column in plan.unpriced and not plan.priced(best):
+            column, sign = plan.unpriced[column], -1
+        before, then = float(plan.columns[column][best]), float(after.columns[column][row])
+        if before <= 0 or then <= 0:
+            return math.nan
+        gain += weight * sign * math.log(before / then)
+    return gain
+
+
+def _best_trade(
+    plan: Plan, best: int, after: Plan, row: int, goal: str
+) -> tuple[str, float] | None:
+    """The figure that improves most while the goal's does not, and by how much."""
+    out: tuple[str, float] | None = None
+    for name in _tradeable(plan):
+        measure = plan.measures[name]
+        before, then = float(plan.raw(name)[best]), float(after.raw(name)[row])
+        if name == goal or not (np.isfinite([before, then]).all() and before > 0 and then > 0):
+            continue
+        gain = math.log(then / before) * (1 if measure.more_is_better else -1)
+        if gain >= math.log1p(LEAST_TRADED) and (out is None or gain > out[1]):
+            words = f"{after.text(name, row)}{_WORDS.get(name, '')}"
+            out = f"{words} ({share_text(then / before - 1)})", gain
+    return out
+
+
+_WORDS = {"ttft": " to first token", "usd_hour": " an hour", "wall": " to finish"}
+"""What tells figures of one unit apart."""
+
+
+def _tradeable(plan: Plan) -> Sequence[str]:
+    """Figures of the table's head; not those that say another one over again."""
+    names = dict.fromkeys([*plan.headline, "usd_hour"])
+    return [name for name in names if name != "interactivity"]

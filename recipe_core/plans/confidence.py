@@ -1,0 +1,247 @@
+"""With which probability cases keep the limits of an objective, if they were measured.
+
+A limit on a figure whose estimates are uncertain is a normal score: that of the limit in the
+calibrated intervals around the estimate. Several limits hold together with the probability of a
+normal distribution whose correlations are those of the figures' errors (a Gaussian copula): a
+device that is slower than estimated misses the limit on latency and the one on cost together.
+Limits on what is certain (devices, an hour's price) hold or do not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from recipe_core.base.arrays import Bool, Float, Int
+from recipe_core.base.intervals import NORMAL, scores_below
+from recipe_core.base.units import chance_text
+from recipe_core.estimates.bands import Uncertain, narrowed
+from recipe_core.estimates.rules.refusal import Refusal
+from recipe_core.plans.evaluated import EvaluatedCases
+from recipe_core.plans.limits import LIMITS
+from recipe_core.request.objective import Limits, Objective
+
+Cases = EvaluatedCases[Any, Any, Any]
+
+CERTAIN = 37.0
+"""Normal score from which a probability is 0 or 1 in floating point."""
+TAIL = 4.0
+"""Normal score beyond which the least likely of several limits decides alone."""
+NODES = 24
+"""Nodes of the Gauss-Legendre rule for two limits."""
+DRAWS = 4096
+"""Points of a Halton sequence for three limits and more: errors of about 0.1 %."""
+
+
+def confidence(cases: Cases, limits: Limits) -> Float:
+    """The probability that each case keeps every limit; NaN where it cannot run at all."""
+    if cases.chances is not None:
+        return cases.chances
+    rows = np.flatnonzero(cases.runs)
+    chance = np.full(len(cases), np.nan)
+    kept, scores, signed = _scores(cases, limits, rows)
+    chance[rows] = np.where(kept, 1.0, 0.0)
+    if scores and len(rows):
+        correlation = signed_correlation(signed, cases.physics.correlations())
+        chance[rows] *= together(np.stack(scores), correlation)
+    return chance
+
+
+def confident(cases: Cases, objective: Objective) -> Cases:
+    """With the rule that refuses what keeps the limits with less than the objective's confidence.
+
+    Of cases that keep them by the estimate: the others are refused already.
+    """
+    asked = objective.confidence
+    if asked is None:
+        return cases
+    chance = confidence(cases, objective.limits)
+
+    def say(i: int) -> str:
+        return (
+            f"holds the limits with a probability of {below_text(float(chance[i]), asked)}; "
+            f"{asked:.0%} is asked for"
+        )
+
+    rule = Refusal("confidence", cases.feasible & (chance < asked), say)
+    return replace(cases, limits=(*cases.limits, rule), chances=chance)
+
+
+def below_text(chance: float, asked: float) -> str:
+    """A probability below another, with as many digits as tell them apart."""
+    text = chance_text(chance)
+    return f"{chance:.1%}" if text == f"{asked:.0%}" else text
+
+
+def moved_confidence(
+    cases: Cases, limits: Limits, rows: Int, name: str, factors: Float
+) -> tuple[Float, Bool]:
+    """As ``confidence``, of some cases, with one limit times each of ``factors``.
+
+    Args:
+        cases: of one setting.
+        limits: as stated.
+        rows: of the cases; each must run.
+        name: the field of the limit that is moved.
+        factors: what it is multiplied by.
+
+    Returns:
+        Probabilities, and whether the estimates keep the limits: rows × factors.
+    """
+    kept, held, by = _scored(cases, limits, rows, {name: factors})
+    chance = np.where(kept, 1.0, 0.0)
+    if by and len(rows):
+        correlation = signed_correlation(list(by), cases.physics.correlations())
+        flat = np.stack([np.broadcast_to(score, kept.shape).ravel() for score in by.values()])
+        chance = chance * together(flat, correlation).reshape(kept.shape)
+    return chance, held
+
+
+def _scores(
+    cases: Cases, limits: Limits, rows: Int
+) -> tuple[Bool, list[Float], list[tuple[str, int]]]:
+    """Of some cases those that keep the certain limits, and normal scores of the uncertain ones."""
+    kept, _, by = _scored(cases, limits, rows, {})
+    return kept[:, 0], [score[:, 0] for score in by.values()], list(by)
+
+
+def _scored(
+    cases: Cases, limits: Limits, rows: Int, moved: Mapping[str, Float]
+) -> tuple[Bool, Bool, dict[tuple[str, int], Float]]:
+    """Whether cases keep the certain limits, and all by their estimates; scores of the others.
+
+    Cases × factors of the limits that are ``moved``. Limits that follow the same figure in the same
+    direction are the tighter of them.
+    """
+    factors = max((len(values) for values in moved.values()), default=1)
+    kept = np.ones((len(rows), factors), dtype=np.bool_)
+    held = kept.copy()
+    by: dict[tuple[str, int], Float] = {}
+    for rule in LIMITS.values():
+        bound = rule.bound(limits)
+        if bound is None:
+            continue
+        value = rule.value(cases, limits.percentile)[rows][:, None]
+        bounds = bound * moved.get(rule.name, np.ones(1))[None, :]
+        inside = (value >= bounds) if rule.at_least else (value <= bounds)
+        held &= inside
+        known = cases.physics.uncertain(cases.setting, rule.column)
+        if known is None:
+            kept &= inside
+            continue
+        ratio = bounds / value
+        score = _score(cases, rows, ratio, known)
+        if rule.at_least:
+            score = -score
+        score = np.clip(np.where(np.isfinite(value), score, -CERTAIN), -CERTAIN, CERTAIN)
+        key = known.metric, -known.sign if rule.at_least else known.sign
+        by[key] = np.minimum(by[key], score) if key in by else score
+    return kept, held, by
+
+
+def _score(cases: Cases, rows: Int, ratio: Float, known: Uncertain) -> Float:
+    """Normal scores of measured values of at most ``ratio`` (cases × …) times the estimates.
+
+    The intervals are the same for all cases, but where own runs narrow some.
+    """
+    left = None
+    if len(rows) and getattr(cases.setting, "correction", None) is not None:
+        estimates, places = cases.details(rows)
+        left = cases.physics.left(estimates, known.metric)
+    if left is None:
+        return scores_below(known.factors, ratio)
+    of_rows = np.round(left[places], 4)
+    score = np.empty(ratio.shape)
+    for share in np.unique(of_rows).tolist():
+        alike = of_rows == share
+        factors = {level: narrowed(ends, share) for level, ends in known.factors.items()}
+        score[alike] = scores_below(factors, ratio[alike])
+    return score
+
+
+def together(scores: Float, correlation: Float) -> Float:
+    """The probability that normal variables are all below their scores, one per case.
+
+    Args:
+        scores: variables × cases.
+        correlation: of the variables.
+    """
+    if len(scores) == 1:
+        return _cdf(scores[0])
+    if len(scores) == 2:
+        return _both(scores[0], scores[1], float(correlation[0, 1]))
+    drawn = _draws(len(scores)) @ _root(correlation).T
+    out = _cdf(scores.min(axis=0))  # what the least likely of them allows
+    open_question = (scores.min(axis=0) > -TAIL) & (scores.min(axis=0) < TAIL)
+    for i in np.flatnonzero(open_question).tolist():
+        out[i] = min(out[i], float(np.mean((drawn <= scores[:, i]).all(axis=1))))
+    return out
+
+
+def _cdf(scores: Float) -> Float:
+    """The standard normal distribution function."""
+    return np.array([0.5 * math.erfc(-score / math.sqrt(2)) for score in scores.tolist()])
+
+
+def _both(first: Float, second: Float, correlation: float) -> Float:
+    """The bivariate normal distribution function.
+
+    By its derivative in the correlation (Plackett 1954), integrated over the arc sine of it
+    (Drezner and Wesolowsky 1990).
+    """
+    nodes, weights = _legendre()
+    end = math.asin(max(min(correlation, 1.0), -1.0))
+    angle = (nodes + 1) / 2 * end
+    a, b = first[:, None], second[:, None]
+    cos2 = np.maximum(np.cos(angle) ** 2, 1e-12)
+    density = np.exp(-(a * a - 2 * a * b * np.sin(angle) + b * b) / (2 * cos2))
+    added = (density @ weights) * end / 2 / (2 * math.pi)
+    return np.asarray(np.clip(_cdf(first) * _cdf(second) + added, 0.0, 1.0))
+
+
+@cache
+def _legendre() -> tuple[Float, Float]:
+    return np.polynomial.legendre.leggauss(NODES)
+
+
+@cache
+def _draws(variables: int) -> Float:
+    """Independent standard normal points that fill the space evenly: points × variables."""
+    primes = (2, 3, 5, 7, 11, 13)[:variables]
+    columns = [[_radical_inverse(n, prime) for n in range(1, DRAWS + 1)] for prime in primes]
+    return np.array([[NORMAL.inv_cdf(share) for share in column] for column in columns]).T
+
+
+def _radical_inverse(n: int, base: int) -> float:
+    """The digits of ``n`` in a base, mirrored at the point (van der Corput)."""
+    value, scale = 0.0, 1.0
+    while n:
+        scale /= base
+        n, digit = divmod(n, base)
+        value += digit * scale
+    return value
+
+
+def _root(correlation: Float) -> Float:
+    """A matrix whose square is the correlation, or the nearest one that is a correlation's."""
+    values, vectors = np.linalg.eigh(correlation)
+    root = vectors * np.sqrt(np.maximum(values, 0.0))
+    return np.asarray(root / np.linalg.norm(root, axis=1, keepdims=True))
+
+
+def signed_correlation(
+    signed: Sequence[tuple[str, int]], known: Mapping[str, Mapping[str, float]]
+) -> Float:
+    """Correlations of errors of figures, some counted the other way round."""
+    size = len(signed)
+    out = np.eye(size)
+    for i, (a, sign) in enumerate(signed):
+        for j, (b, other) in enumerate(signed[:i]):
+            of = 1.0 if a == b else known.get(a, {}).get(b, known.get(b, {}).get(a, 0.0))
+            out[i, j] = out[j, i] = sign * other * of
+    return out

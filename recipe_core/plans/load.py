@@ -1,0 +1,217 @@
+"""The load of a closed loop, searched: for every split the best one that it holds in the limits.
+
+More load never shortens a time to first token or per token, and never raises what a token costs, so
+that for throughput, cost and energy the best load is the largest that a split holds within the
+limits; goals that weigh time against these have their best load before that. Either is found on a
+geometric grid of loads, from the smallest that leaves no replica idle to what the split holds at
+once, and on finer ones around the best point, until it is exact or within ``CLOSE``. All splits of
+a setting are columns of one estimate in every round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from recipe_core.base.arrays import Bool, Float, Int
+from recipe_core.base.units import rounded
+from recipe_core.estimates.columns.serving import Cases
+from recipe_core.plans.limits import LIMITS
+from recipe_core.plans.rows import TIE_DIGITS, PlanRows
+from recipe_core.request.objective import GAIN_FROM_LOAD
+
+COLUMNS = 2048
+"""Splits × loads of one round, as a rule: few splits are looked at closely, many in more rounds."""
+POINTS = 32
+"""Loads of a split in one round at most."""
+LEAST_POINTS = 4
+"""Loads of a split in one round at least, where its best one may lie below the largest."""
+ROUNDS = 32
+"""Rounds at most."""
+LOOKED_AT = 32
+"""Loads of a split that count as looked at."""
+AT_ONCE = 32_768
+"""Splits × loads that are judged together, so that memory stays flat however many there are."""
+CLOSE = 0.01
+"""Share of a load within which the best one is known; loads below a hundred are exact."""
+LEAST_CHANCE = 1e-3
+"""Probabilities below it count as equal."""
+
+STEPS = 9
+"""Bisections of a percentile: the load is known within a few percent."""
+FARTHEST = 64.0
+"""How many times smaller than by means a load within a percentile may be."""
+
+Judge = Callable[[Cases], PlanRows]
+"""Cases under the loads that they state, judged by means."""
+
+
+def best_loads(judge: Judge, cases: Cases, count: Callable[[int], None]) -> Float:
+    """For each case the load at which it holds, keeps every limit and scores best.
+
+    Of equally good loads the smallest; where none keeps the limits, the one that misses them by
+    least, which for limits on times is the smallest.
+
+    Args:
+        judge: judges cases of one setting.
+        cases: of that setting; their loads do not count.
+        count: is told how many loads are about to be judged.
+
+    Returns:
+        Whole requests in flight.
+    """
+    best = least_loads(cases)
+    first = judge(replace(cases, load=best))
+    rows = np.flatnonzero(first.runs)
+    if not len(rows):
+        return best
+    count(len(rows) * LOOKED_AT)
+    brackets = _Brackets.around(first, rows, best[rows])
+    wide = np.flatnonzero(brackets.high > brackets.best)
+    for number in range(ROUNDS):
+        if not len(wide):
+            break
+        points = int(np.clip(COLUMNS // len(wide), brackets.least_points(wide), POINTS))
+        for some in np.array_split(wide, -(-len(wide) * points // AT_ONCE)):
+            loads = brackets.between(some, points, with_high=number == 0)
+            places = np.repeat(rows[some], points)
+            brackets.narrow(some, loads, judge(replace(cases.take(places), load=loads.ravel())))
+        wide = np.flatnonzero(brackets.wide)
+    best[rows] = brackets.best
+    return best
+
+
+@dataclass(slots=True)
+class _Brackets:
+    """For each split the best load so far, and those on both sides of it that are worse.
+
+    ``missed`` and ``score`` are those of the best load. ``rising``: whether of the loads that hold
+    within the limits the largest is the best.
+    """
+
+    low: Float
+    best: Float
+    high: Float
+    missed: Float
+    score: Float
+    rising: bool
+
+    @classmethod
+    def around(cls, first: PlanRows, rows: Int, least: Float) -> _Brackets:
+        """From the smallest load, as it was judged, to what is held at once."""
+        held = np.floor(np.asarray(first.columns["held_requests"], dtype=float)[rows])
+        rising = set(first.request.objective.goals) <= GAIN_FROM_LOAD
+        missed, score = missed_by(first)[rows], _scores(first)[rows]
+        return cls(least.copy(), least.copy(), np.maximum(held, least), missed, score, rising)
+
+    def least_points(self, some: Int) -> int:
+        """Loads that narrow some brackets in one round: one where only one side is left."""
+        return 1 if (self.low[some] == self.best[some]).all() else LEAST_POINTS
+
+    @property
+    def wide(self) -> Bool:
+        """Where loads between the ends and the best one may yet be better."""
+        below = (self.best - self.low > 1) & (self.best > self.low * (1 + CLOSE))
+        above = (self.high - self.best > 1) & (self.high > self.best * (1 + CLOSE))
+        return np.asarray(below | above)
+
+    def between(self, some: Int, points: int, *, with_high: bool) -> Float:
+        """Whole loads inside some brackets, in geometric steps; the upper end too if wanted."""
+        share = np.arange(1, points + 1) / (points if with_high else points + 1)
+        low, high = self.low[some, None], self.high[some, None]
+        return np.asarray(np.round(low * (high / low) ** share))
+
+    def narrow(self, some: Int, loads: Float, judged: PlanRows) -> None:
+        """Take the best of more loads of some splits, and its neighbours as the ends."""
+        missed, score = missed_by(judged).reshape(loads.shape), _scores(judged).reshape(loads.shape)
+        known = np.column_stack([self.best[some], loads])
+        sort = np.argsort(known, axis=1, kind="stable")
+        loads, missed, score = (
+            np.take_along_axis(values, sort, axis=1)
+            for values in (
+                known,
+                np.column_stack([self.missed[some], missed]),
+                np.column_stack([self.score[some], score]),
+            )
+        )
+        place, index, last = _best_place(missed, score), np.arange(len(some)), loads.shape[1] - 1
+        after = np.minimum(place + 1, last)
+        low = np.where(place > 0, loads[index, np.maximum(place - 1, 0)], self.low[some])
+        high = np.where(place < last, loads[index, after], self.high[some])
+        best = loads[index, place]
+        if self.rising:  # what holds below the best is no better
+            ends = (missed[index, place] == 0) & (missed[index, after] > 0)
+            low = np.where(ends, best, low)
+        # where the smallest load misses the limits by least, larger ones miss them by more
+        high = np.where((missed[index, place] > 0) & (best == low), best, high)
+        self.low[some], self.best[some], self.high[some] = low, best, high
+        self.missed[some], self.score[some] = missed[index, place], score[index, place]
+
+
+def least_loads(cases: Cases) -> Float:
+    """The smallest load of each case that leaves none of its replicas idle."""
+    together = cases.shares_experts | cases.disaggregated
+    return np.where(together, 1.0, cases.replicas).astype(float)
+
+
+def missed_by(plan: PlanRows) -> Float:
+    """How many times a limit, or what it holds, each row exceeds at worst.
+
+    0 where it holds within the limits, infinite where it cannot run. Whether a row starts is not
+    for its load to say: one that may not start has the best load that it holds if it does.
+    """
+    limits = plan.request.objective.limits
+    missed = np.asarray(plan.columns["load"] / np.maximum(plan.columns["held_requests"], 1e-9))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        for code, rule in LIMITS.items():
+            if rule.bound(limits) is not None:
+                missed = np.maximum(missed, rule.excess(plan.bound(code), limits))
+        if (asked := plan.request.objective.confidence) is not None:
+            chance = plan.confidence(np.arange(len(plan)))
+            missed = np.maximum(missed, asked / np.maximum(chance, LEAST_CHANCE))
+    missed = np.where(plan.runs & np.isfinite(missed), missed, np.inf)
+    return np.where(plan.holds_once_started, 0.0, missed)
+
+
+def _scores(plan: PlanRows) -> Float:
+    """What rows are ranked by, as far as ties tell them apart; infinite where it is unknown."""
+    score = np.nan_to_num(plan.score, nan=np.inf)
+    if len(plan.request.objective.goals) > 1:  # a logarithm
+        return np.round(score, TIE_DIGITS)
+    return np.asarray(rounded(score, TIE_DIGITS), dtype=float)
+
+
+def _best_place(missed: Float, score: Float) -> Int:
+    """Which of the loads of each row is the best, the smallest of equal ones."""
+    least = missed.min(axis=1, keepdims=True)
+    score = np.where(least > 0, 0.0, score)
+    return np.asarray(np.where(missed <= least, score, np.inf).argmin(axis=1), dtype=np.int64)
+
+
+def bisected(keeps: Callable[[Int, Float], Bool], most: Float, *, whole: bool) -> Float:
+    """The largest load up to ``most`` that keeps percentiles, which loads up to some one do.
+
+    Args:
+        keeps: of some places in ``most`` and a load for each whether it keeps them; simulates.
+        most: the largest load that is looked at, one per split: what holds by means.
+        whole: whether loads are whole requests.
+
+    Returns:
+        Loads, within a few percent; NaN where none down to a 64th of ``most`` keeps them.
+    """
+    low, high = np.zeros(len(most)), np.array(most, dtype=float)
+    kept = keeps(np.arange(len(most)), high)
+    low[kept] = high[kept]
+    for _ in range(STEPS):
+        middle = np.sqrt(np.maximum(low, high / FARTHEST) * high)
+        middle = np.round(middle) if whole else middle
+        open_yet = (low < middle) & (middle < high) & (high > low * (1 + CLOSE))
+        places = np.flatnonzero(open_yet)
+        if not len(places):
+            break
+        kept = keeps(places, middle[places])
+        low[places] = np.where(kept, middle[places], low[places])
+        high[places] = np.where(kept, high[places], middle[places])
+    return np.where(low > 0, low, np.nan)

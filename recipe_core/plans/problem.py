@@ -1,0 +1,393 @@
+"""A request with its names looked up.
+
+What its kind of workload does not have is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Generic, TypeVar
+
+from recipe_core.base.documents import parse_json, to_json
+from recipe_core.base.errors import HardwareError, InputError, ModelError
+from recipe_core.estimates.columns.corrections import Corrections
+from recipe_core.estimates.columns.standing import standing
+from recipe_core.hardware.cluster import Cluster, cluster
+from recipe_core.hardware.nodes import beside
+from recipe_core.hardware.request import HardwareRequest
+from recipe_core.models.catalog import load_model
+from recipe_core.models.spec import ModelSpec
+from recipe_core.models.towers import PARTS, Modality
+from recipe_core.plans.limits import LIMITS
+from recipe_core.request.candidate import CandidateRequest, ServingCandidate, TrainingCandidate
+from recipe_core.request.edit import RUN_LIMITS
+from recipe_core.request.objective import Limits, Objective
+from recipe_core.request.schema import Options, PlanRequest
+from recipe_core.request.serving_workload import ServingWorkload, Speculative
+from recipe_core.request.training_workload import TrainingWorkload
+
+MAX_DEVICES = {"serving": 4096, "training": 65_536}
+"""The largest cluster that is planned, by kind: serving enumerates every product of degrees,
+training divisors only."""
+
+TRAINING_GOALS = ("throughput", "cost", "gpus", "energy")
+"""What a training run can be optimised for; the other goals are about requests."""
+
+TRAINING_OPTIONS = frozenset({"engines", "hardware", "nodes", "supervision"})
+"""Options that training has too: what its search may vary, and how a run is kept running."""
+
+W = TypeVar("W", ServingWorkload, TrainingWorkload)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem(Generic[W]):
+    """A request with its names looked up. The first of ``clusters`` is the request's own.
+
+    ``corrections``: what runs of one's own teach; None without any. ``assumed``: whether number
+    formats are taken as given (``Setting.assumed``).
+    """
+
+    request: PlanRequest
+    workload: W
+    model: ModelSpec
+    clusters: tuple[Cluster, ...]
+    corrections: Corrections | None = None
+    assumed: bool = False
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster of the request, before those that its options put beside it."""
+        return self.clusters[0]
+
+    @property
+    def candidate(self) -> CandidateRequest:
+        """What the request states of the split; nothing where it has no candidate."""
+        return self.request.candidate or CandidateRequest()
+
+
+ServingProblem = Problem[ServingWorkload]
+TrainingProblem = Problem[TrainingWorkload]
+
+
+def resolve(
+    request: PlanRequest, *, folders: bool = True, corrections: Corrections | None = None
+) -> Problem[Any]:
+    """Look up model, devices and links; estimates are made with ``corrections``.
+
+    Without any, with those that hold by default (``space.standing``).
+
+    Raises:
+        InputError: for unknown names, for fields that the kind of workload does not have, and for
+            what the schema has but this version does not model.
+    """
+    refuse_other_kind(request)
+    stated, corrections = corrections, corrections or standing()
+    if stated is not None and stated.given and request.is_training:
+        raise InputError(
+            "measured runs correct estimates of serving, not of training.",
+            field="measured",
+            hint="Leave them out, or ask for a serving workload.",
+        )
+    model = _model(request, folders)
+    request, model = _for_task(request, model)
+    first = _cluster(request, request.hardware, 0)
+    others = [beside(hardware, first) for hardware in request.options.hardware]
+    rest = [_cluster(request, hardware, k) for k, hardware in enumerate(others, 1)]
+    clusters = (first, *rest)
+    workload = request.workload
+    if isinstance(workload, TrainingWorkload):
+        run = Problem(request, workload, model, clusters)
+        _check_positions(run)
+        _check_budget(run)
+        return run
+    _check_media(workload, model)
+    model = model.serving(workload.modalities)
+    service = Problem(request, workload, model, clusters, corrections)
+    _check_serving(service)
+    return service
+
+
+def _cluster(request: PlanRequest, hardware: HardwareRequest, k: int) -> Cluster:
+    """The cluster of the request (the first) or of its options.
+
+    Errors name the field it stands in.
+    """
+    field = f"options.hardware.{k - 1}" if k else "hardware"
+    largest = MAX_DEVICES[request.workload.kind]
+    if hardware.devices > largest:
+        raise InputError(
+            f"per_node × nodes = {hardware.devices:,}; at most {largest:,} devices are planned.",
+            field=f"{field}.nodes",
+        )
+    try:
+        return cluster(hardware)
+    except HardwareError as error:
+        where = (error.field or "hardware").replace("hardware", field, 1)
+        raise HardwareError(error.message, field=where, hint=error.hint) from None
+
+
+def _model(request: PlanRequest, folders: bool) -> ModelSpec:
+    if isinstance(request.model, str):
+        return load_model(request.model, folders=folders)
+    return _inline_model(to_json(request.model, indent=None))
+
+
+def _for_task(request: PlanRequest, model: ModelSpec) -> tuple[PlanRequest, ModelSpec]:
+    """Request and model as the task has them: stated, or what the model is made for.
+
+    Raises:
+        InputError: for a text of a model that makes none, and for training an encoder.
+    """
+    workload = request.workload
+    if isinstance(workload, TrainingWorkload):
+        if model.is_encoder:
+            raise InputError(
+                f"{model.name} is an encoder; training of encoders is not modelled.",
+                field="model",
+                hint="Choose a decoder-only model.",
+            )
+        return request, model
+    task = workload.task or model.task
+    if task == "generate":
+        if model.is_encoder:
+            raise InputError(
+                f"{model.name} is an encoder and generates no text.",
+                field="workload.task",
+                hint="Set it to embed or score, or leave it out.",
+            )
+        return request, model
+    workload = workload.as_task(task)
+    return request.model_copy(update={"workload": workload}), model.pooled(task)
+
+
+@lru_cache(maxsize=1024)
+def _inline_model(config: str) -> ModelSpec:
+    """A model given as a config; the lines of a file repeat few of them."""
+    try:
+        values = parse_json(config, "the config")
+    except InputError as error:
+        raise ModelError(error.message, field="model", hint=error.hint) from None
+    return load_model(values)
+
+
+# What the other kind has
+
+
+def _without(kind: type[Any], other: type[Any]) -> tuple[str, ...]:
+    return tuple(name for name in kind.model_fields if name not in other.model_fields)
+
+
+SERVING_FIELDS = _without(ServingCandidate, TrainingCandidate)
+TRAINING_FIELDS = _without(TrainingCandidate, ServingCandidate)
+
+
+def refuse_other_kind(request: PlanRequest) -> None:
+    """Raise InputError for the first field that only the other kind of workload has."""
+    candidate, training = request.candidate or CandidateRequest(), request.is_training
+    other, kinds = (
+        (SERVING_FIELDS, "serving, not to training")
+        if training
+        else (TRAINING_FIELDS, "training, not to serving")
+    )
+    for name in other:
+        if getattr(candidate, name) is not None:
+            raise InputError(
+                f"belongs to {kinds}.", field=f"candidate.{name}", hint="Leave it out."
+            )
+    for field, hint in _serving_only(request) if training else _limits_of_others(request):
+        raise InputError(f"belongs to {kinds}.", field=field, hint=hint)
+
+
+def _serving_only(request: PlanRequest) -> Iterator[tuple[str, str]]:
+    """Fields of a training request that only serving has, each with the fix."""
+    objective, options = request.objective, request.options
+    goals = "Use " + ", ".join(TRAINING_GOALS) + "."
+    if objective.orientation is not None:
+        yield "objective.orientation", "Leave it out, or use weights."
+    if not objective.weights and objective.optimize not in TRAINING_GOALS:
+        yield "objective.optimize", goals
+    for goal in objective.weights:
+        if goal not in TRAINING_GOALS:
+            yield f"objective.weights.{goal}", goals
+    if objective.accuracy_of != Objective.model_fields["accuracy_of"].default:
+        yield "objective.accuracy_of", "Leave it out."
+    yield from _limits_of_others(request)
+    for name, field in Options.model_fields.items():
+        if name not in TRAINING_OPTIONS and getattr(options, name) != field.get_default():
+            yield f"options.{name}", "Leave it out."
+    if options.supervision.min_available is not None:
+        yield "options.supervision.min_available", "Leave it out: a run has no replicas."
+
+
+def _limits_of_others(request: PlanRequest) -> Iterator[tuple[str, str]]:
+    """Limits that the kind of workload does not have, each with those that it has."""
+    kind, limits = request.workload.kind, request.objective.limits
+    kinds = {kind, getattr(request.workload, "mode", kind)}
+    known = [limit.name for limit in LIMITS.values() if kinds & limit.kinds]
+    if kind == "serving":
+        known.append("percentile")  # of the times
+    for name in Limits.model_fields:
+        if getattr(limits, name) is not None and name not in known:
+            if kind == "serving" and name in RUN_LIMITS:
+                yield f"objective.limits.{name}", "Serving has it with workload.mode: offline."
+                continue
+            yield f"objective.limits.{name}", f"{kind.title()} has limits on {', '.join(known)}."
+
+
+# What fits neither the model nor this version
+
+
+def _check_positions(problem: TrainingProblem) -> None:
+    workload, model = problem.workload, problem.model
+    lengths = {"workload.sequence_length": workload.sequence_length}
+    for k, phase in enumerate(workload.phases or ()):
+        lengths[f"workload.phases.{k}.sequence_length"] = phase.sequence_length or 0
+    for field, length in lengths.items():
+        if length > model.max_context:
+            raise InputError(
+                f"{length:,} tokens exceed the {model.max_context:,} positions of {model.name}.",
+                field=field,
+                hint="Shorten sequences, or give a config with rope scaling.",
+            )
+
+
+def _check_budget(problem: TrainingProblem) -> None:
+    """Raise for a limit on a whole run that has no end."""
+    if problem.workload.tokens is not None:
+        return
+    for name in RUN_LIMITS:
+        if getattr(problem.request.objective.limits, name) is not None:
+            raise InputError(
+                "bounds a whole run, and workload.tokens does not say how long the run is.",
+                field=f"objective.limits.{name}",
+                hint="State workload.tokens, or leave the limit out.",
+            )
+
+
+def _check_media(workload: ServingWorkload, model: ModelSpec) -> None:
+    """Raise for images or sound of a model, or an engine, that reads none."""
+    stated: tuple[tuple[str, Modality, object], ...] = (
+        ("images", "image", workload.images),
+        ("audio", "audio", workload.audio),
+    )
+    for field, modality, part in stated:
+        if part is None:
+            continue
+        if model.tower(modality) is None:
+            raise InputError(
+                f"{model.name} has no {PARTS[modality]} that is known.",
+                field=f"workload.{field}",
+                hint="Leave it out, or choose a model that reads it.",
+            )
+        if workload.modalities is not None and modality not in workload.modalities:
+            raise InputError(
+                f"contradicts workload.modalities, which leaves {modality} out.",
+                field=f"workload.{field}",
+                hint="Leave one of them out.",
+            )
+
+
+def _check_serving(problem: ServingProblem) -> None:
+    request, workload = problem.request, problem.workload
+    if workload.pooled:
+        _check_pooled(problem)
+    check_draft(problem, workload.speculative, "workload.speculative")
+    for k, draft in enumerate(request.options.speculative):
+        check_draft(problem, draft, f"options.speculative.{k}")
+    if request.options.disaggregated:
+        check_pools(problem, "options.disaggregated")
+    if workload.mode != "open" and any(load != int(load) for load in request.options.loads):
+        raise InputError(
+            f"mode {workload.mode} counts whole requests.",
+            field="options.loads",
+            hint="Give whole numbers.",
+        )
+
+
+def _check_pooled(problem: ServingProblem) -> None:
+    """Raise for what requests without output tokens do not have."""
+    request, workload = problem.request, problem.workload
+    what = f"task {workload.task} has no output tokens after the first"
+    objective, options = request.objective, request.options
+    absent = {
+        "objective.limits.tpot_ms": objective.limits.tpot_ms is not None,
+        "objective.optimize": "tpot" in objective.goals,
+        "options.speculative": bool(options.speculative),
+        "options.disaggregated": options.disaggregated,
+        "candidate.prefill": problem.candidate.prefill is not None,
+        "candidate.speculative": problem.candidate.speculative is not None,
+    }
+    for field, stated in absent.items():
+        if stated:
+            raise InputError(f"{what}.", field=field, hint="Leave it out.")
+    if (workload.prefix_hit or workload.prefix_reuse) and problem.model.is_encoder:
+        raise InputError(
+            f"{problem.model.name} is an encoder, which caches no prefix.",
+            field="workload.prefix_hit" if workload.prefix_hit else "workload.prefix_reuse",
+            hint="Leave it out.",
+        )
+    _check_means(objective, "embeddings and scores")
+
+
+def check_draft(problem: ServingProblem, draft: Speculative | None, field: str) -> None:
+    """Raise for a draft that the model does not have, and for percentiles of steps with drafts.
+
+    Tokens of such a step are known on average only.
+    """
+    if draft is None:
+        return
+    if draft.method == "mtp" and not problem.model.draft_layers:
+        raise InputError(
+            f"{problem.model.name} has no draft layers.",
+            field=f"{field}.method",
+            hint="Use eagle or ngram.",
+        )
+    _check_means(problem.request.objective, "speculative decoding")
+
+
+def check_candidate(problem: ServingProblem, candidate: CandidateRequest) -> None:
+    """Raise for a stated split that this version does not model, or that contradicts itself."""
+    if candidate.eager:
+        raise InputError(
+            "eager execution is not modelled by this version.",
+            field="candidate.eager",
+            hint="Leave it out.",
+        )
+    degrees = (candidate.tp, candidate.pp, candidate.dp)
+    if candidate.engine_version is not None and None in degrees:
+        raise InputError(
+            "goes with a split stated in full.",
+            field="candidate.engine_version",
+            hint="State tp, pp and dp too, or leave it out.",
+        )
+    check_draft(problem, candidate.speculative, "candidate.speculative")
+    if candidate.prefill is not None:
+        check_pools(problem, "candidate.prefill")
+    elif candidate.replicas is not None:
+        raise InputError(
+            "goes with a prefill pool.",
+            field="candidate.replicas",
+            hint="Use dp, or add candidate.prefill.",
+        )
+
+
+def check_pools(problem: ServingProblem, field: str) -> None:
+    """Raise for what a prefill pool of its own does not go with."""
+    if problem.workload.mode == "static":
+        raise InputError(
+            "a static batch is not served by two pools.",
+            field=field,
+            hint="Leave it out or change the mode.",
+        )
+    _check_means(problem.request.objective, "disaggregated pools")
+
+
+def _check_means(objective: Objective, subject: str) -> None:
+    if objective.limits.percentile is not None:
+        raise InputError(
+            f"percentiles of {subject} are not simulated by this version.",
+            field="objective.limits.percentile",
+            hint="Leave it out.",
+        )

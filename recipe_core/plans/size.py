@@ -1,0 +1,115 @@
+"""How many candidates a request has, counted before they are made, and what of it would fit."""
+
+from __future__ import annotations
+
+from recipe_core.base import budget
+from recipe_core.base.errors import LimitError
+from recipe_core.estimates.columns.splits import ExpertSharing, count_splits
+from recipe_core.hardware.cluster import Cluster
+from recipe_core.request.schema import Options
+
+MULTIPLYING = (
+    "hardware",
+    "engines",
+    "weight_dtypes",
+    "kv_dtypes",
+    "speculative",
+    "max_batched_tokens",
+    "loads",
+)
+"""Options of which every value multiplies the candidates."""
+
+
+def check_size(candidates: int, options: Options) -> None:
+    """Take note of a plan's candidates, or refuse more than the budget allows.
+
+    Raises:
+        LimitError: names the longest option, and how many of its values would fit.
+    """
+    most = budget.most_candidates()
+    if most is None or candidates <= most:
+        budget.plan(candidates)
+        return
+    excess = f"make {candidates:,} candidates; at most {most:,} are evaluated in one plan."
+    values = {name: len(getattr(options, name)) for name in MULTIPLYING}
+    longest = max(values, key=lambda name: values[name])
+    fitting = values[longest] * most // candidates
+    if values[longest] > 1 and fitting:
+        raise LimitError(
+            f"its {values[longest]} values {excess}",
+            field=f"options.{longest}",
+            hint=f"Give at most {fitting}.",
+        )
+    several = [f"options.{name}" for name, count in values.items() if count > 1]
+    raise LimitError(
+        f"the values of {', '.join(several) or 'the request'} {excess}",
+        field=several[0] if several else "hardware.nodes",
+        hint=f"Give fewer: {candidates / most:,.0f} times too many.",
+    )
+
+
+def check_loads(candidates: int) -> None:
+    """Take note of a plan's candidates, those of the loads searched so far among them.
+
+    Raises:
+        LimitError: for more than the budget allows.
+    """
+    most = budget.most_candidates()
+    if most is not None and candidates > most:
+        raise LimitError(
+            f"is searched for every split, which makes over {most:,} candidates, the most that are "
+            "evaluated in one plan.",
+            field="workload.concurrency",
+            hint="State it, or give fewer devices, formats or engines.",
+        )
+    budget.grow(candidates)
+
+
+def check_splits(
+    place: Cluster, shares_experts: ExpertSharing, kv_heads: int | None, devices: int
+) -> int:
+    """How many splits a cluster has.
+
+    Raises:
+        LimitError: for more than the budget allows, with the nodes that would fit.
+    """
+    most = budget.most_candidates()
+    count = count_splits(devices, shares_experts=shares_experts, kv_heads=kv_heads)
+    if most is None or count <= most:
+        return count
+    fitting, beyond = 0, devices
+    while beyond - fitting > 1:
+        middle = (fitting + beyond) // 2
+        if count_splits(middle, shares_experts=shares_experts, kv_heads=kv_heads) <= most:
+            fitting = middle
+        else:
+            beyond = middle
+    nodes = fitting // place.per_node
+    whole = f", {nodes:,} nodes of {place.per_node}" if nodes else ""
+    raise LimitError(
+        f"{devices:,} devices make {count:,} candidates; at most {most:,} are evaluated in one "
+        "plan.",
+        field="hardware.nodes",
+        hint=f"Plan at most {fitting:,} devices{whole}.",
+    )
+
+
+def check_training_size(candidates: int, clusters: int) -> None:
+    """Take note of a training plan's candidates so far, or refuse more than the budget allows.
+
+    ``candidates`` of all its ``clusters``.
+
+    Raises:
+        LimitError: says what narrows the search.
+    """
+    most = budget.most_candidates()
+    if most is not None and candidates > most:
+        on = f" on {clusters} clusters" if clusters > 1 else ""
+        fewer = ", or give fewer options.hardware" if clusters > 1 else ""
+        raise LimitError(
+            f"the splits of this run{on} make over {most:,} candidates, the most that are "
+            "evaluated in one plan.",
+            field="candidate",
+            hint=f"State some of tp, pp, cp, ep, micro_batch, or options.nodes: all{fewer}.",
+        )
+    budget.plan(candidates)

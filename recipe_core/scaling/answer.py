@@ -1,0 +1,316 @@
+"""From a request to its answer over time: every policy searched, simulated and held to bounds.
+
+Where the request states ``options.scaling``, exactly that is simulated; where it does not, the
+parameters of every policy are searched (module ``search``) over the hardest day. The best few of
+each are then simulated over the whole time, and the cheapest that reaches the wanted share is the
+policy's answer. Its hardest day is repeated under other chances (starts, failures, reclaims) and
+with quick and slow starts, which gives the share its range. The best policy's worst hour is looked
+at request by request (module ``confirm``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from recipe_core.base import progress
+from recipe_core.estimates.columns.corrections import Corrections
+from recipe_core.request.scaling import POLICIES, Policy, Scaling, policies_named
+from recipe_core.request.schema import PlanRequest
+from recipe_core.scaling.bounds import always_peak, clairvoyant
+from recipe_core.scaling.confirm import checked
+from recipe_core.scaling.result import (
+    Bounds,
+    Checked,
+    OverTimeAnswer,
+    PolicyAnswer,
+    Saving,
+    ServiceAnswer,
+    StartAnswer,
+    StartPhase,
+)
+from recipe_core.scaling.says import Replays, against, load_answer, policy_answer
+from recipe_core.scaling.search import ROUNDS, search
+from recipe_core.scaling.setup import Deployment, deployment_of
+from recipe_core.scaling.simulated import STEP_S, Simulation
+from recipe_core.scaling.spaces import space_of
+from recipe_core.scaling.traces.rates import Rates
+from recipe_core.scaling.traces.trace import Trace
+
+SEEDS = (0, 1, 2)
+"""Of the repetitions of a day; all else is of the first."""
+SEARCHED_DAYS = 1.0
+"""Days of the load over which parameters are searched: that with the busiest interval."""
+RANGE_DAYS = 1.0
+"""Days that are simulated again under other chances."""
+UNWRITTEN: tuple[Policy, ...] = ("predictive",)
+"""Policies that no autoscaler runs as they are: they are compared, and never chosen."""
+FAR = 0.05
+"""Difference between the shares by requests and by flows that is worth a note."""
+REPLAYS = 1 + len(SEEDS) + 2
+"""Simulations of the best policies: the whole time, a day by seeds, with quick and slow starts."""
+
+
+def over_time(
+    request: PlanRequest,
+    *,
+    trace: Trace | Rates | None = None,
+    policies: Sequence[str] | None = None,
+    days: float | None = None,
+    folders: bool = True,
+    corrections: Corrections | None = None,
+) -> OverTimeAnswer:
+    """What each policy of scaling reaches over the time of a load, and what it costs.
+
+    Progress goes to the watcher of ``base/progress``; the calculation ends where the budget of
+    ``base/budget`` ends it.
+
+    Args:
+        request: of serving, with limits on time.
+        trace: the load in place of ``workload.over_time``.
+        policies: names of policies to compare. Left out: exactly ``options.scaling`` where the
+            request states it, else all. The stated one keeps its parameters, others are searched.
+        days: time that is looked at; that of the load unless given.
+        folders: whether the model may be named by a path on this machine.
+        corrections: what runs of one's own teach.
+
+    Raises:
+        InputError: for a request without a load over time or a limit on time, unknown names.
+        NoAnswer: where no split can run within the limits.
+    """
+    names = policies_named(policies)
+    deployment = deployment_of(
+        request, trace=trace, days=days, folders=folders, corrections=corrections
+    )
+    stated = request.options.scaling
+    searched = _searched(stated, names)
+    rounds = ROUNDS if searched else 0
+    with progress.task(2 + rounds + REPLAYS + 1):
+        simulation = Simulation.of(deployment)
+        progress.step()
+        finalists = _finalists(simulation, searched, deployment.attainment)
+        if stated is not None and (names is None or stated.policy in names):
+            finalists[stated.policy] = [stated]
+        replays = _replayed(simulation, finalists, deployment.attainment)
+        bounds = _bounds(simulation, deployment)
+        progress.step()
+        answer = _answer(deployment, simulation, replays, bounds)
+        progress.step()
+    return answer
+
+
+def over_time_json(
+    request: Mapping[str, Any],
+    *,
+    policies: Sequence[str] | None = None,
+    days: float | None = None,
+    folders: bool = True,
+) -> dict[str, Any]:
+    """``over_time`` of the plain values of a request, as plain values: what workers are asked.
+
+    Raises:
+        RecipeError: as ``over_time``.
+    """
+    asked = PlanRequest.parse(request)
+    return over_time(asked, policies=policies, days=days, folders=folders).to_json()
+
+
+def _searched(stated: Scaling | None, names: Sequence[Policy] | None) -> list[Policy]:
+    """Policies whose parameters are searched."""
+    if names is None:
+        return [] if stated is not None else list(POLICIES)
+    return [name for name in names if stated is None or name != stated.policy]
+
+
+def _finalists(
+    simulation: Simulation, policies: Sequence[Policy], wanted: float
+) -> dict[Policy, list[Scaling]]:
+    """The best few parameters of each policy; policies that are nothing of their own are left out.
+
+    As a schedule is where every hour needs the same.
+    """
+    if not policies:
+        return {}
+    spaces = [space_of(policy, simulation.need) for policy in policies]
+    best = search(spaces, simulation.part(SEARCHED_DAYS).outcomes, wanted)
+    return {policy: [one.scaling for one in tried] for policy, tried in best.items() if tried}
+
+
+def _replayed(
+    simulation: Simulation, finalists: Mapping[Policy, Sequence[Scaling]], wanted: float
+) -> dict[Policy, tuple[Scaling, Replays]]:
+    """The best of each policy's finalists over the whole time, with its range."""
+    every = [scaling for scalings in finalists.values() for scaling in scalings]
+    best: dict[Policy, tuple[Scaling, Replays]] = {}
+    for scaling, outcome in zip(every, simulation.outcomes(every), strict=True):
+        replay, known = Replays(outcome), best.get(scaling.policy)
+        if known is None or _order(replay, wanted) < _order(known[1], wanted):
+            best[scaling.policy] = (scaling, replay)
+    progress.step()
+    return _with_ranges(simulation, best)
+
+
+def _order(replay: Replays, wanted: float) -> tuple[float, ...]:
+    """Sorts the better first, as in the search."""
+    if replay.attainment >= wanted:
+        return (0.0, replay.rented_s, -replay.attainment)
+    return (1.0, -replay.attainment, replay.rented_s)
+
+
+def _with_ranges(
+    simulation: Simulation, best: Mapping[Policy, tuple[Scaling, Replays]]
+) -> dict[Policy, tuple[Scaling, Replays]]:
+    """The best ones with what chances make of their hardest day."""
+    day = simulation.part(RANGE_DAYS)
+    scalings = [scaling for scaling, _ in best.values()]
+    start = day.fleet.start
+    runs = []
+    for seed in SEEDS:
+        runs.append(day.outcomes(scalings, seed=seed))
+        progress.step()
+    for seconds in (start.low_s, start.high_s):
+        runs.append(day.outcomes(scalings, fleet=day.with_start(seconds)))
+        progress.step()
+    columns = zip(*runs, strict=True)
+    return {
+        policy: (scaling, replace(replays, day=column[0], others=column[1:]))
+        for (policy, (scaling, replays)), column in zip(best.items(), columns, strict=True)
+    }
+
+
+def _bounds(simulation: Simulation, deployment: Deployment) -> Bounds:
+    fleet, load, wanted = simulation.fleet, simulation.load, deployment.attainment
+    peak = always_peak(fleet, load, wanted, interval_s=simulation.interval_s, step_s=STEP_S)
+    count = int(peak.most_replicas)
+    least = clairvoyant(fleet, load, wanted, interval_s=simulation.interval_s)
+    always = Scaling(policy="fixed", min_replicas=count, max_replicas=count)
+    return Bounds(
+        always_peak=policy_answer("always_peak", always, Replays(peak), fleet, wanted),
+        clairvoyant=policy_answer("clairvoyant", None, Replays(least), fleet, wanted),
+    )
+
+
+def _answer(
+    deployment: Deployment,
+    simulation: Simulation,
+    replays: Mapping[Policy, tuple[Scaling, Replays]],
+    bounds: Bounds,
+) -> OverTimeAnswer:
+    fleet, wanted = simulation.fleet, deployment.attainment
+    ordered = sorted(replays.values(), key=lambda pair: _order(pair[1], wanted))
+    best = _best(ordered, wanted)
+    policies = []
+    for scaling, replay in ordered:
+        closer = None
+        if scaling.policy == best or len(ordered) == 1:
+            closer = checked(simulation, scaling, replay.outcome)
+        policies.append(policy_answer(scaling.policy, scaling, replay, fleet, wanted, closer))
+    bounds = Bounds(
+        always_peak=_held(bounds.always_peak, bounds), clairvoyant=_held(bounds.clairvoyant, bounds)
+    )
+    return OverTimeAnswer(
+        candidate=deployment.candidate,
+        per_replica=deployment.per_replica,
+        engine=str(deployment.candidate["engine"]),
+        devices_per_replica=fleet.devices,
+        usd_per_replica_hour=fleet.usd_per_hour,
+        price_basis=deployment.price_basis,
+        service=ServiceAnswer(
+            requests_per_s=simulation.need.capacity_per_s, slots=fleet.service.slots
+        ),
+        start=_start(deployment),
+        load=load_answer(simulation.load),
+        limits=dict(fleet.limits_s),
+        attainment_wanted=wanted,
+        best=best,
+        policies=tuple(_held(policy, bounds) for policy in policies),
+        bounds=bounds,
+        kv_tiers=_tiers(deployment),
+        notes=tuple(_notes(deployment, policies, best)),
+    )
+
+
+def _best(ordered: Sequence[tuple[Scaling, Replays]], wanted: float) -> Policy | None:
+    """The cheapest policy that reaches the wanted share and that a bundle can hold."""
+    for scaling, replay in ordered:
+        if replay.attainment >= wanted and scaling.policy not in UNWRITTEN:
+            return scaling.policy
+    return None
+
+
+def _held(policy: PolicyAnswer, bounds: Bounds) -> PolicyAnswer:
+    """The policy with its cost beside that of the bounds."""
+    ratios = against(policy, bounds.always_peak, bounds.clairvoyant)
+    return policy.model_copy(update={"against": ratios})
+
+
+def _tiers(deployment: Deployment) -> tuple[dict[str, Any], ...] | None:
+    """What each tier below the devices' cache adds; None where the request has none."""
+    tiers = deployment.plan.estimate(deployment.row).kv_tiers
+    return tuple(tier.to_json() for tier in tiers) if isinstance(tiers, list) else None
+
+
+def _start(deployment: Deployment) -> StartAnswer:
+    start = deployment.start
+    return StartAnswer(
+        seconds=start.seconds,
+        low_s=start.low_s,
+        high_s=start.high_s,
+        phases=tuple(
+            StartPhase(
+                name=phase.name,
+                seconds=phase.seconds,
+                low_s=phase.low_s,
+                high_s=phase.high_s,
+                basis=phase.basis,
+            )
+            for phase in start.phases
+        ),
+        savings=tuple(
+            Saving(change=one.change, text=one.text, seconds=one.seconds_saved)
+            for one in start.savings
+        ),
+    )
+
+
+def _notes(
+    deployment: Deployment, policies: Sequence[PolicyAnswer], best: Policy | None
+) -> list[str]:
+    notes = list(deployment.notes)
+    chosen = next((one for one in policies if one.name == best), None)
+    for policy in policies:
+        if policy.checked is not None:
+            notes += _about_check(policy.name, policy.checked)
+    if chosen is not None and chosen.scaling is not None:
+        notes += _to_write(chosen.scaling)
+        cheaper = [one for one in policies if one.name in UNWRITTEN and one.meets]
+        notes += [
+            f"{one.name} would cost {one.gpu_hours / chosen.gpu_hours:.0%} of "
+            f"{chosen.name}; no autoscaler runs it as it is, so that it is not chosen."
+            for one in cheaper
+            if one.gpu_hours < chosen.gpu_hours
+        ]
+    return notes
+
+
+def _about_check(name: str, check: Checked) -> list[str]:
+    if abs(check.attainment - check.flow) <= FAR:
+        return []
+    return [
+        f"In the worst hour of {name}, {check.attainment:.1%} of requests keep the limits request "
+        f"by request and {check.flow:.1%} by flows: take its share over the whole time with as "
+        "much doubt."
+    ]
+
+
+def _to_write(scaling: Scaling) -> list[str]:
+    """What a bundle needs to be told besides the request."""
+    rates = any(trigger.metric == "request-rate" for trigger in scaling.triggers)
+    if scaling.policy not in ("hpa", "keda") or not (rates or scaling.min_replicas == 0):
+        return []
+    why = "counts requests" if rates else "ends the last replica"
+    return [
+        f"The policy {why}: its bundle needs the gateway's counter of requests "
+        "(parameters.gateway_metric)."
+    ]

@@ -1,0 +1,169 @@
+"""Two policies that no one has: always enough for the peak, and one that knows the future.
+
+What others cost lies between them. Both are of the same model as the flow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from recipe_core.base.arrays import Float
+from recipe_core.scaling.capacity import ATTAINMENT, replicas_for
+from recipe_core.scaling.fleet import Fleet
+from recipe_core.scaling.flow import arrivals_of, simulate_flow
+from recipe_core.scaling.outcome import Outcome, Series
+from recipe_core.scaling.shares import GROUPS, shares_of
+from recipe_core.scaling.signals import Signals
+from recipe_core.scaling.traces.load import Load
+
+_TRIED = 12
+_RATES = 400
+
+
+@dataclass(slots=True)
+class Constant:
+    """A controller that always wants the same numbers of replicas, one a column."""
+
+    replicas: Float
+    interval_s: float = 60.0
+
+    def decide(self, seen: Signals) -> Float:
+        """The numbers."""
+        return np.broadcast_to(self.replicas, seen.ready.shape)
+
+
+def always_peak(
+    fleet: Fleet,
+    load: Load,
+    attainment: float = ATTAINMENT,
+    *,
+    seed: int = 0,
+    interval_s: float | None = None,
+    step_s: float | None = None,
+) -> Outcome:
+    """The outcome of the smallest constant number of replicas that reaches the attainment.
+
+    Found by simulating several numbers side by side, between one and what the highest rate needs;
+    where even that is too few (events), more. With a lone request beyond the limits no number
+    reaches it: then what the highest rate needs is simulated.
+    """
+    low, high = 0, max(int(replicas_for(fleet, load, load.rates, attainment).max()), 1)
+    best: Outcome | None = None
+    reachable = float(shares_of(fleet, load).share[-1, 0, 0]) >= attainment
+    while best is None or high - low > 1:
+        counts = np.unique(np.linspace(low + 1, high, _TRIED).round())
+        outcomes = simulate_flow(
+            fleet,
+            load,
+            Constant(counts),
+            columns=len(counts),
+            begin=counts,
+            seed=seed,
+            interval_s=interval_s,
+            step_s=step_s,
+        )
+        enough = [k for k, outcome in enumerate(outcomes) if outcome.attainment >= attainment]
+        if not enough:
+            if best is not None or not reachable or high > 64 * (low + 1) + 4096:
+                return best or outcomes[-1]
+            low, high = high, 2 * high
+            continue
+        k = enough[0]
+        best = outcomes[k]
+        low, high = int(counts[k - 1]) if k else low, int(counts[k])
+    return best
+
+
+def clairvoyant(
+    fleet: Fleet,
+    load: Load,
+    attainment: float = ATTAINMENT,
+    *,
+    seed: int = 0,
+    interval_s: float = 60.0,
+) -> Outcome:
+    """Fewest replica-seconds that could reach the attainment with the future known.
+
+    A lower bound for every policy whose numbers stay as they are over intervals of ``interval_s``
+    on this grid, in the model of the flow where each interval is in its long run. Let ``h(u)`` be
+    the most requests per second that one replica keeps within limits at up to ``u`` requests per
+    second, among as many replicas as help it, and ``ĥ`` its least concave majorant. In interval i,
+    of length T and rate ``λ_i``, ``r`` replicas keep at most ``K_i(r) = T·r·ĥ(λ_i/r)`` requests: no
+    policy keeps more, since it chooses numbers only. ``K_i`` is the perspective of a concave
+    function, so concave in r, and the replicas of an interval keep less and less, each beyond those
+    before. To take single replicas by how much they keep, the best first, until the wanted number
+    is kept, is then the cheapest way to keep it: any other choice of as many replicas keeps no more
+    (an exchange of a replica for one not taken loses). Starts take no time, and nothing is paid
+    beyond an interval, which is less than any policy pays.
+
+    Devices are paid by the piece, as no machine costs less than those of its devices that are used.
+    Left out, so that a policy may be cheaper by as much: requests that are still served after the
+    interval that they came in, at its edges.
+    """
+    shares = shares_of(fleet, load)
+    intervals = max(int(np.ceil(load.span_s / interval_s - 1e-9)), 1)
+    _, arrived = arrivals_of(load, intervals, interval_s, seed)
+    rates = arrived / interval_s
+    most = int(np.ceil(_most_useful(shares.curve.fastest, rates))) + 1
+    count = np.arange(most + 1.0)
+    u, kept_each = _hull(fleet, load)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        each = np.where(count > 0, rates[:, None] / count, 0.0)
+    kept = interval_s * count * np.interp(each, u, kept_each)
+    gains = np.maximum(np.diff(kept, axis=1), 0.0)
+    order = np.argsort(-gains, axis=None, kind="stable")
+    reached = np.cumsum(gains.reshape(-1)[order])
+    wanted = attainment * float(arrived.sum())
+    taken = min(int(np.searchsorted(reached, wanted * (1 - 1e-12))) + 1, len(order))
+    if wanted <= 0:
+        taken = 0
+    replicas = np.bincount(order[:taken] // most, minlength=intervals).astype(float)
+    kept_now = np.take_along_axis(kept, replicas.astype(np.int64)[:, None], axis=1)[:, 0]
+    return _outcome(arrived, np.minimum(kept_now, arrived), replicas, interval_s, fleet.devices)
+
+
+def _most_useful(fastest: float, rates: Float) -> float:
+    """Replicas beyond which more of them keep hardly more: loads of a twentieth."""
+    return float(rates.max(initial=0.0)) / (0.05 * fastest)
+
+
+def _hull(fleet: Fleet, load: Load) -> tuple[Float, Float]:
+    """Rates of a replica, and the concave majorant of what it keeps at up to each of them."""
+    shares = shares_of(fleet, load)
+    rates = np.linspace(0.0, shares.curve.fastest, _RATES)
+    kept = np.maximum.reduce(
+        [rates * shares.by_rate(rates, np.full(_RATES, float(g))) for g in GROUPS]
+    )
+    kept = np.maximum.accumulate(kept)
+    corners = [0]
+    for k in range(1, _RATES):
+        while len(corners) > 1:
+            a, b = corners[-2], corners[-1]
+            if (kept[b] - kept[a]) * (k - a) > (kept[k] - kept[a]) * (b - a):
+                break
+            corners.pop()
+        corners.append(k)
+    return rates, np.interp(rates, rates[corners], kept[corners])
+
+
+def _outcome(
+    arrived: Float, kept: Float, replicas: Float, interval_s: float, devices: int
+) -> Outcome:
+    none = np.zeros(len(arrived))
+    series = Series(
+        interval_s, arrived, kept, replicas, none, replicas, none, none, np.full(len(none), np.nan)
+    )
+    return Outcome(
+        span_s=len(arrived) * interval_s,
+        requests=float(arrived.sum()),
+        kept=float(kept.sum()),
+        replica_s=float(replicas.sum()) * interval_s,
+        rented_s=float(replicas.sum()) * devices * interval_s,
+        starts=float(np.maximum(np.diff(replicas), 0.0).sum()),
+        delayed=0.0,
+        lost=0.0,
+        most_replicas=float(replicas.max(initial=0.0)),
+        series=series,
+    )

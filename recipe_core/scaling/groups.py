@@ -1,0 +1,216 @@
+"""The replicas of many fleets side by side, as a fluid.
+
+Each column has two groups of replicas that are alike: those that have been up, and those that
+became ready since. A router sends requests where fewest are in flight, so that new replicas fill
+first while the others work off what waits inside them; once they have as many in flight, the groups
+are one. Requests in flight leave at the rate of the curve: over a step of ``dt`` seconds with
+arrivals ``a`` per second and ``μ`` ends per second and request, ``x' = a - μ·x`` exactly.
+
+Two variants of the flow share the replicas: the expected one, which shares of requests within
+limits are read from (their tables hold what is random), and a random one, which policies see.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from recipe_core.base.arrays import Float, Int
+from recipe_core.scaling.chance import Chance, spread_of
+from recipe_core.scaling.curve import Curve
+from recipe_core.scaling.fleet import StartTime
+
+EXPECTED, RANDOM = 0, 1
+OLD, NEW = 0, 1
+CELLS = 1024
+_ALIKE = 0.9
+_LATEST = 4.0
+"""Standard deviations of a start's logarithm beyond which it counts as late as that."""
+
+
+class Groups:
+    """State of all columns.
+
+    replicas: shape (2 groups, columns). in_flight: of one replica, shape (2 variants, 2 groups,
+    columns). gateway: requests that wait for a first replica, shape (2 variants, columns).
+    """
+
+    def __init__(self, curve: Curve, begin: Float) -> None:
+        columns = len(begin)
+        self.curve, self.full, self.fastest = curve, curve.full, curve.fastest
+        self.replicas = np.stack([begin.astype(float), np.zeros(columns)])
+        self.in_flight = np.zeros((2, 2, columns))
+        self.gateway = np.zeros((2, columns))
+        self._split = False  # whether any column has two groups
+        nodes = np.linspace(0.0, curve.full, CELLS + 1)
+        middle = (nodes[1:] + nodes[:-1]) / 2
+        ends = np.interp(middle, curve.in_flight, curve.rate) / middle
+        self._ends, self._scale = np.append(ends, ends[-1]), CELLS / curve.full
+
+    @property
+    def ready(self) -> Float:
+        """Replicas that answer, of each column."""
+        return np.asarray(self.replicas[OLD] + self.replicas[NEW])
+
+    def arrive(self, requests: Float) -> Float:
+        """Requests per replica that reach each group: shape (variants, groups, columns).
+
+        ``requests``: shape (variants, 1 or columns).
+        """
+        x, count = self.in_flight, self.replicas
+        if not self._split:
+            reached = np.zeros_like(x)
+            reached[:, OLD] = requests / np.maximum(count[OLD], 1.0)
+            return reached
+        ahead = x[:, OLD] - x[:, NEW]
+        lower_new = np.minimum(np.maximum(ahead, 0.0) * count[NEW], requests) * (count[NEW] > 0)
+        lower_old = np.minimum(np.maximum(-ahead, 0.0) * count[OLD], requests - lower_new)
+        each = (requests - lower_new - lower_old) / np.maximum(count.sum(axis=0), 1.0)
+        reached = np.empty_like(x)
+        reached[:, OLD] = each + lower_old / np.maximum(count[OLD], 1.0)
+        reached[:, NEW] = each + lower_new / np.maximum(count[NEW], 1.0)
+        return reached
+
+    def cells(self, inside: Float) -> Int:
+        """Cells of the curve in which numbers of requests inside are."""
+        return np.asarray((inside * self._scale).astype(np.int64))
+
+    def serve(self, reached: Float, dt_s: float) -> None:
+        """Requests arrive over a step, and leave."""
+        x = self.in_flight
+        ends = self._ends_of(x)
+        ahead = _after(x, reached, ends, dt_s)
+        # the mean over the step, not its beginning: a replica that was empty does not stay as quick
+        self.in_flight = _after(x, reached, self._ends_of((x + ahead) / 2), dt_s)
+
+    def settle(self, reached: Float, dt_s: float) -> None:
+        """Begin as if such arrivals had come for long: replicas are neither empty nor crowded."""
+        rate = np.minimum(reached / dt_s, self.curve.rate[-1])
+        self.in_flight = np.interp(rate, self.curve.rate, self.curve.in_flight)
+        self.in_flight *= self.replicas > 0
+
+    def _ends_of(self, x: Float) -> Float:
+        """Ends per second of each request, with so many in flight."""
+        positive = np.maximum(x, self.full * 1e-9)
+        inside = np.minimum(positive, self.full)
+        ends = self._ends[(inside * self._scale).astype(np.int64)]
+        return np.asarray(ends * (inside / positive))
+
+    def add(self, count: Float) -> None:
+        """So many replicas of each column become ready, with nothing inside."""
+        joined = count > 0
+        x, replicas = self.in_flight, self.replicas
+        alike = joined & (
+            (x[EXPECTED, NEW] >= _ALIKE * x[EXPECTED, OLD])
+            | (replicas[NEW] == 0)
+            | (replicas[OLD] == 0)
+        )
+        total = np.maximum(replicas.sum(axis=0), 1.0)
+        merged = (x * replicas).sum(axis=1) / total
+        x[:, OLD] = np.where(alike, merged, x[:, OLD])
+        x[:, NEW] = np.where(alike, 0.0, x[:, NEW])
+        replicas[OLD] = np.where(alike, replicas.sum(axis=0), replicas[OLD])
+        replicas[NEW] = np.where(alike, 0.0, replicas[NEW])
+        after = replicas[NEW] + count
+        x[:, NEW] = x[:, NEW] * replicas[NEW] / np.maximum(after, 1.0)
+        replicas[NEW] = after
+        self._split = True
+        self._open_gateway()
+
+    def join(self) -> None:
+        """Makes one group of two where all columns have as many in flight in both."""
+        x, replicas = self.in_flight, self.replicas
+        if not self._split:
+            return
+        apart = (np.abs(x[:, NEW] - x[:, OLD]) > 1e-3 * x[:, OLD]).any(axis=0)
+        if (apart & (replicas > 0).all(axis=0)).any():
+            return
+        total = np.maximum(replicas.sum(axis=0), 1.0)
+        x[:, OLD] = (x * replicas).sum(axis=1) / total
+        replicas[OLD] += replicas[NEW]
+        x[:, NEW], replicas[NEW], self._split = 0.0, 0.0, False
+
+    def remove(self, count: Float) -> Float:
+        """Ends so many replicas, the newest first; requests in each of them, of each column."""
+        replicas = self.replicas
+        count = np.minimum(count, replicas.sum(axis=0))
+        newest = np.minimum(count, replicas[NEW])
+        x = self.in_flight[EXPECTED]
+        left = x[NEW] * newest + x[OLD] * (count - newest)
+        replicas[NEW] -= newest
+        replicas[OLD] -= count - newest
+        self.in_flight *= replicas > 0
+        return np.asarray(left / np.maximum(count, 1.0))
+
+    def _open_gateway(self) -> None:
+        """What waits at the gateway goes to the replicas that are ready now."""
+        if not self.gateway.any():
+            return
+        ready = self.ready
+        opens = ready > 0
+        reached = self.arrive(np.where(opens, self.gateway, 0.0))
+        self.in_flight += reached * (self.replicas > 0)
+        self.gateway = np.where(opens, 0.0, self.gateway)
+
+
+def _after(x: Float, reached: Float, ends: Float, dt_s: float) -> Float:
+    """Requests in flight after a step in which so many arrived, and each ended at a rate."""
+    exponent = ends * -dt_s
+    return np.asarray(x + np.expm1(exponent) * (x + reached / exponent))
+
+
+class Starting:
+    """Orders that are not ready yet, by the step at which they will be, of all columns."""
+
+    def __init__(self, start: StartTime, dt_s: float, columns: int, chance: Chance) -> None:
+        longest_s = max(start.seconds, start.high_s) * np.exp(_LATEST * spread_of(start))
+        self._length = int(np.ceil(longest_s / dt_s)) + 2
+        self._ring = np.zeros((self._length, columns))
+        self._any = [False] * self._length
+        self.count = np.zeros(columns)
+        self._start, self._dt_s, self._chance = start, dt_s, chance
+        self._ordered = np.zeros(columns, dtype=np.int64)
+
+    def begin(self, count: Float) -> None:
+        """Replicas that are there at the beginning have taken the first numbers of orders."""
+        self._ordered += count.astype(np.int64)
+
+    def order(self, step: int, count: Int) -> None:
+        """So many orders of each column at a step."""
+        columns = np.repeat(np.arange(len(count)), count)
+        within = np.arange(len(columns)) - np.repeat(np.cumsum(count) - count, count)
+        numbers = self._ordered[columns] + within
+        first = int(numbers.min())
+        seconds = self._chance.starts_s(self._start, first, int(numbers.max()) - first + 1)
+        steps = np.ceil(seconds[numbers - first] / self._dt_s - 0.5).astype(np.int64)
+        places = (step + np.clip(steps, 1, self._length - 1)) % self._length
+        np.add.at(self._ring, (places, columns), 1.0)
+        for place in np.unique(places).tolist():
+            self._any[place] = True
+        self._ordered += count
+        self.count += count
+
+    def due(self, step: int) -> Float | None:
+        """Orders of each column that become ready at a step; None where none does."""
+        place = step % self._length
+        if not self._any[place]:
+            return None
+        ready: Float = self._ring[place].copy()
+        self._ring[place], self._any[place] = 0.0, False
+        self.count -= ready
+        return ready
+
+    def cancel(self, step: int, count: Float) -> None:
+        """Takes back so many orders of each column, those first that would be ready last."""
+        latest = (step - 1 - np.arange(self._length)) % self._length
+        for column in np.flatnonzero(count > 0).tolist():
+            there = self._ring[latest, column]
+            before = np.cumsum(there) - there
+            self._ring[latest, column] = there - np.clip(count[column] - before, 0.0, there)
+        self.count = self.count - count
+
+
+def cut(wanted: Float, ready: Float, starting: Float) -> tuple[Float, Float]:
+    """Orders to take back and replicas to end where fewer are wanted."""
+    fewer = np.maximum(ready + starting - wanted, 0.0)
+    cancelled = np.minimum(fewer, starting)
+    return cancelled, np.minimum(fewer - cancelled, ready)

@@ -1,0 +1,106 @@
+"""Policies of autoscalers: their rules as pure functions, and batches of them at work.
+
+One module a policy restates a project's documentation (docs/autoscalers.md); ``defaults.yaml`` has
+its numbers with their sources, ``table.py`` what each knows, ``windows.py`` sliding means and
+maxima. May import base, request, traffic and what a policy sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from recipe_core.base.errors import InputError
+from recipe_core.request.scaling import Policy, Scaling, Trigger
+from recipe_core.scaling.policies.dynamo import Dynamo
+from recipe_core.scaling.policies.fixed import Fixed
+from recipe_core.scaling.policies.hpa import Hpa
+from recipe_core.scaling.policies.keda import Keda
+from recipe_core.scaling.policies.kpa import Kpa
+from recipe_core.scaling.policies.llm_d import LlmD
+from recipe_core.scaling.policies.predictive import Predictive
+from recipe_core.scaling.policies.ray_serve import RayServe
+from recipe_core.scaling.policies.schedule import Schedule
+from recipe_core.scaling.policies.skyserve import SkyServe
+from recipe_core.scaling.policies.table import FIELD, ROWS, check, default_triggers
+from recipe_core.scaling.signals import Controller
+from recipe_core.scaling.traces.load import Load
+
+__all__ = ["controller_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What a batch of policies is made from."""
+
+    scalings: Sequence[Scaling]
+    triggers: Sequence[Trigger]
+    capacity_per_s: float
+    start_s: float
+    history: Load | None
+    limits_s: Mapping[str, float] = field(default_factory=dict)
+
+
+def controller_of(
+    scalings: Sequence[Scaling],
+    *,
+    capacity_per_s: float,
+    start_s: float,
+    start_hour: int = 0,  # noqa: ARG001 - signals carry the hour
+    history: Load | None = None,
+    slots: int | None = None,
+    limits_s: Mapping[str, float] | None = None,
+) -> Controller:
+    """Scalings of one policy at work, a column each, in their order.
+
+    capacity_per_s: requests per second that one replica serves within the limits. start_s: of a
+    cold start. start_hour: of the week at second 0; signals carry it too. history: the load before
+    second 0, for forecasts. slots: requests in a replica at once, for triggers that are left out.
+    limits_s: ``ttft_s`` and ``tpot_s`` of the objective, for Dynamo.
+
+    Raises:
+        InputError: a scaling states what its policy does not know, or needs a trigger and has none.
+        ValueError: the scalings are of several policies, look at different intervals, or are none.
+    """
+    policies = {scaling.policy for scaling in scalings}
+    if len(policies) != 1:
+        raise ValueError(f"a batch has scalings of one policy, not of {sorted(policies)}")
+    for scaling in scalings:
+        check(scaling)
+    (policy,) = policies
+    triggers = default_triggers(policy, slots=slots, capacity_per_s=capacity_per_s)
+    _check_triggered(scalings, triggers)
+    given = _Given(scalings, triggers, capacity_per_s, start_s, history, limits_s or {})
+    return _MAKERS[policy](given)
+
+
+def _check_triggered(scalings: Sequence[Scaling], triggers: Sequence[Trigger]) -> None:
+    for scaling in scalings:
+        if ROWS[scaling.policy].metrics and not (scaling.triggers or triggers):
+            raise InputError(
+                f"policy {scaling.policy} has no trigger to scale by.",
+                field=f"{FIELD}.triggers",
+                hint="State one, for example {metric: in-flight, target: 8}.",
+            )
+
+
+def _dynamo(given: _Given) -> Controller:
+    return Dynamo(given.scalings, given.capacity_per_s, given.limits_s)
+
+
+def _predictive(given: _Given) -> Controller:
+    return Predictive(given.scalings, given.capacity_per_s, given.start_s, given.history)
+
+
+_MAKERS: Mapping[Policy, Callable[[_Given], Controller]] = {
+    "fixed": lambda given: Fixed(given.scalings),
+    "schedule": lambda given: Schedule(given.scalings),
+    "predictive": _predictive,
+    "hpa": lambda given: Hpa(given.scalings, given.triggers),
+    "keda": lambda given: Keda(given.scalings, given.triggers),
+    "kpa": lambda given: Kpa(given.scalings, given.triggers),
+    "skyserve": lambda given: SkyServe(given.scalings, given.triggers),
+    "ray-serve": lambda given: RayServe(given.scalings, given.triggers),
+    "dynamo": _dynamo,
+    "llm-d": lambda given: LlmD(given.scalings, given.triggers),
+}

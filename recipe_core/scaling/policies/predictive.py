@@ -1,0 +1,90 @@
+"""Replicas by a forecast of the load at the moment when they would be ready."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from recipe_core.base.arrays import Float
+from recipe_core.request.scaling import Scaling
+from recipe_core.scaling.policies.columns import (
+    ROUNDING,
+    Paced,
+    next_look,
+    numbers,
+    requests,
+    waiting,
+    whole_up,
+)
+from recipe_core.scaling.policies.columns import same_number as same
+from recipe_core.scaling.policies.defaults import default
+from recipe_core.scaling.policies.forecasts import Arrivals, seasonal
+from recipe_core.scaling.policies.windows import SLACK_S, MovingMax
+from recipe_core.scaling.signals import Signals
+from recipe_core.scaling.traces.load import Load
+
+
+def replicas_for_rate(rate_per_s: Float, headroom: Float, capacity_per_s: float) -> Float:
+    """ceil(rate × (1 + headroom) / requests per second of a replica)."""
+    return whole_up(rate_per_s * (1 + headroom) / capacity_per_s)
+
+
+class Predictive(Paced):
+    """A batch of policies on one forecast, which learns the mean rate of every ``window_s``.
+
+    It orders for the highest rate between now and the end of the interval that begins ``lead_s``
+    from now, so that it neither orders late nor ends replicas that the present still needs; and
+    never for less than the last interval had. A column without replicas gets one when a request
+    waits, and loses the last one when nothing came for ``idle_s`` and less than one request is
+    expected within ``lead_s``.
+    """
+
+    def __init__(
+        self,
+        scalings: Sequence[Scaling],
+        capacity_per_s: float,
+        start_s: float,
+        history: Load | None = None,
+    ) -> None:
+        look_s = default("predictive", "interval_s")
+        super().__init__(scalings, same(scalings, lambda one: one.interval_s, look_s))
+        window_s = default("predictive", "window_s")
+        self._window_s = same(scalings, lambda one: one.window_s, window_s)
+        self._learn_due_s = -np.inf
+        self._capacity_per_s = capacity_per_s
+        self._lead_s = numbers(scalings, lambda one: one.lead_s, start_s)
+        self._steps = np.ceil(self._lead_s / self._window_s).astype(int)
+        self._headroom = numbers(
+            scalings, lambda one: one.headroom, default("predictive", "headroom")
+        )
+        self._idle_s = numbers(scalings, lambda one: one.idle_s, default("predictive", "idle_s"))
+        self._highest = MovingMax(numbers(scalings, lambda one: one.down_delay_s, 0.0))
+        self._busy_s = np.zeros(len(scalings))
+        self._forecast = self._wanted
+        self._arrivals = Arrivals(seasonal(history, self._window_s), self._window_s)
+
+    def _begin(self, seen: Signals, /) -> None:
+        self._arrivals.begin(seen)
+        self._busy_s = np.full_like(self._wanted, seen.at_s)
+        self._forecast = self._wanted
+        self._learn_due_s = next_look(seen.at_s, self._window_s)
+
+    def _look(self, seen: Signals, /) -> Float:
+        if seen.at_s >= self._learn_due_s - SLACK_S:
+            self._learn_due_s = next_look(seen.at_s, self._window_s)
+            self._forecast = self._replicas(seen)
+        self._busy_s = np.where(requests(seen) > ROUNDING, seen.at_s, self._busy_s)
+        needed = self._highest.add(seen.at_s, self._forecast)
+        keeps = (self._wanted > 0) & (seen.at_s - self._busy_s < self._idle_s - SLACK_S)
+        wakes = (self._wanted == 0) & waiting(seen)
+        return self._bounded(np.maximum(needed, keeps | wakes))
+
+    def _replicas(self, seen: Signals) -> Float:
+        """Replicas for the highest rate of each column's horizon; 0 below one request in it."""
+        rates = self._arrivals.rates(seen, int(self._steps.max()) + 1)
+        highest = np.maximum.accumulate(np.maximum(rates, self._arrivals.last_rate))
+        rate = highest[self._steps]
+        replicas = replicas_for_rate(rate, self._headroom, self._capacity_per_s)
+        few = rate * np.maximum(self._lead_s, self._window_s) < 1
+        return np.where(few, np.minimum(replicas, self._low), replicas)

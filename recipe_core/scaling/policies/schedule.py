@@ -1,0 +1,42 @@
+"""Replicas by the hour of the week, as KEDA's cron triggers give them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from recipe_core.base.arrays import Float
+from recipe_core.request.scaling import Scaling
+from recipe_core.scaling.policies.columns import Paced
+from recipe_core.scaling.policies.columns import same_number as same
+from recipe_core.scaling.policies.defaults import default
+from recipe_core.scaling.signals import Signals
+
+HOURS = 168
+
+
+def week(scaling: Scaling) -> Float:
+    """Replicas of every hour of the week: of periods that overlap the largest, else the fewest."""
+    replicas = np.full(HOURS, float(scaling.min_replicas))
+    for period in scaling.periods:
+        hours = slice(period.from_hour, period.to_hour)
+        replicas[hours] = np.maximum(replicas[hours], period.replicas)
+    return replicas
+
+
+class Schedule(Paced):
+    """A batch of schedules.
+
+    A period's replicas are ordered when it begins and ready a start later; a number of 0 is kept
+    to, whatever waits.
+    """
+
+    def __init__(self, scalings: Sequence[Scaling]) -> None:
+        look_s = default("schedule", "interval_s")
+        super().__init__(scalings, same(scalings, lambda one: one.interval_s, look_s))
+        self._week = np.stack([week(scaling) for scaling in scalings], axis=1)
+
+    def _look(self, seen: Signals, /) -> Float:
+        replicas: Float = self._week[int(seen.hour + 1e-6) % HOURS]
+        return replicas

@@ -1,0 +1,125 @@
+"""SkyPilot's SkyServe: requests per second, and counters that hold a change back.
+
+Source of the rules: skypilot-org/skypilot, sky/serve/autoscalers.py and constants.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from recipe_core.base.arrays import Bool, Float
+from recipe_core.request.scaling import Scaling, Trigger
+from recipe_core.scaling.policies.columns import (
+    Paced,
+    Targets,
+    next_look,
+    numbers,
+    waiting,
+    whole_up,
+)
+from recipe_core.scaling.policies.defaults import default
+from recipe_core.scaling.policies.windows import SLACK_S, MovingRate
+from recipe_core.scaling.signals import Signals
+
+
+def replicas_by_rate(
+    requests: Float,
+    window_s: float,
+    target_per_s: Float,
+    low: Float,
+    high: Float,
+) -> Float:
+    """clamp(ceil(requests in the window / window / target of a replica), low, high)."""
+    wanted = whole_up(requests / window_s / target_per_s)
+    bounded: Float = np.minimum(np.maximum(wanted, low), high)
+    return bounded
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A target, and for how long more or fewer were wanted (evaluations, or their seconds)."""
+
+    target: Float
+    up: Float
+    down: Float
+
+
+def held_back(
+    held: Held,
+    wanted: Float,
+    step: float | Float,
+    up_after: Float,
+    down_after: Float,
+) -> Held:
+    """The next target: ``wanted`` after enough looks in a row, at once from a target of 0.
+
+    step: what one look counts. A contrary look resets the other counter, an equal one both.
+    """
+    at_zero = held.target == 0
+    up = np.where(wanted > held.target, held.up + step, 0.0)
+    down = np.where(wanted < held.target, held.down + step, 0.0)
+    rises = (wanted > held.target) & (up >= up_after - SLACK_S)
+    falls = (wanted < held.target) & (down >= down_after - SLACK_S)
+    moves = rises | falls | at_zero
+    return Held(
+        np.where(moves, wanted, held.target),
+        np.where(moves, 0.0, up),
+        np.where(moves, 0.0, down),
+    )
+
+
+class SkyServe(Paced):
+    """A batch of services. They look every 20 s, those without a replica every 5 s."""
+
+    def __init__(self, scalings: Sequence[Scaling], triggers: Sequence[Trigger]) -> None:
+        busy_s, idle_s = (
+            default("skyserve", "interval_s"),
+            default("skyserve", "interval_at_zero_s"),
+        )
+        some_to_zero = any(scaling.min_replicas == 0 for scaling in scalings)
+        super().__init__(scalings, idle_s if some_to_zero else busy_s)
+        self._step_s = busy_s
+        self._window_s = default("skyserve", "window_s")
+        self._target_per_s = Targets(scalings, triggers).of["request-rate"]
+        self._up_s = numbers(
+            scalings, lambda one: one.up_delay_s, default("skyserve", "up_delay_s")
+        )
+        down_delay_s = default("skyserve", "down_delay_s")
+        self._down_s = numbers(scalings, lambda one: one.down_delay_s, down_delay_s)
+        self._requests = MovingRate(np.full(len(scalings), self._window_s))
+        self._held = Held(self._wanted, self._wanted, self._wanted)
+        self._looked_s = self._busy_due_s = -np.inf
+
+    def _begin(self, seen: Signals, /) -> None:
+        none = np.zeros_like(self._wanted)
+        self._held = Held(self._wanted, none, none)
+        self._looked_s = seen.at_s - self._step_s
+
+    def _look(self, seen: Signals, /) -> Float:
+        count = self._requests.add(seen.at_s, seen.arrived)[0]
+        elapsed_s = seen.at_s - self._looked_s
+        busy = seen.at_s >= self._busy_due_s - SLACK_S
+        if not busy and self._held.target.all():
+            return self._held.target
+        wanted = replicas_by_rate(count, self._window_s, self._target_per_s, self._low, self._high)
+        asleep = self._held.target == 0
+        wanted = np.maximum(wanted, asleep & waiting(seen))
+        held = held_back(self._held, wanted, elapsed_s, self._up_s, self._down_s)
+        if busy:
+            self._looked_s, self._busy_due_s = seen.at_s, next_look(seen.at_s, self._step_s)
+            self._held = held
+        else:
+            self._held = _of(asleep, held, self._held)
+        return self._held.target
+
+
+def _of(columns: Bool, new: Held, old: Held) -> Held:
+    """New numbers in some columns."""
+    return Held(
+        np.where(columns, new.target, old.target),
+        np.where(columns, new.up, old.up),
+        np.where(columns, new.down, old.down),
+    )

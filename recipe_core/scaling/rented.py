@@ -1,0 +1,116 @@
+"""What a policy of scaling rents: devices and money at its bounds, and as it was simulated."""
+
+from __future__ import annotations
+
+import hashlib
+
+from recipe_core.base.documents import to_json
+from recipe_core.estimates.serving.rented import RentedReplicas, SimulatedReplicas
+from recipe_core.hardware.cluster import Cluster
+from recipe_core.request.objective import TIME_LIMITS
+from recipe_core.request.scaling import Scaling
+from recipe_core.request.schema import PlanRequest
+from recipe_core.request.serving_workload import LOADS
+from recipe_core.request.simulated import Simulated
+from recipe_core.scaling.outcome import HOUR_S, MONTH_S
+from recipe_core.scaling.result import PolicyAnswer
+from recipe_core.scaling.simulated import OWN_MACHINES
+
+HOURS = MONTH_S / HOUR_S
+"""Of a month, as simulations count them."""
+
+
+def devices_rented(place: Cluster, scaling: Scaling, replicas: int, devices: int) -> int:
+    """Devices that are paid for while so many replicas run under a policy.
+
+    Args:
+        place: what is rented.
+        scaling: the policy; of some each replica is a machine of its own.
+        replicas: how many.
+        devices: of each.
+    """
+    if scaling.policy in OWN_MACHINES:
+        return replicas * int(place.rented(1, devices))
+    return int(place.rented(replicas, devices))
+
+
+def bounds_of(scaling: Scaling) -> tuple[int, int]:
+    """Fewest and most replicas of a policy; all of them where their number is fixed."""
+    low = scaling.max_replicas if scaling.policy == "fixed" else scaling.min_replicas
+    return low, scaling.max_replicas
+
+
+def rented_replicas(request: PlanRequest, place: Cluster, devices: int) -> RentedReplicas:
+    """What the policy of a request rents; money is not known without a price.
+
+    Args:
+        request: of one replica, with ``options.scaling``.
+        place: its hardware.
+        devices: of the replica.
+    """
+    scaling = request.options.scaling
+    assert scaling is not None  # noqa: S101 - asked for where one is stated
+    low, high = bounds_of(scaling)
+    least, most = (devices_rented(place, scaling, count, devices) for count in (low, high))
+    price = place.usd_per_device_hour
+    known = request.options.simulated
+    return RentedReplicas(
+        policy=scaling.policy,
+        min_replicas=low,
+        max_replicas=high,
+        devices_per_replica=devices,
+        devices_rented_at_least=least,
+        devices_rented_at_most=most,
+        usd_per_month_at_least=_usd(least * HOURS, price),
+        usd_per_month_at_most=_usd(most * HOURS, price),
+        simulated=None if known is None else _simulated(known, request, price),
+    )
+
+
+def _simulated(known: Simulated, request: PlanRequest, price: float | None) -> SimulatedReplicas:
+    return SimulatedReplicas(
+        current=known.of == digest_of(request),
+        **known.model_dump(),
+        usd_per_month=_usd(known.device_hours_per_month, price),
+    )
+
+
+def _usd(hours: float, price: float | None) -> float | None:
+    return None if price is None else hours * price
+
+
+def simulated_of(request: PlanRequest, policy: PolicyAnswer, span_s: float) -> Simulated:
+    """What a policy came to, for the request that has it and the split that was simulated.
+
+    Args:
+        request: with the policy, the split and the load.
+        policy: what was simulated.
+        span_s: its time, in seconds.
+    """
+    counts = policy.replicas
+    return Simulated(
+        of=digest_of(request),
+        min_replicas=counts.min,
+        mean_replicas=counts.mean,
+        max_replicas=counts.max,
+        device_hours_per_month=policy.gpu_hours / span_s * MONTH_S,
+        attainment=policy.attainment.value,
+    )
+
+
+def digest_of(request: PlanRequest) -> str:
+    """A digest of what a simulation depends on: a changed request has another."""
+    values, device = request.to_json(), request.hardware.device
+    workload = {k: v for k, v in values["workload"].items() if k not in LOADS.values()}
+    limits, options = values["objective"].get("limits", {}), values["options"]
+    parts = {
+        "model": values["model"],
+        "device": device if isinstance(device, str) else device.get("name"),
+        "candidate": values.get("candidate"),
+        "workload": {k: v for k, v in workload.items() if k != "mode"},
+        "limits": {name: limits.get(name) for name in TIME_LIMITS},
+        "scaling": options.get("scaling"),
+        "start": options.get("start"),
+    }
+    text = to_json(parts, indent=None)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,244 @@
+"""The cheapest parameters of each policy at a wanted share of requests within the limits.
+
+Round by round: first a grid over every policy's parameters, then points between those around the
+best of each. All points of all policies are columns of one simulation by flows. Among those that
+reach the wanted share the cheapest is the best; where none does, the one that is nearest to it. The
+simulation is the same for every column (same arrivals, same starts), so that a difference between
+two is one of the policies.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+
+import numpy as np
+
+from recipe_core.base import progress
+from recipe_core.base.arrays import Float
+from recipe_core.request.scaling import Policy, Scaling
+from recipe_core.scaling.outcome import Outcome
+from recipe_core.scaling.signals import Controller, Signals
+from recipe_core.scaling.spaces import Axis, Space
+
+ROUNDS = 2
+"""The grid, and finer points."""
+FIRST = 64
+"""Points of a policy in the first round at most."""
+FINER = 32
+"""Points of a policy in every other round at most."""
+AROUND = 2
+"""Best points of a policy around which finer ones are tried."""
+FINALISTS = 2
+"""Best points of a policy that are simulated again."""
+MARGINS = (4.0, 2.5, 1.6, 0.7, 0.4)
+"""And the best of those that miss so many times the requests that may be missed: a busy part of the
+time, over which is searched, misses more of them than the rest."""
+SLACK = 1e-12
+"""Of a share that equals the wanted one but for its bits."""
+
+Simulate = Callable[[Sequence[Scaling]], Sequence[Outcome]]
+"""The outcomes of policies, one a column."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A policy that was simulated: what it reached, at what cost."""
+
+    scaling: Scaling
+    attainment: float
+    rented_s: float
+
+    def order(self, wanted: float) -> tuple[float, ...]:
+        """Sorts the better first: those that reach the wanted share by cost, then by distance."""
+        if self.attainment >= wanted - SLACK:
+            return (0.0, self.rented_s, -self.attainment)
+        return (1.0, -self.attainment, self.rented_s)
+
+
+@dataclass(slots=True)
+class _Searched:
+    """The search of one policy: values tried on each axis, and what came of each point."""
+
+    space: Space
+    values: dict[str, set[float]] = field(default_factory=dict)
+    tried: dict[tuple[float, ...], Tried] = field(default_factory=dict)
+    known: set[str] = field(default_factory=set)
+
+    def new(self, points: Iterable[tuple[float, ...]]) -> dict[tuple[float, ...], Scaling]:
+        """The policies at points that are not known yet, by point."""
+        out: dict[tuple[float, ...], Scaling] = {}
+        names = [axis.name for axis in self.space.axes]
+        for point in points:
+            scaling = self.space.at(dict(zip(names, point, strict=True)))
+            if scaling is None:
+                continue
+            name = json.dumps(scaling.to_json(), sort_keys=True)
+            if name not in self.known:
+                self.known.add(name)
+                out[point] = scaling
+            for axis, value in zip(names, point, strict=True):
+                self.values.setdefault(axis, set()).add(value)
+        return out
+
+    def best(self, wanted: float, count: int) -> list[tuple[float, ...]]:
+        """The best points, the first one first; of equal ones the first tried."""
+        return sorted(self.tried, key=lambda point: self.tried[point].order(wanted))[:count]
+
+    def finalists(self, wanted: float) -> list[Tried]:
+        """The best ones, and the best of those that miss fewer requests by margins."""
+        points = self.best(wanted, FINALISTS)
+        for margin in MARGINS:
+            points += self.best(max(1 - (1 - wanted) * margin, 0.0), 1)
+        return [self.tried[point] for point in dict.fromkeys(points)]
+
+
+def search(
+    spaces: Sequence[Space], simulate: Simulate, wanted: float, rounds: int = ROUNDS
+) -> dict[Policy, list[Tried]]:
+    """The best of each policy, the first one first; none where it is nothing of its own.
+
+    With them come some that reach more than the wanted share, for whoever simulates them again
+    under other chances.
+
+    Args:
+        spaces: of the policies.
+        simulate: simulates policies, one a column.
+        wanted: share of requests that must keep the limits.
+        rounds: of the search.
+
+    Raises:
+        Cancelled, LimitError: where the request's budget ends it (``base/budget``).
+    """
+    searched = [_Searched(space) for space in spaces]
+    for number in range(rounds):
+        if number == 0:
+            batches = [one.new(first_points(one.space.axes)) for one in searched]
+        else:
+            batches = [one.new(_finer(one, wanted)) for one in searched]
+        _simulated(searched, batches, simulate)
+        progress.step()
+    return {one.space.policy: one.finalists(wanted) for one in searched}
+
+
+def _simulated(
+    searched: Sequence[_Searched],
+    batches: Sequence[Mapping[tuple[float, ...], Scaling]],
+    simulate: Simulate,
+) -> None:
+    """Simulate the batches of all policies together, and note what came of each point."""
+    scalings = [scaling for batch in batches for scaling in batch.values()]
+    outcomes = iter(simulate(scalings) if scalings else ())
+    for one, batch in zip(searched, batches, strict=True):
+        for point, scaling in batch.items():
+            outcome = next(outcomes)
+            one.tried[point] = Tried(scaling, outcome.attainment, outcome.rented_s)
+
+
+def first_points(axes: Sequence[Axis], most: int = FIRST) -> list[tuple[float, ...]]:
+    """The grid over the axes' first values; where it is too large, evenly spread points of it.
+
+    Points are then taken at steps of the golden section, so that every value of every axis is met.
+    """
+    grid = list(product(*(axis.values for axis in axes)))
+    if len(grid) <= most:
+        return grid
+    step = round(len(grid) * (math.sqrt(5) - 1) / 2)
+    while math.gcd(step, len(grid)) != 1:
+        step += 1
+    return [grid[number * step % len(grid)] for number in range(most)]
+
+
+def _finer(one: _Searched, wanted: float) -> list[tuple[float, ...]]:
+    """Points between the best ones and their neighbours: on every axis, and on every two."""
+    out: list[tuple[float, ...]] = []
+    for point in one.best(wanted, AROUND):
+        moves = [_moves(axis, value, one.values) for axis, value in zip_axes(one.space, point)]
+        singles = [
+            _moved(point, {number: value})
+            for number, values in enumerate(moves)
+            for value in values
+        ]
+        pairs = [
+            _moved(point, {first: a, second: b})
+            for first in range(len(moves))
+            for second in range(first + 1, len(moves))
+            for a in moves[first]
+            for b in moves[second]
+        ]
+        out += singles + pairs[: FINER // AROUND]
+    return out[: FINER * AROUND]
+
+
+def zip_axes(space: Space, point: tuple[float, ...]) -> Iterable[tuple[Axis, float]]:
+    """Each axis with its value at a point."""
+    return zip(space.axes, point, strict=True)
+
+
+def _moves(axis: Axis, value: float, known: Mapping[str, set[float]]) -> list[float]:
+    """Values to try beside one: the neighbours among those tried, and those half way to them."""
+    values = sorted(known[axis.name])
+    place = values.index(value)
+    out = []
+    for neighbour in values[max(place - 1, 0) : place] + values[place + 1 : place + 2]:
+        middle = axis.between(min(value, neighbour), max(value, neighbour))
+        out.append(neighbour if middle is None else middle)
+    return out
+
+
+def _moved(point: tuple[float, ...], changes: Mapping[int, float]) -> tuple[float, ...]:
+    return tuple(changes.get(number, value) for number, value in enumerate(point))
+
+
+class Together:
+    """Several policies' controllers side by side, each with its own columns.
+
+    Each is asked at its own interval, or at ``pace_s`` where that is longer: what happens within
+    seconds costs time and changes little beside cold starts of minutes.
+
+    Args:
+        controllers: each with the number of its columns, in their order.
+        pace_s: seconds from one look to the next at least.
+    """
+
+    def __init__(self, controllers: Sequence[tuple[Controller, int]], pace_s: float = 0.0) -> None:
+        shortest = min(controller.interval_s for controller, _ in controllers)
+        self.interval_s = max(shortest, pace_s)
+        self._parts: list[tuple[Controller, slice]] = []
+        first = 0
+        for controller, count in controllers:
+            self._parts.append((controller, slice(first, first + count)))
+            first += count
+        self._due_s = [0.0] * len(controllers)
+        self._wanted = np.zeros(first)
+
+    def decide(self, seen: Signals) -> Float:
+        """Replicas that should be there, one number a column."""
+        for number, (controller, columns) in enumerate(self._parts):
+            if seen.at_s < self._due_s[number] - 1e-6:
+                continue
+            every_s = max(controller.interval_s, self.interval_s)
+            self._due_s[number] = (np.floor((seen.at_s + 1e-6) / every_s) + 1) * every_s
+            self._wanted[columns] = controller.decide(_columns(seen, columns))
+        return self._wanted.copy()
+
+
+def _columns(seen: Signals, columns: slice) -> Signals:
+    def times_s() -> tuple[Float, Float]:
+        ttft_s, tpot_s = seen.times_s()
+        return ttft_s[columns], tpot_s[columns]
+
+    return Signals(
+        seen.at_s,
+        seen.hour,
+        seen.ready[columns],
+        seen.starting[columns],
+        seen.running[columns],
+        seen.waiting[columns],
+        seen.kv_usage[columns],
+        seen.arrived[columns],
+        times_s,
+    )

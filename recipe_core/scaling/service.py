@@ -1,0 +1,201 @@
+"""The service of one replica, from the same physics as its plan.
+
+Step times are those of ``physics/serving/operators``, as the plan's row has them, at the mean
+context of the requests: for a number of requests that decode, and for prompt tokens beside them. A
+replica is one server: a data-parallel group that shares experts is one, its ranks work side by
+side; other data-parallel replicas are servers of their own. Scales that own runs taught multiply
+steps and prompts, so that queues grow with them.
+
+Left out: steps that grow with the context of the requests that happen to be inside (their mean
+counts), requests that are put back when the cache overflows (a request is admitted when what it
+holds on average fits), looks for requests every so many steps only.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from recipe_core.base.arrays import Float
+from recipe_core.base.errors import NoAnswer
+from recipe_core.estimates.columns.serving import Cases, Setting
+from recipe_core.estimates.serving.continuous_batching import request_overheads
+from recipe_core.estimates.serving.operators import Step, step_parts, total
+from recipe_core.estimates.serving.pooling import most_prompts
+from recipe_core.estimates.serving.speculative import engine_step, tokens_per_step
+from recipe_core.plans.plan import Plan
+from recipe_core.scaling.fleet import Service
+from recipe_core.scaling.traces.load import Lengths
+
+NODES = (20, 24)
+"""Points at which steps are computed: requests that decode, and prompt tokens."""
+
+
+def service_of(plan: Plan, row: int, lengths: Lengths | None = None) -> Service:
+    """How one server of a plan's row serves.
+
+    Args:
+        plan: of a serving request.
+        row: of the plan; one that runs.
+        lengths: of requests, for the mean context of steps; left out, those of the row's workload.
+
+    Raises:
+        NoAnswer: for a split with a prefill pool, whose two pools are scaled apart; a static batch
+            has no server.
+    """
+    block, i = plan.at(row)
+    setting, cases = block.setting, block.cases.take([i])
+    _check(setting, cases)
+    estimates, place = plan.detail(row)
+    memory = estimates.memory.take(np.array([place]))
+    cases = estimates.cases.take(np.array([place]))  # with the prompts that its caches find
+    scales = setting.correction.scales(cases) if setting.correction else None
+    steps, prompts = (scales.steps[0], scales.prompts[0]) if scales is not None else (1.0, 1.0)
+    if not setting.model.generates:
+        fullest = int(most_prompts(setting, cases, memory)[0])
+        return _pooled(setting, cases, max(fullest, 1), float(prompts))
+    ranks = int(cases.dp[0]) if bool(cases.shares_experts[0]) else 1
+    return _generating(
+        setting,
+        cases,
+        ranks,
+        float(memory.pool_tokens[0]) * ranks if setting.caches else np.inf,
+        (float(steps), float(prompts)),
+        lengths or _own_lengths(cases),
+    )
+
+
+def _check(setting: Setting, cases: Cases) -> None:
+    if bool(cases.disaggregated[0]):
+        raise NoAnswer(
+            "this split has a prefill pool of its own; over time only servers that compute "
+            "prompts themselves are simulated.",
+            field="candidate",
+            hint="Choose a split without a prefill pool.",
+        )
+    if setting.mode == "static":
+        raise NoAnswer(
+            "mode static is one batch without a server; it has no load over time.",
+            field="workload.mode",
+            hint="Use mode open with request_rate.",
+        )
+
+
+def _own_lengths(cases: Cases) -> Lengths:
+    return Lengths(cases.input_tokens, cases.output_tokens, np.ones(1))
+
+
+def _generating(
+    setting: Setting,
+    cases: Cases,
+    ranks: int,
+    pool_tokens: float,
+    scales: tuple[float, float],
+    lengths: Lengths,
+) -> Service:
+    """The service of a server that answers with tokens."""
+    stages, slots = int(cases.pp[0]), int(cases.max_num_seqs[0]) * ranks
+    chunk = float(cases.max_batched_tokens[0])
+    if not setting.engine.chunked_prefill:  # a whole prompt runs in one step
+        chunk = max(chunk, float(lengths.input_tokens.max()))
+    mixes = setting.engine.chunked_prefill and setting.engine.mixes_prompts
+    sequences = _from_zero(max(slots / stages / ranks, 2.0), NODES[0])
+    tokens = _from_zero(max(chunk, 2.0), NODES[1])
+    seconds = _grid_s(setting, cases, sequences, tokens, lengths)
+    lanes = np.arange(slots + 1) / (stages * ranks)
+    lanes[1:] = np.maximum(lanes[1:], 1.0)
+    step_s = np.interp(lanes, sequences, seconds[:, 0]) * scales[0]
+    added = np.maximum(seconds - seconds[:, :1], 0.0) * scales[1]
+    if not mixes:
+        added = np.broadcast_to(added[:1], added.shape)
+    prompt_s = np.stack([np.interp(lanes, sequences, column) for column in added.T], axis=1)
+    fixed_s, token_s = request_overheads(setting)
+    intervals, device = setting.engine.intervals, setting.cluster.device
+    waits = intervals is not None and intervals.first_token_waits
+    reserves = setting.engine.memory.reserves
+    return Service(
+        slots=slots,
+        step_s=step_s,
+        token_s=float((prompt_s[slots // 2, -1] - prompt_s[slots // 2, 1]) / (chunk - 1)),
+        chunk_tokens=float(cases.max_batched_tokens[0]) * stages * ranks,
+        pool_tokens=pool_tokens,
+        block_tokens=float(cases.block_tokens[0]),
+        request_s=(fixed_s + float(cases.kv_wait_s[0])) * scales[1],
+        request_token_s=token_s * scales[1],
+        prefix_hit=float(cases.prefix_hit[0]),
+        prompt_tokens=tokens,
+        prompt_s=prompt_s,
+        tokens_per_step=float(tokens_per_step(cases.draft_tokens, cases.acceptance)[0]),
+        held=1.0 if reserves else 0.5,
+        chunked=setting.engine.chunked_prefill,
+        mixes=mixes,
+        stages=stages,
+        ranks=ranks,
+        late_steps=setting.engine.overhead(device.runtime).late_steps,
+        held_tokens=max(float(cases.stream_interval[0]) - 1, 0.0) if waits else 0.0,
+    )
+
+
+def _grid_s(
+    setting: Setting, cases: Cases, sequences: Float, tokens: Float, lengths: Lengths
+) -> Float:
+    """Seconds of a step, shape (sequences, prompt tokens), at the mean contexts of requests.
+
+    Those that decode are met as often as they take steps; prompt tokens as often as they are.
+    """
+    n, p = (axis.reshape(-1) for axis in np.meshgrid(sequences, tokens, indexing="ij"))
+    inputs, outputs, weight = lengths.input_tokens, lengths.output_tokens, lengths.weight
+    context = np.average(inputs + outputs / 2, weights=weight * outputs)
+    computed = np.maximum(inputs * (1 - float(cases.prefix_hit[0])), 1.0)
+    attended = np.average(inputs - computed / 2, weights=weight * computed)
+    prompts = np.where(p > 0, np.maximum(p / np.average(inputs, weights=weight), 1.0), 0.0)
+    columns = cases.take(np.zeros(len(n), dtype=np.int64))
+    queries = 1 + columns.draft_tokens
+    step = Step(
+        p,
+        np.where(p > 0, attended, 0.0),
+        n,
+        np.where(n > 0, context, 0.0),
+        n * queries + prompts,
+        queries,
+    )
+    seconds = total(engine_step(setting, columns, step))
+    seconds = seconds + columns.kv_step_s * p / np.average(computed, weights=weight)
+    return np.broadcast_to(seconds, n.shape).reshape(len(sequences), len(tokens))
+
+
+def _pooled(setting: Setting, cases: Cases, fullest: int, scale: float) -> Service:
+    """The service of a server whose requests end with their prompt: embeddings and scores."""
+    fixed_s, token_s = request_overheads(setting)
+    prompt = max(float(cases.input_tokens[0]) * (1 - float(cases.prefix_hit[0])), 1.0)
+    chunk = max(float(cases.max_batched_tokens[0]), prompt)
+    tokens = _from_zero(max(min(chunk, fullest * prompt), 2.0), NODES[1])
+    zero = np.zeros(len(tokens))
+    context = np.full(len(tokens), float(cases.input_tokens[0]) - prompt / 2)
+    columns = cases.take(np.zeros(len(tokens), dtype=np.int64))
+    step = Step(tokens, np.where(tokens > 0, context, 0.0), zero, zero, zero)
+    seconds = total(step_parts(setting, columns, step)) * scale
+    front = setting.engine.front_s
+    if front is not None:  # the front end takes requests one after the other
+        seconds = np.maximum(seconds, front.value * tokens / prompt)
+    stages = int(cases.pp[0])
+    slots = fullest * stages
+    added = seconds - seconds[0]
+    return Service(
+        slots=slots,
+        step_s=np.full(slots + 1, seconds[0]),
+        token_s=float(added[-1] / tokens[-1]),
+        chunk_tokens=float(tokens[-1]) * stages,
+        pool_tokens=np.inf,
+        request_s=fixed_s * scale,
+        request_token_s=token_s * scale,
+        prefix_hit=float(cases.prefix_hit[0]),
+        prompt_tokens=tokens,
+        prompt_s=np.broadcast_to(added, (slots + 1, len(added))),
+        chunked=not setting.whole_prompts,
+        stages=stages,
+    )
+
+
+def _from_zero(most: float, count: int) -> Float:
+    """Points from 1 to ``most``, each so many times the one before, after a 0."""
+    return np.concatenate([np.zeros(1), np.geomspace(1.0, most, count - 1)])

@@ -1,0 +1,294 @@
+"""From a request to what is simulated: the split of a replica, its service, start, price, load.
+
+The split is that of ``request.candidate``, else the best of the plan; percentiles do not count
+there, as the wanted share of requests over the whole time takes their place. A replica is one
+server of it (``search.replicas``), and planned alone: what is simulated is what a bundle starts.
+What is paid is what can be rented: devices, or machines that are rented whole, which replicas share
+where there is room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from recipe_core.base.errors import InputError, NoAnswer
+from recipe_core.estimates.columns.corrections import Corrections
+from recipe_core.estimates.serving.cold_start import ColdStart, cold_start
+from recipe_core.hardware.cluster import Cluster
+from recipe_core.plans.limits import LIMITS
+from recipe_core.plans.plan import Plan
+from recipe_core.plans.plans import plan, plan_candidate
+from recipe_core.plans.replicas import one_replica, replicas_of, shared_load
+from recipe_core.request.over_time import OverTime
+from recipe_core.request.schema import PlanRequest
+from recipe_core.request.serving_workload import ServingWorkload
+from recipe_core.scaling.events import events_of
+from recipe_core.scaling.fleet import Events, Fleet, StartTime
+from recipe_core.scaling.servers import least_devices
+from recipe_core.scaling.service import service_of
+from recipe_core.scaling.traces.from_trace import over_time_of, workload_fields
+from recipe_core.scaling.traces.load import Load
+from recipe_core.scaling.traces.loads import load_of
+from recipe_core.scaling.traces.rates import Rates
+from recipe_core.scaling.traces.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """What is simulated, and what it was made from.
+
+    row: of ``plan``, one replica and nothing else. per_replica: what of the request changes for it,
+    by dotted field: its share of the load. attainment: share of requests that must keep the
+    limits. price_basis: where the price is from. notes: what to know of these.
+    """
+
+    request: PlanRequest
+    plan: Plan
+    row: int
+    per_replica: dict[str, Any]
+    fleet: Fleet
+    start: ColdStart
+    load: Load
+    attainment: float
+    price_basis: str | None
+    notes: tuple[str, ...]
+
+    @property
+    def candidate(self) -> dict[str, Any]:
+        """The split, as a request states it."""
+        return self.plan.candidate(self.row)
+
+
+def deployment_of(
+    request: PlanRequest,
+    *,
+    trace: Trace | Rates | None = None,
+    days: float | None = None,
+    folders: bool = True,
+    corrections: Corrections | None = None,
+) -> Deployment:
+    """The deployment of a request under its load over time, or under a trace.
+
+    Args:
+        request: of serving.
+        trace: the load in place of ``workload.over_time``; lengths and reuse are its own then.
+        days: time that is looked at; that of the load unless given.
+        folders: whether the model may be named by a path on this machine.
+        corrections: what runs of one's own teach.
+
+    Raises:
+        InputError: without a load over time or a limit on time.
+        NoAnswer: where no split can run within the limits.
+    """
+    limits = time_limits(request)
+    request = with_load(request, trace, days)
+    workload = request.workload
+    if not isinstance(workload, ServingWorkload) or workload.over_time is None:  # see with_load
+        raise InputError("is missing.", field="workload.over_time")
+    load = load_of(workload.over_time, workload)
+    wanted = workload.over_time.attainment
+    chosen, row = _split(request, load, limits, wanted, folders, corrections)
+    shared = shared_load(request, replicas_of(chosen, row).count)
+    chosen, row = one_replica(chosen, row)
+    devices, nodes = replicas_of(chosen, row).devices, replicas_of(chosen, row).nodes
+    cluster = chosen.setting(row).cluster
+    price = cluster.usd_per_device_hour
+    start, _ = start_of(chosen, row)
+    fleet = Fleet(
+        service=service_of(chosen, row, load.lengths),
+        start=StartTime(start.seconds, start.low_s, start.high_s),
+        devices=devices,
+        usd_per_hour=None if price is None else price * devices,
+        limits_s=limits,
+        events=_events(cluster, nodes),
+        rent=cluster.rented,
+    )
+    basis, notes = _price_text(cluster, devices)
+    return Deployment(request, chosen, row, shared, fleet, start, load, wanted, basis, notes)
+
+
+def check_request(request: PlanRequest, *, traced: bool) -> None:
+    """Whether a request has what a simulation needs; ``traced``: a trace is its load.
+
+    Raises:
+        InputError: without a limit on time, or without a load over time.
+    """
+    time_limits(request)
+    if not traced:
+        with_load(request)
+
+
+def time_limits(request: PlanRequest) -> dict[str, float]:
+    """Seconds by figure that every request must keep.
+
+    Raises:
+        InputError: where no limit bounds a time, or the workload is no serving.
+    """
+    if request.is_training:
+        raise InputError(
+            "is training; a load over time is of serving.", field="workload.kind", hint="Use plan."
+        )
+    bounds = {
+        rule.column: bound
+        for rule in LIMITS.values()
+        if rule.timed and (bound := rule.bound(request.objective.limits)) is not None
+    }
+    if not bounds:
+        raise InputError(
+            "bounds no time, so every number of replicas would do.",
+            field="objective.limits",
+            hint="State one, for example ttft_ms: 2000 and tpot_ms: 50.",
+        )
+    return bounds
+
+
+def with_load(
+    request: PlanRequest, trace: Trace | Rates | None = None, days: float | None = None
+) -> PlanRequest:
+    """The request with the load that is simulated: its own, or a trace's.
+
+    Raises:
+        InputError: where it has neither.
+    """
+    workload = request.workload
+    if not isinstance(workload, ServingWorkload):
+        raise InputError("is no serving.", field="workload.kind", hint="Use plan.")
+    if trace is not None:
+        workload = _traced(workload, trace)
+    if workload.over_time is None:
+        raise InputError(
+            "is missing.",
+            field="workload.over_time",
+            hint="State a shape with its mean_rate, or rates; or give a trace.",
+        )
+    if days is not None:
+        longer = workload.over_time.model_copy(update={"days": days})
+        workload = workload.model_copy(update={"over_time": longer})
+    return request.model_copy(update={"workload": workload})
+
+
+def _traced(workload: ServingWorkload, trace: Trace | Rates) -> ServingWorkload:
+    """The workload with a trace's rates, lengths and reuse; what else is stated stays.
+
+    So do a stated shape, under which the trace gives lengths and bursts, a share of found prompts,
+    the longest request, and a load other than arrivals at a rate.
+    """
+    stated = workload.over_time
+    shape = stated.shape if stated else None
+    days = stated.days if stated and shape else None
+    if isinstance(trace, Rates):
+        fields = {"over_time": over_time_of(trace, days=days, shape=shape).to_json()}
+    else:
+        fields = workload_fields(trace, days=days, shape=shape)
+    if stated is not None:
+        fields["over_time"] |= _stated(stated)
+    if workload.mode != "open":
+        fields.pop("mode", None)
+        fields.pop("request_rate", None)
+    if workload.prefix_hit:
+        fields.pop("prefix_reuse", None)
+    if workload.max_context is not None:
+        fields.pop("max_context", None)
+    return ServingWorkload.model_validate(workload.model_dump(exclude_none=True) | fields)
+
+
+def _stated(over_time: OverTime) -> dict[str, Any]:
+    """What of a load a trace does not replace."""
+    names = ["attainment", "growth_per_month"]
+    if over_time.shape is not None:
+        names += ["mean_rate", "start_hour"]
+    values = over_time.to_json()
+    return {name: values[name] for name in names if name in values}
+
+
+def _split(
+    request: PlanRequest,
+    load: Load,
+    bounds: Mapping[str, float],
+    wanted: float,
+    folders: bool,
+    corrections: Corrections | None,
+) -> tuple[Plan, int]:
+    """The plan with the split of a replica, and its row.
+
+    Without a candidate that which serves the load with the least devices: a plan's best split may
+    be a server of all of them, which is idle most of the day.
+
+    Raises:
+        NoAnswer: where none can run within the limits; with the nearest one's reasons.
+    """
+    limits = request.objective.limits.model_copy(update={"percentile": None})
+    objective = request.objective.model_copy(update={"limits": limits})
+    options = request.options.model_copy(update={"disaggregated": False})
+    plain = request.model_copy(update={"objective": objective, "options": options})
+    if request.candidate is not None:
+        chosen, row = plan_candidate(plain, folders=folders, corrections=corrections)
+    else:
+        chosen = plan(plain, folders=folders, corrections=corrections)
+        best = (
+            chosen.nearest_row()
+            if chosen.best_row is None
+            else least_devices(chosen, load, bounds, wanted)
+        )
+        if best is None:
+            raise NoAnswer("no split of the hardware can run.", field="hardware")
+        row = best
+    if not chosen.runs[row]:
+        reasons = "; ".join(chosen.reasons(row))
+        raise NoAnswer(
+            f"{chosen.label(row)} cannot run: {reasons}.", field="hardware", hint="See recipe plan."
+        )
+    return chosen, row
+
+
+def start_of(chosen: Plan, row: int) -> tuple[ColdStart, int]:
+    """The cold start of one server of a row, as the request's start finds it, and its devices.
+
+    Raises:
+        InputError: for training, and for places of weights that do not exist.
+    """
+    if chosen.kind == "training":
+        hint = "Ask for a serving workload."
+        raise InputError("is training, which no replica serves.", field="workload.kind", hint=hint)
+    replica = replicas_of(chosen, row)
+    setting = chosen.setting(row)
+    model = setting.model
+    start = cold_start(
+        chosen.request.options.start,
+        engine=setting.engine.name,
+        weights_bytes=float(model.checkpoint_bytes or model.counted_bytes),
+        devices=replica.devices,
+        nodes=replica.nodes,
+        device=setting.cluster.device,
+        weight_dtype=setting.weight_dtype,
+    )
+    return start, replica.devices
+
+
+def _events(cluster: Cluster, nodes: int) -> Events:
+    """Failures of the nodes of a replica, and reclaims where the price is spot."""
+    offer = cluster.offer
+    return events_of(
+        cluster.device.architecture,
+        nodes=nodes,
+        devices_per_node=cluster.per_node,
+        spot=cluster.commitment == "spot",
+        provider=offer.provider if offer else None,
+    )
+
+
+def _price_text(cluster: Cluster, devices: int) -> tuple[str | None, tuple[str, ...]]:
+    """Where the price of a replica is from, and what to know of it."""
+    if cluster.usd_per_device_hour is None:
+        note = f"No price of {cluster.device.title} is known: policies are compared by GPU-hours."
+        return None, (note,)
+    basis = f"{devices} × {cluster.price_text()}"
+    if cluster.unit <= devices:
+        return basis, ()
+    return basis, (
+        f"Machines of {cluster.unit} devices are rented whole, and paid whole: replicas of "
+        f"{devices} share them where there is room, but those of SkyServe, which are machines of "
+        "their own.",
+    )

@@ -1,0 +1,245 @@
+"""One deployment under many policies: the simulation by flows, all policies side by side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+import numpy as np
+
+from recipe_core.base.arrays import Float
+from recipe_core.engines.spec import Engine
+from recipe_core.request.over_time import DAY_S, HOUR_S, WEEK_S, OverTime
+from recipe_core.request.scaling import Metric, Policy, Scaling
+from recipe_core.request.serving_workload import ServingWorkload
+from recipe_core.scaling.capacity import capacity_per_s, replicas_for
+from recipe_core.scaling.curve import curve_of, most_inside
+from recipe_core.scaling.fleet import Fleet
+from recipe_core.scaling.flow import simulate_flow
+from recipe_core.scaling.outcome import Outcome
+from recipe_core.scaling.policies import controller_of
+from recipe_core.scaling.search import Together
+from recipe_core.scaling.setup import Deployment
+from recipe_core.scaling.signals import Controller
+from recipe_core.scaling.spaces import WEEK_HOURS, Need, needed
+from recipe_core.scaling.traces.load import Load
+from recipe_core.scaling.traces.loads import load_of
+
+STEP_S = 30.0
+"""Of the flow."""
+PACE_S = 60.0
+"""From one look of a policy to the next at least, where all are simulated side by side."""
+OWN_MACHINES: tuple[Policy, ...] = ("skyserve",)
+"""Policies whose replicas are machines of their own: a service of SkyPilot launches each as a
+cluster. Those of the others share machines where there is room."""
+HISTORY_DAYS = 14.0
+"""Time before the beginning that forecasts have learned, where the load repeats."""
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """A fleet under a load, ready for policies.
+
+    history: the load before second 0, for forecasts; None where it is not known. interval_s: of the
+    series of outcomes.
+    """
+
+    fleet: Fleet
+    load: Load
+    need: Need
+    history: Load | None
+    interval_s: float
+
+    @classmethod
+    def of(cls, deployment: Deployment) -> Simulation:
+        """The simulation of a deployment."""
+        fleet, load = deployment.fleet, deployment.load
+        capacity = capacity_per_s(fleet, load)
+        curve = curve_of(fleet.service, load.lengths)
+        in_flight = float(np.interp(capacity, curve.rate, curve.in_flight))
+        need = Need(
+            replicas=needed(
+                load.rates, lambda rates: replicas_for(fleet, load, rates).astype(np.float64)
+            ),
+            interval_s=load.interval_s,
+            capacity_per_s=capacity,
+            in_flight=max(in_flight, 1.0),
+            kv_usage=min(in_flight / most_inside(fleet.service, load.lengths), 1.0),
+            start_s=fleet.start.seconds,
+            start_hour=load.start_hour,
+            gauges=gauges_of(deployment.plan.setting(deployment.row).engine),
+        )
+        return cls(fleet, load, need, _history(deployment), interval_of(load.span_s))
+
+    def outcomes(
+        self, scalings: Sequence[Scaling], *, seed: int = 0, fleet: Fleet | None = None
+    ) -> list[Outcome]:
+        """What comes of policies, one a column, under the same arrivals and starts.
+
+        Args:
+            scalings: those of one policy stand together.
+            seed: of starts and events.
+            fleet: in place of the deployment's, with other starts.
+        """
+        fleet = fleet or self.fleet
+        outcomes = simulate_flow(
+            fleet,
+            self.load,
+            self.controller(scalings),
+            columns=len(scalings),
+            begin=self.begin(scalings),
+            seed=seed,
+            interval_s=self.interval_s,
+            step_s=STEP_S,
+        )
+        alone = float(fleet.rented(np.ones(1))[0])
+        return [
+            replace(outcome, rented_s=outcome.replica_s * alone)
+            if scaling.policy in OWN_MACHINES
+            else outcome
+            for scaling, outcome in zip(scalings, outcomes, strict=True)
+        ]
+
+    def controller(self, scalings: Sequence[Scaling]) -> Controller:
+        """The controllers of policies side by side."""
+        batches = [list(same) for _, same in groupby(scalings, key=_batch)]
+        return Together([(self.batch(batch), len(batch)) for batch in batches], PACE_S)
+
+    def batch(
+        self, scalings: Sequence[Scaling], start_hour: int | None = None, before_s: float = 0.0
+    ) -> Controller:
+        """The controller of policies of one kind.
+
+        Args:
+            scalings: alike in policy and interval.
+            start_hour: hour of the week at its beginning; that of the load unless given.
+            before_s: seconds of the load that have passed before it begins.
+        """
+        return controller_of(
+            scalings,
+            capacity_per_s=self.need.capacity_per_s,
+            start_s=self.fleet.start.seconds,
+            start_hour=self.load.start_hour if start_hour is None else start_hour,
+            history=self._history_to(before_s),
+            slots=round(self.need.in_flight),
+            limits_s=self.fleet.limits_s,
+        )
+
+    def begin(self, scalings: Sequence[Scaling]) -> Float:
+        """Replicas of each policy at the beginning: those that the load needs there, in bounds."""
+        first = int(self.need.replicas[0])
+        return np.array([float(_first(one, first, self.need.start_hour)) for one in scalings])
+
+    def part(self, days: float) -> Simulation:
+        """The same over the hardest days: those around the busiest interval, with the quietest one.
+
+        The simulation itself where it is no longer than that.
+        """
+        from_s, to_s = hardest(self.load, days)
+        if to_s - from_s >= self.load.span_s:
+            return self
+        load = part_of(self.load, from_s, to_s)
+        first = int(from_s // self.load.interval_s)
+        replicas = self.need.replicas[first : first + len(load.rates)]
+        need = replace(self.need, replicas=replicas, start_hour=load.start_hour)
+        return replace(self, load=load, need=need, history=self._history_to(from_s))
+
+    def with_start(self, seconds: float) -> Fleet:
+        """The fleet with starts that take so long, all of them."""
+        start = replace(self.fleet.start, seconds=seconds, low_s=seconds, high_s=seconds)
+        return replace(self.fleet, start=start)
+
+    def _history_to(self, at_s: float) -> Load | None:
+        """The load before a moment."""
+        past, count = self.history, int(at_s // self.load.interval_s)
+        if not count:
+            return past
+        rates = self.load.rates[:count]
+        if past is not None and past.interval_s == self.load.interval_s:
+            rates = np.concatenate([past.rates, rates])
+        return replace(self.load, rates=rates)
+
+
+def _batch(scaling: Scaling) -> tuple[object, ...]:
+    """What scalings of one controller share."""
+    return (scaling.policy, scaling.interval_s, scaling.window_s if _learns(scaling) else None)
+
+
+def _learns(scaling: Scaling) -> bool:
+    return scaling.policy in ("predictive", "dynamo")
+
+
+def _first(scaling: Scaling, needed_first: int, hour: int) -> int:
+    if scaling.policy == "fixed":
+        return scaling.max_replicas
+    here = [p.replicas for p in scaling.periods if p.from_hour <= hour < p.to_hour]
+    if scaling.policy == "schedule":
+        return max(here, default=scaling.min_replicas)
+    return min(max(needed_first, scaling.min_replicas), scaling.max_replicas)
+
+
+def _history(deployment: Deployment) -> Load | None:
+    """Two weeks before the beginning, where the load repeats; else nothing is known of them."""
+    workload = deployment.request.workload
+    over_time = workload.over_time if isinstance(workload, ServingWorkload) else None
+    if over_time is None or not isinstance(workload, ServingWorkload):
+        return None
+    period_s = _period_s(over_time)
+    days = HISTORY_DAYS * DAY_S // period_s * period_s / DAY_S
+    if days <= 0 or (over_time.shape is None and over_time.days * DAY_S <= period_s):
+        return None
+    return load_of(over_time.model_copy(update={"days": days, "growth_per_month": 0.0}), workload)
+
+
+def _period_s(over_time: OverTime) -> float:
+    if over_time.shape is not None:
+        return WEEK_S
+    return len(over_time.rates) * over_time.interval_s
+
+
+def gauges_of(engine: Engine) -> frozenset[Metric]:
+    """What autoscalers can follow of an engine."""
+    metrics = engine.metrics
+    if metrics is None:
+        return frozenset()
+    names: dict[Metric, tuple[str | None, ...]] = {
+        "waiting": (metrics.waiting,),
+        "running": (metrics.running,),
+        "in-flight": (metrics.waiting, metrics.running),
+        "kv-usage": (metrics.kv_usage,),
+    }
+    return frozenset(metric for metric, parts in names.items() if all(parts))
+
+
+def part_of(load: Load, from_s: float, to_s: float) -> Load:
+    """The load from one second to another, by its intervals."""
+    first = int(from_s // load.interval_s)
+    last = max(math.ceil(to_s / load.interval_s - 1e-9), first + 1)
+    hour = int(load.start_hour + first * load.interval_s // HOUR_S) % WEEK_HOURS
+    return replace(load, rates=load.rates[first:last], start_hour=hour)
+
+
+def hardest(load: Load, days: float) -> tuple[float, float]:
+    """From and to of whole days, in seconds: with the busiest interval, and the quietest beside it.
+
+    Where the load is no longer, all of it.
+    """
+    length = round(days * DAY_S / load.interval_s)
+    count = len(load.rates)
+    if length >= count:
+        return 0.0, load.span_s
+    step = max(round(DAY_S / load.interval_s), 1)
+    busiest = int(np.argmax(load.rates))
+    begins = [at for at in range(0, count - length + 1, step) if at <= busiest < at + length]
+    begins = begins or [min(max(busiest - length // 2, 0), count - length)]
+    begin = min(begins, key=lambda at: float(load.rates[at : at + length].min()))
+    return begin * load.interval_s, (begin + length) * load.interval_s
+
+
+def interval_of(span_s: float) -> float:
+    """Length of the intervals of a simulation's series: a minute, longer for months."""
+    if span_s <= 15 * DAY_S:
+        return 60.0
+    return 300.0 if span_s <= 62 * DAY_S else 1800.0

@@ -1,0 +1,162 @@
+"""What a trace shows, as the values of ``recipe trace --json`` (docs/traces.md defines them)."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from recipe_core.base.arrays import Int
+from recipe_core.scaling.traces.bursts import counts, dispersion, interarrival_cv, rounding_s
+from recipe_core.scaling.traces.rates import Rates
+from recipe_core.scaling.traces.reuse import Reuse, reuse_curve
+from recipe_core.scaling.traces.trace import Trace
+
+SCHEMA_VERSION = 1
+PERCENTILES = (50, 90, 95, 99)
+MINUTE_S = 60.0
+
+
+def describe(trace: Trace) -> dict[str, Any]:
+    """The description of a trace: rates, bursts, lengths, reuse of prefixes, sessions.
+
+    Seconds, requests per second, tokens and shares; None where the trace does not tell.
+    """
+    reuse = reuse_curve(trace)
+    second, minute = counts(trace, 1.0), counts(trace, MINUTE_S)
+    whole = minute[: int(trace.span_s / MINUTE_S)] if trace.span_s >= MINUTE_S else minute
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "source": trace.source,
+        "requests": len(trace),
+        "failed": trace.failed,
+        "span_s": trace.span_s,
+        "began": _date(trace.began_s),
+        "rate_per_s": trace.rate_per_s,
+        "interarrival_cv": interarrival_cv(trace),
+        "dispersion": {"1_s": dispersion(trace, 1.0), "60_s": dispersion(trace, MINUTE_S)},
+        "minute": {
+            "min": int(whole.min()),
+            "median": float(np.median(whole)),
+            "max": int(whole.max()),
+        },
+        "second": {"max": int(second.max())},
+        "times": {"distinct": len(np.unique(trace.arrival_s)), "rounding_s": rounding_s(trace)},
+        "input_tokens": lengths(trace.input_tokens),
+        "output_tokens": lengths(trace.output_tokens),
+        "length_correlation": correlation(trace.input_tokens, trace.output_tokens),
+        "prefix_hit": prefix_hit(reuse),
+        "blocks": _blocks(trace, reuse),
+        "sessions": sessions(trace),
+    }
+
+
+def description(traffic: Trace | Rates) -> dict[str, Any]:
+    """The description of a trace, or of a table of rates."""
+    return describe(traffic) if isinstance(traffic, Trace) else describe_rates(traffic)
+
+
+def describe_rates(rates: Rates) -> dict[str, Any]:
+    """The description of a table of rates."""
+    seen = rates.rates[~rates.missing]
+    change = np.abs(np.diff(np.log(np.maximum(rates.rates, 1e-12))))
+    day = round(86_400 / rates.interval_s)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "source": rates.source,
+        "requests": float(rates.rates.sum() * rates.interval_s),
+        "span_s": rates.span_s,
+        "began": _date(rates.began_s),
+        "interval_s": rates.interval_s,
+        "intervals": len(rates),
+        "missing": int(rates.missing.sum()),
+        "rate_per_s": float(rates.rates.mean()),
+        "rate": {"min": float(seen.min()), "max": float(seen.max())},
+        "interarrival_cv": rates.burstiness,
+        "change": {f"p{p}": float(np.percentile(change, p)) for p in (50, 90, 99)},
+        "correlation": {"day": _lagged(rates, day), "week": _lagged(rates, 7 * day)},
+    }
+
+
+def lengths(tokens: Int) -> dict[str, float]:
+    """Mean, percentiles (linear between values), standard deviation and ends of lengths."""
+    points = np.percentile(tokens, PERCENTILES)
+    return {
+        "mean": float(tokens.mean()),
+        **{f"p{p}": float(value) for p, value in zip(PERCENTILES, points, strict=True)},
+        "min": int(tokens.min()),
+        "max": int(tokens.max()),
+        "std": float(tokens.std()),
+    }
+
+
+def correlation(one: Int, other: Int) -> float | None:
+    """Pearson's correlation; None where one of the two does not vary."""
+    if len(one) < 2 or not np.ptp(one) or not np.ptp(other):
+        return None
+    return float(np.corrcoef(one, other)[0, 1])
+
+
+def prefix_hit(reuse: Reuse | None) -> dict[str, Any] | None:
+    """Shares of prompt tokens that caches of each size would have held."""
+    if reuse is None:
+        return None
+    pairs = zip(reuse.cache_tokens, reuse.hit, strict=True)
+    return {
+        "unlimited": reuse.unlimited,
+        "by_cache_tokens": {str(int(size)): float(hit) for size, hit in pairs},
+    }
+
+
+def sessions(trace: Trace) -> dict[str, Any] | None:
+    """Number of sessions, requests of one, and gaps between them in seconds; None without any."""
+    if trace.sessions is None:
+        return None
+    turns = np.bincount(trace.sessions)
+    order = np.argsort(trace.sessions, kind="stable")
+    gaps = np.diff(trace.arrival_s[order])[np.diff(trace.sessions[order]) == 0]
+    return {
+        "number": len(turns),
+        "turns": {
+            "mean": float(turns.mean()),
+            "p50": float(np.median(turns)),
+            "max": int(turns.max()),
+        },
+        "gap_s": {f"p{p}": float(np.percentile(gaps, p)) for p in (50, 90, 99)}
+        if len(gaps)
+        else None,
+    }
+
+
+def _blocks(trace: Trace, reuse: Reuse | None) -> dict[str, Any] | None:
+    if reuse is None or trace.blocks is None:
+        return None
+    uses = np.unique(trace.blocks.ids, return_counts=True)[1]
+    return {
+        "tokens": trace.blocks.tokens,
+        "number": reuse.blocks,
+        "distinct": reuse.distinct,
+        "used_once": float(np.mean(uses == 1)),
+        "hit": reuse.block_unlimited,
+        "requests_hit": reuse.requests_hit,
+    }
+
+
+def _date(began_s: float | None) -> str | None:
+    """A time in UTC; None where there is none, or none that a calendar has."""
+    if began_s is None:
+        return None
+    try:
+        return datetime.fromtimestamp(began_s, tz=UTC).isoformat(timespec="seconds")
+    except (OverflowError, OSError, ValueError):
+        return None
+
+
+def _lagged(rates: Rates, lag: int) -> float | None:
+    if lag < 1 or len(rates) < 2 * lag:
+        return None
+    one, other = rates.rates[lag:], rates.rates[:-lag]
+    if not np.ptp(one) or not np.ptp(other):
+        return None
+    return float(np.corrcoef(one, other)[0, 1])

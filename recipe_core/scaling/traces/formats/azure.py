@@ -1,0 +1,31 @@
+"""Azure's traces of language models, 2023 (Splitwise) and 2024 (DynamoLLM).
+
+Columns ``TIMESTAMP,ContextTokens,GeneratedTokens``; stamps in UTC with up to seven digits after the
+second, in 2024 followed by a zone. Source: Azure/AzurePublicDataset.
+"""
+
+from __future__ import annotations
+
+from recipe_core.scaling.traces.formats.columns import csv_columns, times, tokens
+from recipe_core.scaling.traces.formats.content import Content
+from recipe_core.scaling.traces.formats.requests import Requests
+
+TITLE = "Azure trace"
+COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+
+
+def is_one(content: Content) -> bool:
+    """Whether the head has Azure's columns."""
+    return set(COLUMNS) <= set(content.head)
+
+
+def read(content: Content, unit: str | None = None) -> Requests:
+    """The requests of such a file."""
+    table = csv_columns(content, COLUMNS)
+    arrival, origin, _ = times(table, COLUMNS[0], unit=unit)
+    return Requests(
+        arrival_s=arrival,
+        input_tokens=tokens(table, COLUMNS[1]),
+        output_tokens=tokens(table, COLUMNS[2]),
+        origin_s=origin or None,
+    )

@@ -1,0 +1,35 @@
+"""BurstGPT: ``Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type``.
+
+Timestamps are seconds from the start of the log; later releases have a session too. An answer
+without tokens is a request that failed. Source: HPMLL/BurstGPT.
+"""
+
+from __future__ import annotations
+
+from recipe_core.scaling.traces.formats.columns import csv_columns, labels, times, tokens
+from recipe_core.scaling.traces.formats.content import Content
+from recipe_core.scaling.traces.formats.requests import Requests
+
+TITLE = "BurstGPT trace"
+COLUMNS = ("Timestamp", "Request tokens", "Response tokens")
+SESSION = "Session ID"
+
+
+def is_one(content: Content) -> bool:
+    """Whether the head has BurstGPT's columns."""
+    return set(COLUMNS) <= set(content.head)
+
+
+def read(content: Content, unit: str | None = None) -> Requests:
+    """The requests of such a file."""
+    table = csv_columns(content, COLUMNS, optional=(SESSION,))
+    arrival, origin, _ = times(table, COLUMNS[0], unit=unit or "s")
+    output = tokens(table, COLUMNS[2])
+    return Requests(
+        arrival_s=arrival,
+        input_tokens=tokens(table, COLUMNS[1]),
+        output_tokens=output,
+        sessions=labels(table, SESSION) if SESSION in table.column_names else None,
+        failed=output == 0,
+        origin_s=origin or None,
+    )

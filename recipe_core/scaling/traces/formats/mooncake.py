@@ -1,0 +1,81 @@
+"""Traces with hashed blocks of prompts: Mooncake's, those of AIPerf, and Alibaba's Bailian.
+
+One object a line: ``timestamp`` (Mooncake in ms, Bailian in seconds), ``input_length``,
+``output_length``, ``hash_ids`` of the prompt's blocks in order (512 tokens, Bailian 16), and where
+there are conversations ``session_id`` or ``chat_id`` with ``parent_chat_id``. A hash stands for its
+block and all before it. Sources: kvcache-ai/Mooncake, ai-dynamo/aiperf,
+alibaba-edu/qwen-bailian-usagetraces-anon.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from recipe_core.base.arrays import Int
+from recipe_core.scaling.traces.formats.blocks import blocks_of
+from recipe_core.scaling.traces.formats.columns import labels, times, tokens
+from recipe_core.scaling.traces.formats.content import Content
+from recipe_core.scaling.traces.formats.json_lines import json_table
+from recipe_core.scaling.traces.formats.requests import Requests
+
+TITLE = "Mooncake trace"
+COLUMNS = ("timestamp", "input_length", "output_length")
+_LONGEST_CHAIN = 64
+
+
+def is_one(content: Content) -> bool:
+    """Whether the first line has Mooncake's fields."""
+    return set(COLUMNS) <= set(content.first_object or ())
+
+
+def read(content: Content, unit: str | None = None) -> Requests:
+    """The requests of such a file."""
+    first = content.first_object or {}
+    bailian = "chat_id" in first
+    types: dict[str, Any] = dict.fromkeys(COLUMNS, pa.float64())
+    if "hash_ids" in first:
+        types["hash_ids"] = pa.list_(pa.int64())
+    if "session_id" in first:
+        text = isinstance(first["session_id"], str)
+        types["session_id"] = pa.string() if text else pa.int64()
+    if bailian:
+        types |= {"chat_id": pa.int64(), "parent_chat_id": pa.int64()}
+    table = json_table(content, types)
+    arrival, origin, _ = times(
+        table, "timestamp", unit=unit or ("s" if bailian else "ms"), first_line=1
+    )
+    input_tokens = tokens(table, "input_length", first_line=1)
+    hashed = "hash_ids" in types
+    return Requests(
+        arrival_s=arrival,
+        input_tokens=input_tokens,
+        output_tokens=tokens(table, "output_length", first_line=1),
+        blocks=blocks_of(table["hash_ids"], input_tokens) if hashed else None,
+        sessions=_sessions(table),
+        origin_s=origin or None,
+    )
+
+
+def _sessions(table: Any) -> Int | None:
+    if "session_id" in table.column_names:
+        return labels(table, "session_id")
+    if "chat_id" not in table.column_names:
+        return None
+    chats = table["chat_id"].fill_null(-1).to_numpy().astype(np.int64)
+    parents = table["parent_chat_id"].fill_null(-1).to_numpy().astype(np.int64)
+    return roots(chats, parents)
+
+
+def roots(chats: Int, parents: Int) -> Int:
+    """The first chat of each chain of chats; a chain of more links is cut into several."""
+    order = np.argsort(chats, kind="stable")
+    place = np.minimum(np.searchsorted(chats[order], parents), len(chats) - 1)
+    parent = order[place]
+    rows = np.arange(len(chats))
+    root = np.where((parents >= 0) & (chats[parent] == parents), parent, rows)
+    for _ in range(_LONGEST_CHAIN.bit_length()):  # each pass doubles the links that are followed
+        root = root[root]
+    return root

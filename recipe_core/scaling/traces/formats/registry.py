@@ -1,0 +1,59 @@
+"""All formats, the most particular first; a file is read by the first that knows it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from recipe_core.scaling.traces.formats import (
+    access_log,
+    azure,
+    bench,
+    burstgpt,
+    mooncake,
+    spans,
+    table,
+)
+from recipe_core.scaling.traces.formats.content import Content, wrong
+from recipe_core.scaling.traces.formats.requests import Requests
+
+
+class Format(Protocol):
+    """A module of this folder."""
+
+    TITLE: str
+
+    def is_one(self, content: Content) -> bool:
+        """Whether the file has this format."""
+        ...
+
+    def read(self, content: Content, unit: str | None = None) -> Requests:
+        """Its requests; ``unit`` of times that do not say theirs."""
+        ...
+
+
+FORMATS: tuple[Format, ...] = (azure, burstgpt, mooncake, spans, table, bench, access_log)
+PICKLE = b"\x80"
+
+
+def format_of(content: Content) -> Format:
+    """The format of a file.
+
+    Raises:
+        InputError: when no format knows it; says what its first line holds.
+    """
+    known = next((one for one in FORMATS if one.is_one(content)), None)
+    if known is not None:
+        return known
+    if content.data.startswith(PICKLE):
+        raise wrong(
+            f"{content.title} is a pickle, which could run anything.",
+            "Write its requests as JSON lines: timestamp, input_tokens, output_tokens.",
+        )
+    if not content.data.strip():
+        raise wrong(f"{content.title} is empty.", "Give a trace of requests.")
+    begins = content.first_line[:80] or "bytes that are no text"
+    raise wrong(
+        f"{content.title} is no trace that is known; it begins {begins!r}.",
+        "Give columns or fields timestamp, input_tokens and output_tokens; "
+        "docs/traces.md has all formats.",
+    )

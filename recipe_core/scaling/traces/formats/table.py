@@ -1,0 +1,208 @@
+"""A plain table of requests: CSV, TSV, Parquet or flat JSON lines, with names people use."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from recipe_core.base.arrays import Bool, Int
+from recipe_core.base.memory import limited_memory
+from recipe_core.scaling.traces.formats.blocks import blocks_of, text_lists
+from recipe_core.scaling.traces.formats.columns import csv_columns, labels, numbers, times, tokens
+from recipe_core.scaling.traces.formats.content import (
+    MOST_BYTES,
+    MOST_GROWTH,
+    MOST_REQUESTS,
+    Content,
+    wrong,
+)
+from recipe_core.scaling.traces.formats.json_lines import json_table
+from recipe_core.scaling.traces.formats.names import (
+    HASHES,
+    INPUTS,
+    OUTPUTS,
+    SESSIONS,
+    SIZES,
+    STATUSES,
+    column_of,
+    time_column,
+)
+from recipe_core.scaling.traces.formats.requests import Requests
+from recipe_core.scaling.traces.trace import Blocks
+
+TITLE = "table"
+GOOD = ("ok", "success", "successful", "succeeded", "true", "completed", "complete", "finished")
+LEAST_MEMORY, MOST_MEMORY = 192 << 20, 4 << 30
+"""Bytes that the columns of any table in Parquet may take, and those of the largest one."""
+BAD = ("failed", "failure", "error", "false", "timeout", "cancelled", "canceled", "aborted")
+
+
+def is_one(content: Content) -> bool:
+    """Whether it has columns of times and of prompts' lengths, in text or Parquet."""
+    return is_table(_names(content))
+
+
+def is_table(names: Sequence[str]) -> bool:
+    """Whether these columns are enough for requests."""
+    return time_column(names) is not None and column_of(names, INPUTS) is not None
+
+
+def _names(content: Content) -> Sequence[str]:
+    if content.is_parquet:
+        return list(_parquet(content).schema_arrow.names)
+    first = content.first_object
+    if first is not None:
+        return [
+            name for name, value in first.items() if isinstance(value, str | int | float | list)
+        ]
+    return content.head
+
+
+def read(content: Content, unit: str | None = None) -> Requests:
+    """The requests of such a file."""
+    names = list(_names(content))
+    stamp = time_column(names)
+    prompt, answer = column_of(names, INPUTS), column_of(names, OUTPUTS)
+    if stamp is None or prompt is None:
+        raise wrong(
+            f"{content.title} has no column of times or of prompt lengths.",
+            "Name them timestamp and input_tokens.",
+        )
+    if answer is None:
+        raise wrong(
+            f"{content.title} has no column of answer lengths; it has {', '.join(names[:12])}.",
+            "Name it output_tokens; 0 where there are none.",
+        )
+    session, status = column_of(names, SESSIONS), column_of(names, STATUSES)
+    hashes, size = column_of(names, HASHES), column_of(names, SIZES)
+    optional = [name for name in (session, status, hashes, size) if name is not None]
+    table, line = _table(content, [stamp[0], prompt, answer], optional)
+    arrival, origin, how = times(table, stamp[0], unit=unit or stamp[1], first_line=line)
+    inputs = tokens(table, prompt, first_line=line)
+    return Requests(
+        arrival_s=arrival,
+        input_tokens=inputs,
+        output_tokens=_answers(table, answer, line),
+        blocks=_blocks(table, hashes, size, inputs) if hashes else None,
+        sessions=labels(table, session) if session else None,
+        failed=failures(table[status]) if status else None,
+        origin_s=origin or None,
+        note=f"{stamp[0]} in {how}",
+    )
+
+
+def _answers(table: Any, column: str, line: int) -> Int:
+    """Lengths of answers; an empty cell is a request without one."""
+    cells = table[column]
+    if cells.null_count:
+        nothing = "0" if pa.types.is_string(cells.type) else 0
+        names = table.column_names
+        table = table.set_column(names.index(column), column, pc.fill_null(cells, nothing))
+    return tokens(table, column, first_line=line)
+
+
+def _table(content: Content, needed: list[str], optional: list[str]) -> tuple[Any, int]:
+    """The columns, and the line of the first row."""
+    if content.is_parquet:
+        return _parquet_columns(content, [*needed, *optional]), 1
+    first = content.first_object
+    if first is None:
+        return csv_columns(content, needed, optional=optional), 2
+    return json_table(content, {name: _type(first[name]) for name in (*needed, *optional)}), 1
+
+
+def _type(value: Any) -> Any:
+    if isinstance(value, list):
+        return pa.list_(pa.string() if value and isinstance(value[0], str) else pa.int64())
+    if isinstance(value, bool):
+        return pa.bool_()
+    return pa.string() if isinstance(value, str) else pa.float64()
+
+
+def _parquet(content: Content) -> Any:
+    import pyarrow.parquet
+
+    try:
+        table = pyarrow.parquet.ParquetFile(io.BytesIO(content.data))
+    except (pa.ArrowInvalid, OSError) as error:
+        text = " ".join(str(error).split())[:160].rstrip(".")
+        raise wrong(f"{content.title} is no Parquet: {text}.", "Write it again.") from None
+    rows = table.metadata.num_rows
+    size = sum(
+        table.metadata.row_group(n).total_byte_size for n in range(table.metadata.num_row_groups)
+    )
+    if rows > MOST_REQUESTS or size > MOST_BYTES:
+        raise wrong(
+            f"{content.title} has {rows:,} rows, {size / 2**20:,.0f} MiB unpacked; the limits are "
+            f"{MOST_REQUESTS:,} and {MOST_BYTES >> 20:,}.",
+            "Give a part of it.",
+        )
+    return table
+
+
+def _parquet_columns(content: Content, names: list[str]) -> Any:
+    """The columns of a table in Parquet, of which a kilobyte may say a value a billion times.
+
+    Raises:
+        InputError: where they take more memory than a trace of that size does, or are damaged.
+    """
+    table, packed = _parquet(content), len(content.data)
+    most = min(max(LEAST_MEMORY, MOST_GROWTH * packed), MOST_MEMORY)
+    usual = pa.default_memory_pool()
+    pa.set_memory_pool(pa.system_memory_pool())  # its own reserves memory, which no limit counts
+    try:
+        with limited_memory(most):
+            return table.read(columns=names, use_threads=False)  # in a thread it would abort
+    except MemoryError:
+        raise wrong(
+            f"{content.title} is {packed:,} bytes, and takes more than {most >> 20:,} MiB of "
+            "memory unpacked.",
+            "Give a part of it, or write it as CSV.",
+        ) from None
+    except (pa.ArrowException, OSError) as error:
+        text = " ".join(str(error).split())[:160].rstrip(".")
+        raise wrong(f"{content.title} is damaged: {text}.", "Write it again.") from None
+    finally:
+        pa.set_memory_pool(usual)
+
+
+def _blocks(table: Any, hashes: str, size: str | None, inputs: Int) -> Blocks | None:
+    cells = table[hashes]
+    lists = cells if pa.types.is_list(cells.type) else text_lists(cells)
+    tokens_each = None
+    if size is not None:
+        sizes = np.unique(numbers(table, size))
+        if len(sizes) != 1 or sizes[0] < 1:
+            raise wrong(f"{size} is not the same in all rows.", "Give one size of blocks.")
+        tokens_each = int(sizes[0])
+    return blocks_of(lists, inputs, tokens_each)
+
+
+def failures(cells: Any) -> Bool:
+    """Which rows failed, by a status, an HTTP code, a truth value or the text of an error.
+
+    Codes from 400 on, and words such as ``failed`` are failures. A column with other words tells
+    nothing.
+    """
+    if pa.types.is_list(cells.type):
+        return np.zeros(len(cells), dtype=np.bool_)
+    text = pc.utf8_lower(pc.fill_null(pc.cast(cells, pa.string()), ""))
+    words = np.asarray(text.to_numpy(zero_copy_only=False), dtype=object)
+    known, place = np.unique(words, return_inverse=True)
+    return np.asarray([is_failure(str(word)) for word in known], dtype=np.bool_)[place]
+
+
+def is_failure(word: str) -> bool:
+    """Whether a status in small letters says that a request failed."""
+    word = word.strip()
+    if word in BAD:
+        return True
+    try:
+        return 400 <= float(word) < 600
+    except ValueError:
+        return False

@@ -1,0 +1,169 @@
+"""How much of the prompts a prefix cache would have held, by its size.
+
+A cache holds whole blocks and drops the one that was used longest ago (LRU). A request looks up its
+blocks in order, and stops at the first that is not there: what comes later would have to be
+computed anyway. Then it uses all of its blocks, the last one first, so that the head of a prompt
+outlives its tail, as in engines that drop leaves first. Requests come one after the other; that two
+which run at once cannot share what neither has computed yet is left out, and so is that some token
+of every prompt must be computed.
+
+The rank of a block in the LRU stack does not depend on the cache's size (Mattson et al. 1970): one
+pass gives the hits of all sizes. Ranks are counted for all blocks at once in O(n log n) by a
+wavelet matrix (Claude and Navarro 2012).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from recipe_core.base.arrays import Bool, Float, Int
+from recipe_core.scaling.traces.trace import Blocks, Trace
+
+NEVER = np.iinfo(np.int64).max
+"""Rank of a block that was not seen before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """Share of prompt tokens found in caches of several sizes.
+
+    cache_tokens: sizes, rising. hit: share of all prompt tokens in each. block_hit: the same of
+    blocks. unlimited, block_unlimited: in a cache that never drops any. blocks, distinct: block
+    hashes asked for, and different ones. requests_hit: share of requests that find any block in the
+    unlimited cache.
+    """
+
+    cache_tokens: Float
+    hit: Float
+    unlimited: float
+    block_hit: Float
+    block_unlimited: float
+    blocks: int
+    distinct: int
+    requests_hit: float
+
+
+def reuse_curve(trace: Trace, *, per_octave: int = 1) -> Reuse | None:
+    """Hits of a trace by the size of the cache; None where it has no hashes of blocks.
+
+    Sizes are powers of two from one block on, ``per_octave`` for each doubling, to the first that
+    holds all there is.
+    """
+    blocks = trace.blocks
+    if blocks is None or not len(blocks.ids):
+        return None
+    held = tokens_in_blocks(blocks, trace.input_tokens)
+    needed = needed_blocks(blocks)
+    seen = needed < NEVER
+    distinct = len(np.unique(blocks.ids))
+    steps = np.arange(int(np.ceil(np.log2(max(distinct, 1)))) * per_octave + 1)
+    sizes = np.unique(np.floor(2.0 ** (steps / per_octave)).astype(np.int64))
+    all_tokens = max(float(trace.input_tokens.sum()), 1.0)
+    order = np.argsort(needed, kind="stable")
+    within = np.searchsorted(needed[order], sizes, side="right")
+    sums = np.concatenate(([0], np.cumsum(held[order])))
+    counts = np.diff(blocks.starts)
+    first = blocks.starts[:-1][counts > 0]
+    return Reuse(
+        cache_tokens=(sizes * blocks.tokens).astype(np.float64),
+        hit=sums[within] / all_tokens,
+        unlimited=float(held[seen].sum() / all_tokens),
+        block_hit=within / len(needed),
+        block_unlimited=float(seen.mean()),
+        blocks=len(needed),
+        distinct=distinct,
+        requests_hit=float(seen[first].sum() / max(len(trace), 1)),
+    )
+
+
+def tokens_in_blocks(blocks: Blocks, input_tokens: Int) -> Int:
+    """Tokens of each block of each request: full but for the last, whose prompt ends in it."""
+    counts = np.diff(blocks.starts)
+    before = (np.arange(len(blocks.ids)) - np.repeat(blocks.starts[:-1], counts)) * blocks.tokens
+    left = np.repeat(input_tokens, counts) - before
+    held: Int = np.clip(left, 0, blocks.tokens)
+    return held
+
+
+def needed_blocks(blocks: Blocks) -> Int:
+    """The smallest cache, in blocks, in which each block is a hit; ``NEVER`` where none is enough.
+
+    That is the largest rank in the LRU stack of the block and those before it in its request.
+    """
+    ids = np.unique(blocks.ids, return_inverse=True)[1].astype(np.int64)
+    owner = np.repeat(np.arange(len(blocks.starts) - 1), np.diff(blocks.starts))
+    again = _repeated(ids, owner)
+    ranks = np.zeros(len(ids), dtype=np.int64)  # a block again in one request: as the first time
+    ranks[~again] = _ranks(ids[~again], owner[~again])
+    return _running_maximum(ranks, owner)
+
+
+def _repeated(ids: Int, owner: Int) -> Bool:
+    """Where a request lists a block that it has listed before."""
+    order = np.lexsort((np.arange(len(ids)), ids, owner))
+    same = (np.diff(ids[order]) == 0) & (np.diff(owner[order]) == 0)
+    again = np.zeros(len(ids), dtype=np.bool_)
+    again[order[1:][same]] = True
+    return again
+
+
+def _ranks(ids: Int, owner: Int) -> Int:
+    """Rank of each block in the LRU stack when its request comes; 1 is the one used last."""
+    count = len(ids)
+    if not count:
+        return np.zeros(0, dtype=np.int64)
+    starts = np.searchsorted(owner, owner, side="left")
+    ends = np.searchsorted(owner, owner, side="right")
+    place = starts + (ends - 1 - np.arange(count))  # used from its last block to its first
+    used = np.empty(count, dtype=np.int64)
+    used[place] = ids
+    previous = _previous(used)
+    before = previous[place]  # when each block was used before its request
+    known = before >= 0
+    # Different blocks used in [before, start) = uses there, less those whose block is used again
+    # before start, which are the uses before start whose previous one is not before ``before``.
+    repeats = np.flatnonzero(previous >= 0)
+    until = np.searchsorted(repeats, starts[known])
+    less = _count_at_least(previous[repeats], until, before[known], count)
+    ranks = np.full(count, NEVER, dtype=np.int64)
+    ranks[known] = starts[known] - before[known] - less
+    return ranks
+
+
+def _previous(used: Int) -> Int:
+    """The place of the use before each use of the same block; -1 for the first."""
+    order = np.argsort(used, kind="stable")
+    previous = np.full(len(used), -1, dtype=np.int64)
+    same = np.diff(used[order]) == 0
+    previous[order[1:][same]] = order[:-1][same]
+    return previous
+
+
+def _count_at_least(values: Int, until: Int, least: Int, bound: int) -> Int:
+    """For each query how many of ``values[:until]`` are at least ``least``; all below ``bound``."""
+    low = np.zeros(len(until), dtype=np.int64)
+    high = until.copy()
+    count = np.zeros(len(until), dtype=np.int64)
+    for bit in range(max(int(bound).bit_length() - 1, 0), -1, -1):
+        ones = (values >> bit) & 1
+        ones_before = np.concatenate(([0], np.cumsum(ones)))
+        zeros = len(values) - int(ones_before[-1])
+        low_ones, high_ones = ones_before[low], ones_before[high]
+        one = ((least >> bit) & 1) == 1
+        count += np.where(one, 0, high_ones - low_ones)
+        low = np.where(one, zeros + low_ones, low - low_ones)
+        high = np.where(one, zeros + high_ones, high - high_ones)
+        values = np.concatenate((values[ones == 0], values[ones == 1]))
+    return count + (high - low)
+
+
+def _running_maximum(ranks: Int, owner: Int) -> Int:
+    """The largest rank so far within each request."""
+    if not len(ranks):
+        return ranks
+    # Ranks as places in their order, lifted by request: one running maximum serves all of them.
+    levels, place = np.unique(ranks, return_inverse=True)
+    lifted = place.astype(np.int64) + owner * len(levels)
+    return levels[np.maximum.accumulate(lifted) - owner * len(levels)]

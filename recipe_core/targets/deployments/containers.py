@@ -1,0 +1,142 @@
+"""Containers as pods and Compose services describe them: from their fields to engines."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from recipe_core.base.errors import InputError
+from recipe_core.commands.images import engine_by_name, image_start
+from recipe_core.commands.launches import Container, Launch, launches_in
+from recipe_core.commands.words import MAX_CHARACTERS
+from recipe_core.engines.grammar import grammars
+from recipe_core.targets.deployments.deployed import DeployedEngine, Left, Place
+from recipe_core.targets.deployments.documents import mapping, mappings, texts
+from recipe_core.targets.deployments.variables import filled_pod, unset_in
+
+_HELPER = re.compile(r"router|gateway|bench|lmcache-server|epp|exporter|controller|dashboard")
+_HELPS = re.compile(
+    r"dynamo\.(frontend|planner)|ray start|multi-node-serving\.sh worker|vllm launch "
+)
+_SLICE = re.compile(r"nvidia\.com/mig-|amd\.com/.*partition|aliyun\.com/gpu-mem")
+
+
+def pod_environment(container: Mapping[str, Any]) -> dict[str, str]:
+    """Variables of a pod's container that have a value in the file."""
+    env: dict[str, str] = {}
+    for entry in mappings(container.get("env")):
+        name, value = entry.get("name"), entry.get("value")
+        if isinstance(name, str) and isinstance(value, str):
+            env[name] = filled_pod(value, env)
+    return env
+
+
+def pod_container(container: Mapping[str, Any], shares_memory: bool) -> Container:
+    """A pod's container: ``command`` stands for the image's entrypoint, ``args`` follow it."""
+    env = pod_environment(container)
+    command, args = (
+        tuple(filled_pod(word, env) for word in texts(container.get(name)))
+        for name in ("command", "args")
+    )
+    mounts = (mount.get("mountPath") for mount in mappings(container.get("volumeMounts")))
+    return Container(
+        image=str(container.get("image") or ""),
+        entrypoint=command,
+        args=args,
+        env=env,
+        shares_memory=shares_memory,
+        workdir=container.get("workingDir") if container.get("workingDir") else None,
+        mounts=tuple(mount for mount in mounts if isinstance(mount, str)),
+    )
+
+
+def engines_in(
+    container: Container,
+    where: str,
+    line: int | None,
+    place: Place,
+    *,
+    model: str | None = None,
+    replicas: int = 1,
+) -> Iterator[DeployedEngine | Left]:
+    """The engines of a container, or why one that holds an engine was not read."""
+    words = (*container.entrypoint, *container.args)
+    try:
+        if sum(map(len, words)) > MAX_CHARACTERS:
+            raise InputError(f"has more than {MAX_CHARACTERS:,} characters.", field="command")
+        launches = list(launches_in(container))
+    except InputError as error:
+        yield Left(where, line, error.message)
+        return
+    for number, launch in enumerate(launches, 1):
+        name = where if len(launches) == 1 else f"{where} #{number}"
+        model_here = model if model and _names_folder(launch) else None
+        unset = unset_in((*launch.args, *launch.program))
+        yield DeployedEngine(name, line, launch, place, model_here, replicas=replicas, unset=unset)
+    if not launches and (why := not_read(container.image, words)):
+        yield Left(where, line, why)
+
+
+def _names_folder(launch: Launch) -> bool:
+    """Whether a command names its model as a folder of its container, or not at all."""
+    first = next((word for word in launch.args[:1] if not word.startswith("-")), None)
+    flags = {"--model", "--model-path", "--model-id", "--model-url"}
+    stated = [
+        value
+        for word, value in zip(launch.args, (*launch.args[1:], ""), strict=True)
+        if word in flags
+    ]
+    stated += [word.partition("=")[2] for word in launch.args if word.partition("=")[0] in flags]
+    names = [name for name in (first, *stated) if name]
+    return all(name.startswith(("/", "$", "{")) for name in names)
+
+
+def not_read(image: str, words: Iterable[str]) -> str | None:
+    """Why a container that holds an engine gave no command; None for one that holds none."""
+    start = image_start(image)[0]
+    named = engine_by_name(image)
+    engine = start or (named[0] if named else "")
+    if not engine:
+        return None
+    said = " ".join(words)
+    if is_helper(image) or _HELPS.search(said):
+        return None
+    if not said:
+        return f"{image} starts no server of {engine} by itself, and the file states no command."
+    return f"its command starts no server that is known: {said[:120]!r}."
+
+
+def is_helper(image: str) -> bool:
+    """Whether an image is of a program beside engines: a router, a benchmark, a cache."""
+    name = image.partition("@")[0].rpartition("/")[2].casefold()
+    return _HELPER.search(name) is not None
+
+
+def pod_devices(container: Mapping[str, Any], names: Iterable[str]) -> tuple[int | None, str]:
+    """Devices that a pod's container asks for, and what is wrong with the request."""
+    resources = mapping(container.get("resources"))
+    known = frozenset(names)
+    for part in ("limits", "requests"):
+        for resource, value in mapping(resources.get(part)).items():
+            if resource in known and isinstance(value, str) and value.isdecimal():
+                return (int(value[:6]) or None), ""
+            if _SLICE.match(resource):
+                return 1, f"{resource} is a part of a device; judged on a whole one."
+    return None, ""
+
+
+def with_notes(place: Place, *notes: str) -> Place:
+    """A place with further notes."""
+    return replace(place, notes=(*place.notes, *(note for note in notes if note)))
+
+
+def starts_engine(text: str) -> bool:
+    """Whether a text has a word that starts an engine, in whatever way."""
+    words = (
+        start.words[1] if start.words[0] == "-m" else " ".join(start.words)
+        for grammar in grammars().values()
+        for start in grammar.launch
+    )
+    return any(word in text for word in words)

@@ -1,0 +1,146 @@
+"""Names that files have for devices, as shipped profiles: labels, machines, SkyPilot, Slurm."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from recipe_core.base.data_files import DataFile
+from recipe_core.base.errors import HardwareError
+from recipe_core.base.provenance import Sourced
+from recipe_core.hardware.cluster import device, device_names
+from recipe_core.targets.deployments.deployed import Place
+from recipe_core.targets.names import names as written_names
+
+FILE = DataFile(Path(__file__).with_name("devices.yaml"), "deployments")
+MAX_NAMES = 64
+"""Alternatives of one engine that are looked up."""
+_MAKERS = re.compile(r"nvidia|geforce|tesla|amd|instinct|intel|quadro")
+_SHARED = re.compile(r"(?i)-(SHARED|MIG-.*)$")
+
+
+class _Data(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+
+class _Values(_Data):
+    source: str
+    names: dict[str, str]
+
+
+class _Devices(Sourced):
+    """The content of ``devices.yaml``."""
+
+    labels: dict[str, str]
+    values: _Values
+    families: dict[str, dict[str, str]]
+
+
+@cache
+def _file() -> _Devices:
+    return FILE.read_as(_Devices)
+
+
+def labels() -> frozenset[str]:
+    """Labels of nodes whose values name a device or a machine."""
+    return frozenset(_file().labels)
+
+
+@cache
+def resources() -> frozenset[str]:
+    """What pods ask for to get devices."""
+    vendors = written_names().vendors.values()
+    return frozenset(vendor.resource for vendor in vendors if vendor.resource)
+
+
+def device_called(name: str, own: Mapping[str, str] | None = None) -> str | None:
+    """The profile of a device or of a machine with it; None for an unknown name.
+
+    ``own``: names by profile that a tool has for devices; the first of several counts.
+    """
+    text = name.strip().strip("'\"")[:128]
+    for profile, written in (own or {}).items():
+        if written.casefold() == text.casefold():
+            return profile
+    named = _by_word().get(_word(_file().values.names, text))
+    return named or _of_machine(text.casefold()) or _profile(_SHARED.sub("", text))
+
+
+def _word(known: Mapping[str, str], text: str) -> str:
+    return next((word for word in known if word.casefold() == text.casefold()), "")
+
+
+@cache
+def _by_word() -> dict[str, str]:
+    return dict(_file().values.names)
+
+
+def _of_machine(kind: str) -> str | None:
+    """The device in a cloud's machine, by its family; ``g5`` alone is a family too."""
+    for families in _file().families.values():
+        for family, profile in families.items():
+            start, star, end = family.partition("*")
+            if kind.startswith(start) and (not star or kind.endswith(end)):
+                return profile
+            if f"{kind}." == family:
+                return profile
+    return None
+
+
+def _profile(text: str) -> str | None:
+    """A shipped device by its name or an alias, whatever stands between letters and digits."""
+    try:
+        return device(text).name
+    except HardwareError:
+        pass
+    return _plain_names().get(_plain(text))
+
+
+@cache
+def _plain_names() -> dict[str, str]:
+    out: dict[str, str] = {}
+    for name in device_names():
+        for alias in (name, *device(name).aliases):
+            out.setdefault(_plain(alias), name)
+    return out
+
+
+def _plain(text: str) -> str:
+    return _MAKERS.sub("", re.sub(r"[^a-z0-9]", "", text.casefold()))
+
+
+def chosen(
+    called: Iterable[tuple[str, int | None]],
+    own: Mapping[str, str] | None = None,
+    *,
+    nodes: int | None = None,
+) -> Place:
+    """The place of an engine that may run on any of some devices, by name with their number.
+
+    Of several it is the one with the least memory in all, on which an engine must run as well.
+    """
+    asked = list(dict.fromkeys(called))[:MAX_NAMES]
+    known = [(device_called(name, own) if name else None, number) for name, number in asked]
+    notes = [
+        f"{name!r:.80} is no known device."
+        for (name, _), (profile, _) in zip(asked, known, strict=True)
+        if name and not profile
+    ]
+    usable = [(profile, number) for profile, number in known if profile]
+    if not usable:
+        return Place(None, next((number for _, number in known), None), nodes, tuple(notes))
+    profile, number = min(usable, key=_memory)
+    others = list(dict.fromkeys(name for name, _ in usable))
+    if len(others) > 1:
+        message = f"the file allows {', '.join(others)}; judged on {profile}, with least memory."
+        notes.append(message)
+    return Place(profile, number, nodes, tuple(notes))
+
+
+def _memory(asked: tuple[str, int | None]) -> float:
+    profile, number = asked
+    return device(profile).memory_bytes.value * (number or 1)

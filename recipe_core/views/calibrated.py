@@ -1,0 +1,58 @@
+"""That own runs changed figures, and by how much, in words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from recipe_core.estimates.columns.scales import CALIBRATED
+
+if TYPE_CHECKING:  # importing these would triple the time until a plan is printed
+    from recipe_core.estimates.columns.corrections import Corrections
+    from recipe_core.plans.plan import Plan
+
+_MEASURED = re.compile(r"measured here on [0-9-]+")
+"""How the basis of an accuracy begins that a measured checkpoint moved (``compression/own.py``)."""
+
+FIGURES = {
+    "ttft_s": "time to first token",
+    "tpot_s": "time per output token",
+    "output_tokens_per_s": "throughput",
+    "step_s": "time of a step",
+}
+
+
+def calibrated_lines(corrections: Corrections | None) -> list[str]:
+    """That own runs changed the figures, and where to see how; nothing where none did."""
+    if corrections is None or not corrections.teach:
+        return []
+    return [
+        f"calibrated by {corrections.title}; "
+        "`recipe estimate` says what they did to each figure of a split"
+    ]
+
+
+def calibrated_sentence(plan: Plan, row: int) -> str | None:
+    """What own runs did to the figures of a split; None where they changed none."""
+    corrections = plan.problem.corrections
+    if corrections is None or not corrections.teach:
+        return None
+    changed = changed_figures(plan.estimate(row).to_json())
+    if not changed:
+        return None
+    return f"Calibrated by {corrections.title}. {changed}."
+
+
+def changed_figures(estimate: Mapping[str, Any]) -> str:
+    """The figures of an estimate that own runs changed, with factors; empty where none."""
+    basis = estimate.get("basis") or {}
+    own = str((estimate.get("accuracy") or {}).get("basis", ""))
+    accuracy = _MEASURED.search(own)
+    texts = {name: str(basis.get(name, "")).partition(": ") for name in FIGURES}
+    changed = [
+        f"{FIGURES[name]}: {rest}" for name, (kind, _, rest) in texts.items() if kind == CALIBRATED
+    ]
+    if accuracy:
+        changed.append(f"accuracy: {accuracy.group()}")
+    return "; ".join(changed)

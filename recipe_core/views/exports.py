@@ -1,0 +1,62 @@
+"""Tables and charts as files to take away."""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import Any
+
+import pandas as pd
+import plotly.graph_objects as go
+import plotly.io
+
+from recipe_core.request.schema import PlanRequest
+from recipe_core.views.charts.style import LIGHT
+
+PICTURES = ("png", "svg")
+"""Formats in which a browser saves a chart."""
+CSV, PARQUET, HTML = "text/csv", "application/vnd.apache.parquet", "text/html"
+LONGEST_NAME = 80
+
+
+def file_name(request: PlanRequest, what: str) -> str:
+    """A name for files about a request, without an ending: model, devices and what they show."""
+    model = request.model if isinstance(request.model, str) else "model"
+    hardware = request.hardware
+    device = hardware.device if isinstance(hardware.device, str) else "own-device"
+    words = f"{model.rstrip('/').rpartition('/')[2]}-{hardware.devices}x-{device}"
+    slug = re.sub(r"[^a-z0-9.]+", "-", words.lower()).strip("-.")[:LONGEST_NAME]
+    return f"{slug}-{what}"
+
+
+def csv_of(frame: pd.DataFrame) -> bytes:
+    """A table as CSV in UTF-8, with a mark by which spreadsheets know that."""
+    return frame.to_csv(index=False, lineterminator="\n").encode("utf-8-sig")
+
+
+def parquet_of(frame: pd.DataFrame) -> bytes:
+    """A table as Parquet."""
+    buffer = io.BytesIO()
+    frame.to_parquet(buffer, index=False)
+    return buffer.getvalue()
+
+
+def picture_config(name: str, picture: str) -> dict[str, Any]:
+    """What plotly is told of its buttons: the camera saves ``name``, in one of ``PICTURES``."""
+    known = picture if picture in PICTURES else PICTURES[0]
+    return {
+        "displaylogo": False,
+        "showSendToCloud": False,
+        "toImageButtonOptions": {"format": known, "filename": name, "scale": 2},
+    }
+
+
+def chart_page(figure: go.Figure, name: str) -> bytes:
+    """A chart as one HTML file that works without a network; about 5 MB, most of it plotly."""
+    plain = go.Figure(figure)
+    plain.update_layout(
+        template="plotly_white", paper_bgcolor=LIGHT.paper, plot_bgcolor=LIGHT.paper
+    )
+    config = picture_config(name, PICTURES[0]) | {"responsive": True}
+    text: str = plotly.io.to_html(plain, full_html=True, include_plotlyjs=True, config=config)
+    return text.encode()

@@ -1,0 +1,132 @@
+"""The words of the field (``glossary.yaml``), and the help of fields and figures made of them."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from recipe_core.base.data_files import DataFile
+from recipe_core.plans.measures import Measure
+from recipe_core.request.schema import describe_field
+
+FILE = Path(__file__).with_name("glossary.yaml")
+Words = Annotated[str, Field(min_length=2, max_length=60, pattern=r"^[^\n]+$")]
+
+
+class Reference(BaseModel):
+    """Where the field uses a word so."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    title: Annotated[str, Field(min_length=3, max_length=100)]
+    url: Annotated[str, Field(pattern=r"^https://[^\s()]+$")]
+
+
+class Term(BaseModel):
+    """A word and what it means; ``short``: its abbreviation, or what else people say.
+
+    ``measures``: columns of a plan, ``fields``: fields of a request that are this.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    term: Words
+    short: Words | None = None
+    group: str
+    text: Annotated[str, Field(min_length=20, max_length=330, pattern=r"^[A-Z][^\n]+\.$")]
+    source: Reference
+    measures: tuple[str, ...] = ()
+    fields: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """The word with its abbreviation: ``Time to first token (TTFT)``."""
+        return f"{self.term} ({self.short})" if self.short else self.term
+
+
+class Glossary(BaseModel):
+    """The shape of ``glossary.yaml``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    schema_version: Literal[1]
+    groups: dict[str, str]
+    terms: dict[str, Term]
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        for name, term in self.terms.items():
+            if term.group not in self.groups:
+                raise ValueError(f"term {name!r} is of an unknown group {term.group!r}")
+        if unused := set(self.groups) - {term.group for term in self.terms.values()}:
+            raise ValueError(f"group {min(unused)!r} has no term")
+        for kind in ("measures", "fields"):
+            names = [name for term in self.terms.values() for name in getattr(term, kind)]
+            if twice := {name for name in names if names.count(name) > 1}:
+                raise ValueError(f"{min(twice)!r} has two terms")
+        return self
+
+    def by_group(self) -> dict[str, list[Term]]:
+        """The terms under the titles of their groups."""
+        return {
+            title: [term for term in self.terms.values() if term.group == group]
+            for group, title in self.groups.items()
+        }
+
+
+@cache
+def glossary() -> Glossary:
+    """The words this version explains.
+
+    Raises:
+        InputError: naming file, field and value, where the file does not fit its schema.
+    """
+    return DataFile(FILE, "glossary").read_as(Glossary)
+
+
+@cache
+def _by_field() -> dict[str, Term]:
+    return {name: term for term in glossary().terms.values() for name in term.fields}
+
+
+@cache
+def _by_measure() -> dict[str, Term]:
+    return {name: term for term in glossary().terms.values() for name in term.measures}
+
+
+def field_help(field: str) -> str:
+    """What a field of a request means, then the word of the field that it is about.
+
+    Raises:
+        LookupError: for a name that no request has.
+    """
+    described, term = describe_field(field), _by_field().get(field)
+    return described if term is None else f"{described}\n\n**{term.title}**: {term.text}"
+
+
+def measure_help(measure: Measure) -> str:
+    """What a figure means: its word's text, else what the measure says, else its title."""
+    term = _by_measure().get(measure.column)
+    return term.text if term else measure.help or measure.title
+
+
+def term_help(name: str) -> str:
+    """The text of a word, for the help of a heading; raises KeyError for an unknown name."""
+    return glossary().terms[name].text
+
+
+def markdown() -> str:
+    """The page docs/glossary.md."""
+    lines = [
+        "# Glossary",
+        "",
+        "The words of the pages, as the field uses them. `python scripts/glossary.py` writes this",
+        "page from `recipe_core/views/glossary.yaml`, where the pages take their help from, too.",
+    ]
+    for group, terms in glossary().by_group().items():
+        lines += ["", f"## {group}", ""]
+        for term in terms:
+            lines.append(
+                f"* **{term.title}.** {term.text} [{term.source.title}]({term.source.url})"
+            )
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,455 @@
+"""Kept choices beside each other: facts, figures with differences to one of them, commands.
+
+Choices may be of different models, devices, loads and kinds of workload; each is one row of a plan
+of its own. What cannot be compared is said, and no figure is best that was not asked the same.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from recipe_core.base.labels import split_name
+from recipe_core.base.units import band, chance_text, rounded
+from recipe_core.engines.training_programs import training_engine
+from recipe_core.hardware.cluster import chip_title
+from recipe_core.hardware.ownership import HOURS_PER_MONTH
+from recipe_core.plans.measures import Measure
+from recipe_core.plans.plan import Plan
+from recipe_core.request.describe import METHODS, load_name
+from recipe_core.request.link import left_out
+from recipe_core.request.presets import aim_of, aims
+from recipe_core.request.schema import PlanRequest
+from recipe_core.request.training_workload import TrainingWorkload
+
+NOTHING = "–"
+"""What stands where a choice has no such fact or figure."""
+SAME = 0.005
+"""Share of a figure up to which a difference is called none."""
+FACTOR = 10.0
+"""Times a figure from which a difference is said as a factor, not in percent."""
+_PER_HOUR = "usd_per_hour"
+_IN_FACTS = frozenset({"gpus", "load"})
+"""Measures that stand among the facts."""
+_UNRANKED = frozenset({"total_bytes", "memory_share", "peak_memory_bytes"})
+"""Columns of which neither more nor less is better."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A kept choice, evaluated: a row of a plan; ``error`` says why there is none."""
+
+    name: str
+    request: PlanRequest
+    plan: Plan | None = None
+    row: int = 0
+    error: str = ""
+
+    @property
+    def holds(self) -> bool:
+        """Whether it runs, within its own limits, and holds its load."""
+        return self.plan is not None and bool(self.plan.holds[self.row])
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A fact or figure of one choice; ``difference`` is to the baseline's."""
+
+    text: str
+    band: str = ""
+    difference: str = ""
+    best: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A fact or figure of every choice."""
+
+    title: str
+    cells: tuple[Cell, ...]
+    help: str = ""
+
+    @property
+    def differs(self) -> bool:
+        """Whether the choices differ in it."""
+        return len({cell.text for cell in self.cells}) > 1
+
+
+# --- facts
+
+
+def facts(choices: Sequence[Choice]) -> list[Line]:
+    """What each choice is: model, devices, split, engine, formats, load, and whether it runs."""
+    columns = [_facts(choice) for choice in choices]
+    titles = dict.fromkeys(title for column in columns for title in column)
+    if len(set(_kinds(choices))) == 1:
+        titles.pop("Kind", None)
+    return [
+        Line(title, tuple(Cell(column.get(title, NOTHING)) for column in columns))
+        for title in titles
+    ]
+
+
+def _facts(choice: Choice) -> dict[str, str]:
+    plan, row, request = choice.plan, choice.row, choice.request
+    if plan is None:
+        return {"State": f"cannot be evaluated: {choice.error}"}
+    setting, candidate = plan.setting(row), plan.candidate(row)
+    out = {
+        "State": state(choice),
+        "Kind": "Training" if request.is_training else "Serving",
+        "Model": plan.problem.model.name,
+        "Devices": plan.devices_text(row),
+        "Split": split_name(candidate),
+        "Engine": _engine(plan, row),
+        "Formats": _formats(candidate),
+        **_work(request),
+        "Goal": _goal(request),
+        "Keeps its limits": "no limits",
+        "Price": setting.cluster.price_text(),
+    }
+    if plan.limited:
+        chance = float(plan.confidence([row])[0])
+        out["Keeps its limits"] = chance_text(chance) if np.isfinite(chance) else NOTHING
+    return out
+
+
+def state(choice: Choice) -> str:
+    """Whether a choice holds its load, starts and queues, or cannot run, and why."""
+    plan, row = choice.plan, choice.row
+    if plan is None:
+        return f"cannot be evaluated: {choice.error}"
+    reasons = "; ".join(plan.reasons(row))
+    if not plan.runs[row]:
+        return f"cannot run: {reasons}"
+    if not plan.feasible[row]:
+        return f"beyond its limits: {reasons}"
+    if plan.uncertain[row]:
+        return plan.doubt(row)
+    if plan.queues[row]:
+        return f"starts and queues: {plan.queue_text(row)}"
+    return "can run" if choice.request.is_training else "holds the load"
+
+
+def _engine(plan: Plan, row: int) -> str:
+    """Title and version of the engine or framework of a row."""
+    return f"{plan.titles_of(plan.setting(row))['engine']} {_version(plan, row)}".strip()
+
+
+def _version(plan: Plan, row: int) -> str:
+    setting = plan.setting(row)
+    if plan.kind == "training":
+        return str(training_engine(setting.engine).version)
+    return str(setting.engine.as_of or setting.engine.version)
+
+
+def _formats(candidate: Mapping[str, Any]) -> str:
+    if precision := candidate.get("precision"):
+        return str(precision)
+    return f"{candidate['weight_dtype']} weights, {candidate['kv_dtype']} cache"
+
+
+def _work(request: PlanRequest) -> dict[str, str]:
+    """The load, and how long requests are or what a step takes."""
+    workload = request.workload
+    if isinstance(workload, TrainingWorkload):
+        step = f"{workload.global_batch:,} × {workload.sequence_length:,} tokens per step"
+        return {"Load": step, "Method": METHODS.get(workload.method, workload.method)}
+    lengths = f"{workload.input_tokens:,} → {workload.output_tokens:,} tokens"
+    return {"Load": load_name(workload), "Lengths": lengths}
+
+
+def _goal(request: PlanRequest) -> str:
+    aim = aim_of(request)
+    return aims(request)[aim].title if aim else "weighted goals"
+
+
+def _kinds(choices: Sequence[Choice]) -> list[str]:
+    return [choice.request.workload.kind for choice in choices]
+
+
+# --- figures
+
+
+def measures(choices: Sequence[Choice]) -> dict[str, Measure]:
+    """Every measure that any choice has a figure of, by title, serving's first."""
+    plans = [choice.plan for choice in choices if choice.plan is not None]
+    out: dict[str, Measure] = {}
+    for plan in sorted(plans, key=lambda plan: plan.kind):
+        for name, measure in plan.measures.items():
+            if name in _IN_FACTS:
+                continue
+            out.setdefault(measure.title, measure)
+    return {
+        title: measure
+        for title, measure in out.items()
+        if any(np.isfinite(value(choice, title)) for choice in choices)
+    }
+
+
+def value(choice: Choice, title: str) -> float:
+    """A figure of a choice by its measure's title, SI; NaN where there is none.
+
+    Of a measure in another unit than its column's (cost per month) it is the column's.
+    """
+    return _with_band(choice, title)[0]
+
+
+def ends(choice: Choice, title: str) -> tuple[float, float]:
+    """Where eight of ten measured runs are expected, SI; NaN where that is unknown."""
+    return _with_band(choice, title)[1:]
+
+
+def _with_band(choice: Choice, title: str) -> tuple[float, float, float]:
+    plan, row, nan = choice.plan, choice.row, float("nan")
+    if plan is None:
+        return nan, nan, nan
+    names = {measure.title: name for name, measure in plan.measures.items()}
+    if title in names:
+        low, high = plan.band_ends(names[title], [row])
+        return float(plan.raw(names[title])[row]), float(low[0]), float(high[0])
+    return nan, nan, nan
+
+
+def figures(choices: Sequence[Choice], baseline: int = 0) -> list[Line]:
+    """Every figure of every choice, each with its band and its difference to the baseline's.
+
+    ``baseline``: the place of the choice that differences are to. The best of those that hold their
+    load is marked where all with that figure are of one kind of workload.
+    """
+    return [
+        Line(title, _cells(choices, measure, baseline), measure.help)
+        for title, measure in measures(choices).items()
+    ]
+
+
+def _cells(choices: Sequence[Choice], measure: Measure, baseline: int) -> tuple[Cell, ...]:
+    amounts = np.array([value(choice, measure.title) for choice in choices])
+    best = _best(choices, measure, amounts)
+    cells = []
+    for n, choice in enumerate(choices):
+        if not np.isfinite(amounts[n]):
+            cells.append(Cell(NOTHING))
+            continue
+        low, high = ends(choice, measure.title)
+        known = np.isfinite(low) and np.isfinite(high)
+        cells.append(
+            Cell(
+                measure.show(amounts[n]),
+                band((low, high), measure.show) if known else "",
+                "" if n == baseline else difference(amounts[n], amounts[baseline]),
+                best=bool(best[n]),
+            )
+        )
+    return tuple(cells)
+
+
+def _best(choices: Sequence[Choice], measure: Measure, amounts: Any) -> Any:
+    """Which figures are the best, to three digits; none where there is nothing to choose."""
+    known = np.isfinite(amounts)
+    kinds = {kind for kind, one in zip(_kinds(choices), known, strict=True) if one}
+    compared = known & np.array([choice.holds for choice in choices])
+    shown = rounded(np.where(compared, amounts, np.nan))
+    if measure.column in _UNRANKED or len(kinds) > 1 or len(set(shown[compared])) < 2:
+        return np.zeros(len(choices), dtype=bool)
+    extreme = np.nanmax(shown) if measure.more_is_better else np.nanmin(shown)
+    return shown == extreme
+
+
+def difference(amount: float, base: float) -> str:
+    """A figure against the baseline's: ``−15%``, ``× 12``, ``same``; empty where one is unknown."""
+    if not (np.isfinite(amount) and np.isfinite(base)) or base == 0:
+        return ""
+    share = amount / base - 1
+    if abs(share) < SAME:
+        return "same"
+    if amount / base >= FACTOR:
+        return f"× {amount / base:,.0f}"
+    return f"{share:+.0%}".replace("-", "−")
+
+
+def chances(choices: Sequence[Choice], baseline: int = 0) -> Line | None:
+    """With what probability each choice measures better than the baseline by its goal.
+
+    Only for choices with the baseline's goal and kind of workload; None where there is none.
+    """
+    base = choices[baseline]
+    cells = [Cell(NOTHING) if n != baseline else Cell("baseline") for n in range(len(choices))]
+    for n, choice in enumerate(choices):
+        if n == baseline or not (choice.holds and base.holds) or not _alike(choice, base):
+            continue
+        assert choice.plan is not None and base.plan is not None  # noqa: S101, PT018 - they hold
+        chance = choice.plan.beats_other(choice.row, base.plan, base.row)
+        if chance is not None:
+            cells[n] = Cell(chance_text(chance))
+    if all(cell.text in (NOTHING, "baseline") for cell in cells):
+        return None
+    goal = _goal(base.request).lower()
+    return Line(
+        f"Measures better by: {goal}",
+        tuple(cells),
+        "Probability that it is better than the baseline, if both were measured",
+    )
+
+
+def _alike(one: Choice, other: Choice) -> bool:
+    """Whether two choices are of one kind of workload and one goal."""
+    goals = one.request.objective.goals == other.request.objective.goals
+    return goals and one.request.workload.kind == other.request.workload.kind
+
+
+def cautions(choices: Sequence[Choice]) -> list[str]:
+    """What keeps figures of these choices from meaning the same, as sentences."""
+    out = []
+    if len(set(_kinds(choices))) > 1:
+        out.append(
+            "Serving and training share devices, cost per hour and month, and power; their times, "
+            "rates and costs per token are of different things."
+        )
+    for training in (False, True):
+        alike = [choice.request for choice in choices if choice.request.is_training == training]
+        questions = [_question(request) for request in alike]
+        names = questions[0] if questions else {}
+        parts = [name for name in names if len({str(one[name]) for one in questions}) > 1]
+        if parts:
+            listed = " and ".join(parts)
+            who = "The runs" if training else "Choices of serving"
+            out += [f"{who} differ in {listed}: a better figure may answer another question."]
+    omitted = [sentence for choice in choices if (sentence := left_out(choice.request))]
+    return [*out, *dict.fromkeys(omitted)]
+
+
+def _question(request: PlanRequest) -> dict[str, Any]:
+    """What a choice answers: the same for all answers to one question."""
+    workload = request.workload
+    if isinstance(workload, TrainingWorkload):
+        step = (workload.global_batch, workload.sequence_length)
+        return {"model": request.model, "step": step, "run": (workload.method, workload.tokens)}
+    lengths = (workload.input_tokens, workload.output_tokens)
+    return {"model": request.model, "load": load_name(workload), "lengths": lengths}
+
+
+# --- commands
+
+
+def by_engine(choices: Sequence[Choice]) -> dict[str, list[Choice]]:
+    """Choices that a program of one version starts, by its title."""
+    out: dict[str, list[Choice]] = {}
+    for choice in choices:
+        if choice.plan is not None:
+            out.setdefault(_engine(choice.plan, choice.row), []).append(choice)
+    return out
+
+
+def options_of(words: Sequence[str]) -> dict[str, str]:
+    """A command's words by what they set: settings, the program, then each option.
+
+    ``words`` are those of ``start_words``: an option stands with its value in one word.
+    """
+    out: dict[str, list[str]] = {}
+    for word in words:
+        name, value = _named(word)
+        out.setdefault(name, []).append(value)
+    return {name: " ".join(filter(None, values)) for name, values in out.items()}
+
+
+def _named(word: str) -> tuple[str, str]:
+    """What a word sets, and to what."""
+    if word.startswith("-"):
+        name, _, value = word.partition(" ")
+        if "=" in name:
+            name, _, value = word.partition("=")
+        return name, value
+    name, equals, value = word.partition("=")
+    if equals and name.isidentifier() and name.isupper():
+        return name, value
+    return "program", word
+
+
+def command_lines(commands: Sequence[Sequence[str]]) -> list[Line]:
+    """Commands option by option, in the order of the first that has it; given as their words.
+
+    An option without a value is ``set``; one that a command lacks is a dash.
+    """
+    columns = [options_of(words) for words in commands]
+    titles = dict.fromkeys(name for column in columns for name in column)
+    return [
+        Line(title, tuple(Cell(_shown(column, title)) for column in columns)) for title in titles
+    ]
+
+
+def _shown(column: Mapping[str, str], title: str) -> str:
+    return column[title] or "set" if title in column else NOTHING
+
+
+# --- export
+
+
+def frame(choices: Sequence[Choice]) -> pd.DataFrame:
+    """A row for each choice: facts, then every figure with its band, SI, units in the names."""
+    rows = []
+    for choice in choices:
+        row: dict[str, Any] = {"name": choice.name, "kind": choice.request.workload.kind}
+        row |= {"state": state(choice)}
+        if choice.plan is not None:
+            row |= _plain(choice, choice.plan)
+        rows.append(row)
+    table = pd.DataFrame(rows)
+    for name, kind in table.dtypes.items():
+        if kind == "object":  # mixed: every format has None for what is missing
+            table[name] = table[name].where(table[name].notna(), None)
+    return table
+
+
+def _plain(choice: Choice, plan: Plan) -> dict[str, Any]:
+    candidate, place = plan.candidate(choice.row), plan.setting(choice.row).cluster
+    split = {name: one for name, one in candidate.items() if not isinstance(one, dict | list)}
+    out: dict[str, Any] = {
+        "model": plan.problem.model.name,
+        "device": chip_title(place.device),
+        "devices": int(plan.columns["gpus"][choice.row]),
+        "devices_there": place.devices,
+        "split": split_name(candidate),
+        **split,
+        "engine_version": _version(plan, choice.row),
+        **_work(choice.request),
+    }
+    for measure in plan.measures.values():
+        amount, low, high = _with_band(choice, measure.title)
+        out[measure.column] = amount
+        if measure.column == _PER_HOUR:
+            out["usd_per_month"] = amount * HOURS_PER_MONTH
+        if np.isfinite(low) and np.isfinite(high):
+            out |= {f"{measure.column}_low": low, f"{measure.column}_high": high}
+    return out
+
+
+def to_csv(table: pd.DataFrame) -> bytes:
+    """A table as CSV that a spreadsheet opens without taking a text for a formula.
+
+    Texts that begin like a formula get an apostrophe: names come from whoever made the link
+    (https://owasp.org/www-community/attacks/CSV_Injection).
+    """
+    texts = table.select_dtypes(exclude="number").columns
+    safe = table.copy()
+    for name in texts:
+        safe[name] = [
+            f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
+            for cell in table[name]
+        ]
+    return safe.to_csv(index=False).encode()
+
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def to_parquet(table: pd.DataFrame) -> bytes:
+    """A table as a Parquet file."""
+    file = io.BytesIO()
+    table.to_parquet(file, index=False)
+    return file.getvalue()

@@ -1,0 +1,243 @@
+"""What a plan answers, in the words of a bar at the foot of every page and of its details."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import numpy as np
+
+from recipe_core.base.labels import short_name
+from recipe_core.base.units import chance_text, usd
+from recipe_core.hardware.ownership import HOURS_PER_MONTH
+from recipe_core.plans.alternatives import SURE
+from recipe_core.plans.legal import legal
+from recipe_core.plans.plan import Plan
+
+State = Literal["holds", "queues", "uncertain", "nothing"]
+FIGURES = 2
+"""Figures of a split that one line has room for."""
+_TAIL = {
+    "tpot": " per token",
+    "ttft": " to first token",
+    "latency": " a request",
+    "usd": " per M tokens",
+    "usd_run": " for the run",
+    "usd_hour": " an hour",
+    "wall": " to finish",
+    "step": " a step",
+    "joules": " per token",
+    "accuracy": " of the accuracy",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A plan's answer about one split, or that there is none.
+
+    Attributes:
+        state: whether the split holds the load, starts and queues, may not start, or nothing
+            can run.
+        counts: how many splits hold the load, how many start and queue, how many may not start.
+        short_counts: the same in few words.
+        subject: the split: its degrees, and devices used of devices there; where nothing can run
+            the nearest split.
+        line: figures of the split, and how surely it keeps the limits; where nothing can run why
+            the nearest split does not.
+        doubtful: whether the line warns: the split queues, may not start or may well miss a limit.
+        best: whether the split is the best one, not another that was chosen.
+        facts: sentences for who wants to know more: money, ranges, limits.
+    """
+
+    state: State
+    counts: str
+    short_counts: str
+    subject: str
+    line: str
+    doubtful: bool
+    best: bool
+    facts: tuple[str, ...]
+
+
+def verdict(plan: Plan, chosen: int | None = None) -> Verdict:
+    """The answer of a plan about its best split, or the one that was ``chosen``."""
+    row = plan.best_row if chosen is None else chosen
+    if row is None:
+        subject, why = nearest(plan)
+        whole, short = counts(plan), short_counts(plan)
+        return Verdict("nothing", whole, short, subject, why, True, True, ())
+    queues, best = bool(plan.queues[row]), row == plan.best_row
+    name = short_name(plan.candidate(row))
+    figures = [figure_text(plan, measure, row) for measure in main_figures(plan, row)]
+    held = plan.queue_text(row).partition(",")[0]
+    doubts = [text for text in (held, starts_text(plan, row), limits_text(plan, row)) if text]
+    parts = (name, plan.devices_text(row), load_text(plan, row))
+    return Verdict(
+        cast("State", plan.state(row)) if plan.feasible[row] else "holds",
+        counts(plan),
+        short_counts(plan),
+        " · ".join(part for part in parts if part),
+        " · ".join([*figures, *doubts]),
+        queues or bool(plan.uncertain[row]) or may_miss(plan, row),
+        best,
+        tuple(_facts(plan, row)),
+    )
+
+
+def counts(plan: Plan) -> str:
+    """``12 of 32 legal splits hold the load within the limits · 4 start and queue``.
+
+    And how many may not start.
+    """
+    holding = int(plan.holds.sum())
+    queueing = int((plan.feasible & plan.queues).sum())
+    doubtful = int((plan.feasible & plan.uncertain).sum())
+    if len(plan) == 1:
+        return _only(plan, holding, queueing, doubtful)
+    of = int(legal(plan).sum())
+    some = holding or queueing or doubtful
+    start = f"{holding:,} of {of:,}" if some else f"None of {of:,}"
+    noun = "legal split" if of == 1 else "legal splits"
+    one = holding == 1 or not some
+    text = f"{start} {noun} {_verb(plan, one=one)}{_within(plan)}"
+    starts = "starts and queues" if queueing == 1 else "start and queue"
+    text = f"{text} · {queueing:,} {starts}" if queueing else text
+    return f"{text} · {doubtful:,} may not start" if doubtful else text
+
+
+def short_counts(plan: Plan) -> str:
+    """``12 of 32 splits hold the load · 4 queue``."""
+    text = counts(plan).replace(" legal splits", " splits").replace(" legal split", " split")
+    if plan.limited and not plan.load_searched:
+        text = text.replace(_within(plan), "")
+    return text.replace(" start and queue", " queue").replace(" starts and queues", " queues")
+
+
+def _verb(plan: Plan, *, one: bool) -> str:
+    """What a split does that is feasible: ``hold a load`` where each has its own."""
+    if plan.kind == "training":
+        return "can run"
+    return f"{'holds' if one else 'hold'} {'a' if plan.load_searched else 'the'} load"
+
+
+def _only(plan: Plan, holding: int, queueing: int, doubtful: int) -> str:
+    """The state of a plan's only split."""
+    if holding:
+        return f"The only split {_verb(plan, one=True)}{_within(plan)}"
+    if queueing:
+        return "The only split starts and queues"
+    if doubtful:
+        return "The only split may not start"
+    verb = "run" if plan.kind == "training" else _verb(plan, one=False)
+    return f"The only split does not {verb}{_within(plan)}"
+
+
+def _within(plan: Plan) -> str:
+    stated = len(plan.stated_limits)
+    if not stated:
+        return ""
+    text = " within the limit" if stated == 1 else " within the limits"
+    confidence = plan.request.objective.confidence
+    return text if confidence is None else f"{text} with {confidence * 100:g} % confidence"
+
+
+def load_text(plan: Plan, row: int) -> str:
+    """``96 in flight`` where loads are searched or several; empty where all splits have one."""
+    several = plan.load_searched or bool(plan.request.options.loads)
+    if plan.kind != "serving" or not several:
+        return ""
+    return plan.load_text(row)
+
+
+def main_figures(plan: Plan, row: int) -> list[str]:
+    """Measures that a line about a row names: the goals', the limited ones, then the usual."""
+    ranking = [plan.goals[goal][0] for goal in plan.request.objective.goals]
+    columns = [plan.shown_as.get(column, column) for column in ranking]
+    goals = [name for name, measure in plan.measures.items() if measure.column in columns]
+    limited = [name for name in plan.measures if plan.limit(name) is not None]
+    names = dict.fromkeys([*goals, *limited, *plan.phrased])
+    known = [
+        name for name in names if name not in ("gpus", "load") and np.isfinite(plan.raw(name)[row])
+    ]
+    return known[:FIGURES]
+
+
+def figure_text(plan: Plan, name: str, row: int) -> str:
+    """A measure of a row with what it is of: ``34.8 ms per token``."""
+    return f"{plan.text(name, row)}{_TAIL.get(name, '')}"
+
+
+def starts_text(plan: Plan, row: int) -> str:
+    """``may not start: 63 %``, where memory is too close to tell; else empty."""
+    if not plan.uncertain[row]:
+        return ""
+    return f"may not start: {percent(1 - float(plan.columns['start_probability'][row]))}"
+
+
+def may_miss(plan: Plan, row: int) -> bool:
+    """Whether a row that runs keeps the limits with less than ``SURE``."""
+    return plan.limited and float(plan.confidence([row])[0]) < SURE
+
+
+def limits_text(plan: Plan, row: int) -> str:
+    """``may miss the limit: 38 %``, or how surely the limits hold; empty without limits."""
+    if not plan.limited or not plan.runs[row]:
+        return ""
+    chance = float(plan.confidence([row])[0])
+    several = len(plan.stated_limits) > 1
+    if may_miss(plan, row):
+        return f"may miss {'a' if several else 'the'} limit: {percent(1 - chance)}"
+    return f"keeps the limit{'s' if several else ''}: {percent(chance)}"
+
+
+def percent(probability: float) -> str:
+    """A probability as the pages write it: ``38 %``."""
+    return chance_text(probability).replace("%", " %")
+
+
+def nearest(plan: Plan) -> tuple[str, str]:
+    """The split that misses by least, and its first reason; where there is none, that."""
+    row = plan.nearest_row()
+    if row is None:
+        return "These devices allow no split", ""
+    first, *more = plan.reasons(row)
+    rest = f" (and {len(more)} more)" if more else ""
+    return f"Nearest is {plan.label(row)}", f"{first}{rest}"
+
+
+def _facts(plan: Plan, row: int) -> Iterator[str]:
+    """Money by the hour and the month, then the range of each limited or main figure."""
+    money = money_text(plan, row)
+    if money:
+        yield money
+    for name in main_figures(plan, row):
+        text = range_text(plan, name, row)
+        if text:
+            yield text
+
+
+def money_text(plan: Plan, row: int) -> str:
+    """``4 of 8 × H100 SXM: $12.8 an hour, $9,344 a month of 730 hours``; empty without a price."""
+    hour = float(plan.raw("usd_hour")[row])
+    if not np.isfinite(hour):
+        return ""
+    month = f"{usd(hour * HOURS_PER_MONTH)} a month of {HOURS_PER_MONTH:,.0f} hours"
+    return f"{plan.devices_text(row)}: {usd(hour)} an hour, {month}"
+
+
+def range_text(plan: Plan, name: str, row: int) -> str:
+    """``Time per output token: 34.8 ms, likely 24.7 to 68.5 ms; limit 40 ms``.
+
+    Empty without a range and without a limit.
+    """
+    band, limit = plan.band(name, row), plan.limit(name)
+    if band is None and limit is None:
+        return ""
+    measure = plan.measures[name]
+    text = f"{measure.title}: {plan.text(name, row)}"
+    if band is not None:
+        text += f", likely {band.replace(' – ', ' to ')}"
+    if limit is not None:
+        text += f"; limit {measure.show(limit / measure.factor)}"
+    return text

@@ -1,0 +1,337 @@
+"""Pieces of the trainer, in this process; four bits as arXiv:2305.14314 defines them."""
+
+# ruff: noqa: E402 - torch must be there before the trainer is imported
+
+import itertools
+import json
+import pickle
+import shutil
+
+import pytest
+
+from tests.fixtures.refusals import refusal
+from tests.fixtures.rows import table
+from tests.fixtures.training import training_request
+from tests.payload.trainer.conftest import CONFIG, Job, needs_torch, settings
+
+pytestmark = needs_torch
+torch = pytest.importorskip("torch")
+
+from recipe_core.payload.trainer.data import Sequences
+from recipe_core.payload.trainer.errors import TrainError
+from recipe_core.payload.trainer.lora import AdaptedQuantized, adapt, linears, narrow, targets
+from recipe_core.payload.trainer.main import main
+from recipe_core.payload.trainer.mesh import degrees
+from recipe_core.payload.trainer.metrics import Metrics, Row, prometheus, read_rows
+from recipe_core.payload.trainer.model import Part, build, chunk_layers, read_config
+from recipe_core.payload.trainer.nf4 import OUTER, VALUES, Quantized, dequantize, quantize, shapes
+from recipe_core.payload.trainer.optimizer import LossScale, learning_rate
+from recipe_core.payload.trainer.parallel import emulated, gathered_units
+from recipe_core.payload.trainer.prefetch import Ahead
+from recipe_core.payload.trainer.settings import Batch, Optimizer, Split, load_settings
+from recipe_core.payload.trainer.shards import Tokens, write_shards
+from recipe_core.payload.trainer.tokens import documents
+from recipe_core.plans.plans import plan_candidate
+
+
+def chosen(folder, **parts):
+    path = folder / "train.json"
+    path.write_text(json.dumps(settings(**parts)))
+    return load_settings(path)
+
+
+def part_of(found):
+    return Part(build(read_config(found, None), found), 0, 1)
+
+
+def shards(folder, count=161, vocabulary=512):
+    pieces = [list(range(start, min(start + 7, count))) for start in range(0, count, 7)]
+    return write_shards(folder / "tokens", pieces, vocabulary, shard_tokens=50)
+
+
+def test_settings_are_read_with_their_types_and_a_wrong_field_is_named(tmp_path, capsys):
+    split, figures = {"tp": 2, "schedule": "gpipe"}, {"peak_flops_per_s": 1}
+    found = chosen(tmp_path, split=split, figures=figures)
+    assert found.split == Split(tp=2, schedule="gpipe")
+    assert (found.data, found.figures.peak_flops_per_s) == (("text.txt",), 1.0)
+    for message, wrong in table("trainer", "wrong_settings"):
+        assert str(refusal(chosen, tmp_path, kind=TrainError, **wrong)).startswith(message)
+    assert main(["--config", str(tmp_path / "none.json")]) == 2
+    assert capsys.readouterr().err.startswith("train: cannot read")
+
+
+def test_degrees_follow_the_plan_and_an_elastic_run_follows_the_devices():
+    split, batch = Split(tp=2, pp=2, dp=8, shard=4), Batch(128, 64, 2)
+    planned = degrees(split, batch, 32, elastic=False)
+    assert (planned.replicate, planned.shard, planned.micro_batches) == (2, 4, 4)
+    fewer = degrees(split, batch, 16, elastic=True)
+    assert (fewer.replicate, fewer.shard, fewer.micro_batches) == (1, 4, 8)
+    with pytest.raises(TrainError, match=r"tp\(2\) × pp\(2\) × dp\(8\) = 32 ≠ 16"):
+        degrees(split, batch, 16, elastic=False)
+    with pytest.raises(TrainError, match=r"global_batch\(64\) .* dp\(3\) × micro_batch\(2\) = 6"):
+        degrees(split, batch, 12, elastic=True)
+    # chunks hold every layer once
+    assert [list(chunk_layers(7, chunk, 3)) for chunk in range(3)] == [[0, 1, 2], [3, 4], [5, 6]]
+
+
+ENDS = ((False, ["embed_tokens", "norm lm_head"]), (True, ["embed_tokens norm lm_head"]))
+
+
+@pytest.mark.parametrize(("tied", "ends"), ENDS)
+def test_units_are_torchtitans(tmp_path, tied, ends):
+    """Embedding, layers, norm and head, which stay whole; one table for both ends is one unit."""
+    config = CONFIG | {"tie_word_embeddings": tied}
+    part = part_of(chosen(tmp_path, model={"config": config, "tokenizer": "data"}))
+    names = {module: name.rpartition(".")[2] for name, module in part.named_modules()}
+    units = [
+        (" ".join(names[module] for module in unit), reshards)
+        for unit, reshards in gathered_units(part, reshard=True)
+    ]
+    layers = [(str(index), True) for index in range(4)]
+    assert units == [*((unit, True) for unit in ends[:-1]), *layers, (ends[-1], False)]
+
+
+ATTENTION, MLP = ["q", "k", "v", "o"], ["gate", "up", "down"]
+KINDS = (("attention", ATTENTION), ("mlp", MLP), ("all", ATTENTION + MLP))
+
+
+@pytest.mark.parametrize(("kind", "names"), KINDS)
+def test_adapters_are_where_they_are_asked_for_and_as_many_as_are_estimated(tmp_path, kind, names):
+    """Beside weights in 16 bits, and beside a base that is in four bits everywhere."""
+    found = chosen(tmp_path, lora={"rank": 4, "alpha": 8, "targets": kind})
+    part = part_of(found)
+    narrow(part, torch.bfloat16)
+    adapt(part, found.lora)
+    split = {"engine": "torch", "tp": 1, "pp": 1, "dp": 1, "micro_batch": 1}
+    work = {"sequence_length": 32, "global_batch": 1, "lora_rank": 4, "lora_targets": kind}
+    cpu = {"device": "cpu", "per_node": 1}
+    plan, row = plan_candidate(training_request(split, 1, CONFIG, cpu, method="lora", **work))
+    learning = [parameter for _, parameter in part.learning()]
+    estimated = plan.memory([row])["optimizer"][0] / 8
+    assert sum(parameter.numel() for parameter in learning) == estimated
+    assert {parameter.dtype for parameter in learning} == {torch.float32}
+    still = {parameter.dtype for _, parameter in part.named() if not parameter.requires_grad}
+    assert still == {torch.bfloat16}
+
+    found = chosen(tmp_path, lora={"rank": 4, "alpha": 8, "targets": kind, "base": "nf4"})
+    part = part_of(found)
+    layer = part.layers[0]
+    every = [name for name, _ in linears(layer)]
+    aimed = [name for name, _ in targets(layer, found.lora)]
+    assert [name.rpartition(".")[2] for name in aimed] == [f"{name}_proj" for name in names]
+    adapt(part, found.lora)
+    assert all(isinstance(layer.get_submodule(name), AdaptedQuantized) for name in aimed)
+    assert all(isinstance(layer.get_submodule(name), Quantized) for name in every)
+    codes = sum(p.numel() for name, p in layer.named_parameters() if name.endswith("codes"))
+    assert codes == (3 * 64 * 128 + 3 * 64 * 64) // 2  # hidden 64, between 128, half the key heads
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_only_bf16_on_a_processor_without_its_products_is_emulated(native, monkeypatch):
+    processor, other = torch.device("cpu"), torch.device("meta")
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: native)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+    assert emulated("bf16", processor) is not native
+    assert not any(emulated(precision, processor) for precision in ("fp16", "fp32"))
+    assert not emulated("bf16", other)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    assert not emulated("bf16", processor)  # nothing is known
+
+
+def test_every_sequence_comes_once_each_time_around_whatever_the_replicas(tmp_path):
+    found = Sequences(shards(tmp_path), 8, 4, seed=3)
+    alone = found.batch(6, 0, 1, 2)
+    shared = [pair for rank in range(2) for pair in found.batch(6, rank, 2, 1)]
+    assert [pair[0].tolist() for pair in alone] == [pair[0].tolist() for pair in shared]
+    assert all((pair[1] - pair[0] == 1).all() for pair in alone)
+    steps = [found.batch(step, 0, 1, 4) for step in range(10)]
+    order = [int(pair[0][0, 0]) // 8 for step in steps for pair in step]
+    assert sorted(order[:20]) == sorted(order[20:]) == list(range(20))
+    assert order[:20] != order[20:]
+    with pytest.raises(TrainError, match="the texts have 5 tokens"):
+        Sequences(shards(tmp_path / "few", 5), 8, 4, seed=3)
+    # a line without text is named
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"text": "a"}\n{"words": "b"}\n')
+    with pytest.raises(TrainError, match="line 2 is not a JSON object with a text"):
+        [list(document) for document in documents(path)]
+
+
+def test_the_rate_warms_up_and_falls_and_the_loss_scale_halves_after_an_overflow():
+    asked = Optimizer(learning_rate=1.0, warmup_steps=4, least_rate_share=0.1)
+    rates = [learning_rate(asked, step, 24) for step in range(25)]
+    assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert (rates[14], rates[24]) == pytest.approx((0.55, 0.1))
+    scale = LossScale(used=True)
+    first = scale.value
+    scale.update(finite=False)
+    assert scale.value == first / 2
+    for _ in range(1000):
+        scale.update(finite=True)
+    assert scale.value == first
+
+
+def test_metrics_go_on_after_the_step_that_is_resumed_and_prometheus_reads_them(tmp_path):
+    for done, steps in ((0, (1, 2, 3)), (2, (3,))):
+        metrics = Metrics(tmp_path, "tiny", done)
+        for step in steps:
+            figures = (5.5, 1e-3, 1.0, 0.5, 100.0, 50.0, None, 1 << 20)
+            metrics.write(Row(step, *figures, 64 * step, 1.0))
+    record = tmp_path / "metrics.csv"
+    assert [row["step"] for row in read_rows(record)] == ["1", "2", "3"]
+    whole = record.read_bytes()
+    for damage in (
+        b"4,\xff\n",
+        b"\0" * 100_000,
+        b"4,no number" + b"," * 11 + b"\n",
+        b"\xb2,1\n\n,\n",
+    ):
+        record.write_bytes(whole + damage)  # as a loss of power leaves it
+        assert [row["step"] for row in read_rows(record)] == ["1", "2", "3"]
+        Metrics(tmp_path, "tiny", 3)
+        assert record.read_bytes() == whole
+    text = (tmp_path / "metrics.prom").read_text()
+    assert 'recipe_training_tokens_total{run="tiny"} 192\n' in text
+    assert prometheus({"loss": 1.5, "mfu": None}, 'a "b"') == (  # what is unknown is left out
+        "# HELP recipe_training_loss Mean loss of the step's tokens, nats.\n"
+        "# TYPE recipe_training_loss gauge\n"
+        'recipe_training_loss{run="a \\"b\\""} 1.5\n'
+    )
+
+
+def test_the_values_are_quantiles_of_a_normal_distribution():
+    """Section 3 of the paper: of both halves evenly, with an exact zero."""
+    normal = torch.distributions.Normal(0.0, 1.0)
+    offset = (1 - 1 / (2 * 15) + 1 - 1 / (2 * 16)) / 2
+    upper = normal.icdf(torch.linspace(offset, 0.5, 9)[:-1])
+    lower = -normal.icdf(torch.linspace(offset, 0.5, 8)[:-1])
+    values = torch.cat([lower, torch.zeros(1), upper.flip(0)])
+    assert torch.allclose(values / values.max(), torch.tensor(VALUES), atol=2e-3)
+    # these come back, and others are rounded to the nearest
+    weight = torch.tensor(VALUES).repeat(4, 8) * 0.25
+    assert torch.allclose(dequantize(quantize(weight), torch.float32), weight, atol=1e-7)
+    between = torch.tensor(VALUES).repeat(4)[None]
+    between[0, 1] = (VALUES[1] + VALUES[2]) / 2 + 1e-4
+    assert float(dequantize(quantize(between), torch.float32)[0, 1]) == pytest.approx(VALUES[2])
+
+
+def test_double_quantisation_costs_little_more_than_half_a_byte():
+    torch.manual_seed(0)
+    weight = 0.02 * torch.randn(128, 256)
+    packed = quantize(weight)
+    assert [tuple(part.shape) for part in packed] == list(shapes(128, 256))
+    stored = sum(part.nbytes for part in packed) / weight.numel()
+    assert stored == pytest.approx(0.5 + 1 / 64 + 8 / (64 * OUTER))
+    found = dequantize(packed, torch.float32)
+    assert float((found - weight).norm() / weight.norm()) < 0.1
+    once = weight.view(-1, 64)
+    nearest = (once / once.abs().amax(1, keepdim=True))[..., None] - torch.tensor(VALUES)
+    exact = torch.tensor(VALUES)[nearest.abs().argmin(-1)] * once.abs().amax(1, keepdim=True)
+    # the magnitudes of blocks are rounded to 3 bits of what they differ from their mean
+    assert torch.allclose(found.view(-1, 64), exact, rtol=0.05, atol=1e-6)
+
+
+def test_a_product_and_its_gradient_are_those_of_the_rounded_matrix():
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(64, 32, bias=False)
+    packed = quantize(layer.weight.detach())
+    weight = dequantize(packed, torch.float32)
+    layer.__class__ = Quantized
+    for name, part in packed._asdict().items():
+        layer.register_parameter(name, torch.nn.Parameter(part, requires_grad=False))
+    x = torch.randn(5, 64, requires_grad=True)
+    y = layer(x)
+    y.square().sum().backward()
+    assert torch.allclose(y, x @ weight.T, atol=1e-6)
+    assert torch.allclose(x.grad, 2 * (x @ weight.T) @ weight, atol=1e-5)
+
+
+def test_what_four_bits_cannot_do_is_refused_by_name(monkeypatch):
+    """On CUDA torch 2.11 stopped in FSDP: only tensors of floating point require gradients."""
+    from torch.torch_version import TorchVersion
+
+    from recipe_core.payload.trainer import task
+
+    with pytest.raises(TrainError, match="96 inputs does not divide into blocks of 64"):
+        shapes(64, 96)
+    monkeypatch.setattr(task.torch, "__version__", TorchVersion("2.11.0+cu130"))
+    with pytest.raises(TrainError, match=r"torch 2\.11\.0\+cu130 holds no packed bytes"):
+        task._check_four_bits(1)
+
+
+# Tokens as mapped shards, and batches made ahead: the same numbers whoever makes them
+
+
+def test_numbers_are_as_wide_as_the_vocabulary_needs(tmp_path):
+    for vocabulary, width in ((512, 2), (65_536, 2), (65_537, 4), (200_000, 4)):
+        folder = shards(tmp_path / str(vocabulary), vocabulary=vocabulary)
+        sizes = [path.stat().st_size for path in sorted(folder.glob("*.bin"))]
+        assert sizes == [width * count for count in (50, 50, 50, 11)]
+        tokens = Tokens(folder)
+        assert len(tokens) == 161
+        for start, stop, end in ((45, 105, 105), (150, 400, 161), (7, 7, 7)):
+            assert tokens[start:stop].tolist() == list(range(start, end))
+    # processes that get tokens map the same files
+    text = pickle.dumps(tokens)
+    assert len(text) < 1000
+    assert pickle.loads(text)[140:161].tolist() == tokens[140:161].tolist()
+
+
+def test_shards_appear_whole_and_of_the_first_writer(tmp_path, monkeypatch):
+    folder = shards(tmp_path)
+    before = (folder / "index.json").stat().st_mtime_ns
+
+    def never():
+        raise AssertionError("made again")
+        yield []
+
+    assert write_shards(folder, never(), 512) == folder
+    assert (folder / "index.json").stat().st_mtime_ns == before
+    shutil.rmtree(folder)
+    with pytest.raises(AssertionError):
+        write_shards(folder, never(), 512)
+    assert not folder.exists()
+
+    def other_is_first():
+        with monkeypatch.context() as patch:
+            patch.setattr("os.getpid", lambda: 1)  # another process
+            shards(tmp_path)
+        yield [1, 2, 3]
+
+    folder = write_shards(tmp_path / "tokens", other_is_first(), 512)
+    assert len(Tokens(folder)) == 161
+    assert [path.name for path in tmp_path.iterdir()] == ["tokens"]
+    # damaged ones are named with a way out
+    for index in ("{}", "no", json.dumps({"dtype": "<u2", "tokens": [500]})):
+        (folder / "index.json").write_text(index)
+        with pytest.raises(TrainError, match=r"cannot read the tokens in .*tokens"):
+            Tokens(folder)
+
+
+def test_batches_made_ahead_are_those_made_in_place(tmp_path):
+    """Over four epochs, from a step in the middle: each epoch has an order of its own."""
+    sequences = Sequences(shards(tmp_path), 8, 4, seed=3)
+    for workers, prefetch in itertools.product((1, 3), (0, 1, 5)):
+        ahead = Ahead(sequences, (1, 2, 1), workers, prefetch, steps=20)
+        for step in range(3, 20):
+            made, plain = ahead.batch(step), sequences.batch(step, 1, 2, 1)
+            assert [pair[0].tolist() for pair in made] == [pair[0].tolist() for pair in plain]
+        ahead.close()
+
+
+@pytest.mark.torchrun
+@pytest.mark.nightly
+def test_a_run_is_bit_for_bit_the_same_with_and_without_prefetch_and_resumed(tmp_path):
+    parts = {"steps": 6, "checkpoints": {"every_steps": 3, "keep": 5}}
+    plain = Job(tmp_path / "plain", **parts, loading={"workers": 1, "prefetch": 0})
+    ahead = Job(tmp_path / "ahead", **parts, loading={"workers": 2, "prefetch": 3})
+    Job.run_several([plain, ahead], 1)
+    assert [row["step"] for row in plain.rows()] == [str(step) for step in range(1, 7)]
+    assert ahead.losses() == plain.losses()
+    shutil.rmtree(max((ahead.run_folder / "checkpoints").glob("step-*")))
+    ahead.write(**parts, loading={"workers": 3, "prefetch": 2})
+    shown = ahead.finish(1)
+    assert "step 4 of 6" in shown
+    assert "step 3 of 6" not in shown
+    assert ahead.losses() == plain.losses()
+    assert len(ahead.rows()) == 6

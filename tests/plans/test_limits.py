@@ -1,0 +1,441 @@
+"""Limits, how sure they are kept, what lets splits run, and choices beside the best."""
+
+import pickle
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import recipe_core as rb
+from recipe_core.base.intervals import NORMAL, factor_at, probability_below, scores_below
+from recipe_core.base.labels import change_label
+from recipe_core.doors.worker import pickled
+from recipe_core.plans import alternatives as beside
+from recipe_core.plans.alternatives import alternatives, safer
+from recipe_core.plans.changes import (
+    advice,
+    fixes,
+    helpful_changes,
+    looser_limits,
+    nearest_feasible,
+)
+from recipe_core.plans.confidence import signed_correlation, together
+from recipe_core.plans.limits import LIMITS
+from recipe_core.plans.plans import estimate_batch, plan
+from recipe_core.plans.serving_plan import ServingPlan
+from recipe_core.plans.slos import keeping
+from recipe_core.request.edit import change
+from recipe_core.request.link import DEFAULT, from_query
+from recipe_core.views.terminal import plan_text
+from tests.conftest import request_values
+from tests.fixtures.rows import over, table
+from tests.fixtures.sizes import examples
+from tests.fixtures.training import training_request
+
+CASES = table("search", "alternatives")
+LLAMA, LIMITED = CASES["throughput"], CASES["cost"]
+
+
+def planned(query):
+    request, ignored = from_query(query)
+    assert not ignored
+    return plan(request)
+
+
+@cache
+def case(name):
+    return planned(CASES[name])
+
+
+@over("changes code", table("search", "fixed"))
+def test_a_change_that_is_offered_lets_the_split_run(changes, code):
+    board = plan(change(DEFAULT, changes))
+    rows = [int(row) for row in board.refused_rows() if code in board.codes(int(row))]
+    row, fix = next((row, fix) for row in rows for fix in fixes(board, row) if fix.fields)
+    after = plan(change(board.request, fix.fields))
+    key = board.key(row)
+    if weights := fix.fields.get("options.weight_dtypes"):
+        key = key.replace(".bf16.", f".{weights[0]}.", 1)
+    assert after.feasible[after.find(key)]
+    assert change_label(fix.fields)
+
+
+@pytest.mark.parametrize("query", [LLAMA, {"workload.kind": "training", "hardware.nodes": "2"}])
+def test_the_nearest_split_that_fits_differs_least(query):
+    board = planned(query)
+    row = int(board.refused_rows()[0])
+    near = nearest_feasible(board, row)
+    assert board.feasible[near]
+    assert fixes(board, row)[-1].key == board.key(near)
+    assert fixes(board, near) == []
+    if query == LLAMA:
+        odd = nearest_feasible(board, board.find("vllm.bf16.bf16.tp7.pp1.dp1.ep1"))
+        assert board.key(odd) == "vllm.bf16.bf16.tp8.pp1.dp1.ep1"
+
+
+@over("changes", table("search", "nothing_fits"), share=3)
+def test_where_nothing_fits_changes_let_something_in(changes):
+    board = plan(change(DEFAULT, changes))
+    assert board.best is None
+    offered = helpful_changes(board)
+    assert 1 <= len(offered) <= 3
+    assert [remedy.fields for remedy in board.changes()] == [remedy.fields for remedy in offered]
+    for remedy in offered:
+        after = plan(change(board.request, remedy.fields))
+        assert after.best.candidate == remedy.candidate
+        assert remedy.split == after.label(after.best_row) or isinstance(after, ServingPlan)
+        assert str(remedy).startswith(next(iter(remedy.fields)))
+        if changes == LLAMA | {"hardware.per_node": 1}:  # only weights that the engine can load
+            assert remedy.fields.get("options.weight_dtypes") in (None, ("fp8",))
+    free = case("throughput")
+    assert (free.nearest_row(), helpful_changes(free)) == (None, [])
+
+
+@over("kind limits", table("search", "limits"))
+def test_each_limit_refuses_and_looser_ones_let_the_named_split_in(kind, limits):
+    fields = {f"objective.limits.{name}": value for name, value in limits.items()}
+    base = change(DEFAULT, {"workload.kind": kind})
+    board = plan(change(base, fields))
+    assert not len(board.order)
+    [looser] = looser_limits(board)
+    assert sorted(looser.fields) == sorted(fields)
+    if len(limits) == 1:
+        row = board.nearest_row()
+        assert {LIMITS[code].name for code in board.codes(row)} == limits.keys()
+        assert looser.candidate == board.candidate(row)
+        assert board.changes()[0].fields == looser.fields
+    elif kind == "training":
+        assert [len(board.reasons(row)) for row in board.beyond_limits()[:3]] == [2, 2, 2]
+    assert looser.key in {split.key for split in plan(change(base, looser.fields)).ranked}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_is_what_its_own_plan_says_and_improves_the_goal_or_gains_for_it(name):
+    before = case(name)
+    choices = alternatives(before)
+    assert choices
+    assert len({choice.kind for choice in choices}) == len(choices) <= 5
+    better = [choice.better for choice in choices if choice.kind != "sure"]
+    assert better == sorted(better, reverse=True)  # those that improve come first
+    for choice in choices:
+        after = plan(change(before.request, choice.fields))
+        row = after.find(choice.key)
+        assert row is not None, choice
+        assert after.feasible[row]
+        assert after.candidate(row) == choice.candidate
+        assert after.raw("gpus")[row] == choice.devices
+        assert choice.figure in {after.text(measure, row) for measure in after.measures}
+        assert choice.label.startswith(f"{choice.what}: ")
+        assert choice.better != bool(choice.gained)
+        if choice.better and len(before.request.objective.goals) == 1:
+            assert abs(choice.change) >= beside.LEAST_GAIN * 0.9
+        if not choice.better:  # another format without a gain is no choice
+            assert choice.kind in ("fewer", "more", "sure")
+        if name == "stated" and choice.kind not in ("fewer", "more"):
+            assert choice.fields["candidate"] is None  # left to the ranking again
+    if name == "clusters":  # another process gives the same
+        sent = alternatives(pickle.loads(pickled(before)))
+        assert [choice.label for choice in sent] == [choice.label for choice in choices]
+
+
+def test_cheaper_formats_are_offered_and_nothing_beside_a_large_plan_or_where_nothing_runs():
+    choices = alternatives(case("cost"))
+    value = choices[0].to_json()
+    assert (value["set"], value["label"]) == (dict(choices[0].fields), choices[0].label)
+    by_kind = {choice.kind: choice for choice in choices}
+    assert by_kind["weights"].fields == {"options.weight_dtypes": ("fp8",)}
+    assert by_kind["weights"].change < -0.1
+    assert by_kind["weights"].formats
+    assert by_kind["cache"].what == "fp8 cache"
+    assert by_kind["checkpoint"].fields["model"] != LLAMA["model"]
+    assert by_kind["more"].gained
+    assert not by_kind["more"].formats
+    chosen = planned(LIMITED | {"hardware.device": "a100-sxm-80gb"})
+    device = chosen.problem.cluster.device
+    known = {"cache": device.kv_dtypes, "weights": device.weight_dtypes}
+    for choice in alternatives(chosen):
+        if choice.kind in known:
+            assert choice.what.removesuffix(f" {choice.kind}") in known[choice.kind]
+    large = planned(CASES["training"] | {"hardware.nodes": "2"})
+    assert len(large) > beside.MOST_ROWS
+    choices = alternatives(large)
+    assert {choice.kind for choice in choices} <= {"fewer", "more"}
+    assert all("hardware.nodes" not in choice.fields for choice in choices)
+    assert alternatives(planned(LLAMA | {"hardware.per_node": "1"})) == []
+    shares = {-0.152: "−15 %", 0.001: "same", 12.0: "+1,200 %", -0.004: "same"}
+    assert {share: beside.share_text(share) for share in shares} == shares
+
+
+def test_the_safe_split_is_the_best_of_the_sure_ones_and_a_surer_load_is_offered_first():
+    doubtful = planned(LIMITED | {"objective.limits.tpot_ms": "35"})
+    best = doubtful.best_row
+    assert doubtful.confidence([best])[0] < beside.SURE
+    safe = safer(doubtful, best)
+    assert doubtful.confidence([safe])[0] >= beside.SURE
+    ranked = [int(row) for row in doubtful.order]
+    before = ranked[: ranked.index(safe)]
+    assert all(
+        doubtful.confidence([row])[0] < beside.SURE or doubtful.queues[row] for row in before
+    )
+    asked = plan(change(doubtful.request, {"objective.confidence": beside.SURE}))
+    assert asked.candidate(asked.best_row) == doubtful.candidate(safe)
+    free, limited = case("throughput"), case("cost")
+    assert safer(free, free.best_row) is None
+    if limited.confidence([limited.best_row])[0] >= beside.SURE:
+        assert safer(limited, limited.best_row) is None
+    searched = case("searched")
+    assert searched.confidence([searched.best_row])[0] < beside.SURE
+    first = alternatives(searched)[0]
+    assert (first.kind, first.fields) == ("sure", {"objective.confidence": beside.SURE})
+    assert first.change > 0  # it costs more
+    assert "keeps the limit with 8" in first.label
+    sure = plan(change(searched.request, first.fields))
+    assert sure.confidence([sure.best_row])[0] >= beside.SURE
+
+
+INTERVALS = {"50": (0.9, 1.1), "80": (0.8, 1.3), "95": (0.6, 1.8)}
+
+
+def within(**limits):
+    objective = {"optimize": "cost", "confidence": limits.pop("confidence", None)}
+    return rb.plan(request_values(objective=objective | {"limits": limits}))
+
+
+def test_scores_are_those_of_the_intervals_and_what_rises_counts_against_what_falls():
+    for level, share in (("50", 0.75), ("80", 0.9), ("95", 0.975)):
+        high = INTERVALS[level][1]
+        assert probability_below(INTERVALS, high) == pytest.approx(share)
+        assert factor_at(INTERVALS, NORMAL.inv_cdf(share)) == pytest.approx(high)
+    limits = np.geomspace(0.1, 10, 50)
+    scores = scores_below(INTERVALS, limits)
+    assert (np.diff(scores) > 0).all()
+    assert [factor_at(INTERVALS, score) for score in scores] == pytest.approx(limits.tolist())
+    known = {"a": {"b": 0.5}}
+    signed = [("a", 1), ("b", -1), ("a", -1)]
+    rows = [[1.0, -0.5, -1.0], [-0.5, 1.0, 0.5], [-1.0, 0.5, 1.0]]
+    assert signed_correlation(signed, known).tolist() == rows
+
+
+@given(st.lists(st.floats(-2.5, 2.5), min_size=2, max_size=3), st.floats(-0.95, 0.95))
+@settings(max_examples=examples(40, least=6))
+def test_several_limits_hold_together_as_drawn_normals_do(scores, shared):
+    size = len(scores)
+    loading = np.full(size, np.sqrt(abs(shared)))
+    loading[0] *= np.sign(shared) or 1.0
+    correlation = np.outer(loading, loading)
+    np.fill_diagonal(correlation, 1.0)
+    drawn = np.random.default_rng(1).multivariate_normal(np.zeros(size), correlation, 200_000)
+    counted = (drawn <= np.array(scores)).all(axis=1).mean()
+    [found] = together(np.array(scores)[:, None], correlation)
+    assert found == pytest.approx(counted, abs=0.01)
+    assert found <= min(NORMAL.cdf(score) for score in scores) + 1e-9
+
+
+def test_one_limit_holds_as_its_figure_says_also_of_a_run_and_what_is_certain_or_not():
+    limited = within(tpot_ms=30)
+    for row in limited.order[:5]:
+        own = limited.estimate(row).tpot_s.probability_below(0.030)
+        assert limited.confidence([row])[0] == pytest.approx(own)
+    first = limited.to_json(top=3)["candidates"][0]["confidence"]
+    assert first == pytest.approx(limited.confidence(limited.order[:1])[0])
+    free = within()
+    assert free.to_json(top=1)["candidates"][0]["confidence"] is None
+    assert free.confidence_text(free.best_row) == ""
+    few = within(gpus=4)
+    chance = few.confidence(np.arange(len(few)))[few.runs]
+    assert set(np.unique(chance)) == {0.0, 1.0}
+    assert (chance == (few.columns["gpus"][few.runs] <= 4)).all()
+    run = training_request(nodes=1, sequence_length=4096, tokens=1e9)
+    free = plan(run)
+    limit = 1.5 * float(free.columns["wall_s"][free.best_row])
+    limited = plan(change(run, {"objective.limits.wall_hours": limit / 3600}))
+    row = limited.best_row
+    step, wall = (float(limited.columns[name][row]) for name in ("step_s", "wall_s"))
+    own = limited.estimate(row).step_s.probability_below(step * limit / wall)
+    assert limited.confidence([row])[0] == pytest.approx(own)
+
+
+def test_a_looser_limit_never_holds_less_likely_and_what_makes_one_sure_is_planned():
+    plans = [within(tpot_ms=limit, ttft_ms=800) for limit in (15, 20, 30, 60, 200)]
+    chances = np.stack([limited.confidence([0, 5, 11, 17]) for limited in plans])
+    assert (np.diff(np.nan_to_num(chances), axis=0) >= -1e-9).all()
+    free = within()
+    tight = within(tpot_ms=float(free.columns["tpot_s"][free.best_row]) * 1e3 * 1.001)
+    row = tight.find(free.key(free.best_row))
+    assert tight.feasible[row]
+    assert "coin toss" in tight.confidence_text(row)
+    nothing = within(tpot_ms=16, confidence=0.99)
+    assert nothing.best is None
+    assert nothing.changes()
+    for offered in nothing.changes():
+        assert plan(change(nothing.request, offered.fields)).best is not None
+
+
+@pytest.mark.parametrize("asked", [0.6, 0.8, 0.95])
+def test_a_confidence_that_is_asked_for_is_a_rule(asked):
+    sure = within(tpot_ms=30, ttft_ms=900, confidence=asked)
+    free = within(tpot_ms=30, ttft_ms=900)
+    chance = free.confidence(np.arange(len(free)))
+    assert (sure.feasible == (free.feasible & (chance >= asked))).all()
+    for row in np.flatnonzero(free.feasible & ~sure.feasible)[:3]:
+        assert any("is asked for" in reason for reason in sure.reasons(int(row)))
+
+
+@over(
+    "tpot_ms ttft_ms near said",
+    [
+        (24, 600, "tp 4 · dp 2", "objective.confidence: 0.52 (tp 8)."),
+        (34, 400, "tp 2 · dp 4", "objective.confidence: 0.69 (tp 4 · dp 2)."),
+        (26, 600, "tp 8", "objective.confidence: 0.68."),  # its own
+    ],
+)
+def test_a_remedy_names_the_split_that_works_where_it_is_not_the_nearest(
+    tpot_ms, ttft_ms, near, said
+):
+    nothing = within(tpot_ms=tpot_ms, ttft_ms=ttft_ms, confidence=0.9)
+    row, changes = nothing.nearest_row(), nothing.changes()
+    assert nothing.label(row) == near
+    assert advice(changes, nothing.candidate(row)) == f"It works with {said}"
+    assert f"  It works with {said}" in plan_text(nothing, 3).splitlines()
+    after = plan(change(nothing.request, changes[0].fields))
+    assert after.candidate(after.best_row) == changes[0].candidate
+    assert after.confidence([after.best_row])[0] >= changes[0].fields["objective.confidence"]
+
+
+PRICED = ("h100-sxm", "mi300x", "l40s", "b200-sxm")
+COST = "usd_per_million_output_tokens"
+GH200 = {"device": "gh200-144gb", "per_node": 4}
+"""Nobody is known to offer it."""
+PRICES = table("search", "priced")
+kinds = pytest.mark.parametrize("kind", PRICES)
+
+
+def priced(kind, places, **objective):
+    first, *beside = [place if isinstance(place, dict) else {"device": place} for place in places]
+    values = PRICES[kind] | {"hardware": first}
+    values |= {"options": {"hardware": beside}, "objective": objective or {"optimize": "cost"}}
+    return rb.plan(values)
+
+
+def order_of(splits, rows=None):
+    """Rows by their splits and devices, whatever number their cluster has."""
+    return [
+        (splits.setting(row).cluster.device.name, splits.key(row).partition(".on")[0])
+        for row in map(int, splits.order if rows is None else rows)
+    ]
+
+
+JUDGED = table("search", "money")
+
+
+def test_every_limit_on_money_is_tried_here_and_on_one_stated_split_too():
+    assert {rule.name for rule in LIMITS.values() if rule.money} == {name for _, name, *_ in JUDGED}
+    split = {"engine": "vllm", "tp": 4, "pp": 1, "dp": 1}
+    limit = {"limits": {"usd_per_hour": 60}}
+    values = request_values("Qwen/Qwen3-32B", "gh200-144gb", 4, candidate=split, objective=limit)
+    (answer,) = estimate_batch([values])
+    assert not answer["feasible"]
+    assert "the limit of $60 an hour cannot be judged" in answer["reasons"][0]
+
+
+@over("kind name limit said", JUDGED, share=3)
+def test_a_limit_on_money_refuses_what_has_no_price(kind, name, limit, said):
+    limits = {"limits": {name: limit}}
+    alone = priced(kind, [GH200], **limits)
+    assert alone.best is None
+    row = alone.nearest_row()
+    assert alone.codes(row) == {code for code, rule in LIMITS.items() if rule.name == name}
+    reason = (
+        "no price of NVIDIA GH200 Grace Hopper 144 GB (HBM3e) is known, "
+        f"so the limit of {said} cannot be judged; state hardware.usd_per_device_hour"
+    )
+    assert alone.reasons(row) == [reason]
+    assert alone.beyond_limits() == fixes(alone, row) == []
+    assert reason in plan_text(alone, 3)
+    known = priced(kind, [GH200 | {"usd_per_device_hour": 0.001}], **limits)
+    assert len(known.order) == int(alone.runs.sum())
+    free, beside = (
+        priced(kind, places, **limits) for places in (["h100-sxm"], ["h100-sxm", GH200])
+    )
+    assert {device for device, _ in order_of(beside)} == {"h100-sxm"}
+    assert order_of(beside) == order_of(free)
+    measure = next(n for n, m in beside.measures.items() if m.limit == "gpus")
+    assert keeping(beside, measure, None) == len(beside.order)
+
+
+@cache
+def mixed(kind, *places):
+    return priced(kind, [GH200 if name == GH200["device"] else name for name in places])
+
+
+@kinds
+@settings(max_examples=examples(12, least=5))
+@given(
+    places=st.lists(st.sampled_from(PRICED), min_size=1, max_size=3, unique=True),
+    at=st.integers(0, 3),
+)
+def test_a_device_without_a_price_changes_the_order_of_no_others(kind, places, at):
+    without = mixed(kind, *places)
+    splits = mixed(kind, *places[:at], "gh200-144gb", *places[at:])
+    assert order_of(splits) == order_of(without) + order_of(mixed(kind, "gh200-144gb"))
+    assert splits.tied == without.tied
+
+
+def test_cost_orders_priced_devices_before_those_without_a_price():
+    """One unknown price used to turn the goal into the fewest devices, for all splits."""
+    objective = {"optimize": "cost", "limits": {"tpot_ms": 40}}
+    splits = priced("serving", ["h100-sxm", GH200], **objective)
+    held = splits.order[splits.holds[splits.order]]  # what queues ranks last
+    cost = splits.columns[COST][held]
+    known = np.isfinite(cost)
+    assert known.any()
+    assert not known.all()
+    assert not (np.diff(known.astype(int)) > 0).any()
+    assert (cost[known] >= np.maximum.accumulate(cost[known]) * 0.999).all()
+    rate = splits.columns["output_tokens_per_s_per_gpu"][held][~known]
+    assert (rate <= np.minimum.accumulate(rate) * 1.001).all()
+    places = ["h100-sxm", {"device": "gb300", "per_node": 4}]
+    splits = priced("serving", places)
+    assert (splits.price_note, splits.to_json(1)["unpriced"]) == (None, [])
+    cost, holds = splits.columns[COST][splits.order], splits.holds[splits.order]
+    assert np.isfinite(cost).all()
+    for part in (cost[holds], cost[~holds]):  # those that queue come after them
+        assert (part >= np.maximum.accumulate(part) * 0.999).all()
+    assert None not in splits.beats(splits.order[1:], splits.best_row)
+    assert {device for device, _ in order_of(splits)} == {"h100-sxm", "gb300"}
+    limited = priced("serving", places, limits={"usd_per_hour": 1e4})
+    assert len(limited.order) == len(splits.order)
+
+
+@kinds
+def test_costs_are_not_compared_with_unknown_ones_and_the_plan_says_so(kind):
+    splits = mixed(kind, "h100-sxm", "gh200-144gb")
+    best = splits.best_row
+    lacking = [row for row in map(int, splits.order) if "GH200" in splits.label(row)]
+    known = [row for row in map(int, splits.order[1:]) if "GH200" not in splits.label(row)]
+    assert set(splits.beats(lacking, best)) == {None}
+    assert None not in [*splits.beats(known, best), *splits.beats(lacking, lacking[0])]
+    assert splits.against_best(lacking[0]) == ""
+    values = splits.to_json(len(splits))
+    assert values["unpriced"] == ["gh200-144gb"]
+    chances = {case["hardware"]["device"]: case["beats_best"] for case in values["candidates"]}
+    assert chances["gh200-144gb"] is None
+    assert values["counts"]["tied_with_best"] == splits.tied < len(known) + 1
+    note = "No price of GH200 Grace Hopper 144 GB is known: "
+    assert splits.price_note == f"{note}its splits come last."
+    assert f"{splits.price_note} State usd_per_device_hour" in plan_text(splits, 3)
+    assert mixed(kind, "gh200-144gb").price_note == f"{note}splits rank by output per device."
+    fast = priced(kind, ["h100-sxm", GH200], optimize="throughput")
+    assert (fast.price_note, fast.to_json(1)["unpriced"]) == (None, ["gh200-144gb"])
+    assert None not in fast.beats(fast.order, fast.best_row)
+    assert mixed(kind, "h100-sxm").to_json(1)["unpriced"] == []
+
+
+@pytest.mark.parametrize("weights", [{"cost": 1.0, "throughput": 1.0}, {"cost": 3.0, "gpus": 1.0}])
+def test_weights_with_cost_put_unknown_prices_last(weights):
+    splits = priced("training", ["h100-sxm", GH200], weights=weights)
+    without = order_of(priced("training", ["h100-sxm"], weights=weights))
+    assert order_of(splits)[: len(without)] == without
+    assert {device for device, _ in order_of(splits)[len(without) :]} == {"gh200-144gb"}

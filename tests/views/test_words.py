@@ -1,0 +1,148 @@
+"""The verdict of a plan in words, and the words that pages explain."""
+
+import re
+from functools import cache
+
+import pytest
+
+from recipe_core.base.data_files import DataFile
+from recipe_core.hardware.ownership import HOURS_PER_MONTH
+from recipe_core.plans.legal import NEVER, legal
+from recipe_core.plans.measures import SERVING, TRAINING
+from recipe_core.plans.plans import plan
+from recipe_core.request.link import FIELDS, from_query
+from recipe_core.request.schema import describe_field
+from recipe_core.views import glossary
+from recipe_core.views import verdict as words
+from recipe_core.views.verdict import verdict
+from tests.fixtures.paths import ROOT
+from tests.fixtures.refusals import refusal
+from tests.fixtures.rows import table
+
+LLAMA = {"model": "meta-llama/Llama-3.1-70B-Instruct"}
+LOADED = {"workload.concurrency": "64"}
+COST = LOADED | {"objective.optimize": "cost"}
+RUN = {"workload.kind": "training"}
+
+
+@cache
+def _planned(*query):
+    request, ignored = from_query(LLAMA | dict(query))
+    assert not ignored
+    return plan(request)
+
+
+def planned(query=(), **limits):
+    """A plan, kept for the tests that ask for it again."""
+    stated = {f"objective.limits.{name}": value for name, value in limits.items()}
+    return _planned(*(dict(query) | stated).items())
+
+
+def test_splits_that_divide_nothing_are_not_counted_and_runs_are_what_can_run():
+    every = planned({"workload.max_context": "24576"})
+    never = ~legal(every)
+    assert set(every.degree("tp")[never].tolist()) == {3, 5, 6, 7}
+    assert not every.feasible[never].any()
+    held, doubtful = int(every.holds.sum()), int((every.feasible & every.uncertain).sum())
+    of = int(legal(every).sum())
+    assert of < len(every)
+    said = f"{held} of {of} legal splits hold the load · {doubtful} may not start"
+    assert words.counts(every) == said
+    assert set(planned().titles) | set(planned(RUN).titles) >= NEVER
+    assert not any(code == "memory" or code.startswith("limit") for code in NEVER)
+    run = planned(RUN | {"workload.tokens": "1e10", "hardware.nodes": "8"})
+    said = r"([\d,]+) of [\d,]+ legal splits can run · ([\d,]+) may not start"
+    counted = re.fullmatch(said, words.counts(run)).groups()
+    doubtful = int(run.uncertain.sum())
+    assert counted == (f"{int(run.feasible.sum()) - doubtful:,}", f"{doubtful:,}")
+
+
+def test_the_best_says_devices_figures_and_how_sure_it_is():
+    limited = planned(COST, tpot_ms="35")
+    said, row = verdict(limited), limited.best_row
+    assert (said.state, said.best, said.doubtful) == ("holds", True, True)
+    assert said.subject == "tp 4 · 4 of 8 × H100 SXM5"
+    miss = 1 - float(limited.confidence([row])[0])
+    assert f"may miss the limit: {miss * 100:.0f} %" in said.line
+    assert "within the limit" in said.counts
+    assert words.main_figures(limited, row)[:2] == ["usd", "tpot"]  # what is limited comes next
+    assert re.search(r"34\.\d ms, likely \d\d\.\d to \d\d\.\d ms; limit 35", said.facts[-1])
+    sure = planned(LOADED | {"objective.confidence": "0.8"}, tpot_ms="60", ttft_ms="5000")
+    assert "within the limits with 80 % confidence" in words.counts(sure)
+    assert words.limits_text(sure, sure.best_row).startswith("keeps the limits: ")
+
+
+def test_a_plan_says_ranges_limits_loads_and_money_by_the_hour_and_the_month():
+    free = planned()
+    best, other = free.best_row, int(free.order[1])
+    assert words.limits_text(free, best) == words.range_text(free, "gpus", best) == ""
+    assert "limit" not in words.counts(free)
+    said = words.range_text(free, "tpot", best)
+    assert re.fullmatch(r"Time per output token: \S+ ms, likely \S+ to \S+ ms", said)
+    chosen = verdict(free, other)
+    assert not chosen.best
+    assert chosen.subject.startswith(free.label(other).split(" · ")[0])
+    searched = planned(tpot_ms="40")
+    load = int(searched.columns["load"][searched.best_row])
+    assert searched.load_searched
+    assert verdict(searched).subject.endswith(f" · {load:,} in flight")
+    assert "hold a load within the limit" in verdict(searched).short_counts
+    assert verdict(planned(COST)).subject.count("in flight") == 0
+    several = planned({"options.loads": "16,64"})
+    assert re.search(r"· (16|64) in flight$", verdict(several).subject)
+    cheap = planned(COST)
+    row = cheap.best_row
+    hour = float(cheap.raw("usd_hour")[row])
+    text = words.money_text(cheap, row)
+    assert text.startswith(f"{cheap.devices_text(row)}: ${hour:.3g} an hour, $")
+    month = float(re.search(r"\$([\d,]+) a month", text)[1].replace(",", ""))
+    assert month == pytest.approx(hour * HOURS_PER_MONTH, rel=0.01)
+    unpriced = planned({"hardware.device": "gh200-144gb", "hardware.per_node": "4"})
+    assert words.money_text(unpriced, unpriced.best_row) == ""
+
+
+def test_the_best_that_queues_says_what_it_holds_and_nothing_that_runs_names_the_nearest():
+    full = planned({"hardware.per_node": "4", "workload.concurrency": "512"})
+    assert full.queues[full.best_row]
+    said = verdict(full)
+    assert (said.state, said.doubtful) == ("queues", True)
+    assert re.search(r"holds \d+ of 512 at once", said.line)
+    assert re.match(r"0 of .* · \d+ starts? and queues?\b", said.counts)
+    for query, start in table("words", "nothing"):
+        none = planned(query)
+        said = verdict(none)
+        assert said.state == "nothing"
+        assert said.counts.startswith(start)
+        assert said.subject.startswith("Nearest is ")
+        assert said.line.startswith(none.reasons(none.nearest_row())[0])
+
+
+def test_every_word_of_the_field_is_explained_in_the_file_and_the_document():
+    terms = glossary.glossary().terms
+    texts = "\n".join(f"{term.title} {term.text}" for term in terms.values()).casefold()
+    assert [word for word in table("words", "needed") if word.casefold() not in texts] == []
+    page = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    assert page == glossary.markdown(), "run python scripts/glossary.py"
+    columns = {measure.column for measure in (*SERVING.values(), *TRAINING.values())}
+    columns |= {*planned().columns, *planned(RUN).columns}
+    for name, term in terms.items():
+        assert set(term.fields) <= set(FIELDS), name
+        assert set(term.measures) <= columns, name
+        assert term.text.count(". ") <= 2, f"{name} takes more than a few sentences"
+
+
+def test_help_is_the_term_s_text_and_a_mistake_in_the_file_is_named():
+    ttft, field = glossary.glossary().terms["ttft"].text, "objective.limits.ttft_ms"
+    assert glossary.measure_help(SERVING["ttft"]) == ttft == glossary.term_help("ttft")
+    assert glossary.field_help(field).startswith(describe_field(field))
+    assert ttft in glossary.field_help(field)
+    assert glossary.field_help("hardware.nodes") == describe_field("hardware.nodes")
+    assert glossary.measure_help(SERVING["memory"]) == SERVING["memory"].help
+    gpus = SERVING["gpus"]
+    assert glossary.measure_help(gpus) in (gpus.help, gpus.title)
+    file = DataFile(glossary.FILE, "glossary")
+    wrong_source = file.read()["terms"]["tp"]["source"] | {"url": "http://x"}
+    for wrong, message in (*table("words", "mistakes"), ({"source": wrong_source}, "source.url")):
+        document = file.read()
+        document["terms"]["tp"].update(wrong)
+        assert message in str(refusal(file.validated, document, glossary.Glossary))
