@@ -1,5 +1,5 @@
 """What every room uses and no domain is in: errors, documents, types, units, provenance, words.
 
 It reads and writes documents, finds the files of the package and fetches small answers from the
-web. It knows no model, device or engine. May import no other room.
+web. It knows no model, device or engine.
 """

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from functools import cache
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
+
+from recipe_core.base.errors import InputError
 
 PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -16,3 +21,22 @@ def root(name: str) -> Path:
     """
     packaged = PACKAGE / "_share" / name
     return packaged if packaged.exists() else PACKAGE.parent / name
+
+
+def load_tool(name: str) -> ModuleType:
+    """Import a developer's package that lies beside ``recipe_core``, in a wheel too.
+
+    Raises:
+        InputError: this installation does not carry it.
+    """
+    if name in sys.modules:
+        return sys.modules[name]
+    path = root(name) / "__init__.py"
+    spec = spec_from_file_location(name, path, submodule_search_locations=[str(path.parent)])
+    if spec is None or spec.loader is None or not path.is_file():
+        hint = "Run it from a checkout of Recipe Builder."
+        raise InputError(f"{name}/ is not part of this installation.", field=name, hint=hint)
+    # Its modules import each other by name: the package must be known before it runs.
+    sys.modules[name] = module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,7 +1,5 @@
-"""Estimates held against what was measured, and against the real model traced without data.
+"""Measured runs: read from other programs' files, kept, learned from, held against estimates.
 
-Errors by figure and source, and what measured runs of one's own teach. Only ``trace`` loads torch,
-when it is called.
-May import base, model, hardware, engines, request, measured, compression, space, physics and
-search.
+``importers`` read files, the store keeps runs until they expire, ``validation`` states errors, and
+``trials`` measures a bundle on the real machine.
 """

@@ -38,8 +38,8 @@ TRAINING_ONLY = {"step_s", "tokens_per_s_per_gpu", "global_batch", "sequence_len
 """Columns by which a table of training runs is known."""
 
 _HINT = (
-    "Give a CSV of serving runs (its columns: recipe_core/estimates/measured/published/README.md), a "
-    "run/measurement.json inside its bundle, a run/compression.json, or the bundle's folder."
+    "Give a CSV of serving runs (its columns: recipe_core/estimates/measured/published/README.md), "
+    "a run/measurement.json inside its bundle, a run/compression.json, or the bundle's folder."
 )
 
 

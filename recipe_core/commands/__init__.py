@@ -1,5 +1,4 @@
 """Engines' command lines that somebody already has: from text to a candidate, and back.
 
-Text is read with suspicion and nothing is ever executed; verdicts come from ``search``. May import
-base, model, hardware, engines, request, space, physics, search and launch.
+Text is read with suspicion and nothing is ever executed; verdicts come from ``plans``.
 """

@@ -1,5 +1,4 @@
 """A chosen split as what starts it: processes, their words, the files they read.
 
-Nothing is started here: words are typed, known to the engine's version, and rendered to argv. May
-import base, model, hardware, engines, request, compression, space, physics and search.
+Nothing is started here: words are typed, known to the engine's version, and rendered to argv.
 """

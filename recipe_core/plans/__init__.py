@@ -1,6 +1,5 @@
 """From a request to a plan: names looked up, candidates judged and ranked, changes that help.
 
-It estimates by ``physics`` and holds no formula of its own; a plan of serving and one of training
-answer alike. May import base, model, hardware, engines, request, measured, compression, space and
-physics.
+It estimates by ``estimates`` and holds no formula of its own; a plan of serving and one of training
+answer alike.
 """

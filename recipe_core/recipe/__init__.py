@@ -1,8 +1,7 @@
 """The recipe: one decision with everything that pins it, and what can be asked of it.
 
 Its schema, how it is made, locked, resolved, compared and converted; files are ``bundle``'s
-business. May import base, launcher, model, hardware, engines, request, measured, space, physics,
-search, fleet, calibration, launch and commands.
+business.
 """
 
 from recipe_core.recipe.build import (

@@ -1,8 +1,7 @@
 """Where a launch runs: one module per target, each a function from a Context to files.
 
 ``target_files`` returns the files of every available target by path in the bundle, ``refusals``
-why the others are unavailable. Nothing is started, nobody is contacted. May import base, launcher,
-model, hardware, engines, request, physics, search, fleet, launch, commands and recipe.
+why the others are unavailable. Nothing is started, nobody is contacted.
 """
 
 from __future__ import annotations

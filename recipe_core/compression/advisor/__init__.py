@@ -1,5 +1,4 @@
-"""What each technique of compression would do to one plan: memory, speed, cost, accuracy, energy.
+"""Techniques of compression beside one plan: memory, speed, cost, accuracy, energy of each.
 
-May import base, model, hardware, engines, request, compression, space, physics, search, sizing,
-fleet and explain.
+Each row is a plan of its own; ``combine`` asks which techniques go together.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 
 from recipe_core.base.documents import to_json
 from recipe_core.base.errors import InputError
+from recipe_core.base.resources import load_tool
 from recipe_core.doors.cli.app import (
     Json,
     Measured,
@@ -169,15 +171,13 @@ def estimate(
 
 def _trace(plan: Any, row: int) -> tuple[dict[str, Any], str]:
     """The trace of the real model with a row's split, as JSON and as text."""
-    from oracle import trace
-    from oracle.text import trace_text, training_trace_text
-    from oracle.training import trace_training
-
+    oracle = load_tool("oracle")
+    text = import_module("oracle.text")
     if plan.kind == "training":
-        measured = trace_training(*plan.detail(row))
-        return {"trace": measured}, f"\n\n{training_trace_text(measured)}"
-    measured = trace(plan, row)
-    return {"trace": measured}, f"\n\n{trace_text(measured)}"
+        measured = import_module("oracle.training").trace_training(*plan.detail(row))
+        return {"trace": measured}, f"\n\n{text.training_trace_text(measured)}"
+    measured = oracle.trace(plan, row)
+    return {"trace": measured}, f"\n\n{text.trace_text(measured)}"
 
 
 def _estimate_lines(path: Path, corrections: Any) -> None:

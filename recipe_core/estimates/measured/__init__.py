@@ -1,6 +1,4 @@
-"""What was measured: published runs of serving and training, and how well a device is known.
+"""Published runs of serving and training, and how well they cover a device.
 
-Tables, their readers and importers of other programs' files (``imports``); they are held against
-estimates in ``calibration``. May import base, launcher, model, hardware, engines
-and request.
+Tables and their readers; ``calibration`` holds estimates against them.
 """

@@ -2,7 +2,7 @@
 
 One module a policy restates a project's documentation (docs/autoscalers.md); ``defaults.yaml`` has
 its numbers with their sources, ``table.py`` what each knows, ``windows.py`` sliding means and
-maxima. May import base, request, traffic and what a policy sees.
+maxima.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
 """One split looked at closely: its formulas with numbers, its curves, timetable and tornado.
 
-It estimates again what a plan already chose, and chooses nothing. May import base, model, hardware,
-engines, request, compression, space, physics and search.
+It estimates again what a plan already chose, and chooses nothing.
 """
