@@ -1,9 +1,11 @@
-"""Numbers of the code: sizes, annotations, comments, density, complexity, words, rooms.
+"""Numbers of the code: sizes, annotations, comments, density, complexity, names, imports.
 
     python scripts/code_numbers.py [FOLDER …]      default: recipe_core pages
+    python scripts/code_numbers.py --walks         rooms that a plan and a build enter
 
 Counts come from the syntax tree; complexity is one more than the decisions of a function (branches,
-loops, handlers, conditions of comprehensions, boolean operators).
+loops, handlers, conditions of comprehensions, boolean operators). A walk lists modules in the order
+in which a call first enters them, without ``base``; a move is a step from one room to another.
 """
 
 from __future__ import annotations
@@ -12,9 +14,12 @@ import ast
 import io
 import sys
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from statistics import quantiles
+from types import FrameType
 
 VAGUE = frozenset(
     {
@@ -113,12 +118,108 @@ def nested(node: ast.AST) -> bool:
     )
 
 
+def code_lines(text: str) -> int:
+    """Lines that hold a token of code: neither blank, nor a comment, nor of a docstring."""
+    prose = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in (*prose, tokenize.ENDMARKER):
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return len(lines)
+
+
+def function_names(trees: dict[Path, ast.Module]) -> tuple[float, float]:
+    """Shares of module functions that are one word, and that another module defines as well."""
+    modules: dict[str, list[Path]] = {}
+    for path, tree in trees.items():
+        for node in tree.body:
+            if isinstance(node, FUNCTIONS):
+                modules.setdefault(node.name, []).append(path)
+    count = sum(map(len, modules.values())) or 1
+    one_word = sum(len(paths) for name, paths in modules.items() if "_" not in name.strip("_"))
+    shared = sum(len(paths) for paths in modules.values() if len(set(paths)) > 1)
+    return one_word / count, shared / count
+
+
+def importers(trees: dict[Path, ast.Module], folder: Path) -> dict[str, set[str]]:
+    """Modules that import each module of a package, by dotted names."""
+
+    def name_of(path: Path) -> str:
+        parts = path.relative_to(folder.parent).with_suffix("").parts
+        return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+    names = {name_of(path) for path in trees}
+    found: dict[str, set[str]] = {name: set() for name in names}
+    for path, tree in trees.items():
+        source = name_of(path)
+        package = source if path.stem == "__init__" else source.rpartition(".")[0]
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.ImportFrom):
+                continue
+            base = node.module or ""
+            if node.level:
+                parts = package.split(".")
+                base = ".".join([*parts[: len(parts) - node.level + 1], *filter(None, [base])])
+            for alias in node.names:
+                inner = f"{base}.{alias.name}"
+                target = inner if inner in names else base
+                if target in names and target != source:
+                    found[target].add(source)
+    return found
+
+
+def walk(call: Callable[[], object]) -> list[str]:
+    """Modules that a call enters, in the order of their first functions; ``base`` is left out."""
+    call()  # a second call finds data files and catalogs read
+    modules: dict[str, None] = {}
+
+    def see(frame: FrameType, event: str, _: object) -> None:
+        _, inside, path = frame.f_code.co_filename.rpartition("/recipe_core/")
+        if event == "call" and inside and frame.f_code.co_name[0] != "<":
+            modules.setdefault(path)
+
+    sys.setprofile(see)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return [path for path in modules if not path.startswith("base/")]
+
+
+def print_walks() -> None:
+    """Print what a plan and a build enter, as a Markdown table."""
+    import recipe_core as rb  # only the walks run the package
+
+    request = {
+        "model": "meta-llama/Llama-3.1-8B-Instruct",
+        "hardware": {"device": "h100-sxm", "per_node": 8},
+        "workload": {
+            **{"mode": "closed", "concurrency": 64},
+            **{"input_tokens": 1024, "output_tokens": 256},
+        },
+    }
+    print("| walk | modules | rooms | moves between rooms |")
+    print("|---|---|---|---|")
+    for name, call in (("plan", rb.plan), ("build", rb.build)):
+        modules = walk(partial(call, request))
+        rooms = [path.split("/")[0] for path in modules]
+        moves = sum(here != there for here, there in pairwise(rooms))
+        print(f"| {name} | {len(modules)} | {len(set(rooms))} | {moves} |")
+
+
 def numbers(folder: Path) -> dict[str, str]:
-    """What is counted in the Python files of a folder."""
+    """Count what is in the Python files of a folder."""
     paths = sorted(folder.rglob("*.py"))
     texts = [path.read_text(encoding="utf-8") for path in paths]
     trees = [ast.parse(text) for text in texts]
+    files = dict(zip(paths, trees, strict=True))
     lines = [line for text in texts for line in text.splitlines()]
+    code = sum(map(code_lines, texts))
+    one_word, shared = function_names(files)
+    users = importers(files, folder)
     nodes = [node for tree in trees for node in ast.walk(tree)]
     functions = [node for node in nodes if isinstance(node, FUNCTIONS)]
     sizes = [(f.end_lineno or f.lineno) - f.lineno + 1 for f in functions]
@@ -140,27 +241,32 @@ def numbers(folder: Path) -> dict[str, str]:
     cyclomatic = sorted(map(complexity, functions))
 
     def per_1000(count: int) -> str:
-        return f"{1000 * count / len(lines):.1f}"
+        return f"{1000 * count / code:.1f}"
 
     return {
         "files": str(len(paths)),
         "lines": f"{len(lines):,}",
+        "lines of code": f"{code:,}",
+        "syntax nodes, thousands": f"{len(nodes) / 1000:.0f}",
+        "modules with one importer": str(sum(len(names) == 1 for names in users.values())),
+        "module functions of one word": f"{one_word:.0%}",
+        "… with a name that another module defines": f"{shared:.1%}",
         "file p50/p90/max": percentiles([len(text.splitlines()) for text in texts]),
         "function p50/p90/max": percentiles(sizes),
         "functions over 60 lines": str(sum(size > 60 for size in sizes)),
         "annotated": f"{sum(map(annotated, functions)) / len(functions):.0%}",
         "public docstrings": f"{described / len(public):.0%}",
-        "comments per 100 lines": f"{100 * comments / len(lines):.1f}",
+        "comments per 100 lines of code": f"{100 * comments / code:.1f}",
         "lines over 100 columns": f"{sum(len(line) > 100 for line in lines) / len(lines):.1%}",
-        "syntax nodes a line": f"{len(nodes) / len(lines):.1f}",
-        "ternaries per 1,000 lines": per_1000(sum(isinstance(n, ast.IfExp) for n in nodes)),
+        "syntax nodes a line of code": f"{len(nodes) / code:.1f}",
+        "ternaries per 1,000 lines of code": per_1000(sum(isinstance(n, ast.IfExp) for n in nodes)),
         "nested ternaries": str(sum(map(nested, nodes))),
-        "comprehensions per 1,000 lines": per_1000(
+        "comprehensions per 1,000 lines of code": per_1000(
             sum(isinstance(n, COMPREHENSIONS) for n in nodes)
         ),
         "unions of dict displays": str(sum(map(is_union_of_dicts, nodes))),
         "functions that return dict[str, Any]": f"{plain / len(functions):.1%} ({plain})",
-        "participles and pronouns per 1,000 lines": per_1000(vague),
+        "participles and pronouns per 1,000 lines of code": per_1000(vague),
         "… of all bound names": f"{vague / len(names):.1%}",
         "complexity mean/p99/max": (
             f"{sum(cyclomatic) / len(cyclomatic):.1f}/"
@@ -177,6 +283,9 @@ def numbers(folder: Path) -> dict[str, str]:
 
 def main() -> None:
     """Print a Markdown table with a column a folder."""
+    if sys.argv[1:] == ["--walks"]:
+        print_walks()
+        return
     root = Path(__file__).parent.parent
     folders = [Path(word) for word in sys.argv[1:]] or [root / "recipe_core", root / "pages"]
     columns = [numbers(folder) for folder in folders]
