@@ -3,8 +3,9 @@
 COLLECTION is a checkout of https://github.com/vllm-project/recipes whose API is built
 (``npm install`` and ``node scripts/build-recipes-api.mjs`` there write ``public/``), or any folder
 of scripts and Markdown, such as the ``docs`` of https://github.com/sgl-project/sgl-cookbook, whose
-commands are judged on ``--hardware``. Prints the table of docs/check.md; ``--refused FILE`` writes
-what was refused, each with its reasons, and ``--unknown`` lists the names without an answer.
+commands are judged on ``--hardware``. Prints the table of docs/reference/check.md; ``--refused
+FILE`` writes what was refused, each with its reasons, and ``--unknown`` lists the names without an
+answer.
 """
 
 from __future__ import annotations

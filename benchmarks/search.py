@@ -1,7 +1,7 @@
 """How fast the search is: candidates per second on one core, memory, growth, and the request that a
 slider moves.
 
-    python benchmarks/search.py [--write docs/performance.md]
+    python benchmarks/search.py [--write docs/reference/performance.md]
 
 Run it on an idle machine: times are those of the processor in one thread, the best of five, but who
 shares its caches slows it too.
@@ -183,7 +183,7 @@ def main() -> None:
     print("\n".join(lines))
     if arguments.write:
         text = arguments.write.read_text(encoding="utf-8")
-        start, end = "<!-- measured -->\n", "<!-- end -->"
+        start, end = "<!-- measured -->\n", "<!-- end of measured -->"
         before, after = text.split(start)[0], text.split(end)[1]
         arguments.write.write_text(
             f"{before}{start}\n" + "\n".join(lines) + f"\n\n{end}{after}", encoding="utf-8"

@@ -1,7 +1,7 @@
 """How long it takes to size a model on every device, and how much memory.
 
     python benchmarks/size.py [ROUNDS]                    default 5
-    python benchmarks/size.py --write docs/performance.md
+    python benchmarks/size.py --write docs/reference/performance.md
 
 Every device with an offer or a profile, every engine whose times are fitted on it, two weight
 formats, every count from 1 to 64 and every split of it. Prints one JSON object: medians over rounds

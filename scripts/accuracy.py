@@ -1,4 +1,4 @@
-"""Compare estimates with all measured runs and logs: write docs/accuracy.md.
+"""Compare estimates with all measured runs and logs: write docs/reference/accuracy.md.
 
     python scripts/accuracy.py TRUTH_DIR
 
@@ -22,6 +22,7 @@ import numpy as np
 import pandas as pd
 import publish_runs
 import publish_training
+from long_tables import move_long_tables
 
 from recipe_core.base.documents import read_document
 from recipe_core.calibration.validation.training_validate import compare_training
@@ -44,9 +45,9 @@ from recipe_core.hardware.cluster import device
 from recipe_core.models.catalog import catalog_model, in_catalog
 
 ROOT = Path(__file__).parent.parent
-REPORT = ROOT / "docs" / "accuracy.md"
-LEFT_OUT = ROOT / "docs" / "leave_one_out.json"
-INTERVALS = ROOT / "docs" / "intervals.json"
+REPORT = ROOT / "docs" / "reference" / "accuracy.md"
+LEFT_OUT = ROOT / "docs" / "reference" / "accuracy" / "leave_one_out.json"
+INTERVALS = ROOT / "docs" / "reference" / "accuracy" / "intervals.json"
 VENDOR_FACTOR = 1.3
 RANKED_RIGHT = 0.85
 WORST = 8
@@ -280,9 +281,9 @@ with wider ones. They come from runs left out of the fit
 (`recipe_core/calibration/validation/intervals.py`). Each source below is held against intervals
 that the other sources give; cells count alike. "80 % is" has the ends of the 80 % interval around
 its middle. `recipe validate --sizes` counts how often measured sizes lie in the ranges that these
-intervals give ([size.md](size.md)).
+intervals give ([sizing](../guide/size.md#does-it-hold)).
 
-![Measured runs inside intervals](images/intervals.svg)
+![Measured runs inside intervals](../images/intervals.svg)
 
 {tables}
 
@@ -318,7 +319,7 @@ def refused(comparison: Comparison) -> str:
 
 
 def report(comparison: Comparison, runs: list[Run], memory: str, own_runs: str) -> str:
-    """docs/accuracy.md."""
+    """docs/reference/accuracy.md."""
     f = comparison.figures
     numbers = counted()
     return f"""# How wrong the numbers are
@@ -451,7 +452,7 @@ def main() -> None:
     own_runs = accuracy_own_runs.section(truth)
     pools = accuracy_pools.section(accuracy_pools.compared(truth))
     text = report(comparison, runs, memory, own_runs).rstrip()
-    REPORT.write_text(f"{text}\n\n{pools}\n{training}")
+    REPORT.write_text(move_long_tables(f"{text}\n\n{pools}\n{training}", LEFT_OUT.parent))
     print(targets(comparison.figures))
     print(f"wrote {REPORT.relative_to(ROOT)}")
 

@@ -1,4 +1,4 @@
-"""Print the errors of docs/compression-accuracy.md: figures predicted without those near to them.
+"""Print the errors of docs/method/compression.md: figures predicted without those near to them.
 
     python scripts/accuracy_compression.py [TABLE]
 

@@ -1,4 +1,4 @@
-"""Compare memory estimates with engine logs: the memory part of docs/accuracy.md."""
+"""Compare memory estimates with engine logs: the memory part of docs/reference/accuracy.md."""
 
 from __future__ import annotations
 

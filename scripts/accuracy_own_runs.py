@@ -1,6 +1,6 @@
 """How much nearer estimates come with a few runs of one's own, and what is known before any run.
 
-    python scripts/accuracy_own_runs.py TRUTH_DIR          print the table of docs/accuracy.md
+    python scripts/accuracy_own_runs.py TRUTH_DIR          print the table of accuracy.md
     python scripts/accuracy_own_runs.py TRUTH_DIR --write  also write own_runs.yaml
 
 A cell is a source x device x model. Of each, 0, 1, 3 and 10 runs are drawn at random, the library
@@ -379,7 +379,7 @@ def tested(all_cells: Sequence[Told], known: dict[str, Prior]) -> pd.DataFrame:
 
 
 def section(truth: Path) -> str:
-    """The section of docs/accuracy.md."""
+    """The section of docs/reference/accuracy.md."""
     return report(*measure(truth))
 
 
@@ -417,8 +417,8 @@ def report(table: pd.DataFrame, prior: Prior) -> str:
     shares = ", ".join(f"{name} {getattr(prior.shares, name):.2f}" for name in Shares.model_fields)
     table_text = "\n".join(lines)
     return f"""Of the runs of a cell (without those that the data exclude) some are drawn at random,
-{DRAWS} times, and given as own runs (`--measured`, [measured.md](measured.md)); the others are
-estimated. Errors are the cell's medians; the last column is of those tested runs whose very
+{DRAWS} times, and given as own runs (`--measured`, [own runs](../method/own-runs.md)); the others
+are estimated. Errors are the cell's medians; the last column is of those tested runs whose very
 deployment (engine version and split) is among the given ones. What is known before any run is
 chosen on the other sources. Written by `python scripts/accuracy_own_runs.py TRUTH_DIR`.
 

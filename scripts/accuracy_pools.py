@@ -1,4 +1,4 @@
-"""Compare estimates of prefill and decode pools with published runs: a section of docs/accuracy.md.
+"""Estimates of prefill and decode pools beside published runs: a section of the accuracy page.
 
     python scripts/accuracy_pools.py TRUTH_DIR
 
@@ -22,7 +22,7 @@ from recipe_core.hardware.cluster import device
 from recipe_core.plans.plans import estimate_batch
 
 ROOT = Path(__file__).parent.parent
-REPORT = ROOT / "docs" / "accuracy.md"
+REPORT = ROOT / "docs" / "reference" / "accuracy.md"
 HEADING = "## Disaggregated pools"
 RUNS = "serving_disaggregated_calibration.csv.gz"
 POOL = ("tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size", "num_workers")
@@ -123,7 +123,7 @@ def markdown(table: pd.DataFrame) -> str:
 
 
 def section(figures: pd.DataFrame) -> str:
-    """The section of docs/accuracy.md."""
+    """The section of docs/reference/accuracy.md."""
     refused = int((~figures.feasible).sum())
     every = errors(figures.assign(all="all"), ["all"]).iloc[0]
     return f"""{HEADING}

@@ -1,4 +1,4 @@
-"""Compare training estimates with all published runs: the section on training of docs/accuracy.md.
+"""Training estimates beside all published runs: the section on training of the accuracy page.
 
     python scripts/accuracy_training.py TRUTH_DIR
 
@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import publish_training
+from long_tables import move_long_tables
 
 from recipe_core.base.documents import read_document
 from recipe_core.calibration.validation.training_validate import (
@@ -34,8 +35,8 @@ from recipe_core.estimates.measured.training_runs import (
 )
 
 ROOT = Path(__file__).parent.parent
-REPORT = ROOT / "docs" / "accuracy.md"
-LEFT_OUT = ROOT / "docs" / "training_left_out.json"
+REPORT = ROOT / "docs" / "reference" / "accuracy.md"
+LEFT_OUT = ROOT / "docs" / "reference" / "accuracy" / "training_left_out.json"
 HEADING = "## Training"
 # What is asked of this version: a title, the figure, how many of the cells' or sources' medians are
 # taken together, and the aim.
@@ -196,7 +197,8 @@ def replaced(document: str, new: str) -> str:
 def main() -> None:
     truth = Path(sys.argv[1])
     comparison = compare_training(publish_training.runs(truth))
-    REPORT.write_text(replaced(REPORT.read_text(), section(comparison, truth)))
+    text = replaced(REPORT.read_text(), section(comparison, truth))
+    REPORT.write_text(move_long_tables(text, LEFT_OUT.parent))
     print(targets(comparison.figures))
     print(bands(comparison.figures))
 

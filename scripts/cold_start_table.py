@@ -1,4 +1,4 @@
-"""Print the tables of docs/cold-starts.md: phases by place, engine and size, and savings.
+"""Print the tables of docs/method/scaling.md: phases by place, engine and size, and savings.
 
 python scripts/cold_start_table.py
 """

@@ -1,4 +1,4 @@
-"""Estimates of compression jobs beside published times: the table of docs/compression.md.
+"""Estimates of compression jobs beside published times: the table of docs/method/compression.md.
 
 python scripts/compression_jobs.py
 """

@@ -1,4 +1,4 @@
-"""One estimate by plain arithmetic, for the worked example of ``docs/physics.md``.
+"""One estimate by plain arithmetic, for the worked example of ``docs/method/physics.md``.
 
 Every number is computed here with Python floats from the data files (``hw_profiles/``,
 ``recipe_core/engines/serving/``, ``recipe_core/models/catalog/``): nothing of

@@ -11,7 +11,8 @@ source there would be no fit of that engine. Training is done the same way, by s
 shipped.
 
 Prints how often measured runs of sources left out are inside. ``--write`` writes both files,
-docs/intervals.json with the same tables for docs/accuracy.md, and docs/images/intervals.svg.
+docs/reference/accuracy/intervals.json with the same tables for the accuracy page, and
+docs/images/intervals.svg.
 ``--residuals`` keeps the estimates of runs left out in FOLDER, as CSV, and takes them from there
 where they are, which saves most of the quarter of an hour that this takes. ``--only`` leaves the
 other kind's file and tables as they are.
@@ -52,7 +53,7 @@ from recipe_core.hardware.cluster import device, roofline
 
 ROOT = Path(__file__).parent.parent
 PHYSICS = ROOT / "recipe_core" / "estimates"
-REPORT = ROOT / "docs" / "intervals.json"
+REPORT = ROOT / "docs" / "reference" / "accuracy" / "intervals.json"
 PICTURE = ROOT / "docs" / "images" / "intervals.svg"
 SAMPLED_STEPS = ROOT / "tests" / "data" / "grpo-steps.csv"
 SERVING_SETUP = ("engine", "version", "weight_dtype", "kv_dtype", "mode", "lengths")
@@ -172,7 +173,7 @@ def training_rows(truth: Path) -> pd.DataFrame:
 
 
 def sampled_rows() -> pd.DataFrame:
-    """Published steps that sample answers, with their estimates (docs/training.md)."""
+    """Published steps that sample answers, with their estimates (docs/method/training.md)."""
     table = pd.read_csv(SAMPLED_STEPS)
     runs = [f"grpo-{n}" for n in range(len(table))]
     return table.assign(metric="sampled_step_s", run=runs, engine="megatron", version="")

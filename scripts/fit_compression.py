@@ -26,7 +26,7 @@ from recipe_core.accuracy.published import figures
 from recipe_core.base.documents import to_yaml
 
 HEAD = """\
-# Numbers of the model of accuracy (docs/compression-accuracy.md): scripts/fit_compression.py.
+# Numbers of the model of accuracy (docs/method/compression.md): scripts/fit_compression.py.
 # scatter: how figures scatter around their expectation (recipe_core/accuracy/fit.py, Noise).
 # spreads: standard deviation of the effects of each term, in logarithms of the loss.
 # bands: where 80 % of left-out losses lie, in units of their scatter (scale), by what is published

@@ -13,7 +13,8 @@ last scale pull little: those are mostly set-ups that the data do not state (pre
 without graphs).
 
 ``--leave-out`` fits again without each source, without each fold of models and without each version
-of an engine, and writes what the fits say of the runs left out to ``docs/leave_one_out.json``.
+of an engine, and writes what the fits say of the runs left out to
+``docs/reference/accuracy/leave_one_out.json``.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ Int = NDArray[np.int64]
 
 ROOT = Path(__file__).parent.parent
 ENGINES = ROOT / "recipe_core" / "engines" / "serving"
-LEFT_OUT = ROOT / "docs" / "leave_one_out.json"
+LEFT_OUT = ROOT / "docs" / "reference" / "accuracy" / "leave_one_out.json"
 # Orders of magnitude, and a closed loop that sends ten times as many requests as run at once.
 PRIOR = {
     "step_s": 0.6e-3,

@@ -1,26 +1,15 @@
-"""Write how far each training bundle is held into ``docs/training-bundles.md``: framework, method
-and target.
-
-python scripts/life_matrix.py            # write it
-python scripts/life_matrix.py --check    # exit 1 when it is stale
-"""
+"""How far each training bundle is held: the matrix of ``docs/reference/training-launches.md``."""
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
+from scripts.documents import REFERENCE, exchange
+from tests.life.matrix import STATES, TARGETS, Cell, cells
 
-from tests.life.matrix import STATES, TARGETS, Cell, cells  # noqa: E402 - tests are no package
-
-PAGE = ROOT / "docs" / "training-bundles.md"
-BEGIN, END = "<!-- lives -->", "<!-- end of lives -->"
+PAGE = REFERENCE / "training-launches.md"
 MARKS = {"started": "**started**", "parsed": "parsed", "schema": "schema", "refused": "–"}
 
 
@@ -40,26 +29,5 @@ def table(every: Sequence[Cell]) -> list[str]:
 
 
 def renewed(text: str) -> str:
-    """The page with what stands between its marks made anew."""
-    before, _, rest = text.partition(BEGIN)
-    _, mark, after = rest.partition(END)
-    if not mark:
-        raise SystemExit(f"{PAGE.name} lacks {BEGIN} … {END}")
-    return f"{before}{BEGIN}\n\n" + "\n".join(table(cells())) + f"\n\n{END}{after}"
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when stale")
-    check = parser.parse_args().check
-    text = PAGE.read_text(encoding="utf-8")
-    new = renewed(text)
-    if new != text:
-        print(f"{'stale' if check else 'wrote'}: {PAGE.name}")
-        if not check:
-            PAGE.write_text(new, encoding="utf-8")
-    return int(check and new != text)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    """The page with its matrix written anew."""
+    return exchange(text, "lives", "\n".join(table(cells())))

@@ -1,30 +1,30 @@
-"""Write docs/not-modelled.md: what of published collections this version does not model, and why.
+"""docs/reference/not-modelled.md: what of published collections this version does not model.
 
 Everything in it is data of the package: models that make no text, fields of configs that are
-refused, and options of engines that no estimate counts. ``python scripts/not_modelled.py``.
+refused, and options of engines that no estimate counts.
 """
 
 from __future__ import annotations
-
-from pathlib import Path
 
 from recipe_core.engines.frameworks import training_data
 from recipe_core.engines.grammar import grammars
 from recipe_core.engines.spec import engine
 from recipe_core.models.config.read import not_modelled
 from recipe_core.models.other_kinds import other_kinds
+from scripts.documents import REFERENCE
 
-PAGE = Path(__file__).parent.parent / "docs" / "not-modelled.md"
+PAGE = REFERENCE / "not-modelled.md"
 HEAD = """# What is not modelled
 
-Written by `python scripts/not_modelled.py` from the package's data; a test holds it to them. A
+Written by `python scripts/documents.py` from the package's data; a test holds it to them. A
 model, a field or an option that stands here is refused or named in an answer, never counted
 silently.
 """
 
 
-def page() -> str:
-    """The whole page."""
+def renewed(text: str) -> str:
+    """The whole page, whatever it was."""
+    del text
     return "\n".join([HEAD, *_models(), "", *_fields(), "", *_options(), "", *_training(), ""])
 
 
@@ -93,7 +93,3 @@ def _options() -> list[str]:
         for variable, row in sorted(grammar.variables.items()):
             out.append(f"| {spec.title} {spec.version} | `{variable}` | {row.what} |")
     return out
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")

@@ -1,22 +1,15 @@
-"""Write the reference of every field of a request, from its JSON Schema, into ``docs/request.md``.
-
-python scripts/request_reference.py            # write it
-python scripts/request_reference.py --check    # exit 1 when it is stale
-"""
+"""Every field of a request in ``docs/reference/request.md``, from its JSON Schema."""
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from recipe_core.request.schema import json_schema
+from scripts.documents import REFERENCE, exchange
 
-PAGE = Path(__file__).parent.parent / "docs" / "request.md"
-BEGIN, END = "<!-- fields -->", "<!-- end -->"
+PAGE = REFERENCE / "request.md"
 LARGE = 1 << 20
 """Bounds from here on only keep numbers sane, and say nothing to a reader."""
 HEAD = ["| field | type | default | meaning |", "|---|---|---|---|"]
@@ -113,27 +106,6 @@ def reference() -> str:
     return "\n".join(lines)
 
 
-def page(text: str) -> str:
-    """The page with what stands between its marks made anew."""
-    before, _, rest = text.partition(BEGIN)
-    _, mark, after = rest.partition(END)
-    if not mark:
-        raise SystemExit(f"{PAGE.name} lacks {BEGIN} … {END}")
-    return f"{before}{BEGIN}\n\n{reference()}\n\n{END}{after}"
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when stale")
-    check = parser.parse_args().check
-    text = PAGE.read_text(encoding="utf-8")
-    stale = page(text) != text
-    if stale:
-        print(f"{'stale' if check else 'wrote'}: {PAGE.name}")
-        if not check:
-            PAGE.write_text(page(text), encoding="utf-8")
-    return int(check and stale)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def renewed(text: str) -> str:
+    """The page with its tables written anew."""
+    return exchange(text, "fields", reference())

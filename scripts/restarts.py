@@ -1,27 +1,24 @@
-"""Write the tables of who restarts what where into ``docs/operations.md``, from example requests.
+"""The causes of a diagnosis, and who restarts what where, in ``docs/reference/restarts.md``.
 
-python scripts/restarts.py            # write them
-python scripts/restarts.py --check    # exit 1 when they are stale
+The values are those of example requests.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any
 
+from recipe_core.payload.launcher import causes
 from recipe_core.recipe.build import Additions, make_recipe, redecide
 from recipe_core.recipe.place import Parameters
 from recipe_core.request.schema import PlanRequest
 from recipe_core.targets.context import Context
 from recipe_core.targets.of_recipe import placed, target_context
 from recipe_core.targets.restarts import EVENTS, LAUNCHER, Answer, answers
+from scripts.documents import REFERENCE, exchange
 
-PAGE = Path(__file__).parent.parent / "docs" / "operations.md"
-BEGIN, END = "<!-- restarts -->", "<!-- end of restarts -->"
+PAGE = REFERENCE / "restarts.md"
 SERVING: Mapping[str, Any] = {
     "model": "meta-llama/Llama-3.1-8B-Instruct",
     "hardware": {"device": "h100-sxm", "per_node": 8, "nodes": 1},
@@ -84,9 +81,8 @@ def _context(nodes: str, kind: str) -> Context:
 
 
 def cell(answer: Answer) -> str:
-    """An answer as a cell."""
-    settings = ", ".join(f"`{setting}`" for setting in answer.settings)
-    return f"**{answer.who}**: {answer.does}" + (f" ({settings})" if settings else "")
+    """An answer as a cell; the README of a bundle has its settings too."""
+    return f"**{answer.who}**: {answer.does}"
 
 
 def table(columns: Mapping[str, tuple[str, Mapping[str, Any]]]) -> list[str]:
@@ -98,31 +94,19 @@ def table(columns: Mapping[str, tuple[str, Mapping[str, Any]]]) -> list[str]:
     return lines
 
 
+def causes_table() -> str:
+    """A row a cause that the launcher's diagnosis knows."""
+    lines = ["| cause | what it is | answer |", "|---|---|---|"]
+    for cause in causes.KNOWN:
+        answer = "restart" if cause.transient else "next choice, or stop"
+        lines.append(f"| `{cause.id}` | {cause.title} | {answer} |")
+    return "\n".join(lines)
+
+
 def renewed(text: str) -> str:
-    """The page with what stands between its marks made anew."""
-    before, _, rest = text.partition(BEGIN)
-    _, mark, after = rest.partition(END)
-    if not mark:
-        raise SystemExit(f"{PAGE.name} lacks {BEGIN} … {END}")
+    """The page with its tables written anew."""
     parts = [
         "\n".join([f"### {title}: who restarts what", "", *table(columns)])
         for title, columns in TABLES.items()
     ]
-    return f"{before}{BEGIN}\n\n" + "\n\n".join(parts) + f"\n\n{END}{after}"
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when stale")
-    check = parser.parse_args().check
-    text = PAGE.read_text(encoding="utf-8")
-    stale = renewed(text) != text
-    if stale:
-        print(f"{'stale' if check else 'wrote'}: {PAGE.name}")
-        if not check:
-            PAGE.write_text(renewed(text), encoding="utf-8")
-    return int(check and stale)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return exchange(exchange(text, "causes", causes_table()), "restarts", "\n\n".join(parts))

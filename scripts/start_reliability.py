@@ -2,9 +2,9 @@
 
     python scripts/start_reliability.py
 
-Prints the table of docs/check.md: published runs (all of them started, ``recipe validate``), and
-public outcomes of commands (``tests/data/tables/known.yaml``), by the probability that the answer
-states; a refused command counts as 0.
+Prints the table of docs/reference/check.md: published runs (all of them started, ``recipe
+validate``), and public outcomes of commands (``tests/data/tables/known.yaml``), by the probability
+that the answer states; a refused command counts as 0.
 """
 
 from collections import Counter

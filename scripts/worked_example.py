@@ -1,22 +1,15 @@
-"""Write the worked example of ``docs/physics.md``, and its count of fitted numbers.
-
-    python scripts/worked_example.py            # write them
-    python scripts/worked_example.py --check    # exit 1 when they are stale
+"""The worked example of ``docs/method/physics.md``, and its count of fitted numbers.
 
 ``example_arithmetic.py`` computes the example.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from recipe_core.base.documents import read_document, write_whole
+from recipe_core.base.documents import read_document
+from scripts.documents import exchange
 from scripts.example_arithmetic import (
     DEVICE,
     ENGINE,
@@ -42,7 +35,7 @@ from scripts.example_arithmetic import (
     step,
 )
 
-PAGE = ROOT / "docs" / "physics.md"
+PAGE = ROOT / "docs" / "method" / "physics.md"
 GIB = 2**30
 
 
@@ -398,28 +391,5 @@ BLOCKS: Mapping[str, Callable[[], str]] = {"fitted numbers": fitted, "worked exa
 def renewed(text: str) -> str:
     """The page with its blocks written anew."""
     for name, block in BLOCKS.items():
-        begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
-        before, found, rest = text.partition(begin)
-        _, closed, after = rest.partition(end)
-        if not (found and closed):
-            raise SystemExit(f"{PAGE.name} has no block between {begin} and {end}")
-        text = f"{before}{begin}\n{block()}\n{end}{after}"
+        text = exchange(text, name, block())
     return text
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="only say whether it is up to date")
-    arguments = parser.parse_args()
-    text = PAGE.read_text(encoding="utf-8")
-    new = renewed(text)
-    if arguments.check:
-        if text != new:
-            print(f"{PAGE.name} is stale: run python scripts/worked_example.py")
-        return int(text != new)
-    write_whole(PAGE, new.encode())
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

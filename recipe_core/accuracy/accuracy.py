@@ -1,6 +1,6 @@
 """Expected accuracy of a compressed model, with the published figures nearest to the question.
 
-The model, its numbers and its measured errors are in docs/compression-accuracy.md.
+The model, its numbers and its measured errors are in docs/method/compression.md.
 """
 
 from __future__ import annotations

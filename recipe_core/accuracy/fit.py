@@ -1,4 +1,4 @@
-"""The fit of the model of accuracy to published figures (docs/compression-accuracy.md).
+"""The fit of the model of accuracy to published figures (docs/method/compression.md).
 
 The loss of a figure is ``l = -ln(retained)``; its expectation is ``exp(f)``, and ``f`` is a sum of
 terms (``question.terms``), each with an effect that is drawn around 0 with the spread of its term:

@@ -16,7 +16,7 @@ PERPLEXITY = "perplexity"
 SOURCE = "measured here"
 _SPREAD = 0.5
 """Spread of a perplexity's ratio between texts, as a share of what is lost: two texts agree within
-about half of the loss. An assumption; docs/compression.md says so."""
+about half of the loss. An assumption; docs/method/compression.md says so."""
 _LEAST = 0.002
 """Half of the band where hardly anything is lost."""
 
@@ -33,10 +33,11 @@ def with_own(
     """An expectation moved by a measurement on this very model; unchanged without one.
 
     What was measured is perplexity, which falls at least as far as accuracy where little is lost
-    (docs/compression.md): it is a floor of accuracy, not its value. So the expectation is raised to
-    it where it was lower, its lower end comes as near as the measurement's band, and the measured
-    figure stands first among the nearest. Where nothing was known, the measurement is the answer,
-    as it is to a question about perplexity (``benchmark``). ``model``: its name, or all its names.
+    (docs/method/compression.md): it is a floor of accuracy, not its value. So the expectation is
+    raised to it where it was lower, its lower end comes as near as the measurement's band, and the
+    measured figure stands first among the nearest. Where nothing was known, the measurement is the
+    answer, as it is to a question about perplexity (``benchmark``). ``model``: its name, or all its
+    names.
     """
     run = own_figure(runs, model, technique, method)
     if run is None:

@@ -1,7 +1,7 @@
 """Documents whose fields are described where they are declared, and the ways to read these texts.
 
 The string under a field is its description: the JSON Schema, the API, the tools of agents, the
-pages' help and ``docs/request.md`` all take it from there.
+pages' help and ``docs/reference/request.md`` all take it from there.
 """
 
 from __future__ import annotations

@@ -237,7 +237,7 @@ def _complete(found: Found, measured: Measured, peaks: Mapping[Dtype, float]) ->
     cores = found.host["cpus"]
     memory = found.host["memory_bytes"] if cpu else _device_memory(found)
     if not memory:
-        hint = "Write memory_bytes into a profile of your own; see docs/hardware.md."
+        hint = "Write memory_bytes into a profile of your own; see docs/reference/hardware.md."
         raise NoAnswer("no tool here tells how much memory the device has.", hint=hint)
     usable = [dtype for dtype in _PRESENT if dtype in peaks]
     stored = [dtype for dtype in ("fp8", "int8") if dtype in peaks and not cpu]

@@ -232,7 +232,7 @@ def rows_of(values: Any, most: int) -> list[Run]:
         raise InputError(
             f"must be a list of at most {most} runs.",
             field="measured",
-            hint="See docs/measured.md.",
+            hint="See docs/method/own-runs.md.",
         )
     out = []
     for n, row in enumerate(values):

@@ -51,7 +51,7 @@ class WithOwnRuns(BaseModel):
     """What is asked."""
 
     measured: list[dict[str, Any]]
-    """Runs, as objects with the columns of a table of measured runs (docs/measured.md)."""
+    """Runs, as objects with the columns of a table of measured runs (docs/method/own-runs.md)."""
 
 
 class ReconcileBody(BaseModel):
@@ -83,7 +83,7 @@ class TraceBody(BaseModel):
     """Name of the file, for people."""
 
     text: Annotated[str, Field(min_length=1)]
-    """Content of the file: CSV or JSON lines (docs/traces.md)."""
+    """Content of the file: CSV or JSON lines (docs/guide/scale.md)."""
 
 
 class SimulateBody(BaseModel):

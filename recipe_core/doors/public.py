@@ -113,7 +113,7 @@ def compress(
 
     Returns:
         The advice: ``base``, ``rows`` (best first by the objective), ``combinations``, ``matrix``,
-        ``to_json()`` (docs/formats.md).
+        ``to_json()`` (docs/guide/compress.md).
 
     Raises:
         InputError: for a request or runs that cannot be read, for training, and for an unknown
@@ -367,5 +367,5 @@ def _values(value: Any) -> Any:
     raise InputError(
         f"a request is an object or the path of a file, not {type(value).__name__}.",
         field="request",
-        hint="See docs/request.md for an example.",
+        hint="See docs/reference/request.md for an example.",
     )

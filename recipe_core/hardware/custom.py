@@ -206,7 +206,8 @@ def _problem(error: ValidationError) -> HardwareError:
         hint = f"Available: {', '.join(_known(path[:-1]))}."
         return HardwareError("is not a known field.", field=field, hint=hint)
     message = first["msg"].removeprefix("Value error, ")
-    hint = next((_HINTS[s] for s in reversed(path) if s in _HINTS), "See docs/hardware.md.")
+    else_hint = "See docs/reference/hardware.md."
+    hint = next((_HINTS[s] for s in reversed(path) if s in _HINTS), else_hint)
     value = first.get("input")
     if first["type"] == "model_type" and not isinstance(value, Mapping):
         hint = "Write {value: …, source: …, status: measured}, with the source under sources."

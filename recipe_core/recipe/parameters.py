@@ -12,7 +12,7 @@ from recipe_core.base.errors import InputError
 from recipe_core.recipe.place import Parameters
 from recipe_core.recipe.variants import Variant
 
-_ABOUT = "See docs/recipe.md."
+_ABOUT = "See docs/reference/recipe.md."
 _STRUCTURED = tuple(
     name
     for name, field in Parameters.model_fields.items()

@@ -20,7 +20,7 @@ def first_error(
     path = [str(step) for step in problem["loc"] if step not in _NO_FIELD]
     field = ".".join(path) or None
     if problem["type"] == "missing":
-        hint = "Add it; see docs/request.md for an example."
+        hint = "Add it; see docs/reference/request.md for an example."
         return InputError("is missing.", field=field, hint=hint)
     if problem["type"] == "extra_forbidden":
         hint = f"Known here: {', '.join(_known(path[:-1], value, model))}."

@@ -188,7 +188,7 @@ class PlanRequest(BaseModel):
             kind = type(value).__name__
             raise InputError(
                 f"a request is an object with model, hardware and workload, not {kind}.",
-                hint="See docs/request.md for an example.",
+                hint="See docs/reference/request.md for an example.",
             )
         if value.get("hardware") == "any":
             raise InputError(

@@ -268,7 +268,7 @@ class SizeRequest(_Part):
             raise InputError(
                 f"a request is an object with model, hardware and workload, not "
                 f"{type(value).__name__}.",
-                hint="See docs/size.md for an example.",
+                hint="See docs/guide/size.md for an example.",
             )
         try:
             return cls.model_validate(value)

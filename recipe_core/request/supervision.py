@@ -1,7 +1,7 @@
 """How what runs is kept running: when it is started again, how often, and how it is stopped.
 
 The bundle's launcher, systemd and the controllers of clusters are all told the same
-(docs/operations.md).
+(docs/reference/restarts.md).
 """
 
 from __future__ import annotations

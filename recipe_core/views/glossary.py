@@ -116,17 +116,15 @@ def term_help(name: str) -> str:
 
 
 def markdown() -> str:
-    """The page docs/glossary.md."""
+    """The page docs/reference/glossary.md."""
     lines = [
         "# Glossary",
         "",
-        "The words of the pages, as the field uses them. `python scripts/glossary.py` writes this",
+        "The words of the pages, as the field uses them. `python scripts/documents.py` writes this",
         "page from `recipe_core/views/glossary.yaml`, where the pages take their help from, too.",
     ]
     for group, terms in glossary().by_group().items():
         lines += ["", f"## {group}", ""]
         for term in terms:
-            lines.append(
-                f"* **{term.title}.** {term.text} [{term.source.title}]({term.source.url})"
-            )
+            lines.append(f"* **{term.title}.** {term.text} ([source]({term.source.url}))")
     return "\n".join(lines) + "\n"

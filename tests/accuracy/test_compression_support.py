@@ -1,8 +1,6 @@
 """What runs where: every row is well made, and lookups say no more than rows do."""
 
 import re
-import subprocess
-import sys
 
 from recipe_core.accuracy.families import families, family_of, groups
 from recipe_core.accuracy.knowledge import combination, matrix, rows, runners, support_of
@@ -16,7 +14,6 @@ from recipe_core.hardware.cluster import device, device_names
 from recipe_core.plans.problem import resolve
 from recipe_core.plans.serving_candidates import engine_of, setting
 from recipe_core.request.schema import PlanRequest
-from tests.fixtures.paths import ROOT
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
 
@@ -67,10 +64,6 @@ def test_every_shipped_device_has_a_family():
     # hardware that skips no zeros is a group; Trainium has patterns of its own
     dense = {name for name, family in families().items() if not family.sparse_2_4}
     assert dense - {"trainium"} == set(groups()["dense-only"].families)
-    # the tables of the documentation are written from the rows
-    words = [sys.executable, "scripts/support_table.py", "--check"]
-    done = subprocess.run(words, cwd=ROOT, check=False)
-    assert done.returncode == 0, "run python scripts/support_table.py"
 
 
 @over("engine", ENGINES)

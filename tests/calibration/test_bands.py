@@ -221,8 +221,9 @@ def test_published_runs_are_inside():
 
 
 def test_sources_left_out_are_inside():
-    """As docs/accuracy.md says: overall and by vendor, within five points of 80 %."""
-    report = json.loads((ROOT / "docs" / "intervals.json").read_text())["serving"]
+    """As docs/reference/accuracy.md says: overall and by vendor, within five points of 80 %."""
+    path = ROOT / "docs" / "reference" / "accuracy" / "intervals.json"
+    report = json.loads(path.read_text())["serving"]
     for row in (*report["all"], *report["vendors"]):
         assert row["inside_80"] == pytest.approx(0.8, abs=0.05), row
     sure = [row["better"] - row["probability"] for row in report["comparisons"]]

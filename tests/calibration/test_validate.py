@@ -293,13 +293,13 @@ def test_shipped_runs_of_training_are_met_and_say_whose_they_are():
     found = training_validate.compare_training(few)
     assert few[0].source in training_validate.training_validation_text(found)
     assert "unknown column" in str(refusal(training_validate.training_sections, found, by="colour"))
-    # What docs/accuracy.md says of all data holds of the shipped share of it, with some room.
+    # What the accuracy page says of all data holds of the shipped share of it, with some room.
     found = training_validate.compare_training(training_runs.published_training_runs())
     figures = training_validate.training_sections(found)["figures"].set_index("figure")
     assert figures.loc["step_s", "median"] < 0.14
     assert figures.loc["peak_memory_gib", "median"] < 0.12
     assert len(found.refused) < 0.05 * found.runs
-    # Llama 3 405B, DeepSeek-V3, Megatron's weak scaling: docs/accuracy.md has each.
+    # Llama 3 405B, DeepSeek-V3, Megatron's weak scaling: docs/reference/accuracy.md has each.
     runs = training_runs.known_training_runs()
     found = training_validate.compare_training(runs)
     # Meta's schedule has fewer micro-batches in flight than an interleaved one: 2 % too much here

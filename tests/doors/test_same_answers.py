@@ -9,7 +9,6 @@ import base64
 import io
 import json
 import shlex
-import subprocess
 import sys
 import zipfile
 import zlib
@@ -38,7 +37,6 @@ from recipe_core.views.schemas import schema
 from tests.conftest import make_request, request_values
 from tests.fixtures.agents import answered, asked, error_of
 from tests.fixtures.command_line import recipe
-from tests.fixtures.paths import ROOT
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
 
@@ -350,12 +348,6 @@ def test_a_field_is_described_by_the_string_below_it_and_else_not_at_all() -> No
     properties = Document.model_json_schema()["properties"]
     assert properties["said"]["description"] == "Said over `two` lines."
     assert "description" not in properties["silent"]
-
-
-def test_the_reference_is_fresh() -> None:
-    script = [sys.executable, "scripts/request_reference.py"]
-    done = subprocess.run([*script, "--check"], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, f"run python {script[1]}: {done.stdout}{done.stderr}"
 
 
 def test_a_field_is_described_by_its_dotted_name() -> None:

@@ -1,4 +1,4 @@
-"""The worked example of docs/physics.md: its text is current, its arithmetic is the library's."""
+"""The worked example of docs/method/physics.md: its arithmetic is the library's."""
 
 from dataclasses import replace
 from functools import cache
@@ -19,7 +19,6 @@ from recipe_core.plans.serving_candidates import one_case
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.schema import PlanRequest
 from scripts import example_arithmetic as example
-from scripts import worked_example
 from tests.fixtures.catalogues import table
 from tests.fixtures.rows import over
 
@@ -39,11 +38,6 @@ def library():
 
 def near(value):
     return pytest.approx(value, rel=1e-6)
-
-
-def test_page_is_current():
-    text = worked_example.PAGE.read_text(encoding="utf-8")
-    assert text == worked_example.renewed(text), "run python scripts/worked_example.py"
 
 
 def test_memory_and_products():

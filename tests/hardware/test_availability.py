@@ -199,7 +199,8 @@ def test_rates_are_those_of_fleets_and_traces_and_documented():
     document["repair"]["repair_hours"]["value"] = -1
     error = refusal(shipped.FILE.validated, document, FailureFile)
     assert "failures.yaml: repair.repair_hours.value" in str(error)
-    text = (ROOT / "docs" / "size.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "method" / "sizing.md").read_text(encoding="utf-8")
+    text = " ".join(page.split())
     every, spots, hosts = node_failures(), market(), market("x86_64")
     for figure in (
         *(f"| {fleet.failures_per_1000_node_days.value:g} |" for fleet in failures().fleets),

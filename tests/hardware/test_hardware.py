@@ -326,7 +326,7 @@ def test_what_does_not_run_says_why_and_a_vendor_may_have_several_runtimes():
 
 
 def test_published_speeds_of_llama_cpp_are_met():
-    """Within the factors that docs/hardware.md states."""
+    """Within the factors that docs/reference/hardware.md states."""
     found = list(ratios())
     assert all(1 / 1.35 < ratio.tokens < 1.35 for ratio in found)
     apple = [ratio for ratio in found if "apple" in ratio.run.device]

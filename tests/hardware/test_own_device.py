@@ -120,7 +120,7 @@ def test_a_wrong_profile_names_field_value_and_fix(fields, field, said):
 
 def test_the_documented_profile_is_one_and_a_date_of_yaml_a_text():
     assert uploaded(to_yaml(OURS).replace("'2026-11-20'", "2026-11-20")) == device(OURS)
-    text = (ROOT / "docs" / "hardware.md").read_text()
+    text = (ROOT / "docs" / "reference" / "hardware.md").read_text()
     ours = uploaded(text.split("```yaml\n")[1].split("```")[0])
     assert roofline(ours, "attention_decode", "fp8").compute_efficiency == 0.6
     rows = [row.split("|")[1:2] for row in text.split("| field |")[1].splitlines()]

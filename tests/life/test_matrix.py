@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 from functools import cache
 
 import pytest
@@ -61,10 +59,3 @@ def test_every_cell_has_one_state() -> None:
         assert bool(cell.reason) == (cell.state == "refused")
         assert bool(cell.by) == launches
     assert sum(cell.state == "started" for cell in cells) >= LEAST_STARTED
-
-
-@pytest.mark.nightly
-def test_the_page_has_the_matrix_of_now() -> None:
-    words = [sys.executable, "scripts/life_matrix.py", "--check"]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, f"run python scripts/life_matrix.py: {done.stdout}{done.stderr}"

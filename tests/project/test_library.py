@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import runpy
 import subprocess
 import sys
@@ -87,18 +86,9 @@ def test_requests_come_from_values_files_and_objects_and_a_refused_split_is_not_
     assert "cannot run" in str(refusal(rb.build, cramped.refused[0], kind=rb.NoAnswer))
 
 
-def test_the_examples_of_the_page_and_of_the_folder_are_executed(tmp_path, monkeypatch, capsys):
+def test_the_examples_of_the_folder_are_executed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {}
-    for page, least in (("README.md", 1), ("docs/library.md", 7)):
-        blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S)
-        assert len(blocks) >= least
-        for block in blocks:
-            exec(compile(block, page, "exec"), names)
-    assert names["plan"].best.estimate
-    assert "Did you mean" in capsys.readouterr().out
     runpy.run_path(str(ROOT / "examples" / "compare_devices.py"), run_name="__main__")
-    assert (tmp_path / "qwen3-32b.zip").exists()
     assert "h100-sxm: tp" in capsys.readouterr().out
 
 

@@ -75,7 +75,7 @@ def test_no_published_command_or_file_of_a_target_is_taken_for_a_secret():
             assert known, (name, value)
     files = [path for path in (ROOT / "tests" / "goldens").rglob("*") if path.is_file()]
     assert len(files) > 50
-    for path in [*files, *sorted((ROOT / "docs").glob("*.md")), *PACKAGE.rglob("*.yaml")]:
+    for path in [*files, *sorted((ROOT / "docs").rglob("*.md")), *PACKAGE.rglob("*.yaml")]:
         for line in path.read_text().splitlines():
             assert not is_secret("line", line), (path, line)
 

@@ -145,12 +145,6 @@ def test_no_field_is_without_effect():
         assert written or field in ("stable_s", "poll_s", "backoff_most_s")
 
 
-def test_the_page_of_operations_is_not_stale():
-    words, env = [sys.executable, "scripts/restarts.py", "--check"], {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, f"run python scripts/restarts.py: {done.stdout}{done.stderr}"
-
-
 def labels_of(document):
     """Labels of the pods of a workload, one entry per kind of pod."""
     spec = document.get("spec", {})

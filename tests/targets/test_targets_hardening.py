@@ -1,7 +1,7 @@
 """Rendered files as an operator reads them: Kubernetes' restricted profile, the like for Compose.
 
 Exceptions are those of RDMA (root, to lock memory), of AMD's runtime (system calls) and of a model
-that is a folder on the nodes; READMEs and docs/targets.md say them.
+that is a folder on the nodes; READMEs and docs/reference/targets.md say them.
 """
 
 import re

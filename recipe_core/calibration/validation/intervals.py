@@ -379,7 +379,7 @@ def coverage_text(figures: pd.DataFrame) -> str:
     parts.append(
         "Shares of measured figures inside the 50, 80 and 95 % intervals, each source × device ×\n"
         "model alike; 80 % is: the ends of the 80 % interval around its middle, the median. The\n"
-        "engines' numbers were fitted to the published runs; docs/accuracy.md has the shares of\n"
-        "sources that were left out."
+        "engines' numbers were fitted to the published runs; docs/reference/accuracy.md has the\n"
+        "shares of sources that were left out."
     )
     return "\n\n".join(parts)

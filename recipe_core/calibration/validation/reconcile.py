@@ -6,7 +6,7 @@ way, alone first, then together, and the fewest that suffice are named. *Not exp
 with all of them.
 
 Bands of times are the estimate's own, 80 %. Those of memory are ±3 % for weights and ±10 % for the
-cache: of logged start-ups of engines 100 % and 90 % are within these (docs/accuracy.md).
+cache: of logged start-ups of engines 100 % and 90 % are within these (docs/reference/accuracy.md).
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class Advice:
         return next((row for row in self.rows if row.rank == 1), None)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; ``docs/formats.md`` describes them."""
+        """Plain values; ``docs/guide/compress.md`` describes them."""
         setting, base = self.base.setting, self.base
         return {
             "schema_version": 1,

@@ -64,7 +64,7 @@ class FormatRow:
         return self.best is not None and self.best.runs
 
     def to_json(self, base: Split, best: Split) -> dict[str, Any]:
-        """Plain values; ``docs/formats.md`` says what each is."""
+        """Plain values; ``docs/guide/compress.md`` says what each is."""
         kept = self.kept
         figures = {"value": kept.value, "low": kept.low, "high": kept.high}
         return {

@@ -4,8 +4,8 @@ Layers are worked on one after the other: a layer comes to the device, calibrati
 through it, its matrices are rounded, it goes back. Sources of the terms: GPTQ (arXiv 2210.17323)
 for Hessians, factorisation and columns; AWQ (2306.00978) for the grid; AutoRound (2309.05516) for
 iterations; LLM Compressor's guide to memory for what a device holds. Checked against published
-times in docs/compression.md, which has the ratios. Left out: downloads, the tool's own compilation,
-and several devices at work on one model at once.
+times in docs/method/compression.md, which has the ratios. Left out: downloads, the tool's own
+compilation, and several devices at work on one model at once.
 """
 
 from __future__ import annotations

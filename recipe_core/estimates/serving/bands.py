@@ -25,7 +25,7 @@ FOLLOWING = ("usd_per_million_output_tokens", "joules_per_token")
 """Figures of cost and energy that have intervals: those of the throughput, the other way round."""
 POOLED_SPREAD = 0.5
 """Standard deviation of the logarithm that errors of embeddings and scores have besides those of
-prompts: assumed from the few published runs that are held against them (docs/engines.md)."""
+prompts: assumed from the few published runs held against them (docs/method/encoders.md)."""
 UNMEASURED_CACHES = ("nvfp4",)
 """Formats of caches that no measured run has."""
 UNCOUNTED_SPREAD = 0.35

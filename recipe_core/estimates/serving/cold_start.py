@@ -18,7 +18,7 @@ Phases follow each other; each is a time or ``bytes / rate``, with the few numbe
   times, shorter or absent by engine, mode and cache.
 
 Source of the form: loaders' benchmarks and engines' logs (``cold_start.yaml``); its error on starts
-of sources that were not used is in docs/cold-starts.md. It leaves out a wait for capacity, rates
+of sources that were not used is in docs/method/scaling.md. It leaves out a wait for capacity, rates
 that several starting replicas share, and the host's speed.
 
 A band holds 80 % of measured phases. Phases of one start vary apart, and all of a machine vary

@@ -1,6 +1,6 @@
 """Cases of products, attention and elementwise work, with flops and bytes as the estimate has them.
 
-docs/physics.md has the expressions ("Operators of a step"). Weights and caches are read from
+docs/method/physics.md has the expressions ("Operators of a step"). Weights and caches are read from
 memory: a case has as many copies of them as the last-level cache does not hold.
 """
 

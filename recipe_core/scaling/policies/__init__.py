@@ -1,8 +1,8 @@
 """Policies of autoscalers: their rules as pure functions, and batches of them at work.
 
-One module a policy restates a project's documentation (docs/autoscalers.md); ``defaults.yaml`` has
-its numbers with their sources, ``table.py`` what each knows, ``windows.py`` sliding means and
-maxima.
+One module a policy restates a project's documentation (docs/reference/autoscalers.md);
+``defaults.yaml`` has its numbers with their sources, ``table.py`` what each knows, ``windows.py``
+sliding means and maxima.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from recipe_core.scaling.traces.trace import Trace
 
 
 def read_trace(data: bytes, name: str = "", *, unit: str | None = None) -> Trace:
-    """The requests in a file (gzip or not), in one of the formats of docs/traces.md.
+    """The requests in a file (gzip or not), in one of the formats of docs/guide/scale.md.
 
     name: of the file, for messages and ``source``. unit: of times that are numbers and do not say
     their unit (``s``, ``ms``, ``us``, ``ns``).

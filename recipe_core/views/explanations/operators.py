@@ -2,7 +2,7 @@
 
 Each row is an expression with four digits: operations over peak · efficiency, bytes over bandwidth
 · efficiency, both joined on the rounded roofline with the start of its kernels, times how many
-there are. The formulas are those of docs/physics.md ("Time of one operator", "Collectives").
+there are. The formulas are those of docs/method/physics.md ("Time of one operator", "Collectives").
 """
 
 from __future__ import annotations

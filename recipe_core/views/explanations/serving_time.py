@@ -2,7 +2,7 @@
 
 The steps are run again with the ledger open, at the steady state that the estimate solved; so their
 rows are its own numbers. Lines then say how steps become the time per output token and the time to
-first token (docs/physics.md, "Continuous batching", "From a step to the client").
+first token (docs/method/physics.md, "Continuous batching", "From a step to the client").
 """
 
 from __future__ import annotations

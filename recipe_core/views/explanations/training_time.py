@@ -1,7 +1,7 @@
 """The time of a training step down to operations and bytes, and how its parts add up.
 
 The step is computed again with the ledger open; its rows are the estimate's own numbers
-(docs/physics.md, "Training").
+(docs/method/physics.md, "Training").
 """
 
 from __future__ import annotations

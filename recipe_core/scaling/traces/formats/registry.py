@@ -55,5 +55,5 @@ def format_of(content: Content) -> Format:
     raise wrong(
         f"{content.title} is no trace that is known; it begins {begins!r}.",
         "Give columns or fields timestamp, input_tokens and output_tokens; "
-        "docs/traces.md has all formats.",
+        "docs/guide/scale.md has all formats.",
     )
