@@ -37,9 +37,8 @@ BUDGETS = {
     "views": 12_640,
     "doors": 6_580,
 }
-"""The rooms in the order of their imports (a room imports itself and rooms before it), each with the
-most lines of Python it may have. Whoever raises a budget says in the same commit what the new lines
-displaced."""
+"""The rooms in the order of their imports (a room imports itself and rooms before it), each with its
+most lines of Python. Whoever raises a budget says in the same commit what the new lines displaced."""
 ORDER = tuple(BUDGETS)
 ARROWS = 146
 """The most pairs of rooms of which the later imports the earlier."""
@@ -267,6 +266,6 @@ def test_a_broken_rule_is_seen(tmp_path, rule, files, problem):
 
 
 def test_a_room_over_its_budget_is_seen(tmp_path, monkeypatch):
-    monkeypatch.setitem(BUDGETS, "base", 3)
+    monkeypatch.setitem(BUDGETS, "base", 4)
     sound = written(tmp_path, table("rooms", "sound"))
-    assert overdrawn(sound) == ["base has 4 lines, 1 over its budget"]
+    assert overdrawn(sound) == ["base has 5 lines, 1 over its budget"]
