@@ -37,8 +37,11 @@ BUDGETS = {
     "views": 12_640,
     "doors": 6_580,
 }
-"""The rooms in the order of their imports (a room imports itself and rooms before it), each with its
-most lines of Python. Whoever raises a budget says in the same commit what the new lines displaced."""
+"""The rooms in the order of their imports, each with its most lines of Python.
+
+A room imports itself and rooms before it. Whoever raises a budget says in the same commit what the
+new lines displaced.
+"""
 ORDER = tuple(BUDGETS)
 ARROWS = 146
 """The most pairs of rooms of which the later imports the earlier."""
