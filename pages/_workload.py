@@ -9,7 +9,7 @@ import _numbers as numbers
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
-from recipe_core.plans import launchable
+from recipe_core.plans import launch_rules
 from recipe_core.request.describe import steps_of
 from recipe_core.request.edit import change
 from recipe_core.request.link import START_LOADS
@@ -52,7 +52,7 @@ TARGETS = {"attention": "Attention", "mlp": "Feed-forward", "all": "All linear l
 
 def launched(title: str, part: str, name: str) -> str:
     """A choice, which says so where it is only estimated: no framework launches it."""
-    return title if name in launchable.launched(part) else f"{title} (estimate only)"
+    return title if name in launch_rules.launched(part) else f"{title} (estimate only)"
 
 
 def preset() -> None:

@@ -13,6 +13,7 @@ from recipe_core.base.errors import InputError
 from recipe_core.base.types import Task
 from recipe_core.commands.arguments import Arguments, Finding, Level
 from recipe_core.commands.kv_offload import told_offload
+from recipe_core.engines.candidate_options import OPTIONS, USUAL
 from recipe_core.engines.grammar import grammars
 from recipe_core.engines.options import Meaning
 from recipe_core.engines.spec import engine
@@ -22,16 +23,7 @@ from recipe_core.models.spec import ModelSpec
 from recipe_core.models.towers import MODALITIES, THROUGH, Modality
 from recipe_core.request.candidate import CandidateRequest
 
-_AS_STATED: tuple[Meaning, ...] = (
-    "cp",
-    "max_num_seqs",
-    "max_batched_tokens",
-    "memory_fraction",
-    "block_size",
-    "stream_interval",
-    "scheduler_recv_interval",
-)
-_INTERVALS: tuple[Meaning, ...] = ("stream_interval", "scheduler_recv_interval")
+_AS_STATED = ("cp", *(option.name for option in OPTIONS))
 
 
 @dataclass(slots=True)
@@ -42,8 +34,8 @@ class Meant:
     own. ``config``: fields of the model's config that are replaced. ``draft``: tokens drafted per
     step and how, where decoding is speculative. ``stored``: the quantisation that the command
     names, and who may have written quantised weights that it loads. ``attention_dp``: whether
-    attention is data-parallel within the tensor-parallel ranks. ``every_step``: intervals that it
-    leaves at the engine's default, 1. ``task``: what the server is started for, where it is said;
+    attention is data-parallel within the tensor-parallel ranks. ``usual``: fields that it
+    leaves at the engine's default. ``task``: what the server is started for, where it is said;
     ``embed`` stands for scores too where the model is made for these. ``without``: modalities whose
     towers it does not load. ``whole_encoders``: whether each rank holds the others whole.
     ``unstated``: degrees that it does not state, which are 1. ``left_to_engine``: options that the
@@ -60,7 +52,7 @@ class Meant:
     draft: dict[str, Any] | None = None
     stored: tuple[str, tuple[str, ...]] | None = None
     attention_dp: bool = False
-    every_step: tuple[str, ...] = ()
+    usual: dict[str, float] = field(default_factory=dict)
     unstated: tuple[str, ...] = ()
     left_to_engine: tuple[str, ...] = ()
     chunked: bool = True
@@ -101,10 +93,10 @@ class _Reading:
 
     def _by_meaning(self) -> dict[Meaning, str]:
         """The option with each meaning: of several the first that the command states."""
-        stated = {**self.arguments.values, **self.arguments.open}
+        values = {**self.arguments.values, **self.arguments.open}
         out: dict[Meaning, str] = {}
         for name, meaning in self.grammar.means.items():
-            if meaning not in out or (name in stated and out[meaning] not in stated):
+            if meaning not in out or (name in values and out[meaning] not in values):
                 out[meaning] = name
         return out
 
@@ -114,13 +106,11 @@ class _Reading:
         self._degrees()
         for meaning in _AS_STATED:
             self._set(meaning, self._limit(meaning))
-        out.every_step = tuple(
-            meaning
-            for meaning in _INTERVALS
-            if meaning in self.by_meaning
-            and self._value(meaning) is None
-            and not self._is_open(meaning)
-        )
+        out.usual = {
+            name: usual
+            for name, usual in USUAL.items()
+            if name in self.by_meaning and self._value(name) is None and not self._is_open(name)
+        }
         self._dtypes()
         out.left_to_engine = self._left_to_engine()
         out.max_context = self._context()
@@ -324,12 +314,13 @@ class _Reading:
 
     def _unmodelled(self) -> None:
         values = self.arguments.values
-        told = told_offload(self.grammar.offload, values, self.env)
-        self.out.kv_offload = told.asked if told else None
-        modelled = told.options if told else frozenset()
-        own = {name: value for name, value in values.items() if name not in modelled}
-        self.out.own_options = own
-        for name, value in own.items():
+        offload = told_offload(self.grammar.offload, values, self.env)
+        self.out.kv_offload = offload.asked if offload else None
+        modelled = offload.options if offload else frozenset()
+        self.out.own_options = {
+            name: value for name, value in values.items() if name not in modelled
+        }
+        for name, value in self.out.own_options.items():
             row = self.grammar.unmodelled.get(name)
             if row is not None and str(value) not in row.unless:
                 flag = self._flag_of(name)
@@ -351,7 +342,7 @@ def settle(meant: Meant, model: ModelSpec, env: Mapping[str, str]) -> None:
     """Settle what depends on the model: formats its checkpoint decides, cut experts, context."""
     candidate = meant.candidate
     _settle_weights(meant, model)
-    candidate |= dict.fromkeys(meant.every_step, 1)
+    candidate |= meant.usual
     tp, dp, ep = (candidate.get(name) for name in ("tp", "dp", "ep"))
     together = meant.attention_dp or engine(meant.engine).split.data_parallel == "engine"
     if together and model.is_moe and tp and dp and dp > 1 and ep == 1:

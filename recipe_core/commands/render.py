@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, get_args
+from typing import Any
 
 from recipe_core.base import quoting
 from recipe_core.base.placeholders import PLACEHOLDER
 from recipe_core.engines.grammar import grammars
-from recipe_core.engines.options import Meaning
+from recipe_core.engines.options import MEANINGS, Meaning
 from recipe_core.engines.spec import Engine
 from recipe_core.launch.process import Deployment, Launch, Process
 from recipe_core.launch.serving.start import launch
@@ -20,7 +20,7 @@ DEFAULT_PORT = 8000
 _DRAFTS: frozenset[Meaning] = frozenset(
     {"speculative", "draft_tokens", "draft_method", "draft_model"}
 )
-_STATED: frozenset[Meaning] = frozenset(get_args(Meaning)) - _DRAFTS - {"nodes", "config", "eager"}
+_STATED: frozenset[Meaning] = MEANINGS - _DRAFTS - {"nodes", "config", "eager"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from recipe_core.commands.ground import Ground
 from recipe_core.commands.launches import Launch
 from recipe_core.commands.meaning import Meant
 from recipe_core.commands.render import Rendered, render
+from recipe_core.engines.candidate_options import OPTIONS
 from recipe_core.engines.grammar import grammars
 from recipe_core.engines.spec import engine
 from recipe_core.estimates.columns.serving import Cases, Setting, stack
@@ -36,7 +37,7 @@ WORTHWHILE = 0.02
 TRIED = 8
 """Splits, best first, of which one is offered that a command can say."""
 
-KEPT = ("memory_fraction", "block_size", "stream_interval", "scheduler_recv_interval")
+KEPT = tuple(option.name for option in OPTIONS if option.fixed)
 """What other splits keep of a command; limits on a batch are chosen with the split."""
 
 OK = {"fits": True, "tight": True, "uncertain": None, "cannot start": False}
@@ -356,12 +357,11 @@ class View:
     def _commands(self, row: int) -> list[Rendered]:
         case, problem = self.mended or self.ready.case, self.ready.problem
         model = str(case.meant.model)
-        candidate = self.plan.candidate(row).items()
         setting, table = self.plan.setting(row), case.arguments.judged.table.version
         spec = setting.engine.with_options_of(table)
         deployment = Deployment(
             setting=replace(setting, cluster=problem.cluster, engine=spec),
-            candidate=Candidate(**{k: v for k, v in candidate if k in Candidate.__slots__}),
+            candidate=Candidate.of(self.plan.candidate(row)),
             max_context=served_context(problem.workload, problem.model),
             cache_tokens=self.plan.cache_tokens(row),
             served_name=short_name(model),

@@ -11,19 +11,20 @@ import json
 import math
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, field_validator
 
 from recipe_core.base.data_files import DataFile
 from recipe_core.base.errors import InputError, unknown
 from recipe_core.base.placeholders import PLACEHOLDER
+from recipe_core.engines.candidate_options import OPTIONS
 from recipe_core.engines.option_changes import laid_over
 
 FOLDER = Path(__file__).with_name("options")
 LONGEST_CHAIN = 32
 """Files of differences that lie over each other."""
-Meaning = Literal[
+_MEANINGS = (
     "model",
     "tp",
     "pp",
@@ -38,12 +39,6 @@ Meaning = Literal[
     "quantization",
     "kv_dtype",
     "max_context",
-    "max_num_seqs",
-    "max_batched_tokens",
-    "memory_fraction",
-    "block_size",
-    "stream_interval",
-    "scheduler_recv_interval",
     "eager",
     "chunked_prefill",
     "balanced_experts",
@@ -59,8 +54,20 @@ Meaning = Literal[
     "text_only",
     "media_limits",
     "encoder_mode",
-]
-"""What options say about a candidate. ``cache_size``: the size of the cache, for engines that are
+)
+MEANINGS = frozenset((*_MEANINGS, *(option.name for option in OPTIONS)))
+
+
+def _known_meaning(name: str) -> str:
+    if name in MEANINGS:
+        return name
+    message, hint = unknown("meaning", name, sorted(MEANINGS))
+    raise ValueError(f"{message} {hint}")
+
+
+Meaning = Annotated[str, AfterValidator(_known_meaning)]
+"""What options say about a candidate: the name of a
+row of `OPTIONS`, or one of its own. ``cache_size``: the size of the cache, for engines that are
 told; ``runtime``: CPU or GPU; ``task``: whether it makes text or pools (then ``embed``);
 ``converted``: what a model that makes text is turned into; ``text_only``: that no tower is loaded;
 ``media_limits``: items of each modality in a prompt, of which 0 leaves a tower out;

@@ -6,17 +6,24 @@ import math
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+import numpy as np
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from recipe_core.base.arrays import Float
 from recipe_core.base.data_files import DataFile
 from recipe_core.base.errors import InputError, unknown
 from recipe_core.engines.frameworks import training_data
 from recipe_core.engines.release import ContainerImage, Install
 
-PROGRAMS = DataFile(Path(__file__).with_name("training") / "programs.yaml", "engines")
+FOLDER = Path(__file__).with_name("training")
+PROGRAMS = DataFile(FOLDER / "programs.yaml", "engines")
+LAUNCH_RULES = DataFile(FOLDER / "launch_rules.yaml", "engines")
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Scalar = bool | int | float | str | None
+Bound = int | float | str
+"""A number, or the name of a fact."""
 
 
 class _Data(BaseModel):
@@ -35,6 +42,108 @@ class Base(_Data):
 
     image: ContainerImage
     torch: str
+
+
+class Condition(_Data):
+    """A test of one fact of a request or of its splits; all that is stated must hold.
+
+    ``one_of``, ``none_of``: values (words of a coded column). ``present``: whether there is one.
+    ``above``, ``below``: a number or another fact; ``uneven``: not divisible by it; ``equals``:
+    another fact. ``inside``, ``outside``: a fact that is a list; ``has``, ``lacks``: an entry of
+    the fact, which is a list.
+    """
+
+    one_of: tuple[Scalar, ...] | None = None
+    none_of: tuple[Scalar, ...] | None = None
+    present: bool | None = None
+    above: Bound | None = None
+    below: Bound | None = None
+    uneven: Bound | None = None
+    equals: str | None = None
+    inside: str | None = None
+    outside: str | None = None
+    has: str | None = None
+    lacks: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _plain(cls, value: Any) -> Any:
+        """A value alone is the one allowed, a list all that are."""
+        if isinstance(value, dict):
+            return value
+        return {"one_of": value if isinstance(value, list) else [value]}
+
+
+Conditions = Annotated[
+    tuple[dict[str, Condition], ...],
+    BeforeValidator(lambda value: [value] if isinstance(value, dict) else value),
+]
+"""Facts and their tests: all of a mapping must hold, of several mappings any."""
+
+
+class _Rule(_Data):
+    when: Conditions = ({},)
+    unless: Conditions = ()
+    field: str
+    use: str = ""
+
+
+class RequestRule(_Rule):
+    """Something that a framework cannot be told, whatever the split.
+
+    ``lack`` ends the sentence "torchtitan cannot launch …"; ``field`` of the request it stands in;
+    ``use``: what can be launched instead, with ``value`` in the field; empty where only another
+    framework helps. Texts name facts in braces.
+    """
+
+    lack: str
+    value: str | None = None
+
+
+class SplitRule(_Rule):
+    """Splits that a framework cannot be told: the refusal's ``code``, its sentence, what to use."""
+
+    code: str
+    says: str
+
+
+class LaunchRules(_Data):
+    """The file ``launch_rules.yaml``.
+
+    ``requests``: what any framework may lack. ``degrees``: rules on degrees alone, ``nodes`` after
+    a framework's own of these; ``splits``: on all else. ``shared``: rules that several frameworks
+    name.
+    """
+
+    schema_version: Literal[1]
+    requests: tuple[RequestRule, ...]
+    degrees: tuple[SplitRule, ...]
+    nodes: tuple[SplitRule, ...]
+    splits: tuple[SplitRule, ...]
+    shared: dict[str, tuple[SplitRule | str, ...]]
+
+    def expand(self, rules: tuple[SplitRule | str, ...]) -> list[SplitRule]:
+        """Rules in order, those of ``shared`` in place of their names.
+
+        Raises:
+            InputError: for a name that is not there.
+        """
+        out: list[SplitRule] = []
+        for rule in rules:
+            if isinstance(rule, SplitRule):
+                out.append(rule)
+            elif rule in self.shared:
+                out += self.expand(self.shared[rule])
+            else:
+                message, hint = unknown("shared launch rule", rule, list(self.shared))
+                raise InputError(message, field="launches.rules", hint=hint)
+        return out
+
+
+@cache
+def launch_rules() -> LaunchRules:
+    """The file ``launch_rules.yaml``."""
+    return LAUNCH_RULES.read_as(LaunchRules)
 
 
 class Launches(_Data):
@@ -59,7 +168,9 @@ class Launches(_Data):
     host memory and divided there, not whole on every device. ``adapter_engines``: those that sample
     answers while adapters are trained. ``optimizer_stages``: the ZeRO
     stages of optimizers that do not go with all; ``on_device``: optimizers whose states are not
-    moved to the host.
+    moved to the host. ``engine_log_probs``: whether it can train on the log-probabilities of the
+    engine that samples. ``rules``: splits that it cannot be told beside these lists, as rules or
+    names of shared ones; ``degree_rules``: those that degrees alone break.
     """
 
     methods: tuple[str, ...]
@@ -95,6 +206,9 @@ class Launches(_Data):
     runtimes: tuple[str, ...] = ("cuda", "rocm", "cpu")
     rollout_engines: tuple[str, ...] = ()
     adapter_engines: tuple[str, ...] = ()
+    engine_log_probs: bool = False
+    degree_rules: tuple[SplitRule | str, ...] = ()
+    rules: tuple[SplitRule | str, ...] = ()
 
 
 class HostCopies(_Data):
@@ -110,11 +224,12 @@ class HostCopies(_Data):
     divided_bytes: Amount = 2.0
     whole_bytes: Amount = 2.0
 
-    def node_bytes(self, devices: float, parameters: float, *, divided: bool) -> float:
-        """Bytes of a node with so many devices for a model of so many parameters."""
+    def node_bytes(self, devices: Float, parameters: float, *, divided: bool) -> Float:
+        """Bytes of nodes with so many devices for a model of so many parameters."""
         kind = self.divided if divided else self.whole
         size = self.divided_bytes if divided else self.whole_bytes
-        return {"none": 0.0, "node": 1.0, "device": devices}[kind] * size * parameters
+        copies = {"none": np.zeros_like(devices), "node": np.ones_like(devices), "device": devices}
+        return copies[kind] * size * parameters
 
 
 class TrainingEngine(_Data):
@@ -209,14 +324,14 @@ def training_engine(name: str) -> TrainingEngine:
     Raises:
         InputError: for an unknown name, or a framework without an entry in ``programs.yaml``.
     """
-    known = facts().engines
-    if name in training_data().frameworks and name not in known:
+    engines = facts().engines
+    if name in training_data().frameworks and name not in engines:
         hint = "Add its version, module, install, requires and source."
         raise PROGRAMS.problem(f"engines.{name}", "is missing", hint)
-    if name not in known:
-        message, hint = unknown("training engine", name, list(known))
+    if name not in engines:
+        message, hint = unknown("training engine", name, list(engines))
         raise InputError(message, field="candidate.engine", hint=hint)
-    return known[name]
+    return engines[name]
 
 
 def install_on(name: str, runtime: str) -> str:

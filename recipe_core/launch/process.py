@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from recipe_core.accuracy.choice import Chosen
 from recipe_core.base.errors import InputError
+from recipe_core.engines.candidate_options import USUAL
 from recipe_core.estimates.columns.serving import Setting
 
 DTYPE_WORDS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -63,7 +64,8 @@ class Candidate:
 
     ``replicas``: copies of it, beside the dp within each. ``prefill``: the pool that computes
     prompts, if any; the other degrees are then those of the pool that decodes. ``prefill`` and
-    ``speculative`` take mappings too, as a plan describes them.
+    ``speculative`` take mappings too, as a plan describes them. ``options``: fields that an engine
+    is told where they are not as usual.
     """
 
     engine: str
@@ -78,13 +80,19 @@ class Candidate:
     memory_fraction: float
     block_size: int
     cp: int = 1
-    stream_interval: int = 1
-    scheduler_recv_interval: int = 1
     batch_window_ms: float = 0.0
     instances: int = 1
     replicas: int = 1
     prefill: Split | None = None
     speculative: Draft | None = None
+    options: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Candidate:
+        """The candidate that a plan describes."""
+        present = {name: value for name, value in values.items() if value is not None}
+        fields = {name: value for name, value in present.items() if name in cls.__slots__}
+        return cls(**fields, options={name: present[name] for name in USUAL if name in present})
 
     def __post_init__(self) -> None:
         for name, kind in (("prefill", Split), ("speculative", Draft)):

@@ -339,7 +339,20 @@ class ModelSpec:
     @property
     def is_moe(self) -> bool:
         """Whether any layer routes tokens to experts."""
-        return any(isinstance(layer.mlp, MoeMlp) for layer, _ in self.kinds)
+        return self.experts is not None
+
+    @property
+    def experts(self) -> MoeMlp | None:
+        """The first block of the layers that routes tokens to experts."""
+        blocks = (layer.mlp for layer, _ in self.kinds)
+        return next((block for block in blocks if isinstance(block, MoeMlp)), None)
+
+    @property
+    def plain_attention(self) -> Attention | None:
+        """The one kind of attention with keys and values per head that all layers share."""
+        kinds = {layer.attention for layer, _ in self.kinds}
+        kind = next(iter(kinds)) if len(kinds) == 1 else None
+        return None if isinstance(kind, (LatentAttention, LinearAttention)) else kind
 
     @property
     def weight_dtype(self) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 
 from recipe_core.base.errors import RecipeError
 from recipe_core.base.labels import split_name
+from recipe_core.engines.candidate_options import OPTIONS
 from recipe_core.plans.limits import LIMITS
 from recipe_core.request.edit import change
 
@@ -28,12 +29,7 @@ CLOSE = 50
 
 _ENGINE_LIMITS = (
     "shard",
-    "max_num_seqs",
-    "max_batched_tokens",
-    "block_size",
-    "memory_fraction",
-    "stream_interval",
-    "scheduler_recv_interval",
+    *(option.name for option in OPTIONS),
     "batch_window_ms",
     "instances",
 )

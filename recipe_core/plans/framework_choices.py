@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from recipe_core.base.errors import RecipeError
 from recipe_core.engines.frameworks import training_data
-from recipe_core.plans.launchable import unable
+from recipe_core.plans.launch_rules import unable
 from recipe_core.plans.problem import resolve
 from recipe_core.plans.training_candidates import setting
 from recipe_core.request.schema import PlanRequest
@@ -41,8 +41,8 @@ def framework_choices(request: PlanRequest, *, folders: bool = True) -> list[Fra
     usual = setting(problem, None, candidate.precision, problem.cluster)
     out = [FrameworkChoice("", f"Automatic: {usual.framework.title}")]
     for name in frameworks:
-        one = setting(problem, name, candidate.precision, problem.cluster)
-        lacks = unable(one, candidate.offload or "none", bool(workload.fused_loss))
+        built = setting(problem, name, candidate.precision, problem.cluster)
+        lacks = unable(built, candidate.offload or "none", bool(workload.fused_loss))
         whats = [lack.what.split(",")[0] for lack in lacks]
         out.append(FrameworkChoice(name, frameworks[name].title, " and ".join(whats)))
     return out

@@ -1,67 +1,292 @@
-"""Rules about launches, and those that several frameworks share."""
+"""What the launch of a training framework can be told of a request and of its splits.
+
+Evaluates the rules of ``engines/training/launch_rules.yaml`` and of ``launches`` in
+``programs.yaml``. Where some frameworks can launch a request, the first of them is the default and
+the splits of all others are refused. Where none can (Muon …), splits are estimated all the same,
+and the plan says that there is no bundle.
+"""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from string import Formatter
+from typing import Any
 
 import numpy as np
 
 from recipe_core.base.arrays import Bool
-from recipe_core.estimates.columns.training import RECOMPUTE, TrainingCases, TrainingSetting
+from recipe_core.base.units import gib
+from recipe_core.engines.frameworks import framework
+from recipe_core.engines.training_programs import (
+    Condition,
+    Conditions,
+    RequestRule,
+    SplitRule,
+    facts,
+    launch_rules,
+    training_engine,
+)
+from recipe_core.estimates.columns.training import (
+    OFFLOADS,
+    TrainingCases,
+    TrainingSetting,
+    modules_code,
+)
 from recipe_core.estimates.rules.refusal import Refusal
-from recipe_core.models.attention import LatentAttention, LinearAttention
+from recipe_core.plans.launch_facts import OFFLOAD_TITLES, LaunchFacts
+
+FRAMEWORK = "framework"
+"""The code of the rule that refuses all splits of a framework."""
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchRule(Refusal):
-    """A rule about launches: the field of the request that it is about, and what to use."""
+class LaunchRefusal(Refusal):
+    """Splits that a launch cannot be told: the field of the request it is about, what to use."""
 
     field: str = "candidate"
     hint: str = ""
 
 
-def accumulates(cases: TrainingCases) -> Bool:
-    """Where a step has several micro-batches."""
-    return cases.micro_batches > 1
+@dataclass(frozen=True, slots=True)
+class Unable:
+    """Something of a request that a framework cannot be told.
+
+    ``what`` ends the sentence "torchtitan cannot launch …"; ``field`` of the request it stands in;
+    ``hint``: what can be launched instead, with ``value`` in the field; empty where only another
+    framework helps.
+    """
+
+    what: str
+    field: str
+    hint: str = ""
+    value: str | None = None
 
 
-def synchronised(title: str, cases: TrainingCases) -> LaunchRule:
-    """Frameworks that divide gradients exchange them after every micro-batch."""
-    waits = (cases.sync_step > 0) & (cases.zero_stage > 1) & accumulates(cases)
-    return LaunchRule(
-        "launch-gradients",
-        waits,
-        lambda _: f"{title} exchanges divided gradients after every micro-batch",
-        "candidate.gradient_sync",
-        "Exchange gradients after every micro-batch.",
+# Conditions and sentences
+
+
+def _any_holds(conditions: Conditions, subject: LaunchFacts) -> Bool | bool:
+    """Where all tests of any mapping hold."""
+    out: Bool | bool = False
+    for tests in conditions:
+        out = out | _all_hold(tests, subject)
+    return out
+
+
+def _all_hold(tests: Mapping[str, Condition], subject: LaunchFacts) -> Bool | bool:
+    out: Bool | bool = True
+    for name, condition in tests.items():
+        out = out & _holds(name, condition, subject)
+        if not np.any(out):  # what follows may be computed at length, or of nothing
+            return False
+    return out
+
+
+def _holds(name: str, condition: Condition, subject: LaunchFacts) -> Bool | bool:
+    value, out = subject[name], True
+    for operator in condition.model_fields_set:
+        operand = getattr(condition, operator)
+        out = out & _compared(name, value, operator, operand, subject)
+    return out
+
+
+def _compared(name: str, value: Any, operator: str, operand: Any, subject: LaunchFacts) -> Any:
+    match operator:
+        case "present":
+            return bool(value) is operand
+        case "one_of":
+            return _is_among(value, subject.coded(name, operand))
+        case "none_of":
+            return ~_is_among(value, subject.coded(name, operand))
+        case "inside":
+            return _is_among(value, subject.coded(name, subject[operand]))
+        case "outside":
+            return ~_is_among(value, subject.coded(name, subject[operand]))
+        case "has" if isinstance(value, np.ndarray):  # names as bits
+            return value & modules_code((operand,)) > 0
+        case "has":
+            return operand in value
+        case "lacks":
+            return operand not in value
+        case "above":
+            return np.asarray(value > subject.bound(operand))
+        case "below":
+            return np.asarray(value < subject.bound(operand))
+        case "uneven":
+            return np.asarray(value % np.maximum(subject.bound(operand), 1) != 0)
+        case _:
+            return np.asarray(value == subject.bound(operand))
+
+
+def _is_among(value: Any, allowed: Sequence[Any]) -> Bool:
+    if isinstance(value, np.ndarray):
+        return np.isin(value, allowed)
+    return np.asarray(value in allowed)
+
+
+def _breaks(rule: RequestRule | SplitRule, subject: LaunchFacts) -> Bool | bool:
+    broken = _any_holds(rule.when, subject)
+    return broken & ~np.asarray(_any_holds(rule.unless, subject)) if np.any(broken) else False
+
+
+class _Sentence(Formatter):
+    """A text that names facts in braces, of one split."""
+
+    def __init__(self, subject: LaunchFacts, i: int = 0) -> None:
+        self.subject, self.i = subject, i
+
+    def get_field(self, field_name: str, _args: Any, _kwargs: Any) -> Any:
+        """The fact of a name with dots."""
+        return self.subject.shown(field_name, self.i), field_name
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        """Bytes as GiB, and lists with "or", or with commas."""
+        if format_spec == "gib":
+            return gib(value)
+        if not isinstance(value, tuple):
+            return str(super().format_field(value, format_spec))
+        if format_spec == "zero":
+            return " or ".join(f"ZeRO-{stage}" if stage else "no ZeRO" for stage in value)
+        return (", " if format_spec == "," else " or ").join(map(str, value))
+
+
+def _refusals(
+    rules: Iterable[SplitRule], subject: LaunchFacts, count: int
+) -> Iterator[LaunchRefusal]:
+    for rule in rules:
+        yield LaunchRefusal(
+            rule.code,
+            np.array(np.broadcast_to(_breaks(rule, subject), count)),
+            lambda i, rule=rule: _Sentence(subject, i).format(rule.says),  # type: ignore[misc]
+            rule.field,
+            _Sentence(subject).format(rule.use),
+        )
+
+
+# One framework
+
+
+def unable(
+    setting: TrainingSetting, offload: str = "none", in_pieces: bool = False
+) -> Iterator[Unable]:
+    """What of a request the setting's framework cannot be told.
+
+    ``offload``: where states live; ``in_pieces``: whether the loss is to be computed in
+    pieces.
+    """
+    title = OFFLOAD_TITLES[offload]
+    subject = LaunchFacts(setting, offload=offload, offload_title=title, in_pieces=in_pieces)
+    text = _Sentence(subject)
+    for rule in launch_rules().requests:
+        if _breaks(rule, subject):
+            value = None if rule.value is None else text.format(rule.value)
+            yield Unable(text.format(rule.lack), rule.field, text.format(rule.use), value)
+
+
+def degree_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[LaunchRefusal]:
+    """Degrees that are not launched whatever else a split chooses."""
+    shared, launches = launch_rules(), training_engine(setting.engine).launches
+    rules = [*shared.degrees, *shared.expand(launches.degree_rules), *shared.nodes]
+    yield from _refusals(rules, LaunchFacts(setting, cases), len(cases))
+
+
+def split_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[LaunchRefusal]:
+    """What the setting's framework cannot be told of its splits."""
+    yield from degree_rules(setting, cases)
+    shared, launches = launch_rules(), training_engine(setting.engine).launches
+    rules = [*shared.splits, *shared.expand(launches.rules)]
+    yield from _refusals(rules, LaunchFacts(setting, cases), len(cases))
+
+
+def search_rules(setting: TrainingSetting, cases: TrainingCases) -> list[Refusal]:
+    """What refuses splits of a search: a framework that cannot launch the request, or the split.
+
+    Nothing where no framework can launch the request: then there are estimates only.
+    """
+    return _searched(setting, cases, split_rules)
+
+
+def whole_rules(setting: TrainingSetting, cases: TrainingCases) -> list[Refusal]:
+    """Of those the rules that hold whatever a split chooses beside its degrees."""
+    return _searched(setting, cases, degree_rules)
+
+
+def _searched(
+    setting: TrainingSetting,
+    cases: TrainingCases,
+    rules: Callable[[TrainingSetting, TrainingCases], Iterable[LaunchRefusal]],
+) -> list[Refusal]:
+    if not len(cases):
+        return []
+    # all cases share where states live, and whether the loss is in pieces
+    offload, in_pieces = OFFLOADS[int(cases.offload[0])], bool(cases.fused_loss[0])
+    frameworks = able(setting, offload, in_pieces)
+    if not frameworks:
+        return []
+    if setting.engine in frameworks:
+        return list(rules(setting, cases))
+    lacks = " and ".join(lack.what for lack in unable(setting, offload, in_pieces))
+    reason = f"{setting.framework.title} cannot launch {lacks}: use {titles(frameworks)}"
+    return [Refusal(FRAMEWORK, np.ones(len(cases), dtype=np.bool_), lambda _: reason)]
+
+
+# All frameworks
+
+
+def able(
+    setting: TrainingSetting, offload: str = "none", in_pieces: bool = False
+) -> tuple[str, ...]:
+    """The frameworks that can launch what is asked, the preferred ones first."""
+    return tuple(
+        name
+        for name in facts().preferred
+        if not any(unable(on_framework(setting, name), offload, in_pieces))
     )
 
 
-def heads_divide(setting: TrainingSetting, cases: TrainingCases) -> LaunchRule:
-    """Ranks share heads of keys and values; those of queries where attention is latent."""
-    kinds = [kind for kind, _ in setting.model.mixers if not isinstance(kind, LinearAttention)]
-    latent = any(isinstance(kind, LatentAttention) for kind in kinds)
-    heads = math.gcd(*(kind.heads if latent else kind.kv_heads for kind in kinds))
-    named = "attention heads" if latent else "key/value heads"
-    return LaunchRule(
-        "launch-tensor",
-        heads % np.maximum(cases.tp, 1) != 0,
-        lambda i: f"{heads} {named} are not divisible by tp {cases.tp[i]}",
-        "candidate.tp",
-        "Use a divisor of them.",
+def on_framework(setting: TrainingSetting, name: str) -> TrainingSetting:
+    """The setting on another framework."""
+    if name == setting.engine:
+        return setting
+    built = framework(name).built(compiled=bool(setting.compiles))
+    return replace(setting, engine=name, framework=built)
+
+
+def default_framework(
+    setting: TrainingSetting, offload: str = "none", in_pieces: bool = False
+) -> str:
+    """The framework of a request that names none: the first that can launch what is asked.
+
+    Where none can, the one that can launch most of it.
+    """
+    names = able(setting, offload, in_pieces)
+    if names:
+        return names[0]
+    return min(
+        facts().preferred,
+        key=lambda name: len(list(unable(on_framework(setting, name), offload, in_pieces))),
     )
 
 
-def host_activations(
-    setting: TrainingSetting, cases: TrainingCases, allowed: Bool, kept: str
-) -> LaunchRule:
-    """Only the inputs of recomputed layers wait on the host, where that is ``allowed``."""
-    again = cases.recompute == RECOMPUTE.index("full")
-    return LaunchRule(
-        "launch-activation",
-        (cases.activation_offload > 0) & ~(again & allowed),
-        lambda _: f"{setting.framework.title} keeps activations on the host {kept}",
-        "candidate.activation_offload",
-        "Leave it out, or recompute all layers.",
-    )
+def ways_out(setting: TrainingSetting, offload: str, in_pieces: bool) -> list[dict[str, object]]:
+    """Changes to a request that no framework can launch after which one can, the fewest first."""
+    out: list[dict[str, object]] = []
+    for name in facts().preferred:
+        lacks = list(unable(on_framework(setting, name), offload, in_pieces))
+        changes: dict[str, object] = {lack.field: lack.value for lack in lacks}
+        if lacks and all(lack.hint for lack in lacks) and changes not in out:
+            out.append(changes)
+    return sorted(out, key=len)
+
+
+def launched(part: str) -> frozenset[str]:
+    """What any framework can launch of a part: ``methods``, ``optimizers``, and so on."""
+    programs = facts().engines.values()
+    return frozenset(name for program in programs for name in getattr(program.launches, part))
+
+
+def titles(names: tuple[str, ...]) -> str:
+    """Frameworks as a person calls them: ``torchtitan, Accelerate or DeepSpeed``."""
+    *rest, last = (framework(name).title for name in names)
+    return f"{', '.join(rest)} or {last}" if rest else last

@@ -61,10 +61,10 @@ class Word:
 class Untold:
     """A property that no argument stands for, as it ends "a model with …"."""
 
-    what: str
+    phrase: str
 
 
-Said = Iterator[Word | Untold]
+Items = Iterator[Word | Untold]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +77,9 @@ class MegatronModel:
 
 def megatron_model(model: ModelSpec) -> MegatronModel:
     """What can be told of a model: dimensions and layers, and every field of its config."""
-    said = list(_said(model))
-    words = {item.argument: item.value for item in said if isinstance(item, Word)}
-    return MegatronModel(words, tuple(item.what for item in said if isinstance(item, Untold)))
+    items = list(_model_items(model))
+    words = {item.argument: item.value for item in items if isinstance(item, Word)}
+    return MegatronModel(words, tuple(item.phrase for item in items if isinstance(item, Untold)))
 
 
 def layer_pattern(marks: Sequence[bool]) -> str:
@@ -88,15 +88,15 @@ def layer_pattern(marks: Sequence[bool]) -> str:
     return "+".join(f"[{mark}]*{count}" for mark, count in runs)
 
 
-def _said(model: ModelSpec) -> Said:
+def _model_items(model: ModelSpec) -> Items:
     models, name = megatron_models(), model.model_type
     family = models.families.get(name)
     if family is None:
-        known = models.refused.get(name)
-        yield Untold(f"model_type {name!r} ({known or 'its class is not known to be the same'})")
+        reason = models.refused.get(name)
+        yield Untold(f"model_type {name!r} ({reason or 'its class is not known to be the same'})")
         return
     config = {**family.defaults, **{k: v for k, v in model.config.items() if v is not None}}
-    yield from _whole(model)
+    yield from _totals(model)
     yield from _attention(model)
     yield from _blocks(model, config, family)
     yield from _fields(config, family)
@@ -108,7 +108,7 @@ def _said(model: ModelSpec) -> Said:
 # What the model's layers say
 
 
-def _whole(model: ModelSpec) -> Said:
+def _totals(model: ModelSpec) -> Items:
     yield Word("num_layers", len(model.layers))
     yield Word("hidden_size", model.hidden)
     yield Word("vocab_size", model.vocabulary)
@@ -129,7 +129,7 @@ def _is_latent(model: ModelSpec) -> bool:
     return any(isinstance(layer.attention, LatentAttention) for layer, _ in model.kinds)
 
 
-def _attention(model: ModelSpec) -> Said:
+def _attention(model: ModelSpec) -> Items:
     kinds = {layer.attention for layer, _ in model.kinds}
     grouped = [kind for kind in kinds if isinstance(kind, GroupedAttention)]
     latent = [kind for kind in kinds if isinstance(kind, LatentAttention)]
@@ -141,7 +141,7 @@ def _attention(model: ModelSpec) -> Said:
         yield Untold(f"layers of {len(kinds)} kinds of attention")
 
 
-def _grouped(model: ModelSpec, kinds: Sequence[GroupedAttention]) -> Said:
+def _grouped(model: ModelSpec, kinds: Sequence[GroupedAttention]) -> Items:
     shapes = {(kind.heads, kind.kv_heads, kind.head_dim, kind.v_head_dim) for kind in kinds}
     heads, kv_heads, head_dim, v_head_dim = min(shapes)
     if len(shapes) > 1:
@@ -159,7 +159,7 @@ def _grouped(model: ModelSpec, kinds: Sequence[GroupedAttention]) -> Said:
     yield from _windows(model, {kind.window for kind in kinds if kind.window})
 
 
-def _windows(model: ModelSpec, widths: set[int]) -> Said:
+def _windows(model: ModelSpec, widths: set[int]) -> Items:
     """A window of w tokens is the token itself and w - 1 before it."""
     if len(widths) > 1:
         yield Untold(f"windows of {' and '.join(map(str, sorted(widths)))} tokens")
@@ -171,7 +171,7 @@ def _windows(model: ModelSpec, widths: set[int]) -> Said:
         yield Word("window_attn_skip_freq", layer_pattern(marks))
 
 
-def _latent(attention: LatentAttention) -> Said:
+def _latent(attention: LatentAttention) -> Items:
     if attention.index_heads or attention.attends:
         yield Untold("an indexer that chooses what is attended to")
     if attention.window:
@@ -186,7 +186,7 @@ def _latent(attention: LatentAttention) -> Said:
     yield Word("v_head_dim", attention.v_head_dim)
 
 
-def _blocks(model: ModelSpec, config: Config, family: Family) -> Said:
+def _blocks(model: ModelSpec, config: Config, family: Family) -> Items:
     dense = {block for block, _ in model.mlps if isinstance(block, DenseMlp)}
     experts = {block for block, _ in model.mlps if isinstance(block, MoeMlp)}
     if not dense | experts or any(layer.mlp is None for layer, _ in model.kinds):
@@ -203,7 +203,7 @@ def _blocks(model: ModelSpec, config: Config, family: Family) -> Said:
         yield Word("moe_layer_freq", layer_pattern(marks))
 
 
-def _activation(config: Config, family: Family) -> Said:
+def _activation(config: Config, family: Family) -> Items:
     """That of the family; a gate is a part of it. GELU is by its tanh approximation unasked."""
     usual = family.defaults.get("hidden_act", "silu")
     name = next((config[key] for key in _ACTIVATIONS if key in config), usual)
@@ -216,7 +216,7 @@ def _activation(config: Config, family: Family) -> Said:
 # What the fields of its config say
 
 
-def _fields(config: Config, family: Family) -> Said:
+def _fields(config: Config, family: Family) -> Items:
     """Every field has an argument, an allowed value, or no bearing on what is trained."""
     models = megatron_models()
     arguments = {**models.fields, **family.fields}
@@ -235,14 +235,14 @@ def _fields(config: Config, family: Family) -> Said:
     yield from _number("norm_epsilon", config, family.norm)
 
 
-def _flag_or_number(argument: str, config: Config, name: str) -> Said:
+def _flag_or_number(argument: str, config: Config, name: str) -> Items:
     value = config[name]
     yield from (
         (Word(argument, value),) if isinstance(value, bool) else _number(argument, config, name)
     )
 
 
-def _number(argument: str, config: Config, name: str) -> Said:
+def _number(argument: str, config: Config, name: str) -> Items:
     value = config.get(name)
     if value is None:
         yield Untold(f"no {name} in its config (give its folder)")
@@ -252,7 +252,7 @@ def _number(argument: str, config: Config, name: str) -> Said:
         yield Word(argument, value)
 
 
-def _rotary(config: Config, latent: bool) -> Said:
+def _rotary(config: Config, latent: bool) -> Items:
     """Base, share of the head, and the scaling of frequencies."""
     for name in ("rope_scaling", "rope_parameters"):
         if not isinstance(config.get(name, {}), Mapping):
@@ -264,21 +264,21 @@ def _rotary(config: Config, latent: bool) -> Said:
         for key, value in (config.get(name) or {}).items()
         if value is not None
     }
-    stated = {key: rope.pop(key) for key in ("rope_theta", "partial_rotary_factor") if key in rope}
-    every = {**{key: config[key] for key in _ROTARY if key in config}, **stated}
+    moved = {key: rope.pop(key) for key in ("rope_theta", "partial_rotary_factor") if key in rope}
+    fields = {**{key: config[key] for key in _ROTARY if key in config}, **moved}
     kind = rope.pop("type", None)
     kind = rope.pop("rope_type", kind) or "default"
     yield Word("position_embedding_type", "rope")
-    yield from _whole_number("rotary_base", every, "rope_theta")
-    if "partial_rotary_factor" in every:
-        yield from _number("rotary_percent", every, "partial_rotary_factor")
+    yield from _whole_number("rotary_base", fields, "rope_theta")
+    if "partial_rotary_factor" in fields:
+        yield from _number("rotary_percent", fields, "partial_rotary_factor")
     if latent:
         yield Word("rope_type", "yarn" if kind == "yarn" else "rope")
         yield Word("no_rope_fusion", kind != "yarn")  # it fuses YaRN's only
     yield from _scaling(str(kind), rope, latent)
 
 
-def _whole_number(argument: str, config: Config, name: str) -> Said:
+def _whole_number(argument: str, config: Config, name: str) -> Items:
     for item in _number(argument, config, name):
         if isinstance(item, Untold):
             yield item
@@ -288,7 +288,7 @@ def _whole_number(argument: str, config: Config, name: str) -> Said:
             yield Word(argument, int(item.value))
 
 
-def _scaling(kind: str, rope: dict[str, Any], latent: bool) -> Said:
+def _scaling(kind: str, rope: dict[str, Any], latent: bool) -> Items:
     """The scaling of rotary frequencies; ``rope`` is what is stated beside its kind."""
     if kind == "default" and not rope:
         return
@@ -309,11 +309,11 @@ def _scaling(kind: str, rope: dict[str, Any], latent: bool) -> Said:
 def _is_fixed(rope: Config, fixed: Config, free: frozenset[str]) -> bool:
     """Whether a scaling states nothing but what can be told, and else what is built in."""
     original = "original_max_position_embeddings"  # left out, it is the whole context
-    told = all(key in free or fixed.get(key) == value for key, value in rope.items())
-    return told and rope.get(original) == fixed[original]
+    free_or_fixed = all(key in free or fixed.get(key) == value for key, value in rope.items())
+    return free_or_fixed and rope.get(original) == fixed[original]
 
 
-def _routing(model: ModelSpec, config: Config, family: Family) -> Said:
+def _routing(model: ModelSpec, config: Config, family: Family) -> Items:
     experts = next(block for block, _ in model.mlps if isinstance(block, MoeMlp))
     if family.router is None:
         yield Untold(f"{experts.experts} experts in model_type {model.model_type!r}")
@@ -332,7 +332,7 @@ def _routing(model: ModelSpec, config: Config, family: Family) -> Said:
     yield from _balance(config, family)
 
 
-def _weights(config: Config, family: Family, top_k: int) -> Said:
+def _weights(config: Config, family: Family, top_k: int) -> Items:
     """Softmax before the choice leaves weights as they are, after it they sum to one."""
     normalised = bool(config.get("norm_topk_prob"))
     if family.router == "sigmoid":
@@ -347,25 +347,25 @@ def _weights(config: Config, family: Family, top_k: int) -> Said:
         yield from _number("moe_router_topk_scaling_factor", config, "routed_scaling_factor")
 
 
-def _groups(config: Config, family: Family, top_k: int) -> Said:
+def _groups(config: Config, family: Family, top_k: int) -> Items:
     usual = "noaux_tc" if family.router == "sigmoid" else "greedy"
     method, groups = config.get("topk_method", usual), config.get("n_group", 1)
-    kept = config.get("topk_group", 1)
+    limited = config.get("topk_group", 1)
     if method not in (usual, *(("group_limited_greedy",) if usual == "greedy" else ())):
         yield Untold(f"topk_method {method!r}")
     if groups == 1 or method == "greedy":
         return
-    if not _is_count(groups) or not _is_count(kept) or top_k // kept != _SUMMED.get(method):
-        yield Untold(f"n_group {groups}, of which {kept} give {top_k} experts")
+    if not _is_count(groups) or not _is_count(limited) or top_k // limited != _SUMMED.get(method):
+        yield Untold(f"n_group {groups}, of which {limited} give {top_k} experts")
     yield Word("moe_router_num_groups", groups)
-    yield Word("moe_router_group_topk", kept)
+    yield Word("moe_router_group_topk", limited)
 
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def _balance(config: Config, family: Family) -> Said:
+def _balance(config: Config, family: Family) -> Items:
     """The auxiliary loss; routers with a bias per expert are balanced without one."""
     name = "aux_loss_alpha" if "aux_loss_alpha" in config else "router_aux_loss_coef"
     if family.router == "sigmoid" and name not in config:

@@ -6,9 +6,10 @@ Every engine, number format, split, draft, step limit and load.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -18,6 +19,8 @@ from recipe_core.base import budget
 from recipe_core.base.arrays import Bool, Int
 from recipe_core.base.errors import InputError
 from recipe_core.base.types import Task
+from recipe_core.engines.candidate_options import COLUMNS, OPTIONS, STATED, USUAL, CandidateOption
+from recipe_core.engines.grammar import meanings
 from recipe_core.engines.history import BatchLimits
 from recipe_core.engines.spec import Engine, Interval, default_engine, engine
 from recipe_core.estimates.columns.reuse import ReuseCurve
@@ -42,10 +45,7 @@ from recipe_core.request.serving_workload import LOADS, ServingWorkload, Specula
 CONTEXT_STEP = 1024
 DEGREES = ("tp", "pp", "dp", "ep", "cp")
 POOL_DEGREES = ("tp", "pp", "dp", "ep")
-INTERVALS: dict[Interval, str] = {
-    "stream_interval": "stream_interval",
-    "scheduler_recv_interval": "recv_interval",
-}
+INTERVALS: dict[str, str] = {name: COLUMNS[name] for name in get_args(Interval)}
 """Columns of the intervals of a candidate."""
 
 
@@ -127,7 +127,7 @@ def setting(
         stored = next(half for half in HALVES if half in place.device.kv_dtypes)
     cached = kv_dtype(cache, stored, model)
     corrections, options = problem.corrections, problem.request.options
-    one = Setting(
+    shared = Setting(
         model,
         place,
         spec,
@@ -140,15 +140,15 @@ def setting(
         judged_on=problem.request.objective.accuracy_of,
         assumed=problem.assumed,
         compressed=() if corrections is None else corrections.compressed,
-        made=_made(problem),
+        made=_making(problem),
         effects=effects_of(spec, options.engine_options, options.environment, model),
     )
     if corrections is None or (corrections.compressed and not corrections.count):
-        return one
-    return replace(one, correction=corrections.of(one))
+        return shared
+    return replace(shared, correction=corrections.of(shared))
 
 
-def _made(problem: ServingProblem) -> Making | None:
+def _making(problem: ServingProblem) -> Making | None:
     """How the bundle makes the checkpoint, as far as it is stated; None where it makes none."""
     compression = problem.request.options.compression
     if compression is None:
@@ -191,9 +191,9 @@ def settings(problem: ServingProblem) -> list[Setting]:
             spec = engine_of(name, place, problem.model.task)
             for weights in weight_dtypes(options):
                 for cache in options.kv_dtypes:
-                    one = setting(problem, spec, weights, cache, place)
-                    out[k, spec.name, one.weight_dtype, one.kv_dtype] = one
-    engines = {one.engine.title: one.engine for one in out.values()}
+                    shared = setting(problem, spec, weights, cache, place)
+                    out[k, spec.name, shared.weight_dtype, shared.kv_dtype] = shared
+    engines = {shared.engine.title: shared.engine for shared in out.values()}
     if options.batch_windows_ms and not any(spec.batcher for spec in engines.values()):
         raise InputError(
             f"no batches are formed by a window ({', '.join(engines)}).",
@@ -223,12 +223,18 @@ def _shared_columns(
         "max_context": longest,
         "load": load_of(workload),
         "prefix_hit": workload.prefix_hit,
-        "max_batched_tokens": candidate.max_batched_tokens or tokens,
-        "max_num_seqs": candidate.max_num_seqs or batching.max_num_seqs,
-        "memory_fraction": candidate.memory_fraction or _usual_share(problem, spec, place),
-        "block_tokens": candidate.block_size or _usual_block(problem, spec),
+        **_stated_columns(
+            candidate,
+            {
+                "max_batched_tokens": tokens,
+                "max_num_seqs": batching.max_num_seqs,
+                "memory_fraction": _usual_share(problem, spec, place),
+                "block_size": _usual_block(problem, spec),
+            },
+        ),
         "length_spread": workload.input_spread or 0.0,
         **_batcher_columns(spec, candidate),
+        **_told_columns(spec, candidate),
         **_interval_columns(problem, spec, candidate, place, load_of(workload)),
         **_draft_columns(candidate.speculative or workload.speculative, problem.model),
         **_pool_columns(candidate),
@@ -263,8 +269,8 @@ def _usual_share(problem: ServingProblem, spec: Engine, place: Cluster) -> float
     """
     share, encoder = spec.memory.fraction.value, spec.memory.encoder
     if place.device.unified:
-        one = Setting(problem.model, place, spec, "closed", problem.model.dtype, "bf16")
-        share = min(share, fullest_share(one, start_errors().sure))
+        plain = Setting(problem.model, place, spec, "closed", problem.model.dtype, "bf16")
+        share = min(share, fullest_share(plain, start_errors().sure))
     if encoder is None or not problem.model.towers:
         return share
     return share - encoder.reserved_bytes / place.device.usable_memory_bytes
@@ -276,10 +282,10 @@ def _batcher_columns(spec: Engine, candidate: CandidateRequest) -> dict[str, flo
     Raises:
         InputError: for an engine that does not wait, or more than it takes.
     """
-    stated = {"batch_window_ms": candidate.batch_window_ms, "instances": candidate.instances}
+    values = {"batch_window_ms": candidate.batch_window_ms, "instances": candidate.instances}
     batcher = spec.batcher
     if batcher is None:
-        for name, value in stated.items():
+        for name, value in values.items():
             if value not in (None, 0 if name == "batch_window_ms" else 1):
                 raise InputError(
                     f"{spec.title} {spec.version} forms no batches by a window.",
@@ -287,21 +293,49 @@ def _batcher_columns(spec: Engine, candidate: CandidateRequest) -> dict[str, flo
                     hint="Leave it out, or choose an engine that does (triton-onnxruntime).",
                 )
         return {}
-    for name, most in (
+    for name, limit in (
         ("batch_window_ms", batcher.most_window_ms),
         ("instances", batcher.most_instances),
     ):
-        if (value := stated[name]) is not None and value > most:
+        if (value := values[name]) is not None and value > limit:
             raise InputError(
-                f"{spec.title} takes {most:g} at most, not {value:g}.",
+                f"{spec.title} takes {limit:g} at most, not {value:g}.",
                 field=f"candidate.{name}",
-                hint=f"Set {most:g} or less.",
+                hint=f"Set {limit:g} or less.",
             )
-    window_ms = stated["batch_window_ms"]
+    window_ms = values["batch_window_ms"]
     return {
         "window_s": (batcher.window_ms if window_ms is None else window_ms) / 1000,
-        "instances": stated["instances"] or batcher.instances,
+        "instances": values["instances"] or batcher.instances,
     }
+
+
+def _stated_columns(candidate: CandidateRequest, usual: Mapping[str, float]) -> dict[str, float]:
+    """Options that every launch states: as the candidate does, else the engine's ``usual``."""
+    return {
+        option.column: getattr(candidate, option.name) or usual[option.name] for option in STATED
+    }
+
+
+def _told_columns(spec: Engine, candidate: CandidateRequest) -> dict[str, float]:
+    """Options that a launch leaves out where they are as usual.
+
+    Raises:
+        InputError: for one that the engine does not have.
+    """
+    out: dict[str, float] = {}
+    offered = {*meanings(spec).values(), *(spec.intervals.options if spec.intervals else ())}
+    for name, usual in USUAL.items():
+        value = getattr(candidate, name)
+        if value not in (None, usual) and name not in offered:
+            missing = "such interval" if name in INTERVALS else f"option for {name}"
+            raise InputError(
+                f"{spec.title} {spec.version} has no {missing}.",
+                field=f"candidate.{name}",
+                hint=f"Leave it out, or set {usual:g}.",
+            )
+        out[COLUMNS[name]] = usual if value is None else value
+    return out
 
 
 _WAITED_FOR = ("latency", "ttft", "tpot")
@@ -314,9 +348,6 @@ def _interval_columns(
     """Steps between what the engine does not do in every step: as stated, else by the objective.
 
     Published launches' where nothing counts that they lengthen; else 1.
-
-    Raises:
-        InputError: for an interval that the engine does not have.
     """
     objective, workload, intervals = problem.request.objective, problem.workload, spec.intervals
     limits = objective.limits.ttft_ms, objective.limits.request_latency_ms
@@ -326,17 +357,10 @@ def _interval_columns(
         # a rate does not say how many are in flight
         requests = load if workload.mode == "closed" else 0.0
         usual = intervals.usual(place.device.architecture, workload.output_tokens, requests)
-    out = {}
-    for name, column in INTERVALS.items():
-        stated = getattr(candidate, name)
-        if stated not in (None, 1) and (intervals is None or name not in intervals.options):
-            raise InputError(
-                f"{spec.title} {spec.version} has no such interval.",
-                field=f"candidate.{name}",
-                hint="Leave it out, or set 1.",
-            )
-        out[column] = stated or (getattr(usual, name) if usual else 1)
-    return out
+    return {
+        column: getattr(candidate, name) or (getattr(usual, name) if usual else 1)
+        for name, column in INTERVALS.items()
+    }
 
 
 def with_intervals(
@@ -346,11 +370,11 @@ def with_intervals(
     spec, place = shared.engine, shared.cluster
     if spec.intervals is None:
         return columns
-    least = np.array(sorted({usual.requests_at_least for usual in spec.intervals.throughput}))
-    numbers = np.searchsorted(least, columns.load, side="right")
+    floors = np.array(sorted({usual.requests_at_least for usual in spec.intervals.throughput}))
+    numbers = np.searchsorted(floors, columns.load, side="right")
     out = {name: np.array(getattr(columns, name)) for name in INTERVALS.values()}
     for number in np.unique(numbers).tolist():
-        load = float(least[number - 1]) if number else 0.0
+        load = float(floors[number - 1]) if number else 0.0
         steps = _interval_columns(problem, spec, candidate, place, load)
         for name, value in steps.items():
             out[name][numbers == number] = value
@@ -452,9 +476,9 @@ def every_case(
         total += len(splits) + int(legal.sum()) * (len(variants) - 1)
         check_size(total, options)
         planned.append(_Planned(shared, splits, legal, variants))
-    out = [(one.setting, _varied(problem, candidate, one)) for one in planned]
+    out = [(entry.setting, _varied(problem, candidate, entry)) for entry in planned]
     if paired:
-        pairs = [(one.setting, _pooled(problem, one)) for one in planned]
+        pairs = [(entry.setting, _pooled(problem, entry)) for entry in planned]
         check_size(total + sum(len(columns) for _, columns in pairs), options)
         out += pairs
     return [(shared, columns) for shared, columns in out if len(columns)]
@@ -559,20 +583,19 @@ def describe(shared: Setting, columns: Cases, rows: Int) -> list[dict[str, Any]]
     values |= {
         "weight_dtype": [shared.weight_dtype] * n,
         "kv_dtype": [shared.kv_dtype] * n,
-        "max_batched_tokens": _whole(columns.max_batched_tokens[rows]),
-        "max_num_seqs": _whole(columns.max_num_seqs[rows]),
-        "memory_fraction": columns.memory_fraction[rows].tolist(),
-        "block_size": _whole(columns.block_tokens[rows]),
+        **{option.name: _numbers(option, columns, rows) for option in STATED},
     }
     if shared.engine.as_of is not None:
         values["engine_version"] = [shared.engine.as_of] * n
     out = [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
-    if (intervals := shared.engine.intervals) is not None:
-        chosen = intervals.chosen_on(shared.cluster.device.architecture)
-        for name in intervals.options:
-            steps = getattr(columns, INTERVALS[name])[rows]
-            for place in np.flatnonzero(chosen | (steps > 1)).tolist():
-                out[place][name] = int(steps[place])
+    intervals, architecture = shared.engine.intervals, shared.cluster.device.architecture
+    always = intervals.options if intervals and intervals.chosen_on(architecture) else ()
+    for option in OPTIONS:
+        if option.usual is None:
+            continue
+        for place, value in enumerate(_numbers(option, columns, rows)):
+            if option.name in always or value != option.usual:
+                out[place][option.name] = value
     if shared.engine.batcher is not None:
         for place, i in enumerate(rows.tolist()):
             out[place]["batch_window_ms"] = round(float(columns.window_s[i]) * 1000, 6)
@@ -592,8 +615,9 @@ def describe(shared: Setting, columns: Cases, rows: Int) -> list[dict[str, Any]]
     return out
 
 
-def _whole(column: Any) -> list[int]:
-    return [int(value) for value in column.tolist()]
+def _numbers(option: CandidateOption, columns: Cases, rows: Int) -> list[Any]:
+    numbers = getattr(columns, option.column)[rows].tolist()
+    return [int(number) for number in numbers] if option.integral else numbers
 
 
 def _draft_method(model: ModelSpec, layers: int) -> str:

@@ -98,7 +98,7 @@ def titan_facts() -> _Facts:
 def shipped_configuration(model: ModelSpec) -> TitanModel | None:
     """The flavour that a model is; None where torchtitan ships none that is equal to it."""
     shape = titan_shape(model)
-    equal = (known for known in _family(model) if not any(_differences(known, shape)))
+    equal = (flavour for flavour in _family(model) if not any(_differences(flavour, shape)))
     return next(equal, None)
 
 
@@ -107,10 +107,10 @@ def reads_checkpoint(model: ModelSpec) -> bool:
 
     Of stored formats beside 16 bits, two modules read that of their own first release.
     """
-    known = shipped_configuration(model)
-    if known is None or model.quantization is None:
+    flavour = shipped_configuration(model)
+    if flavour is None or model.quantization is None:
         return True
-    return model.quantization.dtype == _STORED.get(known.module)
+    return model.quantization.dtype == _STORED.get(flavour.module)
 
 
 def unlike_shipped(model: ModelSpec) -> str:
@@ -123,9 +123,9 @@ def unlike_shipped(model: ModelSpec) -> str:
     # The closest has the fewest differences; of several, the one nearest in width.
     best = min(
         family,
-        key=lambda known: (
-            len(list(_differences(known, shape))),
-            abs(known.hidden - model.hidden),
+        key=lambda flavour: (
+            len(list(_differences(flavour, shape))),
+            abs(flavour.hidden - model.hidden),
         ),
     )
     differences = list(_differences(best, shape))
@@ -139,8 +139,8 @@ def _family(model: ModelSpec) -> tuple[TitanModel, ...]:
     facts = titan_facts()
     inner = _text_config(model).get("model_type")
     types = {model.model_type, str(inner or "")}
-    modules = {name for name, known in facts.families.items() if types & set(known)}
-    return tuple(known for known in facts.models if known.module in modules)
+    modules = {name for name, family in facts.families.items() if types & set(family)}
+    return tuple(flavour for flavour in facts.models if flavour.module in modules)
 
 
 _SHAPE_NAMES = tuple(name for name in TitanModel.model_fields if name not in ("module", "flavor"))
@@ -159,15 +159,15 @@ _STATED = frozenset(
 """What a config may leave to its family's default: compared where it is stated."""
 
 
-def _differences(known: TitanModel, shape: Mapping[str, Any]) -> Iterator[str]:
+def _differences(flavour: TitanModel, shape: Mapping[str, Any]) -> Iterator[str]:
     """``layers 36, not 28``, for everything in which a model is not the flavour."""
     for name in _SHAPE_NAMES:
-        theirs, ours = getattr(known, name), shape.get(name)
+        theirs, ours = getattr(flavour, name), shape.get(name)
         if theirs != ours and not (name in _STATED and ours is None):
-            yield f"{name} {_said(theirs)}, not {_said(ours)}"
+            yield f"{name} {_value_text(theirs)}, not {_value_text(ours)}"
 
 
-def _said(value: Any) -> str:
+def _value_text(value: Any) -> str:
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -265,8 +265,8 @@ def _text_config(model: ModelSpec) -> Mapping[str, Any]:
 
 def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
     """How positions are turned: the base where it is stated, and the kind of scaling."""
-    stated = config.get("rope_scaling") or config.get("rope_parameters")
-    scaling = stated if isinstance(stated, Mapping) else {}
+    fields = config.get("rope_scaling") or config.get("rope_parameters")
+    scaling = fields if isinstance(fields, Mapping) else {}
     kind = str(scaling.get("rope_type") or scaling.get("type") or "none")
     theta = scaling.get("rope_theta") or config.get("rope_theta")
     out: dict[str, Any] = {

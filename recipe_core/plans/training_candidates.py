@@ -34,9 +34,7 @@ from recipe_core.hardware.cluster import Cluster
 from recipe_core.hardware.failures import failures, node_failures, spot_market
 from recipe_core.hardware.ownership import HOURS_PER_MONTH
 from recipe_core.hardware.storage import StorageTier, measured_tier, storage_tier
-from recipe_core.models.spec import MoeMlp
-from recipe_core.plans.launchable import default_framework, on_framework
-from recipe_core.plans.launchable_splits import whole_rules
+from recipe_core.plans.launch_rules import default_framework, on_framework, whole_rules
 from recipe_core.plans.loaded import noted
 from recipe_core.plans.problem import TrainingProblem
 from recipe_core.plans.rollout import sampling_of
@@ -130,12 +128,12 @@ def setting(
     Raises InputError for an unknown framework.
     """
     workload, any_name = problem.workload, name or facts().preferred[0]
-    stated = problem.candidate
+    candidate = problem.candidate
     shared = TrainingSetting(
         model=noted(problem.model, place.device),
         cluster=place,
         engine=any_name,
-        framework=framework(any_name).built(compiled=bool(stated.compile)),
+        framework=framework(any_name).built(compiled=bool(candidate.compile)),
         precision=precision or "bf16",  # type: ignore[arg-type]  # the schema's own words
         method=workload.method,
         optimizer_name=workload.optimizer,
@@ -162,13 +160,13 @@ def setting(
         else None,
         evaluation=workload.evaluation,
         sampling=sampling_of(problem, place),
-        fp8_recipe=stated.fp8_recipe,
-        cuda_graphs=stated.cuda_graphs or "none",
-        compiles=stated.compile,
+        fp8_recipe=candidate.fp8_recipe,
+        cuda_graphs=candidate.cuda_graphs or "none",
+        compiles=candidate.compile,
     )
     if name:
         return shared
-    offload, in_pieces = stated.offload or "none", bool(workload.fused_loss)
+    offload, in_pieces = candidate.offload or "none", bool(workload.fused_loss)
     return on_framework(shared, default_framework(shared, offload, in_pieces))
 
 
@@ -294,7 +292,7 @@ def _degrees(problem: TrainingProblem, place: Cluster, candidate: CandidateReque
     model = problem.model
     island = (place.fabric.domain or 1) if place.rack_scale else place.per_node
     longest = problem.workload.sequence_length
-    moe = next((m for layer, _ in model.kinds if isinstance(m := layer.mlp, MoeMlp)), None)
+    moe = model.experts
     rows: list[tuple[int, int, int, int, int]] = []
     for world in _worlds(problem, place):
         for tp in (d for d in _divisors(world) if d <= island):

@@ -27,8 +27,14 @@ from recipe_core.estimates.training.starts import is_uncertain
 from recipe_core.hardware.cluster import short_title
 from recipe_core.plans.confidence import confident
 from recipe_core.plans.evaluated import EvaluatedCases, Physics, evaluate
-from recipe_core.plans.launchable import FRAMEWORK, able, unable, ways_out
-from recipe_core.plans.launchable_splits import search_rules, split_rules
+from recipe_core.plans.launch_rules import (
+    FRAMEWORK,
+    able,
+    search_rules,
+    split_rules,
+    unable,
+    ways_out,
+)
 from recipe_core.plans.limits import limited
 from recipe_core.plans.measures import TRAINING, to_finish
 from recipe_core.plans.plan import LENGTH, LOAD, Plan

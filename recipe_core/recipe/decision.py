@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from recipe_core.base.errors import NoAnswer, RecipeError
@@ -192,10 +192,9 @@ def deployment_of(plan: ServingPlan, row: int) -> Deployment:
             field="candidate.engine_version",
             hint="Leave it out.",
         )
-    values = {field.name: candidate.get(field.name) for field in fields(Candidate)}
     return Deployment(
         setting=setting,
-        candidate=Candidate(**{name: v for name, v in values.items() if v is not None}),
+        candidate=Candidate.of(candidate),
         max_context=served_context(problem.workload, problem.model),
         cache_tokens=plan.cache_tokens(row),
         served_name=short_name(problem.model.name),

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from recipe_core.engines.candidate_options import OPTIONS, USUAL
 from recipe_core.engines.grammar import meanings
 from recipe_core.engines.options import Meaning
 from recipe_core.launch.process import Launch
 from recipe_core.launch.serving.rules import Rule, rules_for
-from recipe_core.plans.serving_candidates import INTERVALS
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.serving_workload import ServingWorkload
 
@@ -29,12 +29,8 @@ _FIELDS: dict[str, Layer] = {
     "weight_dtype": "model",
     "kv_dtype": "model",
     "precision": "base",
-    "max_num_seqs": "device",
-    "max_batched_tokens": "device",
     "engine": "base",
-    "memory_fraction": "base",
-    "block_size": "base",
-    **dict.fromkeys(INTERVALS, "base"),
+    **{option.name: option.layer for option in OPTIONS},
 }
 """What sets a field of a candidate where the user does not; the rest is the objective's choice."""
 
@@ -74,8 +70,8 @@ def provenance(decision: Decision, started: Launch, request: PlanRequest) -> dic
     for name in started.options:
         layer = _option_layer(means.get(name), request, decision.candidate)
         layers[f"options.{name}"] = layer
-    for field in INTERVALS:  # longer than the engine's default only where the objective allows it
-        if decision.candidate.get(field, 1) > 1:
+    for field, usual in USUAL.items():  # not as usual only where the objective allows it
+        if decision.candidate.get(field, usual) != usual:
             paths = [f"{part}.{field}" for part in ("candidate", "options")]
             layers |= {path: "objective" for path in paths if layers.get(path) == "base"}
     for name in shared_environment(started):

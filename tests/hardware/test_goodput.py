@@ -14,7 +14,7 @@ from recipe_core.hardware.failures import NODE_DAYS_HOURS, failures, node_failur
 from recipe_core.hardware.microbench.disk import measure_disk
 from recipe_core.hardware.storage import measured_tier, storage_names, storage_tier
 from recipe_core.launch.training.start import training_launch
-from recipe_core.plans.launchable import unable
+from recipe_core.plans.launch_rules import unable
 from recipe_core.plans.plans import plan, plan_candidate
 from recipe_core.request.link import from_query, to_query
 from recipe_core.request.schema import PlanRequest

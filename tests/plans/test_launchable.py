@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from string import Formatter
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from recipe_core.base.labels import change_label
 from recipe_core.engines.frameworks import training_data
 from recipe_core.engines.megatron import MEGATRON, MegatronModels, megatron_models
 from recipe_core.engines.spec import engine, engine_names
-from recipe_core.engines.training_programs import facts, training_engine
+from recipe_core.engines.training_programs import SplitRule, facts, launch_rules, training_engine
 from recipe_core.hardware.cluster import device
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.launch.training.start import launch_reasons, training_launch
@@ -24,6 +25,7 @@ from recipe_core.models.catalog import catalog_ids, catalog_model, in_catalog, l
 from recipe_core.models.constants import constants
 from recipe_core.plans import titan_models as titan
 from recipe_core.plans.changes import fixes
+from recipe_core.plans.launch_facts import LaunchFacts
 from recipe_core.plans.megatron_model import layer_pattern, megatron_model
 from recipe_core.plans.plans import plan, plan_candidate
 from recipe_core.recipe.decision import decide, decide_split
@@ -33,7 +35,7 @@ from recipe_core.request.presets import preset_changes, preset_file
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
 from tests.fixtures.sizes import examples
-from tests.fixtures.training import training_request
+from tests.fixtures.training import training_columns, training_request, training_setting
 
 LLAMA_8B, V3 = "meta-llama/Llama-3.1-8B", "deepseek-ai/DeepSeek-V3"
 SMALL, LARGE, MIXTRAL = "Qwen/Qwen3-0.6B", "Qwen/Qwen3-32B", "mistralai/Mixtral-8x7B-v0.1"
@@ -62,6 +64,42 @@ def builds_or_says_why(request):
         assert "bundle" in splits.launch_note
         refused = refusal(decide_split(best).started, kind=NoAnswer)
         assert "candidate." not in f"{refused.message} {refused.hint}"
+
+
+def fields_of(*texts):
+    parts = (part for text in texts for part in Formatter().parse(text or ""))
+    return {field.removesuffix(".0") for _, field, _, _ in parts if field}
+
+
+def facts_of(rule):
+    """Facts that a launch rule names, in its tests and in its texts."""
+    for tests in (*rule.when, *rule.unless):
+        for name, condition in tests.items():
+            yield name
+            bounds = (condition.above, condition.below, condition.uneven)
+            lists = (condition.equals, condition.inside, condition.outside)
+            yield from (bound for bound in (*bounds, *lists) if isinstance(bound, str))
+    texts = (rule.says,) if isinstance(rule, SplitRule) else (rule.lack, rule.value)
+    yield from fields_of(rule.use, *texts)
+
+
+def test_launch_rules_name_facts_that_there_are():
+    setting = training_setting("megatron", SMALL, 1, tokens=1e9)
+    splits = LaunchFacts(setting, training_columns(1))
+    asked = LaunchFacts(setting, offload="none", offload_title="", in_pieces=False)
+    rules = launch_rules()
+    for rule in rules.requests:
+        assert all(asked[name] is not NotImplemented for name in facts_of(rule))
+    shared = [rules.expand((name,)) for name in rules.shared]
+    framework = [
+        rules.expand((*engine.launches.degree_rules, *engine.launches.rules))
+        for engine in facts().engines.values()
+    ]
+    listed = (rules.degrees, rules.nodes, rules.splits, *shared, *framework)
+    for rule in (rule for group in listed for rule in group):
+        assert all(splits[name] is not NotImplemented for name in facts_of(rule))
+    assert "'colour' is no fact of a launch" in refusal(lambda: splits["colour"]).message
+    assert "unknown shared launch rule 'tidy'" in refusal(lambda: rules.expand(("tidy",))).message
 
 
 def sampled(kind, walks, full, least):

@@ -1,279 +1,245 @@
-"""What who extends the package is promised: one YAML for a GPU or a model, three files an engine.
+"""What a feature of each kind takes: the files that it touches in a copy of the package.
 
-Each is added to copies of the folders and used at once through the command line; and what is
-missing of it is said by file, field and fix.
+The copy runs as a process of its own, where what was added works at once. GPUs, models and engines,
+which are files of their own, are in ``test_extending_folders.py``.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from recipe_core.base.documents import read_document, to_yaml
-from recipe_core.base.errors import NoAnswer
-from recipe_core.base.resources import root
-from recipe_core.engines import grammar, options, spec
-from recipe_core.hardware import cluster, offer_tables
-from recipe_core.launch import serving
-from recipe_core.launch.modules import LaunchFolder
-from recipe_core.launch.serving import rules
-from recipe_core.models import catalog
+from recipe_core.base.documents import read_document
+from recipe_core.base.resources import PACKAGE, root
 from tests.conftest import request_values
-from tests.engines import test_engines_meaning
-from tests.fixtures.command_line import recipe
-from tests.fixtures.launch_words import read_by_meaning
-from tests.fixtures.paths import DATA
-from tests.fixtures.refusals import refusal
-from tests.fixtures.rows import over, table
+from tests.fixtures.training import training_values
 
-GPU, MODEL, ENGINE = "x200-sxm", "Acme/Wide-7B", "mini-serve"
-BASE_GPU, BASE_MODEL, BASE_ENGINE = "h100-sxm", "meta-llama/Llama-3.1-8B-Instruct", "tgi"
-
-Change = Callable[[dict[str, Any]], object]
+BASE_GPU, BASE_MODEL = "h100-sxm", "meta-llama/Llama-3.1-8B-Instruct"
 
 
-@dataclass(frozen=True)
-class Folders:
-    """Copies of the folders that additions go into, which the loaders read instead."""
+@dataclass
+class Copy:
+    """A copy of the package, and the files of it that were changed or added."""
 
-    hardware: Path
-    models: Path
-    engines: Path
-    options: Path
-    launch: Path
+    folder: Path
+    touched: set[str] = field(default_factory=set)
 
-    def gpu(self, change: Change | None = None, file: str = GPU):
-        """Twice an H100, in one file."""
-        document = read_document(self.hardware / f"{BASE_GPU}.yaml")
-        document |= {"name": GPU, "title": "Acme X200", "aliases": ["Acme X200"]}
-        for field in ("memory_bytes", "memory_bandwidth_bytes_per_s"):
-            document[field]["value"] *= 2
-        write(self.hardware / f"{file}.yaml", document, change)
+    def add(self, path: str, text: str):
+        """Write a file of the package, or append to it."""
+        file = self.folder / "recipe_core" / path
+        before = file.read_text(encoding="utf-8") if file.exists() else ""
+        file.write_text(before + text, encoding="utf-8")
+        self.touched.add(path)
 
-    def model(self, change: Change | None = None, file: str = "Acme--Wide-7B"):
-        """Llama 3.1 8B with fewer layers, in one file."""
-        document = read_document(self.models / f"{BASE_MODEL.replace('/', '--')}.yaml")
-        document |= {"id": MODEL, "aliases": ["Acme/Wide-7B-Base"]}
-        document["config"]["num_hidden_layers"] = 28
-        document["published"]["parameters"] = 7157813248
-        write(self.models / f"{file}.yaml", document, change)
+    def files_with(self, room: str, text: str) -> list[str]:
+        """Modules of a room in which a text stands, by path in the package."""
+        package = self.folder / "recipe_core"
+        files = sorted((package / room).rglob("*.py"))
+        return [str(file.relative_to(package)) for file in files if text in file.read_text()]
 
-    def engine(self, change: Change | None = None, file: str = ENGINE):
-        """An engine with the figures of TGI."""
-        document = read_document(self.engines / f"{BASE_ENGINE}.yaml")
-        for field in ("images", "metrics", "floors"):
-            document.pop(field, None)
-        document |= table("extending", "mini_serve")
-        document["overheads"] = {"cuda": document["overheads"]["cuda"]}
-        write(self.engines / f"{file}.yaml", document, change)
+    def insert(self, path: str, before: str, text: str):
+        """Put lines before the first place of a text."""
+        file = self.folder / "recipe_core" / path
+        head, mark, tail = file.read_text(encoding="utf-8").partition(before)
+        assert mark, f"{path} has no {before!r}"
+        file.write_text(head + text + mark + tail, encoding="utf-8")
+        self.touched.add(path)
 
-    def table(self, change: Change | None = None):
-        """The engine's options, and what they mean."""
-        document = read_document(DATA / "mini-serve" / "options.yaml")
-        write(self.options / f"{ENGINE}-1.2.3.yaml", document, change)
+    def python(self, *words: str, stdin: str = "") -> str:
+        """What the copy's Python prints."""
+        done = subprocess.run(
+            [sys.executable, *words],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            cwd=self.folder,
+            env=os.environ | {"PYTHONPATH": str(self.folder)},
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
-    def module(self, text: str | None = None):
-        """The module that starts the engine."""
-        (self.launch / "mini_serve.py").write_text(LAUNCH if text is None else text)
-        importlib.invalidate_caches()
-
-
-LAUNCH = (DATA / "mini-serve" / "launch.txt").read_text()
-
-
-def write(path: Path, document: dict[str, Any], change: Change | None):
-    if change is not None:
-        change(document)
-    path.write_text(to_yaml(document))
-    forget()
-
-
-def forget():
-    """Empty every cache of the package: what was read of one set of folders is not of another."""
-    for name, module in list(sys.modules.items()):
-        if name.startswith("recipe_core."):
-            for value in list(vars(module).values()):
-                if hasattr(value, "cache_clear"):
-                    value.cache_clear()
+    def recipe(self, *words: str, stdin: str = "") -> str:
+        """What the copy's command line prints."""
+        return self.python("-m", "recipe_core", *words, stdin=stdin)
 
 
 @pytest.fixture
-def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Folders]:
-    names = ("hardware", "models", "engines", "options", "launch")
-    copies = Folders(*(tmp_path / name for name in names))
-    sources = (root("hw_profiles"), catalog.FOLDER, spec.FOLDER, options.FOLDER)
-    for name, source in zip(names[:4], sources, strict=True):
-        shutil.copytree(source, tmp_path / name)
-    copies.launch.mkdir()
-    for reader in (cluster, offer_tables):
-        monkeypatch.setattr(reader, "root", lambda name: copies.hardware)
-    monkeypatch.setattr(catalog, "FOLDER", copies.models)
-    monkeypatch.setattr(spec, "FOLDER", copies.engines)
-    for reader in (options, grammar, rules):
-        monkeypatch.setattr(reader, "FOLDER", copies.options)
-    monkeypatch.setattr(serving, "__path__", [*serving.__path__, str(copies.launch)])
-    forget()
-    yield copies
-    for name in ("mini_serve", "other_module"):
-        sys.modules.pop(f"{serving.__name__}.{name}", None)
-    monkeypatch.undo()
-    forget()
+def package(tmp_path: Path) -> Copy:
+    ignored = shutil.ignore_patterns("__pycache__")
+    for source in (PACKAGE, root("hw_profiles")):
+        shutil.copytree(source, tmp_path / source.name, ignore=ignored)
+    return Copy(tmp_path)
 
 
-def planned(model: str = BASE_MODEL, device: str = BASE_GPU, **parts: Any) -> dict[str, Any]:
-    """The answer of ``recipe plan``."""
-    request = json.dumps(request_values(model, device, 2, **parts))
-    done = recipe("plan", "-", "--json", stdin=request)
-    assert done.returncode == 0, done.stderr
-    return dict(json.loads(done.stdout))
+def split_of(engine: str, **fields: object) -> str:
+    candidate = {"engine": engine, "tp": 1, "pp": 1, "dp": 1} | fields
+    return json.dumps(request_values(BASE_MODEL, BASE_GPU, 1, candidate=candidate))
 
 
-def refused(done, code: int, *words: str):
-    """One error, in a sentence, that has these words."""
-    assert done.returncode == code, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
-    text = " ".join(done.stderr.split())
-    assert [word for word in words if word not in text] == [], text
+FLAGS = {"vllm": "--max-cudagraph-capture-size", "sglang": "--cuda-graph-max-bs-decode"}
+OPTION = '''    graph_batch: Annotated[int, Field(ge=0, le=4096)] | None = None
+    """Largest batch that CUDA graphs are captured for; left out, the engine's own."""
+
+'''
 
 
-def put(path: str, value: Any) -> Change:
-    """Set a field by its dotted name, or leave it out."""
+def test_an_engine_option_that_moves_memory_and_the_command_is_six_files(package):
+    package.insert("request/candidate.py", "    engine_version: Text", OPTION)
+    row = '    CandidateOption("graph_batch", "graph_batch", usual=0),\n'
+    package.insert("engines/candidate_options.py", ")\nSTATED", row)
+    package.insert("space/serving.py", "    recv_interval: Float\n", "    graph_batch: Float\n")
+    memory = "        + cases.graph_batch * 2.0**20\n"
+    package.insert("physics/serving/memory.py", "        + graph_bytes(setting, cases)\n", memory)
+    for engine, flag in FLAGS.items():
+        meaning = f"  {flag[2:].replace('-', '_')}: graph_batch\n"
+        package.insert(f"engines/options/{engine}.yaml", "  stream_interval:", meaning)
+    assert len(package.touched) <= 8
 
-    def change(document: Any) -> None:
-        *steps, last = (int(step) if step.isdigit() else step for step in path.split("."))
-        for step in steps:
-            document = document[step]
-        if value == {"gone": True}:
-            del document[last]
-        else:
-            document[last] = value
-
-    return change
-
-
-def test_a_gpu_is_one_file(folders):
-    folders.gpu()
-    listed = json.loads(recipe("hardware", "Acme X200", "--json").stdout)
-    assert listed["name"] == GPU
-    split = {"engine": "vllm", "tp": 1, "pp": 1, "dp": 2}
-    new, old = (
-        planned(device=device, candidate=split)["candidates"][0]["estimate"]
-        for device in (GPU, BASE_GPU)
+    plain, more = (
+        json.loads(package.recipe("estimate", "-", "--json", stdin=split_of("vllm", **fields)))
+        for fields in ({}, {"graph_batch": 512})
     )
-    assert new["memory"]["capacity_bytes"] > 1.9 * old["memory"]["capacity_bytes"]
-    assert new["serving"]["tpot_s"] < old["serving"]["tpot_s"]
-    folders.gpu(put("aliases", ["NVIDIA H100 80GB HBM3"]))
-    done = recipe("hardware", "NVIDIA H100 80GB HBM3")
-    refused(done, 2, f"{GPU}.yaml: aliases: 'nvidia h100 80gb hbm3' is an alias of h100-sxm")
+    moved = more["memory"]["runtime_bytes"] - plain["memory"]["runtime_bytes"]
+    assert moved == pytest.approx(512 * 2**20)
+    for engine, flag in FLAGS.items():
+        bundle = package.folder / engine
+        package.recipe("build", "-", "-o", str(bundle), stdin=split_of(engine, graph_batch=512))
+        recipe = read_document(bundle / "recipe.yaml")
+        assert recipe["candidate"]["graph_batch"] == 512
+        assert recipe["provenance"]["candidate.graph_batch"] == "user"
+        (process,) = read_document(bundle / "launch.json")["processes"]
+        argv = process["argv"]
+        assert argv[argv.index(flag) + 1] == "512"
+        read = f"""
+from recipe_core.commands.arguments import read_arguments
+from recipe_core.commands.launches import launch_of
+from recipe_core.commands.meaning import meaning_of
+for words in ({argv!r}, {argv[: argv.index(flag)] + argv[argv.index(flag) + 2 :]!r}):
+    launch = launch_of(tuple(words))
+    meant = meaning_of(read_arguments(launch.engine, launch.args))
+    print(meant.candidate.get("graph_batch"), meant.usual.get("graph_batch"))
+"""
+        assert package.python("-c", read).split() == ["512", "None", "None", "0"]
+        plain = package.folder / f"{engine}-plain"
+        package.recipe("build", "-", "-o", str(plain), stdin=split_of(engine))
+        (process,) = read_document(plain / "launch.json")["processes"]
+        assert flag not in process["argv"]
 
 
-def test_a_model_is_one_file(folders):
-    folders.model()
-    new, old = (
-        planned(model)["candidates"][0]["estimate"]["memory"]["weights_bytes"]
-        for model in ("acme/wide-7b-base", BASE_MODEL)  # an alias; letters do not matter
-    )
-    assert new == pytest.approx(old * 7157813248 / 8030261248, rel=0.01)
-    assert MODEL in recipe("models").stdout
-    (folders.models / "Acme--Wide-7B.yaml").unlink()
-    folders.model(file="acme--wide-7b")
-    refused(recipe("models", MODEL), 2, "acme--wide-7b.yaml: id: 'Acme/Wide-7B' is not the name")
-
-
-LISTED = {
-    "gpu": ("hardware", GPU, f"{GPU}.yaml"),
-    "model": ("models", MODEL, "Acme--Wide-7B.yaml"),
-    "engine": ("engines", ENGINE, f"{ENGINE}.yaml"),
-    "table": ("engines", ENGINE, f"{ENGINE}-1.2.3.yaml"),
-}
-"""The command that reads what each method of ``Folders`` writes, its name and its file."""
-
-
-@over(
-    "kind, field, value, words",
-    [(kind, *row) for kind in LISTED for row in table("extending", kind)],
+RULE = (
+    "        - {code: launch-batch, "
+    'says: "{title} fills no micro-batch of {micro_batch} beside {model.name}", '
+    "when: {method: pretrain, dp: {above: 1}, micro_batch: {uneven: 64}}, "
+    "field: candidate.micro_batch, use: Use 64.}\n"
 )
-def test_what_an_addition_lacks_is_said(folders, kind, field, value, words):
-    command, name, file = LISTED[kind]
-    if command == "engines":
-        folders.engine()
-        folders.table()
-    getattr(folders, kind)(put(field, value))
-    refused(recipe(command, name), 2, file, *words)
 
 
-def built(folder: Path, *words: str):
-    """``recipe build`` of a split on the engine."""
-    candidate = {"engine": ENGINE, "tp": 2, "pp": 1, "dp": 1}
-    request = json.dumps(request_values(BASE_MODEL, BASE_GPU, 2, candidate=candidate))
-    return recipe("build", "-", "-o", str(folder), *words, stdin=request)
+def test_a_launch_rule_of_a_framework_is_one_row(package):
+    package.insert("engines/training/programs.yaml", "        - tied\n        - rounds\n", RULE)
+    assert package.touched == {"engines/training/programs.yaml"}
+    split = {"engine": "torch", "tp": 1, "pp": 1, "dp": 8, "zero_stage": 3, "micro_batch": 3}
+    request = training_values(split, 1, global_batch=240, sequence_length=4096, tokens=1e9)
+    open_request = request | {"candidate": {"engine": "torch"}}
+    refused = package.recipe("plan", "-", stdin=json.dumps(open_request))
+    assert re.search(r"fills no micro-batch of \d+ beside meta-llama/Llama-3.1-8B", refused)
+    read = f"""
+from recipe_core.launch.training.start import launch_reasons
+from recipe_core.request.schema import PlanRequest
+from recipe_core.search.plans import plan_candidate
+table, row = plan_candidate(PlanRequest.parse({request!r}))
+print(launch_reasons(*table.detail(row)))
+"""
+    assert "fills no micro-batch of 3 beside" in package.python("-c", read)
 
 
-def test_an_engine_is_yaml_options_and_a_module(folders, tmp_path):
-    folders.engine()
-    folders.table()
-    folders.module()
-    best = planned(options={"engines": [ENGINE]})["candidates"][0]["candidate"]
-    assert best["engine"] == ENGINE
-    done = built(tmp_path / "bundle", "--option", "log_level=debug")
-    assert done.returncode == 0, done.stderr
-    recorded = read_document(tmp_path / "bundle" / "recipe.yaml")["candidate"]
-    (process,) = read_document(tmp_path / "bundle" / "launch.json")["processes"]
-    assert process["argv"][0] == ENGINE
-    assert process["argv"][-2:] == ["--log-level", "debug"]
-    meant = read_by_meaning(spec.engine(ENGINE), process["argv"])
-    fields = ("tp", *test_engines_meaning.LIMITS)
-    assert [meant[field] for field in fields] == [recorded[field] for field in fields]
-    # the tests of engines take up a new one
-    test_engines_meaning.test_every_output_says_what_was_estimated(ENGINE)
-    folders.module(LAUNCH.replace("candidate.max_num_seqs", "candidate.max_num_seqs + 1"))
-    sys.modules.pop(f"{serving.__name__}.mini_serve")
-    forget()
-    with pytest.raises(AssertionError, match="max_num_seqs"):
-        test_engines_meaning.test_every_output_says_what_was_estimated(ENGINE)
+METRIC = """  - name: cache-share
+    column: cache_share
+    title: Cache, share of the device
+    head: Cache
+    unit: percent
+    kinds: [serving]
+    better: more
+    help: Memory that holds keys and values, of all that the device has.
+"""
+COLUMN = '        "cache_share": lambda e: e.memory.pool_bytes / e.memory.capacity_bytes,\n'
 
 
-def test_an_engine_without_options_or_a_module_is_told(folders, tmp_path):
-    folders.engine()
-    refused(recipe("engines", ENGINE), 2, f"{ENGINE}-1.2.3.yaml: is missing. Add it")
-    folders.table()
-    best = planned(options={"engines": [ENGINE]})["candidates"][0]
-    assert best["candidate"]["engine"] == ENGINE
-    file = "recipe_core/launch/serving/mini_serve.py"
-    form = "launch(deployment: Deployment) -> Launch"
-    refused(built(tmp_path / "bundle"), 1, ENGINE, f"{file} is missing", form)
-    folders.module("def started(deployment): ...\n")
-    forget()
-    refused(built(tmp_path / "bundle"), 1, ENGINE, f"{file} does not define launch", form)
-    assert not (tmp_path / "bundle").exists()
-    # engines may share a module
-    folders.engine(put("launcher", "other_module"))
-    (folders.launch / "other_module.py").write_text(LAUNCH)
-    importlib.invalidate_caches()
-    assert built(tmp_path / "bundle").returncode == 0
+@pytest.mark.skipif(not (PACKAGE / "request/metrics.yaml").exists(), reason="no registry yet")
+def test_a_metric_is_a_row_and_a_column(package):
+    package.insert("request/metrics.yaml", "  - name: interactivity\n", METRIC)
+    beside = '        "pool_bytes": lambda e:'
+    (columns,) = package.files_with("search", beside)
+    package.insert(columns, beside, COLUMN)
+    assert len(package.touched) <= 3
+    read = f"""
+from recipe_core.present.charts import tradeoff
+from recipe_core.request.metrics import metrics_of
+from recipe_core.request.schema import PlanRequest
+from recipe_core.search.plans import plan
+splits = plan(PlanRequest.parse({json.loads(split_of("vllm"))!r}))
+metric = metrics_of("closed")["cache-share"]
+print(metric.show(float(splits.columns["cache_share"][0])), metric.axis)
+print(tradeoff(splits, "per_gpu", metric.name).layout)
+"""
+    assert package.python("-c", read).count("Cache, share of the device (%)") == 2
 
 
-def test_nothing_outside_the_folder_is_imported():
-    folder = LaunchFolder("recipe_core.launch.serving", (("launch", "()"),))
-    for name in ("os.path", "../x", "start", "Vllm", "serving.vllm", "_a"):
-        error = refusal(folder.module, "vllm", name, kind=NoAnswer)
-        assert "is not a name of a launch module" in str(error)
-    # They are looked for when a launch needs one: starting the command line stays quick.
-    code = (
-        "import sys; import recipe_core.recipe.decision; "
-        "print([m for m in sys.modules if m.startswith('recipe_core.launch')])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    for room in ("serving", "training"):
-        assert f"recipe_core.launch.{room}.start" in done.stdout
-    for name in ("vllm'", "tensorrt_llm'", "torchtitan'", "megatron'"):
-        assert name not in done.stdout
+TARGET = '''"""Tmux: the engine's launcher in a session of its own."""
+
+from recipe_core.targets.context import Context
+
+
+def files(context: Context) -> dict[str, str]:
+    """A script that starts the launcher."""
+    return {"targets/tmux/start.sh": "tmux new-session -d python launch.py up\\n"}
+'''
+
+
+def test_a_target_is_a_module_a_row_and_a_title(package):
+    package.add("targets/tmux.py", TARGET)
+    package.insert("targets/__init__.py", "    training,\n)", "    tmux,\n")
+    row = '    "tmux": tmux.files,\n'
+    package.insert("targets/__init__.py", '    "monitoring": _monitoring,\n', row)
+    package.insert("targets/use.py", '    "monitoring": "Monitoring",\n', '    "tmux": "tmux",\n')
+    assert len(package.touched) <= 3
+    bundle = package.folder / "bundle"
+    package.recipe("build", "-", "-o", str(bundle), stdin=split_of("vllm"))
+    assert (bundle / "targets" / "tmux" / "start.sh").exists()
+
+
+CHART = '''
+
+@view("degrees-of-split", "Degrees", ("serving",))
+def degrees_of_split(focus: Focus[Any]) -> Iterator[Item]:
+    """Degrees of the split that is looked at."""
+    import plotly.graph_objects as go
+
+    names = ("tp", "pp", "dp")
+    heights = [focus.plan.columns[name][focus.row] for name in names]
+    figure = go.Figure(go.Bar(x=names, y=heights))
+    yield Chart("degrees-of-split", "Degrees", figure, "Degrees of parallelism")
+'''
+
+
+def test_a_chart_of_a_split_is_one_function(package):
+    package.add("present/charts/closer_look.py", CHART)
+    assert len(package.touched) == 1
+    read = f"""
+from recipe_core.present import charts
+from recipe_core.present.charts.views import Focus, views_of
+from recipe_core.request.schema import PlanRequest
+from recipe_core.search.plans import plan
+splits = plan(PlanRequest.parse({json.loads(split_of("vllm"))!r}))
+focus = Focus(splits, 0)
+(view,) = [view for view in views_of(splits) if view.name == "degrees-of-split"]
+print([item.alt for item in view.draw(focus)])
+"""
+    assert "Degrees of parallelism" in package.python("-c", read)

@@ -11,6 +11,8 @@ import numpy as np
 from recipe_core.accuracy.checkpoints import MeasuredCompression
 from recipe_core.accuracy.schemes import Making
 from recipe_core.base.arrays import Bool, Float, Int
+from recipe_core.engines.candidate_options import COLUMNS as OPTION_COLUMNS
+from recipe_core.engines.candidate_options import USUAL
 from recipe_core.engines.spec import Engine
 from recipe_core.estimates.columns.reuse import ReuseCurve
 from recipe_core.estimates.columns.scales import Scales
@@ -157,7 +159,7 @@ OPTIONAL = (
     "window_s",
     "length_spread",
 )
-SINGLE = ("copies", "cp", "stream_interval", "recv_interval", "instances")
+SINGLE = ("copies", "cp", "instances")
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,10 +262,11 @@ COLUMNS = tuple(column.name for column in fields(Cases))
 def cases(n: int, **columns: Any) -> Cases:
     """Cases from scalars and arrays, every column stretched to ``n`` rows and given its type.
 
-    Left out, ``copies``, ``cp`` and the intervals are 1 and what concerns drafts and the prefill
-    pool 0: there are none.
+    Left out, ``copies`` and ``cp`` are 1, options of the engine as usual, and what concerns drafts
+    and the prefill pool 0: there are none.
     """
-    columns = {**dict.fromkeys(OPTIONAL, 0), **dict.fromkeys(SINGLE, 1), **columns}
+    usual = {OPTION_COLUMNS[name]: number for name, number in USUAL.items()}
+    columns = {**dict.fromkeys(OPTIONAL, 0), **dict.fromkeys(SINGLE, 1), **usual, **columns}
     out: dict[str, Any] = {}
     for column in fields(Cases):
         dtype = np.int64 if column.type == "Int" else np.float64

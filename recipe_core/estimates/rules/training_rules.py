@@ -6,13 +6,22 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from recipe_core.base.arrays import Int
+from recipe_core.base.arrays import Bool, Int
 from recipe_core.base.units import count
-from recipe_core.estimates.columns.training import SCHEDULES, TrainingCases, TrainingSetting
-from recipe_core.estimates.columns.training_choices import choice_rules
+from recipe_core.engines.training_programs import training_engine
+from recipe_core.estimates.columns.training import (
+    RECOMPUTE,
+    SCHEDULES,
+    TrainingCases,
+    TrainingSetting,
+    modules_code,
+)
 from recipe_core.estimates.rules.refusal import Refusal
 from recipe_core.models.spec import MoeMlp
 from recipe_core.request.phases import Phase
+
+LEAST_ARCHITECTURE = {"mxfp8": 100, "blockwise": 90}
+"""The least compute capability of NVIDIA's that has a recipe's scales."""
 
 
 def rules(setting: TrainingSetting, cases: TrainingCases) -> list[Refusal]:
@@ -24,7 +33,7 @@ def rules(setting: TrainingSetting, cases: TrainingCases) -> list[Refusal]:
         *_schedule_rules(cases),
         *_host_rules(setting, cases),
         *_phase_rules(setting, cases),
-        *choice_rules(setting, cases),
+        *_choice_rules(setting, cases),
     ]
 
 
@@ -88,10 +97,10 @@ def _model_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Ref
         )
     chunks = cases.pp * cases.virtual_stages
     # embedding and loss can be chunks of their own where a framework counts them as layers
-    most = layers + (2 if setting.framework.stages == "reserved" else 0)
+    limit = layers + (2 if setting.framework.stages == "reserved" else 0)
     yield Refusal(
         "layers",
-        (chunks > layers) & (chunks != most),
+        (chunks > layers) & (chunks != limit),
         lambda i: (
             f"pp {cases.pp[i]} × virtual_stages {cases.virtual_stages[i]} = {chunks[i]} chunks "
             f"exceed the model's {layers} layers"
@@ -105,7 +114,7 @@ def _model_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Ref
             f"and {cases.micro_batches[i]}"
         ),
     )
-    moe = next((m for layer, _ in model.kinds if isinstance(m := layer.mlp, MoeMlp)), None)
+    moe = model.experts
     if moe is None:
         yield Refusal(
             "no-experts",
@@ -204,3 +213,84 @@ def _schedule_rules(cases: TrainingCases) -> Iterator[Refusal]:
         (cases.shard < 1) | (replicas % np.maximum(cases.shard, 1) != 0),
         lambda i: cases.dims(i).shard_terms(),
     )
+
+
+# CUDA graphs, recipes of 8 bits, compiling
+
+
+def untold_choices(setting: TrainingSetting) -> list[str]:
+    """Fields of a candidate that the setting's framework cannot be told as they are stated."""
+    able, compiled = training_engine(setting.engine).launches, setting.framework.compiled
+    always = compiled is not None and compiled.always
+    lacks = {
+        "fp8_recipe": setting.fp8_recipe is not None and setting.fp8_recipe not in able.fp8_recipes,
+        "cuda_graphs": setting.cuda_graphs != "none"
+        and setting.cuda_graphs not in able.cuda_graphs,
+        "compile": compiled is None if setting.compiles else setting.compiles is False and always,
+    }
+    return [name for name, lacking in lacks.items() if lacking]
+
+
+def _choice_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Refusal]:
+    """What a framework or a device cannot be told."""
+    title, recipe = setting.framework.title, setting.fp8_recipe
+    graphs, device = setting.cuda_graphs, setting.cluster.device
+
+    def all_cases(broken: bool) -> Bool:
+        return np.full(len(cases), broken)
+
+    for name in untold_choices(setting):
+        value = {"fp8_recipe": recipe, "cuda_graphs": graphs}.get(name, setting.compiles)
+        yield Refusal(
+            name.replace("_", "-"),
+            all_cases(True),
+            lambda _, name=name, value=value: (  # type: ignore[misc]
+                f"{title} is not told {name} {str(value).lower()}; leave it out"
+            ),
+        )
+    minimum = LEAST_ARCHITECTURE.get(recipe or "", 0)
+    yield Refusal(
+        "fp8-recipe",
+        all_cases(_capability(device.architecture) < minimum),
+        lambda _: f"{device.title} has no scales of fp8_recipe {recipe}",
+    )
+    if graphs == "none":
+        return
+    yield Refusal(
+        "cuda-graphs",
+        all_cases(device.runtime != "cuda"),
+        lambda _: f"{device.title} has no cuda_graphs; leave them out",
+    )
+    yield from _graph_rules(setting, cases)
+
+
+def _graph_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Refusal]:
+    """What goes with graphs (``TransformerConfig.__post_init__`` of Megatron Core 0.15)."""
+    graphs = setting.cuda_graphs
+    yield Refusal(
+        "cuda-graphs",
+        np.full(len(cases), graphs != "attention" and setting.model.is_moe),
+        lambda _: (
+            f"cuda_graphs {graphs} captures layers of fixed sizes, not the experts of "
+            f"{setting.model.name}; use attention"
+        ),
+    )
+    again = cases.recompute > RECOMPUTE.index("none")
+    if graphs == "attention":
+        inside = cases.recompute_modules & modules_code(("core_attn", "mla_up_proj")) > 0
+        bare = cases.recompute_modules == 0
+        again = (cases.recompute == RECOMPUTE.index("full")) | (again & (inside | bare))
+    yield Refusal(
+        "cuda-graphs",
+        again,
+        lambda i: (
+            f"cuda_graphs {graphs} does not go with recompute {RECOMPUTE[cases.recompute[i]]} of "
+            "what is captured; recompute nothing, or with attention only modules beside it"
+        ),
+    )
+
+
+def _capability(architecture: str) -> float:
+    """NVIDIA's compute capability times ten; 0 for other devices, which have none of the scales."""
+    kind, _, number = architecture.partition("_")
+    return float(number) if kind == "sm" and number.isdigit() else 0.0

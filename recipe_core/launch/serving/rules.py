@@ -10,8 +10,9 @@ from pydantic import BaseModel, ConfigDict
 from recipe_core.base.data_files import DataFile
 from recipe_core.base.errors import InputError
 from recipe_core.base.provenance import Sourced, Status
+from recipe_core.engines.candidate_options import USUAL
 from recipe_core.engines.grammar import meanings
-from recipe_core.engines.options import FOLDER
+from recipe_core.engines.options import FOLDER, OptionTable
 from recipe_core.hardware.profile import Runtime, Vendor
 from recipe_core.launch.process import Deployment
 from recipe_core.models.towers import THROUGH
@@ -87,14 +88,27 @@ def rules_for(deployment: Deployment) -> list[Rule]:
     return [rule for rule in rule_file().rules if rule.when.holds(deployment)]
 
 
-def intervals(deployment: Deployment) -> dict[str, int]:
-    """Intervals other than the default, 1, and all where an objective may choose them."""
-    candidate, offered = deployment.candidate, deployment.setting.engine.intervals
-    if offered is None:
-        return {}
-    chosen = offered.chosen_on(deployment.setting.cluster.device.architecture)
-    values = {name: int(getattr(candidate, name)) for name in offered.options}
-    return {name: steps for name, steps in values.items() if chosen or steps > 1}
+def told_options(deployment: Deployment, table: OptionTable | None = None) -> dict[str, float]:
+    """Options of a table for what a candidate has otherwise than usual.
+
+    Intervals also where an objective may choose them, so that 1 is no default. Without a table,
+    the options are those of the engine's command.
+    """
+    spec, values = deployment.setting.engine, deployment.candidate.options
+    words = {meaning: name for name, meaning in meanings(spec).items()}
+    places = table or spec.options
+    out: dict[str, float] = {}
+    for name, usual in USUAL.items():
+        value, word = values.get(name, usual), words.get(name, name)
+        if word in places.by_name and (value != usual or _is_chosen(deployment, name)):
+            out[word] = value
+    return out
+
+
+def _is_chosen(deployment: Deployment, name: str) -> bool:
+    offered = deployment.setting.engine.intervals
+    architecture = deployment.setting.cluster.device.architecture
+    return offered is not None and name in offered.options and offered.chosen_on(architecture)
 
 
 def environment(deployment: Deployment) -> dict[str, str]:

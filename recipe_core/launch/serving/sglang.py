@@ -95,7 +95,7 @@ def split_options(deployment: Deployment, group: Group) -> dict[str, Any]:
     return (
         options
         | kv_offload.options(deployment)
-        | rules.intervals(deployment)
+        | rules.told_options(deployment)
         | _draft(deployment)
         | rules.options(deployment)
         | rules.towers(deployment)

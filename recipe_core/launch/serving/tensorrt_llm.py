@@ -153,7 +153,7 @@ def split_options(deployment: Deployment, group: Group) -> dict[str, Any]:
     }
     if not deployment.setting.model.is_moe:
         del options["moe_expert_parallel_size"]
-    return options
+    return options | rules.told_options(deployment)
 
 
 def config_of(deployment: Deployment, group: Group) -> dict[str, Any]:
@@ -185,7 +185,8 @@ def config_of(deployment: Deployment, group: Group) -> dict[str, Any]:
         },
         "return_perf_metrics": True,
     }
-    config |= rules.intervals(deployment)
+    table = option_table("tensorrt-llm-config", engine("tensorrt-llm").version)
+    config |= rules.told_options(deployment, table)
     if candidate.speculative is not None:
         config["speculative_config"] = _draft(candidate.speculative)
     if group.role in ("prefill", "decode"):  # its buffer must hold the longest prompt
@@ -195,7 +196,7 @@ def config_of(deployment: Deployment, group: Group) -> dict[str, Any]:
         }
     if group.role == "prefill":  # not supported by servers that compute prompts only
         config["disable_overlap_scheduler"] = True
-    option_table("tensorrt-llm-config", engine("tensorrt-llm").version).argv(config)
+    table.argv(config)
     return config
 
 

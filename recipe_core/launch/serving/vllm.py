@@ -125,7 +125,7 @@ def engine_arguments(deployment: Deployment, group: Group) -> dict[str, Any]:
     return (
         options
         | kv_offload.options(deployment)
-        | rules.intervals(deployment)
+        | rules.told_options(deployment)
         | rules.options(deployment)
         | rules.towers(deployment)
     )

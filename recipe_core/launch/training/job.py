@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from recipe_core.base.errors import InputError
 from recipe_core.engines.training_programs import Hyper, training_engine, usual
 from recipe_core.estimates.columns.dims import ParallelDims
@@ -27,7 +29,6 @@ from recipe_core.estimates.training.reinforcement import at_longest
 from recipe_core.estimates.training.stages import stage_layers
 from recipe_core.launch.process import Launch, Process
 from recipe_core.models.spec import Attention, MoeMlp
-from recipe_core.plans.launchable import experts_of, plain_attention
 from recipe_core.request.training_workload import Rollout
 
 KEPT_CHECKPOINTS = 2
@@ -115,12 +116,12 @@ class Job:
     @property
     def moe(self) -> MoeMlp | None:
         """The experts, where the model has some."""
-        return experts_of(self.setting.model)
+        return self.setting.model.experts
 
     @property
     def attention(self) -> Attention | None:
         """The one kind of plain attention that all layers share, if they do."""
-        return plain_attention(self.setting.model)
+        return self.setting.model.plain_attention
 
     @property
     def cuts(self) -> int:
@@ -304,8 +305,9 @@ def node_host_bytes(job: Job) -> int:
     # without weights there are none, and those in 4 bits are made piece by piece
     loads = job.from_weights and job.setting.method != "qlora"
     parameters = job.setting.model.language_parameters if loads else 0
-    whole = copies.node_bytes(job.processes_per_node, parameters, divided=divided)
-    return math.ceil(job.processes_per_node * job.host_bytes + whole)
+    devices = np.array(job.processes_per_node, float)
+    copied = copies.node_bytes(devices, parameters, divided=divided)
+    return math.ceil(job.processes_per_node * job.host_bytes + float(copied))
 
 
 def environment(job: Job) -> dict[str, str]:

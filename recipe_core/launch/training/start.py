@@ -14,8 +14,7 @@ from recipe_core.estimates.training.estimates import TrainingEstimates
 from recipe_core.launch.modules import LaunchFolder
 from recipe_core.launch.process import Launch
 from recipe_core.launch.training.job import Job, Unsupported, incomplete, job_of
-from recipe_core.plans.launchable import able, titles, unable
-from recipe_core.plans.launchable_splits import split_rules
+from recipe_core.plans.launch_rules import able, split_rules, titles, unable
 
 MODULES = LaunchFolder(
     "recipe_core.launch.training",
@@ -52,11 +51,11 @@ def _refused(job: Job, estimates: TrainingEstimates, row: int) -> Iterator[Unsup
     """Refusals in order: what the run lacks, what its framework cannot launch, then the split."""
     yield from incomplete(job)
     setting, cases = estimates.setting, estimates.cases.take([row])
-    others = able(setting, job.offload, job.fused_loss)
-    instead = f"Use {titles(others)}." if others else ""
+    frameworks = able(setting, job.offload, job.fused_loss)
+    instead = f"Use {titles(frameworks)}." if frameworks else ""
     for lack in unable(setting, job.offload, job.fused_loss):
         reason = f"{setting.framework.title} cannot launch {lack.what}."
-        elsewhere = bool(others) and not lack.hint
+        elsewhere = bool(frameworks) and not lack.hint
         field = "candidate.engine" if elsewhere else lack.field
         yield Unsupported(field, reason, lack.hint or instead)
     for rule in split_rules(setting, cases):

@@ -1,0 +1,291 @@
+"""Facts of a training request and its splits that launch rules name.
+
+``engines/training/launch_rules.yaml`` and ``launches`` of ``programs.yaml`` are written in them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from recipe_core.base.arrays import Bool, Float, Int
+from recipe_core.engines.frameworks import training_data
+from recipe_core.engines.training_programs import LAUNCH_RULES, Bound, Launches, training_engine
+from recipe_core.estimates.columns.training import (
+    OFFLOADS,
+    RECOMPUTE,
+    SCHEDULES,
+    TrainingCases,
+    TrainingSetting,
+    modules_code,
+    modules_of,
+)
+from recipe_core.estimates.rules.training_rules import untold_choices
+from recipe_core.estimates.training.frozen_base import frozen_base_bytes
+from recipe_core.estimates.training.stages import reserved_ends, stage_layers
+from recipe_core.models.attention import GroupedAttention, LatentAttention, LinearAttention
+from recipe_core.models.mlp import DenseMlp
+from recipe_core.plans.megatron_model import megatron_model
+from recipe_core.plans.titan_models import reads_checkpoint, shipped_configuration, unlike_shipped
+
+METHODS = {
+    "pretrain": "pre-training",
+    "finetune": "fine-tuning",
+    "lora": "LoRA",
+    "qlora": "QLoRA",
+    "dpo": "DPO",
+    "grpo": "GRPO",
+    "ppo": "PPO",
+}
+_DATA = {"text": "texts", "chat": "chats", "preference": "preferences"}
+OFFLOAD_TITLES = {
+    "none": "states on the device",
+    "optimizer": "optimizer states in host memory",
+    "optimizer-nvme": "optimizer states on the host's disks",
+    "parameters": "parameters in host memory",
+}
+_CODES: Mapping[str, tuple[str, ...]] = {
+    "recompute": RECOMPUTE,
+    "schedule": SCHEDULES,
+    "offload": OFFLOADS,
+}
+"""Words of columns that hold codes."""
+
+_MODULES = ("recompute_modules", "unlisted_modules")
+"""Columns that hold names as bits."""
+
+_NF4_BLOCK = 64  # of weights that share a scale (trainer/nf4.py)
+_FLEX_BLOCK = 128
+
+
+class LaunchFacts:
+    """Facts by name, each computed once: scalars, lists, and columns where there are splits.
+
+    ``extras``: facts of a request that its setting does not hold. A dotted name reads a part of a
+    fact (``model.name``, ``able.attention.0``); a part of nothing is None.
+    """
+
+    def __init__(
+        self, setting: TrainingSetting, cases: TrainingCases | None = None, **extras: Any
+    ) -> None:
+        self.setting = setting
+        self.cases = cases
+        self._values: dict[str, Any] = extras
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._values:
+            root, _, part = name.rpartition(".")
+            self._values[name] = _part(self[root], part) if root else self._fact(name)
+        return self._values[name]
+
+    def _fact(self, name: str) -> Any:
+        if name in _OF_SETTING:
+            return _OF_SETTING[name](self.setting)
+        if self.cases is not None and name in _OF_SPLITS:
+            return _OF_SPLITS[name](self.setting, self.cases)
+        for holder in (self.cases, self.setting):
+            if hasattr(holder, name):
+                return getattr(holder, name)
+        raise LAUNCH_RULES.problem("", f"{name!r} is no fact of a launch", "Name one that is.")
+
+    def bound(self, bound: Bound) -> Any:
+        """A number, or the value of the fact that a rule names in its place."""
+        return self[bound] if isinstance(bound, str) else bound
+
+    def coded(self, name: str, words: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Words as they stand in a fact: codes, where it is a column of codes."""
+        codes = _CODES.get(name)
+        if codes is None or self.cases is None:
+            return words
+        return tuple(codes.index(word) for word in words)
+
+    def shown(self, name: str, i: int) -> Any:
+        """The fact in a sentence about split ``i``."""
+        value = self[name]
+        value = value[i] if isinstance(value, np.ndarray) else value
+        if name in _MODULES:
+            return ", ".join(modules_of(int(value)))
+        return _CODES[name][value] if name in _CODES and self.cases is not None else value
+
+
+def _part(value: Any, name: str) -> Any:
+    if value is None:
+        return None
+    return value[int(name)] if name.isdigit() else getattr(value, name)
+
+
+# What no split changes
+
+
+def _readable_data(setting: TrainingSetting) -> tuple[str, ...]:
+    """DPO learns from preferences, all else from what the framework's launch reads."""
+    return ("preference",) if setting.method == "dpo" else _able(setting).data
+
+
+def _chats(setting: TrainingSetting) -> bool:
+    """Data is conversations, which must not see each other in a sequence; texts are read on."""
+    return setting.data_format == "chat" or "text" not in _able(setting).data
+
+
+def _kernel_title(setting: TrainingSetting) -> str:
+    for name, kernel in training_data().attention_kernels.items():
+        if name == setting.attention:
+            return kernel.title
+    return f"{setting.attention} attention"
+
+
+def _usual_kernel(setting: TrainingSetting) -> str:
+    return setting.framework.kernels_on(setting.cluster.device.architecture)[0]
+
+
+def _gradient_formats(setting: TrainingSetting) -> tuple[str, ...]:
+    """Formats of gradients that a framework can be told; its own, where it is told none."""
+    default = "bf16" if setting.framework.states.reduced < 4 else "fp32"
+    formats = _able(setting).gradients
+    if setting.precision == "fp16":  # it keeps them in fp16 or fp32
+        formats = tuple(name for name in formats if name != "bf16")
+    return formats if _able(setting).gradients else (default,)
+
+
+def _optimizer_stages(setting: TrainingSetting) -> tuple[int, ...]:
+    able = _able(setting)
+    return able.optimizer_stages.get(setting.optimizer_name, able.zero_stages)
+
+
+def _full_attention(setting: TrainingSetting) -> bool:
+    attention = setting.model.plain_attention
+    return attention is not None and attention.window is None
+
+
+def _plain_layers(setting: TrainingSetting) -> bool:
+    return setting.model.plain_attention is not None and not setting.model.is_moe
+
+
+def _is_latent(setting: TrainingSetting) -> bool:
+    return any(isinstance(kind, LatentAttention) for kind, _ in setting.model.mixers)
+
+
+def _shared_heads(setting: TrainingSetting) -> int:
+    """Heads that ranks of tp share: of keys and values, of queries where attention is latent."""
+    latent = _is_latent(setting)
+    kinds = [kind for kind, _ in setting.model.mixers if not isinstance(kind, LinearAttention)]
+    return math.gcd(*(kind.heads if latent else kind.kv_heads for kind in kinds))
+
+
+def _unblocked_width(setting: TrainingSetting) -> int | None:
+    """Inputs of a matrix of the layers that do not divide into 4-bit blocks."""
+    widths = {setting.model.hidden}
+    for layer, _ in setting.model.kinds:
+        if isinstance(layer.attention, GroupedAttention):
+            widths.add(layer.attention.heads * layer.attention.v_head_dim)
+        if isinstance(layer.mlp, DenseMlp):
+            widths.add(layer.mlp.intermediate)
+    return next((width for width in widths if width % _NF4_BLOCK), None)
+
+
+def _able(setting: TrainingSetting) -> Launches:
+    return training_engine(setting.engine).launches
+
+
+_OF_SETTING: Mapping[str, Callable[[TrainingSetting], Any]] = {
+    "able": _able,
+    "title": lambda s: s.framework.title,
+    "device": lambda s: s.cluster.device,
+    "layers": lambda s: len(s.model.layers),
+    "layers_and_ends": lambda s: s.trained_layers + 2,
+    "method_title": lambda s: METHODS[s.method],
+    "data_title": lambda s: _DATA[s.data_format or "text"],
+    "usual_data_title": lambda s: _DATA[_readable_data(s)[0]],
+    "readable_data": _readable_data,
+    "chats": _chats,
+    "shipped": lambda s: shipped_configuration(s.model),
+    "unlike_shipped": lambda s: unlike_shipped(s.model),
+    "reads_checkpoint": lambda s: reads_checkpoint(s.model),
+    "megatron_untold": lambda s: " and ".join(megatron_model(s.model).untold),
+    "kernel_title": _kernel_title,
+    "usual_kernel": _usual_kernel,
+    "untold_choices": untold_choices,
+    "base_bytes": frozen_base_bytes,
+    "gradient_formats": _gradient_formats,
+    "optimizer_stages": _optimizer_stages,
+    "full_attention": _full_attention,
+    "plain_layers": _plain_layers,
+    "latent": _is_latent,
+    "windows": lambda s: any(kind.window for kind, _ in s.model.mixers),
+    "shared_heads": _shared_heads,
+    "shared_heads_kind": lambda s: "attention heads" if _is_latent(s) else "key/value heads",
+    "unblocked_width": _unblocked_width,
+}
+
+
+# Columns
+
+
+def _loaded_bytes(setting: TrainingSetting, cases: TrainingCases) -> Float:
+    """Whole models that the processes of a node load at once."""
+    copies = training_engine(setting.engine).host_copies
+    devices = np.minimum(cases.per_node, cases.devices).astype(float)
+    parameters = float(setting.model.language_parameters)
+    fsdp = setting.framework.sharding == "fsdp"
+    is_divided = (cases.zero_stage == 3) | (fsdp & (cases.zero_stage > 0))
+    return np.where(
+        is_divided,
+        copies.node_bytes(devices, parameters, divided=True),
+        copies.node_bytes(devices, parameters, divided=False),
+    )
+
+
+def _filled_chunks(setting: TrainingSetting, cases: TrainingCases) -> Int:
+    """Chunks that are filled where each has as many layers as the fullest."""
+    layers = len(setting.model.layers)
+    per_chunk = np.maximum(-(-layers // (cases.pp * cases.virtual_stages)), 1)
+    filled: Int = -(-layers // per_chunk)
+    return filled
+
+
+def _expert_ranks(_: TrainingSetting, cases: TrainingCases) -> Int:
+    """Ranks that share experts in torchtitan."""
+    shard = np.maximum(cases.shard // np.maximum(cases.cp, 1), 1)
+    ranks: Int = cases.tp * cases.cp * np.where(cases.zero_stage > 0, shard, 1)
+    return ranks
+
+
+def _empty_stage(setting: TrainingSetting, cases: TrainingCases) -> Bool:
+    counts, _, _ = stage_layers(setting, cases)
+    stages = np.arange(counts.shape[1])[None, :]
+    before_last = stages < cases.pp[:, None] - 1  # the last one can be the head alone
+    return np.asarray(np.any(before_last & (counts == 0), axis=1))
+
+
+def _last_stage_layers(setting: TrainingSetting, cases: TrainingCases) -> Float:
+    counts, _, last = stage_layers(setting, cases)
+    return np.asarray(np.nansum(counts * last, axis=1))
+
+
+def _uneven_phase(setting: TrainingSetting, cases: TrainingCases) -> Bool:
+    """A phase has micro-batches that do not fill rounds of the pipeline."""
+    batches = [cases.in_phase(phase).micro_batches for phase in setting.phases]
+    return np.asarray(np.any([count % np.maximum(cases.pp, 1) for count in batches], axis=0))
+
+
+def _unlisted_modules(setting: TrainingSetting, cases: TrainingCases) -> Int:
+    return cases.recompute_modules & ~modules_code(_able(setting).recompute_modules)
+
+
+_OF_SPLITS: Mapping[str, Callable[[TrainingSetting, TrainingCases], Any]] = {
+    "chunks": lambda _, c: c.pp * c.virtual_stages,
+    "filled_chunks": _filled_chunks,
+    "interleaved_rounds": lambda _, c: np.maximum(c.micro_batches // np.maximum(c.pp, 1), 1),
+    "shard_copies": lambda _, c: c.replicas // np.maximum(c.shard, 1),
+    "flex_pieces": lambda _, c: _FLEX_BLOCK * np.maximum(c.cp, 1),
+    "loaded_bytes": _loaded_bytes,
+    "expert_ranks": _expert_ranks,
+    "reserved_ends": reserved_ends,
+    "empty_stage": _empty_stage,
+    "last_stage_layers": _last_stage_layers,
+    "uneven_phase": _uneven_phase,
+    "unlisted_modules": _unlisted_modules,
+}
