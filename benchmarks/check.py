@@ -24,7 +24,7 @@ import yaml
 from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.commands.files import Item, check_items
 from recipe_core.hardware.cluster import device
-from recipe_core.targets.deployments.folder import entries_of
+from recipe_core.targets.deployments.judge import entries_of
 
 VERDICTS = ("fits", "tight", "uncertain", "cannot start", "unknown", "not read")
 COUNTED = re.compile(r"_\d+x$")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import _common as common
 import pandas as pd
@@ -10,8 +11,23 @@ import streamlit as st
 from pandas.io.formats.style import Styler
 
 from recipe_core.plans.plan import Plan
+from recipe_core.views.columns import Column
 from recipe_core.views.glossary import measure_help, term_help
 from recipe_core.views.tables import digits_of, named_columns
+
+
+def config(columns: Sequence[Column[Any]]) -> dict[str, object]:
+    """Titles of a table's columns, and what they mean."""
+    return {
+        column.key: st.column_config.Column(column.title, help=column.help or None)
+        for column in columns
+    }
+
+
+def table(rows: Sequence[Any], columns: Sequence[Column[Any]], alt: str) -> None:
+    """A table that is read, not sorted."""
+    cells = {column.title: [common.escape(column.text(row)) for row in rows] for column in columns}
+    st.table(cells, border="horizontal", hide_index=True, alt=alt)
 
 
 def column_config(plan: Plan) -> dict[str, object]:

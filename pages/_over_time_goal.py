@@ -11,12 +11,15 @@ import _over_time_load as loads
 import streamlit as st
 
 from recipe_core.base.described import description_of
+from recipe_core.base.units import percent_text
 from recipe_core.hardware.storage import storage_names, storage_tier
 from recipe_core.request.over_time import OverTime
 from recipe_core.request.time_limits import TimeLimits, time_limits
+from recipe_core.scaling.setup import start_of
 from recipe_core.views import charts
-from recipe_core.views import over_time_view as view
+from recipe_core.views.cold_start import start_savings, start_sentence
 from recipe_core.views.glossary import term_help
+from recipe_core.views.over_time import time_limits_text
 
 SHARES = (0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
 MOST_SAVINGS = 5
@@ -59,7 +62,7 @@ def presets() -> None:
     with st.container(horizontal=True):
         for name, preset in time_limits().items():
             st.button(
-                f"{preset.title}: {view.limits_text(preset.ttft_ms, preset.tpot_ms)}",
+                f"{preset.title}: {time_limits_text(preset.ttft_ms, preset.tpot_ms)}",
                 key=f"over-time-limits-{name}",
                 on_click=common.apply,
                 args=(limit_changes(preset),),
@@ -94,7 +97,7 @@ def attainment() -> None:
         sorted({*SHARES, now}),
         key="_over-time-attainment",
         on_change=commit,
-        format_func=view.share_text,
+        format_func=percent_text,
         help=f"{description_of(OverTime, 'attainment')}\n\n{term_help('attainment')}",
     )
 
@@ -141,7 +144,7 @@ def start() -> None:
         plan = common.planned_or_none()
         row = None if plan is None else common.selected_row(plan)
         if plan is not None and row is not None:
-            phases(view.start_of(plan, row))
+            phases(start_of(plan, row)[0].to_json())
 
 
 def places() -> dict[str, str]:
@@ -167,13 +170,13 @@ def pick(label: str, name: str, options: Mapping[str, str]) -> None:
 
 def phases(start: Mapping[str, Any]) -> None:
     """The phases of a start, and what shortens it."""
-    st.markdown(common.escape(view.start_sentence(start)))
+    st.markdown(common.escape(start_sentence(start)))
     st.plotly_chart(
         charts.start_phases(start, dark=common.dark()),
         key="over-time-start-chart",
         alt="Phases of a cold start, in seconds from the order of a replica",
     )
-    if changes := view.savings(start):
+    if changes := start_savings(start):
         st.markdown("**What shortens it**")
         with st.container(horizontal=True, key="over-time-savings"):
             for n, (text, fields) in enumerate(changes[:MOST_SAVINGS]):

@@ -13,6 +13,7 @@ import streamlit as st
 from recipe_core.base.described import description_of
 from recipe_core.base.errors import RecipeError
 from recipe_core.base.numbers import number_text, read_numbers
+from recipe_core.base.units import long_duration
 from recipe_core.request.link import START_LOADS
 from recipe_core.request.over_time import DAY_S, HOUR_S, MOST_RATES, OverTime
 from recipe_core.request.ranges import range_of
@@ -20,7 +21,8 @@ from recipe_core.scaling.traces.load import Load
 from recipe_core.scaling.traces.loads import load_of
 from recipe_core.scaling.traces.shapes import shape_names
 from recipe_core.views import charts
-from recipe_core.views import over_time_view as view
+from recipe_core.views import traces as views
+from recipe_core.views.over_time import week_time
 
 START_SHAPE = "azure-conversation"
 FROM = {"shape": "Published shape", "rates": "My rates", "trace": "A trace"}
@@ -111,7 +113,7 @@ def take_shape() -> None:
 
 def take_rates() -> None:
     """Make the rates of a shape one's own, to change them by hand."""
-    mine = {"rates": view.hourly(current()), "interval_s": HOUR_S}
+    mine = {"rates": views.hourly_rates(current()), "interval_s": HOUR_S}
     apply({"shape": None, "mean_rate": None, **mine})
 
 
@@ -147,11 +149,11 @@ def shape() -> None:
         names if now in names else [now, *names],
         key="_over-time-shape",
         on_change=commit,
-        format_func=view.shape_title,
+        format_func=views.shape_title,
         help=description_of(OverTime, "shape"),
     )
     if now in names:
-        st.caption(common.escape(view.shape_note(now)))
+        st.caption(common.escape(views.shape_note(now)))
 
 
 # --- rates that are typed ------------------------------------------------------------------------
@@ -186,7 +188,7 @@ def typed_rates() -> None:
         def commit_step() -> None:
             apply({"interval_s": st.session_state["_over-time-step"]})
 
-        steps = {**STEPS, **({} if step in STEPS else {step: view.time_text(step)})}
+        steps = {**STEPS, **({} if step in STEPS else {step: long_duration(step)})}
         st.selectbox(
             "Each is for",
             list(steps),
@@ -195,7 +197,7 @@ def typed_rates() -> None:
             format_func=steps.get,
         )
     whole = len(stated.rates) * step
-    days = f"{whole / DAY_S:g} days" if whole >= 2 * DAY_S else view.time_text(whole)
+    days = f"{whole / DAY_S:g} days" if whole >= 2 * DAY_S else long_duration(whole)
     st.caption(f"{len(stated.rates):,} rates: {days}, which repeat. 24 of an hour are a day.")
 
 
@@ -248,7 +250,7 @@ def begin() -> None:
         days if stated.start_hour in days else [stated.start_hour, *days],
         key="_over-time-begin",
         on_change=commit,
-        format_func=lambda hour: view.moment(0, hour),
+        format_func=lambda hour: week_time(0, hour),
         width=numbers.BOX_PX,
         help=description_of(OverTime, "start_hour"),
     )
@@ -261,7 +263,9 @@ def picture() -> None:
     except RecipeError as error:
         st.error(common.escape(error), icon=":material/block:")
         return
-    st.caption(common.escape(" ".join([*source_line(), view.load_of_sentence(whole)])))
+    st.caption(
+        common.escape(" ".join([*source_line(), views.traffic_sentence(views.load_facts(whole))]))
+    )
     rates, dark = whole.rates.tolist(), common.dark()
     names = ["Through time", "Hours of the week"]
     tabs = st.tabs(names if whole.span_s > DAY_S else names[:1], key="over-time-load")
@@ -269,7 +273,7 @@ def picture() -> None:
         st.plotly_chart(
             charts.rates_over_time(rates, whole.interval_s, whole.start_hour, dark=dark),
             key="over-time-rates-chart",
-            alt=f"Requests per second through {view.time_text(whole.span_s)}",
+            alt=f"Requests per second through {long_duration(whole.span_s)}",
         )
     for tab in tabs[1:]:
         with tab:

@@ -14,7 +14,7 @@ import streamlit as st
 from recipe_core.base.errors import RecipeError
 from recipe_core.doors.serve import folders_allowed
 from recipe_core.request.edit import change
-from recipe_core.views import over_time_view as view
+from recipe_core.views import over_time as view
 
 Json = Mapping[str, Any]
 
@@ -33,7 +33,7 @@ def draw(policy: Json) -> None:
             st.error(common.escape(error), icon=":material/block:")
             return
         if not files:
-            st.info(f"No object of the bundle is written for {view.title(policy['name'])}.")
+            st.info(f"No object of the bundle is written for {view.policy_title(policy['name'])}.")
             return
         path = st.selectbox("File", list(files), key="over-time-object")
         tabs.read(files[path or next(iter(files))])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import _columns as columns_of
 import _common as common
 import _over_time_load as loads
 import _over_time_objects as objects
@@ -15,8 +16,8 @@ from recipe_core.request.scaling import Scaling
 from recipe_core.scaling.rented import simulated_of
 from recipe_core.scaling.result import PolicyAnswer
 from recipe_core.views import charts
-from recipe_core.views import over_time_view as view
-from recipe_core.views.glossary import term_help
+from recipe_core.views import over_time as view
+from recipe_core.views.columns import styled
 
 Json = Mapping[str, Any]
 Drawn = Callable[..., Any]
@@ -51,20 +52,10 @@ CHARTS: Mapping[str, tuple[str, Drawn, str]] = {
 
 def draw(answer: Json) -> None:
     """Verdict, policies side by side, and the one that is looked at."""
-    good, sentence = view.verdict(answer)
+    good, sentence = view.over_time_verdict(answer)
     say, icon = (st.success, "check_circle") if good else (st.error, "block")
     say(f"**{common.escape(sentence)}.**", icon=f":material/{icon}:")
-    st.caption(
-        common.escape(
-            " ".join(
-                [
-                    view.limits_sentence(answer),
-                    view.service_sentence(answer),
-                    view.load_sentence(answer["load"]),
-                ]
-            )
-        )
-    )
+    st.caption(common.escape(" ".join(view.scenario_sentences(answer))))
     for note in answer["notes"]:
         st.caption(common.escape(note))
     if answer["policies"]:
@@ -78,7 +69,7 @@ def policies(answer: Json) -> None:
     policy = looked_at(answer)
     table(answer, policy["name"])
     pictures(answer, policy["name"])
-    st.header(view.title(policy["name"]), anchor=False)
+    st.header(view.policy_title(policy["name"]), anchor=False)
     closely(answer, policy)
     use(answer, policy)
     through_time(answer, policy)
@@ -86,7 +77,7 @@ def policies(answer: Json) -> None:
 
 def looked_at(answer: Json) -> Json:
     """The policy that the reader selected, else the one of the request, else the best."""
-    known = view.policies(answer)
+    known = view.policies_by_name(answer)
     scaling = common.request().options.scaling
     stated = scaling.policy if scaling else None
     for name in (st.session_state.get("over-time-policy"), stated, answer["best"]):
@@ -101,49 +92,30 @@ def looked_at(answer: Json) -> Json:
 
 def table(answer: Json, chosen: str) -> None:
     """A row for each policy and for both bounds; a selected policy is looked at."""
-    frame = view.policies_frame(answer)
-    keys = frame["key"].tolist()
+    columns = view.policy_columns(answer)
+    rows = view.policies_and_bounds(answer)
+    keys = [row["name"] for row in rows]
 
     def look() -> None:
-        rows = st.session_state["over-time-policies"]["selection"]["rows"]
-        if rows and keys[rows[0]] in view.policies(answer):
-            st.session_state["over-time-policy"] = keys[rows[0]]
+        selected = st.session_state["over-time-policies"]["selection"]["rows"]
+        if selected and keys[selected[0]] in view.policies_by_name(answer):
+            st.session_state["over-time-policy"] = keys[selected[0]]
 
     st.session_state["over-time-policies"] = {
         "selection": {"rows": [keys.index(chosen)], "columns": [], "cells": []}
     }
     st.dataframe(
-        frame,
+        styled(rows, columns),
         key="over-time-policies",
         on_select=look,
         selection_mode="single-row-required",
         hide_index=True,
         height="content",
-        column_config=columns(answer),
+        column_config=columns_of.config(columns),
         alt=f"{len(answer['policies'])} policies and two bounds, the best first",
     )
-    means = (f"**{view.title(name)}**: {text}" for name, text in view.BOUNDS.items())
+    means = (f"**{view.policy_title(name)}**: {text}" for name, text in view.BOUNDS.items())
     st.caption(f"Bounds: {'; '.join(means)}. Select a row to look at a policy.")
-
-
-def columns(answer: Json) -> dict[str, object]:
-    """Titles of the columns, and what they mean."""
-    text, number = st.column_config.TextColumn, st.column_config.NumberColumn
-    wanted = view.share_text(answer["attainment_wanted"])
-    return {
-        "key": None,
-        "policy": text("Policy", pinned=True),
-        "keeps": text("Keeps limits", help=f"For {wanted} of the requests"),
-        "month": number("$ a month", format="%.0f"),
-        "gpu_hours": number("GPU-hours", format="%.0f", help="Of the whole time"),
-        "attainment": number("Within limits (%)", format="%.2f", help=term_help("attainment")),
-        "band": text("Likely", help="The lowest and the highest of the repetitions"),
-        "replicas": text("Replicas", help="Fewest and most"),
-        "cold_starts": number("Cold starts", format="%.0f", help=term_help("cold-start")),
-        "worst": text("Worst time", help="When the fewest requests kept the limits"),
-        "peak": number("Of peak cost", format="percent", help=view.BOUNDS["always_peak"]),
-        "clairvoyant": number("× clairvoyant", format="%.2f", help=view.BOUNDS["clairvoyant"]),
-    }
 
 
 def pictures(answer: Json, chosen: str) -> None:
@@ -171,7 +143,7 @@ def pictures(answer: Json, chosen: str) -> None:
 
 def closely(answer: Json, policy: Json) -> None:
     """Which policy is looked at, its figures and parameters."""
-    names = list(view.policies(answer))
+    names = list(view.policies_by_name(answer))
     common.seed("_over-time-policy", policy["name"])
 
     def commit() -> None:
@@ -183,10 +155,10 @@ def closely(answer: Json, policy: Json) -> None:
         names,
         key="_over-time-policy",
         on_change=commit,
-        format_func=view.title,
+        format_func=view.policy_title,
         width=300,
     )
-    said = [f"{view.facts(policy)}.", view.checked_text(answer, policy)]
+    said = [f"{view.policy_facts(policy)}.", view.worst_hour_sentence(answer, policy)]
     st.markdown(common.escape(" ".join(filter(None, said))))
     left, right = st.columns(2, gap="large")
     for place, rows, alt in (
@@ -221,7 +193,7 @@ def use(answer: Json, policy: Json) -> None:
     used = scaling == Scaling.model_validate(policy["scaling"])
     with st.container(horizontal=True, vertical_alignment="center"):
         st.button(
-            "Used in the recipe" if used else f"Use {view.title(policy['name'])}",
+            "Used in the recipe" if used else f"Use {view.policy_title(policy['name'])}",
             key="over-time-use",
             type=common.main_button(),
             icon=":material/check:" if used else ":material/tune:",
@@ -249,7 +221,7 @@ def use(answer: Json, policy: Json) -> None:
 
 def through_time(answer: Json, policy: Json) -> None:
     """Load, replicas, first token, share and cost, over the whole time or one day of it."""
-    days = view.days_of(answer["load"])
+    days = view.days_of_load(answer["load"])
     shown = next(iter(days))
     if len(days) > 1:
         st.session_state.setdefault("over-time-day", shown)

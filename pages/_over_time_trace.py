@@ -13,10 +13,9 @@ from recipe_core.base.errors import RecipeError
 from recipe_core.request.over_time import OverTime
 from recipe_core.scaling.traces.shapes import shape_names
 from recipe_core.scaling.traces.trace import Trace
-from recipe_core.views import charts, trace_view
-from recipe_core.views import over_time_view as view
+from recipe_core.views import charts
 from recipe_core.views.charts.trace import alt_text
-from recipe_core.views.trace_view import TraceLook
+from recipe_core.views.traces import TraceLook, look_at_trace, shape_title, trace_rows
 
 MOST_MB = 16
 KINDS = ["csv", "tsv", "txt", "log", "json", "jsonl", "gz"]
@@ -56,9 +55,7 @@ def read() -> None:
     if unread is None:
         return
     try:
-        look = common.calculated(
-            "Reading the trace", trace_view.look_at, *unread, simulated_what=""
-        )
+        look = common.calculated("Reading the trace", look_at_trace, *unread, simulated_what="")
     except RecipeError as error:
         st.error(common.escape(error), icon=":material/block:")
     else:
@@ -68,7 +65,7 @@ def read() -> None:
 def described(look: TraceLook) -> None:
     """Its figures and charts."""
     st.table(
-        {name: common.escape(text) for name, text in trace_view.rows(look.facts).items()},
+        {name: common.escape(text) for name, text in trace_rows(look.facts).items()},
         border="horizontal",
         alt="What the trace holds",
     )
@@ -108,7 +105,7 @@ def use(look: TraceLook, stated: OverTime | None) -> None:
             "It lasts less than a day. Days and nights are those of",
             [OWN, *shape_names()],
             key="over-time-trace-shape",
-            format_func=lambda name: view.shape_title(name) if name else "the trace, repeated",
+            format_func=lambda name: shape_title(name) if name else "the trace, repeated",
             persist_state="session",
         )
     changes = look.changes(stated, shape or None)

@@ -18,7 +18,7 @@ from recipe_core.hardware.cluster import device_names
 from recipe_core.request.describe import hardware_name
 from recipe_core.request.serving_workload import ServingWorkload
 from recipe_core.views.calibrated import changed_figures
-from recipe_core.views.command_text import memory_meant, words_text
+from recipe_core.views.commands import memory_meant, words_text
 from recipe_core.views.glossary import term_help
 from recipe_core.views.verdict import percent
 

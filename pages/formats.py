@@ -1,12 +1,15 @@
+import _columns as columns_of
 import _common as common
 import _formats_answer as judging
 import _formats_row as details
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
+from recipe_core.base.units import figure_amount
 from recipe_core.request.describe import summary
 from recipe_core.views import charts
-from recipe_core.views import formats_view as view
+from recipe_core.views import formats as view
+from recipe_core.views.columns import styled
 from recipe_core.views.glossary import term_help
 
 HELD = {"ratio": "Against the base", "value": "Values"}
@@ -57,9 +60,9 @@ def limit() -> None:
 
 def head(answer: judging.Json) -> None:
     """The best format, and what it changes."""
-    best = view.best_row(answer)
+    best = view.best_technique(answer)
     if best is None:
-        st.warning(view.verdict(answer), icon=":material/block:")
+        st.warning(view.formats_verdict(answer), icon=":material/block:")
         return
     with st.grid(5, min_column_width=150):
         with st.container(border=True, height="stretch", gap="xsmall"):
@@ -69,24 +72,23 @@ def head(answer: judging.Json) -> None:
         retained = best["accuracy"]["retained"]
         tile(
             "Accuracy kept",
-            view.kept_text(best, band=False),
+            view.kept_accuracy(best, band=False),
             ""
             if retained is None
             else f"{retained['low'] * 100:.1f} – {retained['high'] * 100:.1f} %",
         )
         for name in ("usd_per_million_output_tokens", "tpot_s", "weights_bytes"):
-            known = view.figure(best, name, "best_split") or view.figure(best, name)
+            known = view.technique_figure(best, name, "best_split") or view.technique_figure(
+                best, name
+            )
             if known is not None:
-                change = view.change_text(known["ratio"])
-                tile(view.FIGURES[name][0], view.figure_text(name, known["value"]), change)
-    if answer["accuracy_limit"] is None:
-        st.caption(
-            "No least accuracy is asked for, so the objective alone ranks: what is cheap and "
-            "wrong may come first."
-        )
-    elif not best["accuracy"]["within_limit"]:
-        st.warning(common.escape(view.verdict(answer)), icon=":material/warning:")
-    usable = view.usable_row(answer)
+                change = view.ratio_text(known["ratio"])
+                tile(view.HEADS[name], figure_amount(name, known["value"]), change)
+    if note := view.ranking_note(answer):
+        st.caption(common.escape(note))
+    elif answer["accuracy_limit"] is not None and not best["accuracy"]["within_limit"]:
+        st.warning(common.escape(view.formats_verdict(answer)), icon=":material/warning:")
+    usable = view.best_usable(answer)
     if usable is not None:
         details.use(usable, "formats-use-best", main=True)
         if usable is not best:
@@ -106,18 +108,6 @@ def tile(title: str, text: str, below: str) -> None:
     )
 
 
-def base(answer: judging.Json) -> None:
-    """What everything is compared with."""
-    base_formats = answer["base"]
-    formats = f"{base_formats['weight_dtype']} weights, {base_formats['kv_dtype']} cache"
-    base_split = base_formats["same_split"]
-    engine = answer["engine"]["name"]
-    text = f"Base: {answer['model']} with {formats} on {base_split['split']}, {engine}"
-    if base_split["state"] == "cannot run":
-        text += f", which cannot run: {base_split['reasons'][0]}"
-    st.caption(common.escape(". ".join([text, *base_formats["notes"]]).rstrip(".") + "."))
-
-
 @st.fragment
 def picture(answer: judging.Json) -> None:
     """Accuracy against what a token costs or takes."""
@@ -125,17 +115,17 @@ def picture(answer: judging.Json) -> None:
     with st.container(horizontal=True, vertical_alignment="bottom"):
         name = st.selectbox(
             "Against",
-            list(view.AXES),
-            format_func=view.AXES.get,
+            view.AXES,
+            format_func=view.figure_title,
             key="formats-against",
             persist_state="session",
             width=240,
         )
         split = chosen_split("formats-chart-split")
-    rows = view.shown_rows(answer)
+    rows, axis = view.shown_techniques(answer), name or view.AXES[0]
     figure = charts.accuracy_against(
         rows,
-        name or next(iter(view.AXES)),
+        axis,
         split,
         limit=answer["accuracy_limit"],
         dark=common.dark(),
@@ -143,9 +133,9 @@ def picture(answer: judging.Json) -> None:
     st.plotly_chart(
         figure,
         key="formats-accuracy",
-        alt=f"Accuracy kept by {len(rows)} techniques against {view.AXES.get(name, '')}",
+        alt=f"Accuracy kept by {len(rows)} techniques against {view.figure_title(axis)}",
     )
-    hidden = charts.not_drawn(rows, name or next(iter(view.AXES)), split)
+    hidden = charts.not_drawn(rows, axis, split)
     st.caption(
         "Left is better, up is better. Lines are the ranges in which eight of ten measured "
         "scores are expected."
@@ -186,32 +176,24 @@ def table(answer: judging.Json) -> None:
         )
         files = st.toggle("All GGUF types", key="formats-files", persist_state="session")
         every = st.toggle("What does not run", key="formats-refused", persist_state="session")
-    rows = view.shown_rows(answer, every_file=files, without_figures=every)
-    frame = view.formats_frame(rows, values=figures == "value", split=split)
+    rows = view.shown_techniques(answer, every_file=files, without_figures=every)
+    columns = view.technique_columns(values=figures == "value", split=split, reasons=every)
+    config = columns_of.config(columns)
+    config["#"] = st.column_config.Column("#", width=40, help="By the objective")
+    config["Technique"] = st.column_config.Column("Technique", width="medium", pinned=True)
+    config["Runs"] = st.column_config.Column("Runs", help=term_help("emulated"))
+    config["Accuracy kept"] = st.column_config.Column(
+        "Accuracy kept", help=term_help("accuracy-recovery")
+    )
     event = st.dataframe(
-        frame if every else frame.drop(columns="why"),
+        styled(rows, columns),
         key=f"formats-table-{split}-{figures}-{files}-{every}",
         hide_index=True,
-        height="content" if len(frame) < 14 else 500,
+        height="content" if len(rows) < 14 else 500,
         on_select="rerun",
         selection_mode="single-row",
-        column_config={
-            "rank": st.column_config.NumberColumn("#", width=40, help="By the objective"),
-            "technique": st.column_config.TextColumn("Technique", pinned=True, width="medium"),
-            "verdict": st.column_config.TextColumn("Runs", help=term_help("emulated")),
-            "accuracy": st.column_config.TextColumn(
-                "Accuracy kept", help=term_help("accuracy-recovery")
-            ),
-            **{
-                name: st.column_config.TextColumn(head, help=text)
-                for name, (head, text) in view.FIGURES.items()
-            },
-            "split": st.column_config.TextColumn("Best split for it"),
-            "best_at": st.column_config.TextColumn("Best at"),
-            "checkpoint": st.column_config.TextColumn("Checkpoint", help="That already is it"),
-            "why": st.column_config.TextColumn("Why not", width="large"),
-        },
-        alt=f"{len(frame)} techniques with accuracy and figures",
+        column_config=config,
+        alt=f"{len(rows)} techniques with accuracy and figures",
     )
     picked = event.selection.rows
     if picked and picked[0] < len(rows):
@@ -224,7 +206,7 @@ def table(answer: judging.Json) -> None:
 def matrix(answer: judging.Json) -> None:
     """Who runs what: engines on this device, or hardware under this engine."""
     common.follow_edit()
-    device, engine = answer["matrix"]["engines_on"], view.column_title(answer["engine"]["name"])
+    device, engine = answer["matrix"]["engines_on"], view.support_title(answer["engine"]["name"])
     ways = {"by_engine": f"Engines on {device}", "by_hardware": f"Hardware under {engine}"}
     with st.container(horizontal=True, vertical_alignment="bottom"):
         way = st.segmented_control(
@@ -240,7 +222,7 @@ def matrix(answer: judging.Json) -> None:
         words = st.toggle("As a table", key="formats-matrix-table", persist_state="session")
     cells = answer["matrix"][way or "by_engine"]
     if not every:
-        cells = view.narrowed(cells, FIRST_COLUMNS)
+        cells = view.narrow_matrix(cells, FIRST_COLUMNS)
     if not cells:
         st.caption("Nothing is known of it.")
         return
@@ -265,25 +247,15 @@ FIRST_COLUMNS = 9
 
 def together(answer: judging.Json) -> None:
     """Which techniques go together."""
-    frame = view.pairs_frame(answer)
-    if frame.empty:
+    pairs = answer["combinations"]
+    if not pairs:
         return
     st.header("Together", anchor=False)
     st.dataframe(
-        frame,
+        styled(pairs, view.PAIRS),
         hide_index=True,
-        column_config={
-            "pair": st.column_config.TextColumn("Techniques", pinned=True, width="large"),
-            "effect": "Effect",
-            "cost": st.column_config.TextColumn("Cost", help="Both estimated at once"),
-            "product": st.column_config.TextColumn(
-                "By product", help="What each alone would give, multiplied"
-            ),
-            "held": "Tokens held",
-            "accuracy": "Accuracy kept",
-            "sentence": st.column_config.TextColumn("Why", width="large"),
-        },
-        alt=f"{len(frame)} pairs of techniques",
+        column_config=columns_of.config(view.PAIRS),
+        alt=f"{len(pairs)} pairs of techniques",
     )
 
 
@@ -299,7 +271,7 @@ else:
     try:
         answer = judging.answer(common.request())
         head(answer)
-        base(answer)
+        st.caption(common.escape(view.base_sentence(answer)))
         st.header("Accuracy against cost", anchor=False)
         picture(answer)
         st.header("Techniques", anchor=False)

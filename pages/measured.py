@@ -1,3 +1,7 @@
+from collections.abc import Sequence
+from typing import Any
+
+import _columns as columns_of
 import _common as common
 import _measured_answer as answer
 import streamlit as st
@@ -8,7 +12,8 @@ from recipe_core.calibration.comparison import ComparedFigure, RunsCompared
 from recipe_core.calibration.store import Overlay, stamp
 from recipe_core.doors.serve import folders_allowed
 from recipe_core.views import charts
-from recipe_core.views import measured_view as view
+from recipe_core.views import measured as view
+from recipe_core.views.columns import Column, known_columns, styled
 
 MINE, PUBLISHED = "Mine", "Published"
 COMMANDS = """recipe up BUNDLE
@@ -45,26 +50,23 @@ def how_to_begin() -> None:
 
 def errors(compared: RunsCompared) -> None:
     """Before and after, by figure."""
-    st.dataframe(
-        view.errors_frame(compared),
-        hide_index=True,
-        column_config={
-            "figure": st.column_config.TextColumn("Figure", pinned=True),
-            "runs": st.column_config.NumberColumn("Runs"),
-            "error_formulas": percent("Median error", "Of the formulas alone"),
-            "error_corrected": percent(
-                "With the other runs", "Each run is predicted without itself"
-            ),
-            "in_band_formulas": percent("In band", "Of the formulas alone: 80 % are expected"),
-            "in_band_corrected": percent("In band, with the others", "80 % are expected"),
-        },
-        alt="Errors of the predictions by figure, before and after calibration",
+    columns = (*view.ERRORS, *view.IN_BAND)
+    table(
+        view.figure_errors(compared),
+        columns,
+        "Errors of the predictions by figure, before and after calibration",
     )
 
 
-def percent(title: str, help: str) -> object:  # noqa: A002 - Streamlit's own word
-    """A column of percentages."""
-    return st.column_config.NumberColumn(title, format="%.1f%%", help=help)
+def table(rows: Sequence[Any], columns: Sequence[Column[Any]], alt: str) -> None:
+    """A table that sorts, without an index."""
+    st.dataframe(
+        styled(rows, columns),
+        hide_index=True,
+        height="content" if len(rows) < 11 else 390,
+        column_config=columns_of.config(columns),
+        alt=alt,
+    )
 
 
 @st.fragment
@@ -74,9 +76,9 @@ def pictures(compared: RunsCompared) -> None:
     with st.container(horizontal=True):
         figure = st.segmented_control(
             "Figure",
-            view.figures_of(compared),
-            default=view.figures_of(compared)[0],
-            format_func=view.TITLES.__getitem__,
+            view.measured_figures(compared),
+            default=view.measured_figures(compared)[0],
+            format_func=view.measured_title,
             required=True,
             key="measured-figure",
         )
@@ -88,7 +90,7 @@ def pictures(compared: RunsCompared) -> None:
             required=True,
             key="measured-which",
         )
-    rows = view.rows_of(compared, figure or view.figures_of(compared)[0])
+    rows = view.rows_of_figure(compared, figure or view.measured_figures(compared)[0])
     st.plotly_chart(
         charts.measured_against(rows, which or "corrected", dark=common.dark()),
         key="measured-scatter",
@@ -134,50 +136,18 @@ def parts(rows: list[ComparedFigure]) -> None:
 
 def numbers(ids: tuple[str, ...]) -> None:
     """What calibration changed: each factor with its scope and credibility."""
-    frame = view.numbers_frame(answer.learned(ids, stamp()))
-    if frame.empty:
-        return
-    st.header("What was learned", anchor=False)
-    st.dataframe(
-        frame,
-        hide_index=True,
-        height="content" if len(frame) < 11 else 390,
-        column_config={
-            "time": st.column_config.TextColumn("Time of"),
-            "scope": st.column_config.TextColumn("Scope", width="large"),
-            "factor": st.column_config.NumberColumn(
-                "×", format="%.3g", help="On the times of the formulas; factors multiply"
-            ),
-            "band": st.column_config.TextColumn("80 %"),
-            "weight": st.column_config.NumberColumn(
-                "Credibility", format="%.0f%%", help="How far the runs settle the factor"
-            ),
-            "runs": st.column_config.NumberColumn("Runs"),
-        },
-        alt=f"{len(frame)} factors that the calibration learned",
-    )
+    learned = view.rank_numbers(answer.learned(ids, stamp()))
+    if learned:
+        st.header("What was learned", anchor=False)
+        table(learned, view.NUMBERS, f"{len(learned)} factors that the calibration learned")
 
 
 def kept(overlay: Overlay) -> None:
     """Every run that the calibration keeps, and whether it counts."""
     st.header("Runs", anchor=False)
-    st.dataframe(
-        view.runs_frame(overlay.entries, sources=folders_allowed()),
-        hide_index=True,
-        column_config={
-            "state": st.column_config.TextColumn("State", width="medium", pinned=True),
-            "run": "Run",
-            "device": "Device",
-            "engine": "Engine",
-            "measured": "Measured on",
-            "expires": st.column_config.DateColumn(
-                "Counts until", help="Drivers, images and clocks move on"
-            ),
-            "source": "From",
-            **view.TITLES,
-        },
-        alt=f"{len(overlay.entries)} runs of the calibration",
-    )
+    newest = list(reversed(overlay.entries))
+    columns = known_columns(newest, view.run_columns(sources=folders_allowed()))
+    table(newest, columns, f"{len(newest)} runs of the calibration")
     if folders_allowed():
         st.caption(common.escape(f"Kept in {overlay.path}."))
     st.caption("Take the latest back: `recipe calibrate --undo`")
@@ -186,34 +156,11 @@ def kept(overlay: Overlay) -> None:
 def checkpoints(overlay: Overlay) -> None:
     """Measured checkpoints beside what published figures let expect of them."""
     st.header("Checkpoints made here", anchor=False)
-    st.dataframe(
-        view.checkpoints_frame(
-            Knowledge(overlay).compared(overlay.compressions), sources=folders_allowed()
-        ),
-        hide_index=True,
-        column_config={
-            "state": st.column_config.TextColumn("State", pinned=True),
-            "model": "Base",
-            "technique": "Technique",
-            "method": "Method",
-            "measured": percent("Perplexity kept", "Of the base over that of the result"),
-            "expected": st.column_config.TextColumn(
-                "Expected (80 % band)", help="Of perplexity, by published figures alone"
-            ),
-            "held": "In band",
-            "agreement": percent("Same answers", "Equal tokens of greedy answers"),
-            "before": st.column_config.TextColumn(
-                "Accuracy expected", help="Mean over tasks, by published figures alone"
-            ),
-            "after": st.column_config.TextColumn(
-                "With it", help="What is kept of perplexity is taken as a floor of accuracy"
-            ),
-            "tokens": st.column_config.NumberColumn("Tokens", help="Of the text that was read"),
-            "date": "Measured on",
-            "expires": st.column_config.DateColumn("Counts until"),
-            "source": "From",
-        },
-        alt=f"{len(overlay.compressions)} measured checkpoints beside what was expected of them",
+    newest = list(reversed(Knowledge(overlay).compared(overlay.compressions)))
+    table(
+        newest,
+        view.checkpoint_columns(sources=folders_allowed()),
+        f"{len(newest)} measured checkpoints beside what was expected of them",
     )
     st.caption("Take the latest back: `recipe calibrate --undo`")
 
@@ -230,11 +177,11 @@ try:
     ids = tuple(entry.id for entry in overlay.entries if not entry.expired) if overlay else ()
     compared = answer.compared_runs(ids if whose == MINE else None, stamp())
     if overlay is not None and whose == MINE:
-        st.markdown(common.escape(view.verdict(overlay, compared)))
+        st.markdown(common.escape(view.calibration_verdict(overlay, compared)))
     if compared.figures:
         errors(compared)
         pictures(compared)
-    for name, reason in list(compared.left_out.items())[: view.LEFT_OUT_SHOWN]:
+    for name, reason in list(compared.left_out.items())[: view.MAX_LEFT_OUT]:
         st.caption(common.escape(f"Not predicted: {name}: {reason}"))
     if overlay is not None and overlay.entries and whose == MINE:
         numbers(tuple(entry.id for entry in overlay.entries if entry.counts))

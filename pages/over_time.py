@@ -8,7 +8,7 @@ import streamlit as st
 from recipe_core.base.errors import RecipeError
 from recipe_core.request.describe import summary
 from recipe_core.request.scaling import POLICIES
-from recipe_core.views import over_time_view as view
+from recipe_core.views.over_time import policy_title
 
 
 def serving_only() -> None:
@@ -47,7 +47,7 @@ def compared() -> list[str]:
         POLICIES,
         selection_mode="multi",
         key="over-time-compared",
-        format_func=view.title,
+        format_func=policy_title,
         persist_state="session",
         help="None chosen compares all. Each is searched for the cheapest parameters that keep "
         "the limits",

@@ -5,10 +5,10 @@ python scripts/cold_start_table.py
 
 from __future__ import annotations
 
+from recipe_core.base.units import long_duration
 from recipe_core.estimates.serving.cold_start import ColdStart, cold_start
 from recipe_core.hardware.cluster import device
 from recipe_core.request.start import Start
-from recipe_core.views.start_text import seconds_text
 
 PLACES = ("tmpfs", "nvme", "ebs-gp3", "efs", "s3", "hub")
 ENGINES = ("vllm", "sglang", "tensorrt-llm", "tgi", "transformers", "llama-cpp")
@@ -35,8 +35,14 @@ def row(engine: str, place: str, size: str) -> str:
     weights = sum(part.seconds for part in start.phases if part.name in WEIGHTS)
     before = sum(part.seconds for part in start.phases if part.name in BEFORE)
     after = start.seconds - weights - before
-    band = f"{seconds_text(start.low_s)} to {seconds_text(start.high_s)}"
-    cells = [engine, size, place, *map(seconds_text, (before, weights, after, start.seconds)), band]
+    band = f"{long_duration(start.low_s)} to {long_duration(start.high_s)}"
+    cells = [
+        engine,
+        size,
+        place,
+        *map(long_duration, (before, weights, after, start.seconds)),
+        band,
+    ]
     return f"| {' | '.join(cells)} |"
 
 
@@ -54,8 +60,8 @@ def main() -> None:
     of_small = {saving.text: saving.seconds_saved for saving in small.savings}
     for saving in large.savings:
         less = of_small.get(saving.text)
-        first = "-" if less is None else seconds_text(less)
-        print(f"| {saving.text} | {first} | {seconds_text(saving.seconds_saved)} |")
+        first = "-" if less is None else long_duration(less)
+        print(f"| {saving.text} | {first} | {long_duration(saving.seconds_saved)} |")
 
 
 if __name__ == "__main__":

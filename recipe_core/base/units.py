@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 GIB = float(1 << 30)
+SHARE_DECIMALS = 4
+"""Of shares in percent, at most."""
 
 
 def gib(value_bytes: float) -> str:
@@ -26,9 +28,29 @@ def significant(value: float, digits: int = 3) -> str:
     return f"{value:,.{_decimals(value, digits)}f}"
 
 
+def trimmed(value: float, digits: int = 3) -> str:
+    """The same without zeros at its end: ``12`` of 12.0, ``0.5`` of 0.500."""
+    text = significant(value, digits)
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
 def duration(seconds: float) -> str:
     """Seconds as ms below one second, else s."""
     return f"{significant(seconds * 1e3)} ms" if abs(seconds) < 1 else f"{significant(seconds)} s"
+
+
+def long_duration(seconds: float) -> str:
+    """A time of milliseconds to days: ``450 ms``, ``45 s``, ``7.7 min``, ``2.1 h``, ``3 days``."""
+    if 0 < seconds < 1:
+        return f"{trimmed(seconds * 1e3)} ms"
+    for threshold, factor, unit in (
+        (172_800.0, 86_400.0, "days"),
+        (5400.0, 3600.0, "h"),
+        (120.0, 60.0, "min"),
+    ):
+        if seconds >= threshold:
+            return f"{trimmed(seconds / factor, 2)} {unit}"
+    return f"{trimmed(seconds, 2)} s"
 
 
 def alike(parts_s: Sequence[float], total_s: float) -> list[str]:
@@ -38,11 +60,11 @@ def alike(parts_s: Sequence[float], total_s: float) -> list[str]:
     """
     factor, unit = (1e3, "ms") if abs(total_s) < 1 else (1.0, "s")
     decimals = _decimals(total_s * factor)
-    least = 10.0**-decimals
+    threshold = 10.0**-decimals
     return [
         f"{part_s * factor:,.{decimals}f} {unit}"
-        if part_s == 0 or part_s * factor >= least / 2
-        else f"<{least:.{decimals}f} {unit}"
+        if part_s == 0 or part_s * factor >= threshold / 2
+        else f"<{threshold:.{decimals}f} {unit}"
         for part_s in parts_s
     ]
 
@@ -57,8 +79,8 @@ def _decimals(value: float, digits: int = 3) -> int:
 def seconds(value_s: float, digits: int = 3) -> str:
     """Seconds from microseconds on, with significant digits: ``88.59 µs``, ``2.42 s``."""
     size = abs(value_s)
-    for least, factor, unit in ((1.0, 1.0, "s"), (1e-3, 1e3, "ms")):
-        if size >= least:
+    for threshold, factor, unit in ((1.0, 1.0, "s"), (1e-3, 1e3, "ms")):
+        if size >= threshold:
             return f"{significant(value_s * factor, digits)} {unit}"
     return f"{significant(value_s * 1e6, digits)} µs" if size else "0 s"
 
@@ -79,6 +101,23 @@ def rate(tokens_per_s: float) -> str:
 def usd(value: float) -> str:
     """US dollars; a dash when the price is not known."""
     return f"${significant(value)}" if math.isfinite(value) else "–"
+
+
+def figure_amount(name: str, value: float) -> str:
+    """A figure with its unit, by the end of its name: ``24.7 ms`` of a ``tpot_s``."""
+    if name.endswith("_bytes"):
+        return gib(value)
+    if "tokens_per_s" in name:
+        return rate(value)
+    if name.endswith("_s"):
+        return duration(value)
+    if name.startswith("usd"):
+        return usd(value)
+    if name.startswith("joules"):
+        return f"{significant(value)} J"
+    if name == "mfu":
+        return f"{value:.1%}"
+    return count(value) if value >= 1e3 else trimmed(value)
 
 
 def count(value: float) -> str:
@@ -133,3 +172,16 @@ def chance_text(probability: float) -> str:
     if 0.99 < probability < 1:
         return ">99%"
     return f"{probability:.0%}"
+
+
+def percent_text(share: float) -> str:
+    """A share in percent, never rounded up, with two digits of what it lacks: ``99.95 %``."""
+    missing = 1 - share
+    if missing <= 0:
+        return "100 %"
+    decimals = 1
+    while missing * 10**decimals < 0.1 - 1e-9 and decimals < SHARE_DECIMALS:
+        decimals += 1
+    scale = 10**decimals
+    percent = math.floor(share * 100 * scale + 1e-6) / scale
+    return f"{percent:.{decimals}f}".rstrip("0").rstrip(".") + " %"

@@ -1,4 +1,4 @@
-"""What a bundle starts: its first choice, and each fallback that its launcher can take by itself.
+"""Launches of a bundle: its first choice, and each fallback that its launcher takes by itself.
 
 ``launch.json`` lists the fallbacks in the recipe's order; each has a folder ``fallbacks/NAME/``
 with a ``launch.json`` and an ``expected.json`` of its own, and the files that differ from those of
@@ -17,14 +17,15 @@ from recipe_core.base.errors import RecipeError
 from recipe_core.bundle.compress import compression_document, served_model
 from recipe_core.engines.spec import engine
 from recipe_core.estimates.rules.kernels import told_by_releases
+from recipe_core.hardware.cluster import device, device_names
 from recipe_core.launch.access import engine_words
 from recipe_core.launch.process import Launch, Process
 from recipe_core.launch.startup import limit_s
 from recipe_core.recipe import Recipe
 from recipe_core.recipe.build import device_facts, recipe_request
 from recipe_core.recipe.decision import Decision, decide
-from recipe_core.recipe.launch_variants import launch_variants
 from recipe_core.recipe.schema import Fallback
+from recipe_core.recipe.variants import Machine, Variant
 from recipe_core.request.edit import change
 from recipe_core.request.serving_workload import ServingWorkload
 from recipe_core.targets.of_recipe import placed
@@ -70,47 +71,53 @@ def _launches(recipe: Recipe, started: Launch) -> Iterator[FallbackLaunch]:
             continue
         changes = {**fallback.changes, "candidate": fallback.candidate}
         try:
-            other = decide(change(recipe_request(recipe), {**changes, **UNSCALED}))
+            alternative = decide(change(recipe_request(recipe), {**changes, **UNSCALED}))
             name = f"{number}-{fallback.kind}"
-            if _other_checkpoint(other, recipe):
+            if _other_checkpoint(alternative, recipe):
                 continue
-            launch, files = _beside(placed(other, recipe.parameters), started, f"{FOLDER}/{name}")
+            start = placed(alternative, recipe.parameters)
+            launch, files = _beside(start, started, f"{FOLDER}/{name}")
         except RecipeError:
             continue
-        there = recipe.model_copy(
+        fallback_recipe = recipe.model_copy(
             update={
-                "request": other.request.to_json(),
-                "device": device_facts(other),
-                "estimate": other.estimate,
+                "request": alternative.request.to_json(),
+                "device": device_facts(alternative),
+                "estimate": alternative.estimate,
                 "variants": (),
             }
         )
         documents = {
-            "launch.json": launch_document(there, other, launch),
-            "expected.json": other.estimate,
+            "launch.json": launch_document(fallback_recipe, alternative, launch),
+            "expected.json": alternative.estimate,
         }
         files |= {f"{FOLDER}/{name}/{path}": to_json(value) for path, value in documents.items()}
         yield FallbackLaunch(name, fallback.kind, _title(fallback), files)
 
 
-def _other_checkpoint(other: Decision, recipe: Recipe) -> bool:
-    """Whether a fallback serves a checkpoint that the first choice's job does not make."""
-    if other.deployment is None or other.deployment.compression is None:
+def _other_checkpoint(alternative: Decision, recipe: Recipe) -> bool:
+    """Tell if a fallback serves a checkpoint that the first choice's job does not make."""
+    if alternative.deployment is None or alternative.deployment.compression is None:
         return False
-    made = recipe.estimate.get("compression") or {}
-    return made.get("technique") != other.deployment.compression.technique
+    compressed = recipe.estimate.get("compression") or {}
+    return compressed.get("technique") != alternative.deployment.compression.technique
 
 
 def _title(fallback: Fallback) -> str:
     """A fallback for a person: what changes, and what it runs on."""
-    degrees = [
-        f"{name} {fallback.candidate[name]}"
-        for name in ("tp", "pp", "cp", "dp", "ep")
-        if (fallback.candidate.get(name) or 1) > 1
-    ]
-    split = " × ".join(degrees) or "one device"
     kind = fallback.kind.replace("-", " ")
+    split = degrees_text(fallback.candidate)
     return f"{kind}: {fallback.gpus} × {fallback.device}, {split}"
+
+
+def degrees_text(candidate: Mapping[str, Any]) -> str:
+    """The degrees of a split above one: ``tp 2 × dp 4``."""
+    degrees = [
+        f"{name} {candidate[name]}"
+        for name in ("tp", "pp", "cp", "dp", "ep")
+        if (candidate.get(name) or 1) > 1
+    ]
+    return " × ".join(degrees) or "one device"
 
 
 def _beside(launch: Launch, first: Launch, folder: str) -> tuple[Launch, dict[str, str]]:
@@ -127,9 +134,9 @@ def _beside(launch: Launch, first: Launch, folder: str) -> tuple[Launch, dict[st
     def text(word: str) -> str:
         return pattern.sub(f"${{root}}/{folder}/", word)
 
-    def process(one: Process) -> Process:
-        env = {name: text(value) for name, value in one.env.items()}
-        return replace(one, argv=tuple(map(text, one.argv)), env=env)
+    def process(started: Process) -> Process:
+        env = {name: text(value) for name, value in started.env.items()}
+        return replace(started, argv=tuple(map(text, started.argv)), env=env)
 
     files = {path: content for top in moved for path, content in _entry(launch, top).items()}
     beside = replace(launch, processes=tuple(map(process, launch.processes)))
@@ -145,11 +152,12 @@ def launch_document(
     recipe: Recipe,
     decision: Decision,
     started: Launch,
-    others: Sequence[FallbackLaunch] = (),
+    alternatives: Sequence[FallbackLaunch] = (),
 ) -> dict[str, Any]:
     """``launch.json``: the processes, with placeholders for model, host, port and addresses."""
     device, workload = recipe.device, recipe.request["workload"]
     variants = launch_variants(recipe)
+    entries = [alternative.entry() for alternative in alternatives]
     return {
         "schema_version": 1,
         "kind": recipe.kind,
@@ -198,36 +206,36 @@ def launch_document(
         **compression_document(decision, recipe.parameters),
         **_kernels(decision),
         **({"variants": variants} if variants else {}),
-        **({"fallbacks": [other.entry() for other in others]} if others else {}),
+        **({"fallbacks": entries} if entries else {}),
     }
 
 
 def _api(decision: Decision, recipe: Recipe, started: Launch) -> dict[str, Any]:
-    """How servers are asked, and the variable with the API key that they ask for."""
+    """The path and body of requests, and the variable with the API key that servers ask for."""
     api = {"path": started.api_path, "model": started.api_model, "body": started.api_body}
-    way = decision.deployment and decision.deployment.setting.engine.api_key
+    key = decision.deployment and decision.deployment.setting.engine.api_key
     routed = any(process.role == "router" for process in started.processes)
-    if not way or (routed and way.router_option is None):
+    if not key or (routed and key.router_option is None):
         return api
-    if way.option and not recipe.parameters.api_key_secret:
+    if key.option and not recipe.parameters.api_key_secret:
         return api  # an engine that reads no variable is told the key only where one is named
     needed = {"key_needed": True} if recipe.parameters.api_key_secret else {}
-    return {**api, "key_variable": way.variable, **needed}
+    return {**api, "key_variable": key.variable, **needed}
 
 
 def _model(decision: Decision, recipe: Recipe) -> str:
-    """What is served: the made checkpoint, else the model where the place has it.
+    """The served model: the made checkpoint, else the model where the place has it.
 
     A place names the made checkpoint; a fallback that serves the base has that from its source.
     """
-    made = served_model(decision, recipe.parameters)
-    if made is None and decision.request.options.compression is not None:
+    checkpoint = served_model(decision, recipe.parameters)
+    if checkpoint is None and decision.request.options.compression is not None:
         return decision.model.source
-    return made or recipe.parameters.model or decision.model.source
+    return checkpoint or recipe.parameters.model or decision.model.source
 
 
 def _claim(decision: Decision, started: Launch, runtime: str) -> dict[str, Any]:
-    """What must be free when the engine starts; nothing where that is what it uses."""
+    """Memory that must be free when the engine starts; empty where that is what it uses."""
     deployment = decision.deployment
     claim = deployment.setting.engine.memory.claim if deployment is not None else None
     if deployment is None or claim is None:
@@ -245,24 +253,24 @@ def _claim(decision: Decision, started: Launch, runtime: str) -> dict[str, Any]:
 
 
 def _kernels(decision: Decision) -> dict[str, Any]:
-    """What releases of the engine run on which architecture; nothing where none was asked."""
+    """Kernels of the engine's releases by architecture; empty where no release was asked."""
     deployment = decision.deployment
-    told = told_by_releases(deployment.setting) if deployment is not None else {}
-    if deployment is None or not told:
+    by_release = told_by_releases(deployment.setting) if deployment is not None else {}
+    if deployment is None or not by_release:
         return {}
     releases: dict[tuple[str, str, str], list[str]] = {}
-    for (release, architecture), known in told.items():
-        if found := known.refused or known.unknown:
-            verdict = "no" if known.refused else "unknown"
-            releases.setdefault((architecture, verdict, "; ".join(found)), []).append(release)
+    for (release, architecture), kernels in by_release.items():
+        if names := kernels.refused or kernels.unknown:
+            verdict = "no" if kernels.refused else "unknown"
+            releases.setdefault((architecture, verdict, "; ".join(names)), []).append(release)
     alike: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
     for (architecture, verdict, words), of in releases.items():
         alike.setdefault((verdict, words, tuple(of)), []).append(architecture)
     return {
         "kernels": {
             "architecture": deployment.setting.cluster.device.architecture,
-            "releases": list(dict.fromkeys(release for release, _ in told)),
-            "architectures": list(dict.fromkeys(architecture for _, architecture in told)),
+            "releases": list(dict.fromkeys(release for release, _ in by_release)),
+            "architectures": list(dict.fromkeys(architecture for _, architecture in by_release)),
             "told": [
                 {"verdict": verdict, "words": words, "releases": list(of), "architectures": where}
                 for (verdict, words, of), where in alike.items()
@@ -292,3 +300,44 @@ def _traffic(workload: dict[str, Any]) -> dict[str, Any]:
     load = ("concurrency", "request_rate", "batch", "requests")
     values = ServingWorkload.model_validate(workload)
     return {name: getattr(values, name) for name in ("mode", *lengths, *load)}
+
+
+def launch_variants(recipe: Recipe) -> list[dict[str, Any]]:
+    """Each variant that depends on hardware, the most exact first, with devices and counts."""
+    return [
+        {"name": variant.name, "kinds": kinds, **_count(variant)}
+        for variant in sorted(recipe.variants, key=lambda variant: -variant.when.exactness)
+        if (kinds := _kinds(recipe, variant))
+    ]
+
+
+def _kinds(recipe: Recipe, variant: Variant) -> list[dict[str, Any]]:
+    """Devices that meet the conditions; where none names a kind of device, the recipe's own."""
+    names: list[str] = []
+    if variant.when.exactness:
+        names = list(device_names())
+    elif variant.when.count and recipe.device.name in device_names():
+        names = [recipe.device.name]
+    return [
+        {"profile": profile.name, "runtime": profile.runtime, "names": list(profile.aliases)}
+        for profile in map(device, names)
+        if variant.when.model_copy(update={"count": None}).holds(_one(recipe, profile.name))
+    ]
+
+
+def _one(recipe: Recipe, name: str) -> Machine:
+    profile = device(name)
+    return Machine(
+        vendor=profile.vendor,
+        architecture=profile.architecture,
+        device=profile.name,
+        count=1,
+        memory_bytes=int(profile.memory_bytes.value),
+        engine=recipe.engine.name,
+        version=recipe.engine.version,
+    )
+
+
+def _count(variant: Variant) -> dict[str, int]:
+    bounds = variant.when.count
+    return bounds.model_dump(exclude_none=True) if bounds else {}

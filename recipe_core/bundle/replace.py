@@ -20,9 +20,12 @@ folder ``run/`` is only ever renamed: nothing copies it, and nothing removes it.
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import fcntl
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -31,12 +34,15 @@ from pathlib import Path
 from recipe_core.base.documents import sync_file, sync_folder
 from recipe_core.base.errors import BundleError, InputError
 from recipe_core.bundle.contents import RUN_FOLDER, bundle_paths, file_mode, refuse_odd_runs
-from recipe_core.bundle.exchange import exchange
 from recipe_core.bundle.manifest import MANIFEST, Manifest
 from recipe_core.bundle.runs import has_runs, locked, node_names, refuse_running, remove_idle_run
 from recipe_core.bundle.signing import SIGNATURE
 
 _NEW, _OLD = "new", "old"
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+_UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP)
 
 
 def replace_folder(target: Path, files: Mapping[str, bytes]) -> None:
@@ -137,7 +143,7 @@ def _sync_names(*moved: Path) -> None:
         sync_folder(folder)
 
 
-def _recover(target: Path, known: Collection[str] = ()) -> None:
+def _recover(target: Path, planned: Collection[str] = ()) -> None:
     """Put back what is in folders that builds left, and remove the rest of them.
 
     Raises:
@@ -153,7 +159,7 @@ def _recover(target: Path, known: Collection[str] = ()) -> None:
                 _sync_names(folder, target)
             if has_runs(folder):
                 _return_runs(folder, target)
-            _discard(folder, known)
+            _discard(folder, planned)
         with suppress(OSError):  # what remains in it appeared meanwhile and is nobody's to remove
             leftover.rmdir()
 
@@ -181,7 +187,7 @@ def _return_runs(folder: Path, target: Path) -> None:
 
 
 def _leftovers(target: Path) -> list[Path]:
-    """What ended builds of ``target`` by this user left beside it."""
+    """Folders that ended builds of ``target`` by this user left beside it."""
     name = re.compile(rf"\.{re.escape(target.name)}\.swap-\w+")
     try:
         beside = [path for path in target.parent.iterdir() if name.fullmatch(path.name)]
@@ -190,7 +196,7 @@ def _leftovers(target: Path) -> list[Path]:
         return []
 
 
-def _discard(folder: Path, known: Collection[str]) -> None:
+def _discard(folder: Path, planned: Collection[str]) -> None:
     """Remove a bundle file by file: what is not of its manifest stays, and what is in ``run/``.
 
     The manifest goes last, so that whoever goes on with this still has it.
@@ -201,7 +207,7 @@ def _discard(folder: Path, known: Collection[str]) -> None:
     if not folder.is_dir():
         return
     remove_idle_run(folder)
-    paths, foreign = list(bundle_paths(folder)), set(_foreign(folder, known))
+    paths, foreign = list(bundle_paths(folder)), set(_foreign(folder, planned))
     for path in sorted(set(paths) - foreign, key=lambda path: path == folder / MANIFEST):
         path.unlink()
     for parent, folders, _ in os.walk(folder, topdown=False):
@@ -212,7 +218,7 @@ def _discard(folder: Path, known: Collection[str]) -> None:
         folder.rmdir()
 
 
-def _refuse_foreign(target: Path, known: Collection[str]) -> None:
+def _refuse_foreign(target: Path, planned: Collection[str]) -> None:
     """Refuse to replace a folder with files that no build wrote.
 
     Raises:
@@ -227,7 +233,7 @@ def _refuse_foreign(target: Path, known: Collection[str]) -> None:
             hint="Choose an empty or new folder.",
         )
     refuse_odd_runs(target)
-    if foreign := _foreign(target, known):
+    if foreign := _foreign(target, planned):
         raise InputError(
             f"{foreign[0]} is not a file of the bundle, and would be lost.",
             field="output",
@@ -235,9 +241,9 @@ def _refuse_foreign(target: Path, known: Collection[str]) -> None:
         )
 
 
-def _foreign(folder: Path, known: Collection[str]) -> list[Path]:
-    """What is in a bundle's folder beside its listed files, ``known`` ones and Python's caches."""
-    names = {MANIFEST, SIGNATURE, *known}
+def _foreign(folder: Path, planned: Collection[str]) -> list[Path]:
+    """Files of a bundle's folder beside its listed ones, ``planned`` ones and Python's caches."""
+    names = {MANIFEST, SIGNATURE, *planned}
     with suppress(BundleError, OSError, UnicodeDecodeError):
         names |= set(Manifest.parse((folder / MANIFEST).read_text(encoding="utf-8")).files)
     return [
@@ -264,3 +270,23 @@ def _alone(parent: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def exchange(first: Path, second: Path) -> bool:
+    """Have two paths trade places; False on systems and file systems that cannot.
+
+    Python has no binding of ``renameat2``, hence the call of the C library's.
+
+    Raises:
+        OSError: when a path is missing, or its folder is not writable.
+    """
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None or not sys.platform.startswith("linux"):
+        return False
+    paths = (os.fsencode(first), os.fsencode(second))
+    if rename(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], _RENAME_EXCHANGE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in _UNSUPPORTED:
+        return False
+    raise OSError(code, os.strerror(code), str(first), None, str(second))

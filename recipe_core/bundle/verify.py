@@ -1,27 +1,38 @@
-"""Reading a bundle from anybody: verified before use, and never written outside its folder."""
+"""Read a bundle from anybody: verified before use, and never written outside its folder.
+
+One that nobody vouches for is held against the bundle that its recipe gives in this version.
+"""
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from recipe_core import __version__
 from recipe_core.base.documents import parse_yaml
-from recipe_core.base.errors import BundleError, InputError, NoAnswer, RecipeError
-from recipe_core.bundle.compare import difference_texts, differences
+from recipe_core.base.errors import BundleError, HardwareError, InputError, NoAnswer, RecipeError
 from recipe_core.bundle.contents import folder_files, zip_files
-from recipe_core.bundle.host_check import fit_here
 from recipe_core.bundle.manifest import MANIFEST, Manifest
 from recipe_core.bundle.signing import SIGNATURE, Signed, check_signature
+from recipe_core.bundle.write import bundle_of
+from recipe_core.hardware import cluster
+from recipe_core.hardware.request import HardwareRequest
+from recipe_core.payload.launcher import machine
 from recipe_core.recipe import Recipe, recipe_request
 from recipe_core.recipe.decision import decide
 from recipe_core.recipe.expected import HEADLINE
 from recipe_core.recipe.migrate import migrate
+from recipe_core.recipe.resolve import machine_of
+from recipe_core.recipe.variants import matching
 
 DRIFT = 0.01
 """Relative difference between estimates of two versions that needs no warning."""
+
+_LISTED = 8
+"""Differing files that a sentence names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +75,7 @@ def read_bundle(path: Path, public_key: bytes | None = None) -> Checked:
 
 
 def check_bundle(path: Path, public_key: bytes | None = None) -> dict[str, Any]:
-    """What `recipe check` reports of a bundle that verifies, as JSON values.
+    """The report of `recipe check` on a bundle that verifies, as JSON values.
 
     Raises:
         RecipeError: as ``read_bundle``.
@@ -96,7 +107,7 @@ def check_bundle(path: Path, public_key: bytes | None = None) -> dict[str, Any]:
 
 
 def _verdict(signed: Signed | None) -> str:
-    """Who vouches for a bundle whose digests all match."""
+    """Name whoever vouches for a bundle whose digests all match."""
     if signed is None:
         return "unsigned: anyone may have changed it and made its manifest anew"
     if signed.trusted:
@@ -191,10 +202,115 @@ def unpacked_path(path: Path) -> Path:
 
 
 def _is_copy(target: Path, checked: Checked) -> bool:
-    """Whether a folder holds the same bundle, complete and with nothing added."""
+    """Tell if a folder holds the same bundle, complete and with nothing added."""
     if not target.is_dir():
         return False
     try:
         return folder_files(target) == checked.files
     except BundleError:
         return False
+
+
+@dataclass(frozen=True, slots=True)
+class Differences:
+    """Files that differ from what the recipe gives, that are missing, and additional ones.
+
+    ``refusal``: why this version builds no bundle of the recipe; then nothing was compared.
+    """
+
+    changed: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
+    refusal: str | None = None
+
+    def to_json(self) -> dict[str, list[str] | str | None]:
+        """The differences as `recipe check` prints them."""
+        return {
+            "changed": list(self.changed),
+            "missing": list(self.missing),
+            "added": list(self.added),
+            "refusal": self.refusal,
+        }
+
+
+def differences(recipe: Recipe, files: Mapping[str, bytes]) -> Differences:
+    """Compare a bundle's files with those that this version writes for its recipe."""
+    try:
+        expected = bundle_of(recipe).files
+    except RecipeError as error:
+        return Differences(refusal=str(error))
+    listed = set(files) - {MANIFEST, SIGNATURE}
+    planned = set(expected) - {MANIFEST}
+    return Differences(
+        changed=tuple(sorted(name for name in listed & planned if files[name] != expected[name])),
+        missing=tuple(sorted(planned - listed)),
+        added=tuple(sorted(listed - planned)),
+    )
+
+
+def difference_texts(recipe: Recipe, difference: Differences) -> list[str]:
+    """The differences as sentences; empty where there are none."""
+    this = f"recipe-builder {__version__}"
+    if difference.refusal:
+        return [
+            f"Its files could not be compared: {this} cannot build its recipe: {difference.refusal}"
+        ]
+    parts = {
+        "changed": difference.changed,
+        "missing": difference.missing,
+        "added": difference.added,
+    }
+    listed = [f"{kind}: {_names(names)}" for kind, names in parts.items() if names]
+    if not listed:
+        return []
+    text = f"It differs from what {this} builds from its recipe ({'; '.join(listed)})."
+    if recipe.built_by != this:
+        text += f" Its recipe names {recipe.built_by}, and versions write different files."
+    return [text]
+
+
+def _names(names: tuple[str, ...]) -> str:
+    more = len(names) - _LISTED
+    return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")
+
+
+@dataclass(frozen=True, slots=True)
+class HostCheck:
+    """A machine beside a recipe: whether it can be a node, why not, and the variants that apply.
+
+    ``found`` describes the machine's devices.
+    """
+
+    ok: bool
+    found: str
+    reasons: tuple[str, ...]
+    variants: tuple[str, ...]
+
+
+def fit_here(recipe: Recipe) -> HostCheck:
+    """Compare the machine, as the vendors' tools describe it, with the recipe's device."""
+    host, device = machine.detect(), recipe.device
+    names, count = sorted({gpu.name for gpu in host.devices}), len(host.devices)
+    devices = f"{count} × {', '.join(names)}" if names else f"no accelerator ({host.runtime})"
+    aliases, needed = {name.casefold() for name in device.names}, device.per_node or device.count
+    foreign = aliases and any(name.casefold() not in aliases for name in names)
+    reasons = []
+    if host.runtime != device.runtime:
+        reasons.append(f"the recipe needs {needed} × {device.title}; this machine has {devices}")
+    elif host.runtime != "cpu" and foreign:
+        reasons.append(f"the recipe is for {device.title}; this machine has {devices}")
+    elif host.runtime != "cpu" and count < needed:
+        reasons.append(f"the recipe needs {needed} devices; this machine has {count}")
+    return HostCheck(not reasons, devices, tuple(reasons), _variants(recipe, names, count))
+
+
+def _variants(recipe: Recipe, names: list[str], count: int) -> tuple[str, ...]:
+    """Names of the variants for the one kind of device that the driver reports."""
+    if len(names) != 1:
+        return ()
+    try:
+        profile = cluster.device(names[0])
+    except HardwareError:
+        return ()
+    host = machine_of(HardwareRequest(device=profile.name, per_node=count), recipe)
+    return tuple(variant.name for variant in matching(recipe.variants, host))

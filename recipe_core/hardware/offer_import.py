@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, cast, get_args
 
 from recipe_core.base.documents import read_text, write_whole
-from recipe_core.base.errors import InputError, unknown
-from recipe_core.hardware.accelerators import accelerator
+from recipe_core.base.errors import HardwareError, InputError, unknown
+from recipe_core.hardware.cluster import device, device_names
 from recipe_core.hardware.offer_tables import (
     COLUMNS,
     offer_name,
@@ -20,13 +22,14 @@ from recipe_core.hardware.offer_tables import (
     shipped_offers,
     to_table,
 )
-from recipe_core.hardware.offer_terms import Terms
-from recipe_core.hardware.offers import Offer, OfferStatus, last_day
+from recipe_core.hardware.offers import Offer, OfferStatus, current_day, last_day
 
 MOST_LINES = 1_000_000
 MOST_BYTES = 256 << 20
 FIELD = "import"
 PRICE = "usd_per_device_hour"
+
+_WHOLE = {"h100": "h100-{}", "h10080gb": "h100-{}", "a10080gb": "a100-{}-80gb", "h200": "h200-{}"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,3 +266,110 @@ def _own(
         }
         values.pop("price", None)
         yield values
+
+
+_WHOLE |= {"a100": "a100-{}-40gb", "a10040gb": "a100-{}-40gb"}
+_WHOLE |= {"v100": "v100-{}-16gb", "v10016gb": "v100-{}-16gb", "v10032gb": "v100-{}-32gb"}
+_WHOLE |= {"a800": "a800-{}-80gb", "a80080gb": "a800-{}-80gb"}
+"""Names that several profiles share, and those profiles by their form."""
+_FORMS = (
+    (
+        "sxm",
+        re.compile(r"sxm|hgx|hbm3\b|\bp3(dn)?\.|\bp4de?\.|\bp5\w*\.|\ba2-|\ba3-|\bstandard_nd"),
+    ),
+    ("pcie", re.compile(r"pcie|\bstandard_nc\d+ads_a100")),
+    ("nvl", re.compile(r"nvl(?!ink)|\bstandard_nc\w*_h100")),
+)
+"""What an instance or a description says of the form."""
+
+
+def accelerator(name: str, said: str, own: Mapping[str, str]) -> tuple[str | None, str]:
+    """The device that a table calls ``name``, by what it says of it beside; and what is assumed.
+
+    None where it is unknown, or where SXM and PCIe share the name and nothing says which. ``own``:
+    devices by names of the caller, before all others.
+    """
+    if name in own:
+        return device(own[name]).name, ""
+    if name in device_names():
+        return name, ""
+    word = _word(name)
+    pattern = _WHOLE.get(word)
+    if pattern is None:
+        return _by_word().get(word), ""
+    text = said.casefold()
+    if word == "a100" and "81920" in text:
+        pattern = _WHOLE["a10080gb"]
+    forms = [form for form, shown in _FORMS if shown.search(text)]
+    if not forms and word == "h200":
+        return "h200-sxm", "form unstated, SXM assumed"
+    named = pattern.format(forms[0]) if len(forms) == 1 else ""
+    return (named, "") if named in device_names() else (None, " of an unknown form")
+
+
+@cache
+def _by_word() -> dict[str, str]:
+    """Devices by their names and aliases in letters and digits."""
+    found: dict[str, str] = {}
+    for name in device_names():
+        for alias in (name, *device(name).aliases):
+            found.setdefault(_word(alias), name)
+    return found
+
+
+def _word(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.casefold())
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a table does not say of itself.
+
+    ``usd_per_unit``: dollars for one unit of ``currency``. ``accelerators``: devices by the names
+    that the table has for them, before all others.
+    """
+
+    provider: str | None = None
+    currency: str = "USD"
+    usd_per_unit: float | None = None
+    date: str | None = None
+    status: OfferStatus = "quoted"
+    accelerators: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Raise InputError for a currency without its rate, or a rate that is none."""
+        foreign = self.currency.upper() != "USD"
+        if foreign != (self.usd_per_unit is not None):
+            raise InputError(
+                f"prices in {self.currency} need a rate; those in USD have none.",
+                field="usd_per_unit",
+                hint="For example --currency EUR --usd-per-unit 1.08.",
+            )
+        if not re.fullmatch(r"[A-Za-z]{3}", self.currency):
+            raise InputError(
+                f"{self.currency!r:.40} is not a currency.", field="currency", hint="Such as EUR."
+            )
+        rate = self.usd_per_unit
+        if rate is not None and not (math.isfinite(rate) and rate > 0):
+            raise InputError(
+                f"{rate} is not a rate.", field="usd_per_unit", hint="Give dollars for one unit."
+            )
+        for chosen in self.accelerators.values():
+            try:
+                device(chosen)
+            except HardwareError as error:
+                raise HardwareError(error.message, field="accelerator", hint=error.hint) from None
+
+    @property
+    def day(self) -> str:
+        """The date of the prices, by default today."""
+        return self.date or current_day().isoformat()
+
+    def usd(self, price: float) -> float:
+        """A price of the table in dollars."""
+        return round(price * (self.usd_per_unit or 1.0), 6)
+
+    def note(self, *said: str) -> str | None:
+        """What an offer says, with the exchange if there was one."""
+        rate = f"{self.currency.upper()} at {self.usd_per_unit:g} USD" if self.usd_per_unit else ""
+        return "; ".join(filter(None, (*said, rate))) or None

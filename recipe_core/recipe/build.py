@@ -17,7 +17,6 @@ from recipe_core.recipe.claim_of import claim_of
 from recipe_core.recipe.decision import Decision, decide
 from recipe_core.recipe.expected import is_calibrated
 from recipe_core.recipe.fallbacks import fallbacks, without_load
-from recipe_core.recipe.limited import limited_request, without_limit
 from recipe_core.recipe.locking import image_lock, make_lock
 from recipe_core.recipe.measurements import Claim
 from recipe_core.recipe.names import recipe_name
@@ -28,7 +27,10 @@ from recipe_core.recipe.schema import DeviceFacts, EngineFacts, ModelFacts, Reci
 from recipe_core.recipe.secrets import refuse_secrets
 from recipe_core.recipe.variants import Variant
 from recipe_core.request.schema import PlanRequest
+from recipe_core.request.training_workload import TrainingWorkload
 from recipe_core.scaling.rented import rented_replicas
+
+SECONDS_PER_MINUTE = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,3 +303,37 @@ def device_facts(decision: Decision) -> DeviceFacts:
         count=decision.gpus,
         per_node=min(decision.gpus, decision.cluster.per_node),
     )
+
+
+def limited_request(request: PlanRequest, place: Parameters) -> PlanRequest:
+    """The request with the time limit of its place, so that checkpoints are planned within it.
+
+    Raises:
+        InputError: where the place ends a start before the request's ``workload.time_limit_s``.
+    """
+    workload = request.workload
+    if not isinstance(workload, TrainingWorkload) or place.time_limit_minutes is None:
+        return request
+    limit_s = float(place.time_limit_minutes * SECONDS_PER_MINUTE)
+    if workload.time_limit_s is None:
+        limited = workload.model_copy(update={"time_limit_s": limit_s})
+        return request.model_copy(update={"workload": limited})
+    if limit_s < workload.time_limit_s:
+        raise InputError(
+            f"{place.time_limit_minutes} ends a start before workload.time_limit_s, "
+            f"{workload.time_limit_s:.0f} s.",
+            field="parameters.time_limit_minutes",
+            hint="State one of them, or the same time in both.",
+        )
+    return request
+
+
+def without_limit(request: PlanRequest, place: Parameters) -> PlanRequest:
+    """The request without a time limit that came from this place."""
+    workload = request.workload
+    if not isinstance(workload, TrainingWorkload) or place.time_limit_minutes is None:
+        return request
+    if workload.time_limit_s != place.time_limit_minutes * SECONDS_PER_MINUTE:
+        return request
+    free = workload.model_copy(update={"time_limit_s": None})
+    return request.model_copy(update={"workload": free})

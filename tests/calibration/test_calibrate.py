@@ -27,7 +27,7 @@ from recipe_core.plans.plans import estimate_batch
 from recipe_core.recipe.build import redecide
 from recipe_core.sizing.answer import Answer
 from recipe_core.views import charts
-from recipe_core.views import measured_view as view
+from recipe_core.views import measured as view
 from tests.calibration.test_own_runs import request, run, times_as_estimated, tpot
 from tests.fixtures.command_line import recipe
 from tests.fixtures.refusals import refusal
@@ -330,7 +330,7 @@ def test_runs_are_compared_with_what_formulas_say_and_with_each_other_but_not_th
 
 
 def test_charts_and_tables_show_every_run_its_group_its_parts_and_what_counts(compared, tmp_path):
-    rows = view.rows_of(compared, "tpot_s")
+    rows = view.rows_of_figure(compared, "tpot_s")
     for which in ("formulas", "corrected"):
         _, inside, outside = charts.measured_against(rows, which).data
         assert len(inside.x) + len(outside.x) == len(rows)
@@ -345,11 +345,13 @@ def test_charts_and_tables_show_every_run_its_group_its_parts_and_what_counts(co
     *parts, whole = (trace.x[0] / 1e3 for trace in charts.parts_against(rows[0]).data)
     assert [sum(parts), whole] == pytest.approx([rows[0].formulas.value, rows[0].measured])
     added = Overlay.at(tmp_path).add(incoming(RUNS)).overlay
-    frame = view.runs_frame(added.entries, sources=True)
-    assert frame["source"].tolist() == ["runs.csv"] * len(RUNS)
-    assert "source" not in view.runs_frame(added.entries, sources=False)
+    *_, source = view.run_columns(sources=True)
+    assert [source.get(entry) for entry in added.entries] == ["runs.csv"] * len(RUNS)
+    assert len(view.run_columns(sources=False)) == len(view.run_columns(sources=True)) - 1
     counting = sum(entry.counts for entry in added.entries)
-    assert view.verdict(added, compared).startswith(f"{counting} of {len(RUNS)} runs count;")
-    errors = view.errors_frame(compared)
-    assert list(errors["figure"]) == [view.TITLES[name] for name in view.figures_of(compared)]
-    assert errors["error_formulas"].between(0, 100).all()
+    assert view.calibration_verdict(added, compared).startswith(
+        f"{counting} of {len(RUNS)} runs count;"
+    )
+    errors = view.figure_errors(compared)
+    assert [error.figure for error in errors] == view.measured_figures(compared)
+    assert all(0 < error.before < 1 for error in errors)

@@ -23,7 +23,7 @@ from recipe_core.estimates.serving.starts import start_errors
 from recipe_core.launch.process import Candidate, Deployment
 from recipe_core.plans.plans import plan
 from recipe_core.recipe import deployment_of
-from recipe_core.views.command_text import verdict_text, words_text
+from recipe_core.views.commands import verdict_text, words_text
 from tests.commands.test_commands import forbid_processes
 from tests.conftest import make_request, request_values
 from tests.fixtures.command_line import recipe

@@ -194,9 +194,9 @@ def test_the_text_shows_policies_bounds_and_the_choice() -> None:
     done = simulate()
     assert (done.returncode, done.stderr) == (0, "")
     first = done.stdout.splitlines()[0]
-    assert first.startswith("keda keeps the limits for 99.5")
-    assert "a month" in first
-    for words in ("always_peak", "clairvoyant", "vs peak", "target of in-flight: 24 a replica"):
+    assert first.startswith("Cheapest is KEDA: $")
+    assert "99.5 % within the limits" in first
+    for words in ("Always at peak", "Clairvoyant", "Target of requests in flight: 24 a replica"):
         assert words in done.stdout
 
 
@@ -206,7 +206,7 @@ def test_where_no_policy_reaches_the_share_the_exit_code_is_1(monkeypatch, tmp_p
     done = simulate("--json")
     assert done.returncode == 1
     assert json.loads(done.stdout)["best"] is None
-    assert simulate().stdout.startswith("No policy keeps the limits for 99 % of requests.")
+    assert simulate().stdout.startswith("No policy keeps the limits for 99 % of the requests.")
     path = tmp_path / "out.yaml"
     assert simulate("-o", str(path)).returncode == 1
     assert not path.exists()

@@ -10,11 +10,9 @@ from fastapi.testclient import TestClient
 from recipe_core.doors.answers import offers_for
 from recipe_core.doors.api import create_api
 from recipe_core.hardware import offer_tables, offers, prices
-from recipe_core.hardware.accelerators import accelerator
 from recipe_core.hardware.cluster import cluster, device, device_names
-from recipe_core.hardware.offer_import import import_table
+from recipe_core.hardware.offer_import import Terms, accelerator, import_table
 from recipe_core.hardware.offer_search import offered_devices, select_offers
-from recipe_core.hardware.offer_terms import Terms
 from recipe_core.hardware.offers import Offer, last_day
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.plans.plans import plan

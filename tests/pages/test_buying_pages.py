@@ -16,7 +16,7 @@ from recipe_core.request.open_hardware import size_request
 from recipe_core.request.size import Market
 from recipe_core.sizing.answer import Answer
 from recipe_core.sizing.size import size
-from recipe_core.views import over_time_view, size_view
+from recipe_core.views import over_time, size_view
 from tests.fixtures.opening import (
     LLAMA_70B,
     PAGES,
@@ -181,9 +181,10 @@ def test_the_answer_is_shown_with_every_policy_and_both_bounds(simulated: Simula
     assert policies is None
     assert request["workload"]["over_time"]["shape"] == "azure-conversation"
     assert request["workload"]["over_time"]["mean_rate"] == 8.0
-    assert over_time_view.verdict(answer())[1] in words(app)
-    keys = over_time_view.policies_frame(answer())["key"].tolist()
-    assert app.dataframe[0].value["key"].tolist() == keys
+    assert over_time.over_time_verdict(answer())[1] in words(app)
+    rows = over_time.policies_and_bounds(answer())
+    titles = [over_time.policy_title(row["name"]) for row in rows]
+    assert app.dataframe[0].value["Policy"].tolist() == titles
     for chart in ("capacity", "replicas", "first", "share", "cost", "costs", "tradeoff"):
         assert figure(app, f"over-time-{chart}")["data"]
     drawn = figure(put(app, "over-time-day", "Tue"), "over-time-replicas")["data"][0]
@@ -194,10 +195,10 @@ def test_the_answer_is_shown_with_every_policy_and_both_bounds(simulated: Simula
 def test_an_answer_is_remembered_and_an_edit_asks_for_another(simulated: Simulated) -> None:
     answered(**{"workload.over_time.days": "2"})
     app = page(**SHAPE, **{"workload.over_time.days": "2"})
-    assert over_time_view.verdict(answer())[1] in words(app)
+    assert over_time.over_time_verdict(answer())[1] in words(app)
     assert len(simulated.asked) == 1
     assert query_of(put(app, "_over-time-mean_rate", "16"))["workload.over_time.mean_rate"] == "16"
-    assert over_time_view.verdict(answer())[1] not in words(app)
+    assert over_time.over_time_verdict(answer())[1] not in words(app)
     press(put(app, "over-time-compared", ["keda", "hpa"]), "over-time-simulate")
     request, policies = simulated.asked[-1]
     assert (request["workload"]["over_time"]["mean_rate"], policies) == (16.0, ["keda", "hpa"])
@@ -208,7 +209,7 @@ def test_an_answer_is_remembered_and_an_edit_asks_for_another(simulated: Simulat
 def test_a_policy_is_looked_at_and_used() -> None:
     app = put(answered(**{"workload.over_time.days": "4"}), "_over-time-policy", "hpa")
     hpa = next(policy for policy in answer()["policies"] if policy["name"] == "hpa")
-    assert over_time_view.facts(hpa) in words(app)
+    assert over_time.policy_facts(hpa) in words(app)
     query = query_of(press(app, "over-time-use"))
     assert query["options.scaling.policy"] == "hpa"
     assert query["options.scaling.max_replicas"] == str(hpa["scaling"]["max_replicas"])

@@ -22,7 +22,7 @@ from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT, from_query
 from recipe_core.request.packed import pack
 from recipe_core.request.shelf import MAX_KEPT, Kept, Shelf, keep, shelf_of, shelf_query
-from recipe_core.views import formats_view as view
+from recipe_core.views import formats as view
 from tests.fixtures.opening import (
     LLAMA_70B,
     PAGES,
@@ -73,12 +73,12 @@ def formats() -> AppTest:
 
 def test_the_page_of_formats_shows_what_the_core_answers(formats: AppTest) -> None:
     answer = formats_answer(from_query(SERVE)[0].to_json())
-    best = view.best_row(answer)
+    best = view.best_technique(answer)
     assert best is not None
     assert f"**{best['title']}**" in words(formats)
     table = formats.dataframe[0].value
-    assert table["technique"].tolist() == [row["title"] for row in view.shown_rows(answer)]
-    assert table["accuracy"].tolist()[0] == view.kept_text(best)
+    assert table["Technique"].tolist() == [row["title"] for row in view.shown_techniques(answer)]
+    assert table["Accuracy kept"].tolist()[0] == view.kept_accuracy(best)
 
 
 def test_every_point_has_a_band_and_cells_say_whose_word_they_are(formats: AppTest) -> None:
@@ -92,8 +92,8 @@ def test_every_point_has_a_band_and_cells_say_whose_word_they_are(formats: AppTe
 def test_a_refused_technique_says_why_and_the_best_goes_into_the_request() -> None:
     app = put(opened("formats.py", **SERVE), "formats-refused", True)
     table = app.dataframe[0].value
-    assert "Why not" not in table
-    assert table.set_index("technique")["why"]["Unstructured sparsity"].startswith("Zeros are")
+    reasons = table.set_index("Technique")["Why not"]
+    assert reasons["Unstructured sparsity"].startswith("Zeros are")
     assert press(app, "formats-use-best").title[0].value == "Which split?"
     request = app.session_state["request"]
     assert request.options.weight_dtypes != ("auto",) or request.model != LLAMA_70B
@@ -140,9 +140,9 @@ def test_own_runs_stand_beside_their_predictions(calibration: Overlay) -> None:
     put(app, "measured-group", "Model")
     assert answers.cache_info().misses == calculated
     factors = app.dataframe[-2].value
-    assert set(factors["time"]) <= {"Decode steps", "Prompts"}
-    assert factors["weight"].between(1, 100).all()
-    assert set(app.dataframe[-1].value["run"]) == {e.id for e in calibration.entries}
+    assert set(factors["Time of"]) <= {"Decode steps", "Prompts"}
+    assert factors["Credibility"].between(0.01, 1).all()
+    assert set(app.dataframe[-1].value["Run"]) == {e.id for e in calibration.entries}
     assert "runs count" not in words(put(app, "measured-whose", "Published"))
 
 
@@ -160,9 +160,9 @@ def test_checkpoints_that_were_made_stand_beside_what_was_expected(place: Path) 
     app = opened("measured.py")
     assert "No runs of your own yet" in words(app)
     (row,) = app.dataframe[0].value.to_dict("records")
-    assert (row["state"], row["measured"], row["tokens"]) == ("counts", 97.0, 2048)
-    assert "–" in row["expected"]
-    assert row["held"] in ("yes", "no")
+    assert (row["State"], row["Perplexity kept"], row["Tokens"]) == ("counts", 0.97, 2048)
+    assert "–" in row["Expected (80 % band)"]
+    assert row["In band"] in ("yes", "no")
 
 
 # Kept choices: keeping, names, links, and what the links no longer hold

@@ -13,7 +13,7 @@ from recipe_core.compression.advisor.advise import advise
 from recipe_core.plans.accuracy import accuracy_of
 from recipe_core.plans.plans import plan
 from recipe_core.views.calibrated import calibrated_lines, calibrated_sentence
-from recipe_core.views.calibration_text import calibration_text
+from recipe_core.views.measured import calibration_text
 from tests.conftest import make_request
 from tests.fixtures.refusals import refusal
 from tests.fixtures.training import training_request
@@ -144,7 +144,7 @@ def test_it_stands_beside_what_was_expected_and_older_ones_stay_readable(store, 
     # an expired one is listed and does not count
     knowledge = calibrate([bundle(tmp_path / "old", age_days=181)])
     assert [entry.counts for entry in knowledge.overlay.compressions] == [True, False]
-    text = calibration_text(Knowledge(knowledge.overlay), whole=True)
+    text = calibration_text(Knowledge(knowledge.overlay), every_run=True)
     assert "1 measured checkpoint counts, 1 expired" in text
     assert len(compressed_of(None)) == 1
 

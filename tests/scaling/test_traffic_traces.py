@@ -242,9 +242,9 @@ def test_rates_and_hits_of_a_file_are_shown(tmp_path):
     assert list(map(int, hits)) == [512 << n for n in range(len(hits))]
     assert max(hits.values()) == pytest.approx(answer["prefix_hit"]["unlimited"])
     text = shown(str(file))
-    assert "899 requests in 3.74 minutes: 4.00 per second" in text
+    assert "Requests: 899 in 3.7 min" in text
     assert "blocks of 512 tokens, 10 different" in text
-    assert "times are rounded" not in text
+    assert "Times are rounded" not in text
 
 
 def test_a_workload_and_shapes_are_shown():

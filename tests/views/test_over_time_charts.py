@@ -3,19 +3,21 @@
 import numpy as np
 import pytest
 
+from recipe_core.base.units import percent_text
 from recipe_core.request.over_time import DAY_S
 from recipe_core.views import charts
-from recipe_core.views import over_time_view as view
+from recipe_core.views import over_time as view
 from recipe_core.views.charts.over_time import part, so_far
 from recipe_core.views.charts.over_time_load import weekly
 from recipe_core.views.charts.over_time_policies import missed
+from recipe_core.views.columns import frame
 from tests.fixtures.over_time import CAPACITY, answer, policy, rates, start, without_price
 from tests.fixtures.rows import table
 
 WEEK = answer()
 WHOLE = (0.0, WEEK["load"]["span_s"])
 KEDA, FIXED, HPA = WEEK["policies"]
-DAY = view.days_of(WEEK["load"])["Tue"]
+DAY = view.days_of_load(WEEK["load"])["Tue"]
 
 
 @pytest.mark.parametrize("window", [WHOLE, DAY], ids=["week", "day"])
@@ -59,7 +61,7 @@ def test_cost_so_far_ends_at_the_whole_cost_and_without_a_price_at_the_hours():
     assert charts.policy_costs(found).layout.xaxis.title.text == "GPU-hours"
     hours = [KEDA["gpu_hours"], FIXED["gpu_hours"]]
     assert list(charts.cost_against_share(found).data[0].y) == hours
-    assert "GPU-hours" in view.verdict(found)[1]
+    assert "GPU-hours" in view.over_time_verdict(found)[1]
     money = charts.money_so_far(found, found["policies"][0], WHOLE)
     assert money.data[1].y[-1] == pytest.approx(KEDA["gpu_hours"])
 
@@ -106,37 +108,41 @@ def test_bars_are_costs_and_names_that_find_no_room_are_left_to_the_hover():
 
 
 def test_the_verdict_names_the_cheapest_policy_or_what_is_nearest():
-    good, said = view.verdict(WEEK)
+    good, said = view.over_time_verdict(WEEK)
     assert good
     assert said.startswith("Cheapest is KEDA: $13,")
     assert "100 % within the limits" in said
     assert "50% of what replicas for the peak cost" in said
-    good, said = view.verdict(answer(best=None, policies=[HPA]))
+    good, said = view.over_time_verdict(answer(best=None, policies=[HPA]))
     assert not good
     assert said.startswith("No policy keeps the limits for 99 % of the requests. Nearest is Kub")
-    assert view.verdict(answer(best=None, policies=[])) == (False, "No policy was simulated.")
+    assert view.over_time_verdict(answer(best=None, policies=[])) == (
+        False,
+        "No policy was simulated",
+    )
 
 
 def test_moments_days_phases_shares_and_parameters_are_named_and_every_policy_is_in_the_table():
-    assert view.moment(0) == "Mon 00:00"
-    assert view.moment(14.5 * 3600, start_hour=24) == "Tue 14:30"
-    assert view.moment(8 * DAY_S) == "Tue 00:00 (day 9)"
-    days = view.days_of({"span_s": 2 * DAY_S, "start_hour": 12})
+    assert view.week_time(0) == "Mon 00:00"
+    assert view.week_time(14.5 * 3600, start_hour=24) == "Tue 14:30"
+    assert view.week_time(8 * DAY_S) == "Tue 00:00 (day 9)"
+    days = view.days_of_load({"span_s": 2 * DAY_S, "start_hour": 12})
     assert list(days) == ["Whole", "Mon", "Tue", "Wed"]
     assert days["Mon"] == (0.0, DAY_S / 2)
     assert days["Wed"] == (1.5 * DAY_S, 2 * DAY_S)
-    assert list(view.days_of({"span_s": 3600.0, "start_hour": 0})) == ["Whole"]
-    assert "Mon, week 2" in view.days_of({"span_s": 8 * DAY_S, "start_hour": 0})
+    assert list(view.days_of_load({"span_s": 3600.0, "start_hour": 0})) == ["Whole"]
+    assert "Mon, week 2" in view.days_of_load({"span_s": 8 * DAY_S, "start_hour": 0})
     *phases, whole = charts.start_phases(start()).data
     assert [bar.name for bar in phases] == ["Node", "Image", "Weights"]
     assert sum(bar.x[0] for bar in phases) == whole.x[0] == whole.error_x.array[0] == 195.0
     shares = table("over_time_charts", "shares")  # below all none reads as all
-    assert {share: view.share_text(share) for share in shares} == shares
+    assert {share: percent_text(share) for share in shares} == shares
     rows = view.scaling_rows(table("over_time_charts", "scaling"))
     assert table("over_time_charts", "named").items() <= rows.items()
     keda = view.scaling_rows(KEDA["scaling"])
     assert keda["Target of requests in flight"] == "12 a replica"
-    frame = view.policies_frame(WEEK)
-    assert frame["key"].tolist() == ["keda", "fixed", "hpa", "always_peak", "clairvoyant"]
-    assert frame["keeps"].tolist() == ["yes", "yes", "no", "bound", "bound"]
-    assert frame["attainment"][2] == pytest.approx(100 * HPA["attainment"]["value"])
+    columns = view.policy_columns(WEEK)
+    table_of = frame(view.policies_and_bounds(WEEK), columns)
+    assert table_of["Policy"].tolist()[:3] == ["KEDA", "Fixed number", "Kubernetes HPA"]
+    assert table_of["Keeps limits"].tolist() == ["yes", "yes", "no", "bound", "bound"]
+    assert table_of["Within limits"][2] == HPA["attainment"]["value"]

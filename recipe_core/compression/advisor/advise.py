@@ -33,7 +33,6 @@ from recipe_core.compression.advisor.row import (
     State,
 )
 from recipe_core.estimates.columns.corrections import Corrections
-from recipe_core.hardware.cluster import short_title
 from recipe_core.models.variants import variants
 from recipe_core.request.compression import Compression
 from recipe_core.request.schema import PlanRequest
@@ -321,10 +320,3 @@ def _can_be_made(name: str, dtype: str, base: Base) -> bool:
     if dtype in engine.online_weight_dtypes:
         return False
     return can_make(Compression(technique=name), dtype, engine.name, device.runtime)
-
-
-def title_of(base: Base) -> str:
-    """``Llama-3.1-8B-Instruct on H100 SXM5 with vLLM`` of a base."""
-    setting = base.setting
-    model = setting.model.name.split("/")[-1]
-    return f"{model} on {short_title(setting.cluster.device)} with {setting.engine.title}"

@@ -24,11 +24,12 @@ def advise_request(
     ``source``: the file, or ``-`` for standard input.
     """
     from recipe_core.doors.public import compress
-    from recipe_core.views.formats_text import formats_text
+    from recipe_core.views.formats import formats_text
 
     corrections = own_runs(measured, no_calibration)
     values = plan_request(source, corrections)
     with working("Judging every format …"):
         advice = compress(values, techniques or None, measured=corrections or "none")
-    emit(finite(advice.to_json())) if as_json else typer.echo(formats_text(advice))
+    answer = finite(advice.to_json())
+    emit(answer) if as_json else typer.echo(formats_text(answer))
     raise typer.Exit(0 if advice.best else 1)

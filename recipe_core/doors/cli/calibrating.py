@@ -46,7 +46,7 @@ def calibrate(
     """Learn from measured runs: later plans and estimates are corrected by them, and say so."""
     from recipe_core.calibration.calibrate import Knowledge, calibrate, calibration_at, place_of
     from recipe_core.calibration.store import Overlay
-    from recipe_core.views.calibration_text import calibration_text
+    from recipe_core.views.measured import calibration_text
 
     paths = measurements or []
     if sum((listed, undo, clear, bool(paths) and not undo)) != 1 or (dry and not paths):
@@ -65,7 +65,7 @@ def calibrate(
             knowledge = Knowledge(calibration_at(into))
         else:
             knowledge = calibrate(paths, into, dry=dry)
-        answer, text = knowledge.to_json(), calibration_text(knowledge, whole=listed)
+        answer, text = knowledge.to_json(), calibration_text(knowledge, every_run=listed)
     emit(answer) if as_json else typer.echo(text)
 
 

@@ -130,7 +130,7 @@ def _check_request(source: str, as_json: bool) -> NoReturn:
 def _check_command(command: str, ground: dict[str, Any], as_json: bool) -> NoReturn:
     from recipe_core.commands.ground import Ground
     from recipe_core.commands.judge import check_command
-    from recipe_core.views.command_text import verdict_text
+    from recipe_core.views.commands import verdict_text
 
     if "hardware" not in ground:
         raise InputError(
@@ -149,7 +149,7 @@ def _check_command(command: str, ground: dict[str, Any], as_json: bool) -> NoRet
 
 def _check_deployment(file: DeploymentFile, ground: dict[str, Any], as_json: bool) -> NoReturn:
     from recipe_core.targets.deployments.judge import check_deployment
-    from recipe_core.views.deployment_text import deployment_text
+    from recipe_core.views.commands import deployment_text
 
     with working(f"Judging {len(file.engines):,} engines …"):
         answer = check_deployment(file, ground)
@@ -161,8 +161,8 @@ def _check_deployment(file: DeploymentFile, ground: dict[str, Any], as_json: boo
 
 
 def _check_folder(folder: Path, ground: dict[str, Any], as_json: bool) -> NoReturn:
-    from recipe_core.targets.deployments.folder import check_folder
-    from recipe_core.views.deployment_text import folder_text
+    from recipe_core.targets.deployments.judge import check_folder
+    from recipe_core.views.commands import folder_text
 
     with working(f"Judging what {folder} starts …"):
         answers = check_folder(folder, ground)

@@ -61,6 +61,6 @@ def _lines(path: Path, as_json: bool, own: Sequence[MeasuredCompression]) -> Non
         for reply in replies:
             typer.echo(to_json(reply, indent=None))
         return
-    from recipe_core.views.compression_text import lines_text
+    from recipe_core.views.formats import retained_text
 
-    typer.echo(lines_text(values, replies))
+    typer.echo(retained_text(values, replies))

@@ -83,7 +83,7 @@ def import_command(
     from recipe_core.calibration.importers.content import Content
     from recipe_core.calibration.importers.rows import table_text
     from recipe_core.calibration.run_rows import imported_table, rows_there
-    from recipe_core.views.measured_text import imported_text
+    from recipe_core.views.reconciled import imported_text
 
     contents = [Content.of_file(path) for path in files]
     values, device_path = ran_request(request) if request else (None, None)
@@ -150,7 +150,7 @@ def reconcile_command(
     """Set each measured figure beside its estimate: a match, explained, or not explained."""
     from recipe_core.calibration.importers.registry import read_imported
     from recipe_core.calibration.validation.reconcile import reconcile
-    from recipe_core.views.measured_text import reconciled_text
+    from recipe_core.views.reconciled import reconciled_text
 
     values, _ = ran_request(request)
     contents = [_content(source) for source in sources]

@@ -48,7 +48,7 @@ def simulate_command(
 ) -> None:
     """Simulate policies that scale replicas over a load, and find the one that costs least."""
     from recipe_core.doors.public import simulate
-    from recipe_core.views.over_time_text import over_time_text
+    from recipe_core.views.over_time import over_time_text
 
     corrections = own_runs(measured, no_calibration)
     values = plan_request(request, corrections)
@@ -62,7 +62,7 @@ def simulate_command(
         )
     if output is not None:
         _write_request(values, answer, trace, output)
-    emit(answer.to_json()) if as_json else typer.echo(over_time_text(answer))
+    emit(answer.to_json()) if as_json else typer.echo(over_time_text(answer.to_json()))
     raise typer.Exit(0 if answer.best else 1)
 
 

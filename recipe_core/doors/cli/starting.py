@@ -12,7 +12,7 @@ def cold_start_command(request: RequestFile, as_json: Json = False) -> None:
     """Say how long a replica takes to start, by phases, and what would shorten it."""
     from recipe_core.plans.plans import plan_candidate
     from recipe_core.scaling.setup import start_of
-    from recipe_core.views.start_text import start_text
+    from recipe_core.views.cold_start import start_text
 
     values = plan_request(request)
     with working("Estimating …"):
@@ -21,4 +21,4 @@ def cold_start_command(request: RequestFile, as_json: Json = False) -> None:
     if as_json:
         emit({"candidate": plan.candidate(row), "devices": devices, **start.to_json()})
     else:
-        typer.echo(start_text(plan.candidate(row), devices, start))
+        typer.echo(start_text(plan.candidate(row), devices, start.to_json()))

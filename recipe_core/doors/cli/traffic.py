@@ -59,7 +59,7 @@ def trace_command(
     from recipe_core.scaling.traces.describe import description
     from recipe_core.scaling.traces.from_trace import fields_of
     from recipe_core.scaling.traces.read import read_load
-    from recipe_core.views.trace_text import trace_text
+    from recipe_core.views.traces import traffic_text
 
     name = "" if file == "-" else Path(file).name
     with working("Reading …"):
@@ -70,12 +70,12 @@ def trace_command(
     elif workload:
         typer.echo(to_yaml({"workload": answer}), nl=False)
     else:
-        typer.echo(trace_text(answer))
+        typer.echo(traffic_text(answer))
 
 
 def _print_shapes(as_json: bool) -> None:
     from recipe_core.scaling.traces.shapes import published, shape_names
-    from recipe_core.views.trace_text import shapes_text
+    from recipe_core.views.traces import shapes_text
 
     answers = [published(name).to_json() for name in shape_names()]
     if as_json:

@@ -1,36 +1,58 @@
-"""Verdicts on the engines of deployment files."""
+"""Verdicts on the engines of deployment files, and of all files of a folder."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-from recipe_core.commands.files import Item, judge_items
+from recipe_core.base.documents import read_text
+from recipe_core.base.errors import InputError, RecipeError
+from recipe_core.commands.files import SUFFIXES, Item, check_items, items_of, judge_items
 from recipe_core.commands.ground import Ground
+from recipe_core.engines.grammar import grammars
+from recipe_core.models.catalog import catalog_ids, in_catalog
 from recipe_core.targets.deployments.deployed import DeployedEngine, DeploymentFile
-from recipe_core.targets.deployments.model_names import model_hint
+from recipe_core.targets.deployments.documents import MAX_BYTES
+from recipe_core.targets.deployments.read import DOCUMENTS, SCRIPTS, read_deployment
+
+_HOLDERS = "models--"
+
+Entry = Item | tuple[str, RecipeError]
+
+MAX_FILES = 20_000
+"""Files of a folder that are read."""
+MAX_ENGINES = 5_000
+"""Engines of a folder that are judged."""
+SKIPPED = frozenset({".git", ".hg", ".svn", "node_modules", ".venv", "venv", "__pycache__"})
+"""Folders that hold other people's files, or none that are read."""
+_LISTS = tuple(suffix for suffix in SUFFIXES if suffix not in SCRIPTS)
+_WORDS = ("modelURL", "InferenceService")
+"""Words of deployment files besides those that start an engine, and its images."""
 
 
 def check_deployment(
-    file: DeploymentFile, stated: Mapping[str, Any], *, folders: bool = True
+    file: DeploymentFile, overrides: Mapping[str, Any], *, folders: bool = True
 ) -> dict[str, Any]:
     """Verdicts on every engine of a file: ``{"ok", "kind", "engines", "left"}``.
 
     Args:
         file: the file as it was read.
-        stated: what the user says of hardware and load, before what the file says.
+        overrides: what the user says of hardware and load, before what the file says.
         folders: whether models may be read from paths and asked of the hub.
 
     Raises:
-        InputError: when ``stated`` is wrong.
+        InputError: when ``overrides`` is wrong.
     """
-    if "hardware" in stated:
-        Ground.of(**stated)
-    items = [item_of(engine, engine.where, file.kind, stated) for engine in file.engines]
+    if "hardware" in overrides:
+        Ground.of(**overrides)
+    items = [item_of(engine, engine.where, file.kind, overrides) for engine in file.engines]
     verdicts = judge_items(items, {}, folders=folders)
     answers = [
-        {**about(engine), **_with_hint(found[0])}
-        for engine, found in zip(file.engines, verdicts, strict=True)
+        {**about(engine), **_with_hint(verdict[0])}
+        for engine, verdict in zip(file.engines, verdicts, strict=True)
     ]
     return {
         "ok": verdict_of(answers),
@@ -41,20 +63,20 @@ def check_deployment(
 
 
 def verdict_of(answers: Sequence[Mapping[str, Any]]) -> bool | None:
-    """Whether all run: false where one cannot, None where one is not known to."""
-    said = [answer.get("ok") for answer in answers]
-    if any(ok is False for ok in said):
+    """True where all run, False where one cannot, None where one is not known to."""
+    verdicts = [answer.get("ok") for answer in answers]
+    if any(ok is False for ok in verdicts):
         return False
-    return True if said and all(said) else None
+    return True if verdicts and all(verdicts) else None
 
 
-def item_of(engine: DeployedEngine, source: str, kind: str, stated: Mapping[str, Any]) -> Item:
+def item_of(engine: DeployedEngine, source: str, kind: str, overrides: Mapping[str, Any]) -> Item:
     """An engine as an item of many; ``source`` is its file and line."""
-    return Item(source, engine.launch, engine.ground(stated), {"kind": kind, **about(engine)})
+    return Item(source, engine.launch, engine.ground(overrides), {"kind": kind, **about(engine)})
 
 
 def about(engine: DeployedEngine) -> dict[str, Any]:
-    """What an answer says of an engine's place in its file."""
+    """The place of an engine in its file."""
     values: dict[str, Any] = {
         "where": engine.where,
         "engine": {"name": engine.launch.engine},
@@ -75,3 +97,101 @@ def _with_hint(answer: dict[str, Any]) -> dict[str, Any]:
     if error and error.get("field") == "model" and (hint := model_hint(str(answer.get("model")))):
         answer = {**answer, "error": {**error, "hint": hint}}
     return answer
+
+
+def model_hint(name: str) -> str | None:
+    """Which model to state for a folder that is called like one; None for no such folder."""
+    if not name.startswith(("/", ".", "~")):
+        return None
+    parts = [part for part in name.split("/") if part]
+    for part in parts:
+        if part.startswith(_HOLDERS):  # a folder of the hub's cache: models--owner--name
+            parts = part.removeprefix(_HOLDERS).split("--", 1)
+    model = "/".join(parts[-2:])
+    if len(parts) < 2 or not in_catalog(model):
+        alike = [each for each in catalog_ids() if parts and each.endswith(f"/{parts[-1]}")]
+        if len(alike) != 1:
+            return None
+        model = alike[0]
+    return f"The folder is called like {model}: state it with --model {model}."
+
+
+def check_folder(folder: Path, overrides: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A short verdict on every engine in a folder, in the order of the files.
+
+    Raises:
+        InputError: when there is no such folder, or it holds no file that may start an engine.
+    """
+    entries: list[Entry] = []
+    for entry in entries_of(folder, overrides):
+        entries.append(entry)
+        if len(entries) >= MAX_ENGINES:
+            break
+    return list(check_items(entries, dict(overrides)))
+
+
+def entries_of(folder: Path, overrides: Mapping[str, Any]) -> Iterator[Entry]:
+    """The engines of a folder's files; what cannot be read is its place and an error."""
+    if not folder.is_dir():
+        raise InputError(f"{folder} is not a folder.", field="dir", hint="Check the path.")
+    files = list(_files(folder))
+    if not files:
+        suffixes = ", ".join((*SCRIPTS, *DOCUMENTS, *_LISTS))
+        message = f"{folder} holds no file of commands."
+        raise InputError(message, field="dir", hint=f"Known suffixes: {suffixes}.")
+    for file in files:
+        source = str(file.relative_to(folder))
+        try:
+            yield from _entries(file, source, overrides)
+        except RecipeError as error:
+            yield source, error
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Files that may hold commands, sorted; no link is followed, to a folder or to a file."""
+    suffixes, number = {*SCRIPTS, *DOCUMENTS, *_LISTS}, 0
+    for place, folders, names in os.walk(folder, followlinks=False):
+        folders[:] = sorted(name for name in folders if name not in SKIPPED)
+        for name in sorted(names):
+            file = Path(place, name)
+            if file.suffix.casefold() not in suffixes or file.is_symlink() or not file.is_file():
+                continue
+            if file.suffix != ".jsonl" and file.stat().st_size > MAX_BYTES:
+                continue
+            number += 1
+            if number > MAX_FILES:
+                return
+            yield file
+
+
+def _entries(file: Path, source: str, overrides: Mapping[str, Any]) -> Iterable[Entry]:
+    if file.suffix.casefold() in _LISTS:
+        kind = file.suffix.removeprefix(".")
+        for entry in items_of(file, source):
+            if isinstance(entry, Item):
+                yield Item(entry.source, entry.command, entry.ground, {"kind": kind})
+            else:
+                yield entry
+        return
+    text = read_text(file, field="dir", limit=MAX_BYTES)
+    if not any(word in text for word in _signs()):
+        return
+    deployment = read_deployment(text, file.name)
+    for engine in deployment.engines:
+        place = f"{source}:{engine.line}" if engine.line else source
+        yield item_of(engine, place, deployment.kind, overrides)
+    for part in deployment.left:
+        place = f"{source}:{part.line}" if part.line else source
+        yield place, InputError(f"{part.where}: {part.why}", field="file")
+
+
+@cache
+def _signs() -> tuple[str, ...]:
+    """Words of files that may start an engine."""
+    images = (name for grammar in grammars().values() for name in grammar.images)
+    programs = (
+        start.words[1] if start.words[0] == "-m" else start.words[0]
+        for grammar in grammars().values()
+        for start in grammar.launch
+    )
+    return (*_WORDS, *dict.fromkeys(programs), *images)

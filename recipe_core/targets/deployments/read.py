@@ -1,20 +1,38 @@
-"""Which kind of deployment a text is, and its engines."""
+"""The kind of deployment that a text is, and its engines; Compose files and values of Helm."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
 from recipe_core.base.errors import InputError
-from recipe_core.targets.deployments import helm, kserve
-from recipe_core.targets.deployments.compose import read_compose
-from recipe_core.targets.deployments.deployed import DeployedEngine, DeploymentFile, Kind, Left
-from recipe_core.targets.deployments.documents import MAX_BYTES, Mapped, read_documents
-from recipe_core.targets.deployments.kubernetes import read_resource
-from recipe_core.targets.deployments.shell import read_shell
-from recipe_core.targets.deployments.skypilot import read_task
-from recipe_core.targets.deployments.slurm import is_slurm, read_slurm
+from recipe_core.commands.launches import Container
+from recipe_core.targets.deployments import kserve
+from recipe_core.targets.deployments.containers import engines_in, pod_environment
+from recipe_core.targets.deployments.deployed import (
+    DeployedEngine,
+    DeploymentFile,
+    Kind,
+    Left,
+    Place,
+)
+from recipe_core.targets.deployments.devices import chosen
+from recipe_core.targets.deployments.documents import (
+    MAX_BYTES,
+    Mapped,
+    count,
+    line_of,
+    mapping,
+    mappings,
+    read_documents,
+    texts,
+)
+from recipe_core.targets.deployments.kubernetes import node_names, read_resource, term_names
+from recipe_core.targets.deployments.shell import is_slurm, read_shell, read_slurm, read_task
+from recipe_core.targets.deployments.variables import filled_compose
 
 SCRIPTS = (".sh", ".bash", ".zsh", ".sbatch", ".slurm", ".job", ".sub")
 DOCUMENTS = (".yaml", ".yml", ".json")
@@ -22,6 +40,29 @@ MAX_ENGINES = 500
 """Engines of one file that are read."""
 
 Found = Iterator[DeployedEngine | Left]
+
+_JOINED = re.compile(r"\\[ \t]*(?:\r?\n|(?=\s))")
+_MAX_SERVICES = 500
+
+STACK = "servingEngineSpec"
+"""The key that values of the production stack begin with."""
+
+# helm/templates/deployment-vllm-multi.yaml of https://github.com/vllm-project/production-stack
+_STACK_OPTIONS = {
+    "maxModelLen": "--max-model-len",
+    "dtype": "--dtype",
+    "tensorParallelSize": "--tensor-parallel-size",
+    "pipelineParallelSize": "--pipeline-parallel-size",
+    "maxNumSeqs": "--max-num-seqs",
+    "gpuMemoryUtilization": "--gpu-memory-utilization",
+    "maxLoras": "--max-loras",
+    "runner": "--runner",
+    "convert": "--convert",
+}
+_STACK_SWITCHES = {
+    "enableChunkedPrefill": ("--enable-chunked-prefill", "--no-enable-chunked-prefill"),
+    "enablePrefixCaching": ("--enable-prefix-caching", "--no-enable-prefix-caching"),
+}
 
 
 def read_deployment(text: str, name: str = "file") -> DeploymentFile:
@@ -57,7 +98,7 @@ def _is_script(text: str, name: str) -> bool:
 
 
 def is_deployment(text: str, name: str) -> bool:
-    """Whether a text deploys something, rather than being a request; broken YAML counts as none."""
+    """Tell if a text deploys something, rather than being a request; broken YAML counts as none."""
     if _is_script(text, name):
         return True
     try:
@@ -66,18 +107,18 @@ def is_deployment(text: str, name: str) -> bool:
         return "apiVersion:" in text or "services:" in text
 
 
-def _file(kind: Kind, found: Iterable[DeployedEngine | Left]) -> DeploymentFile:
+def _file(kind: Kind, items: Iterable[DeployedEngine | Left]) -> DeploymentFile:
     engines: list[DeployedEngine] = []
-    left: list[Left] = []
-    for each in found:
-        if len(engines) + len(left) >= MAX_ENGINES:
-            left.append(Left("file", None, f"more than {MAX_ENGINES} engines; the rest is left."))
+    unread: list[Left] = []
+    for item in items:
+        if len(engines) + len(unread) >= MAX_ENGINES:
+            unread.append(Left("file", None, f"more than {MAX_ENGINES} engines; the rest is left."))
             break
-        if isinstance(each, DeployedEngine):
-            engines.append(each)
+        if isinstance(item, DeployedEngine):
+            engines.append(item)
         else:
-            left.append(each)
-    return DeploymentFile(kind, tuple(engines), tuple(left))
+            unread.append(item)
+    return DeploymentFile(kind, tuple(engines), tuple(unread))
 
 
 def kind_of(document: Any) -> Kind | None:
@@ -93,7 +134,7 @@ def kind_of(document: Any) -> Kind | None:
     if isinstance(document.get("run"), str):
         return "skypilot"
     image = document.get("image")
-    if helm.STACK in document or (isinstance(image, Mapped) and "repository" in image):
+    if STACK in document or (isinstance(image, Mapped) and "repository" in image):
         return "helm"
     return None
 
@@ -110,8 +151,8 @@ def _engines(document: Any) -> Found:
     elif kind == "skypilot":
         yield from read_task(document)
     elif kind == "helm":
-        yield from helm.read_stack(document)
-        yield from helm.read_values(document)
+        yield from read_stack(document)
+        yield from read_values(document)
 
 
 def _items(document: Mapped) -> list[Any]:
@@ -119,3 +160,173 @@ def _items(document: Mapped) -> list[Any]:
     items = document.get("items")
     is_list = isinstance(items, list) and str(document["kind"]).endswith("List")
     return list(items or ()) if is_list else [document]
+
+
+# --- Compose: services with an image, a command and reserved devices ----------------------------
+
+
+def read_compose(document: Mapped) -> Iterator[DeployedEngine | Left]:
+    """The engines of a Compose file's services."""
+    for name, service in list(mapping(document.get("services")).items())[:_MAX_SERVICES]:
+        if isinstance(service, Mapped):
+            yield from _read_service(f"service {name}", service)
+
+
+def _read_service(where: str, service: Mapped) -> Iterator[DeployedEngine | Left]:
+    env = compose_environment(service.get("environment"))
+    image = filled_compose(str(service.get("image") or ""), env)
+    line = line_of(service)
+    try:
+        entrypoint, command = (
+            _command_words(service.get(name), env) for name in ("entrypoint", "command")
+        )
+    except ValueError as error:
+        yield Left(where, line, f"its command cannot be split into words: {error}.")
+        return
+    container = Container(
+        image=image,
+        entrypoint=entrypoint,
+        args=command,
+        env=env,
+        shares_memory="shm_size" in service or service.get("ipc") == "host",
+        workdir=service.get("working_dir") if service.get("working_dir") else None,
+        mounts=tuple(_mounts(service.get("volumes"))),
+    )
+    deploy = mapping(service.get("deploy"))
+    replicas = count(deploy.get("replicas")) or count(service.get("scale")) or 1
+    place = _service_place(service)
+    yield from engines_in(container, where, line, place, replicas=replicas)
+
+
+def compose_environment(value: Any) -> dict[str, str]:
+    """Variables from a mapping or from a list of ``NAME=value``; those without a value stay out."""
+    pairs = [(name, item) for name, item in mapping(value).items() if isinstance(item, str)]
+    for text in texts(value):
+        name, equals, item = text.partition("=")
+        if equals:
+            pairs.append((name.strip(), item))
+    env: dict[str, str] = {}
+    for name, item in pairs:
+        env[name] = filled_compose(item, {**dict(pairs), **env} if item != f"${{{name}}}" else {})
+    return env
+
+
+def _command_words(value: Any, env: Mapping[str, str]) -> tuple[str, ...]:
+    """The words of a command; a text is cut as a shell would.
+
+    Raises:
+        ValueError: when a quote is not closed.
+    """
+    if isinstance(value, str):
+        text = _JOINED.sub(" ", filled_compose(value, env))
+        return tuple(shlex.split(text))
+    return tuple(filled_compose(word, env) for word in texts(value))
+
+
+def _mounts(value: Any) -> Iterator[str]:
+    for text in texts(value):
+        parts = text.split(":")
+        yield parts[1] if len(parts) > 1 else parts[0]
+    for entry in mappings(value):
+        if isinstance(target := entry.get("target"), str):
+            yield target
+
+
+def _service_place(service: Mapped) -> Place:
+    """The number of devices that a service reserves; a Compose file does not say which."""
+    reservations = mapping(
+        mapping(mapping(service.get("deploy")).get("resources")).get("reservations")
+    )
+    for entry in mappings(reservations.get("devices")) + mappings(service.get("gpus")):
+        ids = texts(entry.get("device_ids"))
+        if ids and "all" not in ids:
+            return Place(None, len(ids))
+        return Place(None, count(entry.get("count")))
+    return Place()
+
+
+# --- Helm: vLLM's production stack, and charts that state an image and a command ----------------
+
+
+def read_stack(values: Mapped) -> Iterator[DeployedEngine | Left]:
+    """The engines of the production stack: one for each model."""
+    stack = mapping(values.get(STACK))
+    for model in mappings(stack.get("modelSpec")):
+        yield from _read_model(model, stack)
+
+
+def _read_model(model: Mapped, stack: Mapped) -> Iterator[DeployedEngine | Left]:
+    where, line = f"model {model.get('name') or 'unnamed'}", line_of(model)
+    name = model.get("modelURL")
+    if not isinstance(name, str):
+        yield Left(where, line, "modelURL is missing.")
+        return
+    image = f"{model.get('repository') or 'vllm/vllm-openai'}:{model.get('tag') or 'latest'}"
+    container = Container(
+        image=image,
+        entrypoint=("vllm",),
+        args=("serve", name, *_config_words(model)),
+        env=pod_environment(stack) | pod_environment(model),
+        shares_memory=True,
+    )
+    yield from engines_in(
+        container, where, line, _model_place(model), replicas=count(model.get("replicaCount")) or 1
+    )
+
+
+def _config_words(model: Mapped) -> Iterator[str]:
+    config = mapping(model.get("vllmConfig"))
+    for key, (on, off) in _STACK_SWITCHES.items():
+        if key in config:
+            yield on if config[key] == "true" else off
+    for key, flag in _STACK_OPTIONS.items():
+        if isinstance(value := config.get(key), str):
+            yield from (flag, value)
+    yield from texts(config.get("extraArgs"))
+    if model.get("enableLoRA") == "true":
+        yield "--enable-lora"
+    if isinstance(revision := model.get("modelRevision"), str):
+        yield from ("--revision", revision)
+
+
+def _model_place(model: Mapped) -> Place:
+    devices = count(model.get("requestGPU"))
+    kind = model.get("requestGPUType")
+    terms = list(term_names(mappings(model.get("nodeSelectorTerms"))))
+    names = terms or list(node_names(model)) or [""]
+    place = chosen([(name, devices) for name in names], nodes=_ray_nodes(model))
+    if isinstance(kind, str) and "mig" in kind:
+        message = f"{kind} is a part of a device; judged on a whole one."
+        return Place(place.device, 1, place.nodes, (*place.notes, message))
+    return place
+
+
+def _ray_nodes(model: Mapped) -> int | None:
+    """Nodes of a model that runs over several by Ray: its head and its workers."""
+    workers = (
+        count(mapping(model.get("raySpec")).get("replicaCount")) if "raySpec" in model else None
+    )
+    head = mapping(mapping(model.get("raySpec")).get("headNode"))
+    copies = count(model.get("replicaCount"))
+    return (workers or copies or 0) + 1 if head else None
+
+
+def read_values(values: Mapped) -> Iterator[DeployedEngine | Left]:
+    """The engine of a chart whose values state an image and its command (vLLM's own chart)."""
+    image = mapping(values.get("image"))
+    name, words = image.get("repository"), texts(image.get("command"))
+    if isinstance(name, str):
+        container = Container(
+            image=f"{name}:{image.get('tag') or 'latest'}",
+            entrypoint=words,
+            args=texts(image.get("args")),
+            env=_chart_environment(values),
+            shares_memory=None,
+        )
+        yield from engines_in(container, "image", line_of(image), Place())
+
+
+def _chart_environment(values: Mapping[str, object]) -> dict[str, str]:
+    return {
+        name: text for name, text in mapping(values.get("env")).items() if isinstance(text, str)
+    }

@@ -1,27 +1,40 @@
-"""Shell scripts: the servers that they start, and the release that they install."""
+"""Shell scripts, alone, for Slurm and in SkyPilot tasks: the servers that they start."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from recipe_core.base.errors import InputError
 from recipe_core.commands.launches import Launch, find_launches
 from recipe_core.commands.words import read_script
 from recipe_core.targets.deployments.containers import starts_engine
 from recipe_core.targets.deployments.deployed import DeployedEngine, Left, Place
+from recipe_core.targets.deployments.devices import chosen, device_called
+from recipe_core.targets.deployments.documents import Mapped, count, mapping, mappings, texts
 from recipe_core.targets.deployments.variables import unset_in
+from recipe_core.targets.names import names
 
 _PINNED = re.compile(r"(?<![\w-])(vllm|sglang|tensorrt-llm)(?:\[[\w,-]*\])?==(\d[\w.+]{0,30})")
 _COMMENT = re.compile(r"^[ \t]*#.*$", re.MULTILINE)
+
+_OPTION = re.compile(r"(?:^|\s)(--[\w-]+|-[A-Za-z])(?:=|\s+)?([^\s#]*)")
+_LINE = re.compile(r"^#SBATCH[ \t]+(.*)$", re.MULTILINE)
+_LONG = {"-N": "--nodes", "-G": "--gpus", "-C": "--constraint", "-n": "--ntasks"}
+_GRES = re.compile(r"gpu(?::([A-Za-z][\w.-]*))?(?::(\d{1,3}))?(?:\(.*)?")
+_PER_NODE = re.compile(r"(?:([A-Za-z][\w.-]*):?)?(\d{1,3})?")
+
+_TPU = re.compile(r"(tpu-v\d\w*)-(\d{1,4})$")
+_DOCKER = "docker:"
 
 
 def read_shell(text: str) -> Iterator[DeployedEngine | Left]:
     """The engines that a script starts."""
     for engine in engines_of(text, "script", Place(), {}, text):
-        if isinstance(engine, DeployedEngine) and (seen := engine.launch.visible_devices):
-            yield replace(engine, place=replace(engine.place, per_node=seen))
+        if isinstance(engine, DeployedEngine) and (devices := engine.launch.visible_devices):
+            yield replace(engine, place=replace(engine.place, per_node=devices))
         else:
             yield engine
 
@@ -55,13 +68,13 @@ def engines_of(
         return
     at = 0
     for number, launch in enumerate(launches, 1):
-        found = _place_of(text, launch, at)
-        at = max(at, found + 1)
+        position = _place_of(text, launch, at)
+        at = max(at, position + 1)
         name = where if len(launches) == 1 else f"{where} #{number}"
         inside = launch if launch.image or not image else replace(launch, image=image)
         yield DeployedEngine(
             name,
-            (line or 1) + text.count("\n", 0, found) if found >= 0 else line,
+            (line or 1) + text.count("\n", 0, position) if position >= 0 else line,
             inside,
             place,
             release=_release(installs, launch.engine),
@@ -72,7 +85,7 @@ def engines_of(
 
 
 def _place_of(text: str, launch: Launch, start: int) -> int:
-    """Where the program of a server stands, from ``start`` on; -1 where it does not."""
+    """Position of a server's program in a text, from ``start`` on; -1 without one."""
     words = launch.program[1:] if launch.program[:1] == ("-m",) else launch.program
     pattern = r"\s+".join(map(re.escape, words))
     match = re.compile(rf"(?<![\w.]){pattern}(?!\w)").search(text, start) if words else None
@@ -82,3 +95,121 @@ def _place_of(text: str, launch: Launch, start: int) -> int:
 def _release(text: str, engine: str) -> str | None:
     """The release of an engine that a text installs (``pip install vllm==0.9.1``)."""
     return next((match[2] for match in _PINNED.finditer(text) if match[1] == engine), None)
+
+
+def is_slurm(text: str) -> bool:
+    """Tell if a script asks Slurm for something."""
+    return _LINE.search(text) is not None
+
+
+def read_slurm(text: str) -> Iterator[DeployedEngine | Left]:
+    """The engines that a batch script starts, with the variables of its first node."""
+    job = sbatch_options(text)
+    place = job_place(job)
+    nodes = place.nodes or 1
+    env = dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), str(nodes))
+    env |= dict.fromkeys(("SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID"), "0")
+    if place.per_node:
+        env |= dict.fromkeys(("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE"), str(place.per_node))
+    yield from engines_of(text, "script", place, env, text)
+
+
+def sbatch_options(text: str) -> dict[str, str]:
+    """Options of ``sbatch`` in a script's head, by their long names; the last one counts."""
+    out: dict[str, str] = {}
+    for line in _LINE.finditer(text):
+        for match in _OPTION.finditer(line[1]):
+            out[_LONG.get(match[1], match[1])] = match[2].strip("'\"")
+    return out
+
+
+def job_place(job: Mapping[str, str]) -> Place:
+    """Devices and nodes that a job asks for; types of devices are those of the cluster."""
+    nodes = count(job.get("--nodes", "").partition("-")[0])
+    kind, number = _job_devices(job, nodes)
+    if not kind:
+        kind = _constraint(job.get("--constraint", ""))
+    return chosen([(kind, number)], names().slurm.names, nodes=nodes)
+
+
+def _job_devices(job: Mapping[str, str], nodes: int | None) -> tuple[str, int | None]:
+    for entry in job.get("--gres", "").split(","):
+        if gres := _GRES.fullmatch(entry.strip()):
+            return gres[1] or "", count(gres[2]) or 1
+    for name in ("--gpus-per-node", "--gpus", "--gpus-per-task"):
+        if (match := _PER_NODE.fullmatch(job.get(name, ""))) and (match[1] or match[2]):
+            number = count(match[2]) or 1
+            share = nodes if name == "--gpus" and nodes and number % nodes == 0 else 1
+            return match[1] or "", number // share
+    return "", None
+
+
+def _constraint(text: str) -> str:
+    """The device in a constraint on nodes (``a100&80gb``); empty where it names none."""
+    words = re.split(r"[&|,\[\]()*]+", text)
+    both = [first + second for first in words for second in words if first != second]
+    return next((word for word in (*both, *words) if word and device_called(word)), "")
+
+
+def read_task(task: Mapped) -> Iterator[DeployedEngine | Left]:
+    """The engines of a task; variables of the first node."""
+    resources = mapping(task.get("resources"))
+    nodes = count(task.get("num_nodes"))
+    place = chosen(accelerators(resources), names().sky.names, nodes=nodes)
+    env = {
+        name: value for name, value in mapping(task.get("envs")).items() if isinstance(value, str)
+    }
+    variables = {
+        "SKYPILOT_NUM_NODES": str(nodes or 1),
+        "SKYPILOT_NODE_RANK": "0",
+        "SKYPILOT_NUM_GPUS_PER_NODE": str(place.per_node) if place.per_node else None,
+    }
+    env |= {name: value for name, value in variables.items() if value is not None}
+    image = resources.get("image_id")
+    text, setup = str(task.get("run") or ""), str(task.get("setup") or "")
+    where = f"task {task.get('name') or 'unnamed'}"
+    service = mapping(task.get("service"))
+    policy = mapping(service.get("replica_policy"))
+    replicas = count(service.get("replicas")) or count(policy.get("min_replicas")) or 1
+    for engine in engines_of(
+        text,
+        where,
+        place,
+        env,
+        f"{setup}\n{text}",
+        line=task.lines.get("run"),
+        image=image.removeprefix(_DOCKER)
+        if isinstance(image, str) and image.startswith(_DOCKER)
+        else None,
+    ):
+        if isinstance(engine, DeployedEngine):
+            yield replace(engine, replicas=replicas)
+        else:
+            yield engine
+
+
+def accelerators(resources: Mapped) -> Iterator[tuple[str, int | None]]:
+    """Names and numbers of the accelerators, of which any will do."""
+    yield from _named(resources.get("accelerators"))
+    for several in ("any_of", "ordered"):
+        for choice in mappings(resources.get(several)):
+            yield from _named(choice.get("accelerators"))
+    machine = resources.get("instance_type")
+    if isinstance(machine, str) and "accelerators" not in resources:
+        yield machine, None
+
+
+def _named(value: Any) -> Iterator[tuple[str, int | None]]:
+    """``H100:8``, ``{H100: 8, A100}``, or a list of these."""
+    for text in texts(value):
+        name, _, number = text.strip().partition(":")
+        tpu = _TPU.fullmatch(name)
+        if tpu:
+            yield tpu[1], int(tpu[2])
+        else:
+            yield name.strip(), count(number) or 1
+    for name, number in mapping(value).items():
+        if number is None:
+            yield from _named(name)
+        else:
+            yield name.strip(), count(number) or 1

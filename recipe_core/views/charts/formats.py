@@ -10,15 +10,15 @@ import plotly.graph_objects as go
 
 from recipe_core.accuracy.technique import technique, techniques
 from recipe_core.views.charts.style import FRAME, SYMBOLS, Palette, mixed, palette
-from recipe_core.views.formats_view import (
-    AXES,
+from recipe_core.views.formats import (
     LETTERS,
     MEANINGS,
     SPLITS,
-    change_text,
-    column_title,
-    kept_text,
-    ratio,
+    figure_ratio,
+    figure_title,
+    kept_accuracy,
+    ratio_text,
+    support_title,
 )
 
 Row = Mapping[str, Any]
@@ -52,7 +52,7 @@ def accuracy_against(
     Lines are the 80 % bands of accuracy; the diamond is the base. ``limit``: least accuracy asked.
     """
     colours = palette(dark)
-    drawn = [row for row in rows if row["accuracy"]["retained"] and ratio(row, name, split)]
+    drawn = [row for row in rows if row["accuracy"]["retained"] and figure_ratio(row, name, split)]
     figure = go.Figure()
     for n, (title, kinds) in enumerate(KINDS.items()):
         group = [row for row in drawn if row["kind"] in kinds]
@@ -78,7 +78,7 @@ def accuracy_against(
         )
     _name(figure, drawn, name, split, colours)
     figure.update_layout(height=460, **FRAME)
-    figure.update_xaxes(title=f"{AXES[name]} over the base's ({SPLITS[split].lower()})")
+    figure.update_xaxes(title=f"{figure_title(name)} over the base's ({SPLITS[split].lower()})")
     figure.update_yaxes(title="Accuracy kept (%)", range=[LEAST_SHOWN * 100, 106])
     return figure
 
@@ -88,7 +88,7 @@ def _points(
 ) -> dict[str, Any]:
     kept = [row["accuracy"]["retained"] for row in rows]
     return {
-        "x": [ratio(row, name, split) for row in rows],
+        "x": [figure_ratio(row, name, split) for row in rows],
         "y": [one["value"] * 100 for one in kept],
         "mode": "markers",
         "name": title,
@@ -111,15 +111,15 @@ def _points(
             [
                 row["technique"],
                 row["title"],
-                kept_text(row),
-                change_text(ratio(row, name, split)),
+                kept_accuracy(row),
+                ratio_text(figure_ratio(row, name, split)),
                 row["verdict"],
             ]
             for row in rows
         ],
         "hovertemplate": (
             "%{customdata[1]} (%{customdata[4]})<br>accuracy kept %{customdata[2]}"
-            f"<br>{AXES[name].lower()}: %{{customdata[3]}}<extra></extra>"
+            f"<br>{figure_title(name).lower()}: %{{customdata[3]}}<extra></extra>"
         ),
     }
 
@@ -127,11 +127,11 @@ def _points(
 def _name(figure: go.Figure, rows: Sequence[Row], name: str, split: str, colours: Palette) -> None:
     """Names beside the points that are the best at something, and those that no point is near."""
     placed: list[tuple[float, float]] = [(1.0, 100.0)]  # the base
-    spans = [ratio(row, name, split) or 1.0 for row in rows]
+    spans = [figure_ratio(row, name, split) or 1.0 for row in rows]
     width = max(max(spans, default=1.0) - min(spans, default=0.0), 1e-6)
     ordered = sorted(rows, key=lambda row: (not row["best_at"], row["rank"] or 999))
     for row in ordered:
-        x, y = ratio(row, name, split) or 1.0, row["accuracy"]["retained"]["value"] * 100
+        x, y = figure_ratio(row, name, split) or 1.0, row["accuracy"]["retained"]["value"] * 100
         if y < LEAST_SHOWN * 100 or len(placed) >= NAMED:
             continue
         if any(abs(x - a) / width < APART[0] and abs(y - b) < APART[1] for a, b in placed):
@@ -151,7 +151,7 @@ def _name(figure: go.Figure, rows: Sequence[Row], name: str, split: str, colours
 def not_drawn(rows: Sequence[Row], name: str, split: str) -> int:
     """How many techniques keep less than the axis shows."""
     return sum(
-        ratio(row, name, split) is not None
+        figure_ratio(row, name, split) is not None
         and row["accuracy"]["retained"] is not None
         and row["accuracy"]["retained"]["value"] < LEAST_SHOWN
         for row in rows
@@ -170,14 +170,14 @@ def support_matrix(cells: Mapping[str, Row], *, dark: bool = False) -> go.Figure
     z = [[verdicts.index(cells[row][column]["verdict"]) for column in columns] for row in rows]
     letters = [[LETTERS[cells[row][column]["verdict"]] for column in columns] for row in rows]
     hints = [
-        [_said(titles[row].title, column_title(column), cells[row][column]) for column in columns]
+        [_said(titles[row].title, support_title(column), cells[row][column]) for column in columns]
         for row in rows
     ]
     shades = _shades(colours)
     figure = go.Figure(
         go.Heatmap(
             z=z,
-            x=[column_title(column) for column in columns],
+            x=[support_title(column) for column in columns],
             y=[titles[row].label for row in rows],
             text=letters,
             texttemplate="%{text}",

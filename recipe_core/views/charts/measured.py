@@ -9,14 +9,20 @@ from typing import Literal
 import plotly.graph_objects as go
 
 from recipe_core.base.labels import CAUSES
+from recipe_core.base.units import figure_amount
 from recipe_core.calibration.comparison import ComparedFigure, Prediction
 from recipe_core.views.charts.style import FRAME, SYMBOLS, Palette, filled, palette
-from recipe_core.views.measured_view import UNITS, amount
 
 Which = Literal["formulas", "corrected"]
 PREDICTED_BY: dict[Which, str] = {"formulas": "Formulas alone", "corrected": "With the other runs"}
-
-
+UNITS = {
+    "tpot_s": ("ms", 1e3),
+    "ttft_s": ("ms", 1e3),
+    "request_latency_s": ("s", 1.0),
+    "output_tokens_per_s": ("tokens/s", 1.0),
+    "step_s": ("s", 1.0),
+}
+"""Units of the axes of a figure, and factors to them from SI units."""
 LARGEST = 5
 """Parts that are shown one by one; a legend has no room for all."""
 
@@ -88,9 +94,9 @@ def _marks(
             [
                 row.run,
                 f"{row.model} on {row.device}, {row.engine} {row.version}".rstrip(),
-                amount(row.figure, row.measured),
-                amount(row.figure, one.value),
-                f"{amount(row.figure, one.low)} to {amount(row.figure, one.high)}",
+                figure_amount(row.figure, row.measured),
+                figure_amount(row.figure, one.value),
+                f"{figure_amount(row.figure, one.low)} to {figure_amount(row.figure, one.high)}",
             ]
             for row, one in zip(rows, predicted, strict=True)
         ],

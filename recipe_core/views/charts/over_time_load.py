@@ -9,8 +9,9 @@ import numpy as np
 import plotly.graph_objects as go
 
 from recipe_core.base.arrays import Float
+from recipe_core.base.units import long_duration
 from recipe_core.request.over_time import HOUR_S
-from recipe_core.views import over_time_view as view
+from recipe_core.views import over_time as view
 from recipe_core.views.charts.over_time import over_week, part, stepped
 from recipe_core.views.charts.style import FRAME, filled, palette
 
@@ -91,7 +92,7 @@ def start_phases(start: Json, *, dark: bool = False) -> go.Figure:
             orientation="h",
             name=name,
             marker=filled(colours, n),
-            customdata=[[view.time_text(phase["seconds"]), phase["basis"]]],
+            customdata=[[long_duration(phase["seconds"]), phase["basis"]]],
             hovertemplate=f"<b>{name}</b><br>%{{customdata[0]}}, %{{customdata[1]}}<extra></extra>",
         )
     figure.add_scatter(

@@ -8,9 +8,9 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from recipe_core.views import over_time_view as view
+from recipe_core.base.units import percent_text
+from recipe_core.views import over_time as view
 from recipe_core.views.charts.style import FRAME, SYMBOLS, Palette, filled, palette
-from recipe_core.views.over_time_text import share_text
 
 Json = Mapping[str, Any]
 LEAST_MISSED = 1e-4
@@ -43,7 +43,7 @@ def policy_costs(answer: Json, chosen: str = "", *, dark: bool = False) -> go.Fi
             textposition="outside",
             textfont={"color": colours.ink},
             cliponaxis=False,
-            customdata=[[view.facts(policy)] for policy in some],
+            customdata=[[view.policy_facts(policy)] for policy in some],
             hovertemplate="<b>%{y}</b><br>%{customdata[0]}<extra></extra>",
         )
     widest = max((float(policy[amount]) for policy in rows), default=1.0)
@@ -56,7 +56,7 @@ def policy_costs(answer: Json, chosen: str = "", *, dark: bool = False) -> go.Fi
             x=[None],
             y=[None],
             mode="lines",
-            name=f"Bound: {view.title(name).lower()}",
+            name=f"Bound: {view.policy_title(name).lower()}",
             line=_bound_line(name, colours),
         )
     figure.update_layout(
@@ -84,13 +84,13 @@ def axis_of(answer: Json) -> str:
 
 
 def _name(policy: Json, chosen: str) -> str:
-    name = view.title(policy["name"])
+    name = view.policy_title(policy["name"])
     return f"<b>{name}</b>" if policy["name"] == chosen else name
 
 
 def _said(policy: Json) -> str:
-    cost = view.cost_text(policy).removesuffix(" a month")
-    return f"{cost} · {share_text(policy['attainment']['value'])}"
+    cost = view.policy_cost(policy).removesuffix(" a month")
+    return f"{cost} · {percent_text(policy['attainment']['value'])}"
 
 
 def _bound_line(name: str, colours: Palette) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def cost_against_share(answer: Json, chosen: str = "", *, dark: bool = False) ->
                 "size": [16 if policy["name"] == chosen else 11 for policy in some],
             },
             error_x=_band(some, colour),
-            customdata=[[_name(one, chosen), view.facts(one)] for one in some],
+            customdata=[[_name(one, chosen), view.policy_facts(one)] for one in some],
             hovertemplate="%{customdata[0]}<br>%{customdata[1]}<extra></extra>",
         )
     figure.add_vline(
@@ -154,7 +154,7 @@ def cost_against_share(answer: Json, chosen: str = "", *, dark: bool = False) ->
         yref="paper",
         yanchor="top",
         showarrow=False,
-        text=f" wanted {share_text(answer['attainment_wanted'])}",
+        text=f" wanted {percent_text(answer['attainment_wanted'])}",
         font={"color": colours.alarm},
     )
     _share_axis(figure, ends)
@@ -186,7 +186,7 @@ def _label_places(
     for one in ordered:
         x = math.log(ends[1] / missed(_value(one))) / across * DRAWN_PX[0]
         y = (float(one[amount]) - costs[0]) / up * DRAWN_PX[1]
-        half = LETTER_PX * len(view.title(one["name"])) / 2
+        half = LETTER_PX * len(view.policy_title(one["name"])) / 2
         for place, above in (("top center", LINE_PX), ("bottom center", -LINE_PX)):
             if all(
                 abs(x - other_x) > half + other_half or abs(y + above - other_y) > LINE_PX

@@ -1,0 +1,195 @@
+"""Tables of an answer: one list of columns, which terminal, pages, files and Markdown read.
+
+An answer states its columns once, as ``Column`` objects over its rows. ``terminal`` and
+``markdown`` write them as text, ``frame`` and ``styled`` as a table that sorts by values,
+``csv_bytes`` and ``parquet_bytes`` as files.
+"""
+
+from __future__ import annotations
+
+import io
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+
+from recipe_core.plans.measures import SERVING, TRAINING, Measure
+
+if TYPE_CHECKING:  # importing pandas takes longer than most plans
+    import pandas as pd
+    from pandas.io.formats.style import Styler
+
+Row = TypeVar("Row")
+Align = Literal["left", "right"]
+UNKNOWN = "–"
+"""Text of a cell whose value is None or NaN."""
+BETWEEN = "   "
+"""Between two columns; half of it, rounded down, before the first and behind the last."""
+MIN_WIDTH = 100
+"""Characters that a table may use in a narrower terminal too: folded cells are worse to read."""
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""How texts begin that a spreadsheet takes for a formula."""
+
+
+@dataclass(frozen=True)
+class Column(Generic[Row]):
+    """A column of a table.
+
+    Attributes:
+        title: heads the column, with the unit where ``show`` writes none.
+        get: the value in a row: a number by which tables sort, or a text; None where unknown.
+        show: the text of a known value.
+        align: where texts of a terminal end.
+        help: explains the title, on pages.
+        mark: text behind that of a row's value, such as the sign of a doubtful price.
+        name: of the column in a frame; the title by default.
+    """
+
+    title: str
+    get: Callable[[Row], Any]
+    show: Callable[[Any], str] = str
+    align: Align = "right"
+    help: str = ""
+    mark: Callable[[Row], str] | None = None
+    name: str = ""
+
+    @property
+    def key(self) -> str:
+        """The column's name in a frame."""
+        return self.name or self.title
+
+    def text(self, row: Row) -> str:
+        """The cell of a row."""
+        value = self.get(row)
+        if _is_unknown(value):
+            return UNKNOWN
+        return self.show(value) + (self.mark(row) if self.mark else "")
+
+
+def _is_unknown(value: Any) -> bool:
+    return value is None or value != value  # NaN is no number, itself included
+
+
+def texts(rows: Sequence[Row], columns: Sequence[Column[Row]]) -> list[list[str]]:
+    """The cells of each row as texts."""
+    return [[column.text(row) for column in columns] for row in rows]
+
+
+def known_columns(rows: Sequence[Row], columns: Sequence[Column[Row]]) -> list[Column[Row]]:
+    """The columns of which some row has a value."""
+    return [column for column in columns if not all(_is_unknown(column.get(row)) for row in rows)]
+
+
+def titles(columns: Sequence[Column[Any]]) -> list[str]:
+    """The heads of a table."""
+    return [column.title for column in columns]
+
+
+def terminal(
+    rows: Sequence[Row], columns: Sequence[Column[Row]], *, width: int | None = None
+) -> str:
+    """Heads, a rule and the rows, aligned; cells are folded where they exceed the terminal.
+
+    ``width``: characters a line may have; the terminal's by default.
+    """
+    heads, cells = titles(columns), texts(rows, columns)
+    if width is None:
+        width = max(shutil.get_terminal_size((160, 40)).columns, MIN_WIDTH)
+    widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
+    inside = sum(widths) + len(BETWEEN) * (len(heads) - 1)
+    if inside + 2 > width:
+        return _fold(columns, cells, width)
+
+    def line(row: Sequence[str]) -> str:
+        padded = (
+            cell.ljust(size) if column.align == "left" else cell.rjust(size)
+            for column, cell, size in zip(columns, row, widths, strict=True)
+        )
+        return f" {BETWEEN.join(padded)} "
+
+    blank = " " * (inside + 2)
+    return "\n".join([blank, line(heads), f" {'─' * inside} ", *map(line, cells), blank])
+
+
+def _fold(columns: Sequence[Column[Any]], cells: Sequence[Sequence[str]], width: int) -> str:
+    """The same table with cells over several lines."""
+    # imported here: rich takes longer than most plans, and only wide tables need it
+    from rich.box import SIMPLE
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE, pad_edge=False)
+    for column in columns:
+        table.add_column(column.title, justify=column.align)
+    for row in cells:
+        table.add_row(*map(Text, row))
+    console = Console(width=width, no_color=True)
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get().rstrip("\n")
+
+
+def markdown(rows: Sequence[Row], columns: Sequence[Column[Row]]) -> str:
+    """A Markdown table; ``show`` of each column escapes what its texts need."""
+    rule = ["---:" if column.align == "right" else "---" for column in columns]
+    lines = [titles(columns), rule, *texts(rows, columns)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def frame(rows: Sequence[Row], columns: Sequence[Column[Row]]) -> pd.DataFrame:
+    """The values of a table, by the columns' names."""
+    import pandas as pd
+
+    return pd.DataFrame({column.key: [column.get(row) for row in rows] for column in columns})
+
+
+def styled(rows: Sequence[Row], columns: Sequence[Column[Row]]) -> Styler:
+    """A table for a page: it sorts by values, and cells read as in the terminal."""
+    import pandas as pd
+
+    style = frame(rows, columns).style
+    for column in columns:
+        style = style.format(column.show, subset=[column.key], na_rep=UNKNOWN)
+        marks = [column.mark(row) for row in rows] if column.mark else []
+        for mark in filter(None, dict.fromkeys(marks)):
+            marked = [n for n, text in enumerate(marks) if text == mark]
+
+            def show(value: Any, column: Column[Row] = column, mark: str = mark) -> str:
+                return f"{column.show(value)}{mark}"
+
+            cells = pd.IndexSlice[marked, [column.key]]
+            style = style.format(show, subset=cells, na_rep=UNKNOWN)
+    return style
+
+
+def csv_bytes(table: pd.DataFrame) -> bytes:
+    """A table as CSV that a spreadsheet opens as UTF-8, without taking a text for a formula.
+
+    Texts that begin like a formula get an apostrophe: names come from whoever made the link
+    (https://owasp.org/www-community/attacks/CSV_Injection).
+    """
+    safe = table.copy()
+    for name in table.select_dtypes(exclude="number").columns:
+        safe[name] = [
+            f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
+            for cell in table[name]
+        ]
+    return safe.to_csv(index=False, lineterminator="\n").encode("utf-8-sig")
+
+
+def parquet_bytes(table: pd.DataFrame) -> bytes:
+    """A table as a Parquet file."""
+    file = io.BytesIO()
+    table.to_parquet(file, index=False)
+    return file.getvalue()
+
+
+def quantities(*, training: bool = False) -> dict[str, Measure]:
+    """The registry of quantities, by name: each with its title, head, unit and text."""
+    return TRAINING if training else SERVING
+
+
+def quantity(name: str, *, training: bool = False) -> Measure:
+    """One quantity of the registry: the only source of titles and heads of figures."""
+    return quantities(training=training)[name]

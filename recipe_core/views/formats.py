@@ -1,0 +1,355 @@
+"""Advice on formats as sentences and columns, for terminal and page.
+
+Answers are those of ``Advice.to_json``, as workers send them to pages.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from recipe_core.accuracy.families import families
+from recipe_core.accuracy.runners import runners
+from recipe_core.accuracy.technique import techniques
+from recipe_core.base.units import figure_amount, significant
+from recipe_core.compression.advisor.figures import FIGURES
+from recipe_core.compression.advisor.ranked import BEST_AT, SURELY_KEPT
+from recipe_core.views.columns import Column, terminal
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Json = Mapping[str, Any]
+
+LETTERS: dict[str, str] = {
+    "native": "N",
+    "weight-only kernel": "W",
+    "emulated": "E",
+    "memory only": "M",
+    "refused": "×",
+    "unknown": "?",
+}
+"""Letters of verdicts in the matrix, best first."""
+MEANINGS: dict[str, str] = {
+    "native": "products run in the format, or the cache is read in it",
+    "weight-only kernel": "stored small, multiplied in 16 bit",
+    "emulated": "saves memory, costs time",
+    "memory only": "stored small at most, no kernel",
+    "refused": "does not start",
+    "unknown": "no source says",
+}
+HEADS: dict[str, str] = {
+    "weights_bytes": "Weights",
+    "cache_tokens": "Tokens held",
+    "requests_held": "Requests held",
+    "ttft_s": "First token",
+    "tpot_s": "Per token",
+    "output_tokens_per_s": "Throughput",
+    "usd_per_million_output_tokens": "Cost",
+    "joules_per_token": "Energy",
+}
+"""Figures of the table, of which ``formats.figures.FIGURES`` has the titles."""
+AXES = (
+    "usd_per_million_output_tokens",
+    "tpot_s",
+    "ttft_s",
+    "joules_per_token",
+    "weights_bytes",
+)
+"""Figures that accuracy is drawn against."""
+SPLITS: dict[str, str] = {"same_split": "Same split", "best_split": "Best split for it"}
+FILES = "gguf_"
+USUAL_FILES = ("gguf_q8_0", "gguf_q6_k", "gguf_q5_k_m", "gguf_q4_k_m", "gguf_q3_k_m", "gguf_q2_k")
+"""Types of files that stand for the others of as many bits."""
+MAX_REASON = 110
+"""Characters of a reason in a terminal."""
+
+
+def formats_text(answer: Json) -> str:
+    """The verdict, techniques side by side, pairs, and the reasons of those without figures."""
+    lines = [formats_verdict(answer), base_sentence(answer)]
+    if note := ranking_note(answer):
+        lines.append(note)
+    lines.append("Figures are changes to the base, on its split.")
+    rows = shown_techniques(answer, every_file=True)
+    # without the last column: names of checkpoints would fold every row
+    lines.append(terminal(rows, technique_columns()[:-1]))
+    if answer["combinations"]:
+        lines += ["Together:", terminal(answer["combinations"], PAIRS)]
+    return "\n".join([*lines, *_reason_lines(answer)])
+
+
+def _reason_lines(answer: Json) -> Iterator[str]:
+    """Techniques without figures, those with one reason in one line."""
+    by_reason: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for row in answer["formats"]:
+        if row["same_split"] is None:
+            reason = (row["why"] or "")[:MAX_REASON]
+            by_reason[row["state"], reason].append(row["technique"])
+    if by_reason:
+        yield "Without figures:"
+    for (state, reason), names in by_reason.items():
+        yield f"  {', '.join(names)}: {state}. {reason}"
+
+
+# --- sentences -----------------------------------------------------------------------------------
+
+
+def formats_verdict(answer: Json) -> str:
+    """The best technique by the objective, or that none runs."""
+    best, limit = best_technique(answer), answer["accuracy_limit"]
+    if best is None:
+        return "No format runs within the limits."
+    if limit is not None and not best["accuracy"]["within_limit"]:
+        return (
+            f"No format that runs here is expected to keep {limit * 100:g} % of the accuracy. "
+            f"Nearest by the objective: {best['title']}, {kept_accuracy(best)}."
+        )
+    change = figure_ratio(best, "usd_per_million_output_tokens", "best_split")
+    cost = "" if change is None else f", cost of a token {ratio_text(change)}"
+    return f"{best['title']}: accuracy kept {kept_accuracy(best)}{cost}."
+
+
+def base_sentence(answer: Json) -> str:
+    """The deployment that everything is compared with."""
+    base = answer["base"]
+    split = base["same_split"]
+    text = (
+        f"Base: {answer['model']} with {base['weight_dtype']} weights, {base['kv_dtype']} cache "
+        f"on {split['split']}, {answer['engine']['name']}, {answer['device']}"
+    )
+    if split["state"] == "cannot run":
+        text += f", which cannot run: {split['reasons'][0]}"
+    if base["split_is"] == "stated" and base["best_split"]["candidate"] != split["candidate"]:
+        text += f". Its best split is {base['best_split']['split']}"
+    return ". ".join([text, *base["notes"]]).rstrip(".") + "."
+
+
+def ranking_note(answer: Json) -> str:
+    """The ranking of techniques without a least accuracy; empty where one is asked for."""
+    if answer["accuracy_limit"] is not None or "accuracy" in answer["objective"]:
+        return ""
+    return (
+        "No least accuracy is asked for (objective.limits.accuracy_recovery): what may keep less "
+        f"than {SURELY_KEPT * 100:g} % comes last."
+    )
+
+
+# --- figures -------------------------------------------------------------------------------------
+
+
+def figure_title(name: str) -> str:
+    """A figure as people write it."""
+    label = FIGURES[name].label
+    return f"{label[0].upper()}{label[1:]}"
+
+
+def technique_figure(row: Json, name: str, split: str = "same_split") -> Json | None:
+    """Value and ratio of a figure; None where it is not known."""
+    figures: Mapping[str, Json | None] = row[split]["figures"] if row[split] else {}
+    return figures.get(name)
+
+
+def figure_ratio(row: Json, name: str, split: str = "same_split") -> float | None:
+    """A figure over the base's on the same (or the best) split; None where it is not known."""
+    figure = technique_figure(row, name, split)
+    return None if figure is None else figure["ratio"]
+
+
+def kept_accuracy(row: Json, *, band: bool = True) -> str:
+    """``98.6 % (93.5 – 100.5)``, or that it is unknown."""
+    return _retained_text(row["accuracy"]["retained"], band=band)
+
+
+def _retained_text(retained: Json | None, *, band: bool = True) -> str:
+    if retained is None:
+        return "unknown"
+    value, low, high = (f"{retained[end] * 100:.1f}" for end in ("value", "low", "high"))
+    return f"{value} % ({low} – {high})" if band else f"{value} %"
+
+
+def ratio_text(ratio: float | None) -> str:
+    """``−44 %`` of 0.56; ``4 ×`` from twice as much on."""
+    if ratio is None:
+        return "–"
+    if ratio >= 2:
+        return f"{significant(ratio, 2)} ×"
+    points = round((ratio - 1) * 100)
+    if points == 0:
+        return "same"
+    return f"{'+' if points > 0 else '−'}{abs(points)} %"
+
+
+# --- tables --------------------------------------------------------------------------------------
+
+
+def best_technique(answer: Json) -> Json | None:
+    """The row that is ranked first."""
+    return next((row for row in answer["formats"] if row["rank"] == 1), None)
+
+
+def best_usable(answer: Json) -> Json | None:
+    """The best ranked row that can be put into the request."""
+    ranked = (row for row in answer["formats"] if row["rank"] is not None)
+    return next((row for row in ranked if row["set"] is not None), None)
+
+
+def shown_techniques(
+    answer: Json, *, every_file: bool = False, without_figures: bool = False
+) -> list[Json]:
+    """Rows of the table: those with figures, and of many types of files the usual ones."""
+    return [
+        row
+        for row in answer["formats"]
+        if (without_figures or row["same_split"]) and (every_file or _is_usual(row))
+    ]
+
+
+def _is_usual(row: Json) -> bool:
+    name = row["technique"]
+    stands_out = bool(row["best_at"]) or row["rank"] == 1
+    return not name.startswith(FILES) or name in USUAL_FILES or stands_out
+
+
+def technique_columns(
+    *, values: bool = False, split: str = "same_split", reasons: bool = False
+) -> list[Column[Json]]:
+    """Columns of the techniques.
+
+    Args:
+        values: figures themselves, in place of their ratios to the base.
+        split: ``same_split`` or ``best_split``, of ``SPLITS``.
+        reasons: with a column of why a technique does not run.
+    """
+
+    def best_split(row: Json) -> str | None:
+        return row["best_split"]["split"] if row["best_split"] else None
+
+    columns: list[Column[Json]] = [
+        Column("#", lambda row: row["rank"], "{:.0f}".format, help="By the objective"),
+        Column("Technique", lambda row: row["title"], align="left"),
+        Column("Runs", lambda row: row["verdict"], align="left"),
+        Column("Accuracy kept", kept_accuracy),
+        *(_figure_column(name, values=values, split=split) for name in HEADS),
+        Column("Best split for it", best_split, align="left"),
+        Column("Best at", lambda row: ", ".join(map(_goal_title, row["best_at"])), align="left"),
+        Column("Checkpoint", lambda row: ", ".join(row["checkpoints"]), help="That already is it"),
+    ]
+    if reasons:
+        columns.append(Column("Why not", lambda row: row["why"] or "", align="left"))
+    return columns
+
+
+def _goal_title(goal: str) -> str:
+    return HEADS.get(BEST_AT.get(goal, ""), goal).lower()
+
+
+def _figure_column(name: str, *, values: bool, split: str) -> Column[Json]:
+    def value(row: Json) -> float | None:
+        figure = technique_figure(row, name, split)
+        return None if figure is None else figure["value"]
+
+    head, title = HEADS[name], figure_title(name)
+    if values:
+        return Column(head, value, lambda amount: figure_amount(name, amount), help=title)
+    return Column(head, lambda row: figure_ratio(row, name, split), ratio_text, help=title)
+
+
+def _pair_ratio(pair: Json, source: str, name: str) -> float | None:
+    ratio: float | None = (pair[source] or {}).get(name)
+    return ratio
+
+
+PAIRS: tuple[Column[Json], ...] = (
+    Column(
+        "Techniques",
+        lambda pair: " + ".join(techniques()[name].title for name in pair["techniques"]),
+        align="left",
+    ),
+    Column("Effect", lambda pair: pair["effect"], align="left"),
+    Column(
+        "Cost",
+        lambda pair: _pair_ratio(pair, "estimated", "usd_per_million_output_tokens"),
+        ratio_text,
+        help="Both estimated at once",
+    ),
+    Column(
+        "By product",
+        lambda pair: _pair_ratio(pair, "product", "usd_per_million_output_tokens"),
+        ratio_text,
+        help="What each alone would give, multiplied",
+    ),
+    Column("Tokens held", lambda pair: _pair_ratio(pair, "estimated", "cache_tokens"), ratio_text),
+    Column("Accuracy kept", lambda pair: _retained_text(pair["retained"])),
+    Column("Why", lambda pair: pair["sentence"], align="left"),
+)
+"""Pairs of techniques."""
+
+
+# --- matrix --------------------------------------------------------------------------------------
+
+
+def support_title(name: str) -> str:
+    """An engine or a family of hardware above a column of the matrix."""
+    if name in runners():
+        return runners()[name].label
+    return families()[name].label if name in families() else name
+
+
+def narrow_matrix(cells: Json, columns: int) -> Json:
+    """The first columns of the matrix, those of which most is known, and the rows they tell of."""
+    first = {name: dict(list(row.items())[:columns]) for name, row in cells.items()}
+    return {
+        name: row
+        for name, row in first.items()
+        if any(cell["verdict"] != "unknown" for cell in row.values())
+    }
+
+
+def matrix_frame(cells: Json) -> pd.DataFrame:
+    """The matrix as a table of verdicts."""
+    import pandas as pd
+
+    titles = techniques()
+    return pd.DataFrame(
+        {
+            support_title(column): [row[column]["verdict"] for row in cells.values()]
+            for column in next(iter(cells.values()), {})
+        },
+        index=[titles[name].title for name in cells],
+    )
+
+
+# --- accuracy of checkpoints ---------------------------------------------------------------------
+
+
+def retained_text(questions: Sequence[Any], answers: Sequence[Json]) -> str:
+    """A row a question: the share that is retained, and the nearest published figure."""
+    fields = [values if isinstance(values, Mapping) else {} for values in questions]
+    return terminal(list(zip(fields, answers, strict=True)), RETAINED)
+
+
+def _nearest_text(answer: Json) -> str:
+    if "error" in answer:
+        return f"error: {answer['error']['message']}"
+    if answer["retained"] is None:
+        return str(answer["basis"])
+    if not answer["nearest"]:
+        return ""
+    nearest = answer["nearest"][0]
+    model = nearest["model"].rpartition("/")[2]
+    technique = " ".join(filter(None, (nearest["technique"], nearest["method"])))
+    return f"{100 * nearest['retained']:.1f} % {model} {technique} {nearest['benchmark']}"
+
+
+def _question_column(name: str) -> Column[tuple[Json, Json]]:
+    return Column(name.capitalize(), lambda pair: str(pair[0].get(name) or ""), align="left")
+
+
+RETAINED: tuple[Column[tuple[Json, Json]], ...] = (
+    *map(_question_column, ("model", "technique", "method", "benchmark")),
+    Column("Retained", lambda pair: _retained_text(pair[1].get("retained"))),
+    Column("Nearest published", lambda pair: _nearest_text(pair[1]), align="left"),
+)
+"""Questions about retained accuracy with their answers."""

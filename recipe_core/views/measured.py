@@ -1,0 +1,347 @@
+"""Own runs and what they taught, as sentences and columns, for terminal and page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TypeVar
+
+from recipe_core.accuracy.retained import Retained
+from recipe_core.base.units import figure_amount
+from recipe_core.calibration.calibrate import Knowledge
+from recipe_core.calibration.comparison import ComparedFigure, RunsCompared
+from recipe_core.calibration.compressions import ComparedCompression
+from recipe_core.calibration.kept_compressions import KeptCompression
+from recipe_core.calibration.learned import LearnedNumber, LeftOneOut
+from recipe_core.calibration.store import VARIABLE, Entry, Overlay, default_path
+from recipe_core.calibration.validation.reconcile import TITLES
+from recipe_core.estimates.columns.corrections import version_of
+from recipe_core.views.columns import Column, known_columns, terminal
+
+Row = TypeVar("Row")
+Checkpoint = tuple[KeptCompression, ComparedCompression]
+FIGURES = ("tpot_s", "ttft_s", "request_latency_s", "output_tokens_per_s", "step_s")
+"""Figures of runs, in the order in which they are shown."""
+SCALES = {"steps": "Decode steps", "prompts": "Prompts", "training": "Training steps"}
+STATES = {"accepted": "counts", "held": "held back", "expired": "expired"}
+IN_BAND_TEXTS = {True: "yes", False: "no", None: None}
+MAX_ROWS = 40
+"""Rows of a table in a terminal; a calibration may hold a thousand runs."""
+MAX_LEFT_OUT = 8
+"""Runs without a prediction that are named."""
+
+
+def measured_title(figure: str) -> str:
+    """A figure of a run as people write it."""
+    title = TITLES[figure]
+    return f"{title[0].upper()}{title[1:]}"
+
+
+def _engine_version(row: ComparedFigure) -> str:
+    # some tables repeat the engine's name in its version
+    if row.version.startswith(row.engine):
+        return row.version
+    return f"{row.engine} {row.version or '(as estimated)'}"
+
+
+GROUPS: dict[str, Callable[[ComparedFigure], str]] = {
+    "Engine version": _engine_version,
+    "Model": lambda row: row.model,
+    "Device": lambda row: row.device,
+    "Load": lambda row: row.mode,
+}
+"""By what ratios can be grouped."""
+
+
+# --- a calibration in a terminal -----------------------------------------------------------------
+
+
+def calibration_text(knowledge: Knowledge, *, every_run: bool = False) -> str:
+    """The changes and the state of a calibration; ``every_run``: all of its runs too."""
+    overlay = knowledge.overlay
+    lines = list(_change_lines(knowledge))
+    if every_run:
+        lines += _entry_tables(knowledge, overlay.entries, overlay.compressions)
+    lines.append(_state_line(overlay))
+    if knowledge.errors:
+        lines.append("median error of the runs that count, each estimated without itself:")
+        lines.append(terminal(knowledge.errors, ERRORS))
+    if knowledge.numbers:
+        lines.append("learned:")
+        lines += _table_lines(rank_numbers(knowledge.numbers), NUMBERS)
+    if overlay.path != default_path() and not knowledge.dry:
+        lines.append(f"used where {VARIABLE}={overlay.path}")
+    return "\n".join(lines)
+
+
+def _change_lines(knowledge: Knowledge) -> Iterator[str]:
+    if added := knowledge.added:
+        runs, checkpoints = len(added.entries), len(added.compressions)
+        counts = [_plural(runs, "run")] if runs or not checkpoints else []
+        counts += [_plural(checkpoints, "measured checkpoint")] if checkpoints else []
+        verb = "would add" if knowledge.dry else "added"
+        repeated = f"; {len(added.known):,} were there already" if added.known else ""
+        yield f"{verb} {' and '.join(counts)}{repeated}"
+        yield from _entry_tables(knowledge, added.entries, added.compressions)
+    if removed := knowledge.removed:
+        names = ", ".join(run.name for run in removed[:5])
+        more = f" and {len(removed) - 5:,} more" if len(removed) > 5 else ""
+        yield f"took back {len(removed):,}: {names}{more}"
+
+
+def _entry_tables(
+    knowledge: Knowledge, runs: Sequence[Entry], checkpoints: Sequence[KeptCompression]
+) -> Iterator[str]:
+    if runs:
+        newest = list(reversed(runs))
+        yield from _table_lines(newest, known_columns(newest, run_columns(sources=False)))
+    if checkpoints:
+        newest_made = list(reversed(knowledge.compared(checkpoints)))
+        columns = known_columns(newest_made, checkpoint_columns(sources=False))
+        yield from _table_lines(newest_made, columns)
+
+
+def _table_lines(rows: Sequence[Row], columns: Sequence[Column[Row]]) -> Iterator[str]:
+    yield terminal(rows[:MAX_ROWS], columns)
+    if len(rows) > MAX_ROWS:
+        yield f"  and {len(rows) - MAX_ROWS:,} more (--json lists all)"
+
+
+def _state_line(overlay: Overlay) -> str:
+    counts = overlay.stored
+    text = f"{overlay.path}: {_plural(counts.used, 'run')} count{'s' * (counts.used == 1)}"
+    text += f", {counts.held:,} are held" if counts.held else ""
+    text += f", {counts.expired:,} have expired" if counts.expired else ""
+    if total := len(overlay.compressions):
+        counting = len(overlay.compressed)
+        plural = "s" * (counting == 1)
+        text += f"; {_plural(counting, 'measured checkpoint')} count{plural}"
+        text += f", {total - counting:,} expired" if total > counting else ""
+    return text
+
+
+def _plural(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+# --- runs beside their predictions ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FigureErrors:
+    """Errors of the predictions of one figure over its runs, and shares within the 80 % bands.
+
+    ``before``: by the formulas; ``after``: with what the other runs teach.
+    """
+
+    figure: str
+    runs: int
+    before: float
+    after: float
+    in_band_before: float
+    in_band_after: float
+
+
+def measured_figures(compared: RunsCompared) -> list[str]:
+    """The figures that any run measured."""
+    measured = {row.figure for row in compared.figures}
+    return [figure for figure in FIGURES if figure in measured]
+
+
+def rows_of_figure(compared: RunsCompared, figure: str) -> list[ComparedFigure]:
+    """The rows of one figure."""
+    return [row for row in compared.figures if row.figure == figure]
+
+
+def figure_errors(compared: RunsCompared) -> list[FigureErrors]:
+    """Errors by figure."""
+    errors = []
+    for figure in measured_figures(compared):
+        rows = rows_of_figure(compared, figure)
+        before = [row.formulas.holds(row.measured) for row in rows]
+        after = [row.corrected.holds(row.measured) for row in rows]
+        errors.append(
+            FigureErrors(
+                figure,
+                len(rows),
+                median(row.error for row in rows),
+                median(row.corrected_error for row in rows),
+                sum(before) / len(rows),
+                sum(after) / len(rows),
+            )
+        )
+    return errors
+
+
+def calibration_verdict(overlay: Overlay, compared: RunsCompared) -> str:
+    """The number of runs that count, and the errors before and after."""
+    counting = sum(entry.counts for entry in overlay.entries)
+    text = f"{counting} of {_plural(len(overlay.entries), 'run')} count"
+    changes = [
+        f"{TITLES[errors.figure]} {errors.before:.0%} → {errors.after:.0%}"
+        for errors in figure_errors(compared)
+    ]
+    return f"{text}; median error {', '.join(changes)}." if changes else f"{text}."
+
+
+def run_label(row: ComparedFigure) -> str:
+    """A run in one line."""
+    measured = figure_amount(row.figure, row.measured)
+    predicted = figure_amount(row.figure, row.formulas.value)
+    return (
+        f"{row.run}: {row.model} on {row.device}, {row.engine}: "
+        f"{measured} measured, {predicted} by the formulas"
+    )
+
+
+def rank_numbers(numbers: Sequence[LearnedNumber]) -> list[LearnedNumber]:
+    """Learned numbers, the most credible first."""
+    return sorted(numbers, key=lambda number: -number.weight)
+
+
+# --- columns -------------------------------------------------------------------------------------
+
+ERRORS: tuple[Column[FigureErrors | LeftOneOut], ...] = (
+    Column("Figure", lambda errors: measured_title(errors.figure), align="left"),
+    Column("Runs", lambda errors: errors.runs, "{:,.0f}".format),
+    Column("Median error", lambda errors: errors.before, "{:.1%}".format, help="Of the formulas"),
+    Column(
+        "With the other runs",
+        lambda errors: errors.after,
+        "{:.1%}".format,
+        help="Each run is predicted without itself",
+    ),
+)
+IN_BAND: tuple[Column[FigureErrors], ...] = (
+    Column(
+        "In band",
+        lambda errors: errors.in_band_before,
+        "{:.1%}".format,
+        help="Of the formulas alone: 80 % are expected",
+    ),
+    Column(
+        "In band, with the others",
+        lambda errors: errors.in_band_after,
+        "{:.1%}".format,
+        help="80 % are expected",
+    ),
+)
+NUMBERS: tuple[Column[LearnedNumber], ...] = (
+    Column("Time of", lambda number: SCALES[number.scale], align="left"),
+    Column("Scope", lambda number: f"{number.scope}: {', '.join(number.of)}", align="left"),
+    Column(
+        "×",
+        lambda number: number.factor,
+        "{:.3g}".format,
+        help="On the times of the formulas; factors multiply",
+    ),
+    Column("80 %", lambda number: f"{number.low:.3g} to {number.high:.3g}"),
+    Column(
+        "Credibility",
+        lambda number: number.weight,
+        "{:.0%}".format,
+        help="How far the runs settle the factor",
+    ),
+    Column("Runs", lambda number: len(number.runs), "{:,.0f}".format),
+)
+
+
+def run_columns(*, sources: bool) -> list[Column[Entry]]:
+    """Columns of the runs of a calibration; ``sources``: with paths of files."""
+
+    def state(entry: Entry) -> str:
+        text = STATES[entry.gate.state]
+        # an expired run says when in a column of its own
+        return f"{text}: {entry.gate.reason}" if entry.gate.state == "held" else text
+
+    columns: list[Column[Entry]] = [
+        Column("State", state, align="left"),
+        Column("Run", lambda entry: entry.id, align="left"),
+        Column("Name", lambda entry: entry.name, align="left"),
+        Column("Device", lambda entry: entry.device, align="left"),
+        Column(
+            "Engine",
+            lambda entry: f"{entry.engine} {version_of(entry.version)}".strip(),
+            align="left",
+        ),
+        *map(_measured_column, FIGURES),
+        Column("Measured on", lambda entry: entry.measured.date),
+        Column(
+            "Counts until",
+            lambda entry: entry.expires,
+            help="Drivers, images and clocks move on",
+        ),
+    ]
+    if sources:
+        columns.append(Column("From", lambda entry: entry.source, align="left"))
+    return columns
+
+
+def _measured_column(figure: str) -> Column[Entry]:
+    return Column(
+        measured_title(figure),
+        lambda entry: getattr(entry.measured, figure, None) or None,
+        lambda value: figure_amount(figure, value),
+    )
+
+
+def checkpoint_columns(*, sources: bool) -> list[Column[Checkpoint]]:
+    """Columns of measured checkpoints, each beside what was expected of it."""
+    columns: list[Column[Checkpoint]] = [
+        Column("State", lambda row: "counts" if row[0].counts else "expired", align="left"),
+        Column("Base", lambda row: row[0].measured.model, align="left"),
+        Column("Technique", lambda row: row[0].measured.technique, align="left"),
+        Column("Method", lambda row: row[0].measured.method or None, align="left"),
+        Column(
+            "Perplexity kept",
+            lambda row: row[0].measured.retained,
+            "{:.2%}".format,
+            help="Of the base over that of the result",
+        ),
+        Column(
+            "Expected (80 % band)",
+            lambda row: _expected_band(row[1].perplexity),
+            help="Of perplexity, by published figures alone",
+        ),
+        Column("In band", lambda row: IN_BAND_TEXTS[row[1].in_band]),
+        Column(
+            "Same answers",
+            lambda row: row[0].measured.agreement,
+            "{:.1%}".format,
+            help="Equal tokens of greedy answers",
+        ),
+        Column(
+            "Accuracy expected",
+            lambda row: _expected_share(row[1].tasks),
+            "{:.1%}".format,
+            help="Mean over tasks, by published figures alone",
+        ),
+        Column(
+            "With it",
+            lambda row: _expected_share(row[1].tasks_now),
+            "{:.1%}".format,
+            help="Retained perplexity is taken as a floor of accuracy",
+        ),
+        Column(
+            "Tokens",
+            lambda row: row[0].measured.tokens,
+            "{:,.0f}".format,
+            help="Of the text that was read",
+        ),
+        Column("Measured on", lambda row: row[0].measured.date),
+        Column("Counts until", lambda row: row[0].expires),
+    ]
+    if sources:
+        columns.append(Column("From", lambda row: row[0].source, align="left"))
+    return columns
+
+
+def _expected_share(retained: Retained) -> float | None:
+    return retained.value if retained.known else None
+
+
+def _expected_band(retained: Retained) -> str | None:
+    if not retained.known:
+        return None
+    return f"{retained.value:.1%} ({retained.low:.1%} – {retained.high:.1%})"
