@@ -389,9 +389,7 @@ def digest() -> str:
     Raises:
         RecipeError: where the model cannot be read.
     """
-    from recipe_core.calibration.store import (
-        stamp,  # with all of recipes, which no first page needs
-    )
+    from recipe_core.calibration.place import stamp
 
     return f"{model().digest}{stamp()}"
 

@@ -11,7 +11,7 @@ import _common as common
 from cachetools import LRUCache
 
 from recipe_core.base.errors import RecipeError
-from recipe_core.calibration.store import stamp
+from recipe_core.calibration.place import stamp
 from recipe_core.doors.serve import folders_allowed
 from recipe_core.models.catalog import load_model
 from recipe_core.plans.plans import plan_candidate

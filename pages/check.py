@@ -11,7 +11,7 @@ from recipe_core.base.errors import RecipeError
 from recipe_core.base.labels import change_label, degrees
 from recipe_core.base.text_rows import MEMORY, memory_parts
 from recipe_core.base.units import duration, gib, rate, usd
-from recipe_core.calibration.store import stamp
+from recipe_core.calibration.place import stamp
 from recipe_core.commands.words import MAX_CHARACTERS
 from recipe_core.doors.serve import folders_allowed
 from recipe_core.hardware.cluster import device_names

@@ -9,7 +9,8 @@ import streamlit as st
 from recipe_core.base.errors import RecipeError
 from recipe_core.calibration.calibrate import Knowledge
 from recipe_core.calibration.comparison import ComparedFigure, RunsCompared
-from recipe_core.calibration.store import Overlay, stamp
+from recipe_core.calibration.place import stamp
+from recipe_core.calibration.store import Overlay
 from recipe_core.doors.serve import folders_allowed
 from recipe_core.views import charts
 from recipe_core.views import measured as view

@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 
 from recipe_core.base.documents import to_yaml
-from recipe_core.calibration.store import FILE, VARIABLE
+from recipe_core.calibration.place import FILE, VARIABLE
 
 SCRIPTS = Path(__file__).parent
 RECIPE = [sys.executable, "-m", "recipe_core"]

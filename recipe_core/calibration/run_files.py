@@ -14,9 +14,10 @@ from recipe_core.accuracy.checkpoints import NAME as COMPRESSION
 from recipe_core.accuracy.checkpoints import MeasuredCompression, read_compression
 from recipe_core.base.documents import parse_json, read_document, read_text
 from recipe_core.base.errors import InputError
+from recipe_core.calibration.place import NONE, VARIABLE
 from recipe_core.calibration.residuals import Measured, learn, of_runs
 from recipe_core.calibration.run_rows import is_foreign, runs_of_file
-from recipe_core.calibration.store import VARIABLE, Incoming, Overlay, calibration
+from recipe_core.calibration.store import Incoming, Overlay, calibration
 from recipe_core.estimates.columns.corrections import Corrections
 from recipe_core.estimates.measured.serving_runs import MAX_TABLE_BYTES, Run, read_runs
 from recipe_core.hardware.custom import with_profiles
@@ -27,9 +28,6 @@ from recipe_core.request.serving_workload import LOADS
 
 MeasuredSource = Corrections | Path | str | Iterable[Run | str | Path]
 """Own runs: what they taught already; a file, or several; or rows of a table; ``"none"``."""
-
-NONE = "none"
-"""The source that says: not even the calibration of this machine."""
 
 MEASUREMENT = Path("run") / "measurement.json"
 """Where a bundle keeps what it measured."""

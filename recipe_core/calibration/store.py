@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -36,15 +35,12 @@ from recipe_core.base.types import Positive, Text
 from recipe_core.calibration import gates
 from recipe_core.calibration.gates import Gate
 from recipe_core.calibration.kept_compressions import KeptCompression, StoredCompression
+from recipe_core.calibration.place import VARIABLE, default_path, file_of, stamp
 from recipe_core.calibration.residuals import MAX_RUNS, Measured, learn
 from recipe_core.estimates.columns.corrections import Corrections, Stored
 from recipe_core.estimates.columns.standing import uncorrected
 from recipe_core.recipe.secrets import refuse_secrets
 
-VARIABLE = "RECIPE_BUILDER_CALIBRATION"
-"""The environment's path of the calibration; set to an empty text it switches it off."""
-
-FILE = "calibration.json"
 SCHEMA_VERSION = 1
 _FIELD = "calibration"
 _Short = Annotated[str, Field(max_length=4096)]
@@ -210,31 +206,6 @@ class Added:
     compressions: tuple[KeptCompression, ...] = ()
 
 
-def default_path(environment: Mapping[str, str] | None = None) -> Path | None:
-    """Where the calibration of this machine lies, or would; None where it is switched off."""
-    environment = os.environ if environment is None else environment
-    if (stated := environment.get(VARIABLE)) is not None:
-        return Path(stated).expanduser() if stated else None
-    data = environment.get("XDG_DATA_HOME") or "~/.local/share"
-    return Path(data).expanduser() / "recipe-builder" / "calibration"
-
-
-def stamp() -> str:
-    """What tells the calibration of this machine apart from what it was and will be.
-
-    Changes with its file, and with the day, by which runs expire. Empty where there is none.
-    """
-    place = default_path()
-    if place is None:
-        return ""
-    try:
-        status = _file(place).stat()
-    except OSError:
-        return ""
-    today = datetime.datetime.now(datetime.UTC).date()
-    return f"{_file(place)}:{status.st_ino}:{status.st_mtime_ns}:{status.st_size}:{today}"
-
-
 def calibration() -> Corrections | None:
     """What the calibration of this machine teaches, learned once for each state of its file.
 
@@ -269,7 +240,7 @@ class Overlay:
             InputError: for a file that is damaged; names it and the fix.
         """
         place = path or default_path()
-        if place is None or not _file(place).exists():
+        if place is None or not file_of(place).exists():
             return None
         return Overlay.at(place, today=today)
 
@@ -281,7 +252,7 @@ class Overlay:
             InputError: for a file that is damaged; names it and the fix.
         """
         day = today or datetime.datetime.now(datetime.UTC).date()
-        return Overlay(path, _read(_file(path)), day)
+        return Overlay(path, _read(file_of(path)), day)
 
     @cached_property
     def entries(self) -> tuple[Entry, ...]:
@@ -390,12 +361,12 @@ class Overlay:
     def cleared(path: Path) -> Overlay:
         """The calibration at a path with everything taken back; also of a file that is damaged."""
         with _locked(path):
-            _write(_file(path), ())
+            _write(file_of(path), ())
         return Overlay.at(path)
 
     def _changed(self, change: Any) -> tuple[Addition, ...]:
         """The additions after a change of what the file holds now, which may be newer."""
-        file = _file(self.path)
+        file = file_of(self.path)
         with _locked(self.path):
             before = _read(file)
             after: tuple[Addition, ...] = change(before)
@@ -478,10 +449,6 @@ def _named(part: Any, name: str) -> str:
 # The file
 
 
-def _file(path: Path) -> Path:
-    return path if path.suffix == ".json" else path / FILE
-
-
 def _read(file: Path) -> tuple[Addition, ...]:
     if not file.exists():
         return ()
@@ -529,7 +496,7 @@ def _write(file: Path, additions: tuple[Addition, ...]) -> None:
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Wait for other writers of the calibration; the lock ends with the process that holds it."""
-    file = _file(path)
+    file = file_of(path)
     try:
         make_folder(file.parent)
         lock = file.with_name(f".{file.name}.lock").open("a")

@@ -1,415 +1,228 @@
-"""The answers that the JSON API and MCP share: plain JSON in, plain JSON out."""
+"""The answers that doors share: plain JSON in, plain JSON out, also to strangers.
+
+Each raises RecipeError, with the field and the fix, for what it cannot read or answer. ``folders``:
+whether a request may name a model by a path on this machine; only where strangers cannot ask.
+A command imports what it needs when it runs, a worker all of it before (``worker.PRELOADED``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from recipe_core.base.bounded import number
-from recipe_core.base.documents import MAX_DOCUMENT_BYTES, finite, parse_json, to_json
 from recipe_core.base.errors import InputError
-from recipe_core.bundle.write import zip_bytes
-from recipe_core.calibration.run_files import corrections_of, rows_of
-from recipe_core.commands.ground import Ground
-from recipe_core.commands.judge import check_command
 from recipe_core.doors import public
-from recipe_core.engines.spec import engine, engine_names
-from recipe_core.estimates.columns.corrections import Corrections
-from recipe_core.hardware.cluster import device, device_names
-from recipe_core.hardware.offer_search import offered_devices, select_offers
-from recipe_core.models.catalog import catalog_entry, catalog_ids, in_catalog, load_model
-from recipe_core.plans.plan import REFUSED_LISTED
-from recipe_core.plans.plans import plan_candidate
-from recipe_core.recipe import Additions, Recipe, passing_on, recipe_request, with_variants
-from recipe_core.recipe.build import rebuilt
-from recipe_core.recipe.convert import convert
-from recipe_core.recipe.diff import diff
-from recipe_core.recipe.parameters import read_parameters, read_variants
-from recipe_core.recipe.published import read_published
-from recipe_core.recipe.resolve import hardware_named, machine_of, resolve
-from recipe_core.request.scaling import policies_named
-from recipe_core.request.schema import PlanRequest, asks_for_any, json_schema
-from recipe_core.request.size import SizeRequest
-from recipe_core.targets.deployments.judge import check_deployment
-from recipe_core.targets.deployments.read import read_deployment
-from recipe_core.views import schemas
-from recipe_core.views.views import engine_view, hardware_view, model_view, offer_view, price_view
+from recipe_core.doors.catalog import Json, clean
+from recipe_core.request.schema import PlanRequest, asks_for_any
 
 if TYPE_CHECKING:
+    from recipe_core.calibration.validation.reconcile import Reconciled
+    from recipe_core.estimates.columns.corrections import Corrections
+    from recipe_core.plans.plan import Plan
+    from recipe_core.recipe import Recipe
     from recipe_core.scaling.traces.rates import Rates
     from recipe_core.scaling.traces.trace import Trace
 
-RECIPE_LIKE = (
-    "A PlanRequest, a recipe, or "
-    "{request, parameters, options, environment, variants, for: [device:count]}."
-)
 Body = Mapping[str, Any]
-Json = dict[str, Any]
 
 MAX_FOR = 16
 """Devices in ``for``: each costs a search, and strangers may send the request."""
 MAX_OWN = 200
 """Own runs in ``measured``: each is estimated, and strangers may send the request."""
-MAX_TRACE_BYTES = 32 << 20
-"""Of a body that may hold a trace."""
-WITH_TRACES = ("trace", "readable_simulation", "simulate")
-"""Methods whose bodies may hold one."""
 MAX_TEXTS = 16
 """Files in ``texts``."""
-_SEND = "Send a JSON object, such as a PlanRequest, as application/json."
-_ADDED = ("parameters", "options", "environment", "variants", "for")
 
 
-class Answers:
-    """Answers to requests that may come from strangers.
+# Plans
 
-    Every method raises RecipeError, with the field and the fix, for what it cannot read or answer.
 
-    Args:
-        folders: whether a request may name a model by a path on this machine; only for a server
-            that strangers cannot reach.
+def plan(
+    body: Body, folders: bool = False, *, top: int | None = None, refused: int | None = None
+) -> Json:
+    """Every split, ranked: the first ``top`` that can run, the first ``refused`` that cannot.
+
+    With the counts of both.
     """
+    request, corrections = _with_own_runs(body, folders)
+    answer = plan_json(public.plan(request, folders=folders, measured=corrections), top, refused)
+    return clean(answer)
 
-    def __init__(self, *, folders: bool) -> None:
-        self.folders = folders
 
-    def plan(self, body: Body, top: int | None = None, refused: int = REFUSED_LISTED) -> Json:
-        """Every split, ranked: the first ``top`` that can run, the first ``refused`` that cannot.
+def plan_json(plan: Plan, top: int | None, refused: int | None = None) -> Json:
+    """A plan as JSON, with the prices of its hardware."""
+    from recipe_core.plans.plan import REFUSED_LISTED
+    from recipe_core.views.views import price_view
 
-        With the counts of both.
-        """
-        request, own = self._with_own_runs(body)
-        made = public.plan(request, folders=self.folders, measured=own)
-        prices = [price_view(cluster) for cluster in made.problem.clusters]
-        return _clean({**made.to_json(top, refused), "prices": prices})
+    answer = plan.to_json(top, REFUSED_LISTED if refused is None else refused)
+    return {**answer, "prices": [price_view(cluster) for cluster in plan.problem.clusters]}
 
-    def estimate(self, body: Body) -> Json:
-        """One split: the request's candidate, or the best that matches it."""
-        request, own = self._with_own_runs(body)
-        matching, row = plan_candidate(request, folders=self.folders, corrections=own)
-        added: Json = {"price": price_view(matching.setting(row).cluster)}
-        used = matching.problem.corrections
-        added |= {} if used is None else {"own_runs": used.to_json()}
-        answer = matching.detailed(row).to_json()
-        return _clean({"candidate": matching.candidate(row), **answer, **added})
 
-    def _with_own_runs(self, body: Body) -> tuple[PlanRequest, Corrections | None]:
-        """The request, and what the runs in ``measured`` teach beside it: ``{request, measured}``.
+def estimate(body: Body, folders: bool = False) -> Json:
+    """One split: the request's candidate, or the best that matches it."""
+    from recipe_core.plans.plans import plan_candidate
 
-        Without ``measured`` a body is the request itself.
-        """
-        values, own = self._parts(body)
-        return self._request(values, own), own
+    request, corrections = _with_own_runs(body, folders)
+    matching, row = plan_candidate(request, folders=folders, corrections=corrections)
+    return clean(estimate_json(matching, row, matching.detailed(row).to_json()))
 
-    def _parts(self, body: Body) -> tuple[Any, Corrections | None]:
-        """The values of the request, and what the runs beside it teach."""
-        if "measured" not in body:
-            return body, None
-        if unknown := sorted(set(body) - {"request", "measured"}):
-            raise InputError(
-                "is not a known field.", field=unknown[0], hint="Available: request, measured."
-            )
-        own = corrections_of(rows_of(body["measured"], MAX_OWN), folders=self.folders)
-        return _part(body, "request"), own
 
-    def _request(self, values: Any, own: Corrections | None = None) -> PlanRequest:
-        return public.as_request(values, folders=self.folders, corrections=own)
+def estimate_json(plan: Plan, row: int, answer: Json) -> Json:
+    """The estimate of a row with its split, its price, and what runs of one's own corrected."""
+    from recipe_core.views.views import price_view
 
-    def size(self, body: Body) -> Json:
-        """Which hardware, how many of it, at what cost, with which confidence."""
-        from recipe_core.sizing.answer import Answer
+    added: Json = {"price": price_view(plan.setting(row).cluster)}
+    if (corrections := plan.problem.corrections) is not None:
+        added["own_runs"] = corrections.to_json()
+    return {"candidate": plan.candidate(row), **answer, **added}
 
-        request, own = self._parts(body)
-        return _clean(Answer(public.size(request, folders=self.folders, measured=own)).to_json())
 
-    def compress(self, body: Body, techniques: str | None = None) -> Json:
-        """What techniques of compression would do to a served model; all without ``techniques``.
+def size(body: Body, folders: bool = False, *, ladders: bool = True) -> Json:
+    """Which hardware, how many of it, at what cost, with which confidence.
 
-        ``techniques``: their names with commas between them.
-        """
-        request, own = self._with_own_runs(body)
-        names = [name.strip() for name in techniques.split(",")] if techniques else None
-        advice = public.compress(request, names, folders=self.folders, measured=own)
-        return _clean(advice.to_json())
+    ``ladders``: with every count of each device.
+    """
+    from recipe_core.sizing.answer import Answer
 
-    def trace(self, body: Body) -> Json:
-        """What a trace shows, which is ``text`` of a file by the ``name``."""
-        from recipe_core.scaling.traces.describe import describe, describe_rates
-        from recipe_core.scaling.traces.trace import Trace
+    request, corrections = _parts(body, folders)
+    answer = Answer(public.size(request, folders=folders, measured=corrections)).to_json()
+    if not ladders:
+        rows = [*answer["devices"], *answer["unpriced"], *filter(None, [answer["best"]])]
+        for row in rows:
+            row.pop("ladder", None)
+    return clean(answer)
 
-        trace = _trace(body)
-        return _clean(describe(trace) if isinstance(trace, Trace) else describe_rates(trace))
 
-    def readable_simulation(self, body: Body) -> Json:
-        """Nothing, after what ``simulate`` is asked has been read as far as takes no time.
+def compress(
+    body: Body,
+    folders: bool = False,
+    *,
+    techniques: str | None = None,
+    refused: bool = True,
+    matrix: bool = True,
+) -> Json:
+    """Compression of a served model: the effects of techniques; of all without ``techniques``.
 
-        So that who begins a job learns at once what is wrong with it.
-        """
-        _simulation(body)
-        return {}
+    ``techniques``: their names with commas between them. ``refused``: with those that do not run
+    here; ``matrix``: with who runs what.
+    """
+    request, corrections = _with_own_runs(body, folders)
+    names = [name.strip() for name in techniques.split(",")] if techniques else None
+    answer = public.compress(request, names, folders=folders, measured=corrections).to_json()
+    if not refused and not names:
+        answer["formats"] = [row for row in answer["formats"] if row["same_split"]]
+    if not matrix:
+        del answer["matrix"]
+    return clean(answer)
 
-    def simulate(self, body: Body) -> Json:
-        """Policies of scaling over time: ``{request, trace, policies, days}``."""
-        simulation = _simulation(body)
-        trace = None if simulation.trace is None else _trace(simulation.trace)
-        answer = public.simulate(
-            _part(body, "request"),
-            trace=trace,
-            policies=simulation.policies,
-            days=simulation.days,
-            folders=self.folders,
-        )
-        return answer.to_json()
 
-    def check(self, body: Body) -> Json:
-        """Whether a request's split, a ``command`` or the engines of a ``file`` can run.
+def reconcile(body: Body, folders: bool = False) -> Json:
+    """Measured figures in ``texts`` (logs, results, metrics) beside a request's estimate.
 
-        An ``error`` in the answer means that the command could not be read.
-        """
-        if "file" in body:
-            return _clean(self._check_file(body))
-        if "command" not in body:
-            return _clean(public.check(self._request(body), folders=self.folders))
-        ground = Ground.of(**{name: value for name, value in body.items() if name != "command"})
-        return _clean(check_command(body["command"], ground, folders=self.folders))
+    Each a match, explained by what the texts state differently, or not explained. No address is
+    read.
+    """
+    from recipe_core.calibration.importers.content import Content
+    from recipe_core.calibration.importers.registry import read_imported
+    from recipe_core.calibration.validation.reconcile import reconcile
 
-    def _check_file(self, body: Body) -> Json:
+    _check_fields(body, "request", "texts")
+    texts = body.get("texts")
+    if not isinstance(texts, list) or not 0 < len(texts) <= MAX_TEXTS:
+        raise InputError(f"must be a list of 1 to {MAX_TEXTS} texts.", field="texts")
+    if not all(isinstance(text, str) for text in texts):
+        raise InputError("is not text.", field="texts", hint="Send each file's content.")
+    request = _request(_part(body, "request"), folders)
+    contents = [Content(f"texts[{n}]", text) for n, text in enumerate(texts)]
+    pairs = [(content.name, run) for content in contents for run in read_imported(content)]
+    if len(pairs) > MAX_OWN:
+        message = f"hold {len(pairs):,} measurements; the limit is {MAX_OWN}."
+        raise InputError(message, field="texts")
+    return clean(reconciled_json(reconcile(pairs, request.to_json(), folders=folders)))
+
+
+def reconciled_json(measurements: Sequence[Reconciled]) -> Json:
+    """Measurements beside their estimates as JSON; ``ok`` where nothing is unexplained."""
+    ok = all(measurement.ok for measurement in measurements)
+    return {"ok": ok, "measurements": [measurement.to_json() for measurement in measurements]}
+
+
+def check(body: Body, folders: bool = False) -> Json:
+    """Judge a request's split, a ``command`` or the engines of a ``file``.
+
+    An ``error`` in the answer means that the command could not be read.
+    """
+    from recipe_core.commands.ground import Ground
+    from recipe_core.commands.judge import check_command
+    from recipe_core.targets.deployments.judge import check_deployment
+    from recipe_core.targets.deployments.read import read_deployment
+
+    if "file" in body:
         name = body.get("name", "file.yaml")
         if not isinstance(name, str):
             raise InputError("is not text.", field="name", hint="Give the file's name.")
-        stated = {key: value for key, value in body.items() if key not in ("file", "name")}
+        place = {key: value for key, value in body.items() if key not in ("file", "name")}
         file = read_deployment(_text(body, "file"), name)
-        return check_deployment(file, stated, folders=self.folders)
-
-    def recipe(self, body: Body) -> Json:
-        """The recipe that a body is or leads to: a recipe, a request, a request with additions."""
-        return _clean(self._recipe(body).model_dump(mode="json"))
-
-    def _recipe(self, body: Body) -> Recipe:
-        if "lock" in body:
-            recipe = Recipe.parse(body)
-            # raises for a path where none may be read
-            load_model(recipe_request(recipe).model, folders=self.folders)
-            return recipe
-        if "request" not in body:
-            return public.build(self._request(body), folders=self.folders)
-        return self._with_additions(body)
-
-    def _with_additions(self, body: Body) -> Recipe:
-        if unknown := sorted(set(body) - {"request", *_ADDED}):
-            fields = ", ".join(("request", *_ADDED))
-            raise InputError(
-                "is not a known field.", field=unknown[0], hint=f"Available: {fields}."
-            )
-        variables = {
-            str(name): str(value) for name, value in _part(body, "environment", {}).items()
-        }
-        request = passing_on(
-            self._request(_part(body, "request")), _part(body, "options", {}), variables
-        )
-        additions = Additions(
-            parameters=read_parameters(_part(body, "parameters", {})),
-            variants=read_variants(body.get("variants", [])),
-        )
-        recipe = public.build(request, additions, folders=self.folders)
-        devices = body.get("for", [])
-        if not isinstance(devices, list) or len(devices) > MAX_FOR:
-            raise InputError(f"must be a list of at most {MAX_FOR} devices.", field="for")
-        if not devices:
-            return recipe
-        machines = [hardware_named(str(name), "for") for name in devices]
-        return with_variants(recipe, request, additions, machines, folders=self.folders)
-
-    def build(self, body: Body) -> tuple[str, bytes]:
-        """The bundle's name, and its zip."""
-        recipe = self._recipe(body)
-        if "request" in body and "lock" in body:
-            # A stranger's recipe: decide again, so that its text cannot reach the bundle's files.
-            recipe = rebuilt(recipe, folders=self.folders)
-        return recipe.name, zip_bytes(recipe)
-
-    def resolve(self, body: Body) -> Json:
-        """Which variants of a ``recipe`` apply to other ``hardware``, and what they set."""
-        recipe = self._recipe(_part(body, "recipe"))
-        machine = machine_of(hardware_named(_text(body, "hardware")), recipe)
-        return _clean(resolve(recipe, machine).to_json())
-
-    def diff(self, body: Body) -> Json:
-        """The differences of the recipes ``before`` and ``after``, and of their estimates."""
-        before, after = (self._recipe(_part(body, name)) for name in ("before", "after"))
-        return _clean(diff(before, after))
-
-    def reconcile(self, body: Body) -> Json:
-        """Measured figures in ``texts`` (logs, results, metrics) beside a request's estimate.
-
-        Each a match, explained by what the texts state differently, or not explained. No address
-        is read.
-        """
-        from recipe_core.calibration.importers.content import Content
-        from recipe_core.calibration.importers.registry import read_imported
-        from recipe_core.calibration.validation.reconcile import reconcile
-
-        if unknown := sorted(set(body) - {"request", "texts"}):
-            raise InputError(
-                "is not a known field.", field=unknown[0], hint="Available: request, texts."
-            )
-        texts = body.get("texts")
-        if not isinstance(texts, list) or not 0 < len(texts) <= MAX_TEXTS:
-            raise InputError(f"must be a list of 1 to {MAX_TEXTS} texts.", field="texts")
-        if not all(isinstance(text, str) for text in texts):
-            raise InputError("is not text.", field="texts", hint="Send each file's content.")
-        request = self._request(_part(body, "request"))
-        contents = [Content(f"texts[{n}]", text) for n, text in enumerate(texts)]
-        pairs = [(content.name, one) for content in contents for one in read_imported(content)]
-        if len(pairs) > MAX_OWN:
-            raise InputError(
-                f"hold {len(pairs):,} measurements; the limit is {MAX_OWN}.", field="texts"
-            )
-        answers = reconcile(pairs, request.to_json(), folders=self.folders)
-        ok = all(answer.ok for answer in answers)
-        return _clean({"ok": ok, "measurements": [answer.to_json() for answer in answers]})
-
-    def convert(self, body: Body) -> Json:
-        """An engine's ``command``, or a published recipe (``document``), as a recipe."""
-        ground = dict(body)
-        source, document, choice = (
-            ground.pop(name, None) for name in ("command", "document", "choice")
-        )
-        if "document" in body:
-            hardware = ground.get("hardware")
-            device_name = hardware.partition(":")[0] if isinstance(hardware, str) else None
-            source = read_published(document, device_name or None, choice)
-            ground.setdefault("hardware", source.hardware)
-        if source is None:
-            raise InputError("is missing: give a command or a document.", field="command")
-        return _clean(convert(source, Ground.of(**ground), folders=self.folders).to_json())
+        return clean(check_deployment(file, place, folders=folders))
+    if "command" not in body:
+        return clean(public.check(_request(body, folders), folders=folders))
+    ground = Ground.of(**{name: value for name, value in body.items() if name != "command"})
+    return clean(check_command(body["command"], ground, folders=folders))
 
 
-def reply(method: str, folders: bool, body: bytes, **options: Any) -> bytes:
-    """The answer of a method of ``Answers`` to a body as it was sent, as the bytes of JSON.
+# Loads over time
 
-    Raises:
-        RecipeError: as the method does, and for a body that is not a JSON object.
+
+def trace(body: Body, folders: bool = False) -> Json:  # noqa: ARG001 - as every answer
+    """The description of a trace, which is ``text`` of a file by the ``name``."""
+    from recipe_core.scaling.traces.describe import description
+
+    return clean(description(_trace(body)))
+
+
+def check_simulation(body: Body, folders: bool = False) -> Json:  # noqa: ARG001 - as every answer
+    """Nothing, after what ``simulate`` is asked has been read as far as takes no time.
+
+    So that who begins a job learns at once what is wrong with it.
     """
-    return to_json(answered(method, folders, body, **options), indent=None).encode()
+    _simulation(body)
+    return {}
 
 
-def verdict(folders: bool, body: bytes) -> tuple[bool, bytes]:
-    """Whether what is to be checked could be read, and the verdict as the bytes of JSON.
+def simulate(body: Body, folders: bool = False, *, series: bool = True) -> Json:
+    """Policies of scaling over time: ``{request, trace, policies, days}``.
 
-    Raises:
-        RecipeError: as ``reply``.
+    ``series``: with what happened interval by interval.
     """
-    answer = answered("check", folders, body)
-    return "error" not in answer, to_json(answer, indent=None).encode()
+    simulation = _simulation(body)
+    answer = public.simulate(
+        simulation.request,
+        trace=None if simulation.trace is None else _trace(simulation.trace),
+        policies=simulation.policies,
+        days=simulation.days,
+        folders=folders,
+    ).to_json()
+    if not series:
+        for policy in (*answer["policies"], *answer["bounds"].values()):
+            del policy["series"]
+        del answer["load"]["rates_per_s"]
+    return answer
 
 
-def bundle(folders: bool, body: bytes) -> tuple[str, bytes]:
-    """The name and the zip of the bundle that a body as it was sent leads to.
-
-    Raises:
-        RecipeError: as ``reply``.
-    """
-    built: tuple[str, bytes] = answered("build", folders, body)
-    return built
-
-
-def answered(method: str, folders: bool, body: bytes, **options: Any) -> Any:
-    """The answer of a method of ``Answers`` to a body as it was sent, as plain values.
-
-    Raises:
-        RecipeError: as ``reply``.
-    """
-    try:
-        text = body.decode()
-    except UnicodeDecodeError:
-        raise InputError("the body is not UTF-8 text.", hint=_SEND) from None
-    limit = MAX_TRACE_BYTES if method in WITH_TRACES else MAX_DOCUMENT_BYTES
-    values = parse_json(text, "the body", limit=limit)
-    if not isinstance(values, dict):
-        raise InputError("the body is not a JSON object.", hint=_SEND)
-    return getattr(Answers(folders=folders), method)(values, **options)
-
-
-def models(name: str | None = None) -> Json:
-    """The ids in the model catalog, or one model by its id or by its dimensions in short."""
-    if name is None:
-        return {"models": catalog_ids()}
-    entry = catalog_entry(name) if in_catalog(name) else None
-    return _clean(model_view(load_model(name, folders=False), entry))
-
-
-def hardware(name: str | None = None) -> Json:
-    """The names of device profiles, or one device with sources and offers."""
-    return (
-        {"hardware": device_names(announced=True)}
-        if name is None
-        else _clean(hardware_view(device(name)))
-    )
-
-
-def offers(
-    device: str | None = None,
-    provider: str | None = None,
-    region: str | None = None,
-    commitment: str | None = None,
-) -> Json:
-    """Price offers, cheapest first, of a device, a provider, a region or a commitment."""
-    found = select_offers(device, provider, region, commitment)
-    return _clean({"offers": [offer_view(offer) for offer in found]})
-
-
-def offers_for(device: str | None = None) -> Json:
-    """How many price offers each device has, or those for one."""
-    return {"devices": offered_devices()} if device is None else offers(device)
-
-
-def engines(name: str | None = None) -> Json:
-    """The engines and their versions, or one of them."""
-    if name is not None:
-        return _clean(engine_view(engine(name)))
-    return _clean({"engines": [engine_view(engine(known)) for known in engine_names()]})
-
-
-def schema(name: str | None = None) -> Json:
-    """The JSON Schema of a request, or by ``name`` of an estimate, a recipe or a manifest."""
-    return json_schema() if name is None else schemas.schema(name)
-
-
-def _part(body: Body, name: str, default: Any = None) -> Mapping[str, Any]:
-    value = body.get(name, default)
-    if not isinstance(value, Mapping):
-        raise InputError(
-            "is missing." if value is None else "is not an object.",
-            field=name,
-            hint="Give an object.",
-        )
-    return value
-
-
-@dataclass(frozen=True, slots=True)
-class _Simulation:
-    """What a simulation is asked beside its request."""
-
-    trace: Mapping[str, Any] | None
+class _Simulation(NamedTuple):
+    request: Body
+    trace: Body | None
     policies: tuple[str, ...] | None
     days: float | None
 
 
 def _simulation(body: Body) -> _Simulation:
-    """The parts of the body of a simulation beside its request, all of them held to their types.
-
-    Raises:
-        InputError: naming the first wrong field.
-    """
-    known = ("request", "trace", "policies", "days")
-    if unknown := sorted(set(body) - set(known)):
-        raise InputError(
-            "is not a known field.", field=unknown[0], hint=f"Available: {', '.join(known)}."
-        )
+    """The parts of the body of a simulation, all of them held to their types."""
+    from recipe_core.request.scaling import policies_named
+    from recipe_core.request.size import SizeRequest
     from recipe_core.scaling.setup import check_request
 
+    _check_fields(body, "request", "trace", "policies", "days")
     request = _part(body, "request")
     trace = None if body.get("trace") is None else _part(body, "trace")
     if trace is not None:
@@ -418,12 +231,9 @@ def _simulation(body: Body) -> _Simulation:
         SizeRequest.parse(request)
     else:
         check_request(PlanRequest.parse(request), traced=trace is not None)
-    days = body.get("days")
-    return _Simulation(
-        trace,
-        policies_named(body.get("policies")),
-        None if days is None else number("days", days, above=0, most=366),
-    )
+    policies, days = policies_named(body.get("policies")), body.get("days")
+    bounded = None if days is None else number("days", days, above=0, most=366)
+    return _Simulation(request, trace, policies, bounded)
 
 
 def _trace(body: Body) -> Trace | Rates:
@@ -434,22 +244,154 @@ def _trace(body: Body) -> Trace | Rates:
 
 
 def _named_text(body: Body) -> tuple[str, str]:
-    """The name and the text of a trace."""
-    if unknown := sorted(set(body) - {"name", "text"}):
-        raise InputError("is not a known field.", field=unknown[0], hint="Available: name, text.")
+    _check_fields(body, "name", "text")
     return _text({"name": "", **body}, "name"), _text(body, "text")
+
+
+# Recipes and bundles
+
+
+class Archive(NamedTuple):
+    """A bundle: its name, and its zip."""
+
+    name: str
+    data: bytes
+
+
+def build(body: Body, folders: bool = False) -> Archive:
+    """The bundle of a recipe, a request, or a request with additions."""
+    from recipe_core.bundle.write import zip_bytes
+    from recipe_core.recipe.build import rebuilt
+
+    recipe = _recipe(body, folders)
+    if "request" in body and "lock" in body:
+        # A stranger's recipe: decide again, so that its text cannot reach the bundle's files.
+        recipe = rebuilt(recipe, folders=folders)
+    return Archive(recipe.name, zip_bytes(recipe))
+
+
+def recipe(body: Body, folders: bool = False) -> Json:
+    """The recipe that a body is or leads to: a recipe, a request, a request with additions."""
+    return clean(_recipe(body, folders).model_dump(mode="json"))
+
+
+def resolve(body: Body, folders: bool = False) -> Json:
+    """Which variants of a ``recipe`` apply to other ``hardware``, and what they set."""
+    from recipe_core.recipe.resolve import hardware_named, machine_of, resolve
+
+    recipe = _recipe(_part(body, "recipe"), folders)
+    machine = machine_of(hardware_named(_text(body, "hardware")), recipe)
+    return clean(resolve(recipe, machine).to_json())
+
+
+def diff(body: Body, folders: bool = False) -> Json:
+    """The differences of the recipes ``before`` and ``after``, and of their estimates."""
+    from recipe_core.recipe.diff import diff
+
+    before, after = (_recipe(_part(body, name), folders) for name in ("before", "after"))
+    return clean(diff(before, after))
+
+
+def convert(body: Body, folders: bool = False) -> Json:
+    """An engine's ``command``, or a published recipe (``document``), as a recipe."""
+    from recipe_core.commands.ground import Ground
+    from recipe_core.recipe.convert import convert
+    from recipe_core.recipe.published import read_published
+
+    ground = dict(body)
+    source, document, choice = (
+        ground.pop(name, None) for name in ("command", "document", "choice")
+    )
+    if "document" in body:
+        hardware = ground.get("hardware")
+        device_name = hardware.partition(":")[0] if isinstance(hardware, str) else None
+        source = read_published(document, device_name or None, choice)
+        ground.setdefault("hardware", source.hardware)
+    if source is None:
+        raise InputError("is missing: give a command or a document.", field="command")
+    return clean(convert(source, Ground.of(**ground), folders=folders).to_json())
+
+
+def _recipe(body: Body, folders: bool) -> Recipe:
+    from recipe_core.models.catalog import load_model
+    from recipe_core.recipe import Recipe, recipe_request
+
+    if "lock" in body:
+        recipe = Recipe.parse(body)
+        # raises for a path where none may be read
+        load_model(recipe_request(recipe).model, folders=folders)
+        return recipe
+    if "request" not in body:
+        return public.build(_request(body, folders), folders=folders)
+    return _with_additions(body, folders)
+
+
+def _with_additions(body: Body, folders: bool) -> Recipe:
+    from recipe_core.recipe import Additions, passing_on, with_variants
+    from recipe_core.recipe.parameters import read_parameters, read_variants
+    from recipe_core.recipe.resolve import hardware_named
+
+    _check_fields(body, "request", "parameters", "options", "environment", "variants", "for")
+    variables = {str(name): str(value) for name, value in _part(body, "environment", {}).items()}
+    request = _request(_part(body, "request"), folders)
+    request = passing_on(request, _part(body, "options", {}), variables)
+    additions = Additions(
+        parameters=read_parameters(_part(body, "parameters", {})),
+        variants=read_variants(body.get("variants", [])),
+    )
+    recipe = public.build(request, additions, folders=folders)
+    devices = body.get("for", [])
+    if not isinstance(devices, list) or len(devices) > MAX_FOR:
+        raise InputError(f"must be a list of at most {MAX_FOR} devices.", field="for")
+    if not devices:
+        return recipe
+    machines = [hardware_named(str(name), "for") for name in devices]
+    return with_variants(recipe, request, additions, machines, folders=folders)
+
+
+# Parts of bodies
+
+
+def _with_own_runs(body: Body, folders: bool) -> tuple[PlanRequest, Corrections | None]:
+    values, corrections = _parts(body, folders)
+    return _request(values, folders, corrections), corrections
+
+
+def _parts(body: Body, folders: bool) -> tuple[Body, Corrections | None]:
+    """The values of a request, and what the runs in ``measured`` teach beside it.
+
+    Without ``measured`` a body is the request itself.
+    """
+    if "measured" not in body:
+        return body, None
+    from recipe_core.calibration.run_files import corrections_of, rows_of
+
+    _check_fields(body, "request", "measured")
+    corrections = corrections_of(rows_of(body["measured"], MAX_OWN), folders=folders)
+    return _part(body, "request"), corrections
+
+
+def _request(values: Body, folders: bool, corrections: Corrections | None = None) -> PlanRequest:
+    return public.as_request(values, folders=folders, corrections=corrections)
+
+
+def _check_fields(body: Body, *fields: str) -> None:
+    if unknown := sorted(set(body) - set(fields)):
+        hint = f"Available: {', '.join(fields)}."
+        raise InputError("is not a known field.", field=unknown[0], hint=hint)
+
+
+def _part(body: Body, name: str, default: Any = None) -> Body:
+    value = body.get(name, default)
+    if not isinstance(value, Mapping):
+        problem = "is missing." if value is None else "is not an object."
+        raise InputError(problem, field=name, hint="Give an object.")
+    return value
 
 
 def _text(body: Body, name: str) -> str:
     value = body.get(name)
     if not isinstance(value, str):
-        raise InputError(
-            "is missing." if value is None else "is not text.", field=name, hint="Give text."
-        )
+        problem = "is missing." if value is None else "is not text."
+        raise InputError(problem, field=name, hint="Give text.")
     return value
-
-
-def _clean(value: Json) -> Json:
-    """The value with null for numbers that are not finite, which JSON cannot express."""
-    cleaned: Json = finite(value)
-    return cleaned

@@ -8,73 +8,30 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from inspect import Parameter, Signature
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, FastAPI, Query, Request
+from fastapi import APIRouter, Body, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from fastapi.routing import APIRoute
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match, Route
 
 from recipe_core import __version__
 from recipe_core.base.budget import Cancelled
-from recipe_core.base.described import DESCRIBED, SchemaOf
-from recipe_core.base.documents import MAX_DOCUMENT_BYTES
+from recipe_core.base.described import SchemaOf
+from recipe_core.base.documents import to_json
 from recipe_core.base.errors import BusyError, InputError, NoAnswer, RecipeError
-from recipe_core.doors import answers, bodies
-from recipe_core.doors.answers import MAX_TRACE_BYTES
+from recipe_core.doors import answers, catalog, operations
+from recipe_core.doors.bodies import ErrorAnswer, JobAnswer
 from recipe_core.doors.faults import FaultsTold
-from recipe_core.doors.job_routes import job_routes
-from recipe_core.doors.jobs import Jobs
+from recipe_core.doors.jobs import Job, Jobs
+from recipe_core.doors.operations import OPERATIONS, Operation, Reply
 from recipe_core.doors.pool import Pool, own_process
 
-MOST_LISTED = 10_000
-"""Candidates that one answer lists at most."""
-WITH_TRACES = ("/trace", "/simulate")
-"""Routes whose bodies hold traces, and may be larger than others."""
 CLIENT_GONE = 499
 """The status that a log shows of a request whose sender has left; nobody reads the answer."""
-
-Sent = dict[str, Any]
-"""A body, which a worker reads; its schema is that of what it should be."""
-RequestBody = Annotated[Sent, SchemaOf(bodies.PlanBody), Body()]
-SizeBody = Annotated[Sent, SchemaOf(bodies.SizeBody), Body()]
-CheckBody = Annotated[Sent, SchemaOf(bodies.CheckBody), Body()]
-RecipeBody = Annotated[Sent, SchemaOf(bodies.RecipeBody), Body()]
-ResolveBody = Annotated[Sent, SchemaOf(bodies.ResolveBody), Body()]
-DiffBody = Annotated[Sent, SchemaOf(bodies.DiffBody), Body()]
-ConvertBody = Annotated[Sent, SchemaOf(bodies.ConvertBody), Body()]
-ReconcileBody = Annotated[Sent, SchemaOf(bodies.ReconcileBody), Body()]
-TraceBody = Annotated[Sent, SchemaOf(bodies.TraceBody), Body()]
-
-
-class Problem(BaseModel):
-    """What is wrong, and the fix."""
-
-    model_config = DESCRIBED
-
-    code: str
-    """The kind of error."""
-
-    field: str | None
-    """Where in the request it is, with dots."""
-
-    message: str
-    """What is wrong with which value."""
-
-    hint: str | None
-    """What to do."""
-
-
-class ErrorAnswer(BaseModel):
-    """The body of every answer that is an error."""
-
-    model_config = DESCRIBED
-
-    error: Problem
-    """The error."""
 
 
 def _described(**statuses: str) -> dict[int | str, dict[str, Any]]:
@@ -114,13 +71,13 @@ class _Forwarded(APIRoute):
 
     def get_route_handler(self) -> Callable[[Request], Any]:
         handler = super().get_route_handler()
-        most = MAX_TRACE_BYTES if self.path in WITH_TRACES else MAX_DOCUMENT_BYTES
+        limit = OPERATIONS[self.path.removeprefix("/")].most_bytes
 
         async def handle(request: Request) -> Response:
             length = request.headers.get("content-length", "")
-            if not (length.isdecimal() and int(length[:20]) <= most):
+            if not (length.isdecimal() and int(length[:20]) <= limit):
                 problem = InputError(
-                    f"the body needs a Content-Length of at most {most:,} bytes.",
+                    f"the body needs a Content-Length of at most {limit:,} bytes.",
                     hint="Send a smaller request.",
                 )
                 return JSONResponse(problem.to_json(), 413)
@@ -158,11 +115,11 @@ def create_api(*, folders: bool, pool: Pool | None = None, jobs: Jobs | None = N
     )
     questions = APIRouter(route_class=_Forwarded, responses=QUESTION_ERRORS)
     plain = APIRouter(responses=CALLER_ERRORS)
-    asked = _Asked(folders, pool)
-    _questions(questions, asked)
-    _recipes(questions, asked)
-    _catalog(plain)
-    job_routes(questions, plain, jobs, pool, folders=folders)
+    desk = _Desk(folders, pool, jobs)
+    for operation in OPERATIONS.values():
+        _add_route(questions, operation, desk)
+    _add_catalog(plain)
+    _add_jobs(plain, desk)
     _errors(api, [*api.routes, *questions.routes, *plain.routes])
     api.include_router(questions)
     api.include_router(plain)
@@ -222,57 +179,62 @@ def _headers_of(error: RecipeError) -> dict[str, str] | None:
     return {"Retry-After": str(error.retry_after_s)} if isinstance(error, BusyError) else None
 
 
-class _Asked:
+class _Desk:
     """Questions on their way to a worker."""
 
-    def __init__(self, folders: bool, pool: Pool) -> None:
-        self._folders, self._pool = folders, pool
+    def __init__(self, folders: bool, pool: Pool, jobs: Jobs) -> None:
+        self._folders, self._pool, self._jobs = folders, pool, jobs
 
-    async def json(self, request: Request, method: str, body: Any, **options: Any) -> Response:
-        """The answer of a method of ``Answers``, or nothing when the caller has left."""
-        data = await self._answered(
-            request, answers.reply, method, self._folders, body["sent"], **options
-        )
-        return _gone() if data is None else Response(data, media_type="application/json")
-
-    async def verdict(self, request: Request, body: Any) -> Response:
-        """A verdict; of a command that could not be read, with the status of bad input."""
-        given = await self._answered(request, answers.verdict, self._folders, body["sent"])
-        if given is None:
-            return _gone()
-        readable, data = given
-        return Response(data, 200 if readable else 422, media_type="application/json")
-
-    async def zip(self, request: Request, body: Any) -> Response:
-        """A bundle, as a download."""
-        built = await self._answered(request, answers.bundle, self._folders, body["sent"])
-        if built is None:
-            return _gone()
-        name, data = built
-        return Response(
-            data,
-            media_type="application/zip",
-            headers={"Content-Disposition": f'attachment; filename="{name}.zip"'},
-        )
-
-    async def _answered(
-        self, request: Request, function: Callable[..., Any], *arguments: Any, **options: Any
-    ) -> Any:
-        client = request.client.host if request.client else ""
+    async def answer(
+        self, operation: Operation, request: Request, body: bytes, options: dict[str, Any]
+    ) -> Response:
+        """The answer to a body, or nothing when the caller has left."""
         question = asyncio.ensure_future(
-            self._pool.ask(function, *arguments, client=client, **options)
+            self._pool.ask(
+                operations.reply,
+                operation.name,
+                self._folders,
+                body,
+                options,
+                client=_client(request),
+            )
         )
         departure = asyncio.ensure_future(_left(request))
         try:
             await asyncio.wait({question, departure}, return_when=asyncio.FIRST_COMPLETED)
-            return question.result() if question.done() else None
+            return _response(question.result()) if question.done() else _gone()
         except Cancelled:
-            return None
+            return _gone()
         finally:
             for task in (question, departure):
                 task.cancel()
                 with suppress(asyncio.CancelledError, Exception, Cancelled):
                     await task
+
+    async def begin(self, operation: Operation, request: Request, body: bytes) -> Response:
+        """Begin a job, unless its body shows at once what is wrong with it."""
+        client, question = _client(request), (operation.name, self._folders, body)
+        self._pool.admit(client, long=True)
+        await self._pool.ask(operations.check_job, *question, client=client)
+        owner = self._owner(request)
+        job = self._jobs.begin(owner, client, operations.reply_to_job, *question)
+        return _job_answer(request, job, 202)
+
+    def find(self, request: Request, job_id: str) -> Response:
+        """How far a job of the caller is."""
+        return _job_answer(request, self._jobs.find(job_id, self._owner(request)))
+
+    def cancel(self, request: Request, job_id: str) -> Response:
+        """End a job of the caller."""
+        return _job_answer(request, self._jobs.cancel(job_id, self._owner(request)))
+
+    def _owner(self, request: Request) -> str:
+        """The owner of a caller's jobs: all who have the server's token are one, else each host."""
+        return "token" if self._pool.settings.token else f"host {_client(request)}"
+
+
+def _client(request: Request) -> str:
+    return request.client.host if request.client else ""
 
 
 async def _left(request: Request) -> None:
@@ -285,100 +247,91 @@ def _gone() -> Response:
     return Response(status_code=CLIENT_GONE)
 
 
-def _questions(api: APIRouter, asked: _Asked) -> None:
-    """Routes that calculate."""
+def _response(reply: Reply) -> Response:
+    if reply.bundle is None:
+        status = 200 if reply.readable else 422
+        return Response(reply.data, status, media_type="application/json")
+    headers = {"Content-Disposition": f'attachment; filename="{reply.bundle}.zip"'}
+    return Response(reply.data, media_type="application/zip", headers=headers)
 
-    @api.post("/plan", summary="Every split, judged and ranked")
-    async def plan_route(
-        request: Request,
-        body: RequestBody,
-        top: Annotated[int | None, Query(ge=0, le=MOST_LISTED)] = None,
-    ) -> Response:
-        return await asked.json(request, "plan", body, top=top)
 
-    @api.post(
-        "/estimate", summary="One split: the request's candidate, or the best that matches it"
+def _job_answer(request: Request, job: Job | None, status: int = 200) -> Response:
+    """The job as JSON; the result's bytes are passed on as they are."""
+    if job is None:
+        raise HTTPException(404, "there is no such job of yours; finished ones are kept an hour.")
+    path = f"{request.scope.get('root_path', '')}/jobs/{job.id}"
+    state = {
+        "job": job.id,
+        "status": job.status,
+        "progress": {"done": job.done, "steps": job.steps},
+        "links": {"self": path},
+        "error": job.error,
+    }
+    text = to_json(state, indent=None).encode()
+    if job.result is not None:
+        text = text[:-1] + b', "result": ' + job.result + b"}"
+    headers = {"Location": path} if status == 202 else None
+    return Response(text, status, headers, media_type="application/json")
+
+
+# Routes
+
+
+def _add_route(api: APIRouter, operation: Operation, desk: _Desk) -> None:
+    """Add the route of an operation; its parameters follow from its row."""
+
+    async def route(request: Request, body: dict[str, Any], **options: Any) -> Response:
+        if operation.job:
+            return await desk.begin(operation, request, body["sent"])
+        return await desk.answer(operation, request, body["sent"], options)
+
+    sent = Annotated[dict[str, Any], SchemaOf(operation.body), Body()]
+    kind = Parameter.POSITIONAL_OR_KEYWORD
+    parameters = [Parameter("request", kind, annotation=Request)]
+    parameters.append(Parameter("body", kind, annotation=sent))
+    for name, annotation in operation.query.items():
+        parameters.append(Parameter(name, kind, annotation=annotation, default=None))
+    route.__name__ = f"{operation.name}_route"
+    route.__signature__ = Signature(parameters)  # type: ignore[attr-defined]  # read by FastAPI
+    settings: dict[str, Any] = {}
+    if operation.job:
+        settings = {"status_code": 202, "responses": {202: {"model": JobAnswer}}}
+    elif operation.answer is answers.build:
+        content: dict[str, Any] = {"content": {"application/zip": {}}}
+        settings = {"response_class": Response, "responses": {200: content}}
+    api.post(f"/{operation.name}", summary=operation.summary, response_model=None, **settings)(
+        route
     )
-    async def estimate_route(request: Request, body: RequestBody) -> Response:
-        return await asked.json(request, "estimate", body)
-
-    @api.post("/size", summary="Which hardware, how many, at what cost, how sure")
-    async def size_route(request: Request, body: SizeBody) -> Response:
-        return await asked.json(request, "size", body)
-
-    @api.post("/compress", summary="What every technique of compression would do to a served model")
-    async def compress_route(
-        request: Request,
-        body: RequestBody,
-        techniques: Annotated[str | None, Query(max_length=2000)] = None,
-    ) -> Response:
-        return await asked.json(request, "compress", body, techniques=techniques)
-
-    @api.post(
-        "/check",
-        summary="Whether a split or an engine's command can run, why not, and a better one",
-    )
-    async def check_route(request: Request, body: CheckBody) -> Response:
-        return await asked.verdict(request, body)
-
-    @api.post("/reconcile", summary="What other programs measured, beside the estimate")
-    async def reconcile_route(request: Request, body: ReconcileBody) -> Response:
-        return await asked.json(request, "reconcile", body)
-
-    @api.post("/trace", summary="What a trace of requests shows: rates, lengths, reuse")
-    async def trace_route(request: Request, body: TraceBody) -> Response:
-        return await asked.json(request, "trace", body)
-
-    @api.post(
-        "/build",
-        summary="The bundle as a zip",
-        response_class=Response,
-        responses={200: {"content": {"application/zip": {}}}},
-    )
-    async def build_route(request: Request, body: RecipeBody) -> Response:
-        return await asked.zip(request, body)
 
 
-def _recipes(api: APIRouter, asked: _Asked) -> None:
-    """Routes on recipes; a request may stand in for each."""
+def _add_jobs(api: APIRouter, desk: _Desk) -> None:
+    answer: dict[int | str, dict[str, Any]] = {200: {"model": JobAnswer}}
 
-    @api.post("/recipe", summary="The recipe of a request, without its files")
-    async def recipe_route(request: Request, body: RecipeBody) -> Response:
-        return await asked.json(request, "recipe", body)
+    @api.get("/jobs/{job_id}", summary="How far a job is, and its result", responses=answer)
+    def job_route(request: Request, job_id: str) -> Response:
+        return desk.find(request, job_id)
 
-    @api.post(
-        "/resolve", summary="Which variants of a recipe apply to other hardware, and what they set"
-    )
-    async def resolve_route(request: Request, body: ResolveBody) -> Response:
-        return await asked.json(request, "resolve", body)
-
-    @api.post("/diff", summary="The differences between two recipes and between their estimates")
-    async def diff_route(request: Request, body: DiffBody) -> Response:
-        return await asked.json(request, "diff", body)
-
-    @api.post("/convert", summary="An engine's command, or a published recipe, as a recipe")
-    async def convert_route(request: Request, body: ConvertBody) -> Response:
-        return await asked.json(request, "convert", body)
+    @api.delete("/jobs/{job_id}", summary="End a job", responses=answer)
+    def cancel_route(request: Request, job_id: str) -> Response:
+        return desk.cancel(request, job_id)
 
 
-def _catalog(api: APIRouter) -> None:
-    """Routes on models, devices, engines and schemas."""
-
+def _add_catalog(api: APIRouter) -> None:
     @api.get("/models", summary="The model catalog")
     def models() -> dict[str, Any]:
-        return answers.models()
+        return catalog.models()
 
     @api.get("/models/{name:path}", summary="One model")
     def model(name: str) -> dict[str, Any]:
-        return answers.models(name)
+        return catalog.models(name)
 
     @api.get("/hardware", summary="The device profiles")
     def hardware() -> dict[str, Any]:
-        return answers.hardware()
+        return catalog.hardware()
 
     @api.get("/hardware/{name}", summary="One device with sources and offers")
     def one_device(name: str) -> dict[str, Any]:
-        return answers.hardware(name)
+        return catalog.hardware(name)
 
     @api.get("/offers", summary="Prices of device-hours with source, date, age and what to doubt")
     def offers(
@@ -387,19 +340,19 @@ def _catalog(api: APIRouter) -> None:
         region: str | None = None,
         commitment: str | None = None,
     ) -> dict[str, Any]:
-        return answers.offers(device, provider, region, commitment)
+        return catalog.offers(device, provider, region, commitment)
 
     @api.get("/engines", summary="The engines and their versions")
     def engines() -> dict[str, Any]:
-        return answers.engines()
+        return catalog.engines()
 
     @api.get("/schema", summary="JSON Schema of a request")
     def schema() -> dict[str, Any]:
-        return answers.schema()
+        return catalog.schema()
 
     @api.get(
         "/schema/{name}",
         summary="JSON Schema of a request, or of an answer: a size, a simulation, a recipe …",
     )
     def one_schema(name: str) -> dict[str, Any]:
-        return answers.schema(name)
+        return catalog.schema(name)

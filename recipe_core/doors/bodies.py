@@ -1,4 +1,4 @@
-"""The bodies of the JSON API as models, for the OpenAPI document.
+"""What the JSON API is sent and answers, as models for the OpenAPI document.
 
 What is sent is read by the same functions as anywhere else, whose errors name field and fix.
 """
@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field, RootModel
 from recipe_core.base.described import DESCRIBED
 from recipe_core.base.types import Text
 from recipe_core.commands.ground import Ground
+from recipe_core.doors.jobs import Status
 from recipe_core.recipe import Recipe
 from recipe_core.recipe.place import Parameters
 from recipe_core.request.scaling import Policy
@@ -172,3 +173,79 @@ class ConvertDocument(BaseModel):
 
 class ConvertBody(RootModel[ConvertCommand | ConvertDocument]):
     """A command or a published recipe."""
+
+
+class Problem(BaseModel):
+    """What is wrong, and the fix."""
+
+    model_config = DESCRIBED
+
+    code: str
+    """The kind of error."""
+
+    field: str | None
+    """Where in the request it is, with dots."""
+
+    message: str
+    """What is wrong with which value."""
+
+    hint: str | None
+    """What to do."""
+
+
+class ErrorAnswer(BaseModel):
+    """The body of every answer that is an error."""
+
+    model_config = DESCRIBED
+
+    error: Problem
+    """The error."""
+
+
+class JobProgress(BaseModel):
+    """How far a calculation is; no steps before it has begun."""
+
+    model_config = DESCRIBED
+
+    done: int
+    """Steps that are done."""
+
+    steps: int
+    """Steps in all."""
+
+
+class JobProblem(Problem):
+    """Why a calculation failed, and the fix."""
+
+
+class JobLinks(BaseModel):
+    """Where to go from here."""
+
+    model_config = DESCRIBED
+
+    self: str
+    """Path of the job, for GET and DELETE."""
+
+
+class JobAnswer(BaseModel):
+    """A calculation: how far it is, and what came of it."""
+
+    model_config = DESCRIBED
+
+    job: str
+    """Its id, which only its owner knows."""
+
+    status: Status
+    """Whether it waits (``queued``), runs, or has ended: ``done``, ``failed``, ``cancelled``."""
+
+    progress: JobProgress
+    """How far it is."""
+
+    links: JobLinks
+    """Where to go from here."""
+
+    error: JobProblem | None
+    """Why it failed; null where it did not."""
+
+    result: dict[str, Any] | None = None
+    """The document of schema ``simulate``, when it is done."""

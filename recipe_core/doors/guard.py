@@ -1,4 +1,4 @@
-"""What every request passes before any door: page, API, MCP, websocket and downloads alike.
+"""The rules that every request passes before any door: page, API, MCP, websocket, downloads.
 
 Whom it was meant for (its Host, against DNS rebinding), who sends it (the token, where one is
 set), how much there is already (pages, uploads), and the headers that tell browsers what a page may
@@ -7,12 +7,15 @@ do.
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import ipaddress
 import re
 import socket
 import time
 from collections.abc import Callable
 from functools import cache
+from importlib.resources import files
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import HTTPConnection
@@ -21,14 +24,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from recipe_core.base.resources import root
 from recipe_core.doors.faults import FaultsTold
-from recipe_core.doors.policy import API_POLICY, page_policy
 from recipe_core.doors.sessions import Sessions, Upload
 from recipe_core.doors.settings import ServerSettings, variable
 from recipe_core.doors.sign_in import PATH as SIGN_IN
 from recipe_core.doors.sign_in import Visitors, address_of
 
 OPEN_PATHS = ("/_stcore/health", SIGN_IN)
-"""What anybody may ask: whether the server runs, and for the form itself."""
+"""Paths for anybody: is the server running, and the form itself."""
 METRICS = "/_stcore/metrics"
 UPLOADS = "/_stcore/upload_file/"
 FULL_S = 30
@@ -41,6 +43,10 @@ _FOLDERS = ("_stcore", "static", "media", "component")
 """Folders of what Streamlit's frontend asks for. It answers any other path with the page."""
 _FILES = ("favicon.png", "manifest.json", "index.html")
 """Files of the frontend beside them."""
+API_POLICY = "default-src 'none'; frame-ancestors 'none'"
+"""Answers of programs' doors are documents, not pages."""
+
+_INLINE_SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -112,14 +118,14 @@ class Guard:
     def _refusal(self, request: HTTPConnection) -> Response | None:
         """Why a request may not pass; None where it may."""
         scope, settings = request.scope, self._settings
-        if (host := _foreign(request.headers, settings.hosts, _here(scope))) is not None:
+        if (host := _foreign(request.headers, settings.hosts, _is_local(scope))) is not None:
             return _problem(
                 421,
                 f"this server is not called {host!r}.",
                 "Call it by its address, or allow the name where it is started: "
                 f"recipe serve --allow-host NAME (or {variable('hosts')}).",
             )
-        if not settings.token and not settings.no_auth and not _here(scope):
+        if not settings.token and not settings.no_auth and not _is_local(scope):
             return _problem(
                 403,
                 "this server answers the network only with a token.",
@@ -174,7 +180,7 @@ class Guard:
 
 
 def _shown(path: str) -> bool:
-    """Whether a path is a page, or something that pages ask for."""
+    """True for the path of a page, or of something that pages ask for."""
     first, slash, rest = path.removeprefix("/").partition("/")
     if first in _FOLDERS:
         return bool(slash)
@@ -189,9 +195,9 @@ def _pages() -> frozenset[str]:
 
 
 def _for_reading(request: HTTPConnection) -> bool:
-    """Whether a browser asks for a page to show."""
-    asked = request.headers.get("accept", "")
-    return request.scope.get("method") == "GET" and "text/html" in asked
+    """True for a browser that asks for a page to show."""
+    accept = request.headers.get("accept", "")
+    return request.scope.get("method") == "GET" and "text/html" in accept
 
 
 def _problem(
@@ -204,8 +210,8 @@ def _problem(
 # Whom a request is meant for
 
 
-def _here(scope: Scope) -> bool:
-    """Whether a connection came in on a loopback address of this machine."""
+def _is_local(scope: Scope) -> bool:
+    """True for a connection that came in on a loopback address of this machine."""
     server = scope.get("server")
     address = _address(server[0]) if server else None
     return address is not None and address.is_loopback
@@ -222,7 +228,7 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9_.-]{1,253})(:\d{1,5})?")
 
 
-def _foreign(headers: Headers, allowed: tuple[str, ...], here: bool) -> str | None:
+def _foreign(headers: Headers, allowed: tuple[str, ...], local: bool) -> str | None:
     """The host that a request names, where it is not this server; else None.
 
     A page of another site can make a browser call any address, but under that site's name only. So
@@ -236,7 +242,7 @@ def _foreign(headers: Headers, allowed: tuple[str, ...], here: bool) -> str | No
     if match is None:
         return ", ".join(hosts)[:100]
     name = match[1].strip("[]").lower().rstrip(".")
-    if not (name in {other.lower() for other in allowed} or _is_this_machine(name, here)):
+    if not (name in {alias.lower() for alias in allowed} or _is_this_machine(name, local)):
         return name
     origin = headers.get("origin")
     if origin is None or origin.partition("://")[2].lower() == hosts[0].lower():
@@ -244,9 +250,9 @@ def _foreign(headers: Headers, allowed: tuple[str, ...], here: bool) -> str | No
     return origin[:100]
 
 
-def _is_this_machine(name: str, here: bool) -> bool:
+def _is_this_machine(name: str, local: bool) -> bool:
     address = _address(name)
-    if here:
+    if local:
         return name == "localhost" or (address is not None and address.is_loopback)
     return address is not None or name in _own_names()
 
@@ -272,3 +278,32 @@ def _with_headers(path: str, send: Send) -> Send:
         await send(message)
 
     return sending
+
+
+@cache
+def page_policy() -> str:
+    """The policy of pages: what Streamlit's frontend needs, and nothing of another site.
+
+    It sets styles as it runs and draws icons and downloads from memory; of scripts only its files
+    and the ones inside its own document run, which are named by their digests.
+    """
+    document = files("streamlit").joinpath("static", "index.html").read_text(encoding="utf-8")
+    scripts = [_digest(script) for script in _INLINE_SCRIPT.findall(document)]
+    sources = {
+        "default-src": ["'self'"],
+        "script-src": ["'self'", "'wasm-unsafe-eval'", *scripts],
+        "style-src": ["'self'", "'unsafe-inline'"],
+        "img-src": ["'self'", "data:", "blob:"],
+        "font-src": ["'self'", "data:"],
+        "worker-src": ["'self'", "blob:"],
+        "object-src": ["'none'"],
+        "base-uri": ["'none'"],
+        "form-action": ["'self'"],
+        "frame-ancestors": ["'none'"],
+    }
+    return "; ".join(f"{name} {' '.join(allowed)}" for name, allowed in sources.items())
+
+
+def _digest(script: str) -> str:
+    digest = hashlib.sha256(script.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"

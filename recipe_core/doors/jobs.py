@@ -55,11 +55,11 @@ class Job:
     result: bytes | None = None
     error: dict[str, Any] | None = None
     ended_s: float | None = None
-    left: threading.Event = field(default_factory=threading.Event)
+    departed: threading.Event = field(default_factory=threading.Event)
 
     @property
     def finished(self) -> bool:
-        """Whether it will not change any more."""
+        """True for one that will not change any more."""
         return self.ended_s is not None
 
 
@@ -114,7 +114,7 @@ class Jobs:
         """End a job of this owner: what waits does not begin, what runs ends. None without it."""
         job = self.find(job_id, owner)
         if job is not None:
-            job.left.set()
+            job.departed.set()
             self._end(job, "cancelled")
         return job
 
@@ -123,7 +123,7 @@ class Jobs:
         with self._change:
             jobs = list(self._jobs.values())
         for job in jobs:
-            job.left.set()
+            job.departed.set()
             self._end(job, "cancelled")
 
     def _run(
@@ -142,7 +142,7 @@ class Jobs:
                     function,
                     *args,
                     client=client,
-                    abandoned=job.left.is_set,
+                    abandoned=job.departed.is_set,
                     began=began,
                     long=True,
                     wait_s=KEPT_S,  # nobody holds a connection for it
@@ -171,16 +171,16 @@ class Jobs:
             job.status, job.ended_s = status, self._clock()
 
     def _admit(self, owner: str) -> None:
-        own = [job for job in self._jobs.values() if job.owner == owner]
-        unfinished = sum(not job.finished for job in own)
+        jobs = [job for job in self._jobs.values() if job.owner == owner]
+        unfinished = sum(not job.finished for job in jobs)
         if unfinished >= MOST_UNFINISHED:
             raise BusyError(
                 f"{unfinished} of your jobs wait or run, the most that may.",
                 retry_after_s=RETRY_AFTER_S,
                 yours=True,
             )
-        if len(own) >= MOST_KEPT:
-            self._drop_oldest(own)
+        if len(jobs) >= MOST_KEPT:
+            self._drop_oldest(jobs)
         if len(self._jobs) >= MOST_IN_ALL:
             self._drop_oldest(list(self._jobs.values()))
         if len(self._jobs) >= MOST_IN_ALL:

@@ -11,9 +11,9 @@ import inspect
 import io
 import zipfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextvars import ContextVar
-from functools import wraps
+from functools import partial, wraps
 from typing import Annotated, Any, Literal
 
 from anyio import from_thread, to_thread
@@ -30,9 +30,10 @@ from recipe_core.base import progress
 from recipe_core.base.described import SchemaOf
 from recipe_core.base.documents import MAX_DOCUMENT_BYTES, parse_json, to_json
 from recipe_core.base.errors import InputError, RecipeError
-from recipe_core.doors import answers
-from recipe_core.doors.answers import RECIPE_LIKE, Json
+from recipe_core.doors import catalog, operations
+from recipe_core.doors.catalog import Json
 from recipe_core.doors.faults import FaultsTold, fault_json
+from recipe_core.doors.operations import CATALOG, OPERATIONS
 from recipe_core.doors.pool import Pool, own_process
 from recipe_core.request.schema import PlanRequest
 
@@ -46,7 +47,13 @@ Request = Annotated[
     dict[str, Any],
     Field(description="A PlanRequest, as for `plan`; `known` with schema describes it too."),
 ]
-RecipeLike = Annotated[dict[str, Any], Field(description=RECIPE_LIKE)]
+RecipeLike = Annotated[
+    dict[str, Any],
+    Field(
+        description="A PlanRequest, a recipe, or "
+        "{request, parameters, options, environment, variants, for: [device:count]}."
+    ),
+]
 Hardware = Annotated[
     str | dict[str, Any] | None,
     Field(description="A device, device:count such as h100-sxm:8, or a custom profile."),
@@ -63,72 +70,24 @@ scales replicas; `build` for a runnable bundle.
 Memory is in bytes per device, times in seconds; every estimate has a band and a basis."""
 
 BUNDLE = "recipe://bundle/{asked}"
-TOOLS = (
-    "known",
-    "size",
-    "plan",
-    "estimate",
-    "compress",
-    "check",
-    "recipe",
-    "build",
-    "resolve",
-    "diff",
-    "convert",
-    "reconcile",
-    "simulate",
-    "trace",
-)
-
-
-KNOWN: dict[str, Callable[[str | None], Json]] = {
-    "models": answers.models,
-    "hardware": answers.hardware,
-    "offers": answers.offers_for,
-    "engines": answers.engines,
-    "schema": answers.schema,
-}
-
-
 _agent: ContextVar[str] = ContextVar("agent", default="agent")
 """Who asks: the address of an agent on the network."""
 
 
-class Asked:
-    """Questions to ``Answers``, calculated by the server's workers; each method is one of its."""
-
-    def __init__(self, folders: bool, pool: Pool) -> None:
-        self._folders, self._pool = folders, pool
-
-    async def __call__(self, method: str, body: Json, **options: Any) -> Json:
-        """The answer of a method."""
-        answer: Json = await self._pool.ask(
-            answers.answered, method, self._folders, _sent(body), client=_agent.get(), **options
-        )
-        return answer
-
-    async def told(self, context: Context[Any, Any], method: str, body: Json) -> Json:
-        """The answer of a method that takes some time; the client is told how far it is."""
-
-        def report(done: int, steps: int) -> None:
-            from_thread.run(context.report_progress, float(done), float(steps))
-
-        with progress.watched(report):
-            return await self(method, body, long=True)
-
-    async def bundle(self, body: Json) -> tuple[str, bytes]:
-        """A bundle's name, and its zip."""
-        return await self._pool.ask(answers.bundle, self._folders, _sent(body), client=_agent.get())
-
-
-def _sent(body: Json) -> bytes:
-    return to_json(body, indent=None).encode(errors="surrogatepass")
+async def _ask(folders: bool, pool: Pool, name: str, body: Json, **options: Any) -> Json:
+    """The answer of an operation; one that is a job elsewhere is a long question here."""
+    sent = to_json(body, indent=None).encode(errors="surrogatepass")
+    share: dict[str, Any] = {"client": _agent.get()}
+    if OPERATIONS[name].job:
+        share["long"] = True
+    answer: Json = await pool.ask(operations.ask, name, folders, sent, options, **share)
+    return answer
 
 
 class Tools:
     """The tools: each method is one, its docstring the tool's description."""
 
-    def __init__(self, ask: Asked) -> None:
+    def __init__(self, ask: Callable[..., Coroutine[Any, Any, Json]]) -> None:
         self._ask = ask
 
     async def known(
@@ -142,7 +101,7 @@ class Tools:
 
         `schema` without a name is a request's; with one an estimate's, a recipe's or a manifest's.
         """
-        return await to_thread.run_sync(KNOWN[what], name)
+        return await to_thread.run_sync(CATALOG[what], name)
 
     async def size(
         self,
@@ -160,12 +119,7 @@ class Tools:
 
         With the offer, the confidence, what would make each win; `ladders` adds every count.
         """
-        answer = await self._ask("size", request)
-        if not ladders:
-            rows = [*answer["devices"], *answer["unpriced"], *filter(None, [answer["best"]])]
-            for row in rows:
-                row.pop("ladder", None)
-        return answer
+        return await self._ask("size", request, ladders=ladders)
 
     async def plan(self, request: WholeRequest, top: Count = 5, refused: Count = 10) -> Json:
         """Judge and rank every split: the first `top`, the first `refused` with reasons, counts."""
@@ -194,13 +148,9 @@ class Tools:
         format on the same split and on the best split for it; which go together. `refused` adds
         techniques that do not run here, with the engine's own words; `matrix` adds who runs what.
         """
-        names = {"techniques": ",".join(techniques)} if techniques else {}
-        answer = await self._ask("compress", request, **names)
-        if not refused and not techniques:
-            answer["formats"] = [row for row in answer["formats"] if row["same_split"]]
-        if not matrix:
-            del answer["matrix"]
-        return answer
+        names = ",".join(techniques) if techniques else None
+        options = {"techniques": names, "refused": refused, "matrix": matrix}
+        return await self._ask("compress", request, **options)
 
     async def check(
         self,
@@ -230,7 +180,7 @@ class Tools:
 
         With what it wastes, and a better split.
         """
-        if sum(given is not None for given in (request, command, file)) != 1:
+        if sum(value is not None for value in (request, command, file)) != 1:
             raise InputError(
                 "give either a request, a command or a file.",
                 field="request",
@@ -238,8 +188,7 @@ class Tools:
             )
         if request is not None:
             return await self._ask("check", request)
-        body = {"hardware": hardware, "gpus": gpus} | ground
-        body = {name: value for name, value in body.items() if value is not None}
+        body = _stated(**{"hardware": hardware, "gpus": gpus} | ground)
         body |= {"command": command} if file is None else {"file": file}
         answer = await self._ask("check", body)
         if "error" in answer:
@@ -258,8 +207,8 @@ class Tools:
         ] = [],  # noqa: B006 - read only
     ) -> Json:
         """A runnable bundle: its files with sizes, the text of `files`, and the URI of its zip."""
-        name, data = await self._ask.bundle(recipe)
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        bundle: Any = await self._ask("build", recipe)
+        with zipfile.ZipFile(io.BytesIO(bundle.data)) as archive:
             sizes = {member.filename: member.file_size for member in archive.infolist()}
             unknown = [path for path in files if path not in sizes]
             if unknown:
@@ -270,10 +219,10 @@ class Tools:
                 )
             texts = {path: archive.read(path).decode() for path in files}
         return {
-            "name": name,
+            "name": bundle.name,
             "files": sizes,
             "texts": texts,
-            "zip": BUNDLE.format(asked=packed(recipe)),
+            "zip": BUNDLE.format(asked=pack_body(recipe)),
         }
 
     async def resolve(
@@ -298,9 +247,8 @@ class Tools:
         ] = None,
     ) -> Json:
         """An engine's command, or a published recipe, as a recipe; lists what it cannot express."""
-        body = {"command": command, "document": document, "hardware": hardware, "choice": choice}
-        stated = {name: value for name, value in body.items() if value is not None}
-        return await self._ask("convert", stated)
+        body = _stated(command=command, document=document, hardware=hardware, choice=choice)
+        return await self._ask("convert", body)
 
     async def reconcile(
         self,
@@ -316,20 +264,6 @@ class Tools:
     ) -> Json:
         """What was measured, beside the estimate: each figure a match, explained, or neither."""
         return await self._ask("reconcile", {"request": request, "texts": texts})
-
-    async def trace(
-        self,
-        text: Annotated[
-            str,
-            Field(
-                description="Content of a trace: Azure or BurstGPT CSV, Mooncake JSON lines, a "
-                "table, or an access log in OpenTelemetry or JSON lines."
-            ),
-        ],
-        name: Annotated[str, Field(description="Name of its file.")] = "",
-    ) -> Json:
-        """What a trace of requests shows: rates, burstiness, lengths, reuse of prefixes."""
-        return await self._ask("trace", {"name": name, "text": text})
 
     async def simulate(
         self,
@@ -352,14 +286,31 @@ class Tools:
         bounds. `request` with the best `scaling` in its options builds the bundle that was
         simulated; `series` adds what happened interval by interval.
         """
-        body = {"request": request, "trace": trace, "policies": policies, "days": days}
-        stated = {name: value for name, value in body.items() if value is not None}
-        answer = await self._ask.told(context, "simulate", stated)
-        if not series:
-            for policy in (*answer["policies"], *answer["bounds"].values()):
-                del policy["series"]
-            del answer["load"]["rates_per_s"]
-        return answer
+        body = _stated(request=request, trace=trace, policies=policies, days=days)
+
+        def report(done: int, steps: int) -> None:
+            from_thread.run(context.report_progress, float(done), float(steps))
+
+        with progress.watched(report):
+            return await self._ask("simulate", body, series=series)
+
+    async def trace(
+        self,
+        text: Annotated[
+            str,
+            Field(
+                description="Content of a trace: Azure or BurstGPT CSV, Mooncake JSON lines, a "
+                "table, or an access log in OpenTelemetry or JSON lines."
+            ),
+        ],
+        name: Annotated[str, Field(description="Name of its file.")] = "",
+    ) -> Json:
+        """What a trace of requests shows: rates, burstiness, lengths, reuse of prefixes."""
+        return await self._ask("trace", {"name": name, "text": text})
+
+
+def _stated(**arguments: Any) -> Json:
+    return {name: value for name, value in arguments.items() if value is not None}
 
 
 def http_app(server: MCPServer[Any]) -> Starlette:
@@ -407,25 +358,27 @@ def create_mcp(*, folders: bool, pool: Pool | None = None) -> MCPServer[Any]:
         instructions=INSTRUCTIONS,
         log_level="WARNING",
     )
-    asked = Asked(folders, pool or own_process())
-    tools = Tools(asked)
-    for name in TOOLS:
-        server.add_tool(
-            _with_errors(getattr(tools, name), ToolError),
-            annotations=ToolAnnotations(read_only_hint=True, open_world_hint=False),
-        )
-    _resources(server, asked)
+    ask = partial(_ask, folders, pool or own_process())
+    tools = Tools(ask)
+    for name in vars(Tools):
+        if not name.startswith("_"):
+            server.add_tool(
+                _with_errors(getattr(tools, name), ToolError),
+                annotations=ToolAnnotations(read_only_hint=True, open_world_hint=False),
+            )
+    _add_resources(server, ask)
     return server
 
 
-def _resources(server: MCPServer[Any], ask: Asked) -> None:
+def _add_resources(server: MCPServer[Any], ask: Callable[..., Coroutine[Any, Any, Json]]) -> None:
     async def schema(name: str) -> str:
         """The JSON Schema of a request, a size, an estimate, a recipe or a manifest."""
-        return to_json(answers.schema(name))
+        return to_json(catalog.schema(name))
 
     async def bundle(asked: str) -> bytes:
         """The zip of a bundle that `build` described."""
-        return (await ask.bundle(unpacked(asked)))[1]
+        archive: Any = await ask("build", unpack_body(asked))
+        return bytes(archive.data)
 
     server.resource("recipe://schema/{name}", mime_type="application/schema+json")(
         _with_errors(schema, ResourceError)
@@ -453,17 +406,17 @@ def _with_errors(answer: Callable[..., Any], kind: type[Exception]) -> Callable[
     return wrapper
 
 
-def packed(body: Json) -> str:
+def pack_body(body: Json) -> str:
     """A body as one word of a URI, so that the server can build its bundle without any state."""
     data = zlib.compress(to_json(body, indent=None).encode(), 9)
     return base64.urlsafe_b64encode(data).decode().rstrip("=")
 
 
-def unpacked(word: str) -> Json:
-    """The body of `packed`.
+def unpack_body(word: str) -> Json:
+    """The body of `pack_body`.
 
     Raises:
-        InputError: for a word that is not of `packed`, or unpacks to more than a document may have.
+        InputError: for another word, or one that unpacks to more than a document may have.
     """
     stream, hint = zlib.decompressobj(), "Use the URI that `build` returned."
     try:

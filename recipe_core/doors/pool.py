@@ -30,7 +30,7 @@ from recipe_core.base.errors import BusyError, LimitError
 from recipe_core.base.resources import PACKAGE
 from recipe_core.doors.settings import ServerSettings, variable
 from recipe_core.doors.turns import Turn, Turns
-from recipe_core.doors.worker import Answer, Call, Progress, Taken, calibrated, pickled
+from recipe_core.doors.worker import Answer, Call, Progress, Taken, calibrated, pickle_message
 
 PROGRAM = "import sys; from recipe_core.doors.worker import main; main(int(sys.argv[1]))"
 GRACE_S = 3.0
@@ -49,15 +49,6 @@ LONG_S = 3.0
 Value = TypeVar("Value")
 
 
-def waited_for() -> bool:
-    """Nobody gives up waiting."""
-    return False
-
-
-def nobody_told() -> None:
-    """Nobody wants to know that a worker has taken a question up."""
-
-
 class OutstaysError(Exception):
     """A question has turned out to be long in a place that a short one waits for."""
 
@@ -71,16 +62,16 @@ class Worker:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        here, there = socket.socketpair()
-        with there:
+        server_end, worker_end = socket.socketpair()
+        with worker_end:
             self._process = subprocess.Popen(
                 # imported, not run as __main__: what is pickled names the module
-                [sys.executable, "-P", "-c", PROGRAM, str(there.fileno())],
-                pass_fds=[there.fileno()],
+                [sys.executable, "-P", "-c", PROGRAM, str(worker_end.fileno())],
+                pass_fds=[worker_end.fileno()],
                 stdin=subprocess.DEVNULL,
                 env=_environment(),
             )
-        self._connection = Connection(here.detach())
+        self._connection = Connection(server_end.detach())
         self.usable = False
 
     def start(self) -> None:
@@ -106,15 +97,15 @@ class Worker:
     def _answer(self, call: Call, abandoned: Callable[[], bool]) -> Answer:
         """How a call ended; one that nobody waits for any longer is interrupted."""
         seconds = call.budget.seconds or float("inf")
-        deadline, taken = self._clock() + seconds + GRACE_S, False
+        deadline, accepted = self._clock() + seconds + GRACE_S, False
         try:
-            self._connection.send_bytes(pickled(call))
+            self._connection.send_bytes(pickle_message(call))
             while True:
                 if self._connection.poll(LOOK_EVERY_S):
                     message = self._receive()
                     if isinstance(message, Answer):
                         return message
-                    taken = True
+                    accepted = True
                     if isinstance(message, Progress):
                         progress.tell(message.done, message.steps)
                 if abandoned():
@@ -122,7 +113,7 @@ class Worker:
                 if self._clock() > deadline:
                     raise budget.over_time(Account(call.budget))
         except (EOFError, ConnectionError):
-            raise (self._died() if taken else LostError) from None
+            raise (self._died() if accepted else LostError) from None
         except BaseException:  # also of the page that waits, which Streamlit ends by raising
             self._interrupt()
             raise
@@ -139,9 +130,9 @@ class Worker:
 
     def _died(self) -> LimitError:
         code = self._process.wait()
-        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        cause = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         return LimitError(
-            f"ended the process that calculated it ({how}), most likely for want of memory.",
+            f"ended the process that calculated it ({cause}), most likely for want of memory.",
             field="request",
             hint="Ask for fewer devices, loads or formats.",
         )
@@ -209,9 +200,10 @@ class Pool:
             room, waiting = turns.count_room(long=long), turns.count_waiting(long)
             if not settings.workers or waiting < room:
                 return
-            own = turns.count_of(client, long=long)
-            if own >= max(settings.queue // 2, 1) + turns.places - long:
-                raise BusyError(f"{own} of your requests are being answered or wait.", yours=True)
+            pending = turns.count_of(client, long=long)
+            if pending >= max(settings.queue // 2, 1) + turns.places - long:
+                message = f"{pending} of your requests are being answered or wait."
+                raise BusyError(message, yours=True)
             if waiting - room >= settings.queue:
                 raise BusyError(f"{waiting} requests wait, the most that may.")
 
@@ -220,8 +212,8 @@ class Pool:
         function: Callable[..., Value],
         *arguments: Any,
         client: str = "",
-        abandoned: Callable[[], bool] = waited_for,
-        began: Callable[[], None] = nobody_told,
+        abandoned: Callable[[], bool] = lambda: False,
+        began: Callable[[], None] = lambda: None,
         long: bool = False,
         wait_s: float | None = None,
         **options: Any,
@@ -276,12 +268,12 @@ class Pool:
         if self._threads is None:  # of both classes
             places = self.settings.processes + 2 * self.settings.queue
             self._threads = CapacityLimiter(max(places, THREADS))
-        left = threading.Event()
-        question = partial(self.run, function, *arguments, abandoned=left.is_set, **options)
+        departed = threading.Event()
+        question = partial(self.run, function, *arguments, abandoned=departed.is_set, **options)
         try:
             return await to_thread.run_sync(question, limiter=self._threads, abandon_on_cancel=True)
         finally:
-            left.set()
+            departed.set()
 
     def start(self) -> None:
         """Start workers before anybody asks."""
@@ -291,7 +283,7 @@ class Pool:
                 if len(self._idle) >= self._turns.free:
                     return
                 self._turns.hold(turn)
-            self._give_back(self._hired(turn), turn)
+            self._give_back(self._hire_worker(turn), turn)
 
     def close(self) -> None:
         """End the workers that are idle; the others end with their calls."""
@@ -320,7 +312,7 @@ class Pool:
             self._change.notify_all()
             if self._idle:
                 return self._idle.pop()
-        return self._hired(turn)
+        return self._hire_worker(turn)
 
     def _look(self, turn: Turn, abandoned: Callable[[], bool], wait_s: float) -> None:
         """Raise where a caller must not wait any longer."""
@@ -335,7 +327,7 @@ class Pool:
             raise BusyError(message, yours=yours)
 
     def _must_end(self, turn: Turn, abandoned: Callable[[], bool]) -> bool:
-        """Whether a question that is being calculated must end; raises where it begins anew."""
+        """True for a question that must end while it is calculated; raises where it begins anew."""
         if abandoned():
             return True
         if self._clock() - turn.since_s > LONG_S:
@@ -344,7 +336,7 @@ class Pool:
                     raise OutstaysError
         return False
 
-    def _hired(self, turn: Turn) -> Worker:
+    def _hire_worker(self, turn: Turn) -> Worker:
         """A new worker for a place that is held."""
         try:
             worker = self._hire()

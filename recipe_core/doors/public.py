@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from recipe_core.base.documents import read_document
 from recipe_core.base.errors import InputError
+from recipe_core.calibration.place import NONE, stamp
 from recipe_core.estimates.columns import standing
 from recipe_core.estimates.columns.standing import by_default
 from recipe_core.plans import plans
@@ -61,9 +62,9 @@ def plan(
             fix.
         RecipeError: when the hardware has no split at all.
     """
-    own = _learned(measured, folders)
-    values = as_request(request, folders=folders, corrections=own)
-    return plans.plan(values, folders=folders, corrections=own)
+    corrections = _learned(measured, folders)
+    values = as_request(request, folders=folders, corrections=corrections)
+    return plans.plan(values, folders=folders, corrections=corrections)
 
 
 def size(
@@ -91,8 +92,8 @@ def size(
     from recipe_core.request.size import SizeRequest
     from recipe_core.sizing import size as sizing
 
-    asked = request if isinstance(request, SizeRequest) else SizeRequest.parse(_values(request))
-    return sizing.size(asked, folders=folders, corrections=_learned(measured, folders))
+    parsed = request if isinstance(request, SizeRequest) else SizeRequest.parse(_values(request))
+    return sizing.size(parsed, folders=folders, corrections=_learned(measured, folders))
 
 
 def compress(
@@ -122,9 +123,9 @@ def compress(
     """
     from recipe_core.compression.advisor.advise import advise
 
-    own = _learned(measured, folders)
-    values = as_request(request, folders=folders, corrections=own)
-    return advise(values, names=techniques, folders=folders, corrections=own)
+    corrections = _learned(measured, folders)
+    values = as_request(request, folders=folders, corrections=corrections)
+    return advise(values, names=techniques, folders=folders, corrections=corrections)
 
 
 def simulate(
@@ -159,11 +160,11 @@ def simulate(
     """
     from recipe_core.scaling.answer import over_time
 
-    own = _learned(measured, folders)
-    values = as_request(request, folders=folders, corrections=own)
+    corrections = _learned(measured, folders)
+    values = as_request(request, folders=folders, corrections=corrections)
     load = trace_of(Path(trace)) if isinstance(trace, str | Path) else trace
     return over_time(
-        values, trace=load, policies=policies, days=days, folders=folders, corrections=own
+        values, trace=load, policies=policies, days=days, folders=folders, corrections=corrections
     )
 
 
@@ -203,9 +204,9 @@ def estimate(
         InputError: for a request that cannot be read.
         RecipeError: when no split agrees with the candidate.
     """
-    own = _learned(measured, folders)
-    values = as_request(request, folders=folders, corrections=own)
-    narrowed, row = plans.plan_candidate(values, folders=folders, corrections=own)
+    corrections = _learned(measured, folders)
+    values = as_request(request, folders=folders, corrections=corrections)
+    narrowed, row = plans.plan_candidate(values, folders=folders, corrections=corrections)
     return narrowed.detailed(row)
 
 
@@ -321,6 +322,8 @@ def validate(runs: Iterable[Run] | None = None) -> Comparison:
 def _learned(measured: MeasuredSource | None, folders: bool) -> Corrections | None:
     if measured is None and standing.decided():
         return standing.standing()
+    if (isinstance(measured, str) and measured == NONE) or (measured is None and not stamp()):
+        return None  # without all of recipes, which reading runs needs
     from recipe_core.calibration.run_files import corrections_of
 
     return corrections_of(measured, folders=folders)
@@ -331,6 +334,8 @@ def _corrected(calibrated: bool) -> AbstractContextManager[None]:
     if standing.decided():
         return nullcontext()
     if not calibrated:
+        return standing.uncorrected()
+    if not stamp():
         return standing.uncorrected()
     from recipe_core.calibration.store import calibration
 

@@ -7,12 +7,13 @@ import importlib
 import importlib.util
 import ipaddress
 import os
+import re
 import socket
 import sys
 import threading
 import time
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from starlette.applications import Starlette
@@ -46,41 +47,7 @@ FIRST_PAGE = (
     "plans.plan",
 )
 """With what they import, all modules that the first page uses with an empty link."""
-PAGES = (
-    "base.numbers",
-    "bundle.browse",
-    "commands.judge",
-    "compression.advisor.answer",
-    "hardware.detect.machine",
-    "hardware.upload",
-    "calibration.comparison",
-    "estimates.measured.support",
-    "views.commands",
-    "views.exports",
-    "views.formats",
-    "views.measured",
-    "views.report",
-    "views.side_by_side",
-    "views.over_time",
-    "views.size_later",
-    "views.size_tables",
-    "views.snippets",
-    "views.traces",
-    "views.verdict",
-    "views.views",
-    "recipe.other_engines",
-    "calibration.calibrate",
-    "recipe.parameters",
-    "request.ranges",
-    "request.time_limits",
-    "plans.plans",
-    "plans.framework_choices",
-    "plans.slos",
-    "sizing.parts",
-    "targets.form",
-    "targets.start_command",
-)
-"""With these and what they import, all modules that any page uses."""
+_IMPORT = re.compile(r"^ *from (recipe_core[\w.]*) import (?:\(([^)]*)\)|(.+))$", re.MULTILINE)
 DRAWING_S = 1.0
 """Time in which a browser draws what it was sent (seconds, on a slow machine): until then nothing
 else takes the processor."""
@@ -95,7 +62,7 @@ https://github.com/python/cpython/issues/83065."""
 
 
 def folders_allowed() -> bool:
-    """Whether requests may name models by a path on this machine.
+    """True where requests may name models by a path on this machine.
 
     Only if the environment variable says so; ``recipe serve`` sets it on a loopback address.
     Started otherwise (another ASGI server, a proxy in front), the app cannot know who sends
@@ -147,18 +114,18 @@ class Later:
 
 def load_first_page() -> None:
     """Import the modules of the first page, while the browser still loads its own part."""
-    _load(FIRST_PAGE)
+    with importing:
+        for name in FIRST_PAGE:
+            importlib.import_module(f"recipe_core.{name}")
 
 
 def load_pages() -> None:
-    """Import the modules of all pages."""
-    _load((*FIRST_PAGE, *PAGES))
-
-
-def _load(names: Iterable[str]) -> None:
+    """Import all modules that any page imports, when it starts or later."""
+    load_first_page()
+    texts = [page.read_text(encoding="utf-8") for page in sorted(root("pages").glob("*.py"))]
     with importing:
-        for name in names:
-            importlib.import_module(f"recipe_core.{name}")
+        for module, block, line in _IMPORT.findall("\n".join(texts)):
+            __import__(module, fromlist=re.findall(r"\w+", block or line))  # also of submodules
 
 
 def read_first_page() -> None:
@@ -196,19 +163,19 @@ def get_ready(
     start_workers()
 
 
-def serve(host: str, port: int, stated: Mapping[str, object]) -> None:
+def serve(host: str, port: int, options: Mapping[str, object]) -> None:
     """Run the builder until it is stopped.
 
     Args:
         host: the address to listen on.
         port: the port.
-        stated: settings that go before those of the environment.
+        options: settings that go before those of the environment.
 
     Raises:
         InputError: when nothing can listen on the address, and when the network would reach a
             server that asks for no token though nobody said that it need not.
     """
-    settings = _settings(stated)
+    settings = _settings(options)
     local = _is_loopback(host)
     if not local and not settings.token and not settings.no_auth:
         raise InputError(
@@ -232,12 +199,12 @@ def serve(host: str, port: int, stated: Mapping[str, object]) -> None:
     module.app.run(config=config | {"server.address": host, "server.port": port})
 
 
-def _settings(stated: Mapping[str, object]) -> ServerSettings:
-    """The settings of the environment with the stated ones, which then stand in it too.
+def _settings(options: Mapping[str, object]) -> ServerSettings:
+    """The settings of the environment with these options, which then stand in it too.
 
     The app reads them there, however it is started.
     """
-    for name, value in stated.items():
+    for name, value in options.items():
         if value is not None and value is not False and value != ():
             text = ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
             os.environ[variable(name)] = text
@@ -245,12 +212,12 @@ def _settings(stated: Mapping[str, object]) -> ServerSettings:
 
 
 def _is_loopback(host: str) -> bool:
-    """Whether an address, or all that a name stands for, is of this machine alone."""
+    """True where an address, or all that a name stands for, is of this machine alone."""
     try:
-        known = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
         return False
-    return all(ipaddress.ip_address(address[0]).is_loopback for *_, address in known)
+    return all(ipaddress.ip_address(address[0]).is_loopback for *_, address in addresses)
 
 
 def _check_free(host: str, port: int) -> None:

@@ -37,26 +37,26 @@ class Sessions:
     """The sessions of one server.
 
     Args:
-        most: pages that may be open at a time.
+        limit: pages that may be open at a time.
         clock: seconds that only grow.
         later: has something done after some seconds.
     """
 
     def __init__(
         self,
-        most: int,
+        limit: int,
         clock: Callable[[], float] = time.monotonic,
         later: Callable[[float, Callable[[], None]], object] | None = None,
     ) -> None:
-        self._most, self._clock, self._later = most, clock, later or _after
+        self._limit, self._clock, self._later = limit, clock, later or _after
         self._open: Counter[str] = Counter()
         self._coming: list[Upload] = []
         self._senders: dict[str, str] = {}
         self._gone: dict[str, float] = {}
 
     def full(self, address: str) -> bool:
-        """Whether no other page may be opened, or none from this address."""
-        return self._open.total() >= self._most or self._open[address] >= max(self._most // 2, 1)
+        """True where no further page may be opened, or none from this address."""
+        return self._open.total() >= self._limit or self._open[address] >= max(self._limit // 2, 1)
 
     @contextmanager
     def opened(self, address: str) -> Iterator[None]:
@@ -107,19 +107,19 @@ class Sessions:
     def _refusal(self, upload: Upload, address: str) -> str | None:
         """Why there is no room for an upload; the file that it replaces makes some."""
         place = upload.session, upload.name
-        kept = [*(old for old in _stored() if (old.session, old.name) != place), *self._coming]
-        own = [other for other in kept if other.session == upload.session]
-        near = [other for other in kept if self._senders.get(other.session) == address]
-        if len(own) >= MOST_UPLOADS or _over(own, upload, MOST_UPLOADED_MB):
+        files = [*(file for file in _stored() if (file.session, file.name) != place), *self._coming]
+        of_session = [file for file in files if file.session == upload.session]
+        of_address = [file for file in files if self._senders.get(file.session) == address]
+        if len(of_session) >= MOST_UPLOADS or _over(of_session, upload, MOST_UPLOADED_MB):
             return f"a session keeps {MOST_UPLOADS} files and {MOST_UPLOADED_MB} MB at most."
-        most = MOST_UPLOADED_IN_ALL_MB
-        if _over(kept, upload, most) or _over(near, upload, most // 2):
-            return f"this server keeps {most} MB of files at most, half of them of one address."
+        limit = MOST_UPLOADED_IN_ALL_MB
+        if _over(files, upload, limit) or _over(of_address, upload, limit // 2):
+            return f"this server keeps {limit} MB of files at most, half of them of one address."
         return None
 
 
-def _over(others: list[Upload], upload: Upload, most_mb: int) -> bool:
-    return sum(other.size for other in others) + upload.size > most_mb << 20
+def _over(files: list[Upload], upload: Upload, limit_mb: int) -> bool:
+    return sum(file.size for file in files) + upload.size > limit_mb << 20
 
 
 def _runtime() -> Any:

@@ -85,13 +85,13 @@ class ServerSettings(BaseModel):
             InputError: names the variable that is wrong.
         """
         environment = os.environ if environment is None else environment
-        stated = {
+        values = {
             name: environment[variable(name)]
             for name in cls.model_fields
             if environment.get(variable(name))
         }
         try:
-            return cls.model_validate(stated)
+            return cls.model_validate(values)
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             name = str(first["loc"][0])

@@ -1,4 +1,4 @@
-"""Who has the server's token: programs send it, people type it into a form once.
+"""Callers with the server's token: programs send it, people type it into a form once.
 
 The browser keeps a signed time instead of the token. Another token signs everybody out. Who guesses
 is stopped by address, and nobody else.
@@ -59,14 +59,14 @@ class Guesses:
 
 
 def _network(address: str) -> str:
-    """What one sender has: an address, of IPv6 the network of one connection."""
+    """The addresses of one sender: one of IPv4, of IPv6 the network of a connection."""
     try:
-        known = ipaddress.ip_address(address)
+        parsed = ipaddress.ip_address(address)
     except ValueError:
         return address
-    if isinstance(known, ipaddress.IPv4Address):
+    if isinstance(parsed, ipaddress.IPv4Address):
         return address
-    return str(known.ipv4_mapped or ipaddress.IPv6Network((int(known), 64), strict=False))
+    return str(parsed.ipv4_mapped or ipaddress.IPv6Network((int(parsed), 64), strict=False))
 
 
 class Visitors:
@@ -77,7 +77,7 @@ class Visitors:
         self._signer = TimestampSigner(token, salt="recipe-builder visitor")
 
     def has_token(self, request: HTTPConnection) -> bool:
-        """Whether a program sends the token, read after ``wait_s``."""
+        """True for a program that sends the token; asked after ``wait_s``."""
         kind, _, token = request.headers.get("authorization", "").partition(" ")
         return kind.lower() == "bearer" and self._right(request, token.strip())
 
@@ -86,7 +86,7 @@ class Visitors:
         return self._guesses.wait_s(address_of(request))
 
     def signed_in(self, request: HTTPConnection) -> bool:
-        """Whether a browser has the cookie of the form."""
+        """True for a browser that has the cookie of the form."""
         try:
             self._signer.unsign(request.cookies.get(COOKIE, ""), max_age=SIGNED_IN_S)
         except BadSignature:
@@ -101,21 +101,21 @@ class Visitors:
     async def answer(self, scope: Scope, receive: Receive) -> Response:
         """The form, or what became of it."""
         request = Request(scope, receive)
-        onward = _inside(request.query_params.get("next", "/"))
+        onward = _path_inside(request.query_params.get("next", "/"))
         if request.method == "GET":
-            return _page(onward, self.signed_in(request))
+            return _render_page(onward, self.signed_in(request))
         if request.method != "POST":
             return Response(status_code=405, headers={"Allow": "GET, POST"})
-        fields = await _fields(request)
+        fields = await _read_fields(request)
         if "out" in fields:
             answer: Response = RedirectResponse(PATH, 303)
             answer.delete_cookie(COOKIE)
             return answer
         if wait_s := self.wait_s(request):
             text = f"Too many wrong tokens came from your address. Try again in {wait_s} s."
-            return _page(onward, False, text, 429, {"Retry-After": str(wait_s)})
+            return _render_page(onward, False, text, 429, {"Retry-After": str(wait_s)})
         if not self._right(request, fields.get("token", "")):
-            return _page(onward, False, "That is not the token of this server.", 401)
+            return _render_page(onward, False, "That is not the token of this server.", 401)
         answer = RedirectResponse(onward, 303)
         answer.set_cookie(
             COOKIE,
@@ -128,7 +128,7 @@ class Visitors:
         return answer
 
     def _right(self, request: HTTPConnection, token: str) -> bool:
-        """Whether a token is the server's; one that is not is remembered."""
+        """Compare a token with the server's, and remember a wrong one."""
         right = secrets.compare_digest(token.encode(errors="replace"), self._token)
         if not right:
             self._guesses.note(address_of(request), token)
@@ -136,11 +136,11 @@ class Visitors:
 
 
 def address_of(request: HTTPConnection) -> str:
-    """Where a request comes from; behind a proxy that the server trusts, what that says."""
+    """The address of a request's sender; behind a trusted proxy, the one that it states."""
     return request.client.host if request.client else ""
 
 
-async def _fields(request: Request) -> dict[str, str]:
+async def _read_fields(request: Request) -> dict[str, str]:
     """The fields of a posted form; none of one that is too large or not text."""
     body = b""
     async for chunk in request.stream():
@@ -151,7 +151,7 @@ async def _fields(request: Request) -> dict[str, str]:
     return {name: values[-1] for name, values in fields.items()}
 
 
-def _inside(onward: str) -> str:
+def _path_inside(onward: str) -> str:
     """A path of this server; its first page for an address anywhere else."""
     parts = urlsplit(onward)
     elsewhere = parts.scheme or parts.netloc or "\\" in onward or not onward.isprintable()
@@ -159,14 +159,14 @@ def _inside(onward: str) -> str:
     return onward if plain and not elsewhere else "/"
 
 
-def _page(
+def _render_page(
     onward: str,
     signed_in: bool,
     problem: str = "",
     status: int = 200,
     headers: dict[str, str] | None = None,
 ) -> HTMLResponse:
-    said = f'<p role="alert">{html.escape(problem)}</p>' if problem else ""
+    alert = f'<p role="alert">{html.escape(problem)}</p>' if problem else ""
     if signed_in:
         form = '<p>You are signed in.</p><button name="out" value="1">Sign out</button>'
     else:
@@ -177,7 +177,7 @@ def _page(
             "<button>Sign in</button>"
         )
     action = html.escape(f"{PATH}?{urlencode({'next': onward})}", quote=True)
-    document = _DOCUMENT.format(said=said, form=form, action=action)
+    document = _DOCUMENT.format(alert=alert, form=form, action=action)
     return HTMLResponse(document, status, {"Cache-Control": "no-store", **(headers or {})})
 
 
@@ -210,7 +210,7 @@ button {{ background: var(--main); color: var(--on-main); border-color: var(--ma
 <main>
 <h1>Recipe builder</h1>
 <p>This server asks for its token. Whoever started it can give it to you.</p>
-{said}
+{alert}
 <form method="post" action="{action}">{form}</form>
 </main>
 </body>

@@ -1,4 +1,4 @@
-"""Whose turn it is at the workers: short questions and long ones, fair by caller.
+"""Turns at the workers: short questions and long ones, fair by caller.
 
 Long ones hold all places but one, so that a short question never waits for a long one. Within a
 class the next is whoever holds the fewest places, then whoever was served longest ago. State alone:
@@ -23,7 +23,7 @@ class Turn:
 
 
 class Turns:
-    """Who waits and who holds a place.
+    """The callers that wait, and those that hold a place.
 
     Args:
         places: worker processes; two at least.
@@ -32,7 +32,7 @@ class Turns:
     def __init__(self, places: int) -> None:
         self.places = places
         self.next: Turn | None = None
-        """Who gets the next place that is free."""
+        """The next to get a place that is free."""
         self._waiting: list[Turn] = []
         self._held: list[Turn] = []
         self._served: dict[str, int] = {}
@@ -56,10 +56,10 @@ class Turns:
         return self._of_class(long).count(client)
 
     def has_most(self, client: str, *, long: bool) -> bool:
-        """Whether no other caller has more in a class, and this one more than one."""
+        """True where no caller has more in a class, and this one more than one."""
         clients = self._of_class(long)
-        own = clients.count(client)
-        return own > 1 and all(clients.count(other) <= own for other in set(clients))
+        count = clients.count(client)
+        return count > 1 and all(clients.count(rival) <= count for rival in set(clients))
 
     def wait(self, turn: Turn) -> None:
         """Let a caller wait."""
@@ -86,7 +86,7 @@ class Turns:
         self._choose()
 
     def outstays(self, turn: Turn) -> bool:
-        """Whether a question that has turned out to be long must make place for who waits.
+        """True where a question that has turned out to be long must make place for who waits.
 
         It counts as long from now on if one more may; else it holds the place of short ones, and
         ends where one waits for that.

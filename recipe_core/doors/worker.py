@@ -26,13 +26,27 @@ from recipe_core.base import budget, progress
 from recipe_core.base.budget import Account, Budget, Cancelled
 from recipe_core.base.errors import InputError, LimitError, RecipeError
 from recipe_core.base.memory import limited_memory, resident_bytes
+from recipe_core.calibration.place import stamp
 
 if TYPE_CHECKING:
     from recipe_core.estimates.columns.corrections import Corrections
 
 NICE = 10
 """How far behind the server, which answers everybody else, workers stand in line for processors."""
-PRELOADED = ("recipe_core.doors.answers",)
+PRELOADED = (
+    "recipe_core.doors.operations",
+    "recipe_core.bundle.write",
+    "recipe_core.commands.judge",
+    "recipe_core.targets.deployments.judge",
+    "recipe_core.targets.deployments.read",
+    "recipe_core.views.schemas",
+    "recipe_core.recipe.convert",
+    "recipe_core.recipe.diff",
+    "recipe_core.calibration.run_files",
+    "recipe_core.recipe.published",
+    "recipe_core.recipe.resolve",
+)
+"""With what they import, the modules that questions need."""
 SAID_EVERY_S = 0.1
 """Seconds between reports of progress at least."""
 
@@ -71,14 +85,14 @@ class Answer:
     over: bool = False
 
 
-def pickled(message: Call | Taken | Answer | Progress) -> bytes:
+def pickle_message(message: Call | Taken | Answer | Progress) -> bytes:
     """A message as bytes: plans hold functions, which only cloudpickle takes along."""
     data: bytes = cloudpickle.dumps(message)
     return data
 
 
 class _Interrupt:
-    """Whether the server has asked to end the call; also once the server is gone."""
+    """True once the server has asked to end the call, or is gone."""
 
     def __init__(self) -> None:
         self.asked, self._server = False, os.getppid()
@@ -99,13 +113,13 @@ def answer(
     clock: Callable[[], float] = time.monotonic,
 ) -> Answer:
     """Make a call, and say how it ended; progress goes to the server on the way."""
-    before, said = resident_bytes(), float("-inf")
+    before, reported_s = resident_bytes(), float("-inf")
 
     def report(done: int, steps: int) -> None:
-        nonlocal said
-        if clock() - said >= SAID_EVERY_S:
-            said = clock()
-            connection.send_bytes(pickled(Progress(done, steps)))
+        nonlocal reported_s
+        if clock() - reported_s >= SAID_EVERY_S:
+            reported_s = clock()
+            connection.send_bytes(pickle_message(Progress(done, steps)))
 
     account = Account(call.budget)
     try:
@@ -132,10 +146,13 @@ def calibrated(question: Callable[[], Any]) -> Any:
     Raises:
         InputError: also where the calibration cannot be read; its path goes to the log only.
     """
-    from recipe_core.calibration.store import calibration
     from recipe_core.estimates.columns.standing import by_default
 
     def readable() -> Corrections | None:
+        if not stamp():
+            return None
+        from recipe_core.calibration.store import calibration
+
         try:
             return calibration()
         except InputError as error:
@@ -154,13 +171,13 @@ def _grown(before: int, memory_bytes: int) -> bool:
     return resident_bytes() - before > memory_bytes // 4
 
 
-def _frame(reply: Answer) -> bytes:
+def _pickle_answer(reply: Answer) -> bytes:
     """The bytes of an answer; an error of another package that cannot travel says its text."""
     try:
-        return pickled(reply)
+        return pickle_message(reply)
     except Exception as error:
         about = reply.error if reply.error is not None else error
-        return pickled(Answer(error=RuntimeError(f"{type(about).__name__}: {about}")))
+        return pickle_message(Answer(error=RuntimeError(f"{type(about).__name__}: {about}")))
 
 
 def main(socket: int) -> None:
@@ -173,10 +190,10 @@ def main(socket: int) -> None:
         importlib.import_module(name)
     gc.freeze()
     with Connection(socket) as connection, suppress(EOFError, ConnectionError):
-        connection.send_bytes(pickled(Answer()))
+        connection.send_bytes(pickle_message(Answer()))
         while True:
             frame = connection.recv_bytes()
             interrupt.asked = False
-            connection.send_bytes(pickled(Taken()))
+            connection.send_bytes(pickle_message(Taken()))
             call: Call = pickle.loads(frame)  # noqa: S301 - of the server
-            connection.send_bytes(_frame(answer(call, connection, interrupt)))
+            connection.send_bytes(_pickle_answer(answer(call, connection, interrupt)))

@@ -25,7 +25,6 @@ from recipe_core.models.config.shorthand import shape_config
 from recipe_core.models.constants import constants
 from recipe_core.models.derived import Convention, meanings
 from recipe_core.models.folders import is_folder, looks_like_path, path_of, read_folder
-from recipe_core.models.hub import NotOnHubError, hub_config
 from recipe_core.models.other_kinds import other_kind, unmodelled
 from recipe_core.models.own_models import own_config
 from recipe_core.models.revision import split_revision
@@ -357,6 +356,9 @@ def _named(model: str, *, online: bool) -> ModelSpec:
         if files is not None and (derived := derived_model(model)) is not None:
             return derived
         if online:
+            # here: its HTTP and TLS take longer to import than this module
+            from recipe_core.models.hub import NotOnHubError, hub_config
+
             try:
                 read = read_config(hub_config(model.partition(":")[0], revision), model)
                 return read if files is None else _in_format(read, files)

@@ -21,6 +21,7 @@ from recipe_core.estimates.columns.serving import Setting
 from recipe_core.hardware.cluster import short_title
 from recipe_core.models.variants import variants
 from recipe_core.plans.accuracy import accuracy_of, applied
+from recipe_core.plans.confidence import SURE
 from recipe_core.plans.measures import kept
 from recipe_core.plans.problem import MAX_DEVICES
 from recipe_core.request.edit import change, select_split, shared_candidate
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 
 Kind = Literal["weights", "checkpoint", "made", "cache", "fewer", "more", "sure"]
 AT_MOST = 5
-SURE = 0.8
-"""Probability of keeping the limits from which a split is called safe."""
 LEAST_GAIN = 0.02
 """Share by which a figure must be better to be worth a click."""
 LEAST_TRADED = 0.1

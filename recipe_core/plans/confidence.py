@@ -28,6 +28,9 @@ from recipe_core.request.objective import Limits, Objective
 
 Cases = EvaluatedCases[Any, Any, Any]
 
+SURE = 0.8
+"""Probability of keeping the limits from which a split is called safe."""
+
 CERTAIN = 37.0
 """Normal score from which a probability is 0 or 1 in floating point."""
 TAIL = 4.0

@@ -22,8 +22,7 @@ from recipe_core.models.spec import ModelSpec
 from recipe_core.models.towers import PARTS, Modality
 from recipe_core.plans.limits import LIMITS
 from recipe_core.request.candidate import CandidateRequest, ServingCandidate, TrainingCandidate
-from recipe_core.request.edit import RUN_LIMITS
-from recipe_core.request.objective import Limits, Objective
+from recipe_core.request.objective import RUN_LIMITS, Limits, Objective
 from recipe_core.request.schema import Options, PlanRequest
 from recipe_core.request.serving_workload import ServingWorkload, Speculative
 from recipe_core.request.training_workload import TrainingWorkload

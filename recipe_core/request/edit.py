@@ -22,6 +22,7 @@ from recipe_core.request.link import (
     leaves,
     searches_load,
 )
+from recipe_core.request.objective import RUN_LIMITS
 from recipe_core.request.presets import preset_of, presets
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.serving_workload import LOADS, MEDIA, MediaItems, ServingWorkload
@@ -43,8 +44,6 @@ _SERVING_LIMITS = (
     "percentile",
     "accuracy_recovery",
 )
-RUN_LIMITS = ("wall_hours", "usd")
-"""Limits on the whole of what has an end: a training run whose tokens are stated, or a queue."""
 _OTHERS_LIMITS = {"serving": RUN_LIMITS, "training": _SERVING_LIMITS}
 """Limits that a kind of workload does not have."""
 _SERVING_GOALS = ("latency", "ttft", "tpot", "accuracy")

@@ -31,6 +31,8 @@ GAIN_FROM_LOAD: frozenset[Goal] = frozenset({"throughput", "cost", "energy"})
 
 TIME_LIMITS = ("ttft_ms", "tpot_ms", "request_latency_ms")
 """Limits on times of a request, which more requests in flight lengthen."""
+RUN_LIMITS = ("wall_hours", "usd")
+"""Limits on the whole of what has an end: a training run whose tokens are stated, or a queue."""
 
 
 class Limits(BaseModel):

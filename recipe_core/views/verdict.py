@@ -11,7 +11,7 @@ import numpy as np
 from recipe_core.base.labels import short_name
 from recipe_core.base.units import chance_text, usd
 from recipe_core.hardware.ownership import HOURS_PER_MONTH
-from recipe_core.plans.alternatives import SURE
+from recipe_core.plans.confidence import SURE
 from recipe_core.plans.legal import legal
 from recipe_core.plans.plan import Plan
 

@@ -17,9 +17,10 @@ from recipe_core.calibration import gates
 from recipe_core.calibration.calibrate import Knowledge
 from recipe_core.calibration.comparison import compare_runs
 from recipe_core.calibration.importers.rows import table_text
+from recipe_core.calibration.place import VARIABLE, default_path, stamp
 from recipe_core.calibration.residuals import of_runs
-from recipe_core.calibration.store import VARIABLE, Incoming, Overlay, default_path, stamp
-from recipe_core.doors.answers import Answers
+from recipe_core.calibration.store import Incoming, Overlay
+from recipe_core.doors import answers
 from recipe_core.doors.worker import calibrated
 from recipe_core.estimates.columns.standing import by_default, standing, uncorrected
 from recipe_core.estimates.measured.serving_runs import published_runs
@@ -226,7 +227,6 @@ def test_the_library_uses_it_and_shows_it(store):
 
 
 def test_the_api_uses_the_servers_own_and_says_of_a_damaged_one_no_path(store, capsys):
-    answers = Answers(folders=False)
     estimate = calibrated(lambda: answers.estimate(request()))
     assert estimate["basis"]["tpot_s"].startswith("calibrated: 3 own runs")
     assert estimate["own_runs"]["calibration"]["used"] == 3

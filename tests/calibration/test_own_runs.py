@@ -13,7 +13,7 @@ from recipe_core.base.documents import to_yaml
 from recipe_core.calibration.importers.rows import table_text
 from recipe_core.calibration.residuals import MAX_RUNS, learn, of_runs, prior
 from recipe_core.calibration.run_files import corrections_of, read_measured, rows_of
-from recipe_core.doors.answers import Answers
+from recipe_core.doors import answers
 from recipe_core.estimates.bands import narrowed
 from recipe_core.estimates.columns.corrections import version_of
 from recipe_core.estimates.measured.serving_runs import PUBLISHED, Run
@@ -356,7 +356,6 @@ def test_the_command_line_and_the_api_correct_estimates_and_plans(tmp_path):
         assert done.returncode == 2
         assert "correct estimates of serving, not of training" in done.stderr
     runs = times_as_estimated(2.0)
-    answers = Answers(folders=False)
     body = {"request": request(), "measured": [row.model_dump(exclude_none=True) for row in runs]}
     answer = answers.estimate(body)
     assert answer["own_runs"] == {"used": 1, "left_out": []}

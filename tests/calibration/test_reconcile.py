@@ -13,8 +13,8 @@ from recipe_core.calibration.importers.content import Content
 from recipe_core.calibration.importers.imported import Imported
 from recipe_core.calibration.importers.registry import import_file, read_imported
 from recipe_core.calibration.validation.reconcile import EXPLAINED, MATCH, OPEN, reconcile
-from recipe_core.doors.answers import Answers
-from recipe_core.doors.cli.scraping import scraped
+from recipe_core.doors import answers
+from recipe_core.doors.cli.measuring import scrape_metrics
 from recipe_core.plans.plans import estimate_batch
 from tests.fixtures.command_line import recipe
 from tests.fixtures.paths import DATA
@@ -203,16 +203,15 @@ def test_the_command_reads_files_and_servers_and_the_api_texts(asked, tmp_path, 
     assert done.returncode == 0, done.stderr
     assert "meta-llama/Llama-3.1-8B-Instruct,rtx-3090" in done.stdout
     # the API takes texts and reads no address
-    ask = Answers(folders=False)
     right = {"request": SMALL, "texts": [BOOT.read_text()]}
-    answer = ask.reconcile(right)
+    answer = answers.reconcile(right)
     assert (answer["ok"], answer["measurements"][0]["source"]) == (True, "texts[0]")
     for body, field in table("calibration", "questions"):
         if "request" in body:
             body["request"] = SMALL
         if body.get("texts") == ["TEXT"]:
             body["texts"] = right["texts"]
-        assert refusal(ask.reconcile, body).field == field
+        assert refusal(answers.reconcile, body).field == field
     # metrics of a running server are read within limits
     with served(200, (IMPORTS / "vllm_metrics.txt").read_bytes()) as (url, paths):
         done = recipe("reconcile", url, "--request", asked, "--json")
@@ -220,17 +219,17 @@ def test_the_command_reads_files_and_servers_and_the_api_texts(asked, tmp_path, 
     (measurement,) = json.loads(done.stdout)["measurements"]
     assert (measurement["source"], measurement["format"]) == (url, "prometheus")
     with served(302, b"", [("Location", "http://127.0.0.1:1/x")]) as (url, paths):
-        assert "status 302" in str(refusal(scraped, url))
+        assert "status 302" in str(refusal(scrape_metrics, url))
         assert paths == ["/metrics"]
-    monkeypatch.setattr("recipe_core.doors.cli.scraping.MOST_BYTES", 50)
+    monkeypatch.setattr("recipe_core.doors.cli.measuring.MOST_BYTES", 50)
     for body, said in ((b"\xff\xfe", "not UTF-8"), (b"x" * 100, "more than 50 bytes")):
         with served(200, body) as (url, _):
-            assert said in str(refusal(scraped, url))
+            assert said in str(refusal(scrape_metrics, url))
     for wrong in ("http://", "http://me:secret@127.0.0.1/", "http://127.0.0.1:x/"):
-        said = str(refusal(scraped, wrong))
+        said = str(refusal(scrape_metrics, wrong))
         assert "not the address of a server" in said
         assert "secret" not in said
-    assert "does not answer" in str(refusal(scraped, "http://127.0.0.1:1/"))
+    assert "does not answer" in str(refusal(scrape_metrics, "http://127.0.0.1:1/"))
 
 
 @contextmanager

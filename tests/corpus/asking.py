@@ -16,8 +16,7 @@ import recipe_core
 from recipe_core.base.documents import read_document
 from recipe_core.base.errors import RecipeError
 from recipe_core.base.resources import PACKAGE
-from recipe_core.doors import answers, public
-from recipe_core.doors.answers import Answers
+from recipe_core.doors import answers, catalog, public
 from tests.corpus.values import reduced
 
 FOLDER = Path(__file__).parent
@@ -53,12 +52,12 @@ def answer(values):
 
 def _asked(method):
     """An operation that the API and MCP have, by the name of its method."""
-    return lambda values: reduced(getattr(Answers(folders=False), method)(values["request"]))
+    return lambda values: reduced(getattr(answers, method)(values["request"]))
 
 
 def _named(function):
     """An operation on the catalog, which takes a name or none."""
-    return lambda values: reduced(getattr(answers, function)(values.get("name")))
+    return lambda values: reduced(getattr(catalog, function)(values.get("name")))
 
 
 def _plan(values):
@@ -89,12 +88,12 @@ def _sensitivity(values):
 
 def _compress(values):
     techniques = values.get("techniques")
-    return reduced(Answers(folders=False).compress(values["request"], techniques))
+    return reduced(answers.compress(values["request"], techniques=techniques))
 
 
 def _bundle(values):
     """Name, processes, digests of files but the manifest, and names of copies of the product's."""
-    name, data = Answers(folders=False).build(values["request"])
+    name, data = answers.build(values["request"])
     archive = zipfile.ZipFile(io.BytesIO(data))
     files = {path: archive.read(path) for path in archive.namelist() if path != "MANIFEST.json"}
     started = json.loads(files["launch.json"])["processes"]
@@ -137,14 +136,14 @@ def _openapi(_):
 
 
 def _schema(values):
-    return reduced(answers.schema(values["name"]), lists=False)
+    return reduced(catalog.schema(values["name"]), lists=False)
 
 
 def _help(_):
     """The lines of ``--help`` of the program and of each command."""
-    from recipe_core.doors.cli import app
+    from recipe_core.doors.cli import load_commands
 
-    return dict(_help_of(get_command(app), "recipe", None))
+    return dict(_help_of(get_command(load_commands()), "recipe", None))
 
 
 def _help_of(command, name, parent):

@@ -9,12 +9,17 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pandas as pd
 import pytest
 
 from recipe_core.base.documents import to_yaml
+from recipe_core.commands.ground import Ground
+from recipe_core.doors.cli import COMMANDS, load_commands
+from recipe_core.doors.cli.checking import CommandOptions
+from recipe_core.doors.cli.launching import SettingOptions
+from recipe_core.doors.settings import ServerSettings
 from tests.conftest import request_values
 from tests.fixtures.command_line import recipe
 from tests.fixtures.paths import ROOT
@@ -203,3 +208,15 @@ def test_a_transcript(name: str, tmp_path) -> None:
             assert value in at(json.loads(done.stdout), path), step
         assert all((tmp_path / file).exists() for file in step.get("files", [])), step
         assert not any((tmp_path / file).exists() for file in step.get("no", [])), step
+
+
+def test_options_are_the_fields_that_they_set() -> None:
+    assert get_type_hints(CommandOptions).keys() == Ground.model_fields.keys()
+    assert get_type_hints(SettingOptions).keys() == ServerSettings.model_fields.keys() - {"folders"}
+
+
+def test_every_command_is_loaded_from_its_module() -> None:
+    commands = load_commands().registered_commands
+    modules = {command.name: command.callback.__module__ for command in commands}
+    assert modules == {name: f"recipe_core.doors.cli.{module}" for name, module in COMMANDS.items()}
+    assert list(modules) == list(COMMANDS)

@@ -20,8 +20,7 @@ from starlette.testclient import TestClient
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from recipe_core.doors import guard, sessions, sign_in
-from recipe_core.doors.guard import Guard
-from recipe_core.doors.policy import page_policy
+from recipe_core.doors.guard import Guard, page_policy
 from recipe_core.doors.sessions import Sessions, Upload
 from recipe_core.doors.settings import ServerSettings, variable
 from tests.fixtures.refusals import refusal

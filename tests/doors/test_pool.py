@@ -19,7 +19,7 @@ from recipe_core.doors.jobs import Job, Jobs
 from recipe_core.doors.pool import LONG_S, LostError, Pool, Worker
 from recipe_core.doors.settings import ServerSettings, variable
 from recipe_core.doors.turns import Turn, Turns
-from recipe_core.doors.worker import Answer, Call, Progress, answer, pickled
+from recipe_core.doors.worker import Answer, Call, Progress, answer, pickle_message
 from tests.conftest import request_values
 from tests.fixtures.patience import PATIENCE, comes
 from tests.fixtures.refusals import refusal
@@ -201,7 +201,7 @@ def test_progress_is_told_at_its_pace() -> None:
     connection: Any = type("Wire", (), {"send_bytes": sent.append})
     call = Call(stepping, Budget(), 1 << 30)
     assert answer(call, connection, lambda: False, clock=clock) == Answer(4)
-    assert sent == [pickled(Progress(done, 4)) for done in (0, 3)]
+    assert sent == [pickle_message(Progress(done, 4)) for done in (0, 3)]
 
 
 # Whose turn it is
@@ -356,7 +356,7 @@ def test_a_job_runs_beside_its_caller_and_only_its_owner_cancels_it(later: Later
     assert (beside.status, beside.result) == ("done", b"1")
     job = later.jobs.begin("me", "me", quick, "1")
     assert later.jobs.cancel(job.id, "you") is None
-    assert not job.left.is_set()
+    assert not job.departed.is_set()
     assert len(job.id) >= 20
 
 

@@ -25,10 +25,10 @@ from starlette.testclient import TestClient
 from recipe_core.base.described import DESCRIBED, field_of
 from recipe_core.base.documents import MAX_DOCUMENT_BYTES, to_yaml
 from recipe_core.bundle.write import zip_bytes
-from recipe_core.doors import answers
-from recipe_core.doors.answers import Answers, engines
+from recipe_core.doors import answers, operations
 from recipe_core.doors.api import create_api
-from recipe_core.doors.mcp import TOOLS, Tools, packed, unpacked
+from recipe_core.doors.catalog import engines
+from recipe_core.doors.mcp import pack_body, unpack_body
 from recipe_core.recipe import Additions, make_recipe
 from recipe_core.request.schema import PlanRequest, describe_field
 from recipe_core.targets import Parameters, form
@@ -40,7 +40,6 @@ from tests.fixtures.command_line import recipe
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
 
-ASK = Answers(folders=False)
 JSON = {"content-type": "application/json"}
 REQUEST = request_values()
 CLUSTER = {"device": "h100-sxm", "per_node": 8, "nodes": 8}
@@ -65,7 +64,7 @@ def plain(value: Any) -> Any:
     ids=["serving", "training"],
 )
 def test_plans_and_estimates_agree(client: TestClient, request_body: dict[str, Any]) -> None:
-    whole = ASK.plan(request_body)
+    whole = answers.plan(request_body)
     plan = answered("plan", request=request_body, top=2, refused=1)
     assert plan["candidates"] == whole["candidates"][:2]
     assert (plan["refused"], plan["counts"]) == (whole["refused"][:1], whole["counts"])
@@ -75,7 +74,7 @@ def test_plans_and_estimates_agree(client: TestClient, request_body: dict[str, A
     assert printed == plain(whole)
     best = plan["candidates"][1]
     stated = request_body | {"candidate": best["candidate"]}
-    estimate = ASK.estimate(stated)
+    estimate = answers.estimate(stated)
     assert answered("estimate", request=stated) == estimate
     assert client.post("/estimate", json=stated).json() == plain(estimate)
     printed = json.loads(recipe("estimate", "-", "--json", stdin=to_yaml(stated)).stdout)
@@ -85,7 +84,7 @@ def test_plans_and_estimates_agree(client: TestClient, request_body: dict[str, A
 
 
 def test_recipes_commands_and_differences_agree(client: TestClient) -> None:
-    made = ASK.recipe(BODY)
+    made = answers.recipe(BODY)
     assert made["parameters"]["port"] == 9000
     where = {"command": COMMAND["command"], "hardware": "h100-sxm", "gpus": 2}
     pair = {"before": made, "after": ANOTHER}
@@ -99,7 +98,7 @@ def test_recipes_commands_and_differences_agree(client: TestClient) -> None:
         ("convert", COMMAND | {"command": COMMAND["command"].split()}, None),
         ("convert", COMMAND, None),
     ):
-        found[operation] = plain(getattr(ASK, operation)(body))
+        found[operation] = plain(getattr(answers, operation)(body))
         assert client.post(f"/{operation}", json=body).json() == found[operation], operation
         assert answered(operation, **(arguments or body)) == found[operation], operation
     assert found["resolve"]["applied"] == ["mi300x-8"]
@@ -123,7 +122,7 @@ def test_advice_on_formats_agrees(client: TestClient) -> None:
     }
     names = ["fp8_w8a8", "kv_fp8", "sparse_unstructured"]
     reply = client.post(f"/compress?techniques={','.join(names)}", json=request)
-    answer = plain(ASK.compress(request, ",".join(names)))
+    answer = plain(answers.compress(request, techniques=",".join(names)))
     assert (reply.status_code, reply.json()) == (200, answer)
     rows = answered("compress", request=request, techniques=names)
     assert rows["formats"] == answer["formats"]
@@ -141,7 +140,7 @@ def test_advice_on_formats_agrees(client: TestClient) -> None:
 
 def test_bundles_agree(client: TestClient) -> None:
     body = {"request": REQUEST, "parameters": {"port": 9000}}
-    name, data = ASK.build(body)
+    name, data = answers.build(body)
     answer = answered("build", recipe=body, files=["recipe.yaml"])
     contents = asked(lambda agent: agent.read_resource(answer["zip"])).contents[0]
     assert isinstance(contents, BlobResourceContents)
@@ -150,7 +149,7 @@ def test_bundles_agree(client: TestClient) -> None:
         assert answer["files"] == {each.filename: each.file_size for each in archive.infolist()}
         assert answer["texts"] == {"recipe.yaml": archive.read("recipe.yaml").decode()}
     assert error_of("build", recipe=body, files=["../x"])["field"] == "files"
-    made = ASK.recipe(body)
+    made = answers.recipe(body)
     for sent in (body, made):
         posted = client.post("/build", json=sent)
         assert posted.headers["content-type"] == "application/zip"
@@ -218,8 +217,8 @@ def test_faults_and_other_methods_are_told_in_the_same_shape(client, monkeypatch
         answer = client.request(method, path)
         assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
         assert answer.json()["error"]["code"] == "http"
-    monkeypatch.setattr(answers, "reply", fail)
-    monkeypatch.setattr(answers, "answered", fail)
+    monkeypatch.setattr(operations, "reply", fail)
+    monkeypatch.setattr(operations, "ask", fail)
     answer = client.post("/plan", json=REQUEST)
     assert answer.status_code == 500
     for error in (answer.json()["error"], error_of("plan", request=REQUEST)):
@@ -246,13 +245,13 @@ def test_errors_of_tools_name_field_and_fix() -> None:
 
 def test_words_hold_what_was_packed_and_foreign_ones_are_refused() -> None:
     body = {"request": REQUEST, "parameters": {"namespace": "größe"}}
-    assert unpacked(packed(body)) == body
+    assert unpack_body(pack_body(body)) == body
     bomb = zlib.compress(b" " * (MAX_DOCUMENT_BYTES + 1))
     foreign = [
         base64.urlsafe_b64encode(word).decode() for word in (b"plain", zlib.compress(b"[1]"), bomb)
     ]
-    for word in ("!", *foreign, packed({"model": "x"})[:-8]):
-        assert refusal(unpacked, word).field == "uri"
+    for word in ("!", *foreign, pack_body({"model": "x"})[:-8]):
+        assert refusal(unpack_body, word).field == "uri"
 
 
 # Snippets of the page
@@ -368,7 +367,7 @@ def test_the_api_and_the_tools_of_agents_bear_the_descriptions(client: TestClien
     models = document["components"]["schemas"]
     listed = asked(lambda client: client.list_tools()).tools
     tools = {tool.name: tool.input_schema for tool in listed}
-    assert tools.keys() == set(TOOLS) == {name for name in vars(Tools) if name[0] != "_"}
+    assert tools.keys() == {"known", *operations.OPERATIONS}
     assert all(tool.description and tool.annotations.read_only_hint for tool in listed)
     assert "PlanRequest" in tools["plan"]["properties"]["request"]["description"]
     for definitions in (models, tools["plan"]["$defs"]):

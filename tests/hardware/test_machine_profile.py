@@ -17,7 +17,7 @@ from recipe_core.base.documents import read_document, to_yaml
 from recipe_core.base.errors import NoAnswer
 from recipe_core.calibration import machine_profile as profiling
 from recipe_core.calibration.roofline_fit import fit_roofline
-from recipe_core.doors.cli import app
+from recipe_core.doors.cli import load_commands
 from recipe_core.estimates.bands import widened
 from recipe_core.estimates.roofline import operator_s
 from recipe_core.estimates.serving import bands as serving_bands
@@ -357,7 +357,7 @@ def test_what_a_process_gets_is_assumed_or_told_by_torch(bench, monkeypatch):
 
 
 def test_this_machine_for_real():
-    result = CliRunner().invoke(app, ["hardware", "--detect", "--json"])
+    result = CliRunner().invoke(load_commands(), ["hardware", "--detect", "--json"])
     assert result.exit_code == 0, result.output
     found = json.loads(result.output)
     host = found["host"]
@@ -367,7 +367,7 @@ def test_this_machine_for_real():
         assert found["matched"] == "cpu"
         assert found["request"] == {"hardware": {"device": "cpu", "per_node": 1, "nodes": 1}}
         assert found["profile"]["memory_bytes"]["value"] == memory_bytes
-    named = CliRunner().invoke(app, ["hardware", "l4", "--detect"])
+    named = CliRunner().invoke(load_commands(), ["hardware", "l4", "--detect"])
     assert named.exit_code != 0
     assert "--detect" in str(named.exception)
 

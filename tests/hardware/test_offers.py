@@ -7,8 +7,8 @@ import math
 import pytest
 from fastapi.testclient import TestClient
 
-from recipe_core.doors.answers import offers_for
 from recipe_core.doors.api import create_api
+from recipe_core.doors.catalog import offers_for
 from recipe_core.hardware import offer_tables, offers, prices
 from recipe_core.hardware.cluster import cluster, device, device_names
 from recipe_core.hardware.offer_import import Terms, accelerator, import_table

@@ -15,7 +15,7 @@ from recipe_core.bundle.write import write_bundle
 from recipe_core.commands.ground import Ground
 from recipe_core.commands.judge import check_command
 from recipe_core.doors.api import create_api
-from recipe_core.doors.cli import app
+from recipe_core.doors.cli import load_commands
 from recipe_core.estimates.measured.support import support
 from recipe_core.hardware.cluster import cluster, device, device_names, is_own, plain, roofline
 from recipe_core.hardware.custom import MAX_BYTES, read_profile, with_profiles
@@ -224,7 +224,7 @@ def test_files_are_read_only_where_asked_line_by_line_by_the_command_line(path):
     values = [request_values(device=str(path)), request_values(device=str(path.parent / "no.yaml"))]
     lines.write_text("\n".join(json.dumps(value | {"candidate": {"tp": 8}}) for value in values))
     for command in ("estimate", "check"):
-        done = CliRunner().invoke(app, [command, str(lines)])
+        done = CliRunner().invoke(load_commands(), [command, str(lines)])
         first, second = map(json.loads, done.stdout.splitlines())
         assert "error" not in first
         assert "cannot read" in second["error"]["message"]

@@ -7,8 +7,8 @@ import pytest
 from recipe_core.accuracy.schemes import making
 from recipe_core.accuracy.technique import technique
 from recipe_core.base.errors import ModelError
-from recipe_core.doors.answers import Answers
-from recipe_core.models import catalog
+from recipe_core.doors import answers
+from recipe_core.models import catalog, hub
 from recipe_core.models.catalog import catalog_entry, catalog_ids, catalog_model, load_model
 from recipe_core.models.config.formats import GGUF_BITS
 from recipe_core.models.config.modules import match
@@ -141,7 +141,7 @@ def test_a_gguf_file_has_the_bits_and_the_technique_of_its_type():
 def test_the_config_of_a_repository_of_files_does_not_say_their_format(monkeypatch, tiny_config):
     """Those of GGUF hold the config.json of the base, which is not quantised."""
     asked = []
-    monkeypatch.setattr(catalog, "hub_config", lambda *a: asked.append(a) or tiny_config)
+    monkeypatch.setattr(hub, "hub_config", lambda *a: asked.append(a) or tiny_config)
     model = load_model("nobody/Tiny-GGUF:Q8_0")
     assert asked == [("nobody/Tiny-GGUF", None)]
     assert (model.weight_dtype, model.quantization.by_name) == ("int8", True)
@@ -215,7 +215,7 @@ def test_conventions_agree_with_the_members_whose_configuration_is_known():
 
 def test_estimates_of_derived_models_say_so():
     values = request_values("nvidia/Qwen3-14B-FP4", "b200-sxm", 1)
-    answer = Answers(folders=False).estimate(values)
+    answer = answers.estimate(values)
     assert answer["feasible"]
     assert any("its name is read as Qwen/Qwen3-14B" in note for note in answer["notes"])
     # In the 4-bit mixtures whose parts are known, Laguna and Inkling, attention is in bf16.

@@ -14,8 +14,9 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from recipe_core.accuracy.checkpoints import MeasuredCompression
+from recipe_core.calibration.place import VARIABLE
 from recipe_core.calibration.residuals import of_runs
-from recipe_core.calibration.store import VARIABLE, Incoming, Overlay
+from recipe_core.calibration.store import Incoming, Overlay
 from recipe_core.compression.advisor.answer import formats_answer
 from recipe_core.estimates.measured import serving_runs
 from recipe_core.request.edit import change

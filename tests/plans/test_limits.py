@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import recipe_core as rb
 from recipe_core.base.intervals import NORMAL, factor_at, probability_below, scores_below
 from recipe_core.base.labels import change_label
-from recipe_core.doors.worker import pickled
+from recipe_core.doors.worker import pickle_message
 from recipe_core.plans import alternatives as beside
 from recipe_core.plans.alternatives import alternatives, safer
 from recipe_core.plans.changes import (
@@ -136,7 +136,7 @@ def test_each_is_what_its_own_plan_says_and_improves_the_goal_or_gains_for_it(na
         if name == "stated" and choice.kind not in ("fewer", "more"):
             assert choice.fields["candidate"] is None  # left to the ranking again
     if name == "clusters":  # another process gives the same
-        sent = alternatives(pickle.loads(pickled(before)))
+        sent = alternatives(pickle.loads(pickle_message(before)))
         assert [choice.label for choice in sent] == [choice.label for choice in choices]
 
 

@@ -7,8 +7,9 @@ import pytest
 
 from recipe_core.accuracy.lines import answers
 from recipe_core.calibration.calibrate import Knowledge, calibrate
+from recipe_core.calibration.place import VARIABLE
 from recipe_core.calibration.run_files import compressed_of, corrections_of, read_own
-from recipe_core.calibration.store import VARIABLE, Overlay
+from recipe_core.calibration.store import Overlay
 from recipe_core.compression.advisor.advise import advise
 from recipe_core.plans.accuracy import accuracy_of
 from recipe_core.plans.plans import plan

@@ -10,7 +10,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from recipe_core.base.errors import RecipeError
-from recipe_core.doors.answers import Answers
+from recipe_core.doors import answers
 from recipe_core.request.schema import json_schema
 from recipe_core.request.size import SizeRequest
 from tests.conftest import request_values
@@ -40,7 +40,6 @@ ECHOES = ("recipe.yaml", "README.md", "sbom.json")
 """Files of a bundle that repeat the request, or digests of it."""
 FIELDS = {kind: table("every_field", kind) for kind in BASES}
 GROUPS, CONTEXTS = (table("every_field", name) for name in ("groups", "contexts"))
-ASKED = Answers(folders=False)
 
 
 def changed(values, path, value):
@@ -70,11 +69,11 @@ def built(values):
 
 
 COMMANDS = {
-    "plan": ASKED.plan,
-    "estimate": lambda values: ASKED.estimate(values | {"candidate": values.get("candidate", {})}),
+    "plan": answers.plan,
+    "estimate": lambda values: answers.estimate({"candidate": {}, **values}),
     "build": built,
-    "simulate": lambda values: ASKED.simulate({"request": values}),
-    "size": ASKED.size,
+    "simulate": lambda values: answers.simulate({"request": values}),
+    "size": answers.size,
 }
 OWN_WORDS = ("request", "candidate_request", "link")
 """What an answer repeats of its question."""

@@ -14,8 +14,7 @@ import pytest
 
 from recipe_core.base.errors import ModelError, RecipeError
 from recipe_core.base.resources import PACKAGE, root
-from recipe_core.doors import answers
-from recipe_core.doors.answers import Answers
+from recipe_core.doors import answers, catalog
 from recipe_core.hardware.cluster import device, fabric
 from recipe_core.models.catalog import load_model
 from tests.fixtures.refusals import refusal
@@ -98,17 +97,16 @@ REQUEST = {
 @over("model", table("remote_names", "models"), share=4)
 def test_a_bundle_is_built_without_a_look(model, folder, monkeypatch):
     """Also where a folder of this name is here, and where the hub has a model of it."""
-    ask, request = Answers(folders=False), {**REQUEST, "model": model}
-    ask.build(request)  # reads what the package ships, once
+    request = {**REQUEST, "model": model}
+    answers.build(request)  # reads what the package ships, once
     (folder / "here" / model).mkdir(parents=True)
     with nothing_is_looked_up(monkeypatch):
-        name, data = ask.build(request)
-    assert (name, data) == ask.build(request)
+        name, data = answers.build(request)
+    assert (name, data) == answers.build(request)
 
 
 @pytest.mark.parametrize("path", table("remote_names", "paths"))
 def test_no_name_of_hardware_or_an_engine_is_a_path(path, folder, monkeypatch):
-    ask = Answers(folders=False)
     (folder / "here" / "realdir.yaml").write_text("schema_version: 1\n")
     names = ("device", "fabric", "offer")
     asked = [{"hardware": REQUEST["hardware"] | {name: path}} for name in names]
@@ -122,18 +120,18 @@ def test_no_name_of_hardware_or_an_engine_is_a_path(path, folder, monkeypatch):
     )
     looks = [
         *(partial(look, path) for look in (device, fabric)),
-        *(partial(look, path) for look in (answers.engines, answers.schema, answers.models)),
-        *(partial(ask.plan, REQUEST | changes) for changes in asked),
-        *(partial(ask.convert, given) for given in (command, *documents)),
-        lambda: ask.check(command)["error"],
+        *(partial(look, path) for look in (catalog.engines, catalog.schema, catalog.models)),
+        *(partial(answers.plan, REQUEST | changes) for changes in asked),
+        *(partial(answers.convert, given) for given in (command, *documents)),
+        lambda: answers.check(command)["error"],
     ]
     # options that name files are passed on, and never read
     options = {"engine_options": {"chat_template": path}, "environment": {"NCCL_TOPO_FILE": path}}
     request = {**REQUEST, "candidate": {"engine": "vllm", "tp": 1}, "options": options}
-    ask.recipe(REQUEST)  # reads what the package ships, once
+    answers.recipe(REQUEST)  # reads what the package ships, once
     with nothing_is_looked_up(monkeypatch):
         for look in looks:
             with suppress(RecipeError):
                 assert look(), look  # the verdict on a command that cannot run
-        recipe = ask.recipe(request)
+        recipe = answers.recipe(request)
     assert recipe["engine"]["options"]["chat_template"] == path

@@ -1,23 +1,28 @@
-"""Commands on what is known: models, hardware, engines."""
+"""Commands on what is known: models, hardware, engines, prices."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from recipe_core.base.documents import finite
 from recipe_core.base.errors import InputError
-from recipe_core.doors.cli.app import Json, Name, app, emit, working
+from recipe_core.doors.cli.program import Json, app, emit, with_options, working
 
 if TYPE_CHECKING:
     from recipe_core.hardware.profile import Device
 
 
-def _listing(
+Name = Annotated[str | None, Argument(metavar="[NAME]", help="Show this one in full.")]
+
+
+def _print_entries(
     name: str | None,
     as_json: bool,
     names: list[str],
@@ -45,50 +50,35 @@ def _print_facts(value: dict[str, Any], indent: str = "") -> None:
             typer.echo(f"{indent}{key}: {text}")
 
 
-@app.command()
-def models(
+@app.command("models")
+def models_command(
     name: Name = None,
-    refresh: Annotated[
-        str | None,
-        typer.Option(
-            "--refresh",
-            metavar="FROM",
-            help="Keep configs of models: of a folder, of the ids in a text file, or of `hub`.",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", help="With --refresh: the folder to keep them in."),
-    ] = None,
+    refresh: str | None = Option(
+        None,
+        metavar="FROM",
+        help="Keep configs of models: of a folder, of the ids in a text file, or of `hub`.",
+    ),
+    out: Path | None = Option(None, help="With --refresh: the folder to keep them in."),
     as_json: Json = False,
 ) -> None:
     """The model catalog; NAME may also be a folder with a config.json."""
     if refresh is not None:
-        _refresh(refresh, name, out, as_json)
+        _refresh_models(refresh, name, out, as_json)
         return
     if out is not None:
         raise InputError("goes with --refresh.", field="out", hint="Leave it out.")
-    from recipe_core.models.catalog import (
-        catalog_entry,
-        catalog_ids,
-        catalog_model,
-        in_catalog,
-        load_model,
-    )
-    from recipe_core.views.views import model_view
-
-    def show(entry: str) -> dict[str, Any]:
-        return model_view(load_model(entry), catalog_entry(entry) if in_catalog(entry) else None)
+    from recipe_core.doors import catalog
+    from recipe_core.models.catalog import catalog_ids, catalog_model
 
     def line(entry: str) -> str:
         model = catalog_model(entry)
         active = f", {model.active_parameters / 1e9:.3g} B active" if model.is_moe else ""
         return f"{entry:44} {model.parameters / 1e9:7.3g} B{active}  {model.weight_dtype}"
 
-    _listing(name, as_json, catalog_ids(), show, line)
+    _print_entries(name, as_json, catalog_ids(), partial(catalog.models, folders=True), line)
 
 
-def _refresh(origin: str, name: str | None, out: Path | None, as_json: bool) -> None:
+def _refresh_models(origin: str, name: str | None, out: Path | None, as_json: bool) -> None:
     """Print what a refresh of this machine's own models found, the reasons included."""
     from recipe_core.models.own_models import VARIABLE, default_folder
     from recipe_core.models.refresh import refresh
@@ -113,20 +103,16 @@ def _refresh(origin: str, name: str | None, out: Path | None, as_json: bool) -> 
     typer.echo(f"{counts}, {len(answer['not_modelled'])} not modelled; kept in {folder}")
 
 
-@app.command()
-def hardware(
+@app.command("hardware")
+def hardware_command(
     name: Name = None,
-    detect: Annotated[
-        bool, typer.Option("--detect", help="Read this machine instead of the catalog.")
-    ] = False,
-    as_template: Annotated[
-        bool, typer.Option("--template", help="A YAML profile to edit, based on NAME.")
-    ] = False,
+    detect: bool = Option(False, "--detect", help="Read this machine instead of the catalog."),
+    as_template: bool = Option(False, "--template", help="A YAML profile to edit, based on NAME."),
     as_json: Json = False,
 ) -> None:
     """The device profiles with their sources; NAME may also be the path of your own profile."""
     if detect:
-        _detect(name, as_json)
+        _detect_machine(name, as_json)
         return
     from recipe_core.base.units import gib
     from recipe_core.hardware.cluster import device, device_names
@@ -140,11 +126,9 @@ def hardware(
 
     if as_template:
         if name is None:
-            raise InputError(
-                "--template needs a device to start from.",
-                field="hardware",
-                hint="For example: recipe hardware h100-sxm --template.",
-            )
+            message = "--template needs a device to start from."
+            hint = "For example: recipe hardware h100-sxm --template."
+            raise InputError(message, field="hardware", hint=hint)
         typer.echo(template(profile(name)), nl=False)
         return
 
@@ -161,14 +145,14 @@ def hardware(
             del view["offers"]
         return view
 
-    _listing(name, as_json, device_names(announced=True), show, line)
+    _print_entries(name, as_json, device_names(announced=True), show, line)
     if name is not None and not as_json:
         typer.echo("offers:")
         for row in offers_text(offers_of(profile(name))):
             typer.echo(f"  {row}")
 
 
-def _detect(name: str | None, as_json: bool) -> None:
+def _detect_machine(name: str | None, as_json: bool) -> None:
     from recipe_core.hardware.detect.machine import describe, detect
 
     if name is not None:
@@ -182,14 +166,112 @@ def _detect(name: str | None, as_json: bool) -> None:
     emit(machine.to_json()) if as_json else typer.echo(describe(machine))
 
 
-@app.command()
-def engines(name: Name = None, as_json: Json = False) -> None:
+@app.command("engines")
+def engines_command(name: Name = None, as_json: Json = False) -> None:
     """The engines and their pinned versions."""
+    from recipe_core.doors import catalog
     from recipe_core.engines.spec import engine, engine_names
-    from recipe_core.views.views import engine_view
 
     def line(entry: str) -> str:
         e = engine(entry)
         return f"{entry:14} {e.version:10} {', '.join(e.runtimes):16} {e.title}"
 
-    _listing(name, as_json, engine_names(), lambda entry: engine_view(engine(entry)), line)
+    _print_entries(name, as_json, engine_names(), catalog.engines, line)
+
+
+SHOWN = 40
+"""Offers that are shown without --all."""
+
+
+class FilterOptions:
+    """Which offers are listed."""
+
+    device: str | None = Option(None, help="Only for this device, by name or alias.")
+    provider: str | None = Option(None, help="Only of this provider; with --import, its.")
+    region: str | None = Option(None, help="Only in regions whose name has this.")
+    commitment: str | None = Option(None, help="Only on-demand, spot or reserved.")
+
+
+class ImportOptions:
+    """The terms of prices in a table that is imported."""
+
+    currency: str = Option("USD", help="Of the prices that --import reads.")
+    usd_per_unit: float | None = Option(None, help="Dollars for one unit of --currency.")
+    date: str | None = Option(None, help="Day of imported prices without one; by default today.")
+    status: str | None = Option(
+        None, help="Of imported prices: published, quoted (default) or unverified."
+    )
+    accelerator: list[str] | None = Option(
+        None, metavar="NAME=DEVICE", help="What an imported table calls a device."
+    )
+
+
+@app.command("offers")
+@with_options("filters", FilterOptions)
+@with_options("terms", ImportOptions)
+def offers_command(
+    filters: dict[str, Any] = {},  # noqa: B006 - replaced by its options
+    everything: bool = Option(False, "--all", help=f"Also those after the {SHOWN} cheapest."),
+    table: Path | None = Option(
+        None,
+        "--import",
+        metavar="FILE",
+        help="Turn a SkyPilot catalogue or a table of your own into offers.",
+    ),
+    output: Path | None = Option(None, "--output", "-o", help="Where --import writes the offers."),
+    terms: dict[str, Any] = {},  # noqa: B006 - replaced by its options
+    as_json: Json = False,
+) -> None:
+    """Prices of device-hours with source and date, cheapest first; --import reads a table."""
+    if table is not None:
+        provider = filters.pop("provider")
+        _refuse_filters(*filters.values(), everything)
+        if output is None:
+            raise InputError("--import needs a file to write.", field="output", hint="Add -o FILE.")
+        _import_offers(table, output, as_json, {"provider": provider, **terms})
+        return
+    _refuse_import_options(output, **terms)
+    from recipe_core.hardware.offer_search import select_offers
+    from recipe_core.views.views import offer_view, offers_text
+
+    offers = select_offers(**filters)
+    if as_json:
+        emit([offer_view(offer) for offer in offers])
+        return
+    shown = offers if everything else offers[:SHOWN]
+    for line in offers_text(shown):
+        typer.echo(line)
+    if offers[len(shown) :]:
+        typer.echo(f"{len(shown)} of {len(offers):,} offers; --all shows every one.")
+
+
+def _refuse_import_options(output: Path | None, currency: str, **terms: Any) -> None:
+    if output is not None or currency != "USD" or any(terms.values()):
+        raise InputError(
+            "--output, --currency, --usd-per-unit, --date, --status and --accelerator go with "
+            "--import.",
+            field="import",
+            hint="Add --import FILE, or leave them out.",
+        )
+
+
+def _refuse_filters(*filters: Any) -> None:
+    if any(filters):
+        raise InputError(
+            "--device, --region, --commitment and --all are of the list, not of --import.",
+            field="import",
+            hint="Import the whole table; --device and the others filter it when it is read.",
+        )
+
+
+def _import_offers(table: Path, output: Path, as_json: bool, terms: dict[str, Any]) -> None:
+    from recipe_core.hardware.offer_import import imported_table
+
+    accelerators, status = terms.pop("accelerator") or [], terms.pop("status")
+    imported = imported_table(table, output, accelerators, status, terms)
+    if as_json:
+        emit(imported.to_json())
+        return
+    for line in imported.lines():
+        typer.echo(line)
+    typer.echo(f"{output}: read it with RECIPE_BUILDER_OFFERS={output}")

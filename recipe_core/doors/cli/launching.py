@@ -6,19 +6,20 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Any, NoReturn
 
 import typer
+from typer import Option
 
 from recipe_core.base.errors import BundleError
 from recipe_core.bundle.contents import MAX_FILE_BYTES, RUN_FOLDER
-from recipe_core.doors.cli.app import Bundle, PublicKey, app, emit, read_key
+from recipe_core.doors.cli.program import Bundle, PublicKey, app, emit, read_key, with_options
 
 _OF_RUNNING = ("status", "down", "logs", "doctor")
 """Commands on what runs: they must work even where the bundle's folder has been changed since."""
 
 
-def _launcher(
+def _run_launcher(
     command: str, bundle: Path, words: list[str], public_key: Path | None = None
 ) -> NoReturn:
     """Run the bundle's launcher with this interpreter, and exit with its code.
@@ -32,8 +33,8 @@ def _launcher(
     arguments = [*options, command, *(word for word in words if word != "--json")]
     folder, key = unpacked_path(bundle), read_key(public_key, "public_key")
     if command in _OF_RUNNING and (folder / RUN_FOLDER).is_dir():
-        if (error := _change(folder, key)) is not None:
-            raise SystemExit(_without_bundle(error, folder, arguments))
+        if (error := _find_change(folder, key)) is not None:
+            raise SystemExit(_run_without_bundle(error, folder, arguments))
     else:
         folder = unpack(bundle, public_key=key, replaced=_say_replaced)
     # Nothing can be planted below a device, where this makes Python look for compiled files.
@@ -44,11 +45,11 @@ def _launcher(
 def _say_replaced(folder: Path) -> None:
     from recipe_core.bundle.runs import kept_text
 
-    kept = kept_text(folder)
-    typer.echo(f"replaced {folder}{f', {kept}' if kept else ''}", err=True)
+    runs = kept_text(folder)
+    typer.echo(f"replaced {folder}{f', {runs}' if runs else ''}", err=True)
 
 
-def _change(folder: Path, key: bytes | None) -> BundleError | None:
+def _find_change(folder: Path, key: bytes | None) -> BundleError | None:
     """Why nothing of a bundle's folder may be run; None for a bundle that verifies."""
     from recipe_core.bundle.verify import read_bundle
 
@@ -59,7 +60,7 @@ def _change(folder: Path, key: bytes | None) -> BundleError | None:
     return None
 
 
-def _without_bundle(error: BundleError, folder: Path, arguments: list[str]) -> int:
+def _run_without_bundle(error: BundleError, folder: Path, arguments: list[str]) -> int:
     """Do what ``arguments`` say with the launcher of this installation; returns its exit code.
 
     Stopping goes by the recorded state alone: launch.json may be what was changed.
@@ -98,9 +99,9 @@ _LAUNCHER = {
 }
 
 
-def _launcher_command(name: str, summary: str) -> None:
+def _add_launcher_command(name: str, summary: str) -> None:
     def command(context: typer.Context, bundle: Bundle, public_key: PublicKey = None) -> None:
-        _launcher(name, bundle, context.args, public_key)
+        _run_launcher(name, bundle, context.args, public_key)
 
     settings = {"allow_extra_args": True, "ignore_unknown_options": True}
     app.command(
@@ -111,81 +112,68 @@ def _launcher_command(name: str, summary: str) -> None:
 
 
 for _name, _summary in _LAUNCHER.items():
-    _launcher_command(_name, _summary)
+    _add_launcher_command(_name, _summary)
 
 
-@app.command()
-def serve(
-    host: Annotated[
-        str, typer.Option(help="The address to listen on; beyond loopback a token is needed.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535)] = 8501,
-    token: Annotated[
-        str | None,
-        typer.Option(help="What callers have to know; better in RECIPE_BUILDER_TOKEN."),
-    ] = None,
-    no_auth: Annotated[
-        bool, typer.Option("--no-auth", help="Let anybody in who reaches the address.")
-    ] = False,
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="A name the server may be called by; repeat for more."),
-    ] = None,
-    metrics: Annotated[
-        bool, typer.Option("--metrics", help="Answer /_stcore/metrics, for Prometheus.")
-    ] = False,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="Processes that calculate, beside one for short questions; 0: the server's own.",
-        ),
-    ] = None,
-    queue: Annotated[
-        int | None, typer.Option(min=0, help="Requests that may wait for a worker.")
-    ] = None,
-    max_wait: Annotated[
-        float | None, typer.Option(min=0.1, help="Seconds that a request may wait for a worker.")
-    ] = None,
-    max_sessions: Annotated[
-        int | None, typer.Option(min=1, help="Pages that may be open at a time.")
-    ] = None,
-    max_candidates: Annotated[
-        int | None, typer.Option(min=1, help="Candidates that a plan may have.")
-    ] = None,
-    max_seconds: Annotated[
-        float | None, typer.Option(min=0.1, help="Seconds that a request may calculate.")
-    ] = None,
-    max_memory: Annotated[
-        float | None, typer.Option(metavar="GIB", min=0.1, help="Memory that a request may use.")
-    ] = None,
+class SettingOptions:
+    """Fields of ``ServerSettings``."""
+
+    token: str | None = Option(
+        None, help="What callers have to know; better in RECIPE_BUILDER_TOKEN."
+    )
+    no_auth: bool = Option(False, "--no-auth", help="Let anybody in who reaches the address.")
+    hosts: list[str] | None = Option(
+        None,
+        "--allow-host",
+        metavar="NAME",
+        help="A name the server may be called by; repeat for more.",
+    )
+    metrics: bool = Option(False, "--metrics", help="Answer /_stcore/metrics, for Prometheus.")
+    workers: int | None = Option(
+        None,
+        min=0,
+        help="Processes that calculate, beside one for short questions; 0: the server's own.",
+    )
+    queue: int | None = Option(None, min=0, help="Requests that may wait for a worker.")
+    wait_seconds: float | None = Option(
+        None, "--max-wait", min=0.1, help="Seconds that a request may wait for a worker."
+    )
+    sessions: int | None = Option(
+        None, "--max-sessions", min=1, help="Pages that may be open at a time."
+    )
+    candidates: int | None = Option(
+        None, "--max-candidates", min=1, help="Candidates that a plan may have."
+    )
+    seconds: float | None = Option(
+        None, "--max-seconds", min=0.1, help="Seconds that a request may calculate."
+    )
+    memory_gib: float | None = Option(
+        None, "--max-memory", metavar="GIB", min=0.1, help="Memory that a request may use."
+    )
+
+
+@app.command("serve")
+@with_options("settings", SettingOptions)
+def serve_command(
+    host: str = Option(
+        "127.0.0.1", help="The address to listen on; beyond loopback a token is needed."
+    ),
+    port: int = Option(8501, min=1, max=65535),
+    settings: dict[str, Any] = {},  # noqa: B006 - replaced by its options
 ) -> None:
     """Serve the web builder, the JSON API and MCP.
 
     Options not given are read from RECIPE_BUILDER_TOKEN, RECIPE_BUILDER_HOSTS and so on.
     """
-    from recipe_core.doors.serve import serve as run
+    from recipe_core.doors.serve import serve
     from recipe_core.hardware.offer_tables import own_offers
 
     own_offers()  # a table that cannot be read is better known now than at the first request
-    stated = {
-        "token": token,
-        "no_auth": no_auth,
-        "hosts": allow_host,
-        "metrics": metrics,
-        "workers": workers,
-        "queue": queue,
-        "wait_seconds": max_wait,
-        "sessions": max_sessions,
-        "candidates": max_candidates,
-        "seconds": max_seconds,
-        "memory_gib": max_memory,
-    }
-    run(host, port, stated)
+    serve(host, port, settings)
 
 
-@app.command()
-def mcp() -> None:
+@app.command("mcp")
+def mcp_command() -> None:
     """Serve the Model Context Protocol on standard input and output, for agents."""
     from recipe_core.doors.mcp import create_mcp
 

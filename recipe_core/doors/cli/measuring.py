@@ -1,33 +1,52 @@
-"""Commands on what other programs measured: import it, set it beside an estimate."""
+"""Commands on measurements: of this machine, of other programs, beside estimates."""
 
 from __future__ import annotations
 
 import sys
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit, urlunsplit
 
 import typer
+from typer import Argument, Option
 
 from recipe_core.base.documents import parse_yaml, read_document, write_whole
 from recipe_core.base.errors import InputError
-from recipe_core.doors.cli.app import Json, NoCalibration, app, calibrated, emit, working
+from recipe_core.base.web import Deadline, FetchError, fetch
+from recipe_core.doors.cli.program import (
+    Json,
+    NoCalibration,
+    app,
+    calibrated,
+    emit,
+    read_pairs,
+    working,
+)
 
 if TYPE_CHECKING:
     from recipe_core.calibration.importers.content import Content
 
+MOST_BYTES = 8 << 20
+"""Bytes of metrics: the largest engines write a tenth of it."""
+SECONDS = 10.0
+"""Time until the last of them is there."""
+METRICS = "/metrics"
+
+
 Files = Annotated[
     list[Path],
-    typer.Argument(metavar="FILE...", help="Results of benchmarks, logs, metrics of engines."),
+    Argument(metavar="FILE...", help="Results of benchmarks, logs, metrics of engines."),
 ]
 Ran = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--request", metavar="REQUEST|BUNDLE", help="What ran: a request, a recipe or a bundle."
     ),
 ]
 
 
-def ran_request(source: str) -> tuple[dict[str, Any], str | None]:
+def read_ran_request(source: str) -> tuple[dict[str, Any], str | None]:
     """The plain values of the request of what ran, and the path of its device profile if any.
 
     Raises:
@@ -37,7 +56,7 @@ def ran_request(source: str) -> tuple[dict[str, Any], str | None]:
 
     path = Path(source)
     if source != "-" and (path.is_dir() or path.suffix == ".zip"):
-        return _of_recipe(source), None
+        return _request_of_recipe(source), None
     text = sys.stdin.read() if source == "-" else None
     raw: Any = (
         read_document(path, field="request") if text is None else parse_yaml(text, "standard input")
@@ -45,14 +64,14 @@ def ran_request(source: str) -> tuple[dict[str, Any], str | None]:
     if not isinstance(raw, dict):
         raise InputError("is not an object.", field="request", hint="Give a request or a bundle.")
     if "lock" in raw and "request" in raw:
-        return _of_recipe(source), None
+        return _request_of_recipe(source), None
     hardware = raw.get("hardware")
     name = hardware.get("device") if isinstance(hardware, dict) else None
     values: dict[str, Any] = with_profiles(raw)
     return values, name if is_path(name) else None
 
 
-def _of_recipe(source: str) -> dict[str, Any]:
+def _request_of_recipe(source: str) -> dict[str, Any]:
     """The request of a recipe or bundle, with the split that it launches."""
     from recipe_core.doors.public import read
 
@@ -67,16 +86,16 @@ def _of_recipe(source: str) -> dict[str, Any]:
 def import_command(
     files: Files,
     request: Ran = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", metavar="TABLE.csv", help="Add the rows to this table; else print it."
-        ),
-    ] = None,
-    sets: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="COLUMN=VALUE", help="A column that the files leave open."),
-    ] = None,
+    output: Path | None = Option(
+        None,
+        "--output",
+        "-o",
+        metavar="TABLE.csv",
+        help="Add the rows to this table; else print it.",
+    ),
+    sets: list[str] | None = Option(
+        None, "--set", metavar="COLUMN=VALUE", help="A column that the files leave open."
+    ),
     as_json: Json = False,
 ) -> None:
     """Make rows of a table of measured runs from what other programs measured."""
@@ -86,25 +105,25 @@ def import_command(
     from recipe_core.views.reconciled import imported_text
 
     contents = [Content.of_file(path) for path in files]
-    values, device_path = ran_request(request) if request else (None, None)
-    training = _training(values)
-    there = rows_there(output, training) if output is not None else []
+    values, device_path = read_ran_request(request) if request else (None, None)
+    training = _is_training(values)
+    old_rows = rows_there(output, training) if output is not None else []
     with working("Reading …"):
         table = imported_table(
             contents,
             values,
-            _columns(sets),
+            _read_columns(sets),
             device_path=device_path,
-            taken=[row.id for row in there],
+            taken=[row.id for row in old_rows],
         )
-    rows = [*there, *(one.row for one in table.rows)]
+    rows = [*old_rows, *(added.row for added in table.rows)]
     if output is not None and table.rows:
-        if there and type(there[0]) is not type(table.rows[0].row):
+        if old_rows and type(old_rows[0]) is not type(table.rows[0].row):
             raise InputError(
                 f"{output} is a table of other runs.", field="output", hint="Choose another file."
             )
         write_whole(output, table_text(rows).encode())
-    typer.echo(imported_text(table, output, len(there)), err=True)
+    typer.echo(imported_text(table, output, len(old_rows)), err=True)
     if as_json:
         emit(table.to_json())
     elif output is None and table.rows:
@@ -112,67 +131,193 @@ def import_command(
     raise typer.Exit(0 if table.rows else 1)
 
 
-def _training(values: dict[str, Any] | None) -> bool:
+def _is_training(values: dict[str, Any] | None) -> bool:
     workload = (values or {}).get("workload")
     return isinstance(workload, dict) and workload.get("kind") == "training"
 
 
-def _columns(words: list[str] | None) -> dict[str, str]:
-    columns: dict[str, str] = {}
-    for word in words or []:
-        name, equals, value = word.partition("=")
-        if not equals or not name or not value:
-            raise InputError(
-                f"{word!r} is not COLUMN=VALUE.", field="set", hint="For example --set tp=8."
-            )
-        columns[name] = value
+def _read_columns(words: list[str] | None) -> dict[str, str]:
+    columns = read_pairs(words, "set", "COLUMN=VALUE", "tp=8")
+    if empty := [name for name, value in columns.items() if not value]:
+        raise InputError(
+            f"{f'{empty[0]}='!r} is not COLUMN=VALUE.",
+            field="set",
+            hint="For example --set tp=8.",
+        )
     return columns
 
 
 @app.command("reconcile")
 def reconcile_command(
-    sources: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="LOG|URL|FILE...",
-            help="A log, results of a benchmark, or the address of a server's metrics.",
-        ),
-    ],
-    request: Annotated[
-        str,
-        typer.Option(
-            "--request", metavar="REQUEST|BUNDLE", help="What ran: a request, a recipe or a bundle."
-        ),
-    ],
+    sources: list[str] = Argument(
+        ...,
+        metavar="LOG|URL|FILE...",
+        help="A log, results of a benchmark, or the address of a server's metrics.",
+    ),
+    request: str = Option(
+        ..., metavar="REQUEST|BUNDLE", help="What ran: a request, a recipe or a bundle."
+    ),
     no_calibration: NoCalibration = False,
     as_json: Json = False,
 ) -> None:
     """Set each measured figure beside its estimate: a match, explained, or not explained."""
     from recipe_core.calibration.importers.registry import read_imported
     from recipe_core.calibration.validation.reconcile import reconcile
+    from recipe_core.doors.answers import reconciled_json
     from recipe_core.views.reconciled import reconciled_text
 
-    values, _ = ran_request(request)
-    contents = [_content(source) for source in sources]
-    pairs = [(content.name, one) for content in contents for one in read_imported(content)]
+    values, _ = read_ran_request(request)
+    contents = [_read_content(source) for source in sources]
+    pairs = [(content.name, run) for content in contents for run in read_imported(content)]
     with working("Estimating …"), calibrated(no_calibration):
         answers = reconcile(pairs, values)
-    if as_json:
-        emit(
-            {
-                "ok": all(answer.ok for answer in answers),
-                "measurements": [answer.to_json() for answer in answers],
-            }
-        )
-    else:
-        typer.echo(reconciled_text(answers, sources, request))
-    raise typer.Exit(0 if all(answer.ok for answer in answers) else 1)
+    answer = reconciled_json(answers)
+    emit(answer) if as_json else typer.echo(reconciled_text(answers, sources, request))
+    raise typer.Exit(0 if answer["ok"] else 1)
 
 
-def _content(source: str) -> Content:
+def _read_content(source: str) -> Content:
     from recipe_core.calibration.importers.content import Content
-    from recipe_core.doors.cli.scraping import is_url, scraped
 
     if is_url(source):
-        return Content(source, scraped(source))
+        return Content(source, scrape_metrics(source))
     return Content.of_file(Path(source))
+
+
+def is_url(source: str) -> bool:
+    """True for the address of a server, False for a file."""
+    return source.casefold().startswith(("http://", "https://"))
+
+
+def scrape_metrics(url: str) -> str:
+    """The text at an address; ``/metrics`` where it has no path.
+
+    No proxy, no redirect, no credentials, a limit on time and size.
+
+    Raises:
+        InputError: for an address that is none, does not answer, or answers something else.
+    """
+    parts = urlsplit(url)
+    try:
+        wrong = not parts.hostname or parts.username is not None or parts.port == 0
+    except ValueError:  # a port that is no number
+        wrong = True
+    if wrong:
+        raise InputError(
+            "is not the address of a server.",
+            field="url",
+            hint="For example http://127.0.0.1:8000/metrics, without user and password.",
+        )
+    path = parts.path.rstrip("/") or METRICS
+    target = urlunsplit((parts.scheme, parts.netloc, path, parts.query, ""))
+    deadline = Deadline(SECONDS)
+    try:
+        answer = fetch(target, deadline=deadline, most_bytes=MOST_BYTES, plain=True, proxies=False)
+    except FetchError as error:
+        raise InputError(
+            f"{target} does not answer: {error}.", field="url", hint="Is the server up?"
+        ) from None
+    if answer.status != HTTPStatus.OK:
+        raise InputError(
+            f"{target} answers with status {answer.status}.",
+            field="url",
+            hint="Give the path of its metrics; TensorRT-LLM has /prometheus/metrics.",
+        )
+    try:
+        return answer.body.decode()
+    except UnicodeDecodeError:
+        raise InputError(f"{target} is not UTF-8 text.", field="url") from None
+
+
+@app.command("calibrate")
+def calibrate_command(
+    measurements: list[Path] | None = Argument(
+        None,
+        metavar="[MEASUREMENT]...",
+        help="Bundles that were measured, their run/measurement.json or run/compression.json, "
+        "or tables of runs.",
+    ),
+    into: Path | None = Option(
+        None, metavar="PATH", help="The calibration: a folder, or a .json file."
+    ),
+    dry: bool = Option(False, "--dry-run", help="Store nothing, and say what would be learned."),
+    listed: bool = Option(False, "--list", help="Show every run and what was learned."),
+    undo: bool = Option(
+        False, "--undo", help="Take the latest addition back; --undo N: the latest N."
+    ),
+    clear: bool = Option(False, "--clear", help="Take everything back, also of a damaged file."),
+    as_json: Json = False,
+) -> None:
+    """Learn from measured runs: later plans and estimates are corrected by them, and say so."""
+    from recipe_core.calibration.calibrate import Knowledge, calibrate, calibration_at, place_of
+    from recipe_core.calibration.store import Overlay
+    from recipe_core.views.measured import calibration_text
+
+    paths = measurements or []
+    if sum((listed, undo, clear, bool(paths) and not undo)) != 1 or (dry and not paths):
+        raise InputError(
+            "give measurements to learn from, or one of --list, --undo, --clear.",
+            field="calibrate",
+            hint="For example: recipe calibrate my-bundle.",
+        )
+    with working("Learning …"):
+        if clear:
+            knowledge = Knowledge(Overlay.cleared(place_of(into)))
+        elif undo:
+            overlay, removed = calibration_at(into).undo(_count_additions(paths))
+            knowledge = Knowledge(overlay, removed=removed)
+        elif listed:
+            knowledge = Knowledge(calibration_at(into))
+        else:
+            knowledge = calibrate(paths, into, dry=dry)
+        answer, text = knowledge.to_json(), calibration_text(knowledge, every_run=listed)
+    emit(answer) if as_json else typer.echo(text)
+
+
+def _count_additions(words: list[Path]) -> int:
+    """How many additions are to be taken back."""
+    if len(words) > 1 or not all(str(word).isdecimal() for word in words):
+        raise InputError(
+            f"--undo takes one number, not {' '.join(map(str, words))!r:.80}.",
+            field="undo",
+            hint="For example --undo 2.",
+        )
+    return int(str(words[0])) if words else 1
+
+
+@app.command("profile")
+def profile_command(
+    output: Path = Option(..., "--output", "-o", help="The YAML file to write."),
+    device: str | None = Option(None, help="cuda, rocm or cpu; default: what torch sees."),
+    seconds: float | None = Option(None, help="Total time; default 180, or 20 if quick."),
+    quick: bool = Option(False, "--quick", help="Fewer shapes, in 20 seconds."),
+    ranks: int | None = Option(
+        None, help="Processes for collectives; default: one per accelerator."
+    ),
+    disk: Path | None = Option(None, help="Also measure the storage of this folder (1 GiB, 30 s)."),
+    as_json: Json = False,
+) -> None:
+    """Measure this machine and write its profile, for `hardware.device` of a request."""
+    from recipe_core.calibration.machine_profile import (
+        check_output,
+        profile_machine,
+        profile_text,
+        write_profile,
+    )
+
+    check_output(output)
+    profiled = profile_machine(
+        device,
+        seconds=seconds,
+        quick=quick,
+        ranks=ranks,
+        disk=disk,
+        tell=lambda part: typer.echo(f"profile: {part} …", err=True),
+    )
+    write_profile(output, profiled)
+    if as_json:
+        emit(profiled.values)
+        return
+    typer.echo("\n".join(profile_text(profiled)))
+    typer.echo(f"wrote {output}")
+    typer.echo(f"next: set hardware.device of a request to {output}")

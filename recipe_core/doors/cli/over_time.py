@@ -1,47 +1,43 @@
-"""The command that simulates a load over time."""
+"""Commands on loads over time: simulations, starts of replicas, traces."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
+from typer import Argument, Option
 
 from recipe_core.base.errors import InputError, NoAnswer
-from recipe_core.doors.cli.app import (
+from recipe_core.doors.cli.program import (
     Json,
     Measured,
     NoCalibration,
     RequestFile,
     app,
     emit,
-    own_runs,
+    learn_own_runs,
     plan_request,
+    working,
 )
 
 
 @app.command("simulate")
 def simulate_command(
     request: RequestFile,
-    trace: Annotated[
-        Path | None,
-        typer.Option("--trace", metavar="FILE", help="A trace of requests, in place of over_time."),
-    ] = None,
-    policies: Annotated[
-        list[str] | None,
-        typer.Option("--policy", metavar="NAME", help="A policy to compare; repeat it for more."),
-    ] = None,
-    days: Annotated[
-        float | None, typer.Option(help="Days to simulate (default: those of the load).")
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", metavar="REQUEST", help="Write the request with the chosen policy."
-        ),
-    ] = None,
+    trace: Path | None = Option(
+        None, metavar="FILE", help="A trace of requests, in place of over_time."
+    ),
+    policies: list[str] | None = Option(
+        None, "--policy", metavar="NAME", help="A policy to compare; repeat it for more."
+    ),
+    days: float | None = Option(None, help="Days to simulate (default: those of the load)."),
+    output: Path | None = Option(
+        None, "--output", "-o", metavar="REQUEST", help="Write the request with the chosen policy."
+    ),
     measured: Measured = None,
     no_calibration: NoCalibration = False,
     as_json: Json = False,
@@ -50,9 +46,9 @@ def simulate_command(
     from recipe_core.doors.public import simulate
     from recipe_core.views.over_time import over_time_text
 
-    corrections = own_runs(measured, no_calibration)
+    corrections = learn_own_runs(measured, no_calibration)
     values = plan_request(request, corrections)
-    with _counted("Simulating …"):
+    with _show_progress("Simulating …"):
         answer = simulate(
             values,
             trace=trace,
@@ -89,10 +85,8 @@ def _write_request(values: Any, answer: Any, trace: Path | None, path: Path) -> 
 
 
 @contextmanager
-def _counted(status: str) -> Iterator[None]:
+def _show_progress(status: str) -> Iterator[None]:
     """Show on a terminal's standard error how far a calculation is."""
-    import sys
-
     if not sys.stderr.isatty():
         yield
         return
@@ -107,3 +101,100 @@ def _counted(status: str) -> Iterator[None]:
 
         with watched(report):
             yield
+
+
+@app.command("cold-start")
+def cold_start_command(request: RequestFile, as_json: Json = False) -> None:
+    """Say how long a replica takes to start, by phases, and what would shorten it."""
+    from recipe_core.plans.plans import plan_candidate
+    from recipe_core.scaling.setup import start_of
+    from recipe_core.views.cold_start import start_text
+
+    values = plan_request(request)
+    with working("Estimating …"):
+        plan, row = plan_candidate(values)
+        start, devices = start_of(plan, row)
+    if as_json:
+        emit({"candidate": plan.candidate(row), "devices": devices, **start.to_json()})
+    else:
+        typer.echo(start_text(plan.candidate(row), devices, start.to_json()))
+
+
+@app.command("trace")
+def trace_command(
+    file: str | None = Argument(
+        None,
+        metavar="[FILE]",
+        help="A trace, a table or an access log, gzip or not; - reads standard input.",
+    ),
+    shapes: bool = Option(False, "--shapes", help="List the published shapes of a week."),
+    model: str | None = Option(None, metavar="NAME", help="Whose rates, of a table with several."),
+    unit: str | None = Option(
+        None, metavar="s|ms|us|ns", help="Unit of times that do not say theirs."
+    ),
+    workload: bool = Option(False, "--workload", help="Print the fields of a request's workload."),
+    days: float | None = Option(
+        None, metavar="DAYS", help="With --workload: repeat the trace so long."
+    ),
+    shape: str | None = Option(
+        None, metavar="NAME", help="With --workload: spread it over this week."
+    ),
+    as_json: Json = False,
+) -> None:
+    """Describe a trace of requests: rates, bursts, lengths, reuse of prefixes, sessions."""
+    if shapes == (file is not None):
+        raise InputError(
+            "needs either a file or --shapes.",
+            field="trace",
+            hint="For example recipe trace log.csv.",
+        )
+    if file is None:
+        _print_shapes(as_json)
+        return
+    from recipe_core.base.documents import to_yaml
+    from recipe_core.scaling.traces.describe import description
+    from recipe_core.scaling.traces.from_trace import fields_of
+    from recipe_core.scaling.traces.read import read_load
+    from recipe_core.views.traces import traffic_text
+
+    name = "" if file == "-" else Path(file).name
+    with working("Reading …"):
+        traffic = read_load(_read_bytes(file), name, unit=unit, model=model)
+        answer = fields_of(traffic, days=days, shape=shape) if workload else description(traffic)
+    if as_json:
+        emit(answer)
+    elif workload:
+        typer.echo(to_yaml({"workload": answer}), nl=False)
+    else:
+        typer.echo(traffic_text(answer))
+
+
+def _print_shapes(as_json: bool) -> None:
+    from recipe_core.scaling.traces.shapes import published, shape_names
+    from recipe_core.views.traces import shapes_text
+
+    answers = [published(name).to_json() for name in shape_names()]
+    if as_json:
+        emit(answers)
+    else:
+        typer.echo(shapes_text(answers))
+
+
+def _read_bytes(file: str) -> bytes:
+    """The bytes of a file, or of standard input.
+
+    Raises:
+        InputError: when it cannot be read, or is larger than any trace may be.
+    """
+    from recipe_core.scaling.traces.formats.content import MOST_BYTES
+
+    if file == "-":
+        return sys.stdin.buffer.read(MOST_BYTES + 1)
+    try:
+        with Path(file).open("rb") as stream:
+            return stream.read(MOST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InputError(
+            f"cannot read {file}: {reason}.", field="trace", hint="Check the path."
+        ) from None

@@ -1,27 +1,30 @@
-"""Commands that plan and estimate."""
+"""Commands that plan, size, estimate and compress."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
+from typer import Argument, Option
 
-from recipe_core.base.documents import to_json
+from recipe_core.base.documents import finite
 from recipe_core.base.errors import InputError
 from recipe_core.base.resources import load_tool
-from recipe_core.doors.cli.app import (
+from recipe_core.doors.cli.program import (
     Json,
     Measured,
     NoCalibration,
     RequestFile,
     app,
     emit,
-    own_runs,
+    emit_lines,
+    learn_own_runs,
     plan_request,
     read_lines,
+    read_own_checkpoints,
     read_request,
     working,
 )
@@ -30,29 +33,23 @@ from recipe_core.doors.cli.app import (
 @app.command("plan")
 def plan_command(
     request: RequestFile,
-    top: Annotated[
-        int | None, typer.Option(min=0, help="How many of the ranked splits to print.")
-    ] = None,
-    everything: Annotated[
-        Path | None,
-        typer.Option("--all", metavar="FILE", help="Write every row as .csv, .parquet or .json."),
-    ] = None,
-    flips: Annotated[
-        bool,
-        typer.Option(
-            "--sensitivity", help="Also show what would change the choice: price, lengths, load."
-        ),
-    ] = False,
+    top: int | None = Option(None, min=0, help="How many of the ranked splits to print."),
+    everything: Path | None = Option(
+        None, "--all", metavar="FILE", help="Write every row as .csv, .parquet or .json."
+    ),
+    flips: bool = Option(
+        False, "--sensitivity", help="Also show what would change the choice: price, lengths, load."
+    ),
     measured: Measured = None,
     no_calibration: NoCalibration = False,
     as_json: Json = False,
 ) -> None:
     """Judge and rank every split over the cluster."""
+    from recipe_core.doors.answers import plan_json
     from recipe_core.doors.public import plan
     from recipe_core.views.terminal import plan_text
-    from recipe_core.views.views import price_view
 
-    corrections = own_runs(measured, no_calibration)
+    corrections = learn_own_runs(measured, no_calibration)
     values = plan_request(request, corrections)
     with working("Judging every split …"):
         result = plan(values, measured=corrections or "none")
@@ -60,8 +57,7 @@ def plan_command(
             _write_rows(result, everything)
         sensitivity = result.sensitivity() if flips else None
     if as_json:
-        answer = result.to_json(top)
-        answer["prices"] = [price_view(cluster) for cluster in result.problem.clusters]
+        answer = plan_json(result, top)
         if sensitivity is not None:
             answer["sensitivity"] = [flip.to_json() for flip in sensitivity]
         emit(answer)
@@ -92,13 +88,8 @@ def _write_rows(plan: Any, path: Path) -> None:
 @app.command("size")
 def size_command(
     request: RequestFile,
-    top: Annotated[
-        int | None, typer.Option(min=1, help="How many devices to print (default: all).")
-    ] = None,
-    ladder: Annotated[
-        str | None,
-        typer.Option("--ladder", metavar="DEVICE", help="Also print every count of a device."),
-    ] = None,
+    top: int | None = Option(None, min=1, help="How many devices to print (default: all)."),
+    ladder: str | None = Option(None, metavar="DEVICE", help="Also print every count of a device."),
     measured: Measured = None,
     no_calibration: NoCalibration = False,
     as_json: Json = False,
@@ -110,11 +101,11 @@ def size_command(
     from recipe_core.views.size_text import size_text
 
     values = SizeRequest.parse(read_request(request))
-    corrections = own_runs(measured, no_calibration)
+    corrections = learn_own_runs(measured, no_calibration)
     with working("Sizing every device …"):
         sizing = size(values, corrections=corrections)
         answer = Answer(sizing)
-        text = None if as_json else size_text(answer, top, ladder)
+        text = "" if as_json else size_text(answer, top, ladder)
     if as_json:
         emit(answer.to_json())
     else:
@@ -122,23 +113,22 @@ def size_command(
     raise typer.Exit(0 if sizing.best else 1)
 
 
-@app.command()
-def estimate(
+@app.command("estimate")
+def estimate_command(
     request: RequestFile,
-    traced: Annotated[
-        bool,
-        typer.Option(
-            "--trace", help="Also build the real model without weights and compare (torch extra)."
-        ),
-    ] = False,
+    traced: bool = Option(
+        False,
+        "--trace",
+        help="Also build the real model without weights and compare (torch extra).",
+    ),
     measured: Measured = None,
     no_calibration: NoCalibration = False,
     as_json: Json = False,
 ) -> None:
     """Estimate the split in REQUEST.candidate, or the best that matches it; .jsonl: every line."""
+    from recipe_core.doors.answers import estimate_json
     from recipe_core.plans.plans import plan_candidate
     from recipe_core.views.terminal import estimate_text
-    from recipe_core.views.views import price_view
 
     if request.endswith(".jsonl"):
         if traced:
@@ -147,19 +137,18 @@ def estimate(
                 field="trace",
                 hint="Trace its lines one by one.",
             )
-        _estimate_lines(Path(request), own_runs(measured, no_calibration))
+        _estimate_lines(Path(request), learn_own_runs(measured, no_calibration))
         return
-    corrections = own_runs(measured, no_calibration)
+    corrections = learn_own_runs(measured, no_calibration)
     values = plan_request(request, corrections)
     with working("Estimating …"):
         plan, row = plan_candidate(values, corrections=corrections)
         answer = plan.detailed(row).to_json()
     with working("Tracing the model …"):
-        traced_parts, text = _trace(plan, row) if traced else ({}, "")
+        trace, text = _trace(plan, row) if traced else (None, "")
     if as_json:
-        added = {} if corrections is None else {"own_runs": corrections.to_json()}
-        added["price"] = price_view(plan.setting(row).cluster)
-        emit({"candidate": plan.candidate(row), **answer, **traced_parts, **added})
+        added = {} if trace is None else {"trace": trace}
+        emit(estimate_json(plan, row, answer | added))
     else:
         rows = [("Price", plan.setting(row).cluster.price_text())]
         if plan.kind == "serving":  # of a queue that is worked off
@@ -175,9 +164,9 @@ def _trace(plan: Any, row: int) -> tuple[dict[str, Any], str]:
     text = import_module("oracle.text")
     if plan.kind == "training":
         measured = import_module("oracle.training").trace_training(*plan.detail(row))
-        return {"trace": measured}, f"\n\n{text.training_trace_text(measured)}"
+        return measured, f"\n\n{text.training_trace_text(measured)}"
     measured = oracle.trace(plan, row)
-    return {"trace": measured}, f"\n\n{text.trace_text(measured)}"
+    return measured, f"\n\n{text.trace_text(measured)}"
 
 
 def _estimate_lines(path: Path, corrections: Any) -> None:
@@ -186,5 +175,54 @@ def _estimate_lines(path: Path, corrections: Any) -> None:
     values = read_lines(path)
     with working(f"Estimating {len(values):,} requests …"):
         answers = estimate_batch(values, corrections)
-    for answer in answers:
-        typer.echo(to_json(answer, indent=None))
+    emit_lines(answers)
+
+
+@app.command("compress")
+def compress_command(
+    source: str = Argument(
+        ...,
+        metavar="REQUEST",
+        help="A request (- reads standard input), or a .jsonl file of lines with model, "
+        "technique, method and benchmark.",
+    ),
+    technique: list[str] | None = Option(
+        None, metavar="NAME", help="A technique to judge; repeat it for more."
+    ),
+    measured: Measured = None,
+    no_calibration: NoCalibration = False,
+    as_json: Json = False,
+) -> None:
+    """Say what every format does to a served model; .jsonl: the accuracy that each line keeps."""
+    from recipe_core.doors.public import compress
+    from recipe_core.views.formats import formats_text
+
+    if source.endswith(".jsonl"):
+        if technique:
+            raise InputError(
+                "lines of questions name their techniques.", field="technique", hint="Leave it out."
+            )
+        _compress_lines(Path(source), as_json, measured, no_calibration)
+        return
+    corrections = learn_own_runs(measured, no_calibration)
+    values = plan_request(source, corrections)
+    with working("Judging every format …"):
+        advice = compress(values, technique or None, measured=corrections or "none")
+    answer = finite(advice.to_json())
+    emit(answer) if as_json else typer.echo(formats_text(answer))
+    raise typer.Exit(0 if advice.best else 1)
+
+
+def _compress_lines(
+    path: Path, as_json: bool, measured: list[Path] | None, no_calibration: bool
+) -> None:
+    from recipe_core.accuracy.lines import answers
+    from recipe_core.views.formats import retained_text
+
+    checkpoints = read_own_checkpoints(measured, no_calibration)
+    values = read_lines(path)
+    replies = answers(values, checkpoints)
+    if as_json:
+        emit_lines(replies)
+    else:
+        typer.echo(retained_text(values, replies))

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+from typer import Argument, Option
 
 from recipe_core.base.documents import parse_json, read_document, read_text, to_yaml, write_whole
 from recipe_core.base.errors import BundleError, InputError
-from recipe_core.doors.cli.app import (
+from recipe_core.doors.cli.program import (
     Bundle,
+    GroundOptions,
     Json,
     NoCalibration,
     RequestFile,
     app,
-    deployment_at,
     emit,
-    own_device,
-    own_runs,
+    find_deployment,
+    learn_own_runs,
     plan_request,
     read_key,
+    read_own_device,
+    read_pairs,
+    with_options,
     working,
 )
 
@@ -29,63 +33,47 @@ if TYPE_CHECKING:
 
 Output = Annotated[
     Path | None,
-    typer.Option("--output", "-o", metavar="BUNDLE", help="A folder, or a file that ends in .zip."),
+    Option("--output", "-o", metavar="BUNDLE", help="A folder, or a file that ends in .zip."),
 ]
 Key = Annotated[
     Path | None,
-    typer.Option("--sign", metavar="KEY.pem", help="Sign with this ed25519 key; see keygen."),
+    Option("--sign", metavar="KEY.pem", help="Sign with this ed25519 key; see keygen."),
 ]
 Pairs = list[str] | None
 
 
 def _pairs(words: Pairs, flag: str) -> dict[str, str]:
-    """``NAME=VALUE`` words as a mapping."""
-    pairs: dict[str, str] = {}
-    for word in words or []:
-        name, equals, value = word.partition("=")
-        if not equals or not name:
-            raise InputError(
-                f"{word!r} is not NAME=VALUE.", field=flag, hint=f"For example --{flag} port=9000."
-            )
-        pairs[name] = value
-    return pairs
+    return read_pairs(words, flag, "NAME=VALUE", "port=9000")
 
 
-@app.command()
-def build(
+class BuildOptions:
+    """What a bundle has beside the decision."""
+
+    sets: Pairs = Option(
+        None,
+        "--set",
+        metavar="NAME=VALUE",
+        help="A parameter: port, namespace, image, model_cache …",
+    )
+    options: Pairs = Option(
+        None, "--option", metavar="NAME=VALUE", help="An option for the engine."
+    )
+    env: Pairs = Option(None, metavar="NAME=VALUE", help="An environment variable for the engine.")
+    devices: Pairs = Option(
+        None, "--for", metavar="DEVICE:COUNT", help="Add a variant for this hardware."
+    )
+    variants: Path | None = Option(None, metavar="FILE", help="Your own variants, as YAML.")
+    measured: list[Path] | None = Option(None, metavar="FILE", help="Add a run/measurement.json.")
+
+
+@app.command("build")
+@with_options("parts", BuildOptions)
+def build_command(
     request: RequestFile,
-    output: Annotated[
-        Path,
-        typer.Option(
-            "--output", "-o", metavar="BUNDLE", help="A folder, or a file that ends in .zip."
-        ),
-    ],
-    sets: Annotated[
-        Pairs,
-        typer.Option(
-            "--set", metavar="NAME=VALUE", help="A parameter: port, namespace, image, model_cache …"
-        ),
-    ] = None,
-    options: Annotated[
-        Pairs,
-        typer.Option("--option", metavar="NAME=VALUE", help="An option for the engine."),
-    ] = None,
-    env: Annotated[
-        Pairs,
-        typer.Option("--env", metavar="NAME=VALUE", help="An environment variable for the engine."),
-    ] = None,
-    devices: Annotated[
-        Pairs,
-        typer.Option("--for", metavar="DEVICE:COUNT", help="Add a variant for this hardware."),
-    ] = None,
-    variants: Annotated[
-        Path | None,
-        typer.Option("--variants", metavar="FILE", help="Your own variants, as YAML."),
-    ] = None,
-    measured: Annotated[
-        list[Path] | None,
-        typer.Option("--measured", metavar="FILE", help="Add a run/measurement.json."),
-    ] = None,
+    output: Path = Option(
+        ..., "--output", "-o", metavar="BUNDLE", help="A folder, or a file that ends in .zip."
+    ),
+    parts: dict[str, Any] = {},  # noqa: B006 - replaced by its options
     no_calibration: NoCalibration = False,
     key: Key = None,
     as_json: Json = False,
@@ -93,19 +81,45 @@ def build(
     """Plan, pick the best split (or the request's candidate) and write the bundle."""
     from recipe_core.bundle.write import write_bundle
     from recipe_core.estimates.columns.standing import by_default
+    from recipe_core.views.terminal import build_text
+
+    corrections = learn_own_runs(None, no_calibration)
+    values = plan_request(request, corrections)
+    with by_default(lambda: corrections):
+        recipe = _make_recipe(values, **parts)
+        write_bundle(recipe, output, read_key(key, "sign"))
+    runs = _runs_text(output)
+    if not as_json:
+        typer.echo(build_text(recipe, output, runs))
+        return
+    answer = {"bundle": str(output), "name": recipe.name, "digest": recipe.digest}
+    answer["candidate"] = recipe.candidate
+    if scaling := recipe.estimate.get("scaling"):
+        answer["scaling"] = scaling
+    if runs:
+        answer["kept"] = runs
+    emit(answer)
+
+
+def _make_recipe(
+    request: Any,
+    sets: Pairs,
+    options: Pairs,
+    env: Pairs,
+    devices: Pairs,
+    variants: Path | None,
+    measured: list[Path] | None,
+) -> Any:
     from recipe_core.recipe import Additions, make_recipe, passing_on, with_claims, with_variants
     from recipe_core.recipe.parameters import read_parameters, read_variants
     from recipe_core.recipe.resolve import hardware_named
-    from recipe_core.views.terminal import build_text
 
-    corrections = own_runs(None, no_calibration)
-    values = plan_request(request, corrections)
-    values = passing_on(values, _pairs(options, "option"), _pairs(env, "env"))
+    values = passing_on(request, _pairs(options, "option"), _pairs(env, "env"))
     additions = Additions(
         parameters=read_parameters(_pairs(sets, "set")),
         variants=read_variants(read_document(variants, field="variants")) if variants else (),
     )
-    with working("Building …"), by_default(lambda: corrections):
+    with working("Building …"):
         recipe = make_recipe(values, additions)
         if devices:
             machines = [hardware_named(name, "for", files=True) for name in devices]
@@ -113,20 +127,11 @@ def build(
         if measured:
             runs = [parse_json(read_text(path, field="measured"), str(path)) for path in measured]
             recipe = with_claims(recipe, runs)
-        write_bundle(recipe, output, read_key(key, "sign"))
-    kept = _kept(output)
-    if as_json:
-        answer = {"bundle": str(output), "name": recipe.name, "digest": recipe.digest}
-        scaling = recipe.estimate.get("scaling")
-        more = {"scaling": scaling} if scaling else {}
-        more |= {"kept": kept} if kept else {}
-        emit({**answer, "candidate": recipe.candidate, **more})
-    else:
-        typer.echo(build_text(recipe, output, kept))
+    return recipe
 
 
-def _kept(output: Path) -> str | None:
-    """What the runs of a bundle's folder hold that was built again, in words."""
+def _runs_text(output: Path) -> str | None:
+    """Say which runs a bundle's folder holds that was built again."""
     if not output.is_dir():
         return None
     from recipe_core.bundle.runs import kept_text
@@ -134,26 +139,19 @@ def _kept(output: Path) -> str | None:
     return kept_text(output)
 
 
-def _say_kept(output: Path) -> None:
-    if kept := _kept(output):
-        typer.echo(f"{output}: {kept}", err=True)
+def _echo_runs(output: Path) -> None:
+    if runs := _runs_text(output):
+        typer.echo(f"{output}: {runs}", err=True)
 
 
-@app.command()
-def lock(
+@app.command("lock")
+def lock_command(
     bundle: Bundle,
-    verify: Annotated[
-        bool,
-        typer.Option(
-            "--verify", help="Compare the lock with this version and what is installed here."
-        ),
-    ] = False,
-    model: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The model's folder, to verify as well.")
-    ] = None,
-    online: Annotated[
-        bool, typer.Option("--online", help="Ask the image's registry for its digest.")
-    ] = False,
+    verify: bool = Option(
+        False, "--verify", help="Compare the lock with this version and what is installed here."
+    ),
+    model: Path | None = Option(None, metavar="DIR", help="The model's folder, to verify as well."),
+    online: bool = Option(False, "--online", help="Ask the image's registry for its digest."),
     output: Output = None,
     sign: Key = None,
     as_json: Json = False,
@@ -163,9 +161,7 @@ def lock(
     With --online the image's digest too; -o writes the bundle that starts it by that digest.
     """
     from recipe_core.bundle.verify import read_bundle
-    from recipe_core.recipe.lockcheck import verify_lock
     from recipe_core.recipe.locking import without_digest
-    from recipe_core.views.terminal import lock_text
 
     checked = read_bundle(bundle)
     recipe, pins = checked.recipe, checked.recipe.lock
@@ -180,15 +176,21 @@ def lock(
             hint="Add --online and -o BUNDLE.",
         )
     if online:
-        recipe, pins = _with_digest(recipe, output, sign)
+        recipe, pins = _pin_image(recipe, output, sign)
         if output and checked.signed and not sign:
             typer.echo(f"{output} is not signed; --sign KEY.pem signs it.", err=True)
-    if not verify:
-        if remark := without_digest(pins):
-            typer.echo(remark, err=True)
-        values = pins.model_dump(mode="json")
-        emit(values) if as_json else typer.echo(to_yaml(values).rstrip())
-        return
+    if verify:
+        _verify_pins(recipe, pins, model, as_json)
+    if remark := without_digest(pins):
+        typer.echo(remark, err=True)
+    values = pins.model_dump(mode="json")
+    emit(values) if as_json else typer.echo(to_yaml(values).rstrip())
+
+
+def _verify_pins(recipe: Any, pins: Any, model: Path | None, as_json: bool) -> NoReturn:
+    from recipe_core.recipe.lockcheck import verify_lock
+    from recipe_core.views.terminal import lock_text
+
     comparison = verify_lock(recipe, pins, model)
     differs = any(item.level == "differs" for item in comparison)
     if as_json:
@@ -198,7 +200,7 @@ def lock(
     raise typer.Exit(1 if differs else 0)
 
 
-def _with_digest(recipe: Any, output: Path | None, sign: Path | None) -> tuple[Any, Any]:
+def _pin_image(recipe: Any, output: Path | None, sign: Path | None) -> tuple[Any, Any]:
     """The recipe with its image's digest, and its lock; a bundle too where that is asked for."""
     from recipe_core.bundle.write import write_bundle
     from recipe_core.recipe.build import with_image_digest
@@ -208,14 +210,14 @@ def _with_digest(recipe: Any, output: Path | None, sign: Path | None) -> tuple[A
         pinned = with_image_digest(recipe)
     if output is not None:
         write_bundle(pinned, output, key)
-        _say_kept(output)
+        _echo_runs(output)
     return pinned, pinned.lock
 
 
 @app.command("resolve")
 def resolve_command(
     bundle: Bundle,
-    hardware: Annotated[str, typer.Option(help="The machine: DEVICE or DEVICE:COUNT.")],
+    hardware: str = Option(..., help="The machine: DEVICE or DEVICE:COUNT."),
     output: Output = None,
     as_json: Json = False,
 ) -> None:
@@ -230,7 +232,7 @@ def resolve_command(
     if output is not None:
         with working("Building …"):
             write_bundle(recipe_for(recipe, machine)[0], output)
-        _say_kept(output)
+        _echo_runs(output)
     if as_json:
         emit(resolution.to_json())
         return
@@ -241,18 +243,18 @@ def resolve_command(
 
 @app.command("diff")
 def diff_command(
-    before: Annotated[Path, typer.Argument(metavar="A", help="A bundle or a request.")],
-    after: Annotated[Path, typer.Argument(metavar="B", help="A bundle or a request.")],
+    before: Path = Argument(..., metavar="A", help="A bundle or a request."),
+    after: Path = Argument(..., metavar="B", help="A bundle or a request."),
     as_json: Json = False,
 ) -> None:
     """The differences between two recipes and between their estimates."""
     from recipe_core.recipe.diff import diff, diff_text
 
-    differences = diff(_recipe(before), _recipe(after))
+    differences = diff(_read_recipe(before), _read_recipe(after))
     emit(differences) if as_json else typer.echo(diff_text(differences))
 
 
-def _recipe(path: Path) -> Any:
+def _read_recipe(path: Path) -> Any:
     """The recipe of a bundle, or of a request's best split."""
     from recipe_core.bundle.verify import read_bundle
     from recipe_core.hardware.custom import with_profiles
@@ -265,23 +267,17 @@ def _recipe(path: Path) -> Any:
 
 
 @app.command("convert")
+@with_options("ground", GroundOptions)
 def convert_command(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="COMMAND|FILE",
-            help="An engine's command, or a file: of a deployment, or a published recipe.",
-        ),
-    ],
-    hardware: Annotated[str | None, typer.Option(help="The device: NAME or NAME:COUNT.")] = None,
-    gpus: Annotated[int | None, typer.Option(help="Devices per node.")] = None,
-    nodes: Annotated[int | None, typer.Option(help="Nodes.")] = None,
-    input_tokens: Annotated[int | None, typer.Option(help="Tokens per prompt.")] = None,
-    output_tokens: Annotated[int | None, typer.Option(help="Tokens per answer.")] = None,
-    concurrency: Annotated[int | None, typer.Option(help="Requests in flight.")] = None,
-    choice: Annotated[
-        str | None, typer.Option(help="Which configuration or engine, if the file has several.")
-    ] = None,
+    source: str = Argument(
+        ...,
+        metavar="COMMAND|FILE",
+        help="An engine's command, or a file: of a deployment, or a published recipe.",
+    ),
+    ground: dict[str, Any] = {},  # noqa: B006 - replaced by its options
+    choice: str | None = Option(
+        None, help="Which configuration or engine, if the file has several."
+    ),
     output: Output = None,
     as_json: Json = False,
 ) -> None:
@@ -291,38 +287,31 @@ def convert_command(
     from recipe_core.recipe.convert import convert
     from recipe_core.views.terminal import conversion_text
 
-    published, device = _published(source, hardware, choice)
+    published, device = _read_source(source, ground["hardware"], choice)
     if device is None:
         raise InputError(
             "is missing: the device that the server runs on.",
             field="hardware",
             hint="For example --hardware h100-sxm:8.",
         )
-    load = {
-        "gpus": gpus,
-        "nodes": nodes,
-        "input_tokens": input_tokens,
-        "output_tokens": output_tokens,
-        "concurrency": concurrency,
-    }
+    ground |= {"hardware": device, **read_own_device(device, ground["gpus"])}
     with working("Converting …"):
-        ground = Ground.of(**{"hardware": device, **load, **own_device(device, gpus)})
-        conversion = convert(published, ground)
+        conversion = convert(published, Ground.of(**ground))
         if output is not None:
             write_bundle(conversion.recipe, output)
-            _say_kept(output)
+            _echo_runs(output)
     emit(conversion.to_json()) if as_json else typer.echo(conversion_text(conversion, output))
 
 
-def _published(source: str, hardware: str | None, choice: str | None) -> tuple[Any, str | None]:
+def _read_source(source: str, hardware: str | None, choice: str | None) -> tuple[Any, str | None]:
     """The command or published recipe of a file or of the text itself, and its device."""
     from recipe_core.recipe.published import Published, read_published
 
     suffix = Path(source).suffix.casefold() if "\n" not in source and len(source) < 4096 else ""
     if suffix in (".sh", ".bash", ".txt"):
         return Published(command=read_text(Path(source), field="convert")), hardware
-    if suffix and (deployment := deployment_at(source)):
-        return _deployed(deployment, hardware, choice)
+    if suffix and (deployment := find_deployment(source)):
+        return _read_deployed_engine(deployment, hardware, choice)
     if suffix in (".yaml", ".yml", ".json"):
         document = read_document(Path(source), field="convert")
         device_name = hardware.partition(":")[0] if hardware else None
@@ -331,7 +320,7 @@ def _published(source: str, hardware: str | None, choice: str | None) -> tuple[A
     return Published(command=source), hardware
 
 
-def _deployed(
+def _read_deployed_engine(
     file: DeploymentFile, hardware: str | None, choice: str | None
 ) -> tuple[Any, str | None]:
     """The engine of a deployment file, and its device.
@@ -341,9 +330,9 @@ def _deployed(
     """
     from recipe_core.recipe.published import Published
 
-    engines = [each for each in file.engines if choice is None or choice in each.where]
+    engines = [engine for engine in file.engines if choice is None or choice in engine.where]
     if len(engines) != 1:
-        names = "; ".join(each.where for each in file.engines[:12]) or "none"
+        names = "; ".join(engine.where for engine in file.engines[:12]) or "none"
         message = f"the file starts {len(engines)} engines that fit."
         hint = f"Choose one with --choice. In the file: {names}."
         raise InputError(message, field="convert", hint=hint)
@@ -352,20 +341,20 @@ def _deployed(
     device = place.device
     if device and place.per_node:
         device = f"{device}:{place.per_node}"
-    others = tuple(f"{each.where}: another engine" for each in file.engines if each is not engine)
-    published = Published(engine.launch, nodes=place.nodes, left=others, model=engine.model)
+    rest = tuple(
+        f"{beside.where}: another engine" for beside in file.engines if beside is not engine
+    )
+    published = Published(engine.launch, nodes=place.nodes, left=rest, model=engine.model)
     return published, hardware or device
 
 
-@app.command()
-def keygen(
-    path: Annotated[
-        Path,
-        typer.Argument(
-            metavar="KEY.pem",
-            help="The private key; the public key goes beside it, to KEY.pub.pem.",
-        ),
-    ],
+@app.command("keygen")
+def keygen_command(
+    path: Path = Argument(
+        ...,
+        metavar="KEY.pem",
+        help="The private key; the public key goes beside it, to KEY.pub.pem.",
+    ),
 ) -> None:
     """Make an ed25519 key to sign bundles with."""
     from recipe_core.bundle.signing import new_key

@@ -1,16 +1,19 @@
-"""What all commands share: the program, its exit codes, and how it prints answers and errors."""
+"""The program that all commands share: its options, exit codes, answers and errors."""
 
 from __future__ import annotations
 
 import gc
+import inspect
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_type_hints
 
 import typer
+from typer import Argument, Option
 
 from recipe_core import __version__
 from recipe_core.base.documents import parse_json, parse_yaml, read_document, read_text, to_json
@@ -31,14 +34,14 @@ app = typer.Typer(
 COLLECT_AFTER = 100_000
 """New containers between garbage collections: at Python's 700 they take a tenth of a command."""
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Json = Annotated[bool, Option("--json", help="Print JSON.")]
 RequestFile = Annotated[
     str,
-    typer.Argument(metavar="REQUEST", help="A request as YAML or JSON; - reads standard input."),
+    Argument(metavar="REQUEST", help="A request as YAML or JSON; - reads standard input."),
 ]
 Measured = Annotated[
     list[Path] | None,
-    typer.Option(
+    Option(
         "--measured",
         metavar="TABLE",
         help="Runs of your own that correct the estimates: a CSV, a bundle, a measurement.json.",
@@ -46,16 +49,54 @@ Measured = Annotated[
 ]
 NoCalibration = Annotated[
     bool,
-    typer.Option("--no-calibration", help="Estimate without the calibration of this machine."),
+    Option("--no-calibration", help="Estimate without the calibration of this machine."),
 ]
 Bundle = Annotated[
-    Path, typer.Argument(metavar="BUNDLE", help="A zip or folder that `recipe build` wrote.")
+    Path, Argument(metavar="BUNDLE", help="A zip or folder that `recipe build` wrote.")
 ]
 PublicKey = Annotated[
     Path | None,
-    typer.Option(metavar="KEY.pub.pem", help="The key that the bundle must be signed with."),
+    Option(metavar="KEY.pub.pem", help="The key that the bundle must be signed with."),
 ]
-Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="Show this one in full.")]
+
+
+class GroundOptions:
+    """The hardware and the load of an engine's command."""
+
+    hardware: str | None = Option(None, help="The device: NAME or NAME:COUNT.")
+    gpus: int | None = Option(None, help="Devices per node.")
+    nodes: int | None = Option(None, help="Nodes.")
+    input_tokens: int | None = Option(None, help="Tokens per prompt.")
+    output_tokens: int | None = Option(None, help="Tokens per answer.")
+    concurrency: int | None = Option(None, help="Requests in flight.")
+
+
+def with_options(
+    parameter: str, options: type
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of a class, whose values it takes as one mapping."""
+    types = get_type_hints(options)
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        @wraps(function)
+        def command(**arguments: Any) -> None:
+            values = {name: arguments.pop(name) for name in types}
+            function(**arguments, **{parameter: values})
+
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        added = [
+            inspect.Parameter(name, kind, default=getattr(options, name), annotation=annotation)
+            for name, annotation in types.items()
+        ]
+        parameters: list[inspect.Parameter] = []
+        for declared in inspect.signature(function, eval_str=True).parameters.values():
+            parameters += added if declared.name == parameter else [declared]
+        # Typer reads both.
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {declared.name: declared.annotation for declared in parameters}
+        return command
+
+    return decorate
 
 
 def main() -> None:
@@ -99,13 +140,39 @@ def emit(value: Any) -> None:
     typer.echo(to_json(value))
 
 
-def own_runs(paths: list[Path] | None, off: bool = False) -> Any:
-    """What runs of one's own teach; says on standard error how many count. None without any.
+def emit_lines(values: Iterable[Any]) -> None:
+    """Print JSON, one value a line."""
+    for value in values:
+        typer.echo(to_json(value, indent=None))
+
+
+def show(answer: Any, text: Callable[[Any], str], as_json: bool) -> None:
+    """Print an answer: as JSON, or the text that is made of it."""
+    if as_json:
+        emit(answer)
+    else:
+        typer.echo(text(answer))
+
+
+def read_pairs(words: Iterable[str] | None, flag: str, form: str, example: str) -> dict[str, str]:
+    """``NAME=VALUE`` words as a mapping; ``form`` and ``example`` are for the error."""
+    pairs: dict[str, str] = {}
+    for word in words or ():
+        name, equals, value = word.partition("=")
+        if not equals or not name:
+            hint = f"For example --{flag} {example}."
+            raise InputError(f"{word!r} is not {form}.", field=flag, hint=hint)
+        pairs[name] = value
+    return pairs
+
+
+def learn_own_runs(paths: list[Path] | None, off: bool = False) -> Any:
+    """Learn from runs of one's own; print on standard error how many count. None without any.
 
     Those of the calibration count too, unless it is ``off`` or the only path is ``none``.
     """
     _check_source(paths, off)
-    from recipe_core.calibration.store import stamp
+    from recipe_core.calibration.place import stamp
 
     if off or not (paths or stamp()):  # nothing heavy is loaded to learn that there is nothing
         return None
@@ -117,7 +184,7 @@ def own_runs(paths: list[Path] | None, off: bool = False) -> Any:
     return corrections
 
 
-def deployment_at(source: str) -> DeploymentFile | None:
+def find_deployment(source: str) -> DeploymentFile | None:
     """The deployment file at a path; None for a request, and for no file.
 
     Raises:
@@ -135,13 +202,13 @@ def deployment_at(source: str) -> DeploymentFile | None:
     return read_deployment(text, path.name) if is_deployment(text, path.name) else None
 
 
-def own_checkpoints(paths: list[Path] | None, off: bool = False) -> Any:
+def read_own_checkpoints(paths: list[Path] | None, off: bool = False) -> Any:
     """Measured checkpoints of the calibration and of files; learns nothing from runs beside them.
 
     None of the calibration's where it is ``off``.
     """
     _check_source(paths, off)
-    from recipe_core.calibration.store import stamp
+    from recipe_core.calibration.place import stamp
 
     if off or not (paths or stamp()):
         return ()
@@ -162,7 +229,7 @@ def calibrated(off: bool) -> Iterator[None]:
     """Correct estimates in this block by the calibration of this machine, unless it is ``off``."""
     from recipe_core.estimates.columns.standing import by_default
 
-    corrections = own_runs(None, off)
+    corrections = learn_own_runs(None, off)
     with by_default(lambda: corrections):
         yield
 
@@ -206,7 +273,7 @@ def plan_request(source: str, corrections: Any = None) -> Any:
     return request
 
 
-def own_device(hardware: str | None, gpus: int | None) -> dict[str, Any]:
+def read_own_device(hardware: str | None, gpus: int | None) -> dict[str, Any]:
     """The profile, and the count if any, of ``mine.yaml`` or ``mine.yaml:8``; empty for a name.
 
     Raises:
@@ -240,9 +307,9 @@ def _version(show: bool) -> None:
 
 @app.callback()
 def options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
+    version: bool = Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version."
+    ),
 ) -> None:
     """Options of every command."""
 

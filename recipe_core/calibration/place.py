@@ -1,0 +1,48 @@
+"""Where the calibration of this machine lies.
+
+It alone is loaded to learn that there is none: reading one needs all of recipes.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+VARIABLE = "RECIPE_BUILDER_CALIBRATION"
+"""The environment's path of the calibration; set to an empty text it switches it off."""
+
+FILE = "calibration.json"
+NONE = "none"
+"""The source of own runs that says: not even the calibration of this machine."""
+
+
+def default_path(environment: Mapping[str, str] | None = None) -> Path | None:
+    """Where the calibration of this machine lies, or would; None where it is switched off."""
+    environment = os.environ if environment is None else environment
+    if (stated := environment.get(VARIABLE)) is not None:
+        return Path(stated).expanduser() if stated else None
+    data = environment.get("XDG_DATA_HOME") or "~/.local/share"
+    return Path(data).expanduser() / "recipe-builder" / "calibration"
+
+
+def stamp() -> str:
+    """What tells the calibration of this machine apart from what it was and will be.
+
+    Changes with its file, and with the day, by which runs expire. Empty where there is none.
+    """
+    place = default_path()
+    if place is None:
+        return ""
+    try:
+        status = file_of(place).stat()
+    except OSError:
+        return ""
+    today = datetime.datetime.now(datetime.UTC).date()
+    return f"{file_of(place)}:{status.st_ino}:{status.st_mtime_ns}:{status.st_size}:{today}"
+
+
+def file_of(path: Path) -> Path:
+    """The file of a calibration, which is a folder or one ``.json`` file."""
+    return path if path.suffix == ".json" else path / FILE

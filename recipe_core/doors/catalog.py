@@ -1,0 +1,74 @@
+"""The catalogs as JSON: models, devices, prices, engines, schemas."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from recipe_core.base.documents import finite
+
+Json = dict[str, Any]
+
+
+def clean(value: Json) -> Json:
+    """The value with null for numbers that are not finite, which JSON cannot express."""
+    return cast(Json, finite(value))
+
+
+def models(name: str | None = None, *, folders: bool = False) -> Json:
+    """The ids in the model catalog, or one model by its id or by its dimensions in short."""
+    from recipe_core.models.catalog import catalog_entry, catalog_ids, in_catalog, load_model
+    from recipe_core.views.views import model_view
+
+    if name is None:
+        return {"models": catalog_ids()}
+    entry = catalog_entry(name) if in_catalog(name) else None
+    return clean(model_view(load_model(name, folders=folders), entry))
+
+
+def hardware(name: str | None = None) -> Json:
+    """The names of device profiles, or one device with sources and offers."""
+    from recipe_core.hardware.cluster import device, device_names
+    from recipe_core.views.views import hardware_view
+
+    if name is None:
+        return {"hardware": device_names(announced=True)}
+    return clean(hardware_view(device(name)))
+
+
+def offers(
+    device: str | None = None,
+    provider: str | None = None,
+    region: str | None = None,
+    commitment: str | None = None,
+) -> Json:
+    """Price offers, cheapest first, of a device, a provider, a region or a commitment."""
+    from recipe_core.hardware.offer_search import select_offers
+    from recipe_core.views.views import offer_view
+
+    selected = select_offers(device, provider, region, commitment)
+    return clean({"offers": [offer_view(offer) for offer in selected]})
+
+
+def offers_for(device: str | None = None) -> Json:
+    """How many price offers each device has, or those for one."""
+    from recipe_core.hardware.offer_search import offered_devices
+
+    return {"devices": offered_devices()} if device is None else offers(device)
+
+
+def engines(name: str | None = None) -> Json:
+    """The engines and their versions, or one of them."""
+    from recipe_core.engines.spec import engine, engine_names
+    from recipe_core.views.views import engine_view
+
+    if name is not None:
+        return clean(engine_view(engine(name)))
+    return clean({"engines": [engine_view(engine(entry)) for entry in engine_names()]})
+
+
+def schema(name: str | None = None) -> Json:
+    """The JSON Schema of a request, or by ``name`` of an estimate, a recipe or a manifest."""
+    from recipe_core.request.schema import json_schema
+    from recipe_core.views import schemas
+
+    return json_schema() if name is None else schemas.schema(name)
