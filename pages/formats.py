@@ -135,7 +135,7 @@ def picture(answer: judging.Json) -> None:
         key="formats-accuracy",
         alt=f"Accuracy kept by {len(rows)} techniques against {view.figure_title(axis)}",
     )
-    hidden = charts.not_drawn(rows, axis, split)
+    hidden = charts.hidden_count(rows, axis, split)
     st.caption(
         "Left is better, up is better. Lines are the ranges in which eight of ten measured "
         "scores are expected."

@@ -239,7 +239,7 @@ def chart(choices: Sequence[Choice], baseline: int) -> None:
             help="What the camera of the chart saves",
         )
     title = title if title in titles else titles[0]
-    figure = charts.kept_points(choices, title, baseline, dark=common.dark())
+    figure = charts.choice_points(choices, title, baseline, dark=common.dark())
     st.plotly_chart(
         figure,
         key="side-chart",

@@ -23,18 +23,12 @@ __all__ = [
     "applied",
     "checkpoint_of",
     "lost",
-    "technique_of",
     "wider_formats",
 ]
 
 AS_GOOD = 0.02
 """Share of accuracy that is added to what is lost before goals are weighed: about the noise of a
 published score, so that losing the first two percent counts as much as twice the cost."""
-
-
-def technique_of(setting: Setting) -> tuple[str, ...]:
-    """The techniques that a setting's formats are, beside the base; none where nothing is lost."""
-    return applied(setting).techniques
 
 
 def lost(kept: Float) -> Float:

@@ -210,7 +210,7 @@ def test_an_estimate_has_the_same_accuracy_alone_and_in_a_column_with_its_neares
 def test_formats_are_points_joined_by_their_cache_and_splits_have_three_axes():
     made = planned()
     points = format_points(made, made.best_row)
-    (own,) = [point for point in points if point.own]
+    (own,) = [point for point in points if point.planned]
     assert own.tpot_s == pytest.approx(float(made.columns["tpot_s"][made.best_row]))
     assert {point.weight_dtype for point in points} >= {"bf16", "fp8", "int4"}
     traces = cost_against_loss({"split": points}).data

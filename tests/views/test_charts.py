@@ -13,7 +13,12 @@ from recipe_core.plans.plans import plan
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT
 from recipe_core.views import charts, tables
-from recipe_core.views.charts import front, groups, lines, views
+from recipe_core.views.charts import degrees as degree_charts
+from recipe_core.views.charts import front, groups, views
+from recipe_core.views.charts.curves import load_curves, scaling_curve, swings, use_curves
+from recipe_core.views.charts.degrees import heatmap, parallel, passing
+from recipe_core.views.charts.parts import causes_bars, memory_bars, pipeline, stage_bars, waterfall
+from recipe_core.views.charts.style import palette
 from recipe_core.views.explanations import curves, tornado
 from recipe_core.views.explanations.timeline import timeline
 from tests.conftest import LLAMA_70B
@@ -148,7 +153,7 @@ def test_more_groups_than_colours_are_the_best_and_the_others_and_none_is_hidden
     traces = points(charts.tradeoff(splits, *splits.axes))
     assert len(keys(*traces)) == len(splits.order) + len(splits.beyond_limits())
     others = {trace.marker.color for trace in traces if trace.legendgroup == told.titles[-1]}
-    assert charts.palette(dark=False).muted in others
+    assert palette(dark=False).muted in others
     monkeypatch.setattr(front, "CELLS", (1, 1))
     monkeypatch.setattr(front, "MAX_POINTS", 4)
     splits = planned(BESIDE)
@@ -167,15 +172,15 @@ def luminance(colour):
 
 def test_colours_of_groups_are_distinct_and_seen_on_the_page_without_webgl():
     for dark in (False, True):
-        colours = charts.palette(dark=dark)
+        colours = palette(dark=dark)
         assert len(set(colours.groups)) == groups.COLOURED
         for colour in colours.groups:
             low, high = sorted(map(luminance, (colour, colours.paper)))
             assert (high + 0.05) / (low + 0.05) >= 3
     # WebGL takes seconds without a GPU, and the report's policy forbids what it compiles
     for splits in (planned(), training()):
-        tradeoff, parallel = charts.tradeoff(splits, *splits.axes), splits.listed[:3]
-        figures = [tradeoff, charts.parallel(splits, parallel), charts.heatmap(splits, parallel[2])]
+        tradeoff, names = charts.tradeoff(splits, *splits.axes), splits.listed[:3]
+        figures = [tradeoff, parallel(splits, names), heatmap(splits, names[2])]
         types = {trace.type for figure in figures for trace in figure.data}
         assert not [name for name in types if name.endswith("gl") or name == "parcoords"]
 
@@ -222,50 +227,50 @@ def test_best_tradeoffs_carry_their_bands_in_figures_and_words():
 @pytest.mark.parametrize("make", [planned, training])
 def test_the_heatmap_has_the_best_of_each_cell_and_parallel_axes_degrees_and_measures(make):
     splits = make()
-    cells, crosses = charts.heatmap(splits, "per_gpu").data
+    cells, crosses = heatmap(splits, "per_gpu").data
     values = [value for line in cells["z"] for value in line]
     known = [value for value in values if value is not None]
     assert max(known) == pytest.approx(splits.values("per_gpu")[splits.feasible].max())
     assert len(crosses.text) == len(values) - len(known)
     assert all(said for line in cells["customdata"] for said in line)
-    figure = charts.parallel(splits, ("per_gpu", "memory"))
+    figure = parallel(splits, ("per_gpu", "memory"))
     titles = list(figure.layout.xaxis.ticktext)
     assert titles[-2:] == [splits.measures[name].head for name in ("per_gpu", "memory")]
     degrees = {name: splits.degree(name)[splits.order] for name in ("tp", "pp", "dp", "ep", "cp")}
     assert set(titles[:-2]) == {name for name, of in degrees.items() if len(np.unique(of)) > 1}
     places = np.concatenate([trace.y.reshape(-1, len(titles) + 1) for trace in figure.data[:-1]])
-    assert len(places) == min(len(splits.order), lines.LINES)
+    assert len(places) == min(len(splits.order), degree_charts.LINES)
     assert ((places[:, :-1] >= 0) & (places[:, :-1] <= 1)).all()
     assert np.isnan(places[:, -1]).all()  # a gap between two lines
 
 
 def test_the_best_split_is_the_strongest_line_and_boxes_keep_what_passes_through_all():
     splits = planned()
-    *weaker, strongest = charts.parallel(splits, ("tpot", "memory")).data[: lines.SHADES]
+    *weaker, strongest = parallel(splits, ("tpot", "memory")).data[: degree_charts.SHADES]
     best = int(splits.order[np.argmin(splits.raw("tpot")[splits.order])])
     assert any(splits.label(best) in said for said in strongest.text)
-    assert strongest.line.color == charts.palette(dark=False).series[0]
+    assert strongest.line.color == palette(dark=False).series[0]
     assert all(trace.line.width < strongest.line.width for trace in weaker)
     names = ("per_gpu", "memory")
-    titles = list(charts.parallel(splits, names).layout.xaxis.ticktext)
+    titles = list(parallel(splits, names).layout.xaxis.ticktext)
     at = titles.index("tp")
     tp = splits.degree("tp")
     levels = np.unique(tp[splits.order])
 
-    def passing(*boxes):
+    def rows_through(*boxes):
         marked = [{"x": [x + 0.2, x - 0.2], "y": [high, low]} for x, low, high in boxes]
-        return charts.passing(splits, names, marked)
+        return passing(splits, names, marked)
 
     top, bottom = (at, 0.95, 1.05), (at, -0.05, 0.05)
-    largest = passing(top)
+    largest = rows_through(top)
     assert set(tp[largest]) == {levels[-1]}
-    assert set(tp[passing(top, bottom)]) == {levels[0], levels[-1]}
+    assert set(tp[rows_through(top, bottom)]) == {levels[0], levels[-1]}
     memory = splits.raw("memory")
     least, span = memory[splits.order].min(), np.ptp(memory[splits.order])
     lean = [row for row in largest if memory[row] <= least + 0.5 * span]
-    assert passing(top, (len(titles) - 1, -0.05, 0.5)) == lean
+    assert rows_through(top, (len(titles) - 1, -0.05, 0.5)) == lean
     between = {"x": [0.4, 0.6], "y": [0, 1]}  # two axes
-    assert charts.passing(splits, names, [between]) == list(map(int, splits.order))
+    assert passing(splits, names, [between]) == list(map(int, splits.order))
 
 
 def test_memory_is_drawn_with_its_capacity_for_pinned_best_and_nearest_refused():
@@ -273,7 +278,7 @@ def test_memory_is_drawn_with_its_capacity_for_pinned_best_and_nearest_refused()
     assert not len(splits.order)
     rows = tables.memory_rows(splits, [])
     assert rows == [splits.nearest_row()]
-    figure = charts.memory_bars(splits, rows)
+    figure = memory_bars(splits, rows)
     usable, capacity = splits.usable_bytes(0) / GIB, splits.capacity_bytes(0) / GIB
     assert [shape["x0"] for shape in figure.layout.shapes] == pytest.approx([usable, capacity])
     assert figure.layout["xaxis"]["range"][1] > splits.values("memory")[0] > capacity
@@ -291,7 +296,7 @@ def test_memory_bars_say_what_waits_and_have_each_load_and_capacity():
     splits = planned(("workload.concurrency", 512))
     row = splits.find("vllm.bf16.bf16.tp4.pp1.dp1.ep1")
     assert splits.queues[row]
-    figure = charts.memory_bars(splits, [row])
+    figure = memory_bars(splits, [row])
     held = splits.held_text(row)
     (text,) = figure.data[-1]["text"]
     assert text.endswith(f"needs {splits.values('memory')[row]:,.1f}, holds {held}")
@@ -300,14 +305,14 @@ def test_memory_bars_say_what_waits_and_have_each_load_and_capacity():
     assert sum(bar["x"][0] for bar in figure.data if bar["type"] == "bar") < capacity
     splits = planned(("options.loads", (16, 512)))
     tp, pp = splits.degree("tp"), splits.degree("pp")
-    figure = charts.memory_bars(splits, np.flatnonzero((tp == 8) & (pp == 1)).tolist())
+    figure = memory_bars(splits, np.flatnonzero((tp == 8) & (pp == 1)).tolist())
     loads = [f"tp 8 · {load} in flight" for load in (64, 16, 512)]
     assert list(figure.layout.yaxis.ticktext) == loads
     assert all(len(set(bar.y)) == 3 for bar in figure.data if bar.type == "bar")
     splits = planned(BESIDE)
     clusters = splits.clusters_of_rows[splits.order]
     rows = [int(splits.order[clusters == cluster][0]) for cluster in (0, 1)]
-    figure = charts.memory_bars(splits, rows)
+    figure = memory_bars(splits, rows)
     marks = {trace.name: list(trace.x) for trace in figure.data if trace.type == "scatter"}
     capacities = [splits.capacity_bytes(row) / GIB for row in rows]
     assert marks["Capacity"] == pytest.approx(capacities)
@@ -337,7 +342,7 @@ def test_no_split_that_starts_is_drawn_beyond_its_capacity(model, engine):
 def test_memory_parts_add_to_the_total(make):
     splits = make()
     rows = tables.memory_rows(splits, [splits.key(splits.best_row)])
-    bars = [trace for trace in charts.memory_bars(splits, rows).data if trace["type"] == "bar"]
+    bars = [trace for trace in memory_bars(splits, rows).data if trace["type"] == "bar"]
     total = np.sum([bar["x"] for bar in bars], axis=0)
     assert total == pytest.approx(splits.values("memory")[rows])
     looks = {(bar["marker"]["color"], bar["marker"]["pattern"]["shape"]) for bar in bars}
@@ -352,22 +357,22 @@ def test_stages_have_their_capacity_every_pass_a_bar_and_parts_of_a_time_end_at_
         for stage in splits.estimate(row).to_json()["memory"]["stages"]
     ]
     ends = (splits.usable_bytes(row), splits.capacity_bytes(row))
-    figure = charts.stage_bars(stages, splits.parts, *ends)
+    figure = stage_bars(stages, splits.parts, *ends)
     totals = np.sum([trace["y"] for trace in figure.data], axis=0)
     assert max(totals) == pytest.approx(splits.values("memory")[row])
     lines = [shape["y0"] for shape in figure.layout.shapes]
     assert lines == pytest.approx([end / GIB for end in ends])
-    forward, backward = charts.pipeline(timeline("1f1b", 4, 8, 1.0, 2.0)).data
+    forward, backward = pipeline(timeline("1f1b", 4, 8, 1.0, 2.0)).data
     assert len(forward["x"]) == len(backward["x"]) == 32
     assert forward["marker"]["pattern"]["shape"] != backward["marker"]["pattern"]["shape"]
     splits = planned()
     parts = splits.estimate(splits.best_row).to_json()["breakdown_s"]["decode"]
-    bars = charts.waterfall(parts, labels.CAUSES).data[0]
+    bars = waterfall(parts, labels.CAUSES).data[0]
     assert list(bars["x"])[:-1] == sorted((part * 1e3 for part in parts.values()), reverse=True)
     assert bars["measure"][-1] == "total"
     assert set(bars["y"]) == {labels.CAUSES[cause] for cause in parts} | {"Total"}
     causes = splits.explained(splits.best_row).to_json()["causes_s"]["decode"]
-    stacked = charts.causes_bars([("best", causes)]).data
+    stacked = causes_bars([("best", causes)]).data
     whole = splits.values("tpot")[splits.best_row]
     assert sum(bar["x"][0] for bar in stacked) == pytest.approx(whole)
     assert len({bar["marker"]["pattern"]["shape"] for bar in stacked}) == len(stacked)
@@ -376,22 +381,22 @@ def test_stages_have_their_capacity_every_pass_a_bar_and_parts_of_a_time_end_at_
 def test_curves_mark_the_request_and_scaling_is_drawn_beside_proportion():
     splits = planned()
     curve = curves.load_curve(splits, splits.best_row)
-    figure = charts.load_curves({"best": curve}, 64.0, "in flight", 40.0)
+    figure = load_curves({"best": curve}, 64.0, "in flight", 40.0)
     assert {shape["x1"] for shape in figure.layout.shapes} == {40.0}
     largest = int(np.argmax(figure.data[0]["marker"]["size"]))
     assert figure.data[0]["customdata"][largest][0] == "64 in flight"
-    curve = charts.use_curves({"best": (25.6, 1000.0)}).data[0]
+    curve = use_curves({"best": (25.6, 1000.0)}).data[0]
     price = dict(zip(np.round(curve["x"], 6), curve["y"], strict=True))
     assert price[50.0] == pytest.approx(2 * price[100.0]) == pytest.approx(2 * 25.6 / 3.6)
     run, splits = training(), planned()
     scaled = curves.scaling(run)
-    ideal, best = charts.scaling_curve(scaled, [run.label(row) for row in scaled.rows]).data
+    ideal, best = scaling_curve(scaled, [run.label(row) for row in scaled.rows]).data
     assert ideal["y"][0] == best["y"][0]
     assert best["text"][0] == "100%"
-    base, swings = tornado.tornado(splits, splits.best_row, "tpot")
-    less, more = charts.swings(base, swings, splits.measures["tpot"]).data
+    base, moves = tornado.tornado(splits, splits.best_row, "tpot")
+    less, more = swings(base, moves, splits.measures["tpot"]).data
     assert set(less["base"]) == set(more["base"]) == {base * 1e3}
-    assert less["x"][0] + base * 1e3 == pytest.approx(swings[0].less * 1e3)
+    assert less["x"][0] + base * 1e3 == pytest.approx(moves[0].less * 1e3)
 
 
 def test_labels_of_loads_are_whole_and_never_on_each_other():
@@ -400,7 +405,7 @@ def test_labels_of_loads_are_whole_and_never_on_each_other():
     loads = {name: curves.load_curve(saturated, row) for name, row in rows.items()}
     spots = {name: curves.crossing(saturated, row, 0.06) for name, row in rows.items()}
     at = {name: spot for name, spot in spots.items() if spot is not None}
-    figure = charts.load_curves(loads, 64.0, "in flight", 60.0, at)
+    figure = load_curves(loads, 64.0, "in flight", 60.0, at)
     widest, highest = figure.layout.xaxis.range[1], figure.layout.yaxis.range[1]
     points = [
         point
@@ -421,10 +426,9 @@ def test_labels_of_loads_are_whole_and_never_on_each_other():
 def test_a_view_is_registered_once_left_out_where_it_lacks_something_and_has_keys_of_its_own(
     registered_chart,
 ):
-    assert charts.palette(dark=True) != charts.palette(dark=False)
+    assert palette(dark=True) != palette(dark=False)
     dark, light = (charts.tradeoff(planned(), "tpot", "per_gpu", dark=on) for on in (True, False))
     assert dark != light
-    assert charts.parts_bars({"mlp": 10, "head": 20}).data[0]["y"][0] == "Language-model head"
     assert all(registered_chart in views.views_of(splits) for splits in (planned(), training()))
     with pytest.raises(ValueError, match="devices"):
         views.view("devices", "Again")(registered_chart.draw)

@@ -16,8 +16,9 @@ from recipe_core.plans.plans import plan, plan_candidate
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT
 from recipe_core.request.schema import PlanRequest
-from recipe_core.views import charts
-from recipe_core.views.charts.frontier import frontier_lines, frontier_table
+from recipe_core.views.charts.closer_tables import frontier_table
+from recipe_core.views.charts.curves import frontier_lines
+from recipe_core.views.charts.style import palette
 from recipe_core.views.explanations.arithmetic import arithmetic, training_arithmetic
 from recipe_core.views.explanations.curves import (
     crossing,
@@ -327,7 +328,7 @@ def test_devices_are_compared_at_round_interactivities_and_drawn_with_limit_and_
     assert names == ["H100 SXM5", "MI300X", "This split at its load"]
     assert figure.layout.shapes[0]["x0"] == 25.0
     assert {trace.line.shape for trace in figure.data[:2]} == {"vh"}
-    assert figure.data[0].line.color == charts.palette(dark=False).groups[0]
+    assert figure.data[0].line.color == palette(dark=False).groups[0]
     assert "in flight" in figure.data[0].customdata[0][0]
 
 

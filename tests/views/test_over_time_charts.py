@@ -7,9 +7,8 @@ from recipe_core.base.units import percent_text
 from recipe_core.request.over_time import DAY_S
 from recipe_core.views import charts
 from recipe_core.views import over_time as view
-from recipe_core.views.charts.over_time import part, so_far
-from recipe_core.views.charts.over_time_load import weekly
-from recipe_core.views.charts.over_time_policies import missed
+from recipe_core.views.charts.over_time import part, so_far, weekly
+from recipe_core.views.charts.policies import missed
 from recipe_core.views.columns import frame
 from tests.fixtures.over_time import CAPACITY, answer, policy, rates, start, without_price
 from tests.fixtures.rows import table

@@ -162,7 +162,7 @@ def test_the_chart_marks_bands_and_states_and_reads_no_name_as_markup():
     hostile = replace(choice("four"), name='<a href="http://e.example">x</a>')
     several = [*choices("eight", "queues", "run"), hostile]
     title = "Time per output token"
-    whole = json.loads(charts.kept_points(several, title).to_json())
+    whole = json.loads(charts.choice_points(several, title).to_json())
     held, others = whole["data"]
     assert held["name"].startswith("holds")
     assert others["marker"]["symbol"] == "diamond"
@@ -171,4 +171,4 @@ def test_the_chart_marks_bands_and_states_and_reads_no_name_as_markup():
     assert held["x"][0] == pytest.approx(value(several[0], title) * 1e3)
     assert held["error_x"]["array"][0] > 0
     for name in side.measures(several):
-        charts.kept_points(several, name, baseline=3, dark=True).to_json()
+        charts.choice_points(several, name, baseline=3, dark=True).to_json()

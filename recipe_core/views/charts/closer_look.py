@@ -1,44 +1,57 @@
-"""The registered views of one split: where memory, time and money go, and what that depends on."""
+"""The registered views of one split: its memory, time and money, and their dependencies."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from recipe_core.base.errors import RecipeError
 from recipe_core.base.labels import CAUSES, RUN_SHARES, TRAINING_CAUSES
 from recipe_core.base.text_rows import memory_parts
-from recipe_core.base.units import chance_text, count, duration, gib, significant
+from recipe_core.base.units import gib
 from recipe_core.estimates.prediction import known
-from recipe_core.estimates.training.results import TrainingPhase, TrainingRun
-from recipe_core.plans.measures import days, kept, utilisation
+from recipe_core.plans.measures import utilisation
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.serving_plan import ServingPlan
 from recipe_core.plans.training_plan import TrainingPlan
 from recipe_core.request.serving_workload import LOADS
 from recipe_core.views import tables
-from recipe_core.views.charts.accuracy import cost_against_loss, formats_table, three_axes
+from recipe_core.views.charts.accuracy import cost_against_loss, three_axes
+from recipe_core.views.charts.closer_tables import (
+    arithmetic_items,
+    device_table,
+    failures_text,
+    formats_table,
+    frontier_table,
+    phase_table,
+    published_table,
+    scaling_table,
+    tier_table,
+)
 from recipe_core.views.charts.curves import (
     crossing_text,
+    frontier_lines,
     load_curves,
     load_text,
+    reuse_curve,
     scaling_curve,
     swings,
     use_curves,
 )
-from recipe_core.views.charts.degrees import heatmap
-from recipe_core.views.charts.frontier import frontier_lines, frontier_table
-from recipe_core.views.charts.kv_tiers import device_table, reuse_curve, tier_table
-from recipe_core.views.charts.lines import parallel, passing
-from recipe_core.views.charts.memory import memory_bars, stage_bars
-from recipe_core.views.charts.time import causes_bars, loss_bars, pipeline, waterfall
-from recipe_core.views.charts.views import Chart, Focus, Item, Note, Table, view
+from recipe_core.views.charts.degrees import heatmap, parallel, passing
+from recipe_core.views.charts.parts import (
+    causes_bars,
+    loss_bars,
+    memory_bars,
+    pipeline,
+    stage_bars,
+    waterfall,
+)
+from recipe_core.views.charts.views import Chart, Focus, Item, Note, view
 from recipe_core.views.explanations.arithmetic import arithmetic, training_arithmetic
 from recipe_core.views.explanations.curves import Crossing, crossing, load_curve, scaling
 from recipe_core.views.explanations.formats import format_points
 from recipe_core.views.explanations.frontier import frontier
-from recipe_core.views.explanations.operators import Constant, Working, time_text
-from recipe_core.views.explanations.serving_time import Times
 from recipe_core.views.explanations.timeline import best_with_pipeline, step_timeline
 from recipe_core.views.explanations.tornado import FIGURES, tornado
 
@@ -48,39 +61,10 @@ UNITS = {
     "requests": ("queued", "requests queued"),
     "request_rate": ("requests/s", "requests per second"),
 }
-"""What a load counts: after a number, and by itself."""
+"""Units of loads: after a number, and by itself."""
 
 Parts = Mapping[str, float]
 """Bytes or seconds by the name of a part."""
-
-
-# What views read off an estimate
-
-
-def _seconds(estimate: Any, part: str) -> Parts:
-    """Seconds of a step, a token or a first token by part."""
-    parts: Parts = estimate.to_json()["breakdown_s"][part]
-    return parts
-
-
-def _causes(plan: ServingPlan, row: int) -> Parts:
-    """Seconds of an output token by bottleneck; empty without an estimate."""
-    parts: Parts = plan.explained(row).to_json().get("causes_s", {}).get("decode", {})
-    return parts
-
-
-def _stages(plan: Plan, row: int) -> list[Parts]:
-    """Bytes of every pipeline stage by part; empty where there is one stage."""
-    stages = plan.estimate(row).to_json().get("memory", {}).get("stages") or []
-    split = [
-        {**stage, **memory_parts(stage)} if "encoder_bytes" in stage else stage for stage in stages
-    ]
-    return [
-        {name.removesuffix("_bytes"): value for name, value in stage.items()} for stage in split
-    ]
-
-
-# Views of both kinds
 
 
 @view("memory", "Memory", needs_fit=False)
@@ -97,26 +81,26 @@ def memory(focus: Focus[Any]) -> Iterator[Item]:
     )
     if len(capacities) > 1:
         note = note.replace("Dotted line", "Thin mark").replace("Solid line", "Thick mark")
-    yield Chart(
-        "memory",
-        "Memory per device",
-        memory_bars(plan, rows, dark=focus.dark),
-        f"Memory of {len(rows)} splits by part against a capacity of {' or '.join(capacities)}",
-        note,
-    )
+    figure = memory_bars(plan, rows, dark=focus.dark)
+    alt = f"Memory of {len(rows)} splits by part against a capacity of {' or '.join(capacities)}"
+    yield Chart("memory", "Memory per device", figure, alt, note)
     if stages := _stages(focus.plan, row):
-        yield Chart(
-            "stages",
-            f"Memory per pipeline stage, {focus.plan.label(row)}",
-            stage_bars(
-                stages,
-                {name.removesuffix("_bytes"): text for name, text in focus.plan.parts.items()},
-                focus.plan.usable_bytes(row),
-                focus.plan.capacity_bytes(row),
-                dark=focus.dark,
-            ),
-            f"Memory of {len(stages)} pipeline stages by part",
-        )
+        names = {part.removesuffix("_bytes"): name for part, name in focus.plan.parts.items()}
+        ends = (focus.plan.usable_bytes(row), focus.plan.capacity_bytes(row))
+        title = f"Memory per pipeline stage, {focus.plan.label(row)}"
+        figure = stage_bars(stages, names, *ends, dark=focus.dark)
+        yield Chart("stages", title, figure, f"Memory of {len(stages)} pipeline stages by part")
+
+
+def _stages(plan: Plan, row: int) -> list[Parts]:
+    """Bytes of every pipeline stage by part; empty where there is one stage."""
+    stages = plan.estimate(row).to_json().get("memory", {}).get("stages") or []
+    split = [
+        {**stage, **memory_parts(stage)} if "encoder_bytes" in stage else stage for stage in stages
+    ]
+    return [
+        {name.removesuffix("_bytes"): value for name, value in stage.items()} for stage in split
+    ]
 
 
 # Serving
@@ -124,26 +108,22 @@ def memory(focus: Focus[Any]) -> Iterator[Item]:
 
 @view("time", "Time", ("serving",))
 def token_time(focus: Focus[ServingPlan]) -> Iterator[Item]:
-    """Where the time of a token and of a first token goes."""
+    """The parts of the time of a token and of a first token, and their bottlenecks."""
     plan, row = focus.plan, focus.row
-    estimate = plan.explained(row)
+    seconds = plan.explained(row).to_json()["breakdown_s"]
     for part, title in (("decode", "Time per output token"), ("prefill", "Time to first token")):
-        yield Chart(
-            f"waterfall-{part}",
-            f"{title}, {plan.label(row)}",
-            waterfall(_seconds(estimate, part), CAUSES, dark=focus.dark),
-            f"{title} by part",
-            half=True,
-        )
-    causes = [(name, _causes(plan, other)) for name, other in focus.compared.items()]
-    yield Chart(
-        "causes",
-        "Time per output token by bottleneck",
-        causes_bars(causes, dark=focus.dark),
-        "Time per output token by bottleneck",
+        figure, alt = waterfall(seconds[part], CAUSES, dark=focus.dark), f"{title} by part"
+        yield Chart(f"waterfall-{part}", f"{title}, {plan.label(row)}", figure, alt, half=True)
+    causes = [
+        (name, plan.explained(split).to_json().get("causes_s", {}).get("decode", {}))
+        for name, split in focus.compared.items()
+    ]
+    title = "Time per output token by bottleneck"
+    note = (
         "Each part is attributed to its bottleneck: compute, memory traffic, links, "
-        "engine overhead or waiting for other requests.",
+        "engine overhead or waiting for other requests."
     )
+    yield Chart("causes", title, causes_bars(causes, dark=focus.dark), title, note)
 
 
 @view("load", "Load", ("serving",))
@@ -162,13 +142,13 @@ def load(focus: Focus[ServingPlan]) -> Iterator[Item]:
     if limit:
         at_limit = {name: crossing(plan, row, limit / 1e3) for name, row in focus.compared.items()}
         crossings = {name: at for name, at in at_limit.items() if at is not None}
-        allowed = _allowed(limit, [*at_limit], crossings, unit)
+        texts = [_allowance(name, at, unit) for name, at in at_limit.items()]
+        allowed = f"At {limit:g} ms: {'; '.join(texts)}."
+    title = plan.device_title
     yield Chart(
         "load",
         "Time per output token as the load grows",
-        load_curves(
-            curves, current, unit, limit, crossings, unit=plan.device_title, dark=focus.dark
-        ),
+        load_curves(curves, current, unit, limit, crossings, unit=title, dark=focus.dark),
         "Time per output token against output per device as the load grows",
         f"{allowed} Each marker is one load, the large one what the split is planned "
         f"for ({load_text(current)} {unit}). "
@@ -176,19 +156,11 @@ def load(focus: Focus[ServingPlan]) -> Iterator[Item]:
     )
 
 
-def _allowed(
-    limit_ms: float, names: Sequence[str], crossings: Mapping[str, Crossing], unit: str
-) -> str:
-    """What a limit on the time per output token allows each split, in a sentence."""
-    parts = []
-    for name in names:
-        at = crossings.get(name)
-        if at is None:
-            parts.append(f"{name} exceeds it at every load")
-            continue
-        reach = "at least " if at.within else ""
-        parts.append(f"{name} holds {reach}{crossing_text(at, unit)}")
-    return f"At {limit_ms:g} ms: {'; '.join(parts)}."
+def _allowance(name: str, at: Crossing | None, unit: str) -> str:
+    """The load that a limit on the time per output token allows a split."""
+    if at is None:
+        return f"{name} exceeds it at every load"
+    return f"{name} holds {'at least ' if at.within else ''}{crossing_text(at, unit)}"
 
 
 @view("frontier", "Frontier", ("serving",), needs_fit=False)
@@ -203,15 +175,14 @@ def all_loads(focus: Focus[ServingPlan]) -> Iterator[Item]:
     if not wide.envelopes:
         yield Note("No split holds a single request on these devices.")
         return
-    loads = wide.loads
     unit = UNITS[LOADS[plan.problem.workload.mode]][1]
     yield Chart(
         "interactivity",
         "Output per device against interactivity",
         frontier_lines(wide, focus.plan, focus.row, dark=focus.dark),
         f"Output per device against tokens per second of a user for {len(wide.envelopes)} devices",
-        f"Each marker is the best split at a load, of {loads[0]:,.4g} to "
-        f"{loads[-1]:,.4g} {unit}. Splits that queue are left out; limits on time are not "
+        f"Each marker is the best split at a load, of {wide.loads[0]:,.4g} to "
+        f"{wide.loads[-1]:,.4g} {unit}. Splits that queue are left out; limits on time are not "
         "applied.",
     )
     yield frontier_table(wide)
@@ -219,7 +190,7 @@ def all_loads(focus: Focus[ServingPlan]) -> Iterator[Item]:
 
 @view("cache", "Cache", ("serving",))
 def prefix_cache(focus: Focus[ServingPlan]) -> Iterator[Item]:
-    """What the cache of the split finds, and what tiers below it add and cost."""
+    """The hits of the split's cache, and the gains and costs of tiers below it."""
     plan, row = focus.plan, focus.row
     estimate, curve = plan.estimate(row), plan.setting(row).reuse
     yield device_table(estimate, plan.problem.workload.prefix_hit)
@@ -230,13 +201,12 @@ def prefix_cache(focus: Focus[ServingPlan]) -> Iterator[Item]:
         )
         return
     tiers = estimate.kv_tiers or []
-    names = ", ".join(tier.name for tier in tiers)
+    names = f"and {', '.join(tier.name for tier in tiers)} marked" if tiers else "marked"
     yield Chart(
         "reuse",
         f"Prompt tokens found by the size of the cache, {plan.label(row)}",
         reuse_curve(curve, estimate.prefix_cache, tiers, dark=focus.dark),
-        "Share of prompt tokens found over the size of the cache, with the devices' cache "
-        + (f"and {names} marked" if tiers else "marked"),
+        f"Share of prompt tokens found over the size of the cache, with the devices' cache {names}",
         "Marks stand at what running requests leave of the devices' cache, and at the tiers below "
         "it; a tier also holds what is above it.",
     )
@@ -268,20 +238,20 @@ def cost(focus: Focus[ServingPlan]) -> Iterator[Item]:
 
 @view("accuracy", "Accuracy", ("serving",))
 def accuracy(focus: Focus[ServingPlan]) -> Iterator[Item]:
-    """What number formats of a split cost, save and lose."""
-    plan = focus.plan
+    """Costs, savings and losses of a split's number formats."""
+    plan, label = focus.plan, focus.plan.label(focus.row)
     points = {name: format_points(plan, row) for name, row in focus.compared.items()}
-    own = points[plan.label(focus.row)]
     yield Chart(
         "accuracy-cost",
-        f"Cost against accuracy lost, {plan.label(focus.row)}",
+        f"Cost against accuracy lost, {label}",
         cost_against_loss(points, dark=focus.dark),
-        f"Cost of a token against the accuracy lost in {len(own)} pairs of number formats",
+        f"Cost of a token against the accuracy lost in {len(points[label])} pairs of number "
+        "formats",
         "One split in every format that its device and engine take; lines join the weight formats "
         "of one cache. Bars: where eight of ten published figures are expected. Diamonds: no other "
         "format is better in cost, time per token or accuracy without being worse in another.",
     )
-    yield formats_table(own, f"Number formats of {plan.label(focus.row)}")
+    yield formats_table(points[label], f"Number formats of {label}")
     if focus.searched.accuracy_front is not None:
         yield Chart(
             "accuracy-axes",
@@ -290,28 +260,10 @@ def accuracy(focus: Focus[ServingPlan]) -> Iterator[Item]:
             "Cost against time per output token, coloured by the accuracy that is kept",
             "Rings: no other split is better in one of the three without being worse in another.",
         )
-    yield from _published(plan, focus.row)
-
-
-def _published(plan: ServingPlan, row: int) -> Iterator[Item]:
-    """What a split's accuracy rests on, and the nearest published figures."""
-    kept_here = known(plan.explained(row).accuracy)
-    yield Note(f"Expected accuracy, {kept_here.benchmark} of benchmarks: {kept_here.basis}")
-    if kept_here.nearest:
-        rows = [
-            {
-                "Model": figure.model,
-                "Technique": figure.technique,
-                "Method": figure.method or "–",
-                "Benchmark": figure.benchmark,
-                "Base": significant(figure.base_value),
-                "Compressed": significant(figure.value),
-                "Kept": kept(figure.retained),
-                "Source": figure.source,
-            }
-            for figure in kept_here.nearest
-        ]
-        yield Table.of(rows, "Nearest published figures")
+    expected = known(plan.explained(focus.row).accuracy)
+    yield Note(f"Expected accuracy, {expected.benchmark} of benchmarks: {expected.basis}")
+    if expected.nearest:
+        yield published_table(expected.nearest)
 
 
 def _traced(plan: Plan) -> list[str]:
@@ -321,13 +273,12 @@ def _traced(plan: Plan) -> list[str]:
 
 @view("sensitivity", "Sensitivity", ("serving",), measures=_traced)
 def sensitivity(focus: Focus[ServingPlan]) -> Iterator[Item]:
-    """How far a figure moves when each assumption is changed alone."""
+    """A figure's change when each assumption is changed alone."""
     plan, measure = focus.plan, focus.plan.measures[focus.measure]
     base, moves = tornado(plan, focus.row, focus.measure)
-    title = f"Sensitivity of the {measure.title[0].lower()}{measure.title[1:]}"
     yield Chart(
         "tornado",
-        title,
+        f"Sensitivity of the {measure.title[0].lower()}{measure.title[1:]}",
         swings(base, moves, measure, dark=focus.dark),
         "How far the figure moves when each assumption is changed",
         f"{plan.label(focus.row)}, estimated again with one assumption changed at a time, between "
@@ -340,59 +291,28 @@ def sensitivity(focus: Focus[ServingPlan]) -> Iterator[Item]:
 
 @view("step", "Time", ("training",))
 def step_time(focus: Focus[TrainingPlan]) -> Iterator[Item]:
-    """Where the time of a step goes."""
-    parts = _seconds(focus.plan.estimate(focus.row), "step")
-    yield Chart(
-        "waterfall-step",
-        f"Time of a step, {focus.plan.label(focus.row)}",
-        waterfall(parts, TRAINING_CAUSES, dark=focus.dark),
-        "Time of a step by part",
-    )
+    """The parts of the time of a step."""
+    parts = focus.plan.estimate(focus.row).to_json()["breakdown_s"]["step"]
+    figure = waterfall(parts, TRAINING_CAUSES, dark=focus.dark)
+    title = f"Time of a step, {focus.plan.label(focus.row)}"
+    yield Chart("waterfall-step", title, figure, "Time of a step by part")
 
 
 @view("run", "Whole run", ("training",))
-def whole_run(focus: Focus[TrainingPlan]) -> Iterator[Item]:
-    """What of the run's time steps do not have, and its phases."""
+def training_run(focus: Focus[TrainingPlan]) -> Iterator[Item]:
+    """The run's time beside its steps, and its phases."""
     run = known(focus.plan.estimate(focus.row).run)
     shares: dict[str, float] = known(run.time_shares).to_json()
     losses = {name: share for name, share in shares.items() if name != "steps" and share > 0}
     yield Note(
         f"Steps take {shares['steps']:.1%} of the time (goodput), and the devices reach "
-        f"{utilisation(run.mfu or 0.0)} of their peak over the whole run. {_failures_note(run)}"
+        f"{utilisation(run.mfu or 0.0)} of their peak over the whole run. {failures_text(run)}"
     )
-    title = f"What else takes time, {focus.plan.label(focus.row)}"
-    yield Chart(
-        "losses",
-        title,
-        loss_bars(losses, RUN_SHARES, dark=focus.dark),
-        "Shares of the run's time that steps do not have, by what takes them",
-    )
+    figure = loss_bars(losses, RUN_SHARES, dark=focus.dark)
+    alt = "Shares of the run's time that steps do not have, by what takes them"
+    yield Chart("losses", f"What else takes time, {focus.plan.label(focus.row)}", figure, alt)
     if run.phases:
-        yield Table.of([_phase_row(phase) for phase in run.phases], "Phases of the run")
-
-
-def _failures_note(run: TrainingRun) -> str:
-    """How often the run fails, and what a spare helps."""
-    often = f"One failure is expected every {days(run.mtbf_s or 0.0)}"
-    if run.failures is not None:
-        often += f" ({significant(run.failures)} in the run)"
-    spare = ""
-    if run.spares_suffice is not None:
-        spare = f" A spare node is there with a probability of {chance_text(run.spares_suffice)}."
-    return f"{often}; a restart takes {duration(run.restart_s or 0.0)}.{spare}"
-
-
-def _phase_row(phase: TrainingPhase) -> dict[str, str]:
-    return {
-        "Tokens": count(phase.tokens),
-        "Batch": f"{phase.global_batch:,}",
-        "Sequence length": f"{phase.sequence_length:,}",
-        "cp × dp": f"{phase.cp} × {phase.dp}",
-        "Steps": f"{phase.steps:,.0f}",
-        "Step": duration(phase.step_s),
-        "Peak memory": gib(phase.peak_memory_bytes),
-        "Time": days(phase.wall_s),
-    }
+        yield phase_table(run.phases)
 
 
 @view("pipeline", "Pipeline", ("training",))
@@ -412,24 +332,19 @@ def schedule(focus: Focus[TrainingPlan]) -> Iterator[Item]:
     except RecipeError as error:
         yield Note(str(error))
         return
-    yield Chart(
-        "pipeline",
-        "Pipeline schedule",
-        pipeline(tasks, dark=focus.dark),
-        "Which micro-batch each stage works on over time",
-        note,
-    )
+    figure = pipeline(tasks, dark=focus.dark)
+    alt = "Which micro-batch each stage works on over time"
+    yield Chart("pipeline", "Pipeline schedule", figure, alt, note)
 
 
 @view("scaling", "Scaling", ("training",))
 def scale(focus: Focus[TrainingPlan]) -> Iterator[Item]:
     """The best split on each number of devices."""
-    plan = focus.searched
+    plan, title = focus.searched, "Best split at each device count"
     best = scaling(plan)
     if len(best.rows) < 2:
         yield Note("Splits fit on one device count only. Add nodes to see how the run scales.")
         return
-    title = "Best split at each device count"
     yield Chart(
         "scaling",
         title,
@@ -438,19 +353,10 @@ def scale(focus: Focus[TrainingPlan]) -> Iterator[Item]:
         "Percent of linear scaling from the smallest device count. "
         "Over 100 %: more memory lets a better split fit.",
     )
-    names = [name for name in ("output", "wall", "usd_run", "usd") if plan.known(name)]
-    rows = [
-        {
-            "Devices": f"{plan.raw('gpus')[row]:,.0f}",
-            "Split": plan.label(row),
-            **{plan.measures[name].title: plan.text(name, row) for name in names},
-        }
-        for row in best.rows
-    ]
-    yield Table.of(rows, title)
+    yield scaling_table(plan, best, title)
 
 
-# Views of both kinds, continued
+# Both kinds
 
 
 def _compared(plan: Plan) -> list[str]:
@@ -462,14 +368,10 @@ def _compared(plan: Plan) -> list[str]:
 def degrees(focus: Focus[Any]) -> Iterator[Item]:
     """Splits by their degrees."""
     plan, names = focus.plan, _compared(focus.plan)[1:6]
-    title = plan.measures[focus.measure].title
-    yield Chart(
-        "heatmap",
-        f"{title} at each tp × pp",
-        heatmap(plan, focus.measure, dark=focus.dark),
-        "The best split at each tp and pp",
-        "The best over all other degrees. ✕: none fits; hover for the reason.",
-    )
+    title = f"{plan.measures[focus.measure].title} at each tp × pp"
+    note = "The best over all other degrees. ✕: none fits; hover for the reason."
+    figure = heatmap(plan, focus.measure, dark=focus.dark)
+    yield Chart("heatmap", title, figure, "The best split at each tp and pp", note)
     yield Chart(
         "parallel",
         "Splits along degrees and measures",
@@ -482,53 +384,13 @@ def degrees(focus: Focus[Any]) -> Iterator[Item]:
     )
 
 
-def _lines(times: Times, causes: Mapping[str, str]) -> Iterator[Item]:
-    """Formulas with the numbers in them, down to operators, and where these are from."""
-    if not times.lines:
-        yield Note("The split breaks a rule, so nothing was estimated.")
-    for title, lines in times.lines.items():
-        rows = tuple((line.name, line.formula, line.numbers, line.value) for line in lines)
-        yield Table(title, ("Figure", "Formula", "With your numbers", "Value"), rows, "Value")
-    for work in times.workings:
-        yield _operators(work, causes)
-    if times.constants:
-        yield _sources(times.constants)
-
-
-def _operators(work: Working, causes: Mapping[str, str]) -> Table:
-    """The operators of a step, each as equations, and their sum."""
-    head = ("Part", "Operator", "Compute", "Memory or link", "Once", "Count", "Time")
-    rows = [
-        (
-            causes.get(row.part, row.part),
-            row.operator,
-            row.compute,
-            row.moved,
-            row.once,
-            row.count,
-            row.time,
-        )
-        for row in work.rows
-    ]
-    together = time_text(sum(row.time_s for row in work.rows))
-    rows.append(("All parts", "", "", "", "", "", together))
-    return Table(work.title, head, tuple(rows), "Time")
-
-
-def _sources(constants: Sequence[Constant]) -> Table:
-    """Where the numbers of operators are from."""
-    head = ("Number", "Value", "Status", "Source")
-    rows = tuple((one.name, one.value, one.status, one.source) for one in constants)
-    return Table("Where these numbers are from", head, rows, "Value")
-
-
 @view("arithmetic", "Arithmetic", ("serving",), needs_fit=False)
 def serving_lines(focus: Focus[ServingPlan]) -> Iterator[Item]:
     """The arithmetic of a serving split."""
-    return _lines(arithmetic(focus.plan, focus.row), CAUSES)
+    return arithmetic_items(arithmetic(focus.plan, focus.row), CAUSES)
 
 
 @view("training-arithmetic", "Arithmetic", ("training",), needs_fit=False)
 def training_lines(focus: Focus[TrainingPlan]) -> Iterator[Item]:
     """The arithmetic of a training split."""
-    return _lines(training_arithmetic(focus.plan, focus.row), TRAINING_CAUSES)
+    return arithmetic_items(training_arithmetic(focus.plan, focus.row), TRAINING_CAUSES)

@@ -1,4 +1,4 @@
-"""Curves of a few splits over load, utilisation and device count; the sensitivity of a figure."""
+"""Curves of a few splits over load, utilisation, cache and device count, and tornados of them."""
 
 from __future__ import annotations
 
@@ -7,30 +7,45 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import plotly.graph_objects as go
 
-from recipe_core.base.arrays import Int
-from recipe_core.base.units import duration, rate, significant, usd
+from recipe_core.base.arrays import Float, Int
+from recipe_core.base.units import count, duration, rate, significant, usd
+from recipe_core.estimates.columns.reuse import ReuseCurve
+from recipe_core.estimates.serving.cache_results import KvTier, PrefixCache
 from recipe_core.plans.measures import Measure
-from recipe_core.views.charts.style import FRAME, SYMBOLS, Palette, filled, palette, stroke
+from recipe_core.plans.plan import Plan
+from recipe_core.views.charts.figures import Drawing, axis, categories
+from recipe_core.views.charts.style import DASHES, SYMBOLS
+from recipe_core.views.explanations.arithmetic import TIERS
 from recipe_core.views.explanations.curves import (
     Crossing,
     LoadCurve,
     Scaling,
     usd_per_million_by_use,
 )
+from recipe_core.views.explanations.frontier import Frontier
 from recipe_core.views.explanations.tornado import Swing
 
 USE = np.linspace(0.05, 1.0, 39)
-
-
 NEAR = 0.02
 """Points of a curve that are closer than this share of both axes share a label."""
 APART = (0.09, 0.07)
 """Labels keep this distance, as shares of both axes."""
 
+Scale = tuple[float, float]
+"""The longest time (ms) and the highest output of a chart."""
+
+
+# Load
+
 
 def load_text(load: float) -> str:
     """A load: whole where it counts requests, else with three digits."""
     return f"{load:,.0f}" if load == round(load) else significant(load)
+
+
+def crossing_text(at: Crossing, load_unit: str) -> str:
+    """The load and the output at a crossing: ``96 in flight, 2,810 tok/s``."""
+    return f"{load_text(at.load)} {load_unit}, {rate(at.output_tokens_per_s)}"
 
 
 def load_curves(
@@ -47,189 +62,183 @@ def load_curves(
 
     ``load`` is the request's and gets a large marker; ``load_unit`` follows a load's number. The
     shaded band is within ``limit_ms``, which each curve crosses at its ``crossings``. ``unit``:
-    what one device is called.
+    the name of a device.
     """
-    colours = palette(dark)
-    figure = go.Figure()
+    draw = Drawing(dark=dark)
     if limit_ms is not None:
-        _limit(figure, limit_ms, colours)
-    drawn = {
+        shade = {"fillcolor": draw.colours.series[2], "opacity": 0.08, "line_width": 0}
+        draw.figure.add_vrect(x0=0, x1=limit_ms, layer="below", **shade)
+        draw.limit(f" limit {limit_ms:g} ms", x=limit_ms)
+    shown = {
         name: np.flatnonzero(curve.runs & np.isfinite(curve.tpot_s))
         for name, curve in curves.items()
     }
-    widest = max(
-        (float(curves[name].tpot_s[rows].max()) for name, rows in drawn.items() if len(rows)),
-        default=1.0,
-    )
-    highest = max(
-        (float(curves[name].per_gpu[rows].max()) for name, rows in drawn.items() if len(rows)),
-        default=1.0,
-    )
-    scale = (max(widest * 1e3, limit_ms or 0.0), highest)
-    taken: list[tuple[float, float]] = []
+    times = [float(curves[name].tpot_s[rows].max()) for name, rows in shown.items() if len(rows)]
+    rates = [float(curves[name].per_gpu[rows].max()) for name, rows in shown.items() if len(rows)]
+    scale = (max(max(times, default=1.0) * 1e3, limit_ms or 0.0), max(rates, default=1.0))
+    labels: list[tuple[float, float]] = []
     for n, (name, curve) in enumerate(curves.items()):
-        runs = drawn[name]
-        nearest = np.argmin(np.abs(np.log(curve.load[runs] / load))) if len(runs) else 0
-        current = int(runs[nearest]) if len(runs) else -1
-        figure.add_scatter(
-            x=curve.tpot_s[runs] * 1e3,
-            y=curve.per_gpu[runs],
-            mode="lines+markers+text",
-            name=name,
-            line=stroke(colours, n),
-            marker={
-                "symbol": SYMBOLS[n % len(SYMBOLS)],
-                "size": [15 if k == current else 8 for k in runs],
-                "color": colours.series[n % 5],
-            },
-            text=_load_labels(curve, runs, current, scale, taken),
-            textposition="top center",
-            textfont={"color": colours.muted, "size": 11},
-            customdata=[
-                [
-                    f"{load_text(float(curve.load[k]))} {load_unit}",
-                    rate(float(curve.output_tokens_per_s[k])),
-                    duration(float(curve.tpot_s[k])),
-                    duration(float(curve.ttft_s[k])),
-                ]
-                for k in runs
-            ],
-            hovertemplate="<b>"
-            + name
-            + "</b><br>%{customdata[0]}<br>Output %{customdata[1]}<br>Per token %{customdata[2]}"
-            "<br>First token %{customdata[3]}<extra></extra>",
-            cliponaxis=False,
-        )
-        if len(runs):
-            _end_label(figure, name, curve, int(runs[-1]), scale, colours.series[n % 5])
-    _mark_crossings(figure, crossings or {}, [*curves], load_unit, scale, colours)
-    figure.update_layout(height=420, hovermode="closest", showlegend=len(curves) > 1, **FRAME)
-    figure.update_xaxes(
-        title="Time per output token (ms)", range=[0, scale[0] * 1.12], zeroline=False
+        _add_load_curve(draw, n, name, curve, shown[name], load, load_unit, scale, labels)
+    met = {name: crossings[name] for name in curves if crossings and name in crossings}
+    _mark_crossings(draw, {k: at for k, at in met.items() if not at.within}, load_unit, scale)
+    return draw.between(
+        axis("Time per output token (ms)", range=[0, scale[0] * 1.12]),
+        axis(f"Output per {unit} (tok/s)", range=[0, scale[1] * 1.15]),
+        420,
+        hovermode="closest",
+        showlegend=len(curves) > 1,
     )
-    figure.update_yaxes(
-        title=f"Output per {unit} (tok/s)", range=[0, scale[1] * 1.15], zeroline=False
-    )
-    return figure
 
 
-def _limit(figure: go.Figure, limit_ms: float, colours: Palette) -> None:
-    """The shaded band within a limit, and its line."""
-    figure.add_vrect(
-        x0=0,
-        x1=limit_ms,
-        fillcolor=colours.series[2],
-        opacity=0.08,
-        line_width=0,
-        layer="below",
+def _add_load_curve(
+    draw: Drawing,
+    n: int,
+    name: str,
+    curve: LoadCurve,
+    runs: Int,
+    load: float,
+    load_unit: str,
+    scale: Scale,
+    labels: list[tuple[float, float]],
+) -> None:
+    """The n-th curve with a mark at each load, and its name below the last one."""
+    colour = draw.colours.series[n % 5]
+    current = int(runs[np.argmin(np.abs(np.log(curve.load[runs] / load)))]) if len(runs) else -1
+    x, y = curve.tpot_s[runs] * 1e3, curve.per_gpu[runs]
+    sizes = [15 if k == current else 8 for k in runs]
+    draw.curve(
+        name,
+        x,
+        y,
+        n,
+        f"<b>{name}</b><br>%{{customdata[0]}}<br>Output %{{customdata[1]}}"
+        "<br>Per token %{customdata[2]}<br>First token %{customdata[3]}",
+        [
+            [
+                f"{load_text(float(curve.load[k]))} {load_unit}",
+                rate(float(curve.output_tokens_per_s[k])),
+                duration(float(curve.tpot_s[k])),
+                duration(float(curve.ttft_s[k])),
+            ]
+            for k in runs
+        ],
+        mode="lines+markers+text",
+        marker={"symbol": SYMBOLS[n % len(SYMBOLS)], "size": sizes, "color": colour},
+        **draw.beside(_load_labels(curve, runs, current, scale, labels), "top center")
+        | {"textfont": {"color": draw.colours.muted, "size": 11}},
     )
-    figure.add_vline(
-        x=limit_ms,
-        line={"dash": "dash", "color": colours.alarm, "width": 2},
-        annotation={
-            "text": f" limit {limit_ms:g} ms",
-            "font": {"color": colours.alarm},
-        },
-    )
+    if len(runs):
+        side = "right" if x[-1] > 0.5 * scale[0] else "left"
+        below = {"xanchor": side, "yanchor": "top", "yshift": -8, "showarrow": False}
+        font = {"color": colour, "size": 12}
+        text = f"<b>{name}</b>"
+        draw.figure.add_annotation(x=x[-1], y=y[-1], text=text, font=font, **below)
 
 
 def _load_labels(
-    curve: LoadCurve,
-    runs: Int,
-    current: int,
-    scale: tuple[float, float],
-    taken: list[tuple[float, float]],
+    curve: LoadCurve, runs: Int, current: int, scale: Scale, labels: list[tuple[float, float]]
 ) -> list[str]:
     """A text for each point, empty where it would stand on another.
 
-    Loads that all lie on one spot, as those beyond what a split holds do, share one: "64–1,024".
-    ``taken``: where labels are already, which grows.
+    Loads that all lie on one spot, as those beyond the split's capacity do, share one:
+    "64–1,024". ``labels``: places of all labels, which grows.
     """
     places = [
         (float(curve.tpot_s[k]) * 1e3 / scale[0], float(curve.per_gpu[k]) / scale[1]) for k in runs
     ]
     groups: list[list[int]] = []
     for j, (x, y) in enumerate(places):
-        if groups:
-            first_x, first_y = places[groups[-1][0]]
-            if abs(x - first_x) < NEAR and abs(y - first_y) < NEAR:
-                groups[-1].append(j)
-                continue
-        groups.append([j])
+        first = places[groups[-1][0]] if groups else (np.inf, np.inf)
+        if abs(x - first[0]) < NEAR and abs(y - first[1]) < NEAR:
+            groups[-1].append(j)
+        else:
+            groups.append([j])
     texts = [""] * len(runs)
-    for group in sorted(groups, key=lambda some: current not in [int(runs[j]) for j in some]):
+    # the current load is labelled first, so that no other label takes its place
+    for group in sorted(groups, key=lambda group: current not in runs[group]):
         x, y = places[group[0]]
-        if any(abs(x - a) < APART[0] and abs(y - b) < APART[1] for a, b in taken):
+        if any(abs(x - a) < APART[0] and abs(y - b) < APART[1] for a, b in labels):
             continue
-        taken.append((x, y))
-        first, last = (load_text(float(curve.load[runs[j]])) for j in (group[0], group[-1]))
-        texts[group[0]] = first if len(group) == 1 else f"{first}–{last}"
+        labels.append((x, y))
+        ends = [load_text(float(curve.load[runs[j]])) for j in (group[0], group[-1])]
+        texts[group[0]] = ends[0] if len(group) == 1 else "–".join(ends)
     return texts
 
 
-def _end_label(
-    figure: go.Figure,
-    name: str,
-    curve: LoadCurve,
-    k: int,
-    scale: tuple[float, float],
-    colour: str,
-) -> None:
-    """The name of a curve below its last point, inside the chart."""
-    x = float(curve.tpot_s[k]) * 1e3
-    figure.add_annotation(
-        x=x,
-        y=float(curve.per_gpu[k]),
-        text=f"<b>{name}</b>",
-        showarrow=False,
-        font={"color": colour, "size": 12},
-        xanchor="right" if x > 0.5 * scale[0] else "left",
-        yanchor="top",
-        yshift=-8,
-    )
-
-
 def _mark_crossings(
-    figure: go.Figure,
-    crossings: Mapping[str, Crossing],
-    names: Sequence[str],
-    load_unit: str,
-    scale: tuple[float, float],
-    colours: Palette,
+    draw: Drawing, crossings: Mapping[str, Crossing], load_unit: str, scale: Scale
 ) -> None:
-    """Where each curve meets the limit; the first one's load and output are written there."""
-    some = {name: crossings[name] for name in names if name in crossings}
-    some = {name: at for name, at in some.items() if not at.within}
-    if not some:
+    """Mark where each curve meets the limit; the first one's load and output are written there."""
+    if not crossings:
         return
-    figure.add_scatter(
-        x=[at.tpot_s * 1e3 for at in some.values()],
-        y=[at.per_gpu for at in some.values()],
-        mode="markers",
-        marker={"symbol": "x-thin", "size": 14, "line": {"color": colours.alarm, "width": 3}},
-        customdata=[[name, crossing_text(at, load_unit)] for name, at in some.items()],
-        hovertemplate="<b>%{customdata[0]}</b><br>At the limit: %{customdata[1]}<extra></extra>",
+    alarm = draw.colours.alarm
+    draw.points(
+        None,
+        [at.tpot_s * 1e3 for at in crossings.values()],
+        [at.per_gpu for at in crossings.values()],
+        {"symbol": "x-thin", "size": 14, "line": {"color": alarm, "width": 3}},
+        "<b>%{customdata[0]}</b><br>At the limit: %{customdata[1]}",
+        [[name, crossing_text(at, load_unit)] for name, at in crossings.items()],
         showlegend=False,
         cliponaxis=False,
     )
-    first = next(iter(some.values()))
+    first = next(iter(crossings.values()))
     far = first.tpot_s * 1e3 > 0.5 * scale[0]
-    figure.add_annotation(
+    draw.figure.add_annotation(
         x=first.tpot_s * 1e3,
         y=first.per_gpu,
         text=crossing_text(first, load_unit),
-        font={"color": colours.alarm, "size": 12},
-        bgcolor=colours.paper,
-        arrowcolor=colours.alarm,
+        font={"color": alarm, "size": 12},
+        bgcolor=draw.colours.paper,
+        arrowcolor=alarm,
         ax=-24 if far else 24,
         ay=40,
         xanchor="right" if far else "left",
     )
 
 
-def crossing_text(at: Crossing, load_unit: str) -> str:
-    """The load and the output at a crossing: ``96 in flight, 2,810 tok/s``."""
-    return f"{load_text(at.load)} {load_unit}, {rate(at.output_tokens_per_s)}"
+def frontier_lines(
+    frontier: Frontier, plan: Plan, row: int | None, *, dark: bool = False
+) -> go.Figure:
+    """The envelope of each device; a star is ``row`` of ``plan``, the split that is looked at."""
+    draw, wide = Drawing(dark=dark), frontier.plan
+    for n, envelope in enumerate(frontier.envelopes):
+        colour = draw.colours.groups[n % len(draw.colours.groups)]
+        about = [
+            [
+                wide.label(split),
+                wide.devices_text(split),
+                rate(float(envelope.per_gpu[k])),
+                rate(float(envelope.interactivity[k])),
+                wide.text("ttft", split),
+            ]
+            for k, split in enumerate(envelope.rows.tolist())
+        ]
+        draw.curve(
+            envelope.title,
+            envelope.interactivity,
+            envelope.per_gpu,
+            {"shape": "vh", "color": colour, "width": 2, "dash": DASHES[n % len(DASHES)]},
+            "<b>%{customdata[0]}</b><br>%{customdata[1]}<br>%{customdata[2]} per GPU"
+            "<br>%{customdata[3]} a user<br>First token %{customdata[4]}",
+            about,
+            mode="lines+markers",
+            marker={"symbol": SYMBOLS[n % len(SYMBOLS)], "size": 8, "color": colour},
+        )
+    if row is not None and np.isfinite(plan.raw("interactivity")[row]):
+        x, y = (plan.values(name, [row]) for name in ("interactivity", "per_gpu"))
+        star = {"symbol": "star", "size": 16, "color": draw.colours.ink}
+        hover, about = "<b>%{customdata[0]}</b>", [[plan.label(row)]]
+        draw.points("This split at its load", x, y, star, hover, about)
+    if (tpot_ms := plan.limit("tpot")) is not None:
+        draw.limit(f" limit {significant(tpot_ms)} ms a token", x=1e3 / tpot_ms)
+    across, up = (
+        axis(plan.measures[name].axis, rangemode="tozero") for name in ("interactivity", "per_gpu")
+    )
+    return draw.between(across, up, 460, hovermode="closest", showlegend=True)
+
+
+# Cost, cache, device count
 
 
 def use_curves(rates: Mapping[str, tuple[float, float]], *, dark: bool = False) -> go.Figure:
@@ -237,119 +246,108 @@ def use_curves(rates: Mapping[str, tuple[float, float]], *, dark: bool = False) 
 
     ``rates``: dollars per hour and tokens per second at full load, by the split's name.
     """
-    colours = palette(dark)
-    figure = go.Figure()
-    highest = 0.0
+    draw, highest = Drawing(dark=dark), 0.0
     for n, (name, (usd_per_hour, tokens_per_s)) in enumerate(rates.items()):
         price = usd_per_million_by_use(usd_per_hour, tokens_per_s, USE)
         highest = max(highest, float(price[-1]))
-        texts = [[f"{use:.0%}", usd(float(value))] for use, value in zip(USE, price, strict=True)]
-        hover = "%{customdata[0]} utilisation: %{customdata[1]} per million tokens<extra></extra>"
-        figure.add_scatter(
-            x=USE * 100,
-            y=price,
-            mode="lines",
-            name=name,
-            line=stroke(colours, n),
-            customdata=texts,
-            hovertemplate=f"<b>{name}</b><br>{hover}",
-        )
-    figure.update_layout(height=380, hovermode="closest", showlegend=True, **FRAME)
-    figure.update_xaxes(title="Utilisation (% of paid hours)", range=[0, 102], zeroline=False)
-    figure.update_yaxes(
-        title="$ per million output tokens", range=[0, highest * 6 or 1], zeroline=False
+        about = [[f"{use:.0%}", usd(float(value))] for use, value in zip(USE, price, strict=True)]
+        hover = "%{customdata[0]} utilisation: %{customdata[1]} per million tokens"
+        draw.curve(name, USE * 100, price, n, f"<b>{name}</b><br>{hover}", about)
+    across = axis("Utilisation (% of paid hours)", range=[0, 102])
+    up = axis("$ per million output tokens", range=[0, highest * 6 or 1])
+    return draw.between(across, up, 380, hovermode="closest", showlegend=True)
+
+
+def reuse_curve(
+    curve: ReuseCurve, cache: PrefixCache, tiers: Sequence[KvTier], *, dark: bool = False
+) -> go.Figure:
+    """Share of prompt tokens found over the size of the cache, and where each tier stands."""
+    draw, marks = Drawing(dark=dark), _tier_marks(cache, tiers)
+    ends = (curve.cache_tokens[0], curve.cache_tokens[-1])
+    sizes = [*ends, *(size for _, size, *_ in marks if size > 0)]
+    x = np.geomspace(min(sizes) / 2, 2 * max(sizes), 120)
+    line = {"color": draw.colours.series[0], "width": 2}
+    hover = "%{x:,.0f} tokens<br>%{y:.1%} found"
+    draw.curve("Found by a cache of this size", x, curve.hit_at(x), line, hover)
+    for n, (title, size, hit, text) in enumerate(marks):
+        colour = draw.colours.groups[(n + 1) % len(draw.colours.groups)]
+        look = {"symbol": SYMBOLS[n % len(SYMBOLS)], "size": 13, "color": colour}
+        hover = "<b>%{fullData.name}</b><br>%{customdata[0]}"
+        draw.points(title, [size], [hit], look, hover, [[text]])
+    return draw.between(
+        {"title": "Cache, tokens of all requests together", "type": "log"},
+        {"title": "Prompt tokens found", "tickformat": ".0%", "rangemode": "tozero"},
     )
-    return figure
+
+
+def _tier_marks(cache: PrefixCache, tiers: Sequence[KvTier]) -> list[tuple[str, float, float, str]]:
+    """Title, size, share found and text of each cache; a tier also holds those above it."""
+    text = f"{count(cache.seen_tokens)} tokens, {cache.device_hit:.1%} found"
+    marks = [("Devices", cache.seen_tokens, cache.device_hit, text)]
+    size = cache.seen_tokens
+    for tier in tiers:
+        size = max(size, tier.capacity_tokens)
+        text = f"{count(tier.capacity_tokens)} tokens, {tier.hit:.1%} found; {tier.verdict}"
+        marks.append((TIERS[tier.name], size, tier.hit, text))
+    return marks
 
 
 def scaling_curve(best: Scaling, labels: Sequence[str], *, dark: bool = False) -> go.Figure:
     """Tokens per second of the best split at each device count, against linear scaling."""
-    colours = palette(dark)
-    figure = go.Figure()
-    figure.add_scatter(
-        x=best.gpus,
-        y=best.ideal_tokens_per_s,
-        mode="lines",
-        name="Linear",
-        line={"dash": "dot", "color": colours.muted},
-        hoverinfo="skip",
-    )
-    share = best.tokens_per_s / np.maximum(best.ideal_tokens_per_s, 1e-12)
-    figure.add_scatter(
-        x=best.gpus,
-        y=best.tokens_per_s,
+    draw, ideal, tokens = Drawing(dark=dark), best.ideal_tokens_per_s, best.tokens_per_s
+    draw.curve("Linear", best.gpus, ideal, {"dash": "dot", "color": draw.colours.muted})
+    shares = tokens / np.maximum(ideal, 1e-12)
+    draw.curve(
+        "Best split",
+        best.gpus,
+        tokens,
+        0,
+        "%{x} devices: %{customdata[1]}<br>%{customdata[0]}",
+        [[label, rate(float(value))] for label, value in zip(labels, tokens, strict=True)],
         mode="lines+markers+text",
-        name="Best split",
-        line=stroke(colours, 0),
-        marker={"size": 10, "color": colours.series[0]},
-        text=[f"{ratio:.0%}" for ratio in share],
-        textposition="top left",
-        textfont={"color": colours.ink},
-        customdata=[
-            [label, rate(float(tokens))]
-            for label, tokens in zip(labels, best.tokens_per_s, strict=True)
-        ],
-        hovertemplate="%{x} devices: %{customdata[1]}<br>%{customdata[0]}<extra></extra>",
-        cliponaxis=False,
+        marker={"size": 10, "color": draw.colours.series[0]},
+        **draw.beside([f"{share:.0%}" for share in shares], "top left"),
     )
-    figure.update_layout(height=400, hovermode="closest", showlegend=True, **FRAME)
-    figure.update_xaxes(
-        title="Devices",
-        type="log",
-        tickvals=list(best.gpus),
-        ticktext=[f"{n:,.0f}" for n in best.gpus],
-        zeroline=False,
-    )
-    ticks = {
-        "tickvals": list(best.tokens_per_s),
-        "ticktext": [f"{significant(float(tokens))}" for tokens in best.tokens_per_s],
-    }
-    figure.update_yaxes(title="Tokens/s", type="log", zeroline=False, **ticks)
-    return figure
+    across = axis("Devices", **_log_ticks(best.gpus, [f"{n:,.0f}" for n in best.gpus]))
+    up = axis("Tokens/s", **_log_ticks(tokens, [significant(float(value)) for value in tokens]))
+    return draw.between(across, up, 400, hovermode="closest", showlegend=True)
+
+
+def _log_ticks(values: Float, texts: Sequence[str]) -> dict[str, object]:
+    return {"type": "log", "tickvals": list(values), "ticktext": texts}
+
+
+# Sensitivity
 
 
 def swings(
     base: float, moves: Sequence[Swing], measure: Measure, *, dark: bool = False
 ) -> go.Figure:
     """A tornado: how far a figure moves when each assumption is changed alone, widest first."""
-    colours = palette(dark)
-    figure = go.Figure()
+    draw, middle = Drawing(dark=dark), base * measure.factor
     names = [f"{swing.name}: {_between(swing.low, swing.high)}" for swing in moves]
-    ends = (
-        ("Assumption at its lower value", [(swing.less, swing.low) for swing in moves]),
-        ("Assumption at its higher value", [(swing.more, swing.high) for swing in moves]),
-    )
-    for n, (title, values) in enumerate(ends):
-        shown = [value if np.isfinite(value) else base for value, _ in values]
-        figure.add_bar(
-            y=names,
-            x=[(value - base) * measure.factor for value in shown],
-            base=[base * measure.factor] * len(shown),
-            orientation="h",
-            name=title,
-            marker=filled(colours, n),
-            customdata=[
-                [
-                    f"{swing.name} {at}",
-                    measure.show(value) if np.isfinite(value) else "cannot run",
-                ]
-                for swing, (value, at) in zip(moves, values, strict=True)
+    lower = [(swing.name, swing.low, swing.less) for swing in moves]
+    higher = [(swing.name, swing.high, swing.more) for swing in moves]
+    for n, ends in enumerate((lower, higher)):
+        values = np.array([end for *_, end in ends], dtype=np.float64)
+        runs = np.isfinite(values)
+        draw.bars(
+            f"Assumption at its {('lower', 'higher')[n]} value",
+            names,
+            (np.where(runs, values, base) - base) * measure.factor,
+            n,
+            f"%{{customdata[0]}}<br>{measure.title} %{{customdata[1]}}",
+            [
+                [f"{name} {text}", measure.show(end) if run else "cannot run"]
+                for (name, text, end), run in zip(ends, runs, strict=True)
             ],
-            hovertemplate=f"%{{customdata[0]}}<br>{measure.title} %{{customdata[1]}}"
-            "<extra></extra>",
+            base=[middle] * len(moves),
         )
-    figure.add_vline(x=base * measure.factor, line={"color": colours.ink, "width": 2})
-    place = {"y": 1, "yref": "paper", "yanchor": "bottom", "xanchor": "left", "showarrow": False}
-    figure.add_annotation(
-        x=base * measure.factor,
-        text=f" now {measure.show(base)}",
-        font={"color": colours.ink},
-        **place,
-    )
-    figure.update_layout(barmode="overlay", height=120 + 34 * len(moves), bargap=0.3, **FRAME)
-    figure.update_xaxes(title=measure.axis, zeroline=False)
-    figure.update_yaxes(autorange="reversed", type="category", title=None)
-    return figure
+    draw.limit(x=middle, colour=draw.colours.ink, dash=None)
+    top = {"y": 1, "yref": "paper", "yanchor": "bottom", "xanchor": "left"}
+    draw.note(f" now {measure.show(base)}", draw.colours.ink, x=middle, **top)
+    across, height = axis(measure.axis), 120 + 34 * len(moves)
+    return draw.between(across, categories(), height, barmode="overlay", bargap=0.3)
 
 
 def _between(low: str, high: str) -> str:

@@ -1,8 +1,8 @@
-"""What every split trades: two measures against each other, one front for each group of splits."""
+"""Splits as tradeoffs: two measures against each other, one front for each group of splits."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +12,9 @@ import plotly.graph_objects as go
 from recipe_core.base.arrays import Float, Int
 from recipe_core.base.units import range_text, significant
 from recipe_core.plans.plan import Plan
+from recipe_core.views.charts.figures import Drawing, Style, axis, band
 from recipe_core.views.charts.groups import OTHERS, Groups, first_grouping, grouped
-from recipe_core.views.charts.style import DASHES, FRAME, Palette, palette
+from recipe_core.views.charts.style import DASHES, Palette, translucent
 from recipe_core.views.verdict import starts_text
 
 MAX_POINTS = 1500
@@ -24,11 +25,12 @@ They are SVG: without a GPU, which no page can count on, WebGL is slower even at
 CELLS = (200, 120)
 SMALL, LARGE = 8.0, 20.0
 FRONT = "front"
+HOVER = "<b>%{customdata[1]}</b><br>%{customdata[2]}"
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What a split is, with its mark; ``rank`` orders the legend."""
+    """The state of a split, with its mark; ``rank`` orders the legend."""
 
     name: str
     title: str
@@ -62,87 +64,178 @@ def tradeoff(
     bands: bool = True,
     dark: bool = False,
 ) -> go.Figure:
-    """One measure against another: size is the device count, the symbol says what a split is.
+    """One measure against another: size is the device count, the symbol the state of a split.
 
-    ``by``: what colours tell apart (``groups.group_names``); by default what the plan differs in
-    first. Each group has a front of its own. ``bands``: whether the front's points carry the ranges
-    in which eight of ten measured runs are expected. ``customdata[0]`` of a point is the split's
-    key.
+    ``by``: the grouping that colours tell apart (``groups.group_names``); by default the first that
+    the plan differs in. Each group has a front of its own. ``bands``: whether the front's points
+    carry the ranges in which eight of ten measured runs are expected. ``customdata[0]`` of a point
+    is the split's key.
     """
-    colours = palette(dark)
-    figure = go.Figure()
     groups = grouped(plan, first_grouping(plan) if by is None else by)
-    drawn = _drawn(plan, groups, (x, y))
-    looks = _looks(groups, colours)
-    for group in range(len(groups.titles)):
-        _add_front_line(figure, plan, drawn.front(group), (x, y), looks[group])
-    titles = {state.name: state for state in states(plan).values()}
-    for state in titles.values():
-        for group in range(len(groups.titles)):
-            rows = drawn.rows(state.name, group)
-            if not len(rows) and (groups.several or state.name in ("queues", "uncertain")):
-                continue
-            look = looks[group]
-            if not groups.several:
-                title = f"{state.title}{drawn.left_out(state.name)}"
-                look = _Look(title, _state_colour(state.name, colours), look.dash, several=False)
-            figure.add_trace(_points(plan, rows, (x, y), state, look, bands=bands))
+    chart = _Tradeoff(Drawing(dark=dark), plan, (x, y), groups, bands)
+    chart.add_fronts()
+    chart.add_states()
     if groups.several:
-        _add_legend(figure, titles, drawn, groups, looks, colours)
-    _mark_pins(figure, plan, pins, (x, y), colours)
-    _limit_lines(figure, plan, (x, y), colours)
-    figure.update_xaxes(title=plan.measures[x].axis, rangemode="tozero", zeroline=False)
-    figure.update_yaxes(title=plan.measures[y].axis, rangemode="tozero", zeroline=False)
-    figure.update_layout(
-        height=460, hovermode="closest", showlegend=True, clickmode="event+select", **FRAME
-    )
-    return figure
+        chart.add_legend()
+    chart.add_pins(pins)
+    chart.add_limits()
+    across, up = (axis(plan.measures[name].axis, rangemode="tozero") for name in (x, y))
+    look: Style = {"hovermode": "closest", "showlegend": True, "clickmode": "event+select"}
+    return chart.draw.between(across, up, 460, **look)
 
 
-# What is drawn
+class _Tradeoff:
+    """The rows that are drawn, by state, and their looks, by group."""
 
+    def __init__(
+        self, draw: Drawing, plan: Plan, axes: tuple[str, str], groups: Groups, bands: bool
+    ) -> None:
+        self.draw, self.plan, self.axes, self.groups = draw, plan, axes, groups
+        self.bands = bands
+        self.states = states(plan)
+        by_state = self._rows_by_state()
+        self.counts = {name: len(rows) for name, rows in by_state.items()}
+        self.drawn = {
+            name: rows if name == FRONT else thinned(plan, rows, *axes, groups.codes)
+            for name, rows in by_state.items()
+        }
 
-@dataclass(frozen=True, slots=True)
-class _Drawn:
-    """Rows that are drawn, by state; ``every``: how many there are of each."""
+    def _rows_by_state(self) -> dict[str, Int]:
+        """All rows with both measures; those of the front from left to right."""
+        plan, (x, y) = self.plan, self.axes
+        finite = np.isfinite(plan.raw(x)) & np.isfinite(plan.raw(y))
+        on = np.zeros(len(plan), dtype=np.bool_)
+        for group in range(len(self.groups.titles)):
+            on |= plan.front(x, y, among=self.groups.among(group))
+        front = np.flatnonzero(on)
+        rest = plan.order[finite[plan.order] & ~on[plan.order]]
+        return {
+            "beyond": np.array([row for row in plan.beyond_limits() if finite[row]], dtype=int),
+            "uncertain": rest[plan.uncertain[rest]],
+            "queues": rest[plan.queues[rest]],
+            "holds": rest[~plan.queues[rest] & ~plan.uncertain[rest]],
+            FRONT: front[np.argsort(plan.raw(x)[front], kind="stable")],
+        }
 
-    by_state: dict[str, Int]
-    every: dict[str, int]
-    groups: Groups
-
-    def rows(self, state: str, group: int) -> Int:
-        rows = self.by_state[state]
+    def _rows(self, state: str, group: int) -> Int:
+        rows = self.drawn[state]
         return np.asarray(rows[self.groups.codes[rows] == group])
 
-    def front(self, group: int) -> Int:
-        """The front of a group, from left to right."""
-        return self.rows(FRONT, group)
+    def _places(self, rows: Sequence[int] | Int) -> tuple[Float, Float]:
+        x, y = self.axes
+        return self.plan.values(x, rows), self.plan.values(y, rows)
 
-    def left_out(self, state: str) -> str:
-        """How many of a state's splits are drawn, where not all are."""
-        shown, every = len(self.by_state[state]), self.every[state]
-        return "" if shown == every else f" ({shown:,} of {every:,} drawn)"
+    def _state_title(self, state: State) -> str:
+        """The title of a state, and how many of its splits are drawn where not all are."""
+        shown, total = len(self.drawn[state.name]), self.counts[state.name]
+        return state.title + ("" if shown == total else f" ({shown:,} of {total:,} drawn)")
 
+    def _colour(self, group: int) -> str:
+        colours = self.draw.colours
+        if self.groups.several and self.groups.titles[group].startswith(OTHERS):
+            return colours.muted
+        return colours.groups[group % len(colours.groups)]
 
-def _drawn(plan: Plan, groups: Groups, axes: tuple[str, str]) -> _Drawn:
-    x, y = axes
-    known = np.isfinite(plan.raw(x)) & np.isfinite(plan.raw(y))
-    on = np.zeros(len(plan), dtype=np.bool_)
-    for group in range(len(groups.titles)):
-        on |= plan.front(x, y, among=groups.among(group))
-    on_front = np.flatnonzero(on)
-    on_front = on_front[np.argsort(plan.raw(x)[on_front], kind="stable")]
-    rest = plan.order[known[plan.order] & ~on[plan.order]]
-    beyond = np.array([row for row in plan.beyond_limits() if known[row]], dtype=np.int64)
-    whole = {
-        "beyond": beyond,
-        "uncertain": rest[plan.uncertain[rest]],
-        "queues": rest[plan.queues[rest]],
-        "holds": rest[~plan.queues[rest] & ~plan.uncertain[rest]],
-    }
-    shown = {name: thinned(plan, rows, x, y, groups.codes) for name, rows in whole.items()}
-    counts = {name: len(rows) for name, rows in whole.items()}
-    return _Drawn(shown | {FRONT: on_front}, counts | {FRONT: len(on_front)}, groups)
+    def _line(self, group: int) -> dict[str, Any]:
+        """The line of a group's front; the dash says again what the colour says."""
+        dash = DASHES[group % len(DASHES)]
+        return {"color": self._colour(group), "width": 1.5, "dash": dash}
+
+    def add_fronts(self) -> None:
+        """The stairs of each group's front."""
+        shape = "vh" if self.plan.measures[self.axes[0]].more_is_better else "hv"
+        for group, title in enumerate(self.groups.titles):
+            line, places = (
+                {"shape": shape, **self._line(group)},
+                self._places(self._rows(FRONT, group)),
+            )
+            self.draw.curve(None, *places, line, legendgroup=title or None, showlegend=False)
+
+    def add_states(self) -> None:
+        """The points of every state and group; of one group, states have colours of their own."""
+        several = self.groups.several
+        for state in self.states.values():
+            for group, title in enumerate(self.groups.titles):
+                rows = self._rows(state.name, group)
+                if not len(rows) and (several or state.name in ("queues", "uncertain")):
+                    continue
+                colour = self._colour(group)
+                legend = {"legendgroup": title, "showlegend": False}
+                name = f"{title}, {state.title[0].lower()}{state.title[1:]}"
+                if not several:
+                    colour, name = (
+                        _state_colour(state.name, self.draw.colours),
+                        self._state_title(state),
+                    )
+                    legend = {"legendrank": state.rank, "showlegend": True}
+                self._add_points(name, rows, state, colour, legend)
+
+    def _add_points(
+        self, name: str, rows: Int, state: State, colour: str, legend: dict[str, Any]
+    ) -> None:
+        front = state.name == FRONT
+        bars: dict[str, Any] = {}
+        if front and self.bands:
+            bars = {
+                error: self._error_bars(measure, rows, colour)
+                for error, measure in zip(("error_x", "error_y"), self.axes, strict=True)
+                if self.plan.has_band(measure)
+            }
+        look = {
+            "symbol": state.symbol,
+            "color": colour,
+            "opacity": 0.55 if self.groups.several and not front else 1.0,
+            "size": _sizes(self.plan, rows) * state.larger,
+            "line": {"width": 1.5 if state.symbol.endswith("-open") else 0},
+        }
+        opaque = {"marker": {"opacity": 1}}
+        about = _row_texts(self.plan, rows, ranges=front)
+        more = {**legend, **bars, "selected": opaque, "unselected": opaque}
+        self.draw.points(name, *self._places(rows), look, HOVER, about, **more)
+
+    def _error_bars(self, name: str, rows: Int, colour: str) -> dict[str, Any]:
+        """The 80 % band around each value, as bars without caps: they stand close together."""
+        factor, values = self.plan.measures[name].factor, self.plan.values(name, rows)
+        low, high = (end * factor for end in self.plan.band_ends(name, rows))
+        return band(values, low, high, translucent(colour), thickness=1.25, width=0)
+
+    def add_legend(self) -> None:
+        """Entries for groups by colour and dash, which hide a group, then for states by symbol."""
+        for group, title in enumerate(self.groups.titles):
+            if any((self.groups.codes[rows] == group).any() for rows in self.drawn.values()):
+                marker = {"color": self._colour(group), "symbol": "circle", "size": 11}
+                look = {"mode": "lines+markers", "line": self._line(group), "marker": marker}
+                self._add_entry(title, 990 + group, legendgroup=title, **look)
+        for state in self.states.values():
+            if self.counts[state.name]:
+                marker = {"color": self.draw.colours.muted, "symbol": state.symbol, "size": 11}
+                self._add_entry(self._state_title(state), state.rank, mode="markers", marker=marker)
+
+    def _add_entry(self, name: str, rank: int, **look: Any) -> None:
+        self.draw.legend_entry(name, legendrank=rank, showlegend=True, hoverinfo="skip", **look)
+
+    def add_pins(self, pins: Sequence[str]) -> None:
+        """Rings around pinned splits that fit, with their names."""
+        plan, colours = self.plan, self.draw.colours
+        rows = [row for key in pins if (row := plan.find(key)) is not None and plan.feasible[row]]
+        if rows:
+            ring = {"symbol": "circle-open", "size": 26, "color": colours.series[3]}
+            ring["line"] = {"width": 3}
+            names = self.draw.beside([plan.label(row) for row in rows], "bottom center")
+            more = {"mode": "markers+text", "legendrank": 1006, **names}
+            self.draw.points("Pinned", *self._places(rows), ring, **more)
+
+    def add_limits(self) -> None:
+        """The objective's limits on either axis; the time per token also limits its inverse."""
+        plan = self.plan
+        for key, name in zip("xy", self.axes, strict=True):
+            limit = plan.limit(name)
+            if name == "interactivity" and (tpot_ms := plan.limit("tpot")) is not None:
+                limit = 1e3 / tpot_ms
+            if limit is not None:
+                text = f" limit {significant(limit)} {plan.measures[name].unit}"
+                place: Style = {key: limit}
+                self.draw.limit(text, **place)
 
 
 def thinned(plan: Plan, rows: Int, x: str, y: str, codes: Int | None = None) -> Int:
@@ -152,38 +245,13 @@ def thinned(plan: Plan, rows: Int, x: str, y: str, codes: Int | None = None) -> 
     """
     if len(rows) <= MAX_POINTS:
         return rows
-    places = []
+    cell = np.zeros(len(rows), dtype=np.int64) if codes is None else codes[rows]
     for name, cells in zip((x, y), CELLS, strict=True):
         values = plan.raw(name)[rows]
         span = float(np.ptp(values)) or 1.0
-        places.append(((values - values.min()) / span * (cells - 1)).astype(np.int64))
-    cell = places[0] * CELLS[1] + places[1]
-    if codes is not None:
-        cell = cell + codes[rows] * CELLS[0] * CELLS[1]
+        cell = cell * cells + ((values - values.min()) / span * (cells - 1)).astype(np.int64)
     _, first = np.unique(cell, return_index=True)
     return np.asarray(rows[np.sort(first)][:MAX_POINTS], dtype=np.int64)
-
-
-# How it looks
-
-
-@dataclass(frozen=True, slots=True)
-class _Look:
-    """Title, colour and dash of a group; the dash says again what the colour says."""
-
-    title: str
-    colour: str
-    dash: str
-    several: bool
-
-
-def _looks(groups: Groups, colours: Palette) -> list[_Look]:
-    looks = []
-    for n, title in enumerate(groups.titles):
-        others = groups.several and title.startswith(OTHERS)
-        colour = colours.muted if others else colours.groups[n % len(colours.groups)]
-        looks.append(_Look(title, colour, DASHES[n % len(DASHES)], groups.several))
-    return looks
 
 
 def _state_colour(state: str, colours: Palette) -> str:
@@ -192,196 +260,39 @@ def _state_colour(state: str, colours: Palette) -> str:
     return by_state.get(state, colours.muted)
 
 
-def _add_front_line(
-    figure: go.Figure, plan: Plan, rows: Int, axes: tuple[str, str], look: _Look
-) -> None:
-    shape = "vh" if plan.measures[axes[0]].more_is_better else "hv"
-    figure.add_scatter(
-        x=plan.values(axes[0], rows),
-        y=plan.values(axes[1], rows),
-        mode="lines",
-        line={"shape": shape, "color": look.colour, "width": 1.5, "dash": look.dash},
-        legendgroup=look.title or None,
-        hoverinfo="skip",
-        showlegend=False,
-    )
-
-
-def _points(
-    plan: Plan, rows: Int, axes: tuple[str, str], state: State, look: _Look, *, bands: bool
-) -> Any:
-    on_front = state.name == FRONT
-    bars: dict[str, Any] = {}
-    if on_front and bands:
-        bars = {
-            axis: _error_bars(plan, name, rows, look.colour)
-            for axis, name in zip(("error_x", "error_y"), axes, strict=True)
-            if plan.has_band(name)
-        }
-    named: dict[str, Any] = {"name": look.title, "legendrank": state.rank, "showlegend": True}
-    if look.several:
-        words = f"{look.title}, {state.title[0].lower()}{state.title[1:]}"
-        named = {"name": words, "legendgroup": look.title, "showlegend": False}
-    return go.Scatter(
-        x=plan.values(axes[0], rows),
-        y=plan.values(axes[1], rows),
-        mode="markers",
-        **named,
-        **bars,
-        marker={
-            "symbol": state.symbol,
-            "color": look.colour,
-            "opacity": 0.55 if look.several and not on_front else 1.0,
-            "size": _sizes(plan, rows) * state.larger,
-            "line": {"width": 1.5 if state.symbol.endswith("-open") else 0},
-        },
-        customdata=_about(plan, rows, ranges=on_front),
-        hovertemplate=_HOVER,
-        selected={"marker": {"opacity": 1}},
-        unselected={"marker": {"opacity": 1}},
-    )
-
-
-def _error_bars(plan: Plan, name: str, rows: Int, colour: str) -> dict[str, Any]:
-    """The 80 % band around each value, as bars without caps: they stand close together."""
-    factor, values = plan.measures[name].factor, plan.values(name, rows)
-    low, high = (end * factor for end in plan.band_ends(name, rows))
-    return {
-        "type": "data",
-        "symmetric": False,
-        "array": np.nan_to_num(high - values),
-        "arrayminus": np.nan_to_num(values - low),
-        "color": faint(colour),
-        "thickness": 1.25,
-        "width": 0,
-    }
-
-
-def faint(colour: str) -> str:
-    """A colour, given as #RRGGBB, with most of what is behind it to be seen."""
-    red, green, blue = (int(colour[n : n + 2], 16) for n in (1, 3, 5))
-    return f"rgba({red}, {green}, {blue}, 0.4)"
-
-
-def _add_legend(
-    figure: go.Figure,
-    titles: dict[str, State],
-    drawn: _Drawn,
-    groups: Groups,
-    looks: Sequence[_Look],
-    colours: Palette,
-) -> None:
-    """Entries for groups by colour and dash, which hide a group, then for states by symbol."""
-    for n, look in enumerate(looks):
-        if any((groups.codes[rows] == n).any() for rows in drawn.by_state.values()):
-            figure.add_trace(
-                _entry(
-                    look.title,
-                    990 + n,
-                    legendgroup=look.title,
-                    mode="lines+markers",
-                    line={"color": look.colour, "dash": look.dash, "width": 1.5},
-                    marker={"color": look.colour, "symbol": "circle", "size": 11},
-                )
-            )
-    for state in titles.values():
-        if drawn.every[state.name]:
-            marker = {"color": colours.muted, "symbol": state.symbol, "size": 11}
-            name = f"{state.title}{drawn.left_out(state.name)}"
-            figure.add_trace(_entry(name, state.rank, mode="markers", marker=marker))
-
-
-def _entry(name: str, rank: int, **look: Any) -> Any:
-    """A line of the legend alone."""
-    return go.Scatter(
-        x=[None], y=[None], name=name, legendrank=rank, showlegend=True, hoverinfo="skip", **look
-    )
-
-
 def _sizes(plan: Plan, rows: Int) -> Any:
     """Diameters by device count, areas in proportion, between ``SMALL`` and ``LARGE``."""
     largest = float(plan.raw("gpus").max()) if len(plan) else 1.0
-    return (
-        SMALL
-        + (LARGE - SMALL) * np.sqrt(plan.raw("gpus")[rows] / largest)
-        - (LARGE - SMALL) * np.sqrt(1 / largest)
-    )
+    roots = np.sqrt(plan.raw("gpus")[rows] / largest) - np.sqrt(1 / largest)
+    return SMALL + (LARGE - SMALL) * roots
 
 
-_HOVER = "<b>%{customdata[1]}</b><br>%{customdata[2]}<extra></extra>"
-
-
-def _about(plan: Plan, rows: Int, *, ranges: bool = False) -> list[list[str]]:
-    """What points carry, one list per row: key, name, and measures as hover text.
+def _row_texts(plan: Plan, rows: Int, *, ranges: bool = False) -> list[list[str]]:
+    """Key, name, and measures as hover text, one list per row.
 
     ``ranges``: with the ranges in which measured runs are expected.
     """
-    basis = f"<i>computed; device: {plan.basis}</i>"
-    measures = [(name, plan.measures[name].title) for name in plan.listed if name != "gpus"]
-    ends = dict(_ends(plan, rows)) if ranges else {}
-
-    def figure(n: int, row: int, name: str, title: str) -> str:
-        text = f"{title} {plan.text(name, row)}"
-        if name not in ends:
-            return text
-        low, high = ends[name]
-        return f"{text} ({range_text((low[n], high[n]), plan.measures[name].show)} likely)"
-
-    def lines(n: int, row: int) -> str:
-        figures = [figure(n, row, name, title) for name, title in measures]
-        waiting = [f"Queues: {plan.queue_text(row)}"] if plan.queues[row] else []
-        waiting += [said] if (said := starts_text(plan, row)) else []
-        return "<br>".join([plan.devices_text(row), *waiting, *figures, basis])
-
-    return [[plan.key(row), plan.label(row), lines(n, row)] for n, row in enumerate(map(int, rows))]
-
-
-def _ends(plan: Plan, rows: Int) -> Iterator[tuple[str, tuple[Float, Float]]]:
-    """The bands of the listed measures that have one, by name."""
-    for name in plan.listed:
+    measures = [name for name in plan.listed if name != "gpus"]
+    ends = {}
+    for name in measures if ranges else ():
         if plan.has_band(name):
             low, high = plan.band_ends(name, rows)
             if np.isfinite(low).all() and np.isfinite(high).all():
-                yield name, (low, high)
+                ends[name] = (low, high)
 
+    def figure(n: int, row: int, name: str) -> str:
+        text = f"{plan.measures[name].title} {plan.text(name, row)}"
+        if name not in ends:
+            return text
+        low, high = (float(values[n]) for values in ends[name])
+        return f"{text} ({range_text((low, high), plan.measures[name].show)} likely)"
 
-def _mark_pins(
-    figure: go.Figure, plan: Plan, pins: Sequence[str], axes: tuple[str, str], colours: Palette
-) -> None:
-    """Rings around pinned splits that fit, with their names."""
-    rows = [row for key in pins if (row := plan.find(key)) is not None and plan.feasible[row]]
-    if rows:
-        figure.add_scatter(
-            x=plan.values(axes[0], rows),
-            y=plan.values(axes[1], rows),
-            mode="markers+text",
-            name="Pinned",
-            legendrank=1006,
-            text=[plan.label(row) for row in rows],
-            textposition="bottom center",
-            textfont={"color": colours.ink},
-            marker={
-                "symbol": "circle-open",
-                "size": 26,
-                "color": colours.series[3],
-                "line": {"width": 3},
-            },
-            hoverinfo="skip",
-            cliponaxis=False,
-        )
+    def lines(n: int, row: int) -> str:
+        states = [f"Queues: {plan.queue_text(row)}" if plan.queues[row] else ""]
+        states += [starts_text(plan, row)]
+        figures = [figure(n, row, name) for name in measures]
+        basis = f"<i>computed; device: {plan.basis}</i>"
+        parts = [plan.devices_text(row), *states, *figures, basis]
+        return "<br>".join(part for part in parts if part)
 
-
-def _limit_lines(figure: go.Figure, plan: Plan, axes: tuple[str, str], colours: Palette) -> None:
-    """The objective's limits on either axis; the time per token also limits its inverse."""
-    line = {"dash": "dash", "color": colours.alarm, "width": 2}
-    for name, draw, key in ((axes[0], figure.add_vline, "x"), (axes[1], figure.add_hline, "y")):
-        limit = plan.limit(name)
-        if name == "interactivity" and (tpot_ms := plan.limit("tpot")) is not None:
-            limit = 1e3 / tpot_ms
-        if limit is not None:
-            text = f" limit {significant(limit)} {plan.measures[name].unit}"
-            draw(
-                **{key: limit},
-                line=line,
-                annotation={"text": text, "font": {"color": colours.alarm}},
-            )
+    return [[plan.key(row), plan.label(row), lines(n, row)] for n, row in enumerate(rows.tolist())]

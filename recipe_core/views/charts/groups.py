@@ -1,4 +1,4 @@
-"""What of a plan's splits differs beside their degrees, as groups that a chart colours."""
+"""Properties in which a plan's splits differ beside their degrees, as groups of colours."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ TITLES = {
     "weight_dtype": "Weight format",
     "kv_dtype": "Cache format",
 }
-"""What splits can be grouped by, in the order in which a chart chooses."""
+"""Groupings of splits, in the order in which a chart chooses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """The rows of a plan by what differs. ``codes``: of every row, an index of ``titles``."""
+    """The rows of a plan by a property. ``codes``: of every row, an index of ``titles``."""
 
     name: str
     titles: tuple[str, ...]
@@ -34,7 +34,7 @@ class Groups:
 
     @property
     def several(self) -> bool:
-        """Whether there is anything to tell apart."""
+        """There is more than one."""
         return len(self.titles) > 1
 
     def told(self, rows: Int) -> tuple[tuple[str, ...], Int]:
@@ -50,12 +50,12 @@ ALONE = "none"
 
 
 def group_names(plan: Plan) -> list[str]:
-    """What the splits of a plan differ in, the most telling first; empty where in nothing."""
+    """Properties that the splits of a plan differ in, the most telling first; often none."""
     return [name for name in TITLES if name in plan.differs]
 
 
 def first_grouping(plan: Plan) -> str:
-    """What a chart is coloured by unless the reader chooses."""
+    """The grouping that colours a chart unless the reader chooses."""
     names = group_names(plan)
     return names[0] if names else ALONE
 
@@ -75,9 +75,8 @@ def grouped(plan: Plan, name: str, at_most: int | None = COLOURED) -> Groups:
     leading = sorted(list(dict.fromkeys(codes[ranked].tolist()))[:at_most])
     places = np.full(len(titles), len(leading), dtype=np.int64)
     places[leading] = np.arange(len(leading))
-    kept = tuple(titles[code] for code in leading)
-    others = f"{OTHERS} ({len(titles) - len(leading)})"
-    return Groups(name, (*kept, others), places[codes])
+    rest = f"{OTHERS} ({len(titles) - len(leading)})"
+    return Groups(name, (*(titles[code] for code in leading), rest), places[codes])
 
 
 def _codes(plan: Plan, name: str) -> tuple[tuple[str, ...], Int]:

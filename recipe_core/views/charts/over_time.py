@@ -1,4 +1,4 @@
-"""One policy through the time of a load: capacity, replicas, first token, share, cost.
+"""A load through time, and one policy under it: capacity, replicas, first token, share, cost.
 
 Functions of ``OverTimeAnswer.to_json`` and one of its policies; ``window``: seconds from and to.
 The horizontal axis is a time of the week, as dates of a week that begins on a Monday.
@@ -15,7 +15,9 @@ import plotly.graph_objects as go
 from recipe_core.base.arrays import Float
 from recipe_core.base.units import significant
 from recipe_core.request.over_time import DAY_S, HOUR_S, WEEK_S
-from recipe_core.views.charts.style import FRAME, PATTERNS, palette
+from recipe_core.views import over_time as view
+from recipe_core.views.charts.figures import Drawing, Look, axis
+from recipe_core.views.charts.style import FRAME, PATTERNS
 
 Json = Mapping[str, Any]
 Window = tuple[float, float]
@@ -24,11 +26,10 @@ MONDAY = np.datetime64("2024-01-01T00:00:00", "ms")
 MOST_POINTS = 1_500
 """Points of a curve; more are drawn as means of several."""
 HEIGHT_PX = 270
+WEEK_H = 168
+BARE = {"showlegend": False, "margin": {**FRAME["margin"], "t": 12}}
 STEPS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600, 1800, 3600)
 """Ticks of an axis of times."""
-
-
-# --- series --------------------------------------------------------------------------------------
 
 
 def times(seconds: Float, start_hour: float) -> list[str]:
@@ -49,203 +50,206 @@ def part(series: Json, name: str, window: Window) -> tuple[Float, Float, float]:
     values = values[first:last]
     together = max(1, -(-len(values) // MOST_POINTS))
     if together > 1:
-        whole = np.full(-(-len(values) // together) * together, np.nan)
-        whole[: len(values)] = values
-        blocks = whole.reshape(-1, together)
-        known = np.isfinite(blocks).sum(axis=1)
+        padded = np.full(-(-len(values) // together) * together, np.nan)
+        padded[: len(values)] = values
+        blocks = padded.reshape(-1, together)
+        finite = np.isfinite(blocks).sum(axis=1)
         total = np.nansum(blocks, axis=1)
-        counted = name in ("arrived", "kept")
-        values = total if counted else np.where(known, total / np.maximum(known, 1), np.nan)
+        mean = np.where(finite, total / np.maximum(finite, 1), np.nan)
+        values = total if name in ("arrived", "kept") else mean
     seconds = np.asarray(first * step + np.arange(len(values)) * step * together, dtype=np.float64)
     return seconds, np.asarray(values, dtype=np.float64), step * together
 
 
-def stepped(seconds: Float, values: Float, step: float, start_hour: float) -> dict[str, Any]:
-    """A value for each interval as steps, the last one to its end."""
+def _steps(
+    draw: Drawing,
+    name: str,
+    series: tuple[Float, Float, float],
+    start_hour: float,
+    line: Look,
+    hover: str,
+    **more: Any,
+) -> None:
+    """Add a value for each interval as steps, the last one to its end."""
+    seconds, values, step = series
     ends = np.append(seconds, seconds[-1] + step) if len(seconds) else seconds
-    held = np.append(values, values[-1]) if len(values) else values
-    known = [None if np.isnan(value) else float(value) for value in held]
-    return {"x": times(ends, start_hour), "y": known, "line_shape": "hv", "mode": "lines"}
+    steps = np.append(values, values[-1]) if len(values) else values
+    y = [None if np.isnan(value) else float(value) for value in steps]
+    draw.curve(name, times(ends, start_hour), y, {"shape": "hv", **line}, hover, **more)
 
 
-def over_week(figure: go.Figure, window: Window, **layout: Any) -> go.Figure:
-    """The axes that all of these figures have."""
+def _over_week(draw: Drawing, window: Window, up: Look, **layout: Any) -> go.Figure:
+    """The figure over the days of a window."""
     days = (window[1] - window[0]) / DAY_S
-    figure.update_layout(height=HEIGHT_PX, hovermode="x unified", **{**FRAME, **layout})
     late = window[1] > WEEK_S + DAY_S
-    figure.update_xaxes(
-        title=None,
-        type="date",
-        showgrid=True,
-        tickformat="%H:%M" if days <= 1.5 else "%a%n%-d" if late else "%a",
-        hoverformat="%a %H:%M",
-        ticklabelmode="instant" if days <= 1.5 else "period",
-        dtick=None if days <= 1.5 or days > 21 else DAY_S * 1e3,
+    across = {
+        "title": None,
+        "type": "date",
+        "showgrid": True,
+        "tickformat": "%H:%M" if days <= 1.5 else "%a%n%-d" if late else "%a",
+        "hoverformat": "%a %H:%M",
+        "ticklabelmode": "instant" if days <= 1.5 else "period",
+        "dtick": None if days <= 1.5 or days > 21 else DAY_S * 1e3,
+    }
+    up = axis(**{"rangemode": "tozero", **up})
+    return draw.between(across, up, HEIGHT_PX, hovermode="x unified", **layout)
+
+
+# A load
+
+
+def rates_over_time(
+    rates: Sequence[float], interval_s: float, start_hour: float = 0, *, dark: bool = False
+) -> go.Figure:
+    """Requests per second in one interval after the other, with their mean."""
+    draw, window = Drawing(dark=dark), (0.0, len(rates) * interval_s)
+    series = part({"interval_s": interval_s, "rates": rates}, "rates", window)
+    line = {"color": draw.colours.series[0], "width": 1.5}
+    hover = "%{y:.3g} requests/s"
+    _steps(draw, "Load", series, start_hour, line, hover, fill="tozeroy")
+    mean, ink = float(np.mean(rates)) if len(rates) else 0.0, draw.colours.ink
+    draw.limit(f"mean {mean:.3g}/s", y=mean, colour=ink, width=1.5, position="top right")
+    return _over_week(draw, window, {"title": "Requests/s"}, **BARE)
+
+
+def hours_of_week(
+    rates: Sequence[float], interval_s: float, start_hour: float = 0, *, dark: bool = False
+) -> go.Figure:
+    """Mean rate of each hour of each day of the week, as a heat map."""
+    draw = Drawing(dark=dark)
+    means = weekly(np.asarray(rates, dtype=np.float64), interval_s, start_hour)
+    draw.matrix(
+        [[None if np.isnan(value) else float(value) for value in day] for day in means],
+        list(range(24)),
+        list(view.DAYS),
+        "%{y} %{x}:00<br>%{z:.3g} requests/s",
+        colorscale=[[0.0, draw.colours.paper], [1.0, draw.colours.series[0]]],
+        zmin=0,
+        colorbar={"title": {"text": "req/s", "side": "right"}, "thickness": 12},
+        xgap=1,
+        ygap=1,
     )
-    figure.update_yaxes(rangemode="tozero", zeroline=False)
-    return figure
+    frame = {"margin": {"l": 10, "r": 10, "t": 12, "b": 10}}
+    up = {"autorange": "reversed", "title": None}
+    return draw.between(axis("Hour of day", dtick=3), up, 250, frame)
 
 
-# --- figures -------------------------------------------------------------------------------------
+def weekly(rates: Float, interval_s: float, start_hour: float) -> Float:
+    """Mean rates by day of the week and hour, [7, 24]; NaN where nothing is known."""
+    middle = (np.arange(len(rates)) + 0.5) * interval_s / HOUR_S + start_hour
+    hour = middle.astype(np.int64) % WEEK_H
+    total = np.bincount(hour, weights=rates, minlength=WEEK_H)
+    counts = np.bincount(hour, minlength=WEEK_H)
+    means: Float = np.where(counts, total / np.maximum(counts, 1), np.nan).reshape(7, 24)
+    return means
+
+
+# A policy under a load
 
 
 def load_and_capacity(
     answer: Json, policy: Json, window: Window, *, dark: bool = False
 ) -> go.Figure:
-    """Requests per second that arrive, and what the replicas that are ready serve in limits."""
-    colours, hour = palette(dark), answer["load"]["start_hour"]
+    """Requests per second that arrive, and the rate that ready replicas serve within limits."""
+    draw, hour = Drawing(dark=dark), answer["load"]["start_hour"]
     seconds, arrived, step = part(policy["series"], "arrived", window)
     _, ready, _ = part(policy["series"], "ready", window)
-    most = answer["service"]["requests_per_s"]
-    figure = go.Figure()
-    figure.add_scatter(
-        **stepped(seconds, arrived / step, step, hour),
-        name="Load",
-        fill="tozeroy",
-        line={"color": colours.muted, "width": 1},
-        hovertemplate="load %{y:.3g}/s<extra></extra>",
+    capacity = ready * answer["service"]["requests_per_s"]
+    grey, blue = (
+        {"color": draw.colours.muted, "width": 1},
+        {"color": draw.colours.series[0], "width": 2},
     )
-    figure.add_scatter(
-        **stepped(seconds, ready * most, step, hour),
-        name="Capacity within the limits",
-        line={"color": colours.series[0], "width": 2},
-        hovertemplate="capacity %{y:.3g}/s<extra></extra>",
-    )
-    figure.update_yaxes(title="Requests/s")
-    return over_week(figure, window, showlegend=True)
+    load = (seconds, arrived / step, step)
+    _steps(draw, "Load", load, hour, grey, "load %{y:.3g}/s", fill="tozeroy")
+    name, hover = "Capacity within the limits", "capacity %{y:.3g}/s"
+    _steps(draw, name, (seconds, capacity, step), hour, blue, hover)
+    return _over_week(draw, window, {"title": "Requests/s"}, showlegend=True)
 
 
 def replicas(answer: Json, policy: Json, window: Window, *, dark: bool = False) -> go.Figure:
-    """Replicas that answer and that start, one on the other, and how many the policy wants."""
-    colours, hour = palette(dark), answer["load"]["start_hour"]
-    figure = go.Figure()
-    for n, (name, label) in enumerate((("ready", "Ready"), ("starting", "Starting"))):
-        seconds, values, step = part(policy["series"], name, window)
-        hatched = {"fillpattern": {"shape": PATTERNS[1], "fgcolor": colours.series[n]}} if n else {}
-        figure.add_scatter(
-            **stepped(seconds, values, step, hour),
-            name=label,
-            stackgroup="there",
-            line={"color": colours.series[n], "width": 1},
-            hovertemplate=f"{label.lower()} %{{y:.3g}}<extra></extra>",
-            **hatched,
-        )
-    seconds, wanted, step = part(policy["series"], "wanted", window)
-    figure.add_scatter(
-        **stepped(seconds, wanted, step, hour),
-        name="Wanted",
-        line={"color": colours.ink, "width": 1.5, "dash": "dot"},
-        hovertemplate="wanted %{y:.3g}<extra></extra>",
-    )
-    figure.update_yaxes(title="Replicas")
+    """Replicas that answer and that start, one on the other, and the policy's target."""
+    draw, hour = Drawing(dark=dark), answer["load"]["start_hour"]
+    for n, name in enumerate(("ready", "starting")):
+        colour = draw.colours.series[n]
+        hatch = {"fillpattern": {"shape": PATTERNS[1], "fgcolor": colour}} if n else {}
+        series = part(policy["series"], name, window)
+        look, hover = {"color": colour, "width": 1}, f"{name} %{{y:.3g}}"
+        _steps(draw, name.capitalize(), series, hour, look, hover, stackgroup="there", **hatch)
+    target = part(policy["series"], "wanted", window)
+    look = {"color": draw.colours.ink, "width": 1.5, "dash": "dot"}
+    _steps(draw, "Wanted", target, hour, look, "wanted %{y:.3g}")
     legend = {**FRAME["legend"], "traceorder": "normal"}
-    return over_week(figure, window, showlegend=True, legend=legend)
+    return _over_week(draw, window, {"title": "Replicas"}, showlegend=True, legend=legend)
 
 
 def first_tokens(answer: Json, policy: Json, window: Window, *, dark: bool = False) -> go.Figure:
     """Mean time to first token, with its limit."""
-    colours, hour = palette(dark), answer["load"]["start_hour"]
-    seconds, values, step = part(policy["series"], "ttft_s", window)
-    limit = answer["limits"].get("ttft_s")
-    figure = go.Figure()
-    figure.add_scatter(
-        **stepped(seconds, values, step, hour),
-        name="First token",
-        line={"color": colours.series[2], "width": 2},
-        hovertemplate="first token %{y:.3g} s<extra></extra>",
-    )
-    known = [float(value) for value in values if np.isfinite(value) and value > 0]
-    over_week(figure, window, showlegend=False, margin={**FRAME["margin"], "t": 12})
-    shown = [*known, *([limit] if limit else [])] or [1.0]
-    low, high = min(shown) / 1.5, max(shown) * 1.8
+    draw, hour = Drawing(dark=dark), answer["load"]["start_hour"]
+    series, limit = part(policy["series"], "ttft_s", window), answer["limits"].get("ttft_s")
+    look = {"color": draw.colours.series[2], "width": 2}
+    _steps(draw, "First token", series, hour, look, "first token %{y:.3g} s")
+    shown = [float(value) for value in series[1] if np.isfinite(value) and value > 0]
+    shown += [limit] if limit else []
+    low, high = min(shown, default=1.0) / 1.5, max(shown, default=1.0) * 1.8
     ticks = [tick for tick in STEPS_S if low <= tick <= high]
-    figure.update_yaxes(
-        title="First token (s)",
-        type="log",
-        range=[float(np.log10(low)), float(np.log10(high))],
-        tickvals=ticks,
-        ticktext=[f"{tick:g}" for tick in ticks],
-    )
+    up = {"title": "First token (s)", "type": "log", "tickvals": ticks}
+    up |= {"ticktext": [f"{tick:g}" for tick in ticks]}
+    up |= {"range": [float(np.log10(low)), float(np.log10(high))]}
     if limit:
-        figure.add_hline(y=limit, line={"dash": "dash", "color": colours.alarm, "width": 2})
-        figure.add_annotation(  # one of ``add_hline`` takes no logarithm of its place
-            x=1,
-            xref="paper",
-            xanchor="right",
-            y=float(np.log10(limit)),
-            yanchor="bottom",
-            showarrow=False,
-            text=f"limit {significant(limit)} s",
-            font={"color": colours.alarm},
-        )
-    return figure
+        draw.limit(y=limit)
+        # a note of its own: that of a limit takes no logarithm of its place
+        place = {"x": 1, "xref": "paper", "xanchor": "right", "yanchor": "bottom"}
+        text = f"limit {significant(limit)} s"
+        draw.note(text, draw.colours.alarm, y=float(np.log10(limit)), **place)
+    return _over_week(draw, window, up, **BARE)
 
 
 def within_limits(answer: Json, policy: Json, window: Window, *, dark: bool = False) -> go.Figure:
-    """Share of the requests of each interval that kept the limits, and the share that is wanted."""
-    colours, hour = palette(dark), answer["load"]["start_hour"]
+    """Share of the requests of each interval that kept the limits, and the target share."""
+    draw, hour = Drawing(dark=dark), answer["load"]["start_hour"]
     seconds, arrived, step = part(policy["series"], "arrived", window)
-    _, kept, _ = part(policy["series"], "kept", window)
+    _, good, _ = part(policy["series"], "kept", window)
     with np.errstate(invalid="ignore", divide="ignore"):
-        share = np.where(arrived > 0, 100.0 * kept / arrived, np.nan)
-    figure = go.Figure()
-    figure.add_scatter(
-        **stepped(seconds, share, step, hour),
-        name="Within the limits",
-        line={"color": colours.series[3], "width": 2},
-        hovertemplate="%{y:.2f} % within the limits<extra></extra>",
-    )
-    wanted = 100.0 * answer["attainment_wanted"]
-    over_week(figure, window, showlegend=False, margin={**FRAME["margin"], "t": 12})
-    least = float(np.nanmin(share, initial=wanted))
-    figure.update_yaxes(
-        title="Within limits (%)", rangemode="normal", range=[max(0.0, 1.15 * least - 16.0), 101.0]
-    )
+        share = np.where(arrived > 0, 100.0 * good / arrived, np.nan)
+    look, hover = {"color": draw.colours.series[3], "width": 2}, "%{y:.2f} % within the limits"
+    _steps(draw, "Within the limits", (seconds, share, step), hour, look, hover)
+    target = 100.0 * answer["attainment_wanted"]
+    low = max(0.0, 1.15 * float(np.nanmin(share, initial=target)) - 16.0)
     # below the line: above it stands the curve
-    figure.add_hline(
-        y=wanted,
-        line={"dash": "dash", "color": colours.alarm, "width": 2},
-        annotation={"text": f"wanted {wanted:g} %", "font": {"color": colours.alarm}},
-        annotation_position="bottom right",
-    )
-    return figure
+    draw.limit(f"wanted {target:g} %", y=target, position="bottom right")
+    up = {"title": "Within limits (%)", "rangemode": "normal", "range": [low, 101.0]}
+    return _over_week(draw, window, up, **BARE)
 
 
 def money_so_far(answer: Json, policy: Json, window: Window, *, dark: bool = False) -> go.Figure:
-    """What a policy and both bounds have cost since the load began; GPU-hours without a price.
+    """Cost of a policy and of both bounds since the load began; GPU-hours without a price.
 
     Replicas that drain and nodes that are kept are paid too: their part is laid on every interval
-    in proportion to the replicas that are there.
+    in proportion to the replicas of it.
     """
-    colours, hour = palette(dark), answer["load"]["start_hour"]
-    priced = policy["usd"] is not None
-    rows: Sequence[tuple[str, Json, dict[str, Any]]] = (
-        ("Replicas for the peak", answer["bounds"]["always_peak"], {"dash": "dash"}),
-        ("This policy", policy, {"dash": "solid"}),
-        ("Clairvoyant", answer["bounds"]["clairvoyant"], {"dash": "dot"}),
+    draw, hour = Drawing(dark=dark), answer["load"]["start_hour"]
+    colours, bounds = draw.colours, answer["bounds"]
+    field, sign = ("usd", "$") if policy["usd"] is not None else ("gpu_hours", "")
+    rows: Sequence[tuple[str, Json, str, str]] = (
+        ("Replicas for the peak", bounds["always_peak"], colours.series[1], "dash"),
+        ("This policy", policy, colours.series[0], "solid"),
+        ("Clairvoyant", bounds["clairvoyant"], colours.muted, "dot"),
     )
-    figure = go.Figure()
-    for n, (label, one, look) in enumerate(rows):
-        seconds, paid = so_far(one["series"], one["usd"] if priced else one["gpu_hours"], window)
-        figure.add_scatter(
-            x=times(seconds, hour),
-            y=paid,
-            mode="lines",
-            name=label,
-            line={"color": (colours.series[1], colours.series[0], colours.muted)[n], **look},
-            hovertemplate=f"{label.lower()} {'$' if priced else ''}%{{y:,.3s}}<extra></extra>",
-        )
-    figure.update_yaxes(title="$ so far" if priced else "GPU-hours so far")
-    return over_week(figure, window, showlegend=True)
+    for label, row, colour, dash in rows:
+        seconds, paid = so_far(row["series"], row[field], window)
+        hover = f"{label.lower()} {sign}%{{y:,.3s}}"
+        draw.curve(label, times(seconds, hour), paid, {"color": colour, "dash": dash}, hover)
+    up = {"title": "$ so far" if sign else "GPU-hours so far"}
+    return _over_week(draw, window, up, showlegend=True)
 
 
 def so_far(series: Json, total: float, window: Window) -> tuple[Float, Float]:
     """Ends of intervals in a window, and the part of a total that was spent until each."""
     step = float(series["interval_s"])
-    there = np.add(series["ready"], series["starting"]).astype(np.float64)
-    spent = np.concatenate([[0.0], np.cumsum(there)])
+    running = np.add(series["ready"], series["starting"]).astype(np.float64)
+    spent = np.concatenate([[0.0], np.cumsum(running)])
     paid = spent / spent[-1] * total if spent[-1] else spent
-    first, last = (int(np.clip(round(end / step), 0, len(there))) for end in window)
-    every = max(1, (last - first) // MOST_POINTS)
-    shown = np.append(np.arange(first, last, every), last)
+    first, last = (int(np.clip(round(end / step), 0, len(running))) for end in window)
+    stride = max(1, (last - first) // MOST_POINTS)
+    shown = np.append(np.arange(first, last, stride), last)
     return shown * step, paid[shown]

@@ -9,82 +9,61 @@ from textwrap import wrap
 import numpy as np
 import plotly.graph_objects as go
 
-from recipe_core.views.charts.style import BELOW, Palette, palette
+from recipe_core.views.charts.figures import Drawing, Style, axis, band
+from recipe_core.views.charts.style import BELOW
 from recipe_core.views.side_by_side import Choice, ends, measures, value
 
 LINE, LINES = 24, 3
 """Characters and lines of a name beside an axis; the whole name is in the hover."""
 ROW_PX = 54
+LEGEND = {True: "holds its load, or can run", False: "queues, may not start, or is refused"}
 
 
-def kept_points(
+def choice_points(
     choices: Sequence[Choice], title: str, baseline: int = 0, *, dark: bool = False
 ) -> go.Figure:
     """A figure of every choice that has it, in order, with the band where measured runs lie.
 
     Filled marks hold their load, open ones do not; a line stands at the baseline's.
     """
-    colours, measure = palette(dark), measures(choices)[title]
-    values = [value(choice, title) * measure.factor for choice in choices]
-    known = [n for n, amount in enumerate(values) if np.isfinite(amount)]
-    figure = go.Figure()
-    for holds, name in (
-        (True, "holds its load, or can run"),
-        (False, "queues, may not start, or is refused"),
-    ):
-        rows = [n for n in known if choices[n].holds == holds]
-        if rows:
-            figure.add_scatter(**_marks(choices, title, rows, colours, holds=holds), name=name)
-    if baseline in known:
-        figure.add_vline(
-            x=values[baseline], line={"color": colours.muted, "dash": "dot", "width": 1}
-        )
-    figure.update_layout(height=120 + ROW_PX * max(len(known), 1), **BELOW)
-    figure.update_xaxes(title=measure.axis, rangemode="tozero", zeroline=False)
-    figure.update_yaxes(
-        title=None,
-        autorange="reversed",
-        tickvals=known,
-        ticktext=[_folded(choices[n].name) for n in known],
-        zeroline=False,
-    )
-    return figure
+    draw, measure = Drawing(dark=dark), measures(choices)[title]
+    values = np.array([value(choice, title) for choice in choices], dtype=np.float64)
+    rows = np.flatnonzero(np.isfinite(values)).tolist()
+    for holds, name in LEGEND.items():
+        some = [n for n in rows if choices[n].holds == holds]
+        if some:
+            _add_choices(draw, name, choices, title, some, holds=holds)
+    if baseline in rows:
+        place, grey = float(values[baseline] * measure.factor), draw.colours.muted
+        draw.limit(x=place, colour=grey, dash="dot", width=1)
+    names = {"tickvals": rows, "ticktext": [_folded(choices[n].name) for n in rows]}
+    across = axis(measure.axis, rangemode="tozero")
+    up = axis(None, autorange="reversed", **names)
+    return draw.between(across, up, 120 + ROW_PX * max(len(rows), 1), BELOW)
 
 
-def _marks(
-    choices: Sequence[Choice], title: str, rows: Sequence[int], colours: Palette, *, holds: bool
-) -> dict[str, object]:
-    """Points of some choices; where a band is known it is drawn, and said in the hover."""
-    measure = measures(choices)[title]
+def _add_choices(
+    draw: Drawing,
+    name: str,
+    choices: Sequence[Choice],
+    title: str,
+    rows: Sequence[int],
+    *,
+    holds: bool,
+) -> None:
+    """Points of some choices, with their band where one is known."""
+    measure, colours = measures(choices)[title], draw.colours
     values = np.array([value(choices[n], title) for n in rows]) * measure.factor
     low, high = (np.array([ends(choices[n], title) for n in rows]) * measure.factor).T
-    texts = [measure.show(value(choices[n], title)) for n in rows]
-    colour = colours.series[0]
-    return {
-        "x": values.tolist(),
-        "y": list(rows),
-        "mode": "markers+text",
-        "text": texts,
-        "textposition": "top center",
-        "textfont": {"color": colours.ink},
-        "cliponaxis": False,
-        "error_x": {
-            "type": "data",
-            "symmetric": False,
-            "array": np.nan_to_num(high - values).tolist(),
-            "arrayminus": np.nan_to_num(values - low).tolist(),
-            "color": colour,
-            "thickness": 1.5,
-        },
-        "marker": {
-            "color": colour if holds else colours.paper,
-            "line": {"color": colour, "width": 2},
-            "size": 11,
-            "symbol": "circle" if holds else "diamond",
-        },
-        "customdata": [escape(choices[n].name) for n in rows],
-        "hovertemplate": "%{customdata}<br>%{text}<extra></extra>",
-    }
+    blue = colours.series[0]
+    look: Style = {"size": 11, "line": {"color": blue, "width": 2}}
+    look["color"] = blue if holds else colours.paper
+    look["symbol"] = "circle" if holds else "diamond"
+    texts = draw.beside([measure.show(value(choices[n], title)) for n in rows], "top center")
+    bars = band(values, low, high, blue, thickness=1.5)
+    more = {"mode": "markers+text", "error_x": bars, **texts}
+    about = [escape(choices[n].name) for n in rows]
+    draw.points(name, values.tolist(), list(rows), look, "%{customdata}<br>%{text}", about, **more)
 
 
 def _folded(name: str) -> str:

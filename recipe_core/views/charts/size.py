@@ -1,4 +1,4 @@
-"""A sizing's answer as figures: cost by device, cost against a limit, confidence against count.
+"""A sizing's answer as figures: cost by device, against a limit and by month; confidence by count.
 
 Functions of ``Answer.to_json``; rows to highlight are named by ``size_view.key``.
 """
@@ -12,20 +12,16 @@ import plotly.graph_objects as go
 
 from recipe_core.base.units import chance_text, significant
 from recipe_core.views import size_view
-from recipe_core.views.charts.size_looks import (
-    drawn_last,
-    look_of,
-    money_ticks,
-    named_devices,
-    powers,
-)
-from recipe_core.views.charts.style import FRAME, Palette, filled, palette
+from recipe_core.views.charts.figures import Drawing, axis, categories
+from recipe_core.views.charts.style import DASHES, FRAME, SYMBOLS, Palette, fill, stroke
 
 Row = Mapping[str, Any]
 Point = tuple[float, float, Row]
-"""What a limit bounds, the cost, and the row of a number of devices."""
+"""The value that a limit bounds, the cost, and the row of a number of devices."""
 BARS = 16
 """Devices that the cost chart shows, the best."""
+COLOURED = 5
+"""Devices with a colour of their own; the rest are grey."""
 AXES = {
     "tpot_s": ("Time per output token (ms)", 1e3, "tpot_ms"),
     "interactivity": ("Tokens/s that one user sees", 1.0, "tpot_ms"),
@@ -33,11 +29,11 @@ AXES = {
     "request_latency_s": ("Request latency (ms)", 1e3, "request_latency_ms"),
     "wall_s": ("Time to finish (h)", 1 / 3600.0, "wall_hours"),
 }
-"""What cost is drawn against: title, factor of the figure, and the limit's field."""
+"""Axes that cost is drawn against: title, factor of the figure, and the limit's field."""
 
 
 def axes_of(answer: Row) -> list[str]:
-    """What the cost of an answer can be drawn against."""
+    """The axes that the cost of an answer can be drawn against."""
     if not size_view.is_training(answer):
         return [name for name in AXES if name != "wall_s"]
     return ["wall_s"] if any(row.get("wall_s") for row in answer["devices"]) else []
@@ -48,222 +44,267 @@ def limit_of(axis: str) -> str:
     return AXES[axis][2]
 
 
-def cost_bars(answer: Row, chosen: str = "", *, dark: bool = False) -> go.Figure:
-    """Cost of a month by device, cheapest first: what works and what is idle."""
-    colours = palette(dark)
+# How devices are told apart
+
+
+def coloured_devices(answer: Row, selected: str = "") -> list[str]:
+    """Keys of the devices that get a colour: the selected one, then the best."""
+    keys = [size_view.key(row) for row in (*answer["devices"], *(answer.get("unpriced") or []))]
+    first = [selected] if selected in keys else []
+    return list(dict.fromkeys([*first, *keys]))[:COLOURED]
+
+
+def _drawn_last(rows: Sequence[Row], coloured: Sequence[str]) -> list[Row]:
+    """Rows in the order of drawing: grey ones first, the first of the coloured ones on top."""
+    ranks = {name: -n for n, name in enumerate(coloured)}
+    return sorted(rows, key=lambda row: ranks.get(size_view.key(row), -COLOURED))
+
+
+def _look(row: Row, coloured: Sequence[str], colours: Palette) -> dict[str, Any]:
+    """Colour, symbol and dash of a device; grey for those without a rank."""
+    name = size_view.key(row)
+    if name not in coloured:
+        return {"rank": None, "color": colours.muted, "symbol": "circle", "dash": "solid"}
+    n = coloured.index(name)
+    return {"rank": n, "color": colours.series[n], "symbol": SYMBOLS[n], "dash": DASHES[n]}
+
+
+def _money_ticks(values: Sequence[float]) -> dict[str, Any]:
+    """Ticks of a logarithmic axis of dollars at 1, 2, 5 and their tenfolds."""
+    if not values:
+        return {}
+    steps = [base * 10.0**power for power in range(-3, 9) for base in (1, 2, 5)]
+    shown = [step for step in steps if min(values) / 2.5 <= step <= max(values) * 2.5]
+    return {"tickvals": shown, "ticktext": [f"${step:,.10g}" for step in shown]}
+
+
+def _powers_of_two(values: Sequence[float]) -> dict[str, Any]:
+    """Ticks at powers of two."""
+    if not values:
+        return {}
+    shown = [2**n for n in range(17) if min(values) <= 2**n <= max(values)]
+    return {"tickvals": shown, "ticktext": [f"{count:,}" for count in shown]}
+
+
+# Cost by device
+
+
+def cost_bars(answer: Row, selected: str = "", *, dark: bool = False) -> go.Figure:
+    """Cost of a month by device, cheapest first: devices at work and idle ones."""
+    draw = Drawing(dark=dark)
     rows = [row for row in answer["devices"] if row["usd_per_month"] is not None][:BARS]
     rows = sorted(rows, key=lambda row: float(row["usd_per_month"]))
-    names = [_bold(row, chosen) for row in rows]
+    names = [size_view.short(row) for row in rows]
+    keys = [size_view.key(row) for row in rows]
+    labels = [f"<b>{n}</b>" if key == selected else n for n, key in zip(names, keys, strict=True)]
+    costs = [row["usd_per_month"] for row in rows]
     idle = [row["usd_per_month"] * row["idle"] / row["devices_rented"] for row in rows]
-    used = [row["usd_per_month"] - part for row, part in zip(rows, idle, strict=True)]
-    about = [[size_view.sentence(row), size_view.price_text(row)] for row in rows]
-    figure = go.Figure()
-    parts = [("Devices at work", used, {"color": colours.series[0]})]
+    work = [cost - part for cost, part in zip(costs, idle, strict=True)]
+    blue = {"color": draw.colours.series[0]}
+    parts = [("Devices at work", work, blue)]
     if any(idle):
         # hatched in the same colour: paid for, and nothing comes of it
-        parts.append(("Idle devices", idle, {**filled(colours, 1), "color": colours.series[0]}))
-    for n, (title, values, marker) in enumerate(parts):
-        last = n == len(parts) - 1
-        figure.add_bar(
-            y=names,
-            x=values,
-            orientation="h",
-            name=title,
-            marker=marker,
-            text=[f"{size_view.rented(row)} · {size_view.money(row, 'month')}" for row in rows]
-            if last
-            else None,
-            textposition="outside",
-            textfont={"color": colours.ink},
-            cliponaxis=False,
-            customdata=about,
-            hovertemplate="%{customdata[0]}<br>%{customdata[1]}<extra></extra>",
-        )
-    widest = max((row["usd_per_month"] for row in rows), default=1.0)
-    figure.update_layout(
-        barmode="stack",
-        height=(110 if any(idle) else 70) + 30 * len(rows),
-        bargap=0.3,
-        showlegend=any(idle),
-        **{**FRAME, **({} if any(idle) else {"margin": {**FRAME["margin"], "t": 10}})},
-    )
-    figure.update_xaxes(title="$ a month", range=[0, widest * 1.45], zeroline=False)
-    figure.update_yaxes(autorange="reversed", type="category", title=None)
-    return figure
-
-
-def _bold(row: Row, chosen: str) -> str:
-    name = size_view.short(row)
-    return f"<b>{name}</b>" if size_view.key(row) == chosen else name
+        parts.append(("Idle devices", idle, fill(draw.colours, 1) | blue))
+    about = [[size_view.sentence(row), size_view.price_text(row)] for row in rows]
+    texts = [f"{size_view.rented(row)} · {size_view.money(row, 'month')}" for row in rows]
+    hover = "%{customdata[0]}<br>%{customdata[1]}"
+    for title, values, marker in parts:
+        beside = draw.beside(texts if title == parts[-1][0] else None)
+        draw.bars(title, labels, values, marker, hover, about, **beside)
+    layout: dict[str, Any] = {"barmode": "stack", "bargap": 0.3, "showlegend": any(idle)}
+    if not any(idle):
+        layout["margin"] = {**FRAME["margin"], "t": 10}
+    across = axis("$ a month", range=[0, max(costs, default=1.0) * 1.45])
+    height = (110 if any(idle) else 70) + 30 * len(rows)
+    return draw.between(across, categories(), height, **layout)
 
 
 def cost_against(
-    answer: Row, axis: str, chosen: str = "", *, limit: float | None = None, dark: bool = False
+    answer: Row,
+    axis_name: str,
+    selected: str = "",
+    *,
+    limit: float | None = None,
+    dark: bool = False,
 ) -> go.Figure:
-    """Cost against what a limit bounds: the best tradeoffs of each device, and those of all.
+    """Cost against a bounded figure: the best tradeoffs of each device, and those of all.
 
     Filled marks hold the limits, open ones do not. ``limit``: in the unit of its field.
     """
-    colours = palette(dark)
-    higher = axis == "interactivity"
-    figure = go.Figure()
-    every: list[Point] = []
-    named = named_devices(answer, chosen)
-    for row in drawn_last(answer["devices"], named):
-        points = frontier(_points(row, axis), higher)
-        every += points
-        look = look_of(row, named, colours)
-        highlighted = look["rank"] is not None
-        name = size_view.short(row) + size_view.doubt(row)
-        figure.add_scatter(
-            x=[x for x, _, _ in points],
-            y=[y for _, y, _ in points],
-            mode="lines+markers",
-            name=name,
-            showlegend=highlighted,
-            legendrank=1001 + (look["rank"] or 0),
-            line={
-                "color": look["colour"],
-                "dash": look["dash"],
-                "width": 2 if highlighted else 1,
-                "shape": "vh" if higher else "hv",
-            },
-            marker={"symbol": look["symbol"], "size": 10 if highlighted else 6},
-            customdata=[[size_view.sentence(rung), rung["label"]] for _, _, rung in points],
-            hovertemplate="%{customdata[0]}<br>%{customdata[1]}<extra></extra>",
-        )
-        # on top of their filled ones, so that the legend shows the device's own mark
-        missed = [point for point in points if not point[2]["holds"]]
-        figure.add_scatter(
-            x=[x for x, _, _ in missed],
-            y=[y for _, y, _ in missed],
-            mode="markers",
-            name=f"{name} over a limit",
-            showlegend=False,
-            marker={
-                "symbol": look["symbol"],
-                "color": colours.paper,
-                "size": 9 if highlighted else 5,
-                "line": {"width": 1.5, "color": look["colour"]},
-            },
-            hoverinfo="skip",
-        )
-    front = frontier(every, higher)
-    figure.add_scatter(
-        x=[x for x, _, _ in front],
-        y=[y for _, y, _ in front],
-        mode="lines",
-        name="Cheapest of all devices",
-        legendrank=1000,
-        line={"shape": "vh" if higher else "hv", "color": colours.ink, "width": 3},
-        opacity=0.35,
-        hoverinfo="skip",
-    )
-    figure.update_layout(height=440, hovermode="closest", showlegend=True, **FRAME)
-    figure.update_xaxes(title=AXES[axis][0], zeroline=False)
-    figure.update_yaxes(
-        title="$ for the run" if axis == "wall_s" else "$ a month",
-        type="log",
-        zeroline=False,
-        **money_ticks([y for _, y, _ in every], "$"),
-    )
+    draw, higher = Drawing(dark=dark), axis_name == "interactivity"
+    shape = {"shape": "vh" if higher else "hv"}
+    points: list[Point] = []
+    coloured = coloured_devices(answer, selected)
+    for row in _drawn_last(answer["devices"], coloured):
+        tradeoffs = frontier(_points(row, axis_name), higher)
+        points += tradeoffs
+        _add_device(draw, row, tradeoffs, _look(row, coloured, draw.colours), shape)
+    x, y, _ = _unzipped(frontier(points, higher))
+    ink = {**shape, "color": draw.colours.ink, "width": 3}
+    draw.curve("Cheapest of all devices", x, y, ink, legendrank=1000, opacity=0.35)
+    title, _, _ = AXES[axis_name]
+    up = axis("$ for the run" if axis_name == "wall_s" else "$ a month", type="log")
+    up |= _money_ticks([cost for _, cost, _ in points])
+    reach = {}
     if limit is not None:
-        _limit_line(figure, 1e3 / limit if higher else limit, every, colours)
-    return figure
+        place = 1e3 / limit if higher else limit
+        draw.limit(f" limit {significant(place)}", x=place)
+        # an axis that shows the limit beside its neighbours: a few slow points would crush all
+        longest = max((x for x, _, _ in points), default=place)
+        reach = {"range": [0, max(min(longest * 1.05, 4 * place), 1.1 * place)]}
+    across = axis(title, **reach)
+    return draw.between(across, up, 440, hovermode="closest", showlegend=True)
 
 
-def _limit_line(figure: go.Figure, place: float, points: Sequence[Point], colours: Palette) -> None:
-    """A limit, and an axis that shows it beside what is near: a few slow points would crush all."""
-    figure.add_vline(
-        x=place,
-        line={"dash": "dash", "color": colours.alarm, "width": 2},
-        annotation={"text": f" limit {significant(place)}", "font": {"color": colours.alarm}},
+def _add_device(
+    draw: Drawing, row: Row, points: Sequence[Point], look: Row, shape: dict[str, Any]
+) -> None:
+    """The tradeoffs of a device, and open marks over those beyond a limit."""
+    highlighted = look["rank"] is not None
+    name = size_view.short(row) + size_view.doubt(row)
+    x, y, rungs = _unzipped(points)
+    draw.curve(
+        name,
+        x,
+        y,
+        {**shape, "color": look["color"], "dash": look["dash"], "width": 2 if highlighted else 1},
+        "%{customdata[0]}<br>%{customdata[1]}",
+        [[size_view.sentence(rung), rung["label"]] for rung in rungs],
+        mode="lines+markers",
+        marker={"symbol": look["symbol"], "size": 10 if highlighted else 6},
+        showlegend=highlighted,
+        legendrank=1001 + (look["rank"] or 0),
     )
-    most = max((x for x, _, _ in points), default=place)
-    figure.update_xaxes(range=[0, max(min(most * 1.05, 4 * place), 1.1 * place)])
+    # on top of their filled ones, so that the legend shows the device's own mark
+    x, y, _ = _unzipped([point for point in points if not point[2]["holds"]])
+    ring = {"symbol": look["symbol"], "color": draw.colours.paper, "size": 9 if highlighted else 5}
+    ring["line"] = {"width": 1.5, "color": look["color"]}
+    draw.points(f"{name} over a limit", x, y, ring, showlegend=False)
 
 
-def _points(row: Row, axis: str) -> list[Point]:
-    """Each number of a device's: what is bounded, in the axis' unit, and its cost."""
-    amount = size_view.MONEY["run" if axis == "wall_s" else "month"]
+def _unzipped(points: Sequence[Point]) -> tuple[list[float], list[float], list[Row]]:
+    return [x for x, _, _ in points], [y for _, y, _ in points], [rung for *_, rung in points]
+
+
+def _points(row: Row, axis_name: str) -> list[Point]:
+    """Each number of a device's: the bounded figure, in the axis' unit, and its cost."""
+    amount = size_view.MONEY["run" if axis_name == "wall_s" else "month"]
     return [
-        (x * AXES[axis][1], float(cost), rung)
+        (x * AXES[axis_name][1], float(cost), rung)
         for rung in row["ladder"]
-        if (x := _value(rung, axis)) and (cost := rung.get(amount))
+        if (x := _value(rung, axis_name)) and (cost := rung.get(amount))
     ]
 
 
-def _value(rung: Row, axis: str) -> float | None:
-    if axis == "wall_s":
-        return rung.get("wall_s")
-    if axis == "interactivity":
+def _value(rung: Row, axis_name: str) -> float | None:
+    if axis_name == "interactivity":
         tpot = rung["figures"].get("tpot_s")
         return 1.0 / tpot if tpot else None
-    found: float | None = rung["figures"].get(axis)
-    return found
+    values: Row = rung if axis_name == "wall_s" else rung["figures"]
+    value: float | None = values.get(axis_name)
+    return value
 
 
 def frontier(points: Sequence[Point], higher: bool = False) -> list[Point]:
     """Points that nothing beats in both, by x; ``higher``: more x is better, less y always."""
-    out: list[Point] = []
-    best = float("inf")
+    front: list[Point] = []
     sign = -1.0 if higher else 1.0
     for point in sorted(points, key=lambda point: (sign * point[0], point[1])):
-        if point[1] < best:
-            out.append(point)
-            best = point[1]
-    return sorted(out, key=lambda point: point[0])
+        if not front or point[1] < front[-1][1]:
+            front.append(point)
+    return sorted(front, key=lambda point: point[0])
 
 
 def confidence_curves(
-    answer: Row, chosen: str = "", *, confidence: float | None = None, dark: bool = False
+    answer: Row, selected: str = "", *, confidence: float | None = None, dark: bool = False
 ) -> go.Figure:
-    """The highest confidence against the devices rented; a line at the one that is asked for.
+    """The highest confidence against the devices rented; a line at the one that is required.
 
     Counts that cost more than another which is as sure are left out.
     """
-    colours = palette(dark)
-    figure = go.Figure()
-    named = named_devices(answer, chosen)
+    draw, coloured = Drawing(dark=dark), coloured_devices(answer, selected)
     counts: list[float] = []
-    for row in drawn_last([*answer["devices"], *(answer.get("unpriced") or [])], named):
-        rungs = [
-            rung
-            for rung in row["ladder"]
-            if not rung.get("dominated") and rung.get("highest_confidence") is not None
-        ]
+    for row in _drawn_last([*answer["devices"], *(answer.get("unpriced") or [])], coloured):
+        rungs = [rung for rung in row["ladder"] if not rung.get("dominated")]
+        rungs = [rung for rung in rungs if rung.get("highest_confidence") is not None]
         if not rungs:
             continue
-        counts += [float(rung["devices_rented"]) for rung in rungs]
-        look = look_of(row, named, colours)
+        devices = [float(rung["devices_rented"]) for rung in rungs]
+        chances = [rung["highest_confidence"] for rung in rungs]
+        counts += devices
+        look = _look(row, coloured, draw.colours)
         highlighted = look["rank"] is not None
-        figure.add_scatter(
-            x=[rung["devices_rented"] for rung in rungs],
-            y=[100.0 * rung["highest_confidence"] for rung in rungs],
+        width = 3 if size_view.key(row) == selected else 2 if highlighted else 1
+        texts = [size_view.sentence(rung) for rung in rungs]
+        draw.curve(
+            size_view.short(row),
+            devices,
+            [100.0 * chance for chance in chances],
+            {"color": look["color"], "dash": look["dash"], "width": width},
+            "%{customdata[0]}<br>at most %{customdata[1]}",
+            [[text, chance_text(chance)] for text, chance in zip(texts, chances, strict=True)],
             mode="lines+markers",
-            name=size_view.short(row),
+            marker={"symbol": look["symbol"], "size": 9 if highlighted else 5},
             showlegend=highlighted,
             legendrank=1001 + (look["rank"] or 0),
-            line={
-                "color": look["colour"],
-                "dash": look["dash"],
-                "width": 3 if size_view.key(row) == chosen else 2 if highlighted else 1,
-            },
-            marker={"symbol": look["symbol"], "size": 9 if highlighted else 5},
-            customdata=[
-                [size_view.sentence(rung), chance_text(rung["highest_confidence"])]
-                for rung in rungs
-            ],
-            hovertemplate="%{customdata[0]}<br>at most %{customdata[1]}<extra></extra>",
         )
     if confidence is not None:
-        figure.add_hline(
-            y=100.0 * confidence,
-            line={"dash": "dash", "color": colours.alarm, "width": 2},
-            annotation={"text": f"asked {confidence:.0%}", "font": {"color": colours.alarm}},
-            annotation_position="bottom right",
+        draw.limit(f"asked {confidence:.0%}", y=100.0 * confidence, position="bottom right")
+    across = axis("Devices rented", type="log", **_powers_of_two(counts))
+    up = axis("Confidence (%)", range=[0, 104])
+    return draw.between(across, up, 440, hovermode="closest", showlegend=True)
+
+
+# Through the months
+
+
+def growth_costs(answer: Row, selected: str = "", *, dark: bool = False) -> go.Figure:
+    """Cost of each month by device; a mark in the month that takes the next unit."""
+    draw = Drawing(dark=dark)
+    rows = {size_view.key(row): row for row in answer["devices"] if row.get("growth")}
+    coloured = [key for key in coloured_devices(answer, selected) if key in rows]
+    for n, name in enumerate(coloured):
+        growth, title = (
+            rows[name]["growth"],
+            size_view.short(rows[name]) + size_view.doubt(rows[name]),
         )
-    figure.update_layout(height=440, hovermode="closest", showlegend=True, **FRAME)
-    figure.update_xaxes(title="Devices rented", type="log", zeroline=False, **powers(counts))
-    figure.update_yaxes(title="Confidence (%)", range=[0, 104], zeroline=False)
-    return figure
+        costs, loads = growth["usd_by_month"], growth["load"]
+        devices = [None if k is None else growth["ladder"][k]["units"] for k in growth["steps"]]
+        line = {**stroke(draw.colours, n), "shape": "hv", "width": 3 if name == selected else 2}
+        hover = f"<b>{title}</b><br>month %{{x}}: $%{{y:,.0f}}<br>"
+        hover += "%{customdata[0]}, load %{customdata[1]}"
+        about = [
+            [f"{count} devices", significant(load)]
+            for count, load in zip(devices, loads, strict=True)
+        ]
+        draw.curve(title, list(range(len(loads))), costs, line, hover, about)
+        if (month := growth["next_unit_month"]) is not None:
+            mark = {"symbol": SYMBOLS[n], "size": 12, "color": draw.colours.series[n]}
+            hover = f"<b>{title}</b><br>next unit in month %{{x}}"
+            draw.points(title, [month], [costs[month]], mark, hover, showlegend=False)
+    across = axis("Month (0: today)", rangemode="tozero")
+    up = axis("$ a month", rangemode="tozero")
+    return draw.between(across, up, 400, hovermode="closest", showlegend=True)
+
+
+def owned_or_rented(bought: Row, *, dark: bool = False) -> go.Figure:
+    """Costs of owning and renting until the end of each month, and where they meet.
+
+    ``bought``: a row's ``purchase`` with a stated price.
+    """
+    draw, months = Drawing(dark=dark), list(range(bought["months"] + 1))
+    curves = {
+        "Rented": bought["rented"],
+        "Owned, paid up front": bought["owned_up_front"],
+        "Owned, written off": bought["owned_written_off"],
+    }
+    for n, (name, values) in enumerate(curves.items()):
+        hover = f"<b>{name}</b><br>until month %{{x}}: $%{{y:,.0f}}"
+        draw.curve(name, months, values, n, hover)
+    month = bought["break_even_month"]
+    if month is not None and month <= bought["months"]:
+        side = "top left" if month > bought["months"] / 2 else "top right"
+        draw.limit(f" paid off in month {month}", x=month, position=side)
+    across = axis("Month", range=[0, bought["months"]])
+    up = axis("$ until the end of the month", rangemode="tozero")
+    return draw.between(across, up, 400, hovermode="closest", showlegend=True)

@@ -56,10 +56,20 @@ def palette(dark: bool) -> Palette:
     return DARK if dark else LIGHT
 
 
-def mixed(one: str, other: str, share: float) -> str:
-    """A colour between two, given as #RRGGBB; ``share``: of the other, 0 to 1."""
-    pairs = [(int(one[n : n + 2], 16), int(other[n : n + 2], 16)) for n in (1, 3, 5)]
+def mix(first: str, second: str, share: float) -> str:
+    """A colour between two, given as #RRGGBB; ``share``: of the second, 0 to 1."""
+    pairs = zip(_rgb(first), _rgb(second), strict=True)
     return "#" + "".join(f"{round(a + (b - a) * share):02X}" for a, b in pairs)
+
+
+def translucent(colour: str) -> str:
+    """A colour, given as #RRGGBB, with most of what is behind it to be seen."""
+    red, green, blue = _rgb(colour)
+    return f"rgba({red}, {green}, {blue}, 0.4)"
+
+
+def _rgb(colour: str) -> list[int]:
+    return [int(colour[n : n + 2], 16) for n in (1, 3, 5)]
 
 
 FRAME: dict[str, Any] = {
@@ -74,6 +84,8 @@ FRAME: dict[str, Any] = {
     },
 }
 """Legend above the plot."""
+PLAIN: dict[str, Any] = {"margin": {"l": 10, "r": 16, "t": 10, "b": 10}, "showlegend": False}
+"""No legend."""
 
 BELOW: dict[str, Any] = {
     "margin": {"l": 10, "r": 16, "t": 30, "b": 70},
@@ -90,20 +102,17 @@ BELOW: dict[str, Any] = {
 """Legend below the plot."""
 
 
-def filled(colours: Palette, n: int) -> dict[str, Any]:
+def fill(colours: Palette, n: int) -> dict[str, Any]:
     """The marker of the n-th part of a bar: a colour and a pattern."""
-    pattern = PATTERNS[n % len(PATTERNS)]
-    overlay = {
+    pattern = {
+        "shape": PATTERNS[n % len(PATTERNS)],
         "fillmode": "overlay",
         "fgcolor": colours.paper,
         "fgopacity": 0.5,
         "size": 7,
         "solidity": 0.25,
     }
-    return {
-        "color": colours.series[n % len(colours.series)],
-        "pattern": {"shape": pattern, **overlay},
-    }
+    return {"color": colours.series[n % len(colours.series)], "pattern": pattern}
 
 
 def stroke(colours: Palette, n: int) -> dict[str, Any]:

@@ -5,7 +5,7 @@ Lines are built from the parts that the estimate adds up, so a line's numbers gi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -32,102 +32,76 @@ from recipe_core.estimates.serving.weights import (
     stage_layers,
     vocabulary_bytes,
 )
-from recipe_core.estimates.training.results import TrainingEstimate, TrainingRun
+from recipe_core.estimates.training.results import TrainingEstimate
 from recipe_core.plans.measures import days
 from recipe_core.plans.serving_plan import ServingPlan
 from recipe_core.plans.training_plan import TrainingPlan
-from recipe_core.request.training_workload import TrainingWorkload
-from recipe_core.views.explanations.cache_lines import cache_lines
-from recipe_core.views.explanations.line import Line
-from recipe_core.views.explanations.serving_time import Times, serving_times
+from recipe_core.views.explanations.operators import Line, Times
+from recipe_core.views.explanations.serving_time import serving_times
 from recipe_core.views.explanations.training_time import training_times
 
+CACHES = "Prompts found in caches"
+TIERS = {"host": "Host memory", "disk": "Drives", "remote": "Remote store"}
 
-def gib(value_bytes: float) -> str:
+
+def arithmetic(plan: ServingPlan, row: int) -> Times:
+    """Lines on a serving split's memory and, if it runs, time, throughput, cost and energy.
+
+    Times come with the operators that they are made of, and the sources of their numbers.
+    """
+    estimate = plan.estimate(row)
+    if not np.isfinite(estimate.memory.total_bytes):
+        return Times()
+    lines = {"Memory of the fullest device": list(_memory_lines(plan, row, estimate))}
+    if not estimate.feasible:
+        return Times(lines)
+    times = serving_times(plan, row)
+    lines["Time"] = list(_time_lines(plan, estimate))
+    if estimate.prefix_cache is not None:
+        lines[CACHES] = [*_device_cache_lines(estimate), *_tier_lines(plan, row, estimate)]
+    lines["Throughput, cost and energy"] = list(_rate_lines(plan, row, estimate))
+    return Times(lines | times.lines, times.workings, times.constants)
+
+
+def gib_exact(value_bytes: float) -> str:
     """GiB with three digits, also of small values, so that a line can be checked."""
     return f"{significant(value_bytes / GIB)} GiB"
 
 
-def _long(seconds: float) -> str:
-    """Seconds, hours or days."""
-    return duration(seconds) if seconds < 3600 else days(seconds)
+# Memory
 
 
-def arithmetic(board: ServingPlan, row: int) -> Times:
-    """Lines on a serving split's memory and, if it runs, time, throughput, cost and energy.
-
-    Times come with the operators that they are made of, and where the numbers of these are from.
-    """
-    estimate = board.estimate(row)
-    if not np.isfinite(estimate.memory.total_bytes):
-        return Times()
-    out = {"Memory of the fullest device": _memory_lines(board, row, estimate)}
-    if not estimate.feasible:
-        return Times(out)
-    times = serving_times(board, row)
-    out["Time"] = _time_lines(board, estimate)
-    out |= cache_lines(board, row, estimate)
-    out["Throughput, cost and energy"] = _rate_lines(board, row, estimate)
-    return Times(out | times.lines, times.workings, times.constants)
-
-
-def _memory_lines(board: ServingPlan, row: int, estimate: ServingEstimate) -> list[Line]:
-    block, i = board.at(row)
-    m, case = estimate.memory, block.cases.take([i])
+def _memory_lines(plan: ServingPlan, row: int, estimate: ServingEstimate) -> Iterator[Line]:
+    block, i = plan.at(row)
+    setting, memory, case = block.setting, estimate.memory, block.cases.take([i])
     estimates, k = block.detail(i)
-    memory = estimates.memory
-    request_bytes = float(memory.sequence_bytes[k])
-    sequences = float(memory.kv_needed_bytes[k] / max(request_bytes, 1.0))
-    start, end = _fullest_stage(block.setting, case, sequences)
-    summed = memory_parts({name: getattr(m, name) for name in MEMORY})
-    parts = " + ".join(gib(value) for value in summed.values())
-    return [
-        Line(
-            "Weights",
-            "layers + embedding + head + draft layers",
-            _weights(block.setting, case, start, end),
-            gib(summed["weights_bytes"]),
-        ),
-        *_encoder_lines(block.setting, m.encoder_bytes),
-        Line(
-            "Cache of one request",
-            "layers · tokens · bytes per token",
-            _cache(block.setting, case, start, end),
-            gib(request_bytes),
-        ),
-        Line(
-            "KV cache needed",
-            "requests per replica · cache of one request",
-            f"{significant(sequences)} × {gib(request_bytes)}",
-            gib(m.kv_needed_bytes),
-        ),
-        Line("Total", _SUM[bool(m.encoder_bytes)], parts, gib(m.total_bytes)),
-        Line(
-            "Usable",
-            "memory fraction · capacity",
-            f"{m.usable_bytes / m.capacity_bytes:.3g} × {gib(m.capacity_bytes)}",
-            gib(m.usable_bytes),
-        ),
-    ]
-
-
-_SUM = {
-    False: "weights + cache + activations + runtime",
-    True: "weights + encoders + cache + activations + runtime",
-}
-
-
-def _encoder_lines(setting: Setting, encoder_bytes: float) -> list[Line]:
-    """The towers of a model that reads images or sound."""
-    if not encoder_bytes:
-        return []
-    sizes = " + ".join(
-        f"{tower.layers} × {count_text(tower.layer_weights)} "
-        f"+ {count_text(tower.embedding_weights + tower.projector_weights)} ({tower.name})"
-        for tower in setting.model.towers
-    )
-    formula = "layers / ranks + embedding + projector"
-    return [Line("Vision and audio encoders", formula, sizes, gib(encoder_bytes))]
+    request_bytes = float(estimates.memory.sequence_bytes[k])
+    sequences = float(estimates.memory.kv_needed_bytes[k] / max(request_bytes, 1.0))
+    stage = _fullest_stage(setting, case, sequences)
+    parts = memory_parts({name: getattr(memory, name) for name in MEMORY})
+    formula = "layers + embedding + head + draft layers"
+    numbers = _weights_text(setting, case, *stage)
+    yield Line("Weights", formula, numbers, gib_exact(parts["weights_bytes"]))
+    if memory.encoder_bytes:
+        formula = "layers / ranks + embedding + projector"
+        numbers = " + ".join(
+            f"{tower.layers} × {count_text(tower.layer_weights)} "
+            f"+ {count_text(tower.embedding_weights + tower.projector_weights)} ({tower.name})"
+            for tower in setting.model.towers
+        )
+        yield Line("Vision and audio encoders", formula, numbers, gib_exact(memory.encoder_bytes))
+    formula, numbers = "layers · tokens · bytes per token", _cache_text(setting, case, *stage)
+    yield Line("Cache of one request", formula, numbers, gib_exact(request_bytes))
+    formula = "requests per replica · cache of one request"
+    numbers = f"{significant(sequences)} × {gib_exact(request_bytes)}"
+    yield Line("KV cache needed", formula, numbers, gib_exact(memory.kv_needed_bytes))
+    encoders = " + encoders" if memory.encoder_bytes else ""
+    formula = f"weights{encoders} + cache + activations + runtime"
+    numbers = " + ".join(gib_exact(value) for value in parts.values())
+    yield Line("Total", formula, numbers, gib_exact(memory.total_bytes))
+    share, capacity = memory.usable_bytes / memory.capacity_bytes, memory.capacity_bytes
+    numbers = f"{share:.3g} × {gib_exact(capacity)}"
+    yield Line("Usable", "memory fraction · capacity", numbers, gib_exact(memory.usable_bytes))
 
 
 def _fullest_stage(setting: Setting, case: Cases, sequences: float) -> tuple[int, int]:
@@ -144,14 +118,14 @@ def _kinds(setting: Setting, start: int, end: int) -> list[tuple[int, int]]:
     return [(kind, order.count(kind)) for kind in dict.fromkeys(order)]
 
 
-def _weights(setting: Setting, case: Cases, start: int, end: int) -> str:
+def _weights_text(setting: Setting, case: Cases, start: int, end: int) -> str:
     model = setting.model
     tables = [
-        gib(float(vocabulary_bytes(setting, case, "embedding")[0])),
-        gib(float(vocabulary_bytes(setting, case, "head")[0])),
+        gib_exact(float(vocabulary_bytes(setting, case, "embedding")[0])),
+        gib_exact(float(vocabulary_bytes(setting, case, "head")[0])),
     ]
     terms = [
-        f"{count} × {gib(float(layer_weight_bytes(setting, model.kinds[kind][0], case)[0]))}"
+        f"{count} × {gib_exact(float(layer_weight_bytes(setting, model.kinds[kind][0], case)[0]))}"
         for kind, count in _kinds(setting, start, end)
     ]
     first, last = start == 0, end == len(model.layers)
@@ -159,11 +133,11 @@ def _weights(setting: Setting, case: Cases, start: int, end: int) -> str:
     terms += tables[:first] + (tables[1:] if last and not once else [])
     drafts = float(draft_weight_bytes(setting, case)[0])
     if last and drafts:
-        terms.append(gib(drafts))
+        terms.append(gib_exact(drafts))
     return " + ".join(terms)
 
 
-def _cache(setting: Setting, case: Cases, start: int, end: int) -> str:
+def _cache_text(setting: Setting, case: Cases, start: int, end: int) -> str:
     """Layers × tokens × bytes per token, and states; or the blocks of a shared pool."""
     context = np.minimum(case.input_tokens + case.output_tokens, case.max_context)
     terms: list[str] = []
@@ -189,219 +163,196 @@ def _cache(setting: Setting, case: Cases, start: int, end: int) -> str:
     return " + ".join(terms) or "no layer has a cache"
 
 
-def _sum(parts: Mapping[str, float], labels: Mapping[str, str]) -> str:
-    """Parts of a time, largest first, with their names."""
+# Times, throughput and cost
+
+
+def _parts_line(
+    name: str, formula: str, parts: Mapping[str, float], titles: Mapping[str, str], total_s: float
+) -> Line:
+    """A time as the sum of its parts, largest first, with their names."""
     ordered = sorted(parts.items(), key=lambda item: -item[1])
-    return " + ".join(
-        f"{duration(seconds)} {labels.get(name, name).lower()}" for name, seconds in ordered
+    numbers = " + ".join(
+        f"{duration(seconds)} {titles.get(part, part).lower()}" for part, seconds in ordered
     )
+    return Line(name, formula, numbers, duration(total_s))
 
 
-def _time_lines(board: ServingPlan, estimate: ServingEstimate) -> list[Line]:
-    s, parts, w = known(estimate.serving), known(estimate.breakdown_s), board.problem.workload
-    if w.pooled:
-        numbers, value = _sum(parts.prefill, CAUSES), duration(s.request_latency_s)
-        return [Line("Request latency", "sum of the parts", numbers, value)]
-    return [
-        Line(
-            "Time per output token",
-            "sum of the parts of a decode step",
-            _sum(parts.decode, CAUSES),
-            duration(s.tpot_s),
-        ),
-        Line(
-            "Time to first token",
-            "sum of the parts",
-            _sum(parts.prefill, CAUSES),
-            duration(s.ttft_s),
-        ),
-        Line(
-            "Request latency",
-            "first token + (output tokens - 1) · time per token",
-            f"{duration(s.ttft_s)} + {w.output_tokens - 1:,} × {duration(s.tpot_s)}",
-            duration(s.request_latency_s),
-        ),
-    ]
+def _time_lines(plan: ServingPlan, estimate: ServingEstimate) -> Iterator[Line]:
+    serving, parts = known(estimate.serving), known(estimate.breakdown_s)
+    workload, latency_s = plan.problem.workload, serving.request_latency_s
+    if workload.pooled:
+        yield _parts_line("Request latency", "sum of the parts", parts.prefill, CAUSES, latency_s)
+        return
+    formula = "sum of the parts of a decode step"
+    yield _parts_line("Time per output token", formula, parts.decode, CAUSES, serving.tpot_s)
+    formula = "sum of the parts"
+    yield _parts_line("Time to first token", formula, parts.prefill, CAUSES, serving.ttft_s)
+    formula = "first token + (output tokens - 1) · time per token"
+    numbers = f"{duration(serving.ttft_s)} + {workload.output_tokens - 1:,} × "
+    numbers += duration(serving.tpot_s)
+    yield Line("Request latency", formula, numbers, duration(latency_s))
 
 
-def _rate_lines(board: ServingPlan, row: int, estimate: ServingEstimate) -> list[Line]:
-    s, cost, energy = known(estimate.serving), known(estimate.cost), known(estimate.energy)
-    w, gpus = board.problem.workload, int(board.raw("gpus")[row])
-    out = s.output_tokens_per_s
-    lines = []
-    if w.mode == "closed":
-        load = float(board.columns["load"][row])
-        numbers = f"{load:,.0f} × {w.output_tokens:,} ÷ {duration(s.request_latency_s)}"
-        lines.append(
-            Line(
-                "Output",
-                "requests in flight · output tokens ÷ latency (Little's law)",
-                numbers,
-                rate(out),
-            )
+def _rate_lines(plan: ServingPlan, row: int, estimate: ServingEstimate) -> Iterator[Line]:
+    serving, cost, energy = known(estimate.serving), known(estimate.cost), known(estimate.energy)
+    workload, devices = plan.problem.workload, int(plan.raw("gpus")[row])
+    output = rate(serving.output_tokens_per_s)
+    if workload.mode == "closed":
+        load = float(plan.columns["load"][row])
+        latency = duration(serving.request_latency_s)
+        formula = "requests in flight · output tokens ÷ latency (Little's law)"
+        yield Line(
+            "Output", formula, f"{load:,.0f} × {workload.output_tokens:,} ÷ {latency}", output
         )
-    lines.append(
-        Line(
-            "Output per device",
-            "output ÷ devices",
-            f"{rate(out)} ÷ {gpus}",
-            rate(s.output_tokens_per_s_per_gpu),
-        )
-    )
+    value = rate(serving.output_tokens_per_s_per_gpu)
+    yield Line("Output per device", "output ÷ devices", f"{output} ÷ {devices}", value)
     if cost.usd_per_hour is not None and cost.usd_per_million_output_tokens is not None:
-        price = cost.usd_per_hour / gpus
-        lines.append(
-            Line(
-                "Cost per hour",
-                "devices · price of a device hour",
-                f"{gpus} × {usd(price)}",
-                usd(cost.usd_per_hour),
-            )
-        )
-        numbers = f"{usd(cost.usd_per_hour)} ÷ (3,600 s × {rate(out)}) × 1,000,000"
-        lines.append(
-            Line(
-                "Cost per million output tokens",
-                "cost per hour ÷ tokens per hour · 1e6",
-                numbers,
-                usd(cost.usd_per_million_output_tokens),
-            )
-        )
-    numbers = f"{significant(energy.watts)} W ÷ {rate(out)}"
-    lines.append(
-        Line(
-            "Energy per output token",
-            "power ÷ output",
-            numbers,
-            f"{significant(energy.joules_per_token)} J",
-        )
+        hourly = usd(cost.usd_per_hour)
+        numbers = f"{devices} × {usd(cost.usd_per_hour / devices)}"
+        yield Line("Cost per hour", "devices · price of a device hour", numbers, hourly)
+        formula = "cost per hour ÷ tokens per hour · 1e6"
+        numbers = f"{hourly} ÷ (3,600 s × {output}) × 1,000,000"
+        value = usd(cost.usd_per_million_output_tokens)
+        yield Line("Cost per million output tokens", formula, numbers, value)
+    numbers, value = (
+        f"{significant(energy.watts)} W ÷ {output}",
+        significant(energy.joules_per_token),
     )
-    return lines
+    yield Line("Energy per output token", "power ÷ output", numbers, f"{value} J")
 
 
-def training_arithmetic(board: TrainingPlan, row: int) -> Times:
+# Prompts found in caches: sizes, shares, and a token loaded or made
+
+
+def _device_cache_lines(estimate: ServingEstimate) -> Iterator[Line]:
+    cache, pool = known(estimate.prefix_cache), estimate.memory.prefill or estimate.memory
+    used = pool.kv_cache_tokens - cache.free_tokens
+    formula = "tokens of a replica's cache - those of running requests alone"
+    numbers = f"{pool.kv_cache_tokens:,} - {used:,.0f}"
+    yield Line("Cache free for reuse", formula, numbers, f"{cache.free_tokens:,.0f} tokens")
+    formula = "workload.prefix_reuse at that size "
+    formula += "(of all replicas where requests are routed by prefix)"
+    numbers = f"reuse({cache.seen_tokens:,.0f} tokens)"
+    yield Line("Found by the devices", formula, numbers, _percent(cache.device_hit))
+
+
+def _percent(share: float) -> str:
+    return f"{significant(100 * share)} %"
+
+
+def _tier_lines(plan: ServingPlan, row: int, estimate: ServingEstimate) -> Iterator[Line]:
+    offload, above = plan.setting(row).offload, known(estimate.prefix_cache).device_hit
+    block, i = plan.at(row)
+    for tier in estimate.kv_tiers or []:
+        title, store = TIERS[tier.name], offload.store(tier.name) if offload else None
+        if offload is not None and store is None:
+            room = float(offload.server_bytes(block.cases.take([i]))[0])
+        else:
+            room = store.capacity_bytes if store else 0.0
+        token_bytes = room / max(tier.capacity_tokens, 1e-9)
+        formula = "bytes ÷ bytes of a token on all ranks of a server"
+        numbers = f"{gib_exact(room)} ÷ {significant(token_bytes / 1024)} KiB"
+        yield Line(f"{title}, capacity", formula, numbers, f"{tier.capacity_tokens:,.0f} tokens")
+        formula = "reuse at the largest size so far - what is found above"
+        numbers = f"{_percent(tier.hit)} - {_percent(above)}"
+        yield Line(f"{title}, found", formula, numbers, _percent(tier.hit_added))
+        load_s, make_s = tier.load_s_per_token, tier.recompute_s_per_token
+        numbers = f"{significant(load_s * 1e6)} µs ÷ {significant(make_s * 1e6)} µs"
+        value = significant(load_s / max(make_s, 1e-12))
+        yield Line(f"{title}, a token", "time to load against time to compute", numbers, value)
+        above = tier.hit
+
+
+# Training
+
+
+def training_arithmetic(plan: TrainingPlan, row: int) -> Times:
     """Lines on a training split's fullest stage and, if it runs, its step and the run.
 
-    The step comes with its operators, and where the numbers of these are from.
+    The step comes with its operators, and the sources of their numbers.
     """
-    estimate = board.estimate(row)
-    m = estimate.memory
-    if m is None:
+    estimate = plan.estimate(row)
+    memory = estimate.memory
+    if memory is None:
         return Times()
-    held = {name: getattr(m, f"{name}_bytes") for name in TRAINING_MEMORY}
-    parts = {name: value for name, value in held.items() if value > 0}
-    total = " + ".join(
-        f"{gib(value)} {TRAINING_MEMORY[name].lower()}" for name, value in parts.items()
+    parts = {name: getattr(memory, f"{name}_bytes") for name in TRAINING_MEMORY}
+    numbers = " + ".join(
+        f"{gib_exact(value)} {TRAINING_MEMORY[name].lower()}"
+        for name, value in parts.items()
+        if value > 0
     )
-    out = {
-        "Memory of the fullest stage": [Line("Peak", "sum of the parts", total, gib(m.total_bytes))]
-    }
+    peak = Line("Peak", "sum of the parts", numbers, gib_exact(memory.total_bytes))
+    lines = {"Memory of the fullest stage": [peak]}
     if not estimate.feasible:
-        return Times(out)
-    times = training_times(board, row)
-    out["Time of a step"] = _step_lines(board, row, estimate)
-    out["The run"] = _run_lines(board, estimate)
-    return Times(out | times.lines, times.workings, times.constants)
+        return Times(lines)
+    times = training_times(plan, row)
+    lines["Time of a step"] = list(_step_lines(plan, row, estimate))
+    lines["The run"] = list(_run_lines(plan, estimate))
+    return Times(lines | times.lines, times.workings, times.constants)
 
 
-def _step_lines(board: TrainingPlan, row: int, estimate: TrainingEstimate) -> list[Line]:
-    t, w, gpus = known(estimate.training), board.problem.workload, int(board.raw("gpus")[row])
-    tokens = w.global_batch * w.sequence_length
-    flops = t.flops_per_s_per_gpu / t.tokens_per_s_per_gpu
-    peak = t.flops_per_s_per_gpu / t.mfu
-    mfu = (
-        f"{significant(flops / 1e9)} GFLOP × {rate(t.tokens_per_s_per_gpu)} ÷ "
-        f"{per_second(peak, 'FLOP')}"
+def _step_lines(plan: TrainingPlan, row: int, estimate: TrainingEstimate) -> Iterator[Line]:
+    training, workload = known(estimate.training), plan.problem.workload
+    step, batch, length = training.step_s, workload.global_batch, workload.sequence_length
+    parts = known(estimate.breakdown_s).step
+    yield _parts_line("Step", "sum of the parts", parts, TRAINING_CAUSES, step)
+    tokens, pace = f"{batch * length:,}", rate(training.tokens_per_s_per_gpu)
+    formula = "sequences · sequence length"
+    yield Line("Tokens of a step", formula, f"{batch:,} × {length:,}", tokens)
+    formula = "tokens of a step ÷ step time ÷ devices"
+    numbers = f"{tokens} ÷ {duration(step)} ÷ {int(plan.raw('gpus')[row])}"
+    yield Line("Tokens per device", formula, numbers, pace)
+    flops = training.flops_per_s_per_gpu / training.tokens_per_s_per_gpu / 1e9
+    peak = per_second(training.flops_per_s_per_gpu / training.mfu, "FLOP")
+    formula = "model flops per token · tokens per device ÷ peak"
+    numbers = f"{significant(flops)} GFLOP × {pace} ÷ {peak}"
+    yield Line("MFU", formula, numbers, f"{training.mfu:.1%}")
+    if training.hfu is not None:
+        again = flops * (training.hfu / training.mfu - 1)
+        formula = "(model flops + those of recomputation) per token · tokens per device ÷ peak"
+        numbers = f"({significant(flops)} GFLOP + {significant(again)} GFLOP) × {pace} ÷ {peak}"
+        yield Line("HFU", formula, numbers, f"{training.hfu:.1%}")
+
+
+def _run_lines(plan: TrainingPlan, estimate: TrainingEstimate) -> Iterator[Line]:
+    run, cost, workload = known(estimate.run), known(estimate.cost), plan.problem.workload
+    if workload.checkpoint_interval_s is None:
+        formula = "√(2 · wait for a checkpoint · time between failures)"
+        numbers = f"√(2 × {_long(run.checkpoint_stall_s)} × {_long(run.mtbf_s)})"
+        yield Line("Checkpoint interval", formula, numbers, _long(run.checkpoint_interval_s))
+    shares = {k: v for k, v in known(run.time_shares).to_json().items() if k != "steps" and v > 0}
+    numbers = " − ".join(
+        f"{RUN_SHARES[name].lower()} {share:.2%}" for name, share in shares.items()
     )
-    lines = [
-        Line(
-            "Step",
-            "sum of the parts",
-            _sum(known(estimate.breakdown_s).step, TRAINING_CAUSES),
-            duration(t.step_s),
-        ),
-        Line(
-            "Tokens of a step",
-            "sequences · sequence length",
-            f"{w.global_batch:,} × {w.sequence_length:,}",
-            f"{tokens:,}",
-        ),
-        Line(
-            "Tokens per device",
-            "tokens of a step ÷ step time ÷ devices",
-            f"{tokens:,} ÷ {duration(t.step_s)} ÷ {gpus}",
-            rate(t.tokens_per_s_per_gpu),
-        ),
-        Line("MFU", "model flops per token · tokens per device ÷ peak", mfu, f"{t.mfu:.1%}"),
-    ]
-    if t.hfu is not None:
-        again = flops * (t.hfu / t.mfu - 1)
-        lines.append(
-            Line(
-                "HFU",
-                "(model flops + those of recomputation) per token · tokens per device ÷ peak",
-                f"({significant(flops / 1e9)} GFLOP + {significant(again / 1e9)} GFLOP) × "
-                f"{rate(t.tokens_per_s_per_gpu)} ÷ {per_second(peak, 'FLOP')}",
-                f"{t.hfu:.1%}",
-            )
-        )
-    return lines
-
-
-def _run_lines(board: TrainingPlan, estimate: TrainingEstimate) -> list[Line]:
-    run, cost, t = known(estimate.run), known(estimate.cost), known(estimate.training)
-    w = board.problem.workload
-    interval, stall, mtbf = (
-        _long(seconds or 0.0)
-        for seconds in (run.checkpoint_interval_s, run.checkpoint_stall_s, run.mtbf_s)
-    )
-    lines = []
-    if w.checkpoint_interval_s is None:
-        lines.append(
-            Line(
-                "Checkpoint interval",
-                "√(2 · wait for a checkpoint · time between failures)",
-                f"√(2 × {stall} × {mtbf})",
-                interval,
-            )
-        )
-    lines.append(_goodput_line(run))
-    if run.wall_s is None or w.tokens is None:
-        return lines
-    lines.append(_steps_line(run, w))
-    if run.phases:
-        steps_s = " + ".join(f"{p.steps:,.0f} × {duration(p.step_s)}" for p in run.phases)
-        numbers = f"({steps_s}) ÷ {run.goodput:.2%}"
-    else:
-        numbers = f"{run.steps:,.0f} × {duration(t.step_s)} ÷ {run.goodput:.2%}"
-    lines.append(
-        Line(
-            "Time to finish",
-            "steps · step time ÷ goodput",
-            numbers,
-            board.measures["wall"].show(run.wall_s),
-        )
-    )
-    if cost.usd is not None and cost.usd_per_hour is not None:
-        hours = f"{usd(cost.usd_per_hour)} × {significant(run.wall_s / 3600)} h"
-        storage = f" + {usd(cost.usd_storage)}" if cost.usd_storage else ""
-        formula = "cost per hour · hours" + (" + storage of checkpoints" if storage else "")
-        lines.append(Line("Cost of the run", formula, hours + storage, usd(cost.usd)))
-    return lines
-
-
-def _goodput_line(run: TrainingRun) -> Line:
-    """What steps leave to everything else."""
-    others = {k: v for k, v in known(run.time_shares).to_json().items() if k != "steps" and v > 0}
-    numbers = " − ".join(f"{RUN_SHARES[k].lower()} {v:.2%}" for k, v in others.items())
     formula = "100 % − shares of the time that something else takes"
-    return Line("Goodput", formula, f"100 % − {numbers}", f"{run.goodput:.2%}")
-
-
-def _steps_line(run: TrainingRun, w: TrainingWorkload) -> Line:
-    """Tokens over those of a step, of every phase."""
-    parts = [(p.tokens, p.global_batch, p.sequence_length) for p in run.phases or ()]
-    parts = parts or [(w.tokens or 0.0, w.global_batch, w.sequence_length)]
-    numbers = " + ".join(f"{tokens:,.0f} ÷ {batch * length:,}" for tokens, batch, length in parts)
+    yield Line("Goodput", formula, f"100 % − {numbers}", f"{run.goodput:.2%}")
+    if run.wall_s is None or workload.tokens is None:
+        return
+    phases = [
+        (phase.tokens, phase.global_batch * phase.sequence_length, phase.steps, phase.step_s)
+        for phase in run.phases or ()
+    ]
+    if not phases:
+        size = workload.global_batch * workload.sequence_length
+        step_s = known(estimate.training).step_s
+        phases = [(workload.tokens, size, run.steps or 0.0, step_s)]
+    numbers = " + ".join(f"{tokens:,.0f} ÷ {size:,}" for tokens, size, _, _ in phases)
     formula = "token budget ÷ tokens of a step, rounded up"
-    return Line("Steps", formula, numbers, f"{run.steps:,.0f}")
+    yield Line("Steps", formula, numbers, f"{run.steps:,.0f}")
+    numbers = " + ".join(f"{steps:,.0f} × {duration(step_s)}" for *_, steps, step_s in phases)
+    numbers = f"({numbers}) ÷ {run.goodput:.2%}" if run.phases else f"{numbers} ÷ {run.goodput:.2%}"
+    formula, value = "steps · step time ÷ goodput", plan.measures["wall"].show(run.wall_s)
+    yield Line("Time to finish", formula, numbers, value)
+    if cost.usd is not None and cost.usd_per_hour is not None:
+        formula = "cost per hour · hours"
+        numbers = f"{usd(cost.usd_per_hour)} × {significant(run.wall_s / 3600)} h"
+        if cost.usd_storage:
+            formula += " + storage of checkpoints"
+            numbers += f" + {usd(cost.usd_storage)}"
+        yield Line("Cost of the run", formula, numbers, usd(cost.usd))
+
+
+def _long(seconds: float | None) -> str:
+    """Seconds, hours or days."""
+    seconds = seconds or 0.0
+    return duration(seconds) if seconds < 3600 else days(seconds)

@@ -32,19 +32,19 @@ class LoadCurve:
     runs: Bool
 
 
-def load_curve(board: ServingPlan, row: int) -> LoadCurve:
+def load_curve(plan: ServingPlan, row: int) -> LoadCurve:
     """The estimate of a row's split under loads around the request's, in one call."""
-    block, i = board.at(row)
+    block, i = plan.at(row)
     request_load = float(block.cases.load[i])
     loads = request_load * np.geomspace(1 / SPAN, SPAN, LOADS_DRAWN)
     if block.setting.mode != "open":
         loads = np.unique(np.maximum(np.round(loads), 1.0))
-    return _curve(board, row, loads)
+    return _curve(plan, row, loads)
 
 
-def _curve(board: ServingPlan, row: int, loads: Float) -> LoadCurve:
+def _curve(plan: ServingPlan, row: int, loads: Float) -> LoadCurve:
     """The estimate of a row's split under each load."""
-    block, i = board.at(row)
+    block, i = plan.at(row)
     cases = block.cases.take(np.full(len(loads), i))
     estimates = estimate(block.setting, replace(cases, load=loads))
     s = estimates.serving
@@ -77,12 +77,12 @@ CLOSE = 1.01
 """How near, as a factor, two rates of arrival are whose difference no longer matters."""
 
 
-def crossing(board: ServingPlan, row: int, limit_s: float) -> Crossing | None:
-    """Where a row's time per output token crosses ``limit_s`` as the load grows.
+def crossing(plan: ServingPlan, row: int, limit_s: float) -> Crossing | None:
+    """The load at which a row's time per output token crosses ``limit_s`` as the load grows.
 
     Within the span of `load_curve`; None where the least load breaks the limit already.
     """
-    block, i = board.at(row)
+    block, i = plan.at(row)
     request_load, counted = float(block.cases.load[i]), block.setting.mode != "open"
     low, high = request_load / SPAN, request_load * SPAN
     if counted:
@@ -91,7 +91,7 @@ def crossing(board: ServingPlan, row: int, limit_s: float) -> Crossing | None:
     while True:
         loads = np.geomspace(low, high, LOADS_A_ROUND)
         loads = np.unique(np.round(loads)) if counted else loads
-        curve = _curve(board, row, loads)
+        curve = _curve(plan, row, loads)
         keeps = curve.runs & np.isfinite(curve.tpot_s) & (curve.tpot_s <= limit_s)
         breaks = np.flatnonzero(~keeps)
         last = int(breaks[0]) - 1 if len(breaks) else len(loads) - 1
@@ -131,9 +131,9 @@ class Scaling:
     rows: tuple[int, ...]
 
 
-def scaling(board: TrainingPlan) -> Scaling:
+def scaling(plan: TrainingPlan) -> Scaling:
     """The best feasible split of each number of devices in the plan, by tokens/s."""
-    gpus, rate, feasible = board.raw("gpus"), board.raw("output"), board.feasible
+    gpus, rate, feasible = plan.raw("gpus"), plan.raw("output"), plan.feasible
     best: dict[int, int] = {}
     for count in np.unique(gpus[feasible]):
         candidates = np.flatnonzero(feasible & (gpus == count))

@@ -25,7 +25,7 @@ INTERACTIVITIES = (10.0, 20.0, 30.0, 50.0, 100.0, 200.0)
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What the splits of one cluster reach at best, from the lowest interactivity up.
+    """The best that the splits of one cluster reach, from the lowest interactivity up.
 
     ``interactivity``: tokens/s that one user sees. ``per_gpu``: output tokens/s over the devices
     used, which falls. ``rows`` of the frontier's plan.
@@ -111,8 +111,8 @@ def _loads(plan: ServingPlan) -> Float:
     rates = plan.problem.workload.mode == "open"
     if rates:
         doublings = 2 * np.log2(SPAN)
-    each = next(n for n, most in STEPS if most is None or splits * doublings * n <= most)
-    steps = np.arange(round(doublings * each) + 1) / each
+    density = next(n for n, rows in STEPS if rows is None or splits * doublings * n <= rows)
+    steps = np.arange(round(doublings * density) + 1) / density
     if rates:
         return np.asarray(float(plan.problem.workload.request_rate or 1.0) / SPAN * 2.0**steps)
     return np.unique(np.round(2.0**steps))

@@ -8,23 +8,33 @@ there are. The formulas are those of docs/method/physics.md ("Time of one operat
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from recipe_core.base.provenance import Quantity, Source
 from recipe_core.base.units import prefixed, seconds, significant
 from recipe_core.estimates.ledger import Entry, Kernel, Overhead, Sum, Transfer
 from recipe_core.hardware.cluster import priors
-from recipe_core.hardware.profile import Device
+from recipe_core.hardware.profile import Device, Fabric
 
 DIGITS = 4
 """Digits of a row, so that products of a few of them agree to three."""
 
 
 @dataclass(frozen=True, slots=True)
+class Line:
+    """One metric: its name, its formula, the same with numbers, and the result."""
+
+    name: str
+    formula: str
+    numbers: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
 class OperatorRow:
     """One operator of a part: texts, of which ``compute``, ``moved`` and ``once`` are equations.
 
-    ``once_s · count = time_s``; ``part`` is a name of the estimate's breakdown.
+    ``once_s · number = time_s``; ``part`` is a name of the estimate's breakdown.
     """
 
     part: str
@@ -32,11 +42,23 @@ class OperatorRow:
     compute: str
     moved: str
     once: str
-    count: str
-    time: str
     once_s: float
     number: float
-    time_s: float
+
+    @property
+    def time_s(self) -> float:
+        """Seconds of all of them."""
+        return self.once_s * self.number
+
+    @property
+    def count(self) -> str:
+        """Number of them, as text."""
+        return plain_number(self.number)
+
+    @property
+    def time(self) -> str:
+        """Seconds of all of them, as text."""
+        return time_text(self.time_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +71,21 @@ class Working:
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A number of the rows: what it is, its value, how it is known, and where from."""
+    """A number of the rows: its name, value, status and source."""
 
     name: str
     value: str
     status: str
     source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Lines by title, the operators of every step, and the sources of their numbers."""
+
+    lines: dict[str, list[Line]] = field(default_factory=dict)
+    workings: tuple[Working, ...] = ()
+    constants: tuple[Constant, ...] = ()
 
 
 def exact(value: float) -> str:
@@ -82,8 +113,16 @@ def plain_number(value: float) -> str:
     return f"{value:,.0f}" if abs(value - round(value)) < 1e-9 * abs(value) else exact(value)
 
 
+def product(numbers: str, factor: float) -> str:
+    """Numbers times a factor, without one of 1."""
+    if abs(factor - 1) < 1e-9:
+        return numbers
+    is_sum = " + " in numbers or " - " in numbers
+    return f"{f'({numbers})' if is_sum else numbers} × {share_text(factor)}"
+
+
 def working(title: str, parts: Mapping[str, Sum], hidden: str = "") -> Working:
-    """Rows of recorded parts. What computing hides of a part is one row, named by ``hidden``."""
+    """Rows of recorded parts. The time that computing hides of a part is a row ``hidden``."""
     return Working(
         title, tuple(row for name, of in parts.items() for row in _rows(name, of, hidden))
     )
@@ -100,27 +139,13 @@ def _rows(part: str, of: Sum, hidden: str) -> Iterator[OperatorRow]:
         key = (_name(entry), round(entry.seconds, 15))
         alike[key] = (entry, alike.get(key, (entry, 0.0))[1] + count)
     for entry, count in alike.values():
-        compute, moved, once = _equations(entry)
-        total_s = entry.seconds * count
-        yield OperatorRow(
-            part,
-            _name(entry),
-            compute,
-            moved,
-            once,
-            plain_number(count),
-            time_text(total_s),
-            entry.seconds,
-            count,
-            total_s,
-        )
+        yield OperatorRow(part, _name(entry), *_equations(entry), entry.seconds, count)
     if behind_s > 0:
-        once = time_text(behind_s)
-        yield OperatorRow(part, hidden, "", "", once, "-1", f"-{once}", behind_s, -1.0, -behind_s)
+        yield OperatorRow(part, hidden, "", "", time_text(behind_s), behind_s, -1.0)
 
 
 def _name(entry: Entry) -> str:
-    """What a row is called; a product with its dimensions."""
+    """The name of a row; a product with its dimensions."""
     if isinstance(entry, Kernel) and entry.dims:
         rows, inputs, outputs = (plain_number(size) for size in entry.dims)
         return f"{entry.label}: {rows} × {inputs} × {outputs}"
@@ -136,71 +161,74 @@ def _equations(entry: Entry) -> tuple[str, str, str]:
         return _kernel(entry)
     if isinstance(entry, Transfer):
         return _transfer(entry)
-    if isinstance(entry, Overhead):
-        if entry.per == "byte":
-            rate = work_text(1 / entry.each_s, "B/s")
-            moved = f"{work_text(entry.count, 'B')} ÷ {rate}"
-            return "", f"{moved} = {time_text(entry.seconds)}", time_text(entry.seconds)
-        factors = [plain_number(entry.count), time_text(entry.each_s)]
-        if entry.count == 1:
-            factors = factors[1:]
-        return "", "", _result(entry.slower, " × ".join(factors), entry.seconds, grouped=False)
-    raise TypeError(f"no equations for {type(entry).__name__}")
+    if not isinstance(entry, Overhead):
+        raise TypeError(f"no equations for {type(entry).__name__}")
+    if entry.per == "byte":
+        moved = f"{work_text(entry.count, 'B')} ÷ {work_text(1 / entry.each_s, 'B/s')}"
+        return "", f"{moved} = {time_text(entry.seconds)}", time_text(entry.seconds)
+    numbers = _multiple(entry.count, time_text(entry.each_s))
+    if abs(entry.slower - 1) >= 1e-9:
+        numbers = f"{share_text(entry.slower)} × {numbers}"
+    return "", "", _equation(numbers, entry.seconds)
 
 
-def _result(slower: float, inside: str, once_s: float, *, grouped: bool = True) -> str:
-    """``slower × (inside) = time``; without a factor of 1, and without an equation to itself."""
-    if abs(slower - 1) < 1e-9:
-        equation = inside
-    else:
-        equation = (
-            f"{share_text(slower)} × ({inside})" if grouped else f"{share_text(slower)} × {inside}"
-        )
-    time = time_text(once_s)
-    return time if equation == time else f"{equation} = {time}"
+def _equation(numbers: str, value_s: float) -> str:
+    """``numbers = time``; without an equation to itself."""
+    time = time_text(value_s)
+    return time if numbers == time else f"{numbers} = {time}"
+
+
+def _sum_equation(entry: Entry, terms: Iterable[str]) -> str:
+    """``slower × (terms) = time``; without a factor of 1."""
+    numbers = " + ".join(terms)
+    if abs(entry.slower - 1) >= 1e-9:
+        numbers = f"{share_text(entry.slower)} × ({numbers})"
+    return _equation(numbers, entry.seconds)
+
+
+def _multiple(count: float, text: str) -> str:
+    return text if count == 1 else f"{plain_number(count)} × {text}"
+
+
+def _at_rate(amount: float, unit: str, per_s: float, efficiency: float) -> tuple[str, float]:
+    """``work ÷ (rate × efficiency)``, and its seconds."""
+    rate = f"({work_text(per_s, f'{unit}/s')} × {share_text(efficiency)})"
+    return f"{work_text(amount, unit)} ÷ {rate}", amount / (per_s * efficiency)
 
 
 def _kernel(entry: Kernel) -> tuple[str, str, str]:
     shape, device = entry.shape, entry.device
     if shape is None or device is None:
         raise TypeError("a kernel without its roofline")
-    peak = device.peak_flops_per_s[entry.dtype].value  # type: ignore[index]  # a dtype of the profile
+    peak = device.peak_flops_per_s[entry.dtype].value  # type: ignore[index]  # of the profile
     bandwidth = device.memory_bandwidth_bytes_per_s.value
     row_time = "" if entry.row_time == 1 else f"{share_text(entry.row_time)} × "
-    compute_s = entry.row_time * entry.flops / (peak * shape.compute_efficiency)
-    memory_s = entry.moved_bytes / (bandwidth * shape.memory_efficiency)
-    compute = moved = ""
-    if compute_s > 0:
-        rate = f"({work_text(peak, 'FLOP/s')} × {share_text(shape.compute_efficiency)})"
-        compute = f"{row_time}{work_text(entry.flops, 'FLOP')} ÷ {rate} = {time_text(compute_s)}"
-    if memory_s > 0:
-        rate = f"({work_text(bandwidth, 'B/s')} × {share_text(shape.memory_efficiency)})"
-        moved = f"{work_text(entry.moved_bytes, 'B')} ÷ {rate} = {time_text(memory_s)}"
+    compute, compute_s = _at_rate(entry.flops, "FLOP", peak, shape.compute_efficiency)
+    moved, memory_s = _at_rate(entry.moved_bytes, "B", bandwidth, shape.memory_efficiency)
+    compute_s *= entry.row_time
     busy = [time_text(value_s) for value_s in (compute_s, memory_s) if value_s > 0]
     if len(busy) == 2 and shape.smoothing != 1:
         r = share_text(shape.smoothing)
         busy = [f"({busy[0]}^{r} + {busy[1]}^{r})^(1 ÷ {r})"]
-    start = time_text(shape.overhead_s)
-    terms = [start if entry.starts == 1 else f"{plain_number(entry.starts)} × {start}"]
+    terms = [_multiple(entry.starts, time_text(shape.overhead_s))]
     if entry.sorted_share and shape.sort_s:
         terms.append(f"{exact(entry.sorted_share)} × {time_text(shape.sort_s)}")
     terms += busy
     if entry.row_bytes:
         share = shape.row_efficiency or shape.memory_efficiency
-        rate = f"({work_text(bandwidth, 'B/s')} × {share_text(share)})"
-        terms.append(f"{row_time}{work_text(entry.row_bytes, 'B')} ÷ {rate}")
-    return compute, moved, _result(entry.slower, " + ".join(terms), entry.seconds)
+        terms.append(row_time + _at_rate(entry.row_bytes, "B", bandwidth, share)[0])
+    return (
+        f"{row_time}{compute} = {time_text(compute_s)}" if compute_s > 0 else "",
+        f"{moved} = {time_text(memory_s)}" if memory_s > 0 else "",
+        _sum_equation(entry, terms),
+    )
 
 
 def _transfer(entry: Transfer) -> tuple[str, str, str]:
-    rate = f"({work_text(entry.bandwidth_bytes_per_s, 'B/s')} × {share_text(entry.efficiency)})"
-    busy_s = entry.moved_bytes / (entry.bandwidth_bytes_per_s * entry.efficiency)
-    moved = f"{work_text(entry.moved_bytes, 'B')} ÷ {rate} = {time_text(busy_s)}"
-    terms = [
-        time_text(start_s) if count == 1 else f"{plain_number(count)} × {time_text(start_s)}"
-        for start_s, count in entry.starts
-    ]
-    return "", moved, _result(entry.slower, " + ".join([*terms, time_text(busy_s)]), entry.seconds)
+    moved, busy_s = _at_rate(entry.moved_bytes, "B", entry.bandwidth_bytes_per_s, entry.efficiency)
+    starts = [_multiple(count, time_text(start_s)) for start_s, count in entry.starts]
+    once = _sum_equation(entry, [*starts, time_text(busy_s)])
+    return "", f"{moved} = {time_text(busy_s)}", once
 
 
 # Where the numbers are from
@@ -208,29 +236,29 @@ def _transfer(entry: Transfer) -> tuple[str, str, str]:
 
 def constants(parts: Iterable[Mapping[str, Sum]]) -> list[Constant]:
     """The numbers of the hardware that the recorded parts use, each once."""
-    out: dict[tuple[str, str], Constant] = {}
-    for some in parts:
-        for of in some.values():
-            for entry, count in of.terms:
-                if count <= 0:
-                    continue
-                for constant in _of_entry(entry):
-                    out[(constant.name, constant.value)] = constant
-    return list(out.values())
+    unique: dict[tuple[str, str], Constant] = {}
+    for entry in _entries(parts):
+        for constant in _entry_constants(entry):
+            unique[(constant.name, constant.value)] = constant
+    return list(unique.values())
 
 
-def _of_entry(entry: Entry) -> Iterator[Constant]:
+def _entries(parts: Iterable[Mapping[str, Sum]]) -> Iterator[Entry]:
+    for step in parts:
+        for of in step.values():
+            yield from (entry for entry, count in of.terms if count > 0)
+
+
+def _entry_constants(entry: Entry) -> Iterator[Constant]:
     if isinstance(entry, Kernel) and entry.device is not None:
-        yield from _of_kernel(entry, entry.device)
-    elif isinstance(entry, Transfer):
-        yield from _of_transfer(entry)
+        yield from _kernel_constants(entry, entry.device)
+    elif isinstance(entry, Transfer) and entry.fabric is not None:
+        yield from _transfer_constants(entry, entry.fabric)
 
 
-def sourced(name: str, quantity: Quantity, unit: str, sources: Mapping[str, Source]) -> Constant:
-    """A quantity of a data file."""
-    value = work_text(quantity.value, unit) if unit else exact(quantity.value)
+def _quantity(name: str, quantity: Quantity, unit: str, sources: Mapping[str, Source]) -> Constant:
     source = cited(sources, quantity.source, quantity.note)
-    return Constant(name, value, quantity.status, source)
+    return Constant(name, work_text(quantity.value, unit), quantity.status, source)
 
 
 def cited(sources: Mapping[str, Source], key: str, remark: str | None = None) -> str:
@@ -242,17 +270,17 @@ def cited(sources: Mapping[str, Source], key: str, remark: str | None = None) ->
     return title if remark is None else f"{title}; {remark}"
 
 
-def _of_kernel(entry: Kernel, device: Device) -> Iterator[Constant]:
+def _kernel_constants(entry: Kernel, device: Device) -> Iterator[Constant]:
     shape = entry.shape
     if shape is None:
         return
     peak = device.peak_flops_per_s[entry.dtype]  # type: ignore[index]  # a dtype of the profile
     if entry.flops:
-        yield sourced(f"Peak in {entry.dtype}", peak, "FLOP/s", device.sources)
+        yield _quantity(f"Peak in {entry.dtype}", peak, "FLOP/s", device.sources)
     bandwidth = device.memory_bandwidth_bytes_per_s
-    yield sourced("Memory bandwidth", bandwidth, "B/s", device.sources)
-    own = any(shape is known for known in device.roofline.get(entry.family, {}).values())
-    sources = device.sources if own else priors().sources
+    yield _quantity("Memory bandwidth", bandwidth, "B/s", device.sources)
+    is_own = any(shape is roofline for roofline in device.roofline.get(entry.family, {}).values())
+    sources = device.sources if is_own else priors().sources
     figures = [
         f"compute {share_text(shape.compute_efficiency)}",
         f"memory {share_text(shape.memory_efficiency)}",
@@ -266,10 +294,10 @@ def _of_kernel(entry: Kernel, device: Device) -> Iterator[Constant]:
     kind = FAMILIES[entry.family]
     source = cited(sources, shape.source, shape.note)
     yield Constant(
-        f"{kind}, {entry.stored_dtype}" if own else kind,
+        f"{kind}, {entry.stored_dtype}" if is_own else kind,
         ", ".join(figures),
-        shape.status if own else f"prior ({shape.status})",
-        source if own else f"{source}: this device has none of its own",
+        shape.status if is_own else f"prior ({shape.status})",
+        source if is_own else f"{source}: this device has none of its own",
     )
 
 
@@ -285,24 +313,14 @@ FAMILIES = {
 """Families of operators that share a roofline."""
 
 
-def _of_transfer(entry: Transfer) -> Iterator[Constant]:
-    fabric = entry.fabric
-    if fabric is None:
-        return
-    yield sourced(f"{fabric.title}, bandwidth", fabric.bandwidth_bytes_per_s, "B/s", fabric.sources)
+def _transfer_constants(entry: Transfer, fabric: Fabric) -> Iterator[Constant]:
+    bandwidth = fabric.bandwidth_bytes_per_s
+    yield _quantity(f"{fabric.title}, bandwidth", bandwidth, "B/s", fabric.sources)
     links = fabric.direct if entry.direct and fabric.direct is not None else fabric
-    way = "direct kernels" if entry.direct else "library"
-    start = links.latency_s
-    per_rank = links.latency_per_rank_s
-    figures = [
-        f"efficiency {share_text(links.efficiency.value)}",
-        f"start {time_text(start.value)}",
-    ]
-    if per_rank is not None:
-        figures.append(f"per rank {time_text(per_rank.value)}")
-    yield Constant(
-        f"{fabric.title}, {way}",
-        ", ".join(figures),
-        links.efficiency.status,
-        cited(fabric.sources, links.efficiency.source, links.efficiency.note),
-    )
+    figures = f"efficiency {share_text(links.efficiency.value)}, "
+    figures += f"start {time_text(links.latency_s.value)}"
+    if links.latency_per_rank_s is not None:
+        figures += f", per rank {time_text(links.latency_per_rank_s.value)}"
+    name = f"{fabric.title}, {'direct kernels' if entry.direct else 'library'}"
+    source = cited(fabric.sources, links.efficiency.source, links.efficiency.note)
+    yield Constant(name, figures, links.efficiency.status, source)

@@ -141,13 +141,13 @@ def _ready(
     return None if forward is None or later is None else max(forward, later)
 
 
-def best_with_pipeline(board: TrainingPlan) -> int | None:
+def best_with_pipeline(plan: TrainingPlan) -> int | None:
     """The best feasible row with several stages; None where there is none."""
-    piped = board.order[board.degree("pp")[board.order] > 1]
+    piped = plan.order[plan.degree("pp")[plan.order] > 1]
     return int(piped[0]) if len(piped) else None
 
 
-def step_timeline(board: TrainingPlan, row: int) -> tuple[list[Task], str]:
+def step_timeline(plan: TrainingPlan, row: int) -> tuple[list[Task], str]:
     """The timetable of a row's step, with no more micro-batches than a chart can show, and a note.
 
     A pass takes its parts of the step divided by the micro-batches. Gradients and the optimizer are
@@ -156,7 +156,7 @@ def step_timeline(board: TrainingPlan, row: int) -> tuple[list[Task], str]:
     Raises:
         InputError: for a split without a pipeline, or a schedule whose order is not known here.
     """
-    candidate, estimate = board.candidate(row), board.estimate(row)
+    candidate, estimate = plan.candidate(row), plan.estimate(row)
     stages, chunks = int(candidate["pp"]), int(candidate["virtual_stages"])
     if stages == 1:
         raise InputError(

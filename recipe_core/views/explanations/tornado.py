@@ -1,9 +1,10 @@
-"""What a split's metrics depend on: each assumption moved alone and the split estimated again."""
+"""Dependencies of a split's metrics: each assumption moved alone and the split estimated again."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.roofline import product_dtype
 from recipe_core.estimates.serving.cost import changed
 from recipe_core.estimates.serving.estimates import Estimates, estimate
-from recipe_core.hardware.profile import Fabric
+from recipe_core.hardware.profile import Device, Fabric
 from recipe_core.plans.serving_plan import ServingPlan
 
 FIGURES: dict[str, Callable[[Estimates], float]] = {
@@ -22,7 +23,7 @@ FIGURES: dict[str, Callable[[Estimates], float]] = {
     "usd": lambda e: float(e.cost.usd_per_million_output_tokens[0]),
     "joules": lambda e: float(e.cost.joules_per_token[0]),
 }
-"""Measures that can be followed, by their names on the board."""
+"""Measures that can be followed, by their names in a plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +49,10 @@ class Assumption:
             return replace(setting, reuse=None), replace(cases, prefix_hit=hits)
         if self.column == "load" and setting.mode == "open":
             return setting, replace(cases, load=values)
-        counts = np.maximum(np.round(values), 1.0)
-        return setting, _long_enough(replace(cases, **{self.column: counts}))
+        cases = replace(cases, **{self.column: np.maximum(np.round(values), 1.0)})
+        # the longest context still holds the lengths
+        lengths = cases.input_tokens + cases.output_tokens
+        return setting, replace(cases, max_context=np.maximum(cases.max_context, lengths))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,46 +70,42 @@ class Swing:
     high: str
 
     def width(self, base: float) -> float:
-        """Largest distance from ``base``; infinite where the split cannot run."""
+        """The larger of the distances from ``base``; infinite where the split cannot run."""
         return max(
             abs(value - base) if np.isfinite(value) else np.inf for value in (self.less, self.more)
         )
 
 
-def tornado(board: ServingPlan, row: int, measure: str) -> tuple[float, list[Swing]]:
+def tornado(plan: ServingPlan, row: int, measure: str) -> tuple[float, list[Swing]]:
     """The measure of a row, and with each assumption moved alone, the widest swing first."""
-    block, i = board.at(row)
+    block, i = plan.at(row)
     cases, read = block.cases.take([i]), FIGURES[measure]
-    known = estimate(block.setting, cases)
-    base, cases = read(known), replace(cases, prefix_hit=known.cases.prefix_hit)
+    planned = estimate(block.setting, cases)
+    base, cases = read(planned), replace(cases, prefix_hit=planned.cases.prefix_hit)
     swings = []
     for assumption in ASSUMPTIONS:
-        ends = [
-            assumption.scaled(block.setting, cases, factor)
-            for factor in (1 - assumption.share, 1 + assumption.share)
-        ]
-        less, more = (_measured(estimate(*end), read) for end in ends)
-        low, high = (assumption.says(*end) for end in ends)
-        swings.append(Swing(assumption.name, assumption.share, less, more, low, high))
+        share, says = assumption.share, assumption.says
+        ends = [assumption.scaled(block.setting, cases, 1 + sign * share) for sign in (-1, 1)]
+        moved = [estimate(*end) for end in ends]
+        less, more = (read(case) if case.feasible[0] else float("nan") for case in moved)
+        low, high = (says(*end) for end in ends)
+        swings.append(Swing(assumption.name, share, less, more, low, high))
     swings = [swing for swing in swings if swing.width(base) > 1e-4 * abs(base)]
     return base, sorted(swings, key=lambda swing: -swing.width(base))
 
 
-def _measured(estimates: Estimates, read: Callable[[Estimates], float]) -> float:
-    return read(estimates) if estimates.feasible[0] else float("nan")
+# Hardware, scaled
 
 
-def _long_enough(cases: Cases) -> Cases:
-    """The cases with a longest context that still holds their lengths."""
-    lengths = cases.input_tokens + cases.output_tokens
-    return replace(cases, max_context=np.maximum(cases.max_context, lengths))
+def _cluster(setting: Setting, **update: Any) -> Setting:
+    return replace(setting, cluster=replace(setting.cluster, **update))
 
 
 def _memory_bandwidth(setting: Setting, factor: float) -> Setting:
     device = setting.cluster.device
     rate = changed(device.memory_bandwidth_bytes_per_s, lambda value: value * factor)
     faster = device.model_copy(update={"memory_bandwidth_bytes_per_s": rate})
-    return replace(setting, cluster=replace(setting.cluster, device=faster))
+    return _cluster(setting, device=faster)
 
 
 def _compute(setting: Setting, factor: float) -> Setting:
@@ -115,8 +114,7 @@ def _compute(setting: Setting, factor: float) -> Setting:
         dtype: changed(peak, lambda value: value * factor)
         for dtype, peak in device.peak_flops_per_s.items()
     }
-    faster = device.model_copy(update={"peak_flops_per_s": peaks})
-    return replace(setting, cluster=replace(setting.cluster, device=faster))
+    return _cluster(setting, device=device.model_copy(update={"peak_flops_per_s": peaks}))
 
 
 def _links(setting: Setting, factor: float) -> Setting:
@@ -125,13 +123,9 @@ def _links(setting: Setting, factor: float) -> Setting:
         return fabric.model_copy(update={"bandwidth_bytes_per_s": rate})
 
     cluster = setting.cluster
-    joined = replace(
-        cluster,
-        fabric=faster(cluster.fabric),
-        network=faster(cluster.network),
-        beyond=faster(cluster.beyond) if cluster.beyond else None,
-    )
-    return replace(setting, cluster=joined)
+    beyond = faster(cluster.beyond) if cluster.beyond else None
+    fabric, network = faster(cluster.fabric), faster(cluster.network)
+    return _cluster(setting, fabric=fabric, network=network, beyond=beyond)
 
 
 def _price(setting: Setting, factor: float) -> Setting:
@@ -139,52 +133,51 @@ def _price(setting: Setting, factor: float) -> Setting:
     if price.usd_per_device_hour is None:
         return setting
     scaled = replace(price, usd_per_device_hour=price.usd_per_device_hour * factor)
-    return replace(setting, cluster=replace(setting.cluster, price=scaled))
+    return _cluster(setting, price=scaled)
 
 
-def _count(name: str) -> Callable[[Setting, Cases], str]:
-    """A column of counts, of the one case."""
-    return lambda _setting, cases: f"{getattr(cases, name)[0]:,.0f}"
+# Values, in words
 
 
-def _load(setting: Setting, cases: Cases) -> str:
+def _load_text(setting: Setting, cases: Cases) -> str:
     load = float(cases.load[0])
-    if setting.mode == "open":
-        return f"{significant(load)} requests/s"
-    return f"{load:,.0f} requests"
+    return f"{significant(load)} requests/s" if setting.mode == "open" else f"{load:,.0f} requests"
 
 
-def _hits(_setting: Setting, cases: Cases) -> str:
-    return f"{cases.prefix_hit[0]:.0%}"
-
-
-def _bandwidth(setting: Setting, _cases: Cases) -> str:
-    return per_second(setting.cluster.device.memory_bandwidth_bytes_per_s.value, "B")
-
-
-def _peak(setting: Setting, _cases: Cases) -> str:
-    device = setting.cluster.device
+def _peak_text(setting: Setting, device: Device) -> str:
     dtype = product_dtype(device, setting.stored_dtype("linear"), widens=setting.widens)
     return per_second(device.peak_flops_per_s[dtype].value, "FLOP")
 
 
-def _link(setting: Setting, _cases: Cases) -> str:
-    return per_second(setting.cluster.fabric.bandwidth_bytes_per_s.value, "B")
-
-
-def _device_hour(setting: Setting, _cases: Cases) -> str:
-    price = setting.cluster.price.usd_per_device_hour
-    return "unknown" if price is None else f"{usd(price)}/h"
+def _price_text(usd_per_hour: float | None) -> str:
+    return "unknown" if usd_per_hour is None else f"{usd(usd_per_hour)}/h"
 
 
 ASSUMPTIONS = (
-    Assumption("Input tokens", 0.5, _count("input_tokens"), "input_tokens"),
-    Assumption("Output tokens", 0.5, _count("output_tokens"), "output_tokens"),
-    Assumption("Load", 0.5, _load, "load"),
-    Assumption("Prefix cache hits", 0.5, _hits, "prefix_hit"),
-    Assumption("Memory bandwidth", 0.2, _bandwidth, hardware=_memory_bandwidth),
-    Assumption("Compute rate", 0.2, _peak, hardware=_compute),
-    Assumption("Link bandwidth", 0.2, _link, hardware=_links),
-    Assumption("Price of a device", 0.2, _device_hour, hardware=_price),
+    Assumption("Input tokens", 0.5, lambda _, c: f"{c.input_tokens[0]:,.0f}", "input_tokens"),
+    Assumption("Output tokens", 0.5, lambda _, c: f"{c.output_tokens[0]:,.0f}", "output_tokens"),
+    Assumption("Load", 0.5, _load_text, "load"),
+    Assumption("Prefix cache hits", 0.5, lambda _, c: f"{c.prefix_hit[0]:.0%}", "prefix_hit"),
+    Assumption(
+        "Memory bandwidth",
+        0.2,
+        lambda s, _: per_second(s.cluster.device.memory_bandwidth_bytes_per_s.value, "B"),
+        hardware=_memory_bandwidth,
+    ),
+    Assumption(
+        "Compute rate", 0.2, lambda s, _: _peak_text(s, s.cluster.device), hardware=_compute
+    ),
+    Assumption(
+        "Link bandwidth",
+        0.2,
+        lambda s, _: per_second(s.cluster.fabric.bandwidth_bytes_per_s.value, "B"),
+        hardware=_links,
+    ),
+    Assumption(
+        "Price of a device",
+        0.2,
+        lambda s, _: _price_text(s.cluster.price.usd_per_device_hour),
+        hardware=_price,
+    ),
 )
 """Traffic is known to a factor of two at best; datasheets and price lists within a fifth."""

@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 
-from recipe_core.base.labels import TRAINING_CAUSES
-from recipe_core.base.provenance import Source
+from recipe_core.base.labels import REINFORCEMENT_PHASES, TRAINING_CAUSES
+from recipe_core.base.units import gib, rate
 from recipe_core.engines.frameworks import Number, training_data
 from recipe_core.estimates.columns.training import TrainingCases, TrainingSetting
 from recipe_core.estimates.ledger import Overhead, Sum, one, recording, sums
 from recipe_core.estimates.training.estimates import TrainingEstimates
 from recipe_core.estimates.training.host_states import copied_s
 from recipe_core.estimates.training.memory import held, stored_parameters
-from recipe_core.estimates.training.reinforcement import at_mean
+from recipe_core.estimates.training.reinforcement import Reinforcement, at_mean, work_batches
 from recipe_core.estimates.training.schedule import (
     bubble_micro_batches,
     gradient_copies_s,
@@ -26,10 +26,10 @@ from recipe_core.estimates.training.schedule import (
     step_parts,
 )
 from recipe_core.plans.training_plan import TrainingPlan
-from recipe_core.views.explanations.line import Line
 from recipe_core.views.explanations.operators import (
     Constant,
-    Working,
+    Line,
+    Times,
     cited,
     constants,
     plain_number,
@@ -37,27 +37,36 @@ from recipe_core.views.explanations.operators import (
     time_text,
     working,
 )
-from recipe_core.views.explanations.reinforcement import phase_lines
-from recipe_core.views.explanations.serving_time import Times
 
 HIDDEN = "Less what computing hides of it"
-DERIVED = (
-    "recompute",
-    "reference",
-    "launch",
-    "host_parameters",
-    "bubble",
-    "stragglers",
-    "data_loading",
-)
-"""Parts that follow from others."""
 STEP = "Parts of a step"
-_LEAST_S = 1e-6
-"""Of what is hidden, seconds that are not told."""
+DERIVED = {
+    "recompute": "forward pass · share that is computed again",
+    "reference": "forward pass of the frozen model",
+    "launch": "layers · micro-batches · host time of a layer - what the device takes for them",
+    "host_parameters": "copies of layers and gradients over the host link - what computing hides "
+    "of them",
+    "bubble": "idle micro-batches, (pp - 1) ÷ chunks for 1F1B · mean time of one in a stage",
+    "stragglers": "fitted share · log2(nodes) · all of the above",
+    "data_loading": "time to load the tokens of a step - all of the above where data is prefetched",
+}
+"""Parts that follow from others, with their formulas."""
+_SHORTEST_S = 1e-6
+"""Hidden seconds below this are not shown."""
+_PHASES = {
+    "rollout": "tokens of answers ÷ rate of a full engine + the longest alone",
+    "weight_sync": "weights in 16 bits, to every device",
+    "state_moves": "states moved ÷ rate of the host's link",
+    **dict.fromkeys(
+        ("old_log_probs", "reference", "values"), "batches of an optimizer step · its forward pass"
+    ),
+    **dict.fromkeys(("update", "critic"), "updates · an optimizer step"),
+}
+"""Formulas of the phases of a step of reinforcement learning."""
 
 
 def training_times(plan: TrainingPlan, row: int) -> Times:
-    """Where the time of a step of a feasible row is from."""
+    """The sources of the time of a step of a feasible row."""
     block, i = plan.at(row)
     estimates, k = block.detail(i)
     case, loop = estimates.cases.take([k]), estimates.reinforcement
@@ -68,15 +77,24 @@ def training_times(plan: TrainingPlan, row: int) -> Times:
     operators = {name: of for name, of in parts.items() if name not in DERIVED}
     title = "Operators of a step on a device of the slowest stage"
     table = working(title, operators, HIDDEN)
-    step = _step(estimates, k, case)
-    lines = [*_lines(table, step), *_derived(block.setting, estimates, k, parts, step)]
+    step = _step_seconds(estimates, k, case)
+    terms: dict[str, list[str]] = {}
+    for operator in table.rows:
+        terms.setdefault(operator.part, []).append(operator.time)
+    lines = [
+        _part_line(name, "its operators", " + ".join(texts).replace("+ -", "- "), step)
+        for name, texts in terms.items()
+        if name in step
+    ]
+    numbers = _derived_numbers(block.setting, estimates.cases.take([k]), parts, step)
+    lines += [_part_line(name, DERIVED[name], text, step) for name, text in numbers]
     if loop is not None:
-        lines += phase_lines(estimates, loop, k)
-    sources = [*constants([operators]), *_framework(block.setting, step)]
+        lines += _phase_lines(estimates, loop, k)
+    sources = [*constants([operators]), *_framework_constants(block.setting, step)]
     return Times({STEP: lines}, (table,), tuple(sources))
 
 
-def _step(estimates: TrainingEstimates, k: int, case: TrainingCases) -> dict[str, float]:
+def _step_seconds(estimates: TrainingEstimates, k: int, case: TrainingCases) -> dict[str, float]:
     """Seconds of a step's parts that take time; of one optimizer step where answers are sampled."""
     if estimates.reinforcement is None:
         return {name: float(of[k]) for name, of in estimates.parts.items() if of[k] > 0}
@@ -84,78 +102,52 @@ def _step(estimates: TrainingEstimates, k: int, case: TrainingCases) -> dict[str
     return {name: float(of[0]) for name, of in parts.items() if of[0] > 0}
 
 
-def _lines(table: Working, step: Mapping[str, float]) -> Iterator[Line]:
-    """Every part that is a sum of operators."""
-    by_part: dict[str, list[str]] = {}
-    for row in table.rows:
-        by_part.setdefault(row.part, []).append(row.time)
-    for name, texts in by_part.items():
-        if name in step:
-            numbers = " + ".join(texts).replace("+ -", "- ")
-            yield Line(_label(name), "its operators", numbers, time_text(step[name]))
+def _part_line(name: str, formula: str, numbers: str, step: Mapping[str, float]) -> Line:
+    return Line(TRAINING_CAUSES.get(name, name), formula, numbers, time_text(step[name]))
 
 
-def _label(name: str) -> str:
-    return TRAINING_CAUSES.get(name, name)
-
-
-def _derived(
+def _derived_numbers(
     setting: TrainingSetting,
-    estimates: TrainingEstimates,
-    k: int,
+    case: TrainingCases,
     parts: Mapping[str, Sum],
     step: Mapping[str, float],
-) -> Iterator[Line]:
-    """Parts that follow from others."""
-    case = estimates.cases.take([k])
+) -> Iterator[tuple[str, str]]:
+    """Names of the parts that follow from others, and their formulas with numbers."""
     forward_s = sum(seconds for name, seconds in step.items() if name.startswith("forward_"))
-    for name, formula in (
-        ("recompute", "forward pass · share that is computed again"),
-        ("reference", "forward pass of the frozen model"),
-    ):
+    for name in ("recompute", "reference"):
         if name in step:
-            share = step[name] / forward_s
-            numbers = f"{time_text(forward_s)} × {share_text(share)}"
-            yield Line(_label(name), formula, numbers, time_text(step[name]))
+            yield name, _share_numbers(step[name] / forward_s, forward_s)
     if "launch" in step:
-        launched = next(
+        entry, count = next(
             (entry, count)
             for entry, count in parts["launch"].terms
             if isinstance(entry, Overhead) and count > 0
         )
-        host_s = launched[0].seconds * launched[1]
-        numbers = (
-            f"{plain_number(launched[1])} × {time_text(launched[0].seconds)} - "
-            f"{time_text(host_s - step['launch'])}"
-        )
-        formula = "layers · micro-batches · host time of a layer - what the device takes for them"
-        yield Line(_label("launch"), formula, numbers, time_text(step["launch"]))
+        hidden_s = entry.seconds * count - step["launch"]
+        host = f"{plain_number(count)} × {time_text(entry.seconds)}"
+        yield "launch", f"{host} - {time_text(hidden_s)}"
     if "host_parameters" in step:
         copies_s = _host_copies_s(setting, case)
         hidden_s = copies_s - step["host_parameters"]
-        hides = f" - {time_text(hidden_s)}" if hidden_s > _LEAST_S else ""
-        numbers = f"{time_text(copies_s)}{hides}"
-        formula = "copies of layers and gradients over the host link - what computing hides of them"
-        value = time_text(step["host_parameters"])
-        yield Line(_label("host_parameters"), formula, numbers, value)
+        hides = f" - {time_text(hidden_s)}" if hidden_s > _SHORTEST_S else ""
+        yield "host_parameters", time_text(copies_s) + hides
     if "bubble" in step:
         idle = one(bubble_micro_batches(case))
-        numbers = f"{share_text(idle)} × {time_text(step['bubble'] / idle)}"
-        formula = "idle micro-batches, (pp - 1) ÷ chunks for 1F1B · mean time of one in a stage"
-        yield Line(_label("bubble"), formula, numbers, time_text(step["bubble"]))
+        yield "bubble", _share_numbers(idle, step["bubble"] / idle)
+    loading_s = step.get("data_loading", 0.0)
+    before_s = sum(step.values()) - loading_s
     if "stragglers" in step:
-        others_s = sum(step.values()) - step["stragglers"] - step.get("data_loading", 0.0)
-        share = step["stragglers"] / others_s
-        numbers = f"{share_text(share)} × {time_text(others_s)}"
-        formula = "fitted share · log2(nodes) · all of the above"
-        yield Line(_label("stragglers"), formula, numbers, time_text(step["stragglers"]))
+        others_s = before_s - step["stragglers"]
+        yield "stragglers", _share_numbers(step["stragglers"] / others_s, others_s)
     if "data_loading" in step:
-        others_s = sum(step.values()) - step["data_loading"]
-        behind_s = 0.0 if setting.loading.prefetch == 0 else others_s
-        numbers = time_text(step["data_loading"] + behind_s)
-        numbers += f" - {time_text(behind_s)}" if behind_s else ""
-        formula = "time to load the tokens of a step - all of the above where data is prefetched"
-        yield Line(_label("data_loading"), formula, numbers, time_text(step["data_loading"]))
+        if setting.loading.prefetch == 0:
+            yield "data_loading", time_text(loading_s)
+        else:
+            yield "data_loading", f"{time_text(loading_s + before_s)} - {time_text(before_s)}"
+
+
+def _share_numbers(share: float, seconds: float) -> str:
+    return f"{share_text(share)} × {time_text(seconds)}"
 
 
 def _host_copies_s(setting: TrainingSetting, case: TrainingCases) -> float:
@@ -166,16 +158,47 @@ def _host_copies_s(setting: TrainingSetting, case: TrainingCases) -> float:
     return float((case.micro_batches * (copies[0] + copies[1]) + gradients)[0])
 
 
-def _framework(setting: TrainingSetting, step: Iterable[str]) -> Iterator[Constant]:
+def _phase_lines(estimates: TrainingEstimates, loop: Reinforcement, i: int) -> Iterator[Line]:
+    """A line for every phase of a step of reinforcement learning that takes time."""
+    for name, label in REINFORCEMENT_PHASES.items():
+        seconds = float(loop.phases[name][i]) if name in loop.phases else 0.0
+        if seconds > 0:
+            formula = _PHASES.get(name, "as stated, and a forward pass of a model that rewards")
+            numbers = _phase_numbers(estimates, loop, name, i, seconds)
+            yield Line(label, formula, numbers, time_text(seconds))
+
+
+def _phase_numbers(
+    estimates: TrainingEstimates, loop: Reinforcement, name: str, i: int, seconds: float
+) -> str:
+    sampling, rollouts = loop.sampling, loop.rollouts
+    if name == "rollout":
+        tokens = sampling.work.sequences * sampling.work.response_tokens
+        pace, tail_s = rate(float(rollouts.tokens_per_s[i])), float(rollouts.tail_s[i])
+        return f"{tokens:,} ÷ {pace} + {time_text(tail_s)}"
+    if name in ("old_log_probs", "reference", "values"):
+        batches = work_batches(sampling)
+        return f"{plain_number(batches)} × {time_text(seconds / batches)}"
+    if name in ("update", "critic"):
+        return f"{sampling.updates} × {time_text(seconds / sampling.updates)}"
+    if name == "weight_sync":
+        return gib(loop.sync_bytes)
+    if name == "state_moves":
+        return gib(seconds * estimates.setting.calibration.host_link_bytes_per_s.value)
+    return time_text(seconds)
+
+
+def _framework_constants(setting: TrainingSetting, step: Iterable[str]) -> Iterator[Constant]:
     """Numbers of the framework and of training in general that the parts use."""
     data, framework = training_data(), setting.framework
     figures, device = setting.calibration, setting.cluster.device
     parts = set(step)
-    known = figures.sustained_fp8 if setting.precision == "fp8" else figures.sustained
-    pace = known.get(device.architecture[:-1], known[device.runtime])
+    paces = figures.sustained_fp8 if setting.precision == "fp8" else figures.sustained
+    pace = paces.get(device.architecture[:-1], paces[device.runtime])
 
     def number(name: str, of: Number, text: str = "") -> Constant:
-        return Constant(name, text or share_text(of.value), of.status, _from(data.sources, of))
+        source = cited(data.sources, of.source, of.note)
+        return Constant(name, text or share_text(of.value), of.status, source)
 
     yield number("Pace of products when busy for long", pace)
     yield number("Attention, over a prompt's kernel", figures.attention_slowdown)
@@ -197,14 +220,16 @@ def _framework(setting: TrainingSetting, step: Iterable[str]) -> Iterator[Consta
     if "pipeline_parallel" in parts:
         yield number("Exposed pipeline traffic", figures.pipeline_exposed)
     if "forward_expert_parallel" in parts:
-        yield from _experts(setting, number)
+        yield from _expert_constants(setting, number)
     if "fixed" in parts:
         yield number("Fixed time of a step", figures.step_s, time_text(figures.step_s.value))
     if "stragglers" in parts:
         yield number("Stragglers, for each doubling of nodes", figures.straggler)
 
 
-def _experts(setting: TrainingSetting, number: Callable[..., Constant]) -> Iterator[Constant]:
+def _expert_constants(
+    setting: TrainingSetting, number: Callable[..., Constant]
+) -> Iterator[Constant]:
     """Numbers of the exchange of tokens."""
     figures, title = setting.calibration, setting.framework.title
     if setting.method == "pretrain":
@@ -215,7 +240,3 @@ def _experts(setting: TrainingSetting, number: Callable[..., Constant]) -> Itera
         wait = experts.wait_s
         yield number(f"{title}, host reads an exchange's sizes", wait, time_text(wait.value))
         yield number(f"{title}, reads and writes of a routed row", experts.row_moves)
-
-
-def _from(sources: Mapping[str, Source], of: Number) -> str:
-    return cited(sources, of.source, of.note)

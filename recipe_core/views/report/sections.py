@@ -1,4 +1,4 @@
-"""What a report says, as data: sections of words, tables, commands and charts."""
+"""A report as data: sections of words, tables, commands and charts."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from recipe_core.request.split_key import key_of
 from recipe_core.targets.by_hand import node_commands
 from recipe_core.targets.use import TITLES, uses
 from recipe_core.views import overview
+from recipe_core.views.charts.front import tradeoff
 from recipe_core.views.charts.views import Chart, Focus, Table, views_of
-from recipe_core.views.report.charts import tradeoffs
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ def _alternatives(bundle: Bundle, plan: Plan, pins: Sequence[str]) -> Section:
         f"{open_question if doubtful else ''}.",
     )
     table = (Table.of(rows, "Fallbacks"),) if rows else ()
-    return Section("Alternatives", words, table, charts=tuple(tradeoffs(plan, pins)))
+    return Section("Alternatives", words, table, charts=tuple(_tradeoffs(plan, pins)))
 
 
 def _start(bundle: Bundle, addresses: Sequence[str]) -> Section:
@@ -150,3 +150,22 @@ def title(bundle: Bundle) -> str:
     recipe, device = bundle.recipe, bundle.recipe.device
     split = split_name(recipe.candidate)
     return f"{recipe.model.id} on {device.count} × {device.title}: {split}"
+
+
+def _tradeoffs(plan: Plan, pins: Sequence[str]) -> list[Chart]:
+    """Tradeoffs of all splits in the plan's first two measures; empty where one is unknown."""
+    x, y = plan.axes
+    if not (plan.known(x) and plan.known(y)):
+        return []
+    title = f"{plan.measures[x].title} and {plan.measures[y].title}"
+    note = (
+        "Diamonds are best tradeoffs: no split of their colour is better in both. Lines at them: "
+        "eight of ten measured runs are expected within. Larger markers use more devices; rings "
+        "are pinned splits."
+    )
+    if plan.queues.any():
+        note += " Hourglasses start, but do not hold the whole load at once."
+    if plan.uncertain.any():
+        note += " Of open triangles memory is too close to tell whether they start."
+    figure = tradeoff(plan, x, y, pins=pins)
+    return [Chart("frontier", title, figure, f"{title} of {len(plan)} splits", note)]

@@ -1,0 +1,230 @@
+"""Bars by part: a device's memory, and the time of a step or a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+from recipe_core.base.labels import WHY
+from recipe_core.base.units import GIB, alike, duration, gib
+from recipe_core.plans.plan import Plan
+from recipe_core.views.charts.figures import Drawing, Style, axis, categories
+from recipe_core.views.charts.style import BELOW, PLAIN, fill
+from recipe_core.views.explanations.timeline import Task
+
+Parts = Mapping[str, float]
+NUMBERED = 160
+"""Tasks up to which each bar carries the number of its micro-batch."""
+ALIKE_GIB = 0.05
+"""Memory that differs by less is drawn as one line."""
+HELD_TITLES = {"kv_needed_bytes": "KV cache"}
+"""Names of parts as far as they are held."""
+
+
+def _largest_first(parts: Parts) -> dict[str, float]:
+    return dict(sorted(parts.items(), key=lambda item: -item[1]))
+
+
+# Time
+
+
+def _time_unit(seconds: float) -> tuple[float, str]:
+    """The factor from seconds to a unit that suits them, and the unit."""
+    return (1.0, "s") if seconds >= 10 else (1e3, "ms")
+
+
+def waterfall(parts: Parts, names: Mapping[str, str], *, dark: bool = False) -> go.Figure:
+    """Parts of a time (seconds), largest first, each from where the last ended, and the total."""
+    draw, ordered = Drawing(dark=dark), _largest_first(parts)
+    values, total = list(ordered.values()), sum(parts.values())
+    factor, unit = _time_unit(total)
+    draw.figure.add_waterfall(
+        orientation="h",
+        y=[*(names.get(name, name) for name in ordered), "Total"],
+        x=[*(seconds * factor for seconds in values), 0],
+        measure=["relative"] * len(values) + ["total"],
+        customdata=[*(f"{seconds / total:.1%}" for seconds in values if total), "100%"],
+        hovertemplate="%{y}<br>%{text}, %{customdata}<extra></extra>",
+        increasing={"marker": {"color": draw.colours.series[0]}},
+        totals={"marker": {"color": draw.colours.series[4]}},
+        connector={"line": {"color": draw.colours.muted, "width": 1}},
+        **draw.beside([*alike(values, total), duration(total)]),
+    )
+    across = axis(unit, range=[0, total * factor * 1.18 or 1])
+    return draw.between(across, categories(), 70 + 28 * (len(values) + 1), PLAIN)
+
+
+def loss_bars(shares: Parts, names: Mapping[str, str], *, dark: bool = False) -> go.Figure:
+    """Shares of a run's time (0 to 1), the largest first, as bars in percent."""
+    draw, ordered = Drawing(dark=dark), _largest_first(shares)
+    values = [share * 100 for share in ordered.values()]
+    labels = [names.get(name, name) for name in ordered]
+    texts = draw.beside([f"{value:.2f}%" for value in values])
+    draw.bars(None, labels, values, 0, "%{y}<br>%{text}", **texts)
+    across = axis("% of the run", range=[0, max(values, default=0.0) * 1.25 or 1])
+    return draw.between(across, categories(), 80 + 28 * len(values), PLAIN)
+
+
+def causes_bars(splits: Sequence[tuple[str, Parts]], *, dark: bool = False) -> go.Figure:
+    """Times of several splits (seconds by bottleneck), each stacked."""
+    draw, names = Drawing(dark=dark), [name for name, _ in splits]
+    factor, unit = _time_unit(max((sum(parts.values()) for _, parts in splits), default=0.0))
+    for n, (cause, title) in enumerate(WHY.items()):
+        seconds = np.array([parts.get(cause, 0.0) for _, parts in splits])
+        hover = f"%{{y}}<br>{title} %{{customdata}}"
+        draw.bars(title, names, seconds * factor, n, hover, [*map(duration, seconds.tolist())])
+    stack: Style = {"barmode": "stack", "bargap": 0.35, "legend_traceorder": "normal"}
+    return draw.between(axis(unit), categories(), 110 + 44 * len(splits), **stack)
+
+
+def pipeline(tasks: Sequence[Task], *, dark: bool = False) -> go.Figure:
+    """A pipeline's schedule: a row per stage, a bar per pass of a micro-batch; gaps are idle."""
+    draw = Drawing(dark=dark)
+    paper = draw.colours.paper
+    factor, unit = _time_unit(max((task.end_s for task in tasks), default=0.0))
+    stages = [f"Stage {stage}" for stage in sorted({task.stage for task in tasks})]
+    chunks = len({task.chunk for task in tasks}) > 1
+    inside = {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0}
+    inside |= {"textfont": {"color": paper}, "constraintext": "none"}
+    for n, name in enumerate(("Forward", "Backward")):
+        passes = [task for task in tasks if task.backward == bool(n)]
+        numbers = [str(task.micro_batch + 1) for task in passes]
+        draw.bars(
+            name,
+            [f"Stage {task.stage}" for task in passes],
+            [(task.end_s - task.start_s) * factor for task in passes],
+            fill(draw.colours, n) | {"line": {"color": paper, "width": 1}},
+            f"{name} of %{{customdata}}<br>%{{y}}, from %{{base:.4g}} {unit} for %{{x:.4g}} {unit}",
+            [
+                f"micro-batch {task.micro_batch + 1}"
+                + (f", chunk {task.chunk + 1}" if chunks else "")
+                for task in passes
+            ],
+            base=[task.start_s * factor for task in passes],
+            text=numbers if len(tasks) <= NUMBERED else None,
+            **inside,
+        )
+    up, height = categories(categoryarray=stages), 120 + 34 * len(stages)
+    return draw.between(axis(unit), up, height, barmode="overlay", bargap=0.12)
+
+
+# Memory
+
+
+def memory_bars(plan: Plan, rows: Sequence[int], *, dark: bool = False) -> go.Figure:
+    """Memory per device by part as it will be held, one bar a row, with limits and sums.
+
+    The text behind a bar says how much the row needs beyond that, or lacks. Where devices differ
+    in their memory, each bar has marks of its own instead of common lines.
+    """
+    draw, places = Drawing(dark=dark), list(range(len(rows)))
+    usable = np.array([plan.usable_bytes(row) for row in rows]) / GIB
+    capacity = np.array([plan.capacity_bytes(row) for row in rows]) / GIB
+    common = not rows or bool(max(np.ptp(usable), np.ptp(capacity)) < ALIKE_GIB)
+    memory = plan.held_memory(rows)
+    totals = np.sum(list(memory.values()), axis=0) if rows else np.zeros(0)
+    _add_parts(draw, plan, rows, memory)
+    _add_capacity(draw, usable, capacity, common=common)
+    texts = [
+        _total_text(plan, row, float(total), of_capacity=not common)
+        for row, total in zip(rows, totals, strict=True)
+    ]
+    ends = np.nan_to_num(totals) / GIB
+    beyond = np.array([not common or "needs" in text for text in texts], dtype=bool)
+    starts = np.where(beyond, np.maximum(ends, capacity), ends)  # never across the lines
+    draw.words(starts, places, texts, textposition="middle right", cliponaxis=False)
+    titles = {"tickvals": places, "ticktext": [_row_title(plan, row) for row in rows]}
+    widest = float(max([*capacity, *ends], default=1.0))
+    return draw.between(
+        axis(f"GiB per {plan.device_title}", range=[0, widest * 1.34]),
+        axis(None, range=[len(rows) - 0.5, -0.5], showgrid=False, **titles),
+        150 + 36 * len(rows),
+        BELOW,
+        barmode="stack",
+        bargap=0.35,
+    )
+
+
+def _add_parts(draw: Drawing, plan: Plan, rows: Sequence[int], memory: Mapping[str, Any]) -> None:
+    """Bars by part, at places in place of names: two loads of a split must not stack."""
+    for n, (part, title) in enumerate(plan.parts.items()):
+        if np.nan_to_num(memory[part]).any():
+            name = HELD_TITLES.get(part, title)
+            about = [
+                [plan.key(row), gib(float(value)), _row_title(plan, row)]
+                for row, value in zip(rows, memory[part], strict=True)
+            ]
+            hover = f"%{{customdata[2]}}<br>{name} %{{customdata[1]}}"
+            draw.bars(name, list(range(len(rows))), memory[part] / GIB, n, hover, about)
+
+
+def _row_title(plan: Plan, row: int) -> str:
+    """A row's name, and that it cannot run."""
+    return plan.label(row) + ("" if plan.feasible[row] else " (refused)")
+
+
+def _add_capacity(draw: Drawing, usable: Any, capacity: Any, *, common: bool) -> None:
+    """Usable memory and capacity: as lines across, or as marks on each bar where they differ."""
+    ink, alarm = draw.colours.ink, draw.colours.alarm
+    if common:
+        usable, capacity = (float(max(values, default=0.0)) for values in (usable, capacity))
+        draw.limit(x=usable, colour=ink, dash="dot")
+        draw.limit(x=capacity, dash=None)
+        top: Style = {"y": 1, "yref": "paper", "yanchor": "bottom"}
+        draw.note(f"usable {usable:.1f} ", x=usable, xanchor="right", **top)
+        draw.note(f" {capacity:.1f} GiB capacity", alarm, x=capacity, xanchor="left", **top)
+        return
+    marks = (("Usable", usable, ink, 1.5), ("Capacity", capacity, alarm, 3))
+    for title, values, colour, width in marks:
+        look = {"symbol": "line-ns-open", "size": 28, "color": colour}
+        look["line"] = {"width": width, "color": colour}
+        hover = f"{title} %{{x:,.1f}} GiB"
+        draw.points(title, values, list(range(len(values))), look, hover, cliponaxis=False)
+
+
+def _total_text(plan: Plan, row: int, total: float, *, of_capacity: bool) -> str:
+    """The bytes held, and in a line of its own those that a split lacks, or needs beyond them.
+
+    Narrow screens cut long lines.
+    """
+    if not np.isfinite(total):
+        return " not estimated"
+    text = f" {total / GIB:,.1f}"
+    if of_capacity:
+        text += f" of {plan.capacity_bytes(row) / GIB:,.1f}"
+    short = plan.short_bytes(row)
+    if short > 0 and not plan.feasible[row]:
+        return f"{text}<br> {short / GIB:,.1f} short"
+    needed = float(sum(values[0] for values in plan.memory([row]).values()))
+    if needed - total > ALIKE_GIB * GIB:
+        holds = plan.held_text(row)
+        return f"{text}<br> needs {needed / GIB:,.1f}" + (f", holds {holds}" if holds else "")
+    return text
+
+
+def stage_bars(
+    stages: Sequence[Parts],
+    names: Mapping[str, str],
+    usable_bytes: float,
+    capacity_bytes: float,
+    *,
+    dark: bool = False,
+) -> go.Figure:
+    """Memory of every pipeline stage. ``stages``: bytes by part; ``names``: of the parts."""
+    draw, x = Drawing(dark=dark), [f"Stage {n}" for n in range(len(stages))]
+    usable, capacity = usable_bytes / GIB, capacity_bytes / GIB
+    for n, (part, name) in enumerate(names.items()):
+        values = [stage.get(part, 0.0) for stage in stages]
+        if any(values):
+            sizes, hover = [value / GIB for value in values], f"%{{x}}<br>{name} %{{customdata}}"
+            about = [gib(value) for value in values]
+            draw.bars(name, sizes, x, n, hover, about, orientation="v")
+    ink, tallest = draw.colours.ink, max(sum(stage.values()) for stage in stages) / GIB
+    draw.limit(f"usable {usable:.1f}", y=usable, colour=ink, dash="dot", position="bottom right")
+    draw.limit(f"{capacity:.1f} GiB capacity", y=capacity, dash="solid", position="top right")
+    up = axis("GiB", range=[0, max(capacity, tallest) * 1.12])
+    look = {"barmode": "stack", "bargap": 0.3}
+    return draw.between({"title": None, "type": "category"}, up, 380, BELOW, **look)

@@ -1,0 +1,248 @@
+"""A case of a serving split with its steps on the ledger, and its times as sums of steps.
+
+Every part of a time is the sum of that part of some steps, each times a factor that is the same for
+all parts of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from recipe_core.base.labels import CAUSES
+from recipe_core.estimates.columns.serving import Setting
+from recipe_core.estimates.ledger import Entry, Kernel, Overhead, Sum, one, recording, sums
+from recipe_core.estimates.serving.continuous_batching import request_overheads
+from recipe_core.estimates.serving.estimates import Estimates
+from recipe_core.estimates.serving.operators import Step
+from recipe_core.estimates.serving.speculative import engine_step, tokens_per_step
+from recipe_core.hardware.cluster import host_speed
+from recipe_core.views.explanations.operators import (
+    FAMILIES,
+    Constant,
+    Line,
+    Times,
+    cited,
+    constants,
+    plain_number,
+    product,
+    share_text,
+    time_text,
+    working,
+)
+
+HIDDEN = "Less what the device takes meanwhile"
+SMALL = 1e-9
+
+Parts = Mapping[str, Sum]
+"""A recorded step by part."""
+Factor = tuple[str, str, float]
+"""A factor in words, in numbers, and its value."""
+
+
+class ServedCase:
+    """One case of estimates that runs; ``steps`` and ``prompts``: factors that own runs taught."""
+
+    def __init__(self, setting: Setting, estimates: Estimates, k: int) -> None:
+        self.setting, self.served, self.k = setting, estimates.serving, k
+        self.case = estimates.cases.take([k])
+        self.memory = estimates.memory.take(np.array([k]))
+        self.steps = self.prompts = self.rate = 1.0
+        if estimates.corrected is not None:
+            scales, rate = estimates.corrected.scales, estimates.corrected.rate
+            self.steps, self.prompts = float(scales.steps[k]), float(scales.prompts[k])
+            self.rate = float(rate[k])
+            if setting.mode == "open":  # solved at a scaled rate (`corrections`)
+                self.case = replace(self.case, load=self.case.load / rate[[k]])
+        self.decode = {name: float(of[k]) for name, of in self.served.decode.items()}
+        self.prefill = {name: float(of[k]) for name, of in self.served.prefill.items()}
+        self.overhead = setting.engine.overhead(setting.cluster.device.runtime)
+
+    def recorded(self, step: Step) -> dict[str, Sum]:
+        """The parts of an engine's step as the ledger has them."""
+        with recording():
+            return sums(engine_step(self.setting, self.case, step))
+
+    def first(self, name: str, formula: str, numbers: str, scale: float = 1.0) -> Iterator[Line]:
+        """The line of a part of the time to first token, where it takes time."""
+        if (value_s := self.prefill.get(name, 0.0)) > 0:
+            yield Line(CAUSES[name], formula, product(numbers, scale), time_text(value_s))
+
+    @property
+    def rest(self) -> float:
+        """Share of the tokens after the first that leaves later, where some leave with it."""
+        intervals, case = self.setting.engine.intervals, self.case
+        slow = bool(((case.recv_interval > 1) | (case.stream_interval > 1)).any())
+        loops = self.setting.mode in ("closed", "open")
+        if intervals is None or not loops or not slow or not intervals.first_token_waits:
+            return 1.0
+        return 1 - self.leaving / max(one(case.output_tokens) - 1, 1.0)
+
+    @property
+    def leaving(self) -> float:
+        """Tokens that leave with the first one."""
+        return min(one(self.case.stream_interval), one(self.case.output_tokens)) - 1
+
+    def client_lines(self) -> Iterator[Line]:
+        """Waits of clients where an engine looks and sends every so many steps only."""
+        receive_s, stream_s = (self.prefill.get(name, 0.0) for name in ("receive", "stream"))
+        if receive_s > 0:
+            interval = one(self.case.recv_interval)
+            step_s = time_text(receive_s / self.steps / ((interval - 1) / 2))
+            formula = "(steps between two looks for requests - 1) ÷ 2 · step, less any other wait"
+            numbers = f"({plain_number(interval)} - 1) ÷ 2 × {step_s}"
+            yield from self.first("receive", formula, numbers, self.steps)
+        if stream_s > 0:
+            numbers = f"{plain_number(self.leaving)} × {time_text(stream_s / self.leaving)}"
+            formula = "tokens that leave with the first · time per token"
+            yield from self.first("stream", formula, numbers)
+
+    def request_line(self) -> Iterator[Line]:
+        """The server's own time of a request."""
+        fixed_s, token_s = request_overheads(self.setting)
+        tokens = plain_number(one(self.case.input_tokens))
+        formula = "time of a request + prompt tokens · time of a token, in the server"
+        numbers = f"{time_text(fixed_s)} + {tokens} × {time_text(token_s)}"
+        return self.first("request", formula, numbers, self.prompts)
+
+
+# Times as sums of steps
+
+
+@dataclass(frozen=True, slots=True)
+class StepShare:
+    """A step that a time is made of, and the factor on its parts, in words and in numbers."""
+
+    step: str
+    parts: Parts
+    factor: float
+    formula: str
+    numbers: str
+
+    def line(self) -> Iterator[Line]:
+        """The factor as a line, where it is neither 0 nor 1."""
+        if self.formula and self.factor:
+            value = f"{self.factor:.5g}"
+            yield Line(f"Factor on {self.step}", self.formula, self.numbers, value)
+
+    def part_s(self, name: str) -> float:
+        """Seconds of a part of the step."""
+        return self.parts[name].seconds if name in self.parts else 0.0
+
+
+def step_share(step: str, parts: Parts, *factors: Factor) -> StepShare:
+    """A step whose factor is a product, in which a 1 is not shown."""
+    some = [factor for factor in factors if abs(factor[2] - 1) > SMALL]
+    formula = " · ".join(words for words, _, _ in some)
+    numbers = " × ".join(text for _, text, _ in some)
+    return StepShare(step, parts, float(np.prod([value for *_, value in some])), formula, numbers)
+
+
+def step_lines(
+    values: Mapping[str, float], shares: Sequence[StepShare], apart: Sequence[StepShare] = ()
+) -> Iterator[Line]:
+    """Every part of a time that is one of steps: the sum of factor · part of each step.
+
+    ``apart``: shares of a part that the first step has no more of than the first of these.
+    """
+    for share in shares:
+        yield from share.line()
+    for name in dict.fromkeys(name for share in shares for name in share.parts):
+        if values.get(name, 0.0) > 0:
+            more = not apart or shares[0].part_s(name) > apart[0].part_s(name)
+            terms = [
+                multiple(share.factor, time_text(share.part_s(name)))
+                for share in (shares if more else apart)
+                if share.factor and name in share.parts
+            ]
+            numbers = " + ".join(terms).replace("+ -", "- ")
+            formula = "time of the part in each step · factor on the step"
+            yield Line(CAUSES.get(name, name), formula, numbers, time_text(values[name]))
+
+
+def multiple(factor: float, text: str) -> str:
+    """A factor times something, without a factor of 1."""
+    return text if abs(factor - 1) < SMALL else f"{factor:.5g} × {text}"
+
+
+def run_factor(factor: float) -> Factor:
+    """A factor that own runs taught."""
+    return "what your runs measured", share_text(factor), factor
+
+
+def decode_share(case: ServedCase, decode: Parts, *factors: Factor) -> StepShare:
+    """The decode step and its factor in a time per output token, which ``factors`` are part of."""
+    yields = one(tokens_per_step(case.case.draft_tokens, case.case.acceptance))
+    return step_share(
+        "a decode step",
+        decode,
+        *factors,
+        ("1 ÷ tokens that a step yields", f"1 ÷ {share_text(yields)}", 1 / yields),
+        run_factor(case.steps),
+        ("share of the tokens after the first that leaves", share_text(case.rest), case.rest),
+    )
+
+
+def step_seconds(parts: Parts) -> float:
+    """Seconds of a recorded step."""
+    return sum(of.seconds for of in parts.values())
+
+
+def collect_times(
+    case: ServedCase, steps: Mapping[str, Parts], lines: dict[str, list[Line]]
+) -> Times:
+    """Lines, with the steps as tables of their operators, and the sources of all numbers."""
+    recorded = list(steps.values())
+    sources = [*constants(recorded), *_engine_constants(case, recorded)]
+    tables = tuple(working(title, parts, HIDDEN) for title, parts in steps.items())
+    return Times(lines, tables, tuple(sources))
+
+
+# The engine's own numbers
+
+
+def _engine_constants(case: ServedCase, recorded: Iterable[Parts]) -> Iterator[Constant]:
+    """Overheads of the engine and its host, and its kernels' times over the profile's."""
+    engine, overhead, device = case.setting.engine, case.overhead, case.setting.cluster.device
+    title = f"{engine.title} {engine.version}"
+    figures = {
+        "per step": overhead.step_s,
+        "per sequence": overhead.sequence_s,
+        "per layer": overhead.layer_s,
+        "per kernel launch": overhead.launch_s,
+        "per row of an expert": overhead.expert_row_s,
+        "per request": overhead.request_s,
+        "per prompt token": overhead.input_token_s,
+    }
+    shares = {"late steps": overhead.late_steps, "bunched": overhead.bunched}
+    values = [f"{name} {time_text(value_s)}" for name, value_s in figures.items() if value_s]
+    values += [f"{name} {share_text(value)}" for name, value in shares.items() if value]
+    source = cited(engine.sources, overhead.source, overhead.note)
+    yield Constant(f"{title}, own time", ", ".join(values), overhead.status, source)
+    host = host_speed(device)
+    if (host.layers, host.sequences, host.requests) != (1, 1, 1):
+        speeds = f"layers {host.layers:.3g}, sequences {host.sequences:.3g}, "
+        speeds += f"requests {host.requests:.3g}"
+        source = cited(device.sources, host.source, host.note)
+        yield Constant("Host, over the reference", speeds, host.status, source)
+    kernels = engine.kernels.get(device.architecture)
+    if kernels is None:
+        return
+    source = cited(engine.sources, kernels.source, kernels.note)
+    terms = [term for parts in recorded for of in parts.values() for term in of.terms]
+    slower = {
+        _kernel_name(entry): entry.slower
+        for entry, count in terms
+        if count > 0 and abs(entry.slower - 1) > SMALL
+    }
+    for name, factor in slower.items():
+        name = f"{title}, {name} over the profile's"
+        yield Constant(name, share_text(factor), kernels.status, source)
+
+
+def _kernel_name(entry: Entry) -> str:
+    if isinstance(entry, Kernel):
+        return f"{FAMILIES[entry.family].lower()} in {entry.stored_dtype}"
+    return "host" if isinstance(entry, Overhead) else "all-reduce"
