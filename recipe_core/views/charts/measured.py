@@ -72,15 +72,19 @@ def _add_predictions(
         [getattr(prediction, name) * scale for _, prediction in pairs]
         for name in ("low", "high", "value")
     )
+    ranges = [
+        f"{figure_amount(row.figure, end.low)} to {figure_amount(row.figure, end.high)}"
+        for row, end in pairs
+    ]
     about = [
         [
             row.run,
             f"{row.model} on {row.device}, {row.engine} {row.version}".rstrip(),
             figure_amount(row.figure, row.measured),
             figure_amount(row.figure, prediction.value),
-            f"{figure_amount(row.figure, prediction.low)} to {figure_amount(row.figure, prediction.high)}",
+            band_text,
         ]
-        for row, prediction in pairs
+        for (row, prediction), band_text in zip(pairs, ranges, strict=True)
     ]
     symbol = "circle" if inside else "circle-open"
     draw.points(
