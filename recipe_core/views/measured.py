@@ -14,7 +14,8 @@ from recipe_core.calibration.comparison import ComparedFigure, RunsCompared
 from recipe_core.calibration.compressions import ComparedCompression
 from recipe_core.calibration.kept_compressions import KeptCompression
 from recipe_core.calibration.learned import LearnedNumber, LeftOneOut
-from recipe_core.calibration.store import VARIABLE, Entry, Overlay, default_path
+from recipe_core.calibration.place import VARIABLE, default_path
+from recipe_core.calibration.store import Entry, Overlay
 from recipe_core.calibration.validation.reconcile import TITLES
 from recipe_core.estimates.columns.corrections import version_of
 from recipe_core.views.columns import Column, known_columns, terminal
