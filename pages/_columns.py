@@ -11,9 +11,9 @@ import streamlit as st
 from pandas.io.formats.style import Styler
 
 from recipe_core.plans.plan import Plan
-from recipe_core.views.columns import Column
+from recipe_core.views.columns import UNKNOWN, Column
 from recipe_core.views.glossary import measure_help, term_help
-from recipe_core.views.tables import digits_of, named_columns
+from recipe_core.views.plans import FRONT, split_columns
 
 
 def config(columns: Sequence[Column[Any]]) -> dict[str, object]:
@@ -24,48 +24,34 @@ def config(columns: Sequence[Column[Any]]) -> dict[str, object]:
     }
 
 
-def table(rows: Sequence[Any], columns: Sequence[Column[Any]], alt: str) -> None:
-    """A table that is read, not sorted."""
-    cells = {column.title: [common.escape(column.text(row)) for row in rows] for column in columns}
+def table(rows: Sequence[Any], columns: Sequence[Column[Any]], alt: str, strong: str = "") -> None:
+    """A table that is read, not sorted; ``strong``: the title of the column that is read first."""
+    cells = {}
+    for column in columns:
+        texts = [common.escape(column.text(row)) for row in rows]
+        bold = column.title == strong
+        cells[column.title] = [f"**{text}**" for text in texts] if bold else texts
     st.table(cells, border="horizontal", hide_index=True, alt=alt)
 
 
 def column_config(plan: Plan) -> dict[str, object]:
-    """Titles, units and bars of the table's columns."""
-    config: dict[str, object] = {
-        name: st.column_config.NumberColumn(
-            f"{measure.head} ({measure.unit})" if measure.unit else measure.head,
-            help=measure_help(measure),
+    """Titles, help and bars of the columns of a table of splits."""
+    described = config(split_columns(plan, measure_help))
+    if "used" in described:
+        described["used"] = st.column_config.ProgressColumn(
+            plan.measures["used"].head,
+            format="%.0f%%",
+            min_value=0,
+            max_value=100,
+            help=measure_help(plan.measures["used"]),
         )
-        for name, measure in plan.measures.items()
-    }
-    if "used" in config:
-        used = plan.measures["used"]
-        config["used"] = st.column_config.ProgressColumn(
-            used.head, format="%.0f%%", min_value=0, max_value=100, help=measure_help(used)
-        )
-    front = st.column_config.TextColumn(
-        "Front",
-        width="small",
-        help=f"◆: {term_help('front')}",
-    )
     # names of training splits are long
     width = 330 if common.training() else None
     split = st.column_config.TextColumn("Split", pinned=True, width=width)
-    for name, measure in plan.measures.items():
-        if plan.has_band(name):
-            config[f"{name}_likely"] = st.column_config.TextColumn(
-                f"{measure.head}, likely", help="Eight of ten measured runs are expected there"
-            )
-    for name, title in named_columns(plan).items():
-        config[name] = st.column_config.TextColumn(title)
-    config["state"] = st.column_config.TextColumn(
-        "State", help="Whether it holds the whole load at once, starts and queues, or may not start"
+    front = st.column_config.TextColumn(
+        "Front", width="small", help=f"{FRONT}: {term_help('front')}"
     )
-    sure = st.column_config.NumberColumn(
-        "Sure (%)", help="Probability that all limits hold, if the split were measured"
-    )
-    return {**config, "key": None, "label": split, "split": split, "sure": sure, "front": front}
+    return {**described, "key": None, "label": split, "split": split, "front": front}
 
 
 def with_digits(plan: Plan, frame: pd.DataFrame, shown: Sequence[str]) -> Styler:
@@ -73,5 +59,9 @@ def with_digits(plan: Plan, frame: pd.DataFrame, shown: Sequence[str]) -> Styler
 
     They sort by their values.
     """
-    texts = {name: text for name, text in digits_of(plan).items() if name in shown}
-    return frame[["key", *shown]].style.format(texts)
+    figures = {
+        column.key: column.show
+        for column in split_columns(plan)
+        if column.key in shown and column.align == "right"
+    }
+    return frame[["key", *shown]].style.format(figures, na_rep=UNKNOWN)

@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from recipe_core.views import exports
+from recipe_core.views.columns import csv_bytes, parquet_bytes
 
 PICTURE = "picture-format"
 
@@ -48,8 +49,8 @@ def chart_menu(what: str, figure: Callable[[], go.Figure]) -> None:
 def table_menu(what: str, frame: Callable[[], Any]) -> None:
     """A table as CSV and as Parquet, which ``frame`` makes on click."""
     name = exports.file_name(common.request(), what)
-    kinds = (("CSV", "csv", exports.CSV, exports.csv_of),)
-    kinds += (("Parquet", "parquet", exports.PARQUET, exports.parquet_of),)
+    kinds = (("CSV", "csv", exports.CSV, csv_bytes),)
+    kinds += (("Parquet", "parquet", exports.PARQUET, parquet_bytes),)
     with st.popover("Export", icon=":material/download:"):
         st.caption("The splits that pass the filters, with the ends of likely ranges.")
         for title, ending, mime, write in kinds:

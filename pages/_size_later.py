@@ -17,7 +17,7 @@ from recipe_core.base.described import description_of
 from recipe_core.request.first_error import first_error
 from recipe_core.request.ranges import range_of
 from recipe_core.request.size import AvailabilityRequest, GrowthRequest, PurchaseRequest
-from recipe_core.views import charts, size_later
+from recipe_core.views import charts, size_text
 from recipe_core.views import size_view as view
 
 Json = Mapping[str, Any]
@@ -146,8 +146,8 @@ def growth(answer: Json, row: Json) -> None:
         st.info("No device has a largest load to grow to.", icon=":material/info:")
         return
     said = [
-        *size_later.growth_sentences(row),
-        size_later.cheapest_sentence(answer["growth"], answer["devices"]),
+        *size_text.growth_sentences(row),
+        size_text.cheapest_sentence(answer["growth"], answer["devices"]),
     ]
     st.markdown(common.escape(" ".join(said)))
     st.plotly_chart(
@@ -160,7 +160,7 @@ def growth(answer: Json, row: Json) -> None:
 
 def availability(_: Json, row: Json) -> None:
     """Spare replicas of the device that is looked at."""
-    rows = size_later.availability_rows(row)
+    rows = size_text.availability_facts(row)
     st.markdown(f"**{common.escape(view.short(row))}**")
     st.table(
         {name: common.escape(text) for name, text in rows.items()},
@@ -171,7 +171,7 @@ def availability(_: Json, row: Json) -> None:
 
 def purchase(_: Json, row: Json) -> None:
     """Buying the device that is looked at against renting it."""
-    said = size_later.purchase_sentences(row)
+    said = size_text.purchase_sentences(row)
     if not said:
         st.info("These machines are yours already.", icon=":material/info:")
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import _columns as columns_of
 import _common as common
 import _size_device as closely
 import _size_later as later
@@ -13,7 +14,7 @@ import streamlit as st
 from recipe_core.request.edit import change
 from recipe_core.request.open_hardware import take
 from recipe_core.request.size import SizeRequest
-from recipe_core.views import charts, size_tables
+from recipe_core.views import charts, columns
 from recipe_core.views import size_view as view
 
 Json = Mapping[str, Any]
@@ -110,9 +111,9 @@ def taken(row: Json, asked: SizeRequest, page: str) -> None:
 
 def table(answer: Json, *, selectable: bool) -> None:
     """A row for each device; a selected one is looked at."""
-    frame = size_tables.devices_frame(answer)
-    keys = frame["key"].tolist()
-    doubtful = [n for n, row in enumerate(answer["devices"]) if view.is_doubtful(row)]
+    rows = answer["devices"]
+    shown = view.size_columns(rows)
+    keys = [view.key(row) for row in rows]
     options: dict[str, Any] = {}
     if selectable:
         now = view.key(looked_at(answer))
@@ -132,40 +133,39 @@ def table(answer: Json, *, selectable: bool) -> None:
             "selection_mode": "single-row-required",
         }
     st.dataframe(
-        closely.marked(frame, doubtful),
+        columns.styled(rows, shown),
         hide_index=True,
-        height="content" if len(frame) < 17 else 560,
-        column_config=closely.columns(),
-        alt=f"{len(frame)} devices that hold the limits, best first",
+        height="content" if len(rows) < 17 else 560,
+        column_config={
+            **columns_of.config(shown),
+            "key": None,
+            "device": st.column_config.TextColumn("Device", pinned=True, width=190),
+        },
+        alt=f"{len(rows)} devices that hold the limits, best first",
         **options,
     )
-    if doubtful:
+    if any(map(view.is_doubtful, rows)):
         st.caption(view.DOUBT_MEANS)
 
 
 def unpriced(answer: Json) -> None:
     """Devices that would do, if anybody named a price."""
-    rows = size_tables.unpriced_rows(answer)
-    if not rows:
-        return
-    st.header("Without a price", anchor=False)
-    st.table(
-        [{name: common.escape(text) for name, text in row.items()} for row in rows],
-        border="horizontal",
-        hide_index=True,
-        alt="Devices that hold the limits and have no price",
-    )
+    rows = answer.get("unpriced") or []
+    if rows:
+        st.header("Without a price", anchor=False)
+        shown = [column for column in view.UNPRICED if column.key != "key"]
+        columns_of.table(rows, shown, "Devices that hold the limits and have no price")
 
 
 def refused(answer: Json) -> None:
     """Devices on which nothing holds, folded."""
-    rows = size_tables.refused_rows(answer)
+    rows = answer.get("refused") or []
     if not rows:
         return
     title = f"{len(rows)} devices do not hold the limits"
     with st.expander(title, icon=":material/block:"):
         st.dataframe(
-            rows,
+            columns.frame(rows, view.REFUSED),
             hide_index=True,
             height="content" if len(rows) < 11 else 390,
             column_config={"Why": st.column_config.TextColumn(width="large")},

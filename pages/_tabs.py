@@ -24,7 +24,8 @@ from recipe_core.request.link import left_out
 from recipe_core.request.schema import PlanRequest
 from recipe_core.targets.by_hand import node_commands, read_addresses
 from recipe_core.targets.use import TITLES, uses
-from recipe_core.views import overview, snippets
+from recipe_core.views import columns, overview, snippets
+from recipe_core.views.estimates import figure_rows
 
 BY_HAND = "by hand"
 SHOWN_PX = 460
@@ -171,15 +172,9 @@ def pick_file() -> None:
 
 def provenance(bundle: Bundle) -> None:
     """What set each field, option and variable."""
-    rows = overview.origins(bundle.recipe)
+    rows = overview.option_origins(bundle.recipe)
     st.dataframe(
-        {
-            "Kind": [row.kind for row in rows],
-            "Option": [row.name for row in rows],
-            "Value": [row.value for row in rows],
-            "Set by": [row.layer for row in rows],
-            "Why": [row.why for row in rows],
-        },
+        columns.frame(rows, overview.ORIGINS),
         hide_index=True,
         height="content" if len(rows) < 12 else SHOWN_PX,
         column_config={"Option": st.column_config.TextColumn(pinned=True)},
@@ -252,7 +247,7 @@ def engine_rows(able: list[OtherEngine], recipe: Recipe | None) -> list[dict[str
         figures = {row.label: row.value for row in other.figures}
         rows.append({"Engine": f"{other.title} {other.version}", **figures})
     if recipe:
-        values = {row.label: row.value for row in overview.expected(recipe)}
+        values = {row.label: row.value for row in figure_rows(recipe.kind, recipe.estimate)}
         current = {"Engine": f"{recipe.engine.title} {recipe.engine.version} (this recipe)"}
         current |= {label: values[label] for label in rows[0] if label in values}
         rows.insert(0, current)
@@ -261,12 +256,15 @@ def engine_rows(able: list[OtherEngine], recipe: Recipe | None) -> list[dict[str
 
 def fallbacks(bundle: Bundle) -> None:
     """The recipe's fallbacks, which travel in the bundle."""
-    rows = overview.fallback_rows(bundle.recipe)
-    if not rows:
+    recipe = bundle.recipe
+    if not recipe.fallbacks:
         st.info("No other split, device or format can run this.", icon=":material/info:")
         return
     st.dataframe(
-        rows, hide_index=True, height="content", alt="What to use where this recipe cannot run"
+        columns.frame(recipe.fallbacks, overview.fallback_columns(recipe)),
+        hide_index=True,
+        height="content",
+        alt="What to use where this recipe cannot run",
     )
     st.caption(
         "Each fallback is planned for the same request on its own devices and in its own formats. "

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import _bar as bar
+import _columns as columns_of
 import _common as common
 import _deployment as deployment
 import _recipe_cache as recipe_cache
@@ -23,6 +24,7 @@ from recipe_core.request.edit import shared_candidate
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.split_key import key_of
 from recipe_core.views import overview
+from recipe_core.views.estimates import FIGURES, figure_rows, memory_facts
 from recipe_core.views.report import html_report
 
 BEST, STATED = "", "stated"
@@ -45,7 +47,7 @@ def effective_request(plan: Plan) -> PlanRequest:
 def option_label(plan: Plan, key: str) -> str:
     """A split in the list, with its figures."""
     if key == STATED:
-        return f"As stated: {overview.stated(common.request().candidate)}"
+        return f"As stated: {overview.stated_split(common.request().candidate)}"
     row = plan.best_row if key == BEST else plan.find(key)
     lead = "Pinned: " if key in common.pins() else ""
     if key == BEST:
@@ -150,28 +152,22 @@ def described(recipe: Recipe, plan: Plan) -> None:
         st.header("What was decided", anchor=False)
         facts = {
             name: common.escape(value)
-            for name, value in overview.facts(recipe, chance(plan)).items()
+            for name, value in overview.recipe_facts(recipe, chance(plan)).items()
         }
         st.table(facts, border="horizontal", alt="What the recipe decides")
     with right:
         st.header(f"Memory per {common.escape(device_title)}", anchor=False)
         memory = {
             f"**{name}**" if name == "Total" else name: common.escape(value)
-            for name, value in overview.memory(recipe).items()
+            for name, value in memory_facts(recipe.estimate).items()
         }
         st.table(memory, border="horizontal", alt="Memory by part")
     st.header("Expected figures", anchor=False)
-    rows = overview.expected(recipe)
-    st.table(
-        {
-            "Figure": [row.label for row in rows],
-            "Estimate": [f"**{common.escape(row.value)}**" for row in rows],
-            "Likely range": [common.escape(overview.banded(row)) for row in rows],
-            "Basis": [common.escape(row.basis) for row in rows],
-        },
-        border="horizontal",
-        hide_index=True,
-        alt="Expected figures with their bands and basis",
+    columns_of.table(
+        figure_rows(recipe.kind, recipe.estimate),
+        FIGURES,
+        "Expected figures with their bands and basis",
+        strong="Estimate",
     )
     st.caption("Eight of ten measured runs are expected to fall within the range.")
 

@@ -12,6 +12,7 @@ from recipe_core.request.describe import summary
 from recipe_core.request.shelf import MAX_KEPT, MAX_NAME, Kept, Shelf, renamed, without
 from recipe_core.targets.start_command import typed
 from recipe_core.views import charts, side_by_side
+from recipe_core.views.columns import csv_bytes, parquet_bytes
 from recipe_core.views.side_by_side import NOTHING, Choice, Line
 
 BEST = "★"
@@ -199,7 +200,7 @@ def exports(choices: Sequence[Choice]) -> None:
     with st.container(horizontal=True):
         st.download_button(
             "CSV",
-            lambda: side_by_side.to_csv(side_by_side.frame(choices)),
+            lambda: csv_bytes(side_by_side.frame(choices)),
             file_name="side-by-side.csv",
             mime="text/csv",
             on_click="ignore",
@@ -209,7 +210,7 @@ def exports(choices: Sequence[Choice]) -> None:
         )
         st.download_button(
             "Parquet",
-            lambda: side_by_side.to_parquet(side_by_side.frame(choices)),
+            lambda: parquet_bytes(side_by_side.frame(choices)),
             file_name="side-by-side.parquet",
             mime="application/vnd.apache.parquet",
             on_click="ignore",

@@ -82,13 +82,6 @@ def memory_parts(memory: Mapping[str, Any]) -> dict[str, Any]:
     return parts
 
 
-def memory_rows(estimate: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The parts of a device's memory, their total, and what the engine may use."""
-    memory = estimate["memory"]
-    parts = [(MEMORY[name], gib(value)) for name, value in memory_parts(memory).items()]
-    return [*parts, ("Total", gib(memory["total_bytes"])), ("Usable", gib(memory["usable_bytes"]))]
-
-
 def cost_text(estimate: Mapping[str, Any]) -> str | None:
     """Cost per hour and per million output tokens with its basis; None without a price.
 

@@ -1,8 +1,8 @@
-"""Tables of an answer: one list of columns, which terminal, pages, files and Markdown read.
+"""Tables of an answer: one list of columns, which terminal, pages, reports and files read.
 
-An answer states its columns once, as ``Column`` objects over its rows. ``terminal`` and
-``markdown`` write them as text, ``frame`` and ``styled`` as a table that sorts by values,
-``csv_bytes`` and ``parquet_bytes`` as files.
+An answer states its columns once, as ``Column`` objects over its rows. ``texts`` and ``terminal``
+write them as text, ``frame`` and ``styled`` as a table that sorts by values, ``csv_bytes`` and
+``parquet_bytes`` as files.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BETWEEN = "   "
 MIN_WIDTH = 100
 """Characters that a table may use in a narrower terminal too: folded cells are worse to read."""
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""How texts begin that a spreadsheet takes for a formula."""
+"""Beginnings of texts that a spreadsheet takes for a formula."""
 
 
 @dataclass(frozen=True)
@@ -80,22 +80,21 @@ def known_columns(rows: Sequence[Row], columns: Sequence[Column[Row]]) -> list[C
     return [column for column in columns if not all(_is_unknown(column.get(row)) for row in rows)]
 
 
-def titles(columns: Sequence[Column[Any]]) -> list[str]:
-    """The heads of a table."""
-    return [column.title for column in columns]
-
-
 def terminal(
     rows: Sequence[Row], columns: Sequence[Column[Row]], *, width: int | None = None
 ) -> str:
     """Heads, a rule and the rows, aligned; cells are folded where they exceed the terminal.
 
+    Units stand below their heads, which are longer than most numbers.
+
     ``width``: characters a line may have; the terminal's by default.
     """
-    heads, cells = titles(columns), texts(rows, columns)
+    cells = texts(rows, columns)
+    heads = [_head_lines(column.title) for column in columns]
     if width is None:
         width = max(shutil.get_terminal_size((160, 40)).columns, MIN_WIDTH)
-    widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
+    head_rows = [row for row in zip(*heads, strict=True) if any(row)]
+    widths = [max(map(len, column)) for column in zip(*head_rows, *cells, strict=True)]
     inside = sum(widths) + len(BETWEEN) * (len(heads) - 1)
     if inside + 2 > width:
         return _fold(columns, cells, width)
@@ -108,7 +107,14 @@ def terminal(
         return f" {BETWEEN.join(padded)} "
 
     blank = " " * (inside + 2)
-    return "\n".join([blank, line(heads), f" {'─' * inside} ", *map(line, cells), blank])
+    rule = f" {'─' * inside} "
+    return "\n".join([blank, *map(line, head_rows), rule, *map(line, cells), blank])
+
+
+def _head_lines(title: str) -> tuple[str, str]:
+    """A title above its unit, ``("Memory", "(GiB)")``, or beside the others' units."""
+    name, bracket, unit = title.partition(" (")
+    return (name, f"({unit}") if bracket else ("", title)
 
 
 def _fold(columns: Sequence[Column[Any]], cells: Sequence[Sequence[str]], width: int) -> str:
@@ -121,20 +127,13 @@ def _fold(columns: Sequence[Column[Any]], cells: Sequence[Sequence[str]], width:
 
     table = Table(box=SIMPLE, pad_edge=False)
     for column in columns:
-        table.add_column(column.title, justify=column.align)
+        table.add_column("\n".join(filter(None, _head_lines(column.title))), justify=column.align)
     for row in cells:
         table.add_row(*map(Text, row))
     console = Console(width=width, no_color=True)
     with console.capture() as capture:
         console.print(table)
     return capture.get().rstrip("\n")
-
-
-def markdown(rows: Sequence[Row], columns: Sequence[Column[Row]]) -> str:
-    """A Markdown table; ``show`` of each column escapes what its texts need."""
-    rule = ["---:" if column.align == "right" else "---" for column in columns]
-    lines = [titles(columns), rule, *texts(rows, columns)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def frame(rows: Sequence[Row], columns: Sequence[Column[Row]]) -> pd.DataFrame:

@@ -11,7 +11,8 @@ from recipe_core.base.units import chance_text, gib, rate
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.request.describe import short_name
 from recipe_core.views.columns import Column, terminal
-from recipe_core.views.terminal import change_lines, estimate_text, serving_speed
+from recipe_core.views.estimates import estimate_text, serving_speed
+from recipe_core.views.plans import change_lines
 
 Json = Mapping[str, Any]
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import re
 from typing import Any
 
-import pandas as pd
 import plotly.graph_objects as go
 import plotly.io
 
@@ -19,35 +17,23 @@ CSV, PARQUET, HTML = "text/csv", "application/vnd.apache.parquet", "text/html"
 LONGEST_NAME = 80
 
 
-def file_name(request: PlanRequest, what: str) -> str:
-    """A name for files about a request, without an ending: model, devices and what they show."""
+def file_name(request: PlanRequest, subject: str) -> str:
+    """A name for files about a request, without an ending: model, devices and ``subject``."""
     model = request.model if isinstance(request.model, str) else "model"
     hardware = request.hardware
     device = hardware.device if isinstance(hardware.device, str) else "own-device"
     words = f"{model.rstrip('/').rpartition('/')[2]}-{hardware.devices}x-{device}"
     slug = re.sub(r"[^a-z0-9.]+", "-", words.lower()).strip("-.")[:LONGEST_NAME]
-    return f"{slug}-{what}"
-
-
-def csv_of(frame: pd.DataFrame) -> bytes:
-    """A table as CSV in UTF-8, with a mark by which spreadsheets know that."""
-    return frame.to_csv(index=False, lineterminator="\n").encode("utf-8-sig")
-
-
-def parquet_of(frame: pd.DataFrame) -> bytes:
-    """A table as Parquet."""
-    buffer = io.BytesIO()
-    frame.to_parquet(buffer, index=False)
-    return buffer.getvalue()
+    return f"{slug}-{subject}"
 
 
 def picture_config(name: str, picture: str) -> dict[str, Any]:
-    """What plotly is told of its buttons: the camera saves ``name``, in one of ``PICTURES``."""
-    known = picture if picture in PICTURES else PICTURES[0]
+    """Settings of plotly's buttons: the camera saves ``name``, in one of ``PICTURES``."""
+    extension = picture if picture in PICTURES else PICTURES[0]
     return {
         "displaylogo": False,
         "showSendToCloud": False,
-        "toImageButtonOptions": {"format": known, "filename": name, "scale": 2},
+        "toImageButtonOptions": {"format": extension, "filename": name, "scale": 2},
     }
 
 

@@ -1,26 +1,31 @@
-"""A recipe as tables: decision, expected figures, provenance of its options, fallbacks."""
+"""A recipe as facts, options with their origin and fallbacks, and its commands' answers as text."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from recipe_core.base.labels import TRAINING_MEMORY, change_label, split_name
-from recipe_core.base.text_rows import TextRow, memory_parts, text_rows
-from recipe_core.base.units import chance_text, count, duration, gib, rate, significant, usd
+from recipe_core.base.labels import change_label, split_name
+from recipe_core.base.units import count, duration, rate, usd
 from recipe_core.engines.spec import engine, engine_names
-from recipe_core.hardware.ownership import HOURS_PER_MONTH
 from recipe_core.plans.limits import stated as stated_limits
-from recipe_core.plans.measures import TRAINING, days, utilisation
 from recipe_core.recipe.build import recipe_request
 from recipe_core.recipe.provenance import LAYERS, Layer
 from recipe_core.recipe.schema import Fallback, Recipe
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.describe import workload_name
-from recipe_core.request.presets import aim_of, aims
 from recipe_core.request.schema import PlanRequest
+from recipe_core.views.columns import Column
+from recipe_core.views.estimates import estimate_text
+from recipe_core.views.verdict import formats_text, goals_text, hourly_text, percent
+
+if TYPE_CHECKING:
+    from recipe_core.recipe.convert import Conversion
+    from recipe_core.recipe.lockcheck import Difference
+    from recipe_core.recipe.resolve import Resolved
 
 LAYER_TEXTS: Mapping[Layer, str] = {
     "base": "required by the engine or its launch",
@@ -30,7 +35,7 @@ LAYER_TEXTS: Mapping[Layer, str] = {
     "objective": "best of all splits for what you optimise",
     "user": "stated in your request",
 }
-"""What a layer means, to a reader."""
+"""The meaning of a layer, to a reader."""
 _FALLBACKS = {
     "other-split": "Next best",
     "fewer-gpus": "Fewer devices",
@@ -38,22 +43,11 @@ _FALLBACKS = {
     "lower-context": "Shorter context",
     "other-device": "Other devices",
 }
-_MEMORY = {
-    "weights": "Weights",
-    "encoder": "Vision and audio encoders",
-    "kv_needed": "KV cache needed",
-    "activations": "Activations",
-    "runtime": "Runtime",
-    **TRAINING_MEMORY,
-}
 _FORMATS = {"weight_dtype": "weights", "kv_dtype": "cache", "precision": "compute"}
 
 
 _LEFT_OUT = {"cp": 1, "ep": 1, "virtual_stages": 1, "zero_stage": 0, "recompute": "none"}
-"""What a stated split is where it leaves something out."""
-
-Ends = tuple[str, str]
-"""A range, low to high, as texts."""
+"""Degrees and options of a stated split that leaves them out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +59,9 @@ class Origin:
     value: str
     layer: Layer
 
-    @property
-    def why(self) -> str:
-        """The layer in words."""
-        return LAYER_TEXTS[self.layer]
 
-
-def stated(candidate: CandidateRequest | None) -> str:
-    """What a request states of its split: ``tp 4 · dp 2``; a part of one leaves the rest open."""
+def stated_split(candidate: CandidateRequest | None) -> str:
+    """The split that a request states: ``tp 4 · dp 2``; a part of one leaves the rest open."""
     fields = candidate.model_dump(exclude_none=True) if candidate else {}
     if {"tp", "pp", "dp"} <= set(fields):
         return split_name({**_LEFT_OUT, **fields})
@@ -83,8 +72,8 @@ def stated(candidate: CandidateRequest | None) -> str:
     )
 
 
-def facts(recipe: Recipe, chance: float | None = None) -> dict[str, str]:
-    """What the recipe decides and what was asked for, one line each.
+def recipe_facts(recipe: Recipe, chance: float | None = None) -> dict[str, str]:
+    """The decisions of a recipe and its request, one line each.
 
     Args:
         recipe: as it was made.
@@ -92,19 +81,19 @@ def facts(recipe: Recipe, chance: float | None = None) -> dict[str, str]:
     """
     c, lock = recipe.candidate, recipe.lock
     request = recipe_request(recipe)
-    weights = c.get("precision") or f"{c['weight_dtype']} weights, {c['kv_dtype']} cache"
     out = {
         "Model": f"{recipe.model.id} ({count(recipe.model.parameters)} parameters)",
         "Devices": _devices(recipe, request),
         "Split": split_name(c),
-        "Formats": weights,
+        "Formats": formats_text(c),
         "Engine": f"{recipe.engine.title} {recipe.engine.version}".strip(),
         "Workload": workload_name(request.workload),
         "Optimised for": goals_text(request),
         "Limits": "; ".join(stated_limits(request.objective.limits)) or "none",
     }
     out |= _confidence(request, chance)
-    out |= _price(recipe)
+    if (hour := recipe.estimate["cost"].get("usd_per_hour")) is not None:
+        out["Price"] = hourly_text(hour)
     out |= {"Longest request": f"{recipe.max_context:,} tokens"} if recipe.max_context else {}
     if drafts := c.get("speculative"):
         out["Speculative decoding"] = (
@@ -115,165 +104,61 @@ def facts(recipe: Recipe, chance: float | None = None) -> dict[str, str]:
 
 
 def _devices(recipe: Recipe, request: PlanRequest) -> str:
-    """``4 of 8 × NVIDIA H100 SXM5 80 GB``: what the split uses of what is there."""
-    d, there = recipe.device, request.hardware.devices
+    """Devices that the split uses of those available: ``4 of 8 × NVIDIA H100 SXM5 80 GB``."""
+    d, total = recipe.device, request.hardware.devices
     nodes = f" in {-(-d.count // d.per_node)} nodes" if d.per_node and d.count > d.per_node else ""
-    used = f"{d.count:,} of {there:,}" if there > d.count else f"{d.count:,}"
+    used = f"{d.count:,} of {total:,}" if total > d.count else f"{d.count:,}"
     return f"{used} × {d.title}{nodes}"
 
 
-def goals_text(request: PlanRequest) -> str:
-    """What counts most, by its name on the pages; several goals with their weights."""
-    aim = aim_of(request)
-    if aim is not None:
-        return aims(request)[aim].title
-    goals = request.objective.goals.items()
-    return ", ".join(f"{goal} × {significant(weight, 2)}" for goal, weight in goals)
-
-
 def _confidence(request: PlanRequest, chance: float | None) -> dict[str, str]:
-    """How surely the limits hold, and what was asked for; nothing without limits."""
-    asked = request.objective.confidence
+    """The probability that the limits hold, and the requested one; nothing without limits."""
+    confidence = request.objective.confidence
     if not stated_limits(request.objective.limits):
         return {}
-    held = "" if chance is None else chance_text(chance).replace("%", " %")
-    wanted = "" if asked is None else f"at least {asked * 100:g} % asked for"
-    text = ", ".join(part for part in (held, wanted) if part)
+    parts = [] if chance is None else [percent(chance)]
+    parts += [] if confidence is None else [f"at least {confidence * 100:g} % asked for"]
+    text = ", ".join(parts)
     return {"Limits hold with": text} if text else {}
 
 
-def _price(recipe: Recipe) -> dict[str, str]:
-    """By the hour and the month; nothing where no price is known."""
-    hour = recipe.estimate["cost"].get("usd_per_hour")
-    if hour is None:
-        return {}
-    month = f"{usd(hour * HOURS_PER_MONTH)} a month of {HOURS_PER_MONTH:,.0f} hours"
-    return {"Price": f"{usd(hour)} an hour, {month}"}
-
-
-def expected(recipe: Recipe) -> list[TextRow]:
-    """Figures with ranges and basis, then money and power."""
-    estimate = recipe.estimate
-    rows = text_rows(recipe.kind, estimate)
-    return [*rows, *(_serving(estimate) if recipe.kind == "serving" else _training(estimate))]
-
-
-def _row(
-    estimate: Mapping[str, Any], label: str, value: str, basis: str = "", ends: Ends = ("", "")
-) -> TextRow:
-    return TextRow(label, value, *ends, estimate["basis"].get(basis, "computed"))
-
-
-def _range(estimate: Mapping[str, Any], figure: str, text: Callable[[float], str]) -> Ends:
-    """The ends of a figure's range; empty in recipes that were made before it had one."""
-    ends = estimate["bands"].get(figure)
-    return (text(ends[0]), text(ends[1])) if ends else ("", "")
-
-
-def _serving(estimate: Mapping[str, Any]) -> Iterator[TextRow]:
-    cost, name = estimate["cost"], "output_tokens_per_s_per_gpu"
-    yield _row(
-        estimate,
-        "Output per device",
-        rate(estimate["serving"][name]),
-        name,
-        _range(estimate, name, rate),
-    )
-    if cost["usd_per_hour"] is not None:
-        figure = "usd_per_million_output_tokens"
-        yield _row(
-            estimate,
-            "Cost per million output tokens",
-            usd(cost[figure]),
-            "usd_per_hour",
-            _range(estimate, figure, usd),
-        )
-        yield _row(estimate, "Cost per hour", usd(cost["usd_per_hour"]), "usd_per_hour")
-    yield _row(
-        estimate, "Power of the devices", f"{significant(estimate['energy']['watts'])} W", "watts"
-    )
-
-
-def _training(estimate: Mapping[str, Any]) -> Iterator[TextRow]:
-    run, cost = estimate.get("run") or {}, estimate["cost"]
-    for name in ("mfu", "hfu"):
-        # recipes of earlier versions have no HFU, and those without recomputation none of their own
-        if (share := estimate["training"].get(name)) is not None:
-            yield _row(estimate, TRAINING[name].title, utilisation(share), name)
-    if run.get("goodput"):
-        yield _row(estimate, TRAINING["goodput"].title, utilisation(run["goodput"]))
-    if run.get("wall_s"):
-        yield _row(estimate, "Time to finish", days(run["wall_s"]))
-    for name, label in (("usd", "Cost of the run"), ("usd_per_hour", "Cost per hour")):
-        if cost.get(name) is not None:
-            yield _row(estimate, label, usd(cost[name]), "usd_per_hour")
-    yield _row(
-        estimate, "Power of the devices", f"{significant(estimate['energy']['watts'])} W", "watts"
-    )
-
-
-def banded(row: TextRow) -> str:
-    """The range that measured runs are expected in; empty where unknown."""
-    return f"{row.low} – {row.high}" if row.low else ""
-
-
-def memory(recipe: Recipe) -> dict[str, str]:
-    """Parts of the fullest device's memory, their total, and what the cache holds."""
-    m = recipe.estimate["memory"]
-    if m.get("encoder_bytes"):
-        m = {**m, **memory_parts(m)}
-    rows = {
-        label: gib(m[f"{part}_bytes"]) for part, label in _MEMORY.items() if m.get(f"{part}_bytes")
-    }
-    rows["Total"] = f"{gib(m['total_bytes'])} of {gib(m['usable_bytes'])} usable"
-    if m.get("kv_cache_tokens"):
-        rows["Cache capacity"] = (
-            f"{m['kv_cache_tokens']:,} tokens, {m['max_concurrency']:,} requests"
-        )
-    if prefill := m.get("prefill"):
-        rows["Prefill pool"] = (
-            f"{gib(prefill['total_bytes'])} of {gib(prefill['usable_bytes'])} usable"
-        )
-    return rows
-
-
-def origins(recipe: Recipe) -> list[Origin]:
-    """What set each field, option and variable; what a person or the search chose comes first."""
+def option_origins(recipe: Recipe) -> list[Origin]:
+    """The origin of each field, option and variable, choices of a person or the search first."""
     spec = engine(recipe.engine.name) if recipe.engine.name in engine_names() else None
     flags = {option.name: option.flag for option in spec.options.by_name.values()} if spec else {}
-    values_of = {
-        "split": {name: (name, value) for name, value in recipe.candidate.items()},
-        "option": {
-            name: (flags.get(name, f"--{name}"), value)
-            for name, value in recipe.engine.options.items()
-        },
-        "variable": {name: (name, value) for name, value in recipe.environment.items()},
+    parts = {
+        "split": ("candidate", recipe.candidate),
+        "option": ("options", recipe.engine.options),
+        "variable": ("environment", recipe.environment),
     }
-    part = {"split": "candidate", "option": "options", "variable": "environment"}
-    rows = [
-        Origin(kind, shown, _value(value), layer)
-        for kind, values in values_of.items()
-        for name, (shown, value) in values.items()
-        if (layer := recipe.provenance.get(f"{part[kind]}.{name}"))
-    ]
+    rows = []
+    for kind, (part, values) in parts.items():
+        for name, value in values.items():
+            if layer := recipe.provenance.get(f"{part}.{name}"):
+                title = flags.get(name, f"--{name}") if kind == "option" else name
+                text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+                rows.append(Origin(kind, title, text, layer))
     return sorted(rows, key=lambda row: -LAYERS.index(row.layer))
 
 
-def _value(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+ORIGINS: list[Column[Origin]] = [
+    Column("Kind", lambda row: row.kind, align="left"),
+    Column("Option", lambda row: row.name, align="left"),
+    Column("Value", lambda row: row.value, align="left"),
+    Column("Set by", lambda row: row.layer, align="left"),
+    Column("Why", lambda row: LAYER_TEXTS[row.layer], align="left"),
+]
+"""Columns of ``option_origins``."""
 
 
-def fallback_rows(recipe: Recipe) -> list[dict[str, str]]:
-    """Where the recipe cannot run: what to use instead, what that changes, and its figures."""
+def fallback_columns(recipe: Recipe) -> list[Column[Fallback]]:
+    """Replacements where the recipe cannot run, with their changes and figures."""
     return [
-        {
-            "Instead": _FALLBACKS[fallback.kind],
-            "Devices": f"{fallback.gpus} × {fallback.device}",
-            "Split": split_name(fallback.candidate),
-            "Change": "; ".join(_changes(recipe, fallback)),
-            "Figures": ", ".join(_figures(fallback.figures)),
-        }
-        for fallback in recipe.fallbacks
+        Column("Instead", lambda row: _FALLBACKS[row.kind], align="left"),
+        Column("Devices", lambda row: f"{row.gpus} × {row.device}", align="left"),
+        Column("Split", lambda row: split_name(row.candidate), align="left"),
+        Column("Change", lambda row: "; ".join(_changes(recipe, row)), align="left"),
+        Column("Figures", lambda row: ", ".join(_figures(row.figures)), align="left"),
     ]
 
 
@@ -301,3 +186,77 @@ def _figures(figures: Mapping[str, float | None]) -> Iterator[str]:
     for name, show in _SHOWN.items():
         if (value := figures.get(name)) is not None:
             yield show(value)
+
+
+# --- answers of commands --------------------------------------------------------------------------
+
+
+def build_text(recipe: Recipe, output: Path, note: str | None = None) -> str:
+    """The estimate of a bundle, its place with a ``note``, and the next commands."""
+    estimate = estimate_text(recipe.candidate, recipe.estimate)
+    if scaling := recipe.estimate.get("scaling"):
+        estimate += f"\n  {'Replicas':32} {scaling_text(scaling)}"
+    written = f"{output}, {note}" if note else str(output)
+    return f"{estimate}\nwrote {written}\nnext: recipe up {output} && recipe bench {output}"
+
+
+def scaling_text(scaling: Mapping[str, Any]) -> str:
+    """A policy's replicas, with what they cost a month as simulated and at most."""
+    low, high = scaling["min_replicas"], scaling["max_replicas"]
+    devices = scaling["devices_per_replica"]
+    text = (
+        f"{scaling['policy']}: {low} to {high} like this, of {devices} device{'s' * (devices > 1)}"
+    )
+    simulated, maximum = scaling.get("simulated"), scaling["usd_per_month_at_most"]
+    if maximum is None:
+        return text
+    if simulated and simulated["current"]:
+        text += f"; ${simulated['usd_per_month']:,.0f} a month as simulated"
+    return f"{text}; ${maximum:,.0f} a month at most"
+
+
+def lock_text(comparison: Sequence[Difference]) -> str:
+    """A lock against this machine, one line per item."""
+    words = {"same": "ok", "differs": "DIFFERS", "absent": "not here"}
+    lines = []
+    for item in comparison:
+        installed = "" if item.found in (None, item.locked) else f", here {item.found}"
+        lines.append(f"{words[item.level]:8}  {item.what}: {item.locked}{installed}")
+    return "\n".join(lines)
+
+
+_AS_IT_IS = "the recipe as it is; no variant is for these devices"
+
+
+def resolved_text(recipe: Recipe, resolved: Resolved) -> str:
+    """The variants that apply to other hardware, and the settings that change on it."""
+    machine = f"{resolved.machine.count} × {resolved.machine.device}"
+    applied = f"variants {', '.join(resolved.applied)}" if resolved.applied else _AS_IT_IS
+    lines = [f"{recipe.name} on {machine}: {applied}"]
+    before = {
+        "candidate": recipe.candidate,
+        "options": recipe.engine.options,
+        "environment": recipe.environment,
+    }
+    for part, old in before.items():
+        new = getattr(resolved.settings, part)
+        for name in dict.fromkeys([*old, *new]):
+            if old.get(name) != new.get(name):
+                layer = resolved.provenance.get(f"{part}.{name}", "")
+                origin = f" ({layer})" if name in new else ""
+                change = f"{old.get(name, '–')} → {new.get(name, '–')}"
+                lines.append(f"  {part}.{name}: {change}{origin}")
+    return "\n".join([*lines, *(f"  note: {note}" for note in resolved.kept)])
+
+
+def conversion_text(conversion: Conversion, output: Path | None) -> str:
+    """The recipe of a conversion, and what it could not carry over."""
+    recipe = conversion.recipe
+    lines = [f"{recipe.name}: {recipe.model.id} on {recipe.device.count} × {recipe.device.title}"]
+    lines.append(estimate_text(recipe.candidate, recipe.estimate))
+    if conversion.carried:
+        lines.append(f"carried over: {' '.join(conversion.carried)}")
+    lines += [f"not carried over: {item.what} ({item.why})" for item in conversion.lost]
+    if output:
+        lines.append(f"wrote {output}")
+    return "\n".join(lines)

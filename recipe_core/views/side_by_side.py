@@ -6,7 +6,6 @@ of its own. What cannot be compared is said, and no figure is best that was not 
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,12 +22,11 @@ from recipe_core.plans.measures import Measure
 from recipe_core.plans.plan import Plan
 from recipe_core.request.describe import METHODS, load_name
 from recipe_core.request.link import left_out
-from recipe_core.request.presets import aim_of, aims
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.training_workload import TrainingWorkload
+from recipe_core.views.columns import UNKNOWN as NOTHING
+from recipe_core.views.verdict import formats_text, goals_text
 
-NOTHING = "–"
-"""What stands where a choice has no such fact or figure."""
 SAME = 0.005
 """Share of a figure up to which a difference is called none."""
 FACTOR = 10.0
@@ -52,7 +50,7 @@ class Choice:
 
     @property
     def holds(self) -> bool:
-        """Whether it runs, within its own limits, and holds its load."""
+        """True where it runs, within its own limits, and holds its load."""
         return self.plan is not None and bool(self.plan.holds[self.row])
 
 
@@ -76,7 +74,7 @@ class Line:
 
     @property
     def differs(self) -> bool:
-        """Whether the choices differ in it."""
+        """True where the choices differ in it."""
         return len({cell.text for cell in self.cells}) > 1
 
 
@@ -84,7 +82,7 @@ class Line:
 
 
 def facts(choices: Sequence[Choice]) -> list[Line]:
-    """What each choice is: model, devices, split, engine, formats, load, and whether it runs."""
+    """Facts of each choice: model, devices, split, engine, formats, load, and whether it runs."""
     columns = [_facts(choice) for choice in choices]
     titles = dict.fromkeys(title for column in columns for title in column)
     if len(set(_kinds(choices))) == 1:
@@ -107,9 +105,9 @@ def _facts(choice: Choice) -> dict[str, str]:
         "Devices": plan.devices_text(row),
         "Split": split_name(candidate),
         "Engine": _engine(plan, row),
-        "Formats": _formats(candidate),
+        "Formats": formats_text(candidate),
         **_work(request),
-        "Goal": _goal(request),
+        "Goal": goals_text(request),
         "Keeps its limits": "no limits",
         "Price": setting.cluster.price_text(),
     }
@@ -120,7 +118,7 @@ def _facts(choice: Choice) -> dict[str, str]:
 
 
 def state(choice: Choice) -> str:
-    """Whether a choice holds its load, starts and queues, or cannot run, and why."""
+    """The state of a choice with its reason: holds its load, starts and queues, or cannot run."""
     plan, row = choice.plan, choice.row
     if plan is None:
         return f"cannot be evaluated: {choice.error}"
@@ -148,12 +146,6 @@ def _version(plan: Plan, row: int) -> str:
     return str(setting.engine.as_of or setting.engine.version)
 
 
-def _formats(candidate: Mapping[str, Any]) -> str:
-    if precision := candidate.get("precision"):
-        return str(precision)
-    return f"{candidate['weight_dtype']} weights, {candidate['kv_dtype']} cache"
-
-
 def _work(request: PlanRequest) -> dict[str, str]:
     """The load, and how long requests are or what a step takes."""
     workload = request.workload
@@ -162,11 +154,6 @@ def _work(request: PlanRequest) -> dict[str, str]:
         return {"Load": step, "Method": METHODS.get(workload.method, workload.method)}
     lengths = f"{workload.input_tokens:,} → {workload.output_tokens:,} tokens"
     return {"Load": load_name(workload), "Lengths": lengths}
-
-
-def _goal(request: PlanRequest) -> str:
-    aim = aim_of(request)
-    return aims(request)[aim].title if aim else "weighted goals"
 
 
 def _kinds(choices: Sequence[Choice]) -> list[str]:
@@ -201,7 +188,7 @@ def value(choice: Choice, title: str) -> float:
 
 
 def ends(choice: Choice, title: str) -> tuple[float, float]:
-    """Where eight of ten measured runs are expected, SI; NaN where that is unknown."""
+    """The range that eight of ten measured runs are expected in, SI; NaN where it is unknown."""
     return _with_band(choice, title)[1:]
 
 
@@ -237,11 +224,11 @@ def _cells(choices: Sequence[Choice], measure: Measure, baseline: int) -> tuple[
             cells.append(Cell(NOTHING))
             continue
         low, high = ends(choice, measure.title)
-        known = np.isfinite(low) and np.isfinite(high)
+        has_band = np.isfinite(low) and np.isfinite(high)
         cells.append(
             Cell(
                 measure.show(amounts[n]),
-                band((low, high), measure.show) if known else "",
+                band((low, high), measure.show) if has_band else "",
                 "" if n == baseline else difference(amounts[n], amounts[baseline]),
                 best=bool(best[n]),
             )
@@ -250,10 +237,10 @@ def _cells(choices: Sequence[Choice], measure: Measure, baseline: int) -> tuple[
 
 
 def _best(choices: Sequence[Choice], measure: Measure, amounts: Any) -> Any:
-    """Which figures are the best, to three digits; none where there is nothing to choose."""
-    known = np.isfinite(amounts)
-    kinds = {kind for kind, one in zip(_kinds(choices), known, strict=True) if one}
-    compared = known & np.array([choice.holds for choice in choices])
+    """Marks of the best figures, to three digits; none where there is nothing to choose."""
+    finite = np.isfinite(amounts)
+    kinds = {kind for kind, has_value in zip(_kinds(choices), finite, strict=True) if has_value}
+    compared = finite & np.array([choice.holds for choice in choices])
     shown = rounded(np.where(compared, amounts, np.nan))
     if measure.column in _UNRANKED or len(kinds) > 1 or len(set(shown[compared])) < 2:
         return np.zeros(len(choices), dtype=bool)
@@ -274,14 +261,14 @@ def difference(amount: float, base: float) -> str:
 
 
 def chances(choices: Sequence[Choice], baseline: int = 0) -> Line | None:
-    """With what probability each choice measures better than the baseline by its goal.
+    """Probabilities that each choice measures better than the baseline by its goal.
 
     Only for choices with the baseline's goal and kind of workload; None where there is none.
     """
     base = choices[baseline]
     cells = [Cell(NOTHING) if n != baseline else Cell("baseline") for n in range(len(choices))]
     for n, choice in enumerate(choices):
-        if n == baseline or not (choice.holds and base.holds) or not _alike(choice, base):
+        if n == baseline or not (choice.holds and base.holds) or not _is_comparable(choice, base):
             continue
         assert choice.plan is not None and base.plan is not None  # noqa: S101, PT018 - they hold
         chance = choice.plan.beats_other(choice.row, base.plan, base.row)
@@ -289,7 +276,7 @@ def chances(choices: Sequence[Choice], baseline: int = 0) -> Line | None:
             cells[n] = Cell(chance_text(chance))
     if all(cell.text in (NOTHING, "baseline") for cell in cells):
         return None
-    goal = _goal(base.request).lower()
+    goal = goals_text(base.request).lower()
     return Line(
         f"Measures better by: {goal}",
         tuple(cells),
@@ -297,14 +284,13 @@ def chances(choices: Sequence[Choice], baseline: int = 0) -> Line | None:
     )
 
 
-def _alike(one: Choice, other: Choice) -> bool:
-    """Whether two choices are of one kind of workload and one goal."""
-    goals = one.request.objective.goals == other.request.objective.goals
-    return goals and one.request.workload.kind == other.request.workload.kind
+def _is_comparable(first: Choice, second: Choice) -> bool:
+    goals = first.request.objective.goals == second.request.objective.goals
+    return goals and first.request.workload.kind == second.request.workload.kind
 
 
 def cautions(choices: Sequence[Choice]) -> list[str]:
-    """What keeps figures of these choices from meaning the same, as sentences."""
+    """Reasons why figures of these choices do not mean the same, as sentences."""
     out = []
     if len(set(_kinds(choices))) > 1:
         out.append(
@@ -315,7 +301,7 @@ def cautions(choices: Sequence[Choice]) -> list[str]:
         alike = [choice.request for choice in choices if choice.request.is_training == training]
         questions = [_question(request) for request in alike]
         names = questions[0] if questions else {}
-        parts = [name for name in names if len({str(one[name]) for one in questions}) > 1]
+        parts = [name for name in names if len({str(question[name]) for question in questions}) > 1]
         if parts:
             listed = " and ".join(parts)
             who = "The runs" if training else "Choices of serving"
@@ -325,7 +311,7 @@ def cautions(choices: Sequence[Choice]) -> list[str]:
 
 
 def _question(request: PlanRequest) -> dict[str, Any]:
-    """What a choice answers: the same for all answers to one question."""
+    """The question that a choice answers."""
     workload = request.workload
     if isinstance(workload, TrainingWorkload):
         step = (workload.global_batch, workload.sequence_length)
@@ -359,7 +345,7 @@ def options_of(words: Sequence[str]) -> dict[str, str]:
 
 
 def _named(word: str) -> tuple[str, str]:
-    """What a word sets, and to what."""
+    """The name that a word sets, and its value."""
     if word.startswith("-"):
         name, _, value = word.partition(" ")
         if "=" in name:
@@ -408,7 +394,7 @@ def frame(choices: Sequence[Choice]) -> pd.DataFrame:
 
 def _plain(choice: Choice, plan: Plan) -> dict[str, Any]:
     candidate, place = plan.candidate(choice.row), plan.setting(choice.row).cluster
-    split = {name: one for name, one in candidate.items() if not isinstance(one, dict | list)}
+    split = {k: v for k, v in candidate.items() if not isinstance(v, dict | list)}
     out: dict[str, Any] = {
         "model": plan.problem.model.name,
         "device": chip_title(place.device),
@@ -427,29 +413,3 @@ def _plain(choice: Choice, plan: Plan) -> dict[str, Any]:
         if np.isfinite(low) and np.isfinite(high):
             out |= {f"{measure.column}_low": low, f"{measure.column}_high": high}
     return out
-
-
-def to_csv(table: pd.DataFrame) -> bytes:
-    """A table as CSV that a spreadsheet opens without taking a text for a formula.
-
-    Texts that begin like a formula get an apostrophe: names come from whoever made the link
-    (https://owasp.org/www-community/attacks/CSV_Injection).
-    """
-    texts = table.select_dtypes(exclude="number").columns
-    safe = table.copy()
-    for name in texts:
-        safe[name] = [
-            f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
-            for cell in table[name]
-        ]
-    return safe.to_csv(index=False).encode()
-
-
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
-
-
-def to_parquet(table: pd.DataFrame) -> bytes:
-    """A table as a Parquet file."""
-    file = io.BytesIO()
-    table.to_parquet(file, index=False)
-    return file.getvalue()

@@ -1,277 +1,275 @@
-"""A sizing as text for a terminal."""
+"""A sizing as text: sentences about growth, failures and purchases, and all of it."""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from recipe_core.base.columns import aligned
-from recipe_core.base.units import chance_text, significant, usd
-from recipe_core.plans.limits import LIMITS
-from recipe_core.plans.measures import days
+from recipe_core.base.units import chance_text, duration, rate, significant
 from recipe_core.plans.rows import TIED
 from recipe_core.sizing.answer import Answer
 from recipe_core.sizing.size import Sizing
-from recipe_core.views.calibrated import calibrated_lines
-from recipe_core.views.size_later import (
-    availability_rows,
-    cheapest_sentence,
-    growth_sentences,
-    purchase_sentences,
-)
-from recipe_core.views.size_view import DOUBT, DOUBT_MEANS, counted
+from recipe_core.views import size_view as view
+from recipe_core.views.columns import terminal
+from recipe_core.views.size_view import Row
 
-Row = Mapping[str, Any]
 REFUSED_SHOWN = 12
+"""Refused devices that a terminal lists."""
+
+
+def growth_sentences(row: Row) -> list[str]:
+    """Months that the size of a device lasts, the month of the next unit, and the cost."""
+    grown = row.get("growth")
+    if not grown:
+        return []
+    months, name = len(grown["load"]), view.short(row)
+    if grown["holds_until"] is None:
+        return [f"No number of {name} carries the load of today."]
+    out = []
+    if grown["next_unit_month"] is not None:
+        out.append(f"{name}: today's size lasts until month {grown['holds_until']}.")
+        step = grown["ladder"][grown["steps"][grown["next_unit_month"]]]
+        out.append(f"Month {grown['next_unit_month']} needs {step['units']} devices.")
+    elif grown["ends_month"] is None:
+        out.append(f"{name}: today's size lasts all {months} months.")
+    if grown["ends_month"] is not None:
+        units = grown["ladder"][-1]["units"]
+        out.append(
+            f"From month {grown['ends_month']} on, {units} devices, the most that you allow, "
+            "do not carry the load."
+        )
+    if grown["total_usd"] is not None:
+        out.append(f"{months} months cost {view.dollars(grown['total_usd'])}{view.doubt(row)}.")
+    return out
+
+
+def cheapest_sentence(growth: Row, rows: Sequence[Row]) -> str:
+    """The device that is the cheapest over all months, and the month in which that changes."""
+    names = {view.key(row): f"{view.short(row)}{view.doubt(row)}" for row in rows}
+    if growth["cheapest"] is None:
+        return "No device carries the load of every month."
+    first = f"Cheapest over all months: {names.get(growth['cheapest'], growth['cheapest'])}."
+    changes = [change for change in growth["changes"] if change["cheapest"]]
+    if not changes:
+        return f"{first} It is the cheapest in every month."
+    month, name = changes[0]["month"], changes[0]["cheapest"]
+    times = "once" if len(changes) == 1 else f"{len(changes)} times"
+    return (
+        f"{first} The cheapest of the month changes {times}, first in month {month} to "
+        f"{names.get(name, name)}."
+    )
+
+
+def availability_facts(row: Row) -> dict[str, str]:
+    """Spare replicas, what they cost, and what a lost machine does."""
+    spares = row.get("availability")
+    if not spares:
+        return {}
+    replicas = "replica" if spares["needed"] == 1 else "replicas"
+    out = {
+        "Without spares": f"{spares['needed']} {replicas}, all up "
+        f"{share_text(spares['up_probability_without'])} of the time",
+        "Spare replicas": f"{spares['spares']}, then enough are up "
+        f"{share_text(spares['up_probability'])} of the time",
+        "With spares": f"{spares['devices_rented']} devices on {spares['nodes']} "
+        f"{'machine' if spares['nodes'] == 1 else 'machines'}",
+    }
+    if spares["usd_per_hour"] is not None:
+        out["Cost with spares"] = f"{view.dollars(spares['usd_per_hour'])}{view.doubt(row)} an hour"
+    out["A machine fails every"] = f"{significant(spares['node_mtbf_hours'] / 24)} days"
+    out["Back after"] = f"{significant(spares['repair_hours'] * 60)} minutes"
+    out["While one is lost"] = loss_text(spares.get("node_lost"))
+    if spot := spares.get("spot"):
+        out["Spot"] = (
+            f"{spot['useful_share']:.1%} of paid hours serve; ask for {spot['extra_devices']} "
+            "devices more"
+        )
+    return out
+
+
+def share_text(probability: float) -> str:
+    """A share of time with as many nines as it has."""
+    for digits in (1, 2, 3, 4):
+        if probability < 1 - 10.0 ** -(digits + 2) or digits == 4:
+            return f"{probability:.{digits}%}"
+    return "100%"
+
+
+def loss_text(after: Mapping[str, Any] | None) -> str:
+    """The figures of the replicas that are left under the same load."""
+    if after is None:
+        return "not known"
+    if not after["replicas"]:
+        return "nothing serves"
+    replicas = f"{after['replicas']} replicas are left"
+    if not after["runs"]:
+        return f"{replicas}, which cannot take the load"
+    figures = after["figures"]
+    limits = "the limits still hold" if after["holds"] else "the limits do not hold"
+    if after["confidence"] is not None:
+        limits += f" ({chance_text(after['confidence'])})"
+    speed = f"{duration(figures['tpot_s'])} per token, {rate(figures['output_tokens_per_s'])}"
+    return f"{replicas}: {speed}; {limits}"
+
+
+def purchase_sentences(row: Row) -> list[str]:
+    """Up to which price buying pays, when it does at the one that is stated, and the mixture."""
+    bought = row.get("purchase")
+    if not bought:
+        return []
+    name, within = view.short(row), bought["within_months"]
+    highest, mark = bought["highest_usd_per_device"], view.doubt(row)
+    if highest is None:
+        out = [f"Buying {name} never pays: renting costs less than running it.{mark}"]
+    else:
+        out = [
+            f"Buying {name} pays within {within} months up to "
+            f"{view.dollars(highest)}{mark} per device."
+        ]
+    if "break_even_month" in bought:
+        month = bought["break_even_month"]
+        paid = f"has paid after {month} months" if month is not None else "does not pay in 50 years"
+        owned, rent = bought["monthly"]["total_usd"], bought["rented_usd_per_month"]
+        out.append(
+            f"At your price it {paid}: {view.dollars(owned)} a month written off and running, "
+            f"against {view.dollars(rent)}{mark} rented."
+        )
+    if mixed := bought.get("mixture"):
+        out.append(
+            f"By the hours of a day the cheapest is to own {mixed['owned_units']} units of "
+            f"{mixed['unit_devices']} and rent up to {max(mixed['rented_units'])} more: "
+            f"{view.dollars(mixed['usd_per_month'])} a month, against "
+            f"{view.dollars(mixed['all_rented_usd_per_month'])} all rented and "
+            f"{view.dollars(mixed['all_owned_usd_per_month'])} all owned."
+        )
+    return out
+
+
+# --- the whole -----------------------------------------------------------------------------------
 
 
 def size_text(answer: Answer, top: int | None = None, ladder: str | None = None) -> str:
     """The devices as a table, those without a price, refused ones, and one device's ladder."""
     sizing = answer.sizing
-    rows = [answer.device(one, ladder=False) for one in sizing.devices[:top]]
-    parts = [verdict(answer), *([answer.price_warning] if answer.price_warning else [])]
+    rows = [answer.device(device, ladder=False) for device in sizing.devices[:top]]
+    parts = _partial_json(answer, rows)
+    good, sentence = view.verdict(parts)
+    lines = [view.split_sentence(rows[0]) if good else sentence, parts["price_warning"] or ""]
     if rows:
-        parts.append(_table(rows, tells_energy=_tells_energy(sizing)))
-    parts += _tied(rows)
-    parts += _cheapest_month(answer)
-    parts += _later(answer, rows)
-    parts += _unpriced(answer)
-    parts += _ladder(answer, ladder)
-    parts += _refused(answer)
-    parts += _doubts(rows)
-    parts += calibrated_lines(sizing.corrections)
-    return "\n".join(parts)
+        objective = sizing.request.objective
+        limits = objective.limits
+        energy = limits.watts is not None or limits.joules_per_token is not None
+        columns = view.size_columns(rows, energy=energy or "energy" in objective.goals)
+        lines.append(terminal(rows, [column for column in columns if column.key != "device"]))
+    lines += _ties(rows)
+    lines += _cheapest_month(sizing, rows)
+    lines += _later_lines(answer, rows)
+    if parts["unpriced"]:
+        lines += ["without a price:", terminal(parts["unpriced"], view.UNPRICED)]
+    lines += _ladder_lines(answer, ladder)
+    lines += _refused_lines(parts["refused"])
+    lines += _winning_limits(rows)
+    if sizing.corrections is not None and sizing.corrections.teach:
+        lines.append(view.own_runs_sentence(sizing.corrections.to_json()))
+    if any(view.DOUBT in line for line in lines):
+        lines.append(view.DOUBT_MEANS)
+    return "\n".join(filter(None, lines))
 
 
-def chosen_text(sizing: Sizing) -> str:
-    """What a sizing chose, as one line."""
-    return f"hardware: any → {verdict(Answer(sizing))}"
-
-
-def verdict(answer: Answer) -> str:
-    """The best choice in one sentence, or what the nearest device lacks."""
+def _partial_json(answer: Answer, rows: Sequence[Row]) -> dict[str, Any]:
+    """The answer's JSON without ladders, which take as long as everything else."""
     sizing = answer.sizing
-    best = sizing.best
-    if best is None or best.best is None:
-        reason = (
-            f" Nearest: {near[0].profile.title}: {near[0].reason()}."
-            if (near := sizing.refused)
-            else ""
-        )
-        priced = " among devices with a price" if sizing.unpriced else ""
-        return f"No hardware keeps the limits{priced}.{reason}"
-    row = answer.rows(best, [best.best])[0]
-    sure = ""
-    if row["confidence"] is not None:
-        sure = f", holds the limits with {chance_text(row['confidence'])}"
-    job = ""
-    if row.get("usd") is not None and row.get("wall_s"):
-        what = "run" if row["usd_per_million_output_tokens"] is None else "job"
-        job = f", {usd(row['usd'])} and {days(row['wall_s'])} for the {what}"
-    return f"{counted(row)}, {money(row)}{job}{sure}: {row['label']}, {row['engine']}"
-
-
-def money(row: Row) -> str:
-    """``$47.20 an hour, $34,456 a month``; that the price is unknown where it is."""
-    if row["usd_per_hour"] is None:
-        return "price unknown"
-    return f"${row['usd_per_hour']:,.2f} an hour, ${row['usd_per_month']:,.0f} a month"
-
-
-def _tells_energy(sizing: Sizing) -> bool:
-    """Whether energy or power is asked for, as a goal or by a limit."""
-    objective = sizing.request.objective
-    limits = objective.limits
-    limited = limits.watts is not None or limits.joules_per_token is not None
-    return limited or "energy" in objective.goals
-
-
-def _table(rows: Sequence[Row], *, tells_energy: bool) -> str:
-    training = rows[0]["usd_per_million_output_tokens"] is None
-    tokens = "usd_per_million_tokens" if training else "usd_per_million_output_tokens"
-    cells: dict[str, Callable[[Row], str]] = {
-        "device": lambda row: row["device"] + (" (owned)" if row["owned"] else ""),
-        "used": lambda row: str(row["count"]),
-        "rented": _rented,
-        "split": lambda row: row["label"],
-        "engine": lambda row: row["engine"],
-        "$/h": lambda row: f"{row['usd_per_hour']:,.2f}",
-        "$/month": lambda row: f"{row['usd_per_month']:,.0f}",
-        "$/M tokens": lambda row: significant(row[tokens]),
-        "job $": lambda row: usd(row["usd"]).removeprefix("$"),
-        "to finish": lambda row: days(row["wall_s"]),
-        "W": lambda row: f"{row['watts']:,.0f}",
-        "J/token": lambda row: _joules(row["joules_per_token"]),
-        "sure": lambda row: "" if row["confidence"] is None else chance_text(row["confidence"]),
-        "carries": _carries,
-        "wins at": _wins,
-        "offer": _offer,
+    unpriced = [
+        {
+            **answer.rows(device, [device.best])[0],
+            "usd_per_device_hour_to_win": sizing.price_to_win(device),
+        }
+        for device in sizing.unpriced
+        if device.best is not None
+    ]
+    refused = [(device.profile, device.reason()) for device in sizing.refused]
+    refused += [(choice.profile, choice.why) for choice in sizing.barred]
+    return {
+        "best": rows[0] if rows else None,
+        "price_warning": answer.price_warning,
+        "unpriced": unpriced,
+        "refused": [
+            {"device": profile.name, "title": profile.title, "reasons": [reason]}
+            for profile, reason in refused
+        ],
     }
-    if rows[0].get("usd") is None or rows[0].get("wall_s") is None:
-        del cells["job $"], cells["to finish"]
-    if not tells_energy:
-        del cells["W"], cells["J/token"]
-    left = ("device", "split", "engine", "wins at", "offer")
-    width = max(shutil.get_terminal_size((160, 40)).columns, 120)
-    return aligned(
-        list(cells),
-        [[show(row) for show in cells.values()] for row in rows],
-        left=left,
-        width=width,
-    )
 
 
-def _joules(value: float | None) -> str:
-    return "–" if value is None else significant(value)
+def choice_text(sizing: Sizing) -> str:
+    """The hardware that open hardware became, as one line."""
+    best = sizing.best
+    assert best is not None and best.best is not None  # noqa: S101, PT018 - there is a choice
+    return f"hardware: any → {view.split_sentence(Answer(sizing).rows(best, [best.best])[0])}"
 
 
-def _later(answer: Answer, rows: Sequence[Row]) -> Iterator[str]:
+def _ties(rows: Sequence[Row]) -> Iterator[str]:
+    """Devices that may as well be the best, if they were measured."""
+    for row in rows:
+        if row["beats_best"] is not None and row["beats_best"] >= TIED:
+            yield (
+                f"{row['device']} ties with the first: measured, it is better with a probability "
+                f"of {chance_text(row['beats_best'])}"
+            )
+
+
+def _cheapest_month(sizing: Sizing, rows: Sequence[Row]) -> Iterator[str]:
+    """The device that costs least a month, where that is not the best by the cost of a token."""
+    if not rows or set(sizing.request.objective.goals) != {"cost"}:
+        return
+    cheapest = min(rows, key=lambda row: float(row["usd_per_month"]))
+    if cheapest["usd_per_month"] < rows[0]["usd_per_month"]:
+        yield (
+            f"{cheapest['device']} costs least a month, {view.money(cheapest, 'month')}: cost "
+            f"counts per token, and a closed loop sends more to {rows[0]['device']}, which "
+            "answers faster"
+        )
+
+
+def _later_lines(answer: Answer, rows: Sequence[Row]) -> Iterator[str]:
     """Growth, failures and purchase of the best device, as far as the request asks for them."""
     if not rows:
         return
-    said = list(growth_sentences(rows[0]))
+    growth = growth_sentences(rows[0])
     if answer.growth is not None:
-        best = [(one, one.best) for one in answer.sizing.devices if one.best is not None]
-        devices = [answer.rows(one, [row])[0] for one, row in best]
-        said.append(cheapest_sentence(answer.growth.to_json(), devices))
-    lines = [f"growth: {' '.join(said)}"] if said else []
-    if spares := availability_rows(rows[0]):
-        lines += ["availability:", *(f"  {name}: {text}" for name, text in spares.items())]
-    if bought := purchase_sentences(rows[0]):
-        lines.append(f"purchase: {' '.join(bought)}")
-    yield from lines
-    if any(DOUBT in line for line in lines):
-        yield DOUBT_MEANS
+        growth.append(cheapest_sentence(answer.growth.to_json(), rows))
+    if growth:
+        yield f"growth: {' '.join(growth)}"
+    if spares := availability_facts(rows[0]):
+        yield "availability:"
+        yield from (f"  {name}: {text}" for name, text in spares.items())
+    if purchase := purchase_sentences(rows[0]):
+        yield f"purchase: {' '.join(purchase)}"
 
 
-def _tied(rows: Sequence[Row]) -> Iterator[str]:
-    """Devices that may as well be the best, if they were measured."""
-    tied = [row for row in rows if row["beats_best"] is not None and row["beats_best"] >= TIED]
-    for row in tied:
-        yield (
-            f"{row['device']} ties with the first: measured, it is better with a probability of "
-            f"{chance_text(row['beats_best'])}"
-        )
-
-
-def _cheapest_month(answer: Answer) -> Iterator[str]:
-    """Which device costs least a month, where that is not the best by the cost of a token."""
-    sizing = answer.sizing
-    best = sizing.best
-    if best is None or set(sizing.request.objective.goals) != {"cost"}:
-        return
-    least = min(
-        sizing.devices,
-        key=lambda one: float((one.plan.columns["usd_per_hour"] * one.dearer)[one.best]),
-    )
-    if least.best is None or best.best is None:
-        return
-    row, other = (answer.rows(one, [one.best])[0] for one in (least, best) if one.best is not None)
-    if row["usd_per_month"] < other["usd_per_month"]:
-        yield (
-            f"{row['device']} costs least a month, ${row['usd_per_month']:,.0f}: cost counts per "
-            f"token, and a closed loop sends more to {other['device']}, which answers faster"
-        )
-
-
-def _rented(row: Row) -> str:
-    if row["unit_devices"] == 1:
-        return str(row["devices_rented"])
-    return f"{row['units']} × {row['unit_devices']}"
-
-
-def _carries(row: Row) -> str:
-    load = row["largest_load"]
-    if load is None or load["value"] is None:
-        return ""
-    return significant(load["value"]) if load["bounded"] else "any"
-
-
-def _holds(row: Row) -> str:
-    if row["queue"]:
-        return "queues"
-    return "●" if row["holds"] else ""
-
-
-def _wins(row: Row) -> str:
-    wins = row["wins_at"]
-    if wins["usd_per_device_hour"] is None:
-        return ""
-    return f"{usd(wins['usd_per_device_hour'])} per device-hour"
-
-
-def _offer(row: Row) -> str:
-    offer = row["offer"]
-    if offer is None:
-        return "your machines" if row["owned"] else "your price"
-    when = ", ".join(offer["marks"]) if offer["marks"] else offer["date"]
-    return f"{offer['name']} {usd(offer['usd_per_device_hour'])}, {when}"
-
-
-def _unpriced(answer: Answer) -> Iterator[str]:
-    for one in answer.sizing.unpriced:
-        if one.best is None:
-            continue
-        row = answer.rows(one, [one.best])[0]
-        price = answer.sizing.price_to_win(one)
-        wins = f"; it would win below {usd(price)} per device-hour" if price else ""
-        yield f"{row['device']}: {one.choice.why}; {row['count']} would do{wins}"
-
-
-def _ladder(answer: Answer, name: str | None) -> Iterator[str]:
+def _ladder_lines(answer: Answer, name: str | None) -> Iterator[str]:
     """Every count of a device."""
     if name is None:
         return
-    found = [one for one in answer.sizing.sized if one.profile.name == name]
-    if not found:
-        known = ", ".join(one.profile.name for one in answer.sizing.sized)
-        yield f"{name} was not sized; sized: {known}"
-        return
-    for one in found:
-        rows = answer.ladder(one)
-        cells: dict[str, Callable[[Row], str]] = {
-            "rented": _rented,
-            "used": lambda row: str(row["count"]),
-            "idle": lambda row: str(row["idle"]),
-            "split": lambda row: row["label"],
-            "engine": lambda row: row["engine"],
-            "$/h": lambda row: "" if row["usd_per_hour"] is None else f"{row['usd_per_hour']:,.2f}",
-            "sure": lambda row: "" if row["confidence"] is None else chance_text(row["confidence"]),
-            "holds": _holds,
-            "kW": lambda row: significant(row["watts"] / 1e3),
-            "offer": _offer,
-        }
-        yield f"{one.profile.title}:"
-        yield aligned(
-            list(cells),
-            [[show(row) for show in cells.values()] for row in rows if not row["dominated"]],
-            left=("split", "engine", "offer"),
-            width=max(shutil.get_terminal_size((160, 40)).columns, 120),
-        )
+    devices = [device for device in answer.sizing.sized if device.profile.name == name]
+    if not devices:
+        names = ", ".join(device.profile.name for device in answer.sizing.sized)
+        yield f"{name} was not sized; sized: {names}"
+    for device in devices:
+        rungs = answer.ladder(device)
+        yield f"{device.profile.title}:"
+        yield terminal(rungs, view.size_columns(rungs, ladder=True))
 
 
-def _refused(answer: Answer) -> Iterator[str]:
-    sizing = answer.sizing
-    reasons = [(one.profile.name, one.reason()) for one in sizing.refused]
-    reasons += [(choice.profile.name, choice.why) for choice in sizing.barred]
-    if reasons:
+def _refused_lines(refused: Sequence[Row]) -> Iterator[str]:
+    if refused:
         yield "refused:"
-    for name, reason in reasons[:REFUSED_SHOWN]:
-        yield f"  {name}: {reason}"
-    if len(reasons) > REFUSED_SHOWN:
-        yield f"  and {len(reasons) - REFUSED_SHOWN} more; --json lists them"
+    yield from (f"  {row['device']}: {view.reasons(row)}" for row in refused[:REFUSED_SHOWN])
+    if len(refused) > REFUSED_SHOWN:
+        yield f"  and {len(refused) - REFUSED_SHOWN} more; --json lists them"
 
 
-def _doubts(rows: Sequence[Row]) -> Iterator[str]:
-    """What to know of the prices shown."""
-    doubtful = [row for row in rows if row["offer"] and row["offer"]["marks"]]
-    if doubtful:
-        names = ", ".join(row["device"] for row in doubtful)
-        yield f"Prices of {names} are to be doubted: ask for a quote before you rely on them."
-    titles = {rule.name: rule.label for rule in LIMITS.values()}
+def _winning_limits(rows: Sequence[Row]) -> Iterator[str]:
+    """Devices that another limit would make the cheapest."""
     for row in rows[1:]:
-        limits = row["wins_at"]["limits"]
-        moved = [f"{titles[name]} of {value:g}" for name, value in limits.items()]
-        if moved:
-            yield f"{row['device']} would win with a limit on {' or '.join(moved)}."
+        if row["wins_at"]["limits"]:
+            yield f"{row['device']}: {view.wins_sentence(row, best=False)}"

@@ -1,21 +1,29 @@
-"""A sizing's answer in words, for a page. Rows are those of ``Answer.to_json``."""
+"""A sizing's answer for terminal and pages: names, sentences and columns.
+
+Rows are those of ``Answer.to_json``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from recipe_core.base.errors import RecipeError
+from recipe_core.base.labels import split_name
 from recipe_core.base.units import chance_text, significant, usd
 from recipe_core.engines.frameworks import framework
 from recipe_core.engines.spec import engine
 from recipe_core.hardware.cluster import device, short_title
+from recipe_core.hardware.offers import terms
 from recipe_core.plans.limits import LIMITS
+from recipe_core.plans.measures import days
+from recipe_core.views.columns import UNKNOWN, Column, known_columns, quantities, quantity
 
 Row = Mapping[str, Any]
 DOUBT = "†"
 """Marks an amount that rests on a price to doubt."""
-DOUBT_MEANS = f"{DOUBT} The price is unverified or more than 90 days old."
+DOUBT_MEANS = f"{DOUBT} The price is unverified or more than 90 days old: ask for a quote."
 MONEY = {
     "hour": "usd_per_hour",
     "month": "usd_per_month",
@@ -37,7 +45,7 @@ LOAD_UNITS = {
 
 
 def key(row: Row) -> str:
-    """What tells the devices of an answer apart: a device that is owned is another choice."""
+    """The name of a device in an answer: one that is owned is another choice."""
     return f"{row['device']} (owned)" if row.get("owned") else str(row["device"])
 
 
@@ -52,16 +60,16 @@ def short(row: Row) -> str:
 
 def engine_title(name: str) -> str:
     """An engine or framework as people write it."""
-    for known in (engine, framework):
+    for read in (engine, framework):
         try:
-            return str(known(name).title)
+            return str(read(name).title)
         except RecipeError:
             continue
     return name
 
 
 def is_doubtful(row: Row) -> bool:
-    """Whether the price of a row is unverified or old."""
+    """True where the price of a row is unverified or old."""
     return bool(row.get("offer") and row["offer"]["marks"])
 
 
@@ -93,8 +101,8 @@ def counted(row: Row) -> str:
         machines = "machine" if row["units"] == 1 else "machines"
         text += f" in {row['units']} {machines} of {row['unit_devices']}"
     rest = {"spare": spare, "idle": row["idle"]}
-    said = ", ".join(f"{count} {name}" for name, count in rest.items() if count)
-    return f"{text} ({said})" if said else text
+    beside = ", ".join(f"{count} {name}" for name, count in rest.items() if count)
+    return f"{text} ({beside})" if beside else text
 
 
 def take_label(row: Row) -> str:
@@ -106,7 +114,7 @@ def take_label(row: Row) -> str:
 
 
 def verdict(answer: Row) -> tuple[bool, str]:
-    """Whether some hardware holds the limits, and the best, or what the nearest device lacks."""
+    """True with the best hardware, or False with the reason of the nearest device."""
     best = answer.get("best")
     if best is not None:
         return True, sentence(best)
@@ -116,26 +124,32 @@ def verdict(answer: Row) -> tuple[bool, str]:
     refused = answer.get("refused") or []
     if not refused:
         return False, "There is no device to choose from. Widen the choice."
-    near = refused[0]
-    return False, f"No device holds the limits. Nearest is {near['title']}: {reasons(near)}."
+    row = refused[0]
+    return False, f"No device holds the limits. Nearest is {row['title']}: {reasons(row)}."
 
 
 def sentence(row: Row) -> str:
     """``4 × … in 1 machine of 4, $8.00 an hour ($5,840 a month), holds the limits with 93%``."""
     parts = [counted(row)]
-    if row["usd_per_hour"] is not None:
+    if row["usd_per_hour"] is None:
+        parts.append("price unknown")
+    else:
         parts.append(f"{money(row)} an hour ({money(row, 'month')} a month)")
-    if row.get("usd") is not None:
-        parts.append(f"{money(row, 'run')} for the run of {hours(row['wall_s'])}")
+    if row.get("usd") is not None and row.get("wall_s"):
+        noun = "run" if _is_run(row) else "job"
+        parts.append(f"{money(row, 'run')} for the {noun} of {days(row['wall_s'])}")
     if row["confidence"] is not None:
         parts.append(f"holds the limits with {chance_text(row['confidence'])}")
     return ", ".join(parts)
 
 
-def hours(seconds: float) -> str:
-    """A long time in hours, or days from two of them on."""
-    value = seconds / 3600.0
-    return f"{significant(value)} h" if value < 48 else f"{significant(value / 24)} days"
+def split_sentence(row: Row) -> str:
+    """The same with the split: ``4 × …, $8.00 an hour …: tp 4, vLLM``."""
+    return f"{sentence(row)}: {row['label']}, {engine_title(row['engine'])}"
+
+
+def _is_run(row: Row) -> bool:
+    return "step_s" in row["figures"]
 
 
 def reasons(refused: Row) -> str:
@@ -163,40 +177,28 @@ def load_text(value: float, field: str) -> str:
     return f"{number} {LOAD_UNITS[field]}"
 
 
-def wins_sentence(row: Row, best: bool) -> str:
-    """What would make a device the best, or up to which price it stays so."""
+def wins_sentence(row: Row, *, best: bool) -> str:
+    """The price up to which the best stays so, or the changes that make another one the best."""
     wins = row.get("wins_at") or {}
     price = wins.get("usd_per_device_hour")
     if best:
         return f"It stays the cheapest up to {usd(price)} per device-hour." if price else ""
-    found = []
-    if price:
-        found.append(f"below {usd(price)} per device-hour")
+    changes = [f"below {usd(price)} per device-hour"] if price else []
     for name, value in wins.get("limits", {}).items():
         rule = RULES[name]
-        found.append(f"with {rule.label} limited to {rule.show(value / rule.factor)}")
+        changes.append(f"with {rule.label} limited to {rule.show(value / rule.factor)}")
     if wins.get("load"):
-        found.append(f"with {load_text(wins['load'], row['largest_load']['field'])}")
-    return f"It would be the cheapest {', or '.join(found)}." if found else ""
-
-
-def to_win(row: Row, best: bool) -> str:
-    """What would make a device win, short enough for a table."""
-    wins = row.get("wins_at") or {}
-    price = wins.get("usd_per_device_hour")
-    if price is None:
-        return ""
-    return f"best up to {usd(price)}/h each" if best else f"below {usd(price)}/h each"
+        changes.append(f"with {load_text(wins['load'], row['largest_load']['field'])}")
+    return f"It would be the cheapest {', or '.join(changes)}." if changes else ""
 
 
 def is_training(answer: Row) -> bool:
-    """Whether what is sized is a training run."""
-    rows = [*(answer.get("devices") or []), *(answer.get("unpriced") or [])]
-    return any("step_s" in row["figures"] for row in rows)
+    """True where a training run is sized."""
+    return any(map(_is_run, [*(answer.get("devices") or []), *(answer.get("unpriced") or [])]))
 
 
 def rented(row: Row) -> str:
-    """What is rented: ``2``, ``1 × 8, 6 idle``."""
+    """Rented units and idle devices: ``2``, ``1 × 8, 6 idle``."""
     units = f"{row['units']}"
     if row["unit_devices"] > 1:
         units = f"{row['units']} × {row['unit_devices']}"
@@ -204,15 +206,165 @@ def rented(row: Row) -> str:
 
 
 def price_text(row: Row) -> str:
-    """Where a price is from and since when, with what to doubt."""
+    """The offer of a price with its date or its doubts: ``novita-h100, 189 days old †``."""
     offer = row.get("offer")
     if offer is None:
-        return "your machines" if row.get("owned") else "unknown"
-    marks = f" {DOUBT} {', '.join(offer['marks'])}" if offer["marks"] else ""
-    return f"{offer['provider']}, {offer['date']}{marks}"
+        return "your machines" if row.get("owned") else "your price"
+    if offer["marks"]:
+        return f"{offer['name']}, {', '.join(offer['marks'])} {DOUBT}"
+    return f"{offer['name']}, {offer['date']}"
 
 
-def own_runs_sentence(own: Mapping[str, Any]) -> str:
+def own_runs_sentence(summary: Mapping[str, Any]) -> str:
     """That own runs corrected an answer's figures, from its ``own_runs``."""
-    runs = f"{own['used']:,} own run{'s' * (own['used'] != 1)}"
+    runs = f"{summary['used']:,} own run{'s' * (summary['used'] != 1)}"
     return f"Figures of devices that were measured are calibrated by {runs}."
+
+
+# --- columns -----------------------------------------------------------------------------------
+
+
+def size_columns(
+    rows: Sequence[Row], *, ladder: bool = False, energy: bool = False
+) -> list[Column[Row]]:
+    """Columns of devices that hold the limits, or of every number of one device.
+
+    Those that no row has a value for are left out. ``key`` tells devices apart and is the name
+    that commands take, ``device`` its title.
+
+    Args:
+        rows: best devices, or the rungs of a ladder.
+        ladder: of one device, with whether each number holds the limits.
+        energy: with power and energy.
+    """
+    hidden = {"key", "device", "joules"} if ladder else {"holds"}
+    hidden |= set() if energy or ladder else {"watts", "joules"}
+    return known_columns(rows, [column for column in _COLUMNS if column.key not in hidden])
+
+
+def _money_column(name: str, measure: str) -> Column[Row]:
+    head = quantity(measure, training=True).head
+    return Column(head, lambda row: row.get(MONEY[name]), dollars, mark=doubt, name=name)
+
+
+def _usd_per_million(row: Row) -> Any:
+    return row.get("usd_per_million_tokens", row[MONEY["tokens"]])
+
+
+def _usd_to_win(row: Row) -> Any:
+    return row.get("wins_at", {}).get("usd_per_device_hour")
+
+
+def _largest_load(row: Row) -> str | None:
+    load = row.get("largest_load")
+    if not load or load["value"] is None:
+        return None
+    return significant(load["value"]) if load["bounded"] else "any"
+
+
+def _holds_text(row: Row) -> str:
+    if row["queue"]:
+        return "queues"
+    return "yes" if row["holds"] else ""
+
+
+def _pays_text(row: Row) -> str | None:
+    if "dominated" not in row:
+        return None
+    return "" if row["dominated"] else "yes"
+
+
+_UNITS = "Units; of machines with several devices: units × devices"
+_CHEAPEST = "Price of a device-hour below which it is the cheapest of all"
+_SURE = "Probability that every limit holds if measured"
+_COLUMNS: list[Column[Row]] = [
+    Column("Name", key, align="left", name="key"),
+    Column("Device", short, align="left", name="device"),
+    Column("Rented", rented, align="left", help=_UNITS, name="rented"),
+    Column("Split", lambda row: split_name(row["split"]), align="left", name="split"),
+    Column("Engine", lambda row: engine_title(row["engine"]), align="left", name="engine"),
+    _money_column("hour", "usd_hour"),
+    _money_column("month", "usd_month"),
+    Column(quantity("usd").head, _usd_per_million, usd, mark=doubt, name="tokens"),
+    _money_column("run", "usd_run"),
+    Column("To finish", lambda row: row.get("wall_s"), days, name="wall"),
+    Column("W", itemgetter("watts"), "{:,.0f}".format, name="watts"),
+    Column("J/token", itemgetter("joules_per_token"), significant, name="joules"),
+    Column("Sure", itemgetter("confidence"), chance_text, help=_SURE, name="confidence"),
+    Column("Carries", _largest_load, help="Largest load within the limits", name="carries"),
+    Column("Holds", _holds_text, align="left", name="holds"),
+    Column("Worth it", _pays_text, align="left", help="Nothing cheaper is as sure", name="pays"),
+    Column("Wins below", _usd_to_win, usd, help=_CHEAPEST, name="wins"),
+    Column("Price from", price_text, align="left", help="Offer, date, and doubts", name="price"),
+]
+UNPRICED: list[Column[Row]] = [
+    Column("Name", key, align="left", name="key"),
+    Column("Device", short, align="left", name="device"),
+    Column("Devices", rented),
+    Column("Split", lambda row: split_name(row["split"]), align="left"),
+    Column(
+        "Cheapest below",
+        lambda row: row.get("usd_per_device_hour_to_win"),
+        lambda price: f"{usd(price)} per device-hour",
+    ),
+]
+"""Devices that hold the limits and have no price, with the price below which each would win."""
+REFUSED: list[Column[Row]] = [
+    Column("Device", lambda row: row["title"], align="left"),
+    Column("Why", reasons, align="left"),
+]
+"""Devices on which nothing holds, the likeliest first."""
+
+
+def offer_facts(row: Row) -> dict[str, str]:
+    """The offer that a row's price is from."""
+    offer = row.get("offer")
+    if offer is None:
+        return {"Price": price_text(row)}
+    facts = {
+        "Offer": f"{offer['provider']} ({offer['name']})",
+        "Price": f"{usd(offer['usd_per_device_hour'])}{doubt(row)} per device-hour",
+        "Region": offer["region"] or "not stated",
+        "Commitment": terms(offer["commitment"], offer["term_months"]),
+        "Date and status": ", ".join([offer["date"], offer["status"]]),
+    }
+    if offer["marks"]:
+        facts["Caution"] = f"{DOUBT} {', '.join(offer['marks'])}: ask for a quote"
+    if offer["note"]:
+        facts["Note"] = offer["note"]
+    return facts
+
+
+def device_facts(row: Row) -> dict[str, str]:
+    """The split with its figures."""
+    figures = row["figures"]
+    facts = {"Split": split_name(row["split"]), "Engine": engine_title(row["engine"])}
+    for measure in quantities(training=_is_run(row)).values():
+        if figures.get(measure.column) is not None:
+            facts[measure.head] = measure.show(figures[measure.column])
+    facts["Power"] = f"{significant(row['watts'] / 1e3)} kW"
+    facts["Energy"] = f"{significant(row['kwh_per_month'])} kWh a month"
+    return facts
+
+
+def headroom_rows(row: Row) -> list[dict[str, str]]:
+    """Each stated limit with the estimate, its band and what is left."""
+    rows = []
+    for name, room in row["headroom"].items():
+        rule = RULES[name]
+        mark = doubt(row) if rule.money else ""
+        texts = {
+            part: UNKNOWN if room[part] is None else rule.show(room[part] / rule.factor)
+            for part in ("limit", "value", "low", "high")
+        }
+        rest = room["share_left"]
+        rows.append(
+            {
+                "Limit": f"{rule.label[:1].upper()}{rule.label[1:]}",
+                "Asked": f"{'at least' if rule.at_least else 'at most'} {texts['limit']}",
+                "Estimated": f"{texts['value']}{mark}",
+                "Likely range": f"{texts['low']} – {texts['high']}{mark}",
+                "Left": UNKNOWN if rest is None else f"{rest:.0%}",
+            }
+        )
+    return rows

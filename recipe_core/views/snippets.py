@@ -24,14 +24,14 @@ with urllib.request.urlopen(request) as answer, open({file}, "wb") as bundle:
 """
 
 
-def stated(parameters: Parameters) -> dict[str, Any]:
+def changed_parameters(parameters: Parameters) -> dict[str, Any]:
     """Parameters that are not left at their defaults, as plain values."""
     return parameters.model_dump(mode="json", exclude_defaults=True)
 
 
 def body(request: PlanRequest, parameters: Parameters) -> dict[str, Any]:
-    """What the API's /build and /recipe take: the request, with parameters beyond the defaults."""
-    values = stated(parameters)
+    """The body of the API's /build and /recipe: the request, with changed parameters."""
+    values = changed_parameters(parameters)
     return {"request": request.to_json(), "parameters": values} if values else request.to_json()
 
 
@@ -82,7 +82,7 @@ def command_line(parameters: Parameters, name: str) -> list[str]:
     """Commands for a request that is saved as request.yaml."""
     texts = {
         key: value if isinstance(value, str) else json.dumps(value)
-        for key, value in stated(parameters).items()
+        for key, value in changed_parameters(parameters).items()
     }
     place = [word for key, text in texts.items() for word in ("--set", f"{key}={text}")]
     return [

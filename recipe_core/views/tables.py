@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
-from recipe_core.base.arrays import Bool, Float, Int
-from recipe_core.base.labels import split_name
-from recipe_core.base.units import chance_text, range_text, rounded, significant
-from recipe_core.plans.measures import whole
+from recipe_core.base.arrays import Bool, Int
 from recipe_core.plans.plan import Plan
-from recipe_core.views.charts.groups import TITLES, grouped
+from recipe_core.views.charts.groups import grouped
+from recipe_core.views.plans import GROUPS, HOLDS, QUEUES, UNCERTAIN, front_of_devices, split_values
 
 SHOWN_ROWS = 300
 """Splits that a table lists."""
-HOLDS, QUEUES, UNCERTAIN = "holds", "queues", "uncertain"
 STATE_TITLES = {HOLDS: "Holds the load", QUEUES: "Starts, queues", UNCERTAIN: "May not start"}
 EXPORTED_DIGITS = 4
 """Significant digits of exported figures: one more than estimates are told apart by."""
@@ -26,9 +23,9 @@ EXPORTED_DIGITS = 4
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Which splits a table lists; what is empty leaves all in.
+    """Filters of a table of splits; an empty one leaves all in.
 
-    ``by``: titles to keep, for names of ``charts.groups.TITLES``. ``states``: of ``STATE_TITLES``.
+    ``by``: titles to keep, for names of ``GROUPS``. ``states``: of ``STATE_TITLES``.
     ``devices``: numbers of devices. ``front``: only what is on the front of two measures.
     """
 
@@ -39,8 +36,8 @@ class Filters:
 
 
 def differing(plan: Plan) -> dict[str, str]:
-    """What the plan's splits differ in beside their degrees: names of columns with titles."""
-    return {name: title for name, title in TITLES.items() if name in plan.differs}
+    """Columns in which the plan's splits differ beside their degrees, by name with titles."""
+    return {name: title for name, title in GROUPS.items() if name in plan.differs}
 
 
 def named_columns(plan: Plan) -> dict[str, str]:
@@ -49,7 +46,7 @@ def named_columns(plan: Plan) -> dict[str, str]:
 
 
 def group_titles(plan: Plan, name: str) -> tuple[str, ...]:
-    """What a filter by one of ``differing`` offers: what feasible splits have."""
+    """The options of a filter by one of ``differing``: the groups of feasible splits."""
     titles, codes = grouped(plan, name, at_most=None).told(plan.order)
     return tuple(titles[code] for code in np.unique(codes))
 
@@ -61,11 +58,11 @@ def device_counts(plan: Plan) -> list[int]:
 
 def states_of(plan: Plan) -> list[str]:
     """States that feasible splits are in."""
-    return [name for name, some in _in_state(plan, plan.order).items() if some.any()]
+    return [name for name, rows in _in_state(plan, plan.order).items() if rows.any()]
 
 
 def _in_state(plan: Plan, rows: Int) -> dict[str, Bool]:
-    """Which of some feasible rows are in each state."""
+    """Masks of some feasible rows by their state."""
     waiting, doubtful = plan.queues[rows], plan.uncertain[rows]
     return {HOLDS: ~waiting & ~doubtful, QUEUES: waiting, UNCERTAIN: doubtful}
 
@@ -74,99 +71,25 @@ def filtered(plan: Plan, filters: Filters) -> Int:
     """Feasible rows that pass, best first."""
     rows = plan.order
     keep = np.ones(len(rows), dtype=np.bool_)
-    for name, kept in filters.by:
-        if kept and name in plan.differs:
+    for name, picked in filters.by:
+        if picked and name in plan.differs:
             titles, codes = grouped(plan, name, at_most=None).told(rows)
-            keep &= np.isin(codes, [titles.index(title) for title in kept if title in titles])
+            keep &= np.isin(codes, [titles.index(title) for title in picked if title in titles])
     if filters.states:
         by_state = _in_state(plan, rows)
         keep &= np.any([by_state[name] for name in filters.states if name in by_state], axis=0)
     if filters.devices:
         keep &= np.isin(plan.raw("gpus")[rows], filters.devices)
     if filters.front:
-        keep &= front_of_each(plan, *filters.front)[rows]
+        keep &= front_of_devices(plan, *filters.front)[rows]
     return np.asarray(rows[keep])
-
-
-def front_of_each(plan: Plan, x: str, y: str) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Rows on the front of two measures; where there are several devices, on that of their own."""
-    groups = grouped(plan, "device", at_most=None)
-    fronts = [plan.front(x, y, among=groups.among(n)) for n in range(len(groups.titles))]
-    return np.asarray(np.any(fronts, axis=0))
 
 
 def splits_frame(
     plan: Plan, rows: Sequence[int] | Int, *, ranges: bool = False, digits: int | None = None
 ) -> pd.DataFrame:
-    """Rows of a plan: key, name, what they differ in, and every measure in its unit.
-
-    To ``digits`` significant digits, all by default. ``label`` says a split in full, ``split`` its
-    degrees alone. ``state``: whether it holds its load. With limits also ``sure``: the probability
-    that they hold, in percent. ``ranges``: with the ends of the 80 % band of every measure that has
-    one, as columns of their own (``tpot_low``, ``tpot_high``) and as text (``tpot_likely``).
-    """
-    index = np.asarray(rows, dtype=int)
-    numbers = index.tolist()
-    columns: dict[str, object] = {
-        "key": [plan.key(row) for row in numbers],
-        "label": plan.labels(index),
-        "split": [split_name(candidate) for candidate in plan.candidates(index)],
-        "state": [state_text(plan, row) for row in numbers],
-    }
-    for name in named_columns(plan):
-        titles, codes = grouped(plan, name, at_most=None).told(index)
-        columns[name] = [titles[code] for code in codes]
-    if plan.limited:
-        columns["sure"] = np.round(plan.confidence(index) * 100)
-    for name in plan.measures:
-        columns[name] = _to_digits(plan.values(name, index), digits)
-        if ranges and plan.has_band(name):
-            columns |= _ranges(plan, name, index, digits)
-    front = front_of_each(plan, *plan.axes)
-    return pd.DataFrame({**columns, "front": np.where(front[index], "◆", "")})
-
-
-def _to_digits(values: Float, digits: int | None) -> Float:
-    return values if digits is None else np.asarray(rounded(values, digits))
-
-
-def _ranges(plan: Plan, name: str, rows: Int, digits: int | None) -> dict[str, object]:
-    factor = plan.measures[name].factor
-    low, high = (end * factor for end in plan.band_ends(name, rows))
-    return {
-        f"{name}_low": _to_digits(low, digits),
-        f"{name}_high": _to_digits(high, digits),
-        f"{name}_likely": [
-            range_text(ends, significant) if np.isfinite(ends).all() else ""
-            for ends in zip(low.tolist(), high.tolist(), strict=True)
-        ],
-    }
-
-
-def state_text(plan: Plan, row: int) -> str:
-    """``holds``, or how much of its load a queueing row holds: ``queues: 9 of 64``.
-
-    Of one that may not start with which probability it does: ``uncertain: starts with 37 %``.
-    """
-    if plan.uncertain[row]:
-        chance = chance_text(float(plan.columns["start_probability"][row]))
-        return f"{UNCERTAIN}: starts with {chance.replace('%', ' %')}"
-    held = plan.held_text(row)
-    return f"{QUEUES}: {held}" if plan.queues[row] else HOLDS
-
-
-def digits_of(plan: Plan) -> dict[str, Callable[[float], str]]:
-    """How cells of figures are written: three significant digits, trailing zeros included."""
-    texts: dict[str, Callable[[float], str]] = {
-        name: _counted if measure.show is whole else significant
-        for name, measure in plan.measures.items()
-    }
-    return texts | {"sure": _counted}
-
-
-def _counted(value: float) -> str:
-    """A count; a dash where it is unknown."""
-    return whole(value) if np.isfinite(value) else "–"
+    """``split_values`` as a frame, for what sorts and exports."""
+    return pd.DataFrame(split_values(plan, rows, ranges=ranges, digits=digits))
 
 
 def export_frame(plan: Plan, rows: Sequence[int] | Int, names: Sequence[str]) -> pd.DataFrame:
@@ -199,7 +122,7 @@ def refused_frame(plan: Plan, at_most: int = 500) -> pd.DataFrame:
 
 
 def refusal_counts(plan: Plan) -> dict[str, int]:
-    """How many splits each rule refuses, most first; a split that breaks two counts in both."""
+    """Splits that each rule refuses, most first; a split that breaks two counts in both."""
     counts = Counter({code: int(broken.sum()) for code, broken in plan.rules().items()})
     return {plan.titles.get(code, code): n for code, n in counts.most_common() if n}
 

@@ -1,19 +1,21 @@
-"""What a plan answers, in the words of a bar at the foot of every page and of its details."""
+"""Phrases about a plan and its splits, which terminal, pages and reports share."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 
 from recipe_core.base.labels import short_name
-from recipe_core.base.units import chance_text, usd
+from recipe_core.base.units import chance_text, significant, usd
 from recipe_core.hardware.ownership import HOURS_PER_MONTH
 from recipe_core.plans.confidence import SURE
 from recipe_core.plans.legal import legal
 from recipe_core.plans.plan import Plan
+from recipe_core.request.presets import aim_of, aims
+from recipe_core.request.schema import PlanRequest
 
 State = Literal["holds", "queues", "uncertain", "nothing"]
 FIGURES = 2
@@ -60,18 +62,17 @@ class Verdict:
     facts: tuple[str, ...]
 
 
-def verdict(plan: Plan, chosen: int | None = None) -> Verdict:
-    """The answer of a plan about its best split, or the one that was ``chosen``."""
-    row = plan.best_row if chosen is None else chosen
+def verdict(plan: Plan, selected: int | None = None) -> Verdict:
+    """The answer of a plan about its best split, or the ``selected`` one."""
+    row = plan.best_row if selected is None else selected
     if row is None:
-        subject, why = nearest(plan)
-        whole, short = counts(plan), short_counts(plan)
-        return Verdict("nothing", whole, short, subject, why, True, True, ())
+        subject, reason = nearest(plan)
+        return Verdict("nothing", counts(plan), short_counts(plan), subject, reason, True, True, ())
     queues, best = bool(plan.queues[row]), row == plan.best_row
     name = short_name(plan.candidate(row))
     figures = [figure_text(plan, measure, row) for measure in main_figures(plan, row)]
-    held = plan.queue_text(row).partition(",")[0]
-    doubts = [text for text in (held, starts_text(plan, row), limits_text(plan, row)) if text]
+    queue = plan.queue_text(row).partition(",")[0]
+    doubts = [text for text in (queue, starts_text(plan, row), limits_text(plan, row)) if text]
     parts = (name, plan.devices_text(row), load_text(plan, row))
     return Verdict(
         cast("State", plan.state(row)) if plan.feasible[row] else "holds",
@@ -96,11 +97,11 @@ def counts(plan: Plan) -> str:
     if len(plan) == 1:
         return _only(plan, holding, queueing, doubtful)
     of = int(legal(plan).sum())
-    some = holding or queueing or doubtful
-    start = f"{holding:,} of {of:,}" if some else f"None of {of:,}"
+    runs = holding or queueing or doubtful
+    start = f"{holding:,} of {of:,}" if runs else f"None of {of:,}"
     noun = "legal split" if of == 1 else "legal splits"
-    one = holding == 1 or not some
-    text = f"{start} {noun} {_verb(plan, one=one)}{_within(plan)}"
+    singular = holding == 1 or not runs
+    text = f"{start} {noun} {_verb(plan, singular=singular)}{_within(plan)}"
     starts = "starts and queues" if queueing == 1 else "start and queue"
     text = f"{text} · {queueing:,} {starts}" if queueing else text
     return f"{text} · {doubtful:,} may not start" if doubtful else text
@@ -114,30 +115,30 @@ def short_counts(plan: Plan) -> str:
     return text.replace(" start and queue", " queue").replace(" starts and queues", " queues")
 
 
-def _verb(plan: Plan, *, one: bool) -> str:
-    """What a split does that is feasible: ``hold a load`` where each has its own."""
+def _verb(plan: Plan, *, singular: bool) -> str:
+    """The verb of feasible splits: ``hold a load`` where each has its own."""
     if plan.kind == "training":
         return "can run"
-    return f"{'holds' if one else 'hold'} {'a' if plan.load_searched else 'the'} load"
+    return f"{'holds' if singular else 'hold'} {'a' if plan.load_searched else 'the'} load"
 
 
 def _only(plan: Plan, holding: int, queueing: int, doubtful: int) -> str:
     """The state of a plan's only split."""
     if holding:
-        return f"The only split {_verb(plan, one=True)}{_within(plan)}"
+        return f"The only split {_verb(plan, singular=True)}{_within(plan)}"
     if queueing:
         return "The only split starts and queues"
     if doubtful:
         return "The only split may not start"
-    verb = "run" if plan.kind == "training" else _verb(plan, one=False)
+    verb = "run" if plan.kind == "training" else _verb(plan, singular=False)
     return f"The only split does not {verb}{_within(plan)}"
 
 
 def _within(plan: Plan) -> str:
-    stated = len(plan.stated_limits)
-    if not stated:
+    number = len(plan.stated_limits)
+    if not number:
         return ""
-    text = " within the limit" if stated == 1 else " within the limits"
+    text = " within the limit" if number == 1 else " within the limits"
     confidence = plan.request.objective.confidence
     return text if confidence is None else f"{text} with {confidence * 100:g} % confidence"
 
@@ -157,10 +158,10 @@ def main_figures(plan: Plan, row: int) -> list[str]:
     goals = [name for name, measure in plan.measures.items() if measure.column in columns]
     limited = [name for name in plan.measures if plan.limit(name) is not None]
     names = dict.fromkeys([*goals, *limited, *plan.phrased])
-    known = [
+    figures = [
         name for name in names if name not in ("gpus", "load") and np.isfinite(plan.raw(name)[row])
     ]
-    return known[:FIGURES]
+    return figures[:FIGURES]
 
 
 def figure_text(plan: Plan, name: str, row: int) -> str:
@@ -176,7 +177,7 @@ def starts_text(plan: Plan, row: int) -> str:
 
 
 def may_miss(plan: Plan, row: int) -> bool:
-    """Whether a row that runs keeps the limits with less than ``SURE``."""
+    """True for a row that runs and keeps the limits with less than ``SURE``."""
     return plan.limited and float(plan.confidence([row])[0]) < SURE
 
 
@@ -217,13 +218,35 @@ def _facts(plan: Plan, row: int) -> Iterator[str]:
             yield text
 
 
+def hourly_text(usd_per_hour: float) -> str:
+    """``$12.8 an hour, $9,344 a month of 730 hours``."""
+    month = f"{usd(usd_per_hour * HOURS_PER_MONTH)} a month of {HOURS_PER_MONTH:,.0f} hours"
+    return f"{usd(usd_per_hour)} an hour, {month}"
+
+
+def goals_text(request: PlanRequest) -> str:
+    """The goal by its name on the pages; several goals with their weights."""
+    aim = aim_of(request)
+    if aim is not None:
+        return aims(request)[aim].title
+    goals = request.objective.goals.items()
+    return ", ".join(f"{goal} × {significant(weight, 2)}" for goal, weight in goals)
+
+
+def formats_text(candidate: Mapping[str, Any]) -> str:
+    """Number formats of a split: ``fp8 weights, bf16 cache``, or a precision of training."""
+    if precision := candidate.get("precision"):
+        return str(precision)
+    cache = f", {candidate['kv_dtype']} cache" if "kv_dtype" in candidate else ""
+    return f"{candidate.get('weight_dtype')} weights{cache}"
+
+
 def money_text(plan: Plan, row: int) -> str:
     """``4 of 8 × H100 SXM: $12.8 an hour, $9,344 a month of 730 hours``; empty without a price."""
     hour = float(plan.raw("usd_hour")[row])
     if not np.isfinite(hour):
         return ""
-    month = f"{usd(hour * HOURS_PER_MONTH)} a month of {HOURS_PER_MONTH:,.0f} hours"
-    return f"{plan.devices_text(row)}: {usd(hour)} an hour, {month}"
+    return f"{plan.devices_text(row)}: {hourly_text(hour)}"
 
 
 def range_text(plan: Plan, name: str, row: int) -> str:

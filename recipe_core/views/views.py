@@ -22,6 +22,7 @@ from recipe_core.models.spec import (
     ModelSpec,
     MoeMlp,
 )
+from recipe_core.views.columns import Column, terminal
 
 
 def model_view(model: ModelSpec, entry: CatalogEntry | None = None) -> dict[str, Any]:
@@ -90,7 +91,7 @@ def hardware_view(device: Device) -> dict[str, Any]:
 
 
 def offer_view(offer: Offer, today: date | None = None) -> dict[str, Any]:
-    """A price offer in dollars, with its source, and on a day its age and what to doubt."""
+    """A price offer in dollars, with its source, and on a day its age and doubts."""
     source = offer_sources().get(offer.source)
     return {
         **offer.model_dump(),
@@ -104,7 +105,7 @@ def offer_view(offer: Offer, today: date | None = None) -> dict[str, Any]:
 
 
 def price_view(cluster: Cluster, today: date | None = None) -> dict[str, Any]:
-    """What a device-hour of a cluster costs in dollars, and on a day its age and what to doubt."""
+    """The price of a device-hour of a cluster in dollars, and on a day its age and doubts."""
     offer = cluster.offer
     return {
         "device": cluster.device.name,
@@ -117,40 +118,33 @@ def price_view(cluster: Cluster, today: date | None = None) -> dict[str, Any]:
     }
 
 
-def offers_text(offers: Sequence[Offer], today: date | None = None) -> list[str]:
-    """Offers as the lines of a table, its headings first."""
-    rows = [_HEADINGS, *(_offer_cells(offer, today) for offer in offers)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+LINE_WIDTH = 1000
+"""Characters of a line: one an offer, however narrow the terminal, as lists are grepped."""
+
+
+def offers_text(offers: Sequence[Offer]) -> str:
+    """Offers as a table for a terminal."""
+    return terminal(offers, offer_columns(), width=LINE_WIDTH)
+
+
+def offer_columns(today: date | None = None) -> list[Column[Offer]]:
+    """Price offers: dollars, devices, terms and the doubts about them on a day."""
     return [
-        "  ".join(
-            cell.rjust(width) if k < PRICE_COLUMNS else cell.ljust(width)
-            for k, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
+        Column("$/device-hour", lambda offer: offer.usd_per_device_hour, "{:.4g}".format),
+        Column("$/machine-hour", lambda offer: offer.usd_per_machine_hour, "{:.4g}".format),
+        Column("devices", _devices_text),
+        Column("device", lambda offer: offer.device, align="left"),
+        Column("commitment", lambda offer: offer.terms, align="left"),
+        Column("region", lambda offer: offer.region or "not stated", align="left"),
+        Column("date", lambda offer: offer.date, align="left"),
+        Column("name", lambda offer: offer.name, align="left"),
+        Column("marks", lambda offer: ", ".join(offer.marks(today)), align="left"),
     ]
 
 
-PRICE_COLUMNS = 3
-"""Columns of numbers in ``offers_text``, which come first."""
-_HEADINGS = (
-    *("$/device-hour", "$/machine-hour", "devices", "device", "commitment", "region", "date"),
-    *("name", "marks"),
-)
-
-
-def _offer_cells(offer: Offer, today: date | None) -> tuple[str, ...]:
-    several = f"–{offer.most_per_node}" if offer.most_per_node else ""
-    return (
-        f"{offer.usd_per_device_hour:.4g}",
-        f"{offer.usd_per_machine_hour:.4g}",
-        f"{offer.devices_per_node}{several}",
-        offer.device,
-        offer.terms,
-        offer.region or "not stated",
-        offer.date,
-        offer.name,
-        ", ".join(offer.marks(today)),
-    )
+def _devices_text(offer: Offer) -> str:
+    maximum = f"–{offer.most_per_node}" if offer.most_per_node else ""
+    return f"{offer.devices_per_node}{maximum}"
 
 
 def _dtype_support(device: Device) -> dict[str, dict[str, Any]]:
@@ -170,22 +164,21 @@ def _dtype_support(device: Device) -> dict[str, dict[str, Any]]:
             continue
         formats[key] = row.model_dump(include={"silicon", "status", "note"}, exclude_none=True)
         formats[key]["source"] = table.sources[row.source].model_dump(exclude_none=True)
-        formats[key]["engines"] = _told_of(device, row) | row.engines
+        formats[key]["engines"] = _format_verdicts(device, row) | row.engines
     return formats
 
 
-def _told_of(device: Device, row: DtypeSupport) -> dict[str, str]:
-    """What engines that were asked say of a format: yes, no, emulated or unknown."""
-    writers = {"bitsandbytes nf4": "bitsandbytes", "GGUF": "gguf"}
-    told: dict[str, str] = {}
+def _format_verdicts(device: Device, row: DtypeSupport) -> dict[str, str]:
+    """Verdicts of engines that state one on a format: yes, no, emulated or unknown."""
+    writer = {"bitsandbytes nf4": "bitsandbytes", "GGUF": "gguf"}.get(row.encoding or "", "")
+    verdicts: dict[str, str] = {}
     for name in engine_names():
-        asked = engine(name)
-        if device.runtime in asked.runtimes and not asked.wraps:
-            writer = writers.get(row.encoding or "", "")
-            found = told_of_format(asked, device.architecture, row.dtype, writer)
-            if found is not None:
-                told[name] = "emulated" if found.emulates else found.verdict
-    return told
+        spec = engine(name)
+        if device.runtime in spec.runtimes and not spec.wraps:
+            answer = told_of_format(spec, device.architecture, row.dtype, writer)
+            if answer is not None:
+                verdicts[name] = "emulated" if answer.emulates else answer.verdict
+    return verdicts
 
 
 def engine_view(engine: Engine) -> dict[str, Any]:

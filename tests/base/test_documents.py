@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recipe_core.base import documents, errors
-from recipe_core.base.columns import _folded, aligned
 from recipe_core.base.documents import check_plain, finite, parse_json, parse_yaml, to_json
 from recipe_core.base.errors import InputError
 from recipe_core.base.numbers import Range, number_text, read_number, read_numbers
@@ -295,16 +294,3 @@ def test_numbers_are_written_as_people_read_them():
     assert band((1.0, 12.5), usd) == "$1.00 – $12.5"
     # trailing zeros stay
     assert [significant(n) for n in (1.0, 1.06, 9.7, 1234.5)] == ["1.00", "1.06", "9.70", "1,234"]
-
-
-NAMES = ("rank", "split", "tok/s")
-
-
-def test_a_table_that_fits_is_as_the_library_draws_it_and_another_is_folded():
-    rows = [["1", "tp 8 × pp 1", "3,733"], ["12", "tp 1", ""]]
-    for some in (rows, rows[:1], []):
-        fits = aligned(NAMES, some, left=("split",), width=100)
-        assert fits == _folded(NAMES, some, ("split",), 100)
-    lines = aligned(NAMES, rows, left=("split",), width=20).splitlines()
-    assert max(map(len, lines)) <= 20
-    assert len(lines) > len(rows) + 4

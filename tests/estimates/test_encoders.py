@@ -16,8 +16,8 @@ from recipe_core.plans.plans import plan, plan_candidate
 from recipe_core.recipe.decision import decide
 from recipe_core.request.schema import PlanRequest
 from recipe_core.views.charts.views import VIEWS, Focus
+from recipe_core.views.estimates import estimate_text
 from recipe_core.views.explanations.serving_time import serving_times
-from recipe_core.views.terminal import estimate_text
 from tests.fixtures.catalogues import table
 from tests.fixtures.recipes import bundle_for_request
 from tests.fixtures.rows import over

@@ -13,8 +13,8 @@ from recipe_core.plans.problem import resolve
 from recipe_core.plans.training_candidates import one_case
 from recipe_core.request.edit import change
 from recipe_core.request.schema import PlanRequest
+from recipe_core.views.estimates import estimate_text
 from recipe_core.views.explanations.training_time import STEP, training_times
-from recipe_core.views.terminal import estimate_text
 from tests.fixtures.catalogues import table
 from tests.fixtures.training import training_request
 

@@ -17,8 +17,7 @@ from recipe_core.plans.problem import resolve
 from recipe_core.plans.training_candidates import one_case
 from recipe_core.request.edit import change
 from recipe_core.request.schema import PlanRequest
-from recipe_core.views.tables import state_text
-from recipe_core.views.terminal import plan_text
+from recipe_core.views.plans import plan_text, state_text
 from tests.fixtures.catalogues import DATA, table
 from tests.fixtures.training import training_request, training_setting, training_values
 

@@ -21,7 +21,7 @@ from recipe_core.plans.plans import plan
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.size import SizeRequest
 from recipe_core.sizing.market import choices
-from recipe_core.views.terminal import plan_text
+from recipe_core.views.plans import plan_text
 from recipe_core.views.views import hardware_view
 from scripts.edge_speeds import ratios
 from tests.fixtures.command_line import recipe

@@ -28,7 +28,7 @@ from recipe_core.plans.serving_plan import ServingPlan
 from recipe_core.plans.slos import keeping
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT, from_query
-from recipe_core.views.terminal import plan_text
+from recipe_core.views.plans import plan_text
 from tests.conftest import request_values
 from tests.fixtures.rows import over, table
 from tests.fixtures.sizes import examples

@@ -20,8 +20,9 @@ from recipe_core.request.link import from_query
 from recipe_core.targets.by_hand import read_addresses
 from recipe_core.views import overview
 from recipe_core.views.charts.views import VIEWS
-from recipe_core.views.report import html_report, sections
-from recipe_core.views.report.html import _chart
+from recipe_core.views.columns import texts
+from recipe_core.views.estimates import figure_rows, memory_facts
+from recipe_core.views.report import _chart_markup, html_report, sections
 from tests.conftest import make_request
 from tests.fixtures.recipes import bundle_for_request, recipe_for_request, recipe_of
 from tests.fixtures.rows import table
@@ -73,11 +74,11 @@ def test_a_report_is_small_loads_nothing_and_has_all_of_the_recipe_and_every_vie
     assert len(html.encode()) < 6_000_000
     assert html.count('"showSendToCloud":false') + html.count('"showSendToCloud": false') >= 4
     said = [bundle.recipe.digest, "python launch.py up"]
-    for row in overview.expected(bundle.recipe):
+    for row in figure_rows(bundle.recipe.kind, bundle.recipe.estimate):
         said += [row.label, row.value, row.low]
     said += [reason for reason in bundle.targets.values() if isinstance(reason, str)]
-    for origin in overview.origins(bundle.recipe):
-        said += [origin.name, origin.why]
+    for origin in overview.option_origins(bundle.recipe):
+        said += [origin.name, overview.LAYER_TEXTS[origin.layer]]
     assert [text for text in said if text not in seen.text] == []
     chapters = sections(bundle, splits, (), read_addresses("", bundle.context.nodes))
     assert seen.headings == [section.title for section in chapters]
@@ -119,57 +120,58 @@ def test_text_of_a_request_is_never_markup(tiny_config):
     assert "alert(1)" in seen.text
     assert "<script>alert(1)" not in html
     points = go.Scatter(x=[1, 2], y=[3, 4], mode="markers", name="</script>")
-    chart = str(_chart(go.Figure(points), "c"))
+    chart = str(_chart_markup(go.Figure(points), "c"))
     assert chart.count("</script>") == chart.count("<script")
 
 
 def test_every_option_has_its_flag_value_and_layer():
     built = recipe_of()
-    rows = {row.name: row for row in overview.origins(built)}
+    rows = {row.name: row for row in overview.option_origins(built)}
     assert rows["--tensor-parallel-size"].value == str(built.candidate["tp"])
     assert rows["--tensor-parallel-size"].layer == "objective"
     assert len(rows) == len(built.candidate) + len(built.engine.options) + len(built.environment)
     assert set(overview.LAYER_TEXTS) == set(LAYERS)
-    stated = overview.origins(recipe_of(candidate={"engine": "vllm", "tp": 8, "pp": 1, "dp": 1}))
-    assert stated[0].layer == "user"  # what a person stated comes first
-    order = [LAYERS.index(row.layer) for row in stated]
+    candidate = {"engine": "vllm", "tp": 8, "pp": 1, "dp": 1}
+    origins = overview.option_origins(recipe_of(candidate=candidate))
+    assert origins[0].layer == "user"  # what a person stated comes first
+    order = [LAYERS.index(row.layer) for row in origins]
     assert order == sorted(order, reverse=True)
 
 
 @named
 def test_memory_adds_up_and_figures_have_a_basis(name):
     built = recipe_for_request(request_of(name))
-    memory = overview.memory(built)
+    memory = memory_facts(built.estimate)
     beside = ("Total", "Cache capacity", "Prefill pool")
     parts = [float(memory[label].split()[0]) for label in memory if label not in beside]
     total = built.estimate["memory"]["total_bytes"]
     assert sum(parts) == pytest.approx(total / 2**30, abs=0.05 * len(parts))
     assert memory["Total"].startswith(gib(total))
-    assert all(row.basis and row.value for row in overview.expected(built))
+    assert all(row.basis and row.value for row in figure_rows(built.kind, built.estimate))
 
 
 def test_cost_per_token_has_the_range_of_output_and_fallbacks_and_pools_are_said():
     built = recipe_for_request(request_of("serving"))
-    rows = {row.label: row for row in overview.expected(built)}
+    rows = {row.label: row for row in figure_rows(built.kind, built.estimate)}
     cost, output = rows["Cost per million output tokens"], rows["Output per device"]
     low, value, high = (float(text.lstrip("$")) for text in (cost.low, cost.value, cost.high))
     assert low < value < high
     least, most = (float(text.split()[0]) for text in (output.low, output.high))
     assert high / low == pytest.approx(most / least, rel=0.02)
-    rows = overview.fallback_rows(built)
-    kinds = [row["Instead"] for row in rows]
-    assert {"Next best", "Fewer devices", "Other devices"} <= set(kinds)
-    assert all(row["Figures"] for row in rows)
-    assert "weights in fp8" in {row["Change"] for row in rows if row["Instead"] == "Other formats"}
-    assert "tokens" in next(row["Change"] for row in rows if row["Instead"] == "Shorter context")
+    rows = texts(built.fallbacks, overview.fallback_columns(built))
+    changes = {(kind, change) for kind, _, _, change, _ in rows}
+    assert {"Next best", "Fewer devices", "Other devices"} <= {kind for kind, _ in changes}
+    assert all(figures for *_, figures in rows)
+    assert ("Other formats", "weights in fp8") in changes
+    assert any(kind == "Shorter context" and "tokens" in change for kind, change in changes)
     built = recipe_for_request(request_of("pools"))
-    assert overview.facts(built)["Split"] == "tp 4, prefill on tp 4"
-    assert "Prefill pool" in overview.memory(built)
+    assert overview.recipe_facts(built)["Split"] == "tp 4, prefill on tp 4"
+    assert "Prefill pool" in memory_facts(built.estimate)
     pools = {"replicas": 2, "prefill": built.candidate["prefill"] | {"replicas": 3}}
     name = labels.split_name(built.candidate | pools)
     assert name == "2 × (tp 4), prefill on 3 × tp 4"
-    assert overview.stated(CandidateRequest(tp=2)) == "tp 2"
-    assert overview.stated(CandidateRequest(tp=2, pp=1, dp=4)) == "tp 2 · dp 4"
+    assert overview.stated_split(CandidateRequest(tp=2)) == "tp 2"
+    assert overview.stated_split(CandidateRequest(tp=2, pp=1, dp=4)) == "tp 2 · dp 4"
 
 
 def test_the_same_split_elsewhere_is_estimated_or_refused_and_can_be_taken():

@@ -16,6 +16,7 @@ from recipe_core.request.link import DEFAULT, left_out
 from recipe_core.targets.start_command import start_command, start_words
 from recipe_core.views import charts
 from recipe_core.views import side_by_side as side
+from recipe_core.views.columns import csv_bytes, parquet_bytes
 from recipe_core.views.side_by_side import NOTHING, Choice, value
 from tests.conftest import LLAMA_70B
 from tests.fixtures.rows import table
@@ -147,13 +148,13 @@ def test_files_hold_every_figure_with_its_band_and_no_name_as_a_formula():
     assert written["devices_there"][3] == 8
     months = (written["usd_per_hour"] * HOURS_PER_MONTH).to_numpy()
     assert written["usd_per_month"].to_numpy() == pytest.approx(months, nan_ok=True)
-    read = pd.read_parquet(io.BytesIO(side.to_parquet(written)))
+    read = pd.read_parquet(io.BytesIO(parquet_bytes(written)))
     pd.testing.assert_frame_equal(read, written)
-    read = pd.read_csv(io.BytesIO(side.to_csv(written)))
+    read = pd.read_csv(io.BytesIO(csv_bytes(written)))
     assert read["tpot_s"].to_numpy() == pytest.approx(written["tpot_s"].to_numpy(), nan_ok=True)
     names = ["=1+1", "+1", "-1", "@x", '=HYPERLINK("http://e.example")', "plain"]
     several = [Choice(name, REQUESTS["eight"], error="=cmd") for name in names]
-    read = pd.read_csv(io.BytesIO(side.to_csv(side.frame(several))))
+    read = pd.read_csv(io.BytesIO(csv_bytes(side.frame(several))))
     assert list(read["name"]) == [*(f"'{name}" for name in names[:-1]), "plain"]
     assert not any(text.startswith(("=", "+", "-", "@")) for text in read["state"])
 

@@ -7,9 +7,8 @@ import pytest
 from recipe_core.request.size import SizeRequest
 from recipe_core.sizing.answer import Answer
 from recipe_core.sizing.size import size
-from recipe_core.views import charts, size_later, size_tables, size_view
+from recipe_core.views import charts, columns, size_text, size_view
 from recipe_core.views.charts.size import frontier
-from recipe_core.views.size_text import size_text
 from tests.fixtures.rows import table
 
 
@@ -95,9 +94,9 @@ def test_growth_marks_the_next_unit_and_owning_meets_renting_where_the_curves_do
         at = [mark.x[0] for mark in marks if mark.name.startswith(size_view.short(row))]
         month = row["growth"]["next_unit_month"]
         assert at == ([] if month is None else [month])
-        said = " ".join(size_later.growth_sentences(row))
+        said = " ".join(size_text.growth_sentences(row))
         assert month is None or f"Month {month} needs" in said
-    cheapest = size_later.cheapest_sentence(answer()["growth"], answer()["devices"])
+    cheapest = size_text.cheapest_sentence(answer()["growth"], answer()["devices"])
     assert "Cheapest over all months" in cheapest
     bought = answer()["best"]["purchase"]
     figure = charts.owned_or_rented(bought)
@@ -107,27 +106,27 @@ def test_growth_marks_the_next_unit_and_owning_meets_renting_where_the_curves_do
     assert up_front[month] <= rented[month]
     assert up_front[month - 1] > rented[month - 1]
     assert written_off[0] == 0
-    said = " ".join(size_later.purchase_sentences(answer()["best"]))
+    said = " ".join(size_text.purchase_sentences(answer()["best"]))
     assert f"has paid after {month} months" in said
     assert "By the hours of a day" in said
 
 
 def test_text_tells_what_comes_after_of_the_best_and_energy_where_it_is_asked(monkeypatch):
     monkeypatch.setenv("COLUMNS", "240")
-    text = size_text(found("service", tpot_ms=40.0))
+    text = size_text.size_text(found("service", tpot_ms=40.0))
     best = answer()["best"]
     lines = text.splitlines()
-    said = [*size_later.growth_sentences(best)]
-    said.append(size_later.cheapest_sentence(answer()["growth"], answer()["devices"]))
-    assert f"growth: {' '.join(said)}" in lines
-    for name, words in size_later.availability_rows(best).items():
+    assert lines[0] == size_view.split_sentence(best)
+    growth = [*size_text.growth_sentences(best)]
+    growth.append(size_text.cheapest_sentence(answer()["growth"], answer()["devices"]))
+    assert f"growth: {' '.join(growth)}" in lines
+    for name, words in size_text.availability_facts(best).items():
         assert f"  {name}: {words}" in lines
-    assert f"purchase: {' '.join(size_later.purchase_sentences(best))}" in lines
+    assert f"purchase: {' '.join(size_text.purchase_sentences(best))}" in lines
     assert "J/token" not in text
-    watts = size_text(found("service", tpot_ms=40.0, watts=20000.0)).splitlines()
-    head = next(line.split() for line in watts if "J/token" in line)
-    assert head[head.index("W") : head.index("sure")] == ["W", "J/token"]
-    assert any(f" {best['watts']:,.0f} " in line for line in watts)
+    watts = size_text.size_text(found("service", tpot_ms=40.0, watts=20000.0))
+    assert "J/token" in watts
+    assert f" {best['watts']:,.0f} " in watts
 
 
 def test_a_price_to_doubt_is_marked_and_a_verdict_says_what_is_lacking_or_would_win():
@@ -136,8 +135,8 @@ def test_a_price_to_doubt_is_marked_and_a_verdict_says_what_is_lacking_or_would_
     for text in (size_view.sentence, size_view.price_text, size_view.money):
         assert size_view.DOUBT in text(row)
         assert size_view.DOUBT not in text(sure)
-    texts = [*size_later.purchase_sentences(row)[:2], size_tables.offer_rows(row)["Price"]]
-    texts.append(size_later.availability_rows(row)["Cost with spares"])
+    texts = [*size_text.purchase_sentences(row)[:2], size_view.offer_facts(row)["Price"]]
+    texts.append(size_text.availability_facts(row)["Cost with spares"])
     assert all(size_view.DOUBT in text for text in texts)
     good, said = size_view.verdict(answer(1.0))
     assert not good
@@ -154,11 +153,14 @@ def test_a_price_to_doubt_is_marked_and_a_verdict_says_what_is_lacking_or_would_
 
 def test_tables_hold_every_row():
     for found in (answer(), training()):
-        frame = size_tables.devices_frame(found)
-        assert len(frame) == len(found["devices"])
-        assert {"month", "confidence", "price", "wins"} <= set(frame)
-        assert ("run" in frame) == (found is training())
+        rows = found["devices"]
+        table = columns.frame(rows, size_view.size_columns(rows))
+        assert len(table) == len(rows)
+        assert table["month"].tolist() == [row["usd_per_month"] for row in rows]
+        assert {"confidence", "price", "wins"} <= set(table)
+        assert ("run" in table) == (found is training())
         row = found["best"]
-        assert len(size_tables.ladder_frame(row)) == len(row["ladder"])
-        assert len(size_tables.headroom_rows(row)) == 1
-    assert len(size_tables.refused_rows(answer())) == len(answer()["refused"])
+        texts = columns.texts(row["ladder"], size_view.size_columns(row["ladder"], ladder=True))
+        assert [cells[0] for cells in texts] == [size_view.rented(rung) for rung in row["ladder"]]
+        assert len(size_view.headroom_rows(row)) == 1
+    assert len(columns.texts(answer()["refused"], size_view.REFUSED)) == len(answer()["refused"])

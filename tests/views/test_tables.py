@@ -10,6 +10,8 @@ from recipe_core.plans.plans import plan
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT
 from recipe_core.views import charts, exports, tables
+from recipe_core.views.columns import csv_bytes, parquet_bytes
+from recipe_core.views.plans import HOLDS, QUEUES, UNCERTAIN, split_columns, state_text
 from tests.fixtures.plans import BESIDE, LONG, planned
 
 REQUEST = change(DEFAULT, {"model": "Qwen/Qwen3-32B", "objective.limits.tpot_ms": 60.0})
@@ -46,12 +48,11 @@ def test_tables_have_columns_for_what_differs_and_states_and_digits_of_sentences
     assert (states[splits.queues[splits.order]].str.startswith("queues: ")).all()
     assert set(states[splits.holds[splits.order]]) <= {"holds"}
     four, two = (splits.find(f"vllm.bf16.bf16.tp{tp}.pp1.dp1.ep1") for tp in (4, 2))
-    assert tables.state_text(splits, four) == f"queues: {splits.held_text(four)}"
-    assert tables.state_text(splits, two).startswith("uncertain: starts with ")
+    assert state_text(splits, four) == f"queues: {splits.held_text(four)}"
+    assert state_text(splits, two).startswith("uncertain: starts with ")
     splits = planned()
-    texts = tables.digits_of(splits)
+    texts = {column.key: column.show for column in split_columns(splits)}
     assert (texts["usd"](1.0), texts["gpus"](8.0)) == ("1.00", "8")
-    assert texts["concurrency"](float("nan")) == "–"
     row = splits.best_row
     frame = tables.splits_frame(splits, [row])
     assert f"{texts['output'](frame['output'][0])} tok/s" == splits.text("output", row)
@@ -66,17 +67,17 @@ def test_filters_keep_what_they_name():
     assert filtered().tolist() == splits.order.tolist()
     mine = filtered(by=(("device", ("MI300X",)),))
     assert {splits.cluster_title(int(row)) for row in mine} == {"MI300X"}
-    queueing = filtered(states=(tables.QUEUES,))
+    queueing = filtered(states=(QUEUES,))
     assert splits.queues[queueing].all()
     assert len(queueing) == splits.queues[splits.order].sum()
-    four = filtered(devices=(4,), states=(tables.HOLDS,))
+    four = filtered(devices=(4,), states=(HOLDS,))
     assert set(splits.raw("gpus")[four]) == {4}
     assert not splits.queues[four].any()
     assert set(splits.clusters_of_rows[filtered(front=splits.axes)]) == {0, 1}
     loads = {f"{load} in flight" for load in (16, 64, 512)}
     assert set(tables.group_titles(splits, "load")) == loads
-    assert tables.states_of(splits) == [tables.HOLDS, tables.QUEUES, tables.UNCERTAIN]
-    doubtful = filtered(states=(tables.UNCERTAIN,))
+    assert tables.states_of(splits) == [HOLDS, QUEUES, UNCERTAIN]
+    doubtful = filtered(states=(UNCERTAIN,))
     assert len(doubtful)
     assert splits.uncertain[doubtful].all()
     assert 4 in tables.device_counts(splits)
@@ -90,9 +91,9 @@ def test_a_table_reads_back_as_it_was_written():
     said = ["Key", "Split", "State", "Keeps the limits (%)"]
     assert list(frame.columns) == [*said, *measured, "Devices"]
     assert len(frame) == len(splits.order)
-    written = exports.csv_of(frame)
+    written = csv_bytes(frame)
     assert written.startswith(b"\xef\xbb\xbfKey,")
-    stored = io.BytesIO(exports.parquet_of(frame))
+    stored = io.BytesIO(parquet_bytes(frame))
     for read in (pd.read_csv(io.BytesIO(written)), pd.read_parquet(stored)):
         assert read["Split"].tolist() == frame["Split"].tolist()
         for name in frame.columns[3:]:

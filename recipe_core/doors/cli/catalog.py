@@ -148,8 +148,7 @@ def hardware_command(
     _print_entries(name, as_json, device_names(announced=True), show, line)
     if name is not None and not as_json:
         typer.echo("offers:")
-        for row in offers_text(offers_of(profile(name))):
-            typer.echo(f"  {row}")
+        typer.echo(offers_text(offers_of(profile(name))))
 
 
 def _detect_machine(name: str | None, as_json: bool) -> None:
@@ -239,8 +238,7 @@ def offers_command(
         emit([offer_view(offer) for offer in offers])
         return
     shown = offers if everything else offers[:SHOWN]
-    for line in offers_text(shown):
-        typer.echo(line)
+    typer.echo(offers_text(shown))
     if offers[len(shown) :]:
         typer.echo(f"{len(shown)} of {len(offers):,} offers; --all shows every one.")
 

@@ -47,7 +47,7 @@ def plan_command(
     """Judge and rank every split over the cluster."""
     from recipe_core.doors.answers import plan_json
     from recipe_core.doors.public import plan
-    from recipe_core.views.terminal import plan_text
+    from recipe_core.views.plans import plan_text
 
     corrections = learn_own_runs(measured, no_calibration)
     values = plan_request(request, corrections)
@@ -128,7 +128,7 @@ def estimate_command(
     """Estimate the split in REQUEST.candidate, or the best that matches it; .jsonl: every line."""
     from recipe_core.doors.answers import estimate_json
     from recipe_core.plans.plans import plan_candidate
-    from recipe_core.views.terminal import estimate_text
+    from recipe_core.views.estimates import estimate_text
 
     if request.endswith(".jsonl"):
         if traced:

@@ -264,12 +264,12 @@ def plan_request(source: str, corrections: Any = None) -> Any:
         return PlanRequest.parse(values)
     from recipe_core.request.size import SizeRequest
     from recipe_core.sizing.size import size
-    from recipe_core.views.size_text import chosen_text
+    from recipe_core.views.size_text import choice_text
 
     with working("Sizing every device …"):
         sizing = size(SizeRequest.parse(values), corrections=corrections)
         request = sizing.choice
-    typer.echo(chosen_text(sizing), err=True)
+    typer.echo(choice_text(sizing), err=True)
     return request
 
 

@@ -81,7 +81,7 @@ def build_command(
     """Plan, pick the best split (or the request's candidate) and write the bundle."""
     from recipe_core.bundle.write import write_bundle
     from recipe_core.estimates.columns.standing import by_default
-    from recipe_core.views.terminal import build_text
+    from recipe_core.views.overview import build_text
 
     corrections = learn_own_runs(None, no_calibration)
     values = plan_request(request, corrections)
@@ -189,7 +189,7 @@ def lock_command(
 
 def _verify_pins(recipe: Any, pins: Any, model: Path | None, as_json: bool) -> NoReturn:
     from recipe_core.recipe.lockcheck import verify_lock
-    from recipe_core.views.terminal import lock_text
+    from recipe_core.views.overview import lock_text
 
     comparison = verify_lock(recipe, pins, model)
     differs = any(item.level == "differs" for item in comparison)
@@ -225,7 +225,7 @@ def resolve_command(
     from recipe_core.bundle.verify import read_bundle
     from recipe_core.bundle.write import write_bundle
     from recipe_core.recipe.resolve import hardware_named, machine_of, recipe_for, resolve
-    from recipe_core.views.terminal import resolved_text
+    from recipe_core.views.overview import resolved_text
 
     recipe, machine = read_bundle(bundle).recipe, hardware_named(hardware, files=True)
     resolution = resolve(recipe, machine_of(machine, recipe))
@@ -285,7 +285,7 @@ def convert_command(
     from recipe_core.bundle.write import write_bundle
     from recipe_core.commands.ground import Ground
     from recipe_core.recipe.convert import convert
-    from recipe_core.views.terminal import conversion_text
+    from recipe_core.views.overview import conversion_text
 
     published, device = _read_source(source, ground["hardware"], choice)
     if device is None:

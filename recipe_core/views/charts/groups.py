@@ -10,18 +10,11 @@ import numpy as np
 
 from recipe_core.base.arrays import Bool, Int
 from recipe_core.plans.plan import Plan
+from recipe_core.views.plans import GROUPS as TITLES
 
 COLOURED = 8
 """Groups with a colour of their own; the others are drawn together."""
 OTHERS = "Others"
-TITLES = {
-    "device": "Device",
-    "load": "Load",
-    "engine": "Engine",
-    "weight_dtype": "Weight format",
-    "kv_dtype": "Cache format",
-}
-"""Groupings of splits, in the order in which a chart chooses."""
 
 
 @dataclass(frozen=True, slots=True)

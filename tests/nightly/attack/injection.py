@@ -142,7 +142,7 @@ def _snippets(bundle: Bundle, shell: Shell) -> Iterator[str]:
     commands = [c for c in snippets.command_line(parameters, name) if c.startswith("recipe build")]
     (program,) = shell.run("\n".join(commands))
     stated = [word for word in program["argv"] if "=" in word]
-    for key, value in snippets.stated(parameters).items():
+    for key, value in snippets.changed_parameters(parameters).items():
         text = value if isinstance(value, str) else json.dumps(value)
         if f"{key}={text}" not in stated:
             yield f"the command line lacks {key}={text!r:.100}"

@@ -1,0 +1,241 @@
+"""One estimate as figures and memory, for terminal, pages and reports, and in full as text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from recipe_core.base.labels import RUN_SHARES, TRAINING_CAUSES, TRAINING_MEMORY, split_name
+from recipe_core.base.text_rows import MEMORY, TextRow, is_pooled, memory_parts, text_rows
+from recipe_core.base.units import chance_text, count, duration, gib, rate, significant, usd
+from recipe_core.plans.measures import days, kept, utilisation
+from recipe_core.views.columns import Column, quantity
+from recipe_core.views.plans import change_lines
+from recipe_core.views.reinforcement_text import reinforcement_lines
+from recipe_core.views.verdict import formats_text
+
+LEAST_FAILURES = 0.001
+"""Expected failures below which nobody cares how many."""
+_CAN_RUN = {
+    True: "yes: it can run",
+    None: "uncertain: estimates do not tell whether it starts",
+    False: "no: it cannot run",
+}
+
+
+# --- figures -------------------------------------------------------------------------------------
+
+
+def figure_rows(kind: str, estimate: Mapping[str, Any]) -> list[TextRow]:
+    """Figures of an estimate with ranges and basis, then money, power and accuracy."""
+    rest = _serving_figures(estimate) if kind == "serving" else _training_figures(estimate)
+    return [*text_rows(kind, estimate), *rest]
+
+
+def _row(
+    estimate: Mapping[str, Any],
+    label: str,
+    value: float | None,
+    show: Callable[[float], str],
+    figure: str = "",
+    basis: str = "",
+) -> Iterator[TextRow]:
+    """A figure; none where it is unknown, no range in recipes made before it had one."""
+    if value is None:
+        return
+    ends = estimate["bands"].get(figure)
+    low, high = (show(ends[0]), show(ends[1])) if ends else ("", "")
+    yield TextRow(label, show(value), low, high, estimate["basis"].get(basis or figure, "computed"))
+
+
+def _serving_figures(estimate: Mapping[str, Any]) -> Iterator[TextRow]:
+    cost, serving = estimate["cost"], estimate["serving"]
+    name = "output_tokens_per_s_per_gpu"
+    tokens = "usd_per_million_output_tokens"
+    if is_pooled(estimate):
+        tokens = "usd_per_million_input_tokens_alone"
+        label = "Cost per million input tokens"
+    else:
+        yield from _row(estimate, "Output per device", serving[name], rate, name)
+        label = quantity("usd").title
+    if cost["usd_per_hour"] is not None:
+        yield from _row(estimate, label, cost[tokens], usd, tokens, "usd_per_hour")
+    yield from _hourly(estimate)
+    yield from _accuracy(estimate.get("accuracy"))
+
+
+def _hourly(estimate: Mapping[str, Any]) -> Iterator[TextRow]:
+    hour, watts = quantity("usd_hour"), quantity("watts")
+    basis = "usd_per_hour"
+    yield from _row(estimate, hour.title, estimate["cost"].get(basis), hour.show, basis=basis)
+    yield from _row(estimate, watts.title, estimate["energy"]["watts"], watts.show, basis="watts")
+
+
+def _accuracy(accuracy: Mapping[str, Any] | None) -> Iterator[TextRow]:
+    """The accuracy that narrower formats retain; nothing where none is narrower."""
+    if not accuracy or not accuracy["techniques"]:
+        return
+    label, names = quantity("accuracy").title, " and ".join(accuracy["techniques"])
+    if accuracy["value"] is None:
+        yield TextRow(label, "unknown", "", "", f"{names}: {accuracy['basis']}")
+    else:
+        value, low, high = (kept(accuracy[end]) for end in ("value", "low", "high"))
+        yield TextRow(label, value, low, high, names)
+
+
+def _training_figures(estimate: Mapping[str, Any]) -> Iterator[TextRow]:
+    run, cost = estimate.get("run") or {}, estimate["cost"]
+    # recipes of earlier versions have no HFU, and those without recomputation none of their own
+    values = {name: estimate["training"].get(name) for name in ("mfu", "hfu")}
+    values["goodput"] = run.get("goodput") or None
+    for name, value in values.items():
+        measure = quantity(name, training=True)
+        yield from _row(estimate, measure.title, value, utilisation, basis=name)
+    wall, usd_run = quantity("wall", training=True), quantity("usd_run", training=True)
+    yield from _row(estimate, wall.title, run.get("wall_s") or None, days)
+    yield from _row(estimate, usd_run.title, cost.get("usd"), usd, basis="usd_per_hour")
+    yield from _hourly(estimate)
+
+
+def range_of_row(row: TextRow) -> str:
+    """The range that measured runs are expected in; empty where unknown."""
+    return f"{row.low} – {row.high}" if row.low else ""
+
+
+FIGURES: list[Column[TextRow]] = [
+    Column("Figure", lambda row: row.label, align="left"),
+    Column("Estimate", lambda row: row.value),
+    Column("Likely range", range_of_row),
+    Column("Basis", lambda row: row.basis, align="left"),
+]
+"""Columns of ``figure_rows``."""
+
+
+def memory_facts(estimate: Mapping[str, Any]) -> dict[str, str]:
+    """Parts of the fullest device's memory, their total, and what the cache holds."""
+    memory = estimate["memory"]
+    if "training" in estimate:
+        parts = {label: memory[f"{name}_bytes"] for name, label in TRAINING_MEMORY.items()}
+    else:
+        # recipes of earlier versions have no encoders
+        named_parts = memory_parts({"encoder_bytes": 0, **memory})
+        parts = {MEMORY[name]: value for name, value in named_parts.items()}
+    facts = {label: gib(value) for label, value in parts.items() if value}
+    facts["Total"] = _total_text(memory)
+    if memory.get("kv_cache_tokens"):
+        tokens, requests = memory["kv_cache_tokens"], memory["max_concurrency"]
+        facts["Cache capacity"] = f"{tokens:,} tokens, {requests:,} requests"
+    if prefill := memory.get("prefill"):
+        facts["Prefill pool"] = _total_text(prefill)
+    return facts
+
+
+def _total_text(memory: Mapping[str, Any]) -> str:
+    return f"{gib(memory['total_bytes'])} of {gib(memory['usable_bytes'])} usable"
+
+
+# --- in full -------------------------------------------------------------------------------------
+
+
+def estimate_text(
+    candidate: Mapping[str, Any],
+    answer: Mapping[str, Any],
+    rows: Iterable[tuple[str, str]] = (),
+) -> str:
+    """The estimate of one split for serving or training, with bands.
+
+    ``rows``: stand below it, such as the price of a device-hour.
+    """
+    lines = [f"{split_name(candidate)}, {candidate['engine']}, {formats_text(candidate)}"]
+    if not answer["feasible"]:
+        return "\n".join([*lines, "cannot run:", *(f"  {reason}" for reason in answer["reasons"])])
+    kind = "training" if "training" in answer else "serving"
+    lines += _pairs(memory_facts(answer).items())
+    for row in figure_rows(kind, answer):
+        beside = ", ".join(filter(None, (range_of_row(row), row.basis)))
+        lines.append(f"  {row.label:32} {row.value:>14}   {beside}")
+    if kind == "training":
+        lines += [*_step_lines(answer), *reinforcement_lines(answer)]
+        lines += _run_lines(answer["run"], answer["cost"])
+    return "\n".join([*lines, *_pairs(rows), *(f"  note: {note}" for note in answer["notes"])])
+
+
+def _pairs(rows: Iterable[tuple[str, str]]) -> list[str]:
+    return [f"  {label:32} {value:>14}" for label, value in rows]
+
+
+def _step_lines(answer: Mapping[str, Any]) -> Iterator[str]:
+    """The parts of a step, the longest first."""
+    yield "parts of a step:"
+    parts = sorted(answer["breakdown_s"]["step"].items(), key=lambda item: -item[1])
+    for name, seconds in parts:
+        share = seconds / answer["training"]["step_s"]
+        if share > 0.001:
+            label = TRAINING_CAUSES.get(name, name)
+            yield f"  {label:32} {duration(seconds):>14} {share:6.1%}"
+
+
+def _run_lines(run: Mapping[str, Any], cost: Mapping[str, Any]) -> list[str]:
+    """The whole run and its phases, what takes its time, failures and checkpoints."""
+    lines, phases = [], run.get("phases") or []
+    if run["wall_s"]:
+        several = f" in {len(phases)} phases" if phases else ""
+        price = f", {usd(cost['usd'])}" if cost["usd"] else ""
+        lines.append(f"run: {run['steps']:,.0f} steps{several}, {days(run['wall_s'])}{price}")
+    lines += [
+        f"  {count(phase['tokens']):>8} tokens in steps of {phase['global_batch']:,} × "
+        f"{phase['sequence_length']:,}: {phase['steps']:,.0f} steps of {duration(phase['step_s'])}"
+        f", {days(phase['wall_s'])}"
+        for phase in phases
+    ]
+    lines.append(
+        f"goodput {run['goodput']:.1%}, MFU of the whole run {run['mfu']:.1%}; time goes to"
+    )
+    shares = sorted(run["time_shares"].items(), key=lambda item: -item[1])
+    lines += [f"  {RUN_SHARES[name]:32} {part:>14.2%}" for name, part in shares if part > 0.00005]
+    often = (run.get("failures") or 0.0) >= LEAST_FAILURES
+    failed = f" ({significant(run['failures'])} expected in the run)" if often else ""
+    lines.append(f"a failure every {days(run['mtbf_s'])}{failed}{_spares(run)}")
+    size, interval = gib(run["checkpoint_bytes"]), duration(run["checkpoint_interval_s"])
+    stall = duration(run["checkpoint_stall_s"])
+    return [*lines, f"checkpoint of {size} every {interval}, which stops training for {stall}"]
+
+
+def _spares(run: Mapping[str, Any]) -> str:
+    """The probability that a spare node takes over, where nodes stand by."""
+    if run.get("spares_suffice") is None:
+        return ""
+    return f"; a spare takes over with a probability of {chance_text(run['spares_suffice'])}"
+
+
+def check_text(answer: dict[str, Any]) -> str:
+    """A verdict with its reasons, a better split, and changes that make it run."""
+    verdict = _CAN_RUN[answer["ok"]]
+    if answer.get("confidence") is not None:
+        sure = chance_text(answer["confidence"])
+        verdict += f"; it keeps the limits with a probability of {sure}"
+    lines = [verdict]
+    if answer["ok"] is None:
+        lines += [f"  why: {reason}" for reason in answer["reasons"]]
+    lines.append(estimate_text(answer["candidate"], answer["estimate"]))
+    if answer.get("unread"):
+        lines.append(f"not checked: {' '.join(answer['unread'])}")
+    better = answer["better"]
+    if better is not None:
+        lines.append(f"better: {split_name(better['candidate'])}: {_speed(better['estimate'])}")
+    return "\n".join([*lines, *change_lines(answer["changes"], answer["candidate"])])
+
+
+def _speed(answer: Mapping[str, Any]) -> str:
+    if training := answer.get("training"):
+        return f"{rate(training['tokens_per_s'])}, {duration(training['step_s'])} per step"
+    return serving_speed(answer)
+
+
+def serving_speed(answer: Mapping[str, Any]) -> str:
+    """Throughput and time per output token, or per request, of an estimate, in one phrase."""
+    serving = answer["serving"]
+    if is_pooled(answer):
+        tokens = f"{rate(serving['input_tokens_per_s'])} of input"
+        return f"{tokens}, {duration(serving['request_latency_s'])} per request"
+    return f"{rate(serving['output_tokens_per_s'])}, {duration(serving['tpot_s'])} per output token"

@@ -1,0 +1,313 @@
+"""A plan's splits as a table, for terminal and pages, and the whole plan as text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter, itemgetter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from recipe_core.base.arrays import Bool, Float, Int
+from recipe_core.base.labels import split_name
+from recipe_core.base.units import chance_text, range_text, rounded, significant
+from recipe_core.plans.measures import Measure, whole
+from recipe_core.plans.plan import Plan
+from recipe_core.plans.rows import TIED
+from recipe_core.views.calibrated import calibrated_lines
+from recipe_core.views.columns import Column, terminal
+from recipe_core.views.verdict import counts, percent
+
+if TYPE_CHECKING:  # importing it would slow every plan down
+    from recipe_core.plans.sensitivity import Flip
+
+Record = Mapping[str, Any]
+GROUPS = {
+    "device": "Device",
+    "load": "Load",
+    "engine": "Engine",
+    "weight_dtype": "Weight format",
+    "kv_dtype": "Cache format",
+}
+"""Differences of splits beside their degrees, in the order in which a chart chooses."""
+HOLDS, QUEUES, UNCERTAIN = "holds", "queues", "uncertain"
+FRONT = "◆"
+REFUSALS_SHOWN = 12
+BEATEN_SHOWN = 5
+STATE_PRICE = "State usd_per_device_hour of its hardware"
+_NUMBER = re.compile(r"\d[\d.,]*")
+
+
+# --- columns -------------------------------------------------------------------------------------
+
+
+def split_values(
+    plan: Plan, rows: Sequence[int] | Int, *, ranges: bool = False, digits: int | None = None
+) -> dict[str, Any]:
+    """Rows of a plan by column: key, name, what they differ in, every measure in its unit.
+
+    ``label`` is a split in full, ``split`` its degrees alone, ``state`` its state as text; with
+    limits ``sure`` is the probability that they hold, in percent.
+
+    Args:
+        plan: the plan.
+        rows: its rows.
+        ranges: with the ends of the 80 % band of every measure that has one, as columns of their
+            own (``tpot_low``, ``tpot_high``) and as text (``tpot_likely``).
+        digits: significant digits of figures; all by default.
+    """
+    index = np.asarray(rows, dtype=int)
+    numbers = index.tolist()
+    values: dict[str, Any] = {
+        "key": [plan.key(row) for row in numbers],
+        "label": plan.labels(index),
+        "split": [split_name(candidate) for candidate in plan.candidates(index)],
+        "state": [state_text(plan, row) for row in numbers],
+    }
+    for name in GROUPS:
+        if name in plan.differs and name not in plan.measures:
+            values[name] = [group_title(plan, name, row) for row in numbers]
+    if plan.limited:
+        values["sure"] = _to_digits(plan.confidence(index) * 100, digits)
+    for name in plan.measures:
+        values[name] = _to_digits(plan.values(name, index), digits)
+        if ranges and plan.has_band(name):
+            values |= _range_values(plan, name, index, digits)
+    values["front"] = np.where(front_of_devices(plan, *plan.axes)[index], FRONT, "")
+    return values
+
+
+def _to_digits(values: Float, digits: int | None) -> Float:
+    return values if digits is None else np.asarray(rounded(values, digits))
+
+
+def _range_values(plan: Plan, name: str, rows: Int, digits: int | None) -> dict[str, Any]:
+    factor = plan.measures[name].factor
+    low, high = (end * factor for end in plan.band_ends(name, rows))
+    return {
+        f"{name}_low": _to_digits(low, digits),
+        f"{name}_high": _to_digits(high, digits),
+        f"{name}_likely": [
+            range_text(ends, significant) if np.isfinite(ends).all() else ""
+            for ends in zip(low.tolist(), high.tolist(), strict=True)
+        ],
+    }
+
+
+def group_title(plan: Plan, name: str, row: int) -> str:
+    """A row's group by one of ``GROUPS``: ``H100 SXM5``, ``fp8 weights``."""
+    if name == "device":
+        return plan.cluster_title(row)
+    if name == "load":
+        return plan.load_text(row)
+    return str(plan.titles_of(plan.setting(row)).get(name, ""))
+
+
+def state_text(plan: Plan, row: int) -> str:
+    """``holds``, or the part of its load that a queueing row holds: ``queues: 9 of 64``.
+
+    Of one that may not start the probability that it does: ``uncertain: starts with 37 %``.
+    """
+    if plan.uncertain[row]:
+        return f"{UNCERTAIN}: starts with {percent(plan.columns['start_probability'][row])}"
+    return f"{QUEUES}: {plan.held_text(row)}" if plan.queues[row] else HOLDS
+
+
+def front_of_devices(plan: Plan, x: str, y: str) -> Bool:
+    """Rows on the front of two measures; of several devices each on that of its own."""
+    clusters = plan.clusters_of_rows
+    fronts = [plan.front(x, y, among=clusters == number) for number in np.unique(clusters)]
+    return np.asarray(np.any(fronts, axis=0))
+
+
+def split_columns(
+    plan: Plan, help_of: Callable[[Measure], str] = attrgetter("help")
+) -> list[Column[Record]]:
+    """Every column of a plan's splits; rows are records of ``split_values``.
+
+    ``help_of``: explains a measure.
+    """
+    columns = [Column[Record]("Split", itemgetter("split"), align="left", name="split")]
+    for name, title in GROUPS.items():
+        if name not in plan.measures:
+            columns.append(Column(title, itemgetter(name), align="left", name=name))
+    states = "Holds the whole load at once, starts and queues, or may not start"
+    sure = "Probability that all limits hold, if the split were measured"
+    columns += [
+        Column("State", itemgetter("state"), align="left", help=states, name="state"),
+        Column("Sure", itemgetter("sure"), _sure_text, help=sure, name="sure"),
+    ]
+    for name, measure in plan.measures.items():
+        title = f"{measure.head} ({measure.unit})" if measure.unit else measure.head
+        show = whole if measure.show is whole else significant
+        columns.append(Column(title, itemgetter(name), show, help=help_of(measure), name=name))
+        if plan.has_band(name):
+            likely = f"{name}_likely"
+            text = "Eight of ten measured runs are expected there"
+            title = f"{measure.head}, likely"
+            columns.append(Column(title, itemgetter(likely), align="left", help=text, name=likely))
+    return [*columns, Column("Front", itemgetter("front"), align="left", name="front")]
+
+
+def _sure_text(value: float) -> str:
+    return chance_text(value / 100)
+
+
+# --- the whole plan ------------------------------------------------------------------------------
+
+
+def plan_text(plan: Plan, top: int, flips: Sequence[Flip] | None = None) -> str:
+    """The ``top`` splits as a table, the ``flips`` of a sensitivity if any, reasons of refusals."""
+    problem = plan.problem
+    devices = " or ".join(f"{c.devices} × {c.device.title}" for c in problem.clusters)
+    parts = [f"{problem.model.name} on {devices}: {counts(plan)}"]
+    for cluster in problem.clusters:
+        parts.append(f"price of {cluster.device.name}: {cluster.price_text()}")
+        if cluster.price_note and cluster.usd_per_device_hour is not None:
+            parts.append(f"  {cluster.price_note}")
+        parts.append(cluster.device.announcement or "")
+    parts += _ranked_lines(plan, top) if len(plan.order) else _nearest_lines(plan)
+    if flips is not None:
+        parts += ["what would change the choice:", *map(_flip_text, flips)]
+    parts += _refused_lines(plan)
+    return "\n".join(part for part in parts if part)
+
+
+def _ranked_lines(plan: Plan, top: int) -> Iterator[str]:
+    """The table, then how sure its first row is."""
+    first = int(plan.order[0])
+    yield _split_table(plan, top)
+    if plan.uncertain[first]:
+        yield f"no split surely starts: 1 {plan.doubt(first)}"
+    elif text := plan.queue_text(first):
+        yield f"no split holds the whole load: 1 starts and queues, it {text}"
+    if sure := plan.confidence_text(first):
+        yield f"1 {sure[0].lower()}{sure[1:]}"
+    yield _beaten_text(plan, top)
+    yield _ties_text(plan)
+    yield f"{plan.price_note} {STATE_PRICE}" if plan.price_note else ""
+    yield plan.launch_note or ""
+    yield from calibrated_lines(plan.problem.corrections)
+    if plan.uncertain[first]:
+        yield from change_lines(
+            (change.to_json() for change in plan.changes()), plan.candidate(first)
+        )
+
+
+def _split_table(plan: Plan, top: int) -> str:
+    """The first ranked splits: engine and formats, measures that count, state and front."""
+    rows = plan.order[:top].tolist()
+    groups = {"engine", "weight_dtype", *plan.differs}
+    values = split_values(plan, rows)
+    for name in groups & GROUPS.keys() - values.keys():
+        values[name] = [group_title(plan, name, row) for row in rows]
+    values["state"] = [
+        text if plan.launch_note or plan.bundled(row) else f"{text}, no bundle"
+        for row, text in zip(rows, values["state"], strict=True)
+    ]
+    names = ["rank", "split", *(name for name in GROUPS if name in groups)]
+    names += ["load"] if plan.loads_differ else []
+    names += [*plan.tabled, *plan.asked]
+    names += ["sure"] if plan.limited else []
+    names += ["state"] if set(values["state"]) != {HOLDS} else []
+    values["rank"] = range(1, len(rows) + 1)
+    records = [
+        dict(zip(values, cells, strict=True)) for cells in zip(*values.values(), strict=True)
+    ]
+    by_name = {column.key: column for column in split_columns(plan)}
+    by_name["rank"] = Column("Rank", itemgetter("rank"))
+    columns = [by_name[name] for name in dict.fromkeys([*names, "front"])]
+    return terminal(records, [column for column in columns if any(map(column.get, records))])
+
+
+def _beaten_text(plan: Plan, top: int) -> str:
+    """The probability with which the first split beats each of the next ones."""
+    rivals = plan.order[1 : min(top, BEATEN_SHOWN + 1)]
+    chances = enumerate(plan.beats(rivals, int(plan.order[0])) if len(rivals) else (), 2)
+    beaten = [
+        f"{rank}: {chance_text(1 - chance)}" for rank, chance in chances if chance is not None
+    ]
+    if not beaten:
+        return ""
+    goals = " and ".join(plan.request.objective.goals)
+    return f"probability that 1 measures better (by {goals}) than {', '.join(beaten)}"
+
+
+def _ties_text(plan: Plan) -> str:
+    if not plan.tied:
+        return ""
+    several = plan.tied > 1
+    return (
+        f"{plan.tied} more {'tie' if several else 'ties'} with the first: "
+        f"{'each' if several else 'it'} measures better than it with a probability of {TIED:.0%} "
+        "or more. Of equal estimates the simplest is first: fewest devices, no pipeline, smallest "
+        "tp"
+    )
+
+
+def _flip_text(flip: Flip) -> str:
+    if flip.candidate is None:
+        return f"  {flip.what}: nothing can run"
+    outcome = f"{split_name(flip.candidate)} is better" if flip.flips else "stays"
+    return f"  {flip.what}: {outcome}"
+
+
+def _nearest_lines(plan: Plan) -> list[str]:
+    row = plan.nearest_row()
+    if row is None:
+        return []
+    from recipe_core.plans.changes import advice
+
+    reasons = [*plan.reasons(row)]
+    if changes := plan.changes():
+        reasons.append(advice(changes, plan.candidate(row)))
+    return [f"nearest: {plan.label(row)}", *(f"  {reason}" for reason in reasons)]
+
+
+def change_lines(
+    changes: Iterable[Mapping[str, Any]], beside: Mapping[str, Any] | None = None
+) -> list[str]:
+    """Say each change that makes a split run, in a line; the split, where another than one."""
+    from recipe_core.plans.changes import change_text
+
+    return [
+        f"it works with {change_text(change['set'], change.get('candidate'), beside)}"
+        for change in changes
+        if change["set"]
+    ]
+
+
+def _refused_lines(plan: Plan) -> Iterator[str]:
+    """Refused splits: one for each set of reasons, with the number of others like it."""
+    rows = np.flatnonzero(~plan.feasible)
+    if not len(rows):
+        return
+    firsts, sizes = _group_alike([broken[rows] for broken in plan.rules().values()], len(rows))
+    groups: dict[str, tuple[int, str, int]] = {}
+    examples = rows[firsts].tolist()
+    for row, reasons, size in zip(examples, plan.sentences(examples), sizes.tolist(), strict=True):
+        text = "; ".join(reasons)
+        # reasons that differ in their numbers alone are one group
+        pattern = _NUMBER.sub("#", text)
+        first, example, number = groups.get(pattern, (row, text, 0))
+        groups[pattern] = first, example, number + size
+    yield f"refused: {len(rows)}"
+    for row, text, number in list(groups.values())[:REFUSALS_SHOWN]:
+        more = f" (and {number - 1} more like it)" if number > 1 else ""
+        yield f"  {plan.label(row)}{more}: {text}"
+    if (rest := len(groups) - REFUSALS_SHOWN) > 0:
+        yield f"  … and {rest} more reasons (--json or --all FILE for all)"
+
+
+def _group_alike(rules: Sequence[Bool], n: int) -> tuple[Int, Int]:
+    """Groups of the ``n`` rows by the rules they break: their first rows, in order, and counts."""
+    # The bits of a group's number are the rules that its rows break.
+    groups = np.zeros(n, dtype=np.int64)
+    for broken in rules:
+        if groups.max() >> 61:  # no bit left: renumber the groups
+            groups = np.unique(groups, return_inverse=True)[1]
+        groups = 2 * groups + broken
+    firsts, sizes = np.unique(groups, return_index=True, return_counts=True)[1:]
+    order = np.argsort(firsts)
+    return firsts[order], sizes[order]

@@ -1,0 +1,246 @@
+"""A recipe as one HTML file with its charts: it opens offline and requests nothing.
+
+``sections`` makes its chapters as data, one for each registered view of the split included;
+``html_report`` puts them into ``templates/report.html.j2``, which escapes every text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import plotly.graph_objects as go
+import plotly.io
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+
+from recipe_core.base.documents import to_yaml
+from recipe_core.base.labels import split_name
+from recipe_core.bundle.write import Bundle
+from recipe_core.plans.plan import Plan
+from recipe_core.plans.plans import plan_candidate
+from recipe_core.recipe.build import recipe_request
+from recipe_core.request.describe import summary
+from recipe_core.request.split_key import key_of
+from recipe_core.targets.by_hand import node_commands, read_addresses
+from recipe_core.targets.use import TITLES, uses
+from recipe_core.views import charts, overview
+from recipe_core.views.charts.style import LIGHT
+from recipe_core.views.charts.views import Chart, Focus, Table, views_of
+from recipe_core.views.columns import Column, Row, texts
+from recipe_core.views.estimates import FIGURES, figure_rows, memory_facts
+
+_CONFIG = {"showSendToCloud": False, "displaylogo": False, "responsive": True}
+_FONT = {"family": "system-ui, sans-serif", "size": 13, "color": LIGHT.ink}
+
+
+@cache
+def _template() -> Template:
+    # undefined names are errors, and all that is not marked as safe is escaped
+    return Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    ).get_template("report.html.j2")
+
+
+def html_report(
+    bundle: Bundle,
+    plan: Plan | None = None,
+    *,
+    pins: Sequence[str] = (),
+    addresses: Sequence[str] = (),
+) -> str:
+    """The report of a bundle.
+
+    Args:
+        bundle: with the recipe and its files.
+        plan: the one its split was chosen from; without it the charts of all splits are left out.
+        pins: keys of splits to compare.
+        addresses: of the nodes; placeholders by default.
+    """
+    recipe = bundle.recipe
+    chapters = sections(bundle, plan, pins, addresses or read_addresses("", bundle.context.nodes))
+    devices = f"{recipe.device.count} × {recipe.device.title}"
+    return _template().render(
+        title=f"{recipe.model.id} on {devices}: {split_name(recipe.candidate)}",
+        name=recipe.name,
+        sections=chapters,
+        plotly=Markup(get_plotlyjs()),  # noqa: S704 - the library
+        chart=_chart_markup,
+    )
+
+
+def _chart_markup(figure: go.Figure, place: str) -> Markup:
+    """A figure as a place in the page and the script that draws it.
+
+    Plotly writes its JSON so that no text can end the script.
+    """
+    light = go.Figure(figure)
+    light.update_layout(
+        template="plotly_white", font=_FONT, paper_bgcolor=LIGHT.paper, plot_bgcolor=LIGHT.paper
+    )
+    return Markup(  # noqa: S704
+        plotly.io.to_html(
+            light,
+            full_html=False,
+            include_plotlyjs=False,
+            config=_CONFIG,
+            div_id=place,
+            default_width="100%",
+        )
+    )
+
+
+# --- chapters ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A chapter of the report; ``code`` are texts to copy, each with a caption."""
+
+    title: str
+    words: tuple[str, ...] = ()
+    tables: tuple[Table, ...] = ()
+    code: tuple[tuple[str, str], ...] = ()
+    charts: tuple[Chart, ...] = ()
+
+
+def sections(
+    bundle: Bundle, plan: Plan | None, pins: Sequence[str], addresses: Sequence[str]
+) -> list[Section]:
+    """The chapters of a bundle's report.
+
+    ``plan``: the one its split was chosen from (None: left out). ``addresses``: of its nodes.
+    """
+    alternatives = [] if plan is None else [_alternatives(bundle, plan, pins)]
+    return [
+        _decision(bundle, plan),
+        _expected(bundle),
+        *alternatives,
+        *_views(bundle, plan, pins),
+        _start(bundle, addresses),
+        _origins(bundle),
+        _request(bundle),
+    ]
+
+
+def _table(rows: Sequence[Row], columns: Sequence[Column[Row]], title: str = "") -> Table:
+    return Table(
+        title, tuple(column.title for column in columns), tuple(map(tuple, texts(rows, columns)))
+    )
+
+
+def _decision(bundle: Bundle, plan: Plan | None) -> Section:
+    recipe = bundle.recipe
+    key = key_of(recipe.candidate)
+    row = plan.find(key) if plan and key else None
+    chance = None
+    if plan and plan.limited and row is not None:
+        chance = float(plan.confidence([row])[0])
+    rows = tuple(overview.recipe_facts(recipe, chance).items())
+    words = (f"Request: {summary(recipe_request(recipe))}.", *recipe.notes)
+    return Section("Decision", words, (Table("", (), rows),))
+
+
+def _expected(bundle: Bundle) -> Section:
+    recipe = bundle.recipe
+    estimate = recipe.estimate
+    figures = _table(figure_rows(recipe.kind, estimate), FIGURES, "Figures")
+    memory = Table("Memory of the fullest device", (), tuple(memory_facts(estimate).items()))
+    measured = [
+        f"Measured {claim.date}, valid until {claim.expires}: "
+        + ", ".join(f"{name} {value:.4g}" for name, value in claim.metrics.items())
+        + "."
+        for claim in recipe.claims
+    ]
+    words = ("Eight of ten measured runs are expected to fall within the range.", *measured)
+    return Section("Expected figures", words, (figures, memory))
+
+
+def _views(bundle: Bundle, plan: Plan | None, pins: Sequence[str]) -> Iterator[Section]:
+    """A chapter for each registered view of the recipe's split that has something to show."""
+    # planned by itself: a recipe may state a split that no search lists
+    split, row = plan_candidate(recipe_request(bundle.recipe))
+    for view in views_of(split):
+        if not view.in_report:
+            continue
+        measure = view.first_measure(split)
+        items = list(view.draw(Focus(split, row, tuple(pins), plan, measure)))
+        tables = tuple(item for item in items if isinstance(item, Table))
+        drawings = tuple(item for item in items if isinstance(item, Chart))
+        if tables or drawings:
+            yield Section(view.title, tables=tables, charts=drawings)
+
+
+def _alternatives(bundle: Bundle, plan: Plan, pins: Sequence[str]) -> Section:
+    recipe = bundle.recipe
+    fallbacks = _table(recipe.fallbacks, overview.fallback_columns(recipe), "Fallbacks")
+    waiting = int(plan.queues[plan.order].sum())
+    queueing = f"; {waiting:,} of these start, but queue a part of the load" if waiting else ""
+    doubtful = int((plan.feasible & plan.uncertain).sum())
+    open_question = f"; of {doubtful:,} the estimate does not tell whether they start"
+    words = (
+        f"{len(plan.order):,} of {len(plan):,} splits can run{queueing}"
+        f"{open_question if doubtful else ''}.",
+    )
+    tables = (fallbacks,) if recipe.fallbacks else ()
+    return Section("Alternatives", words, tables, charts=tuple(_tradeoffs(plan, pins)))
+
+
+def _tradeoffs(plan: Plan, pins: Sequence[str]) -> list[Chart]:
+    """All splits in the plan's first two measures; empty where one is unknown."""
+    x, y = plan.axes
+    if not (plan.known(x) and plan.known(y)):
+        return []
+    title = f"{plan.measures[x].title} and {plan.measures[y].title}"
+    note = (
+        "Diamonds are best tradeoffs: no split of their colour is better in both. Lines at them: "
+        "eight of ten measured runs are expected within. Larger markers use more devices; rings "
+        "are pinned splits."
+    )
+    if plan.queues.any():
+        note += " Hourglasses start, but do not hold the whole load at once."
+    if plan.uncertain.any():
+        note += " Of open triangles memory is too close to tell whether they start."
+    figure = charts.tradeoff(plan, x, y, pins=pins)
+    return [Chart("frontier", title, figure, f"{title} of {len(plan)} splits", note)]
+
+
+def _start(bundle: Bundle, addresses: Sequence[str]) -> Section:
+    context = bundle.context
+    nodes = node_commands(context, addresses)
+    several = context.nodes > 1
+    code = [
+        (f"On node {node.node}" if several else "In the bundle's folder", node.launcher)
+        for node in nodes
+    ]
+    code += [
+        (f"which starts {name}", command) for node in nodes for name, command in node.processes
+    ]
+    rows = tuple(
+        (use.title, use.start, use.stop)
+        for use in uses(bundle.files, context.name, context.kind, context.key_variable)
+    )
+    refused = tuple(
+        (TITLES[name], reason) for name, reason in bundle.targets.items() if isinstance(reason, str)
+    )
+    tables = [Table("Targets", ("Target", "Start", "Stop"), rows)] if rows else []
+    tables += [Table("Unavailable targets", ("Target", "Why"), refused)] if refused else []
+    return Section("Deploy", tables=tuple(tables), code=tuple(code))
+
+
+def _origins(bundle: Bundle) -> Section:
+    table = _table(overview.option_origins(bundle.recipe), overview.ORIGINS)
+    return Section("Option provenance", tables=(table,))
+
+
+def _request(bundle: Bundle) -> Section:
+    recipe = bundle.recipe
+    words = (f"Written by {recipe.built_by}. Digest of the recipe: {recipe.digest}.",)
+    return Section("Reproduce it", words, code=(("request.yaml", to_yaml(recipe.request)),))
