@@ -16,9 +16,9 @@ import _names as names
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
-from recipe_core.base.labels import change_label
 from recipe_core.hardware.cluster import chip_title, device
 from recipe_core.plans.alternatives import safer
+from recipe_core.plans.changes import change_label
 from recipe_core.plans.confidence import SURE
 from recipe_core.plans.plan import Plan
 from recipe_core.views.verdict import Verdict, limits_text, may_miss, percent, verdict

@@ -12,7 +12,7 @@ from pandas.io.formats.style import Styler
 
 from recipe_core.plans.plan import Plan
 from recipe_core.views.columns import UNKNOWN, Column
-from recipe_core.views.glossary import measure_help, term_help
+from recipe_core.views.glossary import term_help
 from recipe_core.views.plans import FRONT, split_columns
 
 
@@ -36,14 +36,14 @@ def table(rows: Sequence[Any], columns: Sequence[Column[Any]], alt: str, strong:
 
 def column_config(plan: Plan) -> dict[str, object]:
     """Titles, help and bars of the columns of a table of splits."""
-    described = config(split_columns(plan, measure_help))
+    described = config(split_columns(plan))
     if "used" in described:
         described["used"] = st.column_config.ProgressColumn(
             plan.measures["used"].head,
             format="%.0f%%",
             min_value=0,
             max_value=100,
-            help=measure_help(plan.measures["used"]),
+            help=plan.measures["used"].help,
         )
     # names of training splits are long
     width = 330 if common.training() else None

@@ -22,7 +22,6 @@ from cachetools import LRUCache, cached
 import recipe_core as rb
 from recipe_core.base import budget, progress
 from recipe_core.base.errors import RecipeError
-from recipe_core.base.labels import split_name
 from recipe_core.doors.pool import server_pool
 from recipe_core.doors.serve import folders_allowed
 from recipe_core.hardware.cluster import device, is_own
@@ -39,7 +38,7 @@ from recipe_core.request.open_hardware import changed_market, market_of, market_
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.shelf import Shelf, holds, keep, shelf_of, shelf_query
 from recipe_core.request.size import Market
-from recipe_core.request.split_key import key_of, read_pins, split_of
+from recipe_core.request.split_key import key_of, read_pins, split_name, split_of
 from recipe_core.views.calibrated import calibrated_sentence
 from recipe_core.views.glossary import field_help
 

@@ -12,9 +12,8 @@ import _widgets as widgets
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
-from recipe_core.base.labels import change_label
 from recipe_core.doors.serve import folders_allowed
-from recipe_core.plans.changes import fixes
+from recipe_core.plans.changes import change_label, fixes
 from recipe_core.plans.plan import Plan
 from recipe_core.targets.start_command import start_command
 from recipe_core.views import tables

@@ -13,6 +13,7 @@ import streamlit as st
 from recipe_core.base.described import description_of
 from recipe_core.base.units import percent_text
 from recipe_core.hardware.storage import storage_names, storage_tier
+from recipe_core.request.metrics import limits_by_name, timed_limits
 from recipe_core.request.over_time import OverTime
 from recipe_core.request.time_limits import TimeLimits, time_limits
 from recipe_core.scaling.setup import start_of
@@ -23,11 +24,6 @@ from recipe_core.views.over_time import time_limits_text
 
 SHARES = (0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
 MOST_SAVINGS = 5
-TIMES = {
-    "ttft_ms": ("First token (ms)", "ms"),
-    "tpot_ms": ("Per token (ms)", "ms"),
-    "request_latency_ms": ("Whole answer (ms)", "ms"),
-}
 
 
 # --- limits --------------------------------------------------------------------------------------
@@ -36,7 +32,7 @@ TIMES = {
 def stated() -> bool:
     """Whether some limit on time is stated."""
     limits = common.request().objective.limits
-    return any(getattr(limits, name) is not None for name in TIMES)
+    return any(getattr(limits, name) is not None for name in timed_limits())
 
 
 def limits() -> None:
@@ -45,10 +41,11 @@ def limits() -> None:
         if not stated():
             presets()
     with numbers.group("over-time-limits"), st.grid(2, min_column_width=150):
-        for name, (label, unit) in TIMES.items():
+        for limit in map(limits_by_name().__getitem__, timed_limits()):
+            unit = limit.field_symbol
             numbers.number(
-                label,
-                f"objective.limits.{name}",
+                f"{limit.metric.head} ({unit})",
+                f"objective.limits.{limit.name}",
                 optional=True,
                 unit=unit,
                 placeholder="no limit",

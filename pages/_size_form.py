@@ -12,6 +12,7 @@ import streamlit as st
 
 from recipe_core.hardware.profile import Commitment, Vendor
 from recipe_core.models.catalog import catalog_ids
+from recipe_core.request.metrics import Limit, limits_by_name, run_limits, timed_limits
 from recipe_core.request.open_hardware import CONFIDENCE
 from recipe_core.request.presets import aims
 from recipe_core.request.size import Market
@@ -28,12 +29,6 @@ VENDORS = {
 }
 GOALS = ("cost", "gpus", "energy")
 """What sizing may count, cost first; the wizard's objective may count more."""
-TIMES = {
-    "ttft_ms": ("First token (ms)", "ms"),
-    "tpot_ms": ("Per token (ms)", "ms"),
-    "request_latency_ms": ("Request latency (ms)", "ms"),
-}
-RUN = {"wall_hours": ("Finish within (h)", "h"), "usd": ("Cost of the run ($)", "$")}
 PERCENTILES = {50.0: "p50", 90.0: "p90", 95.0: "p95", 99.0: "p99"}
 INLINE = "config in the link"
 
@@ -97,11 +92,11 @@ def workload() -> None:
 def limits() -> None:
     """Limits, how sure they must hold, and what counts."""
     training = common.training()
-    asked = RUN if training else TIMES
+    names = run_limits() if training else timed_limits()
     # three beside each other cut their numbers off
     with numbers.group("size-limits"), st.grid(2, min_column_width=150):
-        for name, (label, unit) in asked.items():
-            limit(name, label, unit)
+        for name in names:
+            ask_limit(limits_by_name()[name])
     if not training:
         common.edit(
             st.segmented_control,
@@ -130,9 +125,10 @@ def percent(share: float) -> int:
     return round(100.0 * share)
 
 
-def limit(name: str, label: str, unit: str) -> None:
+def ask_limit(limit: Limit) -> None:
     """A limit that may be left out."""
-    field = f"objective.limits.{name}"
+    field, unit = f"objective.limits.{limit.name}", limit.field_symbol
+    label = f"{limit.metric.head} ({unit})"
     numbers.number(label, field, optional=True, unit=unit, placeholder="no limit")
 
 

@@ -12,19 +12,13 @@ import _size_later as later
 import streamlit as st
 
 from recipe_core.request.edit import change
+from recipe_core.request.metrics import metric_of
 from recipe_core.request.open_hardware import take
 from recipe_core.request.size import SizeRequest
 from recipe_core.views import charts, columns
 from recipe_core.views import size_view as view
 
 Json = Mapping[str, Any]
-AXES = {
-    "tpot_s": "Per token",
-    "interactivity": "Tokens/s of a user",
-    "ttft_s": "First token",
-    "request_latency_s": "Request latency",
-    "wall_s": "Time to finish",
-}
 
 
 def partial(answer: Json) -> None:
@@ -209,7 +203,7 @@ def against(answer: Json, asked: SizeRequest, row: Json, axes: list[str]) -> Non
             "Against",
             axes,
             default=axes[0],
-            format_func=AXES.get,
+            format_func=lambda column: metric_of(column).head,
             key="size-axis",
             persist_state="session",
             required=True,
@@ -220,11 +214,11 @@ def against(answer: Json, asked: SizeRequest, row: Json, axes: list[str]) -> Non
             answer,
             axis,
             view.key(row),
-            limit=getattr(asked.objective.limits, charts.limit_of(axis)),
+            limit=getattr(asked.objective.limits, charts.limit_of(axis).name),
             dark=common.dark(),
         ),
         key="size-against",
-        alt=f"Cost against {AXES[axis].lower()} for every number of every device",
+        alt=f"Cost against {metric_of(axis).label} for every number of every device",
     )
     st.caption("One mark for each number of devices; open marks do not hold the limits.")
 

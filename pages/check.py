@@ -8,15 +8,16 @@ import _widgets as widgets
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
-from recipe_core.base.labels import change_label, degrees
 from recipe_core.base.text_rows import MEMORY, memory_parts
 from recipe_core.base.units import duration, gib, rate, usd
 from recipe_core.calibration.place import stamp
 from recipe_core.commands.words import MAX_CHARACTERS
 from recipe_core.doors.serve import folders_allowed
 from recipe_core.hardware.cluster import device_names
+from recipe_core.plans.changes import change_label
 from recipe_core.request.describe import hardware_name
 from recipe_core.request.serving_workload import ServingWorkload
+from recipe_core.request.split_key import degrees
 from recipe_core.views.calibrated import changed_figures
 from recipe_core.views.commands import memory_meant, words_text
 from recipe_core.views.glossary import term_help

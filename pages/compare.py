@@ -6,12 +6,11 @@ import _table as table
 import _widgets as widgets
 import streamlit as st
 
-from recipe_core.base import labels
 from recipe_core.plans.plan import Plan
 from recipe_core.request import split_key
 from recipe_core.views import charts
 from recipe_core.views.charts import groups
-from recipe_core.views.glossary import measure_help, term_help
+from recipe_core.views.glossary import term_help
 from recipe_core.views.verdict import starts_text
 
 
@@ -51,7 +50,7 @@ def best_split(plan: Plan, row: int) -> None:
     """The best split with its devices. As text, which narrow screens wrap instead of cutting."""
     with st.container(border=True, height="stretch", gap="xsmall"):
         st.markdown(":small[Best split]", help=common.escape(plan.label(row)))
-        st.markdown(f"**{common.escape(labels.short_name(plan.candidate(row)))}**")
+        st.markdown(f"**{common.escape(split_key.short_name(plan.candidate(row)))}**")
         st.badge(common.escape(plan.devices_text(row)), color="gray")
         if "load" in plan.listed:  # rows are under different loads
             st.badge(common.escape(plan.load_text(row)), color="gray")
@@ -64,8 +63,8 @@ def best_split(plan: Plan, row: int) -> None:
 def about_figure(plan: Plan, name: str, row: int) -> str:
     """What a figure means, its exact value, and where measured runs are expected."""
     measure, band = plan.measures[name], plan.band(name, row)
-    exact = f"{plan.values(name)[row]:.6g} {measure.unit}".strip()
-    sentences = [measure.title, measure_help(measure).rstrip(".")]
+    exact = f"{plan.values(name)[row]:.6g} {measure.unit.symbol}".strip()
+    sentences = [measure.title, measure.help.rstrip(".")]
     sentences.append(f"Computed: {exact}; the device is {plan.basis}")
     if band:
         sentences.append(f"Eight of ten measured runs are expected between {band}")
@@ -167,7 +166,7 @@ def pinned(plan: Plan, key: str) -> None:
     row = plan.find(key)
     fits = row is not None and plan.feasible[row]
     if row is None:
-        name = labels.split_name(split_key.split_of(key))
+        name = split_key.split_name(split_key.split_of(key))
         st.markdown(f"**{common.escape(name)}** is no longer a split of this plan.")
         st.caption("The link omits it.")
     elif fits:

@@ -11,10 +11,10 @@ from recipe_core.doors.serve import folders_allowed
 from recipe_core.engines.frameworks import training_data
 from recipe_core.engines.spec import default_engine, engine, engine_names
 from recipe_core.hardware.cluster import device
-from recipe_core.plans import slos
 from recipe_core.plans.framework_choices import framework_choices
-from recipe_core.plans.measures import SERVING, TRAINING, Measure
+from recipe_core.plans.legal import count_keeping
 from recipe_core.plans.plan import Plan
+from recipe_core.request.metrics import Limit, limits_by_name, metrics_of
 from recipe_core.request.presets import aim_of, aims
 from recipe_core.request.ranges import range_of
 from recipe_core.views.glossary import field_help, term_help
@@ -31,23 +31,7 @@ LIMITED = {
     False: ("tpot", "ttft", "latency", "usd", "usd_hour", "gpus", "accuracy"),
     True: ("wall", "usd_run", "gpus", "usd_hour"),
 }
-MORE_LIMITED = {False: ("output", "watts", "joules"), True: ("watts", "joules")}
-UNITS = {
-    "ttft_ms": ("ms", 1.0),
-    "tpot_ms": ("ms", 1.0),
-    "request_latency_ms": ("s", 1e-3),
-    "usd_per_hour": ("$", 1.0),
-    "usd_per_million_output_tokens": ("$", 1.0),
-    "wall_hours": ("h", 1.0),
-    "usd": ("$", 1.0),
-    "joules_per_token": ("J", 1.0),
-    "watts": ("W", 1.0),
-    "gpus": ("", 1.0),
-    "output_tokens_per_s_at_least": ("tok/s", 1.0),
-    "accuracy_recovery": ("%", 100.0),
-}
-"""The unit in which a limit is asked for, and units of the page in one of the field's."""
-MEASURES = {False: SERVING, True: TRAINING}
+"""Metrics whose limits are asked for first; those of the others stand below."""
 PERCENTILES = {None: "Mean", 50.0: "p50", 90.0: "p90", 95.0: "p95", 99.0: "p99"}
 FREE = "no limit"
 JUDGED_ON = {
@@ -67,6 +51,7 @@ request = common.request()
 workload = request.workload
 chip = device(request.hardware.device)
 training = common.training()
+METRICS = metrics_of("training" if training else "closed")
 
 
 def serving_details() -> None:
@@ -222,18 +207,18 @@ def aim() -> None:
     st.caption(known[current].help if current else "Several goals, weighted as the link states.")
 
 
-def limit(plan: Plan | None, name: str) -> None:
+def ask_limit(plan: Plan | None, name: str) -> None:
     """A limit as a box and a slider on one value, and how many splits keep it.
 
     The slider's steps are always the same; a value that was typed between two of them is a step
     until another is chosen.
     """
-    measure = MEASURES[training][name]
-    stated = getattr(request.objective.limits, measure.limit)
-    unit, scale = UNITS[measure.limit]
+    limit = limits_by_name()[METRICS[name].limit or ""]
+    stated = getattr(request.objective.limits, limit.name)
+    unit, scale = limit.unit.symbol, limit.scale
     now = None if stated is None else numbers.scaled(stated, scale)
-    title = limit_title(measure, unit)
-    field = f"objective.limits.{measure.limit}"
+    title = limit_title(limit)
+    field = f"objective.limits.{limit.name}"
 
     def take(value: float | None) -> None:
         common.change_to({field: None if value is None else value / scale})
@@ -243,7 +228,7 @@ def limit(plan: Plan | None, name: str) -> None:
         common.apply({field: None if value == FREE else numbers.scaled(value, 1 / scale)})
 
     limits = range_of(field).scaled(scale)
-    steps = slos.limit_steps(measure.limit, devices=most_devices(), stated=stated)
+    steps = limit.steps_up_to(most_devices(), stated)
     shown = [numbers.scaled(step, scale) for step in steps]
     with st.container(key=f"limit-{name}", gap="xsmall"):
         st.markdown(f":small[{title}]", help=field_help(field))
@@ -263,7 +248,7 @@ def limit(plan: Plan | None, name: str) -> None:
             common.seed(f"_{field}_slider", FREE if now is None else now)
             st.select_slider(
                 f"{title}, slider",
-                [FREE, *shown] if measure.more_is_better else [*shown, FREE],
+                [FREE, *shown] if limit.at_least else [*shown, FREE],
                 key=f"_{field}_slider",
                 on_change=moved,
                 format_func=lambda value: value if value == FREE else with_unit(value, unit),
@@ -290,7 +275,7 @@ def kept(plan: Plan | None, name: str, stated: float | None) -> str:
         return "Not counted: the request has no answer."
     if not plan.known(name):
         return "Unknown for every split, so none keeps a limit on it."
-    every, n = int(plan.runs.sum()), slos.keeping(plan, name, stated)
+    every, n = int(plan.runs.sum()), count_keeping(plan, name, stated)
     if stated is None:
         return f"{splits(n)} without this limit"
     return f"{n:,} of {splits(every)} keep{'s' if n == 1 else ''} it"
@@ -301,10 +286,10 @@ def splits(n: int) -> str:
     return f"{n:,} split" if n == 1 else f"{n:,} splits"
 
 
-def limit_title(measure: Measure, unit: str) -> str:
-    """The measure, the direction of its limit, and the unit."""
-    way = "at least" if measure.more_is_better else "at most"
-    return f"{measure.title}, {way}{f' ({unit})' if unit else ''}"
+def limit_title(limit: Limit) -> str:
+    """The metric, the direction of its limit, and the unit."""
+    unit = f" ({limit.unit.symbol})" if limit.unit.symbol else ""
+    return f"{limit.metric.title}, {limit.direction}{unit}"
 
 
 def limits(plan: Plan | None) -> None:
@@ -321,7 +306,7 @@ def limits(plan: Plan | None) -> None:
         )
     with numbers.group("limits"), st.grid(2, min_column_width=250):
         for name in LIMITED[training]:
-            limit(plan, name)
+            ask_limit(plan, name)
     if not training:
         common.edit(
             st.selectbox,
@@ -335,8 +320,9 @@ def limits(plan: Plan | None) -> None:
         st.expander("More limits", icon=":material/tune:", key="more-limits"),
         numbers.group("more-limits-boxes"),
     ):
-        for name in MORE_LIMITED[training]:
-            limit(plan, name)
+        for name, metric in METRICS.items():
+            if metric.limit and name not in LIMITED[training]:
+                ask_limit(plan, name)
 
 
 widgets.head("What matters?")

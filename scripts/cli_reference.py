@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from recipe_core.doors.cli import app
+from recipe_core.doors.cli import load_commands
 from scripts.documents import REFERENCE, exchange
 
 PAGE = REFERENCE / "cli.md"
@@ -25,7 +25,7 @@ def reference() -> str:
 
     Options that several commands share stand in one table; their sections name them.
     """
-    group: Any = typer.main.get_command(app)
+    group: Any = typer.main.get_command(load_commands())
     commands = group.commands
     described: dict[tuple[str, str], list[str]] = {}
     for name, command in commands.items():

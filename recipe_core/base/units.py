@@ -11,6 +11,8 @@ import numpy as np
 GIB = float(1 << 30)
 SHARE_DECIMALS = 4
 """Of shares in percent, at most."""
+HOUR_S = 3600.0
+DAY_S = 24 * HOUR_S
 
 
 def gib(value_bytes: float) -> str:
@@ -185,3 +187,53 @@ def percent_text(share: float) -> str:
     scale = 10**decimals
     percent = math.floor(share * 100 * scale + 1e-6) / scale
     return f"{percent:.{decimals}f}".rstrip("0").rstrip(".") + " %"
+
+
+def whole(value: float) -> str:
+    """A count."""
+    return f"{value:,.0f}"
+
+
+def share_text(share: float) -> str:
+    """A share, to a percent."""
+    return f"{share:.0%}"
+
+
+def utilisation(share: float) -> str:
+    """A share of a peak, whose first decimal is compared."""
+    return f"{share:.1%}"
+
+
+def accuracy_text(share: float) -> str:
+    """A share of accuracy, of which a tenth of a percent counts."""
+    return f"{share * 100:.1f}".removesuffix(".0") + "%"
+
+
+def accuracy_bound(share: float) -> str:
+    """A share of accuracy with as many digits as tell it from a limit."""
+    return f"{share * 100:.4g}%"
+
+
+def watts(value: float) -> str:
+    """Power."""
+    return f"{significant(value)} W"
+
+
+def joules(value: float) -> str:
+    """Energy."""
+    return f"{significant(value)} J"
+
+
+def in_hours(value_s: float) -> str:
+    """A long time in hours."""
+    return f"{significant(value_s / HOUR_S)} h"
+
+
+def in_days(value_s: float) -> str:
+    """A long time in days."""
+    return f"{significant(value_s / DAY_S)} days"
+
+
+def days(value_s: float) -> str:
+    """A long time by itself: days, or hours below two of them."""
+    return in_days(value_s) if value_s >= 2 * DAY_S else in_hours(value_s)

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from recipe_core.base.errors import InputError
 from recipe_core.base.types import Count, Share, Text, Tokens
 from recipe_core.hardware.cluster import device
-from recipe_core.request.objective import Goal
+from recipe_core.request.metrics import Goal
 
 DEFAULT_INPUT, DEFAULT_OUTPUT, DEFAULT_CONCURRENCY = 1024, 256, 64
 _RELEASE = re.compile(r"v?\d{1,4}\.\d{1,4}\.\d{1,4}([.a-z+-][\w.+-]{0,30})?")

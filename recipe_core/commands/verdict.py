@@ -29,7 +29,7 @@ from recipe_core.plans.serving_candidates import every_split, served_context
 from recipe_core.plans.serving_plan import ServingPlan
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.describe import short_name
-from recipe_core.request.objective import Goal
+from recipe_core.request.metrics import Goal
 
 WORTHWHILE = 0.02
 """A split that is better by less is not offered."""
@@ -42,18 +42,6 @@ KEPT = tuple(option.name for option in OPTIONS if option.fixed)
 
 OK = {"fits": True, "tight": True, "uncertain": None, "cannot start": False}
 """Whether a command starts, by its verdict; None where estimates do not tell."""
-
-_GAINS: dict[Goal, tuple[str, int]] = {
-    "throughput": ("output_tokens_per_s", 1),
-    "cost": ("output_tokens_per_s_per_gpu", 1),
-    "latency": ("request_latency_s", -1),
-    "ttft": ("ttft_s", -1),
-    "tpot": ("tpot_s", -1),
-    "gpus": ("gpus", -1),
-    "energy": ("joules_per_token", -1),
-    "accuracy": ("accuracy_lost", -1),
-}
-"""What each goal is measured by, and whether more of it is better."""
 
 
 @dataclass(slots=True)
@@ -317,11 +305,13 @@ class View:
 
     def _gain(self, goal: Goal, row: int) -> float | None:
         """How much better a row is by the goal, as a share; None where the own split cannot run."""
-        name, sign = _GAINS[goal]
+        name, sign = self.plan.goals[goal]
+        name = self.plan.unpriced.get(name, name)
+        more = sign < 0 or goal == "cost"  # output for each device in place of a price
         before, after = float(self.columns[name][self.row]), float(self.columns[name][row])
         if not self.feasible or not (before > 0 and after > 0):
             return None
-        return (after / before if sign > 0 else before / after) - 1
+        return (after / before if more else before / after) - 1
 
     def better(self, goal: Goal, needed: bool) -> dict[str, Any] | None:
         """The best split worth the change that a command can state, on the same engine and devices.

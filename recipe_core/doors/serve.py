@@ -25,7 +25,6 @@ from recipe_core.base.resources import root
 from recipe_core.doors.settings import ServerSettings, variable
 
 FIRST_PAGE = (
-    "base.labels",
     "base.progress",
     "doors.pool",
     "hardware.cluster",

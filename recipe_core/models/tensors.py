@@ -99,3 +99,27 @@ def projections(name: str, role: Role, shard: Shard, *matrices: Matrix) -> Tenso
     """A tensor made of matrices that every token uses."""
     numel = sum(matrix.outputs * matrix.inputs for matrix in matrices)
     return Tensor(name, numel, role, shard, numel, matrices)
+
+
+PART_TITLES = {
+    "attention.q": "Query",
+    "attention.q_a": "Query, down",
+    "attention.q_b": "Query, up",
+    "attention.kv": "Key and value",
+    "attention.kv_a": "Key and value, down",
+    "attention.kv_b": "Key and value, up",
+    "attention.o": "Attention output",
+    "attention.bias": "Attention biases",
+    "mlp": "Feed-forward",
+    "moe.experts": "Experts",
+    "moe.shared": "Shared experts",
+    "moe.bias": "Expert biases",
+    "moe.router": "Router",
+    "embedding": "Embedding",
+    "head": "Language-model head",
+    "norm": "Norms",
+    "image_experts": "Experts of image tokens",
+    "vision encoder": "Vision encoder",
+    "audio encoder": "Audio encoder",
+}
+"""Labels of the parts of a model."""

@@ -15,17 +15,16 @@ import numpy as np
 
 from recipe_core.accuracy.retained import Retained
 from recipe_core.base.errors import RecipeError
-from recipe_core.base.labels import split_name
-from recipe_core.base.units import chance_text, range_text
+from recipe_core.base.units import accuracy_text, chance_text, range_text
 from recipe_core.estimates.columns.serving import Setting
 from recipe_core.hardware.cluster import short_title
 from recipe_core.models.variants import variants
 from recipe_core.plans.accuracy import accuracy_of, applied
 from recipe_core.plans.confidence import SURE
-from recipe_core.plans.measures import kept
 from recipe_core.plans.problem import MAX_DEVICES
 from recipe_core.request.edit import change, select_split, shared_candidate
 from recipe_core.request.schema import PlanRequest
+from recipe_core.request.split_key import split_name
 
 if TYPE_CHECKING:
     from recipe_core.plans.plan import Plan
@@ -95,8 +94,8 @@ class Alternative:
         if not self.accuracy.known:
             return f"What it keeps of the base's accuracy is unknown: {self.accuracy.basis}"
         ends = (self.accuracy.low, self.accuracy.high)
-        likely = "" if ends[0] == ends[1] else f", {range_text(ends, kept)} likely"
-        return f"Keeps {kept(self.accuracy.value)} of the base's accuracy{likely}."
+        likely = "" if ends[0] == ends[1] else f", {range_text(ends, accuracy_text)} likely"
+        return f"Keeps {accuracy_text(self.accuracy.value)} of the base's accuracy{likely}."
 
     @property
     def label(self) -> str:
@@ -107,7 +106,11 @@ class Alternative:
         share = share_text(self.change)
         if self.better:
             known = self.formats and self.accuracy is not None and self.accuracy.known
-            accuracy = f", {kept(self.accuracy.value)} accuracy" if known and self.accuracy else ""
+            accuracy = (
+                f", {accuracy_text(self.accuracy.value)} accuracy"
+                if known and self.accuracy
+                else ""
+            )
             return f"{self.what}: {self.figure}, {share}{accuracy}"
         return f"{self.what}: {self.gained}, {self.figure} ({share})"
 

@@ -6,17 +6,19 @@ For a plan with nothing feasible, and for one refused split.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from recipe_core.base.errors import RecipeError
-from recipe_core.base.labels import split_name
+from recipe_core.base.units import significant
 from recipe_core.engines.candidate_options import OPTIONS
 from recipe_core.plans.limits import LIMITS
 from recipe_core.request.edit import change
+from recipe_core.request.metrics import limits_by_name
+from recipe_core.request.split_key import split_name
 
 if TYPE_CHECKING:
     from recipe_core.plans.plan import Plan
@@ -277,3 +279,71 @@ def _apart(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
         elif name not in _ENGINE_LIMITS:
             out += abs(math.log2(max(value, 0.5) / max(other, 0.5)))
     return out
+
+
+# labels of changes
+
+_METHODS = {
+    "pretrain": "pre-training",
+    "finetune": "fine-tuning",
+    "lora": "LoRA",
+    "qlora": "QLoRA",
+    "dpo": "DPO",
+    "grpo": "GRPO",
+    "ppo": "PPO",
+}
+
+_DATA = {"text": "texts", "chat": "chats", "preference": "preferences"}
+
+_CHANGES: Mapping[str, Callable[[Any], str]] = {
+    "options.weight_dtypes": lambda value: f"Use {value[0]} weights",
+    "options.engines": lambda value: f"Use {value[0]}",
+    "candidate.stream_interval": lambda value: f"Stream tokens {value} at a time",
+    "candidate.scheduler_recv_interval": lambda value: (
+        "Check for requests in every step"
+        if value == 1
+        else f"Check for requests every {value:,} steps"
+    ),
+    "candidate.batch_window_ms": lambda value: f"Wait {significant(value)} ms to fill a batch",
+    "candidate.instances": lambda value: f"Run {value:,} instances a device",
+    "candidate.offload": lambda value: (
+        f"Keep {value} in host memory"
+        if value == "parameters"
+        else f"Keep {value} states in host memory"
+    ),
+    "candidate.engine": lambda value: f"Train with {value}",
+    "workload.method": lambda value: f"Use {_METHODS.get(value, value)}",
+    "workload.data_format": lambda value: f"Train on {_DATA.get(value, value)}",
+    "workload.tokens": lambda value: f"Train on {value:,.0f} tokens",
+    "workload.phases": lambda _: "Train without phases",
+    "workload.document_tokens": lambda _: "Leave the length of documents out",
+    "hardware.per_node": lambda value: f"Use {value} devices per node",
+    "hardware.nodes": lambda value: f"Use {value} nodes",
+    "workload.max_context": lambda value: f"Serve at most {value:,} tokens",
+    "workload.input_tokens": lambda value: f"Send prompts of {value:,} tokens",
+    "workload.output_tokens": lambda value: f"Generate {value:,} tokens",
+    "workload.concurrency": lambda value: f"Keep {value:,} requests in flight",
+    "workload.batch": lambda value: f"Use a batch of {value:,}",
+    "workload.request_rate": lambda value: f"Send {significant(value)} requests per second",
+    "workload.sequence_length": lambda value: f"Train on sequences of {value:,} tokens",
+    "workload.global_batch": lambda value: f"Use a global batch of {value:,} sequences",
+    "workload.optimizer": lambda value: f"Use {value}",
+    "options.kv_dtypes": lambda value: f"Keep the cache in {value[0]}",
+}
+
+
+def change_label(changes: Mapping[str, Any]) -> str:
+    """Changes to a request as the label of a button.
+
+    Fields that are removed along with other changes are not mentioned.
+    """
+    shown = {field: value for field, value in changes.items() if value is not None} or changes
+    words = [_change_text(field, value) for field, value in shown.items()]
+    return " and ".join([words[0], *(word[0].lower() + word[1:] for word in words[1:])])
+
+
+def _change_text(field: str, value: Any) -> str:
+    limit = limits_by_name().get(field.removeprefix("objective.limits."))
+    if limit is not None and value is not None:
+        return limit.change_text(value)
+    return _CHANGES[field](value) if field in _CHANGES else f"Set {field} to {value}"

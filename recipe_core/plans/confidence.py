@@ -23,7 +23,7 @@ from recipe_core.base.units import chance_text
 from recipe_core.estimates.bands import Uncertain, narrowed
 from recipe_core.estimates.rules.refusal import Refusal
 from recipe_core.plans.evaluated import EvaluatedCases
-from recipe_core.plans.limits import LIMITS
+from recipe_core.plans.limits import LIMITS, bounded_values
 from recipe_core.request.objective import Limits, Objective
 
 Cases = EvaluatedCases[Any, Any, Any]
@@ -129,7 +129,7 @@ def _scored(
         bound = rule.bound(limits)
         if bound is None:
             continue
-        value = rule.value(cases, limits.percentile)[rows][:, None]
+        value = bounded_values(rule, cases, limits.percentile)[rows][:, None]
         bounds = bound * moved.get(rule.name, np.ones(1))[None, :]
         inside = (value >= bounds) if rule.at_least else (value <= bounds)
         held &= inside

@@ -1,11 +1,17 @@
-"""Which splits could ever be: those that the model's shapes, the batch and the nodes divide by."""
+"""Splits that could ever be, and how many of them keep a limit.
+
+Those are legal that the model's shapes, the batch and the nodes divide by.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
 from recipe_core.base.arrays import Bool
+from recipe_core.estimates.serving.accuracy import COLUMN as ACCURACY
+from recipe_core.plans.plan import Plan
 from recipe_core.plans.rows import PlanRows
+from recipe_core.request.metrics import limits_by_name
 
 NEVER = frozenset(
     {
@@ -42,3 +48,38 @@ def legal(plan: PlanRows) -> Bool:
         if code in NEVER:
             out &= ~broken
     return out
+
+
+def count_keeping(plan: Plan, name: str, bound: float | None) -> int:
+    """How many splits keep a bound on a metric (in its limit's unit) and all other limits.
+
+    ``bound``: None is no bound. Where the load is searched it follows the limits on time: then
+    those splits keep another bound on a time than the plan's that keep it at their smallest load.
+    """
+    limit = limits_by_name()[plan.measures[name].limit or ""]
+    if limit.timed and bound != getattr(plan.request.objective.limits, limit.name):
+        plan = plan.least_loaded()
+    others = _keeping_others(plan, name)
+    if bound is None:
+        return int(others.sum())
+    values, bound = plan.bounded(name), bound / limit.factor
+    keep = values >= bound if limit.at_least else values <= bound
+    return int((others & np.isfinite(values) & keep).sum())
+
+
+def _keeping_others(plan: Plan, name: str) -> Bool:
+    """Rows that run and keep every stated limit but that on a metric."""
+    keep = plan.runs.copy()
+    for other, metric in plan.measures.items():
+        if metric.limit is None or other == name:
+            continue
+        limit = limits_by_name()[metric.limit]
+        bound = limit.bound(plan.request.objective.limits)
+        if bound is None:
+            continue
+        values = plan.bounded(other)
+        if limit.priced or limit.column == ACCURACY:  # what nobody knows keeps no limit
+            keep &= np.isfinite(values)
+        with np.errstate(invalid="ignore"):
+            keep &= ~(values < bound) if limit.at_least else ~(values > bound)
+    return keep

@@ -18,7 +18,7 @@ import numpy as np
 from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.base.units import rounded
 from recipe_core.estimates.columns.serving import Cases
-from recipe_core.plans.limits import LIMITS
+from recipe_core.plans.limits import LIMITS, limit_excess
 from recipe_core.plans.rows import TIE_DIGITS, PlanRows
 from recipe_core.request.objective import GAIN_FROM_LOAD
 
@@ -167,7 +167,7 @@ def missed_by(plan: PlanRows) -> Float:
     with np.errstate(invalid="ignore", divide="ignore"):
         for code, rule in LIMITS.items():
             if rule.bound(limits) is not None:
-                missed = np.maximum(missed, rule.excess(plan.bound(code), limits))
+                missed = np.maximum(missed, limit_excess(rule, plan.bound(code), limits))
         if (asked := plan.request.objective.confidence) is not None:
             chance = plan.confidence(np.arange(len(plan)))
             missed = np.maximum(missed, asked / np.maximum(chance, LEAST_CHANCE))

@@ -26,8 +26,8 @@ from recipe_core.estimates.serving.rates import resident_limit
 from recipe_core.estimates.serving.speculative import engine_step
 from recipe_core.estimates.serving.starts import start_probability
 from recipe_core.plans.limits import LIMITS
-from recipe_core.plans.measures import SERVING_GOALS
 from recipe_core.plans.problem import ServingProblem
+from recipe_core.request.metrics import goals_of
 from recipe_core.request.serving_workload import LOADS
 
 POINTS = 16
@@ -203,7 +203,8 @@ def _paces(problem: ServingProblem, *columns: str) -> bool:
     objective = problem.request.objective
     if problem.workload.mode == "open" or stated_load(problem) is None:
         return False
-    goals = {SERVING_GOALS[goal][0] for goal in objective.goals}
+    ranked = goals_of(problem.workload.mode)
+    goals = {ranked[goal][0] for goal in objective.goals}
     limited = {rule.column for rule in LIMITS.values() if rule.bound(objective.limits) is not None}
     return bool((goals | limited) & set(columns))
 

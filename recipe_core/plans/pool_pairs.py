@@ -24,8 +24,7 @@ from recipe_core.estimates.serving.memory import memory
 from recipe_core.estimates.serving.operators import total
 from recipe_core.estimates.serving.speculative import tokens_per_step
 from recipe_core.estimates.serving.starts import cannot_start, is_uncertain, start_probability
-from recipe_core.plans.limits import LIMITS
-from recipe_core.plans.measures import SERVING_GOALS
+from recipe_core.plans.limits import LIMITS, limit_excess
 from recipe_core.plans.pool_curves import (
     Curves,
     Pools,
@@ -38,6 +37,7 @@ from recipe_core.plans.pool_curves import (
 )
 from recipe_core.plans.problem import ServingProblem
 from recipe_core.plans.rows import pareto_front
+from recipe_core.request.metrics import goals_of
 
 FEWEST = 0.02
 """Sequences of a replica at which a search of loads begins: it decodes one, a part of the time."""
@@ -237,10 +237,10 @@ class _Pairs:
         for rule in LIMITS.values():
             if rule.bound(limits) is None or rule.column not in columns:
                 continue
-            if rule.money and self.shared.cluster.usd_per_device_hour is None:
+            if rule.priced and self.shared.cluster.usd_per_device_hour is None:
                 continue
             # what is counted is no estimate, and no confidence tightens its limit
-            excess = rule.excess(columns[rule.column], limits)
+            excess = limit_excess(rule, columns[rule.column], limits)
             certain = rule.column in ("gpus", "usd_per_hour")
             kept = np.maximum(kept, np.where(excess > 1, np.inf, 0.0) if certain else excess)
         return columns, np.where(missed > 1, missed * np.maximum(kept, 1), kept)
@@ -263,7 +263,7 @@ class _Pairs:
         """What pairs rank by, less is better."""
         out = np.zeros(columns["gpus"].shape)
         for goal, weight in self.problem.request.objective.goals.items():
-            column, sign = SERVING_GOALS[goal]
+            column, sign = goals_of(self.shared.mode)[goal]
             if column in columns:
                 out = out + weight * sign * np.log(np.maximum(columns[column], 1e-30))
         return out

@@ -20,9 +20,9 @@ from recipe_core.hardware.request import HardwareRequest
 from recipe_core.models.catalog import load_model
 from recipe_core.models.spec import ModelSpec
 from recipe_core.models.towers import PARTS, Modality
-from recipe_core.plans.limits import LIMITS
 from recipe_core.request.candidate import CandidateRequest, ServingCandidate, TrainingCandidate
-from recipe_core.request.objective import RUN_LIMITS, Limits, Objective
+from recipe_core.request.metrics import goals_of, limits_of, run_limits
+from recipe_core.request.objective import Limits, Objective
 from recipe_core.request.schema import Options, PlanRequest
 from recipe_core.request.serving_workload import ServingWorkload, Speculative
 from recipe_core.request.training_workload import TrainingWorkload
@@ -30,9 +30,6 @@ from recipe_core.request.training_workload import TrainingWorkload
 MAX_DEVICES = {"serving": 4096, "training": 65_536}
 """The largest cluster that is planned, by kind: serving enumerates every product of degrees,
 training divisors only."""
-
-TRAINING_GOALS = ("throughput", "cost", "gpus", "energy")
-"""What a training run can be optimised for; the other goals are about requests."""
 
 TRAINING_OPTIONS = frozenset({"engines", "hardware", "nodes", "supervision"})
 """Options that training has too: what its search may vary, and how a run is kept running."""
@@ -202,13 +199,13 @@ def refuse_other_kind(request: PlanRequest) -> None:
 def _serving_only(request: PlanRequest) -> Iterator[tuple[str, str]]:
     """Fields of a training request that only serving has, each with the fix."""
     objective, options = request.objective, request.options
-    goals = "Use " + ", ".join(TRAINING_GOALS) + "."
+    goals = "Use " + ", ".join(goals_of("training")) + "."
     if objective.orientation is not None:
         yield "objective.orientation", "Leave it out, or use weights."
-    if not objective.weights and objective.optimize not in TRAINING_GOALS:
+    if not objective.weights and objective.optimize not in goals_of("training"):
         yield "objective.optimize", goals
     for goal in objective.weights:
-        if goal not in TRAINING_GOALS:
+        if goal not in goals_of("training"):
             yield f"objective.weights.{goal}", goals
     if objective.accuracy_of != Objective.model_fields["accuracy_of"].default:
         yield "objective.accuracy_of", "Leave it out."
@@ -223,13 +220,12 @@ def _serving_only(request: PlanRequest) -> Iterator[tuple[str, str]]:
 def _limits_of_others(request: PlanRequest) -> Iterator[tuple[str, str]]:
     """Limits that the kind of workload does not have, each with those that it has."""
     kind, limits = request.workload.kind, request.objective.limits
-    kinds = {kind, getattr(request.workload, "mode", kind)}
-    known = [limit.name for limit in LIMITS.values() if kinds & limit.kinds]
+    known = [*limits_of(getattr(request.workload, "mode", "training"))]
     if kind == "serving":
         known.append("percentile")  # of the times
     for name in Limits.model_fields:
         if getattr(limits, name) is not None and name not in known:
-            if kind == "serving" and name in RUN_LIMITS:
+            if kind == "serving" and name in run_limits():
                 yield f"objective.limits.{name}", "Serving has it with workload.mode: offline."
                 continue
             yield f"objective.limits.{name}", f"{kind.title()} has limits on {', '.join(known)}."
@@ -256,7 +252,7 @@ def _check_budget(problem: TrainingProblem) -> None:
     """Raise for a limit on a whole run that has no end."""
     if problem.workload.tokens is not None:
         return
-    for name in RUN_LIMITS:
+    for name in run_limits():
         if getattr(problem.request.objective.limits, name) is not None:
             raise InputError(
                 "bounds a whole run, and workload.tokens does not say how long the run is.",

@@ -13,18 +13,16 @@ import numpy as np
 from recipe_core.base.arrays import Bool, Float, Int, add
 from recipe_core.base.errors import InputError
 from recipe_core.base.intervals import NORMAL, factor_at
-from recipe_core.base.labels import REFUSALS, split_name
 from recipe_core.base.units import band, chance_text, range_text, rounded
 from recipe_core.estimates.bands import better_score, probability
 from recipe_core.hardware.cluster import chip_title, short_title
 from recipe_core.plans.confidence import confidence
 from recipe_core.plans.evaluated import EvaluatedCases
-from recipe_core.plans.limits import LIMITS
-from recipe_core.plans.measures import MORE_IS_BETTER, Measure
+from recipe_core.plans.limits import LIMITS, bounded_values, limit_excess, rule_title
 from recipe_core.plans.problem import Problem
-from recipe_core.request.objective import Goal
+from recipe_core.request.metrics import Goal, Metric, is_more_better, limits_by_name
 from recipe_core.request.schema import PlanRequest
-from recipe_core.request.split_key import split_key
+from recipe_core.request.split_key import split_key, split_name
 
 if TYPE_CHECKING:
     from recipe_core.estimates.results import Estimate
@@ -49,21 +47,20 @@ class PlanRows(ABC):
 
     A kind of workload says: ``measures``, what rows are compared by, of which ``axes`` are drawn
     first, ``listed`` stand in tables, ``tabled`` in a terminal, ``headline`` are shown large and
-    ``phrased`` say a split in one phrase; ``parts`` of a device's memory and ``titles`` of rules as
-    a person calls them; ``goals``, the column that each goal of an objective is about and whether
+    ``phrased`` say a split in one phrase; ``parts`` of a device's memory as a person
+    calls them; ``goals``, the column that each goal of an objective is about and whether
     less (1) or more (-1) of it is better; ``unpriced``, what stands for cost where a price is
     unknown; ``frontier_columns``, the tradeoff that every plan states; ``shown_as``, the columns
     that people read in place of those that rank.
     """
 
-    measures: Mapping[str, Measure]
+    measures: Mapping[str, Metric]
     axes: tuple[str, str]
     listed: tuple[str, ...]
     tabled: tuple[str, ...]
     headline: tuple[str, ...]
     phrased: tuple[str, ...]
     parts: ClassVar[Mapping[str, str]]
-    titles: ClassVar[Mapping[str, str]]
     goals: ClassVar[Mapping[Goal, tuple[str, int]]]
     unpriced: ClassVar[Mapping[str, str]]
     frontier_columns: ClassVar[tuple[str, str]]
@@ -658,7 +655,7 @@ class PlanRows(ABC):
             )
         signed = []
         for name in columns:
-            sign = -1 if name in MORE_IS_BETTER else 1
+            sign = -1 if is_more_better(name) else 1
             signed.append(sign * np.asarray(self.columns[name], dtype=float))
         known: Bool = np.all(np.isfinite(signed), axis=0)
         rows = self.holds & known if among is None else self.holds & known & among
@@ -696,8 +693,7 @@ class PlanRows(ABC):
 
     def title(self, codes: Iterable[str]) -> str:
         """Codes of rules as a person calls them."""
-        names = {**REFUSALS, **self.titles}
-        return "; ".join(sorted(names.get(code, code) for code in codes))
+        return "; ".join(sorted(rule_title(code) for code in codes))
 
     def reasons(self, row: int) -> list[str]:
         """Why a row is refused; empty when it is not."""
@@ -721,7 +717,9 @@ class PlanRows(ABC):
     def bound(self, code: str) -> Float:
         """What a limit bounds in every row: a mean, or the percentile that the limits name."""
         percentile = self.request.objective.limits.percentile
-        return np.concatenate([LIMITS[code].value(block, percentile) for block in self.blocks])
+        return np.concatenate(
+            [bounded_values(LIMITS[code], block, percentile) for block in self.blocks]
+        )
 
     @property
     def limited(self) -> bool:
@@ -782,7 +780,7 @@ class PlanRows(ABC):
         for code, broken in self._rules.items():
             if code in LIMITS:
                 by_limits |= broken
-                times = LIMITS[code].excess(self.bound(code), self.request.objective.limits)
+                times = limit_excess(LIMITS[code], self.bound(code), self.request.objective.limits)
                 known &= ~broken | np.isfinite(times)  # without a price no limit would let it in
                 excess = np.where(broken, np.maximum(excess, times), excess)
             elif code == "confidence":
@@ -851,8 +849,7 @@ class PlanRows(ABC):
     def bounded(self, name: str) -> Float:
         """What a limit on a measure bounds, SI: the measure, or a simulated percentile of it."""
         limit = self.measures[name].limit
-        code = next((code for code, rule in LIMITS.items() if rule.name == limit), None)
-        return self.raw(name) if code is None else self.bound(code)
+        return self.raw(name) if limit is None else self.bound(limits_by_name()[limit].code)
 
     def values(self, name: str, rows: Any = slice(None)) -> Float:
         """A measure of some rows in the unit it is shown in."""
@@ -873,13 +870,13 @@ class PlanRows(ABC):
         measure = self.measures[name]
         if measure.limit is None:
             return None
-        limit = getattr(self.request.objective.limits, measure.limit)
-        return None if limit is None else limit * measure.limit_factor * measure.factor
+        bound = limits_by_name()[measure.limit].bound(self.request.objective.limits)
+        return None if bound is None else bound * measure.factor
 
     def phrase(self, row: int) -> str:
         """A row's main figures in one phrase, without what is unknown."""
         known = [name for name in self.phrased if np.isfinite(self.raw(name)[row])]
-        return ", ".join(f"{self.text(name, row)} {_TAIL.get(name, '')}".strip() for name in known)
+        return ", ".join(self.measures[name].phrase(float(self.raw(name)[row])) for name in known)
 
     def band(self, name: str, row: int) -> str | None:
         """Where eight of ten measured runs are expected, as a sentence says it.
@@ -931,7 +928,7 @@ class PlanRows(ABC):
                     for row in rows_told
                 ]
             )
-            if measure.band_inverse:
+            if measure.inverse:
                 factors = 1 / factors[:, ::-1]
             values = self.raw(name)[index[inside]]
             low[inside], high[inside] = values * factors[:, 0], values * factors[:, 1]
@@ -959,15 +956,6 @@ class PlanRows(ABC):
         if block is not None and factors:
             self._block_factors[block] = factors
         return factors
-
-
-_TAIL = {
-    "tpot": "per token",
-    "usd": "per million tokens",
-    "usd_run": "for the run",
-    "step": "a step",
-    "wall": "to finish",
-}
 
 
 def pareto_front(*columns: Float, among: Bool) -> Bool:

@@ -13,9 +13,8 @@ import numpy as np
 
 from recipe_core.base import progress
 from recipe_core.base.arrays import Bool, Float, Int
-from recipe_core.base.labels import REFUSALS, load_text
 from recipe_core.base.text_rows import MEMORY, memory_parts
-from recipe_core.base.units import duration, significant
+from recipe_core.base.units import HOUR_S, duration, significant
 from recipe_core.compression.required import compression_estimate, compression_of
 from recipe_core.estimates.bands import Uncertain
 from recipe_core.estimates.columns.serving import Cases, Setting, stack
@@ -46,7 +45,6 @@ from recipe_core.plans.limits import (
     without_percentile,
 )
 from recipe_core.plans.load import STEPS, best_loads, bisected, least_loads
-from recipe_core.plans.measures import HOUR_S, SERVING, SERVING_GOALS, measures_of
 from recipe_core.plans.plan import LENGTH, LIMIT, LOAD, Plan
 from recipe_core.plans.problem import ServingProblem
 from recipe_core.plans.serving_candidates import (
@@ -62,10 +60,11 @@ from recipe_core.plans.serving_candidates import (
 )
 from recipe_core.plans.size import check_loads
 from recipe_core.request.candidate import CandidateRequest
-from recipe_core.request.objective import TIME_LIMITS, Goal, Limits
+from recipe_core.request.metrics import Goal, goals_of, metrics_of, timed_limits
+from recipe_core.request.objective import Limits
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.serving_workload import LOADS
-from recipe_core.request.split_key import SPLIT_FIELDS, cluster_of, split_key, split_of
+from recipe_core.request.split_key import SPLIT_FIELDS, cluster_of, load_text, split_key, split_of
 from recipe_core.request.split_key import load_of as load_of_key
 
 Block = EvaluatedCases[Setting, Cases, Estimates]
@@ -177,7 +176,7 @@ class ServingPlan(Plan):
 
     problem: ServingProblem
     kind: Literal["serving", "training"] = "serving"
-    measures = SERVING
+    measures = metrics_of("closed")
     axes = ("tpot", "per_gpu")
     listed: tuple[str, ...] = (
         "gpus",
@@ -194,10 +193,9 @@ class ServingPlan(Plan):
     headline = ("output", "interactivity", "tpot", "ttft", "usd", "usd_hour")
     phrased = ("output", "tpot", "usd")
     parts = MEMORY
-    titles = REFUSALS
     frontier_columns = ("tpot_s", "output_tokens_per_s_per_gpu")
     settled = ("hardware", "loads", "max_batched_tokens", "speculative")
-    goals: ClassVar[Mapping[Goal, tuple[str, int]]] = SERVING_GOALS
+    goals: ClassVar[Mapping[Goal, tuple[str, int]]] = goals_of("closed")
     unpriced: ClassVar[Mapping[str, str]] = {
         "usd_per_million_output_tokens": "output_tokens_per_s_per_gpu"
     }
@@ -205,7 +203,7 @@ class ServingPlan(Plan):
 
     def __init__(self, problem: ServingProblem, blocks: Sequence[Block]) -> None:
         super().__init__(problem, blocks)
-        self.measures = measures_of(problem.workload.mode)
+        self.measures = metrics_of(problem.workload.mode)
         if self.loads_differ:
             self.listed = ("load", *type(self).listed)
         if problem.workload.mode == "offline":
@@ -294,7 +292,7 @@ class ServingPlan(Plan):
         if not self.load_searched:
             return self
         objective = self.request.objective
-        times = {name: getattr(objective.limits, name) for name in TIME_LIMITS}
+        times = {name: getattr(objective.limits, name) for name in timed_limits()}
         timed = objective.model_copy(update={"limits": Limits(**times), "confidence": None})
         request = self.request.model_copy(update={"objective": timed})
         pairs = [

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Literal, Self, cast
 import numpy as np
 
 from recipe_core.base.arrays import Float, Int
-from recipe_core.base.labels import TRAINING_MEMORY, TRAINING_REFUSALS
 from recipe_core.engines.frameworks import framework
 from recipe_core.estimates.columns.training import (
     OFFLOADS,
@@ -22,6 +21,7 @@ from recipe_core.estimates.columns.training import (
 from recipe_core.estimates.rules.training_rules import rules
 from recipe_core.estimates.training.bands import METRICS, errors, uncertain
 from recipe_core.estimates.training.estimates import TrainingEstimates, estimate
+from recipe_core.estimates.training.memory import MEMORY_TITLES
 from recipe_core.estimates.training.results import TrainingEstimate
 from recipe_core.estimates.training.starts import is_uncertain
 from recipe_core.hardware.cluster import short_title
@@ -36,13 +36,12 @@ from recipe_core.plans.launch_rules import (
     ways_out,
 )
 from recipe_core.plans.limits import limited
-from recipe_core.plans.measures import TRAINING, to_finish
 from recipe_core.plans.plan import LENGTH, LOAD, Plan
 from recipe_core.plans.problem import MAX_DEVICES, TrainingProblem
 from recipe_core.plans.training_candidates import describe, every_case, one_case
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.edit import TRAINING_TOKENS, shared_candidate
-from recipe_core.request.objective import Goal
+from recipe_core.request.metrics import Goal, goals_of, metrics_of, time_to_finish
 from recipe_core.request.split_key import TRAINING_FIELDS, cluster_of, split_of
 
 Block = EvaluatedCases[TrainingSetting, TrainingCases, TrainingEstimates]
@@ -125,17 +124,11 @@ class TrainingPlan(Plan):
 
     problem: TrainingProblem
     kind: Literal["serving", "training"] = "training"
-    measures = TRAINING
+    measures = metrics_of("training")
     tabled: tuple[str, ...] = TABLED
-    parts = TRAINING_MEMORY
-    titles = TRAINING_REFUSALS
+    parts = MEMORY_TITLES
     frontier_columns = ("step_s", "tokens_per_s_per_gpu")
-    goals: ClassVar[Mapping[Goal, tuple[str, int]]] = {
-        "throughput": ("tokens_per_s", -1),
-        "cost": ("usd_per_million_tokens", 1),
-        "gpus": ("gpus", 1),
-        "energy": ("joules_per_token", 1),
-    }
+    goals: ClassVar[Mapping[Goal, tuple[str, int]]] = goals_of("training")
     unpriced: ClassVar[Mapping[str, str]] = {"usd_per_million_tokens": "tokens_per_s_per_gpu"}
 
     def __init__(self, problem: TrainingProblem, blocks: Sequence[Any]) -> None:
@@ -152,7 +145,9 @@ class TrainingPlan(Plan):
             self.headline = ("output", "mfu", "goodput", "wall", "usd_run", "usd_hour")
             if len(self):
                 finish_s = self.columns["wall_s"][self.feasible if self.feasible.any() else ...]
-                self.measures = TRAINING | {"wall": to_finish(finish_s)}
+                finite_s = finish_s[np.isfinite(finish_s)]
+                fastest_s = float(finite_s.min()) if len(finite_s) else 0.0
+                self.measures = self.measures | {"wall": time_to_finish(fastest_s)}
         if problem.workload.rollout is not None:
             self.tabled, self.listed = SAMPLED, (*self.listed, "rollout")
 

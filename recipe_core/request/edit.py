@@ -22,7 +22,7 @@ from recipe_core.request.link import (
     leaves,
     searches_load,
 )
-from recipe_core.request.objective import RUN_LIMITS
+from recipe_core.request.metrics import goals_of, limits_of, run_limits
 from recipe_core.request.presets import preset_of, presets
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.serving_workload import LOADS, MEDIA, MediaItems, ServingWorkload
@@ -34,19 +34,6 @@ TRAINING_TOKENS = 10e9
 
 START_ROLLOUT = {"prompts": 128, "samples": 8, "prompt_tokens": 512, "response_tokens": 1024}
 """The rollout that a request starts with when its method turns to one that samples answers."""
-
-_SERVING_LIMITS = (
-    "ttft_ms",
-    "tpot_ms",
-    "request_latency_ms",
-    "usd_per_million_output_tokens",
-    "output_tokens_per_s_at_least",
-    "percentile",
-    "accuracy_recovery",
-)
-_OTHERS_LIMITS = {"serving": RUN_LIMITS, "training": _SERVING_LIMITS}
-"""Limits that a kind of workload does not have."""
-_SERVING_GOALS = ("latency", "ttft", "tpot", "accuracy")
 
 
 def value_of(request: PlanRequest, field: str) -> Any:
@@ -109,7 +96,7 @@ def _keep_consistent(
         _swap_rollout(fields, changes)
     endless = changes.get("workload.mode", "offline") != "offline"
     if endless or ("workload.tokens" in changes and changes["workload.tokens"] is None):
-        fields |= dict.fromkeys(f"objective.limits.{name}" for name in RUN_LIMITS)
+        fields |= dict.fromkeys(f"objective.limits.{name}" for name in run_limits())
     _keep_budget(fields, changes)
     if "workload.method" in changes:
         _keep_method(fields, changes)
@@ -196,15 +183,17 @@ def _media_tokens(fields: Mapping[str, Any]) -> int:
 def _other_kind(fields: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """Model and hardware as they are, the kind's usual workload, and the goals both kinds have."""
     out: dict[str, Any] = {}
+    training = kind == "training"
+    limits = limits_of("training") if training else (*limits_of("closed"), "percentile")
     for name, value in fields.items():
         part, _, last = name.rpartition(".")
-        shared_limit = part == "objective.limits" and last not in _OTHERS_LIMITS.get(kind, ())
+        shared_limit = part == "objective.limits" and last in limits
         kept = name.split(".")[0] in ("model", "hardware") or name == "options.hardware"
         kept |= part == "options.supervision" and last != "min_available"
         if shared_limit or kept:
             out[name] = value
     goal = fields["objective.optimize"]
-    drops_goal = kind == "training" and goal in _SERVING_GOALS
+    drops_goal = training and goal not in goals_of("training")
     out["objective.optimize"] = "throughput" if drops_goal else goal
     if kind != "training":
         load = None if searches_load(out) else START_LOADS["closed"]

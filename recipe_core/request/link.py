@@ -25,7 +25,8 @@ from recipe_core.engines.spec import engine
 from recipe_core.hardware.cluster import cluster
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.request.candidate import CandidateRequest, PoolRequest
-from recipe_core.request.objective import GAIN_FROM_LOAD, TIME_LIMITS, Goal, Limits, Objective
+from recipe_core.request.metrics import Goal, timed_limits
+from recipe_core.request.objective import GAIN_FROM_LOAD, Limits, Objective
 from recipe_core.request.over_time import OverTime
 from recipe_core.request.packed import MAX_TEXT, is_packed, shorter, unpack
 from recipe_core.request.phases import Evaluation
@@ -206,7 +207,7 @@ def searches_load(values: Mapping[str, Any]) -> bool:
     Some limit bounds a time, and what counts gains from load; values may be wrong.
     """
     if values.get("options.loads") or not any(
-        values.get(f"objective.limits.{name}") is not None for name in TIME_LIMITS
+        values.get(f"objective.limits.{name}") is not None for name in timed_limits()
     ):
         return False
     stated = {

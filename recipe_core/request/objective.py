@@ -8,8 +8,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from recipe_core.base.described import DESCRIBED
 from recipe_core.base.types import Count, Positive
-
-Goal = Literal["throughput", "latency", "ttft", "tpot", "cost", "gpus", "energy", "accuracy"]
+from recipe_core.request.metrics import Goal
 
 JudgedOn = Literal[
     "mean",
@@ -28,11 +27,6 @@ Orientation = Literal["latency", "balanced", "throughput"]
 
 GAIN_FROM_LOAD: frozenset[Goal] = frozenset({"throughput", "cost", "energy"})
 """Goals that more requests in flight are good for."""
-
-TIME_LIMITS = ("ttft_ms", "tpot_ms", "request_latency_ms")
-"""Limits on times of a request, which more requests in flight lengthen."""
-RUN_LIMITS = ("wall_hours", "usd")
-"""Limits on the whole of what has an end: a training run whose tokens are stated, or a queue."""
 
 
 class Limits(BaseModel):

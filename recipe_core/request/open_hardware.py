@@ -19,7 +19,8 @@ from recipe_core.hardware.request import HardwareRequest
 from recipe_core.request.edit import change, select_split, shared_candidate
 from recipe_core.request.first_error import first_error
 from recipe_core.request.link import MAX_VALUE, START_LOADS
-from recipe_core.request.objective import Goal, Objective
+from recipe_core.request.metrics import Goal
+from recipe_core.request.objective import Objective
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.serving_workload import ServingWorkload
 from recipe_core.request.size import AnyHardware, Market, SizeRequest

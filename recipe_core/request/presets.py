@@ -10,7 +10,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from recipe_core.base.documents import read_shipped
-from recipe_core.request.objective import Goal, Orientation
+from recipe_core.request.metrics import Goal
+from recipe_core.request.objective import Orientation
 from recipe_core.request.schema import PlanRequest, no_search
 from recipe_core.request.serving_workload import ServingWorkload
 
@@ -27,6 +28,24 @@ class Preset(BaseModel):
     workload: dict[str, float | int | str]
 
 
+class Aim(BaseModel):
+    """What counts most: an orientation, one goal, or several with their weights."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    title: str
+    help: str
+    optimize: Goal = "throughput"
+    orientation: Orientation | None = None
+    weights: dict[Goal, float] = {}
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """The changes to a request that choose it."""
+        weighed = {f"objective.weights.{goal}": weight for goal, weight in self.weights.items()}
+        chosen = {"objective.optimize": self.optimize, "objective.orientation": self.orientation}
+        return chosen | weighed
+
+
 class PresetFile(BaseModel):
     """The shape of ``presets.yaml``."""
 
@@ -36,6 +55,7 @@ class PresetFile(BaseModel):
     source: str
     serving: dict[str, Preset]
     training: dict[str, Preset]
+    aims: dict[Literal["serving", "training"], dict[str, Aim]]
 
 
 @cache
@@ -83,74 +103,9 @@ def preset_of(request: PlanRequest) -> str | None:
     return None
 
 
-class Aim(BaseModel):
-    """What counts most: an orientation, one goal, or several with their weights."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-    title: str
-    help: str
-    optimize: Goal = "throughput"
-    orientation: Orientation | None = None
-    weights: dict[Goal, float] = {}
-
-    @property
-    def changes(self) -> dict[str, Any]:
-        """The changes to a request that choose it."""
-        weighed = {f"objective.weights.{goal}": weight for goal, weight in self.weights.items()}
-        chosen = {"objective.optimize": self.optimize, "objective.orientation": self.orientation}
-        return chosen | weighed
-
-
-_SERVING_AIMS: Mapping[str, Aim] = {
-    "latency": Aim(
-        title="Latency",
-        help="Fast tokens for each user; cost counts a little.",
-        orientation="latency",
-    ),
-    "balanced": Aim(
-        title="Balanced", help="Speed for one user and cost count alike.", orientation="balanced"
-    ),
-    "throughput": Aim(
-        title="Throughput", help="Most output tokens per second from the whole deployment."
-    ),
-    "cost": Aim(title="Cost", help="Fewest dollars per million output tokens.", optimize="cost"),
-    "ttft": Aim(title="First token", help="Shortest wait for the first token.", optimize="ttft"),
-    "tpot": Aim(title="Token time", help="Shortest time between tokens.", optimize="tpot"),
-    "request": Aim(
-        title="Whole request", help="Shortest time for a whole answer.", optimize="latency"
-    ),
-    "gpus": Aim(
-        title="Fewest devices", help="As few devices as the limits allow.", optimize="gpus"
-    ),
-    "energy": Aim(title="Energy", help="Fewest joules per token.", optimize="energy"),
-    "accuracy": Aim(
-        title="Accuracy",
-        help="Number formats that keep most of the unquantised checkpoint's accuracy.",
-        optimize="accuracy",
-    ),
-    "all-three": Aim(
-        title="Accuracy, cost, speed",
-        help="Losing 2 % of accuracy counts as much as twice the cost or the token time.",
-        weights={"accuracy": 1.0, "cost": 1.0, "tpot": 1.0},
-    ),
-}
-_TRAINING_AIMS: Mapping[str, Aim] = {
-    "throughput": Aim(
-        title="Time to finish", help="Most tokens per second, less what failures cost."
-    ),
-    "cost": Aim(title="Cost", help="Fewest dollars per token.", optimize="cost"),
-    "gpus": Aim(
-        title="Fewest devices",
-        help="As few devices as memory and the limits allow.",
-        optimize="gpus",
-    ),
-    "energy": Aim(title="Energy", help="Fewest joules per token.", optimize="energy"),
-}
-
-
 def aims(request: PlanRequest) -> Mapping[str, Aim]:
     """What can count most for the request's kind of workload."""
-    return _TRAINING_AIMS if request.is_training else _SERVING_AIMS
+    return preset_file().aims["training" if request.is_training else "serving"]
 
 
 def aim_of(request: PlanRequest) -> str | None:

@@ -19,7 +19,8 @@ from recipe_core.request.candidate import CandidateRequest, Window
 from recipe_core.request.compression import Compression
 from recipe_core.request.first_error import first_error
 from recipe_core.request.kv_offload import KvOffload
-from recipe_core.request.objective import GAIN_FROM_LOAD, TIME_LIMITS, Objective
+from recipe_core.request.metrics import timed_limits
+from recipe_core.request.objective import GAIN_FROM_LOAD, Objective
 from recipe_core.request.scaling import Scaling
 from recipe_core.request.serving_workload import ServingWorkload, Speculative
 from recipe_core.request.simulated import Simulated
@@ -116,7 +117,7 @@ def needs_load(workload: Workload) -> bool:
 
 def no_search(objective: Objective, options: Options) -> str | None:
     """What to state so that the load of a closed loop is known; None where it can be searched."""
-    if all(getattr(objective.limits, name) is None for name in TIME_LIMITS):
+    if all(getattr(objective.limits, name) is None for name in timed_limits()):
         return (
             "State workload.concurrency, or a limit on time such as objective.limits.tpot_ms, for "
             "which the largest load is searched."

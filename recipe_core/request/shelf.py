@@ -14,14 +14,13 @@ from itertools import chain
 from typing import Any
 
 from recipe_core.base.errors import InputError, RecipeError
-from recipe_core.base.labels import short_name
 from recipe_core.base.texts import flaw_of_name
 from recipe_core.hardware.cluster import chip_title, device
 from recipe_core.request.describe import model_name, workload_name
 from recipe_core.request.link import from_query, to_query
 from recipe_core.request.packed import pack, unpack
 from recipe_core.request.schema import PlanRequest
-from recipe_core.request.split_key import key_of
+from recipe_core.request.split_key import key_of, short_name
 
 MAX_KEPT = 8
 MAX_NAME = 80

@@ -14,6 +14,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from recipe_core.base.units import significant
+
 SPLIT_FIELDS = ("engine", "weight_dtype", "kv_dtype", "tp", "pp", "dp", "ep")
 """What a serving split is, where ranks share no cache."""
 TRAINING_FIELDS = (
@@ -130,3 +132,79 @@ def key_of(candidate: Mapping[str, Any]) -> str | None:
     fields = TRAINING_FIELDS if candidate.get("micro_batch") is not None else SPLIT_FIELDS
     complete = all(candidate.get(name) is not None for name in fields)
     return split_key({**candidate, "cp": candidate.get("cp") or 1}) if complete else None
+
+
+# names for people
+
+
+def degrees(candidate: Mapping[str, Any]) -> str:
+    """``tp 4 · dp 2``: tp always, the other degrees when above 1."""
+    return " · ".join(
+        f"{name} {candidate[name]}"
+        for name in ("tp", "pp", "dp", "ep", "cp")
+        if name == "tp" or (candidate.get(name) or 1) > 1
+    )
+
+
+def serving_split(candidate: Mapping[str, Any]) -> str:
+    """Degrees, copies, draft and the prefill pool: ``2 × (tp 4), prefill on 3 × tp 2``.
+
+    A draft is its method, tokens and acceptance: ``tp 8, eagle 5 at 0.7``.
+    """
+    copies, pool = candidate.get("replicas") or 1, candidate.get("prefill")
+    split = f"{copies} × ({degrees(candidate)})" if copies > 1 else degrees(candidate)
+    if draft := candidate.get("speculative"):
+        split += f", {draft.get('method') or 'draft'} {draft['tokens']} at {draft['acceptance']:g}"
+    if not pool:
+        return split
+    number = pool.get("replicas") or 1
+    return f"{split}, prefill on {f'{number} × ' if number > 1 else ''}{degrees(pool)}"
+
+
+def training_split(candidate: Mapping[str, Any]) -> str:
+    """``dp 8 · pp 4 × 2 · zero 1 · micro-batch 2 · full recompute``: what is not 1 or none."""
+    c = candidate
+    chunks = f" × {c['virtual_stages']}" if c["virtual_stages"] > 1 else ""
+    suffixes = {"dp": "", "tp": "", "pp": chunks, "cp": "", "ep": ""}
+    parts = [f"{name} {c[name]}{end}" for name, end in suffixes.items() if c[name] > 1]
+    parts = parts or ["one device"]
+    replicas = c["dp"] * c["cp"]
+    if c["zero_stage"]:
+        hybrid = f" over {c['shard']}" if (c.get("shard") or replicas) != replicas else ""
+        parts.append(f"zero {c['zero_stage']}{hybrid}")
+    parts.append(f"micro-batch {c['micro_batch']}")
+    if c["recompute"] != "none":
+        parts.append(f"{c['recompute']} recompute")
+    if c.get("offload") == "parameters":
+        parts.append("parameters on the host")
+    return " · ".join(parts)
+
+
+def split_name(candidate: Mapping[str, Any]) -> str:
+    """A candidate of serving or of training in a few characters."""
+    training = candidate.get("micro_batch") is not None
+    return training_split(candidate) if training else serving_split(candidate)
+
+
+def short_name(candidate: Mapping[str, Any]) -> str:
+    """A split in a tile: of two pools ``tp 4 + 2 × tp 2``, of training ``dp 8 · zero 3 · mb 8``.
+
+    ``mb`` is the micro-batch. Everything that tells splits apart stays.
+    """
+    if candidate.get("prefill"):
+        return serving_split(candidate).replace(", prefill on ", " + ")
+    return split_name(candidate).replace("micro-batch", "mb")
+
+
+_LOADS = {
+    "concurrency": "in flight",
+    "batch": "in a batch",
+    "requests": "queued",
+    "request_rate": "requests/s",
+}
+
+
+def load_text(field: str, load: float) -> str:
+    """A load with what it counts, by the workload's field: ``64 in flight``, ``2.5 requests/s``."""
+    number = f"{load:,.0f}" if float(load).is_integer() else significant(load)
+    return f"{number} {_LOADS[field]}"

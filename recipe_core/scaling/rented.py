@@ -7,7 +7,7 @@ import hashlib
 from recipe_core.base.documents import to_json
 from recipe_core.estimates.serving.rented import RentedReplicas, SimulatedReplicas
 from recipe_core.hardware.cluster import Cluster
-from recipe_core.request.objective import TIME_LIMITS
+from recipe_core.request.metrics import timed_limits
 from recipe_core.request.scaling import Scaling
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.serving_workload import LOADS
@@ -108,7 +108,7 @@ def digest_of(request: PlanRequest) -> str:
         "device": device if isinstance(device, str) else device.get("name"),
         "candidate": values.get("candidate"),
         "workload": {k: v for k, v in workload.items() if k != "mode"},
-        "limits": {name: limits.get(name) for name in TIME_LIMITS},
+        "limits": {name: limits.get(name) for name in timed_limits()},
         "scaling": options.get("scaling"),
         "start": options.get("start"),
     }

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from recipe_core.base.labels import split_name
 from recipe_core.hardware.offers import Offer
 from recipe_core.hardware.ownership import HOURS_PER_MONTH
 from recipe_core.plans.limits import LIMITS
 from recipe_core.plans.serving_plan import ServingPlan
+from recipe_core.request.split_key import split_name
 from recipe_core.sizing.afterwards import availability_of, grow_choices, purchase_of
 from recipe_core.sizing.capacity import LargestLoad, largest_load
 from recipe_core.sizing.growth import Choices
@@ -272,7 +272,7 @@ def headroom(one: SizedDevice, row: int) -> Json:
         bound = rule.bound(limits)
         if bound is None:
             continue
-        value = float(one.bounded[code][row]) * (one.dearer[row] if rule.money else 1.0)
+        value = float(one.bounded[code][row]) * (one.dearer[row] if rule.priced else 1.0)
         low, high = (value * factor for factor in one.band_factors(rule.column, row))
         left = value / bound - 1 if rule.at_least else 1 - value / bound
         out[rule.name] = {

@@ -125,7 +125,7 @@ class SizedDevice:
         limits = self.plan.request.objective.limits
         keeps = np.ones(len(self.plan), dtype=np.bool_)
         for rule in LIMITS.values():
-            if (rule.money or rule.column == "gpus") and (bound := rule.bound(limits)) is not None:
+            if (rule.priced or rule.column == "gpus") and (bound := rule.bound(limits)) is not None:
                 value = np.asarray(self.plan.columns[rule.column], dtype=float)
                 keeps &= ~(value * self.dearer > bound) | (self.dearer == 1)
         return keeps
@@ -413,7 +413,7 @@ def plan_request(request: SizeRequest, choice: Choice) -> PlanRequest:
     )
 
 
-MONEY = tuple(rule.name for rule in LIMITS.values() if rule.money)
+MONEY = tuple(rule.name for rule in LIMITS.values() if rule.priced)
 """Limits on money, by their fields."""
 
 

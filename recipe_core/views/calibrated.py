@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from recipe_core.estimates.columns.scales import CALIBRATED
+from recipe_core.request.metrics import metric_of
 
 if TYPE_CHECKING:  # importing these would triple the time until a plan is printed
     from recipe_core.estimates.columns.corrections import Corrections
@@ -15,12 +16,7 @@ if TYPE_CHECKING:  # importing these would triple the time until a plan is print
 _MEASURED = re.compile(r"measured here on [0-9-]+")
 """How the basis of an accuracy begins that a measured checkpoint moved (``compression/own.py``)."""
 
-FIGURES = {
-    "ttft_s": "time to first token",
-    "tpot_s": "time per output token",
-    "output_tokens_per_s": "throughput",
-    "step_s": "time of a step",
-}
+FIGURES = ("ttft_s", "tpot_s", "output_tokens_per_s", "step_s")
 
 
 def calibrated_lines(corrections: Corrections | None) -> list[str]:
@@ -51,7 +47,9 @@ def changed_figures(estimate: Mapping[str, Any]) -> str:
     accuracy = _MEASURED.search(own)
     texts = {name: str(basis.get(name, "")).partition(": ") for name in FIGURES}
     changed = [
-        f"{FIGURES[name]}: {rest}" for name, (kind, _, rest) in texts.items() if kind == CALIBRATED
+        f"{metric_of(name).label}: {rest}"
+        for name, (kind, _, rest) in texts.items()
+        if kind == CALIBRATED
     ]
     if accuracy:
         changed.append(f"accuracy: {accuracy.group()}")

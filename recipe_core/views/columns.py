@@ -13,8 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-from recipe_core.plans.measures import SERVING, TRAINING, Measure
-
 if TYPE_CHECKING:  # importing pandas takes longer than most plans
     import pandas as pd
     from pandas.io.formats.style import Styler
@@ -182,13 +180,3 @@ def parquet_bytes(table: pd.DataFrame) -> bytes:
     file = io.BytesIO()
     table.to_parquet(file, index=False)
     return file.getvalue()
-
-
-def quantities(*, training: bool = False) -> dict[str, Measure]:
-    """The registry of quantities, by name: each with its title, head, unit and text."""
-    return TRAINING if training else SERVING
-
-
-def quantity(name: str, *, training: bool = False) -> Measure:
-    """One quantity of the registry: the only source of titles and heads of figures."""
-    return quantities(training=training)[name]

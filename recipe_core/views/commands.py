@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from recipe_core.base.labels import split_name
 from recipe_core.base.units import chance_text, gib, rate
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.request.describe import short_name
+from recipe_core.request.split_key import split_name
 from recipe_core.views.columns import Column, terminal
 from recipe_core.views.estimates import estimate_text, serving_speed
 from recipe_core.views.plans import change_lines

@@ -5,11 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from recipe_core.base.labels import RUN_SHARES, TRAINING_CAUSES, TRAINING_MEMORY, split_name
 from recipe_core.base.text_rows import MEMORY, TextRow, is_pooled, memory_parts, text_rows
-from recipe_core.base.units import chance_text, count, duration, gib, rate, significant, usd
-from recipe_core.plans.measures import days, kept, utilisation
-from recipe_core.views.columns import Column, quantity
+from recipe_core.base.units import (
+    accuracy_text,
+    chance_text,
+    count,
+    days,
+    duration,
+    gib,
+    rate,
+    significant,
+    usd,
+    utilisation,
+)
+from recipe_core.estimates.training.memory import MEMORY_TITLES
+from recipe_core.estimates.training.results import RUN_TITLES, STEP_TITLES
+from recipe_core.request.metrics import metrics_of
+from recipe_core.request.split_key import split_name
+from recipe_core.views.columns import Column
 from recipe_core.views.plans import change_lines
 from recipe_core.views.reinforcement_text import reinforcement_lines
 from recipe_core.views.verdict import formats_text
@@ -57,7 +70,7 @@ def _serving_figures(estimate: Mapping[str, Any]) -> Iterator[TextRow]:
         label = "Cost per million input tokens"
     else:
         yield from _row(estimate, "Output per device", serving[name], rate, name)
-        label = quantity("usd").title
+        label = metrics_of("closed")["usd"].title
     if cost["usd_per_hour"] is not None:
         yield from _row(estimate, label, cost[tokens], usd, tokens, "usd_per_hour")
     yield from _hourly(estimate)
@@ -65,7 +78,7 @@ def _serving_figures(estimate: Mapping[str, Any]) -> Iterator[TextRow]:
 
 
 def _hourly(estimate: Mapping[str, Any]) -> Iterator[TextRow]:
-    hour, watts = quantity("usd_hour"), quantity("watts")
+    hour, watts = metrics_of("closed")["usd_hour"], metrics_of("closed")["watts"]
     basis = "usd_per_hour"
     yield from _row(estimate, hour.title, estimate["cost"].get(basis), hour.show, basis=basis)
     yield from _row(estimate, watts.title, estimate["energy"]["watts"], watts.show, basis="watts")
@@ -75,11 +88,11 @@ def _accuracy(accuracy: Mapping[str, Any] | None) -> Iterator[TextRow]:
     """The accuracy that narrower formats retain; nothing where none is narrower."""
     if not accuracy or not accuracy["techniques"]:
         return
-    label, names = quantity("accuracy").title, " and ".join(accuracy["techniques"])
+    label, names = metrics_of("closed")["accuracy"].title, " and ".join(accuracy["techniques"])
     if accuracy["value"] is None:
         yield TextRow(label, "unknown", "", "", f"{names}: {accuracy['basis']}")
     else:
-        value, low, high = (kept(accuracy[end]) for end in ("value", "low", "high"))
+        value, low, high = (accuracy_text(accuracy[end]) for end in ("value", "low", "high"))
         yield TextRow(label, value, low, high, names)
 
 
@@ -89,9 +102,9 @@ def _training_figures(estimate: Mapping[str, Any]) -> Iterator[TextRow]:
     values = {name: estimate["training"].get(name) for name in ("mfu", "hfu")}
     values["goodput"] = run.get("goodput") or None
     for name, value in values.items():
-        measure = quantity(name, training=True)
+        measure = metrics_of("training")[name]
         yield from _row(estimate, measure.title, value, utilisation, basis=name)
-    wall, usd_run = quantity("wall", training=True), quantity("usd_run", training=True)
+    wall, usd_run = metrics_of("training")["wall"], metrics_of("training")["usd_run"]
     yield from _row(estimate, wall.title, run.get("wall_s") or None, days)
     yield from _row(estimate, usd_run.title, cost.get("usd"), usd, basis="usd_per_hour")
     yield from _hourly(estimate)
@@ -115,7 +128,7 @@ def memory_facts(estimate: Mapping[str, Any]) -> dict[str, str]:
     """Parts of the fullest device's memory, their total, and what the cache holds."""
     memory = estimate["memory"]
     if "training" in estimate:
-        parts = {label: memory[f"{name}_bytes"] for name, label in TRAINING_MEMORY.items()}
+        parts = {label: memory[f"{name}_bytes"] for name, label in MEMORY_TITLES.items()}
     else:
         # recipes of earlier versions have no encoders
         named_parts = memory_parts({"encoder_bytes": 0, **memory})
@@ -171,7 +184,7 @@ def _step_lines(answer: Mapping[str, Any]) -> Iterator[str]:
     for name, seconds in parts:
         share = seconds / answer["training"]["step_s"]
         if share > 0.001:
-            label = TRAINING_CAUSES.get(name, name)
+            label = STEP_TITLES.get(name, name)
             yield f"  {label:32} {duration(seconds):>14} {share:6.1%}"
 
 
@@ -192,7 +205,7 @@ def _run_lines(run: Mapping[str, Any], cost: Mapping[str, Any]) -> list[str]:
         f"goodput {run['goodput']:.1%}, MFU of the whole run {run['mfu']:.1%}; time goes to"
     )
     shares = sorted(run["time_shares"].items(), key=lambda item: -item[1])
-    lines += [f"  {RUN_SHARES[name]:32} {part:>14.2%}" for name, part in shares if part > 0.00005]
+    lines += [f"  {RUN_TITLES[name]:32} {part:>14.2%}" for name, part in shares if part > 0.00005]
     often = (run.get("failures") or 0.0) >= LEAST_FAILURES
     failed = f" ({significant(run['failures'])} expected in the run)" if often else ""
     lines.append(f"a failure every {days(run['mtbf_s'])}{failed}{_spares(run)}")

@@ -15,6 +15,7 @@ from recipe_core.accuracy.technique import techniques
 from recipe_core.base.units import figure_amount, significant
 from recipe_core.compression.advisor.figures import FIGURES
 from recipe_core.compression.advisor.ranked import BEST_AT, SURELY_KEPT
+from recipe_core.request.metrics import metric_of
 from recipe_core.views.columns import Column, terminal
 
 if TYPE_CHECKING:
@@ -141,8 +142,7 @@ def ranking_note(answer: Json) -> str:
 
 def figure_title(name: str) -> str:
     """A figure as people write it."""
-    label = FIGURES[name].label
-    return f"{label[0].upper()}{label[1:]}"
+    return metric_of(FIGURES[name]).title
 
 
 def technique_figure(row: Json, name: str, split: str = "same_split") -> Json | None:

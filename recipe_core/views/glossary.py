@@ -1,15 +1,15 @@
-"""The words of the field (``glossary.yaml``), and the help of fields and figures made of them."""
+"""The words of the field (``glossary.yaml``), and the help of fields made of them."""
 
 from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from recipe_core.base.data_files import DataFile
-from recipe_core.plans.measures import Measure
+from recipe_core.request.metrics import metric_of
 from recipe_core.request.schema import describe_field
 
 FILE = Path(__file__).with_name("glossary.yaml")
@@ -27,7 +27,8 @@ class Reference(BaseModel):
 class Term(BaseModel):
     """A word and what it means; ``short``: its abbreviation, or what else people say.
 
-    ``measures``: columns of a plan, ``fields``: fields of a request that are this.
+    ``metric``: the column of the metric that it is, whose title and help are then the word's;
+    ``fields``: fields of a request that are this.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
@@ -36,8 +37,20 @@ class Term(BaseModel):
     group: str
     text: Annotated[str, Field(min_length=20, max_length=330, pattern=r"^[A-Z][^\n]+\.$")]
     source: Reference
-    measures: tuple[str, ...] = ()
+    metric: str | None = None
     fields: tuple[str, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_metric(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """With what the registry says of the metric."""
+        column = values.get("metric")
+        if column is None:
+            return values
+        metric = metric_of(column)
+        limits = {"fields": (f"objective.limits.{metric.limit}",)} if metric.limit else {}
+        known = {"term": metric.title, "short": metric.abbreviation, "text": metric.help}
+        return {**known, **limits, **values}
 
     @property
     def title(self) -> str:
@@ -60,10 +73,9 @@ class Glossary(BaseModel):
                 raise ValueError(f"term {name!r} is of an unknown group {term.group!r}")
         if unused := set(self.groups) - {term.group for term in self.terms.values()}:
             raise ValueError(f"group {min(unused)!r} has no term")
-        for kind in ("measures", "fields"):
-            names = [name for term in self.terms.values() for name in getattr(term, kind)]
-            if twice := {name for name in names if names.count(name) > 1}:
-                raise ValueError(f"{min(twice)!r} has two terms")
+        fields = [field for term in self.terms.values() for field in term.fields]
+        if twice := {field for field in fields if fields.count(field) > 1}:
+            raise ValueError(f"{min(twice)!r} has two terms")
         return self
 
     def by_group(self) -> dict[str, list[Term]]:
@@ -89,11 +101,6 @@ def _by_field() -> dict[str, Term]:
     return {name: term for term in glossary().terms.values() for name in term.fields}
 
 
-@cache
-def _by_measure() -> dict[str, Term]:
-    return {name: term for term in glossary().terms.values() for name in term.measures}
-
-
 def field_help(field: str) -> str:
     """What a field of a request means, then the word of the field that it is about.
 
@@ -102,12 +109,6 @@ def field_help(field: str) -> str:
     """
     described, term = describe_field(field), _by_field().get(field)
     return described if term is None else f"{described}\n\n**{term.title}**: {term.text}"
-
-
-def measure_help(measure: Measure) -> str:
-    """What a figure means: its word's text, else what the measure says, else its title."""
-    term = _by_measure().get(measure.column)
-    return term.text if term else measure.help or measure.title
 
 
 def term_help(name: str) -> str:

@@ -16,8 +16,8 @@ from recipe_core.calibration.kept_compressions import KeptCompression
 from recipe_core.calibration.learned import LearnedNumber, LeftOneOut
 from recipe_core.calibration.place import VARIABLE, default_path
 from recipe_core.calibration.store import Entry, Overlay
-from recipe_core.calibration.validation.reconcile import TITLES
 from recipe_core.estimates.columns.corrections import version_of
+from recipe_core.request.metrics import metric_of
 from recipe_core.views.columns import Column, known_columns, terminal
 
 Row = TypeVar("Row")
@@ -35,8 +35,7 @@ MAX_LEFT_OUT = 8
 
 def measured_title(figure: str) -> str:
     """A figure of a run as people write it."""
-    title = TITLES[figure]
-    return f"{title[0].upper()}{title[1:]}"
+    return metric_of(figure).title
 
 
 def _engine_version(row: ComparedFigure) -> str:
@@ -180,7 +179,7 @@ def calibration_verdict(overlay: Overlay, compared: RunsCompared) -> str:
     counting = sum(entry.counts for entry in overlay.entries)
     text = f"{counting} of {_plural(len(overlay.entries), 'run')} count"
     changes = [
-        f"{TITLES[errors.figure]} {errors.before:.0%} → {errors.after:.0%}"
+        f"{metric_of(errors.figure).label} {errors.before:.0%} → {errors.after:.0%}"
         for errors in figure_errors(compared)
     ]
     return f"{text}; median error {', '.join(changes)}." if changes else f"{text}."

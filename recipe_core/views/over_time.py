@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from recipe_core.base.labels import split_name
 from recipe_core.base.units import long_duration, percent_text, significant, trimmed
 from recipe_core.request.over_time import DAY_S, HOUR_S, WEEK_S
 from recipe_core.request.scaling import Period, Scaling
+from recipe_core.request.split_key import split_name
 from recipe_core.views.cold_start import start_sentence
 from recipe_core.views.columns import Column, terminal
 from recipe_core.views.size_view import dollars

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recipe_core.base.labels import change_label, split_name
-from recipe_core.base.units import count, duration, rate, usd
+from recipe_core.base.units import count
 from recipe_core.engines.spec import engine, engine_names
-from recipe_core.plans.limits import stated as stated_limits
+from recipe_core.plans.changes import change_label
+from recipe_core.plans.limits import limit_texts
 from recipe_core.recipe.build import recipe_request
 from recipe_core.recipe.provenance import LAYERS, Layer
 from recipe_core.recipe.schema import Fallback, Recipe
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.describe import workload_name
+from recipe_core.request.metrics import metric_of
 from recipe_core.request.schema import PlanRequest
+from recipe_core.request.split_key import split_name
 from recipe_core.views.columns import Column
 from recipe_core.views.estimates import estimate_text
 from recipe_core.views.verdict import formats_text, goals_text, hourly_text, percent
@@ -89,7 +91,7 @@ def recipe_facts(recipe: Recipe, chance: float | None = None) -> dict[str, str]:
         "Engine": f"{recipe.engine.title} {recipe.engine.version}".strip(),
         "Workload": workload_name(request.workload),
         "Optimised for": goals_text(request),
-        "Limits": "; ".join(stated_limits(request.objective.limits)) or "none",
+        "Limits": "; ".join(limit_texts(request.objective.limits)) or "none",
     }
     out |= _confidence(request, chance)
     if (hour := recipe.estimate["cost"].get("usd_per_hour")) is not None:
@@ -114,7 +116,7 @@ def _devices(recipe: Recipe, request: PlanRequest) -> str:
 def _confidence(request: PlanRequest, chance: float | None) -> dict[str, str]:
     """The probability that the limits hold, and the requested one; nothing without limits."""
     confidence = request.objective.confidence
-    if not stated_limits(request.objective.limits):
+    if not limit_texts(request.objective.limits):
         return {}
     parts = [] if chance is None else [percent(chance)]
     parts += [] if confidence is None else [f"at least {confidence * 100:g} % asked for"]
@@ -171,21 +173,17 @@ def _changes(recipe: Recipe, fallback: Fallback) -> Iterator[str]:
         yield change_label(plain)
 
 
-_SHOWN: Mapping[str, Callable[[float], str]] = {
-    "output_tokens_per_s": rate,
-    "tpot_s": lambda value: f"{duration(value)} per token",
-    "usd_per_million_output_tokens": lambda value: f"{usd(value)} per million tokens",
-    "tokens_per_s": rate,
-    "step_s": lambda value: f"{duration(value)} per step",
-    "usd_per_million_tokens": lambda value: f"{usd(value)} per million tokens",
-}
-"""Figures of fallbacks, with units."""
+_SHOWN = (
+    *("output_tokens_per_s", "tpot_s", "usd_per_million_output_tokens"),
+    *("tokens_per_s", "step_s", "usd_per_million_tokens"),
+)
+"""Figures of fallbacks."""
 
 
 def _figures(figures: Mapping[str, float | None]) -> Iterator[str]:
-    for name, show in _SHOWN.items():
+    for name in _SHOWN:
         if (value := figures.get(name)) is not None:
-            yield show(value)
+            yield metric_of(name).phrase(value)
 
 
 # --- answers of commands --------------------------------------------------------------------------

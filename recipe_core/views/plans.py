@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from operator import attrgetter, itemgetter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int
-from recipe_core.base.labels import split_name
-from recipe_core.base.units import chance_text, range_text, rounded, significant
-from recipe_core.plans.measures import Measure, whole
+from recipe_core.base.units import chance_text, range_text, rounded, significant, whole
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.rows import TIED
+from recipe_core.request.split_key import split_name
 from recipe_core.views.calibrated import calibrated_lines
 from recipe_core.views.columns import Column, terminal
 from recipe_core.views.verdict import counts, percent
@@ -121,13 +120,8 @@ def front_of_devices(plan: Plan, x: str, y: str) -> Bool:
     return np.asarray(np.any(fronts, axis=0))
 
 
-def split_columns(
-    plan: Plan, help_of: Callable[[Measure], str] = attrgetter("help")
-) -> list[Column[Record]]:
-    """Every column of a plan's splits; rows are records of ``split_values``.
-
-    ``help_of``: explains a measure.
-    """
+def split_columns(plan: Plan) -> list[Column[Record]]:
+    """Every column of a plan's splits; rows are records of ``split_values``."""
     columns = [Column[Record]("Split", itemgetter("split"), align="left", name="split")]
     for name, title in GROUPS.items():
         if name not in plan.measures:
@@ -139,9 +133,9 @@ def split_columns(
         Column("Sure", itemgetter("sure"), _sure_text, help=sure, name="sure"),
     ]
     for name, measure in plan.measures.items():
-        title = f"{measure.head} ({measure.unit})" if measure.unit else measure.head
+        title = measure.column_title
         show = whole if measure.show is whole else significant
-        columns.append(Column(title, itemgetter(name), show, help=help_of(measure), name=name))
+        columns.append(Column(title, itemgetter(name), show, help=measure.help, name=name))
         if plan.has_band(name):
             likely = f"{name}_likely"
             text = "Eight of ten measured runs are expected there"

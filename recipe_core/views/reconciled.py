@@ -11,11 +11,12 @@ from recipe_core.calibration.run_rows import ImportedTable
 from recipe_core.calibration.validation.reconcile import (
     EXPLAINED,
     MATCH,
-    TITLES,
     Ends,
     Reconciled,
     Row,
 )
+from recipe_core.calibration.validation.reconcile import FIGURES as RECONCILED
+from recipe_core.request.metrics import metric_of
 from recipe_core.views.columns import Column, terminal
 
 
@@ -73,7 +74,7 @@ def _measurement_lines(answer: Reconciled) -> Iterator[str]:
 
 
 def _figure_name(figure: str) -> str:
-    return TITLES.get(figure, figure)
+    return metric_of(figure).label if figure in RECONCILED else figure
 
 
 def _ends_text(figure: str, ends: Ends) -> str:

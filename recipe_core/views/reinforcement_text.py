@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from recipe_core.base.labels import REINFORCEMENT_PHASES
 from recipe_core.base.units import duration, gib, rate, usd
+from recipe_core.estimates.training.results import PHASE_TITLES
 
 
 def reinforcement_lines(answer: Mapping[str, Any]) -> Iterator[str]:
@@ -16,7 +16,7 @@ def reinforcement_lines(answer: Mapping[str, Any]) -> Iterator[str]:
         return
     updates = loop["updates"]
     yield f"phases of a step ({loop['answers']:,} answers, {_counted(updates, 'update')}):"
-    for name, label in REINFORCEMENT_PHASES.items():
+    for name, label in PHASE_TITLES.items():
         seconds = loop["phases_s"].get(name, 0.0)
         if seconds > 0:
             yield f"  {label:26} {duration(seconds):>14}{_more(name, loop)}"

@@ -18,13 +18,12 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from recipe_core.base.documents import to_yaml
-from recipe_core.base.labels import split_name
 from recipe_core.bundle.write import Bundle
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plans import plan_candidate
 from recipe_core.recipe.build import recipe_request
 from recipe_core.request.describe import summary
-from recipe_core.request.split_key import key_of
+from recipe_core.request.split_key import key_of, split_name
 from recipe_core.targets.by_hand import node_commands, read_addresses
 from recipe_core.targets.use import TITLES, uses
 from recipe_core.views import charts, overview

@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from recipe_core.base.labels import split_name
 from recipe_core.base.units import band, chance_text, rounded
 from recipe_core.engines.training_programs import training_engine
 from recipe_core.hardware.cluster import chip_title
 from recipe_core.hardware.ownership import HOURS_PER_MONTH
-from recipe_core.plans.measures import Measure
 from recipe_core.plans.plan import Plan
 from recipe_core.request.describe import METHODS, load_name
 from recipe_core.request.link import left_out
+from recipe_core.request.metrics import Metric
 from recipe_core.request.schema import PlanRequest
+from recipe_core.request.split_key import split_name
 from recipe_core.request.training_workload import TrainingWorkload
 from recipe_core.views.columns import UNKNOWN as NOTHING
 from recipe_core.views.verdict import formats_text, goals_text
@@ -163,10 +163,10 @@ def _kinds(choices: Sequence[Choice]) -> list[str]:
 # --- figures
 
 
-def measures(choices: Sequence[Choice]) -> dict[str, Measure]:
+def measures(choices: Sequence[Choice]) -> dict[str, Metric]:
     """Every measure that any choice has a figure of, by title, serving's first."""
     plans = [choice.plan for choice in choices if choice.plan is not None]
-    out: dict[str, Measure] = {}
+    out: dict[str, Metric] = {}
     for plan in sorted(plans, key=lambda plan: plan.kind):
         for name, measure in plan.measures.items():
             if name in _IN_FACTS:
@@ -215,7 +215,7 @@ def figures(choices: Sequence[Choice], baseline: int = 0) -> list[Line]:
     ]
 
 
-def _cells(choices: Sequence[Choice], measure: Measure, baseline: int) -> tuple[Cell, ...]:
+def _cells(choices: Sequence[Choice], measure: Metric, baseline: int) -> tuple[Cell, ...]:
     amounts = np.array([value(choice, measure.title) for choice in choices])
     best = _best(choices, measure, amounts)
     cells = []
@@ -236,7 +236,7 @@ def _cells(choices: Sequence[Choice], measure: Measure, baseline: int) -> tuple[
     return tuple(cells)
 
 
-def _best(choices: Sequence[Choice], measure: Measure, amounts: Any) -> Any:
+def _best(choices: Sequence[Choice], measure: Metric, amounts: Any) -> Any:
     """Marks of the best figures, to three digits; none where there is nothing to choose."""
     finite = np.isfinite(amounts)
     kinds = {kind for kind, has_value in zip(_kinds(choices), finite, strict=True) if has_value}

@@ -10,15 +10,14 @@ from operator import itemgetter
 from typing import Any
 
 from recipe_core.base.errors import RecipeError
-from recipe_core.base.labels import split_name
-from recipe_core.base.units import chance_text, significant, usd
+from recipe_core.base.units import chance_text, days, significant, usd
 from recipe_core.engines.frameworks import framework
 from recipe_core.engines.spec import engine
 from recipe_core.hardware.cluster import device, short_title
 from recipe_core.hardware.offers import terms
-from recipe_core.plans.limits import LIMITS
-from recipe_core.plans.measures import days
-from recipe_core.views.columns import UNKNOWN, Column, known_columns, quantities, quantity
+from recipe_core.request.metrics import limits_by_name, metrics_of
+from recipe_core.request.split_key import split_name
+from recipe_core.views.columns import UNKNOWN, Column, known_columns
 
 Row = Mapping[str, Any]
 DOUBT = "†"
@@ -31,8 +30,6 @@ MONEY = {
     "run": "usd",
 }
 """Columns of money, by the name of their field."""
-RULES = {rule.name: rule for rule in LIMITS.values()}
-"""Limits by their field."""
 LOAD_UNITS = {
     "concurrency": "requests in flight",
     "request_rate": "requests per second",
@@ -185,7 +182,7 @@ def wins_sentence(row: Row, *, best: bool) -> str:
         return f"It stays the cheapest up to {usd(price)} per device-hour." if price else ""
     changes = [f"below {usd(price)} per device-hour"] if price else []
     for name, value in wins.get("limits", {}).items():
-        rule = RULES[name]
+        rule = limits_by_name()[name]
         changes.append(f"with {rule.label} limited to {rule.show(value / rule.factor)}")
     if wins.get("load"):
         changes.append(f"with {load_text(wins['load'], row['largest_load']['field'])}")
@@ -243,7 +240,7 @@ def size_columns(
 
 
 def _money_column(name: str, measure: str) -> Column[Row]:
-    head = quantity(measure, training=True).head
+    head = metrics_of("training")[measure].head
     return Column(head, lambda row: row.get(MONEY[name]), dollars, mark=doubt, name=name)
 
 
@@ -285,7 +282,7 @@ _COLUMNS: list[Column[Row]] = [
     Column("Engine", lambda row: engine_title(row["engine"]), align="left", name="engine"),
     _money_column("hour", "usd_hour"),
     _money_column("month", "usd_month"),
-    Column(quantity("usd").head, _usd_per_million, usd, mark=doubt, name="tokens"),
+    Column(metrics_of("closed")["usd"].head, _usd_per_million, usd, mark=doubt, name="tokens"),
     _money_column("run", "usd_run"),
     Column("To finish", lambda row: row.get("wall_s"), days, name="wall"),
     Column("W", itemgetter("watts"), "{:,.0f}".format, name="watts"),
@@ -339,7 +336,7 @@ def device_facts(row: Row) -> dict[str, str]:
     """The split with its figures."""
     figures = row["figures"]
     facts = {"Split": split_name(row["split"]), "Engine": engine_title(row["engine"])}
-    for measure in quantities(training=_is_run(row)).values():
+    for measure in metrics_of("training" if _is_run(row) else "closed").values():
         if figures.get(measure.column) is not None:
             facts[measure.head] = measure.show(figures[measure.column])
     facts["Power"] = f"{significant(row['watts'] / 1e3)} kW"
@@ -351,8 +348,8 @@ def headroom_rows(row: Row) -> list[dict[str, str]]:
     """Each stated limit with the estimate, its band and what is left."""
     rows = []
     for name, room in row["headroom"].items():
-        rule = RULES[name]
-        mark = doubt(row) if rule.money else ""
+        rule = limits_by_name()[name]
+        mark = doubt(row) if rule.priced else ""
         texts = {
             part: UNKNOWN if room[part] is None else rule.show(room[part] / rule.factor)
             for part in ("limit", "value", "low", "high")

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from recipe_core.base.arrays import Bool, Int
+from recipe_core.plans.limits import rule_title
 from recipe_core.plans.plan import Plan
 from recipe_core.views.charts.groups import grouped
 from recipe_core.views.plans import GROUPS, HOLDS, QUEUES, UNCERTAIN, front_of_devices, split_values
@@ -124,7 +125,7 @@ def refused_frame(plan: Plan, at_most: int = 500) -> pd.DataFrame:
 def refusal_counts(plan: Plan) -> dict[str, int]:
     """Splits that each rule refuses, most first; a split that breaks two counts in both."""
     counts = Counter({code: int(broken.sum()) for code, broken in plan.rules().items()})
-    return {plan.titles.get(code, code): n for code, n in counts.most_common() if n}
+    return {rule_title(code): n for code, n in counts.most_common() if n}
 
 
 def memory_rows(plan: Plan, pins: Sequence[str], best: int = 4, refused: int = 3) -> list[int]:

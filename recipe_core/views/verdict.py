@@ -8,7 +8,6 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from recipe_core.base.labels import short_name
 from recipe_core.base.units import chance_text, significant, usd
 from recipe_core.hardware.ownership import HOURS_PER_MONTH
 from recipe_core.plans.confidence import SURE
@@ -16,22 +15,11 @@ from recipe_core.plans.legal import legal
 from recipe_core.plans.plan import Plan
 from recipe_core.request.presets import aim_of, aims
 from recipe_core.request.schema import PlanRequest
+from recipe_core.request.split_key import short_name
 
 State = Literal["holds", "queues", "uncertain", "nothing"]
 FIGURES = 2
 """Figures of a split that one line has room for."""
-_TAIL = {
-    "tpot": " per token",
-    "ttft": " to first token",
-    "latency": " a request",
-    "usd": " per M tokens",
-    "usd_run": " for the run",
-    "usd_hour": " an hour",
-    "wall": " to finish",
-    "step": " a step",
-    "joules": " per token",
-    "accuracy": " of the accuracy",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +154,7 @@ def main_figures(plan: Plan, row: int) -> list[str]:
 
 def figure_text(plan: Plan, name: str, row: int) -> str:
     """A measure of a row with what it is of: ``34.8 ms per token``."""
-    return f"{plan.text(name, row)}{_TAIL.get(name, '')}"
+    return plan.measures[name].phrase(float(plan.raw(name)[row]))
 
 
 def starts_text(plan: Plan, row: int) -> str:

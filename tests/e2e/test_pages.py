@@ -188,7 +188,7 @@ def test_two_models_on_two_devices_are_kept_named_and_compared(open_page, addres
     other.goto(page.url)  # nothing but the link
     settled(other, SIDE)
     table = other.get_by_test_id("stTable").first
-    row = table.get_by_role("row").filter(has_text="Output per GPU")
+    row = table.get_by_role("row").filter(has_text="Throughput per GPU")
     expect(row.get_by_role("cell")).to_have_count(3)
     assert "%" in row.get_by_role("cell").nth(2).inner_text()
     expect(table.get_by_role("row").filter(has_text="MI300X").first).to_be_visible()

@@ -171,7 +171,7 @@ def test_a_chart_and_the_filtered_table_are_saved(page: Any, address: str, tmp_p
     page.get_by_role("button", name="Export").first.click()
     html = saved(page, "Interactive chart", tmp_path)
     assert html.name == f"{NAME}-tradeoff.html"
-    assert b"Output per GPU" in html.read_bytes()
+    assert b"Throughput per GPU" in html.read_bytes()
     page.keyboard.press("Escape")
     page.get_by_role("button", name="Interactive chart").wait_for(state="hidden")
     devices = page.get_by_role("combobox", name="Device", exact=True)

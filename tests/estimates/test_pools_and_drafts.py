@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from recipe_core.base.errors import InputError
-from recipe_core.base.labels import split_name
 from recipe_core.estimates.columns.exchange import dispatching
 from recipe_core.estimates.serving.continuous_batching import decode_step
 from recipe_core.estimates.serving.estimates import estimate
@@ -24,6 +23,7 @@ from recipe_core.plans.serving_candidates import one_case
 from recipe_core.plans.verdict import check_request
 from recipe_core.recipe import deployment_of, make_recipe, relaunch
 from recipe_core.request.schema import PlanRequest
+from recipe_core.request.split_key import split_name
 from tests.conftest import make_request, request_values
 from tests.fixtures.catalogues import table
 from tests.fixtures.properties import broken

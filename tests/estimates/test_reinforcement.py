@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from recipe_core.base.labels import REINFORCEMENT_PHASES
 from recipe_core.estimates.training.estimates import estimate
 from recipe_core.estimates.training.reinforcement import at_longest, at_mean, forward_s
+from recipe_core.estimates.training.results import PHASE_TITLES
 from recipe_core.estimates.training.schedule import step_parts
 from recipe_core.estimates.training.shared_devices import beside_bytes
 from recipe_core.plans.plans import plan, plan_candidate
@@ -132,8 +132,8 @@ def test_text_and_plans_show_phases_and_rank_by_the_whole_step():
         assert words in text
     lines = {line.name: line for line in training_times(table, row).lines[STEP]}
     for name, seconds in found.reinforcement.phases_s.items():
-        assert (REINFORCEMENT_PHASES[name] in lines) is (seconds > 0)
-        assert (REINFORCEMENT_PHASES[name] in text) is (seconds > 0)
+        assert (PHASE_TITLES[name] in lines) is (seconds > 0)
+        assert (PHASE_TITLES[name] in text) is (seconds > 0)
     assert lines["Rollout"].numbers.startswith(f"{128 * 8 * 768:,}")
     values = request(nodes=1).to_json() | {"candidate": None}
     values["options"] |= {"engines": ["verl"], "nodes": "all"}

@@ -201,7 +201,7 @@ def test_a_pin_is_kept_and_survives_another_model_and_device() -> None:
     rows = compared(app)
     assert rows["Model"] == [LLAMA_70B, "Qwen/Qwen3-32B"]
     assert [text.split(" × ")[1] for text in rows["Devices"]] == ["H100 SXM5", "MI300X"]
-    assert "%" in rows["Output"][1]
+    assert "%" in rows["Throughput"][1]
     shelf, ignored = shelf_of(query_of(app))
     assert (ignored, [kept.name for kept in shelf]) == ([], kept_of(app))
 

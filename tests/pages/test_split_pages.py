@@ -46,7 +46,7 @@ def compared(link: str = "", **query: str) -> AppTest:
 def user_axis(app: AppTest) -> bool:
     """Whether the tradeoff is drawn over what one user sees."""
     title = figure(app, "frontier")["layout"]["xaxis"]["title"]["text"]
-    return bool(title == "Tokens/s that one user sees (tok/s)")
+    return bool(title == "Interactivity (tok/s)")
 
 
 def names(app: AppTest) -> set[str]:
@@ -242,7 +242,7 @@ def test_alternatives_stand_beside_the_tiles_and_are_one_click() -> None:
     assert re.fullmatch(r"fp8 weights: \$[\d.]+, −\d+ %, [\d.]+% accuracy", labels[key])
     figure_then = labels[key].split(": ")[1].split(",")[0]
     assert query_of(press(app, key))["options.weight_dtypes"] == "fp8"
-    assert f"{figure_then} per M tokens" in words(app)
+    assert f"{figure_then} per million tokens" in words(app)
 
 
 def test_formats_of_a_split_are_drawn_against_the_accuracy_they_lose() -> None:

@@ -13,7 +13,6 @@ import pytest
 import yaml
 
 from recipe_core.base.errors import NoAnswer
-from recipe_core.base.labels import change_label
 from recipe_core.engines.frameworks import training_data
 from recipe_core.engines.megatron import MEGATRON, MegatronModels, megatron_models
 from recipe_core.engines.spec import engine, engine_names
@@ -24,7 +23,7 @@ from recipe_core.launch.training.start import launch_reasons, training_launch
 from recipe_core.models.catalog import catalog_ids, catalog_model, in_catalog, load_model
 from recipe_core.models.constants import constants
 from recipe_core.plans import titan_models as titan
-from recipe_core.plans.changes import fixes
+from recipe_core.plans.changes import change_label, fixes
 from recipe_core.plans.launch_facts import LaunchFacts
 from recipe_core.plans.megatron_model import layer_pattern, megatron_model
 from recipe_core.plans.plans import plan, plan_candidate

@@ -10,22 +10,22 @@ from hypothesis import strategies as st
 
 import recipe_core as rb
 from recipe_core.base.intervals import NORMAL, factor_at, probability_below, scores_below
-from recipe_core.base.labels import change_label
 from recipe_core.doors.worker import pickle_message
 from recipe_core.plans import alternatives as beside
 from recipe_core.plans.alternatives import alternatives, safer
 from recipe_core.plans.changes import (
     advice,
+    change_label,
     fixes,
     helpful_changes,
     looser_limits,
     nearest_feasible,
 )
 from recipe_core.plans.confidence import signed_correlation, together
+from recipe_core.plans.legal import count_keeping
 from recipe_core.plans.limits import LIMITS
 from recipe_core.plans.plans import estimate_batch, plan
 from recipe_core.plans.serving_plan import ServingPlan
-from recipe_core.plans.slos import keeping
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT, from_query
 from recipe_core.views.plans import plan_text
@@ -331,7 +331,9 @@ JUDGED = table("search", "money")
 
 
 def test_every_limit_on_money_is_tried_here_and_on_one_stated_split_too():
-    assert {rule.name for rule in LIMITS.values() if rule.money} == {name for _, name, *_ in JUDGED}
+    assert {rule.name for rule in LIMITS.values() if rule.priced} == {
+        name for _, name, *_ in JUDGED
+    }
     split = {"engine": "vllm", "tp": 4, "pp": 1, "dp": 1}
     limit = {"limits": {"usd_per_hour": 60}}
     values = request_values("Qwen/Qwen3-32B", "gh200-144gb", 4, candidate=split, objective=limit)
@@ -362,7 +364,7 @@ def test_a_limit_on_money_refuses_what_has_no_price(kind, name, limit, said):
     assert {device for device, _ in order_of(beside)} == {"h100-sxm"}
     assert order_of(beside) == order_of(free)
     measure = next(n for n, m in beside.measures.items() if m.limit == "gpus")
-    assert keeping(beside, measure, None) == len(beside.order)
+    assert count_keeping(beside, measure, None) == len(beside.order)
 
 
 @cache

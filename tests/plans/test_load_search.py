@@ -8,9 +8,9 @@ import numpy as np
 import recipe_core as rb
 from recipe_core.base.budget import Budget, limited
 from recipe_core.base.errors import LimitError
+from recipe_core.plans.legal import count_keeping
 from recipe_core.plans.load import CLOSE
 from recipe_core.plans.plans import estimate_batch, plan, plan_candidate
-from recipe_core.plans.slos import keeping
 from recipe_core.plans.verdict import check_request
 from recipe_core.recipe.build import make_recipe, rebuilt, recipe_request
 from recipe_core.request.describe import summary
@@ -89,7 +89,7 @@ def test_the_best_within_a_limit_is_not_that_of_one_load_and_moves_are_of_the_li
     assert not any(what.startswith("concurrency") for what in flips)
     for step in (16.0, 40.0, 60.0):
         again = plan(change(searched.request, {"objective.limits.tpot_ms": step}))
-        assert keeping(searched, "tpot", step) == len(again.order)
+        assert count_keeping(searched, "tpot", step) == len(again.order)
 
 
 def test_the_next_larger_load_misses_the_limit_or_queues():

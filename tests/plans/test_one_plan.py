@@ -12,11 +12,12 @@ from recipe_core.doors.api import create_api
 from recipe_core.estimates.training.starts import SURE
 from recipe_core.plans.limits import LIMITS
 from recipe_core.plans.plans import plan
-from recipe_core.plans.problem import TRAINING_GOALS, resolve
+from recipe_core.plans.problem import resolve
 from recipe_core.plans.rows import pareto_front
 from recipe_core.plans.training_plan import TrainingPlan
 from recipe_core.recipe.build import make_recipe
 from recipe_core.request.edit import change, select_split
+from recipe_core.request.metrics import goals_of
 from recipe_core.request.objective import Limits, Objective
 from recipe_core.request.schema import Options, PlanRequest
 from tests.conftest import request_values
@@ -100,7 +101,7 @@ def test_goals_of_requests_are_refused_for_a_run_and_defaults_and_a_confidence_h
             error = refusal(training_with, f"objective.{field}", value)
             of_goal = f".{goal}" if field == "weights" else ""
             assert error.field == f"objective.{field}{of_goal}"
-            assert all(name in (error.hint or "") for name in TRAINING_GOALS)
+            assert all(name in (error.hint or "") for name in goals_of("training"))
     whole = PlanRequest.parse(TRAINING).to_json()
     optional = {"scaling", "simulated", "kv_offload", "compression"}
     assert set(whole["options"]) == set(Options.model_fields) - optional

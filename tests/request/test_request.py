@@ -14,13 +14,14 @@ from recipe_core.hardware.cluster import device, device_names
 from recipe_core.hardware.ownership import OwnershipCost
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.hardware.upload import template, uploaded_profile
+from recipe_core.plans.legal import count_keeping
 from recipe_core.plans.plans import plan
-from recipe_core.plans.slos import keeping, limit_steps
 from recipe_core.recipe.build import make_recipe, rebuilt, redecide
 from recipe_core.request import shelf as shelves
 from recipe_core.request.describe import steps_of, summary
 from recipe_core.request.edit import TRAINING_TOKENS, change, select_split
 from recipe_core.request.link import DEFAULT, START_LOADS, to_query
+from recipe_core.request.metrics import limits_by_name
 from recipe_core.request.objective import Limits
 from recipe_core.request.packed import pack
 from recipe_core.request.presets import aim_of, aims, preset_changes, preset_of, presets
@@ -101,33 +102,37 @@ def test_the_count_of_a_step_is_what_the_plan_then_has(name):
     request = change(DEFAULT, {"model": LLAMA_70B, "objective.limits.ttft_ms": 400.0})
     board = plan(request)
     measure = board.measures[name]
-    steps = limit_steps(measure.limit or "", devices=8)
+    steps = limits_by_name()[measure.limit].steps_up_to(8)
     assert list(steps) == sorted(steps)
     steps = [int(step) if name == "gpus" else step for step in steps[:: max(1, len(steps) // 5)]]
-    counts = [keeping(board, name, step) for step in steps]
+    counts = [count_keeping(board, name, step) for step in steps]
     assert counts == sorted(counts, reverse=measure.more_is_better)
     for step in (*steps, None):
         after = plan(change(request, {f"objective.limits.{measure.limit}": step}))
-        assert keeping(board, name, step) == len(after.order)
+        assert count_keeping(board, name, step) == len(after.order)
 
 
 def test_steps_of_a_limit_are_round_its_own_and_the_stated_one_and_any_measure_is_counted():
     board = plan(change(DEFAULT, {"objective.limits.tpot_ms": 7.777}))
-    assert 7.777 in limit_steps("tpot_ms", devices=8, stated=7.777)
-    assert keeping(board, "tpot", 7.777) == len(board.order) < keeping(board, "tpot", None)
+    assert 7.777 in limits_by_name()["tpot_ms"].steps_up_to(8, stated=7.777)
+    assert (
+        count_keeping(board, "tpot", 7.777) == len(board.order) < count_keeping(board, "tpot", None)
+    )
     for name in Limits.model_fields.keys() - {"percentile"}:
-        steps = limit_steps(name, devices=12)
+        steps = limits_by_name()[name].steps_up_to(12)
         assert 4 <= len(steps) <= 90, name
         digits = 3 if name == "accuracy_recovery" else 2  # of shares close to 1
         assert all(float(f"{step:.{digits}g}") == step for step in steps), name
-    assert limit_steps("gpus", devices=12) == (1, 2, 4, 8, 12)
+    assert limits_by_name()["gpus"].steps_up_to(12) == (1, 2, 4, 8, 12)
     cpu = {"hardware.device": "cpu", "hardware.per_node": 1}
     board = plan(change(DEFAULT, cpu | {"model": "Qwen/Qwen3-0.6B"}))
     assert not np.isfinite(board.raw("usd")).any()
-    assert keeping(board, "usd", 1e9) == 0
+    assert count_keeping(board, "usd", 1e9) == 0
     board = plan(TRAINING)
     most = board.raw("gpus")[board.runs].max()
-    assert keeping(board, "gpus", most) == keeping(board, "gpus", None) == len(board.order)
+    assert (
+        count_keeping(board, "gpus", most) == count_keeping(board, "gpus", None) == len(board.order)
+    )
 
 
 def test_devices_say_how_well_they_are_known_owning_what_makes_no_sense_and_requests_a_line():

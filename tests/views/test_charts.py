@@ -6,8 +6,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from recipe_core.base import labels
 from recipe_core.base.units import GIB
+from recipe_core.estimates.serving.results import TIME_TITLES
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.plans.plans import plan
 from recipe_core.request.edit import change
@@ -17,7 +17,7 @@ from recipe_core.views.charts import degrees as degree_charts
 from recipe_core.views.charts import front, groups, views
 from recipe_core.views.charts.curves import load_curves, scaling_curve, swings, use_curves
 from recipe_core.views.charts.degrees import heatmap, parallel, passing
-from recipe_core.views.charts.parts import causes_bars, memory_bars, pipeline, stage_bars, waterfall
+from recipe_core.views.charts.parts import causes_bars, memory_bars, pipeline, stage_bars
 from recipe_core.views.charts.style import palette
 from recipe_core.views.explanations import curves, tornado
 from recipe_core.views.explanations.timeline import timeline
@@ -200,7 +200,7 @@ def test_bands_of_rows_are_those_of_their_estimates(make):
         for n, row in enumerate(rows):
             value, ends = splits.raw(name)[row], (splits.estimate(row).bands or {})[measure.band]
             factors = np.array(ends) / float(splits.columns[measure.band][row])
-            if measure.band_inverse:
+            if measure.inverse:
                 factors = 1 / factors[::-1]
             assert (low[n], high[n]) == pytest.approx(tuple(value * factors))
             assert low[n] <= value <= high[n]
@@ -367,10 +367,10 @@ def test_stages_have_their_capacity_every_pass_a_bar_and_parts_of_a_time_end_at_
     assert forward["marker"]["pattern"]["shape"] != backward["marker"]["pattern"]["shape"]
     splits = planned()
     parts = splits.estimate(splits.best_row).to_json()["breakdown_s"]["decode"]
-    bars = waterfall(parts, labels.CAUSES).data[0]
+    bars = charts.waterfall(parts, TIME_TITLES).data[0]
     assert list(bars["x"])[:-1] == sorted((part * 1e3 for part in parts.values()), reverse=True)
     assert bars["measure"][-1] == "total"
-    assert set(bars["y"]) == {labels.CAUSES[cause] for cause in parts} | {"Total"}
+    assert set(bars["y"]) == {TIME_TITLES[cause] for cause in parts} | {"Total"}
     causes = splits.explained(splits.best_row).to_json()["causes_s"]["decode"]
     stacked = causes_bars([("best", causes)]).data
     whole = splits.values("tpot")[splits.best_row]

@@ -7,7 +7,6 @@ from html.parser import HTMLParser
 import plotly.graph_objects as go
 import pytest
 
-from recipe_core.base import labels
 from recipe_core.base.units import gib
 from recipe_core.bundle import browse
 from recipe_core.plans.plans import plan
@@ -17,6 +16,7 @@ from recipe_core.recipe.provenance import LAYERS
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.edit import change
 from recipe_core.request.link import from_query
+from recipe_core.request.split_key import split_name
 from recipe_core.targets.by_hand import read_addresses
 from recipe_core.views import overview
 from recipe_core.views.charts.views import VIEWS
@@ -168,7 +168,7 @@ def test_cost_per_token_has_the_range_of_output_and_fallbacks_and_pools_are_said
     assert overview.recipe_facts(built)["Split"] == "tp 4, prefill on tp 4"
     assert "Prefill pool" in memory_facts(built.estimate)
     pools = {"replicas": 2, "prefill": built.candidate["prefill"] | {"replicas": 3}}
-    name = labels.split_name(built.candidate | pools)
+    name = split_name(built.candidate | pools)
     assert name == "2 × (tp 4), prefill on 3 × tp 4"
     assert overview.stated_split(CandidateRequest(tp=2)) == "tp 2"
     assert overview.stated_split(CandidateRequest(tp=2, pp=1, dp=4)) == "tp 2 · dp 4"

@@ -59,7 +59,7 @@ def test_facts_and_states_say_what_each_choice_is():
     assert "Kind" not in [line.title for line in lines]
     several = choices("eight", "lost")
     figures = side.figures(several, baseline=1)
-    assert line(figures, "Output").cells[1].text == NOTHING
+    assert line(figures, "Throughput").cells[1].text == NOTHING
     assert figures[0].cells[0].difference == ""
     assert side.frame(several)["state"][1] == side.state(choice("lost"))
     for name, said in table("side_by_side", "states").items():
@@ -79,8 +79,8 @@ def test_figures_are_the_plans_with_bands_and_differences_to_the_baseline():
     month = float(line(lines, "Cost per month").cells[0].text.strip("$").replace(",", ""))
     assert month == pytest.approx(value(several[0], "Cost per hour") * HOURS_PER_MONTH, rel=0.001)
     for baseline in (0, 1):
-        cells = line(side.figures(several, baseline), "Output").cells
-        ratio = value(several[1 - baseline], "Output") / value(several[baseline], "Output")
+        cells = line(side.figures(several, baseline), "Throughput").cells
+        ratio = value(several[1 - baseline], "Throughput") / value(several[baseline], "Throughput")
         assert cells[baseline].difference == ""
         shown = float(cells[1 - baseline].difference.replace("−", "-").removesuffix("%"))
         assert shown == pytest.approx((ratio - 1) * 100, abs=0.5)

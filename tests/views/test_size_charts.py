@@ -56,8 +56,11 @@ def test_cost_falls_along_the_frontier_which_nothing_beats():
     for axis in charts.axes_of(answer()):
         figure = charts.cost_against(answer(), axis, limit=40.0)
         front = next(trace for trace in figure.data if trace.name == "Cheapest of all devices")
-        assert list(front.y) == sorted(front.y, reverse=axis != "interactivity")
-        assert figure.layout.shapes[0].x0 == (25.0 if axis == "interactivity" else 40.0)
+        assert list(front.y) == sorted(front.y, reverse=axis != "tokens_per_s_per_user")
+        assert figure.layout.shapes[0].x0 == {
+            "tokens_per_s_per_user": 25.0,
+            "request_latency_s": 0.04,
+        }.get(axis, 40.0)
         open_marks = [trace for trace in figure.data if trace.name.endswith("over a limit")]
         filled = [trace for trace in figure.data if trace.mode == "lines+markers"]
         assert len(open_marks) == len(filled) == len(answer()["devices"])

@@ -89,7 +89,7 @@ def test_a_table_reads_back_as_it_was_written():
     tpot, cost = "Time per output token (ms)", "Cost per million output tokens ($)"
     measured = [f"{title}{end}" for title in (tpot, cost) for end in ("", ", low", ", high")]
     said = ["Key", "Split", "State", "Keeps the limits (%)"]
-    assert list(frame.columns) == [*said, *measured, "Devices"]
+    assert list(frame.columns) == [*said, *measured, "Device count"]
     assert len(frame) == len(splits.order)
     written = csv_bytes(frame)
     assert written.startswith(b"\xef\xbb\xbfKey,")

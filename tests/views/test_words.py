@@ -6,11 +6,12 @@ from functools import cache
 import pytest
 
 from recipe_core.base.data_files import DataFile
+from recipe_core.estimates.rules.refusal import RULE_TITLES
 from recipe_core.hardware.ownership import HOURS_PER_MONTH
 from recipe_core.plans.legal import NEVER, legal
-from recipe_core.plans.measures import SERVING, TRAINING
 from recipe_core.plans.plans import plan
 from recipe_core.request.link import FIELDS, from_query
+from recipe_core.request.metrics import metric_of, metrics
 from recipe_core.request.schema import describe_field
 from recipe_core.views import glossary
 from recipe_core.views import verdict as words
@@ -47,7 +48,7 @@ def test_splits_that_divide_nothing_are_not_counted_and_runs_are_what_can_run():
     assert of < len(every)
     said = f"{held} of {of} legal splits hold the load · {doubtful} may not start"
     assert words.counts(every) == said
-    assert set(planned().titles) | set(planned(RUN).titles) >= NEVER
+    assert set(RULE_TITLES) >= NEVER
     assert not any(code == "memory" or code.startswith("limit") for code in NEVER)
     run = planned(RUN | {"workload.tokens": "1e10", "hardware.nodes": "8"})
     said = r"([\d,]+) of [\d,]+ legal splits can run · ([\d,]+) may not start"
@@ -120,23 +121,18 @@ def test_every_word_of_the_field_is_explained_in_the_file():
     terms = glossary.glossary().terms
     texts = "\n".join(f"{term.title} {term.text}" for term in terms.values()).casefold()
     assert [word for word in table("words", "needed") if word.casefold() not in texts] == []
-    columns = {measure.column for measure in (*SERVING.values(), *TRAINING.values())}
-    columns |= {*planned().columns, *planned(RUN).columns}
     for name, term in terms.items():
         assert set(term.fields) <= set(FIELDS), name
-        assert set(term.measures) <= columns, name
         assert term.text.count(". ") <= 2, f"{name} takes more than a few sentences"
 
 
 def test_help_is_the_term_s_text_and_a_mistake_in_the_file_is_named():
     ttft, field = glossary.glossary().terms["ttft"].text, "objective.limits.ttft_ms"
-    assert glossary.measure_help(SERVING["ttft"]) == ttft == glossary.term_help("ttft")
+    assert metric_of("ttft_s").help == ttft == glossary.term_help("ttft")
     assert glossary.field_help(field).startswith(describe_field(field))
     assert ttft in glossary.field_help(field)
     assert glossary.field_help("hardware.nodes") == describe_field("hardware.nodes")
-    assert glossary.measure_help(SERVING["memory"]) == SERVING["memory"].help
-    gpus = SERVING["gpus"]
-    assert glossary.measure_help(gpus) in (gpus.help, gpus.title)
+    assert all(metric.help for metric in metrics() if metric.kinds and metric.name != "load")
     file = DataFile(glossary.FILE, "glossary")
     wrong_source = file.read()["terms"]["tp"]["source"] | {"url": "http://x"}
     for wrong, message in (*table("words", "mistakes"), ({"source": wrong_source}, "source.url")):

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from recipe_core.base.errors import InputError, unknown
 from recipe_core.recipe import Recipe
-from recipe_core.request.objective import Goal
+from recipe_core.request.metrics import Goal
 from recipe_core.request.schema import PlanRequest
 
 LOWER_IS_BETTER: dict[str, str] = {

@@ -45,20 +45,11 @@ SHARES = {
     "peak_memory_bytes": 0.10,
 }
 """Half widths of the bands of memory, as shares of the estimate."""
-TITLES = {
-    "weights_bytes": "weights",
-    "kv_cache_bytes": "KV cache",
-    "kv_cache_tokens": "KV cache, tokens",
-    "max_concurrency": "longest requests at once",
-    "ttft_s": "time to first token",
-    "tpot_s": "time per output token",
-    "request_latency_s": "request latency",
-    "output_tokens_per_s": "output tokens per second",
-    "step_s": "step time",
-    "tokens_per_s_per_gpu": "tokens per second per device",
-    "mfu": "model flops utilisation",
-    "peak_memory_bytes": "peak memory of a device",
-}
+FIGURES = (
+    *("weights_bytes", "kv_cache_bytes", "kv_cache_tokens", "max_concurrency"),
+    *("ttft_s", "tpot_s", "request_latency_s", "output_tokens_per_s"),
+    *("step_s", "tokens_per_s_per_gpu", "mfu", "peak_memory_bytes"),
+)
 """Figures that are compared, in this order."""
 SETTLED = ("engine", "tp", "pp", "dp", "ep", "cp", "weight_dtype", "kv_dtype")
 """What is kept of a split that was chosen; its limits are the engine's defaults."""
@@ -183,7 +174,7 @@ def figures_of(estimate: Estimate) -> tuple[dict[str, float], dict[str, Ends]]:
     if isinstance(estimate, ServingEstimate):
         names = ("weights_bytes", "kv_cache_bytes", "kv_cache_tokens", *PARTS)
         known = {name: getattr(estimate.memory, name) for name in names}
-    known |= {name: value for name, value in estimate.figures().items() if name in TITLES}
+    known |= {name: value for name, value in estimate.figures().items() if name in FIGURES}
     figures = {name: float(value) for name, value in known.items() if value and value > 0}
     ends = {name: (low, high) for name, (low, high) in (estimate.bands or {}).items()}
     if "mfu" in figures and "step_s" in ends and "step_s" in figures:
@@ -294,7 +285,7 @@ def _one(
 ) -> Reconciled:
     base = made.of(())
     figures, ends = base if base is not None else ({}, {})
-    names = [name for name in TITLES if name in one.figures]
+    names = [name for name in FIGURES if name in one.figures]
     rows = [
         _row(name, one.figures[name], figures[name], ends[name], facts, made)
         for name in names

@@ -5,50 +5,37 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from recipe_core.plans.plan import Plan
 
-Kind = Literal["memory", "time"]
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """A quantity of a split: the plan's column, its unit, and whether more of it is better.
-
-    ``kind``: memory is known of whatever is stored small; time also takes a kernel for it.
-    """
-
-    column: str
-    label: str
-    unit: str
-    more_is_better: bool
-    kind: Kind
-
-
-FIGURES: dict[str, Figure] = {
-    "weights_bytes": Figure("weights_bytes", "weights", "bytes/device", False, "memory"),
-    "cache_bytes": Figure("kv_needed_bytes", "KV cache needed", "bytes/device", False, "memory"),
-    "total_bytes": Figure("total_bytes", "memory in all", "bytes/device", False, "memory"),
-    "cache_tokens": Figure(
-        "kv_cache_tokens", "tokens that the cache holds", "tokens", True, "memory"
-    ),
-    "requests_held": Figure("max_concurrency", "requests held at once", "requests", True, "memory"),
-    "ttft_s": Figure("ttft_s", "time to first token", "s", False, "time"),
-    "tpot_s": Figure("tpot_s", "time per output token", "s", False, "time"),
-    "request_latency_s": Figure("request_latency_s", "time of a request", "s", False, "time"),
-    "output_tokens_per_s": Figure("output_tokens_per_s", "throughput", "tokens/s", True, "time"),
-    "output_tokens_per_s_per_gpu": Figure(
-        "output_tokens_per_s_per_gpu", "throughput per device", "tokens/s", True, "time"
-    ),
-    "usd_per_million_output_tokens": Figure(
-        "usd_per_million_output_tokens", "cost of a million output tokens", "USD", False, "time"
-    ),
-    "joules_per_token": Figure("joules_per_token", "energy per output token", "J", False, "time"),
-    "gpus": Figure("gpus", "devices", "devices", False, "memory"),
-    "load": Figure("load", "load", "requests", True, "memory"),
+FIGURES: dict[str, str] = {
+    "weights_bytes": "weights_bytes",
+    "cache_bytes": "kv_needed_bytes",
+    "total_bytes": "total_bytes",
+    "cache_tokens": "kv_cache_tokens",
+    "requests_held": "max_concurrency",
+    "ttft_s": "ttft_s",
+    "tpot_s": "tpot_s",
+    "request_latency_s": "request_latency_s",
+    "output_tokens_per_s": "output_tokens_per_s",
+    "output_tokens_per_s_per_gpu": "output_tokens_per_s_per_gpu",
+    "usd_per_million_output_tokens": "usd_per_million_output_tokens",
+    "joules_per_token": "joules_per_token",
+    "gpus": "gpus",
+    "load": "load",
 }
-MEMORY = tuple(name for name, figure in FIGURES.items() if figure.kind == "memory")
+"""Figures with the column of the plan, whose metric has title and unit."""
+MEMORY = (
+    "weights_bytes",
+    "cache_bytes",
+    "total_bytes",
+    "cache_tokens",
+    "requests_held",
+    "gpus",
+    "load",
+)
+"""Figures that are known of whatever is stored small; the others take a kernel for it too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +96,7 @@ def split_of(plan: Plan, row: int, why: str = "") -> Split:
     feasible = bool(plan.feasible[row])
     reasons = () if feasible else tuple(plan.reasons(row))
     names = FIGURES if feasible and not why else MEMORY
-    values = {name: float(plan.columns[FIGURES[name].column][row]) for name in names}
+    values = {name: float(plan.columns[FIGURES[name]][row]) for name in names}
     if not why and not feasible:
         why = "the split cannot run"
     return Split(

@@ -10,17 +10,9 @@ from recipe_core.compression.advisor.figures import FIGURES, Split
 from recipe_core.compression.advisor.judged import Base
 from recipe_core.compression.advisor.row import FormatRow, State
 from recipe_core.plans.accuracy import AS_GOOD
-from recipe_core.request.objective import Goal, Objective
+from recipe_core.request.metrics import goals_of, is_more_better
+from recipe_core.request.objective import Objective
 
-OF_GOAL: dict[Goal, str] = {
-    "throughput": "output_tokens_per_s",
-    "latency": "request_latency_s",
-    "ttft": "ttft_s",
-    "tpot": "tpot_s",
-    "cost": "usd_per_million_output_tokens",
-    "gpus": "gpus",
-    "energy": "joules_per_token",
-}
 UNPRICED = {"usd_per_million_output_tokens": "output_tokens_per_s_per_gpu"}
 """What stands for a figure where no price is known."""
 BEST_AT = {
@@ -81,7 +73,7 @@ def _log_score(row: FormatRow, base: Base, objective: Objective) -> float:
         if goal == "accuracy":
             score += weight * math.log(_lost(row))
         elif row.best is not None:
-            score += weight * _log_figure(row.best, OF_GOAL[goal], base.best)
+            score += weight * _log_figure(row.best, goals_of("closed")[goal][0], base.best)
     return score
 
 
@@ -95,7 +87,7 @@ def _log_figure(split: Split, name: str, base: Split) -> float:
     value = split.values.get(name)
     if value is None or value <= 0:
         return math.inf
-    sign = -1 if FIGURES[name].more_is_better else 1
+    sign = -1 if is_more_better(FIGURES[name]) else 1
     return sign * math.log(value / base.values.get(name, 1.0))
 
 
@@ -122,4 +114,4 @@ def _marked(rows: list[FormatRow], objective: Objective) -> list[FormatRow]:
 
 def _signed(row: FormatRow, name: str) -> float:
     assert row.own is not None  # noqa: S101 - the caller looked
-    return row.own.values[name] * (-1 if FIGURES[name].more_is_better else 1)
+    return row.own.values[name] * (-1 if is_more_better(FIGURES[name]) else 1)

@@ -20,7 +20,15 @@ from recipe_core.estimates.serving.operators import Parts, Step
 from recipe_core.estimates.serving.rates import Serving
 from recipe_core.estimates.serving.speculative import engine_step
 
-CAUSES = ("compute", "memory", "network", "overhead", "queue")
+BOTTLENECKS = {
+    "compute": "Compute",
+    "memory": "Memory traffic",
+    "network": "Network",
+    "overhead": "Overhead",
+    "queue": "Waiting",
+}
+"""What every part of a time is attributed to, as a person calls it."""
+CAUSES = tuple(BOTTLENECKS)
 # parts that have one cause
 _CAUSE = {"engine": "overhead", "launch": "overhead", "request": "overhead", "transfer": "network"}
 _CAUSE |= {"kv_copies": "network", "kv_load": "network"}

@@ -293,3 +293,40 @@ class ServingEstimate(EstimateBase):
             return {}
         more = {**known(self.cost).to_json(), **known(self.energy).to_json()}
         return {**self.serving.to_json(), **{name: more[name] for name in FOLLOWING}}
+
+
+TIME_TITLES = {
+    "qkv": "Query, key, value projections",
+    "o": "Output projection",
+    "attention": "Attention",
+    "indexer": "Sparse indexer",
+    "launch": "Kernel launches",
+    "mlp": "Feed-forward",
+    "router": "Expert router",
+    "experts": "Experts",
+    "shared_experts": "Shared experts",
+    "all_reduce": "All-reduce (tp)",
+    "all_to_all": "All-to-all (ep)",
+    "context": "Shared cache (cp)",
+    "norms": "Norms and residuals",
+    "embedding": "Embedding",
+    "head": "Language-model head",
+    "pipeline": "Pipeline send/receive (pp)",
+    "options": "Own options: adapters, weights in host memory",
+    "engine": "Engine overhead",
+    "encoder": "Vision and audio encoders",
+    "prefill_interference": "Prefills of other requests",
+    "schedule": "Waiting for a step",
+    "request": "Request handling",
+    "prompts_ahead": "Prompts ahead",
+    "engine_queue": "Waiting in the engine's queue",
+    "window": "Waiting for a batch to fill",
+    "receive": "Until the scheduler checks for requests",
+    "stream": "Until tokens are streamed",
+    "draft": "Draft model",
+    "transfer": "KV cache transfer to the decode pool",
+    "handoff": "Hand-off between pools",
+    "kv_load": "Cached blocks from host or store",
+    "kv_copies": "Steps that wait for cached blocks",
+}
+"""Labels of the parts of a serving time."""

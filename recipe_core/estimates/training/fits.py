@@ -6,11 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from recipe_core.base.labels import TRAINING_MEMORY
 from recipe_core.base.units import gib
 from recipe_core.estimates.columns.training import OFFLOADS, TrainingCases, TrainingSetting
 from recipe_core.estimates.rules.refusal import Refusal
-from recipe_core.estimates.training.memory import PARTS, Memory
+from recipe_core.estimates.training.memory import MEMORY_TITLES, PARTS, Memory
 
 
 def memory_rule(setting: TrainingSetting, mem: Memory) -> Refusal:
@@ -26,7 +25,7 @@ def memory_rule(setting: TrainingSetting, mem: Memory) -> Refusal:
         return (
             f"needs {gib(peak[i])} per GPU{place}, {gib(mem.capacity_bytes[i])} usable: "
             f"{gib(peak[i] - mem.capacity_bytes[i])} short "
-            f"(largest part: {TRAINING_MEMORY[largest].lower()}, {gib(parts[largest])})"
+            f"(largest part: {MEMORY_TITLES[largest].lower()}, {gib(parts[largest])})"
         )
 
     limit = (1 + setting.calibration.tight.value) * mem.capacity_bytes

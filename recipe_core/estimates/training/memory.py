@@ -35,18 +35,20 @@ from recipe_core.estimates.training.stages import by_length, stage_layers, with_
 from recipe_core.estimates.training.unsharded_peak import loss_or_layer, offloaded_activations
 from recipe_core.models.spec import Layer
 
-PARTS = (
-    "parameters",
-    "gradients",
-    "optimizer",
-    "master",
-    "reference",
-    "gathered",
-    "activations",
-    "loss",
-    "temporary",
-    "reserve",
-)
+MEMORY_TITLES = {
+    "parameters": "Parameters",
+    "gradients": "Gradients",
+    "optimizer": "Optimizer states",
+    "master": "Master copy",
+    "reference": "Reference model",
+    "gathered": "Gathered units",
+    "activations": "Activations",
+    "loss": "Logits and loss",
+    "temporary": "Temporary buffers",
+    "reserve": "Allocator reserve",
+}
+"""Parts of a device's memory, as a person calls them."""
+PARTS = tuple(MEMORY_TITLES)
 REFERENCE_BYTES = 2.0
 """Bytes a parameter of the frozen reference model of DPO."""
 

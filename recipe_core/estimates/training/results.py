@@ -322,3 +322,60 @@ class TrainingEstimate(EstimateBase):
             return {}
         more = {**known(self.cost).to_json(), **known(self.energy).to_json()}
         return {**self.training.to_json(), **{name: more[name] for name in FOLLOWING}}
+
+
+_OPERATORS = {
+    "matmul": "matrix products",
+    "attention": "attention",
+    "elementwise": "elementwise",
+    "experts": "experts",
+    "dequantize": "4 to 16 bits",
+    "tensor_parallel": "all-reduce (tp)",
+    "expert_parallel": "all-to-all (ep)",
+    "context_parallel": "ring (cp)",
+}
+RUN_TITLES = {
+    "steps": "Steps (goodput)",
+    "slow_nodes": "Slow nodes",
+    "evaluation": "Evaluations",
+    "checkpoints": "Checkpoints",
+    "lost_work": "Work done again",
+    "restarts": "Restarts",
+    "waiting": "Waiting for nodes",
+    "time_limits": "Ends at the time limit",
+}
+"""What takes the time of a training run, by the fields of its shares."""
+
+PHASE_TITLES = {
+    "rollout": "Rollout",
+    "old_log_probs": "Own log-probabilities",
+    "reference": "Reference model",
+    "rewards": "Rewards",
+    "values": "Critic's values",
+    "critic": "Update of the critic",
+    "update": "Update",
+    "weight_sync": "Weights to the engine",
+    "state_moves": "States to the host and back",
+}
+"""Labels of the phases of a step of reinforcement learning, in their order."""
+
+STEP_TITLES = {
+    **{f"forward_{name}": f"Forward, {label}" for name, label in _OPERATORS.items()},
+    **{f"backward_{name}": f"Backward, {label}" for name, label in _OPERATORS.items()},
+    "embedding": "Embedding",
+    "head": "Language-model head",
+    "loss": "Loss",
+    "recompute": "Recomputation",
+    "reference": "Reference model",
+    "data_loading": "Waiting for data",
+    "launch": "Kernel launches",
+    "bubble": "Pipeline bubble",
+    "pipeline_parallel": "Pipeline send/receive (pp)",
+    "data_parallel": "Gradients and parameters (dp)",
+    "host_parameters": "Parameters from host memory",
+    "optimizer": "Optimizer",
+    "fixed": "Fixed time per step",
+    "stragglers": "Stragglers",
+    **{name: label for name, label in PHASE_TITLES.items() if name != "update"},
+}
+"""Labels of the parts of a training step."""

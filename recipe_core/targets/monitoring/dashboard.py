@@ -6,6 +6,7 @@ import hashlib
 from typing import TYPE_CHECKING, Any
 
 from recipe_core.engines.release import Metrics
+from recipe_core.request.metrics import metric_of
 from recipe_core.targets.monitoring.metrics import Exporter, engine_metrics, exporter
 from recipe_core.targets.monitoring.rules import jobs, recorded, series
 from recipe_core.targets.monitoring.thresholds import Thresholds, thresholds
@@ -64,13 +65,10 @@ def _engine(context: Context, m: Metrics, t: Thresholds) -> list[dict[str, Any]]
         if expressions:
             panels.append(_panel(title, expressions, unit, line, note, **more))
 
-    for name, title, t_limit in (
-        ("ttft", "Time to first token", t.ttft),
-        ("tpot", "Time per output token", t.tpot),
-    ):
+    for name, t_limit in (("ttft", t.ttft), ("tpot", t.tpot)):
         note = f"Estimated {serving[f'{name}_s']:.4g} s; the line is {t_limit.basis}."
         queries = {"mean": f"{name}_seconds:mean", "95 %": f"{name}_seconds:p95"}
-        add(title, "s", t_limit.value, note, queries)
+        add(metric_of(f"{name}_s").title, "s", t_limit.value, note, queries)
     note = f"Estimated {serving['output_tokens_per_s']:.4g} output tokens/s at full load."
     queries = {"output": "output_tokens_per_second", "prompt": "prompt_tokens_per_second"}
     add("Tokens per second", "short", t.tokens_per_s, note, queries)

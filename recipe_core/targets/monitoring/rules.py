@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from recipe_core.base.text_rows import is_pooled
 from recipe_core.engines.release import Metrics
+from recipe_core.request.metrics import metric_of
 from recipe_core.targets.monitoring.metrics import Exporter, engine_metrics, exporter
 from recipe_core.targets.monitoring.thresholds import MEMORY, Threshold, Thresholds, thresholds
 from recipe_core.targets.supervise import duration
@@ -14,7 +15,6 @@ if TYPE_CHECKING:  # targets ask for thresholds themselves
     from recipe_core.targets.context import Context
 
 WINDOW = "5m"
-_TIMES = (("ttft", "time to first token"), ("tpot", "time per output token"))
 
 
 def jobs(context: Context) -> tuple[str, str]:
@@ -101,9 +101,11 @@ def _engine_alerts(context: Context, m: Metrics, t: Thresholds) -> dict[str, Any
     known, silent = series(context, m), duration(context.supervision.hang_s)
     down, text = f"up{{{_selector(context)}}} == 0", "{{$labels.instance}} does not answer"
     alerts = [_alert("RecipeDown", down, silent, "critical", text)]
-    for name, words in _TIMES:
-        if f"{name}_seconds:mean" in known:
-            alerts.append(_slow(context, m, name, words, getattr(t, name)))
+    alerts += [
+        _slow(context, m, name, metric_of(f"{name}_s").label, getattr(t, name))
+        for name in ("ttft", "tpot")
+        if f"{name}_seconds:mean" in known
+    ]
     if m.waiting:
         alerts.append(_queue(context, m.waiting, t.waiting))
     if m.kv_usage:

@@ -8,8 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from recipe_core.base.arrays import Bool, Int
-from recipe_core.base.units import duration, range_text, rate, usd
-from recipe_core.plans.measures import kept
+from recipe_core.base.units import accuracy_text, duration, range_text, rate, usd
 from recipe_core.plans.serving_plan import ServingPlan
 from recipe_core.views.charts.figures import Drawing, Look, Style, axis, band
 from recipe_core.views.charts.front import thinned
@@ -93,7 +92,7 @@ def _format_text(point: FormatPoint, checkpoints: set[str | None]) -> str:
     certain = point.retained.low == point.retained.high
     likely = "by definition" if certain else f"{band_text(point)} likely"
     lines = [
-        f"Keeps {kept(point.retained.value)} of the accuracy ({likely})",
+        f"Keeps {accuracy_text(point.retained.value)} of the accuracy ({likely})",
         f"{duration(point.tpot_s)} per token",
         f"{rate(point.output_tokens_per_s_per_gpu)} per device",
     ]
@@ -108,7 +107,7 @@ def band_text(point: FormatPoint) -> str:
     """The ends of the 80 % band; empty where it is certain, or unknown."""
     if not point.retained.known or point.retained.low == point.retained.high:
         return ""
-    return range_text((point.retained.low, point.retained.high), kept)
+    return range_text((point.retained.low, point.retained.high), accuracy_text)
 
 
 def three_axes(plan: ServingPlan, *, dark: bool = False) -> go.Figure:

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from recipe_core.base.errors import RecipeError
-from recipe_core.base.labels import CAUSES, RUN_SHARES, TRAINING_CAUSES
 from recipe_core.base.text_rows import memory_parts
-from recipe_core.base.units import gib
+from recipe_core.base.units import gib, utilisation
 from recipe_core.estimates.prediction import known
-from recipe_core.plans.measures import utilisation
+from recipe_core.estimates.serving.results import TIME_TITLES
+from recipe_core.estimates.training.results import RUN_TITLES, STEP_TITLES
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.serving_plan import ServingPlan
 from recipe_core.plans.training_plan import TrainingPlan
@@ -112,7 +112,7 @@ def token_time(focus: Focus[ServingPlan]) -> Iterator[Item]:
     plan, row = focus.plan, focus.row
     seconds = plan.explained(row).to_json()["breakdown_s"]
     for part, title in (("decode", "Time per output token"), ("prefill", "Time to first token")):
-        figure, alt = waterfall(seconds[part], CAUSES, dark=focus.dark), f"{title} by part"
+        figure, alt = waterfall(seconds[part], TIME_TITLES, dark=focus.dark), f"{title} by part"
         yield Chart(f"waterfall-{part}", f"{title}, {plan.label(row)}", figure, alt, half=True)
     causes = [
         (name, plan.explained(split).to_json().get("causes_s", {}).get("decode", {}))
@@ -293,7 +293,7 @@ def sensitivity(focus: Focus[ServingPlan]) -> Iterator[Item]:
 def step_time(focus: Focus[TrainingPlan]) -> Iterator[Item]:
     """The parts of the time of a step."""
     parts = focus.plan.estimate(focus.row).to_json()["breakdown_s"]["step"]
-    figure = waterfall(parts, TRAINING_CAUSES, dark=focus.dark)
+    figure = waterfall(parts, STEP_TITLES, dark=focus.dark)
     title = f"Time of a step, {focus.plan.label(focus.row)}"
     yield Chart("waterfall-step", title, figure, "Time of a step by part")
 
@@ -308,7 +308,7 @@ def training_run(focus: Focus[TrainingPlan]) -> Iterator[Item]:
         f"Steps take {shares['steps']:.1%} of the time (goodput), and the devices reach "
         f"{utilisation(run.mfu or 0.0)} of their peak over the whole run. {failures_text(run)}"
     )
-    figure = loss_bars(losses, RUN_SHARES, dark=focus.dark)
+    figure = loss_bars(losses, RUN_TITLES, dark=focus.dark)
     alt = "Shares of the run's time that steps do not have, by what takes them"
     yield Chart("losses", f"What else takes time, {focus.plan.label(focus.row)}", figure, alt)
     if run.phases:
@@ -387,10 +387,10 @@ def degrees(focus: Focus[Any]) -> Iterator[Item]:
 @view("arithmetic", "Arithmetic", ("serving",), needs_fit=False)
 def serving_lines(focus: Focus[ServingPlan]) -> Iterator[Item]:
     """The arithmetic of a serving split."""
-    return arithmetic_items(arithmetic(focus.plan, focus.row), CAUSES)
+    return arithmetic_items(arithmetic(focus.plan, focus.row), TIME_TITLES)
 
 
 @view("training-arithmetic", "Arithmetic", ("training",), needs_fit=False)
 def training_lines(focus: Focus[TrainingPlan]) -> Iterator[Item]:
     """The arithmetic of a training split."""
-    return arithmetic_items(training_arithmetic(focus.plan, focus.row), TRAINING_CAUSES)
+    return arithmetic_items(training_arithmetic(focus.plan, focus.row), STEP_TITLES)

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from recipe_core.base.units import chance_text, count, duration, gib, rate, significant, usd
+from recipe_core.base.units import (
+    accuracy_text,
+    chance_text,
+    count,
+    days,
+    duration,
+    gib,
+    rate,
+    significant,
+    usd,
+)
 from recipe_core.estimates.serving.accuracy import NearFigure
 from recipe_core.estimates.serving.cache_results import KvTier
 from recipe_core.estimates.serving.results import ServingEstimate
 from recipe_core.estimates.training.results import TrainingPhase, TrainingRun
-from recipe_core.plans.measures import days, kept
 from recipe_core.plans.training_plan import TrainingPlan
 from recipe_core.views.charts.accuracy import MADE, band_text, is_priced
 from recipe_core.views.charts.views import Item, Note, Table
@@ -21,13 +30,15 @@ from recipe_core.views.explanations.operators import Times, Working, time_text
 
 
 def formats_table(points: Sequence[FormatPoint], title: str) -> Table:
-    """The formats of a split: accuracy kept, costs and checkpoints."""
+    """The formats of a split: accuracy accuracy_text, costs and checkpoints."""
     priced, rows = is_priced(points), []
     for point in points:
         cells = {
             "Weights": f"{point.weight_dtype}{' (this)' if point.planned else ''}",
             "Cache": point.kv_dtype,
-            "Accuracy kept": kept(point.retained.value) if point.retained.known else "unknown",
+            "Accuracy accuracy_text": accuracy_text(point.retained.value)
+            if point.retained.known
+            else "unknown",
             "Likely": band_text(point),
         }
         cells["Per token"] = duration(point.tpot_s) if point.runs else "–"
@@ -52,7 +63,7 @@ def published_table(figures: Sequence[NearFigure]) -> Table:
             "Benchmark": figure.benchmark,
             "Base": significant(figure.base_value),
             "Compressed": significant(figure.value),
-            "Kept": kept(figure.retained),
+            "Kept": accuracy_text(figure.retained),
             "Source": figure.source,
         }
         for figure in figures

@@ -11,8 +11,8 @@ from recipe_core.base.arrays import Float, Int
 from recipe_core.base.units import count, duration, rate, significant, usd
 from recipe_core.estimates.columns.reuse import ReuseCurve
 from recipe_core.estimates.serving.cache_results import KvTier, PrefixCache
-from recipe_core.plans.measures import Measure
 from recipe_core.plans.plan import Plan
+from recipe_core.request.metrics import Metric
 from recipe_core.views.charts.figures import Drawing, axis, categories
 from recipe_core.views.charts.style import DASHES, SYMBOLS
 from recipe_core.views.explanations.arithmetic import TIERS
@@ -321,7 +321,7 @@ def _log_ticks(values: Float, texts: Sequence[str]) -> dict[str, object]:
 
 
 def swings(
-    base: float, moves: Sequence[Swing], measure: Measure, *, dark: bool = False
+    base: float, moves: Sequence[Swing], measure: Metric, *, dark: bool = False
 ) -> go.Figure:
     """A tornado: how far a figure moves when each assumption is changed alone, widest first."""
     draw, middle = Drawing(dark=dark), base * measure.factor

@@ -49,7 +49,7 @@ def heatmap(plan: Plan, measure: str, *, dark: bool = False) -> go.Figure:
         reversescale=not quantity.more_is_better,
         xgap=2,
         ygap=2,
-        colorbar={"title": {"text": quantity.unit}, "thickness": 12},
+        colorbar={"title": {"text": quantity.unit.symbol}, "thickness": 12},
     )
     # the cell below a cross has the hover text
     empty = [

@@ -8,9 +8,9 @@ from typing import Literal
 
 import plotly.graph_objects as go
 
-from recipe_core.base.labels import CAUSES
 from recipe_core.base.units import figure_amount
 from recipe_core.calibration.comparison import ComparedFigure, Prediction
+from recipe_core.estimates.serving.results import TIME_TITLES
 from recipe_core.views.charts.figures import Drawing, axis, band, categories
 from recipe_core.views.charts.style import SYMBOLS
 
@@ -129,7 +129,9 @@ def parts_against(row: ComparedFigure, *, dark: bool = False) -> go.Figure:
     """The parts that a predicted time is made of, above the measured whole; both in ms."""
     draw = Drawing(dark=dark)
     ordered = sorted(row.parts.items(), key=lambda part: -part[1])
-    parts = [(CAUSES.get(name, name.replace("_", " ")), value) for name, value in ordered[:LARGEST]]
+    parts = [
+        (TIME_TITLES.get(name, name.replace("_", " ")), value) for name, value in ordered[:LARGEST]
+    ]
     if rest := ordered[LARGEST:]:
         parts.append(("Other parts", sum(seconds for _, seconds in rest)))
     for n, (label, seconds) in enumerate(parts):

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from recipe_core.base.labels import WHY
 from recipe_core.base.units import GIB, alike, duration, gib
+from recipe_core.estimates.serving.bottlenecks import BOTTLENECKS
 from recipe_core.plans.plan import Plan
 from recipe_core.views.charts.figures import Drawing, Style, axis, categories
 from recipe_core.views.charts.style import BELOW, PLAIN, fill
@@ -72,7 +72,7 @@ def causes_bars(splits: Sequence[tuple[str, Parts]], *, dark: bool = False) -> g
     """Times of several splits (seconds by bottleneck), each stacked."""
     draw, names = Drawing(dark=dark), [name for name, _ in splits]
     factor, unit = _time_unit(max((sum(parts.values()) for _, parts in splits), default=0.0))
-    for n, (cause, title) in enumerate(WHY.items()):
+    for n, (cause, title) in enumerate(BOTTLENECKS.items()):
         seconds = np.array([parts.get(cause, 0.0) for _, parts in splits])
         hover = f"%{{y}}<br>{title} %{{customdata}}"
         draw.bars(title, names, seconds * factor, n, hover, [*map(duration, seconds.tolist())])

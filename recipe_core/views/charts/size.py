@@ -11,6 +11,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from recipe_core.base.units import chance_text, significant
+from recipe_core.request.metrics import Limit, Unit, limits_by_name, metric_of
 from recipe_core.views import size_view
 from recipe_core.views.charts.figures import Drawing, axis, categories
 from recipe_core.views.charts.style import DASHES, FRAME, SYMBOLS, Palette, fill, stroke
@@ -22,14 +23,9 @@ BARS = 16
 """Devices that the cost chart shows, the best."""
 COLOURED = 5
 """Devices with a colour of their own; the rest are grey."""
-AXES = {
-    "tpot_s": ("Time per output token (ms)", 1e3, "tpot_ms"),
-    "interactivity": ("Tokens/s that one user sees", 1.0, "tpot_ms"),
-    "ttft_s": ("Time to first token (ms)", 1e3, "ttft_ms"),
-    "request_latency_s": ("Request latency (ms)", 1e3, "request_latency_ms"),
-    "wall_s": ("Time to finish (h)", 1 / 3600.0, "wall_hours"),
-}
-"""Axes that cost is drawn against: title, factor of the figure, and the limit's field."""
+INTERACTIVITY = "tokens_per_s_per_user"
+AXES = ("tpot_s", INTERACTIVITY, "ttft_s", "request_latency_s", "wall_s")
+"""Figures that cost is drawn against, in the unit of the limit on them."""
 
 
 def axes_of(answer: Row) -> list[str]:
@@ -39,9 +35,14 @@ def axes_of(answer: Row) -> list[str]:
     return ["wall_s"] if any(row.get("wall_s") for row in answer["devices"]) else []
 
 
-def limit_of(axis: str) -> str:
-    """The field of the limit that bounds an axis."""
-    return AXES[axis][2]
+def limit_of(axis: str) -> Limit:
+    """The limit that bounds an axis."""
+    limited = metric_of("tpot_s" if axis == INTERACTIVITY else axis)
+    return limits_by_name()[limited.limit or ""]
+
+
+def _unit(axis: str) -> Unit:
+    return metric_of(axis).unit if axis == INTERACTIVITY else limit_of(axis).unit
 
 
 # How devices are told apart
@@ -131,7 +132,7 @@ def cost_against(
 
     Filled marks hold the limits, open ones do not. ``limit``: in the unit of its field.
     """
-    draw, higher = Drawing(dark=dark), axis_name == "interactivity"
+    draw, higher = Drawing(dark=dark), axis_name == INTERACTIVITY
     shape = {"shape": "vh" if higher else "hv"}
     points: list[Point] = []
     coloured = coloured_devices(answer, selected)
@@ -142,12 +143,13 @@ def cost_against(
     x, y, _ = _unzipped(frontier(points, higher))
     ink = {**shape, "color": draw.colours.ink, "width": 3}
     draw.curve("Cheapest of all devices", x, y, ink, legendrank=1000, opacity=0.35)
-    title, _, _ = AXES[axis_name]
+    title = f"{metric_of(axis_name).title} ({_unit(axis_name).symbol})"
     up = axis("$ for the run" if axis_name == "wall_s" else "$ a month", type="log")
     up |= _money_ticks([cost for _, cost, _ in points])
     reach = {}
     if limit is not None:
-        place = 1e3 / limit if higher else limit
+        bound = limit / limit_of(axis_name).factor
+        place = 1 / bound if higher else bound * _unit(axis_name).factor
         draw.limit(f" limit {significant(place)}", x=place)
         # an axis that shows the limit beside its neighbours: a few slow points would crush all
         longest = max((x for x, _, _ in points), default=place)
@@ -190,14 +192,14 @@ def _points(row: Row, axis_name: str) -> list[Point]:
     """Each number of a device's: the bounded figure, in the axis' unit, and its cost."""
     amount = size_view.MONEY["run" if axis_name == "wall_s" else "month"]
     return [
-        (x * AXES[axis_name][1], float(cost), rung)
+        (x * _unit(axis_name).factor, float(cost), rung)
         for rung in row["ladder"]
         if (x := _value(rung, axis_name)) and (cost := rung.get(amount))
     ]
 
 
 def _value(rung: Row, axis_name: str) -> float | None:
-    if axis_name == "interactivity":
+    if axis_name == INTERACTIVITY:
         tpot = rung["figures"].get("tpot_s")
         return 1.0 / tpot if tpot else None
     values: Row = rung if axis_name == "wall_s" else rung["figures"]

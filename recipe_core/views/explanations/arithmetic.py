@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from recipe_core.base.labels import CAUSES, RUN_SHARES, TRAINING_CAUSES, TRAINING_MEMORY
 from recipe_core.base.text_rows import MEMORY, memory_parts
-from recipe_core.base.units import GIB, duration, per_second, rate, significant, usd
+from recipe_core.base.units import GIB, days, duration, per_second, rate, significant, usd
 from recipe_core.base.units import count as count_text
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.prediction import known
@@ -24,7 +23,7 @@ from recipe_core.estimates.serving.cache import (
 from recipe_core.estimates.serving.cache_pages import Packing
 from recipe_core.estimates.serving.compressed_pools import CachePools
 from recipe_core.estimates.serving.memory import stage_columns
-from recipe_core.estimates.serving.results import ServingEstimate
+from recipe_core.estimates.serving.results import TIME_TITLES, ServingEstimate
 from recipe_core.estimates.serving.weights import (
     draft_layer,
     draft_weight_bytes,
@@ -32,8 +31,8 @@ from recipe_core.estimates.serving.weights import (
     stage_layers,
     vocabulary_bytes,
 )
-from recipe_core.estimates.training.results import TrainingEstimate
-from recipe_core.plans.measures import days
+from recipe_core.estimates.training.memory import MEMORY_TITLES
+from recipe_core.estimates.training.results import RUN_TITLES, STEP_TITLES, TrainingEstimate
 from recipe_core.plans.serving_plan import ServingPlan
 from recipe_core.plans.training_plan import TrainingPlan
 from recipe_core.views.explanations.operators import Line, Times
@@ -181,12 +180,14 @@ def _time_lines(plan: ServingPlan, estimate: ServingEstimate) -> Iterator[Line]:
     serving, parts = known(estimate.serving), known(estimate.breakdown_s)
     workload, latency_s = plan.problem.workload, serving.request_latency_s
     if workload.pooled:
-        yield _parts_line("Request latency", "sum of the parts", parts.prefill, CAUSES, latency_s)
+        yield _parts_line(
+            "Request latency", "sum of the parts", parts.prefill, TIME_TITLES, latency_s
+        )
         return
     formula = "sum of the parts of a decode step"
-    yield _parts_line("Time per output token", formula, parts.decode, CAUSES, serving.tpot_s)
+    yield _parts_line("Time per output token", formula, parts.decode, TIME_TITLES, serving.tpot_s)
     formula = "sum of the parts"
-    yield _parts_line("Time to first token", formula, parts.prefill, CAUSES, serving.ttft_s)
+    yield _parts_line("Time to first token", formula, parts.prefill, TIME_TITLES, serving.ttft_s)
     formula = "first token + (output tokens - 1) · time per token"
     numbers = f"{duration(serving.ttft_s)} + {workload.output_tokens - 1:,} × "
     numbers += duration(serving.tpot_s)
@@ -275,9 +276,9 @@ def training_arithmetic(plan: TrainingPlan, row: int) -> Times:
     memory = estimate.memory
     if memory is None:
         return Times()
-    parts = {name: getattr(memory, f"{name}_bytes") for name in TRAINING_MEMORY}
+    parts = {name: getattr(memory, f"{name}_bytes") for name in MEMORY_TITLES}
     numbers = " + ".join(
-        f"{gib_exact(value)} {TRAINING_MEMORY[name].lower()}"
+        f"{gib_exact(value)} {MEMORY_TITLES[name].lower()}"
         for name, value in parts.items()
         if value > 0
     )
@@ -295,7 +296,7 @@ def _step_lines(plan: TrainingPlan, row: int, estimate: TrainingEstimate) -> Ite
     training, workload = known(estimate.training), plan.problem.workload
     step, batch, length = training.step_s, workload.global_batch, workload.sequence_length
     parts = known(estimate.breakdown_s).step
-    yield _parts_line("Step", "sum of the parts", parts, TRAINING_CAUSES, step)
+    yield _parts_line("Step", "sum of the parts", parts, STEP_TITLES, step)
     tokens, pace = f"{batch * length:,}", rate(training.tokens_per_s_per_gpu)
     formula = "sequences · sequence length"
     yield Line("Tokens of a step", formula, f"{batch:,} × {length:,}", tokens)
@@ -322,7 +323,7 @@ def _run_lines(plan: TrainingPlan, estimate: TrainingEstimate) -> Iterator[Line]
         yield Line("Checkpoint interval", formula, numbers, _long(run.checkpoint_interval_s))
     shares = {k: v for k, v in known(run.time_shares).to_json().items() if k != "steps" and v > 0}
     numbers = " − ".join(
-        f"{RUN_SHARES[name].lower()} {share:.2%}" for name, share in shares.items()
+        f"{RUN_TITLES[name].lower()} {share:.2%}" for name, share in shares.items()
     )
     formula = "100 % − shares of the time that something else takes"
     yield Line("Goodput", formula, f"100 % − {numbers}", f"{run.goodput:.2%}")

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from recipe_core.base.labels import CAUSES
 from recipe_core.estimates.columns.serving import Setting
 from recipe_core.estimates.ledger import Entry, Kernel, Overhead, Sum, one, recording, sums
 from recipe_core.estimates.serving.continuous_batching import request_overheads
 from recipe_core.estimates.serving.estimates import Estimates
 from recipe_core.estimates.serving.operators import Step
+from recipe_core.estimates.serving.results import TIME_TITLES
 from recipe_core.estimates.serving.speculative import engine_step, tokens_per_step
 from recipe_core.hardware.cluster import host_speed
 from recipe_core.views.explanations.operators import (
@@ -68,7 +68,7 @@ class ServedCase:
     def first(self, name: str, formula: str, numbers: str, scale: float = 1.0) -> Iterator[Line]:
         """The line of a part of the time to first token, where it takes time."""
         if (value_s := self.prefill.get(name, 0.0)) > 0:
-            yield Line(CAUSES[name], formula, product(numbers, scale), time_text(value_s))
+            yield Line(TIME_TITLES[name], formula, product(numbers, scale), time_text(value_s))
 
     @property
     def rest(self) -> float:
@@ -159,7 +159,7 @@ def step_lines(
             ]
             numbers = " + ".join(terms).replace("+ -", "- ")
             formula = "time of the part in each step · factor on the step"
-            yield Line(CAUSES.get(name, name), formula, numbers, time_text(values[name]))
+            yield Line(TIME_TITLES.get(name, name), formula, numbers, time_text(values[name]))
 
 
 def multiple(factor: float, text: str) -> str:

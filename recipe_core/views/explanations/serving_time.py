@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from recipe_core.base.labels import CAUSES
 from recipe_core.estimates.columns.serving import Setting
 from recipe_core.estimates.ledger import Kernel, one, recording, sums
 from recipe_core.estimates.serving.continuous_batching import (
@@ -32,6 +31,7 @@ from recipe_core.estimates.serving.rates import (
     resident_limit,
     solved_flow,
 )
+from recipe_core.estimates.serving.results import TIME_TITLES
 from recipe_core.plans.serving_plan import ServingPlan
 from recipe_core.views.explanations.operators import (
     Line,
@@ -300,7 +300,7 @@ def _interference(state: _State) -> Iterator[Line]:
         "share of requests that are others · sequences ÷ tokens after the first · "
         "what a prompt adds ÷ pp; of prompts that start together (b) only those behind"
     )
-    yield Line(CAUSES[name], formula, numbers, time_text(value_s))
+    yield Line(TIME_TITLES[name], formula, numbers, time_text(value_s))
 
 
 def _waits(state: _State) -> Iterator[Line]:
@@ -379,4 +379,4 @@ def _pooled_lines(setting: Setting, estimates: Estimates, k: int) -> Iterator[Li
     for name, seconds in parts.items():
         if seconds > 0:
             formula, numbers = formulas.get(name, ("in the step of its prompt", step))
-            yield Line(CAUSES.get(name, name), formula, numbers, time_text(seconds))
+            yield Line(TIME_TITLES.get(name, name), formula, numbers, time_text(seconds))

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 
-from recipe_core.base.labels import REINFORCEMENT_PHASES, TRAINING_CAUSES
 from recipe_core.base.units import gib, rate
 from recipe_core.engines.frameworks import Number, training_data
 from recipe_core.estimates.columns.training import TrainingCases, TrainingSetting
@@ -19,6 +18,7 @@ from recipe_core.estimates.training.estimates import TrainingEstimates
 from recipe_core.estimates.training.host_states import copied_s
 from recipe_core.estimates.training.memory import held, stored_parameters
 from recipe_core.estimates.training.reinforcement import Reinforcement, at_mean, work_batches
+from recipe_core.estimates.training.results import PHASE_TITLES, STEP_TITLES
 from recipe_core.estimates.training.schedule import (
     bubble_micro_batches,
     gradient_copies_s,
@@ -103,7 +103,7 @@ def _step_seconds(estimates: TrainingEstimates, k: int, case: TrainingCases) -> 
 
 
 def _part_line(name: str, formula: str, numbers: str, step: Mapping[str, float]) -> Line:
-    return Line(TRAINING_CAUSES.get(name, name), formula, numbers, time_text(step[name]))
+    return Line(STEP_TITLES.get(name, name), formula, numbers, time_text(step[name]))
 
 
 def _derived_numbers(
@@ -160,7 +160,7 @@ def _host_copies_s(setting: TrainingSetting, case: TrainingCases) -> float:
 
 def _phase_lines(estimates: TrainingEstimates, loop: Reinforcement, i: int) -> Iterator[Line]:
     """A line for every phase of a step of reinforcement learning that takes time."""
-    for name, label in REINFORCEMENT_PHASES.items():
+    for name, label in PHASE_TITLES.items():
         seconds = float(loop.phases[name][i]) if name in loop.phases else 0.0
         if seconds > 0:
             formula = _PHASES.get(name, "as stated, and a forward pass of a model that rewards")
