@@ -30,7 +30,7 @@ from recipe_core.plans.evaluated import evaluate
 from recipe_core.plans.plans import plan
 from recipe_core.plans.problem import resolve
 from recipe_core.plans.serving_candidates import every_case
-from recipe_core.plans.serving_plan import PHYSICS
+from recipe_core.plans.serving_physics import PHYSICS
 from recipe_core.request.schema import PlanRequest
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
@@ -153,7 +153,7 @@ def main() -> None:
         file.write(values.model_dump_json(exclude_none=True))
         file.flush()
         process = process_s("-m", "recipe_core", "plan", file.name, "--top", "5")
-    importing = "import recipe_core.plans.serving_plan"
+    importing = "import recipe_core.plans.serving_search"
     sizes = " | ".join(f"{count:,} candidates" for count in SIZES)
     lines = [
         f"CPU: {platform.processor() or platform.machine()}, one thread, "

@@ -5,6 +5,7 @@ python examples/compare_devices.py
 
 # %% A question: Qwen3-32B for 64 requests in flight, at most 50 ms a token, as cheap as possible.
 import recipe_core as rb
+from recipe_core.views.plan_words import figures_phrase
 
 QUESTION = {
     "model": "Qwen/Qwen3-32B",
@@ -25,7 +26,7 @@ for device, plan in plans.items():
     if plan.best is None:
         print(f"{device}: nothing can run; {plan.changes()[0]}")
     else:
-        print(f"{device}: {plan.best} ({plan.phrase(plan.best.row)})")
+        print(f"{device}: {plan.best} ({figures_phrase(plan, plan.best.row)})")
 
 # %% The tradeoff on one of them: time per token against throughput per device.
 front = plans["h100-sxm"].to_frame().query("pareto").sort_values("tpot_s")

@@ -28,7 +28,7 @@ from recipe_core.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     from oracle.rank import Rank
-    from recipe_core.plans.serving_plan import ServingPlan
+    from recipe_core.plans.plan import Plan
 
 __all__ = ["trace"]
 
@@ -36,7 +36,7 @@ _INSTALL = 'Install them with: pip install "recipe-builder[torch]".'
 _LOCK = threading.Lock()
 
 
-def trace(table: ServingPlan, row: int) -> dict[str, Any]:
+def trace(table: Plan, row: int) -> dict[str, Any]:
     """What the real model of a row holds on one device, as JSON values, and the formulas' error.
 
     weights_bytes: parameters of the fullest rank, counted in ``weight_dtype`` (the base format of a
@@ -98,7 +98,7 @@ def need_torch() -> None:
         ) from None
 
 
-def _case(table: ServingPlan, row: int) -> tuple[Setting, Cases, float]:
+def _case(table: Plan, row: int) -> tuple[Setting, Cases, float]:
     """Setting and single case of a row, and the requests that its estimate holds at once."""
     block, i = table.at(row)
     estimates, k = block.detail(i)

@@ -18,9 +18,12 @@ import streamlit as st
 from recipe_core.base.errors import RecipeError
 from recipe_core.hardware.cluster import chip_title, device
 from recipe_core.plans.alternatives import safer
-from recipe_core.plans.changes import change_label
 from recipe_core.plans.confidence import SURE
 from recipe_core.plans.plan import Plan
+from recipe_core.plans.plan_json import doubt_text, launch_note, queue_text, split_label
+from recipe_core.plans.rank import nearest_row
+from recipe_core.plans.remedies import change_label
+from recipe_core.views.plan_words import confidence_text, figures_phrase, unpriced_note
 from recipe_core.views.verdict import Verdict, limits_text, may_miss, percent, verdict
 
 PAGE_OF = {
@@ -185,12 +188,13 @@ def told(plan: Plan, said: Verdict) -> None:
     if row is None:
         return
     name = "Best" if said.best else "Chosen"
-    split = f"{name}: **{common.escape(plan.label(row))}**, {common.escape(plan.phrase(row))}."
-    queue = plan.queue_text(row)
+    label, figures = split_label(plan, row), figures_phrase(plan, row)
+    split = f"{name}: **{common.escape(label)}**, {common.escape(figures)}."
+    queue = queue_text(plan, row)
     sentences = [f"**{common.escape(said.counts)}.** {split}"]
     sentences += [f"It starts and queues: {common.escape(queue)}."] if queue else []
-    sentences += [f"It {common.escape(doubt)}."] if (doubt := plan.doubt(row)) else []
-    sure = plan.confidence_text(row)
+    sentences += [f"It {common.escape(doubt)}."] if (doubt := doubt_text(plan, row)) else []
+    sure = confidence_text(plan, row)
     sentences += [f"{common.escape(sure)}."] if sure else []
     draw = st.warning if said.doubtful else st.success
     marks = {
@@ -220,9 +224,10 @@ def notes(plan: Plan, row: int) -> None:
 
 def no_bundle(plan: Plan, place: str) -> None:
     """Why no bundle can be made of any split, and changes after which one can, a click each."""
-    if not plan.launch_note:
+    note = launch_note(plan)
+    if note is None:
         return
-    st.warning(common.escape(plan.launch_note), icon=":material/block:")
+    st.warning(common.escape(note), icon=":material/block:")
     with st.container(horizontal=True):
         for n, change in enumerate(common.buildable()):
             button(
@@ -244,8 +249,8 @@ def left_behind() -> None:
 
 def price_note(plan: Plan) -> None:
     """How splits rank whose price is unknown."""
-    if plan.price_note:
-        st.caption(common.escape(f"{plan.price_note} State a price on the hardware page."))
+    if note := unpriced_note(plan):
+        st.caption(common.escape(f"{note} State a price on the hardware page."))
 
 
 def offers(plan: Plan, place: str) -> None:
@@ -256,7 +261,7 @@ def offers(plan: Plan, place: str) -> None:
     with st.container(horizontal=True):
         if row != best:
             button(
-                f"Back to the best: {plan.label(best)}",
+                f"Back to the best: {split_label(plan, best)}",
                 widget("best", place),
                 {"candidate": common.shared_fields()},
                 ":material/undo:",
@@ -282,15 +287,19 @@ def safe_choice(plan: Plan, row: int, place: str) -> None:
 def may_ask(plan: Plan, row: int) -> bool:
     """Whether more splits hold where limits must hold more surely: another one, or less load."""
     free = common.request().objective.confidence is None
-    return free and may_miss(plan, row) and (plan.load_searched or safer(plan, row) is not None)
+    return (
+        free
+        and may_miss(plan, row)
+        and (plan.request.load_searched or safer(plan, row) is not None)
+    )
 
 
 def safe_button(plan: Plan, safe: int, place: str) -> None:
     """The split that keeps the limits surely, one click."""
     verb = "keeps them" if len(plan.stated_limits) > 1 else "keeps it"
-    chance = percent(float(plan.confidence([safe])[0]))
+    chance = percent(float(plan.chances[safe]))
     button(
-        f"{plan.label(safe)} {verb} with {chance}: use it",
+        f"{split_label(plan, safe)} {verb} with {chance}: use it",
         widget("safe", place),
         common.split_fields(plan.key(safe)),
         ":material/verified_user:",
@@ -322,10 +331,10 @@ def button(
 
 def nothing_fits(plan: Plan, said: Verdict, place: str) -> None:
     """What refuses everything, by how much for the nearest split, and changes as one click each."""
-    row = plan.nearest_row()
+    row = nearest_row(plan)
     nearest = f"{said.subject}."
     if row is not None:
-        nearest = f"Nearest is {plan.label(row)}: {'; '.join(plan.reasons(row))}."
+        nearest = f"Nearest is {split_label(plan, row)}: {'; '.join(plan.reasons(row))}."
     st.error(f"**{common.escape(said.counts)}.** {common.escape(nearest)}", icon=":material/block:")
     if row is None:
         return

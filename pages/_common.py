@@ -30,8 +30,8 @@ from recipe_core.models.catalog import load_model
 from recipe_core.models.spec import ModelSpec
 from recipe_core.plans.alternatives import Alternative
 from recipe_core.plans.alternatives import alternatives as plan_alternatives
-from recipe_core.plans.changes import Change, buildable_changes
 from recipe_core.plans.plan import Plan
+from recipe_core.plans.remedies import Change, buildable_changes
 from recipe_core.request.edit import SHARED, change, select_split, shared_candidate, value_of
 from recipe_core.request.link import DEFAULT, from_query, link_query
 from recipe_core.request.open_hardware import changed_market, market_of, market_query

@@ -13,8 +13,10 @@ import streamlit as st
 
 from recipe_core.base.errors import RecipeError
 from recipe_core.doors.serve import folders_allowed
-from recipe_core.plans.changes import change_label, fixes
 from recipe_core.plans.plan import Plan
+from recipe_core.plans.plan_json import split_label
+from recipe_core.plans.rank import nearest_row
+from recipe_core.plans.remedies import change_label, fixes
 from recipe_core.targets.start_command import start_command
 from recipe_core.views import tables
 from recipe_core.views.charts.views import Chart, Focus, Item, Note, Table, View, views_of
@@ -30,7 +32,7 @@ def look_closer(plan: Plan) -> None:
     """
     common.follow_edit()
     st.header("A closer look", anchor=False)
-    row = plan.nearest_row() if plan.best_row is None else pick_row(plan)
+    row = nearest_row(plan) if plan.best_row is None else pick_row(plan)
     if row is None:
         return
     views = views_of(plan)
@@ -49,7 +51,7 @@ def pick_row(plan: Plan) -> int:
     """The split to look at: the best, the selected one or a pinned one."""
     candidates = [plan.best_row, common.selected_row(plan), *common.pinned_rows(plan)]
     rows = list(dict.fromkeys(row for row in candidates if row is not None))
-    options = {plan.key(row): plan.label(row) for row in rows}
+    options = {plan.key(row): split_label(plan, row) for row in rows}
     options[plan.key(rows[0])] += " (best)"
     key = st.selectbox(
         "Split",
@@ -163,7 +165,8 @@ def show_command(plan: Plan, row: int) -> None:
         command = start_command(plan, row, folders=folders_allowed())
     except RecipeError as error:
         st.warning(
-            f"**{common.escape(plan.label(row))} cannot be started.** {common.escape(error)}",
+            f"**{common.escape(split_label(plan, row))} cannot be started.** "
+            f"{common.escape(error)}",
             icon=":material/block:",
         )
         return
@@ -211,7 +214,7 @@ def show_fixes(plan: Plan, row: int) -> None:
     """What would let one refused split run, and the nearest split that runs, one click each."""
     with st.container(border=True):
         reasons = "; ".join(plan.reasons(row))
-        st.markdown(f"**{common.escape(plan.label(row))}**: {common.escape(reasons)}.")
+        st.markdown(f"**{common.escape(split_label(plan, row))}**: {common.escape(reasons)}.")
         changes = common.calculated("Looking for a change that fits", fixes, plan, row)
         if not changes:
             st.caption("No small change to the request lets it run.")

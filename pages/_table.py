@@ -123,8 +123,8 @@ def column_order(plan: Plan, names: list[str], *, ranges: bool) -> list[str]:
     measures: list[str] = []
     for name in names:
         measures.append(name)
-        if ranges and plan.has_band(name):
+        if ranges and plan.measures[name].band is not None:
             measures.append(f"{name}_likely")
     state = ["state"] if set(tables.states_of(plan)) - {tables.HOLDS} else []
-    sure = ["sure"] if plan.limited else []
+    sure = ["sure"] if plan.stated_limits else []
     return ["split", *tables.named_columns(plan), *state, *sure, *measures, "front"]

@@ -8,13 +8,13 @@ import _widgets as widgets
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
-from recipe_core.base.text_rows import MEMORY, memory_parts
 from recipe_core.base.units import duration, gib, rate, usd
 from recipe_core.calibration.place import stamp
 from recipe_core.commands.words import MAX_CHARACTERS
 from recipe_core.doors.serve import folders_allowed
+from recipe_core.estimates.serving.results import MEMORY, memory_parts
 from recipe_core.hardware.cluster import device_names
-from recipe_core.plans.changes import change_label
+from recipe_core.plans.remedies import change_label
 from recipe_core.request.describe import hardware_name
 from recipe_core.request.serving_workload import ServingWorkload
 from recipe_core.request.split_key import degrees

@@ -7,10 +7,26 @@ import _widgets as widgets
 import streamlit as st
 
 from recipe_core.plans.plan import Plan
+from recipe_core.plans.plan_json import (
+    device_basis,
+    doubt_text,
+    held_text,
+    measure_text,
+    row_load_text,
+    split_label,
+)
+from recipe_core.plans.rank import rows_beyond_limits
 from recipe_core.request import split_key
 from recipe_core.views import charts
 from recipe_core.views.charts import groups
 from recipe_core.views.glossary import term_help
+from recipe_core.views.plan_words import (
+    against_best,
+    band_text,
+    devices_text,
+    figures_phrase,
+    likely_text,
+)
 from recipe_core.views.verdict import starts_text
 
 
@@ -26,7 +42,7 @@ def cards(plan: Plan, row: int) -> None:
     with st.grid(len(plan.headline) + 1, min_column_width=150):
         best_split(plan, row)
         for name in plan.headline:
-            text, measure = plan.text(name, row), plan.measures[name]
+            text, measure = measure_text(plan, name, row), plan.measures[name]
             st.metric(
                 measure.head,
                 "no price" if text == "unknown" else text,
@@ -41,31 +57,33 @@ def cards(plan: Plan, row: int) -> None:
 
 def below_figure(plan: Plan, name: str, row: int) -> str:
     """The likely range of a figure; of dollars an hour those of a month."""
-    if name == "usd_hour" and plan.text(name, row) != "unknown":
-        return f"{plan.text('usd_month', row)} a month"
-    return plan.likely(name, row, unit=False)
+    if name == "usd_hour" and measure_text(plan, name, row) != "unknown":
+        return f"{measure_text(plan, 'usd_month', row)} a month"
+    return likely_text(plan, name, row, unit=False)
 
 
 def best_split(plan: Plan, row: int) -> None:
     """The best split with its devices. As text, which narrow screens wrap instead of cutting."""
     with st.container(border=True, height="stretch", gap="xsmall"):
-        st.markdown(":small[Best split]", help=common.escape(plan.label(row)))
+        st.markdown(":small[Best split]", help=common.escape(split_label(plan, row)))
         st.markdown(f"**{common.escape(split_key.short_name(plan.candidate(row)))}**")
-        st.badge(common.escape(plan.devices_text(row)), color="gray")
+        st.badge(common.escape(devices_text(plan, row)), color="gray")
         if "load" in plan.listed:  # rows are under different loads
-            st.badge(common.escape(plan.load_text(row)), color="gray")
-        if waiting := plan.held_text(row):
+            st.badge(common.escape(row_load_text(plan, row)), color="gray")
+        if waiting := held_text(plan, row):
             st.badge(common.escape(f"queues: holds {waiting}"), color="orange")
         if doubt := starts_text(plan, row):
-            st.badge(common.escape(doubt), color="orange", help=common.escape(plan.doubt(row)))
+            st.badge(
+                common.escape(doubt), color="orange", help=common.escape(doubt_text(plan, row))
+            )
 
 
 def about_figure(plan: Plan, name: str, row: int) -> str:
     """What a figure means, its exact value, and where measured runs are expected."""
-    measure, band = plan.measures[name], plan.band(name, row)
+    measure, band = plan.measures[name], band_text(plan, name, row)
     exact = f"{plan.values(name)[row]:.6g} {measure.unit.symbol}".strip()
     sentences = [measure.title, measure.help.rstrip(".")]
-    sentences.append(f"Computed: {exact}; the device is {plan.basis}")
+    sentences.append(f"Computed: {exact}; the device is {device_basis(plan)}")
     if band:
         sentences.append(f"Eight of ten measured runs are expected between {band}")
     return common.escape(". ".join(sentences) + ".")
@@ -170,12 +188,15 @@ def pinned(plan: Plan, key: str) -> None:
         st.markdown(f"**{common.escape(name)}** is no longer a split of this plan.")
         st.caption("The link omits it.")
     elif fits:
-        st.markdown(f"**{common.escape(plan.label(row))}**\\\n{common.escape(plan.phrase(row))}")
-        if sentence := plan.against_best(row):
+        st.markdown(
+            f"**{common.escape(split_label(plan, row))}**\\\n"
+            f"{common.escape(figures_phrase(plan, row))}"
+        )
+        if sentence := against_best(plan, row):
             st.caption(common.escape(sentence))
     else:
         reasons = common.escape("; ".join(plan.reasons(row)))
-        st.markdown(f"**{common.escape(plan.label(row))}** is refused: {reasons}")
+        st.markdown(f"**{common.escape(split_label(plan, row))}** is refused: {reasons}")
     with st.container(horizontal=True):
         if fits and st.button(
             "Use this split",
@@ -205,7 +226,7 @@ if plan is not None:
     if best is not None:
         cards(plan, best)
         bar.safe_row(plan)
-    if best is not None or plan.beyond_limits():
+    if best is not None or rows_beyond_limits(plan):
         st.header("Tradeoffs", anchor=False, help=term_help("front"))
         scatter(plan)
         if best is not None:

@@ -16,6 +16,7 @@ from recipe_core.base.errors import NoAnswer, RecipeError
 from recipe_core.bundle.write import Bundle, zipped
 from recipe_core.doors.serve import folders_allowed
 from recipe_core.plans.plan import Plan
+from recipe_core.plans.plan_json import device_word, launch_note, split_label
 from recipe_core.recipe import Recipe
 from recipe_core.recipe.decision import start_reasons
 from recipe_core.recipe.place import Parameters
@@ -25,6 +26,7 @@ from recipe_core.request.schema import PlanRequest
 from recipe_core.request.split_key import key_of
 from recipe_core.views import overview
 from recipe_core.views.estimates import FIGURES, figure_rows, memory_facts
+from recipe_core.views.plan_words import figures_phrase
 from recipe_core.views.report import html_report
 
 BEST, STATED = "", "stated"
@@ -52,7 +54,7 @@ def option_label(plan: Plan, key: str) -> str:
     lead = "Pinned: " if key in common.pins() else ""
     if key == BEST:
         lead = "Best: "
-    return f"{lead}{plan.label(row)} · {plan.phrase(row)}"
+    return f"{lead}{split_label(plan, row)} · {figures_phrase(plan, row)}"
 
 
 def selection_changes(key: str) -> dict[str, Any]:
@@ -139,14 +141,14 @@ def downloads(bundle: Bundle, plan: Plan) -> None:
 def chance(plan: Plan) -> float | None:
     """The probability that the chosen split keeps the limits; None without limits."""
     row = common.selected_row(plan)
-    if row is None or common.is_stated() or not plan.limited:
+    if row is None or common.is_stated() or not plan.stated_limits:
         return None
-    return float(plan.confidence([row])[0])
+    return float(plan.chances[row])
 
 
 def described(recipe: Recipe, plan: Plan) -> None:
     """The decision, memory by part, figures with bands and basis."""
-    device_title = plan.device_title
+    device_title = device_word(plan)
     left, right = st.columns([3, 2], gap="large")
     with left:
         st.header("What was decided", anchor=False)
@@ -212,7 +214,7 @@ def other_than_selected(plan: Plan, recipe: Recipe) -> None:
         return
     reasons = common.escape("; ".join(start_reasons(plan, row)))
     st.warning(
-        f"The best split, {common.escape(plan.label(row))}, cannot be built: {reasons} "
+        f"The best split, {common.escape(split_label(plan, row))}, cannot be built: {reasons} "
         "This is the best one that can.",
         icon=":material/info:",
     )
@@ -225,7 +227,7 @@ def refused(plan: Plan, error: RecipeError) -> None:
     row = common.selected_row(plan)
     if row is None:
         return
-    if plan.launch_note:  # no split has a bundle: the verdict above offers what changes that
+    if launch_note(plan):  # no split has a bundle: the verdict above offers what changes that
         return
     ways_out(plan, row)
     candidate = plan.candidate(row)
@@ -241,7 +243,7 @@ def ways_out(plan: Plan, row: int) -> None:
     per_node = request.hardware.per_node
     with st.container(horizontal=True):
         if request.candidate is not None and selected_option(plan) != BEST:
-            best = plan.label(plan.best_row)
+            best = split_label(plan, plan.best_row)
             st.button(
                 f"Use the best split: {common.escape(best)}",
                 key="best-split",

@@ -20,8 +20,8 @@ from recipe_core.estimates.columns.serving import Setting
 from recipe_core.estimates.serving.logged_cache import COUNTED_RIGHT
 from recipe_core.estimates.serving.memory import Memory, memory
 from recipe_core.models.catalog import load_model
+from recipe_core.plans.plan import Plan
 from recipe_core.plans.plans import plan_candidate
-from recipe_core.plans.serving_plan import ServingPlan
 from recipe_core.request.schema import PlanRequest
 
 DEVICES = {
@@ -157,7 +157,7 @@ DIFFERENCES = (
 )
 
 
-def _miscounted(table: ServingPlan, release: str | None) -> bool:
+def _miscounted(table: Plan, release: str | None) -> bool:
     """Whether a release, or an unknown one, may have logged wrong token counts: for models that
     bound some layers' caches.
     """
@@ -260,7 +260,7 @@ def measured(row: Any) -> float:
 
 def memory_of(
     values: dict[str, Any], release: str | None, change: Callable[[Setting], Setting] | None = None
-) -> tuple[Memory, ServingPlan]:
+) -> tuple[Memory, Plan]:
     """Memory of a start-up at a release (None: the pinned one), with a change to its setting."""
     candidate = values["candidate"] | ({"engine_version": release} if release else {})
     table, _ = plan_candidate(PlanRequest.parse(values | {"candidate": candidate}))

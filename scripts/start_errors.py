@@ -18,7 +18,7 @@ from recipe_core.base.errors import RecipeError
 from recipe_core.base.units import GIB
 from recipe_core.estimates.serving.memory import Memory
 from recipe_core.models.catalog import by_convention, catalog_ids, catalog_model
-from recipe_core.plans.serving_plan import ServingPlan
+from recipe_core.plans.plan import Plan
 
 sys.path.insert(0, str(Path(__file__).parent))
 import accuracy_memory as logs
@@ -76,7 +76,7 @@ def _boot(row: Any) -> dict[str, Any]:
 
 
 def _row(
-    values: dict[str, Any], quantity: str, value: float, held: Memory, table: ServingPlan
+    values: dict[str, Any], quantity: str, value: float, held: Memory, table: Plan
 ) -> dict[str, Any]:
     candidate, pool = values["candidate"], held.pool_bytes[0]
     estimate = float(logs.QUANTITIES[quantity](held)[0])

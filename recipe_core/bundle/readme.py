@@ -10,7 +10,6 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from recipe_core.base import quoting
-from recipe_core.base.text_rows import cost_text, text_rows
 from recipe_core.base.units import gib, usd
 from recipe_core.bundle.fallback_launches import degrees_text
 from recipe_core.hardware.ownership import HOURS_PER_MONTH
@@ -19,6 +18,7 @@ from recipe_core.models.spec import UNPLACED
 from recipe_core.recipe import Recipe
 from recipe_core.recipe.names import dns_label
 from recipe_core.recipe.schema import Fallback
+from recipe_core.recipe.text_rows import cost_text, text_rows
 from recipe_core.request.split_key import training_split
 from recipe_core.scaling.rented import HOURS
 from recipe_core.targets.restarts import Row

@@ -29,14 +29,13 @@ from recipe_core.estimates.columns.corrections import (
     assumed_version,
     version_of,
 )
-from recipe_core.estimates.columns.serving import Cases, Setting
+from recipe_core.estimates.columns.serving import Cases, Setting, stack
 from recipe_core.estimates.columns.standing import uncorrected
 from recipe_core.estimates.measured.serving_runs import Run
 from recipe_core.estimates.serving.corrections import time_shares
 from recipe_core.estimates.serving.results import ServingEstimate
-from recipe_core.plans.plans import shared_key
+from recipe_core.plans.plans import find_case, plan_cases, shared_key
 from recipe_core.plans.problem import ServingProblem, resolve
-from recipe_core.plans.serving_plan import ServingPlan
 from recipe_core.request.schema import PlanRequest
 
 MAX_RUNS = 1000
@@ -142,7 +141,7 @@ def learn(
     own: dict[str, OwnRun] = {}
     for members in pairs.values():
         _, problem, setting, _ = members[0]
-        plan = ServingPlan.of(problem, setting, ServingPlan.stack([m[-1] for m in members]))
+        plan = plan_cases(problem, setting, stack([member[-1] for member in members]))
         for row, (run, _, _, case) in enumerate(members):
             estimate = plan.estimate(row)
             if not estimate.feasible:
@@ -190,7 +189,7 @@ def _case(run: Measured, folders: bool) -> tuple[ServingProblem, Setting, Cases]
         raise InputError("is a training run; own runs correct estimates of serving.", field="model")
     with uncorrected():
         problem = resolve(request, folders=folders)
-    pair = ServingPlan.one_case(problem, problem.candidate)
+    pair = find_case(problem, problem.candidate)
     if pair is None:
         raise InputError("does not state tp, pp and dp.", field="candidate")
     return (problem, *pair)

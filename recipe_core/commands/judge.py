@@ -32,9 +32,9 @@ from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.hardware.cluster import device, fabric, fits_node
 from recipe_core.models.catalog import BY_NAME
 from recipe_core.models.spec import ModelSpec
-from recipe_core.plans.changes import helpful_changes
 from recipe_core.plans.plans import plan, shared_key
 from recipe_core.plans.problem import ServingProblem, resolve
+from recipe_core.plans.remedies import helpful_changes
 from recipe_core.plans.serving_candidates import (
     engine_of,
     every_split,

@@ -24,9 +24,12 @@ from recipe_core.estimates.serving.estimates import Estimates, estimate
 from recipe_core.estimates.serving.starts import start_errors
 from recipe_core.launch.process import Candidate, Deployment
 from recipe_core.plans.evaluated import EvaluatedCases
+from recipe_core.plans.plan import Plan
+from recipe_core.plans.plan_json import doubt_text
+from recipe_core.plans.plans import plan_cases
 from recipe_core.plans.problem import ServingProblem
 from recipe_core.plans.serving_candidates import every_split, served_context
-from recipe_core.plans.serving_plan import ServingPlan
+from recipe_core.plans.serving_kind import count_cache_tokens
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.describe import short_name
 from recipe_core.request.metrics import Goal
@@ -108,7 +111,7 @@ class Ready:
 class Group:
     """The plan of commands that share a setting: one block of rows."""
 
-    plan: ServingPlan
+    plan: Plan
 
     @property
     def block(self) -> EvaluatedCases[Any, Any, Any]:
@@ -142,7 +145,7 @@ class Group:
             ready.rows = (at, *ranges.get(key, (at, at)))
             at += len(ready.cases)
         first = members[0]
-        return cls(ServingPlan.of(first.problem, first.setting, stack(blocks)))
+        return cls(plan_cases(first.problem, first.setting, stack(blocks)))
 
     def best(self, start: int, end: int) -> int:
         """The best of some rows, counted from ``start``: the least short of memory if none runs."""
@@ -225,7 +228,7 @@ class View:
         else:
             result = self.plan.estimate(self.row)
         refused, verdict = self.refused_words, self.verdict
-        doubt = [self.plan.doubt(self.row)] if verdict == "uncertain" else []
+        doubt = [doubt_text(self.plan, self.row)] if verdict == "uncertain" else []
         doubt = [case.elastic] if self.stretched else doubt
         return {
             "ok": OK[verdict],
@@ -305,8 +308,8 @@ class View:
 
     def _gain(self, goal: Goal, row: int) -> float | None:
         """How much better a row is by the goal, as a share; None where the own split cannot run."""
-        name, sign = self.plan.goals[goal]
-        name = self.plan.unpriced.get(name, name)
+        name, sign = self.plan.spec.goals[goal]
+        name = self.plan.spec.unpriced.get(name, name)
         more = sign < 0 or goal == "cost"  # output for each device in place of a price
         before, after = float(self.columns[name][self.row]), float(self.columns[name][row])
         if not self.feasible or not (before > 0 and after > 0):
@@ -353,7 +356,7 @@ class View:
             setting=replace(setting, cluster=problem.cluster, engine=spec),
             candidate=Candidate.of(self.plan.candidate(row)),
             max_context=served_context(problem.workload, problem.model),
-            cache_tokens=self.plan.cache_tokens(row),
+            cache_tokens=count_cache_tokens(self.plan, row),
             served_name=short_name(model),
         )
         longest = "auto" if case.meant.max_context == "auto" else None

@@ -1,11 +1,16 @@
-"""Which checkpoint a row of a plan needs made, and what that takes."""
+"""Checkpoints that rows of a plan need made, and what making them takes."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
 
 from recipe_core.accuracy.choice import Chosen, can_make, choose
 from recipe_core.compression.jobs import CompressionEstimate, Job, estimate
 from recipe_core.estimates.columns.serving import Setting
+from recipe_core.estimates.results import Estimate, ServingEstimate
 from recipe_core.models.spec import ModelSpec
+from recipe_core.plans.plan import Plan
 from recipe_core.request.schema import PlanRequest
 
 _EVERY_EXPERT = ("llm-compressor",)
@@ -43,30 +48,52 @@ def can_start(request: PlanRequest, setting: Setting) -> bool:
     )
 
 
-def job_of(chosen: Chosen, model: ModelSpec) -> Job:
+def job_of(choice: Chosen, model: ModelSpec) -> Job:
     """What is chosen, as physics takes it."""
-    kind = chosen.kind
+    kind = choice.kind
     return Job(
         model=model,
-        tool=chosen.tool,
-        technique=chosen.technique,
-        method=chosen.method,
-        samples=chosen.samples,
-        tokens=chosen.tokens,
+        tool=choice.tool,
+        technique=choice.technique,
+        method=choice.method,
+        samples=choice.samples,
+        tokens=choice.tokens,
         weight_bits=kind.weight_bits,
-        everywhere=chosen.tool in _EVERY_EXPERT,
-        observed=chosen.samples > 0 and chosen.method in ("RTN", "SmoothQuant"),
-        resident=chosen.tool in _RESIDENT,
-        wide_copy=chosen.tool in ("llama-cpp", "optimum-onnx"),
+        everywhere=choice.tool in _EVERY_EXPERT,
+        observed=choice.samples > 0 and choice.method in ("RTN", "SmoothQuant"),
+        resident=choice.tool in _RESIDENT,
+        wide_copy=choice.tool in ("llama-cpp", "optimum-onnx"),
     )
 
 
-def compression_estimate(chosen: Chosen, setting: Setting, devices: int) -> CompressionEstimate:
+def compression_estimate(choice: Chosen, setting: Setting, devices: int) -> CompressionEstimate:
     """What it takes to make the checkpoint on devices of a setting."""
     cluster = setting.cluster
     return estimate(
-        job_of(chosen, setting.model),
+        job_of(choice, setting.model),
         cluster.device,
         devices=min(devices, cluster.per_node),
         usd_per_device_hour=cluster.usd_per_device_hour,
     )
+
+
+def add_compression(plan: Plan, row: int, estimate: Estimate) -> Estimate:
+    """The estimate of a row with what it takes to make a checkpoint that the row needs."""
+    if plan.request.options.compression is None or not isinstance(estimate, ServingEstimate):
+        return estimate
+    setting = plan.setting(row)
+    choice = compression_of(plan.request, setting)
+    if choice is None:
+        return estimate
+    devices = int(plan.columns["gpus"][row])
+    return replace(estimate, compression=compression_estimate(choice, setting, devices))
+
+
+def estimate_json(plan: Plan, row: int) -> dict[str, Any]:
+    """The estimate of a row as JSON, with what its checkpoint takes."""
+    return add_compression(plan, row, plan.estimate(row)).to_json()
+
+
+def detail_estimate(plan: Plan, row: int) -> Estimate:
+    """The estimate of a row with all details, and what its checkpoint takes."""
+    return add_compression(plan, row, plan.spec.detailed(plan, row))

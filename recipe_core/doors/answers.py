@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from recipe_core.base.bounded import number
 from recipe_core.base.errors import InputError
+from recipe_core.compression.required import detail_estimate
 from recipe_core.doors import public
 from recipe_core.doors.catalog import Json, clean
 from recipe_core.request.schema import PlanRequest, asks_for_any
@@ -64,7 +65,7 @@ def estimate(body: Body, folders: bool = False) -> Json:
 
     request, corrections = _with_own_runs(body, folders)
     matching, row = plan_candidate(request, folders=folders, corrections=corrections)
-    return clean(estimate_json(matching, row, matching.detailed(row).to_json()))
+    return clean(estimate_json(matching, row, detail_estimate(matching, row).to_json()))
 
 
 def estimate_json(plan: Plan, row: int, answer: Json) -> Json:

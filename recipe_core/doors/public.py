@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from recipe_core.base.documents import read_document
 from recipe_core.base.errors import InputError
 from recipe_core.calibration.place import NONE, stamp
+from recipe_core.compression.required import add_compression, detail_estimate
 from recipe_core.estimates.columns import standing
 from recipe_core.estimates.columns.standing import by_default
 from recipe_core.plans import plans
@@ -64,7 +65,9 @@ def plan(
     """
     corrections = _learned(measured, folders)
     values = as_request(request, folders=folders, corrections=corrections)
-    return plans.plan(values, folders=folders, corrections=corrections)
+    answer = plans.plan(values, folders=folders, corrections=corrections)
+    answer.complete = add_compression
+    return answer
 
 
 def size(
@@ -207,7 +210,7 @@ def estimate(
     corrections = _learned(measured, folders)
     values = as_request(request, folders=folders, corrections=corrections)
     narrowed, row = plans.plan_candidate(values, folders=folders, corrections=corrections)
-    return narrowed.detailed(row)
+    return detail_estimate(narrowed, row)
 
 
 def check(
@@ -234,7 +237,7 @@ def check(
     """
     from recipe_core.commands.ground import Ground
     from recipe_core.commands.judge import check_command
-    from recipe_core.plans.verdict import check_request
+    from recipe_core.commands.request_verdict import check_request
 
     with _corrected(calibrated):
         if isinstance(question, Mapping | PlanRequest | Path):

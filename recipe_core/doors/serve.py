@@ -42,7 +42,7 @@ FIRST_PAGE = (
     "request.open_hardware",
     "request.shelf",
     "plans.alternatives",
-    "plans.changes",
+    "plans.remedies",
     "plans.plan",
 )
 """With what they import, all modules that the first page uses with an empty link."""

@@ -148,10 +148,10 @@ def _writer(kind: Any) -> Writer | None:
     """How a value of a type becomes JSON; None where it is that already."""
     if isinstance(kind, type) and issubclass(kind, Part):
         return kind.to_json
-    held, origin = [one for one in get_args(kind) if one is not NoneType], get_origin(kind)
+    inner_types, origin = [one for one in get_args(kind) if one is not NoneType], get_origin(kind)
     if origin in (Union, UnionType):
-        return _writer(held[0])
-    inner = _writer(held[-1]) if held and origin is not Literal else None
+        return _writer(inner_types[0])
+    inner = _writer(inner_types[-1]) if inner_types and origin is not Literal else None
     if origin is dict:
         return dict if inner is None else lambda values: {k: inner(v) for k, v in values.items()}
     if origin in (list, tuple):
@@ -181,10 +181,10 @@ class Prediction:
         Raises:
             ValueError: for another level, or one that an older estimate does not have.
         """
-        known = self.intervals or {BAND: (self.low, self.high)}
-        if str(level) not in known:
-            raise ValueError(f"level must be {', '.join(known)} here (got {level})")
-        return known[str(level)]  # type: ignore[index]  # it is one of them
+        by_level = self.intervals or {BAND: (self.low, self.high)}
+        if str(level) not in by_level:
+            raise ValueError(f"level must be {', '.join(by_level)} here (got {level})")
+        return by_level[str(level)]  # type: ignore[index]  # it is one of them
 
     def probability_below(self, limit: float) -> float:
         """The probability that a measured run is at most ``limit``, in the figure's unit.
@@ -229,8 +229,8 @@ class EstimateBase(Part):
         predictions = self.predictions()
         if name in predictions:
             return predictions[name]
-        known = ", ".join(predictions) or "none, as the split cannot run"
-        raise AttributeError(f"{type(self).__name__} has no figure {name!r}; known: {known}")
+        names = ", ".join(predictions) or "none, as the split cannot run"
+        raise AttributeError(f"{type(self).__name__} has no figure {name!r}; known: {names}")
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self.predictions()]

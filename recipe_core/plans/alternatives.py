@@ -17,11 +17,14 @@ from recipe_core.accuracy.retained import Retained
 from recipe_core.base.errors import RecipeError
 from recipe_core.base.units import accuracy_text, chance_text, range_text
 from recipe_core.estimates.columns.serving import Setting
+from recipe_core.estimates.rules.applied import applied
+from recipe_core.estimates.serving.accuracy import accuracy_of
 from recipe_core.hardware.cluster import short_title
 from recipe_core.models.variants import variants
-from recipe_core.plans.accuracy import accuracy_of, applied
-from recipe_core.plans.confidence import SURE
+from recipe_core.plans.plan_json import device_word, measure_text
 from recipe_core.plans.problem import MAX_DEVICES
+from recipe_core.plans.rank import is_priced
+from recipe_core.plans.table import replan
 from recipe_core.request.edit import change, select_split, shared_candidate
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.split_key import split_name
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
 
 Kind = Literal["weights", "checkpoint", "made", "cache", "fewer", "more", "sure"]
 AT_MOST = 5
+SURE = 0.8
+"""Probability of keeping the limits from which a split is called safe."""
 LEAST_GAIN = 0.02
 """Share by which a figure must be better to be worth a click."""
 LEAST_TRADED = 0.1
@@ -152,10 +157,10 @@ def safer(plan: Plan, row: int, least: float = SURE) -> int | None:
 
     None without limits, where ``row`` is as sure itself, and where no split that holds the load is.
     """
-    if not plan.limited or float(plan.confidence([row])[0]) >= least:
+    if not plan.stated_limits or float(plan.chances[row]) >= least:
         return None
     rows = plan.order[plan.holds[plan.order]]
-    sure = rows[plan.confidence(rows) >= least]
+    sure = rows[plan.chances[rows] >= least]
     return int(sure[0]) if len(sure) else None
 
 
@@ -224,7 +229,7 @@ def _planned(plan: Plan, best: int) -> Iterator[Ranked]:
     for tried in (*_surer(plan, best), *_formats(plan, best), *_more_devices(plan, best)):
         fields = {**without_split, **tried.fields}
         try:
-            after = plan.replan(change(plan.request, fields))
+            after = replan(plan, change(plan.request, fields))
         except RecipeError:
             continue
         row = after.best_row
@@ -254,7 +259,7 @@ def devices_text(plan: Plan, row: int) -> str:
     if len(plan.problem.clusters) > 1:
         return f"{number:,} × {short_title(plan.setting(row).cluster.device)}"
     plural = "" if number == 1 else "s"
-    return f"{number:,} {plan.device_title}{plural}"
+    return f"{number:,} {device_word(plan)}{plural}"
 
 
 def _surer(plan: Plan, best: int) -> Iterator[_Edit]:
@@ -262,8 +267,8 @@ def _surer(plan: Plan, best: int) -> Iterator[_Edit]:
 
     Where loads are fixed, ``safer`` knows the split without planning anew.
     """
-    doubtful = plan.limited and float(plan.confidence([best])[0]) < SURE
-    if doubtful and plan.load_searched and plan.request.objective.confidence is None:
+    doubtful = bool(plan.stated_limits) and float(plan.chances[best]) < SURE
+    if doubtful and plan.request.load_searched and plan.request.objective.confidence is None:
         yield _Edit("sure", f"{SURE * 100:.0f} % sure", {"objective.confidence": SURE})
 
 
@@ -342,7 +347,7 @@ def _compared(plan: Plan, best: int, after: Plan, row: int, edit: _Edit) -> Iter
             fields=dict(edit.fields),
             candidate=after.candidate(row),
             key=after.key(row),
-            figure=after.text(name, row),
+            figure=measure_text(after, name, row),
             change=then / before - 1,
             better=better,
             gained=gained,
@@ -362,7 +367,7 @@ def _accuracy_after(after: Plan, row: int) -> dict[str, Any]:
 
 def _limits_kept(after: Plan, row: int) -> str:
     """How surely a row keeps the limits."""
-    chance = chance_text(float(after.confidence([row])[0])).replace("%", " %")
+    chance = chance_text(float(after.chances[row])).replace("%", " %")
     several = len(after.stated_limits) > 1
     return f"keeps the limit{'s' if several else ''} with {chance}"
 
@@ -370,11 +375,11 @@ def _limits_kept(after: Plan, row: int) -> str:
 def _goal_measure(plan: Plan, best: int) -> str:
     """The measure of the first goal; where its price is unknown, what stands for it."""
     goal = next(iter(plan.request.objective.goals))
-    column = plan.goals[goal][0]
+    column = plan.spec.goals[goal][0]
     by_column = {measure.column: name for name, measure in plan.measures.items()}
-    column = plan.shown_as.get(column, column)
-    if column in plan.unpriced and not plan.priced(best):
-        column = plan.unpriced[column]
+    column = plan.spec.shown_as.get(column, column)
+    if column in plan.spec.unpriced and not is_priced(plan, best):
+        column = plan.spec.unpriced[column]
     return by_column[column]
 
 
@@ -382,9 +387,9 @@ def _goal_gain(plan: Plan, best: int, after: Plan, row: int) -> float:
     """By how much the weighed goals improve: a logarithm, positive is better."""
     gain = 0.0
     for goal, weight in plan.request.objective.goals.items():
-        column, sign = plan.goals[goal]
-        if column in plan.unpriced and not plan.priced(best):
-            column, sign = plan.unpriced[column], -1
+        column, sign = plan.spec.goals[goal]
+        if column in plan.spec.unpriced and not is_priced(plan, best):
+            column, sign = plan.spec.unpriced[column], -1
         before, then = float(plan.columns[column][best]), float(after.columns[column][row])
         if before <= 0 or then <= 0:
             return math.nan
@@ -404,7 +409,7 @@ def _best_trade(
             continue
         gain = math.log(then / before) * (1 if measure.more_is_better else -1)
         if gain >= math.log1p(LEAST_TRADED) and (out is None or gain > out[1]):
-            words = f"{after.text(name, row)}{_WORDS.get(name, '')}"
+            words = f"{measure_text(after, name, row)}{_WORDS.get(name, '')}"
             out = f"{words} ({share_text(then / before - 1)})", gain
     return out
 

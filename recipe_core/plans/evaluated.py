@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
@@ -51,6 +52,11 @@ class Physics(Generic[S, C, E]):
     uncertain: Callable[[S, str], Uncertain | None]
     correlations: Callable[[], Mapping[str, Mapping[str, float]]]
     left: Callable[[E, str], Float | None]
+
+
+def columns_of(part: str, *names: str) -> dict[str, Callable[[Any], Any]]:
+    """Getters of columns by name: of a ``part`` of estimates, or of cases (empty)."""
+    return {name: attrgetter(f"{part}.{name}" if part else name) for name in names}
 
 
 @dataclass(frozen=True)
@@ -108,10 +114,6 @@ class EvaluatedCases(Generic[S, C, E]):
         for limit in self.limits:
             yield limit.code, limit.broken
 
-    def reasons(self, i: int) -> list[str]:
-        """Every reason why case ``i`` is refused; empty when it is not."""
-        return next(self.sentences(np.array([i])))
-
     def row(self, i: int, *, explained: bool = False) -> Estimate:
         """The estimate of case ``i``, ``explained`` with its times by cause."""
         return self.rows(np.array([i]), explained=explained)[0]
@@ -121,6 +123,30 @@ class EvaluatedCases(Generic[S, C, E]):
         estimates, places = self.details(rows)
         out: list[Estimate] = estimates.rows(places, self._added_reasons(rows), explained=explained)
         return out
+
+    def band_factors(self, name: str, rows: Int) -> Float:
+        """Low and high ends of a figure's 80 % band over its estimate (cases × 2); NaN if unknown.
+
+        ``rows``: feasible cases. All of a block have the same factors but where own runs narrow
+        some, so that one estimate tells them.
+        """
+        alike = getattr(self.setting, "correction", None) is None
+        ends_of = [self._common_factors] if alike else [self._factors_of(i) for i in rows.tolist()]
+        factors = np.array([ends.get(name, (np.nan, np.nan)) for ends in ends_of])
+        return np.broadcast_to(factors, (len(rows), 2))
+
+    @cached_property
+    def _common_factors(self) -> dict[str, tuple[float, float]]:
+        return self._factors_of(int(np.flatnonzero(self.feasible)[0]))
+
+    def _factors_of(self, i: int) -> dict[str, tuple[float, float]]:
+        bands = self.row(i).bands or {}
+        values = {name: float(self.columns[name][i]) for name in bands if name in self.columns}
+        return {
+            name: (bands[name][0] / value, bands[name][1] / value)
+            for name, value in values.items()
+            if value
+        }
 
     def sentences(self, rows: Int | None = None) -> Iterator[list[str]]:
         """The reasons of some cases (of all by default), none for feasible ones.
@@ -197,9 +223,9 @@ def evaluate(
             quantities[name][rows] = get(estimates)
         broken[rows] = _bits(estimates.refusals, codes, len(rows))
         budget.spend(len(rows))
-    kept = estimates if len(legal) <= CHUNK else None
+    few = estimates if len(legal) <= CHUNK else None
     return EvaluatedCases(
-        physics, setting, cases, quantities, broken, tuple(codes), legal, kept, outside
+        physics, setting, cases, quantities, broken, tuple(codes), legal, few, outside
     )
 
 

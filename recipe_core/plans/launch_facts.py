@@ -40,7 +40,7 @@ METHODS = {
     "grpo": "GRPO",
     "ppo": "PPO",
 }
-_DATA = {"text": "texts", "chat": "chats", "preference": "preferences"}
+DATA_TITLES = {"text": "texts", "chat": "chats", "preference": "preferences"}
 OFFLOAD_TITLES = {
     "none": "states on the device",
     "optimizer": "optimizer states in host memory",
@@ -197,8 +197,8 @@ _OF_SETTING: Mapping[str, Callable[[TrainingSetting], Any]] = {
     "layers": lambda s: len(s.model.layers),
     "layers_and_ends": lambda s: s.trained_layers + 2,
     "method_title": lambda s: METHODS[s.method],
-    "data_title": lambda s: _DATA[s.data_format or "text"],
-    "usual_data_title": lambda s: _DATA[_readable_data(s)[0]],
+    "data_title": lambda s: DATA_TITLES[s.data_format or "text"],
+    "usual_data_title": lambda s: DATA_TITLES[_readable_data(s)[0]],
     "readable_data": _readable_data,
     "chats": _chats,
     "shipped": lambda s: shipped_configuration(s.model),

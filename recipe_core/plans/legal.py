@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from recipe_core.base.arrays import Bool
+from recipe_core.base.arrays import Bool, Float
 from recipe_core.estimates.serving.accuracy import COLUMN as ACCURACY
 from recipe_core.plans.plan import Plan
-from recipe_core.plans.rows import PlanRows
+from recipe_core.plans.plans import plan_least_loads
+from recipe_core.plans.table import PlanTable
 from recipe_core.request.metrics import limits_by_name
 
 NEVER = frozenset(
@@ -41,7 +42,7 @@ NEVER = frozenset(
 divide, and pipelines that a shorter one equals."""
 
 
-def legal(plan: PlanRows) -> Bool:
+def legal(plan: PlanTable) -> Bool:
     """Rows that no rule of divisibility refuses; nobody could choose the others."""
     out = np.ones(len(plan), dtype=np.bool_)
     for code, broken in plan.rules().items():
@@ -58,11 +59,11 @@ def count_keeping(plan: Plan, name: str, bound: float | None) -> int:
     """
     limit = limits_by_name()[plan.measures[name].limit or ""]
     if limit.timed and bound != getattr(plan.request.objective.limits, limit.name):
-        plan = plan.least_loaded()
+        plan = plan_least_loads(plan)
     others = _keeping_others(plan, name)
     if bound is None:
         return int(others.sum())
-    values, bound = plan.bounded(name), bound / limit.factor
+    values, bound = _bounded_values(plan, name), bound / limit.factor
     keep = values >= bound if limit.at_least else values <= bound
     return int((others & np.isfinite(values) & keep).sum())
 
@@ -77,9 +78,15 @@ def _keeping_others(plan: Plan, name: str) -> Bool:
         bound = limit.bound(plan.request.objective.limits)
         if bound is None:
             continue
-        values = plan.bounded(other)
+        values = _bounded_values(plan, other)
         if limit.priced or limit.column == ACCURACY:  # what nobody knows keeps no limit
             keep &= np.isfinite(values)
         with np.errstate(invalid="ignore"):
             keep &= ~(values < bound) if limit.at_least else ~(values > bound)
     return keep
+
+
+def _bounded_values(plan: Plan, name: str) -> Float:
+    """What a limit on a metric bounds, SI: the metric, or a simulated percentile of it."""
+    limit = plan.measures[name].limit
+    return plan.raw(name) if limit is None else plan.bound(limits_by_name()[limit].code)

@@ -19,7 +19,8 @@ from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.base.units import rounded
 from recipe_core.estimates.columns.serving import Cases
 from recipe_core.plans.limits import LIMITS, limit_excess
-from recipe_core.plans.rows import TIE_DIGITS, PlanRows
+from recipe_core.plans.rank import TIE_DIGITS
+from recipe_core.plans.table import PlanTable
 from recipe_core.request.objective import GAIN_FROM_LOAD
 
 COLUMNS = 2048
@@ -44,7 +45,7 @@ STEPS = 9
 FARTHEST = 64.0
 """How many times smaller than by means a load within a percentile may be."""
 
-Judge = Callable[[Cases], PlanRows]
+Judge = Callable[[Cases], PlanTable]
 """Cases under the loads that they state, judged by means."""
 
 
@@ -99,12 +100,12 @@ class _Brackets:
     rising: bool
 
     @classmethod
-    def around(cls, first: PlanRows, rows: Int, least: Float) -> _Brackets:
+    def around(cls, first: PlanTable, rows: Int, lowest: Float) -> _Brackets:
         """From the smallest load, as it was judged, to what is held at once."""
-        held = np.floor(np.asarray(first.columns["held_requests"], dtype=float)[rows])
+        at_once = np.floor(np.asarray(first.columns["held_requests"], dtype=float)[rows])
         rising = set(first.request.objective.goals) <= GAIN_FROM_LOAD
         missed, score = missed_by(first)[rows], _scores(first)[rows]
-        return cls(least.copy(), least.copy(), np.maximum(held, least), missed, score, rising)
+        return cls(lowest.copy(), lowest.copy(), np.maximum(at_once, lowest), missed, score, rising)
 
     def least_points(self, some: Int) -> int:
         """Loads that narrow some brackets in one round: one where only one side is left."""
@@ -123,15 +124,15 @@ class _Brackets:
         low, high = self.low[some, None], self.high[some, None]
         return np.asarray(np.round(low * (high / low) ** share))
 
-    def narrow(self, some: Int, loads: Float, judged: PlanRows) -> None:
+    def narrow(self, some: Int, loads: Float, judged: PlanTable) -> None:
         """Take the best of more loads of some splits, and its neighbours as the ends."""
         missed, score = missed_by(judged).reshape(loads.shape), _scores(judged).reshape(loads.shape)
-        known = np.column_stack([self.best[some], loads])
-        sort = np.argsort(known, axis=1, kind="stable")
+        loads_known = np.column_stack([self.best[some], loads])
+        sort = np.argsort(loads_known, axis=1, kind="stable")
         loads, missed, score = (
             np.take_along_axis(values, sort, axis=1)
             for values in (
-                known,
+                loads_known,
                 np.column_stack([self.missed[some], missed]),
                 np.column_stack([self.score[some], score]),
             )
@@ -156,7 +157,7 @@ def least_loads(cases: Cases) -> Float:
     return np.where(together, 1.0, cases.replicas).astype(float)
 
 
-def missed_by(plan: PlanRows) -> Float:
+def missed_by(plan: PlanTable) -> Float:
     """How many times a limit, or what it holds, each row exceeds at worst.
 
     0 where it holds within the limits, infinite where it cannot run. Whether a row starts is not
@@ -169,13 +170,13 @@ def missed_by(plan: PlanRows) -> Float:
             if rule.bound(limits) is not None:
                 missed = np.maximum(missed, limit_excess(rule, plan.bound(code), limits))
         if (asked := plan.request.objective.confidence) is not None:
-            chance = plan.confidence(np.arange(len(plan)))
+            chance = plan.chances
             missed = np.maximum(missed, asked / np.maximum(chance, LEAST_CHANCE))
     missed = np.where(plan.runs & np.isfinite(missed), missed, np.inf)
-    return np.where(plan.holds_once_started, 0.0, missed)
+    return np.where(plan.feasible & ~plan.overloaded, 0.0, missed)
 
 
-def _scores(plan: PlanRows) -> Float:
+def _scores(plan: PlanTable) -> Float:
     """What rows are ranked by, as far as ties tell them apart; infinite where it is unknown."""
     score = np.nan_to_num(plan.score, nan=np.inf)
     if len(plan.request.objective.goals) > 1:  # a logarithm
@@ -185,25 +186,25 @@ def _scores(plan: PlanRows) -> Float:
 
 def _best_place(missed: Float, score: Float) -> Int:
     """Which of the loads of each row is the best, the smallest of equal ones."""
-    least = missed.min(axis=1, keepdims=True)
-    score = np.where(least > 0, 0.0, score)
-    return np.asarray(np.where(missed <= least, score, np.inf).argmin(axis=1), dtype=np.int64)
+    smallest = missed.min(axis=1, keepdims=True)
+    score = np.where(smallest > 0, 0.0, score)
+    return np.asarray(np.where(missed <= smallest, score, np.inf).argmin(axis=1), dtype=np.int64)
 
 
-def bisected(keeps: Callable[[Int, Float], Bool], most: Float, *, whole: bool) -> Float:
+def bisected(keeps: Callable[[Int, Float], Bool], largest: Float, *, whole: bool) -> Float:
     """The largest load up to ``most`` that keeps percentiles, which loads up to some one do.
 
     Args:
-        keeps: of some places in ``most`` and a load for each whether it keeps them; simulates.
-        most: the largest load that is looked at, one per split: what holds by means.
+        keeps: of some places in ``largest`` and a load for each whether it keeps them; simulates.
+        largest: the largest load that is looked at, one per split: what holds by means.
         whole: whether loads are whole requests.
 
     Returns:
-        Loads, within a few percent; NaN where none down to a 64th of ``most`` keeps them.
+        Loads, within a few percent; NaN where none down to a 64th of ``largest`` keeps them.
     """
-    low, high = np.zeros(len(most)), np.array(most, dtype=float)
-    kept = keeps(np.arange(len(most)), high)
-    low[kept] = high[kept]
+    low, high = np.zeros(len(largest)), np.array(largest, dtype=float)
+    keeping = keeps(np.arange(len(largest)), high)
+    low[keeping] = high[keeping]
     for _ in range(STEPS):
         middle = np.sqrt(np.maximum(low, high / FARTHEST) * high)
         middle = np.round(middle) if whole else middle
@@ -211,7 +212,7 @@ def bisected(keeps: Callable[[Int, Float], Bool], most: Float, *, whole: bool) -
         places = np.flatnonzero(open_yet)
         if not len(places):
             break
-        kept = keeps(places, middle[places])
-        low[places] = np.where(kept, middle[places], low[places])
-        high[places] = np.where(kept, high[places], middle[places])
+        keeping = keeps(places, middle[places])
+        low[places] = np.where(keeping, middle[places], low[places])
+        high[places] = np.where(keeping, high[places], middle[places])
     return np.where(low > 0, low, np.nan)

@@ -4,28 +4,84 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable
-from functools import cache
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
+from recipe_core.base.arrays import Int
 from recipe_core.base.errors import RecipeError
 from recipe_core.estimates.columns.corrections import Corrections
 from recipe_core.hardware.cluster import Cluster, is_own
+from recipe_core.plans.kind import Kind
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.problem import Problem, resolve
+from recipe_core.plans.rank import nearest_row
+from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.schema import PlanRequest
 
 
-@cache
-def plan_type(kind: str) -> type[Plan]:
-    """The class of plans of a kind of workload. Only that kind's physics is imported."""
-    if kind == "training":
-        from recipe_core.plans.training_plan import TrainingPlan
+def kind_of(problem: Problem[Any]) -> Kind:
+    """The kind of a problem's workload. Only that kind's physics is imported."""
+    if problem.request.workload.kind == "training":
+        from recipe_core.plans.training_kind import TRAINING
 
-        return TrainingPlan
-    from recipe_core.plans.serving_plan import ServingPlan
+        return TRAINING
+    from recipe_core.plans.serving_kind import SERVING
 
-    return ServingPlan
+    return SERVING
+
+
+def search_plan(problem: Problem[Any], candidate: CandidateRequest | None = None) -> Plan:
+    """The plan over every case of a problem that agrees with what ``candidate`` states.
+
+    Without one, what all splits of a training plan share (framework, precision, offload) is the
+    request's.
+    """
+    kind = kind_of(problem)
+    return Plan(kind, *kind.search_cases(kind, problem, candidate))
+
+
+def plan_together(problems: Sequence[Problem[Any]]) -> tuple[Plan, Int]:
+    """One plan over every case of several problems of one kind and objective.
+
+    Returns:
+        The plan, and the place of each row's problem.
+    """
+    kind = kind_of(problems[0])
+    blocks = [kind.search_cases(kind, problem, None)[1] for problem in problems]
+    plan = Plan(kind, problems[0], [block for several in blocks for block in several])
+    return plan, np.repeat(np.arange(len(problems)), [sum(map(len, several)) for several in blocks])
+
+
+def plan_stated(problem: Problem[Any], candidate: CandidateRequest) -> Plan | None:
+    """The plan of the one split that a candidate states in full; None where it does not."""
+    pair = find_case(problem, candidate)
+    return None if pair is None else plan_cases(problem, *pair)
+
+
+def find_case(problem: Problem[Any], candidate: CandidateRequest) -> tuple[Any, Any] | None:
+    """Setting and case of a candidate that states its split in full, else None."""
+    kind = kind_of(problem)
+    return kind.find_case(kind, problem, candidate)
+
+
+def plan_cases(problem: Problem[Any], setting: Any, cases: Any) -> Plan:
+    """The plan of given cases of one setting."""
+    kind = kind_of(problem)
+    return Plan(kind, problem, kind.judge_cases(kind, problem, setting, cases))
+
+
+def plan_least_loads(plan: Plan) -> Plan:
+    """The plan with every split at its smallest load where loads are searched, else itself.
+
+    Limits that more load helps to keep do not count there.
+    """
+    if not plan.request.load_searched:
+        return plan
+    from recipe_core.plans.serving_search import judge_least_loads
+
+    return Plan(plan.spec, *judge_least_loads(plan))
 
 
 def plan(
@@ -42,7 +98,7 @@ def plan(
         RecipeError: when there is no split at all.
     """
     problem = resolve(request, folders=folders, corrections=corrections)
-    return _some(plan_type(request.workload.kind).search(problem))
+    return _require_rows(search_plan(problem))
 
 
 def plan_candidate(
@@ -57,17 +113,16 @@ def plan_candidate(
         RecipeError: when no split agrees with the candidate.
     """
     problem = resolve(request, folders=folders, corrections=corrections)
-    kind = plan_type(request.workload.kind)
-    stated = kind.stated(problem, problem.candidate)
-    if stated is not None:
-        return stated, 0
-    narrowed = _some(kind.search(problem, problem.candidate))
-    row = narrowed.nearest_row() if narrowed.best_row is None else narrowed.best_row
+    alone = plan_stated(problem, problem.candidate)
+    if alone is not None:
+        return alone, 0
+    narrowed = _require_rows(search_plan(problem, problem.candidate))
+    row = nearest_row(narrowed) if narrowed.best_row is None else narrowed.best_row
     assert row is not None  # noqa: S101 - a plan with rows has a best or a nearest one
     return narrowed, row
 
 
-def _some(plan: Plan) -> Plan:
+def _require_rows(plan: Plan) -> Plan:
     if not len(plan):
         raise RecipeError(
             f"no split of {plan.problem.cluster.devices} devices agrees with the candidate.",
@@ -80,12 +135,20 @@ def _some(plan: Plan) -> Plan:
 # Many at once
 
 
+def _estimate_json(plan: Plan, row: int) -> dict[str, Any]:
+    answer: dict[str, Any] = plan.estimate(row).to_json()
+    return answer
+
+
 def estimate_batch(
-    values: Iterable[Any], corrections: Corrections | None = None
+    values: Iterable[Any],
+    corrections: Corrections | None = None,
+    checkpoint_json: Callable[[Plan, int], dict[str, Any]] = _estimate_json,
 ) -> list[dict[str, Any]]:
     """One estimate a request (plain values), in order.
 
-    A bad request answers its error in its place.
+    A bad request answers its error in its place. ``checkpoint_json`` writes those that may need a
+    checkpoint made.
 
     Requests that share a setting (model, device, engine, formats …) and limits are columns of one
     estimate.
@@ -98,18 +161,18 @@ def estimate_batch(
                 raise value
             request = PlanRequest.parse(value)
             problem = resolve(request, corrections=corrections)
-            pair = plan_type(request.workload.kind).one_case(problem, problem.candidate)
+            pair = find_case(problem, problem.candidate)
             if pair is None or _makes_checkpoint(request):
                 narrowed, row = plan_candidate(request, corrections=corrections)
-                answers[n] = narrowed.estimate(row).to_json()
+                answers[n] = checkpoint_json(narrowed, row)
             else:
                 groups[shared_key(problem, pair[0])].append((n, problem, *pair))
         except RecipeError as error:
             answers[n] = error.to_json()
     for members in groups.values():
         _, problem, setting, _ = members[0]
-        kind = plan_type(problem.request.workload.kind)
-        judged = kind.of(problem, setting, kind.stack([cases for _, _, _, cases in members]))
+        stack = kind_of(problem).stack_cases
+        judged = plan_cases(problem, setting, stack([cases for _, _, _, cases in members]))
         estimates = judged.estimates(range(len(members)))
         answers |= {
             n: estimate.to_json() for (n, _, _, _), estimate in zip(members, estimates, strict=True)

@@ -24,6 +24,7 @@ from recipe_core.estimates.serving.memory import memory
 from recipe_core.estimates.serving.operators import total
 from recipe_core.estimates.serving.speculative import tokens_per_step
 from recipe_core.estimates.serving.starts import cannot_start, is_uncertain, start_probability
+from recipe_core.plans.front import pareto_front
 from recipe_core.plans.limits import LIMITS, limit_excess
 from recipe_core.plans.pool_curves import (
     Curves,
@@ -36,7 +37,6 @@ from recipe_core.plans.pool_curves import (
     stated_load,
 )
 from recipe_core.plans.problem import ServingProblem
-from recipe_core.plans.rows import pareto_front
 from recipe_core.request.metrics import goals_of
 
 FEWEST = 0.02

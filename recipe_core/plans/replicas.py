@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from recipe_core.plans.plan import Plan
-from recipe_core.plans.plans import plan_type
+from recipe_core.plans.plans import plan_stated
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.serving_workload import LOADS, ServingWorkload
 
@@ -34,9 +34,9 @@ class Replicas:
 
 def replicas_of(plan: Plan, row: int) -> Replicas:
     """The replicas of a row of a plan."""
-    devices = int(plan.degree("gpus")[row])
-    together = plan.kind == "training" or bool(plan.pooled[row])
-    count = 1 if together or int(plan.degree("ep")[row]) > 1 else int(plan.degree("dp")[row])
+    devices, (block, i) = int(plan.columns["gpus"][row]), plan.at(row)
+    together = plan.kind == "training" or bool(block.cases.disaggregated[i])
+    count = 1 if together or int(plan.columns["ep"][row]) > 1 else int(plan.columns["dp"][row])
     devices //= count
     return Replicas(count, devices, -(-devices // plan.setting(row).cluster.per_node))
 
@@ -55,7 +55,7 @@ def one_replica(plan: Plan, row: int) -> tuple[Plan, int]:
         workload=request.workload,
         clusters=(plan.setting(row).cluster,),
     )
-    alone = plan_type(plan.kind).stated(problem, problem.candidate)
+    alone = plan_stated(problem, problem.candidate)
     assert alone is not None  # noqa: S101 - a plan's own candidate leaves nothing open
     return alone, 0
 

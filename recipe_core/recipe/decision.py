@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from recipe_core.base.errors import NoAnswer, RecipeError
-from recipe_core.compression.required import can_start, compression_of
+from recipe_core.compression.required import can_start, compression_of, estimate_json
 from recipe_core.engines.release import ContainerImage
 from recipe_core.engines.training_programs import install_on, training_engine
 from recipe_core.hardware.cluster import Cluster
@@ -15,14 +15,14 @@ from recipe_core.launch.process import Candidate, Deployment, Launch
 from recipe_core.launch.serving.start import launch
 from recipe_core.launch.training.start import launch_reasons, training_launch
 from recipe_core.models.spec import ModelSpec
-from recipe_core.plans.changes import advice
 from recipe_core.plans.limits import LIMITS
 from recipe_core.plans.plan import Plan, Split
+from recipe_core.plans.plan_json import split_label
 from recipe_core.plans.plans import plan_candidate
+from recipe_core.plans.remedies import advice
 from recipe_core.plans.replicas import one_replica, replicas_of
 from recipe_core.plans.serving_candidates import served_context
-from recipe_core.plans.serving_plan import ServingPlan
-from recipe_core.plans.training_plan import TrainingPlan
+from recipe_core.plans.serving_kind import count_cache_tokens
 from recipe_core.recipe.user_options import passed_options
 from recipe_core.request.describe import short_name
 from recipe_core.request.schema import PlanRequest
@@ -85,7 +85,7 @@ def decide(request: PlanRequest, *, folders: bool = True, fast_enough: bool = Fa
             raise _refused(plan, row)
         return decision_of(plan, row)
     if len(plan) == 1:  # the request states the split already, in its own words
-        if plan.load_searched:  # what is built holds the load that it was judged under
+        if plan.request.load_searched:  # what is built holds the load that it was judged under
             request = request.model_copy(update={"workload": plan.request_of(row).workload})
         return _DECISIONS[plan.kind](plan, row, request)
     return decision_of(plan, _startable(plan, row))
@@ -126,7 +126,7 @@ def _startable(plan: Plan, row: int) -> int:
     return next(rows, row)
 
 
-def _serving(plan: ServingPlan, row: int, request: PlanRequest) -> Decision:
+def _serving(plan: Plan, row: int, request: PlanRequest) -> Decision:
     deployment = deployment_of(plan, row)
     options = request.options.model_copy(update={"engine_options": deployment.engine_options})
     setting = deployment.setting
@@ -145,14 +145,14 @@ def _serving(plan: ServingPlan, row: int, request: PlanRequest) -> Decision:
         floors={floor.what: floor.version} if floor else {},
         deployment=deployment,
         candidate=plan.candidate(row),
-        estimate=plan.estimate(row).to_json(),
+        estimate=estimate_json(plan, row),
         gpus=int(plan.columns["gpus"][row]),
         max_context=deployment.max_context,
         started=lambda: launch(deployment),
     )
 
 
-def _training(plan: TrainingPlan, row: int, _request: PlanRequest) -> Decision:
+def _training(plan: Plan, row: int, _request: PlanRequest) -> Decision:
     setting = plan.setting(row)
     program = training_engine(setting.engine)
     return Decision(
@@ -165,7 +165,7 @@ def _training(plan: TrainingPlan, row: int, _request: PlanRequest) -> Decision:
         module=program.module,
         install=install_on(setting.engine, setting.cluster.device.runtime),
         candidate=plan.candidate(row),
-        estimate=plan.estimate(row).to_json(),
+        estimate=estimate_json(plan, row),
         gpus=int(plan.columns["gpus"][row]),
         max_context=None,
         started=lambda: training_launch(*plan.detail(row)),
@@ -178,7 +178,7 @@ _DECISIONS: dict[str, Callable[[Any, int, PlanRequest], Decision]] = {
 }
 
 
-def deployment_of(plan: ServingPlan, row: int) -> Deployment:
+def deployment_of(plan: Plan, row: int) -> Deployment:
     """A row of a plan as an engine module takes it.
 
     Raises:
@@ -196,7 +196,7 @@ def deployment_of(plan: ServingPlan, row: int) -> Deployment:
         setting=setting,
         candidate=Candidate.of(candidate),
         max_context=served_context(problem.workload, problem.model),
-        cache_tokens=plan.cache_tokens(row),
+        cache_tokens=count_cache_tokens(plan, row),
         served_name=short_name(problem.model.name),
         engine_options=passed_options(plan.request, setting.engine),
         environment=plan.request.options.environment,
@@ -209,7 +209,7 @@ def start_reasons(plan: Plan, row: int) -> list[str]:
     if plan.kind == "training":
         return launch_reasons(*plan.detail(row))
     try:
-        launch(deployment_of(cast("ServingPlan", plan), row))
+        launch(deployment_of(plan, row))
     except RecipeError as error:
         return [error.message]
     return []
@@ -220,7 +220,7 @@ def _refused(plan: Plan, row: int) -> NoAnswer:
     subject = "the stated split" if len(plan) == 1 else f"none of {len(plan)} splits"
     verb = "cannot run" if len(plan) == 1 else "can run; the nearest"
     return NoAnswer(
-        f"{subject} {verb} ({plan.label(row)}): {'; '.join(plan.reasons(row))}.",
+        f"{subject} {verb} ({split_label(plan, row)}): {'; '.join(plan.reasons(row))}.",
         field="candidate",
         hint=advice(changes, plan.candidate(row)) if changes else None,
     )

@@ -10,8 +10,8 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from recipe_core.base.documents import to_json
-from recipe_core.base.text_rows import is_pooled
 from recipe_core.estimates.columns.scales import CALIBRATED
+from recipe_core.recipe.text_rows import is_pooled
 
 HEADLINE = {"serving": ("serving", "output_tokens_per_s"), "training": ("training", "tokens_per_s")}
 """Where each kind of recipe has the figure that estimates of two versions are compared by."""

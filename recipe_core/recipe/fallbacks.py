@@ -25,10 +25,9 @@ from recipe_core.hardware.prices import offers
 from recipe_core.hardware.profile import Device
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.plans.plan import Plan
-from recipe_core.plans.plans import plan_candidate
+from recipe_core.plans.plans import plan_candidate, plan_together
 from recipe_core.plans.problem import ServingProblem, resolve
 from recipe_core.plans.serving_candidates import settings
-from recipe_core.plans.serving_plan import ServingPlan
 from recipe_core.recipe.decision import TRIED, Decision, start_reasons
 from recipe_core.recipe.schema import Fallback
 from recipe_core.request.edit import change
@@ -84,12 +83,12 @@ def _serving(decision: Decision, asked: PlanRequest, folders: bool) -> Iterator[
         )
     )
     problems = [problem for problem in (here, half, others) if problem is not None]
-    plan = ServingPlan.together(problems)
+    plan, sources = plan_together(problems)
     source = {
-        id(problem): plan.order[plan.sources[plan.order] == k] for k, problem in enumerate(problems)
+        id(problem): plan.order[sources[plan.order] == k] for k, problem in enumerate(problems)
     }
     rows = source[id(here)]
-    split = {name: column[rows] for name, column in plan.split_columns().items()}
+    split = {name: column[rows] for name, column in plan.spec.split_columns(plan).items()}
     pair = list(zip(split["weight_dtype"], split["kv_dtype"], strict=True))
     stated_formats = {(s.weight_dtype, s.kv_dtype) for s in settings(stated)} if stated else set()
     same = rows[[formats in stated_formats for formats in pair]]
@@ -122,7 +121,7 @@ def _problem(request: PlanRequest | None, folders: bool) -> ServingProblem | Non
 
 
 def _fallback(kind: Any, plan: Plan, row: int, changes: dict[str, Any]) -> Fallback:
-    if plan.load_searched:
+    if plan.request.load_searched:
         changes = {**changes, "workload.concurrency": int(plan.columns["load"][row])}
     return Fallback(
         kind=kind,

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from recipe_core.base.errors import RecipeError
-from recipe_core.base.text_rows import TextRow, text_rows
 from recipe_core.engines.frameworks import training_data
 from recipe_core.engines.spec import default_engine, engine, engine_names
 from recipe_core.engines.training_programs import training_engine
 from recipe_core.hardware.cluster import device
 from recipe_core.plans.plans import plan_candidate
 from recipe_core.recipe.decision import start_reasons
+from recipe_core.recipe.text_rows import TextRow, text_rows
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.schema import PlanRequest
 

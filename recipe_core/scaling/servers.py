@@ -43,7 +43,7 @@ def least_devices(chosen: Plan, load: Load, limits: Mapping[str, float], wanted:
     if not isinstance(workload, ServingWorkload) or workload.mode != "closed":
         return int(rows[0])
     used = np.array([replicas_of(chosen, int(row)).devices for row in rows], dtype=float)
-    servers = chosen.degree("gpus")[rows] / used
+    servers = chosen.columns["gpus"][rows] / used
     tokens_per_s = chosen.columns["output_tokens_per_s"][rows]
     needed = _device_time(load, tokens_per_s / servers / load.lengths.mean_output, used)
     enough = 1 - (1 - wanted) / 2
@@ -52,7 +52,7 @@ def least_devices(chosen: Plan, load: Load, limits: Mapping[str, float], wanted:
     seen: set[tuple[int, ...]] = set()
     for place in np.argsort(np.round(needed, 6), kind="stable").tolist():
         row = int(rows[place])
-        server = tuple(int(chosen.degree(name)[row]) for name in ("tp", "pp", "ep", "cp"))
+        server = tuple(int(chosen.columns[name][row]) for name in ("tp", "pp", "ep", "cp"))
         if server in seen:
             continue
         seen.add(server)

@@ -19,7 +19,9 @@ from recipe_core.estimates.serving.cold_start import ColdStart, cold_start
 from recipe_core.hardware.cluster import Cluster
 from recipe_core.plans.limits import LIMITS
 from recipe_core.plans.plan import Plan
+from recipe_core.plans.plan_json import split_label
 from recipe_core.plans.plans import plan, plan_candidate
+from recipe_core.plans.rank import nearest_row
 from recipe_core.plans.replicas import one_replica, replicas_of, shared_load
 from recipe_core.request.over_time import OverTime
 from recipe_core.request.schema import PlanRequest
@@ -228,7 +230,7 @@ def _split(
     else:
         chosen = plan(plain, folders=folders, corrections=corrections)
         best = (
-            chosen.nearest_row()
+            nearest_row(chosen)
             if chosen.best_row is None
             else least_devices(chosen, load, bounds, wanted)
         )
@@ -238,7 +240,9 @@ def _split(
     if not chosen.runs[row]:
         reasons = "; ".join(chosen.reasons(row))
         raise NoAnswer(
-            f"{chosen.label(row)} cannot run: {reasons}.", field="hardware", hint="See recipe plan."
+            f"{split_label(chosen, row)} cannot run: {reasons}.",
+            field="hardware",
+            hint="See recipe plan.",
         )
     return chosen, row
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from recipe_core.base.errors import RecipeError
 from recipe_core.hardware.ownership import OwnershipCost
+from recipe_core.plans.table import replan_stated
 from recipe_core.request.serving_workload import LOADS, ServingWorkload
 from recipe_core.request.size import SizeRequest
 from recipe_core.sizing import growth as growing
@@ -76,18 +77,18 @@ def node_lost(one: SizedDevice, row: int) -> Json | None:
     asked = one.plan.request_of(row)
     candidate = asked.candidate.model_copy(update={"dp": left}) if asked.candidate else None
     try:
-        after = one.plan.replan_stated(asked.model_copy(update={"candidate": candidate}))
+        after = replan_stated(one.plan, asked.model_copy(update={"candidate": candidate}))
     except RecipeError:
         return None
     if after is None or not after.runs[0]:
         return {"replicas": left, **down}
     names = ("ttft_s", "tpot_s", "request_latency_s", "output_tokens_per_s")
-    chance = float(after.confidence([0])[0])
+    chance = float(after.chances[0])
     return {
         "replicas": left,
         "runs": True,
         "figures": {name: float(after.columns[name][0]) for name in names},
-        "confidence": chance if after.limited else None,
+        "confidence": chance if after.stated_limits else None,
         "holds": bool(after.feasible[0]),
     }
 

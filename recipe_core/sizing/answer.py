@@ -12,7 +12,7 @@ import numpy as np
 from recipe_core.hardware.offers import Offer
 from recipe_core.hardware.ownership import HOURS_PER_MONTH
 from recipe_core.plans.limits import LIMITS
-from recipe_core.plans.serving_plan import ServingPlan
+from recipe_core.plans.plan_json import queue_text
 from recipe_core.request.split_key import split_name
 from recipe_core.sizing.afterwards import availability_of, grow_choices, purchase_of
 from recipe_core.sizing.capacity import LargestLoad, largest_load
@@ -84,9 +84,9 @@ class Answer:
             "engine": split["engine"],
             **self._money(one, row),
             **self._power(one, row),
-            "confidence": chance if plan.limited else None,
+            "confidence": chance if plan.stated_limits else None,
             "holds": bool(one.holds[row]),
-            "queue": plan.queue_text(row) or None,
+            "queue": queue_text(plan, row) or None,
             "offer": offer_json(place.offer, self.today),
             "headroom": headroom(one, row),
         }
@@ -137,7 +137,7 @@ class Answer:
             rungs[k]["dominated"] = chance <= surest
             surest = max(surest, chance)
         for rung, row in zip(rungs, one.ladder, strict=True):
-            highest = one.highest_confidence(row) if one.plan.limited else None
+            highest = one.highest_confidence(row) if one.plan.stated_limits else None
             rung["highest_confidence"] = highest
         return rungs
 
@@ -149,7 +149,7 @@ class Answer:
         return {
             self._key(one): largest_load(one.plan, one.best)
             for one in (*self.sizing.devices, *self.sizing.unpriced)
-            if one.best is not None and isinstance(one.plan, ServingPlan)
+            if one.best is not None and one.plan.kind == "serving"
         }
 
     @cached_property

@@ -19,6 +19,7 @@ from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.plans.limits import without_percentile
 from recipe_core.plans.load import bisected
 from recipe_core.plans.plan import Plan
+from recipe_core.plans.plans import plan_cases
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.serving_workload import LOADS
 
@@ -113,7 +114,7 @@ def _scan(
     block, i = plan.at(row)
     cases = block.cases.take(np.full(len(loads), i))
     problem = replace(plan.problem, request=request)
-    judged = type(plan).of(problem, block.setting, replace(cases, load=loads))
+    judged = plan_cases(problem, block.setting, replace(cases, load=loads))
     rules = {**judged.rules(), QUEUE: judged.queues}
     rules["memory"] = rules.get("memory", np.zeros(len(judged), dtype=np.bool_)) | judged.uncertain
     codes = [tuple(code for code, broken in rules.items() if broken[k]) for k in range(len(judged))]

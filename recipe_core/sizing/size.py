@@ -12,6 +12,7 @@ import numpy as np
 from recipe_core.base import budget, progress
 from recipe_core.base.errors import NoAnswer
 from recipe_core.estimates.columns.corrections import Corrections
+from recipe_core.plans.rank import beats_elsewhere
 from recipe_core.request.schema import PlanRequest, asks_for_any
 from recipe_core.request.size import SizeRequest
 from recipe_core.sizing.market import Choice, choices
@@ -80,7 +81,7 @@ class Sizing:
         rows, goals = one.order, self.request.objective.goals
         others = [other for other in self.devices if other is not one]
         limits, most = self.request.objective.limits, most_per_hour(self.request)
-        rate = one.plan.unpriced[one.plan.goals["cost"][0]]
+        rate = one.plan.spec.unpriced[one.plan.spec.goals["cost"][0]]
         per_s = one.plan.columns[rate][rows] * one.plan.columns["gpus"][rows] / one.rented[rows]
         prices = []  # of a million tokens, as of a device-hour
         if set(goals) == {"cost"} and others:
@@ -102,7 +103,7 @@ class Sizing:
         if best is None or one is best or best.best is None or one.best is None:
             return None
         dearer = self._weighed(one.dearer[one.best] / best.dearer[best.best])
-        return one.plan.beats_other(one.best, best.plan, best.best, dearer=dearer)
+        return beats_elsewhere(one.plan, one.best, best.plan, best.best, dearer=dearer)
 
     def _weighed(self, dearer: float) -> float:
         """What a price so many times higher makes of the score that devices rank by."""

@@ -22,10 +22,12 @@ from recipe_core.hardware.profile import Device
 from recipe_core.plans.confidence import below_text
 from recipe_core.plans.limits import LIMITS
 from recipe_core.plans.plan import Plan
-from recipe_core.plans.plans import plan_type
+from recipe_core.plans.plan_json import queue_text
+from recipe_core.plans.plans import plan_cases, search_plan
 from recipe_core.plans.problem import resolve
+from recipe_core.plans.rank import TIE_DIGITS
 from recipe_core.plans.replicas import replicas_of
-from recipe_core.plans.rows import TIE_DIGITS
+from recipe_core.plans.serving_kind import prefill_pools
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.size import AvailabilityRequest, SizeRequest
 from recipe_core.sizing.kept_up import Upkeep
@@ -60,7 +62,7 @@ class SizedDevice:
 
     def machine(self, row: int) -> Machine:
         """The kind of machine that a row is on."""
-        return self.choice.machines[self.plan.cluster_number(row)]
+        return self.choice.machines[int(self.plan.clusters_of_rows[row])]
 
     def replicas_of(self, row: int) -> tuple[int, int]:
         """How many replicas a row has, and the devices of each."""
@@ -133,10 +135,7 @@ class SizedDevice:
     @cached_property
     def _machine_of(self) -> Int:
         """The number of the machine of each row."""
-        sizes = [len(block) for block in self.plan.blocks]
-        first = np.cumsum([0, *sizes])[:-1]
-        numbers = [self.plan.cluster_number(int(row)) for row in first]
-        return np.repeat(np.array(numbers, dtype=np.int64), sizes)
+        return self.plan.clusters_of_rows
 
     @cached_property
     def allowed(self) -> Bool:
@@ -160,16 +159,18 @@ class SizedDevice:
     @cached_property
     def _server(self) -> Int:
         """Devices of one server (serving), or of the whole job (training), by row."""
-        degrees = self.plan.degree
+        columns = self.plan.columns
         if self.plan.kind == "training":
-            return degrees("gpus")
-        ranks = degrees("tp") * degrees("pp")
-        return np.where(degrees("ep") > 1, ranks * degrees("dp"), ranks)
+            return np.asarray(columns["gpus"], dtype=np.int64)
+        ranks = columns["tp"] * columns["pp"]
+        return np.asarray(np.where(columns["ep"] > 1, ranks * columns["dp"], ranks))
 
     @property
     def _joined(self) -> Int:
         """Devices that send each other what a request needs, by row: a server, or both pools."""
-        return np.where(self.plan.pooled, self.plan.degree("gpus"), self._server)
+        if self.plan.kind == "training":
+            return self._server
+        return np.where(prefill_pools(self.plan), self.plan.columns["gpus"], self._server)
 
     @cached_property
     def holds(self) -> Bool:
@@ -201,7 +202,7 @@ class SizedDevice:
     @cached_property
     def confidence(self) -> Float:
         """The probability that each row keeps the limits; 1 without limits, NaN where none runs."""
-        return np.where(self.allowed, self.plan.confidence(np.arange(len(self.plan))), np.nan)
+        return np.where(self.allowed, self.plan.chances, np.nan)
 
     @cached_property
     def bounded(self) -> dict[str, Float]:
@@ -309,10 +310,8 @@ class SizedDevice:
         def with_rows(rows: Sequence[int]) -> SizedDevice:
             for row in rows:
                 block, i = self.plan.at(row)
-                blocks.extend(
-                    type(self.plan).of(asked, block.setting, block.cases.take([i])).blocks
-                )
-            return replace(self, plan=type(self.plan)(asked, list(blocks)))
+                blocks.extend(plan_cases(asked, block.setting, block.cases.take([i])).blocks)
+            return replace(self, plan=Plan(self.plan.spec, asked, list(blocks)))
 
         out = self
         for start in range(0, min(len(rungs), MOST_SIMULATED), SIMULATED_AT_ONCE):
@@ -352,7 +351,7 @@ class SizedDevice:
                 f"with up to {most} devices the limits hold with {below_text(chance, asked)} at "
                 f"best; {asked:.0%} is asked for"
             )
-        if queueing := self.plan.queue_text(row):
+        if queueing := queue_text(self.plan, row):
             broken = "; ".join([f"the likeliest split {queueing}", *self.plan.reasons(row)])
             return f"with up to {most} devices no split holds the load: {broken}"
         broken = "; ".join(self.plan.reasons(row))
@@ -439,7 +438,7 @@ def size_device(
     """
     asked = plan_request(request, choice)
     problem = resolve(asked, folders=folders, corrections=corrections)
-    plan = plan_type(asked.workload.kind).search(problem, request.candidate)
+    plan = search_plan(problem, request.candidate)
     return SizedDevice(choice, plan, availability=request.availability)
 
 

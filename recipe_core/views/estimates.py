@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from recipe_core.base.text_rows import MEMORY, TextRow, is_pooled, memory_parts, text_rows
 from recipe_core.base.units import (
     accuracy_text,
     chance_text,
@@ -18,8 +17,10 @@ from recipe_core.base.units import (
     usd,
     utilisation,
 )
+from recipe_core.estimates.serving.results import MEMORY, memory_parts
 from recipe_core.estimates.training.memory import MEMORY_TITLES
 from recipe_core.estimates.training.results import RUN_TITLES, STEP_TITLES
+from recipe_core.recipe.text_rows import TextRow, is_pooled, text_rows
 from recipe_core.request.metrics import metrics_of
 from recipe_core.request.split_key import split_name
 from recipe_core.views.columns import Column

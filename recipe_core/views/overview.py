@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from recipe_core.base.units import count
 from recipe_core.engines.spec import engine, engine_names
-from recipe_core.plans.changes import change_label
 from recipe_core.plans.limits import limit_texts
+from recipe_core.plans.remedies import change_label
 from recipe_core.recipe.build import recipe_request
 from recipe_core.recipe.provenance import LAYERS, Layer
 from recipe_core.recipe.schema import Fallback, Recipe

@@ -11,15 +11,28 @@ import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.base.units import chance_text, range_text, rounded, significant, whole
+from recipe_core.plans.front import front_of_measures
 from recipe_core.plans.plan import Plan
-from recipe_core.plans.rows import TIED
+from recipe_core.plans.plan_json import (
+    can_bundle,
+    cluster_title,
+    doubt_text,
+    held_text,
+    launch_note,
+    queue_text,
+    row_load_text,
+    split_label,
+    split_labels,
+)
+from recipe_core.plans.rank import TIED, beats, count_ties, nearest_row
 from recipe_core.request.split_key import split_name
 from recipe_core.views.calibrated import calibrated_lines
 from recipe_core.views.columns import Column, terminal
+from recipe_core.views.plan_words import confidence_text, objective_measures, unpriced_note
 from recipe_core.views.verdict import counts, percent
 
 if TYPE_CHECKING:  # importing it would slow every plan down
-    from recipe_core.plans.sensitivity import Flip
+    from recipe_core.plans.remedies import Flip
 
 Record = Mapping[str, Any]
 GROUPS = {
@@ -60,18 +73,18 @@ def split_values(
     numbers = index.tolist()
     values: dict[str, Any] = {
         "key": [plan.key(row) for row in numbers],
-        "label": plan.labels(index),
+        "label": split_labels(plan, index),
         "split": [split_name(candidate) for candidate in plan.candidates(index)],
         "state": [state_text(plan, row) for row in numbers],
     }
     for name in GROUPS:
         if name in plan.differs and name not in plan.measures:
             values[name] = [group_title(plan, name, row) for row in numbers]
-    if plan.limited:
-        values["sure"] = _to_digits(plan.confidence(index) * 100, digits)
+    if plan.stated_limits:
+        values["sure"] = _to_digits(plan.chances[index] * 100, digits)
     for name in plan.measures:
         values[name] = _to_digits(plan.values(name, index), digits)
-        if ranges and plan.has_band(name):
+        if ranges and plan.measures[name].band is not None:
             values |= _range_values(plan, name, index, digits)
     values["front"] = np.where(front_of_devices(plan, *plan.axes)[index], FRONT, "")
     return values
@@ -97,10 +110,10 @@ def _range_values(plan: Plan, name: str, rows: Int, digits: int | None) -> dict[
 def group_title(plan: Plan, name: str, row: int) -> str:
     """A row's group by one of ``GROUPS``: ``H100 SXM5``, ``fp8 weights``."""
     if name == "device":
-        return plan.cluster_title(row)
+        return cluster_title(plan, row)
     if name == "load":
-        return plan.load_text(row)
-    return str(plan.titles_of(plan.setting(row)).get(name, ""))
+        return row_load_text(plan, row)
+    return str(plan.spec.titles_of(plan.setting(row)).get(name, ""))
 
 
 def state_text(plan: Plan, row: int) -> str:
@@ -110,13 +123,15 @@ def state_text(plan: Plan, row: int) -> str:
     """
     if plan.uncertain[row]:
         return f"{UNCERTAIN}: starts with {percent(plan.columns['start_probability'][row])}"
-    return f"{QUEUES}: {plan.held_text(row)}" if plan.queues[row] else HOLDS
+    return f"{QUEUES}: {held_text(plan, row)}" if plan.queues[row] else HOLDS
 
 
 def front_of_devices(plan: Plan, x: str, y: str) -> Bool:
     """Rows on the front of two measures; of several devices each on that of its own."""
     clusters = plan.clusters_of_rows
-    fronts = [plan.front(x, y, among=clusters == number) for number in np.unique(clusters)]
+    fronts = [
+        front_of_measures(plan, x, y, among=clusters == number) for number in np.unique(clusters)
+    ]
     return np.asarray(np.any(fronts, axis=0))
 
 
@@ -136,7 +151,7 @@ def split_columns(plan: Plan) -> list[Column[Record]]:
         title = measure.column_title
         show = whole if measure.show is whole else significant
         columns.append(Column(title, itemgetter(name), show, help=measure.help, name=name))
-        if plan.has_band(name):
+        if plan.measures[name].band is not None:
             likely = f"{name}_likely"
             text = "Eight of ten measured runs are expected there"
             title = f"{measure.head}, likely"
@@ -173,15 +188,15 @@ def _ranked_lines(plan: Plan, top: int) -> Iterator[str]:
     first = int(plan.order[0])
     yield _split_table(plan, top)
     if plan.uncertain[first]:
-        yield f"no split surely starts: 1 {plan.doubt(first)}"
-    elif text := plan.queue_text(first):
+        yield f"no split surely starts: 1 {doubt_text(plan, first)}"
+    elif text := queue_text(plan, first):
         yield f"no split holds the whole load: 1 starts and queues, it {text}"
-    if sure := plan.confidence_text(first):
+    if sure := confidence_text(plan, first):
         yield f"1 {sure[0].lower()}{sure[1:]}"
     yield _beaten_text(plan, top)
     yield _ties_text(plan)
-    yield f"{plan.price_note} {STATE_PRICE}" if plan.price_note else ""
-    yield plan.launch_note or ""
+    yield f"{unpriced_note(plan)} {STATE_PRICE}" if unpriced_note(plan) else ""
+    yield launch_note(plan) or ""
     yield from calibrated_lines(plan.problem.corrections)
     if plan.uncertain[first]:
         yield from change_lines(
@@ -197,13 +212,13 @@ def _split_table(plan: Plan, top: int) -> str:
     for name in groups & GROUPS.keys() - values.keys():
         values[name] = [group_title(plan, name, row) for row in rows]
     values["state"] = [
-        text if plan.launch_note or plan.bundled(row) else f"{text}, no bundle"
+        text if launch_note(plan) or can_bundle(plan, row) else f"{text}, no bundle"
         for row, text in zip(rows, values["state"], strict=True)
     ]
     names = ["rank", "split", *(name for name in GROUPS if name in groups)]
     names += ["load"] if plan.loads_differ else []
-    names += [*plan.tabled, *plan.asked]
-    names += ["sure"] if plan.limited else []
+    names += [*plan.tabled, *objective_measures(plan)]
+    names += ["sure"] if plan.stated_limits else []
     names += ["state"] if set(values["state"]) != {HOLDS} else []
     values["rank"] = range(1, len(rows) + 1)
     records = [
@@ -218,7 +233,7 @@ def _split_table(plan: Plan, top: int) -> str:
 def _beaten_text(plan: Plan, top: int) -> str:
     """The probability with which the first split beats each of the next ones."""
     rivals = plan.order[1 : min(top, BEATEN_SHOWN + 1)]
-    chances = enumerate(plan.beats(rivals, int(plan.order[0])) if len(rivals) else (), 2)
+    chances = enumerate(beats(plan, rivals, int(plan.order[0])) if len(rivals) else (), 2)
     beaten = [
         f"{rank}: {chance_text(1 - chance)}" for rank, chance in chances if chance is not None
     ]
@@ -229,11 +244,11 @@ def _beaten_text(plan: Plan, top: int) -> str:
 
 
 def _ties_text(plan: Plan) -> str:
-    if not plan.tied:
+    if not count_ties(plan):
         return ""
-    several = plan.tied > 1
+    several = count_ties(plan) > 1
     return (
-        f"{plan.tied} more {'tie' if several else 'ties'} with the first: "
+        f"{count_ties(plan)} more {'tie' if several else 'ties'} with the first: "
         f"{'each' if several else 'it'} measures better than it with a probability of {TIED:.0%} "
         "or more. Of equal estimates the simplest is first: fewest devices, no pipeline, smallest "
         "tp"
@@ -248,22 +263,22 @@ def _flip_text(flip: Flip) -> str:
 
 
 def _nearest_lines(plan: Plan) -> list[str]:
-    row = plan.nearest_row()
+    row = nearest_row(plan)
     if row is None:
         return []
-    from recipe_core.plans.changes import advice
+    from recipe_core.plans.remedies import advice
 
     reasons = [*plan.reasons(row)]
     if changes := plan.changes():
         reasons.append(advice(changes, plan.candidate(row)))
-    return [f"nearest: {plan.label(row)}", *(f"  {reason}" for reason in reasons)]
+    return [f"nearest: {split_label(plan, row)}", *(f"  {reason}" for reason in reasons)]
 
 
 def change_lines(
     changes: Iterable[Mapping[str, Any]], beside: Mapping[str, Any] | None = None
 ) -> list[str]:
     """Say each change that makes a split run, in a line; the split, where another than one."""
-    from recipe_core.plans.changes import change_text
+    from recipe_core.plans.remedies import change_text
 
     return [
         f"it works with {change_text(change['set'], change.get('candidate'), beside)}"
@@ -289,7 +304,7 @@ def _refused_lines(plan: Plan) -> Iterator[str]:
     yield f"refused: {len(rows)}"
     for row, text, number in list(groups.values())[:REFUSALS_SHOWN]:
         more = f" (and {number - 1} more like it)" if number > 1 else ""
-        yield f"  {plan.label(row)}{more}: {text}"
+        yield f"  {split_label(plan, row)}{more}: {text}"
     if (rest := len(groups) - REFUSALS_SHOWN) > 0:
         yield f"  … and {rest} more reasons (--json or --all FILE for all)"
 

@@ -140,8 +140,8 @@ def _decision(bundle: Bundle, plan: Plan | None) -> Section:
     key = key_of(recipe.candidate)
     row = plan.find(key) if plan and key else None
     chance = None
-    if plan and plan.limited and row is not None:
-        chance = float(plan.confidence([row])[0])
+    if plan and plan.stated_limits and row is not None:
+        chance = float(plan.chances[row])
     rows = tuple(overview.recipe_facts(recipe, chance).items())
     words = (f"Request: {summary(recipe_request(recipe))}.", *recipe.notes)
     return Section("Decision", words, (Table("", (), rows),))

@@ -18,6 +18,8 @@ from recipe_core.engines.training_programs import training_engine
 from recipe_core.hardware.cluster import chip_title
 from recipe_core.hardware.ownership import HOURS_PER_MONTH
 from recipe_core.plans.plan import Plan
+from recipe_core.plans.plan_json import doubt_text, queue_text
+from recipe_core.plans.rank import beats_elsewhere
 from recipe_core.request.describe import METHODS, load_name
 from recipe_core.request.link import left_out
 from recipe_core.request.metrics import Metric
@@ -25,6 +27,7 @@ from recipe_core.request.schema import PlanRequest
 from recipe_core.request.split_key import split_name
 from recipe_core.request.training_workload import TrainingWorkload
 from recipe_core.views.columns import UNKNOWN as NOTHING
+from recipe_core.views.plan_words import devices_text
 from recipe_core.views.verdict import formats_text, goals_text
 
 SAME = 0.005
@@ -102,7 +105,7 @@ def _facts(choice: Choice) -> dict[str, str]:
         "State": state(choice),
         "Kind": "Training" if request.is_training else "Serving",
         "Model": plan.problem.model.name,
-        "Devices": plan.devices_text(row),
+        "Devices": devices_text(plan, row),
         "Split": split_name(candidate),
         "Engine": _engine(plan, row),
         "Formats": formats_text(candidate),
@@ -111,8 +114,8 @@ def _facts(choice: Choice) -> dict[str, str]:
         "Keeps its limits": "no limits",
         "Price": setting.cluster.price_text(),
     }
-    if plan.limited:
-        chance = float(plan.confidence([row])[0])
+    if plan.stated_limits:
+        chance = float(plan.chances[row])
         out["Keeps its limits"] = chance_text(chance) if np.isfinite(chance) else NOTHING
     return out
 
@@ -128,15 +131,15 @@ def state(choice: Choice) -> str:
     if not plan.feasible[row]:
         return f"beyond its limits: {reasons}"
     if plan.uncertain[row]:
-        return plan.doubt(row)
+        return doubt_text(plan, row)
     if plan.queues[row]:
-        return f"starts and queues: {plan.queue_text(row)}"
+        return f"starts and queues: {queue_text(plan, row)}"
     return "can run" if choice.request.is_training else "holds the load"
 
 
 def _engine(plan: Plan, row: int) -> str:
     """Title and version of the engine or framework of a row."""
-    return f"{plan.titles_of(plan.setting(row))['engine']} {_version(plan, row)}".strip()
+    return f"{plan.spec.titles_of(plan.setting(row))['engine']} {_version(plan, row)}".strip()
 
 
 def _version(plan: Plan, row: int) -> str:
@@ -271,7 +274,7 @@ def chances(choices: Sequence[Choice], baseline: int = 0) -> Line | None:
         if n == baseline or not (choice.holds and base.holds) or not _is_comparable(choice, base):
             continue
         assert choice.plan is not None and base.plan is not None  # noqa: S101, PT018 - they hold
-        chance = choice.plan.beats_other(choice.row, base.plan, base.row)
+        chance = beats_elsewhere(choice.plan, choice.row, base.plan, base.row)
         if chance is not None:
             cells[n] = Cell(chance_text(chance))
     if all(cell.text in (NOTHING, "baseline") for cell in cells):

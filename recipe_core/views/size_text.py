@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from recipe_core.base.units import chance_text, duration, rate, significant
-from recipe_core.plans.rows import TIED
+from recipe_core.plans.rank import TIED
 from recipe_core.sizing.answer import Answer
 from recipe_core.sizing.size import Sizing
 from recipe_core.views import size_view as view

@@ -12,7 +12,10 @@ import pandas as pd
 from recipe_core.base.arrays import Bool, Int
 from recipe_core.plans.limits import rule_title
 from recipe_core.plans.plan import Plan
+from recipe_core.plans.plan_json import split_label
+from recipe_core.plans.rank import nearest_row, refused_rows
 from recipe_core.views.charts.groups import grouped
+from recipe_core.views.plan_words import rule_titles
 from recipe_core.views.plans import GROUPS, HOLDS, QUEUES, UNCERTAIN, front_of_devices, split_values
 
 SHOWN_ROWS = 300
@@ -97,13 +100,13 @@ def export_frame(plan: Plan, rows: Sequence[int] | Int, names: Sequence[str]) ->
     """A table of some rows to take away: titles with units, figures with their likely ranges."""
     frame = splits_frame(plan, rows, ranges=True, digits=EXPORTED_DIGITS)
     titles = {"key": "Key", "label": "Split", "state": "State", **named_columns(plan)}
-    if plan.limited:
+    if plan.stated_limits:
         titles["sure"] = "Keeps the limits (%)"
     measured = [name for name in differing(plan) if name in plan.measures and name not in names]
     for name in (*measured, *names):
         measure = plan.measures[name]
         titles[name] = measure.axis
-        if plan.has_band(name):
+        if plan.measures[name].band is not None:
             titles[f"{name}_low"] = f"{measure.axis}, low"
             titles[f"{name}_high"] = f"{measure.axis}, high"
     return frame[list(titles)].rename(columns=titles)
@@ -111,13 +114,13 @@ def export_frame(plan: Plan, rows: Sequence[int] | Int, names: Sequence[str]) ->
 
 def refused_frame(plan: Plan, at_most: int = 500) -> pd.DataFrame:
     """Refused splits with the kinds of their problems and the sentences, simplest problem first."""
-    rows = [int(row) for row in plan.refused_rows()[:at_most]]
+    rows = [int(row) for row in refused_rows(plan)[:at_most]]
     return pd.DataFrame(
         {
             "key": [plan.key(row) for row in rows],
-            "split": [plan.label(row) for row in rows],
+            "split": [split_label(plan, row) for row in rows],
             "why": ["; ".join(reasons) for reasons in plan.sentences(rows)],
-            "kind": [plan.title(plan.codes(row)) for row in rows],
+            "kind": [rule_titles(plan.codes(row)) for row in rows],
         }
     )
 
@@ -146,12 +149,12 @@ def _least_lacking(plan: Plan) -> list[int]:
     if "memory" in rules:
         rows = np.flatnonzero(rules["memory"] & ~np.any(other_rules, axis=0))
     if not len(rows):
-        nearest = plan.nearest_row()
+        nearest = nearest_row(plan)
         return [] if nearest is None else [nearest]
     # the column, not the sum of parts: parts of thousands of rows take a minute to estimate
     needed = np.nan_to_num(plan.raw("memory")[rows], nan=np.inf)
     by_need = rows[np.lexsort((plan.raw("gpus")[rows], needed))]
-    degrees = np.stack([plan.degree(name)[by_need] for name in ("tp", "pp", "ep")], axis=1)
+    degrees = np.stack([plan.columns[name][by_need] for name in ("tp", "pp", "ep")], axis=1)
     out: dict[tuple[int, ...], int] = {}
     for cut, row in zip(degrees.tolist(), by_need.tolist(), strict=True):
         out.setdefault(tuple(cut), row)

@@ -13,9 +13,12 @@ from recipe_core.hardware.ownership import HOURS_PER_MONTH
 from recipe_core.plans.confidence import SURE
 from recipe_core.plans.legal import legal
 from recipe_core.plans.plan import Plan
+from recipe_core.plans.plan_json import measure_text, queue_text, row_load_text, split_label
+from recipe_core.plans.rank import nearest_row
 from recipe_core.request.presets import aim_of, aims
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.split_key import short_name
+from recipe_core.views.plan_words import band_text, devices_text, shown_limit
 
 State = Literal["holds", "queues", "uncertain", "nothing"]
 FIGURES = 2
@@ -59,9 +62,9 @@ def verdict(plan: Plan, selected: int | None = None) -> Verdict:
     queues, best = bool(plan.queues[row]), row == plan.best_row
     name = short_name(plan.candidate(row))
     figures = [figure_text(plan, measure, row) for measure in main_figures(plan, row)]
-    queue = plan.queue_text(row).partition(",")[0]
+    queue = queue_text(plan, row).partition(",")[0]
     doubts = [text for text in (queue, starts_text(plan, row), limits_text(plan, row)) if text]
-    parts = (name, plan.devices_text(row), load_text(plan, row))
+    parts = (name, devices_text(plan, row), load_text(plan, row))
     return Verdict(
         cast("State", plan.state(row)) if plan.feasible[row] else "holds",
         counts(plan),
@@ -98,7 +101,7 @@ def counts(plan: Plan) -> str:
 def short_counts(plan: Plan) -> str:
     """``12 of 32 splits hold the load · 4 queue``."""
     text = counts(plan).replace(" legal splits", " splits").replace(" legal split", " split")
-    if plan.limited and not plan.load_searched:
+    if plan.stated_limits and not plan.request.load_searched:
         text = text.replace(_within(plan), "")
     return text.replace(" start and queue", " queue").replace(" starts and queues", " queues")
 
@@ -107,7 +110,7 @@ def _verb(plan: Plan, *, singular: bool) -> str:
     """The verb of feasible splits: ``hold a load`` where each has its own."""
     if plan.kind == "training":
         return "can run"
-    return f"{'holds' if singular else 'hold'} {'a' if plan.load_searched else 'the'} load"
+    return f"{'holds' if singular else 'hold'} {'a' if plan.request.load_searched else 'the'} load"
 
 
 def _only(plan: Plan, holding: int, queueing: int, doubtful: int) -> str:
@@ -133,18 +136,18 @@ def _within(plan: Plan) -> str:
 
 def load_text(plan: Plan, row: int) -> str:
     """``96 in flight`` where loads are searched or several; empty where all splits have one."""
-    several = plan.load_searched or bool(plan.request.options.loads)
+    several = plan.request.load_searched or bool(plan.request.options.loads)
     if plan.kind != "serving" or not several:
         return ""
-    return plan.load_text(row)
+    return row_load_text(plan, row)
 
 
 def main_figures(plan: Plan, row: int) -> list[str]:
     """Measures that a line about a row names: the goals', the limited ones, then the usual."""
-    ranking = [plan.goals[goal][0] for goal in plan.request.objective.goals]
-    columns = [plan.shown_as.get(column, column) for column in ranking]
+    ranking = [plan.spec.goals[goal][0] for goal in plan.request.objective.goals]
+    columns = [plan.spec.shown_as.get(column, column) for column in ranking]
     goals = [name for name, measure in plan.measures.items() if measure.column in columns]
-    limited = [name for name in plan.measures if plan.limit(name) is not None]
+    limited = [name for name in plan.measures if shown_limit(plan, name) is not None]
     names = dict.fromkeys([*goals, *limited, *plan.phrased])
     figures = [
         name for name in names if name not in ("gpus", "load") and np.isfinite(plan.raw(name)[row])
@@ -166,14 +169,14 @@ def starts_text(plan: Plan, row: int) -> str:
 
 def may_miss(plan: Plan, row: int) -> bool:
     """True for a row that runs and keeps the limits with less than ``SURE``."""
-    return plan.limited and float(plan.confidence([row])[0]) < SURE
+    return bool(plan.stated_limits) and float(plan.chances[row]) < SURE
 
 
 def limits_text(plan: Plan, row: int) -> str:
     """``may miss the limit: 38 %``, or how surely the limits hold; empty without limits."""
-    if not plan.limited or not plan.runs[row]:
+    if not plan.stated_limits or not plan.runs[row]:
         return ""
-    chance = float(plan.confidence([row])[0])
+    chance = float(plan.chances[row])
     several = len(plan.stated_limits) > 1
     if may_miss(plan, row):
         return f"may miss {'a' if several else 'the'} limit: {percent(1 - chance)}"
@@ -187,12 +190,12 @@ def percent(probability: float) -> str:
 
 def nearest(plan: Plan) -> tuple[str, str]:
     """The split that misses by least, and its first reason; where there is none, that."""
-    row = plan.nearest_row()
+    row = nearest_row(plan)
     if row is None:
         return "These devices allow no split", ""
     first, *more = plan.reasons(row)
     rest = f" (and {len(more)} more)" if more else ""
-    return f"Nearest is {plan.label(row)}", f"{first}{rest}"
+    return f"Nearest is {split_label(plan, row)}", f"{first}{rest}"
 
 
 def _facts(plan: Plan, row: int) -> Iterator[str]:
@@ -234,7 +237,7 @@ def money_text(plan: Plan, row: int) -> str:
     hour = float(plan.raw("usd_hour")[row])
     if not np.isfinite(hour):
         return ""
-    return f"{plan.devices_text(row)}: {hourly_text(hour)}"
+    return f"{devices_text(plan, row)}: {hourly_text(hour)}"
 
 
 def range_text(plan: Plan, name: str, row: int) -> str:
@@ -242,11 +245,11 @@ def range_text(plan: Plan, name: str, row: int) -> str:
 
     Empty without a range and without a limit.
     """
-    band, limit = plan.band(name, row), plan.limit(name)
+    band, limit = band_text(plan, name, row), shown_limit(plan, name)
     if band is None and limit is None:
         return ""
     measure = plan.measures[name]
-    text = f"{measure.title}: {plan.text(name, row)}"
+    text = f"{measure.title}: {measure_text(plan, name, row)}"
     if band is not None:
         text += f", likely {band.replace(' – ', ' to ')}"
     if limit is not None:

@@ -7,6 +7,7 @@ from functools import cache
 
 import pytest
 
+import recipe_core as rb
 from recipe_core.accuracy.choice import choose, planned_dtype
 from recipe_core.accuracy.technique import techniques
 from recipe_core.accuracy.tools import makers, tool, tools, usual_technique
@@ -17,7 +18,6 @@ from recipe_core.compression.scripts.start import compression_launch
 from recipe_core.compression.scripts.work import SCRIPT
 from recipe_core.hardware.cluster import device
 from recipe_core.models.catalog import catalog_model
-from recipe_core.plans.plans import plan
 from recipe_core.recipe.decision import decide
 from recipe_core.request.compression import Compression
 from scripts.compression_jobs import job_estimate, published
@@ -152,7 +152,7 @@ def asked(technique, engine="vllm", **parts):
 
 
 def test_the_plan_chooses_weights_that_no_checkpoint_holds():
-    best = plan(asked("int4_weight_only")).best
+    best = rb.plan(asked("int4_weight_only"), measured="none").best
     assert best.candidate["weight_dtype"] == "int4"
     takes = best.estimate.to_json()["compression"]
     assert takes["tool"] == "llm-compressor"

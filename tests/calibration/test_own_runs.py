@@ -19,6 +19,7 @@ from recipe_core.estimates.columns.corrections import version_of
 from recipe_core.estimates.measured.serving_runs import PUBLISHED, Run
 from recipe_core.estimates.measured.training_runs import TRAINING_RUNS
 from recipe_core.plans.plans import estimate_batch, plan, plan_candidate
+from recipe_core.plans.table import replan
 from recipe_core.request.schema import PlanRequest
 from tests.conftest import LLAMA_70B, make_request
 from tests.fixtures import rows
@@ -214,7 +215,7 @@ def test_bands_are_narrower_and_hold_the_estimate_and_percentiles_follow_the_mea
     asked = PlanRequest.parse(request(load=8))
     own = taught(times_as_estimated(2.0, 4, load=8))
     plans = [plan_candidate(asked), plan_candidate(asked, corrections=own)]
-    plain, told = (table.detailed(row).to_json()["serving"] for table, row in plans)
+    plain, told = (table.spec.detailed(table, row).to_json()["serving"] for table, row in plans)
     factor = told["tpot_s"] / plain["tpot_s"]
     for name in ("tpot_p50_s", "tpot_p95_s"):
         assert told[name] / plain[name] == pytest.approx(factor)
@@ -238,7 +239,7 @@ def test_a_plan_is_judged_by_corrected_figures():
     assert "exceeds the limit" in plan(limited, corrections=slow).reasons(row)[0]
     assert told.to_json(1)["own_runs"] == {"used": 3, "left_out": []}
     # plans that come of it know the same runs
-    assert told.replan(limited).problem.corrections is told.problem.corrections
+    assert replan(told, limited).problem.corrections is told.problem.corrections
 
 
 def test_columns_and_single_cases_agree_and_the_library_takes_files_and_rows(tmp_path):

@@ -289,8 +289,8 @@ def test_machines_that_are_not_full_are_used() -> None:
     assert (best["owned"], best["count"] in range(9, 13)) == (True, True)
     sized = rb.size(values(hardware=owned({"count": 12}, rent="l4"))).sized
     (mine,) = (size for size in sized if size.choice.machines[0].owned)
-    degrees, columns = mine.plan.degree, mine.plan.columns
-    server = degrees("tp") * degrees("pp")
+    columns = mine.plan.columns
+    server = columns["tp"] * columns["pp"]
     three, four = (mine.plan.runs & (server == n) & (columns["gpus"] == 12) for n in (3, 4))
     assert three.any()
     assert not (three & mine.allowed).any()

@@ -56,8 +56,8 @@ def test_a_wheel_finds_its_profiles_catalog_pages_and_theme_from_anywhere(tmp_pa
 def test_the_base_needs_no_torch() -> None:
     """No door imports torch or transformers; the core no Streamlit, FastAPI, pandas, plotly."""
     core = (
-        "import recipe_core.plans.serving_plan, recipe_core.bundle.write, "
-        "recipe_core.plans.verdict, recipe_core.doors.cli"
+        "import recipe_core.plans.serving_search, recipe_core.bundle.write, "
+        "recipe_core.commands.request_verdict, recipe_core.doors.cli"
     )
     done = python(f"{core}; import sys; print([n for n in {HEAVY} if n in sys.modules])")
     assert done.stdout.strip() == "[]", done.stderr

@@ -10,6 +10,7 @@ import yaml
 from pydantic import ValidationError
 
 from recipe_core.base.errors import NoAnswer, RecipeError
+from recipe_core.commands.request_verdict import check_request
 from recipe_core.engines.release import ContainerImage
 from recipe_core.engines.spec import default_engine, engine, engine_names
 from recipe_core.estimates.rules import placement
@@ -17,11 +18,9 @@ from recipe_core.estimates.rules.rules import place_rules, refusals
 from recipe_core.launch.serving.groups import _packed
 from recipe_core.launch.serving.start import launch
 from recipe_core.payload.launcher.plan import Filler, Parameters
-from recipe_core.plans.plans import estimate_batch, plan, plan_candidate
+from recipe_core.plans.plans import estimate_batch, plan, plan_candidate, plan_cases
 from recipe_core.plans.problem import resolve
 from recipe_core.plans.serving_candidates import one_case
-from recipe_core.plans.serving_plan import ServingPlan
-from recipe_core.plans.verdict import check_request
 from recipe_core.recipe import deployment_of, make_recipe
 from recipe_core.request.candidate import CandidateRequest
 from tests.conftest import LLAMA_70B, make_request
@@ -218,7 +217,7 @@ def test_a_stated_split_is_refused_with_the_words_of_its_launch(seed, count):
         broken = any(rule.broken[0] for rule in refusals(chosen, cases))
         if broken or chosen.needs_other_checkpoint or not chosen.cache_can_be_had:
             continue
-        table = ServingPlan.of(found, chosen, cases)
+        table = plan_cases(found, chosen, cases)
         placed = [rule.say(0) for rule in place_rules(chosen, cases) if rule.broken[0]]
         assert set(placed) <= set(table.reasons(0))
         if not placed:

@@ -3,6 +3,7 @@
 import pytest
 
 from recipe_core.base.errors import InputError
+from recipe_core.plans.plan_json import can_bundle
 from recipe_core.plans.plans import plan, plan_candidate
 from recipe_core.request.schema import PlanRequest
 from tests.fixtures.refusals import refusal
@@ -33,7 +34,7 @@ def test_published_sizes_fit_with_adapters(model, devices, fits_whole):
     adapted = plan(request(model, devices))
     assert adapted.best is not None
     assert adapted.candidate(adapted.best_row)["engine"] == "verl"
-    assert adapted.bundled(adapted.best_row)
+    assert can_bundle(adapted, adapted.best_row)
     assert (plan(request(model, devices, adapters=None)).best is not None) is fits_whole
 
 

@@ -258,7 +258,7 @@ def test_a_plan_judges_every_window_and_says_what_each_costs_and_saves():
 
 def test_percentiles_of_arrivals_are_there_little_s_law_holds_and_a_queue_ends_a_window_later():
     checked, row = planned(TRITON, workload=ARRIVALS, batch_window_ms=10)
-    figures = checked.detailed(row).serving.to_json()
+    figures = checked.spec.detailed(checked, row).serving.to_json()
     middle, tail = (figures[f"request_latency_p{p}_s"] for p in (50, 99))
     assert figures["request_latency_s"] == pytest.approx(middle, rel=0.3)
     assert tail > 1.05 * figures["request_latency_s"]

@@ -28,6 +28,7 @@ from recipe_core.hardware.request import HardwareRequest
 from recipe_core.models.catalog import catalog_model
 from recipe_core.plans.plans import estimate_batch, plan, plan_candidate
 from recipe_core.plans.problem import resolve
+from recipe_core.plans.rank import nearest_row
 from recipe_core.plans.serving_candidates import one_case
 from recipe_core.request.link import from_query, left_out, to_query
 from recipe_core.request.schema import PlanRequest
@@ -162,7 +163,7 @@ def test_estimates_are_what_the_schema_says(name):
     drawn = random.Random(name).sample(range(len(table)), min(8, len(table)))
     for row in {*map(int, table.order[:2]), *drawn}:
         assert_holds(table.estimate(row))
-        assert_holds(table.detailed(row))
+        assert_holds(table.spec.detailed(table, row))
 
 
 def test_parts_of_memory_and_percentiles_have_their_names():
@@ -177,7 +178,7 @@ def test_parts_of_memory_and_percentiles_have_their_names():
 
 def test_a_figure_comes_with_its_band():
     table = plan(make_request())
-    estimate = table.detailed(table.best_row)
+    estimate = table.spec.detailed(table, table.best_row)
     parts = estimate.to_json()
     values = {**parts["cost"], **parts["energy"], **parts["serving"]}
     assert set(estimate.bands) == set(estimate.intervals)
@@ -216,7 +217,7 @@ def test_of_one_request_times_per_token_hold_what_the_throughput_says():
 
 def test_a_split_that_cannot_run_has_no_figures_and_estimates_are_values():
     table = plan(make_request(LLAMA_70B, "rtx-4090", 1))
-    estimate = table.estimate(table.nearest_row())
+    estimate = table.estimate(nearest_row(table))
     assert not estimate.feasible
     assert estimate.predictions() == {}
     with pytest.raises(AttributeError, match="cannot run"):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from recipe_core.base.errors import InputError
+from recipe_core.commands.request_verdict import check_request
 from recipe_core.estimates.columns.exchange import dispatching
 from recipe_core.estimates.serving.continuous_batching import decode_step
 from recipe_core.estimates.serving.estimates import estimate
@@ -20,7 +21,6 @@ from recipe_core.models.catalog import catalog_model
 from recipe_core.plans.plans import estimate_batch, plan_candidate
 from recipe_core.plans.problem import resolve
 from recipe_core.plans.serving_candidates import one_case
-from recipe_core.plans.verdict import check_request
 from recipe_core.recipe import deployment_of, make_recipe, relaunch
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.split_key import split_name

@@ -6,13 +6,14 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from recipe_core.compression.required import detail_estimate
 from recipe_core.estimates.serving import simulate as simulator
 from recipe_core.estimates.serving.operators import Step, step_parts, total
 from recipe_core.estimates.serving.scheduler import Replica, Rules, StepTimes
 from recipe_core.estimates.serving.simulate import EXACT, FIGURES, MOST, Spread, simulate
-from recipe_core.plans.changes import helpful_changes
 from recipe_core.plans.plans import estimate_batch, plan, plan_candidate
-from recipe_core.plans.serving_plan import NEAREST
+from recipe_core.plans.remedies import helpful_changes
+from recipe_core.plans.serving_search import NEAREST
 from recipe_core.request.schema import PlanRequest
 from tests.conftest import LLAMA_70B, make_request, request_values
 from tests.fixtures.rows import over
@@ -277,7 +278,7 @@ def test_a_higher_percentile_passes_no_more_and_a_remedy_for_one_works():
 
 def test_percentiles_are_in_the_estimate_of_one_candidate_and_in_lists_only_when_asked():
     values = request_values(LLAMA_8B, per_node=1, candidate=SPLIT)
-    figures = plan_candidate(PlanRequest.parse(values))[0].detailed(0).serving.to_json()
+    figures = detail_estimate(*plan_candidate(PlanRequest.parse(values))).serving.to_json()
     asked = values | {"objective": {"limits": {"percentile": 95}}}
     longer = asked | {"workload": values["workload"] | {"output_tokens": 512}}
     plain, with_p95, longer = (

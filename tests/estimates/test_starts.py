@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from recipe_core.base.errors import InputError
 from recipe_core.calibration.validation.cold_starts import errors, half
+from recipe_core.commands.request_verdict import check_request
 from recipe_core.engines.spec import engine, engine_names
 from recipe_core.estimates.measured.starts import published_starts
 from recipe_core.estimates.serving import starts
@@ -21,10 +22,12 @@ from recipe_core.hardware.cluster import device
 from recipe_core.launch.startup import startup_rates
 from recipe_core.models.catalog import by_convention, catalog_model, load_model
 from recipe_core.models.spec import NO_TOWER
+from recipe_core.plans.front import front_of_columns
+from recipe_core.plans.plan_json import doubt_text
 from recipe_core.plans.plans import estimate_batch, plan, plan_candidate
-from recipe_core.plans.verdict import check_request
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.start import Start
+from recipe_core.views.plan_words import against_best
 from scripts.fit_cold_start import fit
 from tests.fixtures.sizes import examples
 
@@ -117,10 +120,10 @@ def test_rows_that_may_not_start_say_why_and_are_on_no_front():
     table = plan(PlanRequest.parse(LLAMA | {"hardware": H100S | {"per_node": 8}}))
     assert table.uncertain.any()
     assert table.holds.any()
-    assert not table.frontier[table.uncertain].any()
+    assert not front_of_columns(table)[table.uncertain].any()
     assert not table.uncertain[table.best_row]
     doubtful = int(np.flatnonzero(table.uncertain)[0])
-    assert table.against_best(doubtful).startswith("It may not start")
+    assert against_best(table, doubtful).startswith("It may not start")
     assert set(table.to_frame().state[table.uncertain & table.feasible]) == {"uncertain"}
 
 
@@ -148,8 +151,8 @@ def test_a_config_that_states_blocks_refuses_and_a_format_by_name_does_not():
     values["hardware"] = {"device": "h200-sxm", "per_node": 8}
     table, row = plan_candidate(PlanRequest.parse(values))
     assert table.state(row) == "uncertain"  # 1536 / 8 = 192 is no multiple of 128
-    assert "only the checkpoint's config.json says" in table.doubt(row)
-    assert "within the error" not in table.doubt(row)
+    assert "only the checkpoint's config.json says" in doubt_text(table, row)
+    assert "within the error" not in doubt_text(table, row)
     name = "Qwen/Qwen3-235B-A22B-FP8"
     stated, named = catalog_model(name), by_convention(name)
     assert [spec.quantization.by_name for spec in (stated, named)] == [False, True]

@@ -11,8 +11,8 @@ from recipe_core.engines.spec import engine, engine_names
 from recipe_core.estimates.serving.estimates import estimate
 from recipe_core.estimates.serving.operators import total
 from recipe_core.estimates.serving.simulate import simulate
-from recipe_core.plans.changes import fixes
 from recipe_core.plans.plans import plan, plan_candidate
+from recipe_core.plans.remedies import fixes
 from recipe_core.recipe import relaunch
 from recipe_core.recipe.convert import convert
 from recipe_core.request.edit import change

@@ -16,6 +16,7 @@ from recipe_core.estimates.training.memory import memory
 from recipe_core.estimates.training.run import goodput, interval_s
 from recipe_core.estimates.training.schedule import bubble_micro_batches, step_parts
 from recipe_core.estimates.training.stages import stage_layers
+from recipe_core.plans.front import front_of_columns
 from recipe_core.plans.plans import plan, plan_candidate
 from recipe_core.plans.problem import resolve
 from recipe_core.plans.training_candidates import settings, shared_columns
@@ -48,7 +49,7 @@ def test_a_plan_ranks_by_throughput_has_a_front_and_chooses_what_is_left_open():
     view = table.to_json(5)["candidates"]
     rates = [each["estimate"]["training"]["tokens_per_s"] for each in view]
     assert rates == sorted(rates, reverse=True)
-    front = np.flatnonzero(table.front_of("peak_memory_bytes", "tokens_per_s"))
+    front = np.flatnonzero(front_of_columns(table, "peak_memory_bytes", "tokens_per_s"))
     memory, rate = (table.columns[name] for name in ("peak_memory_bytes", "tokens_per_s"))
     assert len(front) > 2
     assert (np.diff(rate[front[np.argsort(memory[front])]]) > 0).all()

@@ -12,8 +12,11 @@ from recipe_core.estimates.serving.starts import DOUBT, start_errors
 from recipe_core.estimates.training.bands import band, bands, errors
 from recipe_core.estimates.training.estimates import estimate
 from recipe_core.estimates.training.starts import SURE, is_uncertain, start_probability
+from recipe_core.plans.front import front_of_columns
+from recipe_core.plans.plan_json import doubt_text
 from recipe_core.plans.plans import estimate_batch, plan
 from recipe_core.plans.problem import resolve
+from recipe_core.plans.table import replan
 from recipe_core.plans.training_candidates import one_case
 from recipe_core.request.edit import change
 from recipe_core.request.schema import PlanRequest
@@ -84,10 +87,10 @@ def test_what_surely_starts_is_ranked_first_and_the_rest_by_how_likely_it_starts
     order = found.order
     assert (np.diff(unsure[order].astype(int)) >= 0).all()
     assert (np.diff(chance[order][unsure[order]]) <= 0).all()
-    assert not found.frontier[unsure].any()
+    assert not front_of_columns(found)[unsure].any()
     last = int(order[-1])
-    assert found.doubt(last).startswith(f"{DOUBT}: needs ")
-    assert found.doubt(best) == ""
+    assert doubt_text(found, last).startswith(f"{DOUBT}: needs ")
+    assert doubt_text(found, best) == ""
     assert state_text(found, last) == f"uncertain: starts with {chance[last] * 100:.0f} %"
     listed = found.to_json(len(order))["candidates"]
     counted = {"holds": int(found.certain.sum()), "uncertain": int(unsure.sum())}
@@ -102,10 +105,10 @@ def test_where_no_split_surely_starts_the_most_probable_comes_first_and_says_so(
     assert not found.certain.any()
     assert chance[found.best_row] == chance[found.feasible].max() < SURE
     text = plan_text(found, 3)
-    assert f"no split surely starts: 1 {found.doubt(found.best_row)}" in text
+    assert f"no split surely starts: 1 {doubt_text(found, found.best_row)}" in text
     assert found.changes()
     for remedy in found.changes():
-        after = found.replan(change(found.request, remedy.fields))
+        after = replan(found, change(found.request, remedy.fields))
         assert after.certain[after.best_row]
 
 

@@ -15,6 +15,7 @@ from recipe_core.hardware.microbench.disk import measure_disk
 from recipe_core.hardware.storage import measured_tier, storage_names, storage_tier
 from recipe_core.launch.training.start import training_launch
 from recipe_core.plans.launch_rules import unable
+from recipe_core.plans.plan_json import launch_note
 from recipe_core.plans.plans import plan, plan_candidate
 from recipe_core.request.link import from_query, to_query
 from recipe_core.request.schema import PlanRequest
@@ -261,7 +262,7 @@ def test_megatron_is_told_an_even_ramp_and_others_are_refused_by_name():
     parts = [64 + 64 * int(seen / (sequences / increments)) for seen in (0, sequences // 2)]
     assert parts == [64, 128]
     for phases in table("goodput", "no_even_ramps"):
-        assert "no even ramp" in ramped("megatron", phases).launch_note
+        assert "no even ramp" in launch_note(ramped("megatron", phases))
     (lack,) = unable(ramped("torchtitan", STEADY).setting(0))
     assert lack.what == "a ramp of the batch"
     # phases of one shape are launched as one run

@@ -17,7 +17,9 @@ from recipe_core.hardware.prices import offers, offers_of
 from recipe_core.hardware.profile import RUNTIMES, Fabric
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.payload.launcher.machine import parse_xpu_smi
+from recipe_core.plans.plan_json import launch_note
 from recipe_core.plans.plans import plan
+from recipe_core.plans.rank import refused_rows
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.size import SizeRequest
 from recipe_core.sizing.market import choices
@@ -194,7 +196,7 @@ def test_old_devices_compute_in_fp16_and_engines_without_kernels_for_them_are_re
         assert (split["weight_dtype"], split["kv_dtype"]) == (weights, "fp16"), name
         able = {found.candidate(int(row))["engine"] for row in found.order}
         assert able == set(runs), (name, model)
-        said = {text for row in found.refused_rows() for text in found.reasons(int(row))}
+        said = {text for row in refused_rows(found) for text in found.reasons(int(row))}
         for engine in {"vllm", "sglang"} - set(runs):
             title = {"vllm": "vLLM", "sglang": "SGLang"}[engine]
             assert any(title in text and "does not start" in text for text in said), (name, engine)
@@ -207,7 +209,7 @@ def test_training_on_a_device_no_framework_drives_is_an_estimate_only(name):
     workload = {"kind": "training", "sequence_length": 2048, "global_batch": 16}
     table = planned(name, "Qwen/Qwen3-0.6B", 4, workload)
     assert len(table.order) > 0
-    assert device(name).title in table.launch_note
+    assert device(name).title in launch_note(table)
 
 
 def test_devices_are_found_by_the_names_people_type_and_differ_as_published():

@@ -24,6 +24,7 @@ from recipe_core.hardware.profile import Device
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.hardware.upload import template, uploaded_profile
 from recipe_core.plans.plans import estimate_batch, plan, plan_candidate
+from recipe_core.plans.rank import nearest_row
 from recipe_core.recipe import Recipe, make_recipe, recipe_request
 from recipe_core.recipe.diff import diff
 from recipe_core.recipe.lockcheck import verify_lock
@@ -32,6 +33,7 @@ from recipe_core.request.describe import summary
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT, MAX_VALUE, from_query, to_query
 from recipe_core.request.schema import PlanRequest
+from recipe_core.views.plan_words import figures_phrase
 from tests.conftest import make_request, request_values
 from tests.fixtures.paths import ROOT
 from tests.fixtures.refusals import refusal
@@ -293,8 +295,8 @@ def test_nothing_that_a_profile_may_say_breaks_an_estimate(fields, workload, tmp
     board = plan(PlanRequest.parse({**values, "workload": workload}))
     row = board.best_row
     if row is None:
-        assert board.reasons(board.nearest_row())
+        assert board.reasons(nearest_row(board))
         return
-    assert "unknown" not in board.phrase(row)
+    assert "unknown" not in figures_phrase(board, row)
     write_bundle(make_recipe(board.request), tmp_path / "bundle")
     assert check_bundle(tmp_path / "bundle")["ok"]

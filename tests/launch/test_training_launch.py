@@ -16,9 +16,8 @@ from recipe_core.engines.training_programs import training_engine, usual
 from recipe_core.estimates.training.stages import stage_layers
 from recipe_core.launch.training.corpus import chats, corpus, preferences
 from recipe_core.launch.training.start import launch_reasons, training_launch
-from recipe_core.plans.plans import plan
+from recipe_core.plans.plans import plan, search_plan
 from recipe_core.plans.problem import resolve
-from recipe_core.plans.training_plan import TrainingPlan
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.schema import PlanRequest
 from tests.fixtures.paths import DATA
@@ -61,11 +60,11 @@ def tables(engine, chance):
         for (nodes, per_node), batch in chance.sample(every, examples(len(every), least=6)):
             asked = request(engine, LLAMA_8B, nodes, {"per_node": per_node}, batch)
             cut = {} if engine == "accelerate" else {"cp": 1}
-            yield TrainingPlan.search(resolve(asked), CandidateRequest(tp=1, pp=1, ep=1, **cut))
+            yield search_plan(resolve(asked), CandidateRequest(tp=1, pp=1, ep=1, **cut))
         return
     other = {"torchtitan": [QWEN_MOE], "megatron": [MIXTRAL]}.get(engine, [])
     for model, nodes in product([LLAMA_8B, *other], (2, 1)):
-        yield TrainingPlan.search(resolve(request(engine, model, nodes)))
+        yield search_plan(resolve(request(engine, model, nodes)))
 
 
 @cache

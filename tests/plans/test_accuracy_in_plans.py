@@ -7,16 +7,19 @@ import numpy as np
 import pytest
 
 from recipe_core.accuracy.retained import Retained
-from recipe_core.estimates.rules.applied import ROUNDED
+from recipe_core.estimates.rules.applied import ROUNDED, applied
 from recipe_core.estimates.serving import accuracy
+from recipe_core.estimates.serving.accuracy import accuracy_of
 from recipe_core.models.variants import base_of, stored_as
-from recipe_core.plans.accuracy import AS_GOOD, accuracy_of, applied, checkpoint_of, lost
 from recipe_core.plans.alternatives import alternatives
-from recipe_core.plans.changes import fixes
+from recipe_core.plans.front import front_of_columns, front_with_accuracy, pareto_front
+from recipe_core.plans.plan_json import checkpoint_of
 from recipe_core.plans.plans import estimate_batch, plan
 from recipe_core.plans.problem import resolve
-from recipe_core.plans.rows import pareto_front
+from recipe_core.plans.rank import nearest_row
+from recipe_core.plans.remedies import fixes
 from recipe_core.plans.serving_candidates import engine_of, setting
+from recipe_core.plans.serving_kind import AS_GOOD, accuracy_lost, explain_estimate
 from recipe_core.request.edit import change
 from recipe_core.request.presets import aim_of, aims
 from recipe_core.views.charts.accuracy import cost_against_loss, three_axes
@@ -68,7 +71,7 @@ def test_formats_are_techniques_by_what_the_engine_does_on_the_device():
 def test_a_plan_refuses_what_the_engine_refuses_in_its_words(device, technique, reason):
     options = {"engines": ["vllm"], "compression": {"technique": technique}}
     made = plan(make_request(SMALL, device, 1, options=options))
-    nearest = made.nearest_row()
+    nearest = nearest_row(made)
     assert (nearest is None) == (not reason)
     assert nearest is None or any(reason in sentence for sentence in made.reasons(nearest))
 
@@ -103,7 +106,7 @@ def test_a_limit_refuses_int4_of_a_small_model_and_a_confidence_its_band():
     assert set(sure.order) < set(likely.order)
     certain = [row for row in likely.order if likely.columns["accuracy_low"][row] == 1.0]
     assert set(certain) <= set(sure.order)
-    assert (sure.confidence(sure.order) >= 0.95).all()
+    assert (sure.chances[sure.order] >= 0.95).all()
 
 
 def test_what_is_unknown_does_not_keep_a_limit_and_says_so(monkeypatch):
@@ -160,19 +163,19 @@ def test_weights_move_the_choice_to_accuracy_and_the_front_of_three_axes_has_no_
         assert by_cost.columns[column][first] < by_accuracy.columns[column][other]
     assert by_accuracy.setting(other).weight_dtype == "bf16"
     kept = np.array([1.0, 1 - AS_GOOD, np.nan, 1.02])  # a score's noise counts as twice the cost
-    assert lost(kept) / AS_GOOD == pytest.approx([1.0, 2.0, 51.0, 1.0])
+    assert accuracy_lost(kept) / AS_GOOD == pytest.approx([1.0, 2.0, 51.0, 1.0])
     chosen = change(make_request(MIDDLE), dict(aims(make_request(MIDDLE))["all-three"].changes))
     assert aim_of(chosen) == "all-three"
     assert set(chosen.objective.goals) == {"accuracy", "cost", "tpot"}
     made = planned(optimize="cost")
     names = ("usd_per_million_output_tokens", "tpot_s", "accuracy_lost")
     on = pareto_front(*(made.columns[name] for name in names), among=made.holds)
-    assert made.accuracy_front.tolist() == on.tolist()  # none beats them: test_search
-    assert on.sum() > made.front_of(*names[:2]).sum()
+    assert front_with_accuracy(made).tolist() == on.tolist()  # none beats them: test_search
+    assert on.sum() > front_of_columns(made, *names[:2]).sum()
     marks = [case["pareto_accuracy"] for case in planned().to_json(top=50)["candidates"]]
     assert any(marks)
     alone = plan(make_request(MIDDLE, per_node=1))
-    assert alone.accuracy_front is None
+    assert front_with_accuracy(alone) is None
     assert "pareto_accuracy" not in alone.to_json(top=1)["candidates"][0]
 
 
@@ -197,7 +200,7 @@ def test_an_estimate_has_the_same_accuracy_alone_and_in_a_column_with_its_neares
     row = row_in(made, "fp8", "fp8")
     assert together[0]["value"] == float(made.columns["accuracy"][row])
     assert json.loads(json.dumps(together[0])) == together[0]
-    answer = made.explained(row).to_json()["accuracy"]
+    answer = explain_estimate(made, row).to_json()["accuracy"]
     assert answer["techniques"] == ["fp8_w8a8_kv_fp8"]
     assert {"model", "technique", "benchmark", "retained", "source"} <= set(answer["nearest"][0])
     assert "nearest" not in made.estimate(row).to_json()["accuracy"]

@@ -23,10 +23,12 @@ from recipe_core.launch.training.start import launch_reasons, training_launch
 from recipe_core.models.catalog import catalog_ids, catalog_model, in_catalog, load_model
 from recipe_core.models.constants import constants
 from recipe_core.plans import titan_models as titan
-from recipe_core.plans.changes import change_label, fixes
 from recipe_core.plans.launch_facts import LaunchFacts
 from recipe_core.plans.megatron_model import layer_pattern, megatron_model
+from recipe_core.plans.plan_json import launch_note
 from recipe_core.plans.plans import plan, plan_candidate
+from recipe_core.plans.rank import nearest_row
+from recipe_core.plans.remedies import change_label, fixes
 from recipe_core.recipe.decision import decide, decide_split
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT
@@ -56,11 +58,11 @@ def builds_or_says_why(request):
     splits = plan(request)
     best = splits.best
     if best is None:
-        assert splits.reasons(splits.nearest_row())
-    elif splits.launch_note is None:
+        assert splits.reasons(nearest_row(splits))
+    elif launch_note(splits) is None:
         assert decide_split(best).started().processes
     else:
-        assert "bundle" in splits.launch_note
+        assert "bundle" in launch_note(splits)
         refused = refusal(decide_split(best).started, kind=NoAnswer)
         assert "candidate." not in f"{refused.message} {refused.hint}"
 
@@ -135,7 +137,7 @@ def test_a_framework_that_cannot_launch_the_method_is_refused_with_a_cure():
     assert refused.best is None
     tools = "Plain torch (torchrun), TRL, LLaMA-Factory, Axolotl or Unsloth"
     sentence = f"torchtitan cannot launch LoRA: use {tools}"
-    assert set(map(tuple, refused.every_sentence())) == {(sentence,)}
+    assert set(map(tuple, refused.sentences(range(len(refused))))) == {(sentence,)}
     cure = refused.changes()[0]
     assert dict(cure.fields) == {"candidate.engine": "torch"}
     assert change_label(cure.fields) == "Train with torch"
@@ -151,11 +153,11 @@ def test_several_frameworks_and_clusters_are_judged_each_by_what_is_launched():
     assert splits.rules()["framework"][engines == "torchtitan"].all()
     asked = training(LLAMA_8B, "h100-sxm", "pretrain", candidate__precision="fp8")
     beside = HardwareRequest(device="gaudi3", per_node=8)
-    note = plan(change(asked, {"options.hardware": (beside,)})).launch_note or ""
+    note = launch_note(plan(change(asked, {"options.hardware": (beside,)}))) or ""
     assert note.startswith("No framework launches")
     assert "on Gaudi 3" in note
     assert "figures there are estimates" in note
-    assert plan(asked).launch_note is None
+    assert launch_note(plan(asked)) is None
 
 
 def test_refused_rows_are_those_that_cannot_be_launched_and_the_best_one_is_built():
@@ -179,16 +181,16 @@ def test_what_no_framework_launches_is_said_and_offload_offered_where_one_has_it
     assert splits.best is not None
     note = "No framework launches Muon: figures are estimates, without a bundle."
     answer = splits.to_json(1)
-    assert splits.launch_note == answer["launch_note"] == note
+    assert launch_note(splits) == answer["launch_note"] == note
     assert answer["candidates"][0]["bundle"] is False
     step = plan(training(LLAMA_8B, "h100-sxm", "pretrain", workload__tokens=None))
-    assert "token budget" in (step.launch_note or "")
+    assert "token budget" in (launch_note(step) or "")
     bundled = plan(training(SMALL, "h100-sxm", "lora")).to_json(1)
     assert (bundled["launch_note"], bundled["candidates"][0]["bundle"]) == (None, True)
     stated = {"hardware__per_node": 2, "candidate__offload": "none"}
     splits = plan(training("meta-llama/Llama-3.1-70B", "l40s", "lora", **stated))
     assert splits.best is None
-    offered = [*splits.changes(), *fixes(splits, splits.nearest_row())]
+    offered = [*splits.changes(), *fixes(splits, nearest_row(splits))]
     assert not any("candidate.offload" in remedy.fields for remedy in offered)  # with adapters
     for remedy in splits.changes():
         assert plan(change(splits.request, remedy.fields)).launch_note is None

@@ -13,7 +13,13 @@ from recipe_core.base.intervals import NORMAL, factor_at, probability_below, sco
 from recipe_core.doors.worker import pickle_message
 from recipe_core.plans import alternatives as beside
 from recipe_core.plans.alternatives import alternatives, safer
-from recipe_core.plans.changes import (
+from recipe_core.plans.confidence import signed_correlation, together
+from recipe_core.plans.legal import count_keeping
+from recipe_core.plans.limits import LIMITS
+from recipe_core.plans.plan_json import measure_text, split_label
+from recipe_core.plans.plans import estimate_batch, plan
+from recipe_core.plans.rank import beats, count_ties, nearest_row, refused_rows, rows_beyond_limits
+from recipe_core.plans.remedies import (
     advice,
     change_label,
     fixes,
@@ -21,13 +27,9 @@ from recipe_core.plans.changes import (
     looser_limits,
     nearest_feasible,
 )
-from recipe_core.plans.confidence import signed_correlation, together
-from recipe_core.plans.legal import count_keeping
-from recipe_core.plans.limits import LIMITS
-from recipe_core.plans.plans import estimate_batch, plan
-from recipe_core.plans.serving_plan import ServingPlan
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT, from_query
+from recipe_core.views.plan_words import against_best, confidence_text, unpriced_note
 from recipe_core.views.plans import plan_text
 from tests.conftest import request_values
 from tests.fixtures.rows import over, table
@@ -52,7 +54,7 @@ def case(name):
 @over("changes code", table("search", "fixed"))
 def test_a_change_that_is_offered_lets_the_split_run(changes, code):
     board = plan(change(DEFAULT, changes))
-    rows = [int(row) for row in board.refused_rows() if code in board.codes(int(row))]
+    rows = [int(row) for row in refused_rows(board) if code in board.codes(int(row))]
     row, fix = next((row, fix) for row in rows for fix in fixes(board, row) if fix.fields)
     after = plan(change(board.request, fix.fields))
     key = board.key(row)
@@ -65,7 +67,7 @@ def test_a_change_that_is_offered_lets_the_split_run(changes, code):
 @pytest.mark.parametrize("query", [LLAMA, {"workload.kind": "training", "hardware.nodes": "2"}])
 def test_the_nearest_split_that_fits_differs_least(query):
     board = planned(query)
-    row = int(board.refused_rows()[0])
+    row = int(refused_rows(board)[0])
     near = nearest_feasible(board, row)
     assert board.feasible[near]
     assert fixes(board, row)[-1].key == board.key(near)
@@ -85,12 +87,12 @@ def test_where_nothing_fits_changes_let_something_in(changes):
     for remedy in offered:
         after = plan(change(board.request, remedy.fields))
         assert after.best.candidate == remedy.candidate
-        assert remedy.split == after.label(after.best_row) or isinstance(after, ServingPlan)
+        assert remedy.split == split_label(after, after.best_row) or after.kind == "serving"
         assert str(remedy).startswith(next(iter(remedy.fields)))
         if changes == LLAMA | {"hardware.per_node": 1}:  # only weights that the engine can load
             assert remedy.fields.get("options.weight_dtypes") in (None, ("fp8",))
     free = case("throughput")
-    assert (free.nearest_row(), helpful_changes(free)) == (None, [])
+    assert (nearest_row(free), helpful_changes(free)) == (None, [])
 
 
 @over("kind limits", table("search", "limits"))
@@ -102,12 +104,12 @@ def test_each_limit_refuses_and_looser_ones_let_the_named_split_in(kind, limits)
     [looser] = looser_limits(board)
     assert sorted(looser.fields) == sorted(fields)
     if len(limits) == 1:
-        row = board.nearest_row()
+        row = nearest_row(board)
         assert {LIMITS[code].name for code in board.codes(row)} == limits.keys()
         assert looser.candidate == board.candidate(row)
         assert board.changes()[0].fields == looser.fields
     elif kind == "training":
-        assert [len(board.reasons(row)) for row in board.beyond_limits()[:3]] == [2, 2, 2]
+        assert [len(board.reasons(row)) for row in rows_beyond_limits(board)[:3]] == [2, 2, 2]
     assert looser.key in {split.key for split in plan(change(base, looser.fields)).ranked}
 
 
@@ -126,7 +128,7 @@ def test_each_is_what_its_own_plan_says_and_improves_the_goal_or_gains_for_it(na
         assert after.feasible[row]
         assert after.candidate(row) == choice.candidate
         assert after.raw("gpus")[row] == choice.devices
-        assert choice.figure in {after.text(measure, row) for measure in after.measures}
+        assert choice.figure in {measure_text(after, measure, row) for measure in after.measures}
         assert choice.label.startswith(f"{choice.what}: ")
         assert choice.better != bool(choice.gained)
         if choice.better and len(before.request.objective.goals) == 1:
@@ -183,16 +185,16 @@ def test_the_safe_split_is_the_best_of_the_sure_ones_and_a_surer_load_is_offered
     assert asked.candidate(asked.best_row) == doubtful.candidate(safe)
     free, limited = case("throughput"), case("cost")
     assert safer(free, free.best_row) is None
-    if limited.confidence([limited.best_row])[0] >= beside.SURE:
+    if limited.chances[limited.best_row] >= beside.SURE:
         assert safer(limited, limited.best_row) is None
     searched = case("searched")
-    assert searched.confidence([searched.best_row])[0] < beside.SURE
+    assert searched.chances[searched.best_row] < beside.SURE
     first = alternatives(searched)[0]
     assert (first.kind, first.fields) == ("sure", {"objective.confidence": beside.SURE})
     assert first.change > 0  # it costs more
     assert "keeps the limit with 8" in first.label
     sure = plan(change(searched.request, first.fields))
-    assert sure.confidence([sure.best_row])[0] >= beside.SURE
+    assert sure.chances[sure.best_row] >= beside.SURE
 
 
 INTERVALS = {"50": (0.9, 1.1), "80": (0.8, 1.3), "95": (0.6, 1.8)}
@@ -237,12 +239,12 @@ def test_one_limit_holds_as_its_figure_says_also_of_a_run_and_what_is_certain_or
     limited = within(tpot_ms=30)
     for row in limited.order[:5]:
         own = limited.estimate(row).tpot_s.probability_below(0.030)
-        assert limited.confidence([row])[0] == pytest.approx(own)
+        assert limited.chances[row] == pytest.approx(own)
     first = limited.to_json(top=3)["candidates"][0]["confidence"]
-    assert first == pytest.approx(limited.confidence(limited.order[:1])[0])
+    assert first == pytest.approx(limited.chances[limited.order[:1]][0])
     free = within()
     assert free.to_json(top=1)["candidates"][0]["confidence"] is None
-    assert free.confidence_text(free.best_row) == ""
+    assert confidence_text(free, free.best_row) == ""
     few = within(gpus=4)
     chance = few.confidence(np.arange(len(few)))[few.runs]
     assert set(np.unique(chance)) == {0.0, 1.0}
@@ -254,18 +256,18 @@ def test_one_limit_holds_as_its_figure_says_also_of_a_run_and_what_is_certain_or
     row = limited.best_row
     step, wall = (float(limited.columns[name][row]) for name in ("step_s", "wall_s"))
     own = limited.estimate(row).step_s.probability_below(step * limit / wall)
-    assert limited.confidence([row])[0] == pytest.approx(own)
+    assert limited.chances[row] == pytest.approx(own)
 
 
 def test_a_looser_limit_never_holds_less_likely_and_what_makes_one_sure_is_planned():
     plans = [within(tpot_ms=limit, ttft_ms=800) for limit in (15, 20, 30, 60, 200)]
-    chances = np.stack([limited.confidence([0, 5, 11, 17]) for limited in plans])
+    chances = np.stack([limited.chances[[0, 5, 11, 17]] for limited in plans])
     assert (np.diff(np.nan_to_num(chances), axis=0) >= -1e-9).all()
     free = within()
     tight = within(tpot_ms=float(free.columns["tpot_s"][free.best_row]) * 1e3 * 1.001)
     row = tight.find(free.key(free.best_row))
     assert tight.feasible[row]
-    assert "coin toss" in tight.confidence_text(row)
+    assert "coin toss" in confidence_text(tight, row)
     nothing = within(tpot_ms=16, confidence=0.99)
     assert nothing.best is None
     assert nothing.changes()
@@ -295,13 +297,13 @@ def test_a_remedy_names_the_split_that_works_where_it_is_not_the_nearest(
     tpot_ms, ttft_ms, near, said
 ):
     nothing = within(tpot_ms=tpot_ms, ttft_ms=ttft_ms, confidence=0.9)
-    row, changes = nothing.nearest_row(), nothing.changes()
+    row, changes = nearest_row(nothing), nothing.changes()
     assert nothing.label(row) == near
     assert advice(changes, nothing.candidate(row)) == f"It works with {said}"
     assert f"  It works with {said}" in plan_text(nothing, 3).splitlines()
     after = plan(change(nothing.request, changes[0].fields))
     assert after.candidate(after.best_row) == changes[0].candidate
-    assert after.confidence([after.best_row])[0] >= changes[0].fields["objective.confidence"]
+    assert after.chances[after.best_row] >= changes[0].fields["objective.confidence"]
 
 
 PRICED = ("h100-sxm", "mi300x", "l40s", "b200-sxm")
@@ -347,14 +349,14 @@ def test_a_limit_on_money_refuses_what_has_no_price(kind, name, limit, said):
     limits = {"limits": {name: limit}}
     alone = priced(kind, [GH200], **limits)
     assert alone.best is None
-    row = alone.nearest_row()
+    row = nearest_row(alone)
     assert alone.codes(row) == {code for code, rule in LIMITS.items() if rule.name == name}
     reason = (
         "no price of NVIDIA GH200 Grace Hopper 144 GB (HBM3e) is known, "
         f"so the limit of {said} cannot be judged; state hardware.usd_per_device_hour"
     )
     assert alone.reasons(row) == [reason]
-    assert alone.beyond_limits() == fixes(alone, row) == []
+    assert rows_beyond_limits(alone) == fixes(alone, row) == []
     assert reason in plan_text(alone, 3)
     known = priced(kind, [GH200 | {"usd_per_device_hour": 0.001}], **limits)
     assert len(known.order) == int(alone.runs.sum())
@@ -382,7 +384,7 @@ def test_a_device_without_a_price_changes_the_order_of_no_others(kind, places, a
     without = mixed(kind, *places)
     splits = mixed(kind, *places[:at], "gh200-144gb", *places[at:])
     assert order_of(splits) == order_of(without) + order_of(mixed(kind, "gh200-144gb"))
-    assert splits.tied == without.tied
+    assert count_ties(splits) == without.tied
 
 
 def test_cost_orders_priced_devices_before_those_without_a_price():
@@ -400,12 +402,12 @@ def test_cost_orders_priced_devices_before_those_without_a_price():
     assert (rate <= np.minimum.accumulate(rate) * 1.001).all()
     places = ["h100-sxm", {"device": "gb300", "per_node": 4}]
     splits = priced("serving", places)
-    assert (splits.price_note, splits.to_json(1)["unpriced"]) == (None, [])
+    assert (unpriced_note(splits), splits.to_json(1)["unpriced"]) == (None, [])
     cost, holds = splits.columns[COST][splits.order], splits.holds[splits.order]
     assert np.isfinite(cost).all()
     for part in (cost[holds], cost[~holds]):  # those that queue come after them
         assert (part >= np.maximum.accumulate(part) * 0.999).all()
-    assert None not in splits.beats(splits.order[1:], splits.best_row)
+    assert None not in beats(splits, splits.order[1:], splits.best_row)
     assert {device for device, _ in order_of(splits)} == {"h100-sxm", "gb300"}
     limited = priced("serving", places, limits={"usd_per_hour": 1e4})
     assert len(limited.order) == len(splits.order)
@@ -415,22 +417,22 @@ def test_cost_orders_priced_devices_before_those_without_a_price():
 def test_costs_are_not_compared_with_unknown_ones_and_the_plan_says_so(kind):
     splits = mixed(kind, "h100-sxm", "gh200-144gb")
     best = splits.best_row
-    lacking = [row for row in map(int, splits.order) if "GH200" in splits.label(row)]
-    known = [row for row in map(int, splits.order[1:]) if "GH200" not in splits.label(row)]
-    assert set(splits.beats(lacking, best)) == {None}
-    assert None not in [*splits.beats(known, best), *splits.beats(lacking, lacking[0])]
-    assert splits.against_best(lacking[0]) == ""
+    lacking = [row for row in map(int, splits.order) if "GH200" in split_label(splits, row)]
+    known = [row for row in map(int, splits.order[1:]) if "GH200" not in split_label(splits, row)]
+    assert set(beats(splits, lacking, best)) == {None}
+    assert None not in [*beats(splits, known, best), *beats(splits, lacking, lacking[0])]
+    assert against_best(splits, lacking[0]) == ""
     values = splits.to_json(len(splits))
     assert values["unpriced"] == ["gh200-144gb"]
     chances = {case["hardware"]["device"]: case["beats_best"] for case in values["candidates"]}
     assert chances["gh200-144gb"] is None
-    assert values["counts"]["tied_with_best"] == splits.tied < len(known) + 1
+    assert values["counts"]["tied_with_best"] == count_ties(splits) < len(known) + 1
     note = "No price of GH200 Grace Hopper 144 GB is known: "
-    assert splits.price_note == f"{note}its splits come last."
-    assert f"{splits.price_note} State usd_per_device_hour" in plan_text(splits, 3)
-    assert mixed(kind, "gh200-144gb").price_note == f"{note}splits rank by output per device."
+    assert unpriced_note(splits) == f"{note}its splits come last."
+    assert f"{unpriced_note(splits)} State usd_per_device_hour" in plan_text(splits, 3)
+    assert unpriced_note(mixed(kind, "gh200-144gb")) == f"{note}splits rank by output per device."
     fast = priced(kind, ["h100-sxm", GH200], optimize="throughput")
-    assert (fast.price_note, fast.to_json(1)["unpriced"]) == (None, ["gh200-144gb"])
+    assert (unpriced_note(fast), fast.to_json(1)["unpriced"]) == (None, ["gh200-144gb"])
     assert None not in fast.beats(fast.order, fast.best_row)
     assert mixed(kind, "h100-sxm").to_json(1)["unpriced"] == []
 

@@ -8,10 +8,10 @@ import numpy as np
 import recipe_core as rb
 from recipe_core.base.budget import Budget, limited
 from recipe_core.base.errors import LimitError
+from recipe_core.commands.request_verdict import check_request
 from recipe_core.plans.legal import count_keeping
 from recipe_core.plans.load import CLOSE
-from recipe_core.plans.plans import estimate_batch, plan, plan_candidate
-from recipe_core.plans.verdict import check_request
+from recipe_core.plans.plans import estimate_batch, plan, plan_candidate, plan_least_loads
 from recipe_core.recipe.build import make_recipe, rebuilt, recipe_request
 from recipe_core.request.describe import summary
 from recipe_core.request.edit import change, select_split
@@ -64,7 +64,7 @@ def test_every_split_is_at_its_best_load(case):
     listed = {"workload": {"mode": "closed", "concurrency": DENSE[0]}}
     listed |= {"options": case["options"] | {"loads": DENSE[1:]}}
     dense = plan(PlanRequest.parse(case | listed))
-    assert (searched.load_searched, dense.load_searched) == (True, False)
+    assert (searched.request.load_searched, dense.load_searched) == (True, False)
     best, mine = by_split(dense), by_split(searched)
     assert set(mine) == set(best)
     assert len(mine) == len(searched)  # one row a split
@@ -100,7 +100,7 @@ def test_the_next_larger_load_misses_the_limit_or_queues():
         assert load == searched.columns["load"][row]
         more = change(loaded, {"workload.concurrency": load + 1 + int(load * CLOSE)})
         after, place = plan_candidate(more)
-        assert not after.holds_once_started[place]
+        assert not (after.feasible & ~after.overloaded)[place]
         again, place = plan_candidate(loaded)
         assert again.holds_once_started[place]
         assert again.holds[place] == (searched.state(row) == "holds")
@@ -112,7 +112,7 @@ def test_the_next_larger_load_misses_the_limit_or_queues():
         assert doubtful
         loads = searched.columns["load"][doubtful]
         assert (loads <= searched.columns["held_requests"][doubtful]).all()
-        assert (loads > searched.least_loaded().columns["load"][doubtful]).all()
+        assert (loads > plan_least_loads(searched).columns["load"][doubtful]).all()
 
 
 def test_a_split_that_keeps_the_limit_at_no_load_says_so_of_the_smallest():
@@ -253,7 +253,7 @@ def test_a_recipe_holds_the_load_that_was_found():
     found = recipe_request(recipe)
     assert found.workload == splits.best.request.workload
     assert load_after(found) == splits.columns["load"][splits.best_row]
-    assert not found.load_searched
+    assert not found.request.load_searched
     assert {"other-split", "fewer-gpus"} <= {fallback.kind for fallback in recipe.fallbacks}
     for fallback in recipe.fallbacks:
         if "hardware" not in fallback.changes:

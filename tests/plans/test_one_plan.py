@@ -10,16 +10,19 @@ from starlette.testclient import TestClient
 from recipe_core.bundle.write import write_bundle
 from recipe_core.doors.api import create_api
 from recipe_core.estimates.training.starts import SURE
+from recipe_core.plans.front import pareto_front
 from recipe_core.plans.limits import LIMITS
+from recipe_core.plans.plan import Plan
+from recipe_core.plans.plan_json import split_label
 from recipe_core.plans.plans import plan
 from recipe_core.plans.problem import resolve
-from recipe_core.plans.rows import pareto_front
-from recipe_core.plans.training_plan import TrainingPlan
+from recipe_core.plans.rank import beats, nearest_row
 from recipe_core.recipe.build import make_recipe
 from recipe_core.request.edit import change, select_split
 from recipe_core.request.metrics import goals_of
 from recipe_core.request.objective import Limits, Objective
 from recipe_core.request.schema import Options, PlanRequest
+from recipe_core.views.plan_words import rule_titles, shown_limit
 from tests.conftest import request_values
 from tests.fixtures.command_line import recipe
 from tests.fixtures.refusals import refusal
@@ -109,7 +112,7 @@ def test_goals_of_requests_are_refused_for_a_run_and_defaults_and_a_confidence_h
     values = changed(TRAINING, "objective.limits", {"wall_hours": 30.0})
     likely, sure = planned(values), planned(changed(values, "objective.confidence", 0.95))
     assert 0 < len(sure.order) < len(likely.order)
-    assert (sure.confidence(sure.order) >= 0.95).all()
+    assert (sure.chances[sure.order] >= 0.95).all()
     assert set(sure.order) == {row for row in likely.order if likely.confidence([row])[0] >= 0.95}
 
 
@@ -136,7 +139,7 @@ def test_weights_rank_as_columns_multiplied_by_hand(weights):
 def test_a_limit_of_training_is_named_with_its_figure(name, limit):
     value, label, said = limit
     splits = training_with("objective.limits", {name: value})
-    row = splits.nearest_row()
+    row = nearest_row(splits)
     rule = next(rule for rule in LIMITS.values() if rule.name == name)
     figure = rule.show(float(splits.columns[rule.column][row]))
     assert splits.reasons(row) == [f"{label} {figure} exceeds the limit of {said}"]
@@ -196,7 +199,7 @@ def test_splits_of_a_plan_and_its_frame(kind):
 def test_json_says_what_splits_say_and_a_front_is_that_of_its_columns(kind):
     splits = plain(kind)
     view = splits.to_json(2, 3)
-    chances = [None, splits.beats(splits.order[1:], splits.best_row)[0]]
+    chances = [None, beats(splits, splits.order[1:], splits.best_row)[0]]
     for listed, split, chance in zip(view["candidates"], splits.ranked[:2], chances, strict=True):
         assert (listed["rank"], listed["candidate"]) == (split.rank, split.candidate)
         assert listed["estimate"] == split.estimate.to_json()
@@ -208,7 +211,7 @@ def test_json_says_what_splits_say_and_a_front_is_that_of_its_columns(kind):
     counts = view["counts"]
     assert counts["candidates"] - counts["refused"] == counts["feasible"] == len(splits.ranked)
     assert sum(counts[name] for name in ("holds", "queues", "uncertain")) == counts["feasible"]
-    for names in (splits.frontier_columns, (*splits.frontier_columns, "gpus")):
+    for names in (splits.spec.frontier, (*splits.spec.frontier, "gpus")):
         less = [splits.columns[n] * (-1.0 if "tokens_per_s" in n else 1.0) for n in names]
         on = pareto_front(*less, among=splits.holds)  # none beats them: test_search
         front = splits.pareto(*names) if "gpus" in names else splits.pareto()
@@ -324,7 +327,7 @@ def test_a_plan_over_several_clusters_is_that_of_each_and_rows_know_theirs():
         row = int(ranked[0])
         key = splits.key(row)
         assert key.endswith(f".on{k}") == bool(k)
-        assert device in splits.label(row)
+        assert device in split_label(splits, row)
         alone = splits.request_of(row)
         assert (alone.options.hardware, alone.hardware) == ((), splits.setting(row).cluster.asked)
         chosen = change(splits.request, select_split(splits.request, key))
@@ -353,9 +356,9 @@ def test_a_price_may_move_the_choice_of_clusters_a_recipe_is_of_and_an_unknown_d
     assert devices <= {"h100-sxm", "mi300x"}
     assert write_bundle(built, tmp_path / "bundle")
     problems = [resolve(request()), resolve(request(workload__sequence_length=2048))]
-    together = TrainingPlan.together(problems)
+    together = Plan.together(problems)
     assert np.bincount(together.sources).tolist() == [len(plan(p.request)) for p in problems]
-    assert together.label(len(together) - 1)
+    assert split_label(together, len(together) - 1)
     unknown = refusal(training_with, "options.hardware", [{"device": "h1000"}])
     assert unknown.field == "options.hardware.0.device"
 
@@ -372,10 +375,10 @@ def test_a_limit_on_a_run_keeps_what_is_below_it_and_needs_tokens(name, column, 
     splits = plan(change(limited, {"options.hardware": ()}))
     assert (splits.columns[column][splits.order] <= bound * unit).all()
     assert len(splits.order) == (values <= bound).sum()
-    assert splits.limit(shown) == pytest.approx(bound * unit * splits.measures[shown].factor)
+    assert shown_limit(splits, shown) == pytest.approx(bound * unit * splits.measures[shown].factor)
     code = next(code for code, rule in LIMITS.items() if rule.name == name)
     assert not LIMITS[code].timed
-    assert splits.title([code]).startswith("Over the limit on")
+    assert rule_titles([code]).startswith("Over the limit on")
     limits = {"objective": {"limits": {name: 10}}}
     without = changed(TRAINING, "workload.tokens", None)
     serving = request_values()  # which has such a limit for a queue alone

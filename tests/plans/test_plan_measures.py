@@ -14,12 +14,15 @@ from recipe_core.estimates.training.results import STEP_TITLES
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.models.tensors import PART_TITLES
 from recipe_core.plans.limits import LIMITS
+from recipe_core.plans.plan_json import cluster_title, measure_text, split_label
 from recipe_core.plans.plans import plan, plan_candidate
+from recipe_core.plans.rank import refused_rows
 from recipe_core.request import split_key
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT
 from recipe_core.views.columns import quantity
 from recipe_core.views.estimates import estimate_text
+from recipe_core.views.plan_words import devices_text, objective_measures, rule_titles
 from recipe_core.views.plans import plan_text
 from tests.conftest import LLAMA_70B, make_request
 from tests.fixtures.refusals import refusal
@@ -44,12 +47,12 @@ def test_every_measure_is_read_in_its_unit_and_refused_rows_have_named_kinds(nam
     for measure in board.measures:
         assert len(board.values(measure)) == len(board)
         assert board.measures[measure].title
-        assert board.text(measure, board.best_row) != "unknown" or not board.known(measure)
-    rows = [int(row) for row in board.refused_rows()[:20]]
+        assert measure_text(board, measure, board.best_row) != "unknown" or not board.known(measure)
+    rows = [int(row) for row in refused_rows(board)[:20]]
     assert rows
     for row in rows:
         assert all(board.reasons(row))
-        assert board.title(board.codes(row))
+        assert rule_titles(board.codes(row))
     assert set(board.rules()) <= {*RULE_TITLES, *LIMITS}
 
 
@@ -64,17 +67,17 @@ def test_every_row_has_its_own_key_is_found_by_it_and_estimated_alike_alone(name
     for key in ("nonsense", "vllm.bf16.bf16.tp99.pp1.dp1.ep1", other.key(0)):
         assert board.find(key) is None
     last_is_best = map(int, board.order[::-1])
-    kinds = {(board.cluster_number(row), ".pre" in keys[row]): row for row in last_is_best}
+    kinds = {(int(board.clusters_of_rows[row]), ".pre" in keys[row]): row for row in last_is_best}
     for row in kinds.values():  # the best of each cluster, also with pools
         alone, only = plan_candidate(board.request_of(row))
         assert alone.estimate(only) == board.estimate(row)
-        second = board.cluster_number(row) == 1
-        assert keys[row].endswith(".on1") == ("MI300X" in board.label(row)) == second
+        second = int(board.clusters_of_rows[row]) == 1
+        assert keys[row].endswith(".on1") == ("MI300X" in split_label(board, row)) == second
 
 
 def test_labels_name_what_differs_devices_that_are_there_and_numbers_that_read_well():
     board = made(BOARDS["serving"] | {"options.weight_dtypes": ("bf16", "fp8")})
-    assert len({board.label(row) for row in range(len(board))}) == len(board)
+    assert len({split_label(board, row) for row in range(len(board))}) == len(board)
     assert split_key.degrees({"tp": 4, "pp": 1, "dp": 2, "ep": 8}) == "tp 4 · dp 2 · ep 8"
     split = {"tp": 1, "pp": 4, "cp": 1, "dp": 8, "ep": 1, "virtual_stages": 2, "zero_stage": 1}
     split |= {"micro_batch": 2, "recompute": "full"}
@@ -82,11 +85,11 @@ def test_labels_name_what_differs_devices_that_are_there_and_numbers_that_read_w
     assert whole == "dp 8 · pp 4 × 2 · zero 1 · micro-batch 2 · full recompute"
     assert split_key.short_name(split) == whole.replace("micro-batch", "mb")
     board = planned("pooled")
-    labelled = [board.label(int(row)) for row in board.order]
+    labelled = [split_label(board, int(row)) for row in board.order]
     assert len(set(labelled)) == len(labelled)
     assert any("prefill on" in label for label in labelled)
     some = next(int(row) for row in board.order if "prefill" in board.candidate(int(row)))
-    short = board.label(some).replace(", prefill on ", " + ")
+    short = split_label(board, some).replace(", prefill on ", " + ")
     assert split_key.short_name(board.candidate(some)) == short
     counts = {8.03e9: "8.03 B", 630e6: "630 M", 671e9: "671 B", 1500: "1.50 k", 12: "12.0"}
     assert {value: units.count(value) for value in counts} == counts
@@ -96,11 +99,11 @@ def test_labels_name_what_differs_devices_that_are_there_and_numbers_that_read_w
     assert rounded == pytest.approx([12300.0, 0.0, 0.0123, np.inf])
     splits = planned("serving")
     eight, four = (splits.find(f"vllm.bf16.bf16.tp{tp}.pp1.dp1.ep1") for tp in (8, 4))
-    assert splits.devices_text(eight) == "8 × H100 SXM5"
-    assert splits.devices_text(four) == "4 of 8 × H100 SXM5"
+    assert devices_text(splits, eight) == "8 × H100 SXM5"
+    assert devices_text(splits, four) == "4 of 8 × H100 SXM5"
     twice = (HardwareRequest(device="h100-sxm", per_node=4),) * 2
     splits = made(BOARDS["serving"] | {"options.hardware": twice})
-    titles = {splits.cluster_title(row): None for row in range(len(splits))}
+    titles = {cluster_title(splits, row): None for row in range(len(splits))}
     assert list(titles) == ["8 × H100 SXM5", "4 × H100 SXM5 (1)", "4 × H100 SXM5 (2)"]
 
 
@@ -134,7 +137,7 @@ def test_mfu_is_a_measure_of_training_and_hfu_counts_what_is_computed_again():
     best = board.best_row
     training = board.estimate(best).training
     assert board.raw("mfu")[best] == pytest.approx(training.mfu, rel=1e-12)
-    assert board.text("mfu", best) == f"{training.mfu:.1%}"
+    assert measure_text(board, "mfu", best) == f"{training.mfu:.1%}"
     assert all("mfu" in names for names in (board.headline, board.listed, board.tabled))
     assert board.measures["mfu"].more_is_better
     low, high = board.estimate(best).bands["mfu"]
@@ -164,7 +167,7 @@ def test_the_time_to_finish_has_one_unit_in_a_plan(tokens, unit, seconds):
     measure = board.measures["wall"]
     assert measure.unit.symbol == unit
     assert measure.axis.endswith(f"({unit})")
-    assert {board.text("wall", int(row)).split()[-1] for row in board.order} == {unit}
+    assert {measure_text(board, "wall", int(row)).split()[-1] for row in board.order} == {unit}
     best = board.best_row
     assert board.values("wall")[best] * seconds == pytest.approx(board.raw("wall")[best])
 
@@ -182,7 +185,7 @@ def causes_of(answer):
 def estimate_of(model=LLAMA_70B, **parts):
     candidate = {"engine": "vllm", "pp": 1, "dp": 1} | parts.pop("candidate", {"tp": 8})
     splits, row = plan_candidate(make_request(model, candidate=candidate, **parts))
-    answer = splits.detailed(row).to_json()
+    answer = splits.spec.detailed(splits, row).to_json()
     assert answer["feasible"], answer["reasons"]
     return answer
 
@@ -203,7 +206,9 @@ def test_causes_are_those_of_physics_and_of_the_row():
     interference = answer["breakdown_s"]["decode"]["prefill_interference"]
     assert decode["queue"] == pytest.approx(interference)
     splits = plan(make_request())
-    causes_of(splits.detailed(splits.best_row).to_json())  # not of the plan's first row
+    causes_of(
+        splits.spec.detailed(splits, splits.best_row).to_json()
+    )  # not of the plan's first row
 
 
 def test_what_is_asked_for_is_a_column_of_the_terminals_table(monkeypatch):
@@ -211,9 +216,9 @@ def test_what_is_asked_for_is_a_column_of_the_terminals_table(monkeypatch):
     plain, energy = make_request(), change(make_request(), {"objective.optimize": "energy"})
     assert "Energy" not in plan_text(plan(plain), 3)
     text = plan_text(plan(energy), 3)
-    assert plan(energy).asked == ("watts", "joules")
+    assert objective_measures(plan(energy)) == ("watts", "joules")
     assert ("Power" in text, "Energy" in text) == (True, True)
-    joules = plan(energy).text("joules", plan(energy).best_row).removesuffix(" J")
+    joules = measure_text(plan(energy), "joules", plan(energy).best_row).removesuffix(" J")
     assert f" {joules} " in text
     limited = change(make_request(), {"objective.limits.request_latency_ms": 1e6})
     assert "Request" in plan_text(plan(limited), 3)
@@ -243,8 +248,8 @@ def test_a_queue_says_when_it_is_worked_off_and_for_how_much_and_keeps_a_deadlin
     first = splits.to_json(top=1)["candidates"][0]
     assert (first["wall_s"], first["usd"]) == pytest.approx((wall_s, usd))
     text = plan_text(splits, 1)
-    assert f" {splits.text('wall', best).removesuffix(' h')} " in text
-    assert f" {splits.text('usd_run', best).removeprefix('$')} " in text
+    assert f" {measure_text(splits, 'wall', best).removesuffix(' h')} " in text
+    assert f" {measure_text(splits, 'usd_run', best).removeprefix('$')} " in text
     low, high = splits.band_ends("usd_run", [best])
     assert low[0] < usd < high[0]
     hours = wall_s / 3600

@@ -12,6 +12,8 @@ from recipe_core.base.budget import Budget
 from recipe_core.estimates.rules.rules import place_rules
 from recipe_core.plans import serving_candidates
 from recipe_core.plans.plans import plan
+from recipe_core.plans.rank import log_score
+from recipe_core.plans.serving_kind import prefill_pools
 from tests.conftest import make_request
 from tests.fixtures.rows import over, table
 
@@ -38,8 +40,8 @@ def every_pair(_problem, shared, units):
 
 def best_pair(splits):
     """State and logarithm of the score of the best pair of pools; None where none can run."""
-    row = next((row for row in map(int, splits.order) if splits.pooled[row]), None)
-    return None if row is None else (splits.state(row), float(splits._log_score[row]))
+    row = next((row for row in map(int, splits.order) if prefill_pools(splits)[row]), None)
+    return None if row is None else (splits.state(row), float(log_score(splits, [row])[0]))
 
 
 @over(
@@ -56,7 +58,7 @@ def test_the_best_pair_is_that_of_all_pairs(model, place, workload, objective, m
     found = plan(request)
     monkeypatch.setattr(serving_candidates, "pool_pairs", every_pair)
     every = plan(request)
-    assert found.pooled.sum() < every.pooled.sum()
+    assert prefill_pools(found).sum() < prefill_pools(every).sum()
     best = best_pair(every)
     assert best is not None
     state, score = best_pair(found)
@@ -81,9 +83,9 @@ def test_a_whole_rack_is_searched_in_seconds_and_its_pools_serve_at_one_rate():
         splits = plan(request)
     assert time.process_time() - began < 9  # alone on a core it takes three
     assert account.planned < 200_000
-    pooled = np.flatnonzero(splits.pooled)
+    pooled = np.flatnonzero(prefill_pools(splits))
     assert 100 < len(pooled) < 500
-    best = next(row for row in splits.order if splits.pooled[row])
+    best = next(row for row in splits.order if prefill_pools(splits)[row])
     pools = splits.estimate(best).pools
     served = splits.columns["output_tokens_per_s"][best] / 1024
     assert splits.columns["gpus"][best] == 72
@@ -97,7 +99,7 @@ def test_every_pair_can_be_placed_and_every_number_of_devices_has_one():
         "Qwen/Qwen3-8B", nodes=2, workload={"concurrency": 64}, options={"disaggregated": True}
     )
     splits = plan(request)
-    rows = np.flatnonzero(splits.pooled)
+    rows = np.flatnonzero(prefill_pools(splits))
     assert set(splits.columns["gpus"][rows].tolist()) == set(range(2, 17))
     for block in splits.blocks:
         broken = [rule.broken for rule in place_rules(block.setting, block.cases)]

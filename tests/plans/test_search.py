@@ -1,6 +1,7 @@
 """The search: what varies, what is compared, and that alone and together are the same bits."""
 
 import pickle
+from functools import partial
 from itertools import pairwise
 
 import cloudpickle
@@ -13,12 +14,13 @@ from recipe_core.base.errors import RecipeError
 from recipe_core.estimates.columns.splits import enumerate_splits
 from recipe_core.models.catalog import catalog_model
 from recipe_core.plans.evaluated import CHUNK, evaluate
+from recipe_core.plans.front import front_of_columns, pareto_front
 from recipe_core.plans.plans import plan, plan_candidate
 from recipe_core.plans.problem import resolve
-from recipe_core.plans.rows import pareto_front
-from recipe_core.plans.sensitivity import flips
+from recipe_core.plans.rank import count_ties, nearest_row
+from recipe_core.plans.remedies import find_flips
 from recipe_core.plans.serving_candidates import every_case
-from recipe_core.plans.serving_plan import PHYSICS
+from recipe_core.plans.serving_physics import PHYSICS
 from recipe_core.recipe import make_recipe
 from tests.conftest import LLAMA_70B, make_request
 from tests.fixtures.refusals import refusal
@@ -155,11 +157,13 @@ def test_a_front_of_columns(rows, count):
 
 def test_fronts_and_flips_are_of_what_is_asked_and_another_process_has_keys_and_changes():
     splits = plan(make_request())
-    assert splits.front_of("ttft_s", "tpot_s", "usd_per_million_output_tokens")[splits.order].any()
-    for front in (splits.front_of, splits.pareto):
+    assert front_of_columns(splits, "ttft_s", "tpot_s", "usd_per_million_output_tokens")[
+        splits.order
+    ].any()
+    for front in (partial(front_of_columns, splits), splits.pareto):
         assert "two or three columns" in str(refusal(front, "tpot_s", "colour"))
     splits = plan(make_request(objective={"optimize": "cost", "limits": {"tpot_ms": 20}}, nodes=2))
-    names = {flip.what for flip in flips(splits)}  # each is planned: test_one_plan
+    names = {flip.what for flip in find_flips(splits)}  # each is planned: test_one_plan
     assert {"concurrency × 2", "input tokens +50%", "output tokens -50%"} <= names
     splits = plan(make_request(objective={"limits": {"tpot_ms": 7.0}}))
     keys = [splits.key(row) for row in range(len(splits))]  # counted here, before it is sent
@@ -175,7 +179,7 @@ def test_a_tie_goes_to_the_simplest_and_wasteful_pipelines_can_be_asked_for():
     splits = plan(make_request("Qwen/Qwen3-8B", options=options, **fewest))
     best = splits.candidate(splits.best_row)
     assert best["tp"] == best["pp"] == best["dp"] == 1
-    assert splits.to_json(1)["counts"]["tied_with_best"] == splits.tied == 2
+    assert splits.to_json(1)["counts"]["tied_with_best"] == count_ties(splits) == 2
     splits = plan(make_request(nodes=6))
     row = splits.find("vllm.bf16.bf16.tp1.pp45.dp1.ep1")
     said = "45 stages hold up to 2 of 80 layers each, as 40 would; the other 5 add nothing"
@@ -231,7 +235,7 @@ def test_large_models_run_on_eight(model, device, degrees):
 def test_memory_repeated_caches_shared_experts_a_context_and_a_limit_are_judged():
     splits = plan(make_request(per_node=1))
     assert len(splits.order) == 0
-    (reason,) = splits.reasons(splits.nearest_row())
+    (reason,) = splits.reasons(nearest_row(splits))
     assert "72.8 GiB usable (92% of 79.2 GiB)" in reason
     assert "GiB short" in reason
     assert splits.to_json()["nearest"]["changes"]
@@ -246,7 +250,7 @@ def test_memory_repeated_caches_shared_experts_a_context_and_a_limit_are_judged(
     assert "131,072" in splits.reasons(row)[0]
     splits = plan(make_request(objective={"limits": {"tpot_ms": 0.001}}))
     assert len(splits.order) == 0
-    assert "exceeds the limit of 0.001" in splits.reasons(splits.nearest_row())[0]
+    assert "exceeds the limit of 0.001" in splits.reasons(nearest_row(splits))[0]
 
 
 @over("model split said", table("search", "refused"))

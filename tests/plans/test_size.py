@@ -109,7 +109,7 @@ def test_every_simulated_split_is_a_step_at_which_a_watcher_ends_the_work():
     assert simulated > 1
     assert seen == [(n, simulated) for n in range(simulated + 1)]
     table, seen = watched(workload={"concurrency": None})
-    assert table.load_searched
+    assert table.request.load_searched
     assert len({steps for _, steps in seen}) == 1
     assert [done for done, _ in seen] == list(range(len(seen)))
     assert seen[-1][0] <= seen[-1][1]

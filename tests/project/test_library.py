@@ -12,8 +12,7 @@ import pytest
 import recipe_core as rb
 from recipe_core.base.data_files import DataFile
 from recipe_core.bundle.write import bundle_of
-from recipe_core.plans.serving_plan import ServingPlan
-from recipe_core.plans.training_plan import TrainingPlan
+from recipe_core.plans.plan import Plan
 from recipe_core.request.examples import FILE, ExampleFile, examples
 from recipe_core.request.link import from_query, link_query
 from tests.conftest import request_values
@@ -60,7 +59,7 @@ def test_a_split_is_built_without_a_second_search(kind, monkeypatch, tmp_path):
 
         return classmethod(noting)
 
-    for cls in (ServingPlan, TrainingPlan):
+    for cls in (Plan, Plan):
         for name in ("search", "together"):
             if hasattr(cls, name):
                 monkeypatch.setattr(cls, name, noted(name, getattr(cls, name)))

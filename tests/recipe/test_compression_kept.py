@@ -11,7 +11,7 @@ from recipe_core.calibration.place import VARIABLE
 from recipe_core.calibration.run_files import compressed_of, corrections_of, read_own
 from recipe_core.calibration.store import Overlay
 from recipe_core.compression.advisor.advise import advise
-from recipe_core.plans.accuracy import accuracy_of
+from recipe_core.estimates.serving.accuracy import accuracy_of
 from recipe_core.plans.plans import plan
 from recipe_core.views.calibrated import calibrated_lines, calibrated_sentence
 from recipe_core.views.measured import calibration_text

@@ -12,6 +12,7 @@ import recipe_core as rb
 from recipe_core.hardware.cluster import device
 from recipe_core.hardware.offers import last_day
 from recipe_core.hardware.prices import offers_of
+from recipe_core.plans.rank import beats_elsewhere
 from recipe_core.request.size import SizeRequest
 from recipe_core.sizing.answer import Answer
 from recipe_core.sizing.market import choices
@@ -242,7 +243,7 @@ def test_devices_say_how_likely_they_are_better_and_ladders_mark_the_dominated()
     costs = [row[COST] for row in rows]
     assert costs == sorted(costs)
     first, second = sizing.devices[:2]
-    back = first.plan.beats_other(first.best, second.plan, second.best)
+    back = beats_elsewhere(first.plan, first.best, second.plan, second.best)
     assert back + chances[1] == pytest.approx(1.0)
     ladder = answered(limits={"tpot_ms": 30}, devices=["h100-sxm"])["best"]["ladder"]
     rented = [rung["devices_rented"] for rung in ladder]
@@ -296,7 +297,7 @@ def test_loads_that_hold_are_one_range():
         values["options"] = {"engines": ["vllm"], "loads": list(range(2, 257))}
         values["workload"] = {**values["workload"], "concurrency": 1}
         plan = rb.plan(values)
-        rows = np.flatnonzero(plan.runs & (plan.degree("tp") == tp) & (plan.degree("gpus") == tp))
+        rows = np.flatnonzero(plan.runs & (plan.columns["tp"] == tp) & (plan.columns["gpus"] == tp))
         rows = rows[np.argsort(plan.columns["load"][rows])]
         assert len(rows) > 200
         for column in ("tpot_s", "ttft_s"):

@@ -12,6 +12,7 @@ from recipe_core.base.errors import InputError, NoAnswer
 from recipe_core.bundle.replace import replace_folder
 from recipe_core.payload.launcher.plan import load_plan
 from recipe_core.plans.plans import plan
+from recipe_core.plans.rank import refused_rows
 from recipe_core.recipe import Additions, make_recipe, with_parameters
 from recipe_core.request.edit import change, select_split
 from recipe_core.request.link import from_query
@@ -132,8 +133,8 @@ def test_a_percentile_is_not_simulated_for_a_command(monkeypatch):
 def test_a_split_that_its_framework_cannot_be_told_says_why():
     training = {"workload.kind": "training", "workload.tokens": "1e10"}
     board = plan(from_query({"model": "Qwen/Qwen3-1.7B", **training})[0])
-    stages = board.degree("zero_stage")
-    rows = [int(row) for row in board.refused_rows() if stages[row] == 1]
+    stages = board.columns["zero_stage"]
+    rows = [int(row) for row in refused_rows(board) if stages[row] == 1]
     refused = next(row for row in rows if board.codes(row) == {"launch-sharding"})
     assert any("ZeRO-2 or 3" in reason for reason in board.reasons(refused))
     with pytest.raises(NoAnswer, match="ZeRO-2 or 3"):

@@ -9,7 +9,11 @@ import pytest
 from recipe_core.base.units import GIB
 from recipe_core.estimates.serving.results import TIME_TITLES
 from recipe_core.hardware.request import HardwareRequest
+from recipe_core.plans.front import front_of_measures
+from recipe_core.plans.plan_json import cluster_title, held_text, queue_text, split_label
 from recipe_core.plans.plans import plan
+from recipe_core.plans.rank import nearest_row, rows_beyond_limits
+from recipe_core.plans.serving_kind import explain_estimate
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT
 from recipe_core.views import charts, tables
@@ -21,6 +25,7 @@ from recipe_core.views.charts.parts import causes_bars, memory_bars, pipeline, s
 from recipe_core.views.charts.style import palette
 from recipe_core.views.explanations import curves, tornado
 from recipe_core.views.explanations.timeline import timeline
+from recipe_core.views.plan_words import capacity_bytes, likely_text, usable_bytes
 from tests.conftest import LLAMA_70B
 from tests.fixtures.plans import BESIDE, LONG, planned, training
 from tests.fixtures.rows import table
@@ -113,7 +118,7 @@ def test_many_points_are_thinned_but_the_front_stays(monkeypatch):
         traces = drawn(charts.tradeoff(splits, "tpot", "per_gpu", by="none"))
         best = traces.pop("Best tradeoffs")
         assert all(len(trace["x"]) <= most for trace in traces.values())
-        on = np.flatnonzero(splits.front("tpot", "per_gpu"))
+        on = np.flatnonzero(front_of_measures(splits, "tpot", "per_gpu"))
         assert set(keys(best)) == {splits.key(int(row)) for row in on}
     assert any(name.startswith("Holds the load (") for name in traces)
 
@@ -128,9 +133,9 @@ def test_devices_have_a_front_each_and_what_differs_is_what_colours_tell():
     assert len({trace.marker.color for trace in fronts}) == 2
     for cluster, trace in enumerate(fronts):
         own = splits.clusters_of_rows == cluster
-        on = np.flatnonzero(splits.front(*splits.axes, among=own)).tolist()
+        on = np.flatnonzero(front_of_measures(splits, *splits.axes, among=own)).tolist()
         assert set(keys(trace)) == {splits.key(row) for row in on}
-        assert trace.legendgroup == splits.cluster_title(int(np.flatnonzero(own)[0]))
+        assert trace.legendgroup == cluster_title(splits, int(np.flatnonzero(own)[0]))
     steps = [trace for trace in figure.data if trace.mode == "lines"]
     assert len({(step.line.color, step.line.dash) for step in steps}) == len(steps) == 2
     for field, values, name, titles in table("charts", "differs"):
@@ -149,9 +154,9 @@ def test_more_groups_than_colours_are_the_best_and_the_others_and_none_is_hidden
     told = groups.grouped(splits, "device")
     assert len(told.titles) == groups.COLOURED + 1
     assert told.titles[-1] == "Others (2)"
-    assert told.titles[told.codes[splits.best_row]] == splits.cluster_title(splits.best_row)
+    assert told.titles[told.codes[splits.best_row]] == cluster_title(splits, splits.best_row)
     traces = points(charts.tradeoff(splits, *splits.axes))
-    assert len(keys(*traces)) == len(splits.order) + len(splits.beyond_limits())
+    assert len(keys(*traces)) == len(splits.order) + len(rows_beyond_limits(splits))
     others = {trace.marker.color for trace in traces if trace.legendgroup == told.titles[-1]}
     assert palette(dark=False).muted in others
     monkeypatch.setattr(front, "CELLS", (1, 1))
@@ -194,7 +199,7 @@ def test_bands_of_rows_are_those_of_their_estimates(make):
         low, high = splits.band_ends(name, rows)
         if name == "accuracy":  # of published figures: test_accuracy_in_plans
             continue
-        if not splits.has_band(name):
+        if not splits.measures[name].band is not None:
             assert np.isnan(low).all()
             continue
         for n, row in enumerate(rows):
@@ -219,9 +224,9 @@ def test_best_tradeoffs_carry_their_bands_in_figures_and_words():
     assert all(trace.error_x.array is None for trace in points(without))
     row = splits.best_row
     low, high = (float(end[0]) * 1e3 for end in splits.band_ends("tpot", [row]))
-    assert splits.likely("tpot", row) == f"{low:.1f} to {high:.1f} ms likely"
-    assert splits.likely("tpot", row, unit=False) == f"{low:.1f} to {high:.1f} likely"
-    assert splits.likely("gpus", row) == ""
+    assert likely_text(splits, "tpot", row) == f"{low:.1f} to {high:.1f} ms likely"
+    assert likely_text(splits, "tpot", row, unit=False) == f"{low:.1f} to {high:.1f} likely"
+    assert likely_text(splits, "gpus", row) == ""
 
 
 @pytest.mark.parametrize("make", [planned, training])
@@ -236,7 +241,7 @@ def test_the_heatmap_has_the_best_of_each_cell_and_parallel_axes_degrees_and_mea
     figure = parallel(splits, ("per_gpu", "memory"))
     titles = list(figure.layout.xaxis.ticktext)
     assert titles[-2:] == [splits.measures[name].head for name in ("per_gpu", "memory")]
-    degrees = {name: splits.degree(name)[splits.order] for name in ("tp", "pp", "dp", "ep", "cp")}
+    degrees = {name: splits.columns[name][splits.order] for name in ("tp", "pp", "dp", "ep", "cp")}
     assert set(titles[:-2]) == {name for name, of in degrees.items() if len(np.unique(of)) > 1}
     places = np.concatenate([trace.y.reshape(-1, len(titles) + 1) for trace in figure.data[:-1]])
     assert len(places) == min(len(splits.order), degree_charts.LINES)
@@ -248,13 +253,13 @@ def test_the_best_split_is_the_strongest_line_and_boxes_keep_what_passes_through
     splits = planned()
     *weaker, strongest = parallel(splits, ("tpot", "memory")).data[: degree_charts.SHADES]
     best = int(splits.order[np.argmin(splits.raw("tpot")[splits.order])])
-    assert any(splits.label(best) in said for said in strongest.text)
+    assert any(split_label(splits, best) in said for said in strongest.text)
     assert strongest.line.color == palette(dark=False).series[0]
     assert all(trace.line.width < strongest.line.width for trace in weaker)
     names = ("per_gpu", "memory")
     titles = list(parallel(splits, names).layout.xaxis.ticktext)
     at = titles.index("tp")
-    tp = splits.degree("tp")
+    tp = splits.columns["tp"]
     levels = np.unique(tp[splits.order])
 
     def rows_through(*boxes):
@@ -277,12 +282,12 @@ def test_memory_is_drawn_with_its_capacity_for_pinned_best_and_nearest_refused()
     splits = planned(("hardware.per_node", 1))
     assert not len(splits.order)
     rows = tables.memory_rows(splits, [])
-    assert rows == [splits.nearest_row()]
+    assert rows == [nearest_row(splits)]
     figure = memory_bars(splits, rows)
-    usable, capacity = splits.usable_bytes(0) / GIB, splits.capacity_bytes(0) / GIB
+    usable, capacity = usable_bytes(splits, 0) / GIB, capacity_bytes(splits, 0) / GIB
     assert [shape["x0"] for shape in figure.layout.shapes] == pytest.approx([usable, capacity])
     assert figure.layout["xaxis"]["range"][1] > splits.values("memory")[0] > capacity
-    short = f"{splits.short_bytes(0) / GIB:,.1f}"
+    short = f"{float(splits.columns['shortfall_bytes'][0]) / GIB:,.1f}"
     assert figure.data[-1]["text"][0].endswith(f"{short} short")
     assert f"{short} GiB short" in splits.reasons(0)[0]
     splits, pinned = planned(), "vllm.bf16.bf16.tp4.pp1.dp2.ep1"
@@ -297,14 +302,14 @@ def test_memory_bars_say_what_waits_and_have_each_load_and_capacity():
     row = splits.find("vllm.bf16.bf16.tp4.pp1.dp1.ep1")
     assert splits.queues[row]
     figure = memory_bars(splits, [row])
-    held = splits.held_text(row)
+    held = held_text(splits, row)
     (text,) = figure.data[-1]["text"]
     assert text.endswith(f"needs {splits.values('memory')[row]:,.1f}, holds {held}")
-    assert splits.queue_text(row).startswith(f"holds {held} at once")
-    capacity = splits.capacity_bytes(row) / GIB
+    assert queue_text(splits, row).startswith(f"holds {held} at once")
+    capacity = capacity_bytes(splits, row) / GIB
     assert sum(bar["x"][0] for bar in figure.data if bar["type"] == "bar") < capacity
     splits = planned(("options.loads", (16, 512)))
-    tp, pp = splits.degree("tp"), splits.degree("pp")
+    tp, pp = splits.columns["tp"], splits.columns["pp"]
     figure = memory_bars(splits, np.flatnonzero((tp == 8) & (pp == 1)).tolist())
     loads = [f"tp 8 · {load} in flight" for load in (64, 16, 512)]
     assert list(figure.layout.yaxis.ticktext) == loads
@@ -314,9 +319,9 @@ def test_memory_bars_say_what_waits_and_have_each_load_and_capacity():
     rows = [int(splits.order[clusters == cluster][0]) for cluster in (0, 1)]
     figure = memory_bars(splits, rows)
     marks = {trace.name: list(trace.x) for trace in figure.data if trace.type == "scatter"}
-    capacities = [splits.capacity_bytes(row) / GIB for row in rows]
+    capacities = [capacity_bytes(splits, row) / GIB for row in rows]
     assert marks["Capacity"] == pytest.approx(capacities)
-    assert marks["Usable"] == pytest.approx([splits.usable_bytes(row) / GIB for row in rows])
+    assert marks["Usable"] == pytest.approx([usable_bytes(splits, row) / GIB for row in rows])
     assert not figure.layout.shapes
     texts = figure.data[-1]["text"]
     assert all(f"of {most:,.1f}" in text for text, most in zip(texts, capacities, strict=True))
@@ -328,9 +333,9 @@ def test_no_split_that_starts_is_drawn_beyond_its_capacity(model, engine):
     load = ("workload.concurrency", 4096)
     splits = planned(("model", model), ("options.engines", (engine,)), load)
     rows = np.flatnonzero(splits.feasible).tolist()
-    held, needed = splits.held_memory(rows), splits.memory(rows)
+    held, needed = splits.spec.held_memory(splits, rows), splits.spec.memory(splits, rows)
     assert all((held[name] <= needed[name]).all() for name in held)
-    capacity = np.array([splits.capacity_bytes(row) for row in rows])
+    capacity = np.array([capacity_bytes(splits, row) for row in rows])
     total, wanted = (np.sum(list(parts.values()), axis=0) for parts in (held, needed))
     assert (total <= capacity).all()
     enough = ~splits.queues[rows] & (wanted <= capacity)
@@ -351,13 +356,13 @@ def test_memory_parts_add_to_the_total(make):
 
 def test_stages_have_their_capacity_every_pass_a_bar_and_parts_of_a_time_end_at_the_whole():
     splits = training()
-    row = next(int(row) for row in splits.order if splits.degree("pp")[row] == 4)
+    row = next(int(row) for row in splits.order if splits.columns["pp"][row] == 4)
     stages = [
         {name.removesuffix("_bytes"): value for name, value in stage.items()}
         for stage in splits.estimate(row).to_json()["memory"]["stages"]
     ]
-    ends = (splits.usable_bytes(row), splits.capacity_bytes(row))
-    figure = stage_bars(stages, splits.parts, *ends)
+    ends = (usable_bytes(splits, row), capacity_bytes(splits, row))
+    figure = stage_bars(stages, splits.spec.parts, *ends)
     totals = np.sum([trace["y"] for trace in figure.data], axis=0)
     assert max(totals) == pytest.approx(splits.values("memory")[row])
     lines = [shape["y0"] for shape in figure.layout.shapes]
@@ -371,7 +376,7 @@ def test_stages_have_their_capacity_every_pass_a_bar_and_parts_of_a_time_end_at_
     assert list(bars["x"])[:-1] == sorted((part * 1e3 for part in parts.values()), reverse=True)
     assert bars["measure"][-1] == "total"
     assert set(bars["y"]) == {TIME_TITLES[cause] for cause in parts} | {"Total"}
-    causes = splits.explained(splits.best_row).to_json()["causes_s"]["decode"]
+    causes = explain_estimate(splits, splits.best_row).to_json()["causes_s"]["decode"]
     stacked = causes_bars([("best", causes)]).data
     whole = splits.values("tpot")[splits.best_row]
     assert sum(bar["x"][0] for bar in stacked) == pytest.approx(whole)
@@ -390,7 +395,7 @@ def test_curves_mark_the_request_and_scaling_is_drawn_beside_proportion():
     assert price[50.0] == pytest.approx(2 * price[100.0]) == pytest.approx(2 * 25.6 / 3.6)
     run, splits = training(), planned()
     scaled = curves.scaling(run)
-    ideal, best = scaling_curve(scaled, [run.label(row) for row in scaled.rows]).data
+    ideal, best = scaling_curve(scaled, [split_label(run, row) for row in scaled.rows]).data
     assert ideal["y"][0] == best["y"][0]
     assert best["text"][0] == "100%"
     base, moves = tornado.tornado(splits, splits.best_row, "tpot")
@@ -401,7 +406,7 @@ def test_curves_mark_the_request_and_scaling_is_drawn_beside_proportion():
 
 def test_labels_of_loads_are_whole_and_never_on_each_other():
     saturated = plan(change(DEFAULT, {"model": "Qwen/Qwen3-32B", "hardware.device": "l40s"}))
-    rows = {saturated.label(int(row)): int(row) for row in saturated.order[:3]}
+    rows = {split_label(saturated, int(row)): int(row) for row in saturated.order[:3]}
     loads = {name: curves.load_curve(saturated, row) for name, row in rows.items()}
     spots = {name: curves.crossing(saturated, row, 0.06) for name, row in rows.items()}
     at = {name: spot for name, spot in spots.items() if spot is not None}
@@ -439,7 +444,7 @@ def test_a_view_is_registered_once_left_out_where_it_lacks_something_and_has_key
     (note,) = views.VIEWS["cost"].draw(views.Focus(splits, splits.best_row))
     assert isinstance(note, views.Note)
     for splits in (planned(), training()):
-        row = next(int(row) for row in splits.order if splits.degree("pp")[row] > 1)
+        row = next(int(row) for row in splits.order if splits.columns["pp"][row] > 1)
         keys = []
         for view in views.views_of(splits):
             focus = views.Focus(splits, row, measure=view.first_measure(splits))

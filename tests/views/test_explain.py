@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from recipe_core.estimates.serving.estimates import estimate
 from recipe_core.estimates.training.schedule import bubble_micro_batches
 from recipe_core.plans.plans import plan, plan_candidate
+from recipe_core.plans.rank import refused_rows
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT
 from recipe_core.request.schema import PlanRequest
@@ -106,7 +107,7 @@ def some_rows(board):
     pooled = [row for row in order if board.candidate(row).get("prefill")]
     rows = {*order[:1], *pooled[:1], *pooled[-1:]}
     for name in ("tp", "pp", "dp", "ep", "cp"):
-        rows |= {*[row for row in order if board.degree(name)[row] > 1][:1]}
+        rows |= {*[row for row in order if board.columns[name][row] > 1][:1]}
     return sorted(rows)
 
 
@@ -159,7 +160,7 @@ def test_numbers_say_where_they_are_from_and_refused_splits_show_memory_alone():
     assert any("own time" in name and number.source for name, number in constants.items())
     assert all(number.source and number.value and number.status for number in constants.values())
     # a refused split shows its memory alone
-    short = next(int(row) for row in board.refused_rows() if board.codes(int(row)) == {"memory"})
+    short = next(int(row) for row in refused_rows(board) if board.codes(int(row)) == {"memory"})
     times = arithmetic(board, short)
     assert list(times.lines) == ["Memory of the fullest device"]
     assert (len(times.workings), len(times.constants)) == (0, 0)
@@ -363,7 +364,7 @@ def test_1f1b_holds_as_many_micro_batches_as_stages_and_a_row_is_drawn_with_its_
     assert "do not fill" in str(refusal(timeline, "interleaved", 4, 6, 1.0, 2.0, 2))
     board = training()
     deep, alone = (
-        next(int(row) for row in board.order if board.degree("pp")[row] == pp) for pp in (4, 1)
+        next(int(row) for row in board.order if board.columns["pp"][row] == pp) for pp in (4, 1)
     )
     tasks, note = step_timeline(board, deep)
     block, i = board.at(deep)
@@ -374,6 +375,6 @@ def test_1f1b_holds_as_many_micro_batches_as_stages_and_a_row_is_drawn_with_its_
     assert sum(task.end_s - task.start_s for task in first) == pytest.approx(each)
     assert "micro-batches" in note
     best = best_with_pipeline(board)
-    assert board.degree("pp")[best] > 1
+    assert board.columns["pp"][best] > 1
     assert board.feasible[best]
     assert "no pipeline" in str(refusal(step_timeline, board, alone))

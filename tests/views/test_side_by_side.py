@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from recipe_core.hardware.ownership import HOURS_PER_MONTH
+from recipe_core.plans.plan_json import measure_text
 from recipe_core.plans.plans import plan_candidate
 from recipe_core.request.edit import change, select_split
 from recipe_core.request.link import DEFAULT, left_out
@@ -17,6 +18,7 @@ from recipe_core.targets.start_command import start_command, start_words
 from recipe_core.views import charts
 from recipe_core.views import side_by_side as side
 from recipe_core.views.columns import csv_bytes, parquet_bytes
+from recipe_core.views.plan_words import band_text
 from recipe_core.views.side_by_side import NOTHING, Choice, value
 from tests.conftest import LLAMA_70B
 from tests.fixtures.rows import table
@@ -74,8 +76,8 @@ def test_figures_are_the_plans_with_bands_and_differences_to_the_baseline():
         for name, measure in kept.plan.measures.items():
             if name not in ("gpus", "load"):
                 cell = line(lines, measure.title).cells[n]
-                assert cell.text == kept.plan.text(name, kept.row)
-                assert cell.band == (kept.plan.band(name, kept.row) or "")
+                assert cell.text == measure_text(kept.plan, name, kept.row)
+                assert cell.band == (band_text(kept.plan, name, kept.row) or "")
     month = float(line(lines, "Cost per month").cells[0].text.strip("$").replace(",", ""))
     assert month == pytest.approx(value(several[0], "Cost per hour") * HOURS_PER_MONTH, rel=0.001)
     for baseline in (0, 1):

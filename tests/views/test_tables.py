@@ -6,6 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from recipe_core.plans.front import front_of_measures
+from recipe_core.plans.plan_json import cluster_title, held_text, measure_text
 from recipe_core.plans.plans import plan
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT
@@ -26,7 +28,9 @@ def test_tables_are_in_units_for_people(changes):
     splits = planned(*changes)
     frame = tables.splits_frame(splits, [int(row) for row in splits.order[:50]])
     assert frame["memory"][0] == pytest.approx(splits.values("memory")[splits.best_row], rel=5e-3)
-    assert (frame["front"] == "◆").sum() == splits.front(*splits.axes)[splits.order[:50]].sum()
+    assert (frame["front"] == "◆").sum() == front_of_measures(splits, *splits.axes)[
+        splits.order[:50]
+    ].sum()
     refused = tables.refused_frame(splits, at_most=3)
     assert len(refused) == 3
     assert (refused["why"] != "").all()
@@ -48,14 +52,14 @@ def test_tables_have_columns_for_what_differs_and_states_and_digits_of_sentences
     assert (states[splits.queues[splits.order]].str.startswith("queues: ")).all()
     assert set(states[splits.holds[splits.order]]) <= {"holds"}
     four, two = (splits.find(f"vllm.bf16.bf16.tp{tp}.pp1.dp1.ep1") for tp in (4, 2))
-    assert state_text(splits, four) == f"queues: {splits.held_text(four)}"
+    assert state_text(splits, four) == f"queues: {held_text(splits, four)}"
     assert state_text(splits, two).startswith("uncertain: starts with ")
     splits = planned()
     texts = {column.key: column.show for column in split_columns(splits)}
     assert (texts["usd"](1.0), texts["gpus"](8.0)) == ("1.00", "8")
     row = splits.best_row
     frame = tables.splits_frame(splits, [row])
-    assert f"{texts['output'](frame['output'][0])} tok/s" == splits.text("output", row)
+    assert f"{texts['output'](frame['output'][0])} tok/s" == measure_text(splits, "output", row)
 
 
 def test_filters_keep_what_they_name():
@@ -66,7 +70,7 @@ def test_filters_keep_what_they_name():
 
     assert filtered().tolist() == splits.order.tolist()
     mine = filtered(by=(("device", ("MI300X",)),))
-    assert {splits.cluster_title(int(row)) for row in mine} == {"MI300X"}
+    assert {cluster_title(splits, int(row)) for row in mine} == {"MI300X"}
     queueing = filtered(states=(QUEUES,))
     assert splits.queues[queueing].all()
     assert len(queueing) == splits.queues[splits.order].sum()

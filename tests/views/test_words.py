@@ -10,11 +10,13 @@ from recipe_core.estimates.rules.refusal import RULE_TITLES
 from recipe_core.hardware.ownership import HOURS_PER_MONTH
 from recipe_core.plans.legal import NEVER, legal
 from recipe_core.plans.plans import plan
+from recipe_core.plans.rank import nearest_row
 from recipe_core.request.link import FIELDS, from_query
 from recipe_core.request.metrics import metric_of, metrics
 from recipe_core.request.schema import describe_field
 from recipe_core.views import glossary
 from recipe_core.views import verdict as words
+from recipe_core.views.plan_words import devices_text
 from recipe_core.views.verdict import verdict
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import table
@@ -41,7 +43,7 @@ def planned(query=(), **limits):
 def test_splits_that_divide_nothing_are_not_counted_and_runs_are_what_can_run():
     every = planned({"workload.max_context": "24576"})
     never = ~legal(every)
-    assert set(every.degree("tp")[never].tolist()) == {3, 5, 6, 7}
+    assert set(every.columns["tp"][never].tolist()) == {3, 5, 6, 7}
     assert not every.feasible[never].any()
     held, doubtful = int(every.holds.sum()), int((every.feasible & every.uncertain).sum())
     of = int(legal(every).sum())
@@ -62,7 +64,7 @@ def test_the_best_says_devices_figures_and_how_sure_it_is():
     said, row = verdict(limited), limited.best_row
     assert (said.state, said.best, said.doubtful) == ("holds", True, True)
     assert said.subject == "tp 4 · 4 of 8 × H100 SXM5"
-    miss = 1 - float(limited.confidence([row])[0])
+    miss = 1 - float(limited.chances[row])
     assert f"may miss the limit: {miss * 100:.0f} %" in said.line
     assert "within the limit" in said.counts
     assert words.main_figures(limited, row)[:2] == ["usd", "tpot"]  # what is limited comes next
@@ -84,7 +86,7 @@ def test_a_plan_says_ranges_limits_loads_and_money_by_the_hour_and_the_month():
     assert chosen.subject.startswith(free.label(other).split(" · ")[0])
     searched = planned(tpot_ms="40")
     load = int(searched.columns["load"][searched.best_row])
-    assert searched.load_searched
+    assert searched.request.load_searched
     assert verdict(searched).subject.endswith(f" · {load:,} in flight")
     assert "hold a load within the limit" in verdict(searched).short_counts
     assert verdict(planned(COST)).subject.count("in flight") == 0
@@ -94,7 +96,7 @@ def test_a_plan_says_ranges_limits_loads_and_money_by_the_hour_and_the_month():
     row = cheap.best_row
     hour = float(cheap.raw("usd_hour")[row])
     text = words.money_text(cheap, row)
-    assert text.startswith(f"{cheap.devices_text(row)}: ${hour:.3g} an hour, $")
+    assert text.startswith(f"{devices_text(cheap, row)}: ${hour:.3g} an hour, $")
     month = float(re.search(r"\$([\d,]+) a month", text)[1].replace(",", ""))
     assert month == pytest.approx(hour * HOURS_PER_MONTH, rel=0.01)
     unpriced = planned({"hardware.device": "gh200-144gb", "hardware.per_node": "4"})
@@ -114,7 +116,7 @@ def test_the_best_that_queues_says_what_it_holds_and_nothing_that_runs_names_the
         assert said.state == "nothing"
         assert said.counts.startswith(start)
         assert said.subject.startswith("Nearest is ")
-        assert said.line.startswith(none.reasons(none.nearest_row())[0])
+        assert said.line.startswith(none.reasons(nearest_row(none))[0])
 
 
 def test_every_word_of_the_field_is_explained_in_the_file():

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from recipe_core.plans.plan import Plan
+from recipe_core.plans.plan_json import split_label
 
 FIGURES: dict[str, str] = {
     "weights_bytes": "weights_bytes",
@@ -101,7 +102,7 @@ def split_of(plan: Plan, row: int, why: str = "") -> Split:
         why = "the split cannot run"
     return Split(
         candidate=plan.candidate(row),
-        title=plan.label(row, device=False),
+        title=split_label(plan, row, device=False),
         key=plan.key(row),
         state=plan.state(row),
         reasons=reasons,

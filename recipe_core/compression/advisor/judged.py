@@ -13,8 +13,9 @@ from recipe_core.estimates.columns.serving import WIDE, Cases, Setting
 from recipe_core.models.catalog import catalog_model
 from recipe_core.models.variants import variants
 from recipe_core.plans.plan import Plan
-from recipe_core.plans.plans import plan_type
+from recipe_core.plans.plans import plan_cases, plan_stated, search_plan
 from recipe_core.plans.problem import Problem, ServingProblem, resolve
+from recipe_core.plans.rank import nearest_row
 from recipe_core.plans.serving_candidates import setting
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.objective import Objective
@@ -57,7 +58,7 @@ def base_of(
         )
     asked, notes = _in_own_format(request)
     problem = resolve(asked, folders=folders, corrections=corrections)
-    plan = plan_type("serving").search(problem)
+    plan = search_plan(problem)
     row = _row(plan)
     narrowed = plan.request_of(row).model_copy(update={"candidate": None})
     options = narrowed.options.model_copy(update={"engines": (plan.setting(row).engine.name,)})
@@ -86,7 +87,7 @@ def _row(plan: Plan) -> int:
         raise RecipeError(
             "there is no split of these devices.", field="hardware", hint="Add devices."
         )
-    row = plan.best_row if plan.best_row is not None else plan.nearest_row()
+    row = plan.best_row if plan.best_row is not None else nearest_row(plan)
     assert row is not None  # noqa: S101 - a plan with rows has a best or a nearest one
     return row
 
@@ -96,7 +97,7 @@ def _stated(request: PlanRequest, problem: ServingProblem) -> tuple[Plan, int] |
     if request.candidate is None:
         return None
     candidate = request.candidate.model_copy(update={"weight_dtype": None, "kv_dtype": None})
-    plan = plan_type("serving").stated(problem, candidate)
+    plan = plan_stated(problem, candidate)
     return None if plan is None else (plan, 0)
 
 
@@ -157,15 +158,14 @@ def judged(base: Base, change: Change, why: str = "") -> Judged:
     ``why``: the reason for which times are not known, so that memory alone is said.
     """
     problem = _problem(base, change)
-    kind = plan_type("serving")
     one = setting(
         problem, base.setting.engine, change.weight_dtype, change.kv_dtype, base.setting.cluster
     )
-    own = split_of(kind.of(problem, one, base.case), 0, why)
+    own = split_of(plan_cases(problem, one, base.case), 0, why)
     if why:
         return Judged(own, None)
     try:
-        plan = kind.search(problem)
+        plan = search_plan(problem)
     except InputError:
         raise
     except RecipeError:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from recipe_core.compression.advisor.figures import FIGURES, Split
 from recipe_core.compression.advisor.judged import Base
 from recipe_core.compression.advisor.row import FormatRow, State
-from recipe_core.plans.accuracy import AS_GOOD
+from recipe_core.plans.serving_kind import AS_GOOD
 from recipe_core.request.metrics import goals_of, is_more_better
 from recipe_core.request.objective import Objective
 

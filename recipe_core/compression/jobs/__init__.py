@@ -5,6 +5,6 @@ from these to seconds and bytes by method; ``estimate`` is the one call.
 """
 
 from recipe_core.compression.jobs.estimate import Job, estimate
-from recipe_core.compression.jobs.results import CompressionEstimate
+from recipe_core.estimates.serving.compression_results import CompressionEstimate
 
 __all__ = ["CompressionEstimate", "Job", "estimate"]

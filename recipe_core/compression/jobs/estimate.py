@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from recipe_core.compression.jobs import memory
 from recipe_core.compression.jobs.blocks import Block, blocks
 from recipe_core.compression.jobs.numbers import numbers
-from recipe_core.compression.jobs.results import CompressionEstimate, Duration
+from recipe_core.estimates.serving.compression_results import CompressionEstimate, Duration
 from recipe_core.hardware.host_links import link_rates
 from recipe_core.hardware.profile import Device
 from recipe_core.models.dtypes import bytes_per_value

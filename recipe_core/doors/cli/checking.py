@@ -102,7 +102,7 @@ def _check_file(source: str, ground: dict[str, Any], as_json: bool) -> None:
 
 
 def _check_request(source: str, as_json: bool) -> NoReturn:
-    from recipe_core.plans.verdict import check_request
+    from recipe_core.commands.request_verdict import check_request
     from recipe_core.views.estimates import check_text
 
     answer = check_request(plan_request(source))

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import ConfigDict, Field
 
-from recipe_core.compression.jobs.results import CompressionEstimate
 from recipe_core.estimates.prediction import (
     DOCUMENTED,
     Amount,
@@ -31,6 +31,7 @@ from recipe_core.estimates.serving.accuracy import Accuracy
 from recipe_core.estimates.serving.bands import FOLLOWING
 from recipe_core.estimates.serving.bottlenecks import CAUSES
 from recipe_core.estimates.serving.cache_results import KvTier, PrefixCache
+from recipe_core.estimates.serving.compression_results import CompressionEstimate
 from recipe_core.estimates.serving.rented import RentedReplicas
 from recipe_core.estimates.serving.simulate import FIGURES
 
@@ -97,6 +98,29 @@ class ServingMemory(PoolMemory):
     """Memory of each pipeline stage, where there are several."""
     prefill: PoolMemory | None = None
     """Memory of the pool that computes prompts, where there is one."""
+
+
+MEMORY = {
+    "weights_bytes": "Weights",
+    "encoder_bytes": "Vision and audio encoders",
+    "kv_needed_bytes": "KV cache needed",
+    "activations_bytes": "Activations",
+    "runtime_bytes": "Runtime",
+}
+"""Titles of the parts that a device's memory is the sum of."""
+
+
+def memory_parts(memory: Mapping[str, Any]) -> dict[str, Any]:
+    """The parts that a memory is the sum of, by the names of ``MEMORY``; encoders where it has any.
+
+    ``weights_bytes`` of an estimate contain those of the encoders, as engines log them.
+    """
+    parts = {name: memory[name] for name in MEMORY}
+    encoders = parts["encoder_bytes"]
+    parts["weights_bytes"] = parts["weights_bytes"] - encoders
+    if not np.any(encoders):
+        del parts["encoder_bytes"]
+    return parts
 
 
 def _with_percentiles(schema: dict[str, Any], part: type[Any]) -> None:

@@ -71,11 +71,11 @@ def estimate_rows(
             schema_version=SCHEMA_VERSION,
             feasible=not sentences,
             reasons=sentences,
-            notes=said,
-            memory=held,
+            notes=of_notes,
+            memory=of_memory,
             **({} if sentences else next(figures)),
         )
-        for sentences, said, held in zip(
+        for sentences, of_notes, of_memory in zip(
             reasons,
             notes(e, rows, memory, feasible),
             _memory_rows(e, rows, cases, memory),
@@ -147,7 +147,7 @@ def _stages(setting: Setting, cases: Cases, memory: Memory) -> list[list[StageMe
 def _figures(e: Estimates, rows: Int, *, explained: bool) -> Iterator[dict[str, Any]]:
     """What cases that run have besides their memory, by the fields of an estimate."""
     figures = _latency_and_throughput(e, rows)
-    own = None if e.corrected is None else e.corrected.take(rows)
+    corrected = None if e.corrected is None else e.corrected.take(rows)
     fixed = {
         "usd_per_hour": e.setting.cluster.price_basis or "unknown",
         "watts": watts_basis(e.setting),
@@ -156,7 +156,7 @@ def _figures(e: Estimates, rows: Int, *, explained: bool) -> Iterator[dict[str, 
     costs = {f.name: _floats(getattr(e.cost, f.name)[rows]) for f in fields(ServingCost)}
     energy = {f.name: _floats(getattr(e.cost, f.name)[rows]) for f in fields(ServingEnergy)}
     alone = e.cases.load[rows] == 1
-    intervals = list(_intervals(e.setting, figures, costs, energy, own, alone))
+    intervals = list(_intervals(e.setting, figures, costs, energy, corrected, alone))
     columns: dict[str, Iterable[Any]] = {
         "serving": figures,
         "cost": _built(ServingCost, {name: map(_known, costs[name]) for name in costs}),
@@ -165,7 +165,8 @@ def _figures(e: Estimates, rows: Int, *, explained: bool) -> Iterator[dict[str, 
         "intervals": intervals,
         "accuracy": [accuracy] * len(rows),
         "basis": [
-            _basis(e.setting, of_row, own, row) | fixed for row, of_row in enumerate(intervals)
+            _basis(e.setting, of_row, corrected, row) | fixed
+            for row, of_row in enumerate(intervals)
         ],
         "breakdown_s": _times(ServingParts, e.serving.decode, e.serving.prefill, rows),
     }
@@ -185,7 +186,7 @@ def _intervals(
     figures: Iterable[ServingFigures],
     costs: Mapping[str, Sequence[float]],
     energy: Mapping[str, Sequence[float]],
-    own: Corrected | None,
+    corrected: Corrected | None,
     alone: Bool,
 ) -> Iterator[dict[str, dict[Level, Ends]]]:
     """The intervals of every figure, narrower where own runs tell of it.
@@ -194,21 +195,21 @@ def _intervals(
     the throughput inverted, so that its intervals hold those of the throughput.
     """
     follow = [(name, {**costs, **energy}[name]) for name in FOLLOWING]
-    known = bands_of(setting)
-    inverse = known["output_tokens_per_s"].inverse()
+    by_metric = bands_of(setting)
+    inverse = by_metric["output_tokens_per_s"].inverse()
 
     @cache
     def factors(name: str) -> tuple[tuple[Level, Ends], ...]:
-        of = inverse if name in FOLLOWING else known[_banded(name)].factors
+        of = inverse if name in FOLLOWING else by_metric[_banded(name)].factors
         return tuple(of.items())
 
     def of_row(name: str, row: int) -> Iterator[tuple[Level, Ends]]:
-        if own is None:
+        if corrected is None:
             yield from factors(name)
             return
         banded = "output_tokens_per_s" if name in FOLLOWING else _banded(name)
         for level, ends in factors(name):
-            yield level, narrowed(ends, float(own.left[banded][row]))
+            yield level, narrowed(ends, float(corrected.left[banded][row]))
 
     for row, of_figures in enumerate(figures):
         values = of_figures.to_json()
@@ -217,27 +218,27 @@ def _intervals(
                 values[name] = column[row]
         if of_figures.requests_per_s is not None:  # there is no token after the first
             del values["tpot_s"]
-        found = {
+        ends_of = {
             name: {level: (value * low, value * high) for level, (low, high) in of_row(name, row)}
             for name, value in values.items()
         }
-        if alone[row] and "tpot_s" in found:
-            rates = found["output_tokens_per_s"]
-            found["tpot_s"] = {
+        if alone[row] and "tpot_s" in ends_of:
+            rates = ends_of["output_tokens_per_s"]
+            ends_of["tpot_s"] = {
                 level: (min(low, 1 / rates[level][1]), max(high, 1 / rates[level][0]))
-                for level, (low, high) in found["tpot_s"].items()
+                for level, (low, high) in ends_of["tpot_s"].items()
             }
-        yield found
+        yield ends_of
 
 
 def _basis(
-    setting: Setting, names: Iterable[str], own: Corrected | None, row: int
+    setting: Setting, names: Iterable[str], corrected: Corrected | None, row: int
 ) -> dict[str, str]:
     """What each figure rests on: the formulas, or own runs as well."""
     without = setting.correction.without if setting.correction else "computed"
-    if own is None:
+    if corrected is None:
         return dict.fromkeys(names, without)
-    return {name: own.basis(_banded(name), row) or without for name in names}
+    return {name: corrected.basis(_banded(name), row) or without for name in names}
 
 
 def _banded(name: str) -> str:
@@ -274,7 +275,6 @@ def _latency_and_throughput(e: Estimates, rows: Int) -> list[ServingFigures]:
 
 
 def _percentiles(simulation: Simulation, rows: Int) -> list[dict[str, float]]:
-    """Percentiles by name (``ttft_p95_s``) of the cases that were simulated."""
     columns = {
         f"{figure.removesuffix('_s')}_p{percentile:g}_s": _floats(values[rows])
         for figure, by in simulation.percentiles_s.items()
@@ -290,8 +290,8 @@ def _pools(pools: Pools, cases: Cases, rows: Int) -> list[PoolFigures]:
     """What each pool serves at most, how busy it is, and what goes between them."""
     rate, prefill = pools.requests_per_s[rows], pools.prefill.devices[rows]
 
-    def pool(gpus: Int, most: Float) -> list[Pool]:
-        rates = {"requests_per_s": _floats(most), "busy": _floats(rate / most)}
+    def pool(gpus: Int, capacity: Float) -> list[Pool]:
+        rates = {"requests_per_s": _floats(capacity), "busy": _floats(rate / capacity)}
         return _built(Pool, {"gpus": gpus.tolist(), **rates})
 
     columns: dict[str, Iterable[Any]] = {
@@ -307,7 +307,7 @@ def _pools(pools: Pools, cases: Cases, rows: Int) -> list[PoolFigures]:
 def _causes(e: Estimates, rows: Int) -> list[Causes]:
     """The times of the breakdown by cause."""
     s = e.serving
-    chosen = replace(
+    serving = replace(
         s,
         ttft_s=s.ttft_s[rows],
         tpot_s=s.tpot_s[rows],
@@ -317,7 +317,7 @@ def _causes(e: Estimates, rows: Int) -> list[Causes]:
         decode={name: seconds[rows] for name, seconds in s.decode.items()},
         prefill={name: seconds[rows] for name, seconds in s.prefill.items()},
     )
-    by = causes(e.setting, e.cases.take(rows), chosen)
+    by = causes(e.setting, e.cases.take(rows), serving)
     return _times(Causes, by["decode"], by["prefill"], np.arange(len(rows)))
 
 
@@ -337,7 +337,6 @@ def _seconds(parts: Mapping[str, Float], rows: Int) -> list[dict[str, float]]:
 
 
 def _dicts(columns: Mapping[str, list[float]], n: int) -> list[dict[str, float]]:
-    """Rows from columns."""
     if not columns:
         return [{} for _ in range(n)]
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from recipe_core.base.text_rows import is_pooled
 from recipe_core.engines.release import Metrics
+from recipe_core.recipe.text_rows import is_pooled
 from recipe_core.request.metrics import metric_of
 from recipe_core.targets.monitoring.metrics import Exporter, engine_metrics, exporter
 from recipe_core.targets.monitoring.thresholds import MEMORY, Threshold, Thresholds, thresholds

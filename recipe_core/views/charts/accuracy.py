@@ -9,7 +9,9 @@ import plotly.graph_objects as go
 
 from recipe_core.base.arrays import Bool, Int
 from recipe_core.base.units import accuracy_text, duration, range_text, rate, usd
-from recipe_core.plans.serving_plan import ServingPlan
+from recipe_core.plans.front import front_with_accuracy
+from recipe_core.plans.plan import Plan
+from recipe_core.plans.plan_json import measure_text, split_label
 from recipe_core.views.charts.figures import Drawing, Look, Style, axis, band
 from recipe_core.views.charts.front import thinned
 from recipe_core.views.charts.style import BELOW, DASHES, SYMBOLS, translucent
@@ -110,7 +112,7 @@ def band_text(point: FormatPoint) -> str:
     return range_text((point.retained.low, point.retained.high), accuracy_text)
 
 
-def three_axes(plan: ServingPlan, *, dark: bool = False) -> go.Figure:
+def three_axes(plan: Plan, *, dark: bool = False) -> go.Figure:
     """Every split by time per token, cost and accuracy, which is the colour.
 
     The symbol says the weight format; rings are the front of all three. Without a price, output per
@@ -139,21 +141,23 @@ def three_axes(plan: ServingPlan, *, dark: bool = False) -> go.Figure:
     return draw.between(x, y, 480, BELOW, hovermode="closest", coloraxis=scale)
 
 
-def _accuracy_rows(plan: ServingPlan, up: str) -> tuple[Int, Bool]:
+def _accuracy_rows(plan: Plan, up: str) -> tuple[Int, Bool]:
     """Rows that are drawn, those on the front last, and which of all rows are on it."""
     rows = plan.order[plan.holds[plan.order]]
     finite = [np.isfinite(plan.raw(name)[rows]) for name in ("tpot", up, "accuracy")]
-    rows, on = rows[np.all(finite, axis=0)], plan.accuracy_front
+    rows, on = rows[np.all(finite, axis=0)], front_with_accuracy(plan)
     front = np.zeros(len(plan), dtype=np.bool_) if on is None else on
     return np.concatenate([thinned(plan, rows[~front[rows]], "tpot", up), rows[front[rows]]]), front
 
 
-def _add_rows(draw: Drawing, plan: ServingPlan, rows: Int, up: str, look: Look) -> None:
+def _add_rows(draw: Drawing, plan: Plan, rows: Int, up: str, look: Look) -> None:
     titles = {name: plan.measures[name].title for name in ("accuracy", "tpot", up)}
     about = [
         [
-            plan.label(row),
-            "<br>".join(f"{title} {plan.text(name, row)}" for name, title in titles.items()),
+            split_label(plan, row),
+            "<br>".join(
+                f"{title} {measure_text(plan, name, row)}" for name, title in titles.items()
+            ),
         ]
         for row in rows.tolist()
     ]

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from recipe_core.base.errors import RecipeError
-from recipe_core.base.text_rows import memory_parts
 from recipe_core.base.units import gib, utilisation
 from recipe_core.estimates.prediction import known
-from recipe_core.estimates.serving.results import TIME_TITLES
+from recipe_core.estimates.serving.results import TIME_TITLES, memory_parts
 from recipe_core.estimates.training.results import RUN_TITLES, STEP_TITLES
+from recipe_core.plans.front import front_with_accuracy
 from recipe_core.plans.plan import Plan
-from recipe_core.plans.serving_plan import ServingPlan
-from recipe_core.plans.training_plan import TrainingPlan
+from recipe_core.plans.plan_json import device_word, split_label
+from recipe_core.plans.serving_kind import explain_estimate
 from recipe_core.request.serving_workload import LOADS
 from recipe_core.views import tables
 from recipe_core.views.charts.accuracy import cost_against_loss, three_axes
@@ -54,6 +54,7 @@ from recipe_core.views.explanations.formats import format_points
 from recipe_core.views.explanations.frontier import frontier
 from recipe_core.views.explanations.timeline import best_with_pipeline, step_timeline
 from recipe_core.views.explanations.tornado import FIGURES, tornado
+from recipe_core.views.plan_words import capacity_bytes, figures_phrase, usable_bytes
 
 UNITS = {
     "concurrency": ("in flight", "requests in flight"),
@@ -74,7 +75,7 @@ def memory(focus: Focus[Any]) -> Iterator[Item]:
     if plan.find(key) is None:  # a request may state a split that no search lists
         plan = focus.plan
     rows = tables.memory_rows(plan, [*focus.pins, key])
-    capacities = sorted({gib(plan.capacity_bytes(row)) for row in rows})
+    capacities = sorted({gib(capacity_bytes(plan, row)) for row in rows})
     note = (
         "Pinned, best and nearest refused splits, with the cache that the engine will hold. "
         "Dotted line: what the engine may use. Solid line: what a process can allocate."
@@ -85,9 +86,9 @@ def memory(focus: Focus[Any]) -> Iterator[Item]:
     alt = f"Memory of {len(rows)} splits by part against a capacity of {' or '.join(capacities)}"
     yield Chart("memory", "Memory per device", figure, alt, note)
     if stages := _stages(focus.plan, row):
-        names = {part.removesuffix("_bytes"): name for part, name in focus.plan.parts.items()}
-        ends = (focus.plan.usable_bytes(row), focus.plan.capacity_bytes(row))
-        title = f"Memory per pipeline stage, {focus.plan.label(row)}"
+        names = {part.removesuffix("_bytes"): name for part, name in focus.plan.spec.parts.items()}
+        ends = (usable_bytes(focus.plan, row), capacity_bytes(focus.plan, row))
+        title = f"Memory per pipeline stage, {split_label(focus.plan, row)}"
         figure = stage_bars(stages, names, *ends, dark=focus.dark)
         yield Chart("stages", title, figure, f"Memory of {len(stages)} pipeline stages by part")
 
@@ -107,15 +108,17 @@ def _stages(plan: Plan, row: int) -> list[Parts]:
 
 
 @view("time", "Time", ("serving",))
-def token_time(focus: Focus[ServingPlan]) -> Iterator[Item]:
+def token_time(focus: Focus[Plan]) -> Iterator[Item]:
     """The parts of the time of a token and of a first token, and their bottlenecks."""
     plan, row = focus.plan, focus.row
-    seconds = plan.explained(row).to_json()["breakdown_s"]
+    seconds = explain_estimate(plan, row).to_json()["breakdown_s"]
     for part, title in (("decode", "Time per output token"), ("prefill", "Time to first token")):
         figure, alt = waterfall(seconds[part], TIME_TITLES, dark=focus.dark), f"{title} by part"
-        yield Chart(f"waterfall-{part}", f"{title}, {plan.label(row)}", figure, alt, half=True)
+        yield Chart(
+            f"waterfall-{part}", f"{title}, {split_label(plan, row)}", figure, alt, half=True
+        )
     causes = [
-        (name, plan.explained(split).to_json().get("causes_s", {}).get("decode", {}))
+        (name, explain_estimate(plan, split).to_json().get("causes_s", {}).get("decode", {}))
         for name, split in focus.compared.items()
     ]
     title = "Time per output token by bottleneck"
@@ -127,7 +130,7 @@ def token_time(focus: Focus[ServingPlan]) -> Iterator[Item]:
 
 
 @view("load", "Load", ("serving",))
-def load(focus: Focus[ServingPlan]) -> Iterator[Item]:
+def load(focus: Focus[Plan]) -> Iterator[Item]:
     """Latency and throughput as the load grows."""
     plan = focus.plan
     if plan.problem.workload.pooled:
@@ -144,7 +147,7 @@ def load(focus: Focus[ServingPlan]) -> Iterator[Item]:
         crossings = {name: at for name, at in at_limit.items() if at is not None}
         texts = [_allowance(name, at, unit) for name, at in at_limit.items()]
         allowed = f"At {limit:g} ms: {'; '.join(texts)}."
-    title = plan.device_title
+    title = device_word(plan)
     yield Chart(
         "load",
         "Time per output token as the load grows",
@@ -164,7 +167,7 @@ def _allowance(name: str, at: Crossing | None, unit: str) -> str:
 
 
 @view("frontier", "Frontier", ("serving",), needs_fit=False)
-def all_loads(focus: Focus[ServingPlan]) -> Iterator[Item]:
+def all_loads(focus: Focus[Plan]) -> Iterator[Item]:
     """Output per device against interactivity over all splits and loads, by device."""
     plan = focus.searched
     try:
@@ -189,7 +192,7 @@ def all_loads(focus: Focus[ServingPlan]) -> Iterator[Item]:
 
 
 @view("cache", "Cache", ("serving",))
-def prefix_cache(focus: Focus[ServingPlan]) -> Iterator[Item]:
+def prefix_cache(focus: Focus[Plan]) -> Iterator[Item]:
     """The hits of the split's cache, and the gains and costs of tiers below it."""
     plan, row = focus.plan, focus.row
     estimate, curve = plan.estimate(row), plan.setting(row).reuse
@@ -204,7 +207,7 @@ def prefix_cache(focus: Focus[ServingPlan]) -> Iterator[Item]:
     names = f"and {', '.join(tier.name for tier in tiers)} marked" if tiers else "marked"
     yield Chart(
         "reuse",
-        f"Prompt tokens found by the size of the cache, {plan.label(row)}",
+        f"Prompt tokens found by the size of the cache, {split_label(plan, row)}",
         reuse_curve(curve, estimate.prefix_cache, tiers, dark=focus.dark),
         f"Share of prompt tokens found over the size of the cache, with the devices' cache {names}",
         "Marks stand at what running requests leave of the devices' cache, and at the tiers below "
@@ -217,7 +220,7 @@ def prefix_cache(focus: Focus[ServingPlan]) -> Iterator[Item]:
 
 
 @view("cost", "Cost", ("serving",))
-def cost(focus: Focus[ServingPlan]) -> Iterator[Item]:
+def cost(focus: Focus[Plan]) -> Iterator[Item]:
     """Cost per token when devices are not always busy."""
     plan = focus.plan
     if not plan.known("usd_hour"):
@@ -237,9 +240,9 @@ def cost(focus: Focus[ServingPlan]) -> Iterator[Item]:
 
 
 @view("accuracy", "Accuracy", ("serving",))
-def accuracy(focus: Focus[ServingPlan]) -> Iterator[Item]:
+def accuracy(focus: Focus[Plan]) -> Iterator[Item]:
     """Costs, savings and losses of a split's number formats."""
-    plan, label = focus.plan, focus.plan.label(focus.row)
+    plan, label = focus.plan, split_label(focus.plan, focus.row)
     points = {name: format_points(plan, row) for name, row in focus.compared.items()}
     yield Chart(
         "accuracy-cost",
@@ -252,7 +255,7 @@ def accuracy(focus: Focus[ServingPlan]) -> Iterator[Item]:
         "format is better in cost, time per token or accuracy without being worse in another.",
     )
     yield formats_table(points[label], f"Number formats of {label}")
-    if focus.searched.accuracy_front is not None:
+    if front_with_accuracy(focus.searched) is not None:
         yield Chart(
             "accuracy-axes",
             "Cost, time per token and accuracy of every split",
@@ -260,7 +263,7 @@ def accuracy(focus: Focus[ServingPlan]) -> Iterator[Item]:
             "Cost against time per output token, coloured by the accuracy that is kept",
             "Rings: no other split is better in one of the three without being worse in another.",
         )
-    expected = known(plan.explained(focus.row).accuracy)
+    expected = known(explain_estimate(plan, focus.row).accuracy)
     yield Note(f"Expected accuracy, {expected.benchmark} of benchmarks: {expected.basis}")
     if expected.nearest:
         yield published_table(expected.nearest)
@@ -272,7 +275,7 @@ def _traced(plan: Plan) -> list[str]:
 
 
 @view("sensitivity", "Sensitivity", ("serving",), measures=_traced)
-def sensitivity(focus: Focus[ServingPlan]) -> Iterator[Item]:
+def sensitivity(focus: Focus[Plan]) -> Iterator[Item]:
     """A figure's change when each assumption is changed alone."""
     plan, measure = focus.plan, focus.plan.measures[focus.measure]
     base, moves = tornado(plan, focus.row, focus.measure)
@@ -281,8 +284,8 @@ def sensitivity(focus: Focus[ServingPlan]) -> Iterator[Item]:
         f"Sensitivity of the {measure.title[0].lower()}{measure.title[1:]}",
         swings(base, moves, measure, dark=focus.dark),
         "How far the figure moves when each assumption is changed",
-        f"{plan.label(focus.row)}, estimated again with one assumption changed at a time, between "
-        "the two values beside its bar. Assumptions without effect are left out.",
+        f"{split_label(plan, focus.row)}, estimated again with one assumption changed at a time, "
+        "between the two values beside its bar. Assumptions without effect are left out.",
     )
 
 
@@ -290,16 +293,16 @@ def sensitivity(focus: Focus[ServingPlan]) -> Iterator[Item]:
 
 
 @view("step", "Time", ("training",))
-def step_time(focus: Focus[TrainingPlan]) -> Iterator[Item]:
+def step_time(focus: Focus[Plan]) -> Iterator[Item]:
     """The parts of the time of a step."""
     parts = focus.plan.estimate(focus.row).to_json()["breakdown_s"]["step"]
     figure = waterfall(parts, STEP_TITLES, dark=focus.dark)
-    title = f"Time of a step, {focus.plan.label(focus.row)}"
+    title = f"Time of a step, {split_label(focus.plan, focus.row)}"
     yield Chart("waterfall-step", title, figure, "Time of a step by part")
 
 
 @view("run", "Whole run", ("training",))
-def training_run(focus: Focus[TrainingPlan]) -> Iterator[Item]:
+def training_run(focus: Focus[Plan]) -> Iterator[Item]:
     """The run's time beside its steps, and its phases."""
     run = known(focus.plan.estimate(focus.row).run)
     shares: dict[str, float] = known(run.time_shares).to_json()
@@ -310,22 +313,24 @@ def training_run(focus: Focus[TrainingPlan]) -> Iterator[Item]:
     )
     figure = loss_bars(losses, RUN_TITLES, dark=focus.dark)
     alt = "Shares of the run's time that steps do not have, by what takes them"
-    yield Chart("losses", f"What else takes time, {focus.plan.label(focus.row)}", figure, alt)
+    yield Chart(
+        "losses", f"What else takes time, {split_label(focus.plan, focus.row)}", figure, alt
+    )
     if run.phases:
         yield phase_table(run.phases)
 
 
 @view("pipeline", "Pipeline", ("training",))
-def schedule(focus: Focus[TrainingPlan]) -> Iterator[Item]:
+def schedule(focus: Focus[Plan]) -> Iterator[Item]:
     """The pipeline's schedule; of the best split that has one, where this one has none."""
     plan, row = focus.plan, focus.row
-    if plan.degree("pp")[row] == 1:
+    if plan.columns["pp"][row] == 1:
         piped = best_with_pipeline(plan)
         if piped is None:
             yield Note("No split that fits has a pipeline: each device holds all layers.")
             return
         row = piped
-        best = f"{plan.label(row)}, {plan.phrase(row)}"
+        best = f"{split_label(plan, row)}, {figures_phrase(plan, row)}"
         yield Note(f"This split has no pipeline. The best split with one: {best}.")
     try:
         tasks, note = step_timeline(plan, row)
@@ -338,7 +343,7 @@ def schedule(focus: Focus[TrainingPlan]) -> Iterator[Item]:
 
 
 @view("scaling", "Scaling", ("training",))
-def scale(focus: Focus[TrainingPlan]) -> Iterator[Item]:
+def scale(focus: Focus[Plan]) -> Iterator[Item]:
     """The best split on each number of devices."""
     plan, title = focus.searched, "Best split at each device count"
     best = scaling(plan)
@@ -348,7 +353,7 @@ def scale(focus: Focus[TrainingPlan]) -> Iterator[Item]:
     yield Chart(
         "scaling",
         title,
-        scaling_curve(best, [plan.label(row) for row in best.rows], dark=focus.dark),
+        scaling_curve(best, [split_label(plan, row) for row in best.rows], dark=focus.dark),
         "Tokens per second of the best split at each device count",
         "Percent of linear scaling from the smallest device count. "
         "Over 100 %: more memory lets a better split fit.",
@@ -385,12 +390,12 @@ def degrees(focus: Focus[Any]) -> Iterator[Item]:
 
 
 @view("arithmetic", "Arithmetic", ("serving",), needs_fit=False)
-def serving_lines(focus: Focus[ServingPlan]) -> Iterator[Item]:
+def serving_lines(focus: Focus[Plan]) -> Iterator[Item]:
     """The arithmetic of a serving split."""
     return arithmetic_items(arithmetic(focus.plan, focus.row), TIME_TITLES)
 
 
 @view("training-arithmetic", "Arithmetic", ("training",), needs_fit=False)
-def training_lines(focus: Focus[TrainingPlan]) -> Iterator[Item]:
+def training_lines(focus: Focus[Plan]) -> Iterator[Item]:
     """The arithmetic of a training split."""
     return arithmetic_items(training_arithmetic(focus.plan, focus.row), STEP_TITLES)

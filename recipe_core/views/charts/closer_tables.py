@@ -19,7 +19,8 @@ from recipe_core.estimates.serving.accuracy import NearFigure
 from recipe_core.estimates.serving.cache_results import KvTier
 from recipe_core.estimates.serving.results import ServingEstimate
 from recipe_core.estimates.training.results import TrainingPhase, TrainingRun
-from recipe_core.plans.training_plan import TrainingPlan
+from recipe_core.plans.plan import Plan
+from recipe_core.plans.plan_json import measure_text, split_label
 from recipe_core.views.charts.accuracy import MADE, band_text, is_priced
 from recipe_core.views.charts.views import Item, Note, Table
 from recipe_core.views.explanations.arithmetic import TIERS
@@ -89,7 +90,7 @@ def frontier_table(frontier: Frontier) -> Table:
         for envelope, value in zip(envelopes, best, strict=True):
             text, place = "–", envelope.at(interactivity)
             if value is not None and place is not None:
-                split = frontier.plan.label(int(envelope.rows[place]), device=False)
+                split = split_label(frontier.plan, int(envelope.rows[place]), device=False)
                 text = f"{rate(value)} ({split})"
             cells[f"{envelope.title}, per GPU"] = text
         for envelope, value in zip(envelopes[1:], best[1:], strict=True):
@@ -153,14 +154,14 @@ def phase_table(phases: Sequence[TrainingPhase]) -> Table:
     return Table.of(rows, "Phases of the run")
 
 
-def scaling_table(plan: TrainingPlan, best: Scaling, title: str) -> Table:
+def scaling_table(plan: Plan, best: Scaling, title: str) -> Table:
     """The best split on each number of devices, with its measures."""
     names = [name for name in ("output", "wall", "usd_run", "usd") if plan.known(name)]
     rows = [
         {
             "Devices": f"{plan.raw('gpus')[row]:,.0f}",
-            "Split": plan.label(row),
-            **{plan.measures[name].title: plan.text(name, row) for name in names},
+            "Split": split_label(plan, row),
+            **{plan.measures[name].title: measure_text(plan, name, row) for name in names},
         }
         for row in best.rows
     ]

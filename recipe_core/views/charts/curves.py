@@ -12,6 +12,7 @@ from recipe_core.base.units import count, duration, rate, significant, usd
 from recipe_core.estimates.columns.reuse import ReuseCurve
 from recipe_core.estimates.serving.cache_results import KvTier, PrefixCache
 from recipe_core.plans.plan import Plan
+from recipe_core.plans.plan_json import measure_text, split_label
 from recipe_core.request.metrics import Metric
 from recipe_core.views.charts.figures import Drawing, axis, categories
 from recipe_core.views.charts.style import DASHES, SYMBOLS
@@ -24,6 +25,7 @@ from recipe_core.views.explanations.curves import (
 )
 from recipe_core.views.explanations.frontier import Frontier
 from recipe_core.views.explanations.tornado import Swing
+from recipe_core.views.plan_words import devices_text, shown_limit
 
 USE = np.linspace(0.05, 1.0, 39)
 NEAR = 0.02
@@ -206,11 +208,11 @@ def frontier_lines(
         colour = draw.colours.groups[n % len(draw.colours.groups)]
         about = [
             [
-                wide.label(split),
-                wide.devices_text(split),
+                split_label(wide, split),
+                devices_text(wide, split),
                 rate(float(envelope.per_gpu[k])),
                 rate(float(envelope.interactivity[k])),
-                wide.text("ttft", split),
+                measure_text(wide, "ttft", split),
             ]
             for k, split in enumerate(envelope.rows.tolist())
         ]
@@ -228,9 +230,9 @@ def frontier_lines(
     if row is not None and np.isfinite(plan.raw("interactivity")[row]):
         x, y = (plan.values(name, [row]) for name in ("interactivity", "per_gpu"))
         star = {"symbol": "star", "size": 16, "color": draw.colours.ink}
-        hover, about = "<b>%{customdata[0]}</b>", [[plan.label(row)]]
+        hover, about = "<b>%{customdata[0]}</b>", [[split_label(plan, row)]]
         draw.points("This split at its load", x, y, star, hover, about)
-    if (tpot_ms := plan.limit("tpot")) is not None:
+    if (tpot_ms := shown_limit(plan, "tpot")) is not None:
         draw.limit(f" limit {significant(tpot_ms)} ms a token", x=1e3 / tpot_ms)
     across, up = (
         axis(plan.measures[name].axis, rangemode="tozero") for name in ("interactivity", "per_gpu")

@@ -15,8 +15,10 @@ import plotly.graph_objects as go
 from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.base.units import significant
 from recipe_core.plans.plan import Plan
+from recipe_core.plans.plan_json import measure_text, split_label
 from recipe_core.views.charts.figures import Drawing, Style
 from recipe_core.views.charts.style import mix
+from recipe_core.views.plan_words import rule_titles
 
 LINES = 400
 """Splits that are drawn, the best ranked."""
@@ -28,7 +30,7 @@ def heatmap(plan: Plan, measure: str, *, dark: bool = False) -> go.Figure:
     """The best of a measure at each tp × pp over all other degrees; a cross where none fits."""
     draw, quantity = Drawing(dark=dark), plan.measures[measure]
     shown = plan.feasible | _powers_of_two(plan)
-    tps, pps = (np.unique(plan.degree(name)[shown]).tolist() for name in ("tp", "pp"))
+    tps, pps = (np.unique(plan.columns[name][shown]).tolist() for name in ("tp", "pp"))
     best = _best_cells(plan, measure)
     cells = [[best.get((tp, pp)) for tp in tps] for pp in pps]
     z = [
@@ -67,7 +69,7 @@ def heatmap(plan: Plan, measure: str, *, dark: bool = False) -> go.Figure:
 
 def _powers_of_two(plan: Plan) -> Bool:
     """Rows whose degrees are powers of two: of the refused ones only these are worth a cell."""
-    tp, pp = plan.degree("tp"), plan.degree("pp")
+    tp, pp = plan.columns["tp"], plan.columns["pp"]
     return np.asarray(((tp & (tp - 1)) == 0) & ((pp & (pp - 1)) == 0))
 
 
@@ -77,7 +79,7 @@ def _best_cells(plan: Plan, measure: str) -> dict[tuple[int, int], int]:
     rows = plan.order[np.isfinite(values[plan.order])]
     cells: dict[tuple[int, int], int] = {}
     for row in rows[np.argsort(values[rows], kind="stable")].tolist():
-        cells.setdefault((int(plan.degree("tp")[row]), int(plan.degree("pp")[row])), row)
+        cells.setdefault((int(plan.columns["tp"][row]), int(plan.columns["pp"][row])), row)
     return cells
 
 
@@ -86,10 +88,11 @@ def _cell_text(
 ) -> str:
     row = best.get((tp, pp))
     if row is not None:
-        return f"{plan.label(row)}<br>{plan.measures[measure].title} {plan.text(measure, row)}"
-    refused = np.flatnonzero((plan.degree("tp") == tp) & (plan.degree("pp") == pp))
+        title, text = plan.measures[measure].title, measure_text(plan, measure, row)
+        return f"{split_label(plan, row)}<br>{title} {text}"
+    refused = np.flatnonzero((plan.columns["tp"] == tp) & (plan.columns["pp"] == pp))
     if len(refused):
-        return plan.title(plan.codes(int(refused[0])))
+        return rule_titles(plan.codes(int(refused[0])))
     return "these devices allow no such split"
 
 
@@ -153,7 +156,7 @@ def _axes_of(plan: Plan, measures: Sequence[str]) -> tuple[Int, list[Axis]]:
     """The rows that are drawn, and their axes: degrees in which they differ, then measures."""
     rows = plan.order[:LINES]
     rows = rows[np.all([np.isfinite(plan.raw(name)[rows]) for name in measures], axis=0)]
-    degrees = [_degree_axis(name, plan.degree(name)[rows]) for name in DEGREES]
+    degrees = [_degree_axis(name, plan.columns[name][rows]) for name in DEGREES]
     differing = [axis for axis in degrees if len(axis.ticks) > 1]
     return rows, [*differing, *(_measure_axis(plan, name, rows) for name in measures)]
 
@@ -175,7 +178,7 @@ def _measure_axis(plan: Plan, name: str, rows: Int) -> Axis:
     if high != low:
         places = (values - low) / (high - low)
         ticks = {share: significant(low + share * (high - low)) for share in (0.0, 0.5, 1.0)}
-    texts = [f"{measure.title} {plan.text(name, int(row))}" for row in rows]
+    texts = [f"{measure.title} {measure_text(plan, name, int(row))}" for row in rows]
     return Axis(measure.head, places, texts, ticks)
 
 
@@ -187,6 +190,6 @@ def _joined(
     places = np.hstack([*(axis.places[lines][:, None] for axis in axes), gap])
     texts = []
     for n in lines.tolist():
-        name = plan.label(int(rows[n]))
+        name = split_label(plan, int(rows[n]))
         texts += [*(f"<b>{name}</b><br>{axis.texts[n]}" for axis in axes), ""]
     return np.tile(np.arange(len(axes) + 1.0), len(lines)), places.ravel(), texts

@@ -11,10 +11,14 @@ import plotly.graph_objects as go
 
 from recipe_core.base.arrays import Float, Int
 from recipe_core.base.units import range_text, significant
+from recipe_core.plans.front import front_of_measures
 from recipe_core.plans.plan import Plan
+from recipe_core.plans.plan_json import device_basis, measure_text, queue_text, split_label
+from recipe_core.plans.rank import rows_beyond_limits
 from recipe_core.views.charts.figures import Drawing, Style, axis, band
 from recipe_core.views.charts.groups import OTHERS, Groups, first_grouping, grouped
 from recipe_core.views.charts.style import DASHES, Palette, translucent
+from recipe_core.views.plan_words import devices_text, shown_limit
 from recipe_core.views.verdict import starts_text
 
 MAX_POINTS = 1500
@@ -106,11 +110,11 @@ class _Tradeoff:
         finite = np.isfinite(plan.raw(x)) & np.isfinite(plan.raw(y))
         on = np.zeros(len(plan), dtype=np.bool_)
         for group in range(len(self.groups.titles)):
-            on |= plan.front(x, y, among=self.groups.among(group))
+            on |= front_of_measures(plan, x, y, among=self.groups.among(group))
         front = np.flatnonzero(on)
         rest = plan.order[finite[plan.order] & ~on[plan.order]]
         return {
-            "beyond": np.array([row for row in plan.beyond_limits() if finite[row]], dtype=int),
+            "beyond": np.array([row for row in rows_beyond_limits(plan) if finite[row]], dtype=int),
             "uncertain": rest[plan.uncertain[rest]],
             "queues": rest[plan.queues[rest]],
             "holds": rest[~plan.queues[rest] & ~plan.uncertain[rest]],
@@ -179,7 +183,7 @@ class _Tradeoff:
             bars = {
                 error: self._error_bars(measure, rows, colour)
                 for error, measure in zip(("error_x", "error_y"), self.axes, strict=True)
-                if self.plan.has_band(measure)
+                if self.plan.measures[measure].band is not None
             }
         look = {
             "symbol": state.symbol,
@@ -221,7 +225,7 @@ class _Tradeoff:
         if rows:
             ring = {"symbol": "circle-open", "size": 26, "color": colours.series[3]}
             ring["line"] = {"width": 3}
-            names = self.draw.beside([plan.label(row) for row in rows], "bottom center")
+            names = self.draw.beside([split_label(plan, row) for row in rows], "bottom center")
             more = {"mode": "markers+text", "legendrank": 1006, **names}
             self.draw.points("Pinned", *self._places(rows), ring, **more)
 
@@ -229,8 +233,8 @@ class _Tradeoff:
         """The objective's limits on either axis; the time per token also limits its inverse."""
         plan = self.plan
         for key, name in zip("xy", self.axes, strict=True):
-            limit = plan.limit(name)
-            if name == "interactivity" and (tpot_ms := plan.limit("tpot")) is not None:
+            limit = shown_limit(plan, name)
+            if name == "interactivity" and (tpot_ms := shown_limit(plan, "tpot")) is not None:
                 limit = 1e3 / tpot_ms
             if limit is not None:
                 text = f" limit {significant(limit)} {plan.measures[name].unit}"
@@ -275,24 +279,27 @@ def _row_texts(plan: Plan, rows: Int, *, ranges: bool = False) -> list[list[str]
     measures = [name for name in plan.listed if name != "gpus"]
     ends = {}
     for name in measures if ranges else ():
-        if plan.has_band(name):
+        if plan.measures[name].band is not None:
             low, high = plan.band_ends(name, rows)
             if np.isfinite(low).all() and np.isfinite(high).all():
                 ends[name] = (low, high)
 
     def figure(n: int, row: int, name: str) -> str:
-        text = f"{plan.measures[name].title} {plan.text(name, row)}"
+        text = f"{plan.measures[name].title} {measure_text(plan, name, row)}"
         if name not in ends:
             return text
         low, high = (float(values[n]) for values in ends[name])
         return f"{text} ({range_text((low, high), plan.measures[name].show)} likely)"
 
     def lines(n: int, row: int) -> str:
-        states = [f"Queues: {plan.queue_text(row)}" if plan.queues[row] else ""]
+        states = [f"Queues: {queue_text(plan, row)}" if plan.queues[row] else ""]
         states += [starts_text(plan, row)]
         figures = [figure(n, row, name) for name in measures]
-        basis = f"<i>computed; device: {plan.basis}</i>"
-        parts = [plan.devices_text(row), *states, *figures, basis]
+        basis = f"<i>computed; device: {device_basis(plan)}</i>"
+        parts = [devices_text(plan, row), *states, *figures, basis]
         return "<br>".join(part for part in parts if part)
 
-    return [[plan.key(row), plan.label(row), lines(n, row)] for n, row in enumerate(rows.tolist())]
+    return [
+        [plan.key(row), split_label(plan, row), lines(n, row)]
+        for n, row in enumerate(rows.tolist())
+    ]

@@ -10,6 +10,8 @@ import numpy as np
 
 from recipe_core.base.arrays import Bool, Int
 from recipe_core.plans.plan import Plan
+from recipe_core.plans.plan_json import cluster_title, row_load_text
+from recipe_core.plans.rank import rows_beyond_limits
 from recipe_core.views.plans import GROUPS as TITLES
 
 COLOURED = 8
@@ -64,7 +66,7 @@ def grouped(plan: Plan, name: str, at_most: int | None = COLOURED) -> Groups:
     titles, codes = _codes(plan, name)
     if at_most is None or len(titles) <= at_most:
         return Groups(name, titles, codes)
-    ranked = [*plan.order.tolist(), *plan.beyond_limits(), *range(len(plan))]
+    ranked = [*plan.order.tolist(), *rows_beyond_limits(plan), *range(len(plan))]
     leading = sorted(list(dict.fromkeys(codes[ranked].tolist()))[:at_most])
     places = np.full(len(titles), len(leading), dtype=np.int64)
     places[leading] = np.arange(len(leading))
@@ -77,10 +79,10 @@ def _codes(plan: Plan, name: str) -> tuple[tuple[str, ...], Int]:
     if name == "load":
         loads = np.asarray(plan.columns["load"], dtype=float)
         _, first, codes = np.unique(loads, return_index=True, return_inverse=True)
-        return tuple(plan.load_text(int(row)) for row in first), codes.astype(np.int64)
+        return tuple(row_load_text(plan, int(row)) for row in first), codes.astype(np.int64)
     if name == "device":
-        return _of_blocks(plan, lambda _block, row: plan.cluster_title(row))
-    return _of_blocks(plan, lambda block, _row: plan.titles_of(block.setting)[name])
+        return _of_blocks(plan, lambda _block, row: cluster_title(plan, row))
+    return _of_blocks(plan, lambda block, _row: plan.spec.titles_of(block.setting)[name])
 
 
 def _of_blocks(plan: Plan, title: Callable[[Any, int], str]) -> tuple[tuple[str, ...], Int]:

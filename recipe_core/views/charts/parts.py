@@ -11,9 +11,11 @@ import plotly.graph_objects as go
 from recipe_core.base.units import GIB, alike, duration, gib
 from recipe_core.estimates.serving.bottlenecks import BOTTLENECKS
 from recipe_core.plans.plan import Plan
+from recipe_core.plans.plan_json import device_word, held_text, split_label
 from recipe_core.views.charts.figures import Drawing, Style, axis, categories
 from recipe_core.views.charts.style import BELOW, PLAIN, fill
 from recipe_core.views.explanations.timeline import Task
+from recipe_core.views.plan_words import capacity_bytes, usable_bytes
 
 Parts = Mapping[str, float]
 NUMBERED = 160
@@ -121,10 +123,10 @@ def memory_bars(plan: Plan, rows: Sequence[int], *, dark: bool = False) -> go.Fi
     in their memory, each bar has marks of its own instead of common lines.
     """
     draw, places = Drawing(dark=dark), list(range(len(rows)))
-    usable = np.array([plan.usable_bytes(row) for row in rows]) / GIB
-    capacity = np.array([plan.capacity_bytes(row) for row in rows]) / GIB
+    usable = np.array([usable_bytes(plan, row) for row in rows]) / GIB
+    capacity = np.array([capacity_bytes(plan, row) for row in rows]) / GIB
     common = not rows or bool(max(np.ptp(usable), np.ptp(capacity)) < ALIKE_GIB)
-    memory = plan.held_memory(rows)
+    memory = plan.spec.held_memory(plan, rows)
     totals = np.sum(list(memory.values()), axis=0) if rows else np.zeros(0)
     _add_parts(draw, plan, rows, memory)
     _add_capacity(draw, usable, capacity, common=common)
@@ -139,7 +141,7 @@ def memory_bars(plan: Plan, rows: Sequence[int], *, dark: bool = False) -> go.Fi
     titles = {"tickvals": places, "ticktext": [_row_title(plan, row) for row in rows]}
     widest = float(max([*capacity, *ends], default=1.0))
     return draw.between(
-        axis(f"GiB per {plan.device_title}", range=[0, widest * 1.34]),
+        axis(f"GiB per {device_word(plan)}", range=[0, widest * 1.34]),
         axis(None, range=[len(rows) - 0.5, -0.5], showgrid=False, **titles),
         150 + 36 * len(rows),
         BELOW,
@@ -150,7 +152,7 @@ def memory_bars(plan: Plan, rows: Sequence[int], *, dark: bool = False) -> go.Fi
 
 def _add_parts(draw: Drawing, plan: Plan, rows: Sequence[int], memory: Mapping[str, Any]) -> None:
     """Bars by part, at places in place of names: two loads of a split must not stack."""
-    for n, (part, title) in enumerate(plan.parts.items()):
+    for n, (part, title) in enumerate(plan.spec.parts.items()):
         if np.nan_to_num(memory[part]).any():
             name = HELD_TITLES.get(part, title)
             about = [
@@ -163,7 +165,7 @@ def _add_parts(draw: Drawing, plan: Plan, rows: Sequence[int], memory: Mapping[s
 
 def _row_title(plan: Plan, row: int) -> str:
     """A row's name, and that it cannot run."""
-    return plan.label(row) + ("" if plan.feasible[row] else " (refused)")
+    return split_label(plan, row) + ("" if plan.feasible[row] else " (refused)")
 
 
 def _add_capacity(draw: Drawing, usable: Any, capacity: Any, *, common: bool) -> None:
@@ -194,13 +196,13 @@ def _total_text(plan: Plan, row: int, total: float, *, of_capacity: bool) -> str
         return " not estimated"
     text = f" {total / GIB:,.1f}"
     if of_capacity:
-        text += f" of {plan.capacity_bytes(row) / GIB:,.1f}"
-    short = plan.short_bytes(row)
+        text += f" of {capacity_bytes(plan, row) / GIB:,.1f}"
+    short = float(plan.columns["shortfall_bytes"][row])
     if short > 0 and not plan.feasible[row]:
         return f"{text}<br> {short / GIB:,.1f} short"
-    needed = float(sum(values[0] for values in plan.memory([row]).values()))
+    needed = float(sum(values[0] for values in plan.spec.memory(plan, [row]).values()))
     if needed - total > ALIKE_GIB * GIB:
-        holds = plan.held_text(row)
+        holds = held_text(plan, row)
         return f"{text}<br> needs {needed / GIB:,.1f}" + (f", holds {holds}" if holds else "")
     return text
 

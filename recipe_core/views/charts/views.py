@@ -13,6 +13,7 @@ from typing import Any, Generic, Literal, TypeVar
 import plotly.graph_objects as go
 
 from recipe_core.plans.plan import Plan
+from recipe_core.plans.plan_json import split_label
 
 P = TypeVar("P", bound=Plan)
 Kind = Literal["serving", "training"]
@@ -85,7 +86,7 @@ class Focus(Generic[P]):
         """Rows by name: the split that is looked at, then the pinned ones that fit."""
         rows = [self.plan.find(key) for key in self.pins]
         fitting = [row for row in rows if row is not None and self.plan.feasible[row]]
-        return {self.plan.label(row): row for row in (self.row, *fitting)}
+        return {split_label(self.plan, row): row for row in (self.row, *fitting)}
 
 
 Item = Chart | Table | Note

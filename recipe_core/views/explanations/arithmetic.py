@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from recipe_core.base.text_rows import MEMORY, memory_parts
 from recipe_core.base.units import GIB, days, duration, per_second, rate, significant, usd
 from recipe_core.base.units import count as count_text
 from recipe_core.estimates.columns.serving import Cases, Setting
@@ -23,7 +22,7 @@ from recipe_core.estimates.serving.cache import (
 from recipe_core.estimates.serving.cache_pages import Packing
 from recipe_core.estimates.serving.compressed_pools import CachePools
 from recipe_core.estimates.serving.memory import stage_columns
-from recipe_core.estimates.serving.results import TIME_TITLES, ServingEstimate
+from recipe_core.estimates.serving.results import MEMORY, TIME_TITLES, ServingEstimate, memory_parts
 from recipe_core.estimates.serving.weights import (
     draft_layer,
     draft_weight_bytes,
@@ -33,8 +32,7 @@ from recipe_core.estimates.serving.weights import (
 )
 from recipe_core.estimates.training.memory import MEMORY_TITLES
 from recipe_core.estimates.training.results import RUN_TITLES, STEP_TITLES, TrainingEstimate
-from recipe_core.plans.serving_plan import ServingPlan
-from recipe_core.plans.training_plan import TrainingPlan
+from recipe_core.plans.plan import Plan
 from recipe_core.views.explanations.operators import Line, Times
 from recipe_core.views.explanations.serving_time import serving_times
 from recipe_core.views.explanations.training_time import training_times
@@ -43,7 +41,7 @@ CACHES = "Prompts found in caches"
 TIERS = {"host": "Host memory", "disk": "Drives", "remote": "Remote store"}
 
 
-def arithmetic(plan: ServingPlan, row: int) -> Times:
+def arithmetic(plan: Plan, row: int) -> Times:
     """Lines on a serving split's memory and, if it runs, time, throughput, cost and energy.
 
     Times come with the operators that they are made of, and the sources of their numbers.
@@ -70,7 +68,7 @@ def gib_exact(value_bytes: float) -> str:
 # Memory
 
 
-def _memory_lines(plan: ServingPlan, row: int, estimate: ServingEstimate) -> Iterator[Line]:
+def _memory_lines(plan: Plan, row: int, estimate: ServingEstimate) -> Iterator[Line]:
     block, i = plan.at(row)
     setting, memory, case = block.setting, estimate.memory, block.cases.take([i])
     estimates, k = block.detail(i)
@@ -176,7 +174,7 @@ def _parts_line(
     return Line(name, formula, numbers, duration(total_s))
 
 
-def _time_lines(plan: ServingPlan, estimate: ServingEstimate) -> Iterator[Line]:
+def _time_lines(plan: Plan, estimate: ServingEstimate) -> Iterator[Line]:
     serving, parts = known(estimate.serving), known(estimate.breakdown_s)
     workload, latency_s = plan.problem.workload, serving.request_latency_s
     if workload.pooled:
@@ -194,7 +192,7 @@ def _time_lines(plan: ServingPlan, estimate: ServingEstimate) -> Iterator[Line]:
     yield Line("Request latency", formula, numbers, duration(latency_s))
 
 
-def _rate_lines(plan: ServingPlan, row: int, estimate: ServingEstimate) -> Iterator[Line]:
+def _rate_lines(plan: Plan, row: int, estimate: ServingEstimate) -> Iterator[Line]:
     serving, cost, energy = known(estimate.serving), known(estimate.cost), known(estimate.energy)
     workload, devices = plan.problem.workload, int(plan.raw("gpus")[row])
     output = rate(serving.output_tokens_per_s)
@@ -241,7 +239,7 @@ def _percent(share: float) -> str:
     return f"{significant(100 * share)} %"
 
 
-def _tier_lines(plan: ServingPlan, row: int, estimate: ServingEstimate) -> Iterator[Line]:
+def _tier_lines(plan: Plan, row: int, estimate: ServingEstimate) -> Iterator[Line]:
     offload, above = plan.setting(row).offload, known(estimate.prefix_cache).device_hit
     block, i = plan.at(row)
     for tier in estimate.kv_tiers or []:
@@ -267,7 +265,7 @@ def _tier_lines(plan: ServingPlan, row: int, estimate: ServingEstimate) -> Itera
 # Training
 
 
-def training_arithmetic(plan: TrainingPlan, row: int) -> Times:
+def training_arithmetic(plan: Plan, row: int) -> Times:
     """Lines on a training split's fullest stage and, if it runs, its step and the run.
 
     The step comes with its operators, and the sources of their numbers.
@@ -292,7 +290,7 @@ def training_arithmetic(plan: TrainingPlan, row: int) -> Times:
     return Times(lines | times.lines, times.workings, times.constants)
 
 
-def _step_lines(plan: TrainingPlan, row: int, estimate: TrainingEstimate) -> Iterator[Line]:
+def _step_lines(plan: Plan, row: int, estimate: TrainingEstimate) -> Iterator[Line]:
     training, workload = known(estimate.training), plan.problem.workload
     step, batch, length = training.step_s, workload.global_batch, workload.sequence_length
     parts = known(estimate.breakdown_s).step
@@ -315,7 +313,7 @@ def _step_lines(plan: TrainingPlan, row: int, estimate: TrainingEstimate) -> Ite
         yield Line("HFU", formula, numbers, f"{training.hfu:.1%}")
 
 
-def _run_lines(plan: TrainingPlan, estimate: TrainingEstimate) -> Iterator[Line]:
+def _run_lines(plan: Plan, estimate: TrainingEstimate) -> Iterator[Line]:
     run, cost, workload = known(estimate.run), known(estimate.cost), plan.problem.workload
     if workload.checkpoint_interval_s is None:
         formula = "√(2 · wait for a checkpoint · time between failures)"

@@ -9,8 +9,7 @@ import numpy as np
 from recipe_core.base.arrays import Bool, Float
 from recipe_core.estimates.serving.cost import SECONDS_PER_HOUR
 from recipe_core.estimates.serving.estimates import estimate
-from recipe_core.plans.serving_plan import ServingPlan
-from recipe_core.plans.training_plan import TrainingPlan
+from recipe_core.plans.plan import Plan
 
 LOADS_DRAWN = 13
 SPAN = 16.0
@@ -32,7 +31,7 @@ class LoadCurve:
     runs: Bool
 
 
-def load_curve(plan: ServingPlan, row: int) -> LoadCurve:
+def load_curve(plan: Plan, row: int) -> LoadCurve:
     """The estimate of a row's split under loads around the request's, in one call."""
     block, i = plan.at(row)
     request_load = float(block.cases.load[i])
@@ -42,7 +41,7 @@ def load_curve(plan: ServingPlan, row: int) -> LoadCurve:
     return _curve(plan, row, loads)
 
 
-def _curve(plan: ServingPlan, row: int, loads: Float) -> LoadCurve:
+def _curve(plan: Plan, row: int, loads: Float) -> LoadCurve:
     """The estimate of a row's split under each load."""
     block, i = plan.at(row)
     cases = block.cases.take(np.full(len(loads), i))
@@ -77,7 +76,7 @@ CLOSE = 1.01
 """How near, as a factor, two rates of arrival are whose difference no longer matters."""
 
 
-def crossing(plan: ServingPlan, row: int, limit_s: float) -> Crossing | None:
+def crossing(plan: Plan, row: int, limit_s: float) -> Crossing | None:
     """The load at which a row's time per output token crosses ``limit_s`` as the load grows.
 
     Within the span of `load_curve`; None where the least load breaks the limit already.
@@ -131,7 +130,7 @@ class Scaling:
     rows: tuple[int, ...]
 
 
-def scaling(plan: TrainingPlan) -> Scaling:
+def scaling(plan: Plan) -> Scaling:
     """The best feasible split of each number of devices in the plan, by tokens/s."""
     gpus, rate, feasible = plan.raw("gpus"), plan.raw("output"), plan.feasible
     best: dict[int, int] = {}

@@ -14,12 +14,13 @@ import numpy as np
 
 from recipe_core.accuracy.retained import Retained
 from recipe_core.estimates.columns.serving import WIDE, Setting
+from recipe_core.estimates.serving.accuracy import accuracy_of
 from recipe_core.estimates.serving.estimates import estimate
 from recipe_core.models.dtypes import bytes_per_value
-from recipe_core.plans.accuracy import accuracy_of, checkpoint_of
-from recipe_core.plans.rows import pareto_front
+from recipe_core.plans.front import pareto_front
+from recipe_core.plans.plan import Plan
+from recipe_core.plans.plan_json import checkpoint_of
 from recipe_core.plans.serving_candidates import setting
-from recipe_core.plans.serving_plan import ServingPlan
 
 WEIGHTS = ("fp8", "int8", "int4", "mxfp4", "nvfp4")
 """Weight formats that are compared beside 16 bit, where the device has kernels for them."""
@@ -62,7 +63,7 @@ class FormatPoint:
         return f"{self.weight_dtype} weights, {self.kv_dtype} cache"
 
 
-def format_points(plan: ServingPlan, row: int) -> list[FormatPoint]:
+def format_points(plan: Plan, row: int) -> list[FormatPoint]:
     """A row's split in every pair of formats, from the widest weights to the narrowest.
 
     Limits of the objective do not count: the chart is there to see what they cost.
@@ -74,7 +75,7 @@ def format_points(plan: ServingPlan, row: int) -> list[FormatPoint]:
     return _with_front(points)
 
 
-def _settings(plan: ServingPlan, row: int) -> Iterator[Setting]:
+def _settings(plan: Plan, row: int) -> Iterator[Setting]:
     """Settings of the row's engine and devices in every pair of formats, the row's first."""
     planned = plan.setting(row)
     device, engine, model = planned.cluster.device, planned.engine, planned.model
@@ -90,7 +91,7 @@ def _settings(plan: ServingPlan, row: int) -> Iterator[Setting]:
             yield candidate
 
 
-def _point(plan: ServingPlan, row: int, candidate: Setting) -> FormatPoint:
+def _point(plan: Plan, row: int, candidate: Setting) -> FormatPoint:
     block, i = plan.at(row)
     estimates = estimate(candidate, block.cases.take(np.array([i])))
     reasons = tuple(estimates.reasons(0))

@@ -8,8 +8,10 @@ import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.base.errors import InputError
-from recipe_core.plans.rows import pareto_front
-from recipe_core.plans.serving_plan import ServingPlan
+from recipe_core.plans.front import pareto_front
+from recipe_core.plans.plan import Plan
+from recipe_core.plans.plan_json import cluster_title
+from recipe_core.plans.table import replan
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.serving_workload import LOADS
 
@@ -49,12 +51,12 @@ class Frontier:
     ``plan`` has a row for every split and load.
     """
 
-    plan: ServingPlan
+    plan: Plan
     loads: Float
     envelopes: tuple[Envelope, ...]
 
 
-def frontier(plan: ServingPlan, loads: Float | None = None) -> Frontier:
+def frontier(plan: Plan, loads: Float | None = None) -> Frontier:
     """Every split of a plan under many loads: 1 to 1,024 in flight or in a batch, or rates.
 
     Splits that hold the load count, whether or not they keep limits that depend on it; limits on
@@ -64,7 +66,7 @@ def frontier(plan: ServingPlan, loads: Float | None = None) -> Frontier:
         InputError: for ``mode: offline``, where a queue is worked off and no load is held.
         LimitError: for more candidates than the budget allows.
     """
-    wide = plan.replan(under_loads(plan.request, _loads(plan) if loads is None else loads))
+    wide = replan(plan, under_loads(plan.request, _loads(plan) if loads is None else loads))
     counted = wide.runs & ~wide.queues & ~wide.uncertain & _within_means(wide)
     clusters = wide.clusters_of_rows
     x, y = wide.columns["tokens_per_s_per_user"], wide.columns["output_tokens_per_s_per_gpu"]
@@ -73,7 +75,7 @@ def frontier(plan: ServingPlan, loads: Float | None = None) -> Frontier:
     for cluster in np.unique(clusters[counted]).tolist():
         rows = np.flatnonzero(pareto_front(-x, -y, among=counted & (clusters == cluster)))
         rows = rows[np.argsort(x[rows], kind="stable")]
-        envelopes.append(Envelope(wide.cluster_title(int(rows[0])), x[rows], y[rows], rows))
+        envelopes.append(Envelope(cluster_title(wide, int(rows[0])), x[rows], y[rows], rows))
     return Frontier(wide, np.unique(wide.columns["load"]), tuple(envelopes))
 
 
@@ -103,7 +105,7 @@ def under_loads(request: PlanRequest, loads: Float) -> PlanRequest:
     )
 
 
-def _loads(plan: ServingPlan) -> Float:
+def _loads(plan: Plan) -> Float:
     """The loads to follow, closer where the plan has few splits."""
     loads_now = max(len(np.unique(plan.columns["load"])), 1)
     splits = len(plan) / loads_now
@@ -118,7 +120,7 @@ def _loads(plan: ServingPlan) -> Float:
     return np.unique(np.round(2.0**steps))
 
 
-def _within_means(plan: ServingPlan) -> Bool:
+def _within_means(plan: Plan) -> Bool:
     """Rows within the limits that hold whatever the load is."""
     limits, inside = plan.request.objective.limits, np.ones(len(plan), dtype=np.bool_)
     for limit, column in ((limits.gpus, "gpus"), (limits.usd_per_hour, "usd_per_hour")):

@@ -32,7 +32,7 @@ from recipe_core.estimates.serving.rates import (
     solved_flow,
 )
 from recipe_core.estimates.serving.results import TIME_TITLES
-from recipe_core.plans.serving_plan import ServingPlan
+from recipe_core.plans.plan import Plan
 from recipe_core.views.explanations.operators import (
     Line,
     Times,
@@ -62,7 +62,7 @@ POOLED = "Parts of the request latency"
 REACHED = "Utilisation while prompts run"
 
 
-def serving_times(plan: ServingPlan, row: int) -> Times:
+def serving_times(plan: Plan, row: int) -> Times:
     """The sources of the time per output token and to first token of a feasible row."""
     block, i = plan.at(row)
     estimates, k = block.detail(i)

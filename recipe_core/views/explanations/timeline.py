@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from recipe_core.base.errors import InputError
 from recipe_core.estimates.prediction import known
-from recipe_core.plans.training_plan import TrainingPlan
+from recipe_core.plans.plan import Plan
 
 DRAWN = ("1f1b", "interleaved", "gpipe")
 """Schedules whose order is known here; zero-bubble schedules split the backward pass."""
@@ -141,13 +141,13 @@ def _ready(
     return None if forward is None or later is None else max(forward, later)
 
 
-def best_with_pipeline(plan: TrainingPlan) -> int | None:
+def best_with_pipeline(plan: Plan) -> int | None:
     """The best feasible row with several stages; None where there is none."""
-    piped = plan.order[plan.degree("pp")[plan.order] > 1]
+    piped = plan.order[plan.columns["pp"][plan.order] > 1]
     return int(piped[0]) if len(piped) else None
 
 
-def step_timeline(plan: TrainingPlan, row: int) -> tuple[list[Task], str]:
+def step_timeline(plan: Plan, row: int) -> tuple[list[Task], str]:
     """The timetable of a row's step, with no more micro-batches than a chart can show, and a note.
 
     A pass takes its parts of the step divided by the micro-batches. Gradients and the optimizer are

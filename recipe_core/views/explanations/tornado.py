@@ -14,7 +14,7 @@ from recipe_core.estimates.roofline import product_dtype
 from recipe_core.estimates.serving.cost import changed
 from recipe_core.estimates.serving.estimates import Estimates, estimate
 from recipe_core.hardware.profile import Device, Fabric
-from recipe_core.plans.serving_plan import ServingPlan
+from recipe_core.plans.plan import Plan
 
 FIGURES: dict[str, Callable[[Estimates], float]] = {
     "tpot": lambda e: float(e.serving.tpot_s[0]),
@@ -76,7 +76,7 @@ class Swing:
         )
 
 
-def tornado(plan: ServingPlan, row: int, measure: str) -> tuple[float, list[Swing]]:
+def tornado(plan: Plan, row: int, measure: str) -> tuple[float, list[Swing]]:
     """The measure of a row, and with each assumption moved alone, the widest swing first."""
     block, i = plan.at(row)
     cases, read = block.cases.take([i]), FIGURES[measure]

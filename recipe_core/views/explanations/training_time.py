@@ -25,7 +25,7 @@ from recipe_core.estimates.training.schedule import (
     parts_of_length,
     step_parts,
 )
-from recipe_core.plans.training_plan import TrainingPlan
+from recipe_core.plans.plan import Plan
 from recipe_core.views.explanations.operators import (
     Constant,
     Line,
@@ -65,7 +65,7 @@ _PHASES = {
 """Formulas of the phases of a step of reinforcement learning."""
 
 
-def training_times(plan: TrainingPlan, row: int) -> Times:
+def training_times(plan: Plan, row: int) -> Times:
     """The sources of the time of a step of a feasible row."""
     block, i = plan.at(row)
     estimates, k = block.detail(i)

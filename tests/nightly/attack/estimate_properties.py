@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from recipe_core.base.text_rows import is_pooled
 from recipe_core.estimates.serving.starts import DOUBT
 from recipe_core.hardware.cluster import device
 from recipe_core.models.catalog import load_model
 from recipe_core.models.spec import ModelSpec, MoeMlp
+from recipe_core.recipe.text_rows import is_pooled
 from recipe_core.request.serving_workload import LOADS
 
 Request = dict[str, Any]

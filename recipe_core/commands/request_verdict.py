@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from recipe_core.compression.required import estimate_json
+from recipe_core.plans.plan_json import doubt_text
 from recipe_core.plans.plans import plan, plan_candidate
 from recipe_core.request.schema import PlanRequest
 
@@ -23,18 +25,22 @@ def check_request(request: PlanRequest, *, folders: bool = True) -> dict[str, An
     """
     checked, row = plan_candidate(request, folders=folders)
     candidate, estimate = checked.candidate(row), checked.estimate(row)
-    whole = plan(request, folders=folders)
+    full = plan(request, folders=folders)
     better = None
-    if whole.best is not None and whole.best.candidate != candidate:
-        better = {"candidate": whole.best.candidate, "estimate": whole.best.estimate.to_json()}
-    sure = float(checked.confidence([row])[0]) if checked.limited and checked.runs[row] else None
+    if full.best is not None and full.best.candidate != candidate:
+        better = {
+            "candidate": full.best.candidate,
+            "estimate": estimate_json(full, full.best.row),
+        }
+    sure = float(checked.chances[row]) if checked.stated_limits and checked.runs[row] else None
+    doubts = [doubt] if (doubt := doubt_text(checked, row)) else []
     return {
         "ok": None if checked.uncertain[row] else estimate.feasible,
         "verdict": checked.state(row),
-        "reasons": [*estimate.reasons, *([doubt] if (doubt := checked.doubt(row)) else [])],
+        "reasons": [*estimate.reasons, *doubts],
         "candidate": candidate,
-        "estimate": estimate.to_json(),
+        "estimate": estimate_json(checked, row),
         "confidence": sure,
         "better": better,
-        "changes": [change.to_json() for change in whole.changes()],
+        "changes": [change.to_json() for change in full.changes()],
     }

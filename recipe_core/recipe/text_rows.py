@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from recipe_core.base.units import duration, gib, per_second, rate, usd
 
 SERVING = {
@@ -32,13 +30,6 @@ TRAINING = {
     "peak_memory_bytes": ("Memory of the fullest device", gib),
 }
 FIGURES = {"serving": SERVING, "training": TRAINING}
-MEMORY = {
-    "weights_bytes": "Weights",
-    "encoder_bytes": "Vision and audio encoders",
-    "kv_needed_bytes": "KV cache needed",
-    "activations_bytes": "Activations",
-    "runtime_bytes": "Runtime",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +58,6 @@ def is_pooled(estimate: Mapping[str, Any]) -> bool:
     """Whether an estimate is of requests that end with their prompt."""
     serving = estimate.get("serving")
     return isinstance(serving, Mapping) and "requests_per_s" in serving
-
-
-def memory_parts(memory: Mapping[str, Any]) -> dict[str, Any]:
-    """The parts that a memory is the sum of, by the names of ``MEMORY``; encoders where it has any.
-
-    ``weights_bytes`` of an estimate contain those of the encoders, as engines log them.
-    """
-    parts = {name: memory[name] for name in MEMORY}
-    encoders = parts["encoder_bytes"]
-    parts["weights_bytes"] = parts["weights_bytes"] - encoders
-    if not np.any(encoders):
-        del parts["encoder_bytes"]
-    return parts
 
 
 def cost_text(estimate: Mapping[str, Any]) -> str | None:

@@ -1,6 +1,6 @@
-"""Changes to a request that would help, each really planned.
+"""Changes to a request, each really planned.
 
-For a plan with nothing feasible, and for one refused split.
+Such that help a plan with nothing feasible, or one refused split; and such that flip a decision.
 """
 
 from __future__ import annotations
@@ -8,24 +8,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from recipe_core.base.errors import RecipeError
+from recipe_core.base.intervals import NORMAL, factor_at
 from recipe_core.base.units import significant
 from recipe_core.engines.candidate_options import OPTIONS
+from recipe_core.plans.kind import Fields
+from recipe_core.plans.launch_facts import DATA_TITLES, METHODS
 from recipe_core.plans.limits import LIMITS
+from recipe_core.plans.rank import rows_beyond_limits
+from recipe_core.plans.table import PlanTable, replan, replan_stated
 from recipe_core.request.edit import change
 from recipe_core.request.metrics import limits_by_name
 from recipe_core.request.split_key import split_name
 
-if TYPE_CHECKING:
-    from recipe_core.plans.plan import Plan
-
 AT_MOST = 3
 LEAST_CONFIDENCE = 0.5
 """The lowest confidence that a request may ask for."""
+PRICE = 0.2
+"""Share by which a price per device and hour is moved."""
 CLOSE = 50
 """Feasible rows with the nearest degrees whose other choices are compared."""
 
@@ -84,14 +88,14 @@ def change_text(
 
 def advice(changes: Sequence[Change], beside: Mapping[str, Any]) -> str:
     """Changes after which something fits, as a sentence that names other splits than ``beside``."""
-    said = (change_text(one.fields, one.candidate, beside) for one in changes)
-    return f"It works with {'; or '.join(said)}."
+    texts = (change_text(one.fields, one.candidate, beside) for one in changes)
+    return f"It works with {'; or '.join(texts)}."
 
 
 # A plan with nothing feasible
 
 
-def helpful_changes(plan: Plan, at_most: int = AT_MOST) -> list[Change]:
+def helpful_changes(plan: PlanTable, at_most: int = AT_MOST) -> list[Change]:
     """Up to ``at_most`` changes that let a split in; none where one surely starts.
 
     Looser limits where only those refuse, else what the kind of workload offers: other number
@@ -104,7 +108,7 @@ def helpful_changes(plan: Plan, at_most: int = AT_MOST) -> list[Change]:
         return [*_finer(plan), *looser][:at_most]
     out: list[Change] = []
     tried: set[str] = set()
-    for topic, fields in plan.remedies():
+    for topic, fields in plan.spec.cures.remedies(plan):
         if len(out) == at_most:
             break
         if topic not in tried and (best := _best_after(plan, fields)):
@@ -113,18 +117,18 @@ def helpful_changes(plan: Plan, at_most: int = AT_MOST) -> list[Change]:
     return out
 
 
-def _finer(plan: Plan) -> list[Change]:
+def _finer(plan: PlanTable) -> list[Change]:
     """The smallest number formats that keep the limit on accuracy; none where others are broken."""
-    after = (_best_after(plan, fields) for fields in plan.finer_formats())
+    after = (_best_after(plan, fields) for fields in plan.spec.cures.finer_formats(plan))
     return [one for one in [next(filter(None, after), None)] if one is not None]
 
 
-def looser_limits(plan: Plan) -> list[Change]:
+def looser_limits(plan: PlanTable) -> list[Change]:
     """Limits that would let a row in.
 
     Each alone where that is enough, else all that the nearest row breaks.
     """
-    rows = plan.beyond_limits()
+    rows = rows_beyond_limits(plan)
     codes = {row: plan.codes(row) for row in rows}
     alone = {}
     for row in reversed(rows):  # the nearest of each comes last
@@ -142,13 +146,13 @@ def looser_limits(plan: Plan) -> list[Change]:
     return [change for change in planned if change]
 
 
-def _loosened(plan: Plan, row: int, codes: frozenset[str]) -> dict[str, float]:
+def _loosened(plan: PlanTable, row: int, codes: frozenset[str]) -> dict[str, float]:
     """The limits among ``codes`` at the row's own figures, or as it holds them with confidence.
 
     Without those that are unknown.
     """
     figures = {
-        code: float(plan.bound(code)[row]) * plan.margin(code, row)
+        code: float(plan.bound(code)[row]) * _limit_margin(plan, code, row)
         for code in sorted(codes & set(LIMITS))
     }
     out = {
@@ -157,51 +161,63 @@ def _loosened(plan: Plan, row: int, codes: frozenset[str]) -> dict[str, float]:
         if math.isfinite(figure)
     }
     if "confidence" in codes:
-        chance = math.floor(float(plan.confidence([row])[0]) * 100) / 100
+        chance = math.floor(float(plan.chances[row]) * 100) / 100
         if chance >= LEAST_CONFIDENCE:
             return {**out, "objective.confidence": chance}
-        codes = frozenset(
-            code for code in LIMITS if LIMITS[code].bound(plan.request.objective.limits) is not None
-        )
-        return _loosened(plan, row, codes)
+        return _loosened(plan, row, frozenset(plan.stated_limits))
     return out
 
 
-def buildable_changes(plan: Plan, at_most: int = AT_MOST) -> list[Change]:
+def _limit_margin(plan: PlanTable, code: str, row: int) -> float:
+    """How many times a row's figure a limit must be to hold with the confidence asked for.
+
+    1 where none is.
+    """
+    confidence, block = plan.request.objective.confidence, plan.at(row)[0]
+    errors = block.physics.uncertain(block.setting, LIMITS[code].column)
+    if confidence is None or errors is None:
+        return 1.0
+    score = NORMAL.inv_cdf(1 - confidence if LIMITS[code].at_least else confidence)
+    return float(factor_at(errors.factors, score))
+
+
+def buildable_changes(plan: PlanTable, at_most: int = AT_MOST) -> list[Change]:
     """Changes after which a bundle can be made, each really planned; none where one can already."""
     out: list[Change] = []
-    for fields in plan.launch_cures():
+    for fields in plan.spec.cures.launches(plan):
         if len(out) < at_most and (best := _best_after(plan, fields, bundled=True)):
             out.append(best)
     return out
 
 
-def _best_after(plan: Plan, fields: Mapping[str, Any], *, bundled: bool = False) -> Change | None:
+def _best_after(
+    plan: PlanTable, fields: Mapping[str, Any], *, bundled: bool = False
+) -> Change | None:
     """The change with the best split after it, None when there is still none.
 
     ``bundled``: one of which a bundle can be made.
     """
     try:
-        after = plan.replan(change(plan.request, fields))
+        after = replan(plan, change(plan.request, fields))
     except RecipeError:
         return None
     row = after.best_row
     if row is None or after.uncertain[row]:
         return None
-    if _loses_bundle(plan, after) or (bundled and after.launch_note):
+    if _loses_bundle(plan, after) or (bundled and after.spec.launch_note(after)):
         return None
     return Change(fields, after.candidate(row), after.key(row))
 
 
-def _loses_bundle(plan: Plan, after: Plan) -> bool:
+def _loses_bundle(plan: PlanTable, after: PlanTable) -> bool:
     """Whether after a change there are estimates only, where a bundle could be made before."""
-    return after.launch_note is not None and plan.launch_note is None
+    return after.spec.launch_note(after) is not None and plan.spec.launch_note(plan) is None
 
 
 # One refused split
 
 
-def fixes(plan: Plan, row: int, at_most: int = AT_MOST) -> list[Change]:
+def fixes(plan: PlanTable, row: int, at_most: int = AT_MOST) -> list[Change]:
     """Changes that let this very split run, then the nearest split that runs already.
 
     None for a row that surely starts.
@@ -214,31 +230,30 @@ def fixes(plan: Plan, row: int, at_most: int = AT_MOST) -> list[Change]:
             break
         if _runs_after(plan, row, fields):
             out.append(Change(fields, plan.candidate(row), plan.key(row)))
-    near = nearest_feasible(plan, row)
-    if near is not None:
-        out.append(Change({}, plan.candidate(near), plan.key(near)))
+    nearest = nearest_feasible(plan, row)
+    if nearest is not None:
+        out.append(Change({}, plan.candidate(nearest), plan.key(nearest)))
     return out
 
 
-def _worth_trying(plan: Plan, row: int) -> Iterator[dict[str, Any]]:
+def _worth_trying(plan: PlanTable, row: int) -> Iterator[Fields]:
     """Changes for the rules that a row breaks, the least intrusive first.
 
     Several rules are met together.
     """
     codes = plan.codes(row) | ({"memory"} if plan.uncertain[row] else set())
-    yield from plan.reliefs(row, codes)
+    yield from plan.spec.cures.row_reliefs(plan, row, codes)
     limits = _loosened(plan, row, codes)
     if codes and codes <= set(LIMITS):
         yield limits
-    for fields in plan.cures(row, codes):
+    for fields in plan.spec.cures.row_cures(plan, row, codes):
         yield {**limits, **fields}
 
 
-def _runs_after(plan: Plan, row: int, fields: Mapping[str, Any]) -> bool:
-    """Whether the row's split runs after the changes: looked up and judged anew."""
+def _runs_after(plan: PlanTable, row: int, fields: Mapping[str, Any]) -> bool:
     try:
-        request = change(plan.request_of(row), {**fields, **plan.carried(row, fields)})
-        after = plan.replan_stated(request)
+        request = change(plan.request_of(row), {**fields, **plan.spec.cures.carried(fields)})
+        after = replan_stated(plan, request)
     except RecipeError:
         return False
     if after is None or not after.feasible[0] or after.uncertain[0]:
@@ -246,7 +261,7 @@ def _runs_after(plan: Plan, row: int, fields: Mapping[str, Any]) -> bool:
     return not _loses_bundle(plan, after)
 
 
-def nearest_feasible(plan: Plan, row: int) -> int | None:
+def nearest_feasible(plan: PlanTable, row: int) -> int | None:
     """The row that surely starts with the nearest degrees, by their logarithms.
 
     Of close ones the most alike; None when nothing surely starts.
@@ -257,7 +272,7 @@ def nearest_feasible(plan: Plan, row: int) -> int | None:
     target = plan.candidate(row)
     distance = np.zeros(len(starting))
     for name in ("tp", "pp", "dp", "ep", "cp"):
-        distance += np.abs(np.log2(plan.degree(name)[starting] / target[name]))
+        distance += np.abs(np.log2(plan.columns[name][starting] / target[name]))
     close = starting[np.argsort(distance, kind="stable")[:CLOSE]]
     return min(map(int, close), key=lambda other: _apart(target, plan.candidate(other)))
 
@@ -269,31 +284,79 @@ def _apart(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
     """
     out = 0.0
     for name, value in a.items():
-        other = b.get(name)
+        value_b = b.get(name)
         if (
             isinstance(value, bool)
             or not isinstance(value, int | float)
-            or not isinstance(other, int | float)
+            or not isinstance(value_b, int | float)
         ):
-            out += value != other
+            out += value != value_b
         elif name not in _ENGINE_LIMITS:
-            out += abs(math.log2(max(value, 0.5) / max(other, 0.5)))
+            out += abs(math.log2(max(value, 0.5) / max(value_b, 0.5)))
     return out
 
 
+# What a decision depends on
+
+
+@dataclass(frozen=True, slots=True)
+class Flip:
+    """One thing moved: the fields as they then are, the best split then, and whether it is another.
+
+    ``candidate`` is None when nothing is feasible any more.
+    """
+
+    what: str
+    fields: Mapping[str, Any]
+    candidate: dict[str, Any] | None
+    flips: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """``{"what": …, "set": {field: value}, "candidate": {…}, "flips": …}``."""
+        return {
+            "what": self.what,
+            "set": dict(self.fields),
+            "candidate": self.candidate,
+            "flips": self.flips,
+        }
+
+
+def find_flips(plan: PlanTable) -> list[Flip]:
+    """Each move with the best split after it; nothing for a plan without a feasible one."""
+    if plan.best_row is None:
+        return []
+    identity = plan.spec.cures.identity
+    first = identity(plan, plan.best_row)
+    out = []
+    for name, fields in _moves(plan):
+        try:
+            after = replan(plan, change(plan.request, fields))
+            row = after.best_row
+        except RecipeError:
+            row = None
+        if row is None:
+            out.append(Flip(name, fields, None, flips=True))
+        else:
+            moved = identity(after, row) != first
+            out.append(Flip(name, fields, after.candidate(row), flips=moved))
+    return out
+
+
+def _moves(plan: PlanTable) -> Iterator[tuple[str, Fields]]:
+    """Move the price, and what the kind of workload knows, by name.
+
+    The price where it may change the choice: on one cluster it does not.
+    """
+    price = plan.problem.cluster.usd_per_device_hour
+    if price is not None and len(plan.problem.clusters) > 1:
+        for sign in (-1, 1):
+            moved = round(price * (1 + sign * PRICE), 6)
+            fields = {"hardware.usd_per_device_hour": moved, "hardware.offer": None}
+            yield f"price {sign * PRICE:+.0%}", fields
+    yield from plan.spec.cures.moves(plan)
+
+
 # labels of changes
-
-_METHODS = {
-    "pretrain": "pre-training",
-    "finetune": "fine-tuning",
-    "lora": "LoRA",
-    "qlora": "QLoRA",
-    "dpo": "DPO",
-    "grpo": "GRPO",
-    "ppo": "PPO",
-}
-
-_DATA = {"text": "texts", "chat": "chats", "preference": "preferences"}
 
 _CHANGES: Mapping[str, Callable[[Any], str]] = {
     "options.weight_dtypes": lambda value: f"Use {value[0]} weights",
@@ -312,8 +375,8 @@ _CHANGES: Mapping[str, Callable[[Any], str]] = {
         else f"Keep {value} states in host memory"
     ),
     "candidate.engine": lambda value: f"Train with {value}",
-    "workload.method": lambda value: f"Use {_METHODS.get(value, value)}",
-    "workload.data_format": lambda value: f"Train on {_DATA.get(value, value)}",
+    "workload.method": lambda value: f"Use {METHODS.get(value, value)}",
+    "workload.data_format": lambda value: f"Train on {DATA_TITLES.get(value, value)}",
     "workload.tokens": lambda value: f"Train on {value:,.0f} tokens",
     "workload.phases": lambda _: "Train without phases",
     "workload.document_tokens": lambda _: "Leave the length of documents out",

@@ -1,0 +1,125 @@
+"""The record of a kind of workload: data and functions in which serving and training differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from recipe_core.base.arrays import Bool, Float, Int
+from recipe_core.plans.evaluated import EvaluatedCases
+from recipe_core.request.candidate import CandidateRequest
+from recipe_core.request.metrics import Goal, Metric
+
+if TYPE_CHECKING:
+    from recipe_core.plans.table import PlanTable
+
+Block = EvaluatedCases[Any, Any, Any]
+Fields = Mapping[str, Any]
+"""Edits to a request: values by dotted field."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Measures that rows are compared by, and which of them stand where.
+
+    ``axes`` are drawn first, ``listed`` stand in tables, ``tabled`` in a terminal, ``headline`` are
+    shown large, ``phrased`` say a split in one phrase.
+    """
+
+    measures: Mapping[str, Metric]
+    axes: tuple[str, str]
+    listed: tuple[str, ...]
+    tabled: tuple[str, ...]
+    headline: tuple[str, ...]
+    phrased: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """How rows of a kind rank, and how their errors move the score.
+
+    precedence: columns that order rows before their score does. simplicity: columns that order rows
+    of equal score, simpler first; the last one counts first. errors: covariances of measured
+    figures' errors in a setting, the common part and the rest. moves: by how much the logarithm of
+    the score of some rows moves with each figure's: rows × figures, in the order of ``errors``.
+    software: of a setting, to which the common part belongs: device, engine and version.
+    """
+
+    precedence: Callable[[PlanTable], tuple[Any, ...]]
+    simplicity: Callable[[PlanTable], tuple[Any, ...]]
+    errors: Callable[[Any], tuple[Float, Float]]
+    moves: Callable[[PlanTable, Int], Float]
+    software: Callable[[Any], tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Cures:
+    """Changes that a kind of workload knows to try, the least intrusive first.
+
+    remedies: by topic, that may let a split in. row_cures: that may let a refused row run, by the
+    rules that it breaks; row_reliefs: changes to its own choices that may keep its limits.
+    carried: what of a row's own split has to change with fields. finer_formats: that keep a limit
+    on accuracy. launches: after which a bundle can be made. moves: what a decision may depend on,
+    by name. identity: values that make a row another choice.
+    """
+
+    remedies: Callable[[PlanTable], Iterator[tuple[str, Fields]]]
+    row_cures: Callable[[PlanTable, int, frozenset[str]], Iterator[Fields]]
+    row_reliefs: Callable[[PlanTable, int, frozenset[str]], Iterator[Fields]]
+    carried: Callable[[Fields], Fields]
+    finer_formats: Callable[[PlanTable], Iterator[Fields]]
+    launches: Callable[[PlanTable], Iterator[Fields]]
+    moves: Callable[[PlanTable], Iterator[tuple[str, Fields]]]
+    identity: Callable[[PlanTable, int], tuple[Any, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of workload, as a plan needs it.
+
+    parts: titles of a device's memory. goals: the column that each goal is about,
+    and whether less (1) or more (-1) of it is better. unpriced: columns that stand for cost where a
+    price is unknown. frontier: columns of the tradeoff that every plan states. shown_as: columns
+    that people read in place of those that rank. settled: options that the request of one row no
+    longer has.
+    """
+
+    name: Literal["serving", "training"]
+    parts: Mapping[str, str]
+    goals: Mapping[Goal, tuple[str, int]]
+    unpriced: Mapping[str, str]
+    frontier: tuple[str, str]
+    shown_as: Mapping[str, str]
+    settled: tuple[str, ...]
+    ranking: Ranking
+    cures: Cures
+    search_cases: Callable[[Kind, Any, CandidateRequest | None], tuple[Any, list[Any]]]
+    """Every case that agrees with a candidate, judged, and the problem as narrowed by it."""
+    find_case: Callable[[Kind, Any, CandidateRequest], tuple[Any, Any] | None]
+    """Setting and case of a candidate that states its split in full, else None."""
+    judge_cases: Callable[[Kind, Any, Any, Any], list[Any]]
+    stack_cases: Callable[[Sequence[Any]], Any]
+    """Cases of one setting, one after another."""
+    shown: Callable[[PlanTable], Shown]
+    add_columns: Callable[[dict[str, Any]], None]
+    is_uncertain: Callable[[Float], Bool]
+    """Probabilities of a start between the bounds that tell whether it does."""
+    overloaded: Callable[[PlanTable], Bool]
+    names_of: Callable[[Any], Mapping[str, str]]
+    """Names that tell settings on one cluster apart: engine, formats."""
+    titles_of: Callable[[Any], Mapping[str, str]]
+    split_columns: Callable[[PlanTable], Mapping[str, Any]]
+    """Columns that tell rows apart beside the table's: device, engine, formats …"""
+    describe: Callable[[PlanTable, Block, Int], list[dict[str, Any]]]
+    """Splits of some cases of a block, as the contract writes them."""
+    workload: Callable[[PlanTable, int], Any]
+    """The workload of a row, under its load."""
+    find: Callable[[PlanTable, str, Fields], int | None]
+    memory: Callable[[PlanTable, Sequence[int]], dict[str, Float]]
+    held_memory: Callable[[PlanTable, Sequence[int]], dict[str, Float]]
+    detailed: Callable[[PlanTable, int], Any]
+    """The estimate of a row with everything that is left out where many are listed."""
+    trim_reasons: Callable[[PlanTable, list[list[str]]], list[list[str]]]
+    launch_note: Callable[[PlanTable], str | None]
+    unlaunchable: Callable[[PlanTable, int], list[str]]

@@ -1,0 +1,222 @@
+"""How rows of a plan rank by its goals, and how surely one is better than another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from recipe_core.base.arrays import Bool, Float, Int, add
+from recipe_core.base.intervals import NORMAL
+from recipe_core.base.units import rounded
+from recipe_core.estimates.bands import better_score, probability
+from recipe_core.plans.limits import LIMITS, limit_excess
+
+if TYPE_CHECKING:
+    from recipe_core.plans.table import PlanTable
+
+TIE_DIGITS = 4
+"""Splits whose goal agrees to so many significant digits are equally good."""
+TIED = 0.4
+"""Probability of beating the best split from which a split ties with it: estimates do not tell
+which of the two is better."""
+
+EVERY = slice(None)
+
+
+def score_rows(table: PlanTable) -> Float:
+    """Score every row, less is better: the goals' quantities, their weights as powers.
+
+    Of several goals it is the logarithm.
+    """
+    goals = table.request.objective.goals
+    if len(goals) > 1:
+        return log_score(table, EVERY, at_least=0.0)
+    (goal,) = goals  # a single quantity as it is, so that ties are those of the quantity
+    column, sign = table.spec.goals[goal]
+    return np.asarray(np.sign(sign * goals[goal]) * _priced_column(table, column, EVERY))
+
+
+def log_score(table: PlanTable, rows: Any, *, at_least: float | None = None) -> Float:
+    """The logarithm of what rows are ranked by, goals weighed, less is better."""
+    weighed = []
+    with np.errstate(divide="ignore", invalid="ignore"):
+        for goal, weight in table.request.objective.goals.items():
+            column, sign = table.spec.goals[goal]
+            values = _priced_column(table, column, rows)
+            if at_least is not None:
+                values = np.maximum(values, at_least)
+            weighed.append(np.asarray(sign * weight * np.log(values)))
+        return add(weighed)
+
+
+def _priced_column(table: PlanTable, name: str, rows: Any) -> Float:
+    """A column; cost of devices without a price is counted in devices, beside no priced one."""
+    values = np.asarray(table.columns[name][rows], dtype=float)
+    if name not in table.spec.unpriced:
+        return values
+    rate = np.maximum(table.columns[table.spec.unpriced[name]][rows], 1e-12)
+    return np.where(lacks_price(table)[rows], 1 / rate, values)
+
+
+def counts_cost(table: PlanTable) -> bool:
+    """Whether a goal of the objective is about cost."""
+    spec = table.spec
+    return any(spec.goals[goal][0] in spec.unpriced for goal in table.request.objective.goals)
+
+
+def lacks_price(table: PlanTable) -> Bool:
+    """Rows whose score lacks a price, ranked after the others; none where cost is no goal."""
+    if not counts_cost(table) or not table.blocks:
+        return np.zeros(len(table), dtype=np.bool_)
+    lacks = table.of_blocks(lambda block: block.setting.cluster.usd_per_device_hour is None)
+    return np.asarray(lacks, dtype=np.bool_)
+
+
+def is_priced(table: PlanTable, row: int) -> bool:
+    """Whether the price of a row's devices is known."""
+    return table.setting(row).cluster.usd_per_device_hour is not None
+
+
+def rank_rows(table: PlanTable) -> Int:
+    """Feasible rows, best first; equal ones by simplicity.
+
+    Where cost counts, those without a price come after all others.
+    """
+    rows = np.flatnonzero(table.feasible)
+    ranking = table.spec.ranking
+    keys = [np.asarray(key)[rows] for key in ranking.simplicity(table)]
+    keys.append(rounded(table.score[rows], TIE_DIGITS))
+    first = (*ranking.precedence(table), lacks_price(table))
+    keys += [np.asarray(key)[rows] for key in first]
+    return np.asarray(rows[np.lexsort(keys)], dtype=np.int64)
+
+
+def beats(table: PlanTable, rows: Sequence[int] | Int, beside: int) -> list[float | None]:
+    """The probability that each of some rows is better than another row, if both were measured.
+
+    Better by the goals of the objective. Errors that all splits on one device and engine have in
+    common cancel. None where only one of the two has a price, and cost is a goal.
+    """
+    index = np.asarray(rows, dtype=np.int64)
+    chances = probability(_better_scores(table, index, beside))
+    comparable = _alike_priced(table, index, beside).tolist()
+    return [chance if alike else None for chance, alike in zip(chances, comparable, strict=True)]
+
+
+def beats_elsewhere(
+    table: PlanTable, row: int, beside: PlanTable, row_beside: int, *, dearer: float = 1.0
+) -> float | None:
+    """The probability that a row is better than one of another plan of the same objective.
+
+    As ``beats``; None where only one of the two has a price, and the goals count it. ``dearer``:
+    what else makes its score so many times the other's.
+    """
+    if counts_cost(table) and is_priced(table, row) != is_priced(beside, row_beside):
+        return None
+    gain = log_score(beside, [row_beside]) - log_score(table, [row]) - np.log(dearer)
+    ranking, setting = table.spec.ranking, table.setting(row)
+    setting_beside = beside.setting(row_beside)
+    score = better_score(
+        gain,
+        ranking.moves(table, np.array([row])),
+        ranking.moves(beside, np.array([row_beside]))[0],
+        (ranking.errors(setting), ranking.errors(setting_beside)),
+        shared=ranking.software(setting) == ranking.software(setting_beside),
+    )
+    return probability(score)[0]
+
+
+def count_ties(table: PlanTable) -> int:
+    """How many rows tie with the best: measured, each may as well be better (``TIED``).
+
+    A row that queues ties with none that holds its load, one that may not start with none that
+    does.
+    """
+    if not len(table.order):
+        return 0
+    best, rows = int(table.order[0]), table.order[1:]
+    tied = _better_scores(table, rows, best) >= NORMAL.inv_cdf(TIED)
+    alike = _alike_priced(table, rows, best) & (table.queues[rows] == table.queues[best])
+    alike &= table.uncertain[rows] == table.uncertain[best]
+    return int((tied & alike).sum())
+
+
+def _alike_priced(table: PlanTable, rows: Int, beside: int) -> Bool:
+    """Rows that have a price where another has one."""
+    lacks = lacks_price(table)
+    return np.asarray(lacks[rows] == lacks[beside])
+
+
+def _better_scores(table: PlanTable, rows: Int, beside: int) -> Float:
+    """Normal scores of rows being better than another row by the goal, if both were measured.
+
+    Estimates that agree to ``TIE_DIGITS`` count as equal.
+    """
+    ranking = table.spec.ranking
+    gain = log_score(table, [beside]) - log_score(table, rows)
+    equal = rounded(table.score[rows], TIE_DIGITS) == rounded(table.score[[beside]], TIE_DIGITS)
+    gain = np.where(equal, 0.0, gain)
+    setting = table.setting(beside)
+    errors, software = ranking.errors(setting), ranking.software(setting)
+    moves = ranking.moves(table, np.array([beside]))[0]
+    out = np.zeros(len(rows))
+    for block, places, _ in table.split_rows(rows):
+        out[places] = better_score(
+            gain[places],
+            ranking.moves(table, rows[places]),
+            moves,
+            (ranking.errors(block.setting), errors),
+            shared=ranking.software(block.setting) == software,
+        )
+    return out
+
+
+# refused rows
+
+
+def refused_rows(table: PlanTable) -> Int:
+    """Rows that are refused, those with the fewest problems first."""
+    rows = np.flatnonzero(~table.feasible)
+    problems = np.sum([broken[rows] for broken in table.rules().values()], axis=0)
+    return np.asarray(rows[np.argsort(problems, kind="stable")], dtype=np.int64)
+
+
+def rows_beyond_limits(table: PlanTable) -> list[int]:
+    """Rows that only break limits of the objective, the smallest relative excess first."""
+    if not len(table):
+        return []
+    objective = table.request.objective
+    excess = np.zeros(len(table))
+    by_limits = np.zeros(len(table), dtype=np.bool_)
+    curable = table.runs.copy()
+    for code, broken in table.rules().items():
+        if code in LIMITS:
+            by_limits |= broken
+            times = limit_excess(LIMITS[code], table.bound(code), objective.limits)
+            curable &= ~broken | np.isfinite(times)  # without a price no limit would let it in
+            excess = np.where(broken, np.maximum(excess, times), excess)
+        elif code == "confidence":
+            by_limits |= broken
+            chances = np.maximum(np.nan_to_num(table.chances), 1e-3)
+            times = (objective.confidence or 1.0) / chances
+            excess = np.where(broken, np.maximum(excess, times), excess)
+        elif code == "unsimulated":  # its percentile is unknown, so no limit would let it in
+            curable &= ~broken
+    rows = np.flatnonzero(by_limits & curable)
+    return [int(row) for row in rows[np.argsort(excess[rows], kind="stable")]]
+
+
+def nearest_row(table: PlanTable) -> int | None:
+    """When nothing is feasible: the row that misses the limits by least.
+
+    Where none only misses limits, the one with the fewest problems and the least memory lacking.
+    """
+    if len(table.order) or not len(table):
+        return None
+    if rows := rows_beyond_limits(table):
+        return rows[0]
+    problems = np.sum(list(table.rules().values()), axis=0)
+    lacking = np.nan_to_num(np.maximum(table.columns["shortfall_bytes"], 0), nan=np.inf)
+    return int(np.lexsort((table.columns["gpus"], lacking, problems))[0])

@@ -1,0 +1,318 @@
+"""Serving as a kind of plan: splits of every engine and format under the request's load."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from recipe_core.base.arrays import Bool, Float, Int
+from recipe_core.estimates.columns.serving import Setting, stack
+from recipe_core.estimates.serving.accuracy import COLUMN as ACCURACY
+from recipe_core.estimates.serving.bands import FOLLOWING, METRICS, errors
+from recipe_core.estimates.serving.results import MEMORY, ServingEstimate, memory_parts
+from recipe_core.estimates.serving.simulate import MOST, requests_each
+from recipe_core.estimates.serving.starts import is_uncertain
+from recipe_core.plans.kind import Block, Kind, Ranking, Shown
+from recipe_core.plans.serving_candidates import describe, load_of
+from recipe_core.plans.serving_physics import simulate_cases
+from recipe_core.plans.serving_remedies import CURES
+from recipe_core.plans.serving_search import find_case, judge_cases, search_cases
+from recipe_core.plans.table import PlanTable
+from recipe_core.request.metrics import goals_of, metrics_of
+from recipe_core.request.serving_workload import LOADS
+from recipe_core.request.split_key import SPLIT_FIELDS, cluster_of
+from recipe_core.request.split_key import load_of as load_of_key
+
+QUICK = 5000
+"""Requests of a replica that are simulated without being asked for, in the estimate of one
+candidate."""
+TAILS = (50.0, 95.0, 99.0)
+AS_GOOD = 0.02
+"""Share of accuracy that is added to what is lost before goals are weighed: about the noise of a
+published score, so that losing the first two percent counts as much as twice the cost."""
+DEGREES = ("tp", "pp", "dp", "ep", "cp")
+
+LISTED: tuple[str, ...] = (
+    *("gpus", "output", "per_gpu", "tpot", "ttft"),
+    *("memory", "used", "concurrency", "usd"),
+)
+TABLED: tuple[str, ...] = ("gpus", "ttft", "tpot", "output", "per_gpu", "memory", "usd")
+
+
+def shown_measures(table: PlanTable) -> Shown:
+    """Measures of the workload's mode, and which of them stand where."""
+    workload, listed, tabled = table.problem.workload, LISTED, TABLED
+    if table.loads_differ:
+        listed = ("load", *listed)
+    if workload.mode == "offline":
+        listed, tabled = (*listed, "wall", "usd_run"), (*tabled, "wall", "usd_run")
+    if _tells_accuracy(table):
+        listed, tabled = (*listed, ACCURACY), (*tabled, ACCURACY)
+    several = len(table.problem.clusters) > 1
+    return Shown(
+        measures=metrics_of(workload.mode),
+        # of several devices the chart that these are usually compared by
+        axes=("interactivity", "per_gpu") if several else ("tpot", "per_gpu"),
+        listed=listed,
+        tabled=tabled,
+        headline=("output", "interactivity", "tpot", "ttft", "usd", "usd_hour"),
+        phrased=("output", "tpot", "usd"),
+    )
+
+
+def _tells_accuracy(table: PlanTable) -> bool:
+    """Whether rows are of several number formats, or the objective is about accuracy."""
+    objective = table.request.objective
+    formats = {(block.setting.weight_dtype, block.setting.kv_dtype) for block in table.blocks}
+    is_goal = objective.limits.accuracy_recovery is not None or "accuracy" in objective.goals
+    return is_goal or len(formats) > 1
+
+
+# columns
+
+
+def _add_columns(columns: dict[str, Any]) -> None:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        columns["tokens_per_s_per_user"] = 1 / columns["tpot_s"]
+        columns["memory_share"] = columns["total_bytes"] / columns["usable_bytes"]
+    columns["accuracy_lost"] = accuracy_lost(columns[ACCURACY])
+
+
+def accuracy_lost(recovery: Float) -> Float:
+    """Rank rows by accuracy: the share that is lost, and ``AS_GOOD``.
+
+    All is lost where it is unknown, so that what nobody has measured comes last.
+
+    Args:
+        recovery: expected share of the base's accuracy, one per row; NaN where unknown.
+    """
+    gone = np.where(np.isfinite(recovery), np.maximum(1 - recovery, 0.0), 1.0)
+    return np.asarray(gone + AS_GOOD)
+
+
+def _overloaded(table: PlanTable) -> Bool:
+    """Rows of a closed loop whose cache, or whose engine's limit, holds less than the load."""
+    if table.problem.workload.mode != "closed" or not table.blocks:
+        return np.zeros(len(table), dtype=np.bool_)
+    return np.asarray(table.columns["held_requests"] < table.columns["load"])
+
+
+def prefill_pools(table: PlanTable) -> Bool:
+    """Rows with a prefill pool of their own."""
+    return np.concatenate([block.cases.disaggregated for block in table.blocks])
+
+
+def _names_of(setting: Setting) -> Mapping[str, str]:
+    return {
+        "engine": setting.engine.name,
+        "weight_dtype": setting.weight_dtype,
+        "kv_dtype": setting.kv_dtype,
+    }
+
+
+def _titles_of(setting: Setting) -> Mapping[str, str]:
+    return {
+        "engine": setting.engine.title,
+        "weight_dtype": f"{setting.weight_dtype} weights",
+        "kv_dtype": f"{setting.kv_dtype} cache",
+    }
+
+
+def _split_columns(table: PlanTable) -> Mapping[str, Any]:
+    return {
+        "device": table.of_blocks(lambda block: block.setting.cluster.device.name),
+        "engine": table.of_blocks(lambda block: block.setting.engine.name),
+        "weight_dtype": table.of_blocks(lambda block: block.setting.weight_dtype),
+        "kv_dtype": table.of_blocks(lambda block: block.setting.kv_dtype),
+    }
+
+
+# order
+
+
+def _precedence(table: PlanTable) -> tuple[Any, ...]:
+    """Rows that hold their load, those that queue, then those that may not start.
+
+    Of the last those first that more likely start than not.
+    """
+    unlikely = np.nan_to_num(table.columns["start_probability"]) < 0.5
+    return (np.where(table.uncertain, 2 + unlikely, table.queues),)
+
+
+def _simplicity(table: PlanTable) -> tuple[Any, ...]:
+    """Fewer devices, more output, no pipeline, smaller tp, unshared experts and caches."""
+    c = table.columns
+    output = -c["output_tokens_per_s"]
+    return (c["max_batched_tokens"], c["cp"], c["ep"], c["tp"], c["pp"], output, c["gpus"])
+
+
+def _score_moves(table: PlanTable, rows: Int) -> Float:
+    moves = np.zeros((len(rows), len(METRICS)))
+    first = table.columns["ttft_s"][rows] / table.columns["request_latency_s"][rows]
+    for goal, weight in table.request.objective.goals.items():
+        column, sign = table.spec.goals[goal]
+        if column == "request_latency_s":  # the first token, and the rest
+            moves[:, METRICS.index("ttft_s")] += weight * first
+            moves[:, METRICS.index("tpot_s")] += weight * (1 - first)
+        elif column in METRICS:
+            moves[:, METRICS.index(column)] += sign * weight
+        elif column in FOLLOWING:
+            moves[:, METRICS.index("output_tokens_per_s")] -= weight
+    return moves
+
+
+def _software(setting: Setting) -> tuple[str, ...]:
+    return setting.cluster.device.name, setting.engine.name, setting.engine.version
+
+
+# one row
+
+
+def _describe_cases(table: PlanTable, block: Block, cases: Int) -> list[dict[str, Any]]:
+    out: list[dict[str, Any]] = describe(block.setting, block.cases, cases)
+    for candidate in out:
+        if draft := candidate.get("speculative"):
+            draft |= _requested_draft(table, draft)
+    return out
+
+
+def _requested_draft(table: PlanTable, draft: Mapping[str, Any]) -> dict[str, Any]:
+    """Method and checkpoint that the request names for a draft.
+
+    No estimate depends on them: a layer is a layer.
+    """
+    requested = (
+        table.problem.candidate.speculative,
+        table.problem.workload.speculative,
+        *table.request.options.speculative,
+    )
+    lookup = draft["method"] == "ngram"
+    size = draft["tokens"], draft["acceptance"]
+    for request in requested:
+        if request is None or (request.tokens, request.acceptance) != size:
+            continue
+        if request.method is None or (request.method == "ngram") == lookup:
+            return dict(request.model_dump(include={"method", "model"}, exclude_none=True))
+    return {}
+
+
+def _workload_of(table: PlanTable, row: int) -> Any:
+    block, i = table.at(row)
+    workload = table.problem.workload
+    load = float(block.cases.load[i])
+    field = LOADS[workload.mode]
+    return workload.model_copy(update={field: load if workload.mode == "open" else int(load)})
+
+
+def detail_estimate(table: PlanTable, row: int) -> ServingEstimate:
+    """The estimate with times by cause, and percentiles.
+
+    Without percentiles where simulating them takes long and no limit names one.
+    """
+    block, i = table.at(row)
+    limits = table.request.objective.limits
+    percentiles = sorted({*TAILS, limits.percentile or TAILS[0]})
+    affordable = MOST if limits.percentile else QUICK
+    requests = requests_each(block.setting, block.cases.take([i]))[0]
+    if block.feasible[i] and requests <= affordable:
+        block = simulate_cases(table.problem, block, np.array([i]), percentiles)
+    return cast(ServingEstimate, block.row(i, explained=True))
+
+
+def explain_estimate(table: PlanTable, row: int) -> ServingEstimate:
+    """The estimate of a row with its times by cause, without simulating percentiles."""
+    block, i = table.at(row)
+    return cast(ServingEstimate, block.row(i, explained=True))
+
+
+def count_cache_tokens(table: PlanTable, row: int) -> int:
+    """Tokens of cache that a replica needs for a row's load, each request at full length."""
+    block, i = table.at(row)
+    (estimates, k), tokens = block.detail(i), block.cases.block_tokens[i]
+    memory = estimates.memory
+    sequences = max(1.0, memory.kv_needed_bytes[k] / max(memory.sequence_bytes[k], 1.0))
+    full = np.ceil(sequences) * np.ceil(block.cases.max_context[i] / tokens) * tokens
+    return int(min(full, max(memory.pool_tokens[k], tokens)))
+
+
+def _find_row(table: PlanTable, key: str, split: Mapping[str, Any]) -> int | None:
+    if "kv_dtype" not in split:
+        return None
+    agree = [table.columns[name] == split.get(name, 1) for name in DEGREES]
+    agree.append(prefill_pools(table) == ("prefill" in split))
+    if table.request.options.loads:
+        load = load_of_key(key)
+        load = load_of(table.problem.workload) if load is None else load
+        agree.append(np.isclose(table.columns["load"], load, rtol=1e-9))
+    cluster = cluster_of(key)
+    for row in map(int, np.flatnonzero(np.all(agree, axis=0))):
+        candidate = table.candidate(row)
+        pools = all(candidate.get(name) == split.get(name) for name in ("replicas", "prefill"))
+        same = all(candidate[name] == split[name] for name in SPLIT_FIELDS)
+        if pools and same and table.clusters_of_rows[row] == cluster:
+            return row
+    return None
+
+
+def _memory(table: PlanTable, rows: Sequence[int]) -> dict[str, Float]:
+    """Bytes of each part on the fullest device, one per row; weights without the encoders."""
+    index = list(rows)
+    columns = {name: np.asarray(table.columns[name], dtype=float)[index] for name in MEMORY}
+    return {**columns, **memory_parts(columns)}
+
+
+def _held_memory(table: PlanTable, rows: Sequence[int]) -> dict[str, Float]:
+    """The same with the cache as the engine will hold it: at most its pool.
+
+    Nothing beside the cache depends on the load, so it is also at most what the device has left.
+    """
+    parts, index = _memory(table, rows), list(rows)
+    needed = parts["kv_needed_bytes"]
+    rest = sum(values for name, values in parts.items() if name != "kv_needed_bytes")
+    capacity, pool, lacking = (
+        np.asarray(table.columns[name], dtype=float)[index]
+        for name in ("capacity_bytes", "pool_bytes", "shortfall_bytes")
+    )
+    cached = np.minimum(needed, np.maximum(np.minimum(pool, capacity - rest), 0.0))
+    return parts | {"kv_needed_bytes": np.where(lacking > 0, needed, cached)}
+
+
+SERVING = Kind(
+    name="serving",
+    parts=MEMORY,
+    goals=goals_of("closed"),
+    unpriced={"usd_per_million_output_tokens": "output_tokens_per_s_per_gpu"},
+    frontier=("tpot_s", "output_tokens_per_s_per_gpu"),
+    shown_as={"accuracy_lost": ACCURACY},
+    settled=("hardware", "loads", "max_batched_tokens", "speculative"),
+    ranking=Ranking(
+        precedence=_precedence,
+        simplicity=_simplicity,
+        errors=errors,
+        moves=_score_moves,
+        software=_software,
+    ),
+    cures=CURES,
+    search_cases=search_cases,
+    find_case=find_case,
+    judge_cases=judge_cases,
+    stack_cases=stack,
+    shown=shown_measures,
+    add_columns=_add_columns,
+    is_uncertain=is_uncertain,
+    overloaded=_overloaded,
+    names_of=_names_of,
+    titles_of=_titles_of,
+    split_columns=_split_columns,
+    describe=_describe_cases,
+    workload=_workload_of,
+    find=_find_row,
+    memory=_memory,
+    held_memory=_held_memory,
+    detailed=detail_estimate,
+    trim_reasons=lambda _table, rows: rows,
+    launch_note=lambda _table: None,
+    unlaunchable=lambda _table, _row: [],
+)

@@ -1,0 +1,256 @@
+"""The search over serving splits: every case judged, loads found, percentiles simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from recipe_core.base import progress
+from recipe_core.base.arrays import Bool, Float, Int
+from recipe_core.estimates.columns.serving import Cases, Setting
+from recipe_core.estimates.rules.refusal import Refusal
+from recipe_core.estimates.serving.simulate import MOST, requests_each
+from recipe_core.plans.confidence import confident
+from recipe_core.plans.evaluated import evaluate
+from recipe_core.plans.kind import Kind
+from recipe_core.plans.limits import limited, mean_excess, unsimulated, without_percentile
+from recipe_core.plans.load import STEPS, best_loads, bisected, least_loads
+from recipe_core.plans.problem import ServingProblem
+from recipe_core.plans.serving_candidates import every_case, with_intervals
+from recipe_core.plans.serving_candidates import one_case as stated_case
+from recipe_core.plans.serving_physics import PHYSICS, WORKED_OFF, Block, simulate_cases
+from recipe_core.plans.size import check_loads
+from recipe_core.plans.table import PlanTable
+from recipe_core.request.candidate import CandidateRequest
+from recipe_core.request.metrics import timed_limits
+from recipe_core.request.objective import Limits
+
+SIMULATED = 64
+"""Candidates of a plan that are simulated where its limits name a percentile: the first by their
+means."""
+REQUESTS = 300_000
+"""Requests that are simulated for a plan at most, over all candidates but the first few: some ten
+seconds."""
+NEAREST = 8
+"""Candidates that are simulated at least: where fewer keep the limits by their means, those that
+miss them by least."""
+LOADED = 12
+"""Candidates whose loads are searched by simulation where limits name a percentile: the first by
+their means."""
+
+
+def search_cases(
+    spec: Kind, problem: ServingProblem, candidate: CandidateRequest | None
+) -> tuple[ServingProblem, list[Block]]:
+    """Every case of a problem that agrees with what ``candidate`` states, judged.
+
+    With the problem, narrowed to the engine and the formats stated.
+    """
+    if candidate is not None:
+        problem = _narrowed(problem, candidate)
+    pairs = every_case(problem, candidate)
+    if not problem.request.load_searched:
+        return problem, _judged(spec, problem, pairs, at_most=SIMULATED)
+    with _simulations(problem, LOADED):
+        pairs, rows = _loaded(spec, problem, candidate or CandidateRequest(), pairs, SIMULATED)
+        return problem, _judged(spec, problem, pairs, at_most=SIMULATED, rows=rows)
+
+
+def find_case(
+    spec: Kind, problem: ServingProblem, candidate: CandidateRequest
+) -> tuple[Setting, Cases] | None:
+    """Setting and case of a candidate that states its split in full, else None.
+
+    Under its best load where that is searched.
+    """
+    pair = stated_case(problem, candidate)
+    if pair is None or not problem.request.load_searched:
+        return pair
+    with _simulations(problem, 1):
+        [loaded], _ = _loaded(spec, problem, candidate, [pair], None)
+    return loaded
+
+
+def judge_cases(spec: Kind, problem: ServingProblem, setting: Setting, cases: Cases) -> list[Block]:
+    """Given cases, judged. Where limits name a percentile, all that can run are simulated."""
+    return _judged(spec, problem, [(setting, cases)], at_most=None)
+
+
+def judge_least_loads(table: PlanTable) -> tuple[ServingProblem, list[Block]]:
+    """Every split of a table at its smallest load, judged by means.
+
+    Limits that more load helps to keep do not count there.
+    """
+    spec, objective = table.spec, table.request.objective
+    times = {name: getattr(objective.limits, name) for name in timed_limits()}
+    timed = objective.model_copy(update={"limits": Limits(**times), "confidence": None})
+    request = table.request.model_copy(update={"objective": timed})
+    pairs = [
+        (block.setting, replace(block.cases, load=least_loads(block.cases)))
+        for block in table.blocks
+    ]
+    problem = replace(table.problem, request=request)
+    return problem, _judged(spec, problem, pairs, at_most=SIMULATED)
+
+
+def _narrowed(problem: ServingProblem, candidate: CandidateRequest) -> ServingProblem:
+    options, fields = problem.request.options, {}
+    for name, field in (
+        ("engine", "engines"),
+        ("weight_dtype", "weight_dtypes"),
+        ("kv_dtype", "kv_dtypes"),
+    ):
+        if (value := getattr(candidate, name)) is not None:
+            fields[field] = (value,)
+    request = problem.request.model_copy(update={"options": options.model_copy(update=fields)})
+    return replace(problem, request=request)
+
+
+# Judging
+
+
+def _judged(
+    spec: Kind,
+    problem: ServingProblem,
+    pairs: Sequence[tuple[Setting, Cases]],
+    at_most: int | None,
+    rows: Int | None = None,
+) -> list[Block]:
+    """All cases judged, the request's limits among the rules.
+
+    A search (``at_most`` is given) leaves out what is wasteful, and simulates so many candidates
+    where limits name a percentile, or those of ``rows``. Where the load is searched, reasons say
+    under which load a limit is broken.
+    """
+    blocks = _held_to_limits(spec, problem, pairs, at_most, rows, alone=rows is None)
+    return [_at_its_load(block) for block in blocks] if problem.request.load_searched else blocks
+
+
+def _at_its_load(block: Block) -> Block:
+    """The block, its limits broken under a load that their sentences name."""
+
+    def said(rule: Refusal) -> Callable[[int], str]:
+        return lambda i: f"at {_in_flight(block.cases.load[i])}: {rule.say(i)}"
+
+    limits = (replace(rule, say=said(rule)) for rule in block.limits)
+    return replace(block, limits=tuple(limits))
+
+
+def _in_flight(load: float) -> str:
+    return "one request in flight" if load == 1 else f"{load:,.0f} requests in flight"
+
+
+def _loaded(
+    spec: Kind,
+    problem: ServingProblem,
+    candidate: CandidateRequest,
+    pairs: Sequence[tuple[Setting, Cases]],
+    at_most: int | None,
+) -> tuple[list[tuple[Setting, Cases]], Int | None]:
+    """All cases under their best loads, and which are simulated where limits name a percentile.
+
+    Loads are chosen by means; where limits name a percentile, those of the best few rows are then
+    lowered until their percentiles keep it.
+    """
+    means = replace(problem, request=without_percentile(problem.request))
+    total = sum(len(columns) for _, columns in pairs)
+
+    def count(loads: int) -> None:
+        nonlocal total
+        total += loads
+        check_loads(total)
+
+    out: list[tuple[Setting, Cases]] = []
+    for shared, columns in pairs:
+
+        def at(cases: Cases, shared: Setting = shared) -> tuple[Setting, Cases]:
+            return shared, with_intervals(problem, shared, candidate, cases)
+
+        def judge(cases: Cases, at: Any = at) -> PlanTable:
+            return PlanTable(spec, means, _held_to_limits(spec, means, [at(cases)], at_most))
+
+        out.append(at(replace(columns, load=best_loads(judge, columns, count))))
+    if problem.request.objective.limits.percentile is None:
+        return out, None
+    first = PlanTable(spec, means, _held_to_limits(spec, means, out, at_most))
+    rows = np.sort(first.order[:LOADED])
+    starts = np.cumsum([0, *(len(columns) for _, columns in out)])
+    for k, (shared, columns) in enumerate(out):
+        inside = rows[(rows >= starts[k]) & (rows < starts[k + 1])] - starts[k]
+        if not len(inside):
+            continue
+        some = columns.take(inside)
+
+        def keeps(places: Int, loads: Float, shared: Setting = shared, some: Cases = some) -> Bool:
+            cases = replace(some.take(places), load=loads)
+            pair = shared, with_intervals(problem, shared, candidate, cases)
+            blocks = _held_to_limits(spec, problem, [pair], None, alone=False)
+            judged = PlanTable(spec, problem, blocks)
+            return judged.feasible & ~judged.overloaded
+
+        bisection, load = bisected(keeps, some.load, whole=True), np.array(columns.load)
+        load[inside] = np.where(np.isnan(bisection), least_loads(some), bisection)
+        load[inside] = np.maximum(load[inside], least_loads(some))
+        out[k] = shared, with_intervals(problem, shared, candidate, replace(columns, load=load))
+    return out, rows
+
+
+def _simulations(problem: ServingProblem, splits: int) -> AbstractContextManager[object]:
+    """One task of all simulations in a search of loads; their number is known only at its end."""
+    if problem.request.objective.limits.percentile is None:
+        return nullcontext()
+    return progress.task(splits * (STEPS + 2))
+
+
+def _held_to_limits(
+    spec: Kind,
+    problem: ServingProblem,
+    pairs: Sequence[tuple[Setting, Cases]],
+    at_most: int | None,
+    rows: Int | None = None,
+    *,
+    alone: bool = True,
+) -> list[Block]:
+    """All cases judged; ``alone``: whether their simulations are a task of their own."""
+    limits, searching = problem.request.objective.limits, at_most is not None
+    physics = WORKED_OFF if problem.workload.mode == "offline" else PHYSICS
+    blocks = [evaluate(physics, *pair, searching=searching) for pair in pairs]
+    objective = problem.request.objective
+    if limits.percentile is None:
+        return [confident(limited(block, limits), objective) for block in blocks]
+    blocks = [limited(block, limits, timed=False) for block in blocks]
+    if rows is None:
+        rows = _worth_simulating(PlanTable(spec, problem, blocks), at_most)
+    out, start = [], 0
+    with progress.task(len(rows)) if alone else nullcontext():
+        for block in blocks:
+            inside = rows[(rows >= start) & (rows < start + len(block))] - start
+            start += len(block)
+            if len(inside):
+                block = simulate_cases(problem, block, inside, (limits.percentile,))
+            block = limited(unsimulated(block, limits), limits, timed=True)
+            out.append(confident(block, objective))
+    return out
+
+
+def _worth_simulating(table: PlanTable, at_most: int | None) -> Int:
+    """Rows to simulate: all that can run, or the first whose means keep the limits.
+
+    And a few that miss them by least.
+    """
+    if at_most is None:
+        return table.order
+    limits = table.request.objective.limits
+    excess = np.concatenate([mean_excess(block, limits) for block in table.blocks])[table.order]
+    keeping, missing = table.order[excess <= 1][:at_most], table.order[excess > 1]
+    close = missing[np.argsort(excess[excess > 1], kind="stable")]
+    rows = np.concatenate([keeping, close[: max(NEAREST - len(keeping), 0)]])
+    requests = [
+        np.minimum(requests_each(block.setting, block.cases), MOST) for block in table.blocks
+    ]
+    total = np.cumsum(np.concatenate(requests)[rows])
+    return np.asarray(rows[(total <= REQUESTS) | (np.arange(len(rows)) < NEAREST)])

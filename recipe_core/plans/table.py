@@ -1,0 +1,378 @@
+"""The table of a plan: candidate splits as columns, masks of what refuses them, and an order.
+
+What differs between serving and training is data and functions of a ``Kind``; ranking, fronts,
+remedies and words are functions in the modules beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+
+from recipe_core.base.arrays import Bool, Float, Int
+from recipe_core.estimates.columns.standing import uncorrected
+from recipe_core.hardware.cluster import Cluster
+from recipe_core.plans.confidence import confidence
+from recipe_core.plans.evaluated import EvaluatedCases
+from recipe_core.plans.kind import Block, Kind
+from recipe_core.plans.limits import LIMITS, bounded_values
+from recipe_core.plans.problem import Problem, resolve
+from recipe_core.plans.rank import rank_rows, score_rows
+from recipe_core.request.candidate import CandidateRequest
+from recipe_core.request.schema import PlanRequest
+from recipe_core.request.split_key import split_key, split_of
+
+Answer = TypeVar("Answer")
+AnyTable = TypeVar("AnyTable", bound="PlanTable")
+
+
+class PlanTable:
+    """Candidates of a request, evaluated.
+
+    Rows are numbered through ``blocks``, each of one setting.
+    """
+
+    def __init__(self, spec: Kind, problem: Problem[Any], blocks: Sequence[Block]) -> None:
+        self.spec = spec
+        self.problem = problem
+        self.blocks = tuple(blocks)
+        shown = spec.shown(self)
+        self.measures, self.axes = shown.measures, shown.axes
+        self.listed, self.tabled = shown.listed, shown.tabled
+        self.headline, self.phrased = shown.headline, shown.phrased
+
+    def __len__(self) -> int:
+        return sum(len(block) for block in self.blocks)
+
+    @property
+    def kind(self) -> Literal["serving", "training"]:
+        """The kind of workload."""
+        return self.spec.name
+
+    @property
+    def request(self) -> PlanRequest:
+        """The request that was planned."""
+        return self.problem.request
+
+    # columns and masks
+
+    @cached_property
+    def _ends(self) -> Int:
+        """Past the last row of each block."""
+        return np.cumsum([len(block) for block in self.blocks])
+
+    @cached_property
+    def columns(self) -> Mapping[str, Any]:
+        """Degrees, quantities (SI, units in the names) and ``feasible``, each over all rows.
+
+        Memory is per device, throughput of the whole deployment or run. NaN where a rule leaves a
+        row without an estimate.
+        """
+        names = self.blocks[0].columns if self.blocks else {"feasible": None}
+        columns = {
+            name: np.concatenate(
+                [np.asarray(block.columns[name]) for block in self.blocks] or [np.zeros(0)]
+            )
+            for name in names
+        }
+        if self.blocks:
+            self.spec.add_columns(columns)
+        return columns
+
+    def of_blocks(self, value: Callable[[Block], Any]) -> Any:
+        """One value of every row's block."""
+        return np.repeat(np.array([value(block) for block in self.blocks]), self._sizes)
+
+    @property
+    def _sizes(self) -> list[int]:
+        return [len(block) for block in self.blocks]
+
+    @cached_property
+    def feasible(self) -> Bool:
+        """Rows that nothing refuses."""
+        return np.asarray(self.columns["feasible"], dtype=np.bool_)
+
+    @cached_property
+    def runs(self) -> Bool:
+        """Rows that nothing but a limit of the objective refuses."""
+        return np.concatenate([block.runs for block in self.blocks])
+
+    @cached_property
+    def overloaded(self) -> Bool:
+        """Rows that do not hold their whole load at once, should they start."""
+        return self.spec.overloaded(self)
+
+    @cached_property
+    def queues(self) -> Bool:
+        """Rows that start, but do not hold their whole load at once: the rest waits in a queue."""
+        return self.overloaded & ~self.uncertain
+
+    @cached_property
+    def uncertain(self) -> Bool:
+        """Rows that no rule but a limit refuses, whose start is uncertain (``is_uncertain``)."""
+        if not self.blocks:
+            return np.zeros(len(self), dtype=np.bool_)
+        return self.runs & self.spec.is_uncertain(self.columns["start_probability"])
+
+    @cached_property
+    def certain(self) -> Bool:
+        """Rows that start, beyond the error of estimates: they hold their load, or queue."""
+        return self.feasible & ~self.uncertain
+
+    @cached_property
+    def holds(self) -> Bool:
+        """Rows that start and hold their whole load at once."""
+        return self.certain & ~self.queues
+
+    @cached_property
+    def chances(self) -> Float:
+        """The probability that each row keeps every limit, were it measured.
+
+        NaN where it cannot run at all.
+        """
+        limits = self.request.objective.limits
+        return np.concatenate([confidence(block, limits) for block in self.blocks] or [np.zeros(0)])
+
+    @cached_property
+    def clusters(self) -> tuple[Cluster, ...]:
+        """The request's cluster, those of its options, then those of other problems."""
+        places = (*self.problem.clusters, *(block.setting.cluster for block in self.blocks))
+        return tuple({id(place): place for place in places}.values())
+
+    @cached_property
+    def clusters_of_rows(self) -> Int:
+        """The place of every row's cluster in ``clusters``."""
+        numbers = {id(place): number for number, place in enumerate(self.clusters)}
+        return np.asarray(
+            self.of_blocks(lambda block: numbers[id(block.setting.cluster)]), dtype=np.int64
+        )
+
+    @cached_property
+    def differs(self) -> frozenset[str]:
+        """Names of device, engine, formats and stated loads that this plan has several of."""
+        rows = [
+            {"device": id(block.setting.cluster), **self.spec.names_of(block.setting)}
+            for block in self.blocks
+        ]
+        names = rows[0] if rows else ()
+        several = {name for name in names if len({row[name] for row in rows}) > 1}
+        loads = self.request.options.loads and len(np.unique(self.columns["load"])) > 1
+        return frozenset(several | ({"load"} if loads else set()))
+
+    @property
+    def loads_differ(self) -> bool:
+        """Whether rows may be under different loads: each has to say its own."""
+        return self.request.load_searched or bool(self.request.options.loads)
+
+    # one row
+
+    def at(self, row: int) -> tuple[Block, int]:
+        """The block of a row, and the row's place in it."""
+        k = int(np.searchsorted(self._ends, row, side="right"))
+        return self.blocks[k], row - int(self._ends[k]) + len(self.blocks[k])
+
+    def setting(self, row: int) -> Any:
+        """What the split of a row shares with its block: model, cluster, engine, formats."""
+        return self.at(row)[0].setting
+
+    def detail(self, row: int) -> tuple[Any, int]:
+        """The columns of physics that hold a row, and its place in them."""
+        block, i = self.at(row)
+        return block.detail(i)
+
+    def state(self, row: int) -> str:
+        """``holds``, ``queues``, ``uncertain`` or ``cannot run``."""
+        if not self.feasible[row]:
+            return "cannot run"
+        if self.uncertain[row]:
+            return "uncertain"
+        return "queues" if self.queues[row] else "holds"
+
+    def candidate(self, row: int) -> dict[str, Any]:
+        """The split of a row, as the contract writes it."""
+        return self.candidates([row])[0]
+
+    def candidates(self, rows: Sequence[int] | Int) -> list[dict[str, Any]]:
+        """The splits of some rows. Many at once cost little more than one."""
+        return self.by_block(rows, lambda block, cases: self.spec.describe(self, block, cases))
+
+    def estimate(self, row: int) -> Any:
+        """The estimate of a row: a ``ServingEstimate`` or a ``TrainingEstimate``."""
+        return self.estimates([row])[0]
+
+    def estimates(self, rows: Sequence[int] | Int) -> list[Any]:
+        """The estimates of some rows. Many at once cost little more than one."""
+        return self.by_block(rows, EvaluatedCases.rows)
+
+    def by_block(
+        self,
+        rows: Sequence[int] | Int,
+        answer: Callable[[Block, Int], Iterable[Answer]],
+    ) -> list[Answer]:
+        """Answers of blocks about their cases, in the order of ``rows``."""
+        index = np.asarray(rows, dtype=np.int64)
+        if len(index) == 1:  # a single row is the most frequent question
+            block, i = self.at(int(index[0]))
+            return list(answer(block, np.array([i])))
+        out: dict[int, Answer] = {}
+        for block, places, inside in self.split_rows(index):
+            out.update(zip(places.tolist(), answer(block, inside), strict=True))
+        return [out[place] for place in range(len(index))]
+
+    def split_rows(self, rows: Int) -> Iterator[tuple[Block, Int, Int]]:
+        """Blocks that hold some rows: the places among ``rows`` of these, and their cases there."""
+        numbers = np.searchsorted(self._ends, rows, side="right")
+        for k in np.unique(numbers).tolist():
+            block, places = self.blocks[k], np.flatnonzero(numbers == k)
+            yield block, places, rows[places] - self._ends[k] + len(block)
+
+    def request_of(self, row: int) -> PlanRequest:
+        """The request of a row alone.
+
+        On its hardware, under its load, with its split as the candidate.
+        """
+        request = self.request
+        return request.model_copy(
+            update={
+                "options": request.options.model_copy(update=dict.fromkeys(self.spec.settled, ())),
+                "hardware": self.setting(row).cluster.asked or request.hardware,
+                "candidate": CandidateRequest.model_validate(self.candidate(row)),
+                "workload": self.spec.workload(self, row),
+            }
+        )
+
+    def key(self, row: int) -> str:
+        """The name of a row in links and charts, with its load where a split has several."""
+        load = float(self.columns["load"][row]) if self.request.options.loads else None
+        return split_key(self.candidate(row), int(self.clusters_of_rows[row]), load)
+
+    def find(self, key: str) -> int | None:
+        """The row that a key names, None when the plan has no such split."""
+        split = split_of(key)
+        return None if split is None else self.spec.find(self, key, split)
+
+    # order
+
+    @cached_property
+    def score(self) -> Float:
+        """Figures that rows are ranked by, less is better (``rank.score_rows``)."""
+        return score_rows(self)
+
+    @cached_property
+    def order(self) -> Int:
+        """Feasible rows, best first (``rank.rank_rows``)."""
+        return rank_rows(self)
+
+    @property
+    def best_row(self) -> int | None:
+        """The best row, None when nothing is feasible."""
+        return int(self.order[0]) if len(self.order) else None
+
+    # rules
+
+    def rules(self) -> dict[str, Bool]:
+        """For each rule's code the rows that it refuses."""
+        return self._rules
+
+    @cached_property
+    def _rules(self) -> dict[str, Bool]:
+        out: dict[str, Bool] = {}
+        start = 0
+        for block in self.blocks:
+            for code, broken in block.rules():
+                rows = out.setdefault(code, np.zeros(len(self), dtype=np.bool_))
+                rows[start : start + len(block)] |= broken
+            start += len(block)
+        return out
+
+    def codes(self, row: int) -> frozenset[str]:
+        """The codes of the rules that a row breaks."""
+        return frozenset(code for code, broken in self._rules.items() if broken[row])
+
+    def reasons(self, row: int) -> list[str]:
+        """Why a row is refused; empty when it is not."""
+        return self.sentences([row])[0]
+
+    def sentences(self, rows: Sequence[int] | Int) -> list[list[str]]:
+        """The reasons of some rows. Many at once cost little more than one."""
+        return self.spec.trim_reasons(self, self.by_block(rows, EvaluatedCases.sentences))
+
+    # measures
+
+    def raw(self, name: str) -> Float:
+        """A measure of every row, SI."""
+        return np.asarray(self.columns[self.measures[name].column], dtype=float)
+
+    def values(self, name: str, rows: Any = slice(None)) -> Float:
+        """A measure of some rows in the unit it is shown in."""
+        return np.asarray(self.raw(name)[rows] * self.measures[name].factor)
+
+    def known(self, name: str) -> bool:
+        """Whether a measure is known of any row that is feasible (a price may not be)."""
+        rows = self.feasible if self.feasible.any() else slice(None)
+        return bool(np.isfinite(self.raw(name)[rows]).any())
+
+    @cached_property
+    def stated_limits(self) -> list[str]:
+        """Codes of the limits that the objective states."""
+        limits = self.request.objective.limits
+        return [code for code, rule in LIMITS.items() if rule.bound(limits) is not None]
+
+    def bound(self, code: str) -> Float:
+        """The figure of every row that a limit bounds: a mean, or the percentile of the limits."""
+        percentile = self.request.objective.limits.percentile
+        return np.concatenate(
+            [bounded_values(LIMITS[code], block, percentile) for block in self.blocks]
+        )
+
+    def band_ends(self, name: str, rows: Sequence[int] | Int) -> tuple[Float, Float]:
+        """Low and high ends of the 80 % band around a measure of some rows, SI.
+
+        Those of accuracy rest on published figures. NaN where unknown, certain, or refused.
+        """
+        index, measure = np.asarray(rows, dtype=np.int64), self.measures[name]
+        if measure.column == "accuracy":
+            low, high = (
+                np.asarray(self.columns[f"accuracy_{end}"][index], dtype=float)
+                for end in ("low", "high")
+            )
+            return np.where(low == high, np.nan, low), np.where(low == high, np.nan, high)
+        low, high = np.full(len(index), np.nan), np.full(len(index), np.nan)
+        if measure.band is None:
+            return low, high
+        values = self.raw(name)[index]
+        banded = self.feasible[index] & np.isfinite(values)
+        for block, places, cases in self.split_rows(index):
+            inside = banded[places]
+            if not inside.any():
+                continue
+            factors = block.band_factors(measure.band, cases[inside])
+            if measure.inverse:
+                factors = 1 / factors[:, ::-1]
+            of_rows = places[inside]
+            low[of_rows], high[of_rows] = (values[of_rows, None] * factors).T
+        return low, high
+
+
+def replan(table: AnyTable, request: PlanRequest) -> AnyTable:
+    """The plan of another request of the same kind."""
+    kind = table.spec
+    return type(table)(kind, *kind.search_cases(kind, _resolve_again(table, request), None))
+
+
+def replan_stated(table: AnyTable, request: PlanRequest) -> AnyTable | None:
+    """The plan of the one split that another request states in full; None where it does not."""
+    kind, problem = table.spec, _resolve_again(table, request)
+    pair = kind.find_case(kind, problem, problem.candidate)
+    if pair is None:
+        return None
+    return type(table)(kind, problem, kind.judge_cases(kind, problem, *pair))
+
+
+def _resolve_again(table: PlanTable, request: PlanRequest) -> Problem[Any]:
+    """Another request under the corrections of a plan, not those that hold by now."""
+    with uncorrected():
+        return resolve(request, corrections=table.problem.corrections)

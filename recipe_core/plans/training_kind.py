@@ -1,0 +1,185 @@
+"""Training as a kind of plan: splits of every framework, ZeRO stage and micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from recipe_core.base.arrays import Float, Int
+from recipe_core.engines.frameworks import framework
+from recipe_core.estimates.columns.training import RECOMPUTE, TrainingSetting, stack_cases
+from recipe_core.estimates.training.bands import METRICS, errors
+from recipe_core.estimates.training.memory import MEMORY_TITLES
+from recipe_core.estimates.training.results import TrainingEstimate
+from recipe_core.estimates.training.starts import is_uncertain
+from recipe_core.plans.kind import Block, Kind, Ranking, Shown
+from recipe_core.plans.launch_rules import FRAMEWORK
+from recipe_core.plans.table import PlanTable
+from recipe_core.plans.training_candidates import describe, one_case
+from recipe_core.plans.training_remedies import CURES, launch_note, unlaunchable_reasons
+from recipe_core.plans.training_search import judge_cases, search_cases
+from recipe_core.request.metrics import goals_of, metrics_of, time_to_finish
+from recipe_core.request.split_key import TRAINING_FIELDS, cluster_of
+
+COMPARED = ("gpus", "output", "per_gpu", "mfu", "step", "memory", "bubble")
+STEP_TABLED = ("gpus", "step", "output", "per_gpu", "mfu", "memory", "bubble", "usd")
+RUN_TABLED = ("gpus", "step", "output", "mfu", "memory", "goodput", "wall", "usd_run")
+SAMPLED_TABLED = ("gpus", "step", "rollout", "output", "per_gpu", "mfu", "memory", "usd")
+"""Columns of a terminal's table of steps, of runs that end, and where answers are sampled."""
+
+
+def _shown_measures(table: PlanTable) -> Shown:
+    """Measures of a step, or of the run where it has an end."""
+    workload, sampled = table.problem.workload, ("rollout",)
+    measures = metrics_of("training")
+    rollout = workload.rollout is not None
+    added = sampled if rollout else ()
+    if workload.tokens is None:  # nothing to finish: a step is what is compared
+        return Shown(
+            measures=measures,
+            axes=("step", "per_gpu"),
+            listed=(*COMPARED, "usd", *added),
+            tabled=SAMPLED_TABLED if rollout else STEP_TABLED,
+            headline=("output", "step", "mfu", "usd", "usd_hour"),
+            phrased=("output", "step", "usd"),
+        )
+    if len(table):
+        rows = table.feasible if table.feasible.any() else slice(None)
+        finish_s = table.columns["wall_s"][rows]
+        finite_s = finish_s[np.isfinite(finish_s)]
+        fastest_s = float(finite_s.min()) if len(finite_s) else 0.0
+        measures = measures | {"wall": time_to_finish(fastest_s)}
+    return Shown(
+        measures=measures,
+        axes=("wall", "per_gpu"),
+        listed=(*COMPARED, "goodput", "run_mfu", "wall", "usd_run", *added),
+        tabled=SAMPLED_TABLED if rollout else RUN_TABLED,
+        headline=("output", "mfu", "goodput", "wall", "usd_run", "usd_hour"),
+        phrased=("output", "wall", "usd_run"),
+    )
+
+
+def _simplicity(table: PlanTable) -> tuple[Any, ...]:
+    """Fewer devices, more tokens/s, then less of everything that splits a model."""
+    c = table.columns
+    cut = ("zero_stage", "recompute", "virtual_stages", "cp", "ep", "tp", "pp")
+    return (*(c[name] for name in cut), -c["tokens_per_s"], c["gpus"])
+
+
+def _precedence(table: PlanTable) -> tuple[Any, ...]:
+    """Rows that start, then the others with the most probable first."""
+    return (np.where(table.uncertain, 1 - table.columns["start_probability"], 0.0),)
+
+
+def _score_moves(table: PlanTable, rows: Int) -> Float:
+    # throughput, cost and energy follow the time of a step; a number of devices is certain
+    goals = table.request.objective.goals.items()
+    weight = sum(weight for goal, weight in goals if table.spec.goals[goal][0] != "gpus")
+    return np.full((len(rows), len(METRICS)), float(weight))
+
+
+def _software(setting: TrainingSetting) -> tuple[str, ...]:
+    return setting.cluster.device.name, setting.engine
+
+
+def _split_columns(table: PlanTable) -> Mapping[str, Any]:
+    splits = table.candidates(range(len(table)))
+    names = dict.fromkeys(name for split in splits for name in split)
+    return {
+        "device": table.of_blocks(lambda block: block.setting.cluster.device.name),
+        **{name: [split.get(name) for split in splits] for name in names},
+    }
+
+
+def _find_row(table: PlanTable, key: str, split: Mapping[str, Any]) -> int | None:
+    if split.get("recompute") not in RECOMPUTE:
+        return None
+    numbers = {"shard": split["dp"] * split["cp"]} | dict(split)
+    numbers["recompute"] = RECOMPUTE.index(split["recompute"])
+    names = (*TRAINING_FIELDS[2:], "shard")
+    agree = np.all([table.columns[name] == numbers[name] for name in names], axis=0)
+    hosted = np.concatenate([block.cases.host_parameters for block in table.blocks])
+    agree &= hosted == (split.get("offload") == "parameters")
+    for row in map(int, np.flatnonzero(agree)):
+        setting = table.setting(row)
+        same = (setting.engine, setting.precision) == (split["engine"], split["precision"])
+        if same and table.clusters_of_rows[row] == cluster_of(key):
+            return row
+    return None
+
+
+def _memory(table: PlanTable, rows: Sequence[int]) -> dict[str, Float]:
+    names = list(MEMORY_TITLES)
+    values = np.reshape(table.by_block(rows, partial(_fullest_parts, names)), (-1, len(names)))
+    return dict(zip(names, values.T, strict=True))
+
+
+def _fullest_parts(names: Sequence[str], block: Block, cases: Int) -> Float:
+    """Bytes of each part in the fullest stage (cases, parts); NaN without an estimate."""
+    estimates, places = block.details(cases)
+    by_stage = estimates.memory.by_stage[places]
+    finite = np.isfinite(by_stage)
+    fullest = np.argmax(np.where(finite, by_stage, -np.inf), axis=1)
+    parts = [estimates.memory.parts[name][places, fullest] for name in names]
+    return np.where(finite.any(axis=1)[:, None], np.stack(parts, axis=1).astype(float), np.nan)
+
+
+def _detail_estimate(table: PlanTable, row: int) -> TrainingEstimate:
+    """The estimate with a note of what a launch of the split cannot be told."""
+    estimate: TrainingEstimate = table.estimate(row)
+    lacks = unlaunchable_reasons(table, row) if estimate.feasible else []
+    notes = [f"No bundle is made of this split: {lack}" for lack in lacks]
+    return replace(estimate, notes=[*estimate.notes, *notes])
+
+
+def _trim_reasons(table: PlanTable, rows: list[list[str]]) -> list[list[str]]:
+    """Keep the reason of a framework that cannot launch what is asked alone: it is not searched."""
+    of_frameworks = {
+        rule.say(0) for block in table.blocks for rule in block.outside if rule.code == FRAMEWORK
+    }
+    return [
+        [reason for reason in reasons if reason in of_frameworks] or reasons for reasons in rows
+    ]
+
+
+TRAINING = Kind(
+    name="training",
+    parts=MEMORY_TITLES,
+    goals=goals_of("training"),
+    unpriced={"usd_per_million_tokens": "tokens_per_s_per_gpu"},
+    frontier=("step_s", "tokens_per_s_per_gpu"),
+    shown_as={},
+    settled=("hardware",),
+    ranking=Ranking(
+        precedence=_precedence,
+        simplicity=_simplicity,
+        errors=errors,
+        moves=_score_moves,
+        software=_software,
+    ),
+    cures=CURES,
+    search_cases=search_cases,
+    find_case=lambda _kind, problem, candidate: one_case(problem, candidate),
+    judge_cases=judge_cases,
+    stack_cases=stack_cases,
+    shown=_shown_measures,
+    add_columns=lambda _columns: None,
+    is_uncertain=is_uncertain,
+    overloaded=lambda table: np.zeros(len(table), dtype=np.bool_),
+    names_of=lambda setting: {"engine": setting.engine},
+    titles_of=lambda setting: {"engine": framework(setting.engine).title},
+    split_columns=_split_columns,
+    describe=lambda _table, block, cases: describe(block.setting, block.cases, cases),
+    workload=lambda table, _row: table.request.workload,
+    find=_find_row,
+    memory=_memory,
+    held_memory=_memory,
+    detailed=_detail_estimate,
+    trim_reasons=_trim_reasons,
+    launch_note=launch_note,
+    unlaunchable=unlaunchable_reasons,
+)

@@ -1,0 +1,149 @@
+"""Words of a plan for people: rows against each other and against the limits, figures, prices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from recipe_core.base.units import band, chance_text, range_text
+from recipe_core.hardware.cluster import chip_title, short_title
+from recipe_core.plans.limits import rule_title
+from recipe_core.plans.plan_json import (
+    doubt_text,
+    queue_text,
+    row_load_text,
+    split_label,
+)
+from recipe_core.plans.rank import beats, counts_cost
+from recipe_core.plans.table import PlanTable
+from recipe_core.request.metrics import limits_by_name
+
+COIN = (0.35, 0.65)
+"""Probabilities between which keeping the limits is called a coin toss."""
+
+
+def devices_text(plan: PlanTable, row: int) -> str:
+    """Devices that a row uses of those there: ``4 of 8 × H100 SXM``; all of them: ``8 × …``."""
+    place, used = plan.setting(row).cluster, int(plan.columns["gpus"][row])
+    count = f"{used:,}" if used == place.devices else f"{used:,} of {place.devices:,}"
+    return f"{count} × {chip_title(place.device)}"
+
+
+def unpriced_note(plan: PlanTable) -> str | None:
+    """How splits rank whose price is unknown, as sentences; None where none lacks a price."""
+    places = plan.problem.clusters
+    lacking = [place for place in places if place.usd_per_device_hour is None]
+    if not lacking or not counts_cost(plan):
+        return None
+    titles = list(dict.fromkeys(short_title(place.device) for place in lacking))
+    listed, its = " and ".join(titles), "its" if len(titles) == 1 else "their"
+    some = len(lacking) < len(places)
+    order = f"{its} splits come last" if some else "splits rank by output per device"
+    return f"No price of {listed} is known: {order}."
+
+
+def against_best(plan: PlanTable, row: int) -> str:
+    """With what probability the best split beats a feasible row, as a sentence.
+
+    Of one that queues, or may not start, beside a best that does not: that it does. Empty for the
+    best one itself, and for one whose price is unknown beside a known one.
+    """
+    best = plan.best_row
+    if best is None or row == best:
+        return ""
+    if plan.uncertain[row] and not plan.uncertain[best]:
+        return f"It {doubt_text(plan, row)}"
+    if plan.queues[row] and not plan.queues[best]:
+        return f"Starts and queues: {queue_text(plan, row)}"
+    chance = beats(plan, [row], best)[0]
+    if chance is None:
+        return ""
+    label = split_label(plan, best)
+    return f"Probability that {label} measures better: {chance_text(1 - chance)}"
+
+
+def confidence_text(plan: PlanTable, row: int) -> str:
+    """With what probability a row keeps the limits, as a sentence; empty without limits."""
+    if not plan.stated_limits or not plan.runs[row]:
+        return ""
+    chance = float(plan.chances[row])
+    plural = "s" if len(plan.stated_limits) > 1 else ""
+    coin = ": as good as a coin toss" if COIN[0] <= chance <= COIN[1] else ""
+    return f"Holds the limit{plural} with a probability of {chance_text(chance)}{coin}"
+
+
+def rule_titles(codes: Iterable[str]) -> str:
+    """Codes of rules as a person calls them."""
+    return "; ".join(sorted(rule_title(code) for code in codes))
+
+
+def objective_measures(plan: PlanTable) -> tuple[str, ...]:
+    """The measures that the objective is about, with those that it limits.
+
+    Power belongs to a goal of energy too.
+    """
+    objective = plan.request.objective
+    columns = {plan.spec.goals[goal][0] for goal in objective.goals}
+    if "energy" in objective.goals:
+        columns.add("watts")
+    limited = objective.limits.model_dump(exclude_none=True)
+    return tuple(
+        name
+        for name, measure in plan.measures.items()
+        if measure.column in columns or measure.limit in limited
+    )
+
+
+# figures
+
+
+def figures_phrase(plan: PlanTable, row: int) -> str:
+    """A row's main figures in one phrase, without unknown ones; a load that was found first."""
+    names = [name for name in plan.phrased if np.isfinite(plan.raw(name)[row])]
+    figures = [plan.measures[name].phrase(float(plan.raw(name)[row])) for name in names]
+    load = [row_load_text(plan, row)] if plan.request.load_searched else []
+    return ", ".join([*load, *figures])
+
+
+def band_text(plan: PlanTable, name: str, row: int) -> str | None:
+    """The band in which eight of ten measured runs are expected; None where that is unknown."""
+    ends = _band_of(plan, name, row)
+    return band(ends, plan.measures[name].show) if ends else None
+
+
+def likely_text(plan: PlanTable, name: str, row: int, *, unit: bool = True) -> str:
+    """The same in words, ``24.7 to 68.5 ms likely``; empty where that is unknown.
+
+    ``unit``: with the unit also where both ends have the same.
+    """
+    ends = _band_of(plan, name, row)
+    return f"{range_text(ends, plan.measures[name].show, unit=unit)} likely" if ends else ""
+
+
+def _band_of(plan: PlanTable, name: str, row: int) -> tuple[float, float] | None:
+    low, high = (float(end[0]) for end in plan.band_ends(name, [row]))
+    return (low, high) if np.isfinite(low) and np.isfinite(high) else None
+
+
+def shown_limit(plan: PlanTable, name: str) -> float | None:
+    """The objective's limit on a measure, in the unit it is shown in."""
+    measure = plan.measures[name]
+    if measure.limit is None:
+        return None
+    bound = limits_by_name()[measure.limit].bound(plan.request.objective.limits)
+    return None if bound is None else bound * measure.factor
+
+
+# memory of one device
+
+
+def usable_bytes(plan: PlanTable, row: int) -> float:
+    """Bytes that the engine or the run may use of a device."""
+    usable = float(plan.columns["usable_bytes"][row])
+    return usable if np.isfinite(usable) else capacity_bytes(plan, row)
+
+
+def capacity_bytes(plan: PlanTable, row: int) -> float:
+    """Bytes that a process can have of a device."""
+    return float(plan.setting(row).cluster.device.usable_memory_bytes)
