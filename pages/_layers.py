@@ -51,7 +51,7 @@ def architecture(facts: dict[str, Any]) -> dict[str, str]:
 def show(spec: ModelSpec) -> None:
     """The table beside the bars."""
     load_pages()  # the first page can be drawn before these are there
-    from recipe_core.views.charts import parts_bars
+    from recipe_core.views.charts import parameter_bars
     from recipe_core.views.views import model_view
 
     left, right = st.columns(2, gap="large")
@@ -63,7 +63,7 @@ def show(spec: ModelSpec) -> None:
     with right:
         st.header("Parameters by part", anchor=False)
         st.plotly_chart(
-            parts_bars(spec.parameters_by_part, dark=common.dark()),
+            parameter_bars(spec.parameters_by_part, dark=common.dark()),
             key="parts",
             alt="Parameters by part of the model",
         )

@@ -11,6 +11,7 @@ import streamlit as st
 
 from recipe_core.plans.plan import Plan
 from recipe_core.views import tables
+from recipe_core.views.plans import HOLDS
 from recipe_core.views.tables import SHOWN_ROWS, Filters
 
 
@@ -125,6 +126,6 @@ def column_order(plan: Plan, names: list[str], *, ranges: bool) -> list[str]:
         measures.append(name)
         if ranges and plan.measures[name].band is not None:
             measures.append(f"{name}_likely")
-    state = ["state"] if set(tables.states_of(plan)) - {tables.HOLDS} else []
+    state = ["state"] if set(tables.states_of(plan)) - {HOLDS} else []
     sure = ["sure"] if plan.stated_limits else []
     return ["split", *tables.named_columns(plan), *state, *sure, *measures, "front"]

@@ -193,7 +193,7 @@ def test_what_no_framework_launches_is_said_and_offload_offered_where_one_has_it
     offered = [*splits.changes(), *fixes(splits, nearest_row(splits))]
     assert not any("candidate.offload" in remedy.fields for remedy in offered)  # with adapters
     for remedy in splits.changes():
-        assert plan(change(splits.request, remedy.fields)).launch_note is None
+        assert launch_note(plan(change(splits.request, remedy.fields))) is None
     splits = plan(training(MIXTRAL, "h100-sxm", "pretrain"))
     assert splits.best is None
     offered = [remedy.fields for remedy in splits.changes() if "candidate.offload" in remedy.fields]

@@ -14,13 +14,13 @@ from recipe_core.estimates.training.results import STEP_TITLES
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.models.tensors import PART_TITLES
 from recipe_core.plans.limits import LIMITS
-from recipe_core.plans.plan_json import cluster_title, measure_text, split_label
+from recipe_core.plans.plan_json import cluster_title, measure_text, split_label, split_labels
 from recipe_core.plans.plans import plan, plan_candidate
 from recipe_core.plans.rank import refused_rows
 from recipe_core.request import split_key
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT
-from recipe_core.views.columns import quantity
+from recipe_core.request.metrics import metrics_of
 from recipe_core.views.estimates import estimate_text
 from recipe_core.views.plan_words import devices_text, objective_measures, rule_titles
 from recipe_core.views.plans import plan_text
@@ -155,7 +155,7 @@ def test_mfu_is_a_measure_of_training_and_hfu_counts_what_is_computed_again():
     text = estimate_text(board.candidate(full), estimate.to_json())
     for name in ("mfu", "hfu"):
         value = getattr(training, name)
-        assert re.search(rf"{re.escape(quantity(name, training=True).title)} +{value:.1%}", text)
+        assert re.search(rf"{re.escape(metrics_of('training')[name].title)} +{value:.1%}", text)
     board = made(TRAINING | {"candidate.precision": "fp8"})  # taken from the candidate
     assert board.candidate(0)["precision"] == "fp8"
     assert len(board) > 100
@@ -231,9 +231,9 @@ def test_rows_that_differ_in_their_draft_alone_say_it():
     ]
     options = {"engines": ["vllm"], "speculative": drafts}
     drafted = plan(make_request(options=options, workload={"concurrency": 4}))
-    found = {label.partition(", ")[2] for label in drafted.labels(drafted.order)}
+    found = {label.partition(", ")[2] for label in split_labels(drafted, drafted.order)}
     assert found == {"", "eagle 3 at 0.7", "ngram 4 at 0.4"}
-    names = drafted.labels(drafted.order)
+    names = split_labels(drafted, drafted.order)
     assert len(set(names)) == len(names)
     assert "eagle 3 at 0.7" in " ".join(plan_text(drafted, 6).split())
 

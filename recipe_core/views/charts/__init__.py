@@ -23,6 +23,7 @@ from recipe_core.views.charts.over_time import (
     replicas,
     within_limits,
 )
+from recipe_core.views.charts.parts import parameter_bars
 from recipe_core.views.charts.policies import cost_against_share, policy_costs, start_phases
 from recipe_core.views.charts.side import choice_points
 from recipe_core.views.charts.size import (
@@ -58,6 +59,7 @@ __all__ = [
     "measured_against",
     "money_so_far",
     "owned_or_rented",
+    "parameter_bars",
     "parts_against",
     "policy_costs",
     "rates_over_time",

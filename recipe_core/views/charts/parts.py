@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from recipe_core.base.units import GIB, alike, duration, gib
+from recipe_core.base.units import GIB, alike, count, duration, gib
 from recipe_core.estimates.serving.bottlenecks import BOTTLENECKS
+from recipe_core.models.tensors import PART_TITLES
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import device_word, held_text, split_label
 from recipe_core.views.charts.figures import Drawing, Style, axis, categories
@@ -230,3 +231,24 @@ def stage_bars(
     up = axis("GiB", range=[0, max(capacity, tallest) * 1.12])
     look = {"barmode": "stack", "bargap": 0.3}
     return draw.between({"title": None, "type": "category"}, up, 380, BELOW, **look)
+
+
+def parameter_bars(parts: Mapping[str, float], *, dark: bool = False) -> go.Figure:
+    """Parameters by part of a model, largest first."""
+    draw, ordered, total = Drawing(dark=dark), _largest_first(parts), sum(parts.values()) or 1.0
+    draw.bars(
+        None,
+        [PART_TITLES.get(name, name) for name in ordered],
+        list(ordered.values()),
+        {"color": draw.colours.series[0]},
+        "%{y}<br>%{customdata[0]} parameters, %{customdata[1]}",
+        [[f"{value:,}", f"{value / total:.1%}"] for value in ordered.values()],
+        text=[count(value) for value in ordered.values()],
+        textposition="outside",
+        textfont={"color": draw.colours.ink},
+        cliponaxis=False,
+    )
+    across = {"visible": False, "range": [0, max(parts.values(), default=1.0) * 1.25]}
+    up = {"autorange": "reversed", "type": "category", "title": None}
+    frame = {"margin": {"l": 10, "r": 16, "t": 10, "b": 10}, "showlegend": False}
+    return draw.between(across, up, 40 + 30 * len(ordered), frame, bargap=0.35)

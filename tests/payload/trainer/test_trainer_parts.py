@@ -107,7 +107,7 @@ def test_adapters_are_where_they_are_asked_for_and_as_many_as_are_estimated(tmp_
     cpu = {"device": "cpu", "per_node": 1}
     plan, row = plan_candidate(training_request(split, 1, CONFIG, cpu, method="lora", **work))
     learning = [parameter for _, parameter in part.learning()]
-    estimated = plan.memory([row])["optimizer"][0] / 8
+    estimated = plan.spec.memory(plan, [row])["optimizer"][0] / 8
     assert sum(parameter.numel() for parameter in learning) == estimated
     assert {parameter.dtype for parameter in learning} == {torch.float32}
     still = {parameter.dtype for _, parameter in part.named() if not parameter.requires_grad}

@@ -21,16 +21,15 @@ from fnmatch import fnmatch
 from itertools import islice
 from pathlib import Path
 
-from recipe_core.bystanders import Neighbour
-from recipe_core.faults import Fault
-from recipe_core.judge import play
-from recipe_core.places import FAULTS
-from recipe_core.trial import LateError, Trial
-
-from recipe_core.targets.deployments import KINDS, REAL, make
 from tests.fixtures.ports import is_free
 from tests.nightly.attack import alone
 from tests.nightly.attack.harness import INTERRUPTED, Order, Result, Tally
+from tests.nightly.attack.launcher.bystanders import Neighbour
+from tests.nightly.attack.launcher.deployments import KINDS, REAL, make
+from tests.nightly.attack.launcher.faults import Fault
+from tests.nightly.attack.launcher.judge import play
+from tests.nightly.attack.launcher.places import FAULTS
+from tests.nightly.attack.launcher.trial import LateError, Trial
 
 FEATURES = KINDS | REAL
 MOST_AT_ONCE = 6

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recipe_core.trial import Trial, full_disk
+from tests.nightly.attack.launcher.trial import Trial, full_disk
 
 Harm = Callable[[Trial], Iterator[None]]
 DEATHS = frozenset({"died", "killed", "device_lost", "hung"})

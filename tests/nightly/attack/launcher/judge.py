@@ -7,11 +7,10 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from recipe_core.faults import DEATHS, REFUSED, SLOW, Fault
-from recipe_core.trial import LateError, Trial
-
-from recipe_core.targets.deployments import LIMITS
 from tests.nightly.attack.harness import Result
+from tests.nightly.attack.launcher.deployments import LIMITS
+from tests.nightly.attack.launcher.faults import DEATHS, REFUSED, SLOW, Fault
+from tests.nightly.attack.launcher.trial import LateError, Trial
 
 
 def play(trial: Trial, fault: Fault) -> Result:

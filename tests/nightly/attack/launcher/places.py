@@ -15,11 +15,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from recipe_core.faults import DEATHS, EITHER, FAULTS, KILL, REFUSED, fault, kill_server, pause
-from recipe_core.trial import Trial
-
 from recipe_core.payload.launcher import procs, rotation
 from tests.nightly.attack import alone
+from tests.nightly.attack.launcher.faults import (
+    DEATHS,
+    EITHER,
+    FAULTS,
+    KILL,
+    REFUSED,
+    fault,
+    kill_server,
+    pause,
+)
+from tests.nightly.attack.launcher.trial import Trial
 
 __all__ = ["FAULTS"]
 

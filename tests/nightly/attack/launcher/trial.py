@@ -21,14 +21,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from recipe_core.bystanders import Bystanders
-
 from recipe_core.payload.launcher import events, procs, state, supervisor
 from recipe_core.payload.launcher.errors import LauncherError
 from recipe_core.payload.launcher.plan import load_plan
-from recipe_core.targets.deployments import Deployment
 from tests.fixtures.bundles import Bundle, usual_signals, with_variable
 from tests.fixtures.serve import Server
+from tests.nightly.attack.launcher.bystanders import Bystanders
+from tests.nightly.attack.launcher.deployments import Deployment
 
 TRIAL = "CHAOS_TRIAL"
 """The variable by which everything of a trial is found, the launcher's processes too."""
