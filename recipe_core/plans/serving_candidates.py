@@ -324,7 +324,9 @@ def _told_columns(spec: Engine, candidate: CandidateRequest) -> dict[str, float]
         InputError: for one that the engine does not have.
     """
     out: dict[str, float] = {}
-    offered = {*meanings(spec).values(), *(spec.intervals.options if spec.intervals else ())}
+    # An engine may parse an interval's option and pass it on to none of its engines.
+    offered = {*meanings(spec).values()} - {*INTERVALS}
+    offered |= {*(spec.intervals.options if spec.intervals else ())}
     for name, usual in USUAL.items():
         value = getattr(candidate, name)
         if value not in (None, usual) and name not in offered:

@@ -150,7 +150,7 @@ def test_values_that_an_engine_would_read_otherwise_are_refused():
 def test_no_other_module_quotes():
     """One function for each language, in one place; the launcher travels alone and has its own."""
     package = Path(quoting.__file__).parents[1]
-    own = {"base/quoting.py", "launcher/report.py"}
+    own = {"base/quoting.py", "payload/launcher/report.py"}
     # reading words is not writing them
     quotes = re.compile(r"shlex\.(quote|join)|replace\(\"\$|replace\(\"\{\{")
     paths = [path for path in package.rglob("*.py") if quotes.search(path.read_text("utf-8"))]

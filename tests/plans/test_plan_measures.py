@@ -118,8 +118,8 @@ def test_every_cause_part_and_refusal_has_a_name():
     step = planned("training").estimate(planned("training").best_row).breakdown_s.step
     assert set(step) <= set(STEP_TITLES)
     for patterns in (
-        ("space/rules.py", "search/limits.py", "physics/serving/*.py"),
-        ("space/training_rules.py", "physics/training/*.py"),
+        ("estimates/rules/rules.py", "plans/limits.py", "estimates/serving/*.py"),
+        ("estimates/rules/training_rules.py", "estimates/training/*.py"),
     ):
         source = "".join(path.read_text() for pattern in patterns for path in PACKAGE.glob(pattern))
         codes = set(re.findall(r'(?:Refusal|_indivisible)\(\s*"([a-z-]+)"', source))

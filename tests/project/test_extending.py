@@ -95,9 +95,9 @@ def test_an_engine_option_that_moves_memory_and_the_command_is_six_files(package
     package.insert("request/candidate.py", "    engine_version: Text", OPTION)
     row = '    CandidateOption("graph_batch", "graph_batch", usual=0),\n'
     package.insert("engines/candidate_options.py", ")\nSTATED", row)
-    package.insert("space/serving.py", "    recv_interval: Float\n", "    graph_batch: Float\n")
+    package.insert("estimates/columns/serving.py", "    recv_interval: Float\n", "    graph_batch: Float\n")
     memory = "        + cases.graph_batch * 2.0**20\n"
-    package.insert("physics/serving/memory.py", "        + graph_bytes(setting, cases)\n", memory)
+    package.insert("estimates/serving/memory.py", "        + graph_bytes(setting, cases)\n", memory)
     for engine, flag in FLAGS.items():
         meaning = f"  {flag[2:].replace('-', '_')}: graph_batch\n"
         package.insert(f"engines/options/{engine}.yaml", "  stream_interval:", meaning)
@@ -153,7 +153,7 @@ def test_a_launch_rule_of_a_framework_is_one_row(package):
     read = f"""
 from recipe_core.launch.training.start import launch_reasons
 from recipe_core.request.schema import PlanRequest
-from recipe_core.search.plans import plan_candidate
+from recipe_core.plans.plans import plan_candidate
 table, row = plan_candidate(PlanRequest.parse({request!r}))
 print(launch_reasons(*table.detail(row)))
 """
@@ -172,18 +172,17 @@ METRIC = """  - name: cache-share
 COLUMN = '        "cache_share": lambda e: e.memory.pool_bytes / e.memory.capacity_bytes,\n'
 
 
-@pytest.mark.skipif(not (PACKAGE / "request/metrics.yaml").exists(), reason="no registry yet")
 def test_a_metric_is_a_row_and_a_column(package):
     package.insert("request/metrics.yaml", "  - name: interactivity\n", METRIC)
     beside = '        "pool_bytes": lambda e:'
-    (columns,) = package.files_with("search", beside)
+    (columns,) = package.files_with("plans", beside)
     package.insert(columns, beside, COLUMN)
     assert len(package.touched) <= 3
     read = f"""
-from recipe_core.present.charts import tradeoff
+from recipe_core.views.charts import tradeoff
 from recipe_core.request.metrics import metrics_of
 from recipe_core.request.schema import PlanRequest
-from recipe_core.search.plans import plan
+from recipe_core.plans.plans import plan
 splits = plan(PlanRequest.parse({json.loads(split_of("vllm"))!r}))
 metric = metrics_of("closed")["cache-share"]
 print(metric.show(float(splits.columns["cache_share"][0])), metric.axis)
@@ -230,13 +229,13 @@ def degrees_of_split(focus: Focus[Any]) -> Iterator[Item]:
 
 
 def test_a_chart_of_a_split_is_one_function(package):
-    package.add("present/charts/closer_look.py", CHART)
+    package.add("views/charts/closer_look.py", CHART)
     assert len(package.touched) == 1
     read = f"""
-from recipe_core.present import charts
-from recipe_core.present.charts.views import Focus, views_of
+from recipe_core.views import charts
+from recipe_core.views.charts.views import Focus, views_of
 from recipe_core.request.schema import PlanRequest
-from recipe_core.search.plans import plan
+from recipe_core.plans.plans import plan
 splits = plan(PlanRequest.parse({json.loads(split_of("vllm"))!r}))
 focus = Focus(splits, 0)
 (view,) = [view for view in views_of(splits) if view.name == "degrees-of-split"]
