@@ -175,7 +175,12 @@ def estimate_text(
 
 
 def _pairs(rows: Iterable[tuple[str, str]]) -> list[str]:
-    return [f"  {label:32} {value:>14}" for label, value in rows]
+    """Lines with the figures below each other; what follows a figure and its unit stays beside."""
+    lines = []
+    for label, text in rows:
+        figure = " ".join(text.split(" ")[:2])
+        lines.append(f"  {label:32} {figure:>14}{text[len(figure) :]}")
+    return lines
 
 
 def _step_lines(answer: Mapping[str, Any]) -> Iterator[str]:

@@ -173,14 +173,12 @@ def test_cheaper_formats_are_offered_and_nothing_beside_a_large_plan_or_where_no
 def test_the_safe_split_is_the_best_of_the_sure_ones_and_a_surer_load_is_offered_first():
     doubtful = planned(LIMITED | {"objective.limits.tpot_ms": "35"})
     best = doubtful.best_row
-    assert doubtful.confidence([best])[0] < beside.SURE
+    assert doubtful.chances[best] < beside.SURE
     safe = safer(doubtful, best)
-    assert doubtful.confidence([safe])[0] >= beside.SURE
+    assert doubtful.chances[safe] >= beside.SURE
     ranked = [int(row) for row in doubtful.order]
     before = ranked[: ranked.index(safe)]
-    assert all(
-        doubtful.confidence([row])[0] < beside.SURE or doubtful.queues[row] for row in before
-    )
+    assert all(doubtful.chances[row] < beside.SURE or doubtful.queues[row] for row in before)
     asked = plan(change(doubtful.request, {"objective.confidence": beside.SURE}))
     assert asked.candidate(asked.best_row) == doubtful.candidate(safe)
     free, limited = case("throughput"), case("cost")
@@ -246,7 +244,7 @@ def test_one_limit_holds_as_its_figure_says_also_of_a_run_and_what_is_certain_or
     assert free.to_json(top=1)["candidates"][0]["confidence"] is None
     assert confidence_text(free, free.best_row) == ""
     few = within(gpus=4)
-    chance = few.confidence(np.arange(len(few)))[few.runs]
+    chance = few.chances[few.runs]
     assert set(np.unique(chance)) == {0.0, 1.0}
     assert (chance == (few.columns["gpus"][few.runs] <= 4)).all()
     run = training_request(nodes=1, sequence_length=4096, tokens=1e9)
@@ -279,7 +277,7 @@ def test_a_looser_limit_never_holds_less_likely_and_what_makes_one_sure_is_plann
 def test_a_confidence_that_is_asked_for_is_a_rule(asked):
     sure = within(tpot_ms=30, ttft_ms=900, confidence=asked)
     free = within(tpot_ms=30, ttft_ms=900)
-    chance = free.confidence(np.arange(len(free)))
+    chance = free.chances
     assert (sure.feasible == (free.feasible & (chance >= asked))).all()
     for row in np.flatnonzero(free.feasible & ~sure.feasible)[:3]:
         assert any("is asked for" in reason for reason in sure.reasons(int(row)))
@@ -298,7 +296,7 @@ def test_a_remedy_names_the_split_that_works_where_it_is_not_the_nearest(
 ):
     nothing = within(tpot_ms=tpot_ms, ttft_ms=ttft_ms, confidence=0.9)
     row, changes = nearest_row(nothing), nothing.changes()
-    assert nothing.label(row) == near
+    assert split_label(nothing, row) == near
     assert advice(changes, nothing.candidate(row)) == f"It works with {said}"
     assert f"  It works with {said}" in plan_text(nothing, 3).splitlines()
     after = plan(change(nothing.request, changes[0].fields))
@@ -384,7 +382,7 @@ def test_a_device_without_a_price_changes_the_order_of_no_others(kind, places, a
     without = mixed(kind, *places)
     splits = mixed(kind, *places[:at], "gh200-144gb", *places[at:])
     assert order_of(splits) == order_of(without) + order_of(mixed(kind, "gh200-144gb"))
-    assert count_ties(splits) == without.tied
+    assert count_ties(splits) == count_ties(without)
 
 
 def test_cost_orders_priced_devices_before_those_without_a_price():
@@ -433,7 +431,7 @@ def test_costs_are_not_compared_with_unknown_ones_and_the_plan_says_so(kind):
     assert unpriced_note(mixed(kind, "gh200-144gb")) == f"{note}splits rank by output per device."
     fast = priced(kind, ["h100-sxm", GH200], optimize="throughput")
     assert (unpriced_note(fast), fast.to_json(1)["unpriced"]) == (None, ["gh200-144gb"])
-    assert None not in fast.beats(fast.order, fast.best_row)
+    assert None not in beats(fast, fast.order, fast.best_row)
     assert mixed(kind, "h100-sxm").to_json(1)["unpriced"] == []
 
 

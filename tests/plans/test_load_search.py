@@ -255,7 +255,7 @@ def test_a_recipe_holds_the_load_that_was_found():
     found = recipe_request(recipe)
     assert found.workload == splits.best.request.workload
     assert load_after(found) == splits.columns["load"][splits.best_row]
-    assert not found.request.load_searched
+    assert not found.load_searched
     assert {"other-split", "fewer-gpus"} <= {fallback.kind for fallback in recipe.fallbacks}
     for fallback in recipe.fallbacks:
         if "hardware" not in fallback.changes:

@@ -12,9 +12,8 @@ from recipe_core.doors.api import create_api
 from recipe_core.estimates.training.starts import SURE
 from recipe_core.plans.front import pareto_front
 from recipe_core.plans.limits import LIMITS
-from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import split_label
-from recipe_core.plans.plans import plan
+from recipe_core.plans.plans import plan, plan_together
 from recipe_core.plans.problem import resolve
 from recipe_core.plans.rank import beats, nearest_row
 from recipe_core.recipe.build import make_recipe
@@ -113,7 +112,7 @@ def test_goals_of_requests_are_refused_for_a_run_and_defaults_and_a_confidence_h
     likely, sure = planned(values), planned(changed(values, "objective.confidence", 0.95))
     assert 0 < len(sure.order) < len(likely.order)
     assert (sure.chances[sure.order] >= 0.95).all()
-    assert set(sure.order) == {row for row in likely.order if likely.confidence([row])[0] >= 0.95}
+    assert set(sure.order) == {row for row in likely.order if likely.chances[row] >= 0.95}
 
 
 @over("weights", table("one_plan", "weights"))
@@ -334,7 +333,7 @@ def test_a_plan_over_several_clusters_is_that_of_each_and_rows_know_theirs():
         assert places[k].items() <= chosen.hardware.model_dump().items()
         assert len(chosen.options.hardware) == len(BESIDE)
     assert set(splits.to_frame()["device"]) == {"h100-sxm", "mi300x"}
-    assert len({splits.identity(int(row))[0] for row in splits.order}) == 2
+    assert len({splits.spec.cures.identity(splits, int(row))[0] for row in splits.order}) == 2
     values = splits.to_json(20, 5)
     for case in (*values["candidates"], *values["refused"]):
         assert case["hardware"]["device"] in ("h100-sxm", "mi300x")
@@ -344,9 +343,9 @@ def test_a_plan_over_several_clusters_is_that_of_each_and_rows_know_theirs():
 def test_a_price_may_move_the_choice_of_clusters_a_recipe_is_of_and_an_unknown_device_is_named(
     tmp_path,
 ):
-    moves = [name for name, _ in several().moves()]
+    moves = [flip.what for flip in several().sensitivity()]
     assert moves[:2] == ["price -20%", "price +20%"]
-    assert not any("price" in name for name, _ in plain("training").moves())
+    assert not any("price" in flip.what for flip in plain("training").sensitivity())
     flips = plan(request(*BESIDE, objective__optimize="cost")).sensitivity()
     assert {flip.what for flip in flips} >= set(moves[:2])
     built = make_recipe(request(*BESIDE))
@@ -356,8 +355,8 @@ def test_a_price_may_move_the_choice_of_clusters_a_recipe_is_of_and_an_unknown_d
     assert devices <= {"h100-sxm", "mi300x"}
     assert write_bundle(built, tmp_path / "bundle")
     problems = [resolve(request()), resolve(request(workload__sequence_length=2048))]
-    together = Plan.together(problems)
-    assert np.bincount(together.sources).tolist() == [len(plan(p.request)) for p in problems]
+    together, sources = plan_together(problems)
+    assert np.bincount(sources).tolist() == [len(plan(p.request)) for p in problems]
     assert split_label(together, len(together) - 1)
     unknown = refusal(training_with, "options.hardware", [{"device": "h1000"}])
     assert unknown.field == "options.hardware.0.device"

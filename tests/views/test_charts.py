@@ -29,7 +29,7 @@ from recipe_core.views.plan_words import capacity_bytes, likely_text, usable_byt
 from tests.conftest import LLAMA_70B
 from tests.fixtures.plans import BESIDE, LONG, planned, training
 from tests.fixtures.rows import table
-from tests.physics import test_caches as caches
+from tests.estimates import test_caches as caches
 
 LIMITED = ("objective.limits.tpot_ms", 40.0)
 
@@ -372,7 +372,7 @@ def test_stages_have_their_capacity_every_pass_a_bar_and_parts_of_a_time_end_at_
     assert forward["marker"]["pattern"]["shape"] != backward["marker"]["pattern"]["shape"]
     splits = planned()
     parts = splits.estimate(splits.best_row).to_json()["breakdown_s"]["decode"]
-    bars = charts.waterfall(parts, TIME_TITLES).data[0]
+    bars = waterfall(parts, TIME_TITLES).data[0]
     assert list(bars["x"])[:-1] == sorted((part * 1e3 for part in parts.values()), reverse=True)
     assert bars["measure"][-1] == "total"
     assert set(bars["y"]) == {TIME_TITLES[cause] for cause in parts} | {"Total"}

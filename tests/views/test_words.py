@@ -9,6 +9,7 @@ from recipe_core.base.data_files import DataFile
 from recipe_core.estimates.rules.refusal import RULE_TITLES
 from recipe_core.hardware.ownership import HOURS_PER_MONTH
 from recipe_core.plans.legal import NEVER, legal
+from recipe_core.plans.plan_json import split_label
 from recipe_core.plans.plans import plan
 from recipe_core.plans.rank import nearest_row
 from recipe_core.request.link import FIELDS, from_query
@@ -83,7 +84,7 @@ def test_a_plan_says_ranges_limits_loads_and_money_by_the_hour_and_the_month():
     assert re.fullmatch(r"Time per output token: \S+ ms, likely \S+ to \S+ ms", said)
     chosen = verdict(free, other)
     assert not chosen.best
-    assert chosen.subject.startswith(free.label(other).split(" · ")[0])
+    assert chosen.subject.startswith(split_label(free, other).split(" · ")[0])
     searched = planned(tpot_ms="40")
     load = int(searched.columns["load"][searched.best_row])
     assert searched.request.load_searched

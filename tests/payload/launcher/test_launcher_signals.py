@@ -24,8 +24,8 @@ BENCH = ["bench", "--requests", "500"]
 KILLED_AT = """
 import os, sys
 from pathlib import Path
-from recipe_core.launcher import state
-from recipe_core.launcher.main import main
+from recipe_core.payload.launcher import state
+from recipe_core.payload.launcher.main import main
 
 save, calls = state.save, []
 
