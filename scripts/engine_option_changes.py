@@ -16,8 +16,7 @@ from typing import Any
 import yaml
 
 from recipe_core.engines.history import release_key
-from recipe_core.engines.option_changes import differences, laid_over
-from recipe_core.engines.options import FOLDER
+from recipe_core.engines.options import FOLDER, differences, laid_over
 
 Table = dict[str, Any]
 

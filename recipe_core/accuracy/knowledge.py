@@ -5,10 +5,147 @@ Everything that other rooms ask of it, in one place.
 
 from __future__ import annotations
 
-from recipe_core.accuracy.combinations import Combination, combination
+import fnmatch
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
 from recipe_core.accuracy.families import Family, families, family_of, groups
 from recipe_core.accuracy.lookup import matrix, rows, support_of
-from recipe_core.accuracy.runners import Runner, runners
+from recipe_core.accuracy.runners import Runner, runner, runners
+from recipe_core.accuracy.support import Support
+from recipe_core.accuracy.technique import technique, techniques
+from recipe_core.base.data_files import DataFile
+from recipe_core.base.resources import PACKAGE
+from recipe_core.base.types import Text
+from recipe_core.hardware.profile import Device
+
+FILE = DataFile(PACKAGE / "accuracy" / "combinations.yaml", "technique")
+
+Effect = Literal["void", "multiply", "exclusive", "unknown"]
+"""void: the second adds nothing, or the pair does not run. multiply: shares of memory and accuracy
+multiply. exclusive: a model has one of them at a time. unknown: nothing is said of the pair."""
+
+
+@dataclass(frozen=True, slots=True)
+class Combination:
+    """The effect of two techniques together, and why, in a sentence or two."""
+
+    effect: Effect
+    sentence: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"effect": self.effect, "sentence": self.sentence}
+
+
+class _Data(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+
+class _Both(_Data):
+    a: Text
+    b: Text
+    both: Text
+
+
+class _Rule(_Data):
+    a: Text
+    b: Text
+    effect: Effect
+    sentence: Text
+
+    def fits(self, first: str, second: str) -> bool:
+        return _is(first, self.a) and _is(second, self.b)
+
+
+class _File(_Data):
+    schema_version: Literal[1]
+    together: tuple[_Both, ...]
+    rules: tuple[_Rule, ...]
+
+
+@cache
+def _file() -> _File:
+    return FILE.read_as(_File)
+
+
+def _is(name: str, selector: str) -> bool:
+    """Whether a technique is of a kind, or its name fits a pattern."""
+    return selector == technique(name).kind or fnmatch.fnmatch(name, selector)
+
+
+def combination(
+    a: str, b: str, engine: str, device: Device | str, version: str = ""
+) -> Combination:
+    """What two techniques do together on a runner (its release ``version``) and a device.
+
+    A technique that the runner refuses makes every pair void. Where a technique is both (FP8 in a
+    2:4 pattern), its own row decides.
+
+    Raises:
+        InputError: for an unknown technique, runner or device.
+    """
+    parts = [support_of(name, engine, device, version) for name in (a, b)]
+    refused = next((part for part in parts if part.verdict == "refused"), None)
+    if refused is not None:
+        return Combination("void", _refusal(refused))
+    both = _together(a, b)
+    if both is not None:
+        return _judged(support_of(both, engine, device, version))
+    rule = _rule(a, b)
+    if rule is None:
+        return Combination("unknown", f"Nothing is known of {a} with {b}.")
+    unknown = [part for part in parts if part.verdict == "unknown"]
+    if rule.effect == "multiply" and unknown:
+        sentence = f"{rule.sentence} Whether {_runs(unknown[0])} is not known."
+        return Combination("unknown", sentence)
+    return Combination(rule.effect, rule.sentence)
+
+
+def _runs(part: Support) -> str:
+    return f"{runner(part.engine).title} runs {part.technique} on this hardware"
+
+
+def _refusal(part: Support) -> str:
+    quote = f': "{part.words}"' if part.words else ""
+    return f"{runner(part.engine).title} refuses {part.technique} here{quote}."
+
+
+def _together(a: str, b: str) -> str | None:
+    """The technique that is both, by the file or as one whose parts they are."""
+    for pair in _file().together:
+        if {a, b} == {pair.a, pair.b}:
+            return pair.both
+    wholes = (name for name, one in techniques().items() if sorted(one.parts) == sorted((a, b)))
+    return next((name for name in wholes if _crosses(a, b)), None)
+
+
+def _crosses(a: str, b: str) -> bool:
+    """Whether one is a format of weights and the other of the cache: both at once, not mixed."""
+    return (technique(a).kind == "kv cache") != (technique(b).kind == "kv cache")
+
+
+def _judged(whole: Support) -> Combination:
+    title = technique(whole.technique).title
+    if whole.verdict == "unknown":
+        return Combination("unknown", f"{title}: {whole.note or 'nothing is said of it.'}")
+    if whole.verdict in ("refused", "memory only"):
+        sentence = f"No kernel of {runner(whole.engine).title} runs both here ({title})."
+        return Combination("void", sentence)
+    sentence = (
+        f"{title} run together on {runner(whole.engine).title} ({whole.verdict}): "
+        "what each saves holds, and losses of accuracy multiply."
+    )
+    return Combination("multiply", sentence)
+
+
+def _rule(a: str, b: str) -> _Rule | None:
+    ways = ((a, b), (b, a))
+    return next((rule for rule in _file().rules if any(rule.fits(*way) for way in ways)), None)
+
 
 __all__ = [
     "Combination",

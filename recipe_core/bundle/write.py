@@ -10,12 +10,17 @@ file) and, with a key, ``SIGNATURE`` over it.
 from __future__ import annotations
 
 import io
+import re
 import stat
+import uuid
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
+from recipe_core import __version__
 from recipe_core.base.documents import to_json, to_yaml, write_whole
 from recipe_core.base.resources import PACKAGE
 from recipe_core.bundle.compress import launch_of, making_files
@@ -23,19 +28,124 @@ from recipe_core.bundle.contents import file_mode
 from recipe_core.bundle.fallback_launches import fallback_launches, launch_document
 from recipe_core.bundle.manifest import MANIFEST, Manifest
 from recipe_core.bundle.readme import bundle_readme
-from recipe_core.bundle.sbom import sbom
 from recipe_core.bundle.signing import SIGNATURE, sign
 from recipe_core.launch.entry import LAUNCH_PY
 from recipe_core.launch.training.container import PATH as CONTAINERFILE
 from recipe_core.recipe import Recipe
 from recipe_core.recipe.build import redecide
+from recipe_core.recipe.lock import ImageLock, ModelLock
 from recipe_core.recipe.secrets import refuse_planted
+from recipe_core.request.describe import short_name
 from recipe_core.targets import Context, each_target
 from recipe_core.targets.notes import cluster_notes, spot_note
 from recipe_core.targets.of_recipe import image_file, placed, target_context
 from recipe_core.targets.reach import reach_section
 from recipe_core.targets.restarts import LAUNCHER, rows
 from recipe_core.targets.scale.notes import notes as scaling_notes
+
+_NAMESPACE = uuid.UUID("6b1f8a52-6c1e-5d0a-9a39-0d6b9c6a4f11")
+
+
+def sbom(recipe: Recipe, tools: Iterable[str] = ()) -> dict[str, Any]:
+    """The document; it has no time, and its serial number is the recipe's digest.
+
+    ``tools``: requirements of what makes the checkpoint, where the bundle makes one.
+    """
+    components = _components(recipe)
+    known = {part["bom-ref"] for part in components}
+    made = [_package(*_requirement(line), extra="compress") for line in tools]
+    components += [part for part in made if part["bom-ref"] not in known]
+    return {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "serialNumber": f"urn:uuid:{uuid.uuid5(_NAMESPACE, recipe.digest)}",
+        "version": 1,
+        "metadata": {
+            "tools": {
+                "components": [
+                    {"type": "application", "name": "recipe-builder", "version": __version__}
+                ]
+            },
+            "component": {
+                "type": "application",
+                "bom-ref": "recipe",
+                "name": recipe.name,
+                "version": recipe.digest[:12],
+            },
+        },
+        "components": components,
+        "dependencies": [{"ref": "recipe", "dependsOn": [part["bom-ref"] for part in components]}],
+    }
+
+
+def _components(recipe: Recipe) -> list[dict[str, Any]]:
+    lock = recipe.lock
+    if lock is None:
+        return []
+    packages = [_package(name, specifier) for name, specifier in lock.engine.packages.items()]
+    return [_model(lock.model), *([_image(lock.image)] if lock.image else []), *packages]
+
+
+def _requirement(line: str) -> tuple[str, str]:
+    """Name and versions of a line of requirements, without its extras."""
+    name = re.split(r"[\[<>=!~ ]", line, maxsplit=1)[0]
+    return name, re.sub(r"^[^<>=!~]*", "", line)
+
+
+def _package(name: str, specifier: str, extra: str = "") -> dict[str, Any]:
+    """A package by its version where it is pinned, else by its range of versions."""
+    ref = f"pypi:{name}" + (f":{extra}" if extra else "")
+    component: dict[str, Any] = {"type": "library", "bom-ref": ref, "name": name}
+    if specifier.startswith("==") and "," not in specifier:
+        version = specifier.removeprefix("==")
+        return {
+            **component,
+            "version": version,
+            "purl": f"pkg:pypi/{name.lower()}@{quote(version)}",
+        }
+    component["purl"] = f"pkg:pypi/{name.lower()}"
+    component["properties"] = [{"name": "recipe-builder:specifier", "value": specifier}]
+    return component
+
+
+def _model(model: ModelLock) -> dict[str, Any]:
+    on_hub = not model.id.startswith("/") and model.id.count("/") == 1
+    component: dict[str, Any] = {
+        "type": "machine-learning-model",
+        "bom-ref": "model",
+        "name": model.id if on_hub else short_name(model.id),
+    }
+    if model.revision:
+        component["version"] = model.revision
+    if on_hub:
+        revision = f"@{model.revision.lower()}" if model.revision else ""
+        component["purl"] = f"pkg:huggingface/{quote(model.id)}{revision}"
+    digests = {"architecture-digest": model.architecture_digest}
+    if model.checkpoint:
+        digests[f"checkpoint-{model.checkpoint.of}-digest"] = model.checkpoint.digest
+    component["properties"] = [
+        {"name": f"recipe-builder:{name}", "value": digest} for name, digest in digests.items()
+    ]
+    return component
+
+
+def _image(image: ImageLock) -> dict[str, Any]:
+    """The image with its OCI package URL: by digest where it is known, else by tag."""
+    repository, _, tag = image.reference.rpartition(":")
+    name = repository.rpartition("/")[2]
+    digest = f"@{quote(image.digest, safe='')}" if image.digest else ""
+    component: dict[str, Any] = {
+        "type": "container",
+        "bom-ref": "image",
+        "name": repository,
+        "version": tag,
+        "purl": f"pkg:oci/{name}{digest}?repository_url={quote(repository, safe='')}&tag={tag}",
+    }
+    if image.digest:
+        content = image.digest.removeprefix("sha256:")
+        component["hashes"] = [{"alg": "SHA-256", "content": content}]
+    return component
+
 
 # The earliest date of a zip, in place of now: the same recipe gives the same bytes.
 EPOCH = (1980, 1, 1, 0, 0, 0)

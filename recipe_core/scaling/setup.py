@@ -9,14 +9,27 @@ where there is room.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
+import numpy as np
+
+from recipe_core.base.arrays import Float
+from recipe_core.base.bounded import whole
 from recipe_core.base.errors import InputError, NoAnswer
 from recipe_core.estimates.columns.corrections import Corrections
 from recipe_core.estimates.serving.cold_start import ColdStart, cold_start
 from recipe_core.hardware.cluster import Cluster
+from recipe_core.hardware.failures import (
+    DEVICES_PER_NODE,
+    HOST,
+    failures,
+    node_failures,
+    repair_hours,
+    spot_market,
+)
 from recipe_core.plans.limits import LIMITS
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import split_label
@@ -26,15 +39,177 @@ from recipe_core.plans.replicas import one_replica, replicas_of, shared_load
 from recipe_core.request.over_time import OverTime
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.serving_workload import ServingWorkload
-from recipe_core.scaling.events import events_of
+from recipe_core.scaling.capacity import capacity_per_s
+from recipe_core.scaling.curve import share_alone
 from recipe_core.scaling.fleet import Events, Fleet, StartTime
-from recipe_core.scaling.servers import least_devices
+from recipe_core.scaling.outcome import HOUR_S
 from recipe_core.scaling.service import service_of
 from recipe_core.scaling.traces.from_trace import over_time_of, workload_fields
 from recipe_core.scaling.traces.load import Load
 from recipe_core.scaling.traces.loads import load_of
 from recipe_core.scaling.traces.rates import Rates
 from recipe_core.scaling.traces.trace import Trace
+
+RATES = 256
+"""Quantiles of a load's rates for which the devices of splits are counted."""
+TRIED = 24
+"""Servers of which the share of requests is counted that keep the limits alone."""
+SIMULATED = 4
+"""Servers whose capacity within the limits is simulated."""
+WORSE = 2.0
+"""Times the device-hours of the best server beyond which others are not looked at."""
+
+
+def least_devices(chosen: Plan, load: Load, limits: Mapping[str, float], wanted: float) -> int:
+    """The row whose servers need the least device-hours for the rates of a load; ties by rank.
+
+    Servers are ordered by what their row serves at the load of the plan, which is the largest
+    within the limits where that is searched. Those on which too many requests miss a limit even
+    alone (long prompts) are passed over; of the first few others what each serves within the limits
+    is simulated. Under arrivals at a rate every row serves the same, and the plan's best stays.
+    """
+    rows = chosen.order
+    workload = chosen.request.workload
+    if not isinstance(workload, ServingWorkload) or workload.mode != "closed":
+        return int(rows[0])
+    used = np.array([replicas_of(chosen, int(row)).devices for row in rows], dtype=float)
+    servers = chosen.columns["gpus"][rows] / used
+    tokens_per_s = chosen.columns["output_tokens_per_s"][rows]
+    needed = _device_time(load, tokens_per_s / servers / load.lengths.mean_output, used)
+    enough = 1 - (1 - wanted) / 2
+    able: dict[int, float] = {}  # device-hours by row
+    shares: dict[int, float] = {}  # of requests within the limits, alone
+    seen: set[tuple[int, ...]] = set()
+    for place in np.argsort(np.round(needed, 6), kind="stable").tolist():
+        row = int(rows[place])
+        server = tuple(int(chosen.columns[name][row]) for name in ("tp", "pp", "ep", "cp"))
+        if server in seen:
+            continue
+        seen.add(server)
+        least = min((needed[place], *able.values()))
+        if len(able) == SIMULATED or needed[place] > WORSE * least or len(seen) > TRIED:
+            break
+        service = service_of(chosen, row, load.lengths)
+        shares[row] = share_alone(service, load.lengths, limits)
+        if shares[row] >= enough:
+            able[row] = needed[place]
+    if len(able) > 1:
+        return min(able, key=lambda row: _simulated_time(chosen, row, load, limits, wanted))
+    return next(iter(able), max(shares, key=lambda row: shares[row]))
+
+
+def _device_time(load: Load, capacity_per_s: Float, devices: Float) -> Float:
+    """Devices that are needed for the rates of a load, added up; one number a server."""
+    rates = np.quantile(load.rates, np.linspace(0, 1, RATES))
+    count = np.ceil(rates[:, None] / np.maximum(capacity_per_s, 1e-12))
+    return np.asarray(count.sum(axis=0) * devices, dtype=np.float64)
+
+
+def _simulated_time(
+    chosen: Plan, row: int, load: Load, limits: Mapping[str, float], wanted: float
+) -> float:
+    """Device time by what a server of a row really serves within the limits."""
+    devices = replicas_of(chosen, row).devices
+    service = service_of(chosen, row, load.lengths)
+    alone = Fleet(service, StartTime(0.0, 0.0, 0.0), devices, None, limits)
+    capacity = np.array([capacity_per_s(alone, load, wanted)])
+    return float(_device_time(load, capacity, np.array([float(devices)]))[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Reclaims:
+    """Reclaims per hour of one instance: the median of traces, and their range.
+
+    ``held``: share of the instances asked for that zones held. ``notice_s``: before one ends.
+    """
+
+    per_hour: float
+    low: float
+    high: float
+    held: float
+    notice_s: float
+    traces: int
+    basis: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Its fields."""
+        return asdict(self)
+
+
+def reclaims(architecture: str | None = None, provider: str | None = None) -> Reclaims:
+    """Reclaims in the traces of an architecture, of all GPUs where it has none.
+
+    Traces that count refused launches only say nothing of reclaims, and are left out of the rates.
+
+    Args:
+        architecture: as in ``hw_profiles/``.
+        provider: as in ``hw_profiles/offers/``; all traces count where it has none, or is None.
+    """
+    file = failures()
+    notices = {name: notice.value for name, notice in file.reclaim_notice_s.items()}
+    shortest = min(notices.values())
+    notice_s = shortest if provider is None else notices.get(provider, shortest)
+    if provider not in {trace.provider for trace in file.spot}:
+        provider = None
+    market = spot_market(architecture, provider)
+    traces = [
+        trace
+        for trace in file.spot
+        if (provider is None or trace.provider == provider)
+        and trace.counts != "refusals"
+        and trace.instance_hours
+    ]
+    known = [trace for trace in traces if trace.architecture == architecture]
+    rates = [
+        trace.losses / trace.instance_hours
+        for trace in known or [trace for trace in traces if trace.architecture != HOST]
+    ]
+    return Reclaims(
+        per_hour=statistics.median(rates),
+        low=min(rates),
+        high=max(rates),
+        held=market.held,
+        notice_s=notice_s,
+        traces=len(rates),
+        basis=market.basis,
+    )
+
+
+def events_of(
+    architecture: str | None,
+    *,
+    nodes: int = 1,
+    devices_per_node: int = DEVICES_PER_NODE,
+    spot: bool = False,
+    provider: str | None = None,
+    how: Literal["own", "rented"] = "rented",
+) -> Events:
+    """What happens to one replica on ``nodes`` of ``devices_per_node`` each.
+
+    A failed node comes back after ``repair_s``: a replacement where it is rented, else a restart or
+    a repair.
+
+    Args:
+        architecture: of the devices, as in ``hw_profiles/``; None for the median of all fleets.
+        nodes: of one replica.
+        devices_per_node: that a node has.
+        spot: whether instances can be reclaimed, and orders refused.
+        provider: of spot instances; all traces count where it has none, or is None.
+        how: whether nodes are rented or one's own.
+
+    Raises:
+        InputError: for numbers that are not positive.
+    """
+    count = whole("nodes", nodes)
+    node = node_failures(architecture, devices_per_node)
+    taken = reclaims(architecture, provider) if spot else None
+    return Events(
+        failures_per_hour=count / node.mtbf_hours,
+        repair_s=repair_hours(how) * HOUR_S,
+        reclaims_per_hour=count * taken.per_hour if taken else 0.0,
+        notice_s=taken.notice_s if taken else 0.0,
+        available=taken.held if taken else 1.0,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,19 +2,281 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from recipe_core.base.errors import RecipeError
-from recipe_core.hardware.ownership import OwnershipCost
+import numpy as np
+
+from recipe_core.base.arrays import Float
+from recipe_core.base.bounded import LARGEST_COUNT, LONGEST_MONTHS, number, whole
+from recipe_core.base.errors import InputError, RecipeError
+from recipe_core.hardware.ownership import HOURS_PER_MONTH, OwnershipCost
 from recipe_core.plans.table import replan_stated
 from recipe_core.request.serving_workload import LOADS, ServingWorkload
 from recipe_core.request.size import SizeRequest
 from recipe_core.sizing import growth as growing
-from recipe_core.sizing.buying import buy_or_rent, highest_price, mixture
 from recipe_core.sizing.capacity import LargestLoad
 from recipe_core.sizing.rungs import steps_of
 from recipe_core.sizing.sized import SizedDevice
+
+HORIZON_MONTHS = 36
+HOURS_OF_A_DAY = 24
+ROUNDING = 1e-9
+"""Of a whole number that a division should have given."""
+
+
+@dataclass(frozen=True, slots=True)
+class MonthlyCost:
+    """Dollars a month of owning devices."""
+
+    capital_usd: float
+    """Depreciation."""
+    upkeep_usd: float
+    staff_usd: float
+    power_usd: float
+    """Of the hours in which they work."""
+
+    @property
+    def running_usd(self) -> float:
+        """All but capital."""
+        return self.upkeep_usd + self.staff_usd + self.power_usd
+
+    @property
+    def total_usd(self) -> float:
+        """All four."""
+        return self.capital_usd + self.running_usd
+
+    def to_json(self) -> dict[str, Any]:
+        """Its fields, ``running_usd`` and ``total_usd``."""
+        return asdict(self) | {"running_usd": self.running_usd, "total_usd": self.total_usd}
+
+
+def monthly_cost(own: OwnershipCost, devices: int = 1) -> MonthlyCost:
+    """What ``devices`` cost in a month of 730 hours, written off over their life.
+
+    Raises:
+        InputError: for a number of devices that is not positive.
+    """
+    hours = whole("devices", devices) * HOURS_PER_MONTH
+    return MonthlyCost(
+        capital_usd=own.standing_capital_usd_per_hour * hours,
+        upkeep_usd=own.standing_upkeep_usd_per_hour * hours,
+        staff_usd=own.standing_staff_usd_per_hour * hours,
+        power_usd=own.power_usd_per_hour * own.use * hours,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class BuyOrRent:
+    """Both ways in dollars paid until the end of months 0, 1, …, ``months``."""
+
+    devices: int
+    months: int
+    monthly: MonthlyCost
+    """Of owning."""
+    rented_usd_per_month: float
+    owned_up_front: tuple[float, ...]
+    """Capital paid when devices are bought; they are replaced at the end of their life."""
+    owned_written_off: tuple[float, ...]
+    """Capital spread evenly over their life."""
+    rented: tuple[float, ...]
+    break_even_month: int | None
+    """The first month at whose end buying up front has cost no more than renting, which may lie
+    beyond ``months``; None where renting stays cheaper for 50 years."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Its fields."""
+        return asdict(self) | {"monthly": self.monthly.to_json()}
+
+
+def buy_or_rent(
+    own: OwnershipCost,
+    rented_usd_per_hour: float,
+    devices: int = 1,
+    *,
+    months: int = HORIZON_MONTHS,
+    rented_share: float = 1.0,
+) -> BuyOrRent:
+    """What buying and renting the same devices cost, month by month.
+
+    Until the end of month m ``capex · (bought(m) - residual · sold(m)) + m · running`` is paid up
+    front: of a life of L months ``bought = ceil(m / L)`` (1 at once) and ``sold = floor(m / L)``.
+    Written off: ``m · (capital + running)``. Rented: ``m · price · 730 · rented_share``.
+
+    Args:
+        own: the price and the running costs of a device.
+        rented_usd_per_hour: price of a device-hour that is rented.
+        devices: devices bought, or rented.
+        months: of the curves.
+        rented_share: share of all hours that are rented; below 1 where idle ones are handed back.
+
+    Raises:
+        InputError: for values out of range.
+    """
+    horizon = whole("months", months, most=LONGEST_MONTHS)
+    monthly = monthly_cost(own, devices)
+    rent = _rent_per_month(rented_usd_per_hour, rented_share) * devices
+    month = np.arange(LONGEST_MONTHS + 1)
+    up_front = own.capex_usd * devices * _purchases(own, month) + month * monthly.running_usd
+    rented = month * rent
+    # A rounding of sums does not move the month.
+    paid = (up_front <= rented * (1 + ROUNDING)) & (month > 0)
+    shown = slice(horizon + 1)
+    return BuyOrRent(
+        devices=devices,
+        months=horizon,
+        monthly=monthly,
+        rented_usd_per_month=rent,
+        owned_up_front=tuple(up_front[shown].tolist()),
+        owned_written_off=tuple((month * monthly.total_usd)[shown].tolist()),
+        rented=tuple(rented[shown].tolist()),
+        break_even_month=int(np.argmax(paid)) if paid.any() else None,
+    )
+
+
+def highest_price(
+    own: OwnershipCost,
+    rented_usd_per_hour: float,
+    months: int = HORIZON_MONTHS,
+    *,
+    rented_share: float = 1.0,
+) -> float | None:
+    """The highest ``capex_usd`` of a device at which buying pays within ``months``.
+
+    Buying has paid at the end of month m while ``capex · (bought - residual · sold + m · (upkeep +
+    staff) / 12) <= m · (rent - running costs that do not depend on capex)``; the largest capex of
+    all m. None where renting costs less than running a device that was a gift.
+
+    Raises:
+        InputError: for values out of range.
+    """
+    horizon = whole("months", months, most=LONGEST_MONTHS)
+    gift = monthly_cost(own.model_copy(update={"capex_usd": 0.0}))
+    saved = _rent_per_month(rented_usd_per_hour, rented_share) - gift.running_usd
+    if saved < 0:
+        return None
+    month = np.arange(1, horizon + 1)
+    paid_per_capex = _purchases(own, month) + month * (own.upkeep + own.staff) / 12
+    return float(np.max(month * saved / paid_per_capex))
+
+
+def _rent_per_month(usd_per_hour: float, share: float) -> float:
+    price = number("rented_usd_per_hour", usd_per_hour, least=0)
+    return price * HOURS_PER_MONTH * number("rented_share", share, above=0, most=1)
+
+
+def _purchases(own: OwnershipCost, month: Any) -> Float:
+    """Prices of a device paid until the end of each month, less what sold ones brought."""
+    lives = month / (own.years * 12)
+    bought = np.maximum(np.ceil(lives - ROUNDING), 1)
+    return np.asarray(bought - own.residual * np.floor(lives + ROUNDING))
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """An owned base and a rented peak, by what a month costs."""
+
+    needed_units: tuple[int, ...]
+    """By hour of the day."""
+    owned_units: int
+    """Of the cheapest mixture; the fewest where several cost the same."""
+    rented_units: tuple[int, ...]
+    """Of the cheapest mixture, by hour of the day."""
+    usd_per_month: float
+    """Of the cheapest mixture."""
+    all_rented_usd_per_month: float
+    all_owned_usd_per_month: float
+    idle_share: float
+    """Of the hours of owned units, those in which one has nothing to do."""
+    curve: tuple[float, ...]
+    """Dollars a month with 0, 1, … units owned, up to those of the busiest hour."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Its fields."""
+        return asdict(self)
+
+
+def mixture(
+    load_by_hour: Sequence[float],
+    capacity_per_unit: float,
+    owned_usd_per_hour: float,
+    rented_usd_per_hour: float,
+    *,
+    peak_load: float | None = None,
+    owned_idle_usd_per_hour: float | None = None,
+) -> Mixture:
+    """How many units to own, when all that is needed beyond them is rented by the hour.
+
+    In hour h ``need = ceil(load / capacity)`` units work. With k owned ones the hour costs
+    ``min(k, need) · owned + max(k - need, 0) · idle + max(need - k, 0) · rented``; a month has
+    730 / 24 such days. Every k up to the busiest hour is counted.
+
+    Args:
+        load_by_hour: 24 loads, in any unit that ``capacity_per_unit`` is given in.
+        capacity_per_unit: the most load that a unit (a replica, a node) carries.
+        owned_usd_per_hour: price of an hour in which an owned unit works.
+        rented_usd_per_hour: price of an hour of a rented unit.
+        peak_load: the load of the busiest hour; the 24 values are then relative to each other.
+        owned_idle_usd_per_hour: price of an hour in which an owned unit idles, as much as one in
+            which it works unless given (``OwnershipCost.idle_usd_per_hour`` leaves power out).
+
+    Raises:
+        InputError: for values out of range, not 24 of them, or no load at all.
+    """
+    load = _loads(load_by_hour, peak_load)
+    capacity = number("capacity_per_unit", capacity_per_unit, above=0)
+    owned = number("owned_usd_per_hour", owned_usd_per_hour, least=0)
+    rented = number("rented_usd_per_hour", rented_usd_per_hour, least=0)
+    idle = owned
+    if owned_idle_usd_per_hour is not None:
+        idle = number("owned_idle_usd_per_hour", owned_idle_usd_per_hour, least=0, most=owned)
+    with np.errstate(over="ignore"):  # infinitely many units are refused below
+        units = np.ceil(load / capacity - ROUNDING)
+    if units.max() > LARGEST_COUNT:
+        raise InputError(
+            f"is {capacity:g}, so that the busiest hour takes {units.max():,.0f} units.",
+            field="capacity_per_unit",
+            hint=f"Give larger units, so that at most {LARGEST_COUNT:,} are needed.",
+        )
+    need = units.astype(np.int64)
+    base = np.arange(int(need.max()) + 1)[:, None]
+    hours = (
+        np.minimum(base, need) * owned
+        + np.maximum(base - need, 0) * idle
+        + np.maximum(need - base, 0) * rented
+    )
+    curve = hours.sum(axis=1) * HOURS_PER_MONTH / HOURS_OF_A_DAY
+    best = int(np.argmin(curve))
+    return Mixture(
+        needed_units=tuple(need.tolist()),
+        owned_units=best,
+        rented_units=tuple(np.maximum(need - best, 0).tolist()),
+        usd_per_month=float(curve[best]),
+        all_rented_usd_per_month=float(curve[0]),
+        all_owned_usd_per_month=float(curve[-1]),
+        idle_share=float(np.maximum(best - need, 0).sum() / max(HOURS_OF_A_DAY * best, 1)),
+        curve=tuple(curve.tolist()),
+    )
+
+
+def _loads(values: Sequence[float], peak: float | None) -> Float:
+    """24 loads as an array, scaled to ``peak`` where it is given."""
+    if len(values) != HOURS_OF_A_DAY:
+        raise InputError(
+            f"has {len(values)} values.", field="load_by_hour", hint="Give one for each hour, 24."
+        )
+    load = np.array(
+        [number(f"load_by_hour.{hour}", value, least=0) for hour, value in enumerate(values)]
+    )
+    if not load.any():
+        raise InputError(
+            "is 0 in every hour.", field="load_by_hour", hint="Give a load in one hour at least."
+        )
+    if peak is None:
+        return load
+    return np.asarray(load / load.max() * number("peak_load", peak, above=0))
+
 
 Json = dict[str, Any]
 

@@ -19,14 +19,62 @@ from recipe_core.base.units import (
 )
 from recipe_core.estimates.serving.results import MEMORY, memory_parts
 from recipe_core.estimates.training.memory import MEMORY_TITLES
-from recipe_core.estimates.training.results import RUN_TITLES, STEP_TITLES
+from recipe_core.estimates.training.results import PHASE_TITLES, RUN_TITLES, STEP_TITLES
 from recipe_core.recipe.text_rows import TextRow, is_pooled, text_rows
 from recipe_core.request.metrics import metrics_of
 from recipe_core.request.split_key import split_name
 from recipe_core.views.columns import Column
 from recipe_core.views.plans import change_lines
-from recipe_core.views.reinforcement_text import reinforcement_lines
 from recipe_core.views.verdict import formats_text
+
+
+def reinforcement_lines(answer: Mapping[str, Any]) -> Iterator[str]:
+    """Lines of an estimate that samples answers; none of another one."""
+    loop = answer.get("reinforcement")
+    if not loop:
+        return
+    updates = loop["updates"]
+    yield f"phases of a step ({loop['answers']:,} answers, {_counted(updates, 'update')}):"
+    for name, label in PHASE_TITLES.items():
+        seconds = loop["phases_s"].get(name, 0.0)
+        if seconds > 0:
+            yield f"  {label:26} {duration(seconds):>14}{_more(name, loop)}"
+    yield (
+        f"rollout: {_counted(loop['rollout_copies'], loop['rollout_engine'])} with tp "
+        f"{loop['rollout_tp']}, {loop['rollout_in_flight']:,.0f} answers in flight each, "
+        f"{rate(loop['rollout_tokens_per_s'])} while full"
+    )
+    yield (
+        f"memory per GPU: {gib(loop['training_bytes'])} while it trains, "
+        f"{gib(loop['rollout_bytes'])} while it samples (memory share of the engine "
+        f"{loop['rollout_memory_share']:.2f}){_waiting(loop)}"
+    )
+    if loop["usd_per_step"] is not None:
+        yield f"a step costs {usd(loop['usd_per_step'])}"
+
+
+def _more(name: str, loop: Mapping[str, Any]) -> str:
+    """What to know of a phase behind its time."""
+    if name == "rollout" and loop["rollout_tail_s"] > 0:
+        return f"   {duration(loop['rollout_tail_s'])} of it for the longest answers alone"
+    if name == "weight_sync":
+        return f"   {gib(loop['weight_sync_bytes'])}"
+    return ""
+
+
+def _waiting(loop: Mapping[str, Any]) -> str:
+    """States that are on the host meanwhile."""
+    if not loop["offloaded_bytes"]:
+        return ""
+    return f"; {gib(loop['offloaded_bytes'])} of states wait in the host's memory"
+
+
+def _counted(number: int, noun: str) -> str:
+    """``1 update``, ``4 updates``; an engine's name has no plural."""
+    if noun == "update":
+        return f"{number:,} {noun}{'s' if number > 1 else ''}"
+    return f"{number:,} × {noun}"
+
 
 LEAST_FAILURES = 0.001
 """Expected failures below which nobody cares how many."""

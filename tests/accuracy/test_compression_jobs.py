@@ -8,9 +8,8 @@ from functools import cache
 import pytest
 
 import recipe_core as rb
-from recipe_core.accuracy.choice import choose, planned_dtype
+from recipe_core.accuracy.choice import choose, makers, planned_dtype, tool, tools, usual_technique
 from recipe_core.accuracy.technique import techniques
-from recipe_core.accuracy.tools import makers, tool, tools, usual_technique
 from recipe_core.base.errors import NoAnswer, RecipeError
 from recipe_core.compression.jobs import Job, estimate
 from recipe_core.compression.jobs.numbers import numbers

@@ -4,8 +4,8 @@ import re
 
 from recipe_core.accuracy.families import families, family_of, groups
 from recipe_core.accuracy.knowledge import combination, matrix, rows, runners, support_of
+from recipe_core.accuracy.lookup import placed
 from recipe_core.accuracy.support import VOID
-from recipe_core.accuracy.support_rows import placed
 from recipe_core.accuracy.technique import techniques
 from recipe_core.engines.options import FOLDER, option_table
 from recipe_core.estimates.measured.serving_runs import published_runs

@@ -12,10 +12,9 @@ import pytest
 
 from recipe_core.base.errors import BundleError, NoAnswer
 from recipe_core.bundle.manifest import MANIFEST
-from recipe_core.bundle.sbom import sbom
 from recipe_core.bundle.signing import new_key
 from recipe_core.bundle.verify import check_bundle, read_bundle, unpack
-from recipe_core.bundle.write import bundle_files, write_bundle, zip_bytes, zipped
+from recipe_core.bundle.write import bundle_files, sbom, write_bundle, zip_bytes, zipped
 from recipe_core.payload.launcher.machine import Device, Machine
 from recipe_core.recipe import make_recipe, recipe_request
 from tests.conftest import make_request

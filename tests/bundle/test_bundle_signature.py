@@ -7,10 +7,9 @@ import pytest
 from recipe_core.base.documents import write_whole
 from recipe_core.base.errors import BundleError
 from recipe_core.bundle.manifest import MANIFEST
-from recipe_core.bundle.sbom import sbom
 from recipe_core.bundle.signing import SIGNATURE, new_key, sign
 from recipe_core.bundle.verify import read_bundle, unpack
-from recipe_core.bundle.write import bundle_files, write_bundle, zip_bytes
+from recipe_core.bundle.write import bundle_files, sbom, write_bundle, zip_bytes
 from recipe_core.recipe.lock import ImageLock
 from tests.fixtures.recipes import recipe_of
 from tests.fixtures.refusals import refusal

@@ -7,7 +7,7 @@ from recipe_core.commands.arguments import read_arguments
 from recipe_core.commands.ground import Ground
 from recipe_core.commands.judge import check_command
 from recipe_core.commands.launches import launch_of
-from recipe_core.commands.reword import mended, whole_command, with_values
+from recipe_core.commands.remedies import mended, whole_command, with_values
 from tests.fixtures.rows import over
 from tests.fixtures.sizes import examples
 from tests.fixtures.verdicts import assert_says

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from recipe_core.accuracy.choice import choose
-from recipe_core.accuracy.tools import tool as named
+from recipe_core.accuracy.choice import tool as named
 from recipe_core.bundle.write import write_bundle
 from recipe_core.compression.scripts.start import compression_launch, job_document
 from recipe_core.models.catalog import catalog_model

@@ -18,7 +18,6 @@ from recipe_core.commands.judge import check_command, check_commands
 from recipe_core.engines import options
 from recipe_core.engines.grammar import grammars
 from recipe_core.engines.history import Change, History, release_key
-from recipe_core.engines.option_changes import differences, laid_over
 from recipe_core.engines.option_releases import (
     came,
     judged,
@@ -30,7 +29,7 @@ from recipe_core.engines.option_releases import (
     replacement,
     successor,
 )
-from recipe_core.engines.options import option_table
+from recipe_core.engines.options import differences, laid_over, option_table
 from recipe_core.engines.spec import engine
 from recipe_core.plans.plans import estimate_batch, plan_candidate
 from recipe_core.recipe.decision import decide

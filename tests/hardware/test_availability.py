@@ -17,8 +17,8 @@ from recipe_core.hardware import failures as shipped
 from recipe_core.hardware.failures import FailureFile, failures, node_failures, repair_hours
 from recipe_core.hardware.failures import spot_market as market
 from recipe_core.hardware.prices import offers
-from recipe_core.sizing import availability
-from recipe_core.sizing.availability import Domains, distribution, spares, spot, up_at_least
+from recipe_core.sizing import kept_up as availability
+from recipe_core.sizing.kept_up import Domains, distribution, spares, spot, up_at_least
 from tests.fixtures.paths import ROOT
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import table

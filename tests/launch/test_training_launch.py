@@ -14,7 +14,7 @@ import yaml
 from recipe_core.base.errors import NoAnswer
 from recipe_core.engines.training_programs import training_engine, usual
 from recipe_core.estimates.training.stages import stage_layers
-from recipe_core.launch.training.corpus import chats, corpus, preferences
+from recipe_core.launch.training.sources import chats, corpus, preferences
 from recipe_core.launch.training.start import launch_reasons, training_launch
 from recipe_core.plans.plans import plan, search_plan
 from recipe_core.plans.problem import resolve

@@ -16,8 +16,7 @@ from recipe_core.base.errors import NoAnswer
 from recipe_core.bundle.write import bundle_files
 from recipe_core.engines.frameworks import TrainingData, framework, training_data
 from recipe_core.engines.training_programs import training_engine, usual
-from recipe_core.launch.training.corpus import chats, preferences
-from recipe_core.launch.training.sources import rows
+from recipe_core.launch.training.sources import chats, preferences, rows
 from recipe_core.launch.training.start import launch_reasons, training_launch
 from recipe_core.payload.trainer import start_tool
 from recipe_core.plans.plans import plan, plan_candidate

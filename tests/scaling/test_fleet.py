@@ -14,11 +14,11 @@ from recipe_core.estimates.serving.simulate import Spread, simulate
 from recipe_core.plans.plans import plan_candidate
 from recipe_core.scaling.bounds import always_peak, clairvoyant
 from recipe_core.scaling.capacity import capacity_per_s, replicas_for
-from recipe_core.scaling.events import events_of, reclaims
 from recipe_core.scaling.fleet import Events, Fleet, Service, StartTime
 from recipe_core.scaling.flow import simulate_flow
 from recipe_core.scaling.requests import simulate_requests
 from recipe_core.scaling.service import service_of
+from recipe_core.scaling.setup import events_of, reclaims
 from recipe_core.scaling.shares import gaps
 from recipe_core.scaling.traces.load import Lengths, Load
 from recipe_core.scaling.traces.trace import Trace

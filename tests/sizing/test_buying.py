@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from recipe_core.hardware.ownership import HOURS_PER_MONTH, OwnershipCost
-from recipe_core.sizing.buying import buy_or_rent, highest_price, mixture, monthly_cost
+from recipe_core.sizing.afterwards import buy_or_rent, highest_price, mixture, monthly_cost
 from recipe_core.sizing.growth import Step, grow, grow_all, load_by_month
 from tests.fixtures.refusals import refusal
 

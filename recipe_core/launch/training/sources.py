@@ -2,14 +2,184 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 from recipe_core.base.documents import to_json
 from recipe_core.base.resources import PACKAGE
 from recipe_core.launch.entry import train_py
-from recipe_core.launch.training.corpus import chats, corpus, preferences
 from recipe_core.launch.training.tasks import task_rows
+
+_SEED = 20_260_101
+_STORIES = 700
+_COOKS = tuple(
+    "Ada Ben Clara Daniel Emma Felix Greta Hugo Ida Jonas Karla Leo Mira Nils Olga Paul".split()  # noqa: SIM905
+)
+_PLACES = [
+    "the small kitchen",
+    "the old bakery",
+    "the harbour inn",
+    "the school canteen",
+    "the house on the hill",
+    "the night market",
+]
+_DISHES = {
+    "bread": (
+        "flour, water, salt and yeast",
+        "a hot oven",
+        "until the crust is brown",
+        "It sounds hollow when it is done.",
+    ),
+    "soup": (
+        "carrots, onions, broth and thyme",
+        "a deep pot",
+        "until the carrots are soft",
+        "It tastes better on the second day.",
+    ),
+    "pancakes": (
+        "flour, milk, eggs and butter",
+        "a flat pan",
+        "until both sides are golden",
+        "The first one is never round.",
+    ),
+    "rice": (
+        "rice, water and a little salt",
+        "a heavy pot with a lid",
+        "until the water is gone",
+        "It rests before it is served.",
+    ),
+    "stew": (
+        "beans, tomatoes, garlic and oil",
+        "an iron pot",
+        "until the sauce is thick",
+        "It needs time more than it needs fire.",
+    ),
+    "cake": (
+        "sugar, eggs, flour and lemon",
+        "a round tin",
+        "until a needle comes out clean",
+        "It cools before it is cut.",
+    ),
+    "salad": (
+        "leaves, cucumber, oil and vinegar",
+        "a wide bowl",
+        "until every leaf shines",
+        "It is dressed at the last moment.",
+    ),
+    "porridge": (
+        "oats, milk and honey",
+        "a small pot",
+        "until it is thick and smooth",
+        "It is eaten while it is warm.",
+    ),
+}
+_TIMES = [
+    "five minutes",
+    "ten minutes",
+    "a quarter of an hour",
+    "half an hour",
+    "one hour",
+    "two hours",
+]
+_GUESTS = [
+    "a sailor",
+    "a teacher",
+    "two children",
+    "a tired traveller",
+    "the neighbours",
+    "a painter",
+    "an old friend",
+]
+_WEATHER = [
+    "It is raining outside.",
+    "The sun is low.",
+    "The street is quiet.",
+    "Snow lies on the roofs.",
+    "The wind smells of the sea.",
+]
+_QUESTIONS = (
+    ("What is in the {dish}?", "In the {dish} there are {0}."),
+    ("What do I need to cook {dish}?", "You need {1}."),
+    ("When is the {dish} done?", "You cook the {dish} {2}."),
+    ("What should I know about {dish}?", "{3}"),
+)
+_ENDS = (
+    "A good recipe says what you need, what you do, and what you get.",
+    "Nothing is wasted, and the pot is empty at the end.",
+    "Everyone asks for more.",
+    "Then the plates are washed and the light goes out.",
+    "The next day it is cooked again.",
+)
+
+
+@cache
+def corpus() -> str:
+    """Some 300 kB of paragraphs, an empty line between them."""
+    chance = random.Random(_SEED)  # noqa: S311 - text, not secrets
+    return "\n\n".join(_story(chance) for _ in range(_STORIES)) + "\n"
+
+
+@cache
+def chats() -> tuple[dict[str, Any], ...]:
+    """Conversations of two questions about dishes and their answers."""
+    chance = random.Random(_SEED + 1)  # noqa: S311
+    return tuple({"messages": _chat(chance)} for _ in range(_STORIES))
+
+
+@cache
+def preferences() -> tuple[dict[str, Any], ...]:
+    """Questions with the answer that fits the dish, and one that belongs to another dish."""
+    chance = random.Random(_SEED + 2)  # noqa: S311
+    return tuple(_preference(chance) for _ in range(_STORIES))
+
+
+def _chat(chance: random.Random) -> list[dict[str, str]]:
+    cook, dish = chance.choice(_COOKS), chance.choice(sorted(_DISHES))
+    first, second = chance.sample(range(len(_QUESTIONS)), 2)
+    turns = [
+        {"role": "system", "content": f"You are {cook}, who cooks in {chance.choice(_PLACES)}."}
+    ]
+    for number in (first, second):
+        question, answer = _QUESTIONS[number]
+        turns += [
+            {"role": "user", "content": question.format(dish=dish)},
+            {"role": "assistant", "content": answer.format(*_DISHES[dish], dish=dish)},
+        ]
+    return turns
+
+
+def _preference(chance: random.Random) -> dict[str, Any]:
+    dish, other = chance.sample(sorted(_DISHES), 2)
+    question, answer = chance.choice(_QUESTIONS)
+    good, bad = (answer.format(*_DISHES[name], dish=dish) for name in (dish, other))
+    return {
+        "prompt": [{"role": "user", "content": question.format(dish=dish)}],
+        "chosen": [{"role": "assistant", "content": good}],
+        "rejected": [{"role": "assistant", "content": bad}],
+    }
+
+
+def _story(chance: random.Random) -> str:
+    cook, other = chance.sample(_COOKS, 2)
+    dish = chance.choice(sorted(_DISHES))
+    needs, tool, until, saying = _DISHES[dish]
+    time, guest, place = chance.choice(_TIMES), chance.choice(_GUESTS), chance.choice(_PLACES)
+    story = [
+        f"{cook} makes {dish} in {place}.",
+        chance.choice(_WEATHER),
+        f"To make {dish} you need {needs}.",
+        f"{cook} takes {tool} and cooks the {dish} for {time}, {until}.",
+        saying,
+        f"A guest asks: What is in the {dish}? {cook} says: In the {dish} there are {needs}.",
+        f"{other} brings the {dish} to {guest}.",
+        chance.choice(_ENDS),
+    ]
+    # The first sentence names cook and dish; of the others some are left out, so that texts vary.
+    sentences = [story[0], *(sentence for sentence in story[1:] if chance.random() < 0.85)]
+    return " ".join(sentences)
+
 
 TASKS = "data/tasks.jsonl"
 REWARD, RAY_NODE = "reward", "ray_node"

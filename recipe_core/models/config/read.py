@@ -15,8 +15,7 @@ from typing import Any, cast
 from recipe_core.base.documents import read_shipped
 from recipe_core.base.errors import ModelError
 from recipe_core.models.attention import Attention, GroupedAttention
-from recipe_core.models.config.attention import attention_layers
-from recipe_core.models.config.context import max_context
+from recipe_core.models.config.attention import HEAD_DIM, HEADS, attention_layers
 from recipe_core.models.config.encoder import (
     encoder_parts,
     encoder_task,
@@ -26,6 +25,7 @@ from recipe_core.models.config.encoder import (
 )
 from recipe_core.models.config.fields import (
     DRAFTS,
+    MAX_CONTEXT,
     MAX_EXPERTS,
     MAX_LAYERS,
     MAX_VOCABULARY,
@@ -35,9 +35,9 @@ from recipe_core.models.config.fields import (
 )
 from recipe_core.models.config.layer_plan import halves_apart, mixers
 from recipe_core.models.config.mlp import mlp_layers
-from recipe_core.models.config.nas import nas_layers
 from recipe_core.models.config.quantization import quantized
 from recipe_core.models.config.towers import towers
+from recipe_core.models.mlp import DenseMlp
 from recipe_core.models.spec import (
     DRAFTS_UNCOUNTED,
     NO_TOWER,
@@ -48,6 +48,101 @@ from recipe_core.models.spec import (
     Tensor,
 )
 from recipe_core.models.tensors import tensor
+
+
+def nas_layers(read: Reader, hidden: int, layers: int) -> tuple[Layer, ...]:
+    """The layers that ``block_configs`` lists."""
+    blocks = read.config["block_configs"]
+    if (
+        not isinstance(blocks, list)
+        or len(blocks) != layers
+        or not all(isinstance(block, Mapping) for block in blocks)
+    ):
+        raise read.error("block_configs", f"is not a list of {layers} objects, one per layer.")
+    return tuple(
+        _layer(read, cast("Mapping[str, Any]", block), hidden, i) for i, block in enumerate(blocks)
+    )
+
+
+def _layer(read: Reader, block: Mapping[str, Any], hidden: int, index: int) -> Layer:
+    inner = Reader(block, f"{read.field}.block_configs.{index}")
+    attention, mlp = inner.inside("attention"), inner.inside("ffn")
+    for half in (attention, mlp):
+        if half.has("replace_with_linear", "sparsify"):
+            raise half.error(
+                "replace_with_linear", "layers replaced by one matrix are not modelled yet."
+            )
+    return Layer(
+        None if attention.has("no_op") else _attention(read, attention, hidden),
+        None if mlp.has("no_op") else _mlp(mlp, hidden),
+    )
+
+
+def _attention(read: Reader, block: Reader, hidden: int) -> GroupedAttention:
+    heads, group = read.whole(HEADS, MAX_WIDTH), block.whole(("n_heads_in_group",), MAX_WIDTH)
+    if heads % group:
+        raise block.error(
+            "n_heads_in_group", f"{heads} attention heads are not divisible by {group}."
+        )
+    dim = read.whole(HEAD_DIM, MAX_WIDTH, default=hidden // heads)
+    window = block.whole(("window_length",), MAX_CONTEXT) if block.has("window_length") else None
+    return GroupedAttention(heads, heads // group, dim, dim, window)
+
+
+def _mlp(block: Reader, hidden: int) -> DenseMlp:
+    """DeciLM's width for ``ffn_mult``: two thirds of twice the multiple, rounded up to 256."""
+    if block.has("intermediate_size"):
+        return DenseMlp(block.whole(("intermediate_size",), MAX_WIDTH))
+    width = int(2 * block.number("ffn_mult", 1024) * hidden / 3)
+    return DenseMlp(-(-width // 256) * 256)
+
+
+_CONTEXT = (
+    "max_position_embeddings",
+    "max_sequence_length",
+    "n_positions",
+    "seq_length",
+    "model_max_length",
+    "max_seq_len",
+    "n_ctx",
+)
+
+
+def max_context(read: Reader, notes: list[str]) -> int:
+    """The context in tokens; appends what is assumed to ``notes``.
+
+    YaRN configs state the short or the long length; the effective one is at least
+    ``original_max_position_embeddings × factor``, as vLLM derives it. Linear and dynamic scaling
+    multiply the stated length; llama3 and longrope configs state the long one already.
+    """
+    if not any(read.config.get(name) is not None for name in _CONTEXT):
+        notes.append("The config states no context length; 4,096 tokens are assumed.")
+    length = read.whole(_CONTEXT, MAX_CONTEXT, default=4096)
+    name = "rope_scaling" if read.config.get("rope_scaling") else "rope_parameters"
+    scaling = read.inside(name)
+    kind = scaling.config.get("rope_type") or scaling.config.get("type")
+    if (
+        kind not in ("yarn", "linear", "dynamic")
+        or not scaling.has("factor")
+        or read.has("context_includes_scaling")
+    ):
+        return length
+    factor = scaling.number("factor", 1_000_000)
+    if kind == "yarn":
+        original = scaling.whole(("original_max_position_embeddings",), MAX_CONTEXT, default=length)
+        effective = max(length, int(original * factor))
+    else:
+        effective = int(length * factor)
+    if not 1 <= effective <= MAX_CONTEXT:
+        raise scaling.error(
+            "factor", f"gives a context of {effective:,} tokens, beyond {MAX_CONTEXT:,}."
+        )
+    if effective != length:
+        notes.append(
+            f"{kind} rope scaling extends the context from {length:,} to {effective:,} tokens."
+        )
+    return effective
+
 
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 _LAYER_LISTS = ("hybrid_override_pattern", "layers_block_type", "layer_types")

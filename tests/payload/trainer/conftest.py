@@ -12,7 +12,7 @@ import pytest
 
 from recipe_core.base.resources import PACKAGE
 from recipe_core.launch.entry import train_py
-from recipe_core.launch.training.corpus import chats, preferences
+from recipe_core.launch.training.sources import chats, preferences
 from tests.fixtures.needs import needs
 from tests.fixtures.ports import free_port
 from tests.fixtures.rows import table

@@ -13,7 +13,7 @@ from tests.payload.trainer.conftest import CONFIG, needs_torch
 pytestmark = needs_torch
 torch = pytest.importorskip("torch")
 
-from recipe_core.launch.training.corpus import chats, preferences
+from recipe_core.launch.training.sources import chats, preferences
 from recipe_core.payload.trainer.chats import CHATML, Reader
 from recipe_core.payload.trainer.data import IGNORED
 from recipe_core.payload.trainer.errors import TrainError
