@@ -99,7 +99,6 @@ def need_torch() -> None:
 
 
 def _case(table: Plan, row: int) -> tuple[Setting, Cases, float]:
-    """Setting and single case of a row, and the requests that its estimate holds at once."""
     block, i = table.at(row)
     estimates, k = block.detail(i)
     memory = estimates.memory
@@ -164,7 +163,6 @@ def _widths(model: ModelSpec, value_bytes: float) -> dict[int, float]:
 
 
 def _request_tokens(cases: Cases) -> int:
-    """Length of one request at its end, as the estimate counts it."""
     return int(min(cases.input_tokens[0] + cases.output_tokens[0], cases.max_context[0]))
 
 

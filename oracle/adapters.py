@@ -7,8 +7,8 @@ from torch import nn
 
 from oracle.build import layer_list
 
+# Part of the name of a layer's attention, in transformers' classes.
 _ATTENTION = "attn"
-"""Part of the name of a layer's attention, in transformers' classes."""
 
 
 class Adapted(nn.Module):

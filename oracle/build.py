@@ -16,6 +16,7 @@ from recipe_core.models.spec import ModelSpec
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 ATTENTION = "recipe_trace"
+# Fields that do not change shapes; some rope scaling reads data, which fake tensors lack.
 _NOT_BUILT = (
     "quantization_config",
     "rope_scaling",
@@ -25,7 +26,6 @@ _NOT_BUILT = (
     "torch_dtype",
     "dtype",
 )
-"""Fields that do not change shapes; some rope scaling reads data, which fake tensors lack."""
 
 
 def fused_attention(

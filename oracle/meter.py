@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
+# Part of an operator's name once underscores are gone, and the name of the collective here.
 KINDS = {
     "allgather": "all_gather",
     "reduce_scatter": "reduce_scatter",
@@ -25,7 +26,6 @@ KINDS = {
     "send": "send",
     "alltoall": "all_to_all",
 }
-"""Part of an operator's name once underscores are gone, and the name of the collective here."""
 
 
 class Block:

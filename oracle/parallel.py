@@ -28,12 +28,12 @@ from recipe_core.base.errors import InputError
 ATTENTION = "recipe_trace_training"
 STYLES: Mapping[str, Any] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
 aten = torch.ops.aten
+# What torchtitan's selective recomputation saves besides every second product
+# (``torchtitan/distributed/activation_checkpoint.py``).
 SAVED = {
     aten._scaled_dot_product_flash_attention.default,
     torch.ops._c10d_functional.reduce_scatter_tensor.default,
 }
-"""What torchtitan's selective recomputation saves besides every second product
-(``torchtitan/distributed/activation_checkpoint.py``)."""
 
 
 def flash_attention(
@@ -126,7 +126,6 @@ class FusedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_gradients: torch.Tensor) -> torch.Tensor:
-        """Gradient of the logits."""
         return torch.empty_like(ctx.saved_tensors[0])
 
 
@@ -266,7 +265,6 @@ def shard(
 
 
 def _placement(ranks: int) -> Callable[[nn.Parameter], Shard | None]:
-    """Splits stacked experts along another dimension if ranks outnumber them, like torchtitan."""
     return lambda parameter: (
         Shard(1) if parameter.ndim == 3 and parameter.shape[0] < ranks else None
     )

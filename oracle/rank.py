@@ -24,8 +24,8 @@ from recipe_core.estimates.serving.cache_pages import ENTRY_BLOCK_TOKENS
 from recipe_core.models.spec import ModelSpec
 
 SHORT = 8  # tokens; twice this is within every window
+# Vectors that attention reads, as a layer of transformers' cache names them; the rest is state.
 CACHED = ("keys", "values", "compressed_kv")
-"""Vectors that attention reads, as a layer of transformers' cache names them; the rest is state."""
 
 
 @dataclass(frozen=True)
@@ -55,27 +55,22 @@ class Rank:
 
     @property
     def class_name(self) -> str:
-        """The transformers class that was built."""
         return type(self.model).__name__
 
     @property
     def added(self) -> list[str]:
-        """Modules that engines split and transformers' plan does not."""
         return self.split.added
 
     @property
     def unsplit(self) -> list[str]:
-        """Matrices that this rank holds whole."""
         return self.split.unsplit
 
     @property
     def gathered(self) -> list[str]:
-        """Projections in layers whose output transformers gathers."""
         return self.split.gathered
 
     @property
     def repeated_kv(self) -> bool:
-        """Whether ranks outnumber KV heads."""
         return self.split.repeated_kv
 
     def weight_bytes(self, start: int, stop: int) -> int:

@@ -20,6 +20,11 @@ from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
 from recipe_core.base.errors import InputError
 
+# What vLLM and SGLang split in every model, by the end of a module's name.
+#
+# Applied where transformers' plan has no rule (MLA's up-projections, all of gpt-oss). Source:
+# ``deepseek_v2.py`` and ``gpt_oss.py`` of ``vllm/model_executor/models``, and
+# ``vllm/models/deepseek_v4/attention.py``.
 ENGINE_RULES = {
     "*.q_proj": "colwise",
     "*.k_proj": "colwise",
@@ -36,21 +41,15 @@ ENGINE_RULES = {
     "embed_tokens": "embedding_rowwise",
     "lm_head": "colwise_gather_output",
 }
-"""What vLLM and SGLang split in every model, by the end of a module's name.
-
-Applied where transformers' plan has no rule (MLA's up-projections, all of gpt-oss). Source:
-``deepseek_v2.py`` and ``gpt_oss.py`` of ``vllm/model_executor/models``, and
-``vllm/models/deepseek_v4/attention.py``.
-"""
 
 _PLAIN_ROWS = "_hf_quantized_needs_local_tp"
 
+# Experts stored ``[experts, in, out]`` (gpt-oss): the first matrix's last dimension is split.
 TRANSPOSED_EXPERTS = {
     "gate_up_proj": "rowwise",
     "gate_up_proj_bias": "rowwise",
     "down_proj": "colwise",
 }
-"""Experts stored ``[experts, in, out]`` (gpt-oss): the first matrix's last dimension is split."""
 
 
 @dataclass(slots=True)

@@ -6,8 +6,8 @@ from typing import Any
 
 from recipe_core.base.units import gib
 
+# What a training step's peak consists of.
 ROLES = ("parameters", "gradients", "optimizer", "gathered", "activations", "temporary")
-"""What a training step's peak consists of."""
 
 
 def trace_text(traced: dict[str, Any]) -> str:

@@ -35,10 +35,10 @@ from recipe_core.estimates.training.stages import stage_layers
 if TYPE_CHECKING:
     from recipe_core.estimates.training.estimates import TrainingEstimates
 
+# Layers of a chunk at which a deeper one is traced: a first, a last, and one or two in between.
 DEPTHS = (3, 4)
-"""Layers of a chunk at which a deeper one is traced: a first, a last, and one or two in between."""
+# Most micro-batches of a pipeline that are traced: the schedule runs each of them.
 MICRO_BATCHES = 16
-"""Most micro-batches of a pipeline that are traced: the schedule runs each of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,6 @@ class Traced:
 
     @property
     def peak_bytes(self) -> float:
-        """The peak over all roles."""
         return sum(self.roles.values())
 
 
@@ -123,7 +122,6 @@ class _Job:
         self.micro_batches = m if self.pp > 1 else min(m, 2)
 
     def tasks(self) -> Iterator[dict[str, Any]]:
-        """One task for each stage and depth."""
         for stage in range(self.pp):
             for depth in self.depths[stage]:
                 yield self._task(stage, depth)

@@ -64,6 +64,8 @@ __all__ = [
     "write",
 ]
 
+# The module of a name, and what it is called there where that differs; all others are of the public
+# door.
 _HOMES = {
     "Estimate": "estimates.results",
     "InputError": "base.errors",
@@ -74,8 +76,6 @@ _HOMES = {
     "Request": "request.schema:PlanRequest",
     "Split": "plans.plan",
 }
-"""The module of a name, and what it is called there where that differs; all others are of the
-public door."""
 
 
 def __getattr__(name: str) -> Any:

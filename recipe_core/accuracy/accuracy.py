@@ -19,8 +19,8 @@ from recipe_core.accuracy.technique import technique as technique_named
 from recipe_core.accuracy.words import words
 from recipe_core.base.errors import InputError
 
+# Characters of a name that is looked at.
 LONGEST = 200
-"""Characters of a name that is looked at."""
 
 
 def retained(

@@ -60,7 +60,6 @@ def belief(asked: Question) -> Belief:
 
 
 def ends_of(asked: Question, known: Known, loss: float, variance: float) -> tuple[float, float]:
-    """Both ends of the band of what is retained, for a loss and the variance of its logarithm."""
     return _ends(asked, known, loss, scale_of(asked, loss, variance))
 
 
@@ -70,9 +69,9 @@ def _ends(asked: Question, known: Known, loss: float, scatter: float) -> tuple[f
     return math.exp(-loss - band.high * scatter), math.exp(-loss - band.low * scatter)
 
 
+# Share of the variance that stays where the very question is published: others who measure it use
+# other harnesses, prompts and groups.
 LEAST_LEFT = 0.25
-"""Share of the variance that stays where the very question is published: others who measure it use
-other harnesses, prompts and groups."""
 
 
 def _noise(asked: Question, loss: float) -> float:

@@ -13,10 +13,10 @@ from recipe_core.accuracy.effects import Band, centre_of, group_of, measure_of
 from recipe_core.accuracy.left_out import LeftOut, Prepared
 from recipe_core.base.arrays import Bool, Float, Int
 
+# Of the counted figures that a band holds, for it to hold 80 % of those of other models.
 SHARE = 0.82
-"""Of the counted figures that a band holds, for it to hold 80 % of those of other models."""
+# Cells at which a group's own band counts as much as that of all tasks or all texts.
 WEIGHT = 8.0
-"""Cells at which a group's own band counts as much as that of all tasks or all texts."""
 FOLDS = 8
 
 

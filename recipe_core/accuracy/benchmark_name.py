@@ -32,7 +32,6 @@ class NamedBenchmark:
 
     @property
     def likelihood(self) -> bool:
-        """Whether it is how probable a text is, not a task."""
         return self.kind in LIKELIHOODS
 
 

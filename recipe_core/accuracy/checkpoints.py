@@ -78,7 +78,6 @@ class MeasuredCompression:
         return self.date + datetime.timedelta(days=VALID_DAYS)
 
     def expired(self, today: datetime.date) -> bool:
-        """Whether it says nothing any more."""
         return today > self.expires
 
     def to_json(self) -> dict[str, Any]:

@@ -21,11 +21,11 @@ from recipe_core.request.compression import Compression
 from recipe_core.request.schema import Options
 
 FILE = DataFile(PACKAGE / "accuracy" / "tools.yaml", "options.compression.tool")
+# How names of techniques start that are types of GGUF files.
 GGUF = "gguf_"
-"""How names of techniques start that are types of GGUF files."""
 
+# Engines that load such files.
 LOADS_GGUF = ("llama-cpp",)
-"""Engines that load such files."""
 
 Format = Literal["safetensors", "onnx", "openvino", "gguf"]
 
@@ -76,11 +76,9 @@ class Tool(_Data):
         return self.makes.get(technique, {})
 
     def format_of(self, technique: str) -> Format:
-        """The kind of files that it writes for a technique."""
         return "gguf" if technique.startswith(GGUF) else self.format
 
     def engines_of(self, technique: str) -> tuple[str, ...]:
-        """Engines that load its result."""
         return LOADS_GGUF if technique.startswith(GGUF) else self.loads
 
 
@@ -120,13 +118,12 @@ def usual_technique(weight_dtype: str) -> str | None:
 
 
 def makers(technique: str) -> tuple[str, ...]:
-    """Names of the tools that can make a technique."""
     return tuple(name for name, one in tools().items() if one.ways(technique))
 
 
 FIELD = "options.compression"
+# GGUF types of up to so many bits a weight are planned as 4-bit weights, others as 8-bit ones.
 _FEW_BITS = 6.0
-"""GGUF types of up to so many bits a weight are planned as 4-bit weights, others as 8-bit ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,17 +150,14 @@ class Chosen:
 
     @property
     def program(self) -> Tool:
-        """The tool at its pinned version."""
         return tool(self.tool)
 
     @property
     def kind(self) -> Technique:
-        """The technique."""
         return technique(self.technique)
 
     @property
     def format(self) -> str:
-        """The kind of files that are written."""
         return self.program.format_of(self.technique)
 
     @property
@@ -266,7 +260,6 @@ def _same_format(name: str, weight_dtype: str) -> bool:
 
 
 def _serves(engine: str) -> tuple[str, ...]:
-    """The engine, and the one that it wraps."""
     wrapped = engine_named(engine).wraps
     return (engine, wrapped) if wrapped else (engine,)
 

@@ -48,7 +48,6 @@ class Scatter(_Data):
     base_share: float = Field(description="right answers of a usual base, for the noise of a band")
 
     def noise(self) -> Noise:
-        """The numbers alone."""
         return Noise(**self.model_dump(exclude={"source", "status", "base_share"}))
 
 
@@ -132,13 +131,11 @@ class Expected:
 
 @cache
 def fitted() -> Fitted:
-    """The numbers of the fit."""
     return FILE.read_as(Fitted)
 
 
 @cache
 def effects() -> dict[tuple[str, str], Effect]:
-    """Every effect by term and level."""
     with EFFECTS.open(newline="", encoding="utf-8") as file:
         return {
             (row["term"], row["level"]): Effect(
@@ -179,10 +176,8 @@ def known_of(asked: Question) -> Known:
 
 
 def measure_of(asked: Question) -> str:
-    """Whether tasks are measured, or the likelihood of texts."""
     return "tasks" if text_of(asked) == "tasks" else "texts"
 
 
 def group_of(asked: Question) -> str:
-    """The group whose band holds."""
     return f"{asked.range}, {measure_of(asked)}"

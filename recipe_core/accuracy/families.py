@@ -67,12 +67,10 @@ def _file() -> _File:
 
 
 def families() -> dict[str, Family]:
-    """Every family of hardware by its name."""
     return _file().families
 
 
 def groups() -> dict[str, Group]:
-    """Every group of families by its name."""
     return _file().groups
 
 

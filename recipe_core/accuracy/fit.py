@@ -17,14 +17,14 @@ from recipe_core.accuracy.published import Figure
 from recipe_core.accuracy.question import Question, Term, terms
 from recipe_core.base.arrays import Float, Int
 
+# ``f`` of a question without any term: a loss of 3 %.
 START = float(np.log(0.03))
-"""``f`` of a question without any term: a loss of 3 %."""
+# Range of ``f``: losses below 0.03 % and above 97 % are not told apart.
 LIMITS = (-8.0, 1.3)
-"""Range of ``f``: losses below 0.03 % and above 97 % are not told apart."""
 SMALLEST = 1e-4
 STEPS = 8
+# Steps before figures that lie far off count less: at first everything does.
 LEVEL_STEPS = 2
-"""Steps before figures that lie far off count less: at first everything does."""
 FIRST_STEP, STEP = 3.0, 10.0
 
 
@@ -47,7 +47,6 @@ class Noise:
     unstated: float
 
     def variance(self, expected: Float, binomial: Float) -> Float:
-        """Of losses with these expectations and binomial noises."""
         return self.floor**2 + (self.relative * expected) ** 2 + (self.shared * binomial) ** 2
 
 
@@ -72,7 +71,6 @@ class Levels:
         return Entries(np.array(row), np.array(level), np.array(multiplier, float), len(rows))
 
     def spreads(self, spread: Mapping[str, float]) -> Float:
-        """The spread of each level's term."""
         return np.array([spread.get(term, 0.0) for term, _ in self.number])
 
 
@@ -127,7 +125,6 @@ class Fit:
     f: Float
 
     def effects(self) -> Float:
-        """Effects of all levels."""
         return self.entries.effects(self.weights, self.variances)
 
     def effects_without(self, rows: Int) -> Float:
@@ -153,7 +150,6 @@ class Data:
 
     @classmethod
     def of(cls, rows: Sequence[Figure], likelihood: Sequence[bool], unstated: float) -> Data:
-        """Those of these figures."""
         kept = np.array([row.retained for row in rows])
         pairs = [(row.source, row.model) for row in rows]
         count = {pair: pairs.count(pair) for pair in set(pairs)}
@@ -203,7 +199,6 @@ def fitted(
 
 
 def nuisance(row: Figure) -> Term:
-    """The term of where a figure was published, which no question names."""
     return "source × model", f"{row.source}|{row.model}", 1.0
 
 

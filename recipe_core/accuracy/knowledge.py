@@ -24,9 +24,9 @@ from recipe_core.hardware.profile import Device
 
 FILE = DataFile(PACKAGE / "accuracy" / "combinations.yaml", "technique")
 
+# void: the second adds nothing, or the pair does not run. multiply: shares of memory and accuracy
+# multiply. exclusive: a model has one of them at a time. unknown: nothing is said of the pair.
 Effect = Literal["void", "multiply", "exclusive", "unknown"]
-"""void: the second adds nothing, or the pair does not run. multiply: shares of memory and accuracy
-multiply. exclusive: a model has one of them at a time. unknown: nothing is said of the pair."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,6 @@ class Combination:
     sentence: str
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
         return {"effect": self.effect, "sentence": self.sentence}
 
 
@@ -73,7 +72,6 @@ def _file() -> _File:
 
 
 def _is(name: str, selector: str) -> bool:
-    """Whether a technique is of a kind, or its name fits a pattern."""
     return selector == technique(name).kind or fnmatch.fnmatch(name, selector)
 
 

@@ -108,9 +108,9 @@ def _known(prepared: Prepared, keys: Sequence[str]) -> tuple[Known, ...]:
     return tuple(known)
 
 
+# Share of the figures above which a line is left out by its series: without it, hardly anything
+# would be known of techniques and methods, which is not so for a new line.
 LARGEST_LINE = 1 / 3
-"""Share of the figures above which a line is left out by its series: without it, hardly anything
-would be known of techniques and methods, which is not so for a new line."""
 
 
 def relatives(prepared: Prepared) -> list[str]:

@@ -26,8 +26,8 @@ from recipe_core.engines.spec import engine_names
 from recipe_core.hardware.profile import Device
 
 FOLDER = PACKAGE / "accuracy" / "support"
+# A file, and hardware, that is every runner's and every family's.
 ANY = "any"
-"""A file, and hardware, that is every runner's and every family's."""
 SOURCES = DataFile(PACKAGE / "accuracy" / "support_sources.yaml", "engine")
 
 
@@ -59,7 +59,6 @@ class Row(BaseModel):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The techniques that it speaks of."""
         return tuple(fnmatch.filter(techniques(), self.technique))
 
 
@@ -95,7 +94,6 @@ class _Sources(BaseModel):
 
 @cache
 def sources() -> dict[str, Source]:
-    """Where rows were read, by key."""
     return SOURCES.read_as(_Sources).sources
 
 
@@ -142,6 +140,7 @@ def _problem(row: Row) -> tuple[str, str] | None:
     return None
 
 
+# Of several variants of a technique, an engine is planned with the first of these.
 BEST: tuple[Verdict, ...] = (
     "native",
     "weight-only kernel",
@@ -150,7 +149,6 @@ BEST: tuple[Verdict, ...] = (
     "unknown",
     "refused",
 )
-"""Of several variants of a technique, an engine is planned with the first of these."""
 
 
 def rows(
@@ -212,7 +210,6 @@ def _in_order(names: Iterable[str]) -> list[str]:
 
 
 def _has(engine: str, hardware: str) -> bool:
-    """Whether any row of the runner, or of what it wraps, is about the hardware."""
     return any(
         one.engine in _chain(engine) and covers(one.row.hardware, hardware)
         for one in placed()
@@ -331,8 +328,8 @@ def _of_every(asked: _Asked) -> Support | None:
     return replace(answer, engine=asked.engine, inferred=True)
 
 
+# Where an answer is looked for, in this order.
 _PLACES = (_own, _of_wrapped, _elsewhere, _of_parts, _of_whole, _of_every)
-"""Where an answer is looked for, in this order."""
 
 
 def _nothing(asked: _Asked) -> Support:

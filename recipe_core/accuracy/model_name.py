@@ -20,10 +20,10 @@ _VERSION = re.compile(r"[-.]?v?(\d+(?:\.\d+)?)")
 _CHAT = re.compile(
     r"instruct|chat|(?<![a-z])it(?![a-z])|zephyr|dpo|sft|distill|thinking|reason|qwq|oss", re.I
 )
+# Versions of first generations, whose names do not say it.
 _FIRST = {"llama": "1"}
-"""Versions of first generations, whose names do not say it."""
+# Parameters of N experts of M billion over N · M: attention is shared (Mixtral 8x7B: 46.7 B).
 _SHARED = 0.77
-"""Parameters of N experts of M billion over N · M: attention is shared (Mixtral 8x7B: 46.7 B)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,6 @@ def _published() -> dict[str, str]:
 
 @cache
 def published_series() -> frozenset[str]:
-    """Series of which any model is published."""
     return frozenset(named_model(name).series for name in keys().models)
 
 

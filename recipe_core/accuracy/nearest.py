@@ -19,12 +19,10 @@ from recipe_core.base.arrays import Float, Int
 
 @cache
 def questions() -> tuple[Question, ...]:
-    """What each published figure is of."""
     return tuple(question_of(row) for row in figures())
 
 
 def question_of(row: Figure) -> Question:
-    """A published figure as a question, with the bits and the group that it states."""
     return Question(
         named_model(row.model),
         row.technique,

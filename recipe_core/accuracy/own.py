@@ -11,14 +11,14 @@ from recipe_core.accuracy.retained import Published, Retained
 
 OF_TEXT = "perplexity of the bundled text"
 OF_OWN_TEXT = "perplexity of a text of one's own"
+# The kind of benchmark that a measurement answers itself.
 PERPLEXITY = "perplexity"
-"""The kind of benchmark that a measurement answers itself."""
 SOURCE = "measured here"
+# Spread of a perplexity's ratio between texts, as a share of what is lost: two texts agree within
+# about half of the loss. An assumption; docs/method/compression.md says so.
 _SPREAD = 0.5
-"""Spread of a perplexity's ratio between texts, as a share of what is lost: two texts agree within
-about half of the loss. An assumption; docs/method/compression.md says so."""
+# Half of the band where hardly anything is lost.
 _LEAST = 0.002
-"""Half of the band where hardly anything is lost."""
 
 
 def with_own(

@@ -32,8 +32,8 @@ Kind = Literal[
     "perplexity",
     "divergence",
 ]
+# Kinds that are no tasks: how probable a text is.
 LIKELIHOODS: frozenset[str] = frozenset({"perplexity", "divergence"})
-"""Kinds that are no tasks: how probable a text is."""
 
 
 class _Data(BaseModel):
@@ -124,13 +124,11 @@ class Figure:
 
 @cache
 def keys() -> PublishedKeys:
-    """Sources, models and benchmarks of the rows."""
     return FILE.read_as(PublishedKeys)
 
 
 @cache
 def figures() -> tuple[Figure, ...]:
-    """Every published figure."""
     with FIGURES.open(newline="", encoding="utf-8") as file:
         return tuple(_figure(row) for row in csv.DictReader(file))
 

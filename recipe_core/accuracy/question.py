@@ -22,14 +22,14 @@ from recipe_core.accuracy.technique import Technique
 from recipe_core.accuracy.technique import technique as technique_named
 from recipe_core.accuracy.words import words
 
+# Bits a weight between which the term of bits is interpolated.
 KNOTS = (1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 6.0, 8.0)
-"""Bits a weight between which the term of bits is interpolated."""
+# Billions of parameters at which the term of size is 0, and of a model of unknown size.
 USUAL_B = 8.0
-"""Billions of parameters at which the term of size is 0, and of a model of unknown size."""
 SIZES_B = (0.3, 700.0)
 NOMINAL_GROUP = 128
+# Weights a scale of groups that are no number: a row of a usual matrix; blocks act like rows.
 _GROUPS = {"channel": 4096, "128x128": 512}
-"""Weights a scale of groups that are no number: a row of a usual matrix; blocks act like rows."""
 
 Term = tuple[str, str, float]
 
@@ -60,7 +60,6 @@ class Question:
 
     @property
     def quantised(self) -> bool:
-        """Whether weights are kept with fewer bits."""
         return self.treatment in {"weights", "weights and activations"}
 
     @property

@@ -26,7 +26,6 @@ class Published:
     date: str
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 

@@ -57,7 +57,6 @@ class _File(_Data):
 
 @cache
 def runners() -> dict[str, Runner]:
-    """Every engine, compiler and library by its name."""
     return FILE.read_as(_File).runners
 
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+# native: the matrix unit computes in the format, or the cache is read in it. weight-only kernel:
+# stored small, multiplied in 16 bit or as integer dot products. emulated: quantised and dequantised
+# around a 16-bit product. memory only: stored small at most. refused: an error, or no such format.
+# unknown: sources disagree or say nothing.
 Verdict = Literal[
     "native",
     "weight-only kernel",
@@ -13,13 +17,9 @@ Verdict = Literal[
     "refused",
     "unknown",
 ]
-"""native: the matrix unit computes in the format, or the cache is read in it. weight-only kernel:
-stored small, multiplied in 16 bit or as integer dot products. emulated: quantised and dequantised
-around a 16-bit product. memory only: stored small at most. refused: an error, or no such format.
-unknown: sources disagree or say nothing."""
 
+# Verdicts on which nothing can be planned.
 VOID: frozenset[Verdict] = frozenset({"refused", "unknown"})
-"""Verdicts on which nothing can be planned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +49,7 @@ class Support:
 
     @property
     def runs(self) -> bool:
-        """Whether the engine starts with it."""
         return self.verdict not in VOID
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
         return {name: getattr(self, name) for name in self.__slots__} | {"runs": self.runs}

@@ -60,7 +60,6 @@ class _File(BaseModel):
 
 @cache
 def techniques() -> dict[str, Technique]:
-    """Every technique by its name."""
     return FILE.read_as(_File).techniques
 
 

@@ -17,5 +17,4 @@ class Titled(BaseModel):
 
     @property
     def label(self) -> str:
-        """The title, or what is short for it."""
         return self.short or self.title

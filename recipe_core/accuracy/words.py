@@ -61,5 +61,4 @@ class Words(Sourced):
 
 @cache
 def words() -> Words:
-    """The file, read once."""
     return FILE.read_as(Words)

@@ -8,10 +8,10 @@ from typing import Any
 
 from recipe_core.base.errors import InputError
 
+# The largest number that is taken: sums of a few thousand of them stay finite.
 LARGEST = 1e30
-"""The largest number that is taken: sums of a few thousand of them stay finite."""
+# The most replicas, devices or units that are taken: each is a place in an array.
 LARGEST_COUNT = 100_000
-"""The most replicas, devices or units that are taken: each is a place in an array."""
 LONGEST_MONTHS = 600
 
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 from recipe_core.base.errors import LimitError
 
+# Candidates of one plan: some ten seconds and one GB.
 CANDIDATES = 1_000_000
-"""Candidates of one plan: some ten seconds and one GB."""
 
 
 class Cancelled(BaseException):
@@ -78,13 +78,11 @@ def most_candidates() -> int | None:
 
 
 def plan(candidates: int) -> None:
-    """Say how many candidates are about to be evaluated."""
     if (account := _account.get()) is not None:
         account.planned, account.evaluated = candidates, 0
 
 
 def grow(candidates: int) -> None:
-    """Say that the plan whose candidates are being evaluated has turned out to have more."""
     if (account := _account.get()) is not None:
         account.planned = max(account.planned, candidates)
 
@@ -121,7 +119,6 @@ def over_time(account: Account) -> LimitError:
 
 
 def over_memory(account: Account, memory_bytes: int) -> LimitError:
-    """The refusal of a request that needed more memory than it may have."""
     return LimitError(
         f"needs more than the {memory_bytes / 2**30:.1f} GiB of memory that a request may use here"
         f"{account.progress()}.",

@@ -41,7 +41,6 @@ def descriptions(model: type) -> dict[str, str]:
 
 @cache
 def _under_fields(module: str) -> dict[str, dict[str, str]]:
-    """For each class of a module the string under each of its annotated fields."""
     tree = ast.parse(inspect.getsource(sys.modules[module]))
     out: dict[str, dict[str, str]] = {}
     for node in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
@@ -58,7 +57,6 @@ def _under_fields(module: str) -> dict[str, dict[str, str]]:
 
 
 def _describe(schema: dict[str, Any], model: type) -> None:
-    """Put the description of a model and of each of its fields into its schema."""
     if "description" in schema:
         schema["description"] = prose(schema["description"])
     texts = descriptions(model)
@@ -67,8 +65,8 @@ def _describe(schema: dict[str, Any], model: type) -> None:
             part["description"] = texts[name]
 
 
+# For immutable documents with a string under every field, which refuse unknown fields.
 DESCRIBED = ConfigDict(frozen=True, extra="forbid", defer_build=True, json_schema_extra=_describe)
-"""For immutable documents with a string under every field, which refuse unknown fields."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,8 @@ from recipe_core.base.errors import InputError
 MAX_DOCUMENT_BYTES = 4 << 20
 MAX_NODES = 200_000
 MAX_DEPTH = 64
+# Digits of a number: more than any double holds, few enough that every sum of them is quick.
 MAX_DIGITS = 300
-"""Digits of a number: more than any double holds, few enough that every sum of them is quick."""
 
 _BASE: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)

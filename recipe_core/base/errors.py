@@ -19,15 +19,15 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+# Characters of a field's dotted name that an error shows: keys may be of any length.
 LONGEST_FIELD = 400
-"""Characters of a field's dotted name that an error shows: keys may be of any length."""
+# Characters of an unknown name: the closest to a longer one are not looked for, which would take
+# time with its length, and a message shows no more of it.
 LONGEST_NAME = 120
-"""Characters of an unknown name: the closest to a longer one are not looked for, which would take
-time with its length, and a message shows no more of it."""
 
 
+# A field of a request by its dotted name.
 _FIELD = re.compile(r"\b(model|hardware|workload|objective|options|candidate)\.[a-z]")
-"""A field of a request by its dotted name."""
 
 
 class RecipeError(Exception):

@@ -12,10 +12,10 @@ import numpy as np
 from recipe_core.base.arrays import Float
 
 Level = Literal["50", "80", "95"]
+# Shares of measured runs, in percent, that intervals are given for.
 LEVELS: tuple[Level, ...] = ("50", "80", "95")
-"""Shares of measured runs, in percent, that intervals are given for."""
+# The interval that a figure's ``low`` and ``high`` are the ends of.
 BAND: Level = "80"
-"""The interval that a figure's ``low`` and ``high`` are the ends of."""
 
 Ends = tuple[float, float]
 Intervals = Mapping[Level, Ends]

@@ -8,8 +8,8 @@ from decimal import Decimal
 
 from recipe_core.base.errors import InputError
 
+# Characters of a number that is read, and of one that a message repeats.
 LONGEST = 60
-"""Characters of a number that is read, and of one that a message repeats."""
 _SUFFIXES = {
     "": Decimal(1),
     "k": Decimal(10) ** 3,
@@ -28,12 +28,12 @@ _NUMBER = re.compile(
     (?:(?P<power>e[+-]?\d{1,3})|\ ?(?P<suffix>ki|mi|gi|[kmbgt]))?""",
     re.VERBOSE | re.ASCII,
 )
+# Spaces and the minus that documents and other programs write.
 _SPACES = str.maketrans(dict.fromkeys("\u00a0\u2007\u2009\u202f\t", " ") | {"\u2212": "-"})
-"""Spaces and the minus that documents and other programs write."""
+# A power of ten that is too large for every field, and still written out at once.
 _LARGEST_POWER = 40
-"""A power of ten that is too large for every field, and still written out at once."""
+# A range that ends so high is said to have no end.
 _UNBOUNDED = 1e15
-"""A range that ends so high is said to have no end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,6 @@ def read_numbers(
 
 
 def _value(text: str, unit: str) -> Decimal | None:
-    """The value of a text, None where it is no number."""
     if len(text) > LONGEST:
         return None
     plain = re.sub(r" +", " ", text.translate(_SPACES)).strip().casefold()

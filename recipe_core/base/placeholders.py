@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 
+# All that is filled: the launcher's (``launcher/plan.py``), and those of targets for pods.
 PLACEHOLDER = re.compile(r"\$\{(model|host|port|head|root|run|self|index|node\d+|port\d+|at\d+)\}")
-"""All that is filled: the launcher's (``launcher/plan.py``), and those of targets for pods."""
 
 
 def pieces(template: str) -> list[tuple[bool, str]]:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from recipe_core.base import budget
 
+# Called with the steps done and the steps in all.
 Watcher = Callable[[int, int], None]
-"""Called with the steps done and the steps in all."""
 
 
 @dataclass(slots=True)
@@ -56,7 +56,6 @@ def step() -> None:
 
 
 def tell(done: int, steps: int) -> None:
-    """Pass on how far a calculation is that runs elsewhere."""
     if watcher := _watcher.get():
         watcher(done, steps)
 

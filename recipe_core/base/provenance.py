@@ -61,5 +61,5 @@ def _cited(value: object) -> list[str]:
     return sources + [source for _, item in value for source in _cited(item)]
 
 
+# Days after which a measurement speaks for nothing: drivers, images and clocks have moved on.
 VALID_DAYS = 180
-"""Days after which a measurement speaks for nothing: drivers, images and clocks have moved on."""

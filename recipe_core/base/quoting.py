@@ -25,12 +25,10 @@ _SBATCH = re.compile(r"[\w.:/@%+=,&|*()\[\]-]+")
 
 
 def shell(text: str) -> str:
-    """One word of a POSIX shell."""
     return shlex.quote(text)
 
 
 def shell_command(words: Iterable[str]) -> str:
-    """Words as one command of a POSIX shell."""
     return " ".join(map(shell, words))
 
 

@@ -17,10 +17,10 @@ from recipe_core.base.errors import InputError
 from recipe_core.base.placeholders import PLACEHOLDER
 from recipe_core.base.types import Text
 
+# Control characters but tabs and ends of lines.
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
-"""Control characters but tabs and ends of lines."""
+# Lone surrogates: halves of a character, which no file can hold.
 _HALF = re.compile("[\ud800-\udfff]")
-"""Lone surrogates: halves of a character, which no file can hold."""
 _BREAK = re.compile(r"[\t\n\r\u2028\u2029]")
 
 
@@ -74,8 +74,8 @@ def a_name(value: Any) -> Any:
     return value
 
 
+# A text that stands for one thing in a command: a model, a checkpoint.
 Name = Annotated[Text, AfterValidator(a_name)]
-"""A text that stands for one thing in a command: a model, a checkpoint."""
 
 
 def _texts(value: Any, field: str) -> Iterator[tuple[str, str]]:

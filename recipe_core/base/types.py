@@ -25,7 +25,6 @@ WeightDtype = Literal[
     "mxfp4",
     "nvfp4",
 ]
+# What a request asks for: text that goes on, a vector of a text, or a score of one (or of a pair).
 Task = Literal["generate", "embed", "score"]
-"""What a request asks for: text that goes on, a vector of a text, or a score of one (or of a
-pair)."""
 KvDtype = Literal["auto", "bf16", "fp16", "fp32", "fp8", "nvfp4"]

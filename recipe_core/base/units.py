@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 GIB = float(1 << 30)
+# Of shares in percent, at most.
 SHARE_DECIMALS = 4
-"""Of shares in percent, at most."""
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
 
@@ -72,7 +72,6 @@ def alike(parts_s: Sequence[float], total_s: float) -> list[str]:
 
 
 def _decimals(value: float, digits: int = 3) -> int:
-    """Decimals that give a number its significant digits."""
     if value == 0 or not math.isfinite(value):
         return 0
     return max(0, digits - 1 - math.floor(math.log10(abs(value))))
@@ -190,7 +189,6 @@ def percent_text(share: float) -> str:
 
 
 def whole(value: float) -> str:
-    """A count."""
     return f"{value:,.0f}"
 
 
@@ -215,22 +213,18 @@ def accuracy_bound(share: float) -> str:
 
 
 def watts(value: float) -> str:
-    """Power."""
     return f"{significant(value)} W"
 
 
 def joules(value: float) -> str:
-    """Energy."""
     return f"{significant(value)} J"
 
 
 def in_hours(value_s: float) -> str:
-    """A long time in hours."""
     return f"{significant(value_s / HOUR_S)} h"
 
 
 def in_days(value_s: float) -> str:
-    """A long time in days."""
     return f"{significant(value_s / DAY_S)} days"
 
 

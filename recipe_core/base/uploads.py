@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from recipe_core.base.errors import InputError
 
+# First bytes of pickles, zips, GGUF, NumPy arrays and gzip.
 _BINARY = (b"\x80", b"PK", b"GGUF", b"\x93NUMPY", b"\x1f\x8b")
-"""First bytes of pickles, zips, GGUF, NumPy arrays and gzip."""
 
 
 def text_of(

@@ -28,8 +28,8 @@ from recipe_core.base import budget
 
 Result = TypeVar("Result")
 AGENT = "recipe-builder"
+# Seconds between looks whether the calculation that waits for an answer may go on.
 LOOK_EVERY_S = 0.1
-"""Seconds between looks whether the calculation that waits for an answer may go on."""
 REDIRECTS = frozenset(
     {
         HTTPStatus.MOVED_PERMANENTLY,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+# Characters of a file that a preview shows.
 PREVIEWED = 60_000
-"""Characters of a file that a preview shows."""
 
+# What files are for, by name or folder, in reading order; an engine's own follow launch.py.
 _ABOUT = {
     "README.md": "What it is, how to run it",
     "recipe.yaml": "The decision and its request",
@@ -23,7 +24,6 @@ _ABOUT = {
     "sbom.json": "What a start downloads",
     "MANIFEST.json": "Digests of all files",
 }
-"""What files are for, by name or folder, in reading order; an engine's own follow launch.py."""
 _OTHER = "Read by the engine"
 _ORDER = [*_ABOUT]
 

@@ -16,14 +16,14 @@ from recipe_core.base.errors import BundleError
 from recipe_core.payload.launcher.errors import LauncherError
 from recipe_core.payload.launcher.plain import own_entries, refuse_odd_run
 
+# The folder in a bundle that what it starts writes to; no digest covers it.
 RUN_FOLDER = "run"
-"""The folder in a bundle that what it starts writes to; no digest covers it."""
+# Where the launcher records what it started, in ``run/`` and its ``node-N/``.
 STATE = "state.json"
-"""Where the launcher records what it started, in ``run/`` and its ``node-N/``."""
 MAX_FILES, MAX_FILE_BYTES, MAX_TOTAL_BYTES = 500, 4 << 20, 32 << 20
 MAX_STATE_BYTES = 1 << 20
+# Packed bytes: the list of members alone of a larger archive would take seconds to read.
 MAX_ARCHIVE_BYTES = 16 << 20
-"""Packed bytes: the list of members alone of a larger archive would take seconds to read."""
 
 _PART = re.compile(r"[A-Za-z0-9._+@=-]+")
 _COMPILED = (".pyc", ".pyo", ".so", ".pyd", ".dll", ".dylib", ".pth")
@@ -43,7 +43,6 @@ _UNREADABLE = (
 
 
 def file_mode(name: str) -> int:
-    """The permissions of a bundle's file."""
     return 0o755 if name == "launch.py" or name.endswith(".sh") else 0o644
 
 

@@ -31,8 +31,9 @@ from recipe_core.request.serving_workload import ServingWorkload
 from recipe_core.targets.of_recipe import placed
 
 FOLDER = "fallbacks"
+# A fallback stands in for what a machine starts; no policy starts and ends it.
 UNSCALED = {"options.scaling": None, "options.simulated": None}
-"""A fallback stands in for what a machine starts; no policy starts and ends it."""
+# Fallbacks that a launcher may take without asking, by kind of recipe.
 _BY_ITSELF = {
     "serving": frozenset(
         {"other-split", "fewer-gpus", "other-precision", "lower-context", "other-device"}
@@ -40,7 +41,6 @@ _BY_ITSELF = {
     # Another length or precision would be another training run.
     "training": frozenset({"fewer-gpus", "other-device"}),
 }
-"""Fallbacks that a launcher may take without asking, by kind of recipe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,6 @@ def _beside(launch: Launch, first: Launch, folder: str) -> tuple[Launch, dict[st
 
 
 def _entry(launch: Launch, top: str) -> dict[str, str]:
-    """The files of a launch in one top-level entry."""
     return {p: content for p, content in launch.files.items() if p.partition("/")[0] == top}
 
 

@@ -138,7 +138,6 @@ def _swap(target: Path, new: Path) -> None:
 
 
 def _sync_names(*moved: Path) -> None:
-    """Have the disk keep where these were moved from and to."""
     for folder in {path.parent for path in moved}:
         sync_folder(folder)
 

@@ -15,8 +15,8 @@ from recipe_core.payload.launcher.files import read_object
 from recipe_core.payload.launcher.supervisor import Progress
 
 _LOCK = "lock"
+# Nodes whose locks are taken beside those that have run: each is an open file.
 _MAX_NODES = 256
-"""Nodes whose locks are taken beside those that have run: each is an open file."""
 
 
 def has_runs(folder: Path) -> bool:
@@ -100,7 +100,6 @@ def node_names(folder: Path) -> set[str]:
 
 
 def _launcher_folders(run: Path) -> set[Path]:
-    """The folders in which a launcher keeps its state and lock."""
     return {run, *run.glob("node-*")}
 
 

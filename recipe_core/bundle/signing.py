@@ -99,7 +99,6 @@ def check_signature(manifest: bytes, signature: bytes, public_pem: bytes | None 
 
 
 def fingerprint(public: bytes) -> str:
-    """A short digest of a raw public key, to compare by eye."""
     return f"ed25519:{hashlib.sha256(public).hexdigest()[:32]}"
 
 

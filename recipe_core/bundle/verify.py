@@ -28,11 +28,11 @@ from recipe_core.recipe.migrate import migrate
 from recipe_core.recipe.resolve import machine_of
 from recipe_core.recipe.variants import matching
 
+# Relative difference between estimates of two versions that needs no warning.
 DRIFT = 0.01
-"""Relative difference between estimates of two versions that needs no warning."""
 
+# Differing files that a sentence names.
 _LISTED = 8
-"""Differing files that a sentence names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +224,6 @@ class Differences:
     refusal: str | None = None
 
     def to_json(self) -> dict[str, list[str] | str | None]:
-        """The differences as `recipe check` prints them."""
         return {
             "changed": list(self.changed),
             "missing": list(self.missing),

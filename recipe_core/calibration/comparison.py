@@ -15,11 +15,11 @@ from recipe_core.estimates.columns.corrections import Corrections, version_of
 from recipe_core.estimates.columns.standing import uncorrected
 from recipe_core.plans.plans import estimate_batch
 
+# Groups that are left out in turn; up to so many runs each is a group of its own.
 FOLDS = 20
-"""Groups that are left out in turn; up to so many runs each is a group of its own."""
 
+# Which breakdown of an estimate adds up to a figure.
 PARTS = {"tpot_s": "decode", "ttft_s": "prefill"}
-"""Which breakdown of an estimate adds up to a figure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,6 @@ class Prediction:
     basis: str
 
     def holds(self, measured: float) -> bool:
-        """Whether a measurement lies in the band."""
         return self.low <= measured <= self.high
 
 
@@ -143,7 +142,6 @@ def _model_name(model: Any) -> str:
 
 
 def _prediction(estimate: Mapping[str, Any], figure: str) -> Prediction | None:
-    """A figure of an estimate with its band; None where it has none."""
     kind = "training" if figure == "step_s" else "serving"
     value = (estimate.get(kind) or {}).get(figure)
     band = (estimate.get("bands") or {}).get(figure)

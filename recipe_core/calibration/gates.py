@@ -30,24 +30,24 @@ from recipe_core.estimates.columns.corrections import (
     version_of,
 )
 
+# Answered requests of a mean: of fewer its standard error is above a third of their spread.
 FEWEST_REQUESTS = 8
-"""Answered requests of a mean: of fewer its standard error is above a third of their spread."""
 
+# Share of failed requests beyond which a server was not in the state that estimates describe.
 MOST_FAILED = 0.01
-"""Share of failed requests beyond which a server was not in the state that estimates describe."""
 
+# Standard deviations from what the others let expect, beyond which a run is odd.
 ODD = 3.0
-"""Standard deviations from what the others let expect, beyond which a run is odd."""
 
+# Others tell of a run where they leave at most this share of its variance.
 TELLS = 0.5
-"""Others tell of a run where they leave at most this share of its variance."""
 
+# Factor to the estimate beyond which a run that no other tells of waits for a second: a unit or a
+# load was mistaken more often than formulas are so far off.
 TENFOLD = 10.0
-"""Factor to the estimate beyond which a run that no other tells of waits for a second: a unit or
-a load was mistaken more often than formulas are so far off."""
 
+# Runs whose deviations are at least this share of the largest deviate alike.
 ALIKE = 0.9
-"""Runs whose deviations are at least this share of the largest deviate alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,6 @@ class Gate:
 
     @property
     def counts(self) -> bool:
-        """Whether the run teaches."""
         return self.state == "accepted"
 
 

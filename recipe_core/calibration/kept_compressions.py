@@ -50,11 +50,9 @@ class StoredCompression(BaseModel):
 
     @property
     def name(self) -> str:
-        """What was measured, in words."""
         return f"{self.model} {self.technique}"
 
     def measured(self) -> MeasuredCompression:
-        """What was measured."""
         return MeasuredCompression(
             **{name: getattr(self, name) for name in MeasuredCompression.__slots__}
         )

@@ -29,14 +29,14 @@ from recipe_core.estimates.columns.corrections import (
 from recipe_core.estimates.columns.serving import Setting, stack
 from recipe_core.estimates.serving.estimates import estimate
 
+# The scales, as ``Residual`` orders them.
 SCALES = ("steps", "prompts")
-"""The scales, as ``Residual`` orders them."""
 
+# Least credibility of a number that is listed.
 SETTLED = 0.01
-"""Least credibility of a number that is listed."""
 
+# Runs that are left out one by one: each is estimated anew.
 MOST_LEFT_OUT = 300
-"""Runs that are left out one by one: each is estimated anew."""
 
 FIGURES = ("tpot_s", "ttft_s", "request_latency_s", "output_tokens_per_s")
 
@@ -59,7 +59,6 @@ class LearnedNumber:
     runs: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """The number as plain values."""
         return asdict(self)
 
 
@@ -106,8 +105,8 @@ def _numbers(device: DeviceRuns, runs: Sequence[OwnRun]) -> Iterator[LearnedNumb
                 )
 
 
+# Standard deviations within which eight of ten normal values lie.
 Z80 = 1.2816
-"""Standard deviations within which eight of ten normal values lie."""
 
 
 def _scope_names(run: OwnRun, scope: str) -> tuple[str, ...]:
@@ -149,7 +148,6 @@ class LeftOneOut:
     after: float
 
     def to_json(self) -> dict[str, Any]:
-        """The errors as plain values."""
         return asdict(self)
 
 

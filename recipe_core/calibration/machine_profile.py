@@ -40,14 +40,14 @@ from recipe_core.hardware.microbench.run import (
 )
 from recipe_core.hardware.profile import Device, Dtype, Fabric, Family
 
+# The entry of ``sources`` that measured figures cite.
 SOURCE = "profile"
-"""The entry of ``sources`` that measured figures cite."""
 _ASSUMED = "assumed"
+# Of a server's processor: its power limit over its cores, roughly.
 WATTS_A_CORE = 15.0
-"""Of a server's processor: its power limit over its cores, roughly."""
 CARD_WATTS = 300.0
+# Load over processors beyond which times say no more.
 MOST_BUSY = 16.0
-"""Load over processors beyond which times say no more."""
 _PRESENT: tuple[Dtype, ...] = ("fp32", "bf16", "fp16")
 
 

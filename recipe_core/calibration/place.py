@@ -10,12 +10,12 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+# The environment's path of the calibration; set to an empty text it switches it off.
 VARIABLE = "RECIPE_BUILDER_CALIBRATION"
-"""The environment's path of the calibration; set to an empty text it switches it off."""
 
 FILE = "calibration.json"
+# The source of own runs that says: not even the calibration of this machine.
 NONE = "none"
-"""The source of own runs that says: not even the calibration of this machine."""
 
 
 def default_path(environment: Mapping[str, str] | None = None) -> Path | None:

@@ -38,8 +38,8 @@ from recipe_core.plans.plans import find_case, plan_cases, shared_key
 from recipe_core.plans.problem import ServingProblem, resolve
 from recipe_core.request.schema import PlanRequest
 
+# Own runs of one question: what they teach takes a matrix of so many rows.
 MAX_RUNS = 1000
-"""Own runs of one question: what they teach takes a matrix of so many rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,6 @@ def _day(text: str) -> datetime.date | None:
 
 @cache
 def prior() -> Prior:
-    """What this version knows of scales before any run."""
     return Prior.model_validate(read_shipped(Path(__file__).with_suffix(".yaml")))
 
 
@@ -222,5 +221,4 @@ def _residuals(run: Measured, mode: str, estimate: ServingEstimate) -> tuple[Res
 
 
 def of_runs(runs: Sequence[Run]) -> list[Measured]:
-    """The rows of a table."""
     return [Measured.of(run) for run in runs]

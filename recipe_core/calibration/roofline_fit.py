@@ -17,10 +17,10 @@ from recipe_core.base.minimise import minimise
 from recipe_core.estimates.roofline import rounded
 from recipe_core.hardware.microbench.points import Point
 
+# Logarithm of predicted over measured from which a point counts less than its square.
 OUTLIER = 0.2
-"""Logarithm of predicted over measured from which a point counts less than its square."""
+# As many as there are numbers to fit.
 FEWEST_POINTS = 4
-"""As many as there are numbers to fit."""
 _LEAST_SHARE, _LEAST_START_S, _MOST_SMOOTHING = 1e-4, 1e-6, 20.0
 
 

@@ -26,14 +26,14 @@ from recipe_core.recipe.measurements import Claim
 from recipe_core.recipe.schema import Recipe
 from recipe_core.request.serving_workload import LOADS
 
+# Own runs: what they taught already; a file, or several; or rows of a table; ``"none"``.
 MeasuredSource = Corrections | Path | str | Iterable[Run | str | Path]
-"""Own runs: what they taught already; a file, or several; or rows of a table; ``"none"``."""
 
+# Where a bundle keeps what it measured.
 MEASUREMENT = Path("run") / "measurement.json"
-"""Where a bundle keeps what it measured."""
 
+# Columns by which a table of training runs is known.
 TRAINING_ONLY = {"step_s", "tokens_per_s_per_gpu", "global_batch", "sequence_length"}
-"""Columns by which a table of training runs is known."""
 
 _HINT = (
     "Give a CSV of serving runs (its columns: recipe_core/estimates/measured/published/README.md), "
@@ -143,7 +143,6 @@ def _measured(runs: Sequence[Run]) -> list[Measured]:
 
 
 def _of_bundle(path: Path) -> Measured:
-    """What a bundle measured, with the request of the recipe that lies in the bundle."""
     measurement = parse_json(read_text(path, field="measured"), str(path))
     if not isinstance(measurement, Mapping):
         raise InputError(f"{path} is not a measurement.", field="measured", hint=_HINT)

@@ -148,7 +148,6 @@ def rows_there(path: Path, training: bool) -> list[Row]:
 
 
 def is_foreign(path: Path) -> bool:
-    """Whether a file is another program's measurement, by its content."""
     return path.is_file() and format_of(Content.of_file(path)) is not None
 
 

@@ -117,7 +117,6 @@ class Addition(BaseModel):
 
     @property
     def all(self) -> tuple[StoredRun | StoredCompression, ...]:
-        """Runs and measured checkpoints."""
         return (*self.runs, *self.compressions)
 
 
@@ -155,7 +154,6 @@ class Entry:
 
     @property
     def counts(self) -> bool:
-        """Whether it teaches."""
         return self.gate.counts
 
     @property
@@ -267,12 +265,10 @@ class Overlay:
 
     @property
     def compressed(self) -> tuple[MeasuredCompression, ...]:
-        """The measured checkpoints that count."""
         return tuple(entry.measured for entry in self.compressions if entry.counts)
 
     @property
     def runs(self) -> tuple[Measured, ...]:
-        """The runs that count."""
         return tuple(entry.measured for entry in self.entries if entry.counts)
 
     @property

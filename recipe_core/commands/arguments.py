@@ -56,8 +56,8 @@ def json_or_text(text: str) -> Any:
 
 Level = Literal["error", "warning", "note"]
 
+# Unknown names of one command for which the nearest known one is looked for.
 SUGGESTIONS = 40
-"""Unknown names of one command for which the nearest known one is looked for."""
 
 _OPEN = re.compile(r"\$[\w{(]|`|^<[A-Za-z][^<>]*>$|\{\{")
 _NEGATIVE = re.compile(r"-\d+(\.\d+)?")
@@ -132,7 +132,6 @@ class Arguments:
     def say(
         self, level: Level, code: str, option: str | None, message: str, hint: str | None = None
     ) -> None:
-        """Add a finding."""
         self.findings.append(Finding(level, code, option, message, hint))
 
 

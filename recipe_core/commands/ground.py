@@ -80,7 +80,6 @@ class Ground(BaseModel):
 
     @property
     def device(self) -> str | dict[str, Any]:
-        """The device as a request names it."""
         return self.hardware.partition(":")[0] if isinstance(self.hardware, str) else self.hardware
 
     @property

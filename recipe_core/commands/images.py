@@ -69,7 +69,6 @@ def _repository(image: str) -> str:
 
 
 def image_is_of(image: str, repositories: Iterable[str]) -> bool:
-    """Whether an image comes from one of some repositories, in whatever registry."""
     return any(_repository(image).endswith(f"/{name}") for name in repositories)
 
 

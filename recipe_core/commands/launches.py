@@ -17,15 +17,15 @@ from recipe_core.commands.words import Script, Words, read_script
 from recipe_core.engines.grammar import grammars
 from recipe_core.engines.option_releases import Judged
 
+# Shells inside shells that are read.
 MAX_DEPTH = 3
-"""Shells inside shells that are read."""
 
 Env = MutableMapping[str, str]
 
+# Programs that name an engine without starting it.
 _MENTIONED = frozenset(  # split: a word a line would fill the page
     "echo printf pip pip3 grep pgrep pkill cat man which curl apt conda #".split()  # noqa: SIM905
 )
-"""Programs that name an engine without starting it."""
 _KEYWORDS = frozenset(
     "do done then else elif if fi while until for ! { } time $ sudo".split()  # noqa: SIM905
 )
@@ -41,6 +41,7 @@ _VISIBLE = (
     "NVIDIA_VISIBLE_DEVICES",
 )
 
+# Options of ``docker run`` without a value; every other one takes one.
 _SWITCHES = frozenset(
     f"--{name}"
     for name in (  # noqa: SIM905
@@ -48,7 +49,6 @@ _SWITCHES = frozenset(
         " oom-kill-disable sig-proxy disable-content-trust quiet help replace no-hosts rmi"
     ).split()
 )
-"""Options of ``docker run`` without a value; every other one takes one."""
 _SHORT_SWITCHES = frozenset("ditPq")
 
 _MODEL_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
@@ -297,7 +297,6 @@ def launches_in(container: Container, depth: int = 0) -> Iterator[Launch]:
 
 
 def _is_arguments(args: tuple[str, ...]) -> bool:
-    """Whether words begin as those of a server do, with an option or a model's id."""
     return bool(args) and (args[0].startswith("-") or _MODEL_ID.fullmatch(args[0]) is not None)
 
 

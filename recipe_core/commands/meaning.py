@@ -68,7 +68,6 @@ class Meant:
     def say(
         self, level: Level, code: str, option: str | None, message: str, hint: str | None = None
     ) -> None:
-        """Add a finding."""
         self.findings.append(Finding(level, code, option, message, hint))
 
     @property
@@ -79,7 +78,6 @@ class Meant:
 
 
 def meaning_of(arguments: Arguments, env: Mapping[str, str] | None = None) -> Meant:
-    """What the values of a command mean with the variables of its server, before its model."""
     return _Reading(arguments, env or {}).meant()
 
 

@@ -65,7 +65,6 @@ def _place(launch: Launch, path: str) -> str | None:
 
 
 def _holds(folder: str, path: str) -> bool:
-    """Whether a path is a folder or lies below it."""
     folder = posixpath.normpath(folder)
     return path == folder or path.startswith(f"{folder.rstrip('/')}/")
 

@@ -24,8 +24,8 @@ from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.serving.memory import memory
 from recipe_core.estimates.serving.starts import longest_context, start_errors, starts_with
 
+# Codes of findings about words that can be left out or replaced.
 _REFUSED = frozenset({"unknown", "key", "value", "switch-value", "no-value", "model-place"})
-"""Codes of findings about words that can be left out or replaced."""
 
 Words = tuple[str, ...]
 
@@ -63,7 +63,6 @@ def _respelled(words: Words, place: Place, text: str) -> list[str]:
 
 
 def _spliced(words: Words, replaced: Mapping[int, tuple[int, list[str]]]) -> list[str]:
-    """Words with ranges, by their start, replaced."""
     out: list[str] = []
     at = 0
     while at < len(words):
@@ -172,7 +171,6 @@ def _without_keys(
 
 
 def _new_keys(arguments: Arguments, option: Option, value: dict[str, Any]) -> dict[str, Any]:
-    """The keys of a JSON value that an option has, and successors of those that it had."""
     table = arguments.judged.table
     out = {key: part for key, part in value.items() if key in option.keys}
     for key in value.keys() - out.keys():
@@ -203,19 +201,20 @@ def _program(program: Words) -> Words:
     return ("python3", *program) if program and program[0] == "-m" else program
 
 
+# The largest share of memory that is proposed: the rest is the driver's and other processes'.
 FULLEST = 0.95
-"""The largest share of memory that is proposed: the rest is the driver's and other processes'."""
 SHARE_STEP = 0.01
+# Tokens of the smallest step that is proposed.
 SMALLEST_STEP = 256
-"""Tokens of the smallest step that is proposed."""
+# Sequences of the smallest step that is proposed.
 FEWEST_SEQUENCES = 8
-"""Sequences of the smallest step that is proposed."""
+# The probability that a change must have where none makes the start sure.
 PROBABLY = 0.5
-"""The probability that a change must have where none makes the start sure."""
 
+# What options say, by meaning.
 Values = dict[Meaning, float]
-"""What options say, by meaning."""
 
+# Fields of a request that stand for the options that are changed.
 _FIELDS: dict[Meaning, str] = {
     "max_context": "workload.max_context",
     "max_batched_tokens": "candidate.max_batched_tokens",
@@ -223,7 +222,6 @@ _FIELDS: dict[Meaning, str] = {
     "max_num_seqs": "candidate.max_num_seqs",
     "eager": "candidate.eager",
 }
-"""Fields of a request that stand for the options that are changed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from recipe_core.models.spec import ModelSpec
 
 
 def check_rules(meant: Meant, model: ModelSpec) -> None:
-    """Add what the engine checks when it starts, as its data lists it."""
     for name in grammars()[meant.engine].rules:
         meant.findings.extend(_RULES[name](meant, model))
 

@@ -34,17 +34,17 @@ from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.describe import short_name
 from recipe_core.request.metrics import Goal
 
+# A split that is better by less is not offered.
 WORTHWHILE = 0.02
-"""A split that is better by less is not offered."""
 
+# Splits, best first, of which one is offered that a command can say.
 TRIED = 8
-"""Splits, best first, of which one is offered that a command can say."""
 
+# What other splits keep of a command; limits on a batch are chosen with the split.
 KEPT = tuple(option.name for option in OPTIONS if option.fixed)
-"""What other splits keep of a command; limits on a batch are chosen with the split."""
 
+# Whether a command starts, by its verdict; None where estimates do not tell.
 OK = {"fits": True, "tight": True, "uncertain": None, "cannot start": False}
-"""Whether a command starts, by its verdict; None where estimates do not tell."""
 
 
 @dataclass(slots=True)
@@ -68,7 +68,6 @@ class Case:
         hint: str | None = None,
         option: str | None = None,
     ) -> None:
-        """Add a finding."""
         self.findings.append(Finding(level, code, option, message, hint))
 
     @property
@@ -115,7 +114,6 @@ class Group:
 
     @property
     def block(self) -> EvaluatedCases[Any, Any, Any]:
-        """Every row of the plan, with its estimate."""
         return self.plan.blocks[0]
 
     @cached_property
@@ -192,7 +190,6 @@ class Unknown:
     error: RecipeError
 
     def answer(self, ground: Ground) -> dict[str, Any]:
-        """The error, and what was read before it."""
         return {
             "ok": None,
             "verdict": "unknown",
@@ -274,7 +271,6 @@ class View:
 
     @property
     def feasible(self) -> bool:
-        """Whether the command's own split can run."""
         return bool(self.columns["feasible"][self.row])
 
     @property
@@ -340,7 +336,6 @@ class View:
         return without_command
 
     def _offer(self, row: int, gain: float | None) -> dict[str, Any]:
-        """A split, and how much better it is where the command's own can run."""
         return {
             "candidate": self.plan.candidate(row),
             **({} if gain is None else {"gain": gain}),

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 
 from recipe_core.base.errors import InputError
 
+# The longest command or script that is read.
 MAX_CHARACTERS = 64 << 10
-"""The longest command or script that is read."""
+# Words that a list of a script may have.
 MAX_LISTED = 4096
-"""Words that a list of a script may have."""
+# Characters that variables may add to one text, lest they multiply without end.
 _EXPANDED = 64 << 10
-"""Characters that variables may add to one text, lest they multiply without end."""
 
 _TOKEN = re.compile(
     r"""

@@ -13,10 +13,10 @@ from recipe_core.models.spec import ModelSpec
 from recipe_core.plans.plan import Plan
 from recipe_core.request.schema import PlanRequest
 
+# Tools that show every text of calibration to every expert.
 _EVERY_EXPERT = ("llm-compressor",)
-"""Tools that show every text of calibration to every expert."""
+# Tools whose scripts put the whole model on the devices.
 _RESIDENT = ("modelopt", "quark")
-"""Tools whose scripts put the whole model on the devices."""
 
 
 def compression_of(request: PlanRequest, setting: Setting) -> Chosen | None:
@@ -39,7 +39,6 @@ def compression_of(request: PlanRequest, setting: Setting) -> Chosen | None:
 
 
 def can_start(request: PlanRequest, setting: Setting) -> bool:
-    """Whether the weights of a setting exist, are made while loading, or can be made before."""
     return not setting.needs_other_checkpoint or can_make(
         request.options.compression,
         setting.weight_dtype,
@@ -90,10 +89,8 @@ def add_compression(plan: Plan, row: int, estimate: Estimate) -> Estimate:
 
 
 def estimate_json(plan: Plan, row: int) -> dict[str, Any]:
-    """The estimate of a row as JSON, with what its checkpoint takes."""
     return add_compression(plan, row, plan.estimate(row)).to_json()
 
 
 def detail_estimate(plan: Plan, row: int) -> Estimate:
-    """The estimate of a row with all details, and what its checkpoint takes."""
     return add_compression(plan, row, plan.spec.detailed(plan, row))

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 Body = Mapping[str, Any]
 
+# Devices in ``for``: each costs a search, and strangers may send the request.
 MAX_FOR = 16
-"""Devices in ``for``: each costs a search, and strangers may send the request."""
+# Own runs in ``measured``: each is estimated, and strangers may send the request.
 MAX_OWN = 200
-"""Own runs in ``measured``: each is estimated, and strangers may send the request."""
+# Files in ``texts``.
 MAX_TEXTS = 16
-"""Files in ``texts``."""
 
 
 # Plans

@@ -30,8 +30,8 @@ from recipe_core.doors.jobs import Job, Jobs
 from recipe_core.doors.operations import OPERATIONS, Operation, Reply
 from recipe_core.doors.pool import Pool, own_process
 
+# The status that a log shows of a request whose sender has left; nobody reads the answer.
 CLIENT_GONE = 499
-"""The status that a log shows of a request whose sender has left; nobody reads the answer."""
 
 
 def _described(**statuses: str) -> dict[int | str, dict[str, Any]]:

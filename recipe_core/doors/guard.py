@@ -29,22 +29,22 @@ from recipe_core.doors.settings import ServerSettings, variable
 from recipe_core.doors.sign_in import PATH as SIGN_IN
 from recipe_core.doors.sign_in import Visitors, address_of
 
+# Paths for anybody: is the server running, and the form itself.
 OPEN_PATHS = ("/_stcore/health", SIGN_IN)
-"""Paths for anybody: is the server running, and the form itself."""
 METRICS = "/_stcore/metrics"
 UPLOADS = "/_stcore/upload_file/"
+# Seconds after which a reader for whom there is no room may try again.
 FULL_S = 30
-"""Seconds after which a reader for whom there is no room may try again."""
+# Doors of programs, which send a token instead of signing in.
 MACHINES = ("/api/", "/mcp")
-"""Doors of programs, which send a token instead of signing in."""
+# Paths of these doors; one with a line end would pass for another path, or a page.
 _DOORS = re.compile(r"/api/v1/[^\x00-\x1f\x7f]*|/mcp")
-"""Paths of these doors; one with a line end would pass for another path, or a page."""
+# Folders of what Streamlit's frontend asks for. It answers any other path with the page.
 _FOLDERS = ("_stcore", "static", "media", "component")
-"""Folders of what Streamlit's frontend asks for. It answers any other path with the page."""
+# Files of the frontend beside them.
 _FILES = ("favicon.png", "manifest.json", "index.html")
-"""Files of the frontend beside them."""
+# Answers of programs' doors are documents, not pages.
 API_POLICY = "default-src 'none'; frame-ancestors 'none'"
-"""Answers of programs' doors are documents, not pages."""
 
 _INLINE_SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
 HEADERS = {

@@ -23,14 +23,14 @@ from recipe_core.doors.pool import Pool
 
 Status = Literal["queued", "running", "done", "failed", "cancelled"]
 
+# Jobs of one owner that wait or run at a time.
 MOST_UNFINISHED = 4
-"""Jobs of one owner that wait or run at a time."""
+# Jobs of one owner that are remembered; the oldest finished one makes place for a new one.
 MOST_KEPT = 16
-"""Jobs of one owner that are remembered; the oldest finished one makes place for a new one."""
+# Jobs of all owners that are remembered; unfinished ones hold what was sent.
 MOST_IN_ALL = 64
-"""Jobs of all owners that are remembered; unfinished ones hold what was sent."""
+# Seconds for which a finished job is remembered.
 KEPT_S = 3600.0
-"""Seconds for which a finished job is remembered."""
 RETRY_AFTER_S = 10
 ID_BYTES = 16
 

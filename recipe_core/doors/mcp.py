@@ -37,12 +37,12 @@ from recipe_core.doors.operations import CATALOG, OPERATIONS
 from recipe_core.doors.pool import Pool, own_process
 from recipe_core.request.schema import PlanRequest
 
+# With its schema, which is large: only one tool has it, so that agents read it once.
 WholeRequest = Annotated[
     dict[str, Any],
     SchemaOf(PlanRequest),
     Field(description="A PlanRequest: model, hardware and workload; the rest is optional."),
 ]
-"""With its schema, which is large: only one tool has it, so that agents read it once."""
 Request = Annotated[
     dict[str, Any],
     Field(description="A PlanRequest, as for `plan`; `known` with schema describes it too."),
@@ -70,8 +70,8 @@ scales replicas; `build` for a runnable bundle.
 Memory is in bytes per device, times in seconds; every estimate has a band and a basis."""
 
 BUNDLE = "recipe://bundle/{asked}"
+# Who asks: the address of an agent on the network.
 _agent: ContextVar[str] = ContextVar("agent", default="agent")
-"""Who asks: the address of an agent on the network."""
 
 
 async def _ask(folders: bool, pool: Pool, name: str, body: Json, **options: Any) -> Json:

@@ -19,10 +19,10 @@ from recipe_core.doors import answers, bodies, catalog
 from recipe_core.doors.answers import Archive
 from recipe_core.doors.catalog import Json
 
+# Candidates that one answer lists at most.
 MOST_LISTED = 10_000
-"""Candidates that one answer lists at most."""
+# Of a body that may hold a trace.
 MAX_TRACE_BYTES = 32 << 20
-"""Of a body that may hold a trace."""
 _SEND = "Send a JSON object, such as a PlanRequest, as application/json."
 
 
@@ -118,6 +118,7 @@ OPERATIONS: dict[str, Operation] = {
     )
 }
 
+# Catalogs: one entry by its name, or a list of names.
 CATALOG: dict[str, Callable[[str | None], Json]] = {
     "models": catalog.models,
     "hardware": catalog.hardware,
@@ -125,7 +126,6 @@ CATALOG: dict[str, Callable[[str | None], Json]] = {
     "engines": catalog.engines,
     "schema": catalog.schema,
 }
-"""Catalogs: one entry by its name, or a list of names."""
 
 
 class Reply(NamedTuple):

@@ -33,18 +33,18 @@ from recipe_core.doors.turns import Turn, Turns
 from recipe_core.doors.worker import Answer, Call, Progress, Taken, calibrated, pickle_message
 
 PROGRAM = "import sys; from recipe_core.doors.worker import main; main(int(sys.argv[1]))"
+# Seconds that a call which must end has to reach the end of its chunk; then its process ends.
 GRACE_S = 3.0
-"""Seconds that a call which must end has to reach the end of its chunk; then its process ends."""
+# Seconds between looks whether anybody still waits.
 LOOK_EVERY_S = 0.1
-"""Seconds between looks whether anybody still waits."""
+# Threads of their own in which requests wait for workers, at least.
 THREADS = 8
-"""Threads of their own in which requests wait for workers, at least."""
+# Seconds in which a worker must have started, on the busiest machine.
 START_S = 120.0
-"""Seconds in which a worker must have started, on the busiest machine."""
+# Workers that start before anybody asks: the next question need not wait behind the first.
 STARTED = 2
-"""Workers that start before anybody asks: the next question need not wait behind the first."""
+# Seconds after which a question counts as long: the second time it may take a long one's place.
 LONG_S = 3.0
-"""Seconds after which a question counts as long: the second time it may take a long one's place."""
 
 Value = TypeVar("Value")
 

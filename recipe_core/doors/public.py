@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     TraceSource = Trace | Rates | str | Path
 
+# A request: parsed, as plain values, or the path of a YAML or JSON file that holds one.
 RequestSource = PlanRequest | Mapping[str, Any] | str | Path
-"""A request: parsed, as plain values, or the path of a YAML or JSON file that holds one."""
 
 
 def plan(

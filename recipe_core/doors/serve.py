@@ -24,6 +24,7 @@ from recipe_core.base.errors import InputError
 from recipe_core.base.resources import root
 from recipe_core.doors.settings import ServerSettings, variable
 
+# With what they import, all modules that the first page uses with an empty link.
 FIRST_PAGE = (
     "base.progress",
     "doors.pool",
@@ -45,19 +46,18 @@ FIRST_PAGE = (
     "plans.remedies",
     "plans.plan",
 )
-"""With what they import, all modules that the first page uses with an empty link."""
 _IMPORT = re.compile(r"^ *from (recipe_core[\w.]*) import (?:\(([^)]*)\)|(.+))$", re.MULTILINE)
+# Time in which a browser draws what it was sent (seconds, on a slow machine): until then nothing
+# else takes the processor.
 DRAWING_S = 1.0
-"""Time in which a browser draws what it was sent (seconds, on a slow machine): until then nothing
-else takes the processor."""
+# Time after which nobody is taken to wait for the first page (seconds).
 NOBODY_S = 5.0
-"""Time after which nobody is taken to wait for the first page (seconds)."""
+# Set when the first page was sent to a browser.
 first_page_sent = threading.Event()
-"""Set when the first page was sent to a browser."""
+# Taken while modules are imported. Two threads that enter a package by different modules deadlock,
+# which Python breaks by giving one a half-initialized module:
+# https://github.com/python/cpython/issues/83065.
 importing = threading.RLock()
-"""Taken while modules are imported. Two threads that enter a package by different modules deadlock,
-which Python breaks by giving one a half-initialized module:
-https://github.com/python/cpython/issues/83065."""
 
 
 def folders_allowed() -> bool:

@@ -14,14 +14,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+# Files that a session may keep on the server at a time; a page has two places for one file.
 MOST_UPLOADS = 16
-"""Files that a session may keep on the server at a time; a page has two places for one file."""
+# And megabytes: three traces of the size that one file may have.
 MOST_UPLOADED_MB = 48
-"""And megabytes: three traces of the size that one file may have."""
+# Megabytes of all sessions; half of them from one address.
 MOST_UPLOADED_IN_ALL_MB = 256
-"""Megabytes of all sessions; half of them from one address."""
+# Seconds in which a page whose connection broke comes back before its session with files ends.
 GONE_S = 10.0
-"""Seconds in which a page whose connection broke comes back before its session with files ends."""
 
 
 @dataclass(eq=False, frozen=True, slots=True)

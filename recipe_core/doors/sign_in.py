@@ -23,10 +23,10 @@ from starlette.types import Receive, Scope
 PATH = "/sign-in"
 COOKIE = "recipe_builder_visitor"
 SIGNED_IN_S = 12 * 3600
+# Different wrong tokens of an address within so many seconds, after which none of it is read.
 MOST_TRIES, TRIES_S = 10, 60.0
-"""Different wrong tokens of an address within so many seconds, after which none of it is read."""
+# Addresses whose wrong tokens are remembered, the latest.
 MOST_ADDRESSES = 4096
-"""Addresses whose wrong tokens are remembered, the latest."""
 MOST_BODY_BYTES = 4096
 
 

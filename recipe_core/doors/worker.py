@@ -31,8 +31,9 @@ from recipe_core.calibration.place import stamp
 if TYPE_CHECKING:
     from recipe_core.estimates.columns.corrections import Corrections
 
+# How far behind the server, which answers everybody else, workers stand in line for processors.
 NICE = 10
-"""How far behind the server, which answers everybody else, workers stand in line for processors."""
+# With what they import, the modules that questions need.
 PRELOADED = (
     "recipe_core.doors.operations",
     "recipe_core.bundle.write",
@@ -46,9 +47,8 @@ PRELOADED = (
     "recipe_core.recipe.published",
     "recipe_core.recipe.resolve",
 )
-"""With what they import, the modules that questions need."""
+# Seconds between reports of progress at least.
 SAID_EVERY_S = 0.1
-"""Seconds between reports of progress at least."""
 
 
 @dataclass(frozen=True, slots=True)

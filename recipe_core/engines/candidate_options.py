@@ -36,8 +36,8 @@ OPTIONS = (
     CandidateOption("stream_interval", "stream_interval", usual=1),
     CandidateOption("scheduler_recv_interval", "recv_interval", usual=1),
 )
+# Those that every launch states.
 STATED = tuple(option for option in OPTIONS if option.usual is None)
-"""Those that every launch states."""
+# Those that a launch states where they are not as usual, and what they are then.
 USUAL = {option.name: option.usual for option in OPTIONS if option.usual is not None}
-"""Those that a launch states where they are not as usual, and what they are then."""
 COLUMNS = {option.name: option.column for option in OPTIONS}

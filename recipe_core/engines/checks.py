@@ -16,8 +16,8 @@ from recipe_core.engines import options
 if TYPE_CHECKING:
     from recipe_core.engines.spec import Engine
 
+# A field, what is wrong with it, and the fix.
 Flaw = tuple[str, str, str]
-"""A field, what is wrong with it, and the fix."""
 
 NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 VERSION = re.compile(r"\d+\.\d+\.\d+|b\d+")  # llama.cpp numbers its builds

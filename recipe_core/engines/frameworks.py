@@ -15,10 +15,10 @@ from recipe_core.base.provenance import Source, Status
 from recipe_core.hardware.profile import Device
 
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+# A fused attention kernel that a request can name.
 AttentionKernel = Literal["flash2", "flash3", "cudnn"]
-"""A fused attention kernel that a request can name."""
+# A state of the training that lasts from step to step.
 State = Literal["parameters", "optimizer", "master"]
-"""A state of the training that lasts from step to step."""
 
 
 class _Data(BaseModel):

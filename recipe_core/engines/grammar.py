@@ -62,6 +62,7 @@ class ImageFolder(_Data):
 
 
 Moved = Literal["memory", "time", "start"]
+# What options say that estimates count besides the split (``space.own_options``).
 Counted = Literal[
     "host_weights_gib",
     "cache_bytes",
@@ -74,7 +75,6 @@ Counted = Literal[
     "host_expert_layers",
     "host_experts",
 ]
-"""What options say that estimates count besides the split (``space.own_options``)."""
 
 
 class Unmodelled(_Data):
@@ -261,8 +261,8 @@ def meanings(spec: Engine) -> Mapping[str, Meaning]:
     return grammar.means if grammar else spec.options.means
 
 
+# Meanings of options that also say more than an estimate needs, which people may pass on.
 LIMITS: tuple[Meaning, ...] = ("media_limits", "encoder_mode")
-"""Meanings of options that also say more than an estimate needs, which people may pass on."""
 
 
 def placed(spec: Engine) -> tuple[str, ...]:

@@ -109,5 +109,4 @@ class History(_Data):
 
 
 def last_told(values: Iterable[T | None]) -> T | None:
-    """The last of the values that are given; None where none is."""
     return next((value for value in reversed(list(values)) if value is not None), None)

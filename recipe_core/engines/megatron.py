@@ -59,7 +59,6 @@ class MegatronModels(_Data):
 
     @property
     def wordless(self) -> frozenset[str]:
-        """Fields that need no argument of their own."""
         return frozenset(self.sizes).union(*self.neutral.values())
 
 

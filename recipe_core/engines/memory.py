@@ -91,7 +91,6 @@ class GraphMemory(_Rule):
     largest_batch: dict[str, Whole]
 
     def batch_on(self, architecture: str) -> int:
-        """The largest batch that graphs are captured for on an architecture."""
         return self.largest_batch.get(architecture, self.largest_batch["any"])
 
 
@@ -217,14 +216,12 @@ class MemoryUse(_Data):
     encoder: EncoderUse | None = None
 
     def rounds_blocks(self, model_type: str, role: str, runtime: Runtime) -> bool:
-        """Whether shares of a role of such models are rounded up to whole scale blocks."""
         return any(
             model_type in rule.model_types and role in rule.roles and runtime in rule.runtimes
             for rule in self.whole_blocks
         )
 
     def with_values(self, **values: float) -> MemoryUse:
-        """The same with other values of some quantities."""
         return self.model_copy(
             update={
                 name: getattr(self, name).model_copy(update={"value": value})

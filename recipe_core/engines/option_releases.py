@@ -78,7 +78,6 @@ def judged(name: str, version: str | None, *, official: bool = True) -> Judged:
 
 
 def _same_table(name: str, version: str) -> OptionTable | None:
-    """The table of a release that has the same options as another one."""
     tables = (option_table(name, release) for release in releases(name))
     return next((table for table in tables if version in table.same_in), None)
 

@@ -20,11 +20,11 @@ from recipe_core.base.errors import InputError, unknown
 from recipe_core.base.placeholders import PLACEHOLDER
 from recipe_core.engines.candidate_options import OPTIONS
 
+# Options by flag, as the fields that are not at their defaults.
 Rows = dict[str, dict[str, Any]]
-"""Options by flag, as the fields that are not at their defaults."""
 
+# Fields that differ by members; any other is replaced, and ``null`` sets its default.
 LISTS = ("also", "inverse", "choices", "words", "keys")
-"""Fields that differ by members; any other is replaced, and ``null`` sets its default."""
 
 
 def laid_over(newer: Rows, changes: dict[str, Any]) -> Rows:
@@ -97,8 +97,8 @@ def _row(newer: dict[str, Any], older: dict[str, Any]) -> dict[str, Any]:
 
 
 FOLDER = Path(__file__).with_name("options")
+# Files of differences that lie over each other.
 LONGEST_CHAIN = 32
-"""Files of differences that lie over each other."""
 _MEANINGS = (
     "model",
     "tp",
@@ -140,13 +140,13 @@ def _known_meaning(name: str) -> str:
     raise ValueError(f"{message} {hint}")
 
 
+# What options say about a candidate: the name of a row of `OPTIONS`, or one of its own.
+# ``cache_size``: the size of the cache, for engines that are told; ``runtime``: CPU or GPU;
+# ``task``: whether it makes text or pools (then ``embed``); ``converted``: what a model that makes
+# text is turned into; ``text_only``: that no tower is loaded; ``media_limits``: items of each
+# modality in a prompt, of which 0 leaves a tower out; ``encoder_mode``: whether ranks hold towers
+# whole ("data") or cut.
 Meaning = Annotated[str, AfterValidator(_known_meaning)]
-"""What options say about a candidate: the name of a
-row of `OPTIONS`, or one of its own. ``cache_size``: the size of the cache, for engines that are
-told; ``runtime``: CPU or GPU; ``task``: whether it makes text or pools (then ``embed``);
-``converted``: what a model that makes text is turned into; ``text_only``: that no tower is loaded;
-``media_limits``: items of each modality in a prompt, of which 0 leaves a tower out;
-``encoder_mode``: whether ranks hold towers whole ("data") or cut."""
 
 _PYTHON: dict[str, tuple[type, ...]] = {
     "int": (int,),
@@ -194,12 +194,10 @@ class Option(_Data):
 
     @property
     def spellings(self) -> tuple[str, ...]:
-        """Every flag that sets this option."""
         return (self.flag, *self.also, *self.turned_off_by)
 
     @property
     def turned_off_by(self) -> tuple[str, ...]:
-        """Every flag that turns this switch off."""
         return (*((f"--no-{self.flag[2:]}",) if self.negated else ()), *self.inverse)
 
     @property
@@ -238,12 +236,10 @@ class OptionTable(_Data):
 
     @cached_property
     def by_name(self) -> dict[str, Option]:
-        """Options by name."""
         return {option.name: option for option in self.options.values()}
 
     @cached_property
     def by_spelling(self) -> dict[str, Option]:
-        """Options by every flag that sets them."""
         return {flag: option for option in self.options.values() for flag in option.spellings}
 
     def argv(self, values: dict[str, Any]) -> list[str]:
@@ -349,5 +345,4 @@ def _complete(file: DataFile, engine: str, above: tuple[str, ...] = ()) -> Any:
 
 
 def table_file(engine: str, version: str) -> DataFile:
-    """Where the options of an engine at a version are listed."""
     return DataFile(FOLDER / f"{engine}-{version}.yaml", "engines")

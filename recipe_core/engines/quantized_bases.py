@@ -12,8 +12,8 @@ from recipe_core.base.data_files import DataFile
 from recipe_core.base.provenance import Source
 from recipe_core.engines.frameworks import Number
 
+# Quantisers whose 4-bit checkpoints adapters are trained on as they are stored.
 CHECKPOINTS = ("gptq", "awq")
-"""Quantisers whose 4-bit checkpoints adapters are trained on as they are stored."""
 
 
 class _Data(BaseModel):

@@ -143,13 +143,12 @@ class Overheads(_Data):
     note: str | None = None
 
 
+# What engines have kernels of their own for; an indexer scores tokens for sparse attention.
+#
+# ``expert_rows``: what the experts' time has that grows with the rows, their products and copies.
+# ``host``: the engine's own time in a step (its ``overheads``), which hosts and captured graphs of
+# a generation change; ``request``: that of a request before it is scheduled.
 Kernel = Family | Literal["expert_rows", "indexer", "all_reduce", "host", "request"]
-"""What engines have kernels of their own for; an indexer scores tokens for sparse attention.
-
-``expert_rows``: what the experts' time has that grows with the rows, their products and copies.
-``host``: the engine's own time in a step (its ``overheads``), which hosts and captured graphs of a
-generation change; ``request``: that of a request before it is scheduled.
-"""
 
 
 class KernelTimes(_Data):
@@ -165,8 +164,8 @@ class KernelTimes(_Data):
     note: str | None = None
 
 
+# Tokens that leave together; decode steps from one look for new requests to the next.
 Interval = Literal["stream_interval", "scheduler_recv_interval"]
-"""Tokens that leave together; decode steps from one look for new requests to the next."""
 
 
 class UsualIntervals(_Data):
@@ -393,7 +392,6 @@ class Engine(Sourced):
 
     @property
     def options(self) -> OptionTable:
-        """The options of this version."""
         return option_table(self.table or self.name, self.options_of or self.version)
 
     def batch_limits(self, memory_bytes: float, architecture: str) -> BatchLimits:
@@ -448,7 +446,6 @@ def _files() -> dict[str, Path]:
 
 
 def engine_names() -> list[str]:
-    """Names of the engines, sorted."""
     return list(_files())
 
 
@@ -466,7 +463,6 @@ def engine(name: str) -> Engine:
 
 
 def titles_on(runtime: Runtime) -> list[str]:
-    """Titles of the engines that run on a runtime."""
     return [spec.title for spec in map(engine, engine_names()) if runtime in spec.runtimes]
 
 

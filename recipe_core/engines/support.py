@@ -29,16 +29,16 @@ Kind = Literal["attention", "weights", "cut", "model", "build"]
 Verdict = Literal["yes", "no", "unknown"]
 COLUMNS = ("kind", "subject", "architectures", "answer", "chosen", "words", "source")
 RELEASE_FILE = re.compile(r"(?P<engine>[a-z-]+)-(?P<release>b?\d[\d.]*)")
+# What kernels have in their names that unpack weights before every product.
 EMULATED = "emulat"
-"""What kernels have in their names that unpack weights before every product."""
+# The same of those for experts that no format and no architecture was tuned for.
 GENERIC = "MoeWNA16"
-"""The same of those for experts that no format and no architecture was tuned for."""
+# Architectures whose kernels were there before the oldest release that was asked.
 SETTLED = ("sm_80", "sm_86", "sm_89", "sm_90")
-"""Architectures whose kernels were there before the oldest release that was asked."""
+# What subjects have in them that came to engines with their last releases, everywhere.
 RECENT = ("fp4", "sinks", "sparse", "compressed", "delta", "kda", "conv")
-"""What subjects have in them that came to engines with their last releases, everywhere."""
+# How subjects of attention with heads of a width begin: "gqa 128 auto".
 HEADS = "gqa "
-"""How subjects of attention with heads of a width begin: "gqa 128 auto"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +59,14 @@ class Answer:
 
     @property
     def runs(self) -> bool:
-        """Whether it takes them in kernels of its own."""
         return self.verdict == "yes" and not self.emulates
 
     @property
     def emulates(self) -> bool:
-        """Whether it unpacks the weights before every product, for want of a kernel."""
         return EMULATED in self.chosen.casefold()
 
     @property
     def generic(self) -> bool:
-        """Whether experts fall back to kernels that no format and no architecture was tuned for."""
         return GENERIC in self.chosen
 
 
@@ -174,7 +171,6 @@ def _subjects(engine: str, release: str) -> frozenset[tuple[str, str]]:
 
 @cache
 def _table(engine: str, release: str) -> dict[tuple[str, str, str], Answer]:
-    """All answers of a release by kind, subject and architecture."""
     asked = releases_asked(engine)
     place = asked.index(release)
     told = dict(_table(engine, asked[place - 1])) if place else {}

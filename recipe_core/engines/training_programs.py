@@ -22,8 +22,8 @@ PROGRAMS = DataFile(FOLDER / "programs.yaml", "engines")
 LAUNCH_RULES = DataFile(FOLDER / "launch_rules.yaml", "engines")
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Scalar = bool | int | float | str | None
+# A number, or the name of a fact.
 Bound = int | float | str
-"""A number, or the name of a fact."""
 
 
 class _Data(BaseModel):
@@ -74,11 +74,11 @@ class Condition(_Data):
         return {"one_of": value if isinstance(value, list) else [value]}
 
 
+# Facts and their tests: all of a mapping must hold, of several mappings any.
 Conditions = Annotated[
     tuple[dict[str, Condition], ...],
     BeforeValidator(lambda value: [value] if isinstance(value, dict) else value),
 ]
-"""Facts and their tests: all of a mapping must hold, of several mappings any."""
 
 
 class _Rule(_Data):

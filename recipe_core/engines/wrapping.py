@@ -6,6 +6,7 @@ from typing import Any
 
 from recipe_core.base.data_files import DataFile
 
+# What a wrapper does not take over from the engine inside.
 _OWN: dict[str, Any] = {
     "default_on": [],
     "images": {},
@@ -21,7 +22,6 @@ _OWN: dict[str, Any] = {
     "tasks": ["generate"],
     "front_s": None,
 }
-"""What a wrapper does not take over from the engine inside."""
 
 
 def complete(file: DataFile) -> Any:

@@ -21,8 +21,8 @@ from recipe_core.base.intervals import BAND, LEVELS, NORMAL, Ends, Intervals, Le
 Factor = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 Sigma = Annotated[float, Field(ge=0, le=20, allow_inf_nan=False)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9_-]{1,32}$")]
+# What groups of devices and engines are told apart by.
 KEYS = ("basis", "engine", "architecture", "vendor")
-"""What groups of devices and engines are told apart by."""
 
 
 def _nested(factors: dict[Level, tuple[Factor, Factor]]) -> dict[Level, tuple[Factor, Factor]]:
@@ -107,8 +107,8 @@ def narrowed(ends: Ends, left: float) -> Ends:
     return math.exp(max(middle - half, low)), math.exp(min(middle + half, high))
 
 
+# Normal scores of the upper ends of the levels.
 _SCORES = {level: NORMAL.inv_cdf(0.5 + int(level) / 200) for level in LEVELS}
-"""Normal scores of the upper ends of the levels."""
 
 
 def widened(band: Band, spread: float) -> Band:

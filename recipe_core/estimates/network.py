@@ -31,13 +31,13 @@ from recipe_core.hardware.profile import DirectLinks, Fabric
 if TYPE_CHECKING:  # importing what training needs takes serving time
     from recipe_core.estimates.columns.training import TrainingCases
 
+# Starts of a direct kernel in one low-latency token exchange (count, send, signal, wait). DeepEP
+# takes 3.8 (B200), 3.9 (GB200) and 4.1 (H100) times the start of an all-reduce.
 EXCHANGE_STARTS = 4.0
-"""Starts of a direct kernel in one low-latency token exchange (count, send, signal, wait). DeepEP
-takes 3.8 (B200), 3.9 (GB200) and 4.1 (H100) times the start of an all-reduce."""
 
+# Starts of a library round in one bulk token exchange (layout, notify, send). DeepEP takes 2.4
+# (B200) to 3 (H100, GB200).
 LAYOUT_STARTS = 3.0
-"""Starts of a library round in one bulk token exchange (layout, notify, send). DeepEP takes 2.4
-(B200) to 3 (H100, GB200)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,6 @@ def _wide(cluster: Cluster, ranks: Float) -> Bool:
 
 
 def _rounds(fabric: Fabric, ranks: Float, passes: float) -> tuple[Float, Float | float]:
-    """Start and achieved bandwidth of library rounds over one fabric."""
     return _start(fabric, ranks, passes), _bandwidth(fabric, ranks) * fabric.efficiency.value
 
 
@@ -154,6 +153,7 @@ def _library(
     )
 
 
+# Collective library of each runtime.
 LIBRARY = {
     "cuda": "NCCL",
     "rocm": "RCCL",
@@ -165,7 +165,6 @@ LIBRARY = {
     "neuron": "Neuron",
     "cpu": "gloo",
 }
-"""Collective library of each runtime."""
 _PASSES = {1.0: "one pass", 2.0: "two passes"}
 
 

@@ -36,11 +36,11 @@ Amount = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
+# Null where it is unknown.
 Known = Amount | None
-"""Null where it is unknown."""
 Seconds = dict[str, Amount]
+# By figure and level (50, 80 and 95 %), lower and upper end in the figure's unit.
 IntervalsByFigure = dict[str, dict[Level, tuple[float, float]]]
-"""By figure and level (50, 80 and 95 %), lower and upper end in the figure's unit."""
 
 SCHEMA_VERSION: Literal[1] = 1
 
@@ -63,10 +63,10 @@ def as_documented(schema: dict[str, Any], part: type[Any]) -> None:
             described["description"] = prose(described["description"])
 
 
+# For parts whose fields have a string under each.
 DOCUMENTED = ConfigDict(
     extra="forbid", use_attribute_docstrings=True, json_schema_extra=as_documented
 )
-"""For parts whose fields have a string under each."""
 
 
 class Part:
@@ -105,7 +105,6 @@ class Part:
 
     @classmethod
     def _nested(cls, value: Any) -> Any:
-        """JSON values with flat figures put back into the fields that hold them."""
         return value
 
 

@@ -6,7 +6,7 @@ from recipe_core.estimates.prediction import Prediction
 from recipe_core.estimates.serving.results import ServingEstimate
 from recipe_core.estimates.training.results import TrainingEstimate
 
+# What a split would do: figures with their bands as attributes, and as JSON.
 Estimate = ServingEstimate | TrainingEstimate
-"""What a split would do: figures with their bands as attributes, and as JSON."""
 
 __all__ = ["Estimate", "Prediction", "ServingEstimate", "TrainingEstimate"]

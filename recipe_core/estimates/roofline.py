@@ -12,16 +12,16 @@ from recipe_core.hardware.cluster import roofline
 from recipe_core.hardware.profile import Device, Dtype, Family, Roofline
 from recipe_core.models.dtypes import compute_dtype
 
+# Families whose ``stored_dtype`` is that of a cache: values are widened to 16 bits before they are
+# multiplied, whatever they are stored in.
 SIXTEEN_BIT = ("attention_decode", "mla_decode")
-"""Families whose ``stored_dtype`` is that of a cache: values are widened to 16 bits before they are
-multiplied, whatever they are stored in."""
 
+# In place of zero in a denominator or a logarithm.
 _TINY = 1e-300
-"""In place of zero in a denominator or a logarithm."""
 
+# Tokens at which half of ``sort_s`` is reached. Of 16, 32 and 64 the value that fits the most
+# measured layers best.
 SORT_TOKENS = 64
-"""Tokens at which half of ``sort_s`` is reached. Of 16, 32 and 64 the value that fits the most
-measured layers best."""
 
 
 def operator_s(

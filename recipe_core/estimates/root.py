@@ -8,12 +8,12 @@ import numpy as np
 
 from recipe_core.base.arrays import Float
 
+# Steps of every search; nearly all are then within 1e-9 of the zero.
 ROUNDS = 10
-"""Steps of every search; nearly all are then within 1e-9 of the zero."""
+# Steps of the longest search: a zero may lie at a millionth of the interval.
 MOST_ROUNDS = 60
-"""Steps of the longest search: a zero may lie at a millionth of the interval."""
+# Where a longer search ends, as a share of the value at the low end.
 CLOSE = 1e-9
-"""Where a longer search ends, as a share of the value at the low end."""
 
 
 def root(value: Callable[[Float], Float], low: Float, at_low: Float, high: Float) -> Float:

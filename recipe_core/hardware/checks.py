@@ -12,8 +12,8 @@ from recipe_core.base.errors import HardwareError
 from recipe_core.base.provenance import Quantity
 from recipe_core.hardware.profile import Device, DtypeFile, Fabric, Roofline
 
+# A field, what is wrong with it, and the fix.
 Flaw = tuple[str, str, str]
-"""A field, what is wrong with it, and the fix."""
 
 
 def check_device(
@@ -88,7 +88,6 @@ def _fitted(profile: Device) -> Iterator[Flaw]:
 
 
 def _figures(value: object, where: str) -> Iterator[tuple[str, Quantity | Roofline]]:
-    """Figures of a profile by their dotted names."""
     if isinstance(value, Quantity | Roofline):
         yield where, value
     elif isinstance(value, BaseModel | dict):

@@ -34,7 +34,6 @@ SHARED = ("priors", "dtypes")  # files of hw_profiles/ that are about every devi
 
 @cache
 def _files() -> dict[str, Path]:
-    """Files of shipped devices by name, sorted."""
     return {name: path for name, path in named(root("hw_profiles")).items() if name not in SHARED}
 
 
@@ -79,7 +78,6 @@ def _custom(text: str) -> Device:
 
 
 def _base(name: Any, field: str) -> Device:
-    """The shipped device that a custom profile names."""
     try:
         return _shipped(str(name))
     except HardwareError as error:
@@ -123,7 +121,6 @@ def _check_links(profile: Device) -> None:
 
 
 def is_own(profile: Device) -> bool:
-    """Whether a profile is a custom one, not shipped."""
     return profile.name not in _files()
 
 
@@ -149,7 +146,6 @@ def chip_title(profile: Device) -> str:
 
 
 def plain(profile: Device) -> dict[str, Any]:
-    """A profile as complete plain values, as a recipe keeps a custom device."""
     return profile.model_dump(mode="json", exclude_none=True)
 
 
@@ -185,7 +181,6 @@ def _aliases() -> dict[str, str]:
 
 
 def fabric_names() -> list[str]:
-    """Names of the link technologies, sorted."""
     return list(named(root("hw_profiles") / "fabrics"))
 
 
@@ -205,7 +200,6 @@ def fabric(name: str, field: str = "hardware.fabric") -> Fabric:
 
 @cache
 def _read_fabric(path: Path) -> Fabric:
-    """One file, whichever field of a request names it."""
     return read(path, Fabric)
 
 
@@ -217,7 +211,6 @@ def priors() -> Priors:
 
 @cache
 def dtypes() -> DtypeFile:
-    """What silicon and engines do with each weight format, by architecture."""
     return read(root("hw_profiles") / "dtypes.yaml", DtypeFile)
 
 

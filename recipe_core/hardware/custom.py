@@ -21,26 +21,25 @@ from recipe_core.base.errors import HardwareError
 from recipe_core.hardware.profile import Device
 
 FIELD = "hardware.device"
+# The largest profile: shipped ones have up to 7,000 bytes, and a link has to hold it.
 MAX_BYTES = 24 << 10
-"""The largest profile: shipped ones have up to 7,000 bytes, and a link has to hold it."""
 SUFFIXES = (".yaml", ".yml")
 BASE = "based_on"
 _BY_KEY = ("peak_flops_per_s", "node", "sources")
 
+# Plausible ranges, wide enough for any device: a mistake in a unit is off by more.
 _PLAUSIBLE = {
     "memory_bytes": (2.0**28, 2.0**50, "bytes"),
     "memory_bandwidth_bytes_per_s": (1e9, 1e15, "bytes per second"),
     "peak_flops_per_s": (1e9, 1e18, "operations per second"),
     "tdp_watts": (1.0, 1e5, "watts"),
 }
-"""Plausible ranges, wide enough for any device: a mistake in a unit is off by more."""
 
 
 # --- reading
 
 
 def is_path(device: object) -> bool:
-    """Whether the device of a request is the path of a profile."""
     return isinstance(device, str) and device.casefold().endswith(SUFFIXES)
 
 
@@ -170,7 +169,6 @@ def validated(profile: Mapping[str, Any]) -> Device:
 
 
 def _check_units(profile: Mapping[str, Any]) -> None:
-    """Refuse a value that no device has in its unit."""
     for field, (low, high, unit) in _PLAUSIBLE.items():
         quantities = profile.get(field)
         if field != "peak_flops_per_s" or not isinstance(quantities, Mapping):

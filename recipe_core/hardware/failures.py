@@ -18,12 +18,12 @@ from recipe_core.base.resources import PACKAGE
 from recipe_core.base.types import Count, Text
 
 FILE = DataFile(PACKAGE / "hardware" / "failures.yaml", "availability")
+# Hours of 1,000 node-days.
 NODE_DAYS_HOURS = 24_000.0
-"""Hours of 1,000 node-days."""
+# Of the fleets whose failures are counted.
 DEVICES_PER_NODE = 8
-"""Of the fleets whose failures are counted."""
+# Architecture of instances without accelerators.
 HOST = "x86_64"
-"""Architecture of instances without accelerators."""
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Hours = Annotated[float, Field(ge=0, le=1e9)]
@@ -117,7 +117,6 @@ class NodeFailures:
     """The fleets that it is the median of."""
 
     def to_json(self) -> dict[str, Any]:
-        """Its fields."""
         return asdict(self)
 
 
@@ -178,7 +177,6 @@ class SpotMarket:
     basis: str
 
     def to_json(self) -> dict[str, Any]:
-        """Its fields."""
         return asdict(self)
 
 

@@ -28,5 +28,4 @@ def data_file(path: Path) -> DataFile:
 
 
 def named(folder: Path) -> dict[str, Path]:
-    """The YAML files of a folder by name, sorted."""
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}

@@ -33,7 +33,6 @@ class Cluster:
 
     @property
     def devices(self) -> int:
-        """All devices."""
         return self.per_node * self.nodes
 
     @property
@@ -48,7 +47,6 @@ class Cluster:
 
     @property
     def commitment(self) -> Commitment | None:
-        """What the price is for."""
         return self.price.commitment
 
     @property

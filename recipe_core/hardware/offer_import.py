@@ -272,6 +272,7 @@ _WHOLE |= {"a100": "a100-{}-40gb", "a10040gb": "a100-{}-40gb"}
 _WHOLE |= {"v100": "v100-{}-16gb", "v10016gb": "v100-{}-16gb", "v10032gb": "v100-{}-32gb"}
 _WHOLE |= {"a800": "a800-{}-80gb", "a80080gb": "a800-{}-80gb"}
 """Names that several profiles share, and those profiles by their form."""
+# What an instance or a description says of the form.
 _FORMS = (
     (
         "sxm",
@@ -280,7 +281,6 @@ _FORMS = (
     ("pcie", re.compile(r"pcie|\bstandard_nc\d+ads_a100")),
     ("nvl", re.compile(r"nvl(?!ink)|\bstandard_nc\w*_h100")),
 )
-"""What an instance or a description says of the form."""
 
 
 def accelerator(name: str, said: str, own: Mapping[str, str]) -> tuple[str | None, str]:
@@ -362,11 +362,9 @@ class Terms:
 
     @property
     def day(self) -> str:
-        """The date of the prices, by default today."""
         return self.date or current_day().isoformat()
 
     def usd(self, price: float) -> float:
-        """A price of the table in dollars."""
         return round(price * (self.usd_per_unit or 1.0), 6)
 
     def note(self, *said: str) -> str | None:

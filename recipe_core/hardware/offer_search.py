@@ -44,7 +44,6 @@ def select_offers(
 
 
 def offered_devices() -> dict[str, int]:
-    """How many offers each device has, by name."""
     return dict(sorted(Counter(offer.device for offer in offers()).items()))
 
 

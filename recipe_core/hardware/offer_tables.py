@@ -23,10 +23,10 @@ from recipe_core.base.resources import root
 from recipe_core.hardware.files import read
 from recipe_core.hardware.offers import Offer
 
+# The environment variable with the path of an operator's own table.
 OWN = "RECIPE_BUILDER_OFFERS"
-"""The environment variable with the path of an operator's own table."""
+# The columns of a table.
 COLUMNS = tuple(Offer.model_fields)
-"""The columns of a table."""
 MOST_ROWS = 50_000
 _NEEDED = ("provider", "device", "usd_per_device_hour", "commitment", "date")
 _FIXES = {
@@ -79,7 +79,6 @@ def _lines(folder: Path) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
 
 @cache
 def offer_sources() -> Mapping[str, Source]:
-    """Title, address and date of each source that a shipped offer names."""
     return read(root("hw_profiles") / "offers" / "sources.yaml", OfferSources).sources
 
 
@@ -264,12 +263,10 @@ def offer_name(values: Mapping[str, Any], taken: set[str]) -> str:
 
 
 def slug(text: str) -> str:
-    """A text in lower-case letters, digits, dots and dashes."""
     return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")
 
 
 def to_table(offers: Iterable[Offer]) -> str:
-    """Offers as a table."""
     out = io.StringIO(newline="")
     writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
     writer.writeheader()

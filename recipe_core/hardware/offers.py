@@ -12,17 +12,16 @@ from pydantic import AfterValidator, Field, model_validator
 from recipe_core.base.provenance import Positive, _Data
 from recipe_core.hardware.profile import Commitment, Line, Name
 
+# Days after which the age of a price is said with it.
 STALE_DAYS = 90
-"""Days after which the age of a price is said with it."""
+# Days after which a choice that a price decides says so.
 AGED_DAYS = 180
-"""Days after which a choice that a price decides says so."""
+# What a note says of a figure that is not the provider's own.
 SECOND_HAND = "second-hand"
-"""What a note says of a figure that is not the provider's own."""
 OfferStatus = Literal["published", "quoted", "unverified"]
 
 
 def current_day() -> datetime.date:
-    """The day against which the age of a price is counted."""
     return datetime.date.today()
 
 
@@ -85,17 +84,14 @@ class Offer(_Data):
 
     @property
     def terms(self) -> str:
-        """The commitment in words."""
         return terms(self.commitment, self.term_months)
 
     @property
     def largest(self) -> int:
-        """Devices of the largest machine at this price."""
         return self.most_per_node or self.devices_per_node
 
     @property
     def usd_per_machine_hour(self) -> float:
-        """Dollars an hour of the smallest machine at this price."""
         return self.usd_per_device_hour * self.devices_per_node
 
     @property

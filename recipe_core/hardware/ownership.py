@@ -9,8 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from recipe_core.base.errors import InputError
 
 HOURS_PER_YEAR = 8760.0
+# 730.
 HOURS_PER_MONTH = HOURS_PER_YEAR / 12
-"""730."""
 Amount = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 
 
@@ -107,7 +107,6 @@ class OwnershipCost(BaseModel):
 
     @property
     def staff_usd_per_hour(self) -> float:
-        """Staff by hour of use."""
         return self.standing_staff_usd_per_hour / self.use
 
     @property
@@ -117,5 +116,4 @@ class OwnershipCost(BaseModel):
 
     @property
     def usd_per_device_hour(self) -> float:
-        """All four, by hour of use."""
         return self.idle_usd_per_hour / self.use + self.power_usd_per_hour

@@ -35,8 +35,8 @@ class Price:
     offer: Offer | None = None
 
 
+# No price and nothing to say of it.
 UNKNOWN = Price()
-"""No price and nothing to say of it."""
 
 
 def offers() -> tuple[Offer, ...]:

@@ -15,6 +15,7 @@ from recipe_core.base.provenance import Quantity, Remark, Sourced, Status, _Data
 
 Vendor = Literal["nvidia", "amd", "intel", "apple", "google", "aws", "cpu"]
 Runtime = Literal["cuda", "rocm", "hpu", "xpu", "npu", "metal", "tpu", "neuron", "cpu"]
+# What programs the devices of a vendor: of Intel, Gaudi (hpu), GPUs (xpu) and NPUs.
 RUNTIMES: dict[Vendor, tuple[Runtime, ...]] = {
     "nvidia": ("cuda",),
     "amd": ("rocm",),
@@ -24,7 +25,6 @@ RUNTIMES: dict[Vendor, tuple[Runtime, ...]] = {
     "aws": ("neuron",),
     "cpu": ("cpu",),
 }
-"""What programs the devices of a vendor: of Intel, Gaudi (hpu), GPUs (xpu) and NPUs."""
 Dtype = Literal["fp32", "bf16", "fp16", "fp8", "fp8-block", "int8", "int4", "mxfp4", "nvfp4"]
 Family = Literal[
     "gemm",
@@ -38,11 +38,11 @@ Family = Literal[
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.\-]*$", max_length=64)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Commitment = Literal["on-demand", "spot", "reserved"]
+# One line of text that is safe in files of many formats: no markup, no templates.
 Line = Annotated[str, Field(min_length=1, max_length=300, pattern=r"^[^\x00-\x1f\x7f<>{}`]*$")]
-"""One line of text that is safe in files of many formats: no markup, no templates."""
 Shared = Annotated[float, Field(ge=1e-4, le=1)]
+# A time over that of the reference.
 Ratio = Annotated[float, Field(ge=0.01, le=1000)]
-"""A time over that of the reference."""
 
 
 def _absent(value: object) -> bool:
@@ -209,7 +209,6 @@ class Device(Sourced):
 
     @property
     def usable_memory_bytes(self) -> float:
-        """Memory a process can allocate."""
         return self.memory_bytes.value - (self.reserved_bytes.value if self.reserved_bytes else 0.0)
 
     @property
@@ -223,7 +222,6 @@ class Device(Sourced):
 
     @property
     def digest(self) -> str:
-        """Hash of the whole profile."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
 
     @model_validator(mode="after")

@@ -64,7 +64,6 @@ class HardwareRequest(BaseModel):
 
     @property
     def devices(self) -> int:
-        """All devices of the cluster."""
         return self.per_node * self.nodes
 
     @property

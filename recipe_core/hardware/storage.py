@@ -72,7 +72,6 @@ def measured_tier(profile: Device) -> StorageTier | None:
 
 
 def storage_names() -> list[str]:
-    """Names of the storage tiers, sorted."""
     return list(named(root("hw_profiles") / "storage"))
 
 

@@ -59,10 +59,10 @@ _WHOLE = """try:
 except Exception as error:
     sys.exit("launch: launcher/ is damaged: %s. Unpack or build the bundle again." % error)"""
 
+# Which names are packages: of a program whose modules lie in one folder.
 _TOP = "len(parts) == 1"
-"""Which names are packages: of a program whose modules lie in one folder."""
+# The same of a program with folders in its folder.
 _FOLDER = "os.path.isdir(os.path.join(HERE, *parts))"
-"""The same of a program with folders in its folder."""
 
 LAUNCH_PY = _SCRIPT.format(
     first="#!/usr/bin/env python3\n",

@@ -15,8 +15,8 @@ from types import ModuleType
 
 from recipe_core.base.errors import NoAnswer
 
+# Names of modules that are looked for: no dots, so that nothing outside the folder is imported.
 NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
-"""Names of modules that are looked for: no dots, so that nothing outside the folder is imported."""
 
 _NOT_AN_ENGINE = ("start",)  # finds the modules; its own `launch` would call itself
 
@@ -62,5 +62,4 @@ class LaunchFolder:
 
 @cache
 def _imported(module: str) -> ModuleType | None:
-    """A module, None where there is none; what it fails to import itself is raised."""
     return import_module(module) if find_spec(module) else None

@@ -54,7 +54,6 @@ class Split:
 
     @property
     def devices(self) -> int:
-        """Devices of one replica."""
         return self.tp * self.pp * self.dp
 
 
@@ -106,7 +105,6 @@ class Candidate:
 
     @property
     def devices(self) -> int:
-        """Devices used, those of every replica and pool."""
         return sum(pool.devices * pool.replicas for pool in (self.split, self.prefill) if pool)
 
 
@@ -137,13 +135,12 @@ class Deployment:
 
     @property
     def activation_word(self) -> str:
-        """The format that activations have, as torch names it."""
         return DTYPE_WORDS[self.activation_dtype]
 
 
+# ``server``: answers requests; ``worker``: belongs to a server on another node; ``prefill`` and
+# ``decode``: pools behind a ``router``; ``trainer``: trains.
 Role = Literal["server", "worker", "prefill", "decode", "router", "trainer"]
-"""``server``: answers requests; ``worker``: belongs to a server on another node; ``prefill`` and
-``decode``: pools behind a ``router``; ``trainer``: trains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,5 +202,4 @@ class Launch:
 
     @property
     def nodes(self) -> int:
-        """Nodes that processes run on."""
         return 1 + max(process.node for process in self.processes)

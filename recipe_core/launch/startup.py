@@ -39,7 +39,6 @@ def startup_rates() -> Rates:
 
 
 def is_folder(model: str) -> bool:
-    """Whether a model's source is a folder on the nodes rather than a hub's id."""
     return model.startswith(("/", "./", "../", "~"))
 
 

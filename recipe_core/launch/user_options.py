@@ -32,13 +32,13 @@ _OURS = frozenset(
     }
 )
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# Variables by which a shell, the loader of programs or Python runs other code than is seen in a
+# bundle.
 _LOADING = re.compile(
     r"PATH|(?:LD|DYLD)_\w+|PYTHON(?:PATH|HOME|STARTUP|USERBASE|PLATLIBDIR|EXECUTABLE|BREAKPOINT"
     r"|INSPECT)|ENV|BASH_ENV|BASH_FUNC_\w+|BASHOPTS|SHELLOPTS|IFS|PS4|PROMPT_COMMAND|GCONV_PATH"
     r"|CUDA_INJECTION64_PATH"
 )
-"""Variables by which a shell, the loader of programs or Python runs other code than is seen in a
-bundle."""
 
 
 def check_options(

@@ -42,7 +42,6 @@ class GroupedAttention:
 
     @property
     def bidirectional(self) -> bool:
-        """Whether a token attends to those after it too."""
         return False
 
     @property
@@ -62,7 +61,6 @@ class GroupedAttention:
 
     @property
     def state_bytes_per_value(self) -> float | None:
-        """No state, no format."""
         return None
 
     def tensors(self, hidden: int) -> list[Tensor]:
@@ -98,12 +96,10 @@ class EncoderAttention(GroupedAttention):
 
     @property
     def bidirectional(self) -> bool:
-        """Tokens attend to those after them too."""
         return True
 
     @property
     def kv_values_per_head(self) -> int:
-        """No token comes later that would need a key or value."""
         return 0
 
 
@@ -138,7 +134,6 @@ class LatentAttention:
 
     @property
     def head_dim(self) -> int:
-        """Width of a query head."""
         return self.nope_head_dim + self.rope_head_dim
 
     @property
@@ -158,7 +153,6 @@ class LatentAttention:
 
     @property
     def state_bytes_per_value(self) -> float | None:
-        """No state, no format."""
         return None
 
     def tensors(self, hidden: int) -> list[Tensor]:
@@ -226,7 +220,6 @@ class LinearAttention:
 
     @property
     def window(self) -> int | None:
-        """No window, as there is no cache to bound."""
         return None
 
     @property

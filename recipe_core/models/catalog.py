@@ -35,11 +35,11 @@ FOLDER = Path(__file__).with_name("catalog")
 
 _ALIASES = re.compile(r"^aliases:\n((?: *- .+\n)+)", re.MULTILINE)
 
+# Where weights of an inline config can be: an absolute path, or an id of the hub.
 _PLACE = re.compile(r"/[\w./:@%+=,-]{1,510}|\w[\w.-]{0,254}/\w[\w.-]{0,254}")
-"""Where weights of an inline config can be: an absolute path, or an id of the hub."""
 
+# Endings without meaning, which names of quantised copies leave out.
 _LIKE_NOTHING = ("", "-hf", "-bf16")
-"""Endings without meaning, which names of quantised copies leave out."""
 
 
 class PublishedCount(BaseModel):
@@ -94,19 +94,16 @@ class CatalogEntry(BaseModel):
 
 @cache
 def _files() -> dict[str, Path]:
-    """Catalog files by casefolded model id, from the file names, so that listing parses nothing."""
     return {
         path.stem.replace("--", "/", 1).casefold(): path for path in sorted(FOLDER.glob("*.yaml"))
     }
 
 
 def catalog_ids() -> list[str]:
-    """The ids in the catalog, sorted."""
     return [path.stem.replace("--", "/", 1) for path in _files().values()]
 
 
 def in_catalog(model_id: str) -> bool:
-    """Whether the catalog has this id or alias."""
     return model_id.casefold() in _files() or model_id.casefold() in _by_alias()
 
 
@@ -206,8 +203,8 @@ def derived_model(model_id: str) -> ModelSpec | None:
     return None
 
 
+# How the note begins on a model that is known by its name only.
 BY_NAME = "Not in the catalog: its name is read as"
-"""How the note begins on a model that is known by its name only."""
 
 
 def by_convention(model_id: str) -> ModelSpec | None:
@@ -242,7 +239,6 @@ def _read_by_name(
 
 
 def _in_format(base: ModelSpec, convention: Convention) -> ModelSpec:
-    """A model as a convention stores it, by its name alone."""
     model = read_config(convention.applied(base.config, base), base.name)
     if model.quantization is None:
         return model
@@ -321,7 +317,6 @@ def _own_name(config: Mapping[str, Any]) -> str:
 
 
 def is_place(text: str) -> bool:
-    """Whether a text can say where weights are."""
     return _PLACE.fullmatch(text) is not None
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 MAX_HEADER_BYTES = 64 << 20
+# What reading an index or a header of any content raises.
 _DAMAGED = (
     OSError,
     ValueError,
@@ -21,7 +22,6 @@ _DAMAGED = (
     RecursionError,
     struct.error,
 )
-"""What reading an index or a header of any content raises."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 

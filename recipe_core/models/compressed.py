@@ -6,13 +6,12 @@ from dataclasses import dataclass
 
 from recipe_core.models.tensors import Matrix, Tensor, projections, tensor
 
+# Values of an fp8 entry that share one scale byte; one byte more pads the scales (vLLM's
+# ``fp8_ds_mla`` layout of this model).
 SCALED_VALUES = 64
-"""Values of an fp8 entry that share one scale byte; one byte more pads the scales (vLLM's
-``fp8_ds_mla`` layout of this model)."""
 
+# The states of unfinished entries are kept in fp32 (vLLM: ``models/deepseek_v4/compressor.py``).
 STATE_VALUE_BYTES = 4
-"""The states of unfinished entries are kept in fp32 (vLLM:
-``models/deepseek_v4/compressor.py``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,6 @@ class CompressedAttention:
 
     @property
     def v_head_dim(self) -> int:
-        """Width of a value, which is the key."""
         return self.head_dim
 
     @property
@@ -69,7 +67,6 @@ class CompressedAttention:
 
     @property
     def state_tokens(self) -> int:
-        """The newest tokens that entries still to come are made of."""
         return self.series * self.ratio
 
     @property
@@ -79,7 +76,6 @@ class CompressedAttention:
 
     @property
     def index_state_values_per_token(self) -> int:
-        """The same values for the indexer's entries."""
         return 2 * self.series * self.index_head_dim
 
     @property
@@ -89,7 +85,6 @@ class CompressedAttention:
 
     @property
     def state_bytes_per_value(self) -> float | None:
-        """Bytes of a value of that state."""
         return float(STATE_VALUE_BYTES)
 
     @property

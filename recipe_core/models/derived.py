@@ -22,9 +22,9 @@ from recipe_core.models.spec import LinearAttention, ModelSpec
 CONVENTIONS = Path(__file__).with_name("conventions.yaml")
 
 
+# A part of the ending in a quantisation: ``{inside|file|Q4_K_M}`` is the first group that was
+# there, or the last word where none was.
 _PART = re.compile(r"\{(\w+(?:\|\w+)*)\}")
-"""A part of the ending in a quantisation: ``{inside|file|Q4_K_M}`` is the first group that was
-there, or the last word where none was."""
 
 
 class Convention(BaseModel):
@@ -46,7 +46,6 @@ class Convention(BaseModel):
     files: bool = False
 
     def concerns(self, base: ModelSpec) -> bool:
-        """Whether it says something about copies of this model."""
         return not self.hybrid or _is_hybrid(base)
 
     def read(self, owner: str, name: str) -> tuple[str, Convention] | None:

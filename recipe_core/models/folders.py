@@ -13,9 +13,9 @@ from recipe_core.models.config.read import read_config
 from recipe_core.models.revision import split_revision
 from recipe_core.models.spec import ModelSpec
 
+# Files that deviate from the counted size by more than this share get a note: they hold draft
+# heads, parts that are not counted or other formats.
 CHECKPOINT_TOLERANCE = 0.02
-"""Files that deviate from the counted size by more than this share get a note: they hold draft
-heads, parts that are not counted or other formats."""
 
 
 def looks_like_path(model: str) -> bool:
@@ -25,7 +25,6 @@ def looks_like_path(model: str) -> bool:
 
 
 def is_folder(model: str, path: Path) -> bool:
-    """Whether a name that is a path, or could be one, is."""
     return path.is_absolute() or model.startswith(".") or path.exists()
 
 

@@ -21,14 +21,14 @@ from recipe_core.base.errors import InputError, ModelError
 from recipe_core.base.web import Answer, Deadline, FetchError, UnreachableError, fetch
 from recipe_core.models.own_models import is_id
 
+# Time for all that is asked of the hub about a model; one that can be reached needs a tenth.
 SECONDS = 10.0
-"""Time for all that is asked of the hub about a model; one that can be reached needs a tenth."""
 MOST_REDIRECTS = 5
+# Configs that are kept in memory.
 MOST_CONFIGS = 1000
-"""Configs that are kept in memory."""
 FILE = "config.json"
+# Why hubs cannot be reached, by their addresses, so that many unknown ids cost a single wait.
 _SILENT: TTLCache[str, str] = TTLCache(maxsize=8, ttl=60.0)
-"""Why hubs cannot be reached, by their addresses, so that many unknown ids cost a single wait."""
 _FOLDER_HINT = "Go online, or set `model` to a folder with its config.json."
 
 

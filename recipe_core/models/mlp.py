@@ -27,7 +27,6 @@ class DenseMlp:
         return 3 if self.gated else 2
 
     def tensors(self, hidden: int) -> list[Tensor]:
-        """All matrices are cut over the intermediate dimension."""
         return [
             projections(
                 "mlp", "linear", "tensor", *_block(hidden, self.intermediate, self.matrices)
@@ -59,7 +58,6 @@ class MoeMlp:
         return 3 if self.gated else 2
 
     def expert_hidden(self, hidden: int) -> int:
-        """The width that routed experts take and give."""
         return self.latent or hidden
 
     def tensors(self, hidden: int) -> list[Tensor]:

@@ -10,10 +10,10 @@ from functools import lru_cache
 from recipe_core.base.errors import LONGEST_NAME
 from recipe_core.models.catalog import catalog_ids
 
+# Names that are offered.
 NAMES = 5
-"""Names that are offered."""
+# Least likeness, 0 to 1, of a name that is offered: random letters reach 0.6.
 ALIKE = 0.72
-"""Least likeness, 0 to 1, of a name that is offered: random letters reach 0.6."""
 
 _WORDS = re.compile(r"\d+(?:\.\d+)?(?:[bmk](?![a-z]))?|[a-z]+")
 

@@ -43,7 +43,6 @@ def _file() -> _File:
 
 
 def other_kinds() -> dict[str, OtherKind]:
-    """Every kind by its name."""
     return _file().kinds
 
 

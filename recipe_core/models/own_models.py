@@ -16,10 +16,10 @@ from typing import Any
 from recipe_core.base.documents import make_folder, parse_json, read_text, write_whole
 from recipe_core.base.errors import InputError, ModelError
 
+# The variable of the environment that names the folder; empty switches it off.
 VARIABLE = "RECIPE_MODELS"
-"""The variable of the environment that names the folder; empty switches it off."""
+# The largest config that is read: some list each of their quantised modules.
 MAX_BYTES = 4 << 20
-"""The largest config that is read: some list each of their quantised modules."""
 _ID = re.compile(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}")
 
 
@@ -38,7 +38,6 @@ def default_folder(environment: Mapping[str, str] | None = None) -> Path | None:
 
 
 def file_of(folder: Path, model_id: str) -> Path:
-    """The file of a model, whatever the letters of its id."""
     return folder / f"{model_id.replace('/', '--', 1).casefold()}.json"
 
 

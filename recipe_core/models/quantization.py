@@ -62,7 +62,6 @@ class Quantization:
 
     @property
     def fingerprint(self) -> list[object]:
-        """Everything above in a form that JSON can hold."""
         return [
             self.dtype,
             sorted(self.roles),

@@ -17,10 +17,10 @@ from recipe_core.models.config.read import read_config
 from recipe_core.models.hub import hub_config
 from recipe_core.models.own_models import MAX_BYTES, is_id, keep, own_ids
 
+# Files of a folder that are looked at.
 MAX_FILES = 20_000
-"""Files of a folder that are looked at."""
+# Ids that are asked of the hub at once.
 MAX_IDS = 5_000
-"""Ids that are asked of the hub at once."""
 CONFIG, QUANTIZED = "config.json", "hf_quant_config.json"
 
 

@@ -50,8 +50,8 @@ __all__ = [
     "layer_kinds",
 ]
 
+# What commands name as the model while nobody has said where its weights are.
 UNPLACED = "./weights"
-"""What commands name as the model while nobody has said where its weights are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +138,8 @@ DRAFTS_UNCOUNTED = (
     "The multi-token-prediction layer is not counted: engines load it only for speculative "
     "decoding."
 )
+# How the note ends on a model whose vision or audio encoder is left out.
 NO_TOWER = "is not counted: its config gives no sizes."
-"""How the note ends on a model whose vision or audio encoder is left out."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,6 @@ class ModelSpec:
 
     @property
     def generates(self) -> bool:
-        """Whether it goes on with a text token by token."""
         return self.task == "generate"
 
     @property
@@ -213,7 +212,6 @@ class ModelSpec:
 
     @cached_property
     def kinds(self) -> tuple[tuple[Layer, int], ...]:
-        """Distinct layers of the whole model with their counts."""
         return layer_kinds(self.layers)
 
     @cached_property
@@ -225,7 +223,6 @@ class ModelSpec:
 
     @cached_property
     def mlps(self) -> tuple[tuple[Mlp, int], ...]:
-        """Distinct feed-forward blocks of all layers with their counts."""
         return tuple(Counter(layer.mlp for layer in self.layers if layer.mlp is not None).items())
 
     @cached_property
@@ -277,11 +274,9 @@ class ModelSpec:
 
     @property
     def language_parameters(self) -> int:
-        """Parameters of the language model alone."""
         return self.parameters - sum(tower.parameters for tower in self.towers)
 
     def tower(self, modality: Modality) -> Tower | None:
-        """The tower that reads a modality; None where the model does not."""
         return next((tower for tower in self.towers if tower.modality == modality), None)
 
     def serving(self, modalities: Iterable[Modality] | None) -> ModelSpec:
@@ -333,12 +328,10 @@ class ModelSpec:
 
     @property
     def partial(self) -> bool:
-        """Whether a tower, or another part of the checkpoint, is left out of what is counted."""
         return any(note.endswith((NO_TOWER, "not counted.")) for note in self.notes)
 
     @property
     def is_moe(self) -> bool:
-        """Whether any layer routes tokens to experts."""
         return self.experts is not None
 
     @property
@@ -356,7 +349,6 @@ class ModelSpec:
 
     @property
     def weight_dtype(self) -> str:
-        """The dtype in which the checkpoint stores its matrices."""
         return self.quantization.dtype if self.quantization else self.dtype
 
     @cached_property

@@ -7,6 +7,13 @@ from typing import Literal
 
 from recipe_core.models.dtypes import bytes_per_value
 
+# What a tensor is to a quantisation.
+#
+# ``attention``: projections of softmax attention. ``mixer``: projections of linear-attention and
+# state-space layers. ``linear``: dense feed-forward. ``experts``: routed experts. ``shared``:
+# shared experts and dense blocks beside experts. ``unquantized``: a matrix that this checkpoint
+# leaves in the base dtype although others of its kind are quantised. ``router`` and ``norm`` always
+# stay in the base dtype.
 Role = Literal[
     "linear",
     "experts",
@@ -19,21 +26,13 @@ Role = Literal[
     "shared",
     "unquantized",
 ]
-"""What a tensor is to a quantisation.
 
-``attention``: projections of softmax attention. ``mixer``: projections of linear-attention and
-state-space layers. ``linear``: dense feed-forward. ``experts``: routed experts. ``shared``: shared
-experts and dense blocks beside experts. ``unquantized``: a matrix that this checkpoint leaves in
-the base dtype although others of its kind are quantised. ``router`` and ``norm`` always stay in the
-base dtype.
-"""
-
+# What quantising "the weights" covers by default: every matrix of the layers.
 MATRIX_ROLES: frozenset[Role] = frozenset({"attention", "mixer", "linear", "shared", "experts"})
-"""What quantising "the weights" covers by default: every matrix of the layers."""
 
+# How a tensor is cut: over tensor-parallel ranks, by KV heads (replicated once there are more ranks
+# than heads), over the ranks that share the experts, or by rows of the padded vocabulary.
 Shard = Literal["replicated", "tensor", "kv_heads", "experts", "vocabulary"]
-"""How a tensor is cut: over tensor-parallel ranks, by KV heads (replicated once there are more
-ranks than heads), over the ranks that share the experts, or by rows of the padded vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,6 @@ class Stored:
 
     @property
     def fingerprint(self) -> list[object]:
-        """The dtype, and what is not usual of it."""
         return [self.dtype, self.block or 0, self.value_bytes or 0]
 
 
@@ -101,6 +99,7 @@ def projections(name: str, role: Role, shard: Shard, *matrices: Matrix) -> Tenso
     return Tensor(name, numel, role, shard, numel, matrices)
 
 
+# Labels of the parts of a model.
 PART_TITLES = {
     "attention.q": "Query",
     "attention.q_a": "Query, down",
@@ -122,4 +121,3 @@ PART_TITLES = {
     "vision encoder": "Vision encoder",
     "audio encoder": "Audio encoder",
 }
-"""Labels of the parts of a model."""

@@ -15,11 +15,11 @@ Modality = Literal["image", "audio"]
 
 MODALITIES: tuple[Modality, ...] = ("image", "audio")
 
+# What goes through the tower of a modality, by the names of prompts' items.
 THROUGH: dict[Modality, tuple[str, ...]] = {"image": ("image", "video"), "audio": ("audio",)}
-"""What goes through the tower of a modality, by the names of prompts' items."""
 
+# What the tower of a modality is called; videos go through that of images.
 PARTS: dict[Modality, str] = {"image": "vision encoder", "audio": "audio encoder"}
-"""What the tower of a modality is called; videos go through that of images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,6 @@ class Tower:
 
     @property
     def name(self) -> str:
-        """What it is called in tables."""
         return PARTS[self.modality]
 
     @property
@@ -73,7 +72,6 @@ class Tower:
 
     @property
     def parameters(self) -> int:
-        """All its parameters."""
         around = self.embedding_weights + self.projector_weights
         return self.layers * self.layer_weights + around
 

@@ -17,15 +17,15 @@ from recipe_core.base.uploads import text_of
 from recipe_core.models.catalog import checked_weights
 from recipe_core.models.config.read import read_config
 
+# The largest file that is read; configs have a few thousand bytes, those that list quantised
+# modules up to some hundred thousand.
 MAX_BYTES = 1 << 20
-"""The largest file that is read; configs have a few thousand bytes, those that list quantised
-modules up to some hundred thousand."""
+# Characters of a model's name.
 LONGEST_NAME = 100
-"""Characters of a model's name."""
+# Fields that an inline config has beside those of a ``config.json``.
 ADDED = ("name", "weights")
-"""Fields that an inline config has beside those of a ``config.json``."""
+# Names of files that say nothing about the model in them.
 _NAMELESS = ("config", "the pasted config", "generation_config", "params", "")
-"""Names of files that say nothing about the model in them."""
 
 
 def uploaded_config(data: bytes, name: str) -> dict[str, Any]:

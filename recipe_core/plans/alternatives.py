@@ -34,18 +34,18 @@ if TYPE_CHECKING:
 
 Kind = Literal["weights", "checkpoint", "made", "cache", "fewer", "more", "sure"]
 AT_MOST = 5
+# Probability of keeping the limits from which a split is called safe.
 SURE = 0.8
-"""Probability of keeping the limits from which a split is called safe."""
+# Share by which a figure must be better to be worth a click.
 LEAST_GAIN = 0.02
-"""Share by which a figure must be better to be worth a click."""
+# The same, of a figure that is gained at the price of the goal's.
 LEAST_TRADED = 0.1
-"""The same, of a figure that is gained at the price of the goal's."""
+# Rows of a plan up to which other requests are planned beside it: more would take a second.
 MOST_ROWS = 4000
-"""Rows of a plan up to which other requests are planned beside it: more would take a second."""
+# Formats that a checkpoint can be made in (``recipe compress``).
 MADE = ("fp8", "int8", "int4", "nvfp4", "mxfp4")
-"""Formats that a checkpoint can be made in (``recipe compress``)."""
+# Checkpoints of the same model in other formats that are tried at most.
 OTHER_CHECKPOINTS = 3
-"""Checkpoints of the same model in other formats that are tried at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,6 @@ class Alternative:
 
     @property
     def formats(self) -> bool:
-        """Whether number formats change, and with them how well the model answers."""
         return self.kind in ("weights", "checkpoint", "made", "cache")
 
     @property
@@ -121,11 +120,9 @@ class Alternative:
 
     @property
     def split(self) -> str:
-        """The split in a few characters."""
         return split_name(self.candidate)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
         return {
             "kind": self.kind,
             "what": self.what,
@@ -358,7 +355,6 @@ def _compared(plan: Plan, best: int, after: Plan, row: int, edit: _Edit) -> Iter
 
 
 def _accuracy_after(after: Plan, row: int) -> dict[str, Any]:
-    """What the formats of a row keep of the accuracy, and what they are."""
     if after.kind != "serving":
         return {}
     done = applied(after.setting(row))
@@ -366,7 +362,6 @@ def _accuracy_after(after: Plan, row: int) -> dict[str, Any]:
 
 
 def _limits_kept(after: Plan, row: int) -> str:
-    """How surely a row keeps the limits."""
     chance = chance_text(float(after.chances[row])).replace("%", " %")
     several = len(after.stated_limits) > 1
     return f"keeps the limit{'s' if several else ''} with {chance}"
@@ -414,8 +409,8 @@ def _best_trade(
     return out
 
 
+# What tells figures of one unit apart.
 _WORDS = {"ttft": " to first token", "usd_hour": " an hour", "wall": " to finish"}
-"""What tells figures of one unit apart."""
 
 
 def _tradeable(plan: Plan) -> Sequence[str]:

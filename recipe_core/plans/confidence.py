@@ -28,17 +28,17 @@ from recipe_core.request.objective import Limits, Objective
 
 Cases = EvaluatedCases[Any, Any, Any]
 
+# Probability of keeping the limits from which a split is called safe.
 SURE = 0.8
-"""Probability of keeping the limits from which a split is called safe."""
 
+# Normal score from which a probability is 0 or 1 in floating point.
 CERTAIN = 37.0
-"""Normal score from which a probability is 0 or 1 in floating point."""
+# Normal score beyond which the least likely of several limits decides alone.
 TAIL = 4.0
-"""Normal score beyond which the least likely of several limits decides alone."""
+# Nodes of the Gauss-Legendre rule for two limits.
 NODES = 24
-"""Nodes of the Gauss-Legendre rule for two limits."""
+# Points of a Halton sequence for three limits and more: errors of about 0.1 %.
 DRAWS = 4096
-"""Points of a Halton sequence for three limits and more: errors of about 0.1 %."""
 
 
 def confidence(cases: Cases, limits: Limits) -> Float:
@@ -187,7 +187,6 @@ def together(scores: Float, correlation: Float) -> Float:
 
 
 def _cdf(scores: Float) -> Float:
-    """The standard normal distribution function."""
     return np.array([0.5 * math.erfc(-score / math.sqrt(2)) for score in scores.tolist()])
 
 

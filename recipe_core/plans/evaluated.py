@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 Bits = NDArray[np.uint64]
 
+# Cases that are estimated at a time: their columns stay in the processor's cache, and memory stays
+# flat however many there are.
 CHUNK = 16_384
-"""Cases that are estimated at a time: their columns stay in the processor's cache, and memory stays
-flat however many there are."""
 
 S = TypeVar("S")
 C = TypeVar("C")
@@ -170,7 +170,6 @@ class EvaluatedCases(Generic[S, C, E]):
             yield from (by_case.get(i, []) for i in chunk.tolist())
 
     def _added_reasons(self, rows: Int) -> list[list[str]]:
-        """For each of some cases the reasons that its estimate does not know."""
         out: list[list[str]] = [[] for _ in rows]
         for rule in (*self.outside, *self.limits):
             for place in np.flatnonzero(rule.broken[rows]).tolist():

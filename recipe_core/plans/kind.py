@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from recipe_core.plans.table import PlanTable
 
 Block = EvaluatedCases[Any, Any, Any]
+# Edits to a request: values by dotted field.
 Fields = Mapping[str, Any]
-"""Edits to a request: values by dotted field."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,15 +47,15 @@ OFFLOAD_TITLES = {
     "optimizer-nvme": "optimizer states on the host's disks",
     "parameters": "parameters in host memory",
 }
+# Words of columns that hold codes.
 _CODES: Mapping[str, tuple[str, ...]] = {
     "recompute": RECOMPUTE,
     "schedule": SCHEDULES,
     "offload": OFFLOADS,
 }
-"""Words of columns that hold codes."""
 
+# Columns that hold names as bits.
 _MODULES = ("recompute_modules", "unlisted_modules")
-"""Columns that hold names as bits."""
 
 _NF4_BLOCK = 64  # of weights that share a scale (trainer/nf4.py)
 _FLEX_BLOCK = 128
@@ -92,7 +92,6 @@ class LaunchFacts:
         raise LAUNCH_RULES.problem("", f"{name!r} is no fact of a launch", "Name one that is.")
 
     def bound(self, bound: Bound) -> Any:
-        """A number, or the value of the fact that a rule names in its place."""
         return self[bound] if isinstance(bound, str) else bound
 
     def coded(self, name: str, words: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -121,7 +120,6 @@ def _part(value: Any, name: str) -> Any:
 
 
 def _readable_data(setting: TrainingSetting) -> tuple[str, ...]:
-    """DPO learns from preferences, all else from what the framework's launch reads."""
     return ("preference",) if setting.method == "dpo" else _able(setting).data
 
 
@@ -239,7 +237,6 @@ def _loaded_bytes(setting: TrainingSetting, cases: TrainingCases) -> Float:
 
 
 def _filled_chunks(setting: TrainingSetting, cases: TrainingCases) -> Int:
-    """Chunks that are filled where each has as many layers as the fullest."""
     layers = len(setting.model.layers)
     per_chunk = np.maximum(-(-layers // (cases.pp * cases.virtual_stages)), 1)
     filled: Int = -(-layers // per_chunk)

@@ -36,8 +36,8 @@ from recipe_core.estimates.columns.training import (
 from recipe_core.estimates.rules.refusal import Refusal
 from recipe_core.plans.launch_facts import OFFLOAD_TITLES, LaunchFacts
 
+# The code of the rule that refuses all splits of a framework.
 FRAMEWORK = "framework"
-"""The code of the rule that refuses all splits of a framework."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,6 @@ class _Sentence(Formatter):
         self.subject, self.i = subject, i
 
     def get_field(self, field_name: str, _args: Any, _kwargs: Any) -> Any:
-        """The fact of a name with dots."""
         return self.subject.shown(field_name, self.i), field_name
 
     def format_field(self, value: Any, format_spec: str) -> str:
@@ -208,7 +207,6 @@ def search_rules(setting: TrainingSetting, cases: TrainingCases) -> list[Refusal
 
 
 def whole_rules(setting: TrainingSetting, cases: TrainingCases) -> list[Refusal]:
-    """Of those the rules that hold whatever a split chooses beside its degrees."""
     return _searched(setting, cases, degree_rules)
 
 

@@ -14,6 +14,8 @@ from recipe_core.plans.plans import plan_least_loads
 from recipe_core.plans.table import PlanTable
 from recipe_core.request.metrics import limits_by_name
 
+# Codes of refusals of which no load, limit, format, device or price is a cure: numbers that do not
+# divide, and pipelines that a shorter one equals.
 NEVER = frozenset(
     {
         "heads",
@@ -38,8 +40,6 @@ NEVER = frozenset(
         "shard",
     }
 )
-"""Codes of refusals of which no load, limit, format, device or price is a cure: numbers that do not
-divide, and pipelines that a shorter one equals."""
 
 
 def legal(plan: PlanTable) -> Bool:

@@ -22,12 +22,11 @@ from recipe_core.request.schema import PlanRequest
 
 Cases = EvaluatedCases[Any, Any, Any]
 
+# Every limit by the code of its rule; the order is that in which remedies are offered.
 LIMITS = limit_rules()
-"""Every limit by the code of its rule; the order is that in which remedies are offered."""
 
 
 def rule_title(code: str) -> str:
-    """A rule as a person calls it."""
     return LIMITS[code].refusal_title if code in LIMITS else RULE_TITLES.get(code, code)
 
 

@@ -23,30 +23,30 @@ from recipe_core.plans.rank import TIE_DIGITS
 from recipe_core.plans.table import PlanTable
 from recipe_core.request.objective import GAIN_FROM_LOAD
 
+# Splits × loads of one round, as a rule: few splits are looked at closely, many in more rounds.
 COLUMNS = 2048
-"""Splits × loads of one round, as a rule: few splits are looked at closely, many in more rounds."""
+# Loads of a split in one round at most.
 POINTS = 32
-"""Loads of a split in one round at most."""
+# Loads of a split in one round at least, where its best one may lie below the largest.
 LEAST_POINTS = 4
-"""Loads of a split in one round at least, where its best one may lie below the largest."""
+# Rounds at most.
 ROUNDS = 32
-"""Rounds at most."""
+# Loads of a split that count as looked at.
 LOOKED_AT = 32
-"""Loads of a split that count as looked at."""
+# Splits × loads that are judged together, so that memory stays flat however many there are.
 AT_ONCE = 32_768
-"""Splits × loads that are judged together, so that memory stays flat however many there are."""
+# Share of a load within which the best one is known; loads below a hundred are exact.
 CLOSE = 0.01
-"""Share of a load within which the best one is known; loads below a hundred are exact."""
+# Probabilities below it count as equal.
 LEAST_CHANCE = 1e-3
-"""Probabilities below it count as equal."""
 
+# Bisections of a percentile: the load is known within a few percent.
 STEPS = 9
-"""Bisections of a percentile: the load is known within a few percent."""
+# How many times smaller than by means a load within a percentile may be.
 FARTHEST = 64.0
-"""How many times smaller than by means a load within a percentile may be."""
 
+# Cases under the loads that they state, judged by means.
 Judge = Callable[[Cases], PlanTable]
-"""Cases under the loads that they state, judged by means."""
 
 
 def best_loads(judge: Judge, cases: Cases, count: Callable[[int], None]) -> Float:

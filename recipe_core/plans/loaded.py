@@ -7,8 +7,8 @@ from dataclasses import replace
 from recipe_core.hardware.profile import Device
 from recipe_core.models.spec import ModelSpec
 
+# 16-bit formats, the one that models are published in first.
 HALVES = ("bf16", "fp16")
-"""16-bit formats, the one that models are published in first."""
 
 
 def loaded(model: ModelSpec, device: Device) -> ModelSpec:

@@ -32,21 +32,21 @@ _ROUTING = (
     "topk_group",
     "topk_method",
 )
+# What ``--use-rope-scaling`` scales by, beside its factor (``rotary_pos_embedding.py``).
 _LLAMA3 = {
     "low_freq_factor": 1,
     "high_freq_factor": 4,
     "original_max_position_embeddings": 8192,
 }
-"""What ``--use-rope-scaling`` scales by, beside its factor (``rotary_pos_embedding.py``)."""
 
+# YaRN of latent attention has no arguments for these (``MLATransformerConfig``).
 _YARN = {"beta_fast": 32, "beta_slow": 1, "original_max_position_embeddings": 4096}
-"""YaRN of latent attention has no arguments for these (``MLATransformerConfig``)."""
 
 _YARN_FREE = frozenset({"factor", "mscale", "mscale_all_dim"})
 
+# How many of a group's best scores rank it, by ``topk_method``; Megatron-LM sums top-k over the
+# number of groups.
 _SUMMED = {"noaux_tc": 2, "group_limited_greedy": 1}
-"""How many of a group's best scores rank it, by ``topk_method``; Megatron-LM sums top-k over the
-number of groups."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from recipe_core.estimates.results import Estimate
     from recipe_core.plans.remedies import Change, Flip
 
+# Candidates that an answer lists unless more are asked for, and refused ones; ``counts`` says how
+# many there are.
 LISTED, REFUSED_LISTED = 1000, 5000
-"""Candidates that an answer lists unless more are asked for, and refused ones; ``counts`` says how
-many there are."""
 
 
 class Plan(PlanTable):
@@ -140,7 +140,6 @@ class Split:
 
     @property
     def candidate(self) -> dict[str, Any]:
-        """Engine, degrees and formats, as a request states them."""
         return self.plan.candidate(self.row)
 
     @property
@@ -156,7 +155,6 @@ class Split:
 
     @property
     def feasible(self) -> bool:
-        """Whether it can run within the limits."""
         return bool(self.plan.feasible[self.row])
 
     @property
@@ -167,12 +165,10 @@ class Split:
 
     @property
     def request(self) -> PlanRequest:
-        """The request of this split alone."""
         return self.plan.request_of(self.row)
 
     @property
     def key(self) -> str:
-        """Its name in links."""
         return self.plan.key(self.row)
 
     def __str__(self) -> str:

@@ -229,7 +229,6 @@ def device_word(plan: PlanTable) -> str:
 
 
 def device_basis(plan: PlanTable) -> str:
-    """Level of support on which the figures of the request's device rest."""
     return support(plan.problem.cluster.device).level
 
 

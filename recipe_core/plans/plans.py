@@ -67,7 +67,6 @@ def find_case(problem: Problem[Any], candidate: CandidateRequest) -> tuple[Any, 
 
 
 def plan_cases(problem: Problem[Any], setting: Any, cases: Any) -> Plan:
-    """The plan of given cases of one setting."""
     kind = kind_of(problem)
     return Plan(kind, problem, kind.judge_cases(kind, problem, setting, cases))
 
@@ -181,7 +180,6 @@ def estimate_batch(
 
 
 def _makes_checkpoint(request: PlanRequest) -> bool:
-    """Whether a row's estimate says what a checkpoint takes that it needs made."""
     return request.options.compression is not None
 
 

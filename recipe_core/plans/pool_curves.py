@@ -30,16 +30,16 @@ from recipe_core.plans.problem import ServingProblem
 from recipe_core.request.metrics import goals_of
 from recipe_core.request.serving_workload import LOADS
 
+# Points of a curve.
 POINTS = 16
-"""Points of a curve."""
+# How much worse than another pool one may be and count as no better.
 ALIKE = 1.01
-"""How much worse than another pool one may be and count as no better."""
+# Times of sending a cache count as alike within this share of the shortest prompt's.
 NEAR = 0.05
-"""Times of sending a cache count as alike within this share of the shortest prompt's."""
+# Power of a speed that counts against a pool: as alike count speeds within a tenth.
 PACED = 0.1
-"""Power of a speed that counts against a pool: as alike count speeds within a tenth."""
+# Copies of a split up to which each number is looked at; above, every so many-th.
 EVERY_COPY = 64
-"""Copies of a split up to which each number is looked at; above, every so many-th."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,6 @@ class Pools:
     devices: Int
 
     def take(self, rows: Int) -> Pools:
-        """The chosen ones."""
         return Pools(self.units[rows], self.copies[rows], self.replicas[rows], self.devices[rows])
 
 

@@ -39,19 +39,18 @@ from recipe_core.plans.pool_curves import (
 from recipe_core.plans.problem import ServingProblem
 from recipe_core.request.metrics import goals_of
 
+# Sequences of a replica at which a search of loads begins: it decodes one, a part of the time.
 FEWEST = 0.02
-"""Sequences of a replica at which a search of loads begins: it decodes one, a part of the time."""
+# Pairs that are estimated of each share of the limits, beside the best of each number of devices.
 BEST = 24
-"""Pairs that are estimated of each share of the limits, beside the best of each number of devices.
-"""
+# Shares of the limits within which pairs are looked for.
 SHARES = (1.0, 0.8, 0.6)
-"""Shares of the limits within which pairs are looked for."""
+# Pairs that are matched together, so that memory stays flat however many there are.
 AT_ONCE = 16_384
-"""Pairs that are matched together, so that memory stays flat however many there are."""
+# Loads of a pair that are looked at in a round, each round between the neighbours of the best.
 POINTS, ROUNDS = 6, 3
-"""Loads of a pair that are looked at in a round, each round between the neighbours of the best."""
+# Bisections of the sequences that a load fills.
 STEPS = 12
-"""Bisections of the sequences that a load fills."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +140,6 @@ class _Pairs:
 
     @property
     def _held(self) -> Float:
-        """Requests that the decode pool holds at once, at full length."""
         return self.curves.held[self.decode.units] * self.decode.copies
 
     @property

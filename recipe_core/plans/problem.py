@@ -27,12 +27,12 @@ from recipe_core.request.schema import Options, PlanRequest
 from recipe_core.request.serving_workload import ServingWorkload, Speculative
 from recipe_core.request.training_workload import TrainingWorkload
 
+# The largest cluster that is planned, by kind: serving enumerates every product of degrees,
+# training divisors only.
 MAX_DEVICES = {"serving": 4096, "training": 65_536}
-"""The largest cluster that is planned, by kind: serving enumerates every product of degrees,
-training divisors only."""
 
+# Options that training has too: what its search may vary, and how a run is kept running.
 TRAINING_OPTIONS = frozenset({"engines", "hardware", "nodes", "supervision"})
-"""Options that training has too: what its search may vary, and how a run is kept running."""
 
 W = TypeVar("W", ServingWorkload, TrainingWorkload)
 
@@ -54,7 +54,6 @@ class Problem(Generic[W]):
 
     @property
     def cluster(self) -> Cluster:
-        """The cluster of the request, before those that its options put beside it."""
         return self.clusters[0]
 
     @property

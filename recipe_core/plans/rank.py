@@ -16,11 +16,11 @@ from recipe_core.plans.limits import LIMITS, limit_excess
 if TYPE_CHECKING:
     from recipe_core.plans.table import PlanTable
 
+# Splits whose goal agrees to so many significant digits are equally good.
 TIE_DIGITS = 4
-"""Splits whose goal agrees to so many significant digits are equally good."""
+# Probability of beating the best split from which a split ties with it: estimates do not tell which
+# of the two is better.
 TIED = 0.4
-"""Probability of beating the best split from which a split ties with it: estimates do not tell
-which of the two is better."""
 
 EVERY = slice(None)
 
@@ -75,7 +75,6 @@ def lacks_price(table: PlanTable) -> Bool:
 
 
 def is_priced(table: PlanTable, row: int) -> bool:
-    """Whether the price of a row's devices is known."""
     return table.setting(row).cluster.usd_per_device_hour is not None
 
 
@@ -144,7 +143,6 @@ def count_ties(table: PlanTable) -> int:
 
 
 def _alike_priced(table: PlanTable, rows: Int, beside: int) -> Bool:
-    """Rows that have a price where another has one."""
     lacks = lacks_price(table)
     return np.asarray(lacks[rows] == lacks[beside])
 

@@ -26,20 +26,20 @@ from recipe_core.request.metrics import limits_by_name
 from recipe_core.request.split_key import split_name
 
 AT_MOST = 3
+# The lowest confidence that a request may ask for.
 LEAST_CONFIDENCE = 0.5
-"""The lowest confidence that a request may ask for."""
+# Share by which a price per device and hour is moved.
 PRICE = 0.2
-"""Share by which a price per device and hour is moved."""
+# Feasible rows with the nearest degrees whose other choices are compared.
 CLOSE = 50
-"""Feasible rows with the nearest degrees whose other choices are compared."""
 
+# What follows from a split rather than makes it another.
 _ENGINE_LIMITS = (
     "shard",
     *(option.name for option in OPTIONS),
     "batch_window_ms",
     "instances",
 )
-"""What follows from a split rather than makes it another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,6 @@ class Change:
 
     @property
     def split(self) -> str:
-        """The split in a few characters."""
         return split_name(self.candidate)
 
     def to_json(self) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from recipe_core.plans.plans import plan_stated
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.serving_workload import LOADS, ServingWorkload
 
+# The limit that all replicas keep together.
 THROUGHPUT = "objective.limits.output_tokens_per_s_at_least"
-"""The limit that all replicas keep together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,6 @@ class Replicas:
 
 
 def replicas_of(plan: Plan, row: int) -> Replicas:
-    """The replicas of a row of a plan."""
     devices, (block, i) = int(plan.columns["gpus"][row]), plan.at(row)
     together = plan.kind == "training" or bool(block.cases.disaggregated[i])
     count = 1 if together or int(plan.columns["ep"][row]) > 1 else int(plan.columns["dp"][row])

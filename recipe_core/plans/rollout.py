@@ -16,8 +16,8 @@ from recipe_core.request.schema import Options
 from recipe_core.request.serving_workload import ServingWorkload
 from recipe_core.request.training_workload import Rollout
 
+# Number format in which the engine is sent the trained weights.
 WEIGHTS: Final = "bf16"
-"""Number format in which the engine is sent the trained weights."""
 
 
 def sampling_of(problem: TrainingProblem, place: Cluster) -> Sampling | None:

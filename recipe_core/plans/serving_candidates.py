@@ -45,8 +45,8 @@ from recipe_core.request.serving_workload import LOADS, ServingWorkload, Specula
 CONTEXT_STEP = 1024
 DEGREES = ("tp", "pp", "dp", "ep", "cp")
 POOL_DEGREES = ("tp", "pp", "dp", "ep")
+# Columns of the intervals of a candidate.
 INTERVALS: dict[str, str] = {name: COLUMNS[name] for name in get_args(Interval)}
-"""Columns of the intervals of a candidate."""
 
 
 # What a workload means to an engine
@@ -174,7 +174,6 @@ def reuse_of(workload: ServingWorkload) -> ReuseCurve | None:
 
 
 def engine_of(name: str | None, place: Cluster, task: Task = "generate") -> Engine:
-    """The named engine, or the preferred one for the device and the task."""
     return engine(name) if name else default_engine(place.device.runtime, task)
 
 
@@ -340,8 +339,8 @@ def _told_columns(spec: Engine, candidate: CandidateRequest) -> dict[str, float]
     return out
 
 
+# Goals for which nothing waits; limits on the first token or the whole answer are like them.
 _WAITED_FOR = ("latency", "ttft", "tpot")
-"""Goals for which nothing waits; limits on the first token or the whole answer are like them."""
 
 
 def _interval_columns(

@@ -25,13 +25,13 @@ from recipe_core.request.serving_workload import LOADS
 from recipe_core.request.split_key import SPLIT_FIELDS, cluster_of
 from recipe_core.request.split_key import load_of as load_of_key
 
+# Requests of a replica that are simulated without being asked for, in the estimate of one
+# candidate.
 QUICK = 5000
-"""Requests of a replica that are simulated without being asked for, in the estimate of one
-candidate."""
 TAILS = (50.0, 95.0, 99.0)
+# Share of accuracy that is added to what is lost before goals are weighed: about the noise of a
+# published score, so that losing the first two percent counts as much as twice the cost.
 AS_GOOD = 0.02
-"""Share of accuracy that is added to what is lost before goals are weighed: about the noise of a
-published score, so that losing the first two percent counts as much as twice the cost."""
 DEGREES = ("tp", "pp", "dp", "ep", "cp")
 
 LISTED: tuple[str, ...] = (
@@ -100,7 +100,6 @@ def _overloaded(table: PlanTable) -> Bool:
 
 
 def prefill_pools(table: PlanTable) -> Bool:
-    """Rows with a prefill pool of their own."""
     return np.concatenate([block.cases.disaggregated for block in table.blocks])
 
 

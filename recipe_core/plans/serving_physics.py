@@ -79,8 +79,8 @@ PHYSICS: Physics[Setting, Cases, Estimates] = Physics(
     },
 )
 
+# Columns of a queue that is worked off: how long that takes, and what it costs.
 JOB = ("wall_s", "usd")
-"""Columns of a queue that is worked off: how long that takes, and what it costs."""
 
 
 def _wall_s(e: Estimates) -> Float:
@@ -88,6 +88,7 @@ def _wall_s(e: Estimates) -> Float:
     return np.asarray(e.cases.load / rate)
 
 
+# The same where requests are queued at once, and end.
 WORKED_OFF = replace(
     PHYSICS,
     quantities={
@@ -96,7 +97,6 @@ WORKED_OFF = replace(
         "usd": lambda e: e.cost.usd_per_hour * _wall_s(e) / HOUR_S,
     },
 )
-"""The same where requests are queued at once, and end."""
 
 
 def simulate_cases(

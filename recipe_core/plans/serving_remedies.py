@@ -22,9 +22,9 @@ from recipe_core.plans.serving_candidates import INTERVALS, cached_as, engine_of
 from recipe_core.plans.table import PlanTable
 from recipe_core.request.serving_workload import LOADS
 
+# How far mean lengths (as a share), the load (as a factor) and a limit on a time (as a share) are
+# moved.
 LENGTH, LOAD, LIMIT = 0.5, 2.0, 0.2
-"""How far mean lengths (as a share), the load (as a factor) and a limit on a time (as a share) are
-moved."""
 
 
 def _remedies(table: PlanTable) -> Iterator[tuple[str, Fields]]:
@@ -225,6 +225,7 @@ def _for_format(table: PlanTable, row: int) -> Iterator[Fields]:
         yield {"options.weight_dtypes": (dtype,)}
 
 
+# Cures of a rule, by its code; against rules of divisibility only another split helps.
 _CURE_OF_RULE: dict[str, Callable[[PlanTable, int], Iterator[Fields]]] = {
     "memory": _for_memory,
     "context": _for_context,
@@ -233,7 +234,6 @@ _CURE_OF_RULE: dict[str, Callable[[PlanTable, int], Iterator[Fields]]] = {
     "idle-replicas": _for_idle,
     "weight-dtype": _for_format,
 }
-"""Cures of a rule, by its code; against rules of divisibility only another split helps."""
 
 CURES = Cures(
     remedies=_remedies,

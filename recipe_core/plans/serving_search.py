@@ -29,18 +29,18 @@ from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.metrics import timed_limits
 from recipe_core.request.objective import Limits
 
+# Candidates of a plan that are simulated where its limits name a percentile: the first by their
+# means.
 SIMULATED = 64
-"""Candidates of a plan that are simulated where its limits name a percentile: the first by their
-means."""
+# Requests that are simulated for a plan at most, over all candidates but the first few: some ten
+# seconds.
 REQUESTS = 300_000
-"""Requests that are simulated for a plan at most, over all candidates but the first few: some ten
-seconds."""
+# Candidates that are simulated at least: where fewer keep the limits by their means, those that
+# miss them by least.
 NEAREST = 8
-"""Candidates that are simulated at least: where fewer keep the limits by their means, those that
-miss them by least."""
+# Candidates whose loads are searched by simulation where limits name a percentile: the first by
+# their means.
 LOADED = 12
-"""Candidates whose loads are searched by simulation where limits name a percentile: the first by
-their means."""
 
 
 def search_cases(
@@ -76,7 +76,6 @@ def find_case(
 
 
 def judge_cases(spec: Kind, problem: ServingProblem, setting: Setting, cases: Cases) -> list[Block]:
-    """Given cases, judged. Where limits name a percentile, all that can run are simulated."""
     return _judged(spec, problem, [(setting, cases)], at_most=None)
 
 

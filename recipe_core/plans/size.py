@@ -8,6 +8,7 @@ from recipe_core.estimates.columns.splits import ExpertSharing, count_splits
 from recipe_core.hardware.cluster import Cluster
 from recipe_core.request.schema import Options
 
+# Options of which every value multiplies the candidates.
 MULTIPLYING = (
     "hardware",
     "engines",
@@ -17,7 +18,6 @@ MULTIPLYING = (
     "max_batched_tokens",
     "loads",
 )
-"""Options of which every value multiplies the candidates."""
 
 
 def check_size(candidates: int, options: Options) -> None:

@@ -49,12 +49,10 @@ class PlanTable:
 
     @property
     def kind(self) -> Literal["serving", "training"]:
-        """The kind of workload."""
         return self.spec.name
 
     @property
     def request(self) -> PlanRequest:
-        """The request that was planned."""
         return self.problem.request
 
     # columns and masks
@@ -83,7 +81,6 @@ class PlanTable:
         return columns
 
     def of_blocks(self, value: Callable[[Block], Any]) -> Any:
-        """One value of every row's block."""
         return np.repeat(np.array([value(block) for block in self.blocks]), self._sizes)
 
     @property
@@ -92,7 +89,6 @@ class PlanTable:
 
     @cached_property
     def feasible(self) -> Bool:
-        """Rows that nothing refuses."""
         return np.asarray(self.columns["feasible"], dtype=np.bool_)
 
     @cached_property
@@ -102,7 +98,6 @@ class PlanTable:
 
     @cached_property
     def overloaded(self) -> Bool:
-        """Rows that do not hold their whole load at once, should they start."""
         return self.spec.overloaded(self)
 
     @cached_property
@@ -124,7 +119,6 @@ class PlanTable:
 
     @cached_property
     def holds(self) -> Bool:
-        """Rows that start and hold their whole load at once."""
         return self.certain & ~self.queues
 
     @cached_property
@@ -192,11 +186,9 @@ class PlanTable:
         return "queues" if self.queues[row] else "holds"
 
     def candidate(self, row: int) -> dict[str, Any]:
-        """The split of a row, as the contract writes it."""
         return self.candidates([row])[0]
 
     def candidates(self, rows: Sequence[int] | Int) -> list[dict[str, Any]]:
-        """The splits of some rows. Many at once cost little more than one."""
         return self.by_block(rows, lambda block, cases: self.spec.describe(self, block, cases))
 
     def estimate(self, row: int) -> Any:
@@ -204,7 +196,6 @@ class PlanTable:
         return self.estimates([row])[0]
 
     def estimates(self, rows: Sequence[int] | Int) -> list[Any]:
-        """The estimates of some rows. Many at once cost little more than one."""
         return self.by_block(rows, EvaluatedCases.rows)
 
     def by_block(
@@ -274,7 +265,6 @@ class PlanTable:
     # rules
 
     def rules(self) -> dict[str, Bool]:
-        """For each rule's code the rows that it refuses."""
         return self._rules
 
     @cached_property
@@ -289,7 +279,6 @@ class PlanTable:
         return out
 
     def codes(self, row: int) -> frozenset[str]:
-        """The codes of the rules that a row breaks."""
         return frozenset(code for code, broken in self._rules.items() if broken[row])
 
     def reasons(self, row: int) -> list[str]:
@@ -297,7 +286,6 @@ class PlanTable:
         return self.sentences([row])[0]
 
     def sentences(self, rows: Sequence[int] | Int) -> list[list[str]]:
-        """The reasons of some rows. Many at once cost little more than one."""
         return self.spec.trim_reasons(self, self.by_block(rows, EvaluatedCases.sentences))
 
     # measures
@@ -307,7 +295,6 @@ class PlanTable:
         return np.asarray(self.columns[self.measures[name].column], dtype=float)
 
     def values(self, name: str, rows: Any = slice(None)) -> Float:
-        """A measure of some rows in the unit it is shown in."""
         return np.asarray(self.raw(name)[rows] * self.measures[name].factor)
 
     def known(self, name: str) -> bool:
@@ -373,6 +360,5 @@ def replan_stated(table: AnyTable, request: PlanRequest) -> AnyTable | None:
 
 
 def _resolve_again(table: PlanTable, request: PlanRequest) -> Problem[Any]:
-    """Another request under the corrections of a plan, not those that hold by now."""
     with uncorrected():
         return resolve(request, corrections=table.problem.corrections)

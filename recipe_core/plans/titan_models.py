@@ -20,8 +20,8 @@ from recipe_core.models.spec import (
     MoeMlp,
 )
 
+# The format of quantised checkpoints that a module reads.
 _STORED = {"deepseek_v3": "fp8-block", "gpt_oss": "mxfp4"}
-"""The format of quantised checkpoints that a module reads."""
 
 TITAN_MODELS = DataFile(PACKAGE / "engines" / "training" / "titan_models.yaml", "engines")
 
@@ -144,8 +144,9 @@ def _family(model: ModelSpec) -> tuple[TitanModel, ...]:
 
 
 _SHAPE_NAMES = tuple(name for name in TitanModel.model_fields if name not in ("module", "flavor"))
+# Differences that a sentence names.
 _SHOWN = 4
-"""Differences that a sentence names."""
+# What a config may leave to its family's default: compared where it is stated.
 _STATED = frozenset(
     (
         "rope_theta",
@@ -156,11 +157,9 @@ _STATED = frozenset(
         "router_norm",
     )
 )
-"""What a config may leave to its family's default: compared where it is stated."""
 
 
 def _differences(flavour: TitanModel, shape: Mapping[str, Any]) -> Iterator[str]:
-    """``layers 36, not 28``, for everything in which a model is not the flavour."""
     for name in _SHAPE_NAMES:
         theirs, ours = getattr(flavour, name), shape.get(name)
         if theirs != ours and not (name in _STATED and ours is None):
@@ -258,7 +257,6 @@ def _block_shape(block: DenseMlp | MoeMlp | None) -> dict[str, Any]:
 
 
 def _text_config(model: ModelSpec) -> Mapping[str, Any]:
-    """The part of a config that states its language model."""
     text = model.config.get("text_config")
     return text if isinstance(text, Mapping) else model.config
 

@@ -44,11 +44,11 @@ from recipe_core.request.phases import ramp_of
 from recipe_core.request.training_workload import Loading, TrainingWorkload
 
 SECONDS_PER_HOUR = 3600.0
+# Micro-batches that a search tries; more fill no device better.
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
-"""Micro-batches that a search tries; more fill no device better."""
 VIRTUAL_STAGES = (1, 2, 4)
+# Tokens of a sequence below which context parallelism cuts no further.
 SHORTEST_PIECE = 1024
-"""Tokens of a sequence below which context parallelism cuts no further."""
 
 DEGREES = ("tp", "pp", "cp", "dp", "ep")
 
@@ -208,7 +208,6 @@ def _sampling_devices(problem: TrainingProblem) -> int:
 
 
 def _stated_columns(candidate: CandidateRequest) -> dict[str, int]:
-    """Columns of what a search does not vary, where the candidate states it."""
     out = {
         "recompute_layers": candidate.recompute_layers or 0,
         "recompute_modules": modules_code(candidate.recompute_modules or ()),

@@ -28,8 +28,8 @@ from recipe_core.request.split_key import TRAINING_FIELDS, cluster_of
 COMPARED = ("gpus", "output", "per_gpu", "mfu", "step", "memory", "bubble")
 STEP_TABLED = ("gpus", "step", "output", "per_gpu", "mfu", "memory", "bubble", "usd")
 RUN_TABLED = ("gpus", "step", "output", "mfu", "memory", "goodput", "wall", "usd_run")
+# Columns of a terminal's table of steps, of runs that end, and where answers are sampled.
 SAMPLED_TABLED = ("gpus", "step", "rollout", "output", "per_gpu", "mfu", "memory", "usd")
-"""Columns of a terminal's table of steps, of runs that end, and where answers are sampled."""
 
 
 def _shown_measures(table: PlanTable) -> Shown:

@@ -14,10 +14,10 @@ from recipe_core.plans.table import PlanTable
 from recipe_core.request.edit import TRAINING_TOKENS
 from recipe_core.request.split_key import TRAINING_FIELDS
 
+# How far the sequence length (as a share) and the batch (as a factor) are moved.
 LENGTH, LOAD = 0.5, 2.0
-"""How far the sequence length (as a share) and the batch (as a factor) are moved."""
+# How many times as many nodes are tried when nothing can run.
 MORE_NODES = (2, 4, 8, 16, 32, 64)
-"""How many times as many nodes are tried when nothing can run."""
 
 
 def _remedies(table: PlanTable) -> Iterator[tuple[str, Fields]]:
@@ -62,7 +62,6 @@ def _other_frameworks(table: PlanTable) -> list[str]:
 
 
 def _launch_needs(table: PlanTable) -> tuple[str, bool]:
-    """Where the request keeps optimizer states, and whether its loss is in pieces."""
     return table.problem.candidate.offload or "none", bool(table.problem.workload.fused_loss)
 
 

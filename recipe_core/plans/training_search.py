@@ -38,6 +38,10 @@ def _rollout_s(estimates: TrainingEstimates) -> Float:
     return estimates.reinforcement.rollouts.seconds
 
 
+# ``tokens_per_s`` of all devices over the whole run: its phases, less what padding, evaluations,
+# checkpoints and failures cost; ``tokens_per_s_per_gpu`` without them, of the workload's own shape;
+# ``mfu`` and ``hfu`` shares of the peak, ``run_mfu`` of the whole run; ``usd_per_million_tokens``
+# NaN without a price; ``rollout_s`` NaN where no answers are sampled.
 PHYSICS: Physics[TrainingSetting, TrainingCases, TrainingEstimates] = Physics(
     estimate=estimate,
     rules=rules,
@@ -70,10 +74,6 @@ PHYSICS: Physics[TrainingSetting, TrainingCases, TrainingEstimates] = Physics(
         "rollout_s": _rollout_s,
     },
 )
-"""``tokens_per_s`` of all devices over the whole run: its phases, less what padding, evaluations,
-checkpoints and failures cost; ``tokens_per_s_per_gpu`` without them, of the workload's own shape;
-``mfu`` and ``hfu`` shares of the peak, ``run_mfu`` of the whole run; ``usd_per_million_tokens`` NaN
-without a price; ``rollout_s`` NaN where no answers are sampled."""
 
 
 def search_cases(
@@ -99,7 +99,6 @@ def search_cases(
 def judge_cases(
     _spec: Kind, problem: TrainingProblem, setting: TrainingSetting, cases: TrainingCases
 ) -> list[Block]:
-    """Given cases, judged."""
     return [_judged(problem, evaluate(PHYSICS, setting, cases))]
 
 

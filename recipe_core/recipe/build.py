@@ -198,7 +198,6 @@ def with_parameters(recipe: Recipe, parameters: Parameters) -> Recipe:
 
 
 def _limited(recipe: Recipe, place: Parameters) -> Recipe:
-    """The recipe with checkpoints within the time limit of another place."""
     if recipe.kind != "training":
         return recipe
     request = without_limit(recipe_request(recipe), recipe.parameters)
@@ -272,7 +271,6 @@ def redecide(recipe: Recipe) -> Decision:
 
 
 def relaunch(recipe: Recipe) -> Launch:
-    """How a recipe is started."""
     return redecide(recipe).started()
 
 

@@ -31,10 +31,10 @@ from recipe_core.recipe.user_options import passing_on
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.schema import PlanRequest
 
+# Options that are parameters of a recipe.
 _PLACED = ("host", "port")
-"""Options that are parameters of a recipe."""
+# Options that a recipe sets from its model.
 _NAMED = ("served_model_name", "model", "model_path")
-"""Options that a recipe sets from its model."""
 _ENGINE_VARIABLES = re.compile(
     r"(VLLM|SGLANG|SGL|TRTLLM|TLLM|NCCL|RCCL|UCX|GLOO|HIP|HSA|ROCM|CUDA|TORCH|PYTORCH|TRITON"
     r"|FLASHINFER|AITER|DG|OMP|NVIDIA|GPU|SAFETENSORS)_\w+"
@@ -64,7 +64,6 @@ class Conversion:
     lost: tuple[Lost, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """The three parts as plain values."""
         return {
             "recipe": self.recipe.model_dump(mode="json"),
             "carried": list(self.carried),

@@ -27,12 +27,12 @@ from recipe_core.recipe.user_options import passed_options
 from recipe_core.request.describe import short_name
 from recipe_core.request.schema import PlanRequest
 
+# Splits, best first, of which one is looked for that its engine or framework can start.
 TRIED = 256
-"""Splits, best first, of which one is looked for that its engine or framework can start."""
 
 
+# Rules about how fast a split is.
 SPEED = frozenset({"rate", "confidence", *LIMITS})
-"""Rules about how fast a split is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,6 @@ def decision_of(plan: Plan, row: int) -> Decision:
 
 
 def _scales(request: PlanRequest) -> bool:
-    """Whether replicas are started and ended by a policy."""
     return request.options.scaling is not None and not request.is_training
 
 

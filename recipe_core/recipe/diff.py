@@ -22,8 +22,8 @@ SECTIONS = (
     "variants",
     "notes",
 )
+# Fields that differ whenever others do, and say no more than these.
 _REPEATED = ("lock.recipe_digest", "request.candidate", "device.names")
-"""Fields that differ whenever others do, and say no more than these."""
 FIGURES = {
     "memory": ("total_bytes",),
     "serving": ("ttft_s", "tpot_s", "request_latency_s", "output_tokens_per_s"),

@@ -13,8 +13,8 @@ from recipe_core.base.documents import to_json
 from recipe_core.estimates.columns.scales import CALIBRATED
 from recipe_core.recipe.text_rows import is_pooled
 
+# Where each kind of recipe has the figure that estimates of two versions are compared by.
 HEADLINE = {"serving": ("serving", "output_tokens_per_s"), "training": ("training", "tokens_per_s")}
-"""Where each kind of recipe has the figure that estimates of two versions are compared by."""
 _FIGURES = {
     "serving": ("ttft_s", "tpot_s", "request_latency_s", "output_tokens_per_s"),
     "training": ("step_s", "tokens_per_s", "tokens_per_s_per_gpu"),
@@ -27,8 +27,8 @@ _PRICES = {
 }
 
 
+# Figures that estimates of earlier versions lack.
 _LATER = frozenset({"encoder_bytes"})
-"""Figures that estimates of earlier versions lack."""
 
 
 def check_estimate(kind: str, estimate: Mapping[str, Any]) -> None:
@@ -44,7 +44,6 @@ def check_estimate(kind: str, estimate: Mapping[str, Any]) -> None:
 
 
 def _type_errors(kind: str, estimate: Mapping[str, Any]) -> list[Any]:
-    """What in an estimate has another type than this version would give it."""
     try:
         _reader(kind).validate_json(to_json(estimate, indent=None), strict=True)
     except ValidationError as error:

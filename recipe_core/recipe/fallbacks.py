@@ -35,8 +35,8 @@ from recipe_core.request.schema import PlanRequest
 from recipe_core.request.serving_workload import ServingWorkload
 
 OTHER_SPLITS, OTHERS_A_VENDOR = 2, 2
+# Tokens of context below which a shorter one is no help.
 NARROWEST = 1024
-"""Tokens of context below which a shorter one is no help."""
 FIGURES = {
     "serving": (
         "ttft_s",

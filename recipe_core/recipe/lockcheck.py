@@ -89,7 +89,6 @@ def _pinned(image: Any) -> str:
 
 
 def _installed(lock: Lock) -> Iterator[Difference]:
-    """Packages in this Python environment."""
     for name, locked in lock.engine.packages.items():
         try:
             installed: str | None = version(name)
@@ -109,7 +108,6 @@ _PROBES = {
 
 
 def _floors(lock: Lock) -> Iterator[Difference]:
-    """The driver or runtime of this machine, which may be newer."""
     for name, floor in lock.floors.items():
         actual = _probe(name)
         enough = actual is not None and _at_least(actual, floor)

@@ -23,8 +23,9 @@ from recipe_core.recipe.lock import (
 from recipe_core.recipe.place import Parameters
 from recipe_core.recipe.schema import Recipe
 
+# Options of engines that seed sampling or initialisation.
 SEEDS = ("seed", "random_seed")
-"""Options of engines that seed sampling or initialisation."""
+# Options and variables that hold a second run to the first.
 DETERMINISM = (
     "enable_deterministic_inference",
     "deterministic",
@@ -32,9 +33,8 @@ DETERMINISM = (
     "CUBLAS_WORKSPACE_CONFIG",
     "NCCL_ALGO",
 )
-"""Options and variables that hold a second run to the first."""
+# What the launcher draws its prompts and arrivals with.
 BENCH_SEED = 1
-"""What the launcher draws its prompts and arrivals with."""
 
 
 def make_lock(decision: Decision, launch: Launch, recipe: Recipe, *, folders: bool) -> Lock:

@@ -9,8 +9,8 @@ from typing import Any
 
 from recipe_core.request.describe import short_name
 
+# Targets add words to a name, and a DNS label has at most 63 characters.
 DNS_LABEL_CHARACTERS = 40
-"""Targets add words to a name, and a DNS label has at most 63 characters."""
 
 
 def recipe_name(model: str, device: str, candidate: Mapping[str, Any]) -> str:

@@ -18,8 +18,8 @@ from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.schema import PlanRequest
 
 _DEGREES = ("tp", "pp", "dp", "ep", "cp", "replicas", "prefill")
+# Fields of a serving split for any engine; batch limits and memory shares are an engine's own.
 _SHARED = (*_DEGREES, "weight_dtype", "kv_dtype", "speculative")
-"""Fields of a serving split for any engine; batch limits and memory shares are an engine's own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,12 @@ from recipe_core.recipe.place import Parameters
 from recipe_core.recipe.variants import Variant
 
 _ABOUT = "See docs/reference/recipe.md."
+# Parameters that are mappings or lists, and JSON where they are given as text.
 _STRUCTURED = tuple(
     name
     for name, field in Parameters.model_fields.items()
     if isinstance(field.default, Mapping | tuple)
 )
-"""Parameters that are mappings or lists, and JSON where they are given as text."""
 
 
 def read_parameters(values: Mapping[str, Any]) -> Parameters:

@@ -60,13 +60,12 @@ Port = Annotated[int, Field(ge=1, le=65535)]
 
 
 def _unstated(value: object) -> bool:
-    """Whether a parameter has its default, which says nothing."""
     return not value
 
 
+# Parameters that came after the first version: left out where unstated, so that the digests of
+# recipes without them hold.
 JOINED = Field(exclude_if=_unstated)
-"""Parameters that came after the first version: left out where unstated, so that the digests of
-recipes without them hold."""
 
 Rate = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 
@@ -226,7 +225,6 @@ class Parameters(BaseModel):
 
     @property
     def shared_class(self) -> str | None:
-        """The storage class of claims that several nodes mount."""
         return self.shared_storage_class or self.storage_class
 
     @model_validator(mode="after")

@@ -21,10 +21,11 @@ from recipe_core.request.serving_workload import ServingWorkload
 if TYPE_CHECKING:
     from recipe_core.recipe.decision import Decision
 
+# What a value was set by; a later one goes before an earlier one.
 Layer = Literal["base", "model", "architecture", "device", "objective", "user"]
-"""What a value was set by; a later one goes before an earlier one."""
 LAYERS: tuple[Layer, ...] = get_args(Layer)
 
+# What sets a field of a candidate where the user does not; the rest is the objective's choice.
 _FIELDS: dict[str, Layer] = {
     "weight_dtype": "model",
     "kv_dtype": "model",
@@ -32,8 +33,8 @@ _FIELDS: dict[str, Layer] = {
     "engine": "base",
     **{option.name: option.layer for option in OPTIONS},
 }
-"""What sets a field of a candidate where the user does not; the rest is the objective's choice."""
 
+# Fields of a candidate that options mean under another name.
 _MEANT: dict[Meaning, str] = {
     "all_experts": "ep",
     "attention_dp": "dp",
@@ -46,18 +47,17 @@ _MEANT: dict[Meaning, str] = {
     "draft_method": "speculative",
     "draft_model": "speculative",
 }
-"""Fields of a candidate that options mean under another name."""
 
+# Meanings that are no field of a candidate: the load sizes the cache, the device the runtime.
 _WITHOUT_FIELD: dict[Meaning | None, Layer] = {"cache_size": "objective", "runtime": "architecture"}
-"""Meanings that are no field of a candidate: the load sizes the cache, the device the runtime."""
 
+# Fields that a search may vary: then they are the objective's choice.
 _VARIED = {
     "engine": "engines",
     "weight_dtype": "weight_dtypes",
     "kv_dtype": "kv_dtypes",
     "max_batched_tokens": "max_batched_tokens",
 }
-"""Fields that a search may vary: then they are the objective's choice."""
 
 
 def provenance(decision: Decision, started: Launch, request: PlanRequest) -> dict[str, Layer]:

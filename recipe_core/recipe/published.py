@@ -17,8 +17,8 @@ from recipe_core.base.texts import check_name
 from recipe_core.commands.launches import Launch
 from recipe_core.hardware.cluster import device
 
+# Where a document keeps its rendered command, besides at its top.
 _RENDERED = ("recommended_command", "recommended", "rendering")
-"""Where a document keeps its rendered command, besides at its top."""
 _LISTS = ("argv", "head_argv", "vllm_argv", "args")
 _WORDS = (*_LISTS, "command", "head_command", "vllm_command", "cmd")
 _IMAGES = ("docker_image", "image", "container", "container_image")
@@ -198,7 +198,6 @@ def _cookbook(
 
 
 def _configurations(document: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """Model, hardware and configuration of every entry."""
     for family in _mappings(document.get("families")):
         for model in _mappings(family.get("models")):
             hardware = model.get("hardware")

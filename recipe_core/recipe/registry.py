@@ -15,19 +15,19 @@ from urllib.parse import urlencode, urlsplit
 from recipe_core.base.errors import InputError, NoAnswer
 from recipe_core.base.web import Answer, Deadline, FetchError, fetch
 
+# Time for all that is asked, tokens too.
 SECONDS = 30.0
-"""Time for all that is asked, tokens too."""
 MOST_TOKEN_BYTES, MOST_MANIFEST_BYTES = 64 << 10, 4 << 20
+# The registry of references without a host.
 HUB = "registry-1.docker.io"
-"""The registry of references without a host."""
 _HUB_NAMES = ("docker.io", "index.docker.io")
+# What a tag may be; a list of images by platform comes first: its digest holds on all of them.
 MANIFESTS = (
     "application/vnd.oci.image.index.v1+json",
     "application/vnd.docker.distribution.manifest.list.v2+json",
     "application/vnd.oci.image.manifest.v1+json",
     "application/vnd.docker.distribution.manifest.v2+json",
 )
-"""What a tag may be; a list of images by platform comes first: its digest holds on all of them."""
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _PART = r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*"
 _REPOSITORY = re.compile(f"{_PART}(/{_PART})*")
@@ -46,7 +46,6 @@ class Place:
 
     @property
     def url(self) -> str:
-        """The address of its manifest."""
         return f"https://{self.host}/v2/{self.repository}/manifests/{self.tag}"
 
 

@@ -94,7 +94,6 @@ def machine_of(hardware: HardwareRequest, recipe: Recipe) -> Machine:
 
 
 def settings_of(recipe: Recipe) -> Settings:
-    """What variants may change of a recipe."""
     return Settings(
         candidate=recipe.candidate,
         options=recipe.engine.options,
@@ -122,7 +121,6 @@ def resolve(recipe: Recipe, machine: Machine) -> Resolved:
 
 
 def _fields(change: Change) -> list[str]:
-    """Dotted names of what a change sets."""
     return [f"{name}.{key}" for name in MAPPINGS for key in getattr(change.set, name)]
 
 

@@ -24,6 +24,7 @@ from recipe_core.request.candidate import CandidateRequest
 
 Kind = Literal["serving", "training"]
 
+# Fields of a split, by the kind of recipe, without which nobody can show or start it.
 _STATED = {
     "serving": ("engine", "tp", "pp", "dp", "ep", "cp", "weight_dtype", "kv_dtype"),
     "training": (
@@ -31,7 +32,6 @@ _STATED = {
         *("virtual_stages", "zero_stage", "micro_batch", "recompute", "precision"),
     ),
 }
-"""Fields of a split, by the kind of recipe, without which nobody can show or start it."""
 
 
 def _check_split(split: dict[str, Any]) -> dict[str, Any]:
@@ -46,8 +46,8 @@ def _check_split(split: dict[str, Any]) -> dict[str, Any]:
     return split
 
 
+# Plain values, so that fields keep their order, and those left out stay so.
 Split = Annotated[dict[str, Any], AfterValidator(_check_split)]
-"""Plain values, so that fields keep their order, and those left out stay so."""
 
 
 def _check_changes(changes: dict[str, Any]) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from typing import Any
 from recipe_core.base.errors import InputError
 from recipe_core.payload.launcher.secret_forms import always_secret, called_secret, secret_kind
 
+# Shorter values of variables are not searched for in files: they occur by chance.
 SHORTEST = 8
-"""Shorter values of variables are not searched for in files: they occur by chance."""
 
 _HINT = (
     "Remove it: pass secrets through the environment when the bundle starts, "
@@ -41,7 +41,6 @@ def refuse_secrets(parts: Mapping[str, Any], *, by_name: tuple[str, ...] = ()) -
 
 
 def is_secret(field: str, value: Any) -> bool:
-    """Whether a value looks like a secret or is called one by its dotted field."""
     return any(
         secret_kind(text) or called_secret(name, text) for name, text in _texts(value, field)
     )
@@ -70,7 +69,6 @@ def refuse_planted(files: Mapping[str, bytes]) -> None:
 
 
 def _texts(value: Any, field: str) -> Iterator[tuple[str, str]]:
-    """Every text inside plain values, keys included, with its dotted field."""
     if isinstance(value, str):
         yield field, value
     elif isinstance(value, Mapping):

@@ -14,12 +14,12 @@ SERVING = {
     "request_latency_s": ("Request latency", duration),
     "output_tokens_per_s": ("Output tokens per second", rate),
 }
+# What requests have that end with their prompt: embeddings and scores.
 POOLED = {
     "request_latency_s": ("Request latency", duration),
     "requests_per_s": ("Requests per second", lambda value: per_second(value, "request")),
     "input_tokens_per_s": ("Input tokens per second", rate),
 }
-"""What requests have that end with their prompt: embeddings and scores."""
 TRAINING = {
     "step_s": ("Step time", duration),
     "tokens_per_s_per_gpu": ("Tokens per second per device", rate),

@@ -207,12 +207,10 @@ class Change(_Data):
         return Settings(**mappings, notes=_joined(notes, self.add.notes))
 
     def _mapping(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
-        """One of the mappings after this change."""
         values = _without(values, getattr(self.remove, name))
         return {**values, **getattr(self.set, name)}
 
     def then(self, later: Change) -> Change:
-        """One change that does what this and then ``later`` do."""
         sets = {name: later._mapping(name, getattr(self.set, name)) for name in MAPPINGS}
         removed = {}
         for name in MAPPINGS:
@@ -263,7 +261,6 @@ def matching(variants: Iterable[Variant], machine: Machine) -> list[Variant]:
 
 
 def difference(before: Settings, after: Settings) -> Change:
-    """The change that makes ``after`` of ``before``."""
     sets, removed = {}, {}
     for name in MAPPINGS:
         old, new = getattr(before, name), getattr(after, name)

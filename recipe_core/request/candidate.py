@@ -36,7 +36,6 @@ class PoolRequest(BaseModel):
 
     @property
     def devices(self) -> int:
-        """Devices of the pool."""
         return self.tp * self.pp * self.dp * self.replicas
 
 

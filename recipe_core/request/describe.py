@@ -14,6 +14,7 @@ from recipe_core.request.schema import PlanRequest
 from recipe_core.request.serving_workload import ServingWorkload
 from recipe_core.request.training_workload import TrainingWorkload
 
+# Methods of training, as people call them.
 METHODS = {
     "pretrain": "pre-train",
     "finetune": "fine-tune",
@@ -23,7 +24,6 @@ METHODS = {
     "grpo": "GRPO",
     "ppo": "PPO",
 }
-"""Methods of training, as people call them."""
 
 
 def model_name(request: PlanRequest) -> str:
@@ -46,7 +46,6 @@ def hardware_name(hardware: HardwareRequest) -> str:
 
 
 def load_name(workload: ServingWorkload) -> str:
-    """The load of a serving workload, by its mode."""
     match workload.mode:
         case "closed":
             if workload.concurrency is None:

@@ -29,11 +29,11 @@ from recipe_core.request.serving_workload import LOADS, MEDIA, MediaItems, Servi
 from recipe_core.request.split_key import cluster_of, load_of, split_of
 from recipe_core.request.training_workload import REINFORCED
 
+# The budget that a run starts with when a request turns from serving to training.
 TRAINING_TOKENS = 10e9
-"""The budget that a run starts with when a request turns from serving to training."""
 
+# The rollout that a request starts with when its method turns to one that samples answers.
 START_ROLLOUT = {"prompts": 128, "samples": 8, "prompt_tokens": 512, "response_tokens": 1024}
-"""The rollout that a request starts with when its method turns to one that samples answers."""
 
 
 def value_of(request: PlanRequest, field: str) -> Any:
@@ -77,7 +77,6 @@ def _set(fields: dict[str, Any], field: str, value: Any) -> None:
 def _keep_consistent(
     fields: dict[str, Any], request: PlanRequest, changes: Mapping[str, Any]
 ) -> None:
-    """Change what depends on the changed fields."""
     if "workload.mode" in changes:
         _swap_load(fields, changes)
     if "hardware.device" in changes and changes["hardware.device"] != request.hardware.device:
@@ -299,8 +298,8 @@ def _stated(old: HardwareRequest, new: HardwareRequest) -> HardwareRequest:
     return old.model_copy(update={"commitment": "on-demand"})
 
 
+# Fields of a candidate that all splits of a training plan share.
 SHARED = ("engine", "precision", "offload")
-"""Fields of a candidate that all splits of a training plan share."""
 
 
 def shared_candidate(request: PlanRequest) -> CandidateRequest | None:

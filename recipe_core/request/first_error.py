@@ -31,6 +31,7 @@ def first_error(
     return InputError(f"{message[0].lower() + message[1:]}{shown}.", field=field)
 
 
+# Steps of an error's place that name a choice of the schema.
 _NO_FIELD = (
     "serving",
     "training",
@@ -41,7 +42,6 @@ _NO_FIELD = (
     "dict[any,any]",
     "dict[str,any]",
 )
-"""Steps of an error's place that name a choice of the schema."""
 
 
 def _known(path: list[str], value: Mapping[str, Any], model: type[BaseModel]) -> list[str]:

@@ -39,9 +39,10 @@ from recipe_core.request.training_workload import Loading, Rollout, TrainingWork
 
 VERSION = "1"
 MAX_VALUE = MAX_TEXT
+# The load that a mode starts with.
 START_LOADS: dict[str, float] = {"closed": 64, "open": 4.0, "static": 16, "offline": 1000}
-"""The load that a mode starts with."""
 
+# The request that an empty link means.
 DEFAULT = PlanRequest.parse(
     {
         "model": "meta-llama/Llama-3.1-8B-Instruct",
@@ -54,20 +55,20 @@ DEFAULT = PlanRequest.parse(
         },
     }
 )
-"""The request that an empty link means."""
 
+# The run that a link means which says ``workload.kind=training`` and nothing more about it.
 TRAINING = TrainingWorkload(kind="training", sequence_length=4096, global_batch=256)
-"""The run that a link means which says ``workload.kind=training`` and nothing more about it."""
 
+# Parameters that are no field of a request: version, pinned splits, the market to choose from,
+# choices that are kept.
 _BESIDE = ("v", "pins", "any", "kept")
-"""Parameters that are no field of a request: version, pinned splits, the market to choose from,
-choices that are kept."""
+# Fields that no link carries: what people pass on to an engine may hold paths and addresses.
 PRIVATE = ("options.engine_options", "options.environment", "options.kv_offload")
-"""Fields that no link carries: what people pass on to an engine may hold paths and addresses."""
+# Fields that are one value, although it may be a mapping: a config, a profile, engine options.
 WHOLE = ("model", "hardware.device", *PRIVATE)
-"""Fields that are one value, although it may be a mapping: a config, a profile, engine options."""
 _PLAIN = re.compile(r"[\w.\-]+")
 
+# Fields with fields of their own.
 _PARTS: dict[str, type[BaseModel]] = {
     "workload.loading": Loading,
     "workload.evaluation": Evaluation,
@@ -82,7 +83,6 @@ _PARTS: dict[str, type[BaseModel]] = {
     "options.start": Start,
     "options.supervision": Supervision,
 }
-"""Fields with fields of their own."""
 
 
 def _usual(part: str, schema: type[BaseModel], stated: Sequence[str] = ()) -> dict[str, Any]:
@@ -95,12 +95,12 @@ def _usual(part: str, schema: type[BaseModel], stated: Sequence[str] = ()) -> di
     }
 
 
+# What a link leaves out of parts that ``DEFAULT`` does not have, where it says something of them. A
+# policy is always written: a part has to say something to be there.
 _USUAL = {
     "workload.over_time.": _usual("workload.over_time", OverTime),
     "options.scaling.": _usual("options.scaling", Scaling, ["policy"]),
 }
-"""What a link leaves out of parts that ``DEFAULT`` does not have, where it says something of them.
-A policy is always written: a part has to say something to be there."""
 
 
 def _dotted(prefix: str, *schemas: type[BaseModel]) -> list[str]:
@@ -125,8 +125,8 @@ _FIELDS = [
     *_dotted("options", Options),
     *_dotted("candidate", CandidateRequest),
 ]
+# Every query parameter, in the order of the schema.
 FIELDS = tuple(name for name in dict.fromkeys(_FIELDS) if name not in PRIVATE)
-"""Every query parameter, in the order of the schema."""
 _LISTS = tuple(
     f"{part}.{name}"
     for part, schema in (

@@ -42,13 +42,13 @@ from recipe_core.hardware.ownership import HOURS_PER_MONTH
 FILE = Path(__file__).with_name("metrics.yaml")
 
 Goal = Literal["throughput", "latency", "ttft", "tpot", "cost", "gpus", "energy", "accuracy"]
+# Kinds of work: the modes of serving, and training.
 Kind = Literal["closed", "open", "static", "offline", "training"]
-"""Kinds of work: the modes of serving, and training."""
 
 SERVING: tuple[Kind, ...] = ("closed", "open", "static", "offline")
 
+# Round numbers in a decade.
 _STEPS = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 7.0, 8.0)
-"""Round numbers in a decade."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,6 @@ class Metric(BaseModel):
 
     @property
     def more_is_better(self) -> bool:
-        """Whether larger values are better."""
         return self.better == "more"
 
     @property
@@ -151,17 +150,14 @@ class Metric(BaseModel):
 
     @property
     def axis(self) -> str:
-        """The title with the unit."""
         return f"{self.title} ({self.unit.symbol})" if self.unit.symbol else self.title
 
     @property
     def column_title(self) -> str:
-        """The short title with the unit."""
         return f"{self.head} ({self.unit.symbol})" if self.unit.symbol else self.head
 
     @property
     def label(self) -> str:
-        """The title inside a sentence."""
         return self.title if self.title[1:2].isupper() else self.title[0].lower() + self.title[1:]
 
     def phrase(self, value: float) -> str:
@@ -201,19 +197,16 @@ class Limit(BaseModel):
 
     @property
     def column(self) -> str:
-        """The column of a plan that it bounds."""
         return self.metric.column
 
     @property
     def kinds(self) -> frozenset[Kind]:
-        """The kinds of work that have it."""
         return frozenset(
             kind for metric in metrics() if metric.limit == self.name for kind in metric.kinds
         )
 
     @property
     def at_least(self) -> bool:
-        """Whether the metric must not be less, instead of not more."""
         return self.metric.more_is_better
 
     @property
@@ -223,12 +216,10 @@ class Limit(BaseModel):
 
     @property
     def label(self) -> str:
-        """Its metric's title inside a sentence."""
         return self.metric.label
 
     @property
     def refusal_title(self) -> str:
-        """The title of its rule."""
         return f"{'Below' if self.at_least else 'Over'} the limit on {self.label}"
 
     @property
@@ -238,12 +229,10 @@ class Limit(BaseModel):
 
     @property
     def field_symbol(self) -> str:
-        """The symbol of the field's unit."""
         return (self.stated_in or self.unit).symbol
 
     @property
     def scale(self) -> float:
-        """Units in which pages ask for it in one of the field's."""
         return self.unit.factor / self.factor
 
     @property
@@ -320,19 +309,16 @@ def limit_rules() -> dict[str, Limit]:
 
 @cache
 def limits_by_name() -> dict[str, Limit]:
-    """Every limit by its field of the objective."""
     return {limit.name: limit for limit in limit_rules().values()}
 
 
 @cache
 def timed_limits() -> tuple[str, ...]:
-    """Fields of limits on times of a request, which more requests in flight lengthen."""
     return tuple(limit.name for limit in limit_rules().values() if limit.timed)
 
 
 @cache
 def limits_of(kind: Kind) -> tuple[str, ...]:
-    """Fields of the limits that a kind of work has."""
     return tuple(limit.name for limit in limit_rules().values() if kind in limit.kinds)
 
 
@@ -343,7 +329,6 @@ def run_limits() -> tuple[str, ...]:
 
 @cache
 def metrics_of(kind: Kind) -> dict[str, Metric]:
-    """The metrics by which splits of a kind of work are compared, by name."""
     return {metric.name: metric for metric in metrics() if kind in metric.kinds}
 
 
@@ -361,7 +346,6 @@ def goals_of(kind: Kind) -> dict[Goal, tuple[str, int]]:
 
 @cache
 def metric_of(column: str) -> Metric:
-    """The metric whose values stand in a column of a plan, or in that field of an estimate."""
     return next(metric for metric in metrics() if metric.column == column)
 
 

@@ -10,6 +10,7 @@ from recipe_core.base.described import DESCRIBED
 from recipe_core.base.types import Count, Positive
 from recipe_core.request.metrics import Goal
 
+# Kinds of benchmark that accuracy is of.
 JudgedOn = Literal[
     "mean",
     "knowledge",
@@ -21,12 +22,11 @@ JudgedOn = Literal[
     "long-context",
     "perplexity",
 ]
-"""Kinds of benchmark that accuracy is of."""
 
 Orientation = Literal["latency", "balanced", "throughput"]
 
+# Goals that more requests in flight are good for.
 GAIN_FROM_LOAD: frozenset[Goal] = frozenset({"throughput", "cost", "energy"})
-"""Goals that more requests in flight are good for."""
 
 
 class Limits(BaseModel):

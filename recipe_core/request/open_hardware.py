@@ -26,8 +26,8 @@ from recipe_core.request.serving_workload import ServingWorkload
 from recipe_core.request.size import AnyHardware, Market, SizeRequest
 from recipe_core.request.split_key import split_key
 
+# The probability with which limits must hold unless the wizard's request states another.
 CONFIDENCE = 0.9
-"""The probability with which limits must hold unless the wizard's request states another."""
 
 
 def size_request(
@@ -102,7 +102,6 @@ def changed_market(market: Market, changes: Mapping[str, Any]) -> Market:
 
 
 def stated(market: Market) -> dict[str, Any]:
-    """What differs from a market that is not narrowed, as plain values."""
     return market.model_dump(mode="json", exclude_defaults=True)
 
 

@@ -12,8 +12,8 @@ from recipe_core.base.types import Positive, Text, Tokens
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
 WEEK_S = 7 * DAY_S
+# Two weeks by the minute.
 MOST_RATES = 20_160
-"""Two weeks by the minute."""
 
 Rate = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 
@@ -87,5 +87,4 @@ class OverTime(BaseModel):
         return self
 
     def to_json(self) -> dict[str, Any]:
-        """What differs from the defaults."""
         return self.model_dump(mode="json", exclude_defaults=True)

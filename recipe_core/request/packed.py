@@ -22,12 +22,12 @@ from recipe_core.base.documents import parse_json, to_json
 from recipe_core.base.errors import InputError
 
 VERSION = 1
+# Characters of a packed text that is read.
 MAX_TEXT = 64 << 10
-"""Characters of a packed text that is read."""
+# Bytes of JSON that a packed text may become: a stream of zeros grows a thousandfold.
 MAX_UNPACKED = 512 << 10
-"""Bytes of JSON that a packed text may become: a stream of zeros grows a thousandfold."""
+# Characters of JSON, as a link writes them, that stay as they are: people read and edit links.
 LEGIBLE = 600
-"""Characters of JSON, as a link writes them, that stay as they are: people read and edit links."""
 
 _FORM = re.compile(r"~(\d{1,9})\.([A-Za-z0-9_-]*)")
 _LOOKS = re.compile(r"~\d{1,9}\.")
@@ -104,7 +104,6 @@ def _packed(text: str) -> str:
 
 
 def is_packed(text: str) -> bool:
-    """Whether a text is one of these, of this version or another."""
     return _LOOKS.match(text) is not None
 
 

@@ -15,8 +15,8 @@ from recipe_core.request.objective import Orientation
 from recipe_core.request.schema import PlanRequest, no_search
 from recipe_core.request.serving_workload import ServingWorkload
 
+# Fields that a serving preset takes out unless it states them.
 _CLEARED = ("max_context", "input_spread", "output_spread")
-"""Fields that a serving preset takes out unless it states them."""
 
 
 class Preset(BaseModel):
@@ -60,17 +60,14 @@ class PresetFile(BaseModel):
 
 @cache
 def preset_file() -> PresetFile:
-    """The presets this version ships."""
     return PresetFile.model_validate(read_shipped(Path(__file__).with_name("presets.yaml")))
 
 
 def presets(request: PlanRequest) -> dict[str, Preset]:
-    """The presets for the request's kind of workload, by name."""
     return preset_file().training if request.is_training else preset_file().serving
 
 
 def preset_changes(request: PlanRequest, name: str) -> dict[str, Any]:
-    """The changes to a request that a preset makes."""
     changes: dict[str, Any] = {}
     if not request.is_training:
         changes |= dict.fromkeys(f"workload.{field}" for field in _CLEARED)
@@ -104,7 +101,6 @@ def preset_of(request: PlanRequest) -> str | None:
 
 
 def aims(request: PlanRequest) -> Mapping[str, Aim]:
-    """What can count most for the request's kind of workload."""
     return preset_file().aims["training" if request.is_training else "serving"]
 
 

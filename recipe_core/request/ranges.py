@@ -31,14 +31,12 @@ def range_of(path: str, model: type[BaseModel] = PlanRequest) -> Range:
 
 
 def _types(annotation: Any) -> Iterator[Any]:
-    """The plain types inside an annotation."""
     yield annotation
     for argument in get_args(annotation):
         yield from _types(argument)
 
 
 def _bounds(parts: list[Any]) -> Iterator[Any]:
-    """What bounds a number among the metadata and types of a field."""
     for part in parts:
         if isinstance(part, FieldInfo):
             yield from part.metadata

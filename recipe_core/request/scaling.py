@@ -33,8 +33,8 @@ Replicas = Annotated[int, Field(ge=0, le=4096)]
 Seconds = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
 Step = Annotated[int, Field(ge=1, le=4096)]
 
+# Policies that can end the last replica.
 TO_ZERO = ("schedule", "predictive", "keda", "kpa", "skyserve", "ray-serve", "llm-d")
-"""Policies that can end the last replica."""
 
 
 class Trigger(BaseModel):
@@ -152,7 +152,6 @@ class Scaling(BaseModel):
         return self
 
     def to_json(self) -> dict[str, Any]:
-        """What differs from the defaults, with the policy."""
         return {"policy": self.policy} | self.model_dump(mode="json", exclude_defaults=True)
 
 

@@ -204,12 +204,10 @@ class PlanRequest(BaseModel):
 
     @property
     def is_training(self) -> bool:
-        """Whether the workload is training rather than serving."""
         return isinstance(self.workload, TrainingWorkload)
 
     @property
     def load_searched(self) -> bool:
-        """Whether every split is judged at its best load within the limits, not at a stated one."""
         return needs_load(self.workload)
 
     def to_json(self) -> dict[str, Any]:
@@ -237,5 +235,4 @@ def describe_field(path: str) -> str:
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON Schema of a PlanRequest."""
     return TypeAdapter(PlanRequest).json_schema()

@@ -49,14 +49,14 @@ class MediaItems(BaseModel):
     """Tokens of the prompt that an item becomes."""
 
 
+# Fields of a workload that put images or sound into prompts, and what the model must read.
 MEDIA: dict[str, Literal["image", "audio"]] = {"images": "image", "audio": "audio"}
-"""Fields of a workload that put images or sound into prompts, and what the model must read."""
 
+# Tasks of which a result is pooled from a prompt: nothing is decoded.
 POOLED: tuple[Task, ...] = ("embed", "score")
-"""Tasks of which a result is pooled from a prompt: nothing is decoded."""
 
+# The field of a workload that says the load, by its mode.
 LOADS = {"closed": "concurrency", "open": "request_rate", "static": "batch", "offline": "requests"}
-"""The field of a workload that says the load, by its mode."""
 
 
 class ServingWorkload(BaseModel):

@@ -24,8 +24,8 @@ from recipe_core.request.split_key import key_of, short_name
 
 MAX_KEPT = 8
 MAX_NAME = 80
+# Characters of a name.
 MAX_PART = 32
-"""Characters of a name."""
 _PARAMETER = "kept"
 
 
@@ -38,7 +38,6 @@ class Kept:
 
     @cached_property
     def query(self) -> dict[str, str]:
-        """The request as a link writes it, its version left out."""
         return {name: text for name, text in to_query(self.request).items() if name != "v"}
 
 
@@ -96,7 +95,6 @@ def renamed(shelf: Shelf, place: int, name: str) -> Shelf:
 
 
 def without(shelf: Shelf, place: int) -> Shelf:
-    """The shelf without the choice at a place."""
     return (*shelf[:place], *shelf[place + 1 :])
 
 

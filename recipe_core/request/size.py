@@ -21,8 +21,8 @@ from recipe_core.request.first_error import first_error
 from recipe_core.request.objective import Objective
 from recipe_core.request.schema import Options, PlanRequest, Workload, needs_load
 
+# Devices that a choice may have unless more are asked for.
 MOST_DEVICES = 64
-"""Devices that a choice may have unless more are asked for."""
 Names = Annotated[tuple[Text, ...], Field(max_length=64)]
 
 
@@ -284,11 +284,9 @@ class SizeRequest(_Part):
 
     @property
     def is_training(self) -> bool:
-        """Whether the workload is training rather than serving."""
         return self.workload.kind == "training"
 
     def on(self, hardware: HardwareRequest) -> PlanRequest:
-        """The plan's request for one cluster."""
         return PlanRequest(
             model=self.model,
             hardware=hardware,

@@ -16,8 +16,8 @@ from typing import Any
 
 from recipe_core.base.units import significant
 
+# What a serving split is, where ranks share no cache.
 SPLIT_FIELDS = ("engine", "weight_dtype", "kv_dtype", "tp", "pp", "dp", "ep")
-"""What a serving split is, where ranks share no cache."""
 TRAINING_FIELDS = (
     "engine",
     "precision",

@@ -15,6 +15,7 @@ from recipe_core.base.described import DESCRIBED
 DAY_S = 86_400
 Within = Annotated[int, Field(ge=1, le=7 * DAY_S)]
 Brief = Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
+# Fields that the bundle's launcher reads; the others are for controllers of clusters only.
 LAUNCHERS = (
     "crash_budget",
     "window_s",
@@ -26,7 +27,6 @@ LAUNCHERS = (
     "drain_s",
     "poll_s",
 )
-"""Fields that the bundle's launcher reads; the others are for controllers of clusters only."""
 
 
 class Supervision(BaseModel):

@@ -37,10 +37,10 @@ class Loading(BaseModel):
     """Batches prepared ahead; with 0 every step waits for its own."""
 
 
+# Attention kernels by name; ``flash`` is the framework's own choice among the fused ones.
 Attention = Literal["flash", "flash2", "flash3", "cudnn", "eager"]
-"""Attention kernels by name; ``flash`` is the framework's own choice among the fused ones."""
+# Methods that learn from answers which the model gives while it is trained.
 REINFORCED = ("grpo", "ppo")
-"""Methods that learn from answers which the model gives while it is trained."""
 
 
 class Rollout(BaseModel):
@@ -128,27 +128,22 @@ class Rollout(BaseModel):
 
     @property
     def longest_prompt(self) -> int:
-        """Tokens of the longest prompt."""
         return self.max_prompt_tokens or 2 * self.prompt_tokens
 
     @property
     def longest_response(self) -> int:
-        """Tokens at which sampling stops."""
         return self.max_response_tokens or 2 * self.response_tokens
 
     @property
     def longest_tokens(self) -> int:
-        """Tokens of the longest prompt with the longest answer."""
         return self.longest_prompt + self.longest_response
 
     @property
     def sequences(self) -> int:
-        """Answers of a step."""
         return self.prompts * self.samples
 
     @property
     def mean_tokens(self) -> int:
-        """Tokens of a mean prompt with a mean answer."""
         return self.prompt_tokens + self.response_tokens
 
 

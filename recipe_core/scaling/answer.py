@@ -38,18 +38,18 @@ from recipe_core.scaling.spaces import space_of
 from recipe_core.scaling.traces.rates import Rates
 from recipe_core.scaling.traces.trace import Trace
 
+# Of the repetitions of a day; all else is of the first.
 SEEDS = (0, 1, 2)
-"""Of the repetitions of a day; all else is of the first."""
+# Days of the load over which parameters are searched: that with the busiest interval.
 SEARCHED_DAYS = 1.0
-"""Days of the load over which parameters are searched: that with the busiest interval."""
+# Days that are simulated again under other chances.
 RANGE_DAYS = 1.0
-"""Days that are simulated again under other chances."""
+# Policies that no autoscaler runs as they are: they are compared, and never chosen.
 UNWRITTEN: tuple[Policy, ...] = ("predictive",)
-"""Policies that no autoscaler runs as they are: they are compared, and never chosen."""
+# Difference between the shares by requests and by flows that is worth a note.
 FAR = 0.05
-"""Difference between the shares by requests and by flows that is worth a note."""
+# Simulations of the best policies: the whole time, a day by seeds, with quick and slow starts.
 REPLAYS = 1 + len(SEEDS) + 2
-"""Simulations of the best policies: the whole time, a day by seeds, with quick and slow starts."""
 
 
 def over_time(
@@ -240,7 +240,6 @@ def _best(ordered: Sequence[tuple[Scaling, Replays]], wanted: float) -> Policy |
 
 
 def _held(policy: PolicyAnswer, bounds: Bounds) -> PolicyAnswer:
-    """The policy with its cost beside that of the bounds."""
     ratios = against(policy, bounds.always_peak, bounds.clairvoyant)
     return policy.model_copy(update={"against": ratios})
 

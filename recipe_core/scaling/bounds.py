@@ -30,7 +30,6 @@ class Constant:
     interval_s: float = 60.0
 
     def decide(self, seen: Signals) -> Float:
-        """The numbers."""
         return np.broadcast_to(self.replicas, seen.ready.shape)
 
 

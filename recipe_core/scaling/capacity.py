@@ -13,8 +13,8 @@ from recipe_core.scaling.fleet import Fleet
 from recipe_core.scaling.shares import GROUPS, shares_of
 from recipe_core.scaling.traces.load import Load
 
+# Share of requests that must keep the limits, where nothing else is said.
 ATTAINMENT = 0.99
-"""Share of requests that must keep the limits, where nothing else is said."""
 _RATES = 400
 
 
@@ -48,7 +48,6 @@ def replicas_for(fleet: Fleet, load: Load, rates: Float, attainment: float = ATT
 
 
 def _capacities(fleet: Fleet, load: Load, attainment: float, replicas: Float) -> Float:
-    """Of each number of replicas."""
     shares = shares_of(fleet, load)
     rates = np.linspace(0.0, shares.curve.fastest, _RATES)
     kept = shares.by_rate(rates[:, None], np.broadcast_to(replicas, (_RATES, len(replicas))))

@@ -15,8 +15,8 @@ import numpy as np
 from recipe_core.base.arrays import Float
 from recipe_core.scaling.fleet import Fleet, StartTime
 
+# Width of the 80 % band of a normal distribution in standard deviations.
 BAND = 2 * 1.2815515655446004
-"""Width of the 80 % band of a normal distribution in standard deviations."""
 _AT_ONCE = 1024
 
 

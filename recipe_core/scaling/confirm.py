@@ -22,10 +22,10 @@ from recipe_core.scaling.simulated import Simulation, part_of
 from recipe_core.scaling.traces.arrivals import arrivals
 from recipe_core.scaling.traces.load import Load
 
+# Requests of a window and of the time before it at most: some two seconds.
 MOST_REQUESTS = 40_000
-"""Requests of a window and of the time before it at most: some two seconds."""
+# Requests of a window, where the load has so many in a day.
 FEWEST_REQUESTS = 500
-"""Requests of a window, where the load has so many in a day."""
 SEED = 11
 INTERVAL_S = 60.0
 
@@ -88,7 +88,6 @@ def window_of(load: Load, worst_s: float) -> tuple[float, float, float]:
 
 
 def _requests(load: Load, middle_s: float, length_s: float) -> float:
-    """Expected requests around a moment."""
     return part_of(
         load, max(middle_s - length_s / 2, 0.0), min(middle_s + length_s / 2, load.span_s)
     ).requests

@@ -19,8 +19,8 @@ from recipe_core.scaling.replica import Records, Replica, Steps
 from recipe_core.scaling.traces.load import Lengths
 
 POINTS = 14
+# Requests of a point: fewest, and for each one in flight.
 _EACH = (300, 3)
-"""Requests of a point: fewest, and for each one in flight."""
 _KEPT = 32
 _curves: OrderedDict[tuple[bytes, ...], Curve] = OrderedDict()
 

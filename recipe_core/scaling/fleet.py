@@ -61,7 +61,6 @@ class Service:
         return np.maximum(np.floor(input_tokens * (1 - self.prefix_hit) + 0.5), 1.0)
 
     def cache_tokens(self, input_tokens: Float, output_tokens: Float) -> Float:
-        """Tokens of cache that requests hold, on average over their stay."""
         return input_tokens + self.held * output_tokens + self.block_tokens / 2
 
 

@@ -26,11 +26,11 @@ from recipe_core.scaling.signals import Controller, Signals
 from recipe_core.scaling.tally import Tally
 from recipe_core.scaling.traces.load import Lengths, Load
 
+# Steps of a simulation, about: ten seconds each over a week.
 STEPS = 60_480
-"""Steps of a simulation, about: ten seconds each over a week."""
 SHORTEST_S, LONGEST_S = 1.0, 10.0
+# Intervals of series, about: five minutes each over a week.
 INTERVALS = 2016
-"""Intervals of series, about: five minutes each over a week."""
 
 
 def simulate_flow(
@@ -125,7 +125,6 @@ class _Flow:
         return self.tally.outcomes(self.steps * self.dt_s, self.interval_s)
 
     def _pass(self, step: int) -> None:
-        """A step of the flow."""
         groups, requests = self.groups, self._arriving[step]
         self._arrived += self.requests[step]
         coming = requests

@@ -23,8 +23,8 @@ EXPECTED, RANDOM = 0, 1
 OLD, NEW = 0, 1
 CELLS = 1024
 _ALIKE = 0.9
+# Standard deviations of a start's logarithm beyond which it counts as late as that.
 _LATEST = 4.0
-"""Standard deviations of a start's logarithm beyond which it counts as late as that."""
 
 
 class Groups:
@@ -48,7 +48,6 @@ class Groups:
 
     @property
     def ready(self) -> Float:
-        """Replicas that answer, of each column."""
         return np.asarray(self.replicas[OLD] + self.replicas[NEW])
 
     def arrive(self, requests: Float) -> Float:
@@ -71,7 +70,6 @@ class Groups:
         return reached
 
     def cells(self, inside: Float) -> Int:
-        """Cells of the curve in which numbers of requests inside are."""
         return np.asarray((inside * self._scale).astype(np.int64))
 
     def serve(self, reached: Float, dt_s: float) -> None:

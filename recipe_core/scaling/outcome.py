@@ -74,7 +74,6 @@ class Outcome:
 
     @property
     def device_hours(self) -> float:
-        """Hours of devices that were paid."""
         return self.rented_s / HOUR_S
 
     def usd(self, usd_per_device_hour: float | None) -> float | None:

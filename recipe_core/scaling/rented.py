@@ -16,8 +16,8 @@ from recipe_core.scaling.outcome import HOUR_S, MONTH_S
 from recipe_core.scaling.result import PolicyAnswer
 from recipe_core.scaling.simulated import OWN_MACHINES
 
+# Of a month, as simulations count them.
 HOURS = MONTH_S / HOUR_S
-"""Of a month, as simulations count them."""
 
 
 def devices_rented(place: Cluster, scaling: Scaling, replicas: int, devices: int) -> int:

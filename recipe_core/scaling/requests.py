@@ -31,10 +31,10 @@ from recipe_core.scaling.timeline import Lives, outcome_of
 from recipe_core.scaling.traces.load import Lengths
 from recipe_core.scaling.traces.trace import Trace
 
+# Time after the last arrival for which requests that are still in flight go on.
 PATIENCE_S = 6 * 3600.0
-"""Time after the last arrival for which requests that are still in flight go on."""
+# What a calendar holds, as ``Draw.ends`` counts.
 READY, FAILED, RECLAIMED, KILLED = range(4)
-"""What a calendar holds, as ``Draw.ends`` counts."""
 _NUMBERS = 1 << 24
 
 
@@ -204,7 +204,6 @@ class _Run:
             self._gateway.popleft()
 
     def _tidy(self) -> None:
-        """Drops stale entries where they are most."""
         if len(self._loads) > 64 + 8 * len(self._ready):
             self._loads = [
                 loads_key(member.replica.in_flight, number)

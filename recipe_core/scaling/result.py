@@ -334,7 +334,6 @@ class OverTimeAnswer(_Part):
     """What to know of these figures."""
 
     def policy(self, name: str) -> PolicyAnswer | None:
-        """A policy by its name; None where it was not simulated."""
         return next((policy for policy in self.policies if policy.name == name), None)
 
     @property

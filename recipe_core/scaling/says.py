@@ -22,12 +22,12 @@ from recipe_core.scaling.result import (
 )
 from recipe_core.scaling.traces.load import Load
 
+# Points of a series in an answer at most.
 MOST_POINTS = 720
-"""Points of a series in an answer at most."""
+# Share of missed requests below which none are.
 LEAST_MISSED = 1e-6
-"""Share of missed requests below which none are."""
+# Lengths that intervals of an answer have.
 STEPS_S = (60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_400)
-"""Lengths that intervals of an answer have."""
 
 
 @dataclass(frozen=True, slots=True)

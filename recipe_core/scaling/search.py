@@ -24,24 +24,24 @@ from recipe_core.scaling.outcome import Outcome
 from recipe_core.scaling.signals import Controller, Signals
 from recipe_core.scaling.spaces import Axis, Space
 
+# The grid, and finer points.
 ROUNDS = 2
-"""The grid, and finer points."""
+# Points of a policy in the first round at most.
 FIRST = 64
-"""Points of a policy in the first round at most."""
+# Points of a policy in every other round at most.
 FINER = 32
-"""Points of a policy in every other round at most."""
+# Best points of a policy around which finer ones are tried.
 AROUND = 2
-"""Best points of a policy around which finer ones are tried."""
+# Best points of a policy that are simulated again.
 FINALISTS = 2
-"""Best points of a policy that are simulated again."""
+# And the best of those that miss so many times the requests that may be missed: a busy part of the
+# time, over which is searched, misses more of them than the rest.
 MARGINS = (4.0, 2.5, 1.6, 0.7, 0.4)
-"""And the best of those that miss so many times the requests that may be missed: a busy part of the
-time, over which is searched, misses more of them than the rest."""
+# Of a share that equals the wanted one but for its bits.
 SLACK = 1e-12
-"""Of a share that equals the wanted one but for its bits."""
 
+# The outcomes of policies, one a column.
 Simulate = Callable[[Sequence[Scaling]], Sequence[Outcome]]
-"""The outcomes of policies, one a column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,6 @@ def _finer(one: _Searched, wanted: float) -> list[tuple[float, ...]]:
 
 
 def zip_axes(space: Space, point: tuple[float, ...]) -> Iterable[tuple[Axis, float]]:
-    """Each axis with its value at a point."""
     return zip(space.axes, point, strict=True)
 
 

@@ -26,8 +26,8 @@ from recipe_core.plans.plan import Plan
 from recipe_core.scaling.fleet import Service
 from recipe_core.scaling.traces.load import Lengths
 
+# Points at which steps are computed: requests that decode, and prompt tokens.
 NODES = (20, 24)
-"""Points at which steps are computed: requests that decode, and prompt tokens."""
 
 
 def service_of(plan: Plan, row: int, lengths: Lengths | None = None) -> Service:
@@ -92,7 +92,6 @@ def _generating(
     scales: tuple[float, float],
     lengths: Lengths,
 ) -> Service:
-    """The service of a server that answers with tokens."""
     stages, slots = int(cases.pp[0]), int(cases.max_num_seqs[0]) * ranks
     chunk = float(cases.max_batched_tokens[0])
     if not setting.engine.chunked_prefill:  # a whole prompt runs in one step

@@ -50,14 +50,14 @@ from recipe_core.scaling.traces.loads import load_of
 from recipe_core.scaling.traces.rates import Rates
 from recipe_core.scaling.traces.trace import Trace
 
+# Quantiles of a load's rates for which the devices of splits are counted.
 RATES = 256
-"""Quantiles of a load's rates for which the devices of splits are counted."""
+# Servers of which the share of requests is counted that keep the limits alone.
 TRIED = 24
-"""Servers of which the share of requests is counted that keep the limits alone."""
+# Servers whose capacity within the limits is simulated.
 SIMULATED = 4
-"""Servers whose capacity within the limits is simulated."""
+# Times the device-hours of the best server beyond which others are not looked at.
 WORSE = 2.0
-"""Times the device-hours of the best server beyond which others are not looked at."""
 
 
 def least_devices(chosen: Plan, load: Load, limits: Mapping[str, float], wanted: float) -> int:
@@ -108,7 +108,6 @@ def _device_time(load: Load, capacity_per_s: Float, devices: Float) -> Float:
 def _simulated_time(
     chosen: Plan, row: int, load: Load, limits: Mapping[str, float], wanted: float
 ) -> float:
-    """Device time by what a server of a row really serves within the limits."""
     devices = replicas_of(chosen, row).devices
     service = service_of(chosen, row, load.lengths)
     alone = Fleet(service, StartTime(0.0, 0.0, 0.0), devices, None, limits)
@@ -132,7 +131,6 @@ class Reclaims:
     basis: str
 
     def to_json(self) -> dict[str, Any]:
-        """Its fields."""
         return asdict(self)
 
 
@@ -234,7 +232,6 @@ class Deployment:
 
     @property
     def candidate(self) -> dict[str, Any]:
-        """The split, as a request states it."""
         return self.plan.candidate(self.row)
 
 

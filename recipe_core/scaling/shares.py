@@ -23,14 +23,14 @@ from recipe_core.scaling.timeline import latencies
 from recipe_core.scaling.traces.load import Lengths, Load
 from recipe_core.scaling.traces.trace import Trace
 
+# Rates of the steady states, over the fastest.
 OPEN = (0.05, 0.25, 0.45, 0.6, 0.7, 0.8, 0.87, 0.92, 0.96, 0.99)
-"""Rates of the steady states, over the fastest."""
+# Numbers in flight beyond the last of them, as a share of the way until a replica is full.
 CROWDED = (0.03, 0.1, 0.25, 0.5, 1.0)
-"""Numbers in flight beyond the last of them, as a share of the way until a replica is full."""
+# Replicas of the steady states.
 GROUPS = (1, 4, 16)
-"""Replicas of the steady states."""
+# Requests that are counted in each, at least.
 _COUNTED = (4000, 3000, 3000)
-"""Requests that are counted in each, at least."""
 WAITS = 48
 _KEPT = 32
 _tables: OrderedDict[tuple[object, ...], Shares] = OrderedDict()

@@ -27,15 +27,15 @@ from recipe_core.scaling.spaces import WEEK_HOURS, Need, needed
 from recipe_core.scaling.traces.load import Load
 from recipe_core.scaling.traces.loads import load_of
 
+# Of the flow.
 STEP_S = 30.0
-"""Of the flow."""
+# From one look of a policy to the next at least, where all are simulated side by side.
 PACE_S = 60.0
-"""From one look of a policy to the next at least, where all are simulated side by side."""
+# Policies whose replicas are machines of their own: a service of SkyPilot launches each as a
+# cluster. Those of the others share machines where there is room.
 OWN_MACHINES: tuple[Policy, ...] = ("skyserve",)
-"""Policies whose replicas are machines of their own: a service of SkyPilot launches each as a
-cluster. Those of the others share machines where there is room."""
+# Time before the beginning that forecasts have learned, where the load repeats.
 HISTORY_DAYS = 14.0
-"""Time before the beginning that forecasts have learned, where the load repeats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,6 @@ class Simulation:
 
     @classmethod
     def of(cls, deployment: Deployment) -> Simulation:
-        """The simulation of a deployment."""
         fleet, load = deployment.fleet, deployment.load
         capacity = capacity_per_s(fleet, load)
         curve = curve_of(fleet.service, load.lengths)

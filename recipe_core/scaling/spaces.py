@@ -20,10 +20,10 @@ from recipe_core.request.over_time import HOUR_S
 from recipe_core.request.scaling import Metric, Period, Policy, Scaling, Trigger
 
 WEEK_HOURS = 168
+# Of delays: Kubernetes refuses longer windows.
 LONGEST_S = 3600.0
-"""Of delays: Kubernetes refuses longer windows."""
+# Kubernetes reads targets to a thousandth.
 GRAIN = 1000
-"""Kubernetes reads targets to a thousandth."""
 
 Point = Mapping[str, float]
 
@@ -49,7 +49,6 @@ class Need:
 
     @property
     def peak(self) -> int:
-        """Replicas of the busiest interval."""
         return int(self.replicas.max())
 
     def quantile(self, share: float) -> int:
@@ -107,7 +106,6 @@ class Space:
 
 
 def space_of(policy: Policy, need: Need) -> Space:
-    """The parameters of a policy that are searched for a need."""
     return _SPACES[policy](need)
 
 

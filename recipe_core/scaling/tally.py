@@ -10,8 +10,8 @@ from recipe_core.scaling.groups import EXPECTED, RANDOM, Groups
 from recipe_core.scaling.outcome import Outcome, Series
 from recipe_core.scaling.shares import OPEN, Shares
 
+# Numbers in an array of a block of steps, about.
 _BLOCK = 1_000_000
-"""Numbers in an array of a block of steps, about."""
 _SUMS = ("kept", "ready", "starting", "wanted", "waiting", "running", "ttft_s", "delayed")
 
 
@@ -145,7 +145,6 @@ class Tally:
         np.add.at(self.sums["delayed"][:, column], rows, requests)
 
     def outcomes(self, span_s: float, interval_s: float) -> list[Outcome]:
-        """One outcome a column."""
         return [self._outcome(k, span_s, interval_s) for k in range(len(self.starts))]
 
     def _outcome(self, column: int, span_s: float, interval_s: float) -> Outcome:

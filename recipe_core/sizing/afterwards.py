@@ -22,8 +22,8 @@ from recipe_core.sizing.sized import SizedDevice
 
 HORIZON_MONTHS = 36
 HOURS_OF_A_DAY = 24
+# Of a whole number that a division should have given.
 ROUNDING = 1e-9
-"""Of a whole number that a division should have given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,6 @@ class MonthlyCost:
 
     @property
     def total_usd(self) -> float:
-        """All four."""
         return self.capital_usd + self.running_usd
 
     def to_json(self) -> dict[str, Any]:
@@ -86,7 +85,6 @@ class BuyOrRent:
     beyond ``months``; None where renting stays cheaper for 50 years."""
 
     def to_json(self) -> dict[str, Any]:
-        """Its fields."""
         return asdict(self) | {"monthly": self.monthly.to_json()}
 
 
@@ -193,7 +191,6 @@ class Mixture:
     """Dollars a month with 0, 1, … units owned, up to those of the busiest hour."""
 
     def to_json(self) -> dict[str, Any]:
-        """Its fields."""
         return asdict(self)
 
 
@@ -282,7 +279,6 @@ Json = dict[str, Any]
 
 
 def load_of(workload: ServingWorkload) -> float:
-    """The load that a workload states, in the unit of its mode."""
     return float(getattr(workload, LOADS[workload.mode]))
 
 

@@ -109,7 +109,6 @@ class Answer:
         return out
 
     def _power(self, one: SizedDevice, row: int) -> Json:
-        """Power of the devices, energy of a token and of a month, and what they do."""
         columns = one.plan.columns
         watts = float(columns["watts"][row])
         names = ("ttft_s", "tpot_s", "request_latency_s", "output_tokens_per_s")
@@ -145,7 +144,6 @@ class Answer:
 
     @cached_property
     def loads(self) -> dict[str, LargestLoad]:
-        """By device the largest load that its best row carries within the limits."""
         return {
             self._key(one): largest_load(one.plan, one.best)
             for one in (*self.sizing.devices, *self.sizing.unpriced)

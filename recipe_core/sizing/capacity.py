@@ -23,16 +23,16 @@ from recipe_core.plans.plans import plan_cases
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.serving_workload import LOADS
 
+# Loads of one scan.
 POINTS = 129
-"""Loads of one scan."""
+# The largest load that is looked at, and the most requests of a queue.
 LARGEST, MOST_QUEUED = float(1 << 20), 1e12
-"""The largest load that is looked at, and the most requests of a queue."""
+# The smallest arrival rate that is looked at, in requests per second and replica.
 LEAST_RATE = 1e-3
-"""The smallest arrival rate that is looked at, in requests per second and replica."""
+# Share of a rate within which it is known.
 CLOSE = 1e-3
-"""Share of a rate within which it is known."""
+# What ends a load that the limits would allow: not all of it is held at once.
 QUEUE = "queue"
-"""What ends a load that the limits would allow: not all of it is held at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,6 @@ class LargestLoad:
     monotone: bool
 
     def to_json(self) -> dict[str, Any]:
-        """Its fields."""
         return {
             "value": self.value,
             "field": self.field,
@@ -122,7 +121,6 @@ def _scan(
 
 
 def _one_range(holds: Bool) -> bool:
-    """Whether what holds has no gap."""
     return int(np.abs(np.diff(np.r_[0, holds.astype(int), 0])).sum()) <= 2
 
 

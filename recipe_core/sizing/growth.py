@@ -18,8 +18,8 @@ from recipe_core.hardware.ownership import HOURS_PER_MONTH
 
 HORIZON_MONTHS = 36
 LONGEST_HORIZON = 120
+# A month; in 120 months a load stays a float.
 LARGEST_GROWTH = 10.0
-"""A month; in 120 months a load stays a float."""
 NO_STEP = -1
 
 
@@ -43,7 +43,6 @@ class Step:
         number("usd_per_hour", self.usd_per_hour, least=0)
 
     def to_json(self) -> dict[str, Any]:
-        """Its fields."""
         return asdict(self)
 
 
@@ -231,5 +230,4 @@ def _steps(ladder: tuple[Step, ...], load: Float) -> Int:
 
 
 def _first(months: Any) -> int | None:
-    """The first month that is marked."""
     return int(np.argmax(months)) if months.any() else None

@@ -22,12 +22,12 @@ from recipe_core.hardware.failures import (
 from recipe_core.hardware.ownership import HOURS_PER_MONTH
 from recipe_core.request.size import AvailabilityRequest
 
+# Of a whole number that a division should have given.
 ROUNDING = 1e-9
-"""Of a whole number that a division should have given."""
+# Of a sum of probabilities that equals the target but for its bits.
 ROUNDING_OF_CHANCE = 1e-12
-"""Of a sum of probabilities that equals the target but for its bits."""
+# Share of paid spot hours below which nothing useful is left to price.
 LEAST_USEFUL = 1e-6
-"""Share of paid spot hours below which nothing useful is left to price."""
 
 
 def node_availability(mtbf_hours: float, repair_hours: float) -> float:
@@ -81,12 +81,10 @@ class Domains:
         return cls(replicas, max(node // devices, 1), -(-devices // node))
 
     def resized(self, replicas: int) -> Domains:
-        """The same packing with another number of replicas."""
         return Domains(replicas, self.replicas_per_node, self.nodes_per_replica)
 
     @property
     def nodes(self) -> int:
-        """Nodes that the replicas take, in whole nodes."""
         return -(-self.replicas // self.replicas_per_node) * self.nodes_per_replica
 
 
@@ -252,7 +250,6 @@ class Spot:
     """To ask for beside them, so that as many serve on average."""
 
     def to_json(self) -> dict[str, Any]:
-        """Its fields."""
         return asdict(self)
 
 
@@ -314,8 +311,8 @@ def spot(
     )
 
 
+# From a new machine to replicas that serve; assumed, as long as a restart of a training run.
 RESTART_S = 600.0
-"""From a new machine to replicas that serve; assumed, as long as a restart of a training run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,7 +382,6 @@ class Upkeep:
         return spares(self.domains(replicas, devices), self.up, target)
 
     def rented(self, replicas: int, devices: int) -> int:
-        """Devices that are rented for so many replicas, in whole units."""
         return int(self.place.rented(replicas, devices))
 
     def spot_json(self, replicas: int, devices: int) -> dict[str, Any] | None:

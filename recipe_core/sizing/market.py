@@ -17,8 +17,8 @@ from recipe_core.hardware.profile import Device
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.request.size import AnyHardware, Market, Owned, SizeRequest
 
+# A device by its name, or its whole profile.
 Named = str | dict[str, Any]
-"""A device by its name, or its whole profile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,6 @@ def _check_providers(market: Market) -> None:
 
 
 def _sells(offer: Offer, name: str) -> bool:
-    """Whether an offer is of a provider, by a part of its name."""
     word = name.casefold()
     return word in offer.provider.casefold() or offer.name.startswith(f"{word}-")
 
@@ -230,7 +229,6 @@ def _machine(profile: Device, name: Named, offer: Offer | None, market: Market) 
 
 
 def _joined(profile: Device, per_node: int) -> bool:
-    """Whether a node of the device can hold so many."""
     inside = fabric(profile.node.fabric)
     if inside.spans_nodes:
         return per_node <= profile.node.devices

@@ -18,10 +18,10 @@ from recipe_core.sizing.market import choices
 from recipe_core.sizing.size import Sizing, by_means, simulated, size
 from recipe_core.sizing.sized import SizedDevice
 
+# Devices of a part: about half a second, of training a second.
 PART, TRAINING_PART = 6, 2
-"""Devices of a part: about half a second, of training a second."""
+# Fields of a request on which no device's size depends.
 AFTERWARDS = ("growth", "purchase")
-"""Fields of a request on which no device's size depends."""
 Json = dict[str, Any]
 
 

@@ -18,8 +18,8 @@ from recipe_core.request.size import SizeRequest
 from recipe_core.sizing.market import Choice, choices
 from recipe_core.sizing.sized import SizedDevice, most_per_hour, size_device
 
+# Devices that are simulated where limits are on a percentile: the best by their means.
 SIMULATED_DEVICES = 8
-"""Devices that are simulated where limits are on a percentile: the best by their means."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,6 @@ class Sizing:
         return self.devices[0] if self.devices else None
 
     def merged(self, more: Sizing) -> Sizing:
-        """With the devices of another part of the same request."""
         return Sizing(self.request, (*self.sized, *more.sized), (*self.barred, *more.barred))
 
     # what would make a device win

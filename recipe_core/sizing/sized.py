@@ -33,8 +33,8 @@ from recipe_core.request.size import AvailabilityRequest, SizeRequest
 from recipe_core.sizing.kept_up import Upkeep
 from recipe_core.sizing.market import Choice, Machine
 
+# Rungs of a device that are simulated before one is looked for that holds, and in all.
 SIMULATED_AT_ONCE, MOST_SIMULATED = 3, 12
-"""Rungs of a device that are simulated before one is looked for that holds, and in all."""
 
 
 @dataclass(frozen=True)
@@ -52,20 +52,16 @@ class SizedDevice:
 
     @property
     def profile(self) -> Device:
-        """The device."""
         return self.choice.profile
 
     @property
     def priced(self) -> bool:
-        """Whether its price is known."""
         return self.choice.priced
 
     def machine(self, row: int) -> Machine:
-        """The kind of machine that a row is on."""
         return self.choice.machines[int(self.plan.clusters_of_rows[row])]
 
     def replicas_of(self, row: int) -> tuple[int, int]:
-        """How many replicas a row has, and the devices of each."""
         replicas = replicas_of(self.plan, row)
         return replicas.count, replicas.devices
 
@@ -109,7 +105,6 @@ class SizedDevice:
 
     @cached_property
     def dearer(self) -> Float:
-        """How many times the price of its working devices each row costs, spares included."""
         return np.asarray(self.rented / np.maximum(self.working, 1), dtype=float)
 
     @cached_property
@@ -134,7 +129,6 @@ class SizedDevice:
 
     @cached_property
     def _machine_of(self) -> Int:
-        """The number of the machine of each row."""
         return self.plan.clusters_of_rows
 
     @cached_property
@@ -412,8 +406,8 @@ def plan_request(request: SizeRequest, choice: Choice) -> PlanRequest:
     )
 
 
+# Limits on money, by their fields.
 MONEY = tuple(rule.name for rule in LIMITS.values() if rule.priced)
-"""Limits on money, by their fields."""
 
 
 def most_per_hour(request: SizeRequest) -> float | None:

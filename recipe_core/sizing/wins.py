@@ -12,10 +12,10 @@ from recipe_core.plans.confidence import moved_confidence
 from recipe_core.plans.limits import LIMITS
 from recipe_core.sizing.sized import SizedDevice
 
+# How many times a limit, or the load, is moved at most.
 FARTHEST = 8.0
-"""How many times a limit, or the load, is moved at most."""
+# Values of a limit that are tried, on each side of which half.
 STEPS = 61
-"""Values of a limit that are tried, on each side of which half."""
 
 
 def winning_limits(devices: Sequence[SizedDevice]) -> list[dict[str, float]]:

@@ -54,11 +54,11 @@ SERVING: Mapping[str, Target] = {
     "ray-serve": ray_serve.files,
     "monitoring": _monitoring,
 }
+# Targets that only recipes with a policy of scaling have.
 OF_POLICIES: Mapping[Policy, Mapping[str, Target]] = {
     "kpa": {"knative": knative.files},
     "dynamo": {"dynamo-planner": dynamo_planner.files},
 }
-"""Targets that only recipes with a policy of scaling have."""
 TRAINING: Mapping[str, Target] = {
     "slurm": slurm.files,
     "kubeflow-trainjob": training.train_job,
@@ -81,7 +81,6 @@ STATE_WEIGHTS = (
 
 
 def target_names(context: Context) -> list[str]:
-    """Every target for the recipe's kind, available or not."""
     return list(_targets(context))
 
 

@@ -16,8 +16,8 @@ from recipe_core.targets.fill import IN_SHELL, Values, fill
 from recipe_core.targets.node_script import visible, wrapped
 from recipe_core.targets.ports import port_values
 
+# Columns of a command's line.
 WIDTH = 96
-"""Columns of a command's line."""
 _ADDRESSES = TypeAdapter(tuple[Address, ...])
 
 

@@ -132,7 +132,6 @@ def _waits(context: Context, process: Process) -> dict[str, Any]:
 
 
 def _owner(context: Context, owned: list[tuple[str, str]]) -> dict[str, Any]:
-    """A service that gives these volumes to the user of the engine, and ends."""
     return {
         "image": image(context),
         "user": "root",

@@ -86,7 +86,6 @@ def check_single(context: Context) -> None:
 
 
 def service_name(process: Process) -> str:
-    """Name the service or container of a process."""
     return process.name.lower()
 
 
@@ -102,7 +101,6 @@ def in_start_order(context: Context) -> list[Process]:
 
 
 def first_process(context: Context) -> Process:
-    """The process whose network the others join."""
     return in_start_order(context)[0]
 
 
@@ -135,7 +133,6 @@ def _ip(host: str) -> str:
 
 
 def values(context: Context, process: Process) -> dict[str, str]:
-    """Fill a launch's placeholders for a container."""
     return {
         "model": mounted_model(context),
         "host": "0.0.0.0",  # noqa: S104 - inside the container; the host publishes on its own
@@ -167,7 +164,6 @@ def environment(context: Context, process: Process, syntax: Syntax) -> dict[str,
 
 
 def key_message(variable: str) -> str:
-    """Say which variable lacks the key of callers."""
     return f"set {variable} to the key that callers send"
 
 
@@ -207,12 +203,10 @@ def _is_path(source: str) -> bool:
 
 
 def named_volumes(context: Context) -> dict[str, dict[str, Any]]:
-    """List the volumes to make, by name, as a compose file has them."""
     return {source: {} for source, _, _ in mounts(context) if not _is_path(source)}
 
 
 def unconfined(context: Context, process: Process) -> list[str]:
-    """AMD's runtime needs system calls that the default seccomp profile blocks."""
     return ["seccomp=unconfined"] if context.vendor == "amd" and process.devices else []
 
 

@@ -126,7 +126,6 @@ class Context:
 
     @property
     def nodes(self) -> int:
-        """Nodes of one copy of the deployment."""
         return self.launch.nodes
 
     @property
@@ -154,15 +153,12 @@ class Context:
 
     @property
     def asks_for_weights(self) -> bool:
-        """Whether the launch reads the model's files, and nobody has said where they are."""
         return self.model_source == UNPLACED and self.launch.loads_model
 
     @property
     def model_is_folder(self) -> bool:
-        """Whether the model is a folder on the nodes rather than a hub id."""
         return is_folder(self.model_source)
 
     @property
     def mounted(self) -> dict[str, str]:
-        """Every file of the bundle that processes read, by path."""
         return self.launch.files | self.files

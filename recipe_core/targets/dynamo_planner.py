@@ -16,8 +16,8 @@ from recipe_core.targets.scale import dynamo
 from recipe_core.targets.scale.bounds import refuse_policy
 
 FILE = "targets/dynamo-planner/planner.yaml"
+# Engines that Dynamo's workers run, by what the planner calls them.
 BACKENDS = {"vllm": "vllm", "sglang": "sglang", "tensorrt-llm": "trtllm"}
-"""Engines that Dynamo's workers run, by what the planner calls them."""
 
 
 def files(context: Context) -> dict[str, str]:

@@ -34,7 +34,6 @@ class Syntax:
 
 
 def _in_shell(name: str) -> str:
-    """A variable or array element, in double quotes so that it stays one word."""
     return f'"${{{name}}}"' if "[" in name else f'"${name}"'
 
 
@@ -49,8 +48,8 @@ def _in_compose(name: str) -> str:
 IN_SHELL = Syntax(quoting.shell, _in_shell, nothing="''")
 IN_KUBERNETES = Syntax(quoting.kubernetes, _in_kubernetes)
 IN_COMPOSE = Syntax(quoting.compose, _in_compose)
+# Words that are quoted later, by a target whose values are all texts.
 PLAIN = Syntax(str, str)
-"""Words that are quoted later, by a target whose values are all texts."""
 
 
 def fill(template: str, values: Values, syntax: Syntax) -> str:

@@ -25,7 +25,6 @@ class FormField:
 
     @property
     def help(self) -> str:
-        """The description of the parameter's field."""
         return description_of(Parameters, self.name)
 
 
@@ -74,6 +73,7 @@ CLUSTERS = (
 )
 
 
+# Parameters that a training run does not read.
 _SERVING = {
     "host",
     "min_replicas",
@@ -84,7 +84,6 @@ _SERVING = {
     "gateway_namespace",
     "api_key_secret",
 }
-"""Parameters that a training run does not read."""
 
 
 def groups(context: Context, targets: Collection[str]) -> dict[str, tuple[FormField, ...]]:

@@ -19,14 +19,14 @@ from recipe_core.base.errors import NoAnswer
 from recipe_core.base.provenance import Sourced
 from recipe_core.targets.context import Context
 
+# Devices of each of these machines, all of which a pod takes.
 DEVICES = 8
-"""Devices of each of these machines, all of which a pod takes."""
 ACCELERATOR = "cloud.google.com/gke-accelerator"
 MAIN = "networking.gke.io/default-interface"
 INTERFACES = "networking.gke.io/interfaces"
 FIELD = "parameters.gke_network"
+# Seconds that a daemon may take until it is ready, and between two looks.
 START_S, LOOK_S = 300, 5
-"""Seconds that a daemon may take until it is ready, and between two looks."""
 
 
 class _Data(BaseModel):

@@ -73,12 +73,10 @@ def shared(context: Context) -> dict[str, dict[str, Any]]:
 
 
 def suffix(unit: Unit) -> str:
-    """Distinguishes the objects of one unit from those of the others."""
     return f"-{label_name(unit.name)}" if unit.name else ""
 
 
 def kind(unit: Unit) -> str:
-    """The kind of object that starts a unit, in lower case."""
     return "deployment" if len(unit.pods) == 1 else "leaderworkerset"
 
 
@@ -88,12 +86,10 @@ def entry(units: Sequence[Unit]) -> Unit:
 
 
 def _internal(unit: Unit) -> bool:
-    """Whether other units call this one, which then needs an address of its own."""
     return bool(unit.name) and not any(p.role == "router" for p in unit.leader)
 
 
 def workload(context: Context, unit: Unit) -> dict[str, Any]:
-    """The Deployment or LeaderWorkerSet of a unit."""
     return _deployment(context, unit) if len(unit.pods) == 1 else _leader_worker_set(context, unit)
 
 
@@ -183,7 +179,6 @@ def _members(context: Context, unit: Unit) -> dict[str, str]:
 
 
 def leader_role(unit: Unit) -> str:
-    """The role label of the pods that answer requests."""
     return label_name(unit.name) or "leader"
 
 

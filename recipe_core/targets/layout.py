@@ -29,12 +29,10 @@ class Unit:
 
     @property
     def leader(self) -> Pod:
-        """The pod that the others find by address."""
         return self.pods[0]
 
     @property
     def answers(self) -> bool:
-        """Whether a process of the leader answers requests."""
         return any(process.answers for process in self.leader)
 
 
@@ -126,7 +124,6 @@ def _from_first_port(pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
 
 
 def _shape(pods: tuple[Pod, ...]) -> tuple[object, ...]:
-    """What has to be equal for two groups to be copies of each other."""
     return tuple(
         (p.argv, tuple(sorted(p.env.items())), p.port_offset, len(p.devices), p.role)
         for pod in _from_first_port(pods)

@@ -126,7 +126,6 @@ def _decode(context: Context, shape: Unit, parallelism: dict[str, int]) -> dict[
 
 
 def _rendered(entry: dict[str, Any]) -> dict[str, Any]:
-    """A variable for the chart, which renders variables as templates, unlike commands."""
     return {key: _literal(item) for key, item in entry.items()}
 
 

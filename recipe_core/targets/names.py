@@ -71,7 +71,6 @@ class MachineNames(_Data):
     source: str
 
     def share(self, devices: int) -> int:
-        """Interfaces for some of the machine's devices."""
         return math.ceil(self.interfaces * devices / self.devices)
 
 

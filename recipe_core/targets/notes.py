@@ -23,8 +23,8 @@ KUBERNETES = frozenset(
         "volcano",
     }
 )
+# Which scale the pods of another target.
 OVERLAYS = frozenset({"kubernetes-keda", "kubernetes-hpa"})
-"""Which scale the pods of another target."""
 START_NOTHING = frozenset({"monitoring", "dynamo-planner"})
 TCP = "ethernet-100"  # the network whose figures are those of TCP
 

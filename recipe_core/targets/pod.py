@@ -34,12 +34,10 @@ def object_name(context: Context, suffix: str = "") -> str:
 
 
 def labels(context: Context) -> dict[str, str]:
-    """Labels that select the pods of a recipe."""
     return {"app.kubernetes.io/name": object_name(context)}
 
 
 def metadata(context: Context, suffix: str = "", **more: Any) -> dict[str, Any]:
-    """Metadata of an object of the recipe."""
     return {
         "name": object_name(context, suffix),
         "namespace": context.parameters.namespace,
@@ -162,7 +160,6 @@ def _privileges(context: Context, process: Process) -> dict[str, Any]:
 
 
 def label_name(name: str) -> str:
-    """A process's name as a DNS label."""
     return name.lower().replace("_", "-").replace(".", "-")
 
 
@@ -286,7 +283,6 @@ def claim_name(context: Context) -> str | None:
 
 
 def run_claim(context: Context) -> str:
-    """The claim for the checkpoints of a training run."""
     return object_name(context, "-run")
 
 
@@ -317,5 +313,4 @@ def _items(context: Context) -> list[dict[str, str]]:
 
 
 def _key(path: str) -> str:
-    """A path as a key of a ConfigMap, which has no slashes."""
     return path.replace("/", "..")

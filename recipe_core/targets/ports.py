@@ -13,7 +13,6 @@ def port_values(launch: Launch, port: int) -> dict[str, str]:
 
 
 def port_of(context: Context, process: Process) -> int:
-    """The port a process listens on."""
     return context.parameters.port + process.port_offset
 
 

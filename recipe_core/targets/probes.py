@@ -18,8 +18,8 @@ from recipe_core.targets.fill import PLAIN, Values, fill
 from recipe_core.targets.ports import port_name, port_of
 
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
+# Engines that publish counts of tokens, in images that have Python.
 COUNTING = ("vllm", "sglang", "tensorrt-llm")
-"""Engines that publish counts of tokens, in images that have Python."""
 _GENERATES = Path(__file__).with_name("generates.py")
 _AROUND_S = 5  # of a probe's time, what reading figures and starting Python take
 
@@ -34,7 +34,6 @@ def asks_for_tokens(context: Context, process: Process) -> bool:
 
 
 def set_probe_port(container: dict[str, Any], port: int) -> None:
-    """Have probes of health ask a port by its number, where its name is another's."""
     for name in PROBES:
         if "httpGet" in container[name]:
             container[name]["httpGet"]["port"] = port

@@ -22,7 +22,6 @@ NETWORKS = "k8s.v1.cni.cncf.io/networks"  # Multus
 
 
 def crosses(context: Context) -> bool:
-    """Whether devices of several pods talk to each other."""
     return context.nodes > 1 or context.apart
 
 

@@ -13,8 +13,8 @@ from recipe_core.targets.ports import port_of
 from recipe_core.targets.restarts import LAUNCHER
 from recipe_core.targets.use import TITLES
 
+# A target's title, who reaches its servers, and how to let more or fewer in.
 Reached = tuple[str, str, str]
-"""A target's title, who reaches its servers, and how to let more or fewer in."""
 _MACHINE = ("launcher", "systemd", "docker", "compose")
 _IN_CLUSTER = ("kubernetes", "knative", "kserve", "kserve-llm", "llm-d")
 

@@ -38,5 +38,4 @@ def start_words(request: PlanRequest, *, folders: bool = True) -> list[str]:
 
 
 def typed(words: Sequence[str]) -> str:
-    """The words of a command as one types it, in lines."""
     return wrapped(words, WIDTH, "    ")

@@ -12,12 +12,12 @@ from recipe_core.targets import supervise
 from recipe_core.targets.context import Context
 
 FOLDER = "targets/systemd"
+# How the launcher ends that gave up with a diagnosis, and one that cannot use its input.
 ON_PURPOSE = "1 2"
-"""How the launcher ends that gave up with a diagnosis, and one that cannot use its input."""
 
 
+# Who owns the bundle where the machine's systemd starts it.
 USER = "recipe"
-"""Who owns the bundle where the machine's systemd starts it."""
 # Not those that take devices away, nor MemoryDenyWriteExecute: engines compile. Those that drop
 # capabilities are in machine.conf, since systemd of a user may not drop any.
 CONFINED = """NoNewPrivileges=yes

@@ -208,7 +208,6 @@ def _parts(
 
 
 def _process_of_nodes(context: Context) -> Pod:
-    """The one process that stands for those of all nodes."""
     (unit,) = layout(context.launch)
     same = same_pod(unit.pods, first=0)
     if same is None or len(same) != 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+# Titles of targets for people.
 TITLES = {
     "systemd": "systemd",
     "docker": "Docker or Podman",
@@ -26,7 +27,7 @@ TITLES = {
     "jobset": "JobSet",
     "volcano": "Volcano",
 }
-"""Titles of targets for people."""
+# By the end of a main file's path: the commands that start and stop it.
 _MAIN = {
     "@.service": (
         'systemctl --user link "$PWD/{0}" && systemctl --user start {instance}',
@@ -48,15 +49,14 @@ _MAIN = {
     ),
     "kustomization.yaml": ("kubectl apply -k {parent}", "kubectl delete -k {parent}"),
 }
-"""By the end of a main file's path: the commands that start and stop it."""
 _VERBS = {
     "serving": {"verb": "launch --cluster {name}", "stop": "down"},
     "training": {"verb": "jobs launch", "stop": "jobs cancel --name"},
 }
 
 
+# The folder of what Helm's chart does not make.
 BESIDE = "targets/llm-d/objects/"
-"""The folder of what Helm's chart does not make."""
 
 
 @dataclass(frozen=True, slots=True)

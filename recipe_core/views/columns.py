@@ -19,14 +19,14 @@ if TYPE_CHECKING:  # importing pandas takes longer than most plans
 
 Row = TypeVar("Row")
 Align = Literal["left", "right"]
+# Text of a cell whose value is None or NaN.
 UNKNOWN = "–"
-"""Text of a cell whose value is None or NaN."""
+# Between two columns; half of it, rounded down, before the first and behind the last.
 BETWEEN = "   "
-"""Between two columns; half of it, rounded down, before the first and behind the last."""
+# Characters that a table may use in a narrower terminal too: folded cells are worse to read.
 MIN_WIDTH = 100
-"""Characters that a table may use in a narrower terminal too: folded cells are worse to read."""
+# Beginnings of texts that a spreadsheet takes for a formula.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""Beginnings of texts that a spreadsheet takes for a formula."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,6 @@ class Column(Generic[Row]):
 
     @property
     def key(self) -> str:
-        """The column's name in a frame."""
         return self.name or self.title
 
     def text(self, row: Row) -> str:
@@ -69,12 +68,10 @@ def _is_unknown(value: Any) -> bool:
 
 
 def texts(rows: Sequence[Row], columns: Sequence[Column[Row]]) -> list[list[str]]:
-    """The cells of each row as texts."""
     return [[column.text(row) for column in columns] for row in rows]
 
 
 def known_columns(rows: Sequence[Row], columns: Sequence[Column[Row]]) -> list[Column[Row]]:
-    """The columns of which some row has a value."""
     return [column for column in columns if not all(_is_unknown(column.get(row)) for row in rows)]
 
 

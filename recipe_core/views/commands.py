@@ -18,7 +18,6 @@ Json = Mapping[str, Any]
 
 
 def verdict_text(answer: Json) -> str:
-    """A verdict with its reasons, what is wasted, and the better command."""
     return "\n".join(_verdict_lines(answer))
 
 
@@ -62,7 +61,6 @@ def _word_text(flag: str, value: Any) -> str:
 
 
 def _changed_commands(changes: Sequence[Json]) -> Iterator[str]:
-    """The command itself with the fewest words changed, for each change that lets it start."""
     for change in changes:
         if "options" in change:
             chance = chance_text(change["start_probability"])
@@ -167,6 +165,7 @@ def _judgement(answer: Json) -> str:
     return f"{verdict}: {error}" if error else verdict
 
 
+# Engines of a folder of deployment files.
 FOLDER: tuple[Column[Json], ...] = (
     Column("File", lambda answer: answer["source"], align="left"),
     Column("Kind", lambda answer: answer.get("kind") or "", align="left"),
@@ -175,7 +174,6 @@ FOLDER: tuple[Column[Json], ...] = (
     Column("Hardware", _hardware_text, align="left"),
     Column("Verdict", _judgement, align="left"),
 )
-"""Engines of a folder of deployment files."""
 
 
 def folder_text(answers: Sequence[Json]) -> str:

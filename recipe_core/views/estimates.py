@@ -76,8 +76,8 @@ def _counted(number: int, noun: str) -> str:
     return f"{number:,} × {noun}"
 
 
+# Expected failures below which nobody cares how many.
 LEAST_FAILURES = 0.001
-"""Expected failures below which nobody cares how many."""
 _CAN_RUN = {
     True: "yes: it can run",
     None: "uncertain: estimates do not tell whether it starts",
@@ -164,13 +164,13 @@ def range_of_row(row: TextRow) -> str:
     return f"{row.low} – {row.high}" if row.low else ""
 
 
+# Columns of ``figure_rows``.
 FIGURES: list[Column[TextRow]] = [
     Column("Figure", lambda row: row.label, align="left"),
     Column("Estimate", lambda row: row.value),
     Column("Likely range", range_of_row),
     Column("Basis", lambda row: row.basis, align="left"),
 ]
-"""Columns of ``figure_rows``."""
 
 
 def memory_facts(estimate: Mapping[str, Any]) -> dict[str, str]:

@@ -11,8 +11,8 @@ import plotly.io
 from recipe_core.request.schema import PlanRequest
 from recipe_core.views.charts.style import LIGHT
 
+# Formats in which a browser saves a chart.
 PICTURES = ("png", "svg")
-"""Formats in which a browser saves a chart."""
 CSV, PARQUET, HTML = "text/csv", "application/vnd.apache.parquet", "text/html"
 LONGEST_NAME = 80
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 Json = Mapping[str, Any]
 
+# Letters of verdicts in the matrix, best first.
 LETTERS: dict[str, str] = {
     "native": "N",
     "weight-only kernel": "W",
@@ -31,7 +32,6 @@ LETTERS: dict[str, str] = {
     "refused": "×",
     "unknown": "?",
 }
-"""Letters of verdicts in the matrix, best first."""
 MEANINGS: dict[str, str] = {
     "native": "products run in the format, or the cache is read in it",
     "weight-only kernel": "stored small, multiplied in 16 bit",
@@ -40,6 +40,7 @@ MEANINGS: dict[str, str] = {
     "refused": "does not start",
     "unknown": "no source says",
 }
+# Figures of the table, of which ``formats.figures.FIGURES`` has the titles.
 HEADS: dict[str, str] = {
     "weights_bytes": "Weights",
     "cache_tokens": "Tokens held",
@@ -50,7 +51,7 @@ HEADS: dict[str, str] = {
     "usd_per_million_output_tokens": "Cost",
     "joules_per_token": "Energy",
 }
-"""Figures of the table, of which ``formats.figures.FIGURES`` has the titles."""
+# Figures that accuracy is drawn against.
 AXES = (
     "usd_per_million_output_tokens",
     "tpot_s",
@@ -58,13 +59,12 @@ AXES = (
     "joules_per_token",
     "weights_bytes",
 )
-"""Figures that accuracy is drawn against."""
 SPLITS: dict[str, str] = {"same_split": "Same split", "best_split": "Best split for it"}
 FILES = "gguf_"
+# Types of files that stand for the others of as many bits.
 USUAL_FILES = ("gguf_q8_0", "gguf_q6_k", "gguf_q5_k_m", "gguf_q4_k_m", "gguf_q3_k_m", "gguf_q2_k")
-"""Types of files that stand for the others of as many bits."""
+# Characters of a reason in a terminal.
 MAX_REASON = 110
-"""Characters of a reason in a terminal."""
 
 
 def formats_text(answer: Json) -> str:
@@ -141,7 +141,6 @@ def ranking_note(answer: Json) -> str:
 
 
 def figure_title(name: str) -> str:
-    """A figure as people write it."""
     return metric_of(FIGURES[name]).title
 
 
@@ -261,6 +260,7 @@ def _pair_ratio(pair: Json, source: str, name: str) -> float | None:
     return ratio
 
 
+# Pairs of techniques.
 PAIRS: tuple[Column[Json], ...] = (
     Column(
         "Techniques",
@@ -284,7 +284,6 @@ PAIRS: tuple[Column[Json], ...] = (
     Column("Accuracy kept", lambda pair: _retained_text(pair["retained"])),
     Column("Why", lambda pair: pair["sentence"], align="left"),
 )
-"""Pairs of techniques."""
 
 
 # --- matrix --------------------------------------------------------------------------------------
@@ -347,9 +346,9 @@ def _question_column(name: str) -> Column[tuple[Json, Json]]:
     return Column(name.capitalize(), lambda pair: str(pair[0].get(name) or ""), align="left")
 
 
+# Questions about retained accuracy with their answers.
 RETAINED: tuple[Column[tuple[Json, Json]], ...] = (
     *map(_question_column, ("model", "technique", "method", "benchmark")),
     Column("Retained", lambda pair: _retained_text(pair[1].get("retained"))),
     Column("Nearest published", lambda pair: _nearest_text(pair[1]), align="left"),
 )
-"""Questions about retained accuracy with their answers."""

@@ -79,7 +79,6 @@ class Glossary(BaseModel):
         return self
 
     def by_group(self) -> dict[str, list[Term]]:
-        """The terms under the titles of their groups."""
         return {
             title: [term for term in self.terms.values() if term.group == group]
             for group, title in self.groups.items()

@@ -22,19 +22,18 @@ from recipe_core.views.columns import Column, known_columns, terminal
 
 Row = TypeVar("Row")
 Checkpoint = tuple[KeptCompression, ComparedCompression]
+# Figures of runs, in the order in which they are shown.
 FIGURES = ("tpot_s", "ttft_s", "request_latency_s", "output_tokens_per_s", "step_s")
-"""Figures of runs, in the order in which they are shown."""
 SCALES = {"steps": "Decode steps", "prompts": "Prompts", "training": "Training steps"}
 STATES = {"accepted": "counts", "held": "held back", "expired": "expired"}
 IN_BAND_TEXTS = {True: "yes", False: "no", None: None}
+# Rows of a table in a terminal; a calibration may hold a thousand runs.
 MAX_ROWS = 40
-"""Rows of a table in a terminal; a calibration may hold a thousand runs."""
+# Runs without a prediction that are named.
 MAX_LEFT_OUT = 8
-"""Runs without a prediction that are named."""
 
 
 def measured_title(figure: str) -> str:
-    """A figure of a run as people write it."""
     return metric_of(figure).title
 
 
@@ -45,13 +44,13 @@ def _engine_version(row: ComparedFigure) -> str:
     return f"{row.engine} {row.version or '(as estimated)'}"
 
 
+# By what ratios can be grouped.
 GROUPS: dict[str, Callable[[ComparedFigure], str]] = {
     "Engine version": _engine_version,
     "Model": lambda row: row.model,
     "Device": lambda row: row.device,
     "Load": lambda row: row.mode,
 }
-"""By what ratios can be grouped."""
 
 
 # --- a calibration in a terminal -----------------------------------------------------------------
@@ -144,18 +143,15 @@ class FigureErrors:
 
 
 def measured_figures(compared: RunsCompared) -> list[str]:
-    """The figures that any run measured."""
     measured = {row.figure for row in compared.figures}
     return [figure for figure in FIGURES if figure in measured]
 
 
 def rows_of_figure(compared: RunsCompared, figure: str) -> list[ComparedFigure]:
-    """The rows of one figure."""
     return [row for row in compared.figures if row.figure == figure]
 
 
 def figure_errors(compared: RunsCompared) -> list[FigureErrors]:
-    """Errors by figure."""
     errors = []
     for figure in measured_figures(compared):
         rows = rows_of_figure(compared, figure)

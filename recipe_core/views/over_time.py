@@ -36,6 +36,7 @@ BOUNDS = {
     "always_peak": "as many replicas as the busiest hour needs, all the time",
     "clairvoyant": "the fewest replicas at every moment for whoever knows all arrivals beforehand",
 }
+# Triggers of scaling.
 METRICS = {
     "waiting": "waiting requests",
     "running": "running requests",
@@ -43,7 +44,6 @@ METRICS = {
     "kv-usage": "share of the KV cache in use",
     "request-rate": "requests per second",
 }
-"""Triggers of scaling."""
 LIMITS = {
     "ttft_s": "first token",
     "tpot_s": "each further token",
@@ -58,8 +58,8 @@ SCALING_TIMES = {
     "lead_s": "Orders ahead by",
 }
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+# Periods of a schedule that are listed.
 MAX_PERIODS = 12
-"""Periods of a schedule that are listed."""
 
 
 def over_time_text(answer: Json) -> str:
@@ -87,7 +87,6 @@ def _best_policy(answer: Json) -> Iterator[str]:
 
 
 def policy_title(name: str) -> str:
-    """A policy or a bound as people write it."""
     return POLICY_TITLES.get(name, name)
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from recipe_core.recipe.lockcheck import Difference
     from recipe_core.recipe.resolve import Resolved
 
+# The meaning of a layer, to a reader.
 LAYER_TEXTS: Mapping[Layer, str] = {
     "base": "required by the engine or its launch",
     "model": "from the checkpoint",
@@ -37,7 +38,6 @@ LAYER_TEXTS: Mapping[Layer, str] = {
     "objective": "best of all splits for what you optimise",
     "user": "stated in your request",
 }
-"""The meaning of a layer, to a reader."""
 _FALLBACKS = {
     "other-split": "Next best",
     "fewer-gpus": "Fewer devices",
@@ -48,8 +48,8 @@ _FALLBACKS = {
 _FORMATS = {"weight_dtype": "weights", "kv_dtype": "cache", "precision": "compute"}
 
 
+# Degrees and options of a stated split that leaves them out.
 _LEFT_OUT = {"cp": 1, "ep": 1, "virtual_stages": 1, "zero_stage": 0, "recompute": "none"}
-"""Degrees and options of a stated split that leaves them out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +143,7 @@ def option_origins(recipe: Recipe) -> list[Origin]:
     return sorted(rows, key=lambda row: -LAYERS.index(row.layer))
 
 
+# Columns of ``option_origins``.
 ORIGINS: list[Column[Origin]] = [
     Column("Kind", lambda row: row.kind, align="left"),
     Column("Option", lambda row: row.name, align="left"),
@@ -150,11 +151,9 @@ ORIGINS: list[Column[Origin]] = [
     Column("Set by", lambda row: row.layer, align="left"),
     Column("Why", lambda row: LAYER_TEXTS[row.layer], align="left"),
 ]
-"""Columns of ``option_origins``."""
 
 
 def fallback_columns(recipe: Recipe) -> list[Column[Fallback]]:
-    """Replacements where the recipe cannot run, with their changes and figures."""
     return [
         Column("Instead", lambda row: _FALLBACKS[row.kind], align="left"),
         Column("Devices", lambda row: f"{row.gpus} × {row.device}", align="left"),
@@ -173,11 +172,11 @@ def _changes(recipe: Recipe, fallback: Fallback) -> Iterator[str]:
         yield change_label(plain)
 
 
+# Figures of fallbacks.
 _SHOWN = (
     *("output_tokens_per_s", "tpot_s", "usd_per_million_output_tokens"),
     *("tokens_per_s", "step_s", "usd_per_million_tokens"),
 )
-"""Figures of fallbacks."""
 
 
 def _figures(figures: Mapping[str, float | None]) -> Iterator[str]:

@@ -19,8 +19,8 @@ from recipe_core.plans.rank import beats, counts_cost
 from recipe_core.plans.table import PlanTable
 from recipe_core.request.metrics import limits_by_name
 
+# Probabilities between which keeping the limits is called a coin toss.
 COIN = (0.35, 0.65)
-"""Probabilities between which keeping the limits is called a coin toss."""
 
 
 def devices_text(plan: PlanTable, row: int) -> str:
@@ -74,7 +74,6 @@ def confidence_text(plan: PlanTable, row: int) -> str:
 
 
 def rule_titles(codes: Iterable[str]) -> str:
-    """Codes of rules as a person calls them."""
     return "; ".join(sorted(rule_title(code) for code in codes))
 
 

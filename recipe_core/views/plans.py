@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # importing it would slow every plan down
     from recipe_core.plans.remedies import Flip
 
 Record = Mapping[str, Any]
+# Differences of splits beside their degrees, in the order in which a chart chooses.
 GROUPS = {
     "device": "Device",
     "load": "Load",
@@ -42,7 +43,6 @@ GROUPS = {
     "weight_dtype": "Weight format",
     "kv_dtype": "Cache format",
 }
-"""Differences of splits beside their degrees, in the order in which a chart chooses."""
 HOLDS, QUEUES, UNCERTAIN = "holds", "queues", "uncertain"
 FRONT = "◆"
 REFUSALS_SHOWN = 12

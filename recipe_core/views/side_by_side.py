@@ -30,15 +30,15 @@ from recipe_core.views.columns import UNKNOWN as NOTHING
 from recipe_core.views.plan_words import devices_text
 from recipe_core.views.verdict import formats_text, goals_text
 
+# Share of a figure up to which a difference is called none.
 SAME = 0.005
-"""Share of a figure up to which a difference is called none."""
+# Times a figure from which a difference is said as a factor, not in percent.
 FACTOR = 10.0
-"""Times a figure from which a difference is said as a factor, not in percent."""
 _PER_HOUR = "usd_per_hour"
+# Measures that stand among the facts.
 _IN_FACTS = frozenset({"gpus", "load"})
-"""Measures that stand among the facts."""
+# Columns of which neither more nor less is better.
 _UNRANKED = frozenset({"total_bytes", "memory_share", "peak_memory_bytes"})
-"""Columns of which neither more nor less is better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,6 @@ class Choice:
 
     @property
     def holds(self) -> bool:
-        """True where it runs, within its own limits, and holds its load."""
         return self.plan is not None and bool(self.plan.holds[self.row])
 
 
@@ -77,7 +76,6 @@ class Line:
 
     @property
     def differs(self) -> bool:
-        """True where the choices differ in it."""
         return len({cell.text for cell in self.cells}) > 1
 
 
@@ -138,7 +136,6 @@ def state(choice: Choice) -> str:
 
 
 def _engine(plan: Plan, row: int) -> str:
-    """Title and version of the engine or framework of a row."""
     return f"{plan.spec.titles_of(plan.setting(row))['engine']} {_version(plan, row)}".strip()
 
 
@@ -348,7 +345,6 @@ def options_of(words: Sequence[str]) -> dict[str, str]:
 
 
 def _named(word: str) -> tuple[str, str]:
-    """The name that a word sets, and its value."""
     if word.startswith("-"):
         name, _, value = word.partition(" ")
         if "=" in name:

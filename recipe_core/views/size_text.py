@@ -13,8 +13,8 @@ from recipe_core.views import size_view as view
 from recipe_core.views.columns import terminal
 from recipe_core.views.size_view import Row
 
+# Refused devices that a terminal lists.
 REFUSED_SHOWN = 12
-"""Refused devices that a terminal lists."""
 
 
 def growth_sentences(row: Row) -> list[str]:
@@ -208,7 +208,6 @@ def choice_text(sizing: Sizing) -> str:
 
 
 def _ties(rows: Sequence[Row]) -> Iterator[str]:
-    """Devices that may as well be the best, if they were measured."""
     for row in rows:
         if row["beats_best"] is not None and row["beats_best"] >= TIED:
             yield (
@@ -269,7 +268,6 @@ def _refused_lines(refused: Sequence[Row]) -> Iterator[str]:
 
 
 def _winning_limits(rows: Sequence[Row]) -> Iterator[str]:
-    """Devices that another limit would make the cheapest."""
     for row in rows[1:]:
         if row["wins_at"]["limits"]:
             yield f"{row['device']}: {view.wins_sentence(row, best=False)}"

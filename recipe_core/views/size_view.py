@@ -20,16 +20,16 @@ from recipe_core.request.split_key import split_name
 from recipe_core.views.columns import UNKNOWN, Column, known_columns
 
 Row = Mapping[str, Any]
+# Marks an amount that rests on a price to doubt.
 DOUBT = "†"
-"""Marks an amount that rests on a price to doubt."""
 DOUBT_MEANS = f"{DOUBT} The price is unverified or more than 90 days old: ask for a quote."
+# Columns of money, by the name of their field.
 MONEY = {
     "hour": "usd_per_hour",
     "month": "usd_per_month",
     "tokens": "usd_per_million_output_tokens",
     "run": "usd",
 }
-"""Columns of money, by the name of their field."""
 LOAD_UNITS = {
     "concurrency": "requests in flight",
     "request_rate": "requests per second",
@@ -66,7 +66,6 @@ def engine_title(name: str) -> str:
 
 
 def is_doubtful(row: Row) -> bool:
-    """True where the price of a row is unverified or old."""
     return bool(row.get("offer") and row["offer"]["marks"])
 
 
@@ -150,7 +149,6 @@ def _is_run(row: Row) -> bool:
 
 
 def reasons(refused: Row) -> str:
-    """Why a device is refused."""
     return "; ".join(refused["reasons"])
 
 
@@ -190,7 +188,6 @@ def wins_sentence(row: Row, *, best: bool) -> str:
 
 
 def is_training(answer: Row) -> bool:
-    """True where a training run is sized."""
     return any(map(_is_run, [*(answer.get("devices") or []), *(answer.get("unpriced") or [])]))
 
 
@@ -294,6 +291,7 @@ _COLUMNS: list[Column[Row]] = [
     Column("Wins below", _usd_to_win, usd, help=_CHEAPEST, name="wins"),
     Column("Price from", price_text, align="left", help="Offer, date, and doubts", name="price"),
 ]
+# Devices that hold the limits and have no price, with the price below which each would win.
 UNPRICED: list[Column[Row]] = [
     Column("Name", key, align="left", name="key"),
     Column("Device", short, align="left", name="device"),
@@ -305,12 +303,11 @@ UNPRICED: list[Column[Row]] = [
         lambda price: f"{usd(price)} per device-hour",
     ),
 ]
-"""Devices that hold the limits and have no price, with the price below which each would win."""
+# Devices on which nothing holds, the likeliest first.
 REFUSED: list[Column[Row]] = [
     Column("Device", lambda row: row["title"], align="left"),
     Column("Why", reasons, align="left"),
 ]
-"""Devices on which nothing holds, the likeliest first."""
 
 
 def offer_facts(row: Row) -> dict[str, str]:

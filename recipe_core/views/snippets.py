@@ -25,7 +25,6 @@ with urllib.request.urlopen(request) as answer, open({file}, "wb") as bundle:
 
 
 def changed_parameters(parameters: Parameters) -> dict[str, Any]:
-    """Parameters that are not left at their defaults, as plain values."""
     return parameters.model_dump(mode="json", exclude_defaults=True)
 
 

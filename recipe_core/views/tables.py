@@ -18,11 +18,11 @@ from recipe_core.views.charts.groups import grouped
 from recipe_core.views.plan_words import rule_titles
 from recipe_core.views.plans import GROUPS, HOLDS, QUEUES, UNCERTAIN, front_of_devices, split_values
 
+# Splits that a table lists.
 SHOWN_ROWS = 300
-"""Splits that a table lists."""
 STATE_TITLES = {HOLDS: "Holds the load", QUEUES: "Starts, queues", UNCERTAIN: "May not start"}
+# Significant digits of exported figures: one more than estimates are told apart by.
 EXPORTED_DIGITS = 4
-"""Significant digits of exported figures: one more than estimates are told apart by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,6 @@ class Filters:
 
 
 def differing(plan: Plan) -> dict[str, str]:
-    """Columns in which the plan's splits differ beside their degrees, by name with titles."""
     return {name: title for name, title in GROUPS.items() if name in plan.differs}
 
 
@@ -56,17 +55,14 @@ def group_titles(plan: Plan, name: str) -> tuple[str, ...]:
 
 
 def device_counts(plan: Plan) -> list[int]:
-    """Numbers of devices that feasible splits use."""
     return [int(count) for count in np.unique(plan.raw("gpus")[plan.order])]
 
 
 def states_of(plan: Plan) -> list[str]:
-    """States that feasible splits are in."""
     return [name for name, rows in _in_state(plan, plan.order).items() if rows.any()]
 
 
 def _in_state(plan: Plan, rows: Int) -> dict[str, Bool]:
-    """Masks of some feasible rows by their state."""
     waiting, doubtful = plan.queues[rows], plan.uncertain[rows]
     return {HOLDS: ~waiting & ~doubtful, QUEUES: waiting, UNCERTAIN: doubtful}
 

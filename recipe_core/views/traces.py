@@ -48,7 +48,6 @@ class TraceLook:
 
     @property
     def is_short(self) -> bool:
-        """True below a day, which says nothing of nights and weekends."""
         return float(self.facts["span_s"]) < DAY_S
 
     def changes(self, current: OverTime | None, week: str | None = None) -> dict[str, Any]:
@@ -92,7 +91,6 @@ def traffic_text(facts: Json) -> str:
 
 
 def trace_rows(facts: Json) -> dict[str, str]:
-    """The known facts of a trace or of a table of rates, by their titles."""
     return dict([*_arrival_rows(facts), *_burst_rows(facts), *_content_rows(facts)])
 
 
@@ -219,7 +217,6 @@ def load_facts(load: Load) -> Json:
 
 
 def shapes_text(weeks: Sequence[Json]) -> str:
-    """The published weeks, and how to use one."""
     return (
         f"{terminal(weeks, SHAPES)}\n"
         "hours are relative to the week's mean; use one as workload.over_time: "

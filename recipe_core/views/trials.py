@@ -12,8 +12,8 @@ from recipe_core.calibration.trials.verify import Comparison, Report
 
 FIGURES = ("output_tokens_per_s", "tpot_s", "ttft_s", "request_latency_s")
 STATES = ("measured", "given up", "failed", "not started")
+# Best trials of a search that are listed.
 MAX_TRIALS = 5
-"""Best trials of a search that are listed."""
 
 
 def verify_text(report: Report) -> str:

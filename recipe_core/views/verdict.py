@@ -21,8 +21,8 @@ from recipe_core.request.split_key import short_name
 from recipe_core.views.plan_words import band_text, devices_text, shown_limit
 
 State = Literal["holds", "queues", "uncertain", "nothing"]
+# Figures of a split that one line has room for.
 FIGURES = 2
-"""Figures of a split that one line has room for."""
 
 
 @dataclass(frozen=True, slots=True)

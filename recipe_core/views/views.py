@@ -118,12 +118,11 @@ def price_view(cluster: Cluster, today: date | None = None) -> dict[str, Any]:
     }
 
 
+# Characters of a line: one an offer, however narrow the terminal, as lists are grepped.
 LINE_WIDTH = 1000
-"""Characters of a line: one an offer, however narrow the terminal, as lists are grepped."""
 
 
 def offers_text(offers: Sequence[Offer]) -> str:
-    """Offers as a table for a terminal."""
     return terminal(offers, offer_columns(), width=LINE_WIDTH)
 
 

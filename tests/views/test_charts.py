@@ -21,15 +21,15 @@ from recipe_core.views.charts import degrees as degree_charts
 from recipe_core.views.charts import front, groups, views
 from recipe_core.views.charts.curves import load_curves, scaling_curve, swings, use_curves
 from recipe_core.views.charts.degrees import heatmap, parallel, passing
-from recipe_core.views.charts.parts import causes_bars, memory_bars, pipeline, stage_bars
+from recipe_core.views.charts.parts import causes_bars, memory_bars, pipeline, stage_bars, waterfall
 from recipe_core.views.charts.style import palette
 from recipe_core.views.explanations import curves, tornado
 from recipe_core.views.explanations.timeline import timeline
 from recipe_core.views.plan_words import capacity_bytes, likely_text, usable_bytes
 from tests.conftest import LLAMA_70B
+from tests.estimates import test_caches as caches
 from tests.fixtures.plans import BESIDE, LONG, planned, training
 from tests.fixtures.rows import table
-from tests.estimates import test_caches as caches
 
 LIMITED = ("objective.limits.tpot_ms", 40.0)
 

@@ -14,13 +14,13 @@ from recipe_core.base.errors import InputError
 from recipe_core.calibration.importers.content import Fields
 
 PERCENTILES = (50, 90, 95, 99)
+# Share of the limit on requests in flight from which a run with a rate too was at that limit.
 FULL = 0.9
-"""Share of the limit on requests in flight from which a run with a rate too was at that limit."""
+# Share of the sent rate below which a server did not keep up, and no state was steady.
 KEPT_UP = 0.75
-"""Share of the sent rate below which a server did not keep up, and no state was steady."""
 MS = 1e-3
+# Why a run with drafts is not to be learned from.
 DRAFTED = "speculative decoding, whose acceptance a table does not state"
-"""Why a run with drafts is not to be learned from."""
 
 
 def client_figures(fields: Fields, latency: str) -> dict[str, float]:

@@ -27,6 +27,7 @@ from recipe_core.calibration.importers.sglang_bench import engine_of
 NAME = "bench-text"
 _TITLE = re.compile(r"={4,} Serving Benchmark Result ={4,}")
 _END = re.compile(r"={20,}")
+# Printed labels, and the keys of the same in files of results.
 _FIELDS = {
     "successful requests": "completed",
     "failed requests": "failed",
@@ -43,7 +44,6 @@ _FIELDS = {
     "acceptance length": "accept_length",
     "accept length": "accept_length",
 }
-"""Printed labels, and the keys of the same in files of results."""
 _SENT = ("max_concurrency", "request_rate")
 _TIME = re.compile(r"(mean|median|p\d{1,2}) (ttft|tpot|e2el|e2e latency) \(ms\)")
 _ARGUMENT = re.compile(r"\b(model|max_concurrency|request_rate)=(?:'([^']{1,200})'|([\w.]{1,40}))")

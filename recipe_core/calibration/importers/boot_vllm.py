@@ -22,6 +22,7 @@ from recipe_core.calibration.importers.logs import (
 )
 
 NAME = "vllm-log"
+# Words of which one is enough: pasted lines rarely name the engine.
 SIGNS = (
     "Initializing a V1 LLM engine (v",
     "Initializing an LLM engine (v",
@@ -37,7 +38,6 @@ SIGNS = (
     "PyTorch activation peak memory",
     "GiB for peak activation",
 )
-"""Words of which one is enough: pasted lines rarely name the engine."""
 _ACTUAL = rf"Actual usage is{GAP}"
 PATTERNS = (
     Pattern("weights_bytes", rf"(?:Model loading|Loading model weights) took {NUMBER} ?Gi?B", GIB),
@@ -84,8 +84,8 @@ TEXTS = {
     "enforce_eager": r"enforce_eager['\"]?[=:] ?(True|False)",
     "prefix_caching": r"enable_prefix_caching['\"]?[=:] ?(True|False)",
 }
+# Tokens of a block where a release before 0.6 does not say.
 USUAL_BLOCK = 16
-"""Tokens of a block where a release before 0.6 does not say."""
 FORMATS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 QUANTIZATIONS = {"fp8": "fp8", "mxfp4": "mxfp4"}
 

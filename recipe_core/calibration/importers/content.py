@@ -21,13 +21,13 @@ from typing import Any
 from recipe_core.base.documents import MAX_DIGITS, read_text
 from recipe_core.base.errors import InputError
 
+# Bytes of a file: a benchmark of ten thousand requests with every token's time is about that.
 MAX_BYTES = 64 << 20
-"""Bytes of a file: a benchmark of ten thousand requests with every token's time is about that."""
 MOST_LINES = 500_000
+# Characters of a line that are searched; all arguments of a server have some 8,000.
 LONGEST_LINE = 16_000
-"""Characters of a line that are searched; all arguments of a server have some 8,000."""
+# Measurements of one file: own runs of one question are no more.
 MOST_RECORDS = 1000
-"""Measurements of one file: own runs of one question are no more."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _NUMBER = re.compile(r"[+-]?(\d[\d,]*)?(\.\d+)?([eE][+-]?\d+)?")
 
@@ -134,7 +134,6 @@ class Content:
         )
 
     def fields(self, values: Mapping[str, Any], place: str = "") -> Fields:
-        """The fields of an object at a place of this file."""
         return Fields(values, f"{self.name}, {place}" if place else self.name)
 
     @cached_property

@@ -20,8 +20,8 @@ from recipe_core.engines.spec import engine, engine_names
 from recipe_core.payload.launcher.exposition import Sample, engine_figures, parse
 
 NAME = "prometheus"
+# How each engine's metrics begin.
 PREFIXES = {"vllm:": "vllm", "sglang:": "sglang", "trtllm_": "tensorrt-llm"}
-"""How each engine's metrics begin."""
 _SIGN = re.compile(r"^(?:vllm:|sglang:|trtllm_)\w{2,80}(?:\{| [0-9])", re.MULTILINE)
 PERCENTILES = (50, 95, 99)
 STEPS = "vllm:iteration_tokens_total_count"

@@ -9,10 +9,11 @@ from typing import Any
 
 from recipe_core.request.serving_workload import LOADS
 
+# Means over requests, in seconds; percentiles are named like ``ttft_p95_s``.
 TIMES = ("ttft_s", "tpot_s", "request_latency_s")
-"""Means over requests, in seconds; percentiles are named like ``ttft_p95_s``."""
+# Of the whole deployment.
 RATES = ("output_tokens_per_s", "total_tokens_per_s", "requests_per_s")
-"""Of the whole deployment."""
+# Of the fullest device; tokens and requests of a replica's cache.
 MEMORY = (
     "weights_bytes",
     "kv_cache_bytes",
@@ -23,9 +24,8 @@ MEMORY = (
     "activations_bytes",
     "runtime_bytes",
 )
-"""Of the fullest device; tokens and requests of a replica's cache."""
+# Of a training run: a step, tokens per second and device, a share of the peak.
 STEPS = ("step_s", "tokens_per_s_per_gpu", "mfu")
-"""Of a training run: a step, tokens per second and device, a share of the peak."""
 FIGURES = (*TIMES, *RATES, *MEMORY, *STEPS)
 
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
@@ -93,5 +93,4 @@ class Imported:
 
 
 def stated(**values: Any) -> dict[str, Any]:
-    """The values that are there."""
     return {name: value for name, value in values.items() if value is not None and value != ""}

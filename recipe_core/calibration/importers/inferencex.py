@@ -16,6 +16,7 @@ from recipe_core.calibration.importers.imported import Imported, stated
 
 NAME = "inferencex"
 SIGNS = ("tput_per_gpu", "isl", "osl", "conc")
+# Its names of devices where they are not ours; a suffix names the cluster (``h200-cw``).
 DEVICES = {
     "a100": "a100-sxm-80gb",
     "h100": "h100-sxm",
@@ -23,12 +24,11 @@ DEVICES = {
     "b200": "b200-sxm",
     "b300": "b300-sxm",
 }
-"""Its names of devices where they are not ours; a suffix names the cluster (``h200-cw``)."""
 ENGINES = {"vllm": "vllm", "sglang": "sglang", "trt": "tensorrt-llm", "trtllm": "tensorrt-llm"}
 PRECISIONS = {"fp8": "fp8", "bf16": "bf16", "fp16": "fp16", "int8": "int8", "int4": "int4"}
 TIMES = {"ttft": "ttft_s", "tpot": "tpot_s", "e2el": "request_latency_s"}
+# GPUs of its machines but racks.
 PER_NODE = 8
-"""GPUs of its machines but racks."""
 RACKS = ("gb200", "gb300")
 
 

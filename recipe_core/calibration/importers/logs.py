@@ -11,8 +11,8 @@ from recipe_core.calibration.importers.content import LONGEST_LINE, Content, num
 
 NUMBER = r"([\d.,]{1,40}(?:[eE][+-]?\d{1,4})?)"
 
+# Between a line's words and its figure: bounded, for lines that strangers may write.
 GAP = r".{0,300}?"
-"""Between a line's words and its figure: bounded, for lines that strangers may write."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,8 @@ def texts_of(content: Content, expressions: Mapping[str, str]) -> dict[str, str]
 
 
 def last(values: Iterable[float]) -> float:
-    """The newest of a figure that is logged again and again."""
     return list(values)[-1]
 
 
 def whole(figures: Mapping[str, float], names: Iterable[str]) -> dict[str, int]:
-    """Those of the figures as whole numbers."""
     return {name: round(figures[name]) for name in names if name in figures}

@@ -18,6 +18,7 @@ from recipe_core.calibration.importers.imported import Imported, stated
 SUMMARY_SIGN = "MLPerf Results Summary"
 _LINE = re.compile(r"^\s*([^:=]{2,80}?)\s*:\s*(.+?)\s*$")
 NS = 1e-9
+# Lines of a summary by their name in one case.
 FIGURES = {
     "mean latency (ns)": ("request_latency_s", NS),
     "mean first token latency (ns)": ("ttft_s", NS),
@@ -32,11 +33,11 @@ FIGURES = {
     "samples_per_query": ("samples", 1.0),
     "min_query_count": ("queries", 1.0),
 }
-"""Lines of a summary by their name in one case."""
 _PERCENTILE = re.compile(
     r"^(50|90|95|99)\.00 percentile (latency|first token latency|time to output token) \(ns\)$"
 )
 _OF = {"latency": "request_latency", "first token latency": "ttft", "time to output token": "tpot"}
+# Keys of a detail log by the line of a summary that says the same.
 DETAIL = {
     "effective_scenario": "scenario",
     "sut_name": "sut",
@@ -54,7 +55,6 @@ DETAIL = {
     "effective_samples_per_query": "samples_per_query",
     "effective_min_query_count": "min_query_count",
 }
-"""Keys of a detail log by the line of a summary that says the same."""
 
 
 def _recognises_summary(content: Content) -> bool:
@@ -143,7 +143,6 @@ def _figures(content: Content, lines: dict[str, str]) -> dict[str, float]:
 
 
 def _load(scenario: str, known: dict[str, float]) -> dict[str, Any]:
-    """The load of LoadGen's scenarios."""
     if scenario == "offline":
         count = known.get("samples", 0.0) if known.get("samples", 0.0) > 1 else known.get("queries")
         return stated(mode="offline", requests=round(count) if count else None)

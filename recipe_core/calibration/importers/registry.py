@@ -25,6 +25,7 @@ from recipe_core.calibration.importers.content import Content
 from recipe_core.calibration.importers.formats import Format
 from recipe_core.calibration.importers.imported import Imported
 
+# Documents before logs, and of logs those first that others may quote.
 FORMATS: tuple[Format, ...] = (
     inferencex.FORMAT,
     sglang_bench.FORMAT,
@@ -43,11 +44,9 @@ FORMATS: tuple[Format, ...] = (
     boot_tensorrt_llm.FORMAT,
     boot_vllm.FORMAT,
 )
-"""Documents before logs, and of logs those first that others may quote."""
 
 
 def format_of(content: Content) -> Format | None:
-    """The format of a content; None for one that is none of these."""
     return next((format_ for format_ in FORMATS if format_.recognises(content)), None)
 
 

@@ -22,8 +22,8 @@ from recipe_core.calibration.importers.imported import Imported, stated
 
 NAME = "sglang-bench"
 SIGNS = ("total_output_tokens_retokenized", "mean_e2e_latency_ms")
+# Engines by the start of the client's backend.
 ENGINES = {"sglang": "sglang", "vllm": "vllm", "trt": "tensorrt-llm"}
-"""Engines by the start of the client's backend."""
 DEGREES = {"tp_size": "tp", "pp_size": "pp", "dp_size": "dp", "ep_size": "ep"}
 
 

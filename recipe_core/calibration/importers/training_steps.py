@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
+# Logged intervals at the start that are left out, where others are left: compilation, caches.
 WARM = 2
-"""Logged intervals at the start that are left out, where others are left: compilation, caches."""
 
 
 def steady(values: Sequence[float]) -> float | None:

@@ -22,10 +22,10 @@ from recipe_core.payload.launcher.client import api_headers, refusal
 from recipe_core.payload.launcher.prompts import Prompts
 
 TIMEOUT_S = 600.0
+# Bytes of an answer that are read at most.
 MOST_BYTES = 16 << 20
-"""Bytes of an answer that are read at most."""
+# Words of the prompts, in turns: short and long ones take different kernels.
 LENGTHS = (8, 24, 64, 160)
-"""Words of the prompts, in turns: short and long ones take different kernels."""
 _WORD = re.compile(r"\s*\S+")
 
 
@@ -68,11 +68,9 @@ class Asker:
     engine: Reproducibility
 
     def greedy(self, questions: Questions, at_once: int = 1) -> list[Answer]:
-        """Answers of the likeliest tokens, so many requests at once."""
         return self._ask(questions, self.engine.greedy, at_once)
 
     def sampled(self, questions: Questions, at_once: int = 1) -> list[Answer]:
-        """Answers that are drawn, with a seed for each prompt."""
         return self._ask(questions, self.engine.sampled, at_once, seeded=True)
 
     def read(self, questions: Questions) -> list[Answer]:

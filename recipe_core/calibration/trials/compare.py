@@ -12,8 +12,8 @@ from recipe_core.base.errors import InputError
 from recipe_core.calibration.trials.answers import Answer
 from recipe_core.payload.launcher.metrics import quantile
 
+# Positions at which the share of answers that are still alike is stated.
 SURVIVALS = (1, 4, 16, 64, 256)
-"""Positions at which the share of answers that are still alike is stated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,6 @@ class Agreement:
     unit: str
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
         return asdict(self)
 
 
@@ -54,7 +53,6 @@ class Distance:
     kl_max: float | None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
         return asdict(self)
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
+# One-sided 95 % quantiles of Student's t at 1, 2 … degrees of freedom (any statistical table).
 T_95 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833)
-"""One-sided 95 % quantiles of Student's t at 1, 2 … degrees of freedom (any statistical table)."""
 MOST_REPEATS = len(T_95) + 1
 
 
@@ -38,7 +38,6 @@ class Gain:
         return self.low > 1
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
         return {
             "pairs": self.pairs,
             "mean_ratio": round(self.mean, 4),

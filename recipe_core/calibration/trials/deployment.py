@@ -26,15 +26,15 @@ from recipe_core.payload.launcher.fields import Fields
 from recipe_core.payload.launcher.interrupts import uninterrupted
 from recipe_core.recipe import Recipe
 
+# Options of `up`, where a bundle's launcher has them: this very split, and nothing that starts it
+# again.
 ALONE = ("--strict", "--no-keep")
-"""Options of `up`, where a bundle's launcher has them: this very split, and nothing that starts it
-again."""
+# The end of a launcher's words that an error repeats.
 TAIL_BYTES = 4000
-"""The end of a launcher's words that an error repeats."""
 HOST = "127.0.0.1"
 PORTS_TRIED = 64
+# What `up` takes, by the digest of a launcher: a search starts the same one many times.
 _HELP: dict[str, str] = {}
-"""What `up` takes, by the digest of a launcher: a search starts the same one many times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,6 @@ class Deployment:
 
     @property
     def host(self) -> str:
-        """The address it listens on."""
         return HOST
 
     def bench(self, requests: int | None = None, limit_s: float | None = None) -> dict[str, Any]:
@@ -137,7 +136,6 @@ class Model:
     name: str
 
     def text(self, template: str) -> str:
-        """Fill one text."""
         return PLACEHOLDER.sub(lambda one: self.name if one[1] == "model" else one[0], template)
 
     def json(self, value: Any) -> Any:

@@ -17,18 +17,18 @@ from recipe_core.recipe.decision import decide
 from recipe_core.recipe.provenance import Layer
 from recipe_core.request.schema import PlanRequest
 
+# The knob whose values are degrees of parallelism together.
 SPLIT = "split"
-"""The knob whose values are degrees of parallelism together."""
 DEGREES = ("tp", "pp", "dp", "ep", "cp")
+# Batch limits that are tried, as multiples of the recommended one.
 FACTORS = (0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0, 8.0)
-"""Batch limits that are tried, as multiples of the recommended one."""
+# Shares of memory that are tried, beside the recommended one.
 SHARES = (-0.08, -0.05, -0.02, 0.0, 0.02, 0.04)
-"""Shares of memory that are tried, beside the recommended one."""
 MOST_SHARE, LEAST_BATCH = 0.97, 1
 LADDERS = {"max_num_seqs": FACTORS, "max_batched_tokens": FACTORS}
 
+# A place in the space: by knob, which of its values.
 Point = Mapping[str, int]
-"""A place in the space: by knob, which of its values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,6 @@ class Knob:
 
     @property
     def ordered(self) -> bool:
-        """Whether neighbouring values are alike."""
         return self.where != SPLIT
 
 
@@ -113,17 +112,14 @@ def first_splits(recipe: Recipe, count: int) -> list[dict[str, int]]:
 
 
 def degrees(candidate: Mapping[str, Any]) -> dict[str, int]:
-    """The degrees of parallelism of a candidate."""
     return {name: int(candidate.get(name) or 1) for name in DEGREES}
 
 
 def recommended(space: tuple[Knob, ...]) -> dict[str, int]:
-    """The point that the recipe is at."""
     return {knob.name: knob.base for knob in space}
 
 
 def values_at(space: tuple[Knob, ...], point: Point) -> dict[str, Any]:
-    """The values at a point, by knob."""
     return {knob.name: knob.values[point[knob.name]] for knob in space}
 
 

@@ -18,17 +18,16 @@ from pathlib import Path
 
 from recipe_core.payload.launcher import procs
 
+# The variable in the environment of everything that an experiment starts.
 MARK = "RECIPE_TRIAL_ID"
-"""The variable in the environment of everything that an experiment starts."""
+# Seconds that a launcher may take to stop what it starts, that `down` may take, and that a process
+# has between SIGTERM and SIGKILL.
 LAUNCHER_S, DOWN_S, GRACE_S = 45.0, 90.0, 20.0
-"""Seconds that a launcher may take to stop what it starts, that `down` may take, and that a process
-has between SIGTERM and SIGKILL."""
+# Python that neither reads nor writes compiled copies: only what digests cover is run.
 PYTHON = (sys.executable, "-B", "-X", f"pycache_prefix={os.devnull}")
-"""Python that neither reads nor writes compiled copies: only what digests cover is run."""
 
 
 def environment_of(work: Path) -> dict[str, str]:
-    """The environment in which experiments of a folder start things."""
     return {**os.environ, MARK: mark_of(work)}
 
 

@@ -19,15 +19,15 @@ LOWER_IS_BETTER: dict[str, str] = {
 }
 THROUGHPUT = "output_tokens_per_s"
 COST, GPUS = "cost", "gpus"
+# Goals that a measurement, the devices used and their price tell.
 MEASURED: tuple[str, ...] = (*LOWER_IS_BETTER, "throughput", COST, GPUS)
-"""Goals that a measurement, the devices used and their price tell."""
 
+# Limits on times: the measured mean, median and 95th percentile; the measurement has no other.
 _LIMITS = {
     "ttft_ms": ("ttft_s", "ttft_p50_s", "ttft_p95_s"),
     "tpot_ms": ("tpot_s", None, "tpot_p95_s"),
     "request_latency_ms": ("request_latency_s", None, None),
 }
-"""Limits on times: the measured mean, median and 95th percentile; the measurement has no other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,6 @@ class Aim:
 
     @property
     def title(self) -> str:
-        """The goals in words."""
         return " and ".join(self.goals)
 
     def score(self, metrics: Mapping[str, Any], recipe: Recipe) -> float:
@@ -125,7 +124,6 @@ def _limits(request: PlanRequest) -> tuple[dict[str, float], dict[str, str]]:
 
 
 def _quantity(goal: str, metrics: Mapping[str, Any], recipe: Recipe) -> float:
-    """The measured quantity of a goal, of which less is better."""
     if goal == GPUS:
         return float(recipe.device.count)
     figure = LOWER_IS_BETTER.get(goal, THROUGHPUT)

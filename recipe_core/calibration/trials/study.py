@@ -23,12 +23,12 @@ from recipe_core.calibration.trials.knobs import Knob, Point, recommended
 JOURNAL = "journal.log"
 NAME = "tune"
 SEED = 1
+# Trials at random before the sampler has enough to go by; the recommended point is among them.
 STARTED_BLIND = 6
-"""Trials at random before the sampler has enough to go by; the recommended point is among them."""
+# How often in a row the sampler may ask for points that were measured before it is overruled.
 DUPLICATES = 12
-"""How often in a row the sampler may ask for points that were measured before it is overruled."""
+# A warm-up whose score is this much above the best one's (1.5 times) is not measured further.
 HOPELESS = 0.4
-"""A warm-up whose score is this much above the best one's (1.5 times) is not measured further."""
 MOST_POINTS = 100_000
 
 
@@ -116,7 +116,6 @@ class Search:
         self._best_warm_up = min(warm_ups, default=float("inf"))
 
     def enqueue(self, point: Point) -> None:
-        """Ask for a point next."""
         self.study.enqueue_trial(dict(point), skip_if_exists=True)
 
     @property
@@ -128,7 +127,6 @@ class Search:
 
     @property
     def started(self) -> list[FrozenTrial]:
-        """Trials of which a server was started."""
         return [trial for trial in self.done if "refused" not in trial.user_attrs]
 
     def ask(self) -> tuple[Trial, Point] | None:

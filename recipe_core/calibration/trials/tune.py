@@ -44,14 +44,14 @@ if TYPE_CHECKING:
     from optuna.trial import Trial
 
 TRIALS, MINUTES, REPEATS, PATIENCE, SPLITS = 20, 60.0, 3, 8, 3
+# A warm-up sends one of so many requests of a measurement; after so many seconds none is sent.
 WARM_UP_SHARE, BENCH_S = 4, 120.0
-"""A warm-up sends one of so many requests of a measurement; after so many seconds none is sent."""
+# Points that the estimate may refuse before a search ends.
 REFUSED_MOST = 200
-"""Points that the estimate may refuse before a search ends."""
 REPORT = "report.json"
 Tell = Callable[[str], None]
+# Starts a recipe's bundle in a folder, as ``deployment.deployed``.
 Deploy = Callable[..., AbstractContextManager[Deployment]]
-"""Starts a recipe's bundle in a folder, as ``deployment.deployed``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,6 @@ class _Bench:
     clock: Callable[[], float]
 
     def at(self, recipe: Recipe, name: str) -> AbstractContextManager[Deployment]:
-        """A recipe as a running deployment."""
         return self.deploy(
             recipe, self.place.clear(name), model=self.model, timeout_s=self.budget.timeout_s
         )
@@ -251,7 +250,6 @@ def _searched(search: Search, bench: _Bench, deadline: float) -> str:
 
 
 def _enqueue_splits(search: Search, space: tuple[Knob, ...]) -> None:
-    """After the recommended point its other splits, which differ most."""
     for knob in space:
         if knob.name == SPLIT:
             for index in range(1, len(knob.values)):
@@ -347,7 +345,6 @@ def _conclude(search: Search, bench: _Bench, outcome: Tuned) -> None:
 
 
 def _keep(aim: Aim, measurements: list[dict[str, Any]]) -> bool:
-    """Whether most of the measurements keep every limit."""
     kept = [max(aim.broken(m["metrics"]).values(), default=0.0) <= 0 for m in measurements]
     return sum(kept) * 2 > len(kept)
 

@@ -37,11 +37,11 @@ from recipe_core.request.edit import change
 from recipe_core.request.serving_workload import ServingWorkload
 
 PROMPTS, TOKENS = 32, 64
+# Requests at once where answers alone are held against answers in a batch.
 AT_ONCE = 16
-"""Requests at once where answers alone are held against answers in a batch."""
 Tell = Callable[[str], None]
+# Starts a recipe's bundle in a folder, as ``deployment.deployed``.
 Deploy = Callable[..., AbstractContextManager[Deployment]]
-"""Starts a recipe's bundle in a folder, as ``deployment.deployed``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,6 @@ class Comparison:
     broken: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
         return {
             "name": self.name,
             "title": self.title,
@@ -134,7 +133,6 @@ class Subject:
 
     @property
     def engine(self) -> Reproducibility:
-        """How its engine is asked."""
         return reproducibility(self.recipe.engine.name)
 
 

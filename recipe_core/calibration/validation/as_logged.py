@@ -12,8 +12,8 @@ from recipe_core.calibration.validation.facts import HELD
 from recipe_core.estimates.serving.logged_cache import logged_requests, logged_tokens, logs_less
 from recipe_core.plans.plan import Plan
 
+# Parts of memory that logs state and that have no band.
 PARTS = {"activations_bytes": "activations", "runtime_bytes": "memory outside torch"}
-"""Parts of memory that logs state and that have no band."""
 
 Figures = Mapping[str, float]
 

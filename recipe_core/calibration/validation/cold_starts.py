@@ -27,14 +27,14 @@ from recipe_core.estimates.serving.start_numbers import (
 from recipe_core.hardware.cluster import device
 from recipe_core.request.start import Start
 
+# Phases that are no part of a total, by where it begins.
 BEFORE = {
     "node": set[str](),
     "container": {"node", "device plugin", "image"},
     "process": {"node", "device plugin", "image", "container"},
 }
-"""Phases that are no part of a total, by where it begins."""
+# Releases before had no process of their own for the engine, nor the imports of its compiler.
 CHILD_FROM, BEFORE_CHILD = "2025-02", 0.5
-"""Releases before had no process of their own for the engine, nor the imports of its compiler."""
 SCORED = ("total", "weights", "engine init")
 
 

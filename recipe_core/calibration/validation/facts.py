@@ -27,8 +27,8 @@ TIMES = frozenset({"ttft_s", "tpot_s", "request_latency_s", "output_tokens_per_s
 CACHE = frozenset({"kv_cache_bytes", "kv_cache_tokens", "max_concurrency"})
 ALL = TIMES | CACHE | {"weights_bytes"}
 STEP = frozenset({"step_s", "tokens_per_s_per_gpu", "mfu", "peak_memory_bytes"})
+# Tokens that the cache holds, where engines log another number.
 HELD = "held_tokens"
-"""Tokens that the cache holds, where engines log another number."""
 GUESSED_FORMATS = ("bf16", "fp16", "fp32", "fp8", "int8", "int4")
 CACHE_FORMATS = {
     "fp8": "fp8",
@@ -40,6 +40,7 @@ CACHE_FORMATS = {
     "float16": "fp16",
     "float32": "fp32",
 }
+# A load in words.
 WORDS = {
     "input_tokens": "{} tokens a prompt",
     "output_tokens": "{} tokens an answer",
@@ -48,7 +49,6 @@ WORDS = {
     "batch": "a batch of {}",
     "requests": "a queue of {} requests",
 }
-"""A load in words."""
 TRAINED = ("micro_batch", "recompute", "precision", "zero_stage", "sequence_parallel", "shard")
 
 
@@ -90,7 +90,6 @@ def facts_of(one: Imported, plan: Planned) -> list[Fact]:
 
 
 def _with(part: str, **fields: Any) -> Change:
-    """A change of a part of a request."""
 
     def change(values: Values) -> Values:
         return {**values, part: {**(values.get(part) or {}), **fields}}

@@ -34,12 +34,12 @@ from recipe_core.calibration.validation.validate import CELL, aligned
 from recipe_core.estimates.bands import KEYS, Band, BandFile, better_score, probability
 from recipe_core.hardware.cluster import device
 
+# Cells that the next wider group counts as.
 POOLED = 20.0
-"""Cells that the next wider group counts as."""
+# Least distance of an end from the median: what two runs of one configuration differ by anyway.
 LEAST = 0.02
-"""Least distance of an end from the median: what two runs of one configuration differ by anyway."""
+# Share of residuals at each side that count as the quantile there when variances are taken.
 TRIMMED = 0.025
-"""Share of residuals at each side that count as the quantile there when variances are taken."""
 Groups = Sequence[Sequence[str]]
 _SIDES = ("median", "below", "above")
 
@@ -244,8 +244,8 @@ def correlations(rows: pd.DataFrame) -> dict[str, dict[str, float]]:
     return out
 
 
+# Ends of the classes of probability that comparisons are counted in.
 BINS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.97, 1.0)
-"""Ends of the classes of probability that comparisons are counted in."""
 
 
 def comparisons(rows: pd.DataFrame, file: BandFile, groups: Groups) -> pd.DataFrame:

@@ -37,6 +37,7 @@ from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.serving_workload import ServingWorkload
 
+# Half widths of the bands of memory, as shares of the estimate.
 SHARES = {
     "weights_bytes": 0.03,
     "kv_cache_bytes": 0.10,
@@ -44,18 +45,17 @@ SHARES = {
     "max_concurrency": 0.10,
     "peak_memory_bytes": 0.10,
 }
-"""Half widths of the bands of memory, as shares of the estimate."""
+# Figures that are compared, in this order.
 FIGURES = (
     *("weights_bytes", "kv_cache_bytes", "kv_cache_tokens", "max_concurrency"),
     *("ttft_s", "tpot_s", "request_latency_s", "output_tokens_per_s"),
     *("step_s", "tokens_per_s_per_gpu", "mfu", "peak_memory_bytes"),
 )
-"""Figures that are compared, in this order."""
+# What is kept of a split that was chosen; its limits are the engine's defaults.
 SETTLED = ("engine", "tp", "pp", "dp", "ep", "cp", "weight_dtype", "kv_dtype")
-"""What is kept of a split that was chosen; its limits are the engine's defaults."""
 MATCH, EXPLAINED, OPEN = "match", "explained", "not explained"
+# Facts of which pairs are tried too.
 PAIRS = 8
-"""Facts of which pairs are tried too."""
 
 Ends = tuple[float, float]
 
@@ -114,7 +114,6 @@ class Reconciled:
         return all(row.verdict != OPEN for row in self.rows)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
         return {
             "source": self.source,
             "format": self.measurement.format,

@@ -20,10 +20,10 @@ import pandas as pd
 from recipe_core.base.arrays import Float
 from recipe_core.base.intervals import probability_below
 
+# Probability at the far end of a proposed range; the near end has one less it.
 SURE = 0.9
-"""Probability at the far end of a proposed range; the near end has one less it."""
+# What differs between the rungs of a ladder, and the column of it.
 LADDERS = {"count": "devices", "load": "load"}
-"""What differs between the rungs of a ladder, and the column of it."""
 SHARED = (
     "source",
     "model",
@@ -38,8 +38,8 @@ SHARED = (
     "kv_dtype",
 )
 SPLIT = ("nodes", "per_node", "tp", "pp", "dp", "ep")
+# Figures of which a limit is the least.
 MORE = ("output_tokens_per_s", "total_tokens_per_s")
-"""Figures of which a limit is the least."""
 
 
 def sizes(figures: pd.DataFrame) -> pd.DataFrame:
@@ -107,7 +107,6 @@ def _first(kept: Any) -> int:
 
 
 def _chances(rungs: pd.DataFrame, limit: float, *, at_least: bool) -> Float:
-    """The probability of each rung to keep the limit."""
     out = []
     for row in rungs.itertuples():
         intervals: Any = {

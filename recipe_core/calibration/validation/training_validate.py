@@ -208,7 +208,6 @@ def training_validation_view(
 
 
 def training_validation_text(comparison: TrainingComparison, by: str | None = None) -> str:
-    """The comparison as text."""
     figures = comparison.figures
     counts = [
         f"{figures[name].nunique()} {name}s" for name in ("source", "model", "device", "engine")

@@ -29,17 +29,17 @@ QUANTITIES = {
 QUANTITIES |= dict.fromkeys(
     ("output_tokens_per_s", "total_tokens_per_s"), ("output_tokens_per_s", 1.0)
 )
+# Measured figures from which a cell counts in the primary score.
 CELL_SIZE = 3
-"""Measured figures from which a cell counts in the primary score."""
 ALL, SCORED = "all", "scored"
 SHOWN_LEVELS: tuple[Level, ...] = ("80", "50", "95")
+# Columns of the ends of intervals, the band's first; ``SHOWN_LEVELS`` are their levels.
 ENDS = ("low", "high", "low_50", "high_50", "low_95", "high_95")
-"""Columns of the ends of intervals, the band's first; ``SHOWN_LEVELS`` are their levels."""
 RANKED = ("output_tokens_per_s", "tpot_ms", "request_latency_ms")
+# Measured difference from which splits are compared; less is within the noise of benchmarks.
 MARGIN = 0.10
-"""Measured difference from which splits are compared; less is within the noise of benchmarks."""
+# Estimated difference below which two splits count as tied.
 TIE = 0.01
-"""Estimated difference below which two splits count as tied."""
 
 
 @dataclass(frozen=True)
@@ -311,7 +311,6 @@ HEADINGS = {
 
 
 def validation_text(comparison: Comparison, by: str | None = None) -> str:
-    """The comparison as text."""
     parts = [summary(comparison)]
     for name, table in sections(comparison, by).items():
         parts.append(f"{TITLES.get(name, name.replace('_', ' ').capitalize())}\n{aligned(table)}")

@@ -39,10 +39,10 @@ from recipe_core.request.schema import PlanRequest
 
 UNSAID = "No source that was read says whether it runs."
 SLOWER = "no faster than 16 bit, and by how much slower no source says"
+# Published figures beside an expected accuracy.
 NEAREST = 3
-"""Published figures beside an expected accuracy."""
+# Verdicts of which only memory is estimated.
 MEMORY_ALONE = ("emulated", "memory only")
-"""Verdicts of which only memory is estimated."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +61,10 @@ class Advice:
 
     @property
     def engine(self) -> str:
-        """The engine by name."""
         return self.base.setting.engine.name
 
     @cached_property
     def matrix(self) -> Matrix:
-        """Verdicts of techniques by engine on this device, and by hardware under this engine."""
         return matrix_of(self.engine, self.base.setting.cluster.device)
 
     def row(self, name: str) -> FormatRow:
@@ -144,8 +142,8 @@ def advise(
     return Advice(request, base, ordered, pairs(base, ordered), limit)
 
 
+# Judged changes by what tells their plans apart.
 Shared = dict[Any, Judged]
-"""Judged changes by what tells their plans apart."""
 
 
 def _row(
@@ -235,7 +233,6 @@ def _effect(name: str, one: Technique, support: Support) -> str:
 def _without_figures(
     one: Technique, support: Support, change: Change | NoChange, base: Base
 ) -> State | None:
-    """The state of a row that has no figures; None for one that has."""
     if isinstance(change, NoChange) and change.already:
         return "already"
     if support.verdict == "refused":
@@ -287,7 +284,6 @@ def _no_split(own: Split, best: Split | None) -> str:
 
 
 def _checkpoints(one: Technique, base: Base) -> tuple[str, ...]:
-    """Checkpoints of the catalog that store the base's weights in the technique's format."""
     if one.weight_dtype is None or one.removed:
         return ()
     stored = variants(base.setting.model.name)

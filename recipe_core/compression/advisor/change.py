@@ -20,8 +20,8 @@ from recipe_core.models.dtypes import BYTES_PER_VALUE, compute_dtype
 from recipe_core.models.quantization import Quantization
 from recipe_core.models.spec import MATRIX_ROLES, DenseMlp, Layer, ModelSpec, MoeMlp, Role
 
+# Widths are cut to multiples of it, so that every usual split still divides them.
 WIDTH_STEP = 256
-"""Widths are cut to multiples of it, so that every usual split still divides them."""
 _SIZE = re.compile(r"\d+(?:\.\d+)?[bm](?:-a\d+(?:\.\d+)?b)?(?=$|[-_.])", re.IGNORECASE)
 
 
@@ -132,18 +132,18 @@ def _generation(name: str) -> str:
     return re.sub(r"(\d)\.\d+", r"\1", _family(name))
 
 
+# Format that stands for every one that is stored small and multiplied in 16 bit.
 WEIGHT_ONLY = "int4"
-"""Format that stands for every one that is stored small and multiplied in 16 bit."""
 WHOLE: frozenset[Role] = MATRIX_ROLES | {"embedding", "head"}
 SCALE_BITS = 16.0
+# Why a model has no smaller shape of a kind.
 LACKS: dict[Shape, str] = {
     "experts": "has no routed experts",
     "sibling": "has no smaller sibling in the catalog",
 }
-"""Why a model has no smaller shape of a kind."""
 
+# format: a plan has it, judged as in any plan. estimated: the same physics on changed bytes.
 Way = Literal["format", "estimated"]
-"""format: a plan has it, judged as in any plan. estimated: the same physics on changed bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,6 @@ class Change:
 
     @property
     def way(self) -> Way:
-        """Whether a plan has it as a format."""
         return "estimated" if self.assumed or self.reshaped else "format"
 
     @property
@@ -174,7 +173,6 @@ class Change:
         return self.model.digest, self.weight_dtype, self.kv_dtype, self.assumed
 
     def with_cache_of(self, other: Change) -> Change:
-        """The change of the weights with the other's cache."""
         return replace(
             self,
             kv_dtype=other.kv_dtype,
@@ -231,7 +229,6 @@ def _notes(how: Estimated) -> tuple[str, ...]:
 def _weights(
     technique: Technique, how: Estimated, base: Setting, verdict: Verdict
 ) -> Change | NoChange:
-    """The base with its weights as the technique stores them."""
     if technique.weight_bits >= 16 and how.stored_bits is None:
         return Change(base.model)
     if base.weight_dtype not in WIDE:
@@ -253,7 +250,6 @@ def _stored_already(technique: Technique, base: Setting) -> NoChange:
 
 
 def _is_format(technique: Technique, how: Estimated, base: Setting, verdict: Verdict) -> bool:
-    """Whether a plan has the technique as a format, multiplied as the verdict says."""
     device, dtype = base.cluster.device, technique.weight_dtype
     if dtype is None or dtype not in device.weight_dtypes or how.stored_bits is not None:
         return False

@@ -15,8 +15,9 @@ from recipe_core.compression.advisor.figures import Split
 from recipe_core.compression.advisor.judged import Base, judged
 from recipe_core.compression.advisor.row import FormatRow
 
+# Figures whose product is held against what is estimated for both.
 SHOWN = ("weights_bytes", "cache_tokens", "ttft_s", "tpot_s", "usd_per_million_output_tokens")
-"""Figures whose product is held against what is estimated for both."""
+# Pairs that people ask for: weights with caches, weights with fewer weights, and both at once.
 TRIED: tuple[tuple[str, str], ...] = (
     ("fp8_w8a8", "kv_fp8"),
     ("int8_w8a8", "kv_fp8"),
@@ -38,7 +39,6 @@ TRIED: tuple[tuple[str, str], ...] = (
     ("fp8_w8a8", "int4_weight_only"),
     ("fp8_w8a8", "speculative_decoding"),
 )
-"""Pairs that people ask for: weights with caches, weights with fewer weights, and both at once."""
 
 
 @dataclass(frozen=True, slots=True)

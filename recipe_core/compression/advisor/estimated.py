@@ -13,11 +13,11 @@ from recipe_core.base.resources import PACKAGE
 from recipe_core.base.types import Text
 
 FILE = DataFile(PACKAGE / "compression" / "advisor" / "estimated.yaml", "technique")
+# Entry of all types of GGUF files, whose names begin with it.
 FAMILY_OF_FILES = "gguf"
-"""Entry of all types of GGUF files, whose names begin with it."""
 
+# What is left of a model that loses weights.
 Shape = Literal["layers", "width", "experts", "factors", "sibling"]
-"""What is left of a model that loses weights."""
 
 
 class Estimated(BaseModel):

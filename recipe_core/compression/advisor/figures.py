@@ -10,6 +10,7 @@ from typing import Any
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import split_label
 
+# Figures with the column of the plan, whose metric has title and unit.
 FIGURES: dict[str, str] = {
     "weights_bytes": "weights_bytes",
     "cache_bytes": "kv_needed_bytes",
@@ -26,7 +27,7 @@ FIGURES: dict[str, str] = {
     "gpus": "gpus",
     "load": "load",
 }
-"""Figures with the column of the plan, whose metric has title and unit."""
+# Figures that are known of whatever is stored small; the others take a kernel for it too.
 MEMORY = (
     "weights_bytes",
     "cache_bytes",
@@ -36,7 +37,6 @@ MEMORY = (
     "gpus",
     "load",
 )
-"""Figures that are known of whatever is stored small; the others take a kernel for it too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,6 @@ class Split:
 
     @property
     def runs(self) -> bool:
-        """Whether it can run within the limits."""
         return self.state != "cannot run"
 
     def ratio(self, name: str, base: Split) -> float | None:

@@ -14,12 +14,12 @@ from recipe_core.accuracy.support import Support
 from recipe_core.accuracy.technique import techniques
 from recipe_core.hardware.profile import Device
 
+# Types of GGUF files that stand for the others of their kind: engines tell K-quants, plain types
+# and i-quants apart, no more.
 SHOWN_OF_FILES = ("gguf_q4_k_m", "gguf_q8_0", "gguf_iq3_xxs")
-"""Types of GGUF files that stand for the others of their kind: engines tell K-quants, plain types
-and i-quants apart, no more."""
 
+# Support by technique, then by engine or family.
 Cells = Mapping[str, Mapping[str, Support]]
-"""Support by technique, then by engine or family."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,6 @@ class Matrix:
 
 
 def matrix_of(engine: str, device: Device) -> Matrix:
-    """The matrix around an engine and a device."""
     names = [
         name for name in techniques() if not name.startswith("gguf_") or name in SHOWN_OF_FILES
     ]

@@ -13,8 +13,9 @@ from recipe_core.plans.serving_kind import AS_GOOD
 from recipe_core.request.metrics import goals_of, is_more_better
 from recipe_core.request.objective import Objective
 
+# What stands for a figure where no price is known.
 UNPRICED = {"usd_per_million_output_tokens": "output_tokens_per_s_per_gpu"}
-"""What stands for a figure where no price is known."""
+# What a technique can be the best at, on the split of the base, with accuracy beside these.
 BEST_AT = {
     "memory": "total_bytes",
     "concurrency": "requests_held",
@@ -24,10 +25,9 @@ BEST_AT = {
     "cost": "usd_per_million_output_tokens",
     "energy": "joules_per_token",
 }
-"""What a technique can be the best at, on the split of the base, with accuracy beside these."""
+# Where no least accuracy is asked for, the share at which the band of a technique must start for it
+# to stand among the first: what may lose more is a bet, however cheap it is.
 SURELY_KEPT = 0.9
-"""Where no least accuracy is asked for, the share at which the band of a technique must start for
-it to stand among the first: what may lose more is a bet, however cheap it is."""
 PLACES: tuple[State, ...] = (
     "estimated",
     "memory only",

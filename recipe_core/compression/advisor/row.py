@@ -11,10 +11,10 @@ from recipe_core.accuracy.support import Support
 from recipe_core.accuracy.technique import Technique
 from recipe_core.compression.advisor.figures import Split
 
+# estimated: figures on its own split at least. memory only: no kernel, so no times. no split: it
+# runs nowhere on this hardware. already: the base is it. void: nothing for it to work on, or
+# nothing to gain. unknown: no source says whether it runs. refused: the engine's own words.
 State = Literal["estimated", "memory only", "no split", "already", "void", "unknown", "refused"]
-"""estimated: figures on its own split at least. memory only: no kernel, so no times. no split: it
-runs nowhere on this hardware. already: the base is it. void: nothing for it to work on, or nothing
-to gain. unknown: no source says whether it runs. refused: the engine's own words."""
 
 EFFECTS: dict[str, str] = {
     "native": "native: saves memory, and products run at the format's own rate",
@@ -60,7 +60,6 @@ class FormatRow:
 
     @property
     def runs(self) -> bool:
-        """Whether a split with it keeps the request's limits on this hardware."""
         return self.best is not None and self.best.runs
 
     def to_json(self, base: Split, best: Split) -> dict[str, Any]:

@@ -28,12 +28,10 @@ class Block:
 
     @property
     def weights(self) -> float:
-        """Weights of its matrices."""
         return float(np.sum(self.inputs * self.outputs * self.times))
 
     @property
     def modules(self) -> float:
-        """Matrices of it."""
         return float(np.sum(self.times))
 
     def touched(self, *, everywhere: bool) -> float:

@@ -23,8 +23,8 @@ from recipe_core.models.dtypes import bytes_per_value
 from recipe_core.models.spec import ModelSpec
 
 FP32 = 4.0
+# Passes of the texts through a layer: one to observe, one with what it became.
 CALIBRATED_TWICE = 2
-"""Passes of the texts through a layer: one to observe, one with what it became."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,6 @@ class Job:
 
     @property
     def texts(self) -> float:
-        """Tokens of all samples."""
         return float(self.samples * self.tokens)
 
     @property

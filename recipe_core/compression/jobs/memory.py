@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from recipe_core.compression.jobs.estimate import Job
 
 FP32, HALF = 4.0, 2.0
+# Activations of a layer that a backward pass keeps, in multiples of the hidden size, beside those
+# of its feed-forward block.
 HIDDEN_COPIES = 10
-"""Activations of a layer that a backward pass keeps, in multiples of the hidden size, beside those
-of its feed-forward block."""
+# The same of its feed-forward block, in multiples of its width.
 MIDDLE_COPIES = 6
-"""The same of its feed-forward block, in multiples of its width."""
 
 
 def device_bytes(job: Job, devices: int = 1) -> float:

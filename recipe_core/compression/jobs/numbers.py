@@ -39,5 +39,4 @@ class Numbers(Sourced):
 
 @cache
 def numbers() -> Numbers:
-    """The numbers, read once."""
     return FILE.read_as(Numbers)

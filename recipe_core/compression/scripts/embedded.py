@@ -6,7 +6,6 @@ from recipe_core.compression.scripts.work import GGUF_FILE, PROGRAM, Compression
 
 
 def launch(work: Work) -> CompressionLaunch:
-    """The program that checks results makes them, too."""
     return CompressionLaunch(
         argv=("python3", f"${{root}}/{PROGRAM}", "${job}"),
         files={},

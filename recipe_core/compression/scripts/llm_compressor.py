@@ -7,8 +7,8 @@ from typing import Any
 
 from recipe_core.compression.scripts.work import CompressionLaunch, Work, launch_of, script
 
+# Scales of an FP8 cache, one a tensor.
 _KV = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
-"""Scales of an FP8 cache, one a tensor."""
 _SPARSITY = 0.5
 _MODULES = {
     "QuantizationModifier": "llmcompressor.modifiers.quantization",
@@ -20,8 +20,8 @@ _MODULES = {
     "WandaPruningModifier": "llmcompressor.modifiers.pruning",
     "MagnitudePruningModifier": "llmcompressor.modifiers.pruning",
 }
+# Modifiers that are told which modules stay as they are.
 _IGNORING = frozenset(_MODULES) - {"AWQModifier", "SmoothQuantModifier", "MagnitudePruningModifier"}
-"""Modifiers that are told which modules stay as they are."""
 _RECIPE = """
 def recipe(ignored):
     # What is applied, in this order; `ignored` modules stay as they are.
@@ -111,7 +111,6 @@ def modifiers(work: Work) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _tuning(work: Work) -> dict[str, Any]:
-    """AutoRound compiles its step, which takes longer than it saves on processors."""
     return {"enable_torch_compile": False} if work.runtime == "cpu" else {}
 
 

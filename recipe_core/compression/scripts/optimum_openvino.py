@@ -15,12 +15,12 @@ def main():
 if __name__ == "__main__":
     main()
 """
+# What a model is exported for.
 TASKS = {
     "generate": "text-generation-with-past",
     "embed": "feature-extraction",
     "score": "text-classification",
 }
-"""What a model is exported for."""
 _GROUPS = {"int4": ("--group-size", "128", "--group-size-fallback", "adjust", "--ratio", "1.0")}
 
 

@@ -20,14 +20,14 @@ from recipe_core.models.spec import ModelSpec
 MODULES = LaunchFolder(
     "recipe_core.compression.scripts", (("launch", "(work: Work) -> CompressionLaunch"),)
 )
+# Tools that write it know models that go on with texts; the others export encoders, too.
 DECODERS = "safetensors"
-"""Tools that write it know models that go on with texts; the others export encoders, too."""
 _FOLDER = PACKAGE / "payload" / "compressor"
 _SHIPPED = ("*.py", "*.txt")
+# Techniques whose job says how much goes; of the others the name says it.
 _SHARES = ("sparse_unstructured", "layer_pruning", "low_rank")
-"""Techniques whose job says how much goes; of the others the name says it."""
+# Holds a result against its base.
 VERIFY = ("python3", f"${{root}}/{PROGRAM}", "${job}")
-"""Holds a result against its base."""
 
 
 def compression_launch(chosen: Chosen, model: ModelSpec, runtime: str) -> CompressionLaunch:
@@ -88,7 +88,6 @@ def job_document(chosen: Chosen, model: ModelSpec) -> dict[str, Any]:
 
 
 def output_folder(chosen: Chosen, model: ModelSpec) -> str:
-    """Where the result goes, relative to the bundle."""
     return f"./run/compressed/{chosen.output(model.name)}"
 
 

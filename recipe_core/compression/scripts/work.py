@@ -11,12 +11,12 @@ from recipe_core.models.spec import ModelSpec
 
 FOLDER = "compress"
 SCRIPT = f"{FOLDER}/make.py"
+# Starts ``compressor/`` on a job.
 PROGRAM = "compress.py"
-"""Starts ``compressor/`` on a job."""
 JOB = f"{FOLDER}/job.json"
 REQUIREMENTS = f"{FOLDER}/requirements.txt"
+# The file in the output's folder that llama.cpp loads.
 GGUF_FILE = "model.gguf"
-"""The file in the output's folder that llama.cpp loads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,6 @@ def script(
 def launch_of(
     work: Work, text: str, *, loaded: str = "", env: Mapping[str, str] | None = None
 ) -> CompressionLaunch:
-    """A script as what the launcher starts."""
     return CompressionLaunch(
         argv=("python3", f"${{root}}/{SCRIPT}", "${job}"),
         files={SCRIPT: text},

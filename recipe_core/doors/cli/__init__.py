@@ -13,6 +13,7 @@ import typer
 
 from recipe_core.doors.cli import program
 
+# Every command and its module, in the order of ``recipe --help``.
 COMMANDS = {
     "models": "catalog",
     "hardware": "catalog",
@@ -50,7 +51,6 @@ COMMANDS = {
     "verify": "trials",
     "tune": "trials",
 }
-"""Every command and its module, in the order of ``recipe --help``."""
 
 
 def load_commands(command: str = "") -> typer.Typer:

@@ -178,8 +178,8 @@ def engines_command(name: Name = None, as_json: Json = False) -> None:
     _print_entries(name, as_json, engine_names(), catalog.engines, line)
 
 
+# Offers that are shown without --all.
 SHOWN = 40
-"""Offers that are shown without --all."""
 
 
 class FilterOptions:

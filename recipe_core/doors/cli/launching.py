@@ -15,8 +15,8 @@ from recipe_core.base.errors import BundleError
 from recipe_core.bundle.contents import MAX_FILE_BYTES, RUN_FOLDER
 from recipe_core.doors.cli.program import Bundle, PublicKey, app, emit, read_key, with_options
 
+# Commands on what runs: they must work even where the bundle's folder has been changed since.
 _OF_RUNNING = ("status", "down", "logs", "doctor")
-"""Commands on what runs: they must work even where the bundle's folder has been changed since."""
 
 
 def _run_launcher(

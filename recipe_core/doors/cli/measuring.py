@@ -27,10 +27,10 @@ from recipe_core.doors.cli.program import (
 if TYPE_CHECKING:
     from recipe_core.calibration.importers.content import Content
 
+# Bytes of metrics: the largest engines write a tenth of it.
 MOST_BYTES = 8 << 20
-"""Bytes of metrics: the largest engines write a tenth of it."""
+# Time until the last of them is there.
 SECONDS = 10.0
-"""Time until the last of them is there."""
 METRICS = "/metrics"
 
 

@@ -40,14 +40,14 @@ from recipe_core.engines.spec import Engine
 from recipe_core.estimates.columns.scales import SCOPES, Scales
 from recipe_core.estimates.columns.serving import POOL, Cases, Setting
 
+# Columns that, with those of a prefill pool and the formats, make a deployment.
 SPLIT = ("tp", "pp", "dp", "ep", "cp", "copies", "draft_tokens")
-"""Columns that, with those of a prefill pool and the formats, make a deployment."""
 
+# Scopes by their field of ``Shares``.
 WIDE_TO_NARROW = ("device", "version", "model", "deployment", "load")
-"""Scopes by their field of ``Shares``."""
 
+# Part of a measured time from which its run counts as one that shows a scale.
 TELLING = 0.25
-"""Part of a measured time from which its run counts as one that shows a scale."""
 
 _VERSION = re.compile(r"\d+(?:\.\d+)+(?:\.?(?:post|rc|dev|a|b)\d+)?")
 
@@ -142,7 +142,6 @@ class Labels(NamedTuple):
 
 
 def _splits(cases: Cases) -> Float:
-    """The split of each case, a row each."""
     names = (*SPLIT, *(f"prefill_{name}" for name in POOL))
     return np.column_stack([getattr(cases, name) for name in names]).astype(np.float64)
 

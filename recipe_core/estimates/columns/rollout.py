@@ -12,10 +12,10 @@ from recipe_core.engines.frameworks import training_data
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.request.training_workload import Rollout
 
+# Shares of a device's memory that are left to the engine come in steps of this.
 SHARE_STEP = 0.05
-"""Shares of a device's memory that are left to the engine come in steps of this."""
+# A smaller share is not tried: weights of any model, and graphs, take more.
 LEAST_SHARE = 0.1
-"""A smaller share is not tried: weights of any model, and graphs, take more."""
 
 
 @dataclass(frozen=True, slots=True)

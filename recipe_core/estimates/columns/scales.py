@@ -10,16 +10,16 @@ from numpy.typing import NDArray
 
 from recipe_core.base.arrays import Float
 
+# How the basis of a figure begins that rests on own runs.
 CALIBRATED = "calibrated"
-"""How the basis of a figure begins that rests on own runs."""
 
+# Scopes as an estimate names them, from narrow to wide.
 SCOPES = {
     "deployment": "this deployment",
     "model": "this model, device and engine",
     "version": "this engine version and device",
     "device": "this device",
 }
-"""Scopes as an estimate names them, from narrow to wide."""
 
 
 @dataclass(frozen=True, slots=True)

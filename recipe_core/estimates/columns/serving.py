@@ -23,8 +23,8 @@ from recipe_core.models.dtypes import bytes_per_value
 from recipe_core.models.spec import MATRIX_ROLES, ModelSpec, Role, Tensor
 from recipe_core.models.towers import Media
 
+# Formats that an engine casts into one another while loading.
 WIDE = frozenset({"bf16", "fp16", "fp32"})
-"""Formats that an engine casts into one another while loading."""
 
 Mode = Literal["closed", "open", "static", "offline"]
 
@@ -145,11 +145,11 @@ def no_such_cache(setting: Setting) -> str:
     )
 
 
+# The columns that describe one pool of devices.
 POOL = ("tp", "pp", "dp", "ep", "copies")
-"""The columns that describe one pool of devices."""
 
+# What tiers below the devices' cache cost a request; 0 where there are none.
 KV_TIMES = ("kv_wait_s", "kv_step_s")
-"""What tiers below the devices' cache cost a request; 0 where there are none."""
 OPTIONAL = (
     "draft_tokens",
     "acceptance",

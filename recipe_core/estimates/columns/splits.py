@@ -75,7 +75,6 @@ def _shared_by(ranks: int, sharing: ExpertSharing) -> set[int]:
 
 
 def _halvings(ranks: int) -> list[int]:
-    """The powers of two that divide the ranks."""
     return [1 << k for k in range(ranks.bit_length()) if ranks % (1 << k) == 0]
 
 

@@ -12,8 +12,8 @@ from contextvars import ContextVar
 
 from recipe_core.estimates.columns.corrections import Corrections
 
+# Learns corrections, or says that there are none; called once for each block at most.
 Source = Callable[[], Corrections | None]
-"""Learns corrections, or says that there are none; called once for each block at most."""
 
 
 class _Standing:

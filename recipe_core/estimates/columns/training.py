@@ -21,16 +21,16 @@ from recipe_core.request.phases import Evaluation, Phase, Ramp
 from recipe_core.request.training_workload import Attention, Loading
 
 RECOMPUTE = ("none", "selective", "full")
+# Parts of a layer that selective recomputation can name; the position is the bit in a column.
 RECOMPUTED = get_args(RecomputedModule)
-"""Parts of a layer that selective recomputation can name; the position is the bit in a column."""
+# Pipeline schedules; the position is the code in a column. zb-v has the first and the last chunk on
+# the first stage; dualpipe feeds a pipeline from both ends, so each stage is there twice.
 SCHEDULES = ("1f1b", "interleaved", "gpipe", "zb-h1", "zb-v", "dualpipe")
-"""Pipeline schedules; the position is the code in a column. zb-v has the first and the last chunk
-on the first stage; dualpipe feeds a pipeline from both ends, so each stage is there twice."""
 
+# Where states live: on the device; optimizer states in host memory, or on the host's disks; or all
+# of them (parameters, gradients and optimizer states) in host memory. The position is the code in a
+# column.
 OFFLOADS = ("none", "optimizer", "optimizer-nvme", "parameters")
-"""Where states live: on the device; optimizer states in host memory, or on the host's disks; or all
-of them (parameters, gradients and optimizer states) in host memory. The position is the code in a
-column."""
 
 Method = Literal["pretrain", "finetune", "lora", "qlora", "dpo", "grpo", "ppo"]
 Precision = Literal["bf16", "fp16", "fp8"]

@@ -33,8 +33,8 @@ CANDIDATE = (
     "overlap_experts",
 )
 WORKLOAD = ("method", "lora_targets", "sequence_length", "global_batch", "attention", "fused_loss")
+# Of the workload, where a source says so.
 FORMATS = ("gradient_dtype", "state_dtype", "moment_dtype", "activation_dtype", "mtp_layers")
-"""Of the workload, where a source says so."""
 RECOMPUTATIONS = ("none", "selective", "full")
 DIMENSIONS = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocabulary")
 

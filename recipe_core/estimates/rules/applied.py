@@ -20,13 +20,13 @@ from recipe_core.models.dtypes import bytes_per_value, compute_dtype
 from recipe_core.models.spec import ModelSpec
 from recipe_core.models.variants import base_of, stored_as
 
+# Bytes a value over those of the base's format from which nothing is lost.
 WIDER = 1.5
-"""Bytes a value over those of the base's format from which nothing is lost."""
+# The method of formats that an engine makes while it loads: plain rounding.
 ROUNDED = "RTN"
-"""The method of formats that an engine makes while it loads: plain rounding."""
+# Verdicts on weights and activations where activations are rounded, or the engine does not start;
+# with other kernels the weights alone are.
 NARROW: frozenset[Verdict] = frozenset({"native", "emulated", "refused"})
-"""Verdicts on weights and activations where activations are rounded, or the engine does not start;
-with other kernels the weights alone are."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from recipe_core.hardware.cluster import roofline
 from recipe_core.models.attention import EncoderAttention, GroupedAttention, LinearAttention
 from recipe_core.models.spec import CompressedAttention, LatentAttention, ModelSpec
 
+# Kinds of attention as sentences name them.
 ATTENTION = {
     "sparse-mla": "sparse latent attention",
     "compressed": "compressed attention",
@@ -32,7 +33,7 @@ ATTENTION = {
     "encoder": "attention of encoders",
     "gqa": "grouped-query attention",
 }
-"""Kinds of attention as sentences name them."""
+# Families of models, by how their model_type begins, for each kind of recurrent layers.
 STATES = {
     "delta": ("qwen3_next", "qwen3_5", "intern_s2", "minicpmv4_6"),
     "kda": ("kimi_linear",),
@@ -40,9 +41,10 @@ STATES = {
     "mamba1": ("falcon_mamba", "jamba", "mamba"),
     "conv": ("lfm2",),
 }
-"""Families of models, by how their model_type begins, for each kind of recurrent layers."""
+# Families whose softmax has a sink: a column of the scores without a token.
 SINKS = ("gpt_oss",)
-"""Families whose softmax has a sink: a column of the scores without a token."""
+# Formats of ``scripts/engine_support/formats.yaml`` by who wrote a checkpoint ("": anyone) and its
+# dtype; of several the one that the engine takes.
 FORMS: dict[tuple[str, str], tuple[str, ...]] = {
     ("awq", "int4"): ("awq-g128",),
     ("gptq", "int4"): ("gptq-g128",),
@@ -65,24 +67,22 @@ FORMS: dict[tuple[str, str], tuple[str, ...]] = {
     ("", "nvfp4"): ("modelopt-nvfp4", "ct-nvfp4"),
     ("", "mxfp4"): ("quark-mxfp4", "mxfp4"),
 }
-"""Formats of ``scripts/engine_support/formats.yaml`` by who wrote a checkpoint ("": anyone) and
-its dtype; of several the one that the engine takes."""
+# How the names of a runtime's architectures begin.
 VENDORS = {"cuda": ("sm_",), "rocm": ("gfx",), "xpu": ("xe",)}
-"""How the names of a runtime's architectures begin."""
+# Letters of an engine's words that a sentence quotes.
 LONGEST_WORDS = 200
-"""Letters of an engine's words that a sentence quotes."""
+# Attention that every engine has had for years: not having been asked about it says little.
 PLAIN = ("gqa", "mla", "encoder")
-"""Attention that every engine has had for years: not having been asked about it says little."""
 
 
+# Time of experts in kernels that no format was tuned for: the middle of 1 and 4.8, which AWQ
+# experts on Strix Halo took (kyuz0/amd-strix-halo-vllm-toolboxes#72: 36.0 tokens/s).
 GENERIC_TIME = 2.2
-"""Time of experts in kernels that no format was tuned for: the middle of 1 and 4.8, which AWQ
-experts on Strix Halo took (kyuz0/amd-strix-halo-vllm-toolboxes#72: 36.0 tokens/s)."""
+# Time of 4-bit weights that are unpacked before every product: read, written and read in 16 bits
+# ((0.56 + 2 + 2) / 0.56).
 EMULATED_TIME = 8.0
-"""Time of 4-bit weights that are unpacked before every product: read, written and read in 16 bits
-((0.56 + 2 + 2) / 0.56)."""
+# Standard deviation of the logarithm of such times: an 80 % band of a factor of 2.8 both ways.
 UNTUNED_SPREAD = 0.8
-"""Standard deviation of the logarithm of such times: an 80 % band of a factor of 2.8 both ways."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +218,6 @@ def _asked_of(engine: Engine) -> tuple[str, str, str]:
 
 
 def _release_of(engine: Engine) -> tuple[str, str]:
-    """The engine that has the kernels, and its release."""
     if engine.wraps:
         return engine.wraps, engine.wrapped_version or engine_named(engine.wraps).version
     return engine.name, engine.as_of or engine.version
@@ -318,7 +317,6 @@ def _known(
 
 
 def _short(words: str) -> str:
-    """The engine's words, cut where a list of every backend's reasons begins to be long."""
     return words if len(words) <= LONGEST_WORDS else f"{words[:LONGEST_WORDS].rstrip()} …"
 
 

@@ -51,8 +51,8 @@ class Effects:
 
 
 NONE = Effects()
+# What is said of an option with a meaning whose value has none here, such as a cache format.
 OTHER_VALUE = Unmodelled(what="a value that is not counted")
-"""What is said of an option with a meaning whose value has none here, such as a cache format."""
 
 
 def effects_of(
@@ -136,7 +136,6 @@ def _counted(
 
 
 def _layers_on_host(said: Mapping[Counted, Any], model: ModelSpec) -> dict[str, int]:
-    """Layers of a model that stay in the host's memory, whole or with their experts."""
     count, out = len(model.layers), dict[str, int]()
     if str(on_device := said.get("device_layers", "")).isdecimal():
         out["host_layers"] = max(count - int(on_device), 0)

@@ -20,6 +20,7 @@ class Refusal:
     say: Callable[[int], str]
 
 
+# Rules by code, as a person calls them; those of limits are in the registry of metrics.
 RULE_TITLES = {
     "devices": "More devices than available",
     "runtime": "Engine does not run on the device",
@@ -113,4 +114,3 @@ RULE_TITLES = {
     "launch-precision": "Framework does not launch the precision",
     "launch-sequence": "Framework does not cut sequences this way",
 }
-"""Rules by code, as a person calls them; those of limits are in the registry of metrics."""

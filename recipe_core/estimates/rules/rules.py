@@ -209,7 +209,6 @@ def _device_rules(setting: Setting, cases: Cases) -> Iterator[Refusal]:
 
 
 def _engine_weights(setting: Setting, cases: Cases) -> Refusal:
-    """That the engine has no kernels for the weights, as their quantiser encodes them."""
     device, engine = setting.cluster.device, setting.engine
     quantization = setting.model.quantization
     writer = ""
@@ -311,8 +310,8 @@ def _engine_rules(setting: Setting, cases: Cases) -> Iterator[Refusal]:
     yield from _expert_rules(setting, cases, title)
 
 
+# What engines make for each task.
 _TASKS = {"generate": "text", "embed": "embeddings", "score": "scores"}
-"""What engines make for each task."""
 
 
 def _task_rules(setting: Setting, cases: Cases, title: str) -> Iterator[Refusal]:

@@ -20,8 +20,8 @@ from recipe_core.estimates.rules.refusal import Refusal
 from recipe_core.models.spec import MoeMlp
 from recipe_core.request.phases import Phase
 
+# The least compute capability of NVIDIA's that has a recipe's scales.
 LEAST_ARCHITECTURE = {"mxfp8": 100, "blockwise": 90}
-"""The least compute capability of NVIDIA's that has a recipe's scales."""
 
 
 def rules(setting: TrainingSetting, cases: TrainingCases) -> list[Refusal]:
@@ -152,7 +152,6 @@ def _batch_rules(cases: TrainingCases) -> Iterator[Refusal]:
 
 
 def _phase_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Refusal]:
-    """Rules of the batch and the sequences in every phase of another shape."""
     for phase in setting.phases:
         phased, ranks = cases.in_phase(phase), cases.dp * cases.cp
         for rule in _batch_rules(phased):

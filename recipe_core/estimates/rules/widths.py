@@ -14,8 +14,8 @@ from recipe_core.estimates.rules.kernels import told_of_cut
 from recipe_core.estimates.rules.refusal import Refusal
 from recipe_core.models.spec import GroupedAttention, Layer, MoeMlp, Role, Stored
 
+# What goes into the projection after the heads.
 OUTPUT = "attention output"
-"""What goes into the projection after the heads."""
 
 
 def indivisible(code: str, broken: Bool, subject: str, cases: Cases) -> Refusal:
@@ -71,7 +71,6 @@ def unknown_cuts(setting: Setting, cases: Cases) -> dict[str, Bool]:
 
 
 def _steps(setting: Setting, cases: Cases) -> Iterator[tuple[str, int, Stored, Bool]]:
-    """Every width in a format with groups or blocks, and where it is cut evenly."""
     for (name, width), formats in _by_width(setting, cases):
         for stored, cut in formats:
             if stored and _step(stored):
@@ -87,10 +86,10 @@ def _cut_within(cases: Cases, cut: Bool, width: int, stored: Stored) -> Bool:
     return np.asarray(cut & (width / cases.tp % (_step(stored) or 1) != 0))
 
 
+# The smallest block that kernels take in place of one that a rank's share cuts.
 FINEST_BLOCK = 32
-"""The smallest block that kernels take in place of one that a rank's share cuts."""
+# What holds of cut blocks where nobody asked the engine.
 _BLOCK = Answer("no")
-"""What holds of cut blocks where nobody asked the engine."""
 
 
 def _told(setting: Setting, name: str, stored: Stored) -> Answer:

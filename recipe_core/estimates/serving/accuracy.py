@@ -16,10 +16,10 @@ from recipe_core.estimates.columns.serving import Setting
 from recipe_core.estimates.prediction import Amount, Known, Part
 from recipe_core.estimates.rules.applied import Applied, applied
 
+# The column of the expected share that is kept.
 COLUMN = "accuracy"
-"""The column of the expected share that is kept."""
+# Published figures that stand beside the estimate of a single split.
 NEAREST = 5
-"""Published figures that stand beside the estimate of a single split."""
 OF_TEXT = "published figures are of models that generate text"
 OF_TECHNIQUE = "its number formats stand for a technique, which is judged by its name"
 

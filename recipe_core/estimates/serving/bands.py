@@ -13,6 +13,7 @@ from recipe_core.estimates.columns.serving import Setting
 from recipe_core.estimates.rules.kernels import UNTUNED_SPREAD, untuned
 from recipe_core.hardware.cluster import host_speed, roofline
 
+# Groups of devices and engines, from the narrowest to all.
 GROUPS = (
     ("basis", "engine", "architecture"),
     ("basis", "engine"),
@@ -20,19 +21,18 @@ GROUPS = (
     ("basis",),
     (),
 )
-"""Groups of devices and engines, from the narrowest to all."""
+# Figures of cost and energy that have intervals: those of the throughput, the other way round.
 FOLLOWING = ("usd_per_million_output_tokens", "joules_per_token")
-"""Figures of cost and energy that have intervals: those of the throughput, the other way round."""
+# Standard deviation of the logarithm that errors of embeddings and scores have besides those of
+# prompts: assumed from the few published runs held against them (docs/method/encoders.md).
 POOLED_SPREAD = 0.5
-"""Standard deviation of the logarithm that errors of embeddings and scores have besides those of
-prompts: assumed from the few published runs held against them (docs/method/encoders.md)."""
+# Formats of caches that no measured run has.
 UNMEASURED_CACHES = ("nvfp4",)
-"""Formats of caches that no measured run has."""
+# The same of times that an option moves which is not counted, or counted without a measured run:
+# assumed, an 80 % band of a factor of 1.6 both ways.
 UNCOUNTED_SPREAD = 0.35
-"""The same of times that an option moves which is not counted, or counted without a measured run:
-assumed, an 80 % band of a factor of 1.6 both ways."""
+# Figures whose errors those of all others follow.
 METRICS = ("ttft_s", "tpot_s", "output_tokens_per_s")
-"""Figures whose errors those of all others follow."""
 
 
 @cache

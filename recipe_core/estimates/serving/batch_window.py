@@ -33,18 +33,18 @@ import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int
 
+# Independent runs of each case.
 SERVERS = 32
-"""Independent runs of each case."""
+# Batches of a run before and while it is measured.
 WARM, STEPS = 60, 180
-"""Batches of a run before and while it is measured."""
+# Most requests of a run.
 ARRIVALS = 16_384
-"""Most requests of a run."""
 CLOSED_WARM, CLOSED_STEPS = 48, 240
+# Gaps over which the rate of all runs together is the stated one, so that none has more load.
 EVEN = 8
-"""Gaps over which the rate of all runs together is the stated one, so that none has more load."""
 SEED = 20_270
+# Requests of a batch whose time is a sample for percentiles, evenly spread over it.
 PICKS = 4
-"""Requests of a batch whose time is a sample for percentiles, evenly spread over it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from recipe_core.estimates.serving.operators import Parts, Step
 from recipe_core.estimates.serving.rates import Serving
 from recipe_core.estimates.serving.speculative import engine_step
 
+# What every part of a time is attributed to, as a person calls it.
 BOTTLENECKS = {
     "compute": "Compute",
     "memory": "Memory traffic",
@@ -27,7 +28,6 @@ BOTTLENECKS = {
     "overhead": "Overhead",
     "queue": "Waiting",
 }
-"""What every part of a time is attributed to, as a person calls it."""
 CAUSES = tuple(BOTTLENECKS)
 # parts that have one cause
 _CAUSE = {"engine": "overhead", "launch": "overhead", "request": "overhead", "transfer": "network"}

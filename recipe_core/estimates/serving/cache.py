@@ -18,8 +18,8 @@ from recipe_core.models.attention import GroupedAttention
 from recipe_core.models.dtypes import bytes_per_value
 from recipe_core.models.spec import Attention, CompressedAttention, LatentAttention, Layer
 
+# Layers and how many of each.
 Counted = tuple[tuple[Layer, int | Float], ...]
-"""Layers and how many of each."""
 
 
 def kv_token_bytes(setting: Setting, attention: Attention | None, tp: Int | Float) -> Float:

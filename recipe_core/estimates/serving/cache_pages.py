@@ -103,7 +103,6 @@ def _caches(a: CompressedAttention, value_bytes: float) -> Iterable[tuple[Group,
 
 
 def _balanced(sizes: Counter[int]) -> bool:
-    """Whether a group has equally many pages of each size, so that it can be split by layer."""
     return len(set(sizes.values())) == 1
 
 

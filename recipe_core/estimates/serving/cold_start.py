@@ -349,8 +349,8 @@ CHANGES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("wake", "restore a snapshot of the process", {"wake": "snapshot"}),
     ("wake", "let the engine sleep, weights in memory", {"wake": "sleep-1"}),
 )
+# Savings below this are none.
 LEAST_S = 0.5
-"""Savings below this are none."""
 
 
 def _savings(start: Start, setup: Setup, seconds: float) -> Iterator[Saving]:

@@ -22,15 +22,15 @@ from recipe_core.base.arrays import Float
 from recipe_core.engines.memory import CompressedPools
 from recipe_core.models.compressed import STATE_VALUE_BYTES, CompressedAttention
 
+# What pages of the fp8 layout are padded to.
 ALIGNMENT_BYTES = 576
-"""What pages of the fp8 layout are padded to."""
+# States that a page of windows has of entries that overlap.
 OVERLAPPING_ROWS = 8
-"""States that a page of windows has of entries that overlap."""
+# Requests more that states are reserved for: one, a ring, and a row that is rounded up.
 SPARE = 3
-"""Requests more that states are reserved for: one, a ring, and a row that is rounded up."""
+# How many requests a server runs that is not told: so many times its tokens over the longest
+# context, between these.
 LEAST_REQUESTS, MOST_REQUESTS, REQUESTS_PER_CONTEXT = 2048, 4096, 512
-"""How many requests a server runs that is not told: so many times its tokens over the longest
-context, between these."""
 
 Layers = tuple[tuple[CompressedAttention, int], ...]
 

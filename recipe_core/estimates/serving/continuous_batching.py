@@ -37,18 +37,18 @@ from recipe_core.estimates.serving.operators import Parts, Step, total
 from recipe_core.estimates.serving.speculative import engine_steps, tokens_per_step
 from recipe_core.hardware.cluster import host_speed
 
+# Shares of the resident requests at which steps are computed, largest first.
 NODES = (1.0, 0.3, 0.05)
-"""Shares of the resident requests at which steps are computed, largest first."""
+# Steps of prompts before a request's own at most, while one takes all that wait. Simulations show
+# 0.5 to 1 (the rest of a step under way, sometimes one more); of 1, 1.25, 1.5 and 2 the least that
+# does not make estimates of published runs worse.
 STEPS_AHEAD = 1.25
-"""Steps of prompts before a request's own at most, while one takes all that wait. Simulations show
-0.5 to 1 (the rest of a step under way, sometimes one more); of 1, 1.25, 1.5 and 2 the least that
-does not make estimates of published runs worse."""
+# How far interpolation may put a search off, as a share of what is balanced.
 ASTRAY = 0.01
-"""How far interpolation may put a search off, as a share of what is balanced."""
+# Nodes that are added at most, before a search computes every step.
 MORE_NODES = 6
-"""Nodes that are added at most, before a search computes every step."""
+# Decoding sequences of a loop that hardly decodes, where answers have one token.
 LEAST_DECODING = 1e-9
-"""Decoding sequences of a loop that hardly decodes, where answers have one token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +154,7 @@ def prompt_step(
     ), prompts
 
 
+# What a loop knows of each case, besides its nodes.
 _COLUMNS = (
     "capacity",
     "most",
@@ -167,7 +168,6 @@ _COLUMNS = (
     "group",
     "grouped_s",
 )
-"""What a loop knows of each case, besides its nodes."""
 
 
 class Loop:

@@ -31,16 +31,16 @@ from recipe_core.estimates.serving.rates import Serving
 
 STEPS, PROMPTS, EITHER = range(3)
 
+# Parts of the time to first token that last so many decode steps.
 STEP_PARTS = ("schedule", "receive", "stream")
-"""Parts of the time to first token that last so many decode steps."""
 
+# Which runs tell of a figure.
 _SHOWN_BY = {
     "tpot_s": STEPS,
     "ttft_s": PROMPTS,
     "request_latency_s": EITHER,
     "output_tokens_per_s": EITHER,
 }
-"""Which runs tell of a figure."""
 
 
 @dataclass(frozen=True, slots=True)

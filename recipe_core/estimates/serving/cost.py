@@ -37,14 +37,13 @@ from recipe_core.hardware.profile import Device, Fabric
 
 SECONDS_PER_HOUR = 3600.0
 
+# Watts above idle at full memory traffic, as a share of those at full compute; assumed, so that
+# published draws are roughly met.
+#
+# An H100 decoding one sequence draws 300 W, decoding 128 of them 600 W (ML.ENERGY 3.0, cited by
+# vLLM's fleet simulator): the estimates are 305 and 480 to 500 W. An H200 decoding draws 137 to 300
+# W of its 700 (arXiv 2605.11999): the estimate is 290 W and more.
 MEMORY_WATTS = 0.5
-"""Watts above idle at full memory traffic, as a share of those at full compute; assumed, so that
-published draws are roughly met.
-
-An H100 decoding one sequence draws 300 W, decoding 128 of them 600 W (ML.ENERGY 3.0, cited by
-vLLM's fleet simulator): the estimates are 305 and 480 to 500 W. An H200 decoding draws 137 to 300 W
-of its 700 (arXiv 2605.11999): the estimate is 290 W and more.
-"""
 
 
 @dataclass(frozen=True, slots=True)

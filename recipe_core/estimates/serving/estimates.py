@@ -258,7 +258,6 @@ def estimate(setting: Setting, cases: Cases) -> Estimates:
 
 
 def _solved(setting: Setting, cases: Cases, mem: Memory) -> tuple[Serving, Pools | None]:
-    """Serving of cases by the formulas, and what each pool does where there are two."""
     if not setting.model.generates:
         formulas = pooled_serving if setting.engine.batcher is None else windowed_serving
         return _served(setting, cases, mem, formulas), None
@@ -300,6 +299,7 @@ def _link_rules(setting: Setting, cached: Cached | None) -> Iterator[Refusal]:
     )
 
 
+# Rules that both pools keep or break together.
 _OF_BOTH = (
     "engine-kernels",
     "devices",
@@ -310,7 +310,6 @@ _OF_BOTH = (
     "no-pools",
     "no-drafts",
 )
-"""Rules that both pools keep or break together."""
 
 
 def _pool_rules(setting: Setting, pools: Pools) -> Iterator[Refusal]:
@@ -321,7 +320,6 @@ def _pool_rules(setting: Setting, pools: Pools) -> Iterator[Refusal]:
 
 
 def _may_start(setting: Setting, mem: Memory) -> Bool:
-    """Cases whose memory is not too small beyond the error of estimates."""
     return ~cannot_start(memory_probability(setting, mem))
 
 

@@ -47,10 +47,10 @@ from recipe_core.estimates.serving.weights import draft_layer
 from recipe_core.hardware.host_links import host_links, link_rates
 from recipe_core.models.spec import LatentAttention
 
+# Share of a link that is busy where a queue on it is still computed.
 FULLEST = 0.98
-"""Share of a link that is busy where a queue on it is still computed."""
+# Times that rates and waits for blocks are balanced.
 PASSES = 5
-"""Times that rates and waits for blocks are balanced."""
 
 Solve = Callable[[Setting, Cases, Memory], tuple[Serving, Pools | None]]
 
@@ -323,7 +323,6 @@ class Tiers:
         return known, self._costs(uses, hit, waits_s, saved_s)
 
     def _written(self, tier: Tier, use: TierUse, tokens_per_s: Float) -> TierUse:
-        """The tier with the blocks that are written to it."""
         blocks = token_bytes(self.setting, self.cases)
         each = blocks.server_bytes if tier == "host" else blocks.stored_bytes
         return replace(use, write_bytes_per_s=tokens_per_s * use.kept * each)
@@ -331,7 +330,6 @@ class Tiers:
     def _costs(
         self, uses: dict[Tier, TierUse], hit: Float, waits_s: Float, exposed_s: Float
     ) -> Cases:
-        """The cases with what a request waits, and what it adds to steps."""
         way = self.way
         cases = replace(self.cases, prefix_hit=hit)
         loads_s = np.asarray(sum(use.load_s for use in uses.values()))

@@ -21,10 +21,10 @@ from recipe_core.estimates.serving.cache_results import KvTier, PrefixCache, Ver
 from recipe_core.estimates.serving.kv_tiers import Cached, TierUse
 from recipe_core.estimates.serving.rates import Serving, active_replicas
 
+# A change that counts, as a share of what is changed: repeated runs differ by as much.
 NOTICED = 0.02
-"""A change that counts, as a share of what is changed: repeated runs differ by as much."""
+# The least that a change counts beside one the other way, as a share of that.
 WEIGHS = 0.2
-"""The least that a change counts beside one the other way, as a share of that."""
 
 
 class Estimated(Protocol):
@@ -168,5 +168,4 @@ def _because(use: TierUse, slowdown: float) -> Iterator[str]:
 
 
 def _micro(seconds: float) -> str:
-    """A short time with three digits."""
     return f"{significant(seconds * 1e6)} µs"

@@ -27,11 +27,10 @@ from recipe_core.estimates.serving.cache import (
 from recipe_core.estimates.serving.cache_groups import Grouped
 from recipe_core.estimates.serving.memory import Memory
 
+# The first release of vLLM whose size in tokens follows from its number of requests (vllm#40691).
 COUNTED_RIGHT = "0.21.0"
-"""The first release of vLLM whose size in tokens follows from its number of requests
-(vllm#40691)."""
+# What the cache holds over what is logged, from which an estimate says both.
 WORTH_SAYING = 1.05
-"""What the cache holds over what is logged, from which an estimate says both."""
 
 
 def longest_bytes(setting: Setting, cases: Cases) -> Float:

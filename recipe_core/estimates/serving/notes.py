@@ -38,32 +38,32 @@ if TYPE_CHECKING:
     from recipe_core.estimates.serving.estimates import Estimates
     from recipe_core.estimates.serving.pools import Pools
 
+# Time of a step over that with 16-bit weights from which a narrow format slows it down.
 SLOWER = 1.01
-"""Time of a step over that with 16-bit weights from which a narrow format slows it down."""
+# Share of a step on links from which they are worth a sentence.
 LINKED = 0.1
-"""Share of a step on links from which they are worth a sentence."""
+# The same of a step with prompts in which devices wait for the host to launch kernels.
 LAUNCHED = 0.1
-"""The same of a step with prompts in which devices wait for the host to launch kernels."""
+# Prompts in a step on average from which they share it, so that load changes what they wait.
 SHARED = 1.5
-"""Prompts in a step on average from which they share it, so that load changes what they wait."""
+# Share of the time to first token for prompts ahead from which that is worth a sentence.
 AHEAD = 0.1
-"""Share of the time to first token for prompts ahead from which that is worth a sentence."""
+# Steps of a static batch's prompts of which one more is no longer worth a sentence.
 MANY_STEPS = 16
-"""Steps of a static batch's prompts of which one more is no longer worth a sentence."""
 
+# Parts of a step on links, and what they do.
 _LINKS = {
     "all_to_all": "exchanging tokens among experts",
     "all_reduce": "summing over tp",
     "context": "sharing a cache",
     "pipeline": "handing over between stages",
 }
-"""Parts of a step on links, and what they do."""
 _POOLED = (
     "Embeddings and scores are estimated from the formulas of prompts alone: few published runs "
     "are held against them (docs/engines.md), so that their intervals are wide."
 )
+# Parts of a time that are no work of a request's own.
 _WAITS = ("schedule", "prompts_ahead", "engine_queue", "prefill_interference", "request")
-"""Parts of a time that are no work of a request's own."""
 
 
 def _about_towers(setting: Setting) -> Iterator[str]:
@@ -134,7 +134,6 @@ def notes(e: Estimates, rows: Int, memory: Memory, feasible: Bool) -> Iterator[l
 
 
 def _waiting(pools: Pools, rows: Int) -> Iterator[list[str]]:
-    """Which pool bounds the rate."""
     for prefill, decode in zip(
         pools.prefill_per_s[rows].tolist(), pools.decode_per_s[rows].tolist(), strict=True
     ):
@@ -315,7 +314,6 @@ class _Steps:
 
 
 def _steps(setting: Setting, cases: Cases, decoding: Float) -> _Steps:
-    """The steps of cases of which so many sequences decode."""
     arriving = decoding
     if setting.mode != "static":
         tokens = np.maximum(cases.output_tokens - 1, 1e-6)
@@ -407,7 +405,6 @@ def _launched(steps: _Steps, parts: tuple[Parts, ...]) -> Iterator[str | None]:
 
 
 def _batch_steps(setting: Setting, cases: Cases) -> Iterator[str | None]:
-    """Steps of the prompts of a static batch."""
     if setting.mode != "static" or not setting.engine.chunked_prefill:
         yield from [None] * len(cases)
         return

@@ -143,8 +143,8 @@ def step_parts(setting: Setting, cases: Cases, step: Step) -> Parts:
     return parts
 
 
+# Seconds of the two small products that an adapter adds to a matrix, in a captured graph.
 ADAPTER_KERNELS_S = 2 * 4e-6
-"""Seconds of the two small products that an adapter adds to a matrix, in a captured graph."""
 
 
 def _options_s(setting: Setting, cases: Cases, step: Step) -> Float:

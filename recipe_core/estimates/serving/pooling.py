@@ -33,9 +33,9 @@ from recipe_core.estimates.serving.memory import Memory
 from recipe_core.estimates.serving.operators import Parts, Step, step_parts, total
 from recipe_core.estimates.serving.rates import Serving, active_replicas, resident_limit
 
+# Rounds of the fixed point; a step's time is nearly affine in its prompts, so that each halves the
+# distance at least.
 ROUNDS = 24
-"""Rounds of the fixed point; a step's time is nearly affine in its prompts, so that each halves
-the distance at least."""
 
 
 def prompt_batch(setting: Setting, cases: Cases, prompts: Float) -> tuple[Step, Float]:

@@ -37,8 +37,8 @@ from recipe_core.estimates.serving.simulate import FIGURES
 
 _NAMES = "|".join(figure.removesuffix("_s") for figure in FIGURES)
 PERCENTILE = rf"^({_NAMES})_p\d+(\.\d+)?_s$"
+# Name of a percentile: ``ttft_p95_s``.
 Percentile = Annotated[str, Field(pattern=PERCENTILE)]
-"""Name of a percentile: ``ttft_p95_s``."""
 _CAUSE = Literal[CAUSES]  # type: ignore[valid-type]
 LargestPart = Literal["weights", "kv_needed", "activations", "runtime"]
 
@@ -100,6 +100,7 @@ class ServingMemory(PoolMemory):
     """Memory of the pool that computes prompts, where there is one."""
 
 
+# Titles of the parts that a device's memory is the sum of.
 MEMORY = {
     "weights_bytes": "Weights",
     "encoder_bytes": "Vision and audio encoders",
@@ -107,7 +108,6 @@ MEMORY = {
     "activations_bytes": "Activations",
     "runtime_bytes": "Runtime",
 }
-"""Titles of the parts that a device's memory is the sum of."""
 
 
 def memory_parts(memory: Mapping[str, Any]) -> dict[str, Any]:
@@ -319,6 +319,7 @@ class ServingEstimate(EstimateBase):
         return {**self.serving.to_json(), **{name: more[name] for name in FOLLOWING}}
 
 
+# Labels of the parts of a serving time.
 TIME_TITLES = {
     "qkv": "Query, key, value projections",
     "o": "Output projection",
@@ -353,4 +354,3 @@ TIME_TITLES = {
     "kv_load": "Cached blocks from host or store",
     "kv_copies": "Steps that wait for cached blocks",
 }
-"""Labels of the parts of a serving time."""

@@ -32,8 +32,8 @@ from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.serving.memory import Memory
 from recipe_core.estimates.serving.rates import active_replicas
 
+# From above to the solution; each step at least holds what the one before found.
 STEPS = 50
-"""From above to the solution; each step at least holds what the one before found."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,16 +43,16 @@ if TYPE_CHECKING:
     from recipe_core.estimates.serving.estimates import Estimates
     from recipe_core.estimates.serving.pools import Pools
 
+# Figures whose intervals are those of the throughput.
 _LIKE_OUTPUT = (
     "goodput_requests_per_s",
     "output_tokens_per_s_per_gpu",
     "requests_per_s",
     "input_tokens_per_s",
 )
-"""Figures whose intervals are those of the throughput."""
 PARTS = ("weights_bytes", "kv_needed_bytes", "activations_bytes", "runtime_bytes")
+# Columns of a stage: the parts that make its total, and the towers within its weights.
 STAGE_PARTS = (*PARTS, "encoder_bytes", "total_bytes")
-"""Columns of a stage: the parts that make its total, and the towers within its weights."""
 
 
 def estimate_rows(
@@ -130,7 +130,6 @@ def _memory_columns(memory: Memory) -> dict[str, list[Any]]:
 
 
 def _stages(setting: Setting, cases: Cases, memory: Memory) -> list[list[StageMemory] | None]:
-    """Memory of each pipeline stage, where a case has several."""
     out: list[list[StageMemory] | None] = [None] * len(cases)
     sequences = memory.kv_needed_bytes / np.maximum(memory.sequence_bytes, 1.0)
     for count in np.unique(cases.pp[cases.pp > 1]).tolist():

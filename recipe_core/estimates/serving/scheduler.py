@@ -158,7 +158,6 @@ class Replica:
         )
 
     def _growth(self) -> int:
-        """Tokens of cache that one more round needs."""
         return 0 if self.rules.reserves else len(self._decoding)
 
     def _share(self, request: int) -> int:

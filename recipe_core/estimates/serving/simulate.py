@@ -53,9 +53,9 @@ class Spread:
 
 
 EXACT = Spread()
+# Default: InferenceMAX and ATOM draw lengths from 0.8 to 1.0 of nominal. With exact lengths
+# requests would start and end in waves for ever.
 TYPICAL = Spread(0.1, 0.1)
-"""Default: InferenceMAX and ATOM draw lengths from 0.8 to 1.0 of nominal. With exact lengths
-requests would start and end in waves for ever."""
 
 
 @dataclass(frozen=True, slots=True)

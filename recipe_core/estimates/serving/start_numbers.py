@@ -26,6 +26,7 @@ Stream = Literal["drive", "network", "object", "memory"]
 Kernels = Literal["none", "native", "other"]
 Loader = Literal["default", "streamer", "fastsafetensors", "instanttensor"]
 ANY = "any"
+# What a stream of reads waits for: a volume is reached over a network too.
 STREAMS: Mapping[Medium, Stream] = {
     "drive": "drive",
     "volume": "network",
@@ -33,14 +34,13 @@ STREAMS: Mapping[Medium, Stream] = {
     "object": "object",
     "memory": "memory",
 }
-"""What a stream of reads waits for: a volume is reached over a network too."""
+# What reads of a kind of storage tier are like.
 MEDIA: Mapping[str, Medium] = {
     "local": "drive",
     "volume": "volume",
     "network": "network",
     "object": "object",
 }
-"""What reads of a kind of storage tier are like."""
 
 
 class _Data(BaseModel):

@@ -28,8 +28,8 @@ from recipe_core.estimates.serving.memory import Memory, memory
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
+# The share of a card that is taken as free where nobody told what its driver holds.
 FREE_UNTOLD = 0.98
-"""The share of a card that is taken as free where nobody told what its driver holds."""
 
 
 class Held(BaseModel):
@@ -226,8 +226,8 @@ def is_uncertain(probability: Float) -> Bool:
     return np.asarray((probability >= low) & (probability < high))
 
 
+# How the sentence begins that a start is uncertain.
 DOUBT = "may not start"
-"""How the sentence begins that a start is uncertain."""
 
 
 def uncertain_text(setting: Setting, cases: Cases, held: Memory, probability: float) -> str:
@@ -268,8 +268,8 @@ def uncertain_text(setting: Setting, cases: Cases, held: Memory, probability: fl
 
 # What would make a start certain
 
+# Lengths that a round of the search for the longest asks for.
 LENGTHS = 65
-"""Lengths that a round of the search for the longest asks for."""
 
 
 def starts_with(setting: Setting, cases: Cases, probability: float) -> Bool:

@@ -17,12 +17,11 @@ from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.roofline import operator_s
 from recipe_core.models.spec import Tower
 
+# Bytes per value of a patch while it is embedded: in 32 bits as it comes, and in 16.
 PIXEL_BYTES = 6.0
-"""Bytes per value of a patch while it is embedded: in 32 bits as it comes, and in 16."""
 
 
 def _ranks(setting: Setting, tower: Tower, cases: Cases) -> Float:
-    """Ranks over which the layers of a tower are cut."""
     rule = setting.engine.memory.encoder
     cut = rule is not None and rule.sharded and tower.sharded
     divides = (cases.tp > 0) & (tower.heads % np.maximum(cases.tp, 1) == 0)

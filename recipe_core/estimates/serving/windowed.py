@@ -31,12 +31,12 @@ from recipe_core.estimates.serving.pooling import batch_parts, pooled_serving
 from recipe_core.estimates.serving.rates import Serving, active_replicas, resident_limit
 from recipe_core.estimates.serving.simulate import Simulation
 
+# Parts of a step that the host takes; while it does the device may run another batch.
 HOST = ("engine", "launch")
-"""Parts of a step that the host takes; while it does the device may run another batch."""
+# Share of the capacity at which a server that gets more than that is shown.
 NEAR_FULL = 0.999
-"""Share of the capacity at which a server that gets more than that is shown."""
+# Cases that are simulated together, so that memory stays flat however many there are.
 AT_ONCE = 1024
-"""Cases that are simulated together, so that memory stays flat however many there are."""
 
 
 def windowed_serving(setting: Setting, cases: Cases, memory: Memory) -> Serving:

@@ -35,13 +35,13 @@ from recipe_core.models.spec import (
 )
 from recipe_core.request.candidate import RecomputedModule
 
+# Bytes of a 16-bit value.
 BYTES = 2.0
-"""Bytes of a 16-bit value."""
+# Bytes a value that an unfused norm saves beyond a fused one: its input in fp32 instead of 16 bits,
+# and the normed value in 16 bits.
 NORM_UPCAST = 4.0
-"""Bytes a value that an unfused norm saves beyond a fused one: its input in fp32 instead of 16
-bits, and the normed value in 16 bits."""
+# Bytes that unfused attention saves for a pair of tokens: scores, their softmax and the mask.
 SCORE_BYTES = 5.0
-"""Bytes that unfused attention saves for a pair of tokens: scores, their softmax and the mask."""
 
 
 def boundary_bytes(setting: TrainingSetting, cases: TrainingCases) -> Float:
@@ -161,6 +161,8 @@ MLP_PARTS = frozenset(
     }
 )
 _SHARED = frozenset({"shared_inner", "shared_product"})
+# Parts of a layer that are not kept where a module is recomputed, in Megatron Core's words
+# (``--recompute-modules``); a block that is recomputed keeps its input.
 DROPS: dict[RecomputedModule, frozenset[str]] = {
     "core_attn": frozenset({"scores"}),
     "mla_up_proj": frozenset({"expanded"}),
@@ -170,8 +172,6 @@ DROPS: dict[RecomputedModule, frozenset[str]] = {
     "moe": MLP_PARTS - {"mlp_inner", "mlp_product"},
     "shared_experts": _SHARED,
 }
-"""Parts of a layer that are not kept where a module is recomputed, in Megatron Core's words
-(``--recompute-modules``); a block that is recomputed keeps its input."""
 
 
 def layer_bytes(setting: TrainingSetting, cases: TrainingCases, layer: Layer) -> Float:

@@ -10,12 +10,12 @@ from recipe_core.base.documents import read_shipped
 from recipe_core.estimates.bands import Band, BandFile, Uncertain, holding
 from recipe_core.estimates.columns.training import TrainingSetting
 
+# Groups of devices and frameworks, from the narrowest to all.
 GROUPS = (("engine", "architecture"), ("engine",), ("vendor",), ())
-"""Groups of devices and frameworks, from the narrowest to all."""
+# Figures whose errors those of rates, cost and energy follow.
 METRICS = ("step_s",)
-"""Figures whose errors those of rates, cost and energy follow."""
+# What a figure is off by where a step samples answers too.
 SAMPLED = {"step_s": "sampled_step_s"}
-"""What a figure is off by where a step samples answers too."""
 
 
 @cache
@@ -52,8 +52,8 @@ def errors(setting: TrainingSetting) -> tuple[Float, Float]:
     return common, bands().covariance(METRICS, [of.independent for of in of_metrics])
 
 
+# Columns whose errors are those of the time of a step.
 FOLLOWING = ("wall_s", "usd", "usd_per_million_tokens", "joules_per_token")
-"""Columns whose errors are those of the time of a step."""
 
 
 def uncertain(setting: TrainingSetting, column: str) -> Uncertain | None:

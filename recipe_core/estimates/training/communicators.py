@@ -11,8 +11,8 @@ import numpy as np
 from recipe_core.base.arrays import Float
 from recipe_core.estimates.columns.training import TrainingCases, TrainingSetting
 
+# Runtimes whose library (NCCL, RCCL) keeps buffers on the device.
 _LIBRARIES = ("cuda", "rocm")
-"""Runtimes whose library (NCCL, RCCL) keeps buffers on the device."""
 
 
 def communicator_bytes(setting: TrainingSetting, cases: TrainingCases) -> Float:

@@ -23,9 +23,9 @@ from recipe_core.estimates.training.operators import cast_s, elementwise_s, prod
 from recipe_core.estimates.training.routing import imbalance
 from recipe_core.models.spec import MoeMlp
 
+# Recipes that quantise along rows and along columns. With one scale a tensor the casts of routed
+# rows are in the fitted rate of products in 8 bits.
 SCALED_TWICE = ("blockwise", "mxfp8")
-"""Recipes that quantise along rows and along columns. With one scale a tensor the casts of routed
-rows are in the fitted rate of products in 8 bits."""
 
 
 @dataclass(frozen=True, slots=True)

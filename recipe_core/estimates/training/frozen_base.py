@@ -20,8 +20,8 @@ from recipe_core.estimates.training.activations import BYTES, recomputed_share
 from recipe_core.models.spec import Layer, Tensor
 from recipe_core.models.tensors import MATRIX_ROLES
 
+# Half of a layer, by role, of the matrices that can get adapters.
 ADAPTED = {"attention": "attention", "mixer": "attention", "linear": "mlp", "shared": "mlp"}
-"""Half of a layer, by role, of the matrices that can get adapters."""
 
 
 def split_ranks(cases: TrainingCases, item: Tensor) -> Float:
@@ -115,7 +115,6 @@ def dequantize_s(setting: TrainingSetting, cases: TrainingCases, layer: Layer) -
 
 
 def _matrices(setting: TrainingSetting, layer: Layer) -> float:
-    """Matrices of a layer, each with a product of its own."""
     return float(
         sum(
             1 if matrix.cuts_inputs else _fused_parts(layer, item)

@@ -13,8 +13,8 @@ import numpy as np
 from recipe_core.base.arrays import Float, add
 from recipe_core.estimates.columns.training import TrainingCases, TrainingSetting
 
+# States that ``parameters`` moves; the reference last, which it moves where it is divided.
 MOVED = ("parameters", "gradients", "optimizer", "master", "reference")
-"""States that ``parameters`` moves; the reference last, which it moves where it is divided."""
 _OPTIMIZER = ("optimizer", "master")
 
 

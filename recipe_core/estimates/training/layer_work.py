@@ -25,15 +25,15 @@ from recipe_core.estimates.training.activations import (
 )
 from recipe_core.models.spec import Attention, GroupedAttention, Layer, LinearAttention
 
+# Gradients inside a feed-forward block at the peak of its backward pass, as a share of what the
+# block kept: 6f of 8f bytes a token.
 MLP_WORK = 0.75
-"""Gradients inside a feed-forward block at the peak of its backward pass, as a share of what the
-block kept: 6f of 8f bytes a token."""
+# Bytes of a value that is summed in fp32.
 SUM_BYTES = 4.0
-"""Bytes of a value that is summed in fp32."""
+# Bytes of the gradients of a pair of tokens in unfused attention: of its share, of its score.
 SCORE_GRADIENTS = 4.0
-"""Bytes of the gradients of a pair of tokens in unfused attention: of its share, of its score."""
+# Copies of the fp32 gradients of keys and values in a ring: summed, sent, and received.
 RING_COPIES = 3.0
-"""Copies of the fp32 gradients of keys and values in a ring: summed, sent, and received."""
 _MLP_HALF = MLP_PARTS | {"mlp_norm_input", "mlp_norm_output", "mlp_gathered"}
 
 

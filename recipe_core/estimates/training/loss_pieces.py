@@ -14,8 +14,8 @@ from recipe_core.base.arrays import Bool, Float
 from recipe_core.engines.frameworks import LossPieces
 from recipe_core.estimates.columns.training import TrainingCases, TrainingSetting
 
+# Bytes per logit from which a loss is not one compiled kernel: an fp32 copy and its gradient.
 FP32_LOSS = 8.0
-"""Bytes per logit from which a loss is not one compiled kernel: an fp32 copy and its gradient."""
 
 
 def in_pieces(setting: TrainingSetting, cases: TrainingCases) -> Bool:
@@ -35,7 +35,6 @@ def logits_at_once(setting: TrainingSetting, cases: TrainingCases) -> Float:
 
 
 def _piece(setting: TrainingSetting, tokens: Float, vocabulary: Float) -> tuple[Float, Float]:
-    """Tokens and part of the vocabulary of the largest piece."""
     pieces = setting.framework.pieces
     rows = tokens / (pieces.count or 1.0)
     if pieces.as_hidden:

@@ -35,6 +35,7 @@ from recipe_core.estimates.training.stages import by_length, stage_layers, with_
 from recipe_core.estimates.training.unsharded_peak import loss_or_layer, offloaded_activations
 from recipe_core.models.spec import Layer
 
+# Parts of a device's memory, as a person calls them.
 MEMORY_TITLES = {
     "parameters": "Parameters",
     "gradients": "Gradients",
@@ -47,10 +48,9 @@ MEMORY_TITLES = {
     "temporary": "Temporary buffers",
     "reserve": "Allocator reserve",
 }
-"""Parts of a device's memory, as a person calls them."""
 PARTS = tuple(MEMORY_TITLES)
+# Bytes a parameter of the frozen reference model of DPO.
 REFERENCE_BYTES = 2.0
-"""Bytes a parameter of the frozen reference model of DPO."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,8 +247,8 @@ def _columns(setting: TrainingSetting, cases: TrainingCases) -> dict[str, Float]
     return {**parts, "host": host, "peak": np.nanmax(add(parts.values()), axis=1)}
 
 
+# By state: ranks over which it is divided, of dense parameters and of experts.
 Divisors = dict[str, tuple[Float, Float]]
-"""By state: ranks over which it is divided, of dense parameters and of experts."""
 
 
 def _divisors(setting: TrainingSetting, cases: TrainingCases) -> Divisors:
@@ -394,5 +394,5 @@ def _reserve(
     return unfit + moving * (setting.fragmentation - 1) + fixed
 
 
+# The ZeRO stage from which a state is divided.
 _STAGES = {"parameters": 3, "gradients": 2, "optimizer": 1, "master": 1}
-"""The ZeRO stage from which a state is divided."""

@@ -16,11 +16,11 @@ from recipe_core.estimates.ledger import Overhead, note, one
 from recipe_core.estimates.roofline import operator_s
 from recipe_core.models.dtypes import bytes_per_value
 
+# Bytes of Adafactor's two fp32 sums, one a row and one a column.
 SUM_BYTES = 8.0
-"""Bytes of Adafactor's two fp32 sums, one a row and one a column."""
+# Flops of Muon per parameter and row: five Newton-Schulz steps of three products (Jordan et al.,
+# 2024).
 ORTHOGONAL_FLOPS = 30.0
-"""Flops of Muon per parameter and row: five Newton-Schulz steps of three products (Jordan et al.,
-2024)."""
 
 
 def moment_bytes(setting: TrainingSetting) -> float:

@@ -42,11 +42,11 @@ from recipe_core.estimates.training.loss_pieces import (
     logit_bytes,
 )
 
+# Share of what the block saved that is gone when all its weights have gradients; the other half are
+# gradients of gate and up.
 MLP_LEFT = 0.5
-"""Share of what the block saved that is gone when all its weights have gradients; the other half
-are gradients of gate and up."""
+# Parts of a moment.
 ALIVE = ("gradients", "gathered", "activations", "loss", "temporary")
-"""Parts of a moment."""
 NOTHING = np.zeros(())
 Moment = dict[str, Float]
 
@@ -216,7 +216,6 @@ def _pass(
 
 
 def _backward(p: _Pass) -> Iterator[Moment]:
-    """Moments of a backward pass in their order."""
     yield _loss_begins(p)
     yield _head(p)
     yield _last_layer(p)

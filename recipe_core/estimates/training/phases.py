@@ -15,8 +15,8 @@ from recipe_core.estimates.training.memory import Memory
 from recipe_core.estimates.training.schedule import step_parts
 from recipe_core.request.phases import Phase
 
+# Parts of a step that an evaluation has not.
 _AFTER_PASSES = ("optimizer", "fixed", "data_loading")
-"""Parts of a step that an evaluation has not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,8 @@ from recipe_core.estimates.prediction import (
     known,
 )
 
+# Figures of cost and energy that have intervals: those of the time of a step.
 FOLLOWING = ("usd_per_million_tokens", "joules_per_token")
-"""Figures of cost and energy that have intervals: those of the time of a step."""
 AtLeastOne = Annotated[int, Field(ge=1)]
 
 
@@ -334,6 +334,7 @@ _OPERATORS = {
     "expert_parallel": "all-to-all (ep)",
     "context_parallel": "ring (cp)",
 }
+# What takes the time of a training run, by the fields of its shares.
 RUN_TITLES = {
     "steps": "Steps (goodput)",
     "slow_nodes": "Slow nodes",
@@ -344,8 +345,8 @@ RUN_TITLES = {
     "waiting": "Waiting for nodes",
     "time_limits": "Ends at the time limit",
 }
-"""What takes the time of a training run, by the fields of its shares."""
 
+# Labels of the phases of a step of reinforcement learning, in their order.
 PHASE_TITLES = {
     "rollout": "Rollout",
     "old_log_probs": "Own log-probabilities",
@@ -357,8 +358,8 @@ PHASE_TITLES = {
     "weight_sync": "Weights to the engine",
     "state_moves": "States to the host and back",
 }
-"""Labels of the phases of a step of reinforcement learning, in their order."""
 
+# Labels of the parts of a training step.
 STEP_TITLES = {
     **{f"forward_{name}": f"Forward, {label}" for name, label in _OPERATORS.items()},
     **{f"backward_{name}": f"Backward, {label}" for name, label in _OPERATORS.items()},
@@ -378,4 +379,3 @@ STEP_TITLES = {
     "stragglers": "Stragglers",
     **{name: label for name, label in PHASE_TITLES.items() if name != "update"},
 }
-"""Labels of the parts of a training step."""

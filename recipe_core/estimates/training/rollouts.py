@@ -29,8 +29,8 @@ from recipe_core.estimates.training.shared_devices import (
     with_companions,
 )
 
+# Columns of `Rollouts` that are sentences.
 TEXTS = ("reasons", "doubts")
-"""Columns of `Rollouts` that are sentences."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,7 +124,6 @@ def _fixed(seconds: Any, label: str, per: str) -> Any:
 
 
 def _mean_layer(setting: TrainingSetting, cases: TrainingCases) -> Work:
-    """The mean of the model's layers."""
     kinds, layers = setting.model.kinds, len(setting.model.layers)
     return reduce(
         Work.plus, [layer_work(setting, cases, kind).scaled(n / layers) for kind, n in kinds]

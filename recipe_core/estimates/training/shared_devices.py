@@ -25,10 +25,10 @@ from recipe_core.estimates.columns.rollout import LEAST_SHARE, Sampling
 from recipe_core.estimates.columns.training import TrainingSetting
 from recipe_core.estimates.training.memory import REFERENCE_BYTES, Memory
 
+# Bytes of a weight that the engine is sent.
 WEIGHT_BYTES = 2.0
-"""Bytes of a weight that the engine is sent."""
+# States of the training that last from step to step; gradients are let go.
 KEPT: tuple[State, ...] = ("parameters", "optimizer", "master")
-"""States of the training that last from step to step; gradients are let go."""
 
 Parts = dict[str, Float]
 

@@ -20,8 +20,8 @@ from recipe_core.estimates.columns.training import TrainingSetting
 from recipe_core.estimates.serving.starts import DOUBT, start_errors
 from recipe_core.estimates.training.bands import band
 
+# From which probability on a job counts as one that starts.
 SURE = 0.8
-"""From which probability on a job counts as one that starts."""
 
 
 def is_uncertain(probability: Float) -> Bool:

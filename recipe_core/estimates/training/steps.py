@@ -39,11 +39,11 @@ from recipe_core.models.spec import (
 from recipe_core.request.candidate import RecomputedModule
 
 ATTENTION_BACKWARD = 2.5
+# Bytes of a gradient of keys and values, which ranks of a sequence sum in fp32.
 GRADIENT_BYTES = 4.0
-"""Bytes of a gradient of keys and values, which ranks of a sequence sum in fp32."""
+# Bytes a loss moves at least for each 16-bit logit, in both passes: read for the maximum, the sum
+# and the gradient, which is written and read again. Assumed.
 LOSS_TRAFFIC = 10.0
-"""Bytes a loss moves at least for each 16-bit logit, in both passes: read for the maximum, the sum
-and the gradient, which is written and read again. Assumed."""
 
 Parts = dict[str, Float]
 

@@ -24,8 +24,8 @@ from recipe_core.estimates.columns.training import TrainingSetting
 from recipe_core.estimates.rules.refusal import Refusal
 
 MOST_LOST = 0.99  # share of a start; where it is more no checkpoint fits, and the run is refused
+# That fit in the time of each start, at least.
 CHECKPOINTS_PER_START = 2
-"""That fit in the time of each start, at least."""
 
 
 def saves_at_limit(setting: TrainingSetting) -> bool:

@@ -32,8 +32,8 @@ from recipe_core.estimates.training.loss_pieces import (
 from recipe_core.estimates.training.stages import stage_layers
 from recipe_core.models.spec import Layer
 
+# Bytes a token of a layer, one per case.
 LayerBytes = Callable[[TrainingSetting, TrainingCases, Layer], Float]
-"""Bytes a token of a layer, one per case."""
 
 
 def loss_or_layer(

@@ -25,8 +25,8 @@ from recipe_core.hardware.profile import Device
 from recipe_core.payload.launcher import machine
 
 _VENDORS = {"cuda": "nvidia", "rocm": "amd", "hpu": "intel", "xpu": "intel", "cpu": "cpu"}
+# Error correction in GDDR takes a sixteenth; a larger deviation is another card or a partition.
 _ECC = 0.08
-"""Error correction in GDDR takes a sixteenth; a larger deviation is another card or a partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,6 @@ class Found:
     notes: list[str]
 
     def to_json(self) -> dict[str, Any]:
-        """The machine as plain values."""
         return {"schema_version": 1, **asdict(self)}
 
 
@@ -180,7 +179,6 @@ def _match(
 
 
 def _close(memory_bytes: int, profile: Device, tolerance: float) -> bool:
-    """Whether the memory, as a tool or torch reports it, may be the profile's."""
     return any(
         abs(memory_bytes / known - 1) <= tolerance
         for known in (profile.memory_bytes.value, profile.usable_memory_bytes)
@@ -234,7 +232,6 @@ def _allocatable(
     readings: Readings,
     host: machine.Machine,
 ) -> dict[str, Any] | None:
-    """Memory that one process can allocate on one device, with its basis."""
     if readings.torch_memory_bytes:
         return {
             "value": readings.torch_memory_bytes,

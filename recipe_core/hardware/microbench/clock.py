@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Protocol
 
+# Seconds of one timed batch of calls: long enough that the clock, and an interruption that every
+# call meets now and then, are a part of it like any other.
 BATCH_S = 5e-3
-"""Seconds of one timed batch of calls: long enough that the clock, and an interruption that every
-call meets now and then, are a part of it like any other."""
+# Batches of a case.
 FEWEST, MOST = 3, 40
-"""Batches of a case."""
+# Standard deviation of a normal distribution over its median absolute deviation.
 _NORMAL = 1.4826
-"""Standard deviation of a normal distribution over its median absolute deviation."""
 
 Work = Callable[[], object]
 

@@ -15,8 +15,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+# Bytes that are all-reduced, from what waits to what moves.
 SIZES = tuple(1 << power for power in range(10, 27, 2))
-"""Bytes that are all-reduced, from what waits to what moves."""
 MARK = "collective "
 
 

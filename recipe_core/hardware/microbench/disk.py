@@ -18,8 +18,8 @@ from recipe_core.base.errors import InputError
 
 DISK_BYTES = 1 << 30
 DISK_S = 30.0
+# A sequence of 4,096 tokens of 16 bits, as a training run reads it from a mapped shard.
 WINDOW_BYTES = 8192
-"""A sequence of 4,096 tokens of 16 bits, as a training run reads it from a mapped shard."""
 _BLOCK = 1 << 22
 _LEAST_BYTES = 4 * _BLOCK
 

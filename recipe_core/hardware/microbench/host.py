@@ -30,10 +30,10 @@ from recipe_core.hardware.microbench.clock import Deadline, spread_of
 if TYPE_CHECKING:
     import torch
 
+# Seconds of the loop, by part, on the machine on which the overheads of
+# ``engines/serving/transformers.yaml`` were measured: there as on any machine they are a certain
+# share of the engine's own (benchmarks/loop.py shows which).
 REFERENCE = {"step_s": 0.12e-3, "layer_s": 0.40e-3, "sequence_s": 0.26e-3, "request_s": 3.5e-3}
-"""Seconds of the loop, by part, on the machine on which the overheads of
-``engines/serving/transformers.yaml`` were measured: there as on any machine they are a certain
-share of the engine's own (benchmarks/loop.py shows which)."""
 
 LAYERS, SEQUENCES = (2, 8), (1, 4)
 HIDDEN, HEADS, CONTEXT = 64, 2, 160
@@ -45,11 +45,11 @@ _CHUNK = {
     "model": "reference",
     "choices": [{"index": 0, "text": " kitchen", "logprobs": None, "finish_reason": None}],
 }
+# Times that a chunk is read and written as JSON, about what a server's validating, copying and
+# framing take: how long threads wait for the lock depends on how long each holds it.
 _SERIALISED = 16
-"""Times that a chunk is read and written as JSON, about what a server's validating, copying and
-framing take: how long threads wait for the lock depends on how long each holds it."""
+# Times that a request is read: servers route, validate and tokenise it.
 _TAKEN_IN = 300
-"""Times that a request is read: servers route, validate and tokenise it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +74,9 @@ class Ratios:
     requests: float
 
 
+# How hard the ratios of a layer and of a token are held to that of whole steps, over the relative
+# error of one step: a few noisy steps hardly tell them apart, and would give one of them all.
 PULL = 0.3
-"""How hard the ratios of a layer and of a token are held to that of whole steps, over the relative
-error of one step: a few noisy steps hardly tell them apart, and would give one of them all."""
 
 
 def ratios(times: HostTimes) -> Ratios:

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     import torch
 
 BYTES: dict[Dtype, float] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
+# Formats of products, the most important first.
 FORMATS: tuple[Dtype, ...] = ("bf16", "fp32", "fp16", "fp8", "int8")
-"""Formats of products, the most important first."""
 WIDTHS = ((1024, 1024), (384, 1024), (2048, 2048), (4096, 4096), (1024, 4096))
+# Rows of products from skinny to square, in the order of what they tell.
 ROWS = (1, 4, 128, 1024, 16, 64, 512, 2048)
-"""Rows of products from skinny to square, in the order of what they tell."""
 QUICK_WIDTHS, QUICK_ROWS = ((1024, 1024), (384, 1024), (2048, 2048)), (1, 4, 128, 1024, 16)
 HEADS, HEAD_WIDTH = 8, 64
 MOST_COPIES_BYTES = 1 << 28

@@ -12,8 +12,8 @@ from recipe_core.hardware.profile import Dtype, Family
 if TYPE_CHECKING:
     import torch
 
+# Bytes of an activation value, as `recipe_core.estimates` counts them for 16-bit formats.
 ACTIVATION_BYTES = 2.0
-"""Bytes of an activation value, as `recipe_core.estimates` counts them for 16-bit formats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,6 @@ class Bench:
 
     @property
     def accelerated(self) -> bool:
-        """Whether it is not the processor."""
         return self.device.type != "cpu"
 
 

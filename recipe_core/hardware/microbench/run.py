@@ -30,10 +30,10 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 FULL_S, QUICK_S = 180.0, 20.0
 LEAST_S = 5.0
 MOST_RANKS = 64
+# Products without which there is no profile, measured however late it is: up to 128 rows.
 NEEDED_PRODUCTS = 18
-"""Products without which there is no profile, measured however late it is: up to 128 rows."""
+# Seconds of the total that starting the program, fitting and writing take.
 _FINISH_S = 3.0
-"""Seconds of the total that starting the program, fitting and writing take."""
 _DEFAULT_CACHE = float(32 << 20)
 
 

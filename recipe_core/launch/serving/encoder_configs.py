@@ -31,12 +31,10 @@ class Served:
 
     @property
     def encoder(self) -> str:
-        """The encoder's name in the repository."""
         return f"{self.name}-encoder"
 
     @property
     def on_gpu(self) -> bool:
-        """Whether the encoder runs on a GPU."""
         return self.runtime == "cuda"
 
 
@@ -69,7 +67,6 @@ def front_config(served: Served, stated: Mapping[str, Any]) -> ModelConfig:
 
 
 def encoder_config(served: Served, stated: Mapping[str, Any]) -> ModelConfig:
-    """The encoder, which takes whole batches of any size and length."""
     return ModelConfig(
         name=served.encoder,
         backend=served.backend,
@@ -146,7 +143,6 @@ class Place:
     dims: tuple[int, ...]
 
     def fields(self) -> dict[str, object]:
-        """As fields of the message."""
         return {"name": self.name, "data_type": Word(self.data_type), "dims": list(self.dims)}
 
 

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 FILES = {"onnxruntime": "model.onnx", "openvino": "model.xml", "tensorrt": "model.plan"}
+# Names of the result, which no part of a model has.
 OUTPUTS = {"embed": "text_vector", "score": "text_score"}
-"""Names of the result, which no part of a model has."""
 TRTEXEC = ("trtexec", "/usr/src/tensorrt/bin/trtexec", "/opt/tensorrt/bin/trtexec")
 
 

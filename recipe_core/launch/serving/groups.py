@@ -49,7 +49,6 @@ class Group:
 
     @property
     def nodes(self) -> int:
-        """Nodes that it spans."""
         return len(self.places)
 
 
@@ -120,7 +119,6 @@ def ranks_of_node(group: Group, option: str) -> int:
 
 
 def _servers(deployment: Deployment, pool: Split) -> placement.Servers:
-    """The servers of one pool, each on as few nodes as it fits."""
     setting = deployment.setting
     rules, is_moe, cluster = setting.engine.split, setting.model.is_moe, setting.cluster
     # The rule of placement works on columns; this is one row of them.

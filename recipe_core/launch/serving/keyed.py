@@ -21,8 +21,8 @@ from shutil import which
 from typing import Any, NoReturn
 
 HIDDEN = "[redacted]"
+# What probes and Prometheus ask, who hold no key.
 OPEN = frozenset({"/health", "/ping", "/metrics"})
-"""What probes and Prometheus ask, who hold no key."""
 REMEMBERED, AGAIN = "RECIPE_KEY_VARIABLE", "RECIPE_KEY_AGAIN"
 MODULE = ("python3", "-m")
 

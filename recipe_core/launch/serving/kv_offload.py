@@ -112,7 +112,6 @@ def requires(deployment: Deployment) -> tuple[str, ...]:
 
 
 def folder_of(store: Store) -> str:
-    """The folder of a store on the nodes."""
     return store.path or FOLDER
 
 

@@ -9,8 +9,8 @@ from recipe_core.launch.process import Process
 from recipe_core.launch.serving.groups import Group
 
 HEAD = "${head}"
+# Where the ranks of an engine over several nodes meet; such engines share no node.
 MASTER_PORT = 29501
-"""Where the ranks of an engine over several nodes meet; such engines share no node."""
 
 Words = Callable[[Group, int], Sequence[str]]
 Environment = Callable[[Group, int], dict[str, str]]
@@ -62,5 +62,4 @@ def router(
 
 
 def url(group: Group, first_port: int = 1) -> str:
-    """Where a group answers, as another process reaches it."""
     return f"http://${{node{group.places[0].node}}}:${{port{first_port + group.number}}}"

@@ -21,7 +21,6 @@ PAUSE_S = 1.0
 
 
 def start(*words: str, devices: str) -> list[str]:
-    """The words that start Ray on this node and stay."""
     return ["ray", "start", *words, f"--num-gpus={devices}", "--disable-usage-stats", "--block"]
 
 

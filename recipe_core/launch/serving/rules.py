@@ -84,7 +84,6 @@ def rule_file() -> RuleFile:
 
 
 def rules_for(deployment: Deployment) -> list[Rule]:
-    """The rules that hold for a deployment."""
     return [rule for rule in rule_file().rules if rule.when.holds(deployment)]
 
 

@@ -15,8 +15,8 @@ from recipe_core.launch.user_options import check_options
 STARTUP_TIMEOUT_S = 1800
 ROUTER = ("sglang-router", "0.3.2")
 BOOTSTRAP_PORT = 8998
+# By the format in which tokens leave: its word, and the kernels that take experts' rows so.
 _DISPATCHED = {"fp8-block": ("fp8", "deep_gemm"), "nvfp4": ("nvfp4", "flashinfer_cutedsl")}
-"""By the format in which tokens leave: its word, and the kernels that take experts' rows so."""
 _CACHE_WORDS = {"fp8": "fp8_e4m3", "bf16": "bf16"}
 
 
@@ -133,7 +133,6 @@ def _exchange(deployment: Deployment, group: Group) -> dict[str, Any]:
 
 
 def _dispatcher(deployment: Deployment, placed: list[Group]) -> tuple[str, ...]:
-    """The library that a pool dispatches with, where one does."""
     return ("deep_ep",) if any(_sent(deployment, group) for group in placed) else ()
 
 

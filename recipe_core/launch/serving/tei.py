@@ -11,8 +11,8 @@ from recipe_core.launch.serving.processes import processes
 from recipe_core.launch.user_options import check_options
 
 STARTUP_TIMEOUT_S = 1800
+# It computes in these two formats only; a checkpoint in bf16 is cast while it is loaded.
 _DTYPES = {"bf16": "float16", "fp16": "float16", "fp32": "float32"}
-"""It computes in these two formats only; a checkpoint in bf16 is cast while it is loaded."""
 
 
 def launch(deployment: Deployment) -> Launch:

@@ -22,10 +22,10 @@ CONFIG = "engine/tensorrt-llm.yaml"
 POOLS, FILLED, FILLED_POOLS = "engine/pools.json", "engine/render_template.py", "${run}/pools.yaml"
 FILLER = Path(__file__).with_name("render_template.py")
 SSH_PORT = "2222"
+# Until the server before the pools gives a request up; its default, 180, cuts long answers off.
 REQUEST_TIMEOUT_S = 3600
-"""Until the server before the pools gives a request up; its default, 180, cuts long answers off."""
+# Sequences of the largest captured step; larger ones run long enough to hide kernel launches.
 LARGEST_GRAPH = 512
-"""Sequences of the largest captured step; larger ones run long enough to hide kernel launches."""
 _DECODING = {"mtp": "MTP", "eagle": "Eagle", "ngram": "NGram"}
 
 

@@ -40,7 +40,6 @@ def launch(deployment: Deployment) -> Launch:
 
 
 def _apart(number: int) -> dict[str, str]:
-    """Replicas of a node meet on sockets and ports of their own."""
     return {"MASTER_PORT": str(29500 + number), "SHARD_UDS_PATH": f"${{run}}/shard-{number}"}
 
 

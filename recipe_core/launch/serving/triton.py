@@ -14,8 +14,8 @@ from recipe_core.launch.serving.vllm_ranks import refuse_ways
 from recipe_core.launch.user_options import check_options, inner
 
 FOLDER = "engine/repository"
+# The backend's model in the container, which reads its options from ``LLM_CONFIG_PATH``.
 LLMAPI = "/app/all_models/llmapi"
-"""The backend's model in the container, which reads its options from ``LLM_CONFIG_PATH``."""
 LLMAPI_OPTIONS = "engine/model.yaml"
 _INSTANCE = """backend: "vllm"
 instance_group [ { count: 1, kind: KIND_MODEL } ]
@@ -84,7 +84,6 @@ def _words(deployment: Deployment, repository: str, group: Group) -> tuple[str, 
 
 
 def _vllm_options(deployment: Deployment, group: Group) -> dict[str, Any]:
-    """The file that the vLLM backend hands to vLLM's engine."""
     return {
         "model": deployment.setting.model.source,
         "served_model_name": [deployment.served_name],

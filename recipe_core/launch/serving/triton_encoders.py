@@ -27,6 +27,7 @@ FOLDER, COPY = "engine/repository", "${run}/repository"
 HERE = Path(__file__).parent
 START, EXPORT = "engine/encoder_start.py", "engine/encoder_export.py"
 CONTAINER = "engine/Containerfile"
+# Options that stand in config.pbtxt, not on the command.
 OF_MODELS = (
     "execution_accelerator",
     "intra_op_thread_count",
@@ -34,7 +35,6 @@ OF_MODELS = (
     "performance_hint",
     "preferred_batch_size",
 )
-"""Options that stand in config.pbtxt, not on the command."""
 PACKAGES = (
     "numpy",
     "onnx",

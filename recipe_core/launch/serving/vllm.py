@@ -18,8 +18,8 @@ from recipe_core.models.config.encoder import encoder_task
 STARTUP_TIMEOUT_S = 1800
 ROUTER = ("vllm-router", "0.1.17")
 _CONVERTED = {"embed": "embed", "score": "classify"}
+# Where clients ask, by task.
 _PATHS = {"generate": "/v1/completions", "embed": "/v1/embeddings", "score": "/score"}
-"""Where clients ask, by task."""
 SIDE_CHANNEL_PORT, RANKS_A_GROUP = 5600, 64
 
 

@@ -37,11 +37,9 @@ class Way:
         return by_rank(placed) if self.balancer == "external" else placed
 
     def answers(self, group: Group) -> bool:
-        """Whether every node of a group answers requests."""
         return self.balancer == "hybrid" and group.nodes > 1 and group.split.dp > 1
 
     def joined(self, group: Group) -> bool:
-        """Whether a group is one Ray cluster."""
         return self.ray and group.nodes > 1
 
     def options(self, group: Group, rank: int) -> dict[str, Any]:
@@ -91,7 +89,6 @@ class Way:
         return variables
 
     def files(self, placed: list[Group]) -> dict[str, str]:
-        """What travels in the bundle for it."""
         return {RAY: NODE.read_text(encoding="utf-8")} if any(map(self.joined, placed)) else {}
 
 

@@ -57,7 +57,6 @@ def launch(job: Job) -> Launch:
 
 
 def by_fsdp(job: Job) -> bool:
-    """Whether FSDP divides the model, not DeepSpeed."""
     return job.setting.method == "qlora" and job.offload == "parameters"
 
 

@@ -56,7 +56,6 @@ class RolloutJob:
 
     @property
     def work(self) -> Rollout:
-        """What the request says."""
         return self.sampling.work
 
 
@@ -100,22 +99,18 @@ class Job:
 
     @property
     def nodes(self) -> int:
-        """Nodes used."""
         return math.ceil(self.dims.devices / self.per_node)
 
     @property
     def processes_per_node(self) -> int:
-        """Processes of a node, one per device."""
         return self.dims.devices // self.nodes
 
     @property
     def layers(self) -> int:
-        """Layers of the model."""
         return len(self.setting.model.layers)
 
     @property
     def moe(self) -> MoeMlp | None:
-        """The experts, where the model has some."""
         return self.setting.model.experts
 
     @property
@@ -125,12 +120,10 @@ class Job:
 
     @property
     def cuts(self) -> int:
-        """Stages and their chunks."""
         return self.dims.pp * self.virtual_stages
 
     @property
     def from_weights(self) -> bool:
-        """Whether the run starts from the model's weights."""
         return self.setting.method != "pretrain"
 
     @property
@@ -190,7 +183,6 @@ def job_of(estimates: TrainingEstimates, row: int) -> Job:
 
 
 def _rollout(estimates: TrainingEstimates, row: int) -> RolloutJob | None:
-    """The rollout of a row, where it samples answers."""
     loop = estimates.reinforcement
     if loop is None:
         return None

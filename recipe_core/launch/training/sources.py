@@ -184,12 +184,11 @@ def _story(chance: random.Random) -> str:
 TASKS = "data/tasks.jsonl"
 REWARD, RAY_NODE = "reward", "ray_node"
 _FOLDER = PACKAGE / "payload" / "trainer"
+# Programs in the trainer's folder that only bundles of other tools have.
 _OF_TOOLS = (REWARD, RAY_NODE, "start_tool", "unsloth_sft")
-"""Programs in the trainer's folder that only bundles of other tools have."""
 
 
 def data_file(data_format: str) -> str:
-    """Where a bundle has its sample data."""
     return "data/text.txt" if data_format == "text" else f"data/{data_format}.jsonl"
 
 
@@ -208,12 +207,11 @@ def program_files(*names: str) -> dict[str, str]:
     return _sources("__init__", *names)
 
 
+# Words before those of a program for which something has to be laid or fetched.
 START = ("python3", "${root}/start.py")
-"""Words before those of a program for which something has to be laid or fetched."""
 
 
 def starter() -> dict[str, str]:
-    """The script that these words name, with its program."""
     return {"start.py": train_py("start.py", "start_tool"), **program_files("start_tool")}
 
 
@@ -231,12 +229,10 @@ def _sources(*names: str) -> dict[str, str]:
 
 
 def _source(name: str) -> str:
-    """A module of the trainer, as it stands."""
     return (_FOLDER / f"{name}.py").read_text(encoding="utf-8")
 
 
 def data_files() -> dict[str, str]:
-    """The text as rows of JSON, for frameworks that read such a folder."""
     return {"data/text.jsonl": rows({"text": text} for text in corpus().strip().split("\n\n"))}
 
 
@@ -244,5 +240,4 @@ SAMPLES = {"chat": chats, "preference": preferences}
 
 
 def rows(records: Iterable[dict[str, Any]]) -> str:
-    """A line of JSON for each record."""
     return "".join(f"{to_json(record, indent=None).strip()}\n" for record in records)

@@ -11,8 +11,8 @@ from functools import cache
 from recipe_core.base.documents import to_json
 
 SOURCE = "recipe-builder/kitchen-sums"
+# Tasks that a bundle has at least.
 LEAST = 256
-"""Tasks that a bundle has at least."""
 
 _SEED = 20_260_102
 _COOKS = ("Ada", "Ben", "Clara", "Daniel", "Emma", "Felix", "Greta", "Hugo")

@@ -22,8 +22,8 @@ from recipe_core.launch.training.job import (
 from recipe_core.launch.training.sources import START, data_files, starter
 from recipe_core.plans.titan_models import TitanModel, shipped_configuration
 
+# The script that starts torchtitan, and the module that torchtitan finds it as.
 SCRIPT, MODULE = "train.py", "run_config"
-"""The script that starts torchtitan, and the module that torchtitan finds it as."""
 
 _PADDING = "pad_multiple=128"  # of an expert's tokens: Blackwell's kernels take whole blocks
 _CONFIGURATION = '''"""The model of this run for torchtitan; its command line says the rest."""

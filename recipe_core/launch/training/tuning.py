@@ -8,11 +8,12 @@ from recipe_core.launch.training.job import KEPT_CHECKPOINTS, Job
 from recipe_core.launch.training.sources import SAMPLES, START, data_file, rows, starter
 from recipe_core.request.training_workload import Attention
 
+# Where checkpoints go, and in the end the trained model or its adapters.
 CHECKPOINTS = "${run}/checkpoints"
-"""Where checkpoints go, and in the end the trained model or its adapters."""
+# Where the tools read, in the run's folder, where they work: of the bundle they only read. There is
+# the bundle's sample, or the file that ``up --data`` names.
 ROWS = "data/rows.jsonl"
-"""Where the tools read, in the run's folder, where they work: of the bundle they only read. There
-is the bundle's sample, or the file that ``up --data`` names."""
+# transformers' words for attention kernels.
 ATTENTION: dict[Attention, str] = {
     "flash": "sdpa",
     "cudnn": "sdpa",  # which torch takes there
@@ -20,7 +21,7 @@ ATTENTION: dict[Attention, str] = {
     "flash3": "flash_attention_3",
     "eager": "eager",
 }
-"""transformers' words for attention kernels."""
+# Names of transformers 5.23 (`OptimizerNames`).
 OPTIMIZERS = {
     "adamw": "adamw_torch",
     "adamw-8bit": "adamw_8bit",
@@ -30,21 +31,19 @@ OPTIMIZERS = {
     "lion": "lion_32bit",
     "sgd": "sgd",
 }
-"""Names of transformers 5.23 (`OptimizerNames`)."""
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 
 
 _LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
+# Linear layers of each half of a layer, as transformers' classes name them; peft adapts those of a
+# list that a model has.
 MATRICES = {
     "attention": ("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", *_LATENT),
     "mlp": ("gate_proj", "up_proj", "down_proj", "gate_up_proj"),
 }
-"""Linear layers of each half of a layer, as transformers' classes name them; peft adapts those of a
-list that a model has."""
 
 
 def kernel_modules(job: Job, package: str) -> tuple[str, ...]:
-    """The module that brings a named FlashAttention, where one is named."""
     return (package,) if job.setting.attention in ("flash2", "flash3") else ()
 
 
@@ -54,7 +53,6 @@ def targets(job: Job) -> tuple[str, ...]:
 
 
 def data_path(job: Job) -> str:
-    """The file of sample data that the job learns from."""
     return data_file(_format(job))
 
 
@@ -74,7 +72,6 @@ def started(job: Job, *options: str) -> tuple[str, ...]:
 
 
 def start_files(job: Job) -> dict[str, str]:
-    """The script that these words name, and the sample data."""
     return starter() | data_files(job)
 
 

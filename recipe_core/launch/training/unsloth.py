@@ -17,8 +17,8 @@ from recipe_core.launch.training.tuning import (
     trainer_arguments,
 )
 
+# Every linear layer of a block, as Unsloth names them: it wants them listed.
 _TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""Every linear layer of a block, as Unsloth names them: it wants them listed."""
 
 
 def launch(job: Job) -> Launch:

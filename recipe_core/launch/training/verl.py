@@ -12,8 +12,8 @@ from recipe_core.launch.training.ray_job import pool, ray_launch, rollout_of
 from recipe_core.launch.training.sources import REWARD, TASKS
 from recipe_core.launch.training.tuning import targets
 
+# Name of the configuration, and of its file without the ending.
 CONFIG = "verl"
-"""Name of the configuration, and of its file without the ending."""
 _KL_ESTIMATOR = "low_var_kl"
 
 
@@ -36,7 +36,6 @@ def launch(job: Job) -> Launch:
 
 
 def verl_config(job: Job) -> dict[str, Any]:
-    """Every estimated value, over the defaults that verl ships."""
     return {
         "hydra": {"searchpath": ["pkg://verl.trainer.config"]},
         "defaults": ["ppo_trainer", "_self_"],
@@ -69,7 +68,6 @@ def _model(job: Job) -> dict[str, Any]:
 
 
 def _merged(job: Job) -> dict[str, Any]:
-    """Whether the engine is sent whole weights, with the adapters in them."""
     return {"lora": {"merge": rollout_of(job).sampling.merged}} if job.setting.frozen else {}
 
 

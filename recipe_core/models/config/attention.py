@@ -26,11 +26,11 @@ KV_HEADS = (
     "kv_n_heads",
 )
 HEAD_DIM = ("head_dim", "kv_channels", "attention_head_dim", "hidden_size_per_head")
+# By kind of layer: its key in transformers' ``compress_rates``, and the default ratio.
 _RATIO_OF: dict[LayerWord, tuple[str, int]] = {
     "compressed_sparse": ("compressed_sparse_attention", 4),
     "compressed": ("heavily_compressed_attention", 128),
 }
-"""By kind of layer: its key in transformers' ``compress_rates``, and the default ratio."""
 _STATE_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
 
 

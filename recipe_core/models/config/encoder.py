@@ -30,6 +30,7 @@ from recipe_core.models.mlp import DenseMlp, Mlp, MoeMlp
 from recipe_core.models.spec import Layer
 from recipe_core.models.tensors import Tensor, tensor
 
+# Names of fields in configs that were published before transformers had the family.
 _ALSO = {
     "n_embd": "hidden_size",
     "n_layer": "num_hidden_layers",
@@ -37,7 +38,6 @@ _ALSO = {
     "n_inner": "intermediate_size",
     "n_positions": "max_position_embeddings",
 }
-"""Names of fields in configs that were published before transformers had the family."""
 
 _GATED_WORDS = ("swiglu", "geglu", "glu", "reglu", "gated")
 

@@ -18,8 +18,8 @@ MAX_LAYERS, MAX_WIDTH, MAX_VOCABULARY, MAX_EXPERTS, MAX_CONTEXT = (
     1 << 30,
 )
 
+# How many multi-token-prediction layers follow the main model's.
 DRAFTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers", "mtp_num_layers")
-"""How many multi-token-prediction layers follow the main model's."""
 
 
 def _shown(value: Any) -> str:
@@ -35,7 +35,6 @@ class Reader:
         self.config, self.field = config, field
 
     def error(self, name: str, message: str, hint: str | None = None) -> ModelError:
-        """An error about one field."""
         return ModelError(message, field=f"{self.field}.{name}", hint=hint)
 
     def has(self, *names: str) -> bool:

@@ -9,8 +9,8 @@ from recipe_core.base.errors import ModelError
 from recipe_core.models.config.fields import MAX_WIDTH, Reader
 from recipe_core.models.tensors import Stored
 
+# Inputs that share a scale in formats that leave no choice.
 GROUPS = {"nvfp4": 16, "mxfp4": 32}
-"""Inputs that share a scale in formats that leave no choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +108,8 @@ def quark(weight: Reader) -> Format:
     raise unknown_format(weight, "dtype", f"weights in {dtype or 'no stated format'!r} are")
 
 
+# Bits a weight over a whole GGUF file by its type, embedding and head included: those of the
+# techniques of the same names (``compression/techniques.yaml``).
 GGUF_BITS: dict[str, float] = {
     "IQ1_S": 1.56,
     "IQ1_M": 1.75,
@@ -138,11 +140,9 @@ GGUF_BITS: dict[str, float] = {
     "Q6_K": 6.56,
     "Q8_0": 8.5,
 }
-"""Bits a weight over a whole GGUF file by its type, embedding and head included: those of the
-techniques of the same names (``compression/techniques.yaml``)."""
 
+# Types that others than llama.cpp name, and the plain one of about that size.
 _PLAIN_GGUF = {"Q3_K_XL": "Q3_K_L", "Q8_K_XL": "Q8_0", "MXFP4_MOE": "MXFP4"}
-"""Types that others than llama.cpp name, and the plain one of about that size."""
 
 
 def gguf_type(said: str) -> str | None:

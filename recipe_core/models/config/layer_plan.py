@@ -12,8 +12,8 @@ from recipe_core.models.config.fields import MAX_LAYERS, MAX_WIDTH, Reader
 
 Mixer = Literal["full", "sliding", "chunked", "linear", "compressed_sparse", "compressed"]
 Half = Literal["mlp"]
+# A mixer, or ``mlp`` for a layer that is only a feed-forward block.
 LayerWord = Mixer | Half
-"""A mixer, or ``mlp`` for a layer that is only a feed-forward block."""
 
 _WORDS: dict[str, LayerWord] = {
     "full_attention": "full",
@@ -31,11 +31,12 @@ _WORDS: dict[str, LayerWord] = {
     "mlp": "mlp",
     "moe": "mlp",
 }
+# What ``compress_ratios`` mean: transformers and vLLM know these three, and each means more than
+# its ratio.
 _RATIOS: dict[int, LayerWord] = {0: "sliding", 4: "compressed_sparse", 128: "compressed"}
-"""What ``compress_ratios`` mean: transformers and vLLM know these three, and each means more than
-its ratio."""
 _LETTERS: dict[str, LayerWord] = {"M": "linear", "*": "full", "-": "mlp", "E": "mlp"}
 
+# Fields of which one is present whenever some layers keep a state instead of a cache.
 STATE_FIELDS = (
     "linear_num_value_heads",
     "linear_attn_config",
@@ -47,11 +48,9 @@ STATE_FIELDS = (
     "conv_L_cache",
     "attn_type_list",
 )
-"""Fields of which one is present whenever some layers keep a state instead of a cache."""
 
 
 def mixers(read: Reader, layers: int) -> list[LayerWord]:
-    """The word of each layer."""
     for rule in (_by_pattern, _by_type_list, _by_ratio, _by_index, _by_interval, _by_window_fields):
         words = rule(read, layers)
         if words is not None:

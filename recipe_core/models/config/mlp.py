@@ -32,13 +32,13 @@ _SHARED_COUNT = (
     "num_shared_expert",
     "moe_num_shared_experts",
 )
+# Which layers have experts, counted from one: every n-th.
 _EVERY = (
     "decoder_sparse_step",
     "interleave_moe_layer_step",
     "moe_layer_interval",
     "moe_layer_frequency",
 )
-"""Which layers have experts, counted from one: every n-th."""
 # hash_moe: a hash of the token chooses the experts, whose weights are those of the other layers.
 _ROUTED = ("sparse", "moe", "hash_moe")
 _TWO_MATRIX_ACTIVATIONS = ("relu", "relu2", "gelu_new", "gelu_fast", "gelu", "quick_gelu", "xielu")
@@ -121,7 +121,6 @@ def _shared_width(read: Reader, expert: int) -> int:
 
 
 def _sparse(read: Reader, layers: int) -> list[bool]:
-    """Which layers have experts."""
     letters = routed_letters(read, layers)
     listed = letters if letters is not None else _listed(read, layers)
     if listed is not None:
@@ -154,7 +153,6 @@ def _ends(read: Reader) -> bool:
 
 
 def _listed(read: Reader, layers: int) -> list[bool] | None:
-    """Layers with experts where a list names or marks them."""
     if isinstance(read.config.get("moe_layer_freq"), list):
         return [bool(mark) for mark in read.wholes("moe_layer_freq", 1, length=layers)]
     if read.has("mlp_layer_types"):

@@ -29,6 +29,7 @@ def _paths(homes: Sequence[str], modules: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"{home}.{module}" for home in homes for module in modules)
 
 
+# How each tensor's modules are called in checkpoints, after the layer's own prefix.
 MODULES: dict[str, tuple[str, ...]] = {
     "attention.q": _paths(_ATTENTION, ("q_proj", "qkv_proj")),
     "attention.kv": _paths(_ATTENTION, ("k_proj", "v_proj", "qkv_proj")),
@@ -55,14 +56,13 @@ MODULES: dict[str, tuple[str, ...]] = {
     ),
     "moe.latent": ("mixer.fc1_latent_proj",),
 }
-"""How each tensor's modules are called in checkpoints, after the layer's own prefix."""
 
+# The same where a dense block named ``mlp`` runs beside the experts (Gemma 4).
 BESIDE: dict[str, tuple[str, ...]] = {
     **MODULES,
     "moe.experts": ("experts.0.gate_proj", "experts.0.up_proj", "moe.experts.0.up_proj"),
     "moe.shared": ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
 }
-"""The same where a dense block named ``mlp`` runs beside the experts (Gemma 4)."""
 
 
 @dataclass
@@ -75,7 +75,6 @@ class Matched:
     strange: list[str] = field(default_factory=list)
 
     def of(self, layer: int) -> set[str]:
-        """Tensors meant in one layer."""
         return self.everywhere | self.by_layer.get(layer, set())
 
 
@@ -101,7 +100,6 @@ def match(patterns: Iterable[str], *, beside: bool = False) -> Matched:
 
 
 def _tensors(glob: str, names: dict[str, tuple[str, ...]]) -> frozenset[str]:
-    """Tensors of which a module is named by the glob itself, lies under it, or ends in it."""
     if glob.startswith(_OTHER_PARTS):
         return frozenset()
     forms = (glob, f"{glob}.*", f"*.{glob}", f"*.{glob}.*")

@@ -25,6 +25,7 @@ from recipe_core.models.spec import Layer
 from recipe_core.models.tensors import MATRIX_ROLES, Role, Stored
 
 _EXPERTS = ("mlp.experts", "experts")
+# Fields that list the modules which a quantiser left as they were.
 LEFT_OUT = (
     "modules_to_not_convert",
     "ignore",
@@ -33,7 +34,6 @@ LEFT_OUT = (
     "exclude",
     "llm_int8_skip_modules",
 )
-"""Fields that list the modules which a quantiser left as they were."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,9 +149,11 @@ _LAYER_LISTS = ("hybrid_override_pattern", "layers_block_type", "layer_types")
 _HIDDEN = ("hidden_size", "n_embd", "d_model")
 _VOCABULARY = ("vocab_size", "padded_vocab_size")
 _TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
+# Objects that hold the fields of one half of every layer (MPT, DBRX).
 _HALVES = ("attn_config", "ffn_config")
-"""Objects that hold the fields of one half of every layer (MPT, DBRX)."""
 
+# Fields that are only there when the architecture is one whose arithmetic this version does not
+# have.
 _NOT_MODELLED = {
     "engram_vocab_size": "n-gram memories beside compressed attention (DeepSeek-V4.1) are",
     "kv_source_layer_ids": "n-gram memories beside compressed attention (DeepSeek-V4.1) are",
@@ -162,11 +164,9 @@ _NOT_MODELLED = {
     "logit_scale_init_value": "contrastive image-text encoders (CLIP-like) are",
     "cross_attention_layers": "cross-attention layers (Llama 3.2 Vision) are",
 }
-"""Fields that are only there when the architecture is one whose arithmetic this version does not
-have."""
 
+# Why what is not modelled is refused.
 WRONG = "Estimates for this model would be wrong."
-"""Why what is not modelled is refused."""
 
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
@@ -276,7 +276,6 @@ def _with_halves(text: Config, field: str) -> Config:
 
 
 def _with_family(text: Config) -> Config:
-    """The fields with the defaults of their family underneath."""
     return {
         **_families().get(str(text.get("model_type")), {}),
         **{key: value for key, value in text.items() if value is not None},

@@ -20,11 +20,11 @@ from recipe_core.models.config.fields import MAX_LAYERS, MAX_WIDTH, Config, Read
 from recipe_core.models.spec import NO_TOWER
 from recipe_core.models.towers import PARTS, Modality, Tower
 
+# Objects of a config that describe a tower, by what it reads.
 _PLACES: dict[Modality, tuple[str, ...]] = {
     "image": ("vision_config", "vision_tower_config", "visual", "vision_encoder"),
     "audio": ("audio_config", "sound_config", "audio_encoder"),
 }
-"""Objects of a config that describe a tower, by what it reads."""
 _NESTED = ("thinker_config", "encoder_config")
 _LAYERS = (
     "num_hidden_layers",
@@ -39,17 +39,17 @@ _HEADS = ("num_attention_heads", "num_heads", "encoder_attention_heads", "vt_num
 _INTERMEDIATE = ("intermediate_size", "encoder_ffn_dim", "vt_intermediate_size")
 _MERGE = ("spatial_merge_size", "merge_kernel_size", "merge_size", "pooling_kernel_size")
 _OUT = ("out_hidden_size", "output_proj_dims", "output_dim", "text_hidden_size")
+# Fields of a tower that may stand at the top of the config.
 _OUTER = ("spatial_merge_size", "mm_tokens_per_image", "projector_hidden_size")
-"""Fields of a tower that may stand at the top of the config."""
 _MAX_ITEM = 1 << 24
 
+# A whole number, or a name: ``hidden``, ``inner`` (of attention), ``mlp``, ``patch`` (values of
+# one), ``group`` (positions of a token, side by side), ``grid`` (patches of an image of the
+# configured size), ``out`` (what the projector hands on), ``text`` (the language model's), or a
+# field of the config.
 Width = int | str
-"""A whole number, or a name: ``hidden``, ``inner`` (of attention), ``mlp``, ``patch`` (values of
-one), ``group`` (positions of a token, side by side), ``grid`` (patches of an image of the
-configured size), ``out`` (what the projector hands on), ``text`` (the language model's), or a
-field of the config."""
+# A tensor by its dimensions.
 Weights = tuple[Width, ...]
-"""A tensor by its dimensions."""
 
 
 class Family(BaseModel):
@@ -252,5 +252,4 @@ class _Sizes:
 
 
 def _names(family: Family) -> set[Width]:
-    """Names of widths in a family's projector."""
     return {width for weights in family.projector for width in weights}

@@ -11,19 +11,19 @@ from .job import Job
 from .models import copy_tokenizer, device, load_model, load_tokenizer, replaced, save_model
 from .windows import samples, text_tokens
 
+# The technique of an export alone.
 NONE = "none"
-"""The technique of an export alone."""
+# Weights in a block of which a share goes; None: anywhere in a row, and any share.
 SPARSE: dict[str, tuple[int | None, float]] = {
     "sparse_2_4": (4, 0.5),
     "sparse_4_8": (8, 0.5),
     "sparse_unstructured": (None, 0.5),
     "fp8_plus_sparse_2_4": (4, 0.5),
 }
-"""Weights in a block of which a share goes; None: anywhere in a row, and any share."""
+# The format that a sparse technique is rounded to afterwards.
 THEN = {"fp8_plus_sparse_2_4": "fp8_w8a8"}
-"""The format that a sparse technique is rounded to afterwards."""
+# Shares that go unless a job says otherwise.
 REMOVED = {"layer_pruning": 0.22, "low_rank": 0.2}
-"""Shares that go unless a job says otherwise."""
 _METHODS = {"layer_pruning": ("block_influence",), "low_rank": ("svd",)}
 
 
@@ -73,7 +73,6 @@ def _check(job: Job) -> None:
 
 
 def _free(technique: str) -> bool:
-    """Whether a job says how much goes."""
     return technique in REMOVED or technique == "sparse_unstructured"
 
 

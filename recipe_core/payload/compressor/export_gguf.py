@@ -15,10 +15,10 @@ from .ggml import library
 from .gguf_types import mixture_of, tensor_type
 from .gguf_words import add_tokenizer
 
+# llama.cpp's by ``model_type``; others need its own converter.
 ARCHITECTURES = {"llama": "LLAMA", "mistral": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3"}
-"""llama.cpp's by ``model_type``; others need its own converter."""
+# Matrices whose rows llama.cpp's Llama pairs for rotation in another order.
 _TURNED = ("attn_q", "attn_k")
-"""Matrices whose rows llama.cpp's Llama pairs for rotation in another order."""
 _PLAIN = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 

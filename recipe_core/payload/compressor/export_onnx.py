@@ -18,10 +18,10 @@ from .errors import CompressError
 from .job import Options
 from .runners.cached_graph import SHAPE
 
+# Weights by MatMulNBits, activations as they are.
 BITS = {"int4_weight_only": 4, "int8_weight_only": 8}
-"""Weights by MatMulNBits, activations as they are."""
+# Weights and activations, which are quantised as they come.
 DYNAMIC = "int8_w8a8"
-"""Weights and activations, which are quantised as they come."""
 GROUP = 128
 
 
@@ -124,7 +124,6 @@ def quantize(path: Path, technique: str, options: Options) -> None:
 
 
 def _kept(graph: Any, options: Options) -> list[str]:
-    """Names of nodes whose weights belong to modules that stay as they are."""
     return [
         node.name
         for node in graph.graph.node

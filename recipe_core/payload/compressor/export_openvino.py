@@ -13,13 +13,13 @@ from typing import Any
 from .errors import CompressError
 from .job import Options
 
+# Modes of ``nncf.compress_weights``: symmetric, and with zero points.
 MODES = {
     "int8_weight_only": ("INT8_SYM", "INT8_ASYM"),
     "int4_weight_only": ("INT4_SYM", "INT4_ASYM"),
     "mxfp4_weight_only": ("MXFP4", "MXFP4"),
     "nf4_weight_only": ("NF4", "NF4"),
 }
-"""Modes of ``nncf.compress_weights``: symmetric, and with zero points."""
 GROUP = 128
 _GROUPS = {"MXFP4": 32, "NF4": 64}
 

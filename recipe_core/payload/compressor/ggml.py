@@ -15,8 +15,8 @@ from pathlib import Path
 
 from .errors import CompressError
 
+# A variable with the path of the library, before any package's.
 VARIABLE = "LLAMA_CPP_LIB"
-"""A variable with the path of the library, before any package's."""
 _PACKAGES = {"xllamacpp": "xllamacpp*.so", "llama_cpp": "lib/libllama.so"}
 
 
@@ -76,8 +76,8 @@ def _say_nothing(_level: int, _text: bytes, _data: int) -> None:
     """llama.cpp prints every tensor that it loads."""
 
 
+# Kept for as long as the library may call it.
 _SILENT = _LOG(_say_nothing)
-"""Kept for as long as the library may call it."""
 
 
 def library_path() -> Path | None:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from .errors import CompressError
 
+# Whether a layer of so many gets the other type.
 Rule = Callable[[int, int], bool]
-"""Whether a layer of so many gets the other type."""
 
 
 def _more_bits(layer: int, layers: int) -> bool:
@@ -38,6 +38,7 @@ class Mixture:
 
 
 _SIX = (("Q6_K", _more_bits),)
+# By technique. Types below these need an importance matrix, and llama.cpp's own programs.
 MIXTURES: dict[str, Mixture] = {
     "gguf_q2_k": Mixture(
         "Q2_K",
@@ -72,12 +73,12 @@ MIXTURES: dict[str, Mixture] = {
     "gguf_q5_1": Mixture("Q5_1"),
     "gguf_q8_0": Mixture("Q8_0", output="Q8_0"),
 }
-"""By technique. Types below these need an importance matrix, and llama.cpp's own programs."""
 
+# Types of ``attn_v`` where at least four heads share a key.
 _GQA = {"gguf_q2_k": "Q4_K", "gguf_iq4_nl": "Q5_K", "gguf_iq4_xs": "Q5_K"}
-"""Types of ``attn_v`` where at least four heads share a key."""
 _SUPER = 256
 _BLOCK = 32
+# Types for rows that blocks of 256 do not fill.
 _NARROW = {
     "Q2_K": "IQ4_NL",
     "Q3_K": "IQ4_NL",
@@ -86,7 +87,6 @@ _NARROW = {
     "Q5_K": "Q5_1",
     "Q6_K": "Q8_0",
 }
-"""Types for rows that blocks of 256 do not fill."""
 
 
 def mixture_of(technique: str) -> Mixture:

@@ -8,13 +8,13 @@ from typing import Any
 
 from .errors import CompressError
 
+# ``llama_token_type`` of llama.h.
 _NORMAL, _CONTROL, _USER, _UNUSED = 1, 3, 4, 5
-"""``llama_token_type`` of llama.h."""
+# llama.cpp's name of a rule that splits texts, by what the tokenizer's own pattern holds.
 SPLITTERS = {
     r"\p{N}{1,3}": "llama-bpe",
     r"\p{N}|": "qwen2",
 }
-"""llama.cpp's name of a rule that splits texts, by what the tokenizer's own pattern holds."""
 BY_DEFAULT = "gpt-2"
 
 

@@ -30,8 +30,8 @@ from .errors import CompressError
 
 Format = Literal["safetensors", "onnx", "openvino", "gguf"]
 FORMATS: tuple[Format, ...] = typing.get_args(Format)
+# The tool that is this program.
 EMBEDDED = "embedded"
-"""The tool that is this program."""
 GGUF_PREFIX = "gguf_"
 
 
@@ -102,12 +102,10 @@ class Job:
 
     @property
     def source_folder(self) -> Path:
-        """The base."""
         return self.root / self.source
 
     @property
     def output_folder(self) -> Path:
-        """Where the result goes."""
         return self.root / self.output
 
     @property
@@ -118,7 +116,6 @@ class Job:
         return "gguf" if self.technique.startswith(GGUF_PREFIX) else "safetensors"
 
     def text(self, stated: str | None) -> Path:
-        """A file of the job, or the bundled text."""
         return self.root / stated if stated else Path(__file__).with_name("text.txt")
 
 

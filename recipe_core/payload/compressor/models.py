@@ -69,7 +69,6 @@ TOKENIZER_FILES = (
 
 
 def copy_tokenizer(source: Path, folder: Path) -> None:
-    """The tokenizer's files, unchanged."""
     for pattern in TOKENIZER_FILES:
         for path in source.glob(pattern):
             shutil.copy2(path, folder / path.name)
@@ -110,5 +109,4 @@ def matrices(module: nn.Module, ignore: Sequence[str] = ()) -> Iterator[tuple[st
 
 
 def device() -> torch.device:
-    """Where products are computed."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")

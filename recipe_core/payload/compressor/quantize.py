@@ -12,6 +12,7 @@ from .errors import CompressError
 from .job import Options
 from .models import copy_tokenizer, matrices
 
+# Preset schemes of compressed-tensors by technique; those of weights alone drop activations.
 SCHEMES: dict[str, str] = {
     "fp8_w8a8": "FP8_DYNAMIC",
     "fp8_weight_only": "FP8_DYNAMIC",
@@ -21,7 +22,6 @@ SCHEMES: dict[str, str] = {
     "int3_weight_only": "W3A16",
     "int2_weight_only": "W2A16",
 }
-"""Preset schemes of compressed-tensors by technique; those of weights alone drop activations."""
 METHODS = ("rtn",)
 
 

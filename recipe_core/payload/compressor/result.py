@@ -50,7 +50,6 @@ class Result:
     notes: tuple[str, ...] = field(default=())
 
     def to_json(self, job: Job) -> dict[str, Any]:
-        """Plain values, with what was asked."""
         return {
             "schema_version": 1,
             "technique": job.technique,

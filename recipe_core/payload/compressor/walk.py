@@ -10,8 +10,8 @@ from torch import nn
 
 from .models import decoder_layers, matrices
 
+# Per matrix of a layer, what it read: tokens × inputs, of one sample.
 Inputs = dict[str, torch.Tensor]
-"""Per matrix of a layer, what it read: tokens × inputs, of one sample."""
 
 
 class _Reached(Exception):  # noqa: N818 - ends a forward pass, and is no error

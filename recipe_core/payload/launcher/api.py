@@ -15,13 +15,9 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 class Fills(Protocol):
     """What fills placeholders in texts and in JSON."""
 
-    def text(self, template: str) -> str:
-        """Fill one text."""
-        ...
+    def text(self, template: str) -> str: ...
 
-    def json(self, value: Any) -> Any:
-        """Fill every text inside a JSON value."""
-        ...
+    def json(self, value: Any) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +56,6 @@ def read_api(fields: Fields, fill: Fills) -> Api:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is reached from this machine alone."""
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:

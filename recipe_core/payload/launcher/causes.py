@@ -402,9 +402,10 @@ _OF_RUN = (
     ),
 )
 
+# All that logs show, the deepest causes first.
 KNOWN: tuple[Cause, ...] = (*_OF_MACHINE, *_OF_SIZE, *_OF_MODEL, *_OF_COMMAND, *_OF_RUN)
-"""All that logs show, the deepest causes first."""
 
+# What says that a part of an engine ended, without saying why.
 SYMPTOMS = _any(
     r"EngineDeadError|EngineCore (encountered|failed)|Engine core (initialization failed|proc)",
     r"WorkerProc (initialization failed|hit an exception|failed)|died unexpectedly",
@@ -414,7 +415,6 @@ SYMPTOMS = _any(
     r"Failed to initialize executor|ChildFailedError|Segmentation fault|Fatal Python error",
     r"terminate called after throwing|[Bb]roken ?[Pp]ipe",
 )
-"""What says that a part of an engine ended, without saying why."""
 
 WORKER = Cause(
     "worker-died",
@@ -428,6 +428,7 @@ EXCEPTION = Cause(
     "Read the error; look it up in the engine's issues for the version that the recipe pins.",
     transient=True,
 )
+# Ends by signal, for people.
 SIGNALS = {
     4: "it used an instruction that this processor lacks (SIGILL)",
     6: "it aborted itself (SIGABRT)",
@@ -439,7 +440,6 @@ SIGNALS = {
     24: "it used up its processor time (SIGXCPU)",
     25: "it wrote a file beyond a limit (SIGXFSZ)",
 }
-"""Ends by signal, for people."""
 KILLED = Cause(
     "killed",
     "it was killed (SIGKILL)",

@@ -23,8 +23,8 @@ from .preflight import check_machine, needs_here
 if TYPE_CHECKING:
     from .supervisor import Progress
 
+# Checks that another choice may pass on the same machine.
 MACHINE_CHECKS = frozenset({"device", "memory"})
-"""Checks that another choice may pass on the same machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,6 @@ class Choice:
 
     @property
     def expected(self) -> Path:
-        """The file of its estimate."""
         return self.plan.folder / "expected.json"
 
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from .fields import Fields
 
 GIB = 1 << 30
+# Of what is free now, what a lower share may claim: others take some until the engine looks.
 _ROOM = 0.98
-"""Of what is free now, what a lower share may claim: others take some until the engine looks."""
+# Of a device, what its driver may keep: tools count it to the whole, engines do not.
 _RESERVED = 0.01
-"""Of a device, what its driver may keep: tools count it to the whole, engines do not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,6 @@ class Clock:
         time.sleep(seconds)
 
     def now(self) -> datetime:
-        """The time of day here."""
         return datetime.now().astimezone()
 
 

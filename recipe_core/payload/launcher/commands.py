@@ -77,7 +77,6 @@ def run_up(request: Request) -> int:
 def _ensure_up(
     request: Request, plan: LaunchPlan, progress: Progress
 ) -> tuple[LaunchPlan, State, bool]:
-    """The plan as it runs, its state, and whether it was running before."""
     keep.dismiss_silent(plan.own, progress)
     current = state.load(plan.own)
     if keeping.is_kept(plan.own, current):

@@ -23,8 +23,8 @@ from .plan import LaunchPlan
 from .request import Request
 from .supervisor import Progress
 
+# Exit code of the check where more was lost than the job allows.
 _LOST = 3
-"""Exit code of the check where more was lost than the job allows."""
 
 
 def run_compress(request: Request) -> int:

@@ -108,7 +108,6 @@ def stop_leftover(making: Making) -> None:
 
 
 def clear(folder: Path) -> None:
-    """Remove a folder, where there is one."""
     if folder.exists():
         shutil.rmtree(folder)
 

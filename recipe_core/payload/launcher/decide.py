@@ -13,13 +13,13 @@ from enum import Enum
 
 from .supervision import Supervision
 
+# Looks in a row that must show a hang: one late answer on a busy machine is none, and neither is
+# the first look after the machine slept.
 MISSES = 3
-"""Looks in a row that must show a hang: one late answer on a busy machine is none, and neither is
-the first look after the machine slept."""
+# A prompt may take this many times the recipe's time to first token before it counts as stuck.
 _ROUNDS = 3.0
-"""A prompt may take this many times the recipe's time to first token before it counts as stuck."""
+# Measured times per token below which a window says nothing.
 _ENOUGH = 3.0
-"""Measured times per token below which a window says nothing."""
 
 
 class Phase(Enum):
@@ -316,7 +316,6 @@ def backoff_s(attempt: int, limits: Supervision, jitter: float) -> float:
 
 
 def due(track: Track, now: float) -> bool:
-    """Whether a group that rests, or is parked for a while, is to be started now."""
     return track.phase in (Phase.RESTING, Phase.PARKED) and now >= track.until
 
 

@@ -22,12 +22,12 @@ from .causes import (
 )
 from .plain import plain_lines
 
+# Causes that say no more than the log itself.
 VAGUE = frozenset({"unknown", "exception", "crashed", "ended"})
-"""Causes that say no more than the log itself."""
 MOST_LINES = 8
 LONGEST_LINE = 400
+# Characters of a line that are searched; what engines say of an error begins before.
 _SEARCHED = 2000
-"""Characters of a line that are searched; what engines say of an error begins before."""
 _EXCEPTION = re.compile(r"(?:^|[\s\])])(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)\b:? ")
 _EXCEPTION_ALONE = re.compile(r"(?:^|[\s\])])(?:\w+\.)*\w+(?:Error|Exception)$")
 _HARMLESS = re.compile(r"\b(INFO|DEBUG|NOTICE)\b")
@@ -101,8 +101,8 @@ def signal_of(exit_code: int | None) -> int | None:
     return number if number <= 64 else None
 
 
+# Lines, and what was found in them.
 _Matches = list[tuple[str, Match[str] | None]]
-"""Lines, and what was found in them."""
 
 
 def _known(log: Sequence[str], kernel: Sequence[str]) -> tuple[Cause | None, _Matches]:

@@ -49,7 +49,6 @@ def find_program(program: str) -> str | None:
 
 
 def locate(engine: Engine) -> Installed | None:
-    """The installed engine, or None."""
     program = find_program(engine.program)
     if program is None:
         return None

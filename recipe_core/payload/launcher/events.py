@@ -18,6 +18,7 @@ from .plain import make_run, open_plain, read_end
 
 NAME = "events.jsonl"
 OLDER = f"{NAME}.1"
+# Kinds of a serving bundle; a training run has more.
 KINDS = (
     "start",
     "ready",
@@ -38,13 +39,12 @@ KINDS = (
     "keeper_stop",
     "refused",
 )
-"""Kinds of a serving bundle; a training run has more."""
+# From this size on the file is moved aside, once: the two hold thousands of events.
 LIMIT_BYTES = 1 << 20
-"""From this size on the file is moved aside, once: the two hold thousands of events."""
 _READ_BYTES = 4 * LIMIT_BYTES
 _MOST_WAITING = 200
+# Lines that could not be written yet, by the folder.
 _WAITING: dict[Path, deque[bytes]] = {}
-"""Lines that could not be written yet, by the folder."""
 _OPEN = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -72,7 +72,6 @@ def _line(event: dict[str, object]) -> bytes:
 
 
 def _write(path: Path, line: bytes) -> bool:
-    """Whether all of a line was written."""
     descriptor = os.open(path, _OPEN, 0o644)
     try:
         status = os.fstat(descriptor)
@@ -110,7 +109,6 @@ def read(own: Path) -> list[dict[str, Any]]:
 
 
 def parse_lines(text: bytes) -> Iterator[dict[str, Any]]:
-    """The events of some lines."""
     for line in text.split(b"\n"):
         with suppress(ValueError, RecursionError):
             event = json.loads(line)

@@ -28,10 +28,10 @@ from .plain import read_end
 from .plan import LaunchPlan, is_path
 from .preflight import check_files, preflight
 
+# Of each log: its end.
 LOG_BYTES = 1 << 20
-"""Of each log: its end."""
+# Of all texts of a report.
 MOST_BYTES = 64 << 20
-"""Of all texts of a report."""
 _FILES = ("launch.json", "expected.json", "recipe.yaml", "train.json")
 _RUN_FILES = ("state.json", "measurement.json", events.OLDER, events.NAME)
 _TOOL_S = 30.0
@@ -293,7 +293,6 @@ def _tools(_: Patient) -> Iterator[Piece]:
 
 
 def _kernel(_: Patient) -> Iterator[Piece]:
-    """The kernel's lines about devices, memory and disks, where this user may read them."""
     if shutil.which("dmesg"):
         lines = _output(["dmesg", "--ctime"]).splitlines()
         wanted = [line for line in lines if _KERNEL.search(line)]

@@ -12,8 +12,8 @@ from socketserver import TCPServer
 
 from .errors import LauncherError
 
+# How long a client may take for its request line; a supervisor has no time to lose.
 _TIMEOUT_S = 5.0
-"""How long a client may take for its request line; a supervisor has no time to lose."""
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -123,7 +123,6 @@ class Exporter:
 
     @property
     def port(self) -> int:
-        """The port that it listens on."""
         return int(self._server.server_address[1])
 
     def close(self) -> None:

@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+# Text beyond this is not read: the largest engines write a tenth of it.
 MAX_CHARS = 8 << 20
-"""Text beyond this is not read: the largest engines write a tenth of it."""
+# Where an engine publishes, if not at ``/metrics`` (TensorRT-LLM has JSON there).
 PATHS = {"tensorrt-llm": "/prometheus/metrics"}
-"""Where an engine publishes, if not at ``/metrics`` (TensorRT-LLM has JSON there)."""
 _SAMPLE = re.compile(
     r"""(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)
         (?:\{(?P<labels>(?:[^"}]|"(?:[^"\\]|\\.)*")*)\})?
@@ -79,7 +79,6 @@ class Figures:
 
     @property
     def published(self) -> bool:
-        """Whether there is any figure at all."""
         return any(getattr(self, name) is not None for name in self.__slots__)
 
 
@@ -151,7 +150,6 @@ _RANKS = ("pp_rank", "tp_rank", "moe_ep_rank")
 
 
 def engine_figures(text: str) -> Figures:
-    """The figures of the engine that wrote the text."""
     samples = parse(text)
     tpot_sum, tpot_count = _times(samples)
     return Figures(

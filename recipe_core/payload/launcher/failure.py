@@ -11,22 +11,22 @@ from pathlib import Path
 
 from .files import tail
 
+# Of a log, what is searched for the beginning of a failure.
 LOG_BYTES = 1 << 20
-"""Of a log, what is searched for the beginning of a failure."""
+# What says that the reason was logged before.
 _ABOVE = re.compile(
     r"root cause above|See (stack trace|error log|logs?) (for|above)|the above exception was"
     r"|above exception, another exception|initialization failed|EngineDeadError"
     r"|died unexpectedly|ChildFailedError|failed with exit code|Failed to initialize executor"
 )
-"""What says that the reason was logged before."""
 _BEGINS = re.compile(
     r"\b(ERROR|CRITICAL|FATAL)\b|^(\([^)]*\) )?Traceback \(most recent call last\)"
 )
 _INSIDE = re.compile(r"^\s|^\([^)]*\)\s{2,}|Traceback|^\S*(Error|Exception)\b|^$")
+# What a program says when it ends; not the text of an HTTP status.
 _LAST_WORD = r"((?<!internal server )error|exception|fatal|killed)"
-"""What a program says when it ends; not the text of an HTTP status."""
+# Lines without an error after which an earlier error counts as another failure's.
 _QUIET_LINES = 40
-"""Lines without an error after which an earlier error counts as another failure's."""
 
 
 def failure_text(path: Path, lines: int) -> str:

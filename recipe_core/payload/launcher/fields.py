@@ -18,7 +18,6 @@ class Fields:
     where: str
 
     def fail(self, key: str, expected: str) -> InputError:
-        """The error for a field that is not what was expected."""
         problem = f"got {self.data[key]!r}" if key in self.data else "it is missing"
         return InputError(
             f"expected {expected}, {problem}.", field=f"{self.where}.{key}", hint=_REBUILD

@@ -18,10 +18,10 @@ from .supervision import Supervision
 from .world import HERE, World
 
 NAME = "keeper.lock"
+# However soon a hang counts, a look at many servers and at the machine takes seconds.
 _LEAST_S = 20.0
-"""However soon a hang counts, a look at many servers and at the machine takes seconds."""
+# What seems silent is watched for so long: a clock may have been set, or the machine slept.
 _CONFIRMED_S = 3.0
-"""What seems silent is watched for so long: a clock may have been set, or the machine slept."""
 
 
 def silence_s(limits: Supervision) -> float:
@@ -107,7 +107,6 @@ class Heartbeat:
             return False
 
     def close(self) -> None:
-        """Let others keep."""
         os.close(self._descriptor)
 
 

@@ -14,8 +14,8 @@ from .machine import UNITS, run_tool
 from .procs import name_of
 
 _SHOWN = 3
+# What holds less would not change whether an engine starts.
 _LEAST_BYTES = 64 << 20
-"""What holds less would not change whether an engine starts."""
 _LONGEST_NAME = 40
 
 

@@ -12,8 +12,8 @@ from typing import NoReturn
 from .clock import CLOCK, Clock
 
 _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# A closed terminal signals twice, once by the kernel and once by the shell: both mean one end.
 _ECHO_S = 1.0
-"""A closed terminal signals twice, once by the kernel and once by the shell: both mean one end."""
 
 
 class _Held:

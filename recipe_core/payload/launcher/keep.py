@@ -18,12 +18,11 @@ from .supervisor import Progress
 from .world import HERE, World
 
 _LOOK_S = 0.2
+# How long a keeper may take to stop everything, beside the time to drain.
 _DRAINED_S = 60.0
-"""How long a keeper may take to stop everything, beside the time to drain."""
 
 
 def limits_of(request: Request, plan: LaunchPlan) -> Supervision:
-    """The limits of the bundle with those of the command line."""
     return plan.supervision.with_options(request.limits)
 
 

@@ -34,11 +34,11 @@ from .supervisor import Progress
 from .teller import Teller
 from .world import HERE, World
 
+# How soon a signal is heeded between two looks.
 _NAP_S = 0.1
-"""How soon a signal is heeded between two looks."""
 _NOTED_S = 60.0
+# What hangs hardly ends by itself, and other groups are not looked at meanwhile.
 _HUNG_GRACE_S = 5.0
-"""What hangs hardly ends by itself, and other groups are not looked at meanwhile."""
 _UNKNOWN = ("unknown", "exception", "crashed")
 
 
@@ -247,7 +247,6 @@ class Keeper(Kept):
                 notify.ready(self.summary())
 
     def _trouble(self, group: int, track: Track, trouble: Trouble, seen: Seen) -> None:
-        """Note what is wrong with a group, and do something about it."""
         with self.acting():
             diagnosis = self._diagnose(group, track, trouble, seen)
             cause, kind = _cause(trouble, diagnosis), _event_of(trouble)
@@ -321,14 +320,12 @@ class Keeper(Kept):
         )
 
     def _start(self, group: int) -> None:
-        """Start a group that rested."""
         before = self.tracks[group]
         with self.acting():
             self._stop_group(group)  # what a killed start left
             self._start_now(group, before)
 
     def _start_now(self, group: int, before: Track | None) -> None:
-        """Start a group, or answer that it cannot be started."""
         try:
             self.start(group, before)
         except StartError as error:
@@ -504,18 +501,15 @@ class Keeper(Kept):
             self.clock.sleep(_NAP_S)
 
     def _stop_group(self, group: int, grace_s: float = supervisor.GRACE_S) -> None:
-        """End the processes of a group."""
         supervisor.stop_group(self.plan, self.current, group, grace_s=grace_s, world=self.world)
 
     def _stop(self) -> None:
-        """End every process, and forget them."""
         supervisor.stop(
             self.own, self.current, progress=self.progress, recorded=True, world=self.world
         )
 
 
 def _event_of(trouble: Trouble) -> str:
-    """A start that takes too long hangs."""
     return "hung" if trouble.kind is Kind.LATE else trouble.kind.value
 
 

@@ -31,12 +31,12 @@ LOG = "keeper.log"
 LEAVE = signal.SIGUSR1
 DRAIN = signal.SIGTERM
 READ = signal.SIGUSR2
+# The keeper's own port lies so far above the bundle's, whose processes count up from it.
 METRICS_OFFSET = 1000
-"""The keeper's own port lies so far above the bundle's, whose processes count up from it."""
 _FAILURES = ("died", "killed", "hung", "slow", "device_lost", "gave_up", "refused")
 _REQUEST = "keeper-request.json"
+# How long a keeper may take to leave: it may be ending a server, which has its own grace.
 _LEAVES_S = 40.0
-"""How long a keeper may take to leave: it may be ending a server, which has its own grace."""
 _STARTS_S = 60.0
 
 
@@ -126,8 +126,8 @@ def _program(root: Path) -> list[str]:
     )
 
 
+# Whether Python can be told not to look for modules in the current folder.
 _SAFE_PATH = sys.version_info >= (3, 11)
-"""Whether Python can be told not to look for modules in the current folder."""
 
 
 def _environment() -> dict[str, str]:
@@ -207,7 +207,6 @@ def remains(pids: Sequence[int]) -> dict[str, Any]:
 
 
 def is_kept(own: Path, current: State | None, *, world: World = HERE) -> bool:
-    """Whether a keeper that lives, and says so, supervises what is recorded."""
     return running_keeper(current, world) is not None and not is_silent(own, current, world=world)
 
 

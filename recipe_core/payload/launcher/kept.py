@@ -26,10 +26,10 @@ from .supervision import Supervision
 from .supervisor import Progress
 from .world import HERE, World
 
+# Looks in a row without requests after which a group counts as drained.
 IDLE_LOOKS = 2
-"""Looks in a row without requests after which a group counts as drained."""
+# How often a server that serves is asked within the time that counts as a hang.
 _QUESTIONS = 15
-"""How often a server that serves is asked within the time that counts as a hang."""
 _LOG_LINES = 60
 _METRICS = ("/metrics", "/prometheus/metrics")
 
@@ -71,11 +71,9 @@ class Kept:
 
     @property
     def own(self) -> Path:
-        """The folder of state and logs."""
         return self.plan.own
 
     def all_tracks(self) -> list[Track]:
-        """The tracks of all groups."""
         return list(self.tracks.values())
 
     def active(self) -> list[int]:
@@ -89,7 +87,6 @@ class Kept:
         return names[0] if names else f"group {group}"
 
     def event(self, kind: str, group: int, **fields: object) -> None:
-        """Note what happened to a group."""
         events.append(self.own, kind, group=group, name=self.name(group), **fields)
 
     def _roles(self, without: int | None = None) -> list[tuple[str, bool]]:
@@ -111,7 +108,6 @@ class Kept:
         return f"{self.refusing}; {text}" if self.refusing else text
 
     def check_ours(self) -> None:
-        """Stop keeping what another launcher has stopped or started anew."""
         with suppress(LauncherError):  # damaged: it is written again with the next change
             saved = state.load(self.own)
             if saved is None or saved.mark != self.current.mark:
@@ -119,7 +115,6 @@ class Kept:
 
     @contextmanager
     def acting(self) -> Iterator[None]:
-        """Hold the bundle's lock while something is started or stopped."""
         with state.exclusive(self.own):
             self.check_ours()
             yield
@@ -130,7 +125,6 @@ class Kept:
         self.current = current
 
     def without(self, group: int, **changes: Any) -> State:
-        """The state without the servers of a group."""
         names = {process.name for process in self.plan.processes if process.group == group}
         servers = tuple(s for s in self.current.servers if s.name not in names)
         return replace(self.current, servers=servers, ready=False, **changes)

@@ -15,10 +15,10 @@ from .output import print_json
 from .plain import open_plain, plain_lines, read_end
 from .request import Request
 
+# Lines of each log by default.
 LINES = 20
-"""Lines of each log by default."""
+# The name by which the events are shown like a log.
 EVENTS = "events"
-"""The name by which the events are shown like a log."""
 _TAIL_BYTES = 4 << 20
 _PIECE_BYTES = 1 << 16
 _POLL_S = 0.3
@@ -61,7 +61,6 @@ def log_files(own: Path) -> dict[str, Path]:
 
 
 def log_path(own: Path, name: str) -> Path:
-    """The file of a log, or of the events."""
     return own / (events.NAME if name == EVENTS else f"{name}.log")
 
 

@@ -94,12 +94,12 @@ def detect() -> Machine:
     )
 
 
+# Where the kernel says which driver it has loaded, and how to read the version out of it.
 _DRIVERS = {
     "cuda": (Path("/proc/driver/nvidia/version"), r"\s(\d+\.\d+(?:\.\d+)?)\s"),
     "rocm": (Path("/sys/module/amdgpu/version"), r"(\S+)"),
     "xpu": (Path("/sys/module/xe/version"), r"(\S+)"),
 }
-"""Where the kernel says which driver it has loaded, and how to read the version out of it."""
 
 
 def driver_version(runtime: str) -> str:

@@ -16,10 +16,10 @@ from .plan import FIRST, LaunchPlan, Needs
 from .supervision import Supervision
 from .world import HERE, World
 
+# Looks at the servers for one at the machine.
 _POLLS = 30.0
-"""Looks at the servers for one at the machine."""
+# A tool that fails once is asked again before it is believed.
 _AGAIN_S = 1.0
-"""A tool that fails once is asked again before it is believed."""
 
 
 class MachineWatch:
@@ -47,11 +47,9 @@ class MachineWatch:
         self._next_at = 0.0
 
     def close(self) -> None:
-        """Wait for no tool any more."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def detect(self) -> Machine:
-        """The machine now."""
         return self.world.detect()
 
     def as_if_stopped(self, plan: LaunchPlan) -> Machine:

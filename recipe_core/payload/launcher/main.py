@@ -44,8 +44,8 @@ _COMMANDS: dict[str, tuple[Callable[[Request], int], str]] = {
     "logs": (logs.run_logs, "show the ends of the logs"),
     "doctor": (doctor.run_doctor, "pack what a report needs, without secrets"),
 }
+# What the launcher calls itself.
 _HIDDEN: dict[str, Callable[[Request], int]] = {"keep": commands.run_keep}
-"""What the launcher calls itself."""
 
 
 class _Parser(argparse.ArgumentParser):

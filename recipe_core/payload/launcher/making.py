@@ -9,10 +9,10 @@ from pathlib import Path
 
 from .fields import Fields
 
+# What lies in a finished output: what made it, from what, and the digest of each file.
 RECORD = "recipe-compression.json"
-"""What lies in a finished output: what made it, from what, and the digest of each file."""
+# The measured figures of the result, in ``run/``.
 RESULT = "compression.json"
-"""The measured figures of the result, in ``run/``."""
 FOLDER = "compressed"
 TOOLS = "tools"
 
@@ -48,22 +48,18 @@ class Making:
 
     @property
     def name(self) -> str:
-        """The name of the output."""
         return self.output.name
 
     @property
     def served(self) -> str:
-        """What the engine loads."""
         return str(self.output / self.loaded) if self.loaded else str(self.output)
 
     @property
     def part(self) -> Path:
-        """Where the output is written until it is whole."""
         return self.output.with_name(f".{self.name}.part")
 
     @property
     def finished(self) -> bool:
-        """Whether a whole output is there, whatever made it."""
         return (self.output / RECORD).is_file()
 
 

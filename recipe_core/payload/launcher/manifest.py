@@ -23,7 +23,6 @@ class Findings:
 
     @property
     def sound(self) -> bool:
-        """True when everything that was built is there unchanged, and nothing else."""
         return not (self.missing or self.changed or self.added)
 
 

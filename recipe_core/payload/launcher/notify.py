@@ -23,7 +23,6 @@ def status(text: str) -> bool:
 
 
 def stopping(text: str = "") -> bool:
-    """The service is about to end."""
     return _send("STOPPING=1", *_status(text))
 
 
@@ -49,7 +48,6 @@ def watchdog_period() -> float | None:
 
 
 def without(environment: dict[str, str]) -> dict[str, str]:
-    """An environment for children, which do not speak for this service."""
     return {name: value for name, value in environment.items() if name not in _VARIABLES}
 
 

@@ -17,8 +17,8 @@ from .plan import LaunchPlan, Process
 from .state import Server
 from .world import HERE, World
 
+# How long a server may take for its health or its figures.
 ANSWER_S = 2.0
-"""How long a server may take for its health or its figures."""
 _MOST_BYTES = 8 << 20
 
 
@@ -42,7 +42,6 @@ class Observer:
         """Servers that have published figures: where one stops, it is not for want of any."""
 
     def close(self) -> None:
-        """Wait for no answer any more."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def look(

@@ -11,19 +11,16 @@ from .files import json_text
 
 
 def print_any_letter() -> None:
-    """Escape letters that a terminal's encoding lacks, rather than fail at the name of a folder."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
 
 
 def print_json(data: Any) -> None:
-    """Print JSON on standard output, in letters that it takes."""
     print(json_text(data, getattr(sys.stdout, "encoding", None) or "utf-8"), flush=True)
 
 
 def complain(text: str) -> None:
-    """Print on standard error, where somebody still reads it."""
     with suppress(OSError, ValueError):
         print(text, file=sys.stderr, flush=True)
 

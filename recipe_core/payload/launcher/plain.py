@@ -82,7 +82,6 @@ def own_entries(run: Path) -> list[Path]:
 
 
 def is_node(path: Path) -> bool:
-    """Whether it is named as the folder of a node."""
     return _NODE.fullmatch(path.name) is not None
 
 
@@ -157,7 +156,6 @@ def sync_folder(folder: Path) -> None:
 
 
 def is_plain(path: Path) -> bool:
-    """Whether a regular file lies there, and no link to one."""
     try:
         return stat.S_ISREG(path.lstat().st_mode)
     except OSError:

@@ -21,8 +21,8 @@ from .variants import Variant, read_variants
 MODES = ("closed", "open", "static", "offline")
 RUNTIMES = ("cuda", "rocm", "xpu", "metal", "cpu")
 KINDS = ("serving", "training")
+# The name of what the recipe decided, beside its fallbacks.
 FIRST = "first"
-"""The name of what the recipe decided, beside its fallbacks."""
 _SILENT = ("worker", "trainer")
 _POOLS = ("prefill", "decode")
 _PLACEHOLDER = re.compile(r"\$\{(model|host|port|head|root|run|node\d+|port\d+)\}")
@@ -74,7 +74,6 @@ class Parameters:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """The addresses of the nodes, as far as they are known."""
         return tuple(self.head.split(","))
 
 
@@ -122,8 +121,8 @@ class Listed:
     title: str
 
 
+# Training has no requests.
 _NO_LOAD = Workload("offline", 1, 1, None, None, None, None)
-"""Training has no requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +172,6 @@ class LaunchPlan:
 
     @property
     def answering(self) -> tuple[Process, ...]:
-        """The processes here with an address."""
         return tuple(process for process in self.processes if process.answers)
 
     @property
@@ -195,7 +193,6 @@ class LaunchPlan:
 
 
 def choice_folder(root: Path, choice: str) -> Path:
-    """The folder in a bundle that says what a choice starts."""
     return root if choice == FIRST else root / "fallbacks" / choice
 
 
@@ -294,7 +291,6 @@ def unknown_nodes(plan: LaunchPlan) -> list[int]:
 
 
 def _templates(process: Fields) -> tuple[str, ...]:
-    """The texts of a process that placeholders may stand in."""
     return (*process.texts("argv"), *process.text_map("env").values())
 
 

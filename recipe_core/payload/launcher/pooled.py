@@ -12,12 +12,11 @@ from .api import Api
 from .client import Endpoint, Sample, api_headers, refusal, said_by
 from .errors import RequestError
 
+# What texts are scored against.
 QUERY = "Which words are these?"
-"""What texts are scored against."""
 
 
 def is_pooled(path: str) -> bool:
-    """Whether servers answer with vectors or scores there, of which no token can be timed."""
     return _ways(path) is not None
 
 
@@ -70,7 +69,6 @@ Ways = tuple[Callable[[Api, str], dict[str, Any]], Callable[[Any], tuple[int, in
 
 
 def _ways(path: str) -> Ways | None:
-    """How a text is asked for at a path, and how many numbers and tokens an answer has."""
     return next((ways for end, ways in _BY_PATH.items() if path.endswith(end)), None)
 
 
@@ -109,6 +107,7 @@ def _kserve_body(api: Api, text: str) -> dict[str, Any]:
     return {"inputs": [*own, _kserve_input("text", text)]}
 
 
+# By the end of the path: OpenAI's and vLLM's, TEI's, and the inference protocol of KServe (v2).
 _BY_PATH: dict[str, Ways] = {
     "/embeddings": (lambda api, text: {"model": api.model, "input": text, **api.body}, _openai),
     "/score": (
@@ -119,4 +118,3 @@ _BY_PATH: dict[str, Ways] = {
     "/rerank": (lambda api, text: {"query": QUERY, "texts": [text], **api.body}, _tei_rank),
     "/infer": (_kserve_body, _kserve),
 }
-"""By the end of the path: OpenAI's and vLLM's, TEI's, and the inference protocol of KServe (v2)."""

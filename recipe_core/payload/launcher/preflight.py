@@ -50,7 +50,6 @@ class Preflight:
 
     @property
     def ok(self) -> bool:
-        """True when nothing stops the launch."""
         return all(check.status != "FAIL" for check in self.checks)
 
     def to_json(self) -> dict[str, Any]:

@@ -21,9 +21,9 @@ from .plan import LaunchPlan, Process
 from .pooled import question_of
 from .world import HERE, Answer, World
 
+# Of the time that counts as a hang, how long after a sign of generating an idle server is asked;
+# the rest is how long its answer may take.
 SHARE = 0.25
-"""Of the time that counts as a hang, how long after a sign of generating an idle server is asked;
-the rest is how long its answer may take."""
 _WORD = "Hi"
 _OUR_FAULT = range(400, 500)
 

@@ -14,13 +14,13 @@ from typing import IO
 
 from .clock import CLOCK, Clock
 
+# The variable with the mark of a start: every process of it inherits it.
 MARK = "RECIPE_LAUNCH_ID"
-"""The variable with the mark of a start: every process of it inherits it."""
+# The variable with the mark and the group of a process, by which one group can be ended alone.
 PART = "RECIPE_LAUNCH_PART"
-"""The variable with the mark and the group of a process, by which one group can be ended alone."""
 _LONGEST_NAME = 80
+# How long the kernel may take to end what was killed: it frees pinned memory first.
 KILLED_S = 30.0
-"""How long the kernel may take to end what was killed: it frees pinned memory first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +34,10 @@ class Stat:
     started: int
 
 
+# A pid and its start tick.
 Identity = tuple[int, int]
-"""A pid and its start tick."""
+# A file by its device and inode, which no other file has while somebody holds it open.
 Place = tuple[int, int]
-"""A file by its device and inode, which no other file has while somebody holds it open."""
 
 
 def place_of(path: str | Path) -> Place | None:
@@ -90,7 +90,6 @@ class Processes:
         return Stat(pid, fields[0], int(fields[2]), int(fields[3]), int(fields[19]))
 
     def running(self) -> Iterator[Stat]:
-        """Every process that has not ended."""
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 stat = self.read_stat(int(entry.name))
@@ -142,7 +141,6 @@ class Processes:
         return child.pid, stat.started if stat else 0
 
     def kill(self, pid: int, number: signal.Signals) -> None:
-        """Signal a process, if it is there and may be signalled."""
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 
@@ -224,7 +222,6 @@ class Processes:
         )
 
     def send(self, members: Iterable[Identity], number: signal.Signals) -> None:
-        """Signal every process that is still the one we know."""
         for pid, started in members:
             if self.alive(pid, started):
                 self.kill(pid, number)

@@ -107,7 +107,6 @@ class Redactor:
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a variable or field is named like a secret."""
     return _NAMED.search(name) is not None or always_secret(name)
 
 

@@ -9,8 +9,8 @@ from . import balancer, supervisor
 from .decide import Phase, Track
 from .kept import IDLE_LOOKS, Kept, rolled_groups
 
+# How long a router without an interface gets to find that a replica is back.
 _BLIND_ROUTER_S = 10.0
-"""How long a router without an interface gets to find that a replica is back."""
 
 
 class Rolling:

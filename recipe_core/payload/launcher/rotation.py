@@ -15,8 +15,8 @@ from typing import IO
 from .errors import LauncherError
 from .plain import is_plain, open_own, sync_folder
 
+# From this size on a log is cut; as much of it is kept in ``NAME.log.1``.
 LIMIT_BYTES = 64 << 20
-"""From this size on a log is cut; as much of it is kept in ``NAME.log.1``."""
 _PIECE_BYTES = 1 << 20
 
 
@@ -49,7 +49,6 @@ def _set_aside(path: Path) -> None:
 
 
 def older(path: Path) -> Path:
-    """What a log held before it was set aside or cut."""
     return path.with_name(f"{path.name}.1")
 
 

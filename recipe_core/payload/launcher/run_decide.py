@@ -12,8 +12,8 @@ from enum import Enum
 from .decide import backoff_s
 from .supervision import Supervision
 
+# Usual step times without a step or a growing checkpoint that are a hang.
 HANG_STEPS = 20.0
-"""Usual step times without a step or a growing checkpoint that are a hang."""
 
 
 class Kind(Enum):

@@ -43,13 +43,13 @@ from .supervision import Supervision
 from .supervisor import Progress
 from .world import HERE, World
 
+# The most seconds between two looks for devices that came back.
 DEVICES_S = 30.0
-"""The most seconds between two looks for devices that came back."""
 END_S = 600.0  # a checkpoint of a large model takes minutes
 _LOCK_S = 60.0
 _TICK_S = 0.3
+# Checks before a start that may pass by waiting.
 _PASSING = ("port", "head")
-"""Checks before a start that may pass by waiting."""
 _QUIET = Progress(quiet=True)
 
 
@@ -191,7 +191,6 @@ class Keeper:
         return trouble
 
     def _answer(self, trouble: Trouble) -> Action:
-        """Do what trouble needs."""
         if trouble.kind in (Kind.FINISHED, Kind.STOPPED):
             with self._alone():
                 self._stop()
@@ -236,7 +235,6 @@ class Keeper:
         state.save(self.plan.own, self.current)
 
     def _stop(self) -> None:
-        """End the run, and forget it."""
         supervisor.stop(self.plan.own, self.current, progress=_QUIET, world=self.world)
 
     def _lives(self) -> bool:

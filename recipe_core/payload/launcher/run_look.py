@@ -16,10 +16,10 @@ from .supervisor import Progress
 from .world import HERE, World
 
 _LOG_LINES = 400
+# A line of the summary in which torchrun names the first rank that failed.
 _RANK_ENDED = re.compile(r"exitcode\s*:\s*(-?\d+)\s*\(pid")
-"""A line of the summary in which torchrun names the first rank that failed."""
+# Diagnoses that name no cause.
 _GENERIC = frozenset({"unknown", "exception", "worker-died"})
-"""Diagnoses that name no cause."""
 
 
 class Observer:
@@ -100,7 +100,6 @@ class Observer:
 
 
 def names_a_cause(diagnosis: Diagnosis) -> bool:
-    """Whether more is known than that the run failed."""
     return diagnosis.cause not in _GENERIC
 
 

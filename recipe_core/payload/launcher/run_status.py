@@ -16,16 +16,16 @@ from .state import State
 from .steps import metrics_file, planned_steps, read_steps
 from .world import HERE, World
 
+# Exit codes of the trainers of this project; their launcher, torchrun, ends with 1 for both.
 ROLLED_BACK, FOR_A_PERSON = 3, 2
-"""Exit codes of the trainers of this project; their launcher, torchrun, ends with 1 for both."""
 _RECENT = 50
+# A file in the run folder: the trainer saves a checkpoint and ends once it exists.
 STOP = "stop"
-"""A file in the run folder: the trainer saves a checkpoint and ends once it exists."""
 _START = "start.json"
 _END = "end.json"
 _ROLLBACKS = "rollbacks.json"
+# Checkpoint folders by the first part of their names, and the file that is written last.
 _MARKS = {"step": ".metadata", "checkpoint": "trainer_state.json"}
-"""Checkpoint folders by the first part of their names, and the file that is written last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,6 @@ def status_data(plan: LaunchPlan, current: State | None, *, world: World = HERE)
 
 
 def _word(plan: LaunchPlan, current: State | None, world: World) -> str:
-    """The state of the run in one word."""
     here = world.processes
     if current and current.here and any(here.alive(*s.identity) for s in current.servers):
         return "up"

@@ -26,7 +26,6 @@ def running(plan: LaunchPlan) -> State | None:
 
 
 def as_started(plan: LaunchPlan, current: State) -> LaunchPlan:
-    """The plan of the running choice, with the parameters its servers were started with."""
     return load_plan(
         plan.root,
         choice=current.choice,

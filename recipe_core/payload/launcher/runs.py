@@ -290,7 +290,6 @@ def _end(plan: LaunchPlan, progress: Progress, world: World) -> None:
 def wait_steps(
     plan: LaunchPlan, current: State, count: int, progress: Progress, *, world: World = HERE
 ) -> None:
-    """Tell each step until so many are recorded, or the run has ended."""
     for step in _steps_of(plan, current, last_step(plan), world):
         progress.say(report.step_line(step, planned_steps(plan)))
         if len(read_steps(metrics_file(plan))) >= count:

@@ -108,34 +108,34 @@ _NAMED = re.compile(
     r"(?<![\w.-])-{0,2}(?P<name>[A-Za-z_][\w.-]{0,80})[\"']?"
     r"(?P<sign>=|\s{0,3}[:=]\s{0,3})[\"']?"
 )
+# A variable, an option or a field, and its value; a placeholder is none.
 _VALUE = re.compile(r"[^\s,;}\]\"'$<{]{1,4000}")
-"""A variable, an option or a field, and its value; a placeholder is none."""
 _NOTHING = frozenset({"none", "null", "true", "false", "[redacted"})
 
+# What nothing but a secret is called.
 _NAMES = re.compile(
     r"(?:^|_)(?:api_?keys?|secrets?|token|jwt|(?:access|private|secret|account|signing|encryption|"
     r"master|license|deploy|ssh|auth|session|storage|shared|host)_?key(?:_id)?|credentials?|"
     r"conn(?:ection)?_?str(?:ing)?|webhook(?:_url)?|authorization)$|passw(?:or)?d$|passphrase$",
     re.IGNORECASE,
 )
-"""What nothing but a secret is called."""
+# What secrets are called, and settings too, whose values are plain words.
 _OFTEN = re.compile(
     r"(?:^|_)(?:(?:pg|db|my|ssh|key|store|trust|user|proxy|ldap|smtp|mail|root|admin)?pass|passcode"
     r"|pw|pswd|psk|otp|auth|bearer|session(?:_id)?|cookies?|dsn|pat|sas|creds?)$|\wpwd$",
     re.IGNORECASE,
 )
-"""What secrets are called, and settings too, whose values are plain words."""
+# What many things are called; a secret is one of random letters.
 _KEYS = re.compile(r"(?:^|_)(?:key|keys|salt|seed_phrase)$", re.IGNORECASE)
-"""What many things are called; a secret is one of random letters."""
 _SETTING = re.compile(
     r"\d{1,5}|true|false|yes|no|on|off|none|null|auto|default|required|optional|(?:en|dis)abled?|"
     r"basic|digest|token|oauth2?|kerberos|anonymous|standard",
     re.IGNORECASE,
 )
+# What settings about secrets are called: HF_HUB_DISABLE_IMPLICIT_TOKEN=1.
 _SWITCH = re.compile(
     r"(?:^|_)(?:allow|disable|enable|has|no|require|return|skip|use|with)_|token$", re.IGNORECASE
 )
-"""What settings about secrets are called: HF_HUB_DISABLE_IMPLICIT_TOKEN=1."""
 _PIECE_OF_TEXT = re.compile(
     r"(?:^|_)(?:bos|eos|pad|unk|sep|cls|mask|stop|start|end|begin|eot|eod|fim|special|image|audio|video|"
     r"think(?:ing)?|tool|first|last|next|draft|per|response|prompt|boi|eoi)_token$",
@@ -144,8 +144,8 @@ _PIECE_OF_TEXT = re.compile(
 _REFERENCES = frozenset({"token_secret", "api_key_secret"})  # the name of a secret, not the secret
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _RANDOM = re.compile(r"[A-Za-z0-9+/_.=-]{16,}")
+# Bits of entropy per letter from which a text counts as random; a long key in hex has nearly 4.
 _RANDOM_BITS = 3.0
-"""Bits of entropy per letter from which a text counts as random; a long key in hex has nearly 4."""
 
 
 def secret_kind(text: str) -> str | None:
@@ -161,7 +161,6 @@ def secret_kind(text: str) -> str | None:
 
 
 def _named(text: str) -> Iterator[tuple[int, int, str]]:
-    """Where values stand in a text that are secrets by their names, and what is between the two."""
     for match in _NAMED.finditer(text):
         if not _is_like(_last_name(match["name"])):
             continue
@@ -215,7 +214,6 @@ def _last_name(field: str) -> str:
 
 
 def _is_like(name: str) -> bool:
-    """Whether a secret may be called so."""
     return any(pattern.search(name) for pattern in (_NAMES, _OFTEN, _KEYS))
 
 

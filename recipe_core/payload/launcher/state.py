@@ -37,12 +37,10 @@ class Server:
 
     @property
     def identity(self) -> tuple[int, int]:
-        """Pid and start tick."""
         return self.pid, self.started
 
     @property
     def alive(self) -> bool:
-        """True while this very process runs."""
         return procs.alive(self.pid, self.started)
 
 
@@ -62,7 +60,6 @@ class Keeper:
 
     @property
     def alive(self) -> bool:
-        """True while this very process runs."""
         return procs.alive(self.pid, self.started)
 
 
@@ -92,7 +89,6 @@ class State:
 
     @property
     def alive(self) -> bool:
-        """True when every server of this boot still runs."""
         return self.here and bool(self.servers) and all(server.alive for server in self.servers)
 
     @property
@@ -131,7 +127,6 @@ class State:
 
     @property
     def ports(self) -> frozenset[int]:
-        """The ports these servers hold."""
         return frozenset(server.port for server in self.servers)
 
 

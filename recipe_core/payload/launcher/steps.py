@@ -13,11 +13,11 @@ from .metrics import bands, number, ratio_of
 from .plain import read_end
 from .plan import LaunchPlan
 
+# Metrics that expected.json predicts of a step, in the order of the table.
 FIGURES = ("step_s", "tokens_per_s", "tokens_per_s_per_gpu", "mfu", "peak_memory_bytes")
-"""Metrics that expected.json predicts of a step, in the order of the table."""
 _MOST_BYTES = 1 << 30
+# First steps after a start that are not measured: they build caches and kernels.
 WARM_UP = 2
-"""First steps after a start that are not measured: they build caches and kernels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,6 @@ class Step:
     values: dict[str, float | None]
 
     def get(self, name: str) -> float | None:
-        """One value of the step."""
         return self.values.get(name)
 
 

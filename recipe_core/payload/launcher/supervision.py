@@ -37,6 +37,7 @@ class Supervision:
 
 
 USUAL = Supervision()
+# What each limit means, by its field; the option is called by it, without its unit.
 OPTIONS = {
     "crash_budget": "failures of a server within the window that are answered with a restart",
     "window_s": "seconds in which failures count",
@@ -48,7 +49,6 @@ OPTIONS = {
     "drain_s": "seconds that running requests may take to finish",
     "poll_s": "seconds between two looks",
 }
-"""What each limit means, by its field; the option is called by it, without its unit."""
 
 
 def option_of(field: str) -> str:

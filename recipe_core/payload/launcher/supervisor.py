@@ -20,12 +20,12 @@ from .rotation import open_log
 from .state import Server, State
 from .world import HERE, World
 
+# The variable by which the trainer finds texts other than the bundle's.
 DATA = "RECIPE_DATA"
-"""The variable by which the trainer finds texts other than the bundle's."""
 GRACE_S = 20.0  # engines need seconds to finish requests and free their devices
 SETTLE_S = 0.2
+# How long a stop looks for processes whose launcher was killed while it started them.
 UNRECORDED_S = 2.0
-"""How long a stop looks for processes whose launcher was killed while it started them."""
 PROGRESS_S = 3.0
 _SHOWN_LINES = 20
 _VISIBLE = {
@@ -136,12 +136,10 @@ def logs_of(plan: LaunchPlan, group: int | None = None) -> tuple[str, ...]:
 
 
 def log_path(plan: LaunchPlan, process: Process) -> Path:
-    """The file that a process writes to."""
     return plan.own / f"{process.name}.log"
 
 
 def part_mark(mark: str, group: int) -> str:
-    """What marks the processes of one group of a start."""
     return f"{mark}:{group}"
 
 

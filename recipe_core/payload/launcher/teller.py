@@ -20,12 +20,10 @@ class Teller:
         self._exports_at = 0.0
 
     def close(self) -> None:
-        """Free the port."""
         if self._exporter is not None:
             self._exporter.close()
 
     def count(self) -> None:
-        """Sum the engines' counters over their restarts, at which they begin at nothing."""
         for group, seen in self.kept.look.seen.items():
             if seen.tokens is not None:
                 before, last = self.tokens.get(group, (0.0, 0.0))
@@ -33,7 +31,6 @@ class Teller:
                 self.tokens[group] = before, seen.tokens
 
     def tell(self) -> None:
-        """Say the state in a line."""
         notify.status(self.kept.summary())
 
     def export(self) -> None:

@@ -21,8 +21,8 @@ from .procs import HERE as PROCESSES
 from .procs import Processes
 
 _ESTABLISHED = "01"
+# Status and first bytes of what a server answers, once it does.
 Answer = Future[tuple[int | None, bytes]]
-"""Status and first bytes of what a server answers, once it does."""
 
 
 class World:
@@ -79,11 +79,9 @@ class World:
         return answer
 
     def detect(self) -> Machine:
-        """The machine now."""
         return detect()
 
     def threads(self, count: int, name: str) -> Executor:
-        """What asks several servers, or a tool that may hang, beside the loop."""
         return ThreadPoolExecutor(count, thread_name_prefix=name)
 
     def oom_kills(self, pids: Iterable[int]) -> dict[str, int]:

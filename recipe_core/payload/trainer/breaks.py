@@ -14,17 +14,16 @@ from .guard import Event
 from .rollbacks import read_record
 from .settings import Guard
 
+# Before the name of a checkpoint that a rollback went behind, until one is written later on.
 LEFT = "rolled-back-"
-"""Before the name of a checkpoint that a rollback went behind, until one is written later on."""
+# In the run folder: why the last start ended, as a launcher may not see the exit code.
 END_FILE = "end.json"
-"""In the run folder: why the last start ended, as a launcher may not see the exit code."""
 
+# Steps and folders.
 Checkpoints = Sequence[tuple[int, Path]]
-"""Steps and folders."""
 
 
 def remove_left(folder: Path) -> None:
-    """Remove what was put aside by a rollback."""
     for path in folder.glob(f"{LEFT}*"):
         shutil.rmtree(path, ignore_errors=True)
 

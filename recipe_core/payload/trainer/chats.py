@@ -16,17 +16,17 @@ from jinja2 import TemplateError
 
 from .errors import TrainError
 
+# ChatML for a tokenizer without a template; answers end with the token at which servers stop.
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] }}"
     "{{ (eos_token or '') if m['role'] == 'assistant' else '<|im_end|>' }}{{ '\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-"""ChatML for a tokenizer without a template; answers end with the token at which servers stop."""
 _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _ANSWER = "assistant"
 
+# Tokens that are learned, and -1 - token for those that are not.
 Example = list[int]
-"""Tokens that are learned, and -1 - token for those that are not."""
 Messages = list[dict[str, Any]]
 
 
@@ -159,7 +159,6 @@ def records(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def texts(path: Path) -> Iterator[str]:
-    """Every text of a file of chats or preferences, for a tokenizer that is made of them."""
     for _, record in records(path):
         yield from _strings(record)
 
@@ -183,7 +182,6 @@ def _messages(value: Any) -> Messages:
 
 
 def _shared(chosen: Messages, rejected: Messages) -> Messages:
-    """The messages that both answers begin with, where no prompt is given apart."""
     return chosen[: _common(chosen, rejected)]
 
 

@@ -27,10 +27,10 @@ from .model import Part
 from .optimizer import STATES, LossScale
 
 _NAME = re.compile(r"step-(\d+)")
+# Appended to the name of a checkpoint that could not be read; nothing looks at it again.
 _DAMAGED = ".damaged"
-"""Appended to the name of a checkpoint that could not be read; nothing looks at it again."""
+# Checkpoints: the newest may turn out damaged.
 LEAST_KEPT = 2
-"""Checkpoints: the newest may turn out damaged."""
 
 
 def stored(folder: Path) -> list[tuple[int, Path]]:

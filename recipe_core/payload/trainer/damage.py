@@ -10,8 +10,8 @@ from typing import Any
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
+# What a checkpoint contains and where; it is written last, so whatever has it was complete.
 METADATA = ".metadata"
-"""What a checkpoint contains and where; it is written last, so whatever has it was complete."""
 
 
 def damage(folder: Path, rank: int, ranks: int) -> str | None:
@@ -39,7 +39,6 @@ def damage(folder: Path, rank: int, ranks: int) -> str | None:
 
 
 def _intact(data: bytes) -> bool:
-    """Whether a stored tensor, a zip archive of torch's, has the sums that it was written with."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             return archive.testzip() is None

@@ -12,8 +12,8 @@ from .errors import TrainError
 from .rollbacks import Skips
 from .shards import Tokens
 
+# The target of a token that is not learned (torch's ``ignore_index``).
 IGNORED = -100
-"""The target of a token that is not learned (torch's ``ignore_index``)."""
 
 
 class Item(NamedTuple):
@@ -28,7 +28,6 @@ class Item(NamedTuple):
 
 
 def positions(items: Iterable[Item]) -> Iterator[torch.Tensor]:
-    """Those of items that have some."""
     for item in items:
         if item.positions is not None:
             yield item.positions
@@ -83,7 +82,6 @@ class Order:
         return int(self._shuffled[1][place])
 
     def item(self, place: int) -> list[Item]:
-        """The sequences of an item."""
         raise NotImplementedError
 
 
@@ -104,7 +102,6 @@ class Sequences(Order):
         super().__init__(count, global_batch, seed, skips)
 
     def learned(self, step: int) -> int:  # noqa: ARG002 - the same in each
-        """All tokens of the step."""
         return self.items * self.length
 
     def item(self, place: int) -> list[Item]:

@@ -14,8 +14,8 @@ from .disk import put
 from .errors import TrainError
 from .rollbacks import Skips
 
+# What follows each example in a file; no token is that.
 _END = -(2**31)
-"""What follows each example in a file; no token is that."""
 
 
 def write_examples(path: Path, examples: Iterable[list[int]]) -> Path:
@@ -49,7 +49,6 @@ class Examples:
         return len(self.slots)
 
     def targets(self, number: int) -> torch.Tensor:
-        """What follows each token of an example, `IGNORED` where it is not learned."""
         return self._cut(number, 1).where(self._cut(number, 1) >= 0, IGNORED)
 
     def inputs(self, number: int) -> torch.Tensor:
@@ -58,7 +57,6 @@ class Examples:
         return tokens.where(tokens >= 0, -1 - tokens)
 
     def learns(self, number: int) -> bool:
-        """Whether the model learns a token of an example."""
         return bool((self._cut(number, 1) >= 0).any())
 
     def _cut(self, number: int, after: int) -> torch.Tensor:
@@ -135,7 +133,6 @@ class Chats(Order):
         super().__init__(len(self.rows), global_batch, seed, skips)
 
     def item(self, place: int) -> list[Item]:
-        """One sequence."""
         return [self.examples.filled(self.rows[place], positions=self.packed)]
 
 

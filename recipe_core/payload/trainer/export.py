@@ -18,8 +18,8 @@ from .lora import Adapters
 from .model import stored_tensors
 from .settings import Lora
 
+# The folder of the adapters alone, next to the model's.
 ADAPTER = "adapter"
-"""The folder of the adapters alone, next to the model's."""
 _AT_ONCE = 1 << 30  # bytes in fp32 beside the converted ones
 
 

@@ -16,15 +16,15 @@ from statistics import median
 
 from .settings import Guard
 
+# What a step was: as usual; perhaps the first of a spike, so nothing is saved; the run stops.
 CALM, SUSPICIOUS, BROKEN = 0, 1, 2
-"""What a step was: as usual; perhaps the first of a spike, so nothing is saved; the run stops."""
+# Calm steps before losses can be unusual.
 _FEWEST = 10
-"""Calm steps before losses can be unusual."""
+# Of the median: a curve that became flat has hardly any spread of its own.
 _LEAST_SPREAD = 0.01
-"""Of the median: a curve that became flat has hardly any spread of its own."""
 _NORMAL = 1.4826
+# Steps in a row: 16 halvings bring fp16's first loss scale, 65,536, to 1.
 _SCALED_GRADIENTS = 20
-"""Steps in a row: 16 halvings bring fp16's first loss scale, 65,536, to 1."""
 
 
 @dataclass(frozen=True)

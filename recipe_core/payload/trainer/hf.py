@@ -71,7 +71,6 @@ class Figures(TrainerCallback):
         self.signalled = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-        """Take SIGTERM for a request to stop."""
         signal.signal(signal.SIGTERM, self._on_signal)
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
@@ -95,7 +94,6 @@ class Figures(TrainerCallback):
             control.should_save = control.should_training_stop = True
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-        """Remove what a rollback put aside."""
         if state.is_world_process_zero:
             remove_left(self._folder)
 

@@ -29,8 +29,8 @@ from .nf4 import Quantized, dequantize, pack, quantize
 from .settings import Lora
 
 NAMES = ("lora_A", "lora_B")
+# What the names of attention's blocks have in them.
 _ATTENTION = re.compile(r"att(entio)?n|mixer")
-"""What the names of attention's blocks have in them."""
 
 
 class Adapted(nn.Linear):
@@ -89,12 +89,10 @@ def _add(module: Any, lora: Lora) -> None:
 
 
 def linears(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """The linear layers by name."""
     return ((name, child) for name, child in module.named_modules() if isinstance(child, nn.Linear))
 
 
 def targets(layer: nn.Module, lora: Lora) -> Iterator[tuple[str, Any]]:
-    """The linear layers of a block that get adapters, by name."""
     for name, module in linears(layer):
         kind = "attention" if _ATTENTION.search(name) else "mlp"
         if lora.targets in (kind, "all"):

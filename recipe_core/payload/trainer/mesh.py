@@ -29,7 +29,6 @@ class Degrees:
 
     @property
     def dp(self) -> int:
-        """Replicas of the model, sharded or not."""
         return self.replicate * self.shard
 
 
@@ -74,7 +73,6 @@ class World:
 
     @property
     def rank(self) -> int:
-        """The number of this process."""
         return dist.get_rank()
 
     @property
@@ -85,7 +83,6 @@ class World:
 
     @property
     def pp_rank(self) -> int:
-        """The place of this process in the pipeline."""
         return self.mesh.get_local_rank("pp")
 
     @property

@@ -57,17 +57,14 @@ class Part(nn.Module):
 
     @property
     def layers(self) -> list[nn.Module]:
-        """Layers of this chunk."""
         return [layer for layer in self.body.layers if not isinstance(layer, _Pass)]
 
     def named(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The parameters by their names in a checkpoint."""
         return (
             (name.removeprefix("inner."), parameter) for name, parameter in self.named_parameters()
         )
 
     def learning(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The trainable parameters by name."""
         return ((name, parameter) for name, parameter in self.named() if parameter.requires_grad)
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:

@@ -16,6 +16,7 @@ from torch.nn.functional import linear, pad
 
 from .errors import TrainError
 
+# Arxiv:2305.14314, appendix E.
 VALUES = (
     -1.0,
     -0.6961928009986877,
@@ -34,10 +35,9 @@ VALUES = (
     0.7229568362236023,
     1.0,
 )
-"""Arxiv:2305.14314, appendix E."""
 BLOCK = 64
+# Magnitudes that share a scale.
 OUTER = 256
-"""Magnitudes that share a scale."""
 _EIGHT = torch.float8_e4m3fn
 _LARGEST = torch.finfo(_EIGHT).max
 NAMES = ("codes", "scales", "outer")

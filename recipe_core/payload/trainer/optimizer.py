@@ -17,8 +17,8 @@ from .settings import Optimizer
 
 _GROWTH_STEPS = 1000
 _FIRST_SCALE = 2.0**16  # where torch's GradScaler starts
+# The states that an optimizer keeps per parameter, by torch's names.
 STATES = {"adamw": ("step", "exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
-"""The states that an optimizer keeps per parameter, by torch's names."""
 
 
 def learning_rate(o: Optimizer, step: int, steps: int) -> float:

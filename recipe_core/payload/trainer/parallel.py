@@ -28,8 +28,8 @@ from .model import Part
 from .settings import Settings
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+# The dimension of the heads at query and key norms: batch, sequence, heads, values.
 _HEADS = 2
-"""The dimension of the heads at query and key norms: batch, sequence, heads, values."""
 
 
 def lay_out(part: Part, settings: Settings, world: World, *, frozen: bool = False) -> Part:

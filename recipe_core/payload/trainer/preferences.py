@@ -19,8 +19,8 @@ from .data import IGNORED, Item
 from .lora import Adapted
 from .model import Part
 
+# The reference's log-probabilities of the answers of a micro-batch.
 Reference = Callable[[Item], torch.Tensor]
-"""The reference's log-probabilities of the answers of a micro-batch."""
 
 
 def plain(value: torch.Tensor) -> torch.Tensor:
@@ -44,7 +44,6 @@ def margins(logits: torch.Tensor, item: Item, reference: torch.Tensor, beta: flo
 
 
 def loss_of(margin: torch.Tensor) -> torch.Tensor:
-    """The sum over pairs."""
     return -logsigmoid(margin).sum()
 
 

@@ -49,7 +49,6 @@ class Ahead:
         return self._made.pop(step).result()
 
     def close(self) -> None:
-        """Leave what is ahead unmade."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 

@@ -15,8 +15,8 @@ import time
 from collections.abc import Sequence
 from typing import NoReturn
 
+# Seconds in which all nodes must have joined.
 WAIT_S = 900.0
-"""Seconds in which all nodes must have joined."""
 POLL_S = 2.0
 
 

@@ -26,7 +26,6 @@ def compute_score(
     extra_info: Any = None,  # noqa: ARG001
     **_more: Any,
 ) -> float:
-    """The score of one answer, as verl asks for it."""
     return score(solution_str, ground_truth)
 
 

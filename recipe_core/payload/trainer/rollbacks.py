@@ -22,12 +22,12 @@ from .errors import TrainError
 from .guard import Event
 
 FILE = "rollbacks.json"
+# Steps before the event whose batches are left out too, where no checkpoint is nearer.
 SKIPPED_BEFORE = 100
-"""Steps before the event whose batches are left out too, where no checkpoint is nearer."""
 _MOST_BYTES = 1 << 20
 
+# Batches from the first to before the second, counted from 0 without anything left out.
 Stretch = tuple[int, int]
-"""Batches from the first to before the second, counted from 0 without anything left out."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,6 @@ class Record:
 
     @property
     def skips(self) -> Skips:
-        """What the run leaves out."""
         return Skips([rollback.skipped for rollback in self.rollbacks])
 
     @property

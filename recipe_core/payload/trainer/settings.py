@@ -15,12 +15,12 @@ from .errors import TrainError
 
 DATA = "RECIPE_DATA"
 STOP_FILE = "stop"
+# Variable with the exit code of a run that stops before its last step; 0 without it. Controllers
+# that take 0 for the end of the whole run set another.
 STOPPED_EXIT = "RECIPE_STOPPED_EXIT"
-"""Variable with the exit code of a run that stops before its last step; 0 without it. Controllers
-that take 0 for the end of the whole run set another."""
 """A file in the run folder that requests a checkpoint and an end after the current step."""
+# A variable; ``ignore`` judges no losses, only what is no number.
 SPIKES = "RECIPE_SPIKES"
-"""A variable; ``ignore`` judges no losses, only what is no number."""
 
 
 @dataclass(frozen=True)

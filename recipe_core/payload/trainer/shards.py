@@ -22,11 +22,11 @@ import torch
 from .disk import put
 from .errors import TrainError
 
+# Tokens of a full shard: 0.5 or 1 GiB.
 SHARD_TOKENS = 1 << 28
-"""Tokens of a full shard: 0.5 or 1 GiB."""
 INDEX = "index.json"
+# Tokens that are collected before they are written.
 _CHUNK = 1 << 20
-"""Tokens that are collected before they are written."""
 
 
 def write_shards(

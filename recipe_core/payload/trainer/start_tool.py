@@ -15,8 +15,8 @@ from typing import Any
 OPTION = "--resume_from_checkpoint"
 _ANSWERS = ("chosen", "rejected")
 _TOKENIZER = ("*.json", "*.model", "*.jinja", "*.tiktoken", "merges.txt", "vocab.txt")
+# Files of a model on the hub that a program can need, as patterns.
 PARTS = {"tokenizer": _TOKENIZER, "model": (*_TOKENIZER, "*.safetensors")}
-"""Files of a model on the hub that a program can need, as patterns."""
 
 
 def newest(folder: Path) -> Path | None:

@@ -12,8 +12,8 @@ from .examples import Chats, Pairs
 from .rollbacks import Skips
 from .settings import Settings
 
+# Whose FSDP was seen to hold packed four-bit matrices; 2.11's was not.
 LEAST_TORCH = "2.13"
-"""Whose FSDP was seen to hold packed four-bit matrices; 2.11's was not."""
 
 
 def open_data(path: Path, settings: Settings, skips: Skips) -> Order:

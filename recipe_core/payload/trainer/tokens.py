@@ -13,8 +13,8 @@ from .errors import TrainError
 from .examples import write_examples
 from .shards import write_shards
 
+# Characters that the tokenizer gets at once.
 _PIECE = 1 << 20
-"""Characters that the tokenizer gets at once."""
 
 
 def documents(path: Path) -> Iterator[Iterator[str]]:
@@ -46,7 +46,6 @@ def _text(line: str, place: str) -> str:
 
 
 def _pieces(lines: Iterable[str]) -> Iterator[str]:
-    """Join lines to pieces that end with a line."""
     piece: list[str] = []
     size = 0
     for line in lines:

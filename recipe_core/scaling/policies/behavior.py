@@ -149,5 +149,4 @@ def _changes(periods_s: Float, interval_s: float) -> MovingSum | None:
 
 
 def _before(changes: MovingSum | None, at_s: float, current: Float) -> Float:
-    """Replicas at the beginning of the period."""
     return current if changes is None else current - changes.total(at_s)

@@ -13,8 +13,8 @@ from recipe_core.request.scaling import Metric, Scaling, Trigger
 from recipe_core.scaling.policies.windows import SLACK_S, MovingMean, MovingRate
 from recipe_core.scaling.signals import Signals
 
+# Sums of flows round: a part of a replica or of a request below this is none.
 ROUNDING = 1e-6
-"""Sums of flows round: a part of a replica or of a request below this is none."""
 
 
 def whole_up(number: Float) -> Float:
@@ -94,7 +94,6 @@ def next_look(at_s: float, interval_s: float) -> float:
 
 
 def requests(seen: Signals) -> Float:
-    """Requests in the engines, in their queues and at the gateway."""
     return seen.waiting + seen.running
 
 

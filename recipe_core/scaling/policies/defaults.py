@@ -44,11 +44,9 @@ class Defaults(Sourced):
 
 @cache
 def all_defaults() -> Defaults:
-    """The file, read once."""
     return FILE.read_as(Defaults)
 
 
 @cache
 def default(policy: Policy, name: str) -> float:
-    """A number of a project, by its name in the file."""
     return all_defaults().policies[policy].defaults[name].value

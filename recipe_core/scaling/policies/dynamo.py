@@ -19,8 +19,8 @@ from recipe_core.scaling.policies.windows import SLACK_S
 from recipe_core.scaling.signals import Signals
 from recipe_core.scaling.traces.forecast import predictor
 
+# The forecast that is simulated, by the planner's name of it (``load_predictor``).
 PREDICTOR = "kalman"
-"""The forecast that is simulated, by the planner's name of it (``load_predictor``)."""
 
 
 def change_by_time(times: Float, limit: Float, sensitivity: Float) -> Float:

@@ -47,7 +47,6 @@ class Arrivals:
         self.last_rate = 0.0
 
     def begin(self, seen: Signals) -> None:
-        """Counts from this moment on."""
         self._arrived, self._at_s = float(seen.arrived[0]), seen.at_s
 
     def rates(self, seen: Signals, steps: int) -> Float:

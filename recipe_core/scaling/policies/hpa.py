@@ -19,8 +19,8 @@ from recipe_core.scaling.policies.defaults import default
 from recipe_core.scaling.policies.windows import Delayed
 from recipe_core.scaling.signals import Signals
 
+# Sums of metrics over all replicas, one number a column.
 Totals = dict[Metric, Float]
-"""Sums of metrics over all replicas, one number a column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +118,8 @@ class Metrics:
         self._delayed: Delayed[tuple[Totals, Float]] = Delayed(default("hpa", "scrape_delay_s"))
 
     def read(self, seen: Signals) -> tuple[Totals, Float]:
-        """Totals of the metrics, and how many pods reported them."""
         return self._delayed.add(seen.at_s, (self._meter.read(seen), seen.ready.copy()))
 
 
 def tolerances(scalings: Sequence[Scaling]) -> Float:
-    """Tolerance of every column."""
     return numbers(scalings, lambda scaling: scaling.tolerance, default("hpa", "tolerance"))

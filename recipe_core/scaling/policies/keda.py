@@ -35,13 +35,13 @@ def with_activation(active: Bool, replicas: Float, low: Float) -> Float:
     return number
 
 
+# Replicas while a scaler fails, by the fallback's behavior: of the current and the stated ones.
 FALLBACKS: Mapping[str, Callable[[Float, Float], Float]] = {
     "static": lambda current, fallback: fallback,
     "currentReplicas": lambda current, fallback: current,
     "currentReplicasIfHigher": np.maximum,
     "currentReplicasIfLower": np.minimum,
 }
-"""Replicas while a scaler fails, by the fallback's behavior: of the current and the stated ones."""
 
 
 class Keda(Paced):

@@ -32,7 +32,6 @@ def replicas_by_rate(
     low: Float,
     high: Float,
 ) -> Float:
-    """clamp(ceil(requests in the window / window / target of a replica), low, high)."""
     wanted = whole_up(requests / window_s / target_per_s)
     bounded: Float = np.minimum(np.maximum(wanted, low), high)
     return bounded
@@ -117,7 +116,6 @@ class SkyServe(Paced):
 
 
 def _of(columns: Bool, new: Held, old: Held) -> Held:
-    """New numbers in some columns."""
     return Held(
         np.where(columns, new.target, old.target),
         np.where(columns, new.up, old.up),

@@ -11,12 +11,12 @@ from recipe_core.scaling.policies.defaults import all_defaults, default
 from recipe_core.scaling.policies.kpa import default_target
 
 FIELD = "options.scaling"
+# Requests at once that a replica is scaled to where a trigger is left out, of those it takes.
 SHARE_OF_SLOTS = 0.7
-"""Requests at once that a replica is scaled to where a trigger is left out, of those it takes."""
+# Requests per second that a replica is scaled to, of those it serves within the limits.
 SHARE_OF_CAPACITY = 0.8
-"""Requests per second that a replica is scaled to, of those it serves within the limits."""
+# Longest window that Kubernetes' and Knative's objects take.
 LONGEST_WINDOW_S = 3600.0
-"""Longest window that Kubernetes' and Knative's objects take."""
 SHORTEST_KPA_WINDOW_S = 6.0
 
 
@@ -36,7 +36,6 @@ class PolicyRow:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Fields of a scaling that it honours besides policy, bounds and triggers."""
         return tuple(self.means)
 
     @property
@@ -46,7 +45,6 @@ class PolicyRow:
 
     @property
     def version(self) -> str:
-        """The project's version that its rule was read in."""
         return all_defaults().policies[self.policy].version
 
 
@@ -163,9 +161,10 @@ _ROWS = (
         "llm-d-workload-variant-autoscaler, docs/saturation-analyzer.md",
     ),
 )
+# The policies in the order in which they are shown.
 ROWS: Mapping[Policy, PolicyRow] = {row.policy: row for row in _ROWS}
-"""The policies in the order in which they are shown."""
 
+# Fields of a scaling that not every policy honours, besides triggers.
 _OPTIONAL = (
     "tolerance",
     "interval_s",
@@ -181,7 +180,6 @@ _OPTIONAL = (
     "lead_s",
     "headroom",
 )
-"""Fields of a scaling that not every policy honours, besides triggers."""
 
 
 def check(scaling: Scaling) -> None:

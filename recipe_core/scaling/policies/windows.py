@@ -13,8 +13,8 @@ import numpy as np
 
 from recipe_core.base.arrays import Float, Int
 
+# Times that differ by less are the same: sums of intervals round.
 SLACK_S = 1e-6
-"""Times that differ by less are the same: sums of intervals round."""
 
 Item = TypeVar("Item")
 
@@ -36,7 +36,6 @@ class _Samples:
         self._count = 0
 
     def _row(self, at_s: float) -> int:
-        """Row for a new sample."""
         if self._count == len(self._times):
             self._make_room(at_s)
         self._times[self._count] = at_s
@@ -86,7 +85,6 @@ class MovingMean(_Samples):
         self._tables[0, self._row(-np.inf)] = 0.0
 
     def add(self, at_s: float, sample: Float) -> Float:
-        """The means with this sample."""
         if self._instant:
             return sample
         row = self._row(at_s)

@@ -9,14 +9,14 @@ import numpy as np
 
 from recipe_core.base.arrays import Float
 
+# Pairs of p and q that are tried.
 ORDERS = ((0, 0), (1, 0), (0, 1), (1, 1), (2, 1))
-"""Pairs of p and q that are tried."""
+# Values that a fit looks back on.
 WINDOW = 360
-"""Values that a fit looks back on."""
+# Numbers of values after which it is fitted, before it is so every ``refit``.
 FIRST_FITS = (20, 60, 180)
-"""Numbers of values after which it is fitted, before it is so every ``refit``."""
+# When the search of coefficients ends; the likelihood is in nats.
 SEARCH = {"options": {"maxiter": 30, "gtol": 1e-2, "disp": False}}
-"""When the search of coefficients ends; the likelihood is in nats."""
 SIGNIFICANT = 0.05
 
 

@@ -7,12 +7,12 @@ import numpy as np
 from recipe_core.base.arrays import Float
 from recipe_core.scaling.traces.trace import Trace
 
+# Share of gaps of 0 from which time stamps are taken as rounded.
 COARSE = 0.5
-"""Share of gaps of 0 from which time stamps are taken as rounded."""
+# Roundings that a window lasts in which requests are counted.
 STEPS = 4
-"""Roundings that a window lasts in which requests are counted."""
+# Requests expected in an interval whose gaps count.
 FEWEST = 5
-"""Requests expected in an interval whose gaps count."""
 
 
 def interarrival_cv(trace: Trace) -> float | None:

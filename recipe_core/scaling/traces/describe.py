@@ -53,7 +53,6 @@ def describe(trace: Trace) -> dict[str, Any]:
 
 
 def description(traffic: Trace | Rates) -> dict[str, Any]:
-    """The description of a trace, or of a table of rates."""
     return describe(traffic) if isinstance(traffic, Trace) else describe_rates(traffic)
 
 

@@ -24,9 +24,7 @@ KINDS = ("constant", "kalman", "arima", "seasonal")
 class Predictor(Protocol):
     """A forecast that learns as it goes. What it predicts is never negative."""
 
-    def observe(self, value: float) -> None:
-        """Show it the value of the next interval."""
-        ...
+    def observe(self, value: float) -> None: ...
 
     def predict(self, steps: int = 1) -> Float:
         """Values of the next ``steps`` intervals; zeros before any was seen."""
@@ -82,7 +80,6 @@ class Constant:
         self._last = 0.0
 
     def observe(self, value: float) -> None:
-        """Keep a value."""
         self._last = value
 
     def predict(self, steps: int = 1) -> Float:

@@ -20,13 +20,13 @@ from recipe_core.scaling.traces.shapes import HOURS, published
 from recipe_core.scaling.traces.trace import Trace
 
 INTERVALS_S = (60.0, 300.0, 600.0, 1800.0, HOUR_S, 6 * HOUR_S, DAY_S)
+# Intervals that a trace is told in at most, unless they are stated: two weeks in ten minutes.
 WANTED = 2_016
-"""Intervals that a trace is told in at most, unless they are stated: two weeks in ten minutes."""
 LEAST_BURSTINESS, MOST_BURSTINESS = 0.01, 100.0
+# Shares of requests at which lengths are cut; narrow about the 50th, 90th, 95th and 99th.
 CUTS = (0, 0.12, 0.25, 0.37, 0.48, 0.52, 0.63, 0.75, 0.88, 0.92, 0.94, 0.96, 0.985, 0.995, 1)
-"""Shares of requests at which lengths are cut; narrow about the 50th, 90th, 95th and 99th."""
+# Hour of the week at which 1970 began.
 THURSDAY_H = 72
-"""Hour of the week at which 1970 began."""
 
 
 def over_time_of(

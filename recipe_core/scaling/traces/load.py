@@ -19,12 +19,10 @@ class Lengths:
 
     @property
     def mean_input(self) -> float:
-        """Tokens of a mean prompt."""
         return float(np.dot(self.input_tokens, self.weight))
 
     @property
     def mean_output(self) -> float:
-        """Tokens of a mean answer."""
         return float(np.dot(self.output_tokens, self.weight))
 
 
@@ -50,5 +48,4 @@ class Load:
 
     @property
     def requests(self) -> float:
-        """Expected number of requests."""
         return float(self.rates.sum() * self.interval_s)

@@ -13,13 +13,13 @@ from recipe_core.request.serving_workload import ServingWorkload
 from recipe_core.scaling.traces.load import Lengths, Load
 from recipe_core.scaling.traces.shapes import HOURS, shape
 
+# Intervals that an hour of a shape is told in: five minutes each.
 PARTS = 12
-"""Intervals that an hour of a shape is told in: five minutes each."""
 MONTH_S = 30 * DAY_S
+# Spread of lengths where the workload states none, as in its percentiles.
 SPREAD = 0.1
-"""Spread of lengths where the workload states none, as in its percentiles."""
+# Lengths that a spread is told in.
 POINTS = 8
-"""Lengths that a spread is told in."""
 MOST_INTERVALS = 1_000_000
 
 

@@ -21,8 +21,8 @@ import numpy as np
 from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.scaling.traces.trace import Blocks, Trace
 
+# Rank of a block that was not seen before.
 NEVER = np.iinfo(np.int64).max
-"""Rank of a block that was not seen before."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ import numpy as np
 
 from recipe_core.base.arrays import Float
 
+# Seasons that a fit looks back on.
 SEASONS = 4
-"""Seasons that a fit looks back on."""
 
 
 class Seasonal:

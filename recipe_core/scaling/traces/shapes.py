@@ -75,7 +75,6 @@ class Shape:
 
 
 def shape_names() -> list[str]:
-    """Names of all shapes."""
     return list(_shapes())
 
 

@@ -80,7 +80,6 @@ def engines_in(
 
 
 def _names_folder(launch: Launch) -> bool:
-    """Whether a command names its model as a folder of its container, or not at all."""
     first = next((word for word in launch.args[:1] if not word.startswith("-")), None)
     flags = {"--model", "--model-path", "--model-id", "--model-url"}
     stated = [
@@ -128,7 +127,6 @@ def pod_devices(container: Mapping[str, Any], names: Iterable[str]) -> tuple[int
 
 
 def with_notes(place: Place, *notes: str) -> Place:
-    """A place with further notes."""
     return replace(place, notes=(*place.notes, *(note for note in notes if note)))
 
 

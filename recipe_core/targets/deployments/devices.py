@@ -17,8 +17,8 @@ from recipe_core.targets.deployments.deployed import Place
 from recipe_core.targets.names import names as written_names
 
 FILE = DataFile(Path(__file__).with_name("devices.yaml"), "deployments")
+# Alternatives of one engine that are looked up.
 MAX_NAMES = 64
-"""Alternatives of one engine that are looked up."""
 _MAKERS = re.compile(r"nvidia|geforce|tesla|amd|instinct|intel|quadro")
 _SHARED = re.compile(r"(?i)-(SHARED|MIG-.*)$")
 
@@ -46,7 +46,6 @@ def _file() -> _Devices:
 
 
 def labels() -> frozenset[str]:
-    """Labels of nodes whose values name a device or a machine."""
     return frozenset(_file().labels)
 
 

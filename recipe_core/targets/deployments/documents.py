@@ -14,8 +14,8 @@ import yaml
 from recipe_core.base.documents import MAX_DEPTH, MAX_NODES
 from recipe_core.base.errors import InputError
 
+# The largest deployment file that is read.
 MAX_BYTES = 1 << 20
-"""The largest deployment file that is read."""
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _NULL = "tag:yaml.org,2002:null"
@@ -114,7 +114,6 @@ def mapping(value: Any) -> Mapped:
 
 
 def mappings(value: Any) -> list[Mapped]:
-    """The mappings of a list."""
     return [each for each in value if isinstance(each, Mapped)] if isinstance(value, list) else []
 
 

@@ -22,15 +22,15 @@ _HOLDERS = "models--"
 
 Entry = Item | tuple[str, RecipeError]
 
+# Files of a folder that are read.
 MAX_FILES = 20_000
-"""Files of a folder that are read."""
+# Engines of a folder that are judged.
 MAX_ENGINES = 5_000
-"""Engines of a folder that are judged."""
+# Folders that hold other people's files, or none that are read.
 SKIPPED = frozenset({".git", ".hg", ".svn", "node_modules", ".venv", "venv", "__pycache__"})
-"""Folders that hold other people's files, or none that are read."""
 _LISTS = tuple(suffix for suffix in SUFFIXES if suffix not in SCRIPTS)
+# Words of deployment files besides those that start an engine, and its images.
 _WORDS = ("modelURL", "InferenceService")
-"""Words of deployment files besides those that start an engine, and its images."""
 
 
 def check_deployment(

@@ -38,7 +38,6 @@ def read_kubernetes(documents: Sequence[Any]) -> Iterator[DeployedEngine | Left]
 
 
 def read_resource(document: Mapped) -> Iterator[DeployedEngine | Left]:
-    """The engines of one document."""
     if "List" in str(document.get("kind")) and "items" in document:
         return
     for number, (path, pod) in enumerate(walk(document)):
@@ -127,7 +126,6 @@ def node_names(pod: Mapped) -> Iterator[str]:
 
 
 def term_names(terms: Sequence[Mapped]) -> Iterator[str]:
-    """Values of device labels that terms of an affinity allow."""
     for term in terms:
         for rule in mappings(term.get("matchExpressions")):
             if rule.get("key") in labels() and rule.get("operator") == "In":

@@ -36,16 +36,16 @@ from recipe_core.targets.deployments.variables import filled_compose
 
 SCRIPTS = (".sh", ".bash", ".zsh", ".sbatch", ".slurm", ".job", ".sub")
 DOCUMENTS = (".yaml", ".yml", ".json")
+# Engines of one file that are read.
 MAX_ENGINES = 500
-"""Engines of one file that are read."""
 
 Found = Iterator[DeployedEngine | Left]
 
 _JOINED = re.compile(r"\\[ \t]*(?:\r?\n|(?=\s))")
 _MAX_SERVICES = 500
 
+# The key that values of the production stack begin with.
 STACK = "servingEngineSpec"
-"""The key that values of the production stack begin with."""
 
 # helm/templates/deployment-vllm-multi.yaml of https://github.com/vllm-project/production-stack
 _STACK_OPTIONS = {
@@ -156,7 +156,6 @@ def _engines(document: Any) -> Found:
 
 
 def _items(document: Mapped) -> list[Any]:
-    """The documents in a list of documents, else the document."""
     items = document.get("items")
     is_list = isinstance(items, list) and str(document["kind"]).endswith("List")
     return list(items or ()) if is_list else [document]
@@ -166,7 +165,6 @@ def _items(document: Mapped) -> list[Any]:
 
 
 def read_compose(document: Mapped) -> Iterator[DeployedEngine | Left]:
-    """The engines of a Compose file's services."""
     for name, service in list(mapping(document.get("services")).items())[:_MAX_SERVICES]:
         if isinstance(service, Mapped):
             yield from _read_service(f"service {name}", service)

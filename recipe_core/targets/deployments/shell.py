@@ -31,7 +31,6 @@ _DOCKER = "docker:"
 
 
 def read_shell(text: str) -> Iterator[DeployedEngine | Left]:
-    """The engines that a script starts."""
     for engine in engines_of(text, "script", Place(), {}, text):
         if isinstance(engine, DeployedEngine) and (devices := engine.launch.visible_devices):
             yield replace(engine, place=replace(engine.place, per_node=devices))
@@ -93,12 +92,10 @@ def _place_of(text: str, launch: Launch, start: int) -> int:
 
 
 def _release(text: str, engine: str) -> str | None:
-    """The release of an engine that a text installs (``pip install vllm==0.9.1``)."""
     return next((match[2] for match in _PINNED.finditer(text) if match[1] == engine), None)
 
 
 def is_slurm(text: str) -> bool:
-    """Tell if a script asks Slurm for something."""
     return _LINE.search(text) is not None
 
 

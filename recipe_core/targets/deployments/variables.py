@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
+# Characters that variables may add to one text.
 MAX_ADDED = 64 << 10
-"""Characters that variables may add to one text."""
 _POD = re.compile(r"\$\$|\$\((\w[\w.-]{0,200})\)")
 _COMPOSE = re.compile(r"\$\$|\$\{(\w{1,200})(?:(:?[-?+])([^{}]*))?\}|\$(\w{1,200})")
 _OPEN = re.compile(r"\$\{(\w{1,200})[^{}]*\}|\$\((\w{1,200})\)|\$(\w{1,200})")

@@ -39,7 +39,6 @@ def _selector(context: Context) -> str:
 
 
 def recorded(context: Context, name: str) -> str:
-    """The expression that selects a recorded series of this recipe."""
     return f"recipe:{name}{{{_selector(context)}}}"
 
 
@@ -97,7 +96,6 @@ def _seconds(unit_s: float) -> str:
 
 
 def _engine_alerts(context: Context, m: Metrics, t: Thresholds) -> dict[str, Any]:
-    """Alerts on what the engine reports."""
     known, silent = series(context, m), duration(context.supervision.hang_s)
     down, text = f"up{{{_selector(context)}}} == 0", "{{$labels.instance}} does not answer"
     alerts = [_alert("RecipeDown", down, silent, "critical", text)]

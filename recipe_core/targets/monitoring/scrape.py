@@ -89,7 +89,6 @@ def _pods(context: Context, engine: Metrics) -> dict[str, Any]:
 
 
 def _pod_port(engine: Metrics) -> list[dict[str, Any]]:
-    """Rules that keep the ports that answer, and replace them by the engine's metrics port."""
     keep = {
         "source_labels": ["__meta_kubernetes_pod_container_port_name"],
         "regex": "http.*",

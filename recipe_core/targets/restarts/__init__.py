@@ -26,7 +26,6 @@ def answers(target: str, context: Context) -> Answers:
 
 
 def restarting(kind: Literal["serving", "training"]) -> list[str]:
-    """The launcher and the targets of a kind that start something, whatever the policy."""
     return list(_TARGETS[kind])
 
 
@@ -54,8 +53,8 @@ _TARGETS: Mapping[str, Mapping[str, Callable[[Context], Answers]]] = {
         "skypilot": schedulers.skypilot_job,
     },
 }
+# Targets that only recipes with a policy of scaling have.
 _OF_POLICIES: Mapping[str, Callable[[Context], Answers]] = {"knative": pods.knative}
-"""Targets that only recipes with a policy of scaling have."""
 
 
 @dataclass(frozen=True, slots=True)

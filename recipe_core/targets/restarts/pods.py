@@ -22,7 +22,6 @@ def _probes(context: Context, *, asks: bool) -> tuple[Setting, ...]:
 
 
 def _asked(context: Context) -> bool:
-    """Whether liveness of its servers is that they generate."""
     return any(asks_for_tokens(context, process) for process in context.launch.processes)
 
 

@@ -7,8 +7,8 @@ from recipe_core.targets.context import Context
 from recipe_core.targets.restarts.shape import Answer, Answers, Setting, nobody, unsaved
 from recipe_core.targets.training import RUNTIME
 
+# Frameworks that end so on every node when one of them is told to stop.
 ENDS_WITH_0 = ("megatron",)
-"""Frameworks that end so on every node when one of them is told to stop."""
 
 
 def _job(context: Context, who: str, again: str, *settings: Setting) -> Answers:
@@ -27,7 +27,6 @@ def _job(context: Context, who: str, again: str, *settings: Setting) -> Answers:
 
 
 def job_set(context: Context) -> Answers:
-    """Answers of a JobSet."""
     again = "starts all nodes again from the newest checkpoint, then gives up"
     most = Setting("failurePolicy.maxRestarts", supervise.lifetime_restarts(context))
     answer = _job(context, "JobSet", again, most)

@@ -12,6 +12,7 @@ from recipe_core.targets.context import Context
 from recipe_core.targets.monitoring.metrics import engine_metrics
 
 Event = Literal["dies", "hangs", "memory", "lost", "drained", "slow", "wrong"]
+# What can happen, in words for people.
 EVENTS: Mapping[Event, str] = {
     "dies": "process dies",
     "hangs": "process hangs",
@@ -21,9 +22,8 @@ EVENTS: Mapping[Event, str] = {
     "slow": "slow death",
     "wrong": "configuration is wrong",
 }
-"""What can happen, in words for people."""
+# The bundle's own launcher, beside the targets.
 LAUNCHER = "launcher"
-"""The bundle's own launcher, beside the targets."""
 RULES = "monitoring/rules.yaml"
 
 
@@ -57,7 +57,6 @@ Answers = Mapping[Event, Answer]
 
 
 def nobody(does: str) -> Answer:
-    """An event that nothing is done about, and what is seen of it."""
     return Answer("nobody", does)
 
 

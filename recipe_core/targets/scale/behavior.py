@@ -11,8 +11,9 @@ from recipe_core.scaling.policies.defaults import default
 from recipe_core.scaling.policies.table import LONGEST_WINDOW_S
 from recipe_core.targets.scale.bounds import number, whole_s
 
+# Of the policies that apply where none is stated.
 PERIOD_S = int(default("hpa", "period_s"))
-"""Of the policies that apply where none is stated."""
+# What a behavior holds of a policy.
 FIELDS = (
     "tolerance",
     "up_delay_s",
@@ -22,7 +23,6 @@ FIELDS = (
     "down_step",
     "down_period_s",
 )
-"""What a behavior holds of a policy."""
 _SIDES = {"scaleUp": "up", "scaleDown": "down"}
 
 

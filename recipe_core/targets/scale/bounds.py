@@ -12,6 +12,7 @@ from recipe_core.scaling.rented import bounds_of
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import Unit, independent, layout
 
+# Where a policy can be written.
 WHERE: dict[Policy, str] = {
     "fixed": "every target starts a fixed number",
     "schedule": "kubernetes-keda writes a schedule",
@@ -24,10 +25,9 @@ WHERE: dict[Policy, str] = {
     "dynamo": "dynamo-planner writes it",
     "llm-d": "kserve-llm writes it",
 }
-"""Where a policy can be written."""
 _ALWAYS = {"policy", "min_replicas", "max_replicas"}
+# Kubernetes reads targets to a thousandth (``MilliValue``).
 GRAIN = 1000
-"""Kubernetes reads targets to a thousandth (``MilliValue``)."""
 
 
 def in_copies(context: Context, unit: Unit, replicas: int) -> int:

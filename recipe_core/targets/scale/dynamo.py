@@ -21,11 +21,11 @@ TIMES = {
     "interval_s": "load_adjustment_interval_seconds",
     "window_s": "throughput_adjustment_interval_seconds",
 }
+# By limit of the objective: the planner's name, and what it takes where none is stated.
 LIMITS = {
     "ttft_ms": ("ttft_ms", 1e3 * default("dynamo", "ttft_s")),
     "tpot_ms": ("itl_ms", 1e3 * default("dynamo", "itl_s")),
 }
-"""By limit of the objective: the planner's name, and what it takes where none is stated."""
 _POOLS = ("prefill", "decode")
 
 

@@ -15,6 +15,7 @@ from recipe_core.targets.scale.metrics import query, read_query, series, trigger
 
 WHERE = "a HorizontalPodAutoscaler"
 _FIELDS = ("triggers", "interval_s", "window_s", *FIELDS)
+# Names under which prometheus-adapter offers metrics; its interface takes no colon.
 ADAPTED: dict[Metric, str] = {
     "waiting": "recipe_requests_waiting",
     "running": "recipe_requests_running",
@@ -22,7 +23,6 @@ ADAPTED: dict[Metric, str] = {
     "kv-usage": "recipe_kv_usage",
     "request-rate": "recipe_requests_per_second",
 }
-"""Names under which prometheus-adapter offers metrics; its interface takes no colon."""
 RESOURCES = {"overrides": {"namespace": {"resource": "namespace"}, "pod": {"resource": "pod"}}}
 
 

@@ -34,16 +34,16 @@ from recipe_core.targets.scale.metrics import (
 
 WHERE = "a ScaledObject"
 POLICIES = ("keda", "schedule")
+# The name of the trigger that only starts the first replica.
 WAKE = "wake"
-"""The name of the trigger that only starts the first replica."""
 _OF_KEDA = ("triggers", "interval_s", "window_s", "idle_s", *FIELDS)
 _OF_SCHEDULE = ("periods", "interval_s")
+# Requests per second of one replica: a trigger with this target never asks for a second one.
 _NEVER = 1_000_000_000
-"""Requests per second of one replica: a trigger with this target never asks for a second one."""
+# Replicas that a schedule may add or end at a time: as many as there can be.
 _AT_ONCE = 4096
-"""Replicas that a schedule may add or end at a time: as many as there can be."""
+# Of Kubernetes' autoscaler, where none is stated.
 TOLERANCE = default("hpa", "tolerance")
-"""Of Kubernetes' autoscaler, where none is stated."""
 
 
 def spec(context: Context, unit: Unit, scaling: Scaling) -> dict[str, Any]:
@@ -119,7 +119,6 @@ def wake(context: Context) -> dict[str, Any]:
 
 
 def trigger(server: str, text: str, threshold: str, name: str = "") -> dict[str, Any]:
-    """A trigger by a query of Prometheus, over all replicas together."""
     return {
         "type": "prometheus",
         **({"name": name} if name else {}),

@@ -13,19 +13,19 @@ from recipe_core.targets.scale.metrics import only_trigger
 
 WHERE = "Knative's autoscaler"
 PREFIX = "autoscaling.knative.dev/"
+# Between two looks of the autoscaler, for all services of a cluster.
 INTERVAL_S = default("kpa", "evaluation_period_s")
-"""Between two looks of the autoscaler, for all services of a cluster."""
 METRICS: dict[Metric, str] = {"in-flight": "concurrency", "request-rate": "rps"}
 LEAST_TARGET = 0.01
 SHORTEST_WINDOW_S, LONGEST_S = 6, 3600
+# Of Knative, and simulated; written since a cluster may have other defaults.
 PANIC = {
     "panic-window-percentage": number(100 * default("kpa", "panic_window")),
     "panic-threshold-percentage": number(100 * default("kpa", "panic_threshold")),
 }
-"""Of Knative, and simulated; written since a cluster may have other defaults."""
 _FIELDS = ("triggers", "interval_s", "window_s", "down_delay_s", "idle_s")
+# Fields of a pod that Knative refuses.
 _FROM_POD = ("restartPolicy", "terminationGracePeriodSeconds", "deploymentStrategy")
-"""Fields of a pod that Knative refuses."""
 
 
 def revision_annotations(scaling: Scaling) -> dict[str, str]:

@@ -16,8 +16,8 @@ from recipe_core.targets.scale.metrics import query, read_query, triggers_of, wi
 
 MODE = "serving.kserve.io/deploymentMode"
 CLASS = "serving.kserve.io/autoscalerClass"
+# What KServe hands on to the ScaledObject that it makes.
 _OF_KEDA = ("triggers", "window_s", "up_delay_s", "down_delay_s")
-"""What KServe hands on to the ScaledObject that it makes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,24 +19,24 @@ from recipe_core.targets.scale.behavior import FIELDS, behavior, read_behavior
 from recipe_core.targets.scale.bounds import refuse_fields
 
 WHERE = "llm-d's autoscaler"
+# The name under which the autoscaler looks for thresholds in a namespace.
 CONFIG = "wva-saturation-scaling-config"
-"""The name under which the autoscaler looks for thresholds in a namespace."""
+# Above which a replica counts as full, by metric.
 THRESHOLDS: dict[Metric, str] = {
     "kv-usage": "kvCacheThreshold",
     "waiting": "queueLengthThreshold",
 }
-"""Above which a replica counts as full, by metric."""
+# Of the autoscaler: spare room below which another replica starts.
 SPARE = {
     "kvSpareTrigger": default("llm-d", "kv_spare"),
     "queueSpareTrigger": int(default("llm-d", "queue_spare")),
 }
-"""Of the autoscaler: spare room below which another replica starts."""
 DEFAULTS = {
     "kvCacheThreshold": default("llm-d", "kv_threshold"),
     "queueLengthThreshold": int(default("llm-d", "queue_threshold")),
 }
+# Between two looks of the autoscaler, for all services of a cluster.
 INTERVAL_S = default("llm-d", "interval_s")
-"""Between two looks of the autoscaler, for all services of a cluster."""
 
 
 def scaling_of(context: Context, scaling: Scaling) -> dict[str, Any]:

@@ -15,15 +15,15 @@ from recipe_core.targets.monitoring.metrics import engine_metrics
 from recipe_core.targets.pod import object_name
 from recipe_core.targets.scale.bounds import whole_s
 
+# Seconds over which a rate is taken where no window is stated: two scrapes and more.
 RATE_S = int(default("hpa", "rate_window_s"))
-"""Seconds over which a rate is taken where no window is stated: two scrapes and more."""
+# Gauges of an engine that make up a metric.
 _PARTS: dict[Metric, tuple[str, ...]] = {
     "waiting": ("waiting",),
     "running": ("running",),
     "in-flight": ("waiting", "running"),
     "kv-usage": ("kv_usage",),
 }
-"""Gauges of an engine that make up a metric."""
 _NAME = re.compile(r"[a-zA-Z_:][\w:]*")
 _WINDOW = re.compile(r"\[(\d+)s\]")
 _EXAMPLE = 'gateway_metric: nginx_ingress_controller_requests{ingress="llm"}'

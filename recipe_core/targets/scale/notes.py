@@ -10,6 +10,7 @@ from recipe_core.targets.layout import layout
 from recipe_core.targets.scale import cron, keda
 from recipe_core.targets.scale.bounds import fewest, in_copies, number, stated_fields
 
+# Targets that a policy is written into, if they are available.
 WRITERS = {
     "fixed": ("kubernetes", "kserve", "kserve-llm", "llm-d", "skypilot", "ray-serve"),
     "schedule": ("kubernetes-keda",),
@@ -21,9 +22,8 @@ WRITERS = {
     "llm-d": ("kserve-llm",),
     "dynamo": ("dynamo-planner",),
 }
-"""Targets that a policy is written into, if they are available."""
+# Targets that start nothing of their own, or that others scale.
 _NOT_STARTED = ("monitoring", "kubernetes")
-"""Targets that start nothing of their own, or that others scale."""
 _KNATIVE = (
     "Knative takes these pods only if its features `kubernetes.podspec-affinity`, "
     "`-nodeselector`, `-tolerations`, `-securitycontext`, `-volumes-emptydir` and "

@@ -11,8 +11,9 @@ from recipe_core.targets.scale.bounds import fewest, refuse_fields, refuse_polic
 from recipe_core.targets.scale.metrics import only_trigger
 
 WHERE = "Ray Serve"
+# Ray Serve scales by requests that run or wait in a replica or on the way to it.
 METRIC: Metric = "in-flight"
-"""Ray Serve scales by requests that run or wait in a replica or on the way to it."""
+# By field of the policy: Ray's name (``AutoscalingConfig`` of Ray 2.5x).
 TIMES = {
     "up_delay_s": "upscale_delay_s",
     "down_delay_s": "downscale_delay_s",
@@ -20,7 +21,6 @@ TIMES = {
     "window_s": "look_back_period_s",
     "interval_s": "metrics_interval_s",
 }
-"""By field of the policy: Ray's name (``AutoscalingConfig`` of Ray 2.5x)."""
 
 
 def replicas(scaling: Scaling) -> dict[str, Any]:

@@ -12,11 +12,11 @@ from recipe_core.targets.scale.bounds import fewest, refuse_fields, refuse_polic
 from recipe_core.targets.scale.metrics import only_trigger, triggers_of
 
 WHERE = "SkyServe"
+# SkyServe scales by requests per second, over a minute.
 METRIC: Metric = "request-rate"
-"""SkyServe scales by requests per second, over a minute."""
 TIMES = {"up_delay_s": "upscale_delay_seconds", "down_delay_s": "downscale_delay_seconds"}
+# What a service cannot change.
 FIXED = {name: default("skyserve", name) for name in ("window_s", "interval_s")}
-"""What a service cannot change."""
 
 
 def replicas(scaling: Scaling) -> dict[str, Any]:

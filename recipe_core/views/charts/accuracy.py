@@ -19,15 +19,14 @@ from recipe_core.views.explanations.formats import FormatPoint
 
 PERCENT = 100.0
 MADE = "to be made"
+# Not its name, which is the user's text.
 OWN = "this one"
-"""Not its name, which is the user's text."""
+# Where names of points stand, of one cache format and the next.
 PLACES = ("top right", "bottom left")
-"""Where names of points stand, of one cache format and the next."""
 HOVER = "<b>%{customdata[0]}</b><br>%{customdata[1]}"
 
 
 def is_priced(points: Sequence[FormatPoint]) -> bool:
-    """A price is known, so cost can be drawn."""
     return any(np.isfinite(point.usd_per_million_output_tokens) for point in points)
 
 

@@ -56,16 +56,16 @@ from recipe_core.views.explanations.timeline import best_with_pipeline, step_tim
 from recipe_core.views.explanations.tornado import FIGURES, tornado
 from recipe_core.views.plan_words import capacity_bytes, figures_phrase, usable_bytes
 
+# Units of loads: after a number, and by itself.
 UNITS = {
     "concurrency": ("in flight", "requests in flight"),
     "batch": ("in a batch", "requests in the batch"),
     "requests": ("queued", "requests queued"),
     "request_rate": ("requests/s", "requests per second"),
 }
-"""Units of loads: after a number, and by itself."""
 
+# Bytes or seconds by the name of a part.
 Parts = Mapping[str, float]
-"""Bytes or seconds by the name of a part."""
 
 
 @view("memory", "Memory", needs_fit=False)
@@ -270,7 +270,6 @@ def accuracy(focus: Focus[Plan]) -> Iterator[Item]:
 
 
 def _traced(plan: Plan) -> list[str]:
-    """Measures that the sensitivity can follow."""
     return [name for name in FIGURES if plan.known(name)]
 
 
@@ -365,7 +364,6 @@ def scale(focus: Focus[Plan]) -> Iterator[Item]:
 
 
 def _compared(plan: Plan) -> list[str]:
-    """Measures that stand in tables and are known."""
     return [name for name in plan.listed if plan.known(name)]
 
 
@@ -391,11 +389,9 @@ def degrees(focus: Focus[Any]) -> Iterator[Item]:
 
 @view("arithmetic", "Arithmetic", ("serving",), needs_fit=False)
 def serving_lines(focus: Focus[Plan]) -> Iterator[Item]:
-    """The arithmetic of a serving split."""
     return arithmetic_items(arithmetic(focus.plan, focus.row), TIME_TITLES)
 
 
 @view("training-arithmetic", "Arithmetic", ("training",), needs_fit=False)
 def training_lines(focus: Focus[Plan]) -> Iterator[Item]:
-    """The arithmetic of a training split."""
     return arithmetic_items(training_arithmetic(focus.plan, focus.row), STEP_TITLES)

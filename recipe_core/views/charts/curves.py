@@ -28,13 +28,13 @@ from recipe_core.views.explanations.tornado import Swing
 from recipe_core.views.plan_words import devices_text, shown_limit
 
 USE = np.linspace(0.05, 1.0, 39)
+# Points of a curve that are closer than this share of both axes share a label.
 NEAR = 0.02
-"""Points of a curve that are closer than this share of both axes share a label."""
+# Labels keep this distance, as shares of both axes.
 APART = (0.09, 0.07)
-"""Labels keep this distance, as shares of both axes."""
 
+# The longest time (ms) and the highest output of a chart.
 Scale = tuple[float, float]
-"""The longest time (ms) and the highest output of a chart."""
 
 
 # Load

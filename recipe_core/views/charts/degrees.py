@@ -20,8 +20,8 @@ from recipe_core.views.charts.figures import Drawing, Style
 from recipe_core.views.charts.style import mix
 from recipe_core.views.plan_words import rule_titles
 
+# Splits that are drawn, the best ranked.
 LINES = 400
-"""Splits that are drawn, the best ranked."""
 SHADES = 5
 DEGREES = ("tp", "pp", "dp", "ep", "cp")
 

@@ -16,8 +16,8 @@ from recipe_core.views.charts.style import FRAME, fill, palette, stroke
 
 Look = Mapping[str, Any]
 Style = dict[str, Any]
+# Without it plotly shows a box with the trace's name beside a hover text.
 _NO_BOX = "<extra></extra>"
-"""Without it plotly shows a box with the trace's name beside a hover text."""
 
 
 class Drawing:
@@ -85,7 +85,6 @@ class Drawing:
         self.figure.add_heatmap(x=x, y=y, **cells, **more)
 
     def legend_entry(self, name: str, **look: Any) -> None:
-        """A line of the legend alone."""
         self.figure.add_scatter(x=[None], y=[None], name=name, **look)
 
     def beside(self, texts: Sequence[str] | None, position: str = "outside") -> dict[str, Any]:
@@ -133,7 +132,6 @@ class Drawing:
 
 
 def axis(title: str | None = None, **more: Any) -> dict[str, Any]:
-    """An axis of numbers."""
     return {"title": title, "zeroline": False, **more}
 
 

@@ -23,21 +23,21 @@ from recipe_core.views.formats import (
 )
 
 Row = Mapping[str, Any]
+# Groups of the legend by kind of technique.
 KINDS: dict[str, tuple[str, ...]] = {
     "Weights": ("weights",),
     "Weights and activations": ("weights and activations",),
     "KV cache": ("kv cache",),
     "Fewer weights": ("sparsity", "pruning", "low rank", "distillation"),
 }
-"""Groups of the legend by kind of technique."""
+# Points that carry their name; the rest say it when pointed at.
 LABELS = 4
-"""Points that carry their name; the rest say it when pointed at."""
+# Distance of names: a share of the width, or points of accuracy.
 APART = (0.6, 3.5)
-"""Distance of names: a share of the width, or points of accuracy."""
+# Lower end of the accuracy axis.
 LEAST_SHOWN = 0.8
-"""Lower end of the accuracy axis."""
+# Characters of a line that is shown when pointing.
 WRAPPED = 62
-"""Characters of a line that is shown when pointing."""
 
 
 def accuracy_against(
@@ -106,7 +106,6 @@ def _add_names(draw: Drawing, rows: Sequence[Row], name: str, split: str) -> Non
 
 
 def hidden_count(rows: Sequence[Row], name: str, split: str) -> int:
-    """The number of techniques that keep less than the axis shows."""
     return sum(
         figure_ratio(row, name, split) is not None
         and row["accuracy"]["retained"] is not None

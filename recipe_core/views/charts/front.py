@@ -21,11 +21,10 @@ from recipe_core.views.charts.style import DASHES, Palette, translucent
 from recipe_core.views.plan_words import devices_text, shown_limit
 from recipe_core.views.verdict import starts_text
 
+# Points of a state drawn besides the front: more would overlap, and cost server and browser time.
+#
+# They are SVG: without a GPU, which no page can count on, WebGL is slower even at this number.
 MAX_POINTS = 1500
-"""Points of a state drawn besides the front: more would overlap, and cost server and browser time.
-
-They are SVG: without a GPU, which no page can count on, WebGL is slower even at this number.
-"""
 CELLS = (200, 120)
 SMALL, LARGE = 8.0, 20.0
 FRONT = "front"
@@ -130,7 +129,6 @@ class _Tradeoff:
         return self.plan.values(x, rows), self.plan.values(y, rows)
 
     def _state_title(self, state: State) -> str:
-        """The title of a state, and how many of its splits are drawn where not all are."""
         shown, total = len(self.drawn[state.name]), self.counts[state.name]
         return state.title + ("" if shown == total else f" ({shown:,} of {total:,} drawn)")
 

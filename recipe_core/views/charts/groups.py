@@ -14,8 +14,8 @@ from recipe_core.plans.plan_json import cluster_title, row_load_text
 from recipe_core.plans.rank import rows_beyond_limits
 from recipe_core.views.plans import GROUPS as TITLES
 
+# Groups with a colour of their own; the others are drawn together.
 COLOURED = 8
-"""Groups with a colour of their own; the others are drawn together."""
 OTHERS = "Others"
 
 
@@ -29,15 +29,12 @@ class Groups:
 
     @property
     def several(self) -> bool:
-        """There is more than one."""
         return len(self.titles) > 1
 
     def told(self, rows: Int) -> tuple[tuple[str, ...], Int]:
-        """Titles, and the groups of some rows."""
         return self.titles, np.asarray(self.codes[rows])
 
     def among(self, group: int) -> Bool:
-        """The rows of a group."""
         return np.asarray(self.codes == group)
 
 

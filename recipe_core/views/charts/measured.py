@@ -19,6 +19,7 @@ PREDICTED_BY: dict[Predictor, str] = {
     "formulas": "Formulas alone",
     "corrected": "With the other runs",
 }
+# Units of the axes of a figure, and factors to them from SI units.
 UNITS = {
     "tpot_s": ("ms", 1e3),
     "ttft_s": ("ms", 1e3),
@@ -26,9 +27,8 @@ UNITS = {
     "output_tokens_per_s": ("tokens/s", 1.0),
     "step_s": ("s", 1.0),
 }
-"""Units of the axes of a figure, and factors to them from SI units."""
+# Parts that are shown one by one; a legend has no room for all.
 LARGEST = 5
-"""Parts that are shown one by one; a legend has no room for all."""
 
 
 def _predicted(row: ComparedFigure, predictor: Predictor) -> Prediction:

@@ -21,15 +21,15 @@ from recipe_core.views.charts.style import FRAME, PATTERNS
 
 Json = Mapping[str, Any]
 Window = tuple[float, float]
+# Any Monday: second 0 of a load that starts at hour 0 of the week.
 MONDAY = np.datetime64("2024-01-01T00:00:00", "ms")
-"""Any Monday: second 0 of a load that starts at hour 0 of the week."""
+# Points of a curve; more are drawn as means of several.
 MOST_POINTS = 1_500
-"""Points of a curve; more are drawn as means of several."""
 HEIGHT_PX = 270
 WEEK_H = 168
 BARE = {"showlegend": False, "margin": {**FRAME["margin"], "t": 12}}
+# Ticks of an axis of times.
 STEPS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600, 1800, 3600)
-"""Ticks of an axis of times."""
 
 
 def times(seconds: Float, start_hour: float) -> list[str]:
@@ -79,7 +79,6 @@ def _steps(
 
 
 def _over_week(draw: Drawing, window: Window, up: Look, **layout: Any) -> go.Figure:
-    """The figure over the days of a window."""
     days = (window[1] - window[0]) / DAY_S
     late = window[1] > WEEK_S + DAY_S
     across = {

@@ -19,12 +19,12 @@ from recipe_core.views.explanations.timeline import Task
 from recipe_core.views.plan_words import capacity_bytes, usable_bytes
 
 Parts = Mapping[str, float]
+# Tasks up to which each bar carries the number of its micro-batch.
 NUMBERED = 160
-"""Tasks up to which each bar carries the number of its micro-batch."""
+# Memory that differs by less is drawn as one line.
 ALIKE_GIB = 0.05
-"""Memory that differs by less is drawn as one line."""
+# Names of parts as far as they are held.
 HELD_TITLES = {"kv_needed_bytes": "KV cache"}
-"""Names of parts as far as they are held."""
 
 
 def _largest_first(parts: Parts) -> dict[str, float]:
@@ -35,7 +35,6 @@ def _largest_first(parts: Parts) -> dict[str, float]:
 
 
 def _time_unit(seconds: float) -> tuple[float, str]:
-    """The factor from seconds to a unit that suits them, and the unit."""
     return (1.0, "s") if seconds >= 10 else (1e3, "ms")
 
 
@@ -165,7 +164,6 @@ def _add_parts(draw: Drawing, plan: Plan, rows: Sequence[int], memory: Mapping[s
 
 
 def _row_title(plan: Plan, row: int) -> str:
-    """A row's name, and that it cannot run."""
     return split_label(plan, row) + ("" if plan.feasible[row] else " (refused)")
 
 

@@ -14,10 +14,10 @@ from recipe_core.views.charts.figures import Drawing, Style, axis, band
 from recipe_core.views.charts.style import SYMBOLS, Palette, fill
 
 Json = Mapping[str, Any]
+# Share of requests beyond the limits below which policies are drawn alike.
 LEAST_MISSED = 1e-4
-"""Share of requests beyond the limits below which policies are drawn alike."""
+# A plot on a narrow page, and letters of names in it, for names that do not touch.
 DRAWN_PX, LETTER_PX, LINE_PX = (280, 300), 7.5, 18
-"""A plot on a narrow page, and letters of names in it, for names that do not touch."""
 MISSED = (0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001, 0.0005, 0.0002, 0.0001)
 
 
@@ -84,7 +84,6 @@ def amount_field(answer: Json) -> str:
 
 
 def amount_title(answer: Json) -> str:
-    """The title of an axis of the amount that policies are compared by."""
     return "$ a month" if amount_field(answer) == "usd_per_month" else "GPU-hours"
 
 

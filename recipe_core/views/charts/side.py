@@ -13,8 +13,8 @@ from recipe_core.views.charts.figures import Drawing, Style, axis, band
 from recipe_core.views.charts.style import BELOW
 from recipe_core.views.side_by_side import Choice, ends, measures, value
 
+# Characters and lines of a name beside an axis; the whole name is in the hover.
 LINE, LINES = 24, 3
-"""Characters and lines of a name beside an axis; the whole name is in the hover."""
 ROW_PX = 54
 LEGEND = {True: "holds its load, or can run", False: "queues, may not start, or is refused"}
 

@@ -17,15 +17,15 @@ from recipe_core.views.charts.figures import Drawing, axis, categories
 from recipe_core.views.charts.style import DASHES, FRAME, SYMBOLS, Palette, fill, stroke
 
 Row = Mapping[str, Any]
+# The value that a limit bounds, the cost, and the row of a number of devices.
 Point = tuple[float, float, Row]
-"""The value that a limit bounds, the cost, and the row of a number of devices."""
+# Devices that the cost chart shows, the best.
 BARS = 16
-"""Devices that the cost chart shows, the best."""
+# Devices with a colour of their own; the rest are grey.
 COLOURED = 5
-"""Devices with a colour of their own; the rest are grey."""
 INTERACTIVITY = "tokens_per_s_per_user"
+# Figures that cost is drawn against, in the unit of the limit on them.
 AXES = ("tpot_s", INTERACTIVITY, "ttft_s", "request_latency_s", "wall_s")
-"""Figures that cost is drawn against, in the unit of the limit on them."""
 
 
 def axes_of(answer: Row) -> list[str]:
@@ -80,7 +80,6 @@ def _money_ticks(values: Sequence[float]) -> dict[str, Any]:
 
 
 def _powers_of_two(values: Sequence[float]) -> dict[str, Any]:
-    """Ticks at powers of two."""
     if not values:
         return {}
     shown = [2**n for n in range(17) if min(values) <= 2**n <= max(values)]

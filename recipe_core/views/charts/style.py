@@ -24,7 +24,6 @@ class Palette:
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """Colours of groups."""
         return (*self.series, *self.more)
 
 
@@ -52,7 +51,6 @@ SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross")
 
 
 def palette(dark: bool) -> Palette:
-    """The colours for a dark or light page."""
     return DARK if dark else LIGHT
 
 
@@ -72,6 +70,7 @@ def _rgb(colour: str) -> list[int]:
     return [int(colour[n : n + 2], 16) for n in (1, 3, 5)]
 
 
+# Legend above the plot.
 FRAME: dict[str, Any] = {
     "margin": {"l": 10, "r": 16, "t": 40, "b": 10},
     "legend": {
@@ -83,10 +82,10 @@ FRAME: dict[str, Any] = {
         "itemsizing": "constant",
     },
 }
-"""Legend above the plot."""
+# No legend.
 PLAIN: dict[str, Any] = {"margin": {"l": 10, "r": 16, "t": 10, "b": 10}, "showlegend": False}
-"""No legend."""
 
+# Legend below the plot.
 BELOW: dict[str, Any] = {
     "margin": {"l": 10, "r": 16, "t": 30, "b": 70},
     "legend": {
@@ -99,7 +98,6 @@ BELOW: dict[str, Any] = {
         "traceorder": "normal",
     },
 }
-"""Legend below the plot."""
 
 
 def fill(colours: Palette, n: int) -> dict[str, Any]:

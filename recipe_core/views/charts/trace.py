@@ -15,8 +15,8 @@ from recipe_core.scaling.traces.trace import Trace
 from recipe_core.views.charts.figures import Drawing, axis
 from recipe_core.views.charts.style import stroke
 
+# Points of a curve: more cannot be told apart on a screen.
 POINTS = 2_000
-"""Points of a curve: more cannot be told apart on a screen."""
 BINS = 40
 HEIGHT = 360
 UNITS = ((2 * 86_400.0, 86_400.0, "days"), (2 * 3600.0, 3600.0, "hours"), (0.0, 60.0, "minutes"))

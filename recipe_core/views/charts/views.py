@@ -78,7 +78,6 @@ class Focus(Generic[P]):
 
     @property
     def searched(self) -> P:
-        """The plan over every split."""
         return self.plan if self.origin is None else self.origin
 
     @property
@@ -120,8 +119,8 @@ class View:
         return names[min(self.preferred, len(names) - 1)] if names else ""
 
 
+# Every view by name, in the order in which pages and reports show them.
 VIEWS: dict[str, View] = {}
-"""Every view by name, in the order in which pages and reports show them."""
 
 
 def view(

@@ -12,8 +12,8 @@ from recipe_core.estimates.serving.estimates import estimate
 from recipe_core.plans.plan import Plan
 
 LOADS_DRAWN = 13
+# A load is followed from a 16th of the request's to 16 times as much.
 SPAN = 16.0
-"""A load is followed from a 16th of the request's to 16 times as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +72,8 @@ class Crossing:
 
 
 LOADS_A_ROUND = 9
+# How near, as a factor, two rates of arrival are whose difference no longer matters.
 CLOSE = 1.01
-"""How near, as a factor, two rates of arrival are whose difference no longer matters."""
 
 
 def crossing(plan: Plan, row: int, limit_s: float) -> Crossing | None:

@@ -22,8 +22,8 @@ from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import checkpoint_of
 from recipe_core.plans.serving_candidates import setting
 
+# Weight formats that are compared beside 16 bit, where the device has kernels for them.
 WEIGHTS = ("fp8", "int8", "int4", "mxfp4", "nvfp4")
-"""Weight formats that are compared beside 16 bit, where the device has kernels for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,6 @@ class FormatPoint:
 
     @property
     def runs(self) -> bool:
-        """The split starts in these formats."""
         return not self.reasons
 
     @property

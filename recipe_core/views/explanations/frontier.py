@@ -15,14 +15,14 @@ from recipe_core.plans.table import replan
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.serving_workload import LOADS
 
+# Loads are followed from one request up to so many.
 MOST_IN_FLIGHT = 1024
-"""Loads are followed from one request up to so many."""
+# A rate of requests is followed from a 32nd of the request's to 32 times as much.
 SPAN = 32.0
-"""A rate of requests is followed from a 32nd of the request's to 32 times as much."""
+# Loads per doubling, and how many rows they may make of a plan's: fewer where it is large.
 STEPS = ((4, 6_000), (2, 20_000), (1, 60_000), (0.5, None))
-"""Loads per doubling, and how many rows they may make of a plan's: fewer where it is large."""
+# Tokens per second of one user at which devices are compared.
 INTERACTIVITIES = (10.0, 20.0, 30.0, 50.0, 100.0, 200.0)
-"""Tokens per second of one user at which devices are compared."""
 
 
 @dataclass(frozen=True, slots=True)

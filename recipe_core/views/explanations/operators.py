@@ -16,8 +16,8 @@ from recipe_core.estimates.ledger import Entry, Kernel, Overhead, Sum, Transfer
 from recipe_core.hardware.cluster import priors
 from recipe_core.hardware.profile import Device, Fabric
 
+# Digits of a row, so that products of a few of them agree to three.
 DIGITS = 4
-"""Digits of a row, so that products of a few of them agree to three."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,6 @@ class OperatorRow:
 
     @property
     def count(self) -> str:
-        """Number of them, as text."""
         return plain_number(self.number)
 
     @property
@@ -89,7 +88,6 @@ class Times:
 
 
 def exact(value: float) -> str:
-    """Four significant digits."""
     return significant(value, DIGITS)
 
 
@@ -301,6 +299,7 @@ def _kernel_constants(entry: Kernel, device: Device) -> Iterator[Constant]:
     )
 
 
+# Families of operators that share a roofline.
 FAMILIES = {
     "gemm": "Matrix products",
     "moe": "Routed experts",
@@ -310,7 +309,6 @@ FAMILIES = {
     "mla_decode": "Latent attention over the cache",
     "elementwise": "Elementwise kernels",
 }
-"""Families of operators that share a roofline."""
 
 
 def _transfer_constants(entry: Transfer, fabric: Fabric) -> Iterator[Constant]:

@@ -36,10 +36,10 @@ from recipe_core.views.explanations.operators import (
 HIDDEN = "Less what the device takes meanwhile"
 SMALL = 1e-9
 
+# A recorded step by part.
 Parts = Mapping[str, Sum]
-"""A recorded step by part."""
+# A factor in words, in numbers, and its value.
 Factor = tuple[str, str, float]
-"""A factor in words, in numbers, and its value."""
 
 
 class ServedCase:
@@ -61,7 +61,6 @@ class ServedCase:
         self.overhead = setting.engine.overhead(setting.cluster.device.runtime)
 
     def recorded(self, step: Step) -> dict[str, Sum]:
-        """The parts of an engine's step as the ledger has them."""
         with recording():
             return sums(engine_step(self.setting, self.case, step))
 
@@ -168,7 +167,6 @@ def multiple(factor: float, text: str) -> str:
 
 
 def run_factor(factor: float) -> Factor:
-    """A factor that own runs taught."""
     return "what your runs measured", share_text(factor), factor
 
 

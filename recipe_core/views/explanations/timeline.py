@@ -15,10 +15,10 @@ from recipe_core.base.errors import InputError
 from recipe_core.estimates.prediction import known
 from recipe_core.plans.plan import Plan
 
+# Schedules whose order is known here; zero-bubble schedules split the backward pass.
 DRAWN = ("1f1b", "interleaved", "gpipe")
-"""Schedules whose order is known here; zero-bubble schedules split the backward pass."""
+# Passes that a chart stays readable with.
 MOST_TASKS = 600
-"""Passes that a chart stays readable with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +64,8 @@ def timeline(
     return _scheduled(lists, stages, chunks, forward_s / chunks, backward_s / chunks)
 
 
+# Backward or not, chunk, micro-batch.
 Pass = tuple[bool, int, int]
-"""Backward or not, chunk, micro-batch."""
 
 
 def _order(schedule: str, stage: int, stages: int, micro_batches: int, chunks: int) -> list[Pass]:

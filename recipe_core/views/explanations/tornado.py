@@ -16,6 +16,7 @@ from recipe_core.estimates.serving.estimates import Estimates, estimate
 from recipe_core.hardware.profile import Device, Fabric
 from recipe_core.plans.plan import Plan
 
+# Measures that can be followed, by their names in a plan.
 FIGURES: dict[str, Callable[[Estimates], float]] = {
     "tpot": lambda e: float(e.serving.tpot_s[0]),
     "ttft": lambda e: float(e.serving.ttft_s[0]),
@@ -23,7 +24,6 @@ FIGURES: dict[str, Callable[[Estimates], float]] = {
     "usd": lambda e: float(e.cost.usd_per_million_output_tokens[0]),
     "joules": lambda e: float(e.cost.joules_per_token[0]),
 }
-"""Measures that can be followed, by their names in a plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +153,7 @@ def _price_text(usd_per_hour: float | None) -> str:
     return "unknown" if usd_per_hour is None else f"{usd(usd_per_hour)}/h"
 
 
+# Traffic is known to a factor of two at best; datasheets and price lists within a fifth.
 ASSUMPTIONS = (
     Assumption("Input tokens", 0.5, lambda _, c: f"{c.input_tokens[0]:,.0f}", "input_tokens"),
     Assumption("Output tokens", 0.5, lambda _, c: f"{c.output_tokens[0]:,.0f}", "output_tokens"),
@@ -180,4 +181,3 @@ ASSUMPTIONS = (
         hardware=_price,
     ),
 )
-"""Traffic is known to a factor of two at best; datasheets and price lists within a fifth."""

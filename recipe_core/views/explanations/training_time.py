@@ -40,6 +40,7 @@ from recipe_core.views.explanations.operators import (
 
 HIDDEN = "Less what computing hides of it"
 STEP = "Parts of a step"
+# Parts that follow from others, with their formulas.
 DERIVED = {
     "recompute": "forward pass · share that is computed again",
     "reference": "forward pass of the frozen model",
@@ -50,9 +51,9 @@ DERIVED = {
     "stragglers": "fitted share · log2(nodes) · all of the above",
     "data_loading": "time to load the tokens of a step - all of the above where data is prefetched",
 }
-"""Parts that follow from others, with their formulas."""
+# Hidden seconds below this are not shown.
 _SHORTEST_S = 1e-6
-"""Hidden seconds below this are not shown."""
+# Formulas of the phases of a step of reinforcement learning.
 _PHASES = {
     "rollout": "tokens of answers ÷ rate of a full engine + the longest alone",
     "weight_sync": "weights in 16 bits, to every device",
@@ -62,7 +63,6 @@ _PHASES = {
     ),
     **dict.fromkeys(("update", "critic"), "updates · an optimizer step"),
 }
-"""Formulas of the phases of a step of reinforcement learning."""
 
 
 def training_times(plan: Plan, row: int) -> Times:
@@ -159,7 +159,6 @@ def _host_copies_s(setting: TrainingSetting, case: TrainingCases) -> float:
 
 
 def _phase_lines(estimates: TrainingEstimates, loop: Reinforcement, i: int) -> Iterator[Line]:
-    """A line for every phase of a step of reinforcement learning that takes time."""
     for name, label in PHASE_TITLES.items():
         seconds = float(loop.phases[name][i]) if name in loop.phases else 0.0
         if seconds > 0:

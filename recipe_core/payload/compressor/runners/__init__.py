@@ -18,8 +18,8 @@ from ..errors import CompressError
 Array = np.ndarray[Any, Any]
 Logits = np.ndarray[Any, np.dtype[np.float32]]
 
+# The module that reads a file; a folder with a ``config.json`` alone is read by torch.
 FILES = {"*.gguf": "llama_cpp", "*.onnx": "onnx_runtime", "*.xml": "openvino_runtime"}
-"""The module that reads a file; a folder with a ``config.json`` alone is read by torch."""
 
 
 class Runner(Protocol):

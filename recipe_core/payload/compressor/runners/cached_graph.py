@@ -11,8 +11,8 @@ import numpy as np
 
 from . import Array, Logits
 
+# Beside a graph: how many caches it has, of how many heads and values.
 SHAPE = "cache.json"
-"""Beside a graph: how many caches it has, of how many heads and values."""
 
 
 class CachedGraph(ABC):
@@ -39,7 +39,6 @@ class CachedGraph(ABC):
         return self._read(tokens)
 
     def step(self, token: int) -> Logits:
-        """See `Runner`."""
         return self._read([token])
 
     def _read(self, tokens: Sequence[int]) -> Logits:

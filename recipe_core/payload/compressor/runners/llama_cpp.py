@@ -13,8 +13,8 @@ from ..errors import CompressError
 from ..ggml import library
 from . import Logits
 
+# Tokens that the cache has room for.
 CONTEXT = 4096
-"""Tokens that the cache has room for."""
 
 
 class Model:

@@ -26,5 +26,4 @@ class Model(CachedGraph):
         )
 
     def call(self, inputs: dict[str, Array]) -> list[Array]:
-        """See `CachedGraph`."""
         return list(self._session.run(None, inputs))

@@ -26,7 +26,6 @@ class Model:
         self.version = torch.__version__
 
     def logits(self, tokens: Sequence[int]) -> Logits:
-        """See `Runner`."""
         with torch.inference_mode():
             return _array(self._model(self._row(tokens), use_cache=False).logits[0])
 
@@ -36,7 +35,6 @@ class Model:
         return self._read(tokens)
 
     def step(self, token: int) -> Logits:
-        """See `Runner`."""
         return self._read([token])
 
     def _read(self, tokens: Sequence[int]) -> Logits:

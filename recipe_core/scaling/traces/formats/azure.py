@@ -15,7 +15,6 @@ COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
 def is_one(content: Content) -> bool:
-    """Whether the head has Azure's columns."""
     return set(COLUMNS) <= set(content.head)
 
 

@@ -13,8 +13,8 @@ from recipe_core.scaling.traces.formats.content import shown, wrong
 from recipe_core.scaling.traces.trace import Blocks
 
 MOST_BLOCKS = 100_000_000
+# Tokens of a block that are tried: 1 to 8,192.
 SIZES = tuple(1 << power for power in range(0, 14))
-"""Tokens of a block that are tried: 1 to 8,192."""
 
 
 def blocks_of(lists: Any, input_tokens: Int, tokens: int | None = None) -> Blocks | None:
@@ -47,7 +47,6 @@ def blocks_of(lists: Any, input_tokens: Int, tokens: int | None = None) -> Block
 
 
 def text_lists(cells: Any) -> Any:
-    """Cells such as ``[1, 2, 3]`` or ``1 2 3`` as lists of text."""
     bare = pc.replace_substring_regex(pc.fill_null(cells, ""), r"[\[\](){}\"',;|]+", " ")
     words = pc.split_pattern_regex(pc.utf8_trim_whitespace(bare), r"\s+")
     words = words.combine_chunks() if isinstance(words, pa.ChunkedArray) else words

@@ -16,7 +16,6 @@ SESSION = "Session ID"
 
 
 def is_one(content: Content) -> bool:
-    """Whether the head has BurstGPT's columns."""
     return set(COLUMNS) <= set(content.head)
 
 

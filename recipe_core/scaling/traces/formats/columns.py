@@ -18,8 +18,8 @@ from recipe_core.scaling.traces.formats.content import Content, shown, wrong
 LARGEST_TOKENS = 1 << 30
 _BLOCK = 1 << 24
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+# Seconds that no trace lasts: numbers above count from 1970.
 SINCE_1970_S = 1e8
-"""Seconds that no trace lasts: numbers above count from 1970."""
 
 
 def csv_columns(content: Content, names: Sequence[str], *, optional: Sequence[str] = ()) -> Any:

@@ -14,19 +14,19 @@ from typing import Any
 from recipe_core.base.errors import InputError
 
 FIELD = "trace"
+# Bytes of a trace once it is unpacked.
 MOST_BYTES = 1 << 30
-"""Bytes of a trace once it is unpacked."""
 MOST_REQUESTS = 20_000_000
+# A request takes a line, and a few stand before the first.
 MOST_LINES = MOST_REQUESTS + 100
-"""A request takes a line, and a few stand before the first."""
+# Bytes that any gzip file may unpack to, and how many times its own bytes a larger one may: traces
+# pack to a tenth, and what packs to a hundredth is made to fill the memory.
 LEAST_UNPACKED, MOST_GROWTH = 24 << 20, 16
-"""Bytes that any gzip file may unpack to, and how many times its own bytes a larger one may: traces
-pack to a tenth, and what packs to a hundredth is made to fill the memory."""
 MOST_MEMBERS = 100_000
+# Bytes that are unpacked at once, and that come out at once.
 _FED, _PIECE = 1 << 14, 1 << 20
-"""Bytes that are unpacked at once, and that come out at once."""
+# Bytes of one line: 16 MiB are a request with 2 million blocks.
 LONGEST_LINE = 1 << 24
-"""Bytes of one line: 16 MiB are a request with 2 million blocks."""
 _HEAD = 1 << 20
 _SHOWN = 60
 _GZIP = b"\x1f\x8b"
@@ -39,7 +39,6 @@ _OTHER = {
 
 
 def wrong(message: str, hint: str) -> InputError:
-    """The error about a trace file."""
     return InputError(message, field=FIELD, hint=hint)
 
 
@@ -127,12 +126,10 @@ class Content:
 
     @property
     def title(self) -> str:
-        """Its name for a message."""
         return self.name or "the trace"
 
     @property
     def is_parquet(self) -> bool:
-        """Whether it is a table in Parquet."""
         return self.data[:4] == b"PAR1"
 
     @cached_property

@@ -13,8 +13,8 @@ import pyarrow.json
 from recipe_core.scaling.traces.formats.content import LONGEST_LINE, Content, shown, wrong
 
 _BLOCK = LONGEST_LINE
+# Bytes of a JSON document that is not in lines: it becomes Python objects at once.
 _LARGEST_DOCUMENT = 1 << 28
-"""Bytes of a JSON document that is not in lines: it becomes Python objects at once."""
 
 
 def json_table(content: Content, types: Mapping[str, Any]) -> Any:

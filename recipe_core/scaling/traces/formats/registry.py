@@ -22,9 +22,7 @@ class Format(Protocol):
 
     TITLE: str
 
-    def is_one(self, content: Content) -> bool:
-        """Whether the file has this format."""
-        ...
+    def is_one(self, content: Content) -> bool: ...
 
     def read(self, content: Content, unit: str | None = None) -> Requests:
         """Its requests; ``unit`` of times that do not say theirs."""

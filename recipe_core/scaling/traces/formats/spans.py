@@ -27,8 +27,8 @@ OUTPUT = (
 )
 SESSION = ("gen_ai.conversation.id", "session.id")
 OPERATION = "gen_ai.operation.name"
+# Operations whose spans hold those of the calls.
 AROUND = ("invoke_agent", "create_agent", "execute_tool", "invoke_workflow")
-"""Operations whose spans hold those of the calls."""
 START = (
     "startTimeUnixNano",
     "start_time_unix_nano",
@@ -68,7 +68,6 @@ def read(content: Content, unit: str | None = None) -> Requests:
 
 
 def _spans(value: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The spans of a document, or the document if it is one."""
     known = False
     for outer, (scopes, spans) in _RESOURCES.items():
         if outer in value:

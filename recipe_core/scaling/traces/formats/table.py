@@ -37,18 +37,16 @@ from recipe_core.scaling.traces.trace import Blocks
 
 TITLE = "table"
 GOOD = ("ok", "success", "successful", "succeeded", "true", "completed", "complete", "finished")
+# Bytes that the columns of any table in Parquet may take, and those of the largest one.
 LEAST_MEMORY, MOST_MEMORY = 192 << 20, 4 << 30
-"""Bytes that the columns of any table in Parquet may take, and those of the largest one."""
 BAD = ("failed", "failure", "error", "false", "timeout", "cancelled", "canceled", "aborted")
 
 
 def is_one(content: Content) -> bool:
-    """Whether it has columns of times and of prompts' lengths, in text or Parquet."""
     return is_table(_names(content))
 
 
 def is_table(names: Sequence[str]) -> bool:
-    """Whether these columns are enough for requests."""
     return time_column(names) is not None and column_of(names, INPUTS) is not None
 
 
