@@ -60,7 +60,7 @@ _LINKS = {
 }
 _POOLED = (
     "Embeddings and scores are estimated from the formulas of prompts alone: few published runs "
-    "are held against them (docs/engines.md), so that their intervals are wide."
+    "are held against them (docs/method/encoders.md), so that their intervals are wide."
 )
 # Parts of a time that are no work of a request's own.
 _WAITS = ("schedule", "prompts_ahead", "engine_queue", "prefill_interference", "request")

@@ -219,7 +219,7 @@ class TrainingEstimates:
         if self.reinforcement is not None:
             out.append(
                 "published steps of GRPO took 1.2 to 2.4 times their estimates, which the range of "
-                "a step holds (docs/training.md, Reinforcement learning)"
+                "a step holds (docs/method/training.md, Reinforcement learning)"
             )
         if self.setting.optimizer.paged:
             out.append(
