@@ -94,7 +94,7 @@ OPTION = '''    graph_batch: Annotated[int, Field(ge=0, le=4096)] | None = None
 def test_an_engine_option_that_moves_memory_and_the_command_is_six_files(package):
     package.insert("request/candidate.py", "    engine_version: Text", OPTION)
     row = '    CandidateOption("graph_batch", "graph_batch", usual=0),\n'
-    package.insert("engines/candidate_options.py", ")\nSTATED", row)
+    package.insert("engines/candidate_options.py", ")\n# Those that every launch", row)
     columns = "estimates/columns/serving.py"
     package.insert(columns, "    recv_interval: Float\n", "    graph_batch: Float\n")
     memory = "        + cases.graph_batch * 2.0**20\n"

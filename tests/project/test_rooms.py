@@ -43,7 +43,7 @@ A room imports itself and rooms before it. Whoever raises a budget says in the s
 new lines displaced.
 """
 ORDER = tuple(BUDGETS)
-ARROWS = 146
+ARROWS = 145
 """The most pairs of rooms of which the later imports the earlier."""
 FEATURES = ("compression", "sizing", "scaling", "commands", "calibration")
 """Rooms that import plans; nothing that makes a plan or a launch names them."""
@@ -247,8 +247,8 @@ def test_the_package_keeps_the_rules_and_the_document_prints_the_order_of_its_ro
     assert problems(here) == []
     assert rooms(here) == set(ORDER)
     assert len(here.imports) > 1000
-    arrows = {(room(i.source), room(i.target)) for i in here.imports if room(i.source) in ORDER}
-    assert len({(source, target) for source, target in arrows if source != target}) <= ARROWS
+    arrows = {(room(i.source), room(i.target)) for i in here.imports}
+    assert sum({*arrow} <= {*ORDER} and arrow[0] != arrow[1] for arrow in arrows) <= ARROWS
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     assert tuple(re.findall(r"^\| `(\w+)/` \|", text, re.MULTILINE)) == ORDER
 
