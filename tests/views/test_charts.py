@@ -92,6 +92,7 @@ def test_a_limit_is_a_line_and_the_front_a_staircase_without_pins_that_are_gone(
     figure = charts.tradeoff(planned(LIMITED), "tpot", "per_gpu")
     assert figure.layout["shapes"][0]["x0"] == 40.0
     assert min(drawn(figure)["Over a limit"]["x"]) > 40
+    assert " limit 40.0 ms" in [note["text"] for note in figure.layout.annotations]
     for limited in (planned(LIMITED), planned(LIMITED, BESIDE)):
         inverse = charts.tradeoff(limited, "interactivity", "per_gpu")
         assert inverse.layout["shapes"][0]["x0"] == 25.0

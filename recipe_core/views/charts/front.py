@@ -235,7 +235,7 @@ class _Tradeoff:
             if name == "interactivity" and (tpot_ms := shown_limit(plan, "tpot")) is not None:
                 limit = 1e3 / tpot_ms
             if limit is not None:
-                text = f" limit {significant(limit)} {plan.measures[name].unit}"
+                text = f" limit {significant(limit)} {plan.measures[name].unit.symbol}"
                 place: Style = {key: limit}
                 self.draw.limit(text, **place)
 
