@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 
 from recipe_core.doors.api import create_api
 from recipe_core.doors.mcp import create_mcp
@@ -37,7 +38,12 @@ def routes() -> str:
 def tools() -> str:
     """A row a tool of the Model Context Protocol."""
     lines = ["| tool | answers |", "|---|---|"]
-    for tool in asyncio.run(create_mcp(folders=False).list_tools()):
+    # In a thread of its own: the caller's may run a loop already, as a browser of Playwright does.
+    with ThreadPoolExecutor(1) as threads:
+        listed = threads.submit(
+            lambda: asyncio.run(create_mcp(folders=False).list_tools())
+        ).result()
+    for tool in listed:
         about = (tool.description or "").split("\n\n")[0]
         lines.append(f"| `{tool.name}` | {' '.join(about.split())} |")
     return "\n".join(lines)
