@@ -1,4 +1,4 @@
-"""How far start-ups are from their estimates: the numbers of physics/serving/starts.yaml.
+"""How far start-ups are from their estimates: the numbers of estimates/serving/starts.yaml.
 
 ``python scripts/start_errors.py memory_facts.csv`` prints them: scales of Student's t with two
 degrees of freedom, whose tails are those of the errors.

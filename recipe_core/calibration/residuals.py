@@ -3,7 +3,8 @@
 Every run is estimated by the same formulas. Of its figures count the time per output token and the
 time to first token; the latency of a request where one of these is missing; throughput, which in a
 closed loop, a batch or a full queue is a time by Little's law, where there is neither a time per
-output token nor a latency. How residuals become scales is said in ``space/corrections.py``.
+output token nor a latency. How residuals become scales is said in
+``estimates/columns/corrections.py``.
 """
 
 from __future__ import annotations

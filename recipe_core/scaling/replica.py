@@ -3,8 +3,8 @@
 All requests that decode get their tokens in the same steps, so that a request that joins when each
 has got ``V`` tokens since the replica began, and needs ``k`` more, ends when ``V + k`` is reached:
 a step costs nothing, and a request three events (its prompt's step begins, that step ends, its last
-token). Requests enter between steps only. The same rules as ``physics/serving/scheduler``, with the
-step times of a `Service`.
+token). Requests enter between steps only. The same rules as ``estimates/serving/scheduler``, with
+the step times of a `Service`.
 
 Plain Python on purpose: an event costs a few microseconds.
 """

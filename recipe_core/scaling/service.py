@@ -1,6 +1,6 @@
 """The service of one replica, from the same physics as its plan.
 
-Step times are those of ``physics/serving/operators``, as the plan's row has them, at the mean
+Step times are those of ``estimates/serving/operators``, as the plan's row has them, at the mean
 context of the requests: for a number of requests that decode, and for prompt tokens beside them. A
 replica is one server: a data-parallel group that shares experts is one, its ranks work side by
 side; other data-parallel replicas are servers of their own. Scales that own runs taught multiply

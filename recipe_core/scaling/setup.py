@@ -2,7 +2,7 @@
 
 The split is that of ``request.candidate``, else the best of the plan; percentiles do not count
 there, as the wanted share of requests over the whole time takes their place. A replica is one
-server of it (``search.replicas``), and planned alone: what is simulated is what a bundle starts.
+server of it (``plans.replicas``), and planned alone: what is simulated is what a bundle starts.
 What is paid is what can be rented: devices, or machines that are rented whole, which replicas share
 where there is room.
 """

@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # importing these would triple the time until a plan is print
     from recipe_core.estimates.columns.corrections import Corrections
     from recipe_core.plans.plan import Plan
 
-# How the basis of an accuracy begins that a measured checkpoint moved (``compression/own.py``).
+# How the basis of an accuracy begins that a measured checkpoint moved (``accuracy/own.py``).
 _MEASURED = re.compile(r"measured here on [0-9-]+")
 
 FIGURES = ("ttft_s", "tpot_s", "output_tokens_per_s", "step_s")

@@ -40,7 +40,7 @@ MEANINGS: dict[str, str] = {
     "refused": "does not start",
     "unknown": "no source says",
 }
-# Figures of the table, of which ``formats.figures.FIGURES`` has the titles.
+# Figures of the table, titled by the registry of metrics.
 HEADS: dict[str, str] = {
     "weights_bytes": "Weights",
     "cache_tokens": "Tokens held",

@@ -84,13 +84,18 @@ def test_every_page_that_code_names_exists():
 
 
 def test_every_file_that_a_page_names_exists():
+    """Files of the package by whole paths, or from their rooms (``estimates/roofline.py``)."""
+    rooms = "|".join(path.name for path in (ROOT / "recipe_core").iterdir() if path.is_dir())
     folders = "recipe_core|scripts|tests|hw_profiles|benchmarks|examples"
-    path = re.compile(rf"(?<![\w/.-])(?:{folders})/[\w./*-]+")
+    path = re.compile(rf"(?<![\w/.-])(?:(?:{folders})/[\w./*-]+|(?:{rooms})/[\w./]+\.py)")
     wrong = []
     for name in set(NAMES) - WHOLLY_GENERATED:
         for target in path.findall(text_of(name)):
             place = target.rstrip(".-")
-            if not re.search(r"[A-Z]{3}", place) and not [*ROOT.glob(place)]:
+            if not re.search(r"[A-Z]{3}", place) and not [
+                *ROOT.glob(place),
+                *ROOT.glob(f"recipe_core/{place}"),
+            ]:
                 wrong.append(f"{name}: {place}")
     assert wrong == []
 

@@ -1,4 +1,4 @@
-"""What a setting's number formats keep of the accuracy of the model's base (space/applied.py)."""
+"""Accuracy that a setting's number formats keep of the accuracy of the model's base."""
 
 from __future__ import annotations
 

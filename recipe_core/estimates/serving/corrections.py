@@ -1,6 +1,7 @@
 """Estimated times multiplied by scales that runs of one's own taught.
 
-With ``m`` the scale of decode steps and ``a`` that of prompts (``space/corrections.py``),
+With ``m`` the scale of decode steps and ``a`` that of prompts
+(``estimates/columns/corrections.py``),
 
     TPOT' = m·TPOT
     TTFT' = a·(own prompt + prompts ahead + overheads) + m·(waits for steps) + queue'

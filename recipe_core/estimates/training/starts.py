@@ -3,7 +3,7 @@
 A job starts where its peak fits into what a process can have of a device. Measured peaks are
 distributed about their estimates as the band of ``peak_memory_bytes`` says (``bands.yaml``). On a
 device that is no more than announced nobody knows whether anything starts. The bound below which a
-start is refused is that of serving (``physics/serving/starts.yaml``).
+start is refused is that of serving (``estimates/serving/starts.yaml``).
 """
 
 from __future__ import annotations

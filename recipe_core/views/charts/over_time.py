@@ -80,12 +80,12 @@ def _steps(
 
 def _over_week(draw: Drawing, window: Window, up: Look, **layout: Any) -> go.Figure:
     days = (window[1] - window[0]) / DAY_S
-    late = window[1] > WEEK_S + DAY_S
+    ticks = "%a%n%-d" if window[1] > WEEK_S + DAY_S else "%a"
     across = {
         "title": None,
         "type": "date",
         "showgrid": True,
-        "tickformat": "%H:%M" if days <= 1.5 else "%a%n%-d" if late else "%a",
+        "tickformat": "%H:%M" if days <= 1.5 else ticks,
         "hoverformat": "%a %H:%M",
         "ticklabelmode": "instant" if days <= 1.5 else "period",
         "dtick": None if days <= 1.5 or days > 21 else DAY_S * 1e3,

@@ -235,7 +235,7 @@ def confidence_curves(
         counts += devices
         look = _look(row, coloured, draw.colours)
         highlighted = look["rank"] is not None
-        width = 3 if size_view.key(row) == selected else 2 if highlighted else 1
+        width = 3 if size_view.key(row) == selected else 1 + highlighted
         texts = [size_view.sentence(rung) for rung in rungs]
         draw.curve(
             size_view.short(row),

@@ -363,7 +363,7 @@ def _utilisation(parts: Parts) -> Line | None:
 
 
 def _pooled_lines(setting: Setting, estimates: Estimates, k: int) -> Iterator[Line]:
-    """Each part of the latency of case ``k``, as ``physics.serving.pooling`` makes it."""
+    """Each part of the latency of case ``k``, as ``estimates.serving.pooling`` makes it."""
     served = estimates.serving
     tokens = f"{float(estimates.cases.input_tokens[k]):,.0f}"
     parts = {name: float(values[k]) for name, values in served.prefill.items()}
