@@ -25,7 +25,7 @@ import numpy as np
 from recipe_core.estimates.serving.batch_window import (
     Service,
     Window,
-    arriving,
+    arriving_batches,
     latency_percentiles,
 )
 from recipe_core.launch.serving import encoder_export
@@ -184,7 +184,7 @@ def main() -> int:
             ends, sizes, seconds = measure(run, rate, window_s, count=int(min(4000, 8 * rate)))
             waiting = Window.of(np.array([window_s]), np.array([MOST]), np.array([1]))
             load_case = np.array([rate]), service_of(sizes, seconds), waiting
-            means = arriving(*load_case)
+            means = arriving_batches(*load_case)
             tail = latency_percentiles(*load_case, (99.0,))[0, 0]
             latency = means.wait_s[0] + means.service_s[0]
             sys.stdout.write(

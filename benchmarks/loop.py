@@ -146,7 +146,7 @@ def implied(machine: Path, model: Path, measured: dict[str, float]) -> None:
     """Print by how much the profile's numbers of the host would have to differ to be right."""
     from dataclasses import replace
 
-    from recipe_core.estimates.serving.estimates import estimate
+    from recipe_core.estimates.serving.estimates import estimate_serving
     from recipe_core.hardware.custom import with_profiles
     from recipe_core.plans.problem import resolve
     from recipe_core.plans.serving_candidates import one_case
@@ -165,7 +165,7 @@ def implied(machine: Path, model: Path, measured: dict[str, float]) -> None:
 
     def times(host: dict[str, float]) -> tuple[float, float]:
         changed = device.model_copy(update={"host": device.host.model_copy(update=host)})
-        serving = estimate(
+        serving = estimate_serving(
             replace(setting, cluster=replace(setting.cluster, device=changed)), cases
         )
         return float(serving.serving.ttft_s[0]), float(serving.serving.tpot_s[0])

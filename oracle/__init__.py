@@ -20,8 +20,8 @@ import numpy as np
 
 from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.estimates.columns.serving import WIDE, Cases, Setting
-from recipe_core.estimates.serving.memory import memory
-from recipe_core.estimates.serving.weights import stage_layers
+from recipe_core.estimates.serving.memory import serving_memory
+from recipe_core.estimates.serving.weights import stage_layer_bounds
 from recipe_core.models.compressed import CompressedAttention
 from recipe_core.models.dtypes import bytes_per_value
 from recipe_core.models.spec import ModelSpec
@@ -121,7 +121,7 @@ def _trace(setting: Setting, cases: Cases, sequences: float, started: float) -> 
     ) as rank:
         per_token = rank.cached_bytes_per_token(value_bytes)
         per_request = rank.cached_bytes(request, value_bytes)
-        stages = stage_layers(len(rank.kind_of), min(pp, len(rank.kind_of)))
+        stages = stage_layer_bounds(len(rank.kind_of), min(pp, len(rank.kind_of)))
         weights = [rank.weight_bytes(a, b) for a, b in stages]
         caches = [sum(per_request[rank.kind_of[i]] for i in range(a, b)) for a, b in stages]
         totals = [w + sequences * c for w, c in zip(weights, caches, strict=True)]
@@ -190,10 +190,10 @@ def _differences(
 
     def request_bytes(tokens: Any) -> float:
         short = replace(cases, input_tokens=tokens, output_tokens=one * 0, max_context=tokens)
-        return float(memory(same, short, one).sequence_bytes[0])
+        return float(serving_memory(same, short, one).sequence_bytes[0])
 
     sequences = one * (traced["kv_needed_bytes"] / max(traced["kv_request_bytes"], 1))
-    formula = memory(same, cases, sequences)
+    formula = serving_memory(same, cases, sequences)
     growth = (request_bytes(stop) - request_bytes(start)) / float((stop - start)[0])
     pairs = {
         "weights": (float(formula.weights_bytes[0]), traced["weights_bytes"]),

@@ -30,7 +30,7 @@ from recipe_core.estimates.columns.training import (
 from recipe_core.estimates.training.collectives import fsdp_traffic
 from recipe_core.estimates.training.loss_pieces import FP32_LOSS
 from recipe_core.estimates.training.memory import PARTS
-from recipe_core.estimates.training.stages import stage_layers
+from recipe_core.estimates.training.stages import stage_layer_counts
 
 if TYPE_CHECKING:
     from recipe_core.estimates.training.estimates import TrainingEstimates
@@ -113,7 +113,7 @@ class _Job:
         self.setting, self.cases = estimates.setting, estimates.cases.take([row])
         _must_be_traceable(estimates, row)
         self.pp, self.v = int(self.cases.pp[0]), int(self.cases.virtual_stages[0])
-        counts = stage_layers(self.setting, self.cases)[0][0] / self.v
+        counts = stage_layer_counts(self.setting, self.cases)[0][0] / self.v
         self.layers = [int(count) for count in counts]
         even = len(self.setting.model.kinds) == 1 and not every_layer
         self.depths = [DEPTHS if even and count > DEPTHS[-1] else (count,) for count in self.layers]

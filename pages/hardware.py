@@ -12,7 +12,7 @@ from recipe_core.base.errors import RecipeError
 from recipe_core.base.provenance import Source
 from recipe_core.base.units import gib, per_second, significant, usd
 from recipe_core.doors.serve import folders_allowed
-from recipe_core.estimates.measured.support import support
+from recipe_core.estimates.measured.support import device_support
 from recipe_core.hardware.cluster import (
     cluster,
     device,
@@ -132,7 +132,7 @@ def link(label: str, field: str, default: str, alternatives: Sequence[str]) -> N
 
 def known() -> None:
     """What the estimates on this device rest on."""
-    basis = support(chip)
+    basis = device_support(chip)
     colour, icon = LEVELS[basis.level]
     with st.container(border=True):
         with st.container(horizontal=True, vertical_alignment="center"):

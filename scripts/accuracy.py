@@ -40,7 +40,7 @@ from recipe_core.calibration.validation.validate import (
     ranking,
     scored,
 )
-from recipe_core.estimates.measured.serving_runs import SOURCES, Run, listings, published_runs
+from recipe_core.estimates.measured.serving_runs import SOURCES, Run, listing_ids, published_runs
 from recipe_core.hardware.cluster import device
 from recipe_core.models.catalog import catalog_model, in_catalog
 
@@ -339,7 +339,7 @@ the share of measurements inside the estimate's band. A cell is a source × devi
 primary score is the median, and the 90th percentile, over cells of {CELL_SIZE} figures or more of
 the cell's median error: a source with thousands of runs counts no more than one with three. Scored
 runs are those that the data do not exclude (copies, experiments, prompts from a cache, unstated
-limits) and that are no example listings ({", ".join(sorted(listings()))}); the targets and the
+limits) and that are no example listings ({", ".join(sorted(listing_ids()))}); the targets and the
 bands are of scored runs, every other table is of all. Nightly runs of one configuration differ by
 5 % (median) to 30 % (p90) in time per output token, and engine versions by 1.1 to 1.3 × in
 throughput, so errors under 8 % are within the noise.

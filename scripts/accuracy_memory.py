@@ -18,7 +18,7 @@ from recipe_core.base.units import GIB
 from recipe_core.engines.spec import engine, release_key
 from recipe_core.estimates.columns.serving import Setting
 from recipe_core.estimates.serving.logged_cache import COUNTED_RIGHT
-from recipe_core.estimates.serving.memory import Memory, memory
+from recipe_core.estimates.serving.memory import Memory, serving_memory
 from recipe_core.models.catalog import load_model
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plans import plan_candidate
@@ -265,7 +265,7 @@ def memory_of(
     candidate = values["candidate"] | ({"engine_version": release} if release else {})
     table, _ = plan_candidate(PlanRequest.parse(values | {"candidate": candidate}))
     block = table.blocks[0]
-    return memory(
+    return serving_memory(
         change(block.setting) if change else block.setting, block.cases, np.ones(1)
     ), table
 

@@ -31,7 +31,7 @@ from recipe_core.base.documents import to_yaml
 from recipe_core.base.intervals import BAND
 from recipe_core.calibration import residuals as own_runs
 from recipe_core.calibration.residuals import learn, of_runs
-from recipe_core.estimates.bands import narrowed
+from recipe_core.estimates.bands import narrow_interval
 from recipe_core.estimates.columns.corrections import (
     WIDE_TO_NARROW,
     Corrections,
@@ -40,11 +40,11 @@ from recipe_core.estimates.columns.corrections import (
     Prior,
     Shares,
 )
-from recipe_core.estimates.columns.serving import stack
+from recipe_core.estimates.columns.serving import stack_serving_cases
 from recipe_core.estimates.measured.serving_runs import Run
 from recipe_core.estimates.serving.bands import bands_of
 from recipe_core.estimates.serving.corrections import EITHER
-from recipe_core.estimates.serving.estimates import estimate
+from recipe_core.estimates.serving.estimates import estimate_serving
 
 SEED = 1
 GIVEN = (0, 1, 3, 10)
@@ -330,7 +330,7 @@ def predicted(runs: Sequence[OwnRun], corrections: Corrections, figure: str) -> 
         engine = setting.engine.model_copy(update={"version": version, "as_of": None})
         setting = replace(setting, engine=engine)
         setting = replace(setting, correction=corrections.of(setting))
-        made = estimate(setting, stack([runs[k].case for k in members]))
+        made = estimate_serving(setting, stack_serving_cases([runs[k].case for k in members]))
         values[members] = getattr(made.serving, quantity) * unit
         left[members], alike[members] = 1.0, 0.0
         if made.corrected is not None:
@@ -338,7 +338,7 @@ def predicted(runs: Sequence[OwnRun], corrections: Corrections, figure: str) -> 
             alike[members] = made.corrected.scales.runs[:, EITHER, 0] > 0
         band = bands_of(setting)[quantity].factors[BAND]
         for k in members:
-            mine = narrowed(band, float(left[k]))
+            mine = narrow_interval(band, float(left[k]))
             low[k], high[k] = values[k] * mine[0], values[k] * mine[1]
     return Predicted(values, low, high, alike)
 

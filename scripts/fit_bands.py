@@ -46,7 +46,7 @@ from recipe_core.calibration.validation.intervals import (
 from recipe_core.calibration.validation.training_validate import compare_training, grouped
 from recipe_core.calibration.validation.validate import QUANTITIES
 from recipe_core.estimates.bands import BandFile
-from recipe_core.estimates.measured.serving_runs import SPLIT, listings
+from recipe_core.estimates.measured.serving_runs import SPLIT, listing_ids
 from recipe_core.estimates.serving import bands as serving_bands
 from recipe_core.estimates.training import bands as training_bands
 from recipe_core.hardware.cluster import device, roofline
@@ -91,7 +91,9 @@ def estimates_left_out(problem: Problem) -> pd.DataFrame:
 def serving_rows(truth: Path) -> pd.DataFrame:
     """Estimates of serving runs left out: of each metric, and of request latency as a sum."""
     runs = [
-        run for run in as_runs(published(truth)) if not run.exclude and run.source not in listings()
+        run
+        for run in as_runs(published(truth))
+        if not run.exclude and run.source not in listing_ids()
     ]
     told = estimates_left_out(Problem(runs))
     told = told[told.figure.ne("total_tokens_per_s")]

@@ -29,7 +29,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from recipe_core.bundle.write import write_bundle
-from recipe_core.estimates.serving.estimates import estimate
+from recipe_core.estimates.serving.estimates import estimate_serving
 from recipe_core.hardware.cluster import device
 from recipe_core.payload.launcher.main import main as launcher
 from recipe_core.plans.problem import resolve
@@ -108,7 +108,7 @@ def without_engine(request: PlanRequest) -> tuple[float, float, float]:
     runtime = setting.cluster.device.runtime
     free = setting.engine.overhead(runtime).model_copy(update=FREE)
     engine = setting.engine.model_copy(update={"overheads": {runtime: free}})
-    result = estimate(replace(setting, engine=engine), columns)
+    result = estimate_serving(replace(setting, engine=engine), columns)
     return (
         float(result.serving.ttft_s[0]),
         float(result.serving.tpot_s[0]),

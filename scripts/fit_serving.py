@@ -38,11 +38,11 @@ from recipe_core.base.documents import write_whole
 from recipe_core.base.errors import RecipeError
 from recipe_core.calibration.validation.validate import CELL, QUANTITIES, SCORED, primary
 from recipe_core.engines.spec import Engine, KernelTimes
-from recipe_core.estimates.columns.serving import Cases, Setting, stack
-from recipe_core.estimates.measured.serving_runs import Run, listings
-from recipe_core.estimates.serving.estimates import estimate
+from recipe_core.estimates.columns.serving import Cases, Setting, stack_serving_cases
+from recipe_core.estimates.measured.serving_runs import Run, listing_ids
+from recipe_core.estimates.serving.estimates import estimate_serving
 from recipe_core.estimates.serving.memory import Memory
-from recipe_core.estimates.serving.rates import serving
+from recipe_core.estimates.serving.rates import solve_serving
 from recipe_core.hardware.profile import Device
 from recipe_core.models.spec import CompressedAttention, LatentAttention, LinearAttention, MoeMlp
 from recipe_core.plans.plans import shared_key
@@ -169,7 +169,9 @@ def blocks(runs: Sequence[Run]) -> list[Block]:
     out = []
     for members in groups.values():
         setting = members[0][2]
-        judgement = estimate(setting, stack([columns for *_, columns in members]))
+        judgement = estimate_serving(
+            setting, stack_serving_cases([columns for *_, columns in members])
+        )
         rows = np.flatnonzero(judgement.feasible)
         if len(rows):
             memory = Memory(
@@ -247,7 +249,7 @@ class Problem:
         )
         self.runs = len(runs)
         excluded = self.rows.run.map(lambda run: run.exclude).ne("")
-        unscored = excluded | self.rows.source.isin(listings())
+        unscored = excluded | self.rows.source.isin(listing_ids())
         in_cell = self.rows[~unscored].groupby([*CELL, "mode", "figure"]).place.transform("size")
         self.weights = np.where(
             unscored, 0.0, (self.rows.figure.map(WEIGHT) / in_cell).to_numpy(dtype=float)
@@ -276,7 +278,7 @@ class Problem:
                 continue
             setting = block.setting
             engine = with_numbers(setting.engine, setting.cluster.device, values)
-            served = serving(replace(setting, engine=engine), block.cases, block.memory)
+            served = solve_serving(replace(setting, engine=engine), block.cases, block.memory)
             out[:, block.places] = [getattr(served, name) for name in self.quantities]
         return out
 

@@ -31,7 +31,7 @@ from recipe_core.calibration.validation.training_validate import (
 from recipe_core.engines.frameworks import Calibration, Number, training_data
 from recipe_core.estimates.columns.training import TrainingSetting
 from recipe_core.estimates.measured.training_runs import TrainingRun
-from recipe_core.estimates.training.schedule import step_parts
+from recipe_core.estimates.training.schedule import training_step_parts
 
 START = {
     "sustained.sm_8": (0.9, 0.5, 1.1),
@@ -139,7 +139,7 @@ class Steps:
             own = {name: x for name, x in values.items() if concerns(name, group.setting)}
             key = tuple(own.values())
             if key not in answers:
-                parts = step_parts(with_values(group.setting, own), group.cases)
+                parts = training_step_parts(with_values(group.setting, own), group.cases)
                 if len(answers) >= self.KEPT:
                     answers.clear()
                 answers[key] = add(parts.values())

@@ -15,7 +15,7 @@ import yaml
 from recipe_core.commands.ground import Ground
 from recipe_core.commands.judge import check_command
 from recipe_core.commands.verdict import OK
-from recipe_core.estimates.columns.standing import uncorrected
+from recipe_core.estimates.columns.standing import without_corrections
 from recipe_core.estimates.measured.serving_runs import published_runs
 from recipe_core.plans.plans import estimate_batch
 
@@ -35,7 +35,7 @@ def bucket(chance: float) -> str:
 
 def main() -> None:
     counts: dict[str, Counter[str]] = {name: Counter() for _, name in BUCKETS} | {LAST: Counter()}
-    with uncorrected():
+    with without_corrections():
         answers = estimate_batch([run.request() for run in published_runs()])
     for answer in answers:
         if "memory" in answer:

@@ -16,7 +16,7 @@ from recipe_core.base.documents import to_json
 from recipe_core.base.errors import RecipeError
 from recipe_core.bundle.compress import compression_document, served_model
 from recipe_core.engines.spec import engine
-from recipe_core.estimates.rules.kernels import told_by_releases
+from recipe_core.estimates.rules.kernels import support_by_release
 from recipe_core.hardware.cluster import device, device_names
 from recipe_core.launch.access import engine_words
 from recipe_core.launch.process import Launch, Process
@@ -254,7 +254,7 @@ def _claim(decision: Decision, started: Launch, runtime: str) -> dict[str, Any]:
 def _kernels(decision: Decision) -> dict[str, Any]:
     """Kernels of the engine's releases by architecture; empty where no release was asked."""
     deployment = decision.deployment
-    by_release = told_by_releases(deployment.setting) if deployment is not None else {}
+    by_release = support_by_release(deployment.setting) if deployment is not None else {}
     if deployment is None or not by_release:
         return {}
     releases: dict[tuple[str, str, str], list[str]] = {}

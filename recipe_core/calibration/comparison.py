@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from recipe_core.calibration.residuals import Measured, learn
-from recipe_core.estimates.columns.corrections import Corrections, version_of
-from recipe_core.estimates.columns.standing import uncorrected
+from recipe_core.estimates.columns.corrections import Corrections, version_in_text
+from recipe_core.estimates.columns.standing import without_corrections
 from recipe_core.plans.plans import estimate_batch
 
 # Groups that are left out in turn; up to so many runs each is a group of its own.
@@ -80,7 +80,7 @@ def compare_runs(runs: Sequence[Measured], *, folders: bool = True) -> RunsCompa
     Raises:
         InputError: for more runs than count.
     """
-    with uncorrected():
+    with without_corrections():
         learned = learn(runs, folders=folders)
         left_out = {one.name: one.reason for one in learned.left_out}
         sound = [run for run in runs if run.name not in left_out]
@@ -130,7 +130,7 @@ def _figures(
             model=_model_name(run.request["model"]),
             device=device if isinstance(device, str) else str(device.get("name")),
             engine=candidate["engine"],
-            version=version_of(run.version),
+            version=version_in_text(run.version),
             mode=str(run.request["workload"].get("mode") or "training"),
         )
 

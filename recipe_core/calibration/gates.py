@@ -27,7 +27,7 @@ from recipe_core.estimates.columns.corrections import (
     OwnRun,
     Prior,
     assumed_version,
-    version_of,
+    version_in_text,
 )
 
 # Answered requests of a mean: of fewer its standard error is above a third of their spread.
@@ -72,7 +72,7 @@ def pinned_version(run: Measured) -> str:
     if name in engine_names():
         return assumed_version(engine_of(name))
     if name in training_data().frameworks:
-        return version_of(training_engine(name).version)
+        return version_in_text(training_engine(name).version)
     return ""
 
 
@@ -88,7 +88,7 @@ def expiry(run: Measured, assumed: str, added: datetime.date, today: datetime.da
     last = (run.date or added) + datetime.timedelta(days=VALID_DAYS)
     if today > last:
         return f"expired on {last}, {VALID_DAYS} days after it was measured"
-    now, ran = pinned_version(run), version_of(run.version) or assumed
+    now, ran = pinned_version(run), version_in_text(run.version) or assumed
     if ran == assumed and now and assumed and now != assumed:
         return f"ran version {ran}; estimates assume {now} now"
     return ""
@@ -205,11 +205,11 @@ def other_version(run: Measured, assumed: str, peers: Sequence[Measured]) -> str
     ``peers``: other sound runs. One of the same engine, version and device confirms that it is
     really in use.
     """
-    ran = version_of(run.version)
+    ran = version_in_text(run.version)
     if not ran or not assumed or ran == assumed:
         return ""
     if any(
-        version_of(peer.version) == ran
+        version_in_text(peer.version) == ran
         and _device(peer) == _device(run)
         and _engine(peer) == _engine(run)
         for peer in peers

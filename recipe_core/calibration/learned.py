@@ -26,8 +26,8 @@ from recipe_core.estimates.columns.corrections import (
     DeviceRuns,
     OwnRun,
 )
-from recipe_core.estimates.columns.serving import Setting, stack
-from recipe_core.estimates.serving.estimates import estimate
+from recipe_core.estimates.columns.serving import Setting, stack_serving_cases
+from recipe_core.estimates.serving.estimates import estimate_serving
 
 # The scales, as ``Residual`` orders them.
 SCALES = ("steps", "prompts")
@@ -179,7 +179,7 @@ def _estimated(run: OwnRun, corrections: Corrections | None) -> dict[str, float]
     setting = run.setting
     if corrections is not None:
         setting = replace(setting, correction=corrections.of(as_ran(setting, run.version)))
-    served = estimate(setting, stack([run.case])).serving
+    served = estimate_serving(setting, stack_serving_cases([run.case])).serving
     values: dict[str, Float] = {figure: getattr(served, figure) for figure in FIGURES}
     return {figure: float(value[0]) for figure, value in values.items()}
 

@@ -28,12 +28,12 @@ from recipe_core.estimates.columns.corrections import (
     Prior,
     Residual,
     assumed_version,
-    version_of,
+    version_in_text,
 )
-from recipe_core.estimates.columns.serving import Cases, Setting, stack
-from recipe_core.estimates.columns.standing import uncorrected
+from recipe_core.estimates.columns.serving import Cases, Setting, stack_serving_cases
+from recipe_core.estimates.columns.standing import without_corrections
 from recipe_core.estimates.measured.serving_runs import Run
-from recipe_core.estimates.serving.corrections import time_shares
+from recipe_core.estimates.serving.corrections import request_time_shares
 from recipe_core.estimates.serving.results import ServingEstimate
 from recipe_core.plans.plans import find_case, plan_cases, shared_key
 from recipe_core.plans.problem import ServingProblem, resolve
@@ -141,13 +141,13 @@ def learn(
     own: dict[str, OwnRun] = {}
     for members in pairs.values():
         _, problem, setting, _ = members[0]
-        plan = plan_cases(problem, setting, stack([member[-1] for member in members]))
+        plan = plan_cases(problem, setting, stack_serving_cases([member[-1] for member in members]))
         for row, (run, _, _, case) in enumerate(members):
             estimate = plan.estimate(row)
             if not estimate.feasible:
                 left_out[run.name] = f"cannot run by the estimate: {estimate.reasons[0]}"
             elif residuals := _residuals(run, setting.mode, estimate):
-                version = version_of(run.version) or assumed_version(setting.engine)
+                version = version_in_text(run.version) or assumed_version(setting.engine)
                 own[run.name] = OwnRun(run.name, setting, case, version, residuals)
             else:
                 left_out[run.name] = "measured nothing that a scale explains in this mode"
@@ -187,7 +187,7 @@ def _case(run: Measured, folders: bool) -> tuple[ServingProblem, Setting, Cases]
     request = PlanRequest.parse(run.request)
     if request.is_training:
         raise InputError("is a training run; own runs correct estimates of serving.", field="model")
-    with uncorrected():
+    with without_corrections():
         problem = resolve(request, folders=folders)
     pair = find_case(problem, problem.candidate)
     if pair is None:
@@ -201,7 +201,7 @@ def _residuals(run: Measured, mode: str, estimate: ServingEstimate) -> tuple[Res
     if served is None or parts is None:
         return ()
     tokens = PlanRequest.parse(run.request).workload.output_tokens  # type: ignore[union-attr]
-    shares = time_shares(parts.prefill, served.ttft_s, served.tpot_s, tokens)
+    shares = request_time_shares(parts.prefill, served.ttft_s, served.tpot_s, tokens)
     pairs: list[tuple[str, float | None, float]] = [
         ("tpot_s", run.tpot_s if tokens > 1 else None, served.tpot_s),
         ("ttft_s", run.ttft_s, served.ttft_s),

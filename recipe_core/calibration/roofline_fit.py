@@ -14,7 +14,7 @@ import numpy as np
 
 from recipe_core.base.arrays import Float
 from recipe_core.base.minimise import minimise
-from recipe_core.estimates.roofline import rounded
+from recipe_core.estimates.roofline import smooth_roofline_s
 from recipe_core.hardware.microbench.points import Point
 
 # Logarithm of predicted over measured from which a point counts less than its square.
@@ -59,7 +59,7 @@ def fit_roofline(
     def predicted(x: Float) -> Float:
         shares = np.clip(1 / (1 + np.exp(-x[:2])), _LEAST_SHARE, 1.0)
         smoothing = min(1.0 + float(np.exp(x[3])), _MOST_SMOOTHING)
-        busy_s = rounded(compute_s / shares[0], memory_s / shares[1], smoothing)
+        busy_s = smooth_roofline_s(compute_s / shares[0], memory_s / shares[1], smoothing)
         return float(np.exp(x[2])) + busy_s
 
     def cost(x: Float) -> float:

@@ -38,7 +38,7 @@ from recipe_core.calibration.kept_compressions import KeptCompression, StoredCom
 from recipe_core.calibration.place import VARIABLE, default_path, file_of, stamp
 from recipe_core.calibration.residuals import MAX_RUNS, Measured, learn
 from recipe_core.estimates.columns.corrections import Corrections, Stored
-from recipe_core.estimates.columns.standing import uncorrected
+from recipe_core.estimates.columns.standing import without_corrections
 from recipe_core.recipe.secrets import refuse_secrets
 
 SCHEMA_VERSION = 1
@@ -292,7 +292,7 @@ class Overlay:
         runs, made = (*self.runs, *more), (*self.compressed, *compressed)
         if not runs and not made:
             return None
-        with uncorrected():
+        with without_corrections():
             learned = learn(runs, folders=folders, compressed=made)
         return replace(learned, stored=self.stored)
 
@@ -409,7 +409,7 @@ class Overlay:
             peers = [other for _, other in sound if other is not run]
             if other := gates.other_version(run, one.assumed_version, peers):
                 out[one.id] = Gate("held", other)
-        with uncorrected():
+        with without_corrections():
             learned = learn([run for one, run in sound if one.id not in out], folders=folders)
         out |= {one.name: Gate("held", one.reason) for one in learned.left_out}
         order = {run.id: place for place, run in enumerate(stored)}

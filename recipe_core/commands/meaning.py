@@ -17,7 +17,7 @@ from recipe_core.engines.candidate_options import OPTIONS, USUAL
 from recipe_core.engines.grammar import grammars
 from recipe_core.engines.options import Meaning
 from recipe_core.engines.spec import engine
-from recipe_core.estimates.rules.own_options import uncounted
+from recipe_core.estimates.rules.own_options import uncounted_sentence
 from recipe_core.models.config.fields import MAX_CONTEXT
 from recipe_core.models.spec import ModelSpec
 from recipe_core.models.towers import MODALITIES, THROUGH, Modality
@@ -322,10 +322,12 @@ class _Reading:
             row = self.grammar.unmodelled.get(name)
             if row is not None and str(value) not in row.unless:
                 flag = self._flag_of(name)
-                self.out.say("note", "unmodelled", flag, uncounted(flag, row))
+                self.out.say("note", "unmodelled", flag, uncounted_sentence(flag, row))
         for name, row in self.grammar.variables.items():
             if name in self.env and self.env[name] not in row.unless:
-                self.out.say("note", "unmodelled", name, uncounted(f"{name}={self.env[name]}", row))
+                self.out.say(
+                    "note", "unmodelled", name, uncounted_sentence(f"{name}={self.env[name]}", row)
+                )
 
 
 def _degree(value: Any) -> Any:

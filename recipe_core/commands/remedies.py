@@ -21,7 +21,7 @@ from recipe_core.engines.grammar import grammars
 from recipe_core.engines.option_releases import successor
 from recipe_core.engines.options import Meaning, Option, OptionTable
 from recipe_core.estimates.columns.serving import Cases, Setting
-from recipe_core.estimates.serving.memory import memory
+from recipe_core.estimates.serving.memory import serving_memory
 from recipe_core.estimates.serving.starts import longest_context, start_errors, starts_with
 
 # Codes of findings about words that can be left out or replaced.
@@ -341,7 +341,7 @@ class _Options:
     @property
     def graphs_lack_memory(self) -> bool:
         """Whether it would start but for its captured graphs."""
-        return bool(memory(self.setting, self.case, np.ones(1)).captures_lack_memory[0])
+        return bool(serving_memory(self.setting, self.case, np.ones(1)).captures_lack_memory[0])
 
     def _for_graphs(self) -> list[Values]:
         """Fewer sequences, each of which graphs need a block of cache for, or no graphs."""

@@ -19,8 +19,8 @@ from recipe_core.commands.render import Rendered, render
 from recipe_core.engines.candidate_options import OPTIONS
 from recipe_core.engines.grammar import grammars
 from recipe_core.engines.spec import engine
-from recipe_core.estimates.columns.serving import Cases, Setting, stack
-from recipe_core.estimates.serving.estimates import Estimates, estimate
+from recipe_core.estimates.columns.serving import Cases, Setting, stack_serving_cases
+from recipe_core.estimates.serving.estimates import Estimates, estimate_serving
 from recipe_core.estimates.serving.starts import start_errors
 from recipe_core.launch.process import Candidate, Deployment
 from recipe_core.plans.evaluated import EvaluatedCases
@@ -143,7 +143,7 @@ class Group:
             ready.rows = (at, *ranges.get(key, (at, at)))
             at += len(ready.cases)
         first = members[0]
-        return cls(plan_cases(first.problem, first.setting, stack(blocks)))
+        return cls(plan_cases(first.problem, first.setting, stack_serving_cases(blocks)))
 
     def best(self, start: int, end: int) -> int:
         """The best of some rows, counted from ``start``: the least short of memory if none runs."""
@@ -162,7 +162,7 @@ class Group:
         missing = np.array(sorted(set(rows) - legal), dtype=np.int64)
         if not len(missing):
             return {}
-        estimates = estimate(self.block.setting, self.block.cases.take(missing))
+        estimates = estimate_serving(self.block.setting, self.block.cases.take(missing))
         return {int(row): (estimates, k) for k, row in enumerate(missing)}
 
 

@@ -15,7 +15,7 @@ from recipe_core.base.errors import InputError
 from recipe_core.calibration.place import NONE, stamp
 from recipe_core.compression.required import add_compression, detail_estimate
 from recipe_core.estimates.columns import standing
-from recipe_core.estimates.columns.standing import by_default
+from recipe_core.estimates.columns.standing import correct_by_default
 from recipe_core.plans import plans
 from recipe_core.plans.plan import Plan, Split
 from recipe_core.request.schema import PlanRequest, asks_for_any
@@ -269,7 +269,7 @@ def build(
     from recipe_core.recipe.decision import decide_split
 
     if isinstance(decided, Split):
-        with by_default(lambda: decided.plan.problem.corrections):
+        with correct_by_default(lambda: decided.plan.problem.corrections):
             decision = decide_split(decided)
             return recipe_of(decision, decided.plan.request, additions, folders=folders)
     with _corrected(calibrated):
@@ -323,8 +323,8 @@ def validate(runs: Iterable[Run] | None = None) -> Comparison:
 
 
 def _learned(measured: MeasuredSource | None, folders: bool) -> Corrections | None:
-    if measured is None and standing.decided():
-        return standing.standing()
+    if measured is None and standing.has_standing():
+        return standing.standing_corrections()
     if (isinstance(measured, str) and measured == NONE) or (measured is None and not stamp()):
         return None  # without all of recipes, which reading runs needs
     from recipe_core.calibration.run_files import corrections_of
@@ -334,15 +334,15 @@ def _learned(measured: MeasuredSource | None, folders: bool) -> Corrections | No
 
 def _corrected(calibrated: bool) -> AbstractContextManager[None]:
     """A block with the calibration of this machine or without, unless one says so already."""
-    if standing.decided():
+    if standing.has_standing():
         return nullcontext()
     if not calibrated:
-        return standing.uncorrected()
+        return standing.without_corrections()
     if not stamp():
-        return standing.uncorrected()
+        return standing.without_corrections()
     from recipe_core.calibration.store import calibration
 
-    return by_default(calibration)
+    return correct_by_default(calibration)
 
 
 def as_request(

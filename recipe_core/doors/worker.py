@@ -146,7 +146,7 @@ def calibrated(question: Callable[[], Any]) -> Any:
     Raises:
         InputError: also where the calibration cannot be read; its path goes to the log only.
     """
-    from recipe_core.estimates.columns.standing import by_default
+    from recipe_core.estimates.columns.standing import correct_by_default
 
     def readable() -> Corrections | None:
         if not stamp():
@@ -163,7 +163,7 @@ def calibrated(question: Callable[[], Any]) -> Any:
                 hint="Its operator sees why: recipe calibrate --list.",
             ) from None
 
-    with by_default(readable):
+    with correct_by_default(readable):
         return question()
 
 

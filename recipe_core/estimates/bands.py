@@ -25,7 +25,9 @@ Name = Annotated[str, Field(pattern=r"^[a-z0-9_-]{1,32}$")]
 KEYS = ("basis", "engine", "architecture", "vendor")
 
 
-def _nested(factors: dict[Level, tuple[Factor, Factor]]) -> dict[Level, tuple[Factor, Factor]]:
+def _check_factor_nesting(
+    factors: dict[Level, tuple[Factor, Factor]],
+) -> dict[Level, tuple[Factor, Factor]]:
     missing = [level for level in LEVELS if level not in factors]
     if missing:
         raise ValueError(f"level {missing[0]} is missing; give 50, 80 and 95")
@@ -59,7 +61,7 @@ class Band(BaseModel):
     vendor: Name | None = None
     runs: Annotated[int, Field(ge=1)]
     cells: Annotated[int, Field(ge=1)]
-    factors: Annotated[dict[Level, tuple[Factor, Factor]], AfterValidator(_nested)]
+    factors: Annotated[dict[Level, tuple[Factor, Factor]], AfterValidator(_check_factor_nesting)]
     common: Sigma
     independent: Sigma
 
@@ -96,14 +98,14 @@ class Uncertain:
     factors: Intervals
 
 
-def narrowed(ends: Ends, left: float) -> Ends:
+def narrow_interval(ends: Ends, share: float) -> Ends:
     """The ends of an interval where runs of one's own leave so much of the standard deviation.
 
     On a log scale its half-width shrinks by ``left``, and its middle, by which estimates are off on
     average, by the square of that: ``1 - left²`` is how far the runs are believed.
     """
     low, high = math.log(ends[0]), math.log(ends[1])
-    middle, half = (low + high) / 2 * left**2, (high - low) / 2 * left
+    middle, half = (low + high) / 2 * share**2, (high - low) / 2 * share
     return math.exp(max(middle - half, low)), math.exp(min(middle + half, high))
 
 
@@ -111,7 +113,7 @@ def narrowed(ends: Ends, left: float) -> Ends:
 _SCORES = {level: NORMAL.inv_cdf(0.5 + int(level) / 200) for level in LEVELS}
 
 
-def widened(band: Band, spread: float) -> Band:
+def widen_band(band: Band, spread: float) -> Band:
     """The band where what is measured varies by ``spread`` besides.
 
     ``spread``: standard deviation of the logarithm, independent of the error of the estimate: each
@@ -129,18 +131,18 @@ def widened(band: Band, spread: float) -> Band:
     return band.model_copy(update={"factors": factors, "independent": independent})
 
 
-def holding(one: Band, other: Band) -> Band:
+def enclosing_band(first: Band, second: Band) -> Band:
     """The band of a figure whose errors are those of either of two: it holds both."""
 
     def ends(level: Level) -> Ends:
-        (low, high), (other_low, other_high) = one.factors[level], other.factors[level]
-        return min(low, other_low), max(high, other_high)
+        (low, high), (second_low, second_high) = first.factors[level], second.factors[level]
+        return min(low, second_low), max(high, second_high)
 
-    return one.model_copy(
+    return first.model_copy(
         update={
             "factors": {level: ends(level) for level in LEVELS},
-            "common": max(one.common, other.common),
-            "independent": max(one.independent, other.independent),
+            "common": max(first.common, second.common),
+            "independent": max(first.independent, second.independent),
         }
     )
 
@@ -201,7 +203,12 @@ class BandFile(BaseModel):
 
 
 def better_score(
-    gain: Float, mine: Float, other: Float, errors: Sequence[tuple[Float, Float]], *, shared: bool
+    gain: Float,
+    split_slopes: Float,
+    rival_slopes: Float,
+    errors: Sequence[tuple[Float, Float]],
+    *,
+    shared: bool,
 ) -> Float:
     """Normal scores of measured runs of some splits being better than one of another split.
 
@@ -216,20 +223,23 @@ def better_score(
     Errors count as normal with a median of 1, so that the split that is estimated to be better has
     at least ½. Without any uncertainty a score is infinite, or 0 for equal splits.
     """
-    (common, alone), (other_common, other_alone) = errors
-    apart = np.einsum("ri,ij,rj->r", mine, alone, mine) + other @ other_alone @ other
+    (common, alone), (rival_common, rival_alone) = errors
+    apart = (
+        np.einsum("ri,ij,rj->r", split_slopes, alone, split_slopes)
+        + rival_slopes @ rival_alone @ rival_slopes
+    )
     if shared:
-        moved = mine - other
+        moved = split_slopes - rival_slopes
         apart = apart + np.einsum("ri,ij,rj->r", moved, common, moved)
     else:
-        apart = apart + np.einsum("ri,ij,rj->r", mine, common, mine)
-        apart = apart + other @ other_common @ other
+        apart = apart + np.einsum("ri,ij,rj->r", split_slopes, common, split_slopes)
+        apart = apart + rival_slopes @ rival_common @ rival_slopes
     sigma = np.sqrt(np.maximum(apart, 0.0))
     certain = np.where(gain > 0, np.inf, np.where(gain < 0, -np.inf, 0.0))
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.asarray(np.where(sigma > 0, gain / sigma, certain))
 
 
-def probability(scores: Float) -> list[float]:
+def normal_probability(scores: Float) -> list[float]:
     """The standard normal distribution function of some scores."""
     return [0.5 * math.erfc(-score / math.sqrt(2)) for score in scores.tolist()]

@@ -128,16 +128,16 @@ class Timed(NDArrayOperatorsMixin):
         if rule is not None:
             return rule(*inputs)
         more.pop("out", None)
-        return ufunc(*map(plain, inputs), **more)
+        return ufunc(*map(strip_entries, inputs), **more)
 
     def __array_function__(self, function: Any, types: Any, args: Any, more: Any) -> Any:
         rule = _FUNCTIONS.get(function)
         if rule is not None:
             return rule(*args, **more)
-        return function(*map(plain, args), **more)
+        return function(*map(strip_entries, args), **more)
 
 
-def plain(value: Any) -> Any:
+def strip_entries(value: Any) -> Any:
     """Seconds without their entries; anything else as it is."""
     return value.values if isinstance(value, Timed) else value
 
@@ -146,15 +146,15 @@ def _terms(value: Any) -> Mapping[Entry, Any]:
     return value.terms if isinstance(value, Timed) else {}
 
 
-def _added(a: Any, b: Any, sign: float = 1.0) -> Timed:
-    values = plain(a) + sign * plain(b)
+def _add_timed(a: Any, b: Any, sign: float = 1.0) -> Timed:
+    values = strip_entries(a) + sign * strip_entries(b)
     terms = {entry: np.broadcast_to(count, values.shape) for entry, count in _terms(a).items()}
     for entry, count in _terms(b).items():
         terms[entry] = terms.get(entry, 0.0) + sign * count
     return Timed(values, terms)
 
 
-def _multiplied(a: Any, b: Any) -> Any:
+def _multiply_timed(a: Any, b: Any) -> Any:
     if isinstance(a, Timed) and isinstance(b, Timed):
         return a.values * b.values  # no longer a sum of entries
     time, factor = (a, b) if isinstance(a, Timed) else (b, a)
@@ -163,51 +163,51 @@ def _multiplied(a: Any, b: Any) -> Any:
     )
 
 
-def _divided(a: Any, b: Any) -> Any:
+def _divide_timed(a: Any, b: Any) -> Any:
     if isinstance(b, Timed):
-        return plain(a) / b.values  # a share of two times, or a rate
+        return strip_entries(a) / b.values  # a share of two times, or a rate
     return Timed(a.values / b, {entry: count / b for entry, count in a.terms.items()})
 
 
-def _chosen(where: Any, a: Any, b: Any) -> Timed:
-    values = np.where(where, plain(a), plain(b))
+def _select_timed(where: Any, a: Any, b: Any) -> Timed:
+    values = np.where(where, strip_entries(a), strip_entries(b))
     terms: dict[Entry, Any] = {}
-    for source, kept in ((a, where), (b, np.logical_not(where))):
+    for source, mask in ((a, where), (b, np.logical_not(where))):
         for entry, count in _terms(source).items():
-            terms[entry] = terms.get(entry, 0.0) + np.where(kept, count, 0.0)
+            terms[entry] = terms.get(entry, 0.0) + np.where(mask, count, 0.0)
     return Timed(values, terms)
 
 
-def _selected(conditions: Any, choices: Any, default: Any = 0) -> Any:
+def _choose_timed(conditions: Any, choices: Any, default: Any = 0) -> Any:
     out = default
     for condition, choice in reversed(list(zip(conditions, choices, strict=True))):
-        out = _chosen(condition, choice, out)
+        out = _select_timed(condition, choice, out)
     return out
 
 
-def _mean(time: Timed, axis: int) -> Timed:
-    known = np.isfinite(time.values)
-    count = known.sum(axis=axis)
+def _mean_timed(time: Timed, axis: int) -> Timed:
+    finite = np.isfinite(time.values)
+    count = finite.sum(axis=axis)
     terms = {
-        entry: np.where(known, times, 0.0).sum(axis=axis) / count
+        entry: np.where(finite, times, 0.0).sum(axis=axis) / count
         for entry, times in time.terms.items()
     }
     return Timed(np.nanmean(time.values, axis=axis), terms)
 
 
 _RULES: dict[Any, Callable[..., Any]] = {
-    np.add: _added,
-    np.subtract: lambda a, b: _added(a, b, -1.0),
-    np.multiply: _multiplied,
-    np.true_divide: _divided,
-    np.negative: lambda a: _multiplied(a, -1.0),
-    np.maximum: lambda a, b: _chosen(plain(a) >= plain(b), a, b),
-    np.minimum: lambda a, b: _chosen(plain(a) <= plain(b), a, b),
+    np.add: _add_timed,
+    np.subtract: lambda a, b: _add_timed(a, b, -1.0),
+    np.multiply: _multiply_timed,
+    np.true_divide: _divide_timed,
+    np.negative: lambda a: _multiply_timed(a, -1.0),
+    np.maximum: lambda a, b: _select_timed(strip_entries(a) >= strip_entries(b), a, b),
+    np.minimum: lambda a, b: _select_timed(strip_entries(a) <= strip_entries(b), a, b),
 }
 _FUNCTIONS: dict[Any, Callable[..., Any]] = {
-    np.where: _chosen,
-    np.select: _selected,
-    np.nanmean: _mean,
+    np.where: _select_timed,
+    np.select: _choose_timed,
+    np.nanmean: _mean_timed,
 }
 
 
@@ -221,7 +221,7 @@ def recording() -> Iterator[None]:
         _RECORDING.reset(token)
 
 
-def note(seconds: Value, entry: Callable[[float], Entry]) -> Value:
+def record_entry(seconds: Value, entry: Callable[[float], Entry]) -> Value:
     """``seconds`` of a leaf, with its ``entry`` where these are recorded.
 
     ``entry``: from the seconds of the case.
@@ -233,25 +233,29 @@ def note(seconds: Value, entry: Callable[[float], Entry]) -> Value:
         return seconds
     if np.size(seconds) != 1:
         raise ValueError("one case at a time can be recorded")
-    once_s = one(seconds)
+    once_s = only_number(seconds)
     if once_s == 0:
         return seconds
     return cast(Value, Timed(seconds, {entry(once_s): 1.0}))
 
 
-def one(value: Any) -> float:
+def only_number(value: Any) -> float:
     """The number of the one case that is recorded."""
-    return float(np.ravel(plain(value))[0])
+    return float(np.ravel(strip_entries(value))[0])
 
 
-def folded(seconds: Value) -> Value:
+def fold_factors(seconds: Value) -> Value:
     """Factors on seconds so far become part of each leaf: its kernel is that much slower."""
     if not isinstance(seconds, Timed):
         return seconds
     terms = {
-        replace(entry, seconds=entry.seconds * one(count), slower=entry.slower * one(count)): 1.0
+        replace(
+            entry,
+            seconds=entry.seconds * only_number(count),
+            slower=entry.slower * only_number(count),
+        ): 1.0
         for entry, count in seconds.terms.items()
-        if one(count)
+        if only_number(count)
     }
     return cast(Value, Timed(seconds.values, terms))
 
@@ -264,12 +268,16 @@ class Sum:
     terms: tuple[tuple[Entry, float], ...]
 
 
-def sums(parts: Mapping[str, Any]) -> dict[str, Sum]:
+def recorded_sums(parts: Mapping[str, Any]) -> dict[str, Sum]:
     """Recorded seconds of one case by name; those that take no time are left out."""
     out = {}
     for name, seconds in parts.items():
-        if one(seconds) == 0:
+        if only_number(seconds) == 0:
             continue
-        terms = [(entry, one(count)) for entry, count in _terms(seconds).items() if one(count)]
-        out[name] = Sum(one(seconds), tuple(terms))
+        terms = [
+            (entry, only_number(count))
+            for entry, count in _terms(seconds).items()
+            if only_number(count)
+        ]
+        out[name] = Sum(only_number(seconds), tuple(terms))
     return out

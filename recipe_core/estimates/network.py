@@ -24,7 +24,7 @@ import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.estimates.columns.serving import Cases
-from recipe_core.estimates.ledger import Transfer, note, one
+from recipe_core.estimates.ledger import Transfer, only_number, record_entry
 from recipe_core.hardware.cluster import Cluster
 from recipe_core.hardware.profile import DirectLinks, Fabric
 
@@ -74,7 +74,7 @@ def _bandwidth(fabric: Fabric, ranks: Float) -> Float | float:
     return full
 
 
-def _start(links: Fabric | DirectLinks, ranks: Float, passes: float = 1.0) -> Float:
+def _round_start_s(links: Fabric | DirectLinks, ranks: Float, passes: float = 1.0) -> Float:
     """Seconds before the first byte; none for a single rank."""
     per_rank = links.latency_per_rank_s.value if links.latency_per_rank_s else 0.0
     return np.where(ranks > 1, links.latency_s.value + passes * per_rank * (ranks - 1), 0.0)
@@ -85,11 +85,11 @@ Starts = tuple[tuple[float, float], ...]
 
 def _starts(links: Fabric | DirectLinks, ranks: Any, passes: float = 1.0) -> Starts:
     """The terms of `_start`, of one case: seconds, and how many of them."""
-    if one(ranks) <= 1:
+    if only_number(ranks) <= 1:
         return ()
     terms = [(links.latency_s.value, 1.0)]
     if links.latency_per_rank_s:
-        terms.append((links.latency_per_rank_s.value, passes * (one(ranks) - 1)))
+        terms.append((links.latency_per_rank_s.value, passes * (only_number(ranks) - 1)))
     return tuple(terms)
 
 
@@ -115,10 +115,12 @@ def _wide(cluster: Cluster, ranks: Float) -> Bool:
 
 
 def _rounds(fabric: Fabric, ranks: Float, passes: float) -> tuple[Float, Float | float]:
-    return _start(fabric, ranks, passes), _bandwidth(fabric, ranks) * fabric.efficiency.value
+    return _round_start_s(fabric, ranks, passes), _bandwidth(
+        fabric, ranks
+    ) * fabric.efficiency.value
 
 
-def _inside(cluster: Cluster, ranks: Float, passes: float) -> tuple[Float, Float | float]:
+def _node_round(cluster: Cluster, ranks: Float, passes: float) -> tuple[Float, Float | float]:
     """Start and achieved bandwidth of library rounds in a node."""
     fabric = _rounds(cluster.fabric, ranks, passes)
     if cluster.beyond is None:
@@ -131,13 +133,13 @@ def _library(
     cluster: Cluster, members: Group, data_bytes: Float, passes: float, label: str
 ) -> Float:
     """Library rounds that move (n - 1)/n of the data; an island's ranks share its network part."""
-    start_inside, rate_inside = _inside(cluster, members.local, passes)
+    start_inside, rate_inside = _node_round(cluster, members.local, passes)
     start_outside, rate_outside = _rounds(cluster.network, members.remote, passes)
     inside = (members.local - 1) / members.local / rate_inside
     outside = (members.remote - 1) / members.remote / members.local / rate_outside
 
     def entry(seconds: float) -> Transfer:
-        return _transfer(
+        return _collective_transfer(
             cluster,
             members,
             seconds,
@@ -148,7 +150,7 @@ def _library(
             busy_s=(inside * passes * data_bytes, outside * passes * data_bytes),
         )
 
-    return note(
+    return record_entry(
         start_inside + start_outside + passes * np.maximum(inside, outside) * data_bytes, entry
     )
 
@@ -168,7 +170,7 @@ LIBRARY = {
 _PASSES = {1.0: "one pass", 2.0: "two passes"}
 
 
-def _transfer(
+def _collective_transfer(
     cluster: Cluster,
     members: Group,
     seconds: float,
@@ -184,7 +186,7 @@ def _transfer(
 
     The longer one sets the pace; its bytes are those that take so long at its achieved rate.
     """
-    inside_s, outside_s = one(busy_s[0]), one(busy_s[1])
+    inside_s, outside_s = only_number(busy_s[0]), only_number(busy_s[1])
     if outside_s > inside_s:
         fabric, ranks = cluster.network, members.remote
     elif cluster.beyond is not None and not direct and bool(_wide(cluster, members.local).any()):
@@ -192,13 +194,13 @@ def _transfer(
     else:
         fabric, ranks = cluster.fabric, members.local
     links = fabric.direct if direct and fabric.direct is not None else fabric
-    bandwidth, efficiency = one(_bandwidth(fabric, ranks)), links.efficiency.value
+    bandwidth, efficiency = only_number(_bandwidth(fabric, ranks)), links.efficiency.value
     return Transfer(
         label,
         seconds,
         algorithm=algorithm,
-        ranks=one(members.ranks),
-        data_bytes=one(data_bytes),
+        ranks=only_number(members.ranks),
+        data_bytes=only_number(data_bytes),
         starts=starts,
         moved_bytes=max(inside_s, outside_s) * bandwidth * efficiency,
         bandwidth_bytes_per_s=bandwidth,
@@ -214,13 +216,13 @@ def all_reduce_s(cluster: Cluster, members: Group, data_bytes: Float) -> Float:
     direct, ranks = cluster.fabric.direct, members.local
     if direct is None:
         return library
-    start = _start(direct, ranks)
+    start = _round_start_s(direct, ranks)
     shot_s = (ranks - 1) / (_bandwidth(cluster.fabric, ranks) * direct.efficiency.value)
 
     def shots(number: int, start_s: Float, busy_s: Float) -> Float:
-        return note(
+        return record_entry(
             start_s + busy_s,
-            lambda seconds: _transfer(
+            lambda seconds: _collective_transfer(
                 cluster,
                 members,
                 seconds,
@@ -252,22 +254,22 @@ def all_gather_s(
 def all_to_all_s(cluster: Cluster, members: Group, data_bytes: Float) -> Float:
     """Seconds until every rank has sent an equal share of its ``data_bytes`` to each rank."""
     share = data_bytes / members.ranks
-    return _exchange(
+    return _exchange_round_s(
         cluster, members, (members.local - 1) * share, (members.ranks - members.local) * share
     )
 
 
-def _exchange(
+def _exchange_round_s(
     cluster: Cluster, members: Group, inside_bytes: Float, outside_bytes: Float, starts: float = 1.0
 ) -> Float:
     """A library round in which each rank sends these bytes inside and outside its island."""
-    start_inside, rate_inside = _inside(cluster, members.local, 1.0)
+    start_inside, rate_inside = _node_round(cluster, members.local, 1.0)
     start_outside, rate_outside = _rounds(cluster.network, members.remote, 1.0)
     inside_s, outside_s = inside_bytes / rate_inside, outside_bytes / rate_outside
     start_s = starts * (start_inside + start_outside)
-    return note(
+    return record_entry(
         start_s + np.maximum(inside_s, outside_s),
-        lambda seconds: _transfer(
+        lambda seconds: _collective_transfer(
             cluster,
             members,
             seconds,
@@ -280,7 +282,7 @@ def _exchange(
     )
 
 
-def _distinct(places: Float, draws: float) -> Float:
+def _distinct_places(places: Float, draws: float) -> Float:
     """Expected number of ``places``, other than one's own, hit by ``draws`` independent draws."""
     return (places - 1) * (1 - (1 - 1 / places) ** draws)
 
@@ -297,11 +299,11 @@ def dispatch_s(
     take twice as long (DeepEP on 20 multiprocessors does, its second version does not).
     """
     ranks, row = members.ranks, tokens * token_bytes
-    bulk = _exchange(
+    bulk = _exchange_round_s(
         cluster,
         members,
-        row * _distinct(ranks, top_k),
-        row * _distinct(members.remote, top_k),
+        row * _distinct_places(ranks, top_k),
+        row * _distinct_places(members.remote, top_k),
         LAYOUT_STARTS,
     )
     return np.minimum(bulk, low_latency_s(cluster, members, tokens, top_k, token_bytes))
@@ -315,7 +317,7 @@ def low_latency_s(
     direct, remote = cluster.fabric.direct, cluster.network.direct
     if direct is None:
         return np.full(np.broadcast_shapes(np.shape(row), np.shape(ranks)), np.inf)
-    start = _start(direct, members.local)
+    start = _round_start_s(direct, members.local)
     rate = _bandwidth(cluster.fabric, members.local) * direct.efficiency.value
     seconds = inside_s = row * top_k * (members.local - 1) / ranks / rate
     outside_s = np.zeros(1)
@@ -323,14 +325,14 @@ def low_latency_s(
     if remote is None:
         possible &= members.remote == 1
     else:
-        start = start + _start(remote, members.remote)
+        start = start + _round_start_s(remote, members.remote)
         outside = row * top_k * (ranks - members.local) / ranks
         rate = _bandwidth(cluster.network, members.remote) * remote.efficiency.value
         outside_s = outside / rate
         seconds = np.maximum(seconds, outside_s)
-    return note(
+    return record_entry(
         np.where(possible, EXCHANGE_STARTS * start + seconds, np.inf),
-        lambda once_s: _transfer(
+        lambda once_s: _collective_transfer(
             cluster,
             members,
             once_s,
@@ -353,18 +355,18 @@ def low_latency_s(
 def send_s(cluster: Cluster, across: Float | Bool, data_bytes: Float) -> Float:
     """Seconds to send ``data_bytes`` to the next stage, a share ``across`` of it between nodes."""
     two = np.array([2.0])
-    start_inside, rate_inside = _inside(cluster, two, 1.0)
+    start_inside, rate_inside = _node_round(cluster, two, 1.0)
     start_outside, rate_outside = _rounds(cluster.network, two, 1.0)
     within = 1.0 - across
     start = across * start_outside + within * start_inside
     between, inside = across / rate_outside, within / rate_inside
-    return note(
+    return record_entry(
         start + (between + inside) * data_bytes,
-        lambda seconds: _sent(cluster, seconds, across, (between, inside), data_bytes),
+        lambda seconds: _message_transfer(cluster, seconds, across, (between, inside), data_bytes),
     )
 
 
-def _sent(
+def _message_transfer(
     cluster: Cluster,
     seconds: float,
     across: Float | Bool,
@@ -375,23 +377,23 @@ def _sent(
 
     Its bandwidth is that of the slower kind, its efficiency what the mean reaches of it.
     """
-    two, share = np.array([2.0]), one(across)
+    two, share = np.array([2.0]), only_number(across)
     within = cluster.fabric
     if cluster.beyond is not None and bool(_wide(cluster, two).any()):
         within = cluster.beyond
     fabric = cluster.network if share > 0 else within
-    bandwidth = one(_bandwidth(fabric, two))
-    starts = [(each, n * share) for each, n in _starts(cluster.network, two) if share > 0]
-    starts += [(each, n * (1 - share)) for each, n in _starts(within, two) if share < 1]
+    bandwidth = only_number(_bandwidth(fabric, two))
+    starts = [(latency_s, n * share) for latency_s, n in _starts(cluster.network, two) if share > 0]
+    starts += [(latency_s, n * (1 - share)) for latency_s, n in _starts(within, two) if share < 1]
     return Transfer(
         "Send to the next stage",
         seconds,
-        algorithm=f"{LIBRARY[cluster.device.runtime]}, {one(across):.0%} between nodes",
+        algorithm=f"{LIBRARY[cluster.device.runtime]}, {only_number(across):.0%} between nodes",
         ranks=2.0,
-        data_bytes=one(data_bytes),
+        data_bytes=only_number(data_bytes),
         starts=tuple(starts),
-        moved_bytes=one(data_bytes),
+        moved_bytes=only_number(data_bytes),
         bandwidth_bytes_per_s=bandwidth,
-        efficiency=1 / (one(each_s[0] + each_s[1]) * bandwidth),
+        efficiency=1 / (only_number(each_s[0] + each_s[1]) * bandwidth),
         fabric=fabric,
     )

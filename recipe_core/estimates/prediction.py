@@ -45,7 +45,7 @@ IntervalsByFigure = dict[str, dict[Level, tuple[float, float]]]
 SCHEMA_VERSION: Literal[1] = 1
 
 
-def as_documented(schema: dict[str, Any], part: type[Any]) -> None:
+def document_part(schema: dict[str, Any], part: type[Any]) -> None:
     """Every description as one line, those of inherited fields too.
 
     Pydantic reads one class's source.
@@ -65,7 +65,7 @@ def as_documented(schema: dict[str, Any], part: type[Any]) -> None:
 
 # For parts whose fields have a string under each.
 DOCUMENTED = ConfigDict(
-    extra="forbid", use_attribute_docstrings=True, json_schema_extra=as_documented
+    extra="forbid", use_attribute_docstrings=True, json_schema_extra=document_part
 )
 
 
@@ -111,7 +111,7 @@ class Part:
 AnyPart = TypeVar("AnyPart", bound=Part)
 
 
-def known(part: AnyPart | None) -> AnyPart:
+def require_part(part: AnyPart | None) -> AnyPart:
     """A part of an estimate that every split that runs has.
 
     Raises:
@@ -134,23 +134,26 @@ def _layout(
     Of these: how each is written, and whether None is left out.
     """
     hints, names = get_type_hints(part), tuple(field.name for field in fields(part))
-    writers = ((f.name, _writer(hints[f.name]), f.default is None) for f in fields(part))
+    writers = ((f.name, _json_writer(hints[f.name]), f.default is None) for f in fields(part))
     special = tuple((name, write, out) for name, write, out in writers if write or out)
-    return names, attrgetter(*names) if len(names) > 1 else _only(names[0]), special
+    return names, attrgetter(*names) if len(names) > 1 else _attribute_writer(names[0]), special
 
 
-def _only(name: str) -> Writer:
+def _attribute_writer(name: str) -> Writer:
     return lambda part: (getattr(part, name),)
 
 
-def _writer(kind: Any) -> Writer | None:
+def _json_writer(kind: Any) -> Writer | None:
     """How a value of a type becomes JSON; None where it is that already."""
     if isinstance(kind, type) and issubclass(kind, Part):
         return kind.to_json
-    inner_types, origin = [one for one in get_args(kind) if one is not NoneType], get_origin(kind)
+    inner_types, origin = (
+        [inner_type for inner_type in get_args(kind) if inner_type is not NoneType],
+        get_origin(kind),
+    )
     if origin in (Union, UnionType):
-        return _writer(inner_types[0])
-    inner = _writer(inner_types[-1]) if inner_types and origin is not Literal else None
+        return _json_writer(inner_types[0])
+    inner = _json_writer(inner_types[-1]) if inner_types and origin is not Literal else None
     if origin is dict:
         return dict if inner is None else lambda values: {k: inner(v) for k, v in values.items()}
     if origin in (list, tuple):

@@ -7,7 +7,7 @@ from typing import Any, cast
 import numpy as np
 
 from recipe_core.base.arrays import Float
-from recipe_core.estimates.ledger import Kernel, note, one
+from recipe_core.estimates.ledger import Kernel, only_number, record_entry
 from recipe_core.hardware.cluster import roofline
 from recipe_core.hardware.profile import Device, Dtype, Family, Roofline
 from recipe_core.models.dtypes import compute_dtype
@@ -46,7 +46,7 @@ def operator_s(
     ``dims`` (rows, inputs, outputs) are for the ledger; ``widens`` as in `product_dtype`.
     """
     busy_s, shape, dtype = _busy(device, family, stored_dtype, flops, moved_bytes, widens=widens)
-    return note(
+    return record_entry(
         np.where(busy_s > 1e-30, kernels * shape.overhead_s + busy_s, 0.0),
         lambda seconds: Kernel(
             label or family,
@@ -56,10 +56,12 @@ def operator_s(
             stored_dtype=stored_dtype,
             dtype=dtype,
             shape=shape,
-            flops=one(flops),
-            moved_bytes=one(moved_bytes),
+            flops=only_number(flops),
+            moved_bytes=only_number(moved_bytes),
             starts=kernels,
-            dims=None if dims is None else (one(dims[0]), one(dims[1]), one(dims[2])),
+            dims=None
+            if dims is None
+            else (only_number(dims[0]), only_number(dims[1]), only_number(dims[2])),
         ),
     )
 
@@ -90,7 +92,7 @@ def experts_s(
         device.memory_bandwidth_bytes_per_s.value
         * (shape.row_efficiency or shape.memory_efficiency)
     )
-    return note(
+    return record_entry(
         shape.overhead_s + shape.sort_s * tokens / (tokens + SORT_TOKENS) + busy_s + rows_s,
         lambda seconds: Kernel(
             "Routed experts",
@@ -100,10 +102,10 @@ def experts_s(
             stored_dtype=stored_dtype,
             dtype=dtype,
             shape=shape,
-            flops=one(flops),
-            moved_bytes=one(weight_bytes),
-            row_bytes=one(row_bytes),
-            sorted_share=one(tokens / (tokens + SORT_TOKENS)),
+            flops=only_number(flops),
+            moved_bytes=only_number(weight_bytes),
+            row_bytes=only_number(row_bytes),
+            sorted_share=only_number(tokens / (tokens + SORT_TOKENS)),
             row_time=row_time,
         ),
     )
@@ -139,10 +141,10 @@ def _busy(
     dtype = product_dtype(device, stored, widens=widens)
     compute_s = flops / (device.peak_flops_per_s[dtype].value * shape.compute_efficiency)
     memory_s = moved_bytes / (device.memory_bandwidth_bytes_per_s.value * shape.memory_efficiency)
-    return rounded(compute_s, memory_s, shape.smoothing), shape, dtype
+    return smooth_roofline_s(compute_s, memory_s, shape.smoothing), shape, dtype
 
 
-def rounded(compute_s: Float, memory_s: Float, smoothing: float) -> Float:
+def smooth_roofline_s(compute_s: Float, memory_s: Float, smoothing: float) -> Float:
     """Seconds of work that computes and moves bytes at once: ``(a^r + b^r)^(1/r)``."""
     if smoothing == 1:
         return compute_s + memory_s

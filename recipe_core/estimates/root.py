@@ -16,7 +16,7 @@ MOST_ROUNDS = 60
 CLOSE = 1e-9
 
 
-def root(value: Callable[[Float], Float], low: Float, at_low: Float, high: Float) -> Float:
+def find_root(value: Callable[[Float], Float], low: Float, at_low: Float, high: Float) -> Float:
     """Zero of a growing function between ``low`` and ``high``; ``high`` where it stays negative.
 
     ``at_low`` is its value at ``low``. False position that scales the value at a retained end by
@@ -26,8 +26,8 @@ def root(value: Callable[[Float], Float], low: Float, at_low: Float, high: Float
     """
     end, at_end, x, at_x = low, at_low, high, value(high)
     beyond = at_x <= 0
-    for taken in range(MOST_ROUNDS):
-        searching = (np.abs(at_x) > CLOSE * np.abs(at_low)) & ~beyond | (taken < ROUNDS)
+    for step in range(MOST_ROUNDS):
+        searching = (np.abs(at_x) > CLOSE * np.abs(at_low)) & ~beyond | (step < ROUNDS)
         if not searching.any():
             break
         rise = at_x - at_end

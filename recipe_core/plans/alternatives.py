@@ -17,7 +17,7 @@ from recipe_core.accuracy.retained import Retained
 from recipe_core.base.errors import RecipeError
 from recipe_core.base.units import accuracy_text, chance_text, range_text
 from recipe_core.estimates.columns.serving import Setting
-from recipe_core.estimates.rules.applied import applied
+from recipe_core.estimates.rules.applied import applied_techniques
 from recipe_core.estimates.serving.accuracy import accuracy_of
 from recipe_core.hardware.cluster import short_title
 from recipe_core.models.variants import variants
@@ -357,7 +357,7 @@ def _compared(plan: Plan, best: int, after: Plan, row: int, edit: _Edit) -> Iter
 def _accuracy_after(after: Plan, row: int) -> dict[str, Any]:
     if after.kind != "serving":
         return {}
-    done = applied(after.setting(row))
+    done = applied_techniques(after.setting(row))
     return {"accuracy": accuracy_of(after.setting(row)), "techniques": done.techniques}
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.base.intervals import NORMAL, scores_below
 from recipe_core.base.units import chance_text
-from recipe_core.estimates.bands import Uncertain, narrowed
+from recipe_core.estimates.bands import Uncertain, narrow_interval
 from recipe_core.estimates.rules.refusal import Refusal
 from recipe_core.plans.evaluated import EvaluatedCases
 from recipe_core.plans.limits import LIMITS, bounded_values
@@ -162,7 +162,7 @@ def _score(cases: Cases, rows: Int, ratio: Float, known: Uncertain) -> Float:
     score = np.empty(ratio.shape)
     for share in np.unique(of_rows).tolist():
         alike = of_rows == share
-        factors = {level: narrowed(ends, share) for level, ends in known.factors.items()}
+        factors = {level: narrow_interval(ends, share) for level, ends in known.factors.items()}
         score[alike] = scores_below(factors, ratio[alike])
     return score
 

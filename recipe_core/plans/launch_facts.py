@@ -25,7 +25,7 @@ from recipe_core.estimates.columns.training import (
 )
 from recipe_core.estimates.rules.training_rules import untold_choices
 from recipe_core.estimates.training.frozen_base import frozen_base_bytes
-from recipe_core.estimates.training.stages import reserved_ends, stage_layers
+from recipe_core.estimates.training.stages import reserved_ends, stage_layer_counts
 from recipe_core.models.attention import GroupedAttention, LatentAttention, LinearAttention
 from recipe_core.models.mlp import DenseMlp
 from recipe_core.plans.megatron_model import megatron_model
@@ -251,14 +251,14 @@ def _expert_ranks(_: TrainingSetting, cases: TrainingCases) -> Int:
 
 
 def _empty_stage(setting: TrainingSetting, cases: TrainingCases) -> Bool:
-    counts, _, _ = stage_layers(setting, cases)
+    counts, _, _ = stage_layer_counts(setting, cases)
     stages = np.arange(counts.shape[1])[None, :]
     before_last = stages < cases.pp[:, None] - 1  # the last one can be the head alone
     return np.asarray(np.any(before_last & (counts == 0), axis=1))
 
 
 def _last_stage_layers(setting: TrainingSetting, cases: TrainingCases) -> Float:
-    counts, _, last = stage_layers(setting, cases)
+    counts, _, last = stage_layer_counts(setting, cases)
     return np.asarray(np.nansum(counts * last, axis=1))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from recipe_core.base.arrays import Int
 from recipe_core.base.units import duration
 from recipe_core.estimates.columns.serving import Setting
-from recipe_core.estimates.measured.support import support
+from recipe_core.estimates.measured.support import device_support
 from recipe_core.hardware.cluster import chip_title
 from recipe_core.models.variants import stored_as
 from recipe_core.plans.front import front_of_columns, front_with_accuracy
@@ -229,7 +229,7 @@ def device_word(plan: PlanTable) -> str:
 
 
 def device_basis(plan: PlanTable) -> str:
-    return support(plan.problem.cluster.device).level
+    return device_support(plan.problem.cluster.device).level
 
 
 # states of rows

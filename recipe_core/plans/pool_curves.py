@@ -18,13 +18,13 @@ from recipe_core.estimates.network import send_s
 from recipe_core.estimates.rules.placement import nodes_needed
 from recipe_core.estimates.rules.rules import servers_of
 from recipe_core.estimates.serving.continuous_batching import decode_step
-from recipe_core.estimates.serving.cost import at_work
-from recipe_core.estimates.serving.memory import memory
+from recipe_core.estimates.serving.cost import busy_time_setting
+from recipe_core.estimates.serving.memory import serving_memory
 from recipe_core.estimates.serving.operators import total
 from recipe_core.estimates.serving.pools import PromptSteps, pool_steps, sent_bytes
 from recipe_core.estimates.serving.rates import resident_limit
 from recipe_core.estimates.serving.speculative import engine_step
-from recipe_core.estimates.serving.starts import start_probability
+from recipe_core.estimates.serving.starts import serving_start_probability
 from recipe_core.plans.limits import LIMITS
 from recipe_core.plans.problem import ServingProblem
 from recipe_core.request.metrics import goals_of
@@ -88,7 +88,7 @@ class Curves:
 def curves_of(shared: Setting, cases: Cases) -> Curves:
     """Curves of splits, one of each."""
     ones = np.ones(len(cases))
-    held = memory(shared, cases, ones)
+    held = serving_memory(shared, cases, ones)
     prefill = replace(cases, output_tokens=ones)
     limit = resident_limit(shared, cases, held)
     decoding = np.geomspace(ones, limit, POINTS, axis=1)
@@ -96,20 +96,20 @@ def curves_of(shared: Setting, cases: Cases) -> Curves:
     step = decode_step(several, decoding.ravel())
     step_s, work_s = (
         total(engine_step(one, several, step)).reshape(len(cases), POINTS)
-        for one in (shared, at_work(shared))
+        for one in (shared, busy_time_setting(shared))
     )
-    steps, work = pool_steps(shared, prefill), pool_steps(at_work(shared), prefill)
+    steps, work = pool_steps(shared, prefill), pool_steps(busy_time_setting(shared), prefill)
     data = sent_bytes(shared, cases)
     return Curves(
         cases,
         limit,
         np.maximum(np.minimum(held.max_concurrency, cases.max_num_seqs * cases.dp), 1.0),
         step_s,
-        start_probability(shared, cases, held),
+        serving_start_probability(shared, cases, held),
         PromptSteps(
             {"step": total(steps.one)}, {"step": total(steps.full)}, steps.group, steps.stages
         ),
-        start_probability(shared, prefill, memory(shared, prefill, ones)),
+        serving_start_probability(shared, prefill, serving_memory(shared, prefill, ones)),
         (
             send_s(shared.cluster, np.zeros(len(cases)), data),
             send_s(shared.cluster, ones, data),

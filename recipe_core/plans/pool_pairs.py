@@ -16,14 +16,18 @@ import numpy as np
 
 from recipe_core.base import budget
 from recipe_core.base.arrays import Bool, Float, Int
-from recipe_core.estimates.columns.serving import Cases, Setting, stack
-from recipe_core.estimates.rules.rules import devices_rented, place_rules
+from recipe_core.estimates.columns.serving import Cases, Setting, stack_serving_cases
+from recipe_core.estimates.rules.rules import place_rules, serving_devices_rented
 from recipe_core.estimates.serving.continuous_batching import request_overhead_s
 from recipe_core.estimates.serving.cost import idle_watts
-from recipe_core.estimates.serving.memory import memory
+from recipe_core.estimates.serving.memory import serving_memory
 from recipe_core.estimates.serving.operators import total
 from recipe_core.estimates.serving.speculative import tokens_per_step
-from recipe_core.estimates.serving.starts import cannot_start, is_uncertain, start_probability
+from recipe_core.estimates.serving.starts import (
+    cannot_start,
+    is_serving_uncertain,
+    serving_start_probability,
+)
 from recipe_core.plans.front import pareto_front
 from recipe_core.plans.limits import LIMITS, limit_excess
 from recipe_core.plans.pool_curves import (
@@ -151,7 +155,7 @@ class _Pairs:
         queues = np.zeros(len(self), dtype=np.bool_)
         if self.stated is not None and self.shared.mode == "closed":
             queues = self._held < self.stated
-        return np.where(is_uncertain(starts), 2, queues.astype(np.int64))
+        return np.where(is_serving_uncertain(starts), 2, queues.astype(np.int64))
 
     def ranked(self) -> _Ranked:
         """Every pair at its load, or at the best of several where the load is searched."""
@@ -213,7 +217,7 @@ class _Pairs:
             first_s = first_s + drained * np.maximum(load - inside, 0.0) / rate
         yields = tokens_per_step(cases.draft_tokens, cases.acceptance)[:, None]
         tokens, devices = cases.output_tokens[:, None], cases.devices[:, None].astype(float)
-        rented = devices_rented(self.shared, cases)[:, None] * np.ones(rate.shape)
+        rented = serving_devices_rented(self.shared, cases)[:, None] * np.ones(rate.shape)
         price = self.shared.cluster.usd_per_device_hour or 1.0
         columns = {
             "ttft_s": first_s,
@@ -273,7 +277,9 @@ def pool_pairs(problem: ServingProblem, shared: Setting, splits: Cases) -> Cases
     ``splits``: legal ones, of which copies make a pool.
     """
     ones = np.ones(len(splits))
-    starting = ~cannot_start(start_probability(shared, splits, memory(shared, splits, ones)))
+    starting = ~cannot_start(
+        serving_start_probability(shared, splits, serving_memory(shared, splits, ones))
+    )
     splits = splits.take(np.flatnonzero(starting))
     if not len(splits):
         return splits
@@ -333,7 +339,7 @@ def _best(missed: Float, score: Float) -> tuple[Float, Float, Int]:
 
 def _chosen(parts: list[Cases], found: list[_Ranked]) -> Cases:
     """The pairs to estimate: the best of all, and of each number of devices."""
-    cases = stack(parts)
+    cases = stack_serving_cases(parts)
     missed, score = (
         np.concatenate([getattr(one, name) for one in found], axis=1)
         for name in ("missed", "score")

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 from recipe_core.base.documents import parse_json, to_json
 from recipe_core.base.errors import HardwareError, InputError, ModelError
 from recipe_core.estimates.columns.corrections import Corrections
-from recipe_core.estimates.columns.standing import standing
+from recipe_core.estimates.columns.standing import standing_corrections
 from recipe_core.hardware.cluster import Cluster, cluster
 from recipe_core.hardware.nodes import beside
 from recipe_core.hardware.request import HardwareRequest
@@ -78,7 +78,7 @@ def resolve(
             what the schema has but this version does not model.
     """
     refuse_other_kind(request)
-    stated, corrections = corrections, corrections or standing()
+    stated, corrections = corrections, corrections or standing_corrections()
     if stated is not None and stated.given and request.is_training:
         raise InputError(
             "measured runs correct estimates of serving, not of training.",

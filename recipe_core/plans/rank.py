@@ -10,7 +10,7 @@ import numpy as np
 from recipe_core.base.arrays import Bool, Float, Int, add
 from recipe_core.base.intervals import NORMAL
 from recipe_core.base.units import rounded
-from recipe_core.estimates.bands import better_score, probability
+from recipe_core.estimates.bands import better_score, normal_probability
 from recipe_core.plans.limits import LIMITS, limit_excess
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def beats(table: PlanTable, rows: Sequence[int] | Int, beside: int) -> list[floa
     common cancel. None where only one of the two has a price, and cost is a goal.
     """
     index = np.asarray(rows, dtype=np.int64)
-    chances = probability(_better_scores(table, index, beside))
+    chances = normal_probability(_better_scores(table, index, beside))
     comparable = _alike_priced(table, index, beside).tolist()
     return [chance if alike else None for chance, alike in zip(chances, comparable, strict=True)]
 
@@ -124,7 +124,7 @@ def beats_elsewhere(
         (ranking.errors(setting), ranking.errors(setting_beside)),
         shared=ranking.software(setting) == ranking.software(setting_beside),
     )
-    return probability(score)[0]
+    return normal_probability(score)[0]
 
 
 def count_ties(table: PlanTable) -> int:

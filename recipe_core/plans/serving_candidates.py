@@ -27,7 +27,7 @@ from recipe_core.estimates.columns.reuse import ReuseCurve
 from recipe_core.estimates.columns.serving import WIDE, Cases, Setting, cases
 from recipe_core.estimates.columns.splits import enumerate_splits
 from recipe_core.estimates.rules.own_options import effects_of
-from recipe_core.estimates.rules.rules import refusals, search_rules, start_rules
+from recipe_core.estimates.rules.rules import serving_refusals, serving_search_rules, start_rules
 from recipe_core.estimates.serving.simulate import TYPICAL, Spread
 from recipe_core.estimates.serving.starts import fullest_share, start_errors
 from recipe_core.hardware.cluster import Cluster
@@ -545,7 +545,7 @@ def _varied(
 def _statically_legal(shared: Setting, splits: Cases) -> Bool:
     """Splits that no rule refuses, whatever the load."""
     legal = np.ones(len(splits), dtype=np.bool_)
-    for rules in (refusals, search_rules, start_rules):
+    for rules in (serving_refusals, serving_search_rules, start_rules):
         for rule in rules(shared, splits):
             legal &= ~rule.broken
     return legal

@@ -8,12 +8,12 @@ from typing import Any, cast
 import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int
-from recipe_core.estimates.columns.serving import Setting, stack
+from recipe_core.estimates.columns.serving import Setting, stack_serving_cases
 from recipe_core.estimates.serving.accuracy import COLUMN as ACCURACY
-from recipe_core.estimates.serving.bands import FOLLOWING, METRICS, errors
+from recipe_core.estimates.serving.bands import FOLLOWING, METRICS, serving_errors
 from recipe_core.estimates.serving.results import MEMORY, ServingEstimate, memory_parts
 from recipe_core.estimates.serving.simulate import MOST, requests_each
-from recipe_core.estimates.serving.starts import is_uncertain
+from recipe_core.estimates.serving.starts import is_serving_uncertain
 from recipe_core.plans.kind import Block, Kind, Ranking, Shown
 from recipe_core.plans.serving_candidates import describe, load_of
 from recipe_core.plans.serving_physics import simulate_cases
@@ -289,7 +289,7 @@ SERVING = Kind(
     ranking=Ranking(
         precedence=_precedence,
         simplicity=_simplicity,
-        errors=errors,
+        errors=serving_errors,
         moves=_score_moves,
         software=_software,
     ),
@@ -297,10 +297,10 @@ SERVING = Kind(
     search_cases=search_cases,
     find_case=find_case,
     judge_cases=judge_cases,
-    stack_cases=stack,
+    stack_cases=stack_serving_cases,
     shown=shown_measures,
     add_columns=_add_columns,
-    is_uncertain=is_uncertain,
+    is_uncertain=is_serving_uncertain,
     overloaded=_overloaded,
     names_of=_names_of,
     titles_of=_titles_of,

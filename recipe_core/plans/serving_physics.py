@@ -15,14 +15,14 @@ from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.rules.rules import (
     load_rules,
     place_rules,
-    refusals,
-    search_rules,
+    serving_refusals,
+    serving_search_rules,
     start_rules,
 )
 from recipe_core.estimates.serving.accuracy import COLUMN as ACCURACY
 from recipe_core.estimates.serving.accuracy import accuracy_of, uncertain_accuracy
-from recipe_core.estimates.serving.bands import bands, uncertain
-from recipe_core.estimates.serving.estimates import Estimates, estimate
+from recipe_core.estimates.serving.bands import serving_bands, serving_uncertainty
+from recipe_core.estimates.serving.estimates import Estimates, estimate_serving
 from recipe_core.estimates.serving.results import MEMORY
 from recipe_core.plans.evaluated import EvaluatedCases, Physics, columns_of
 from recipe_core.plans.limits import time_bounds
@@ -33,24 +33,26 @@ Block = EvaluatedCases[Setting, Cases, Estimates]
 
 
 def _every_search_rule(setting: Setting, cases: Cases) -> list[Any]:
-    rules = (search_rules, start_rules, load_rules)
+    rules = (serving_search_rules, start_rules, load_rules)
     return [refusal for rule in rules for refusal in rule(setting, cases)]
 
 
 def _uncertain(setting: Setting, column: str) -> Uncertain | None:
     """What the error of a column follows: for accuracy that of published figures."""
     if column in JOB:
-        return uncertain(setting, "usd_per_million_output_tokens")
-    return uncertain_accuracy(setting) if column == ACCURACY else uncertain(setting, column)
+        return serving_uncertainty(setting, "usd_per_million_output_tokens")
+    return (
+        uncertain_accuracy(setting) if column == ACCURACY else serving_uncertainty(setting, column)
+    )
 
 
 PHYSICS: Physics[Setting, Cases, Estimates] = Physics(
-    estimate=estimate,
-    rules=refusals,
+    estimate=estimate_serving,
+    rules=serving_refusals,
     search_rules=_every_search_rule,
     place_rules=place_rules,
     uncertain=_uncertain,
-    correlations=lambda: bands().correlation,
+    correlations=lambda: serving_bands().correlation,
     left=lambda e, metric: None if e.corrected is None else e.corrected.left.get(metric),
     case_columns={
         **columns_of("", "tp", "pp", "dp", "ep", "cp"),
@@ -103,7 +105,7 @@ def simulate_cases(
     problem: ServingProblem, block: Block, rows: Int, percentiles: Sequence[float]
 ) -> Block:
     """The block with percentiles of some feasible rows, and their goodput within the limits."""
-    alone = estimate(block.setting, block.cases.take(rows)).simulated(
+    alone = estimate_serving(block.setting, block.cases.take(rows)).simulated(
         np.arange(len(rows)),
         spread_of(problem.workload),
         percentiles,

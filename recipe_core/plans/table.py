@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int
-from recipe_core.estimates.columns.standing import uncorrected
+from recipe_core.estimates.columns.standing import without_corrections
 from recipe_core.hardware.cluster import Cluster
 from recipe_core.plans.confidence import confidence
 from recipe_core.plans.evaluated import EvaluatedCases
@@ -360,5 +360,5 @@ def replan_stated(table: AnyTable, request: PlanRequest) -> AnyTable | None:
 
 
 def _resolve_again(table: PlanTable, request: PlanRequest) -> Problem[Any]:
-    with uncorrected():
+    with without_corrections():
         return resolve(request, corrections=table.problem.corrections)

@@ -22,14 +22,14 @@ from recipe_core.estimates.columns.training import (
     Failures,
     TrainingCases,
     TrainingSetting,
-    calibration,
     modules_code,
     modules_of,
     stack_cases,
+    training_calibration,
     training_cases,
 )
-from recipe_core.estimates.rules.training_rules import rules
-from recipe_core.estimates.training.activations import modules
+from recipe_core.estimates.rules.training_rules import training_refusals
+from recipe_core.estimates.training.activations import recomputed_modules
 from recipe_core.hardware.cluster import Cluster
 from recipe_core.hardware.failures import failures, node_failures, spot_market
 from recipe_core.hardware.ownership import HOURS_PER_MONTH
@@ -143,7 +143,7 @@ def setting(
         lora_rank=workload.lora_rank,
         lora_alpha=workload.lora_alpha or 2.0 * workload.lora_rank,
         lora_targets=workload.lora_targets,
-        calibration=calibration(),
+        calibration=training_calibration(),
         failures=failures_of(workload, place),
         data_format=workload.data_format,
         document_tokens=workload.document_tokens,
@@ -345,7 +345,7 @@ def _cases(
     columns["zero_stage"] = 3 if candidate.offload == "parameters" else 0
     base = training_cases(len(degrees["tp"]), **degrees, **columns, offload=offload)
     legal = np.ones(len(base), dtype=np.bool_)
-    for rule in (*rules(shared, base), *whole_rules(shared, base)):
+    for rule in (*training_refusals(shared, base), *whole_rules(shared, base)):
         legal &= ~rule.broken
     parts = [base.take(np.flatnonzero(~legal))]
     total += len(parts[0])
@@ -401,7 +401,7 @@ def _worthwhile(
 ) -> Bool:
     """Cases that differ from another in something, and whose batch and chunks come out even."""
     keeps = shared.flash and shared.framework.selective_keeps.value == 1
-    drops = (modules(shared, cases) > 0) | (not keeps)
+    drops = (recomputed_modules(shared, cases) > 0) | (not keeps)
     again = (cases.recompute != RECOMPUTE.index("selective")) | drops
     even = cases.global_batch % (cases.dp * cases.micro_batch) == 0
     layers = shared.trained_layers

@@ -12,10 +12,10 @@ import numpy as np
 from recipe_core.base.arrays import Float, Int
 from recipe_core.engines.frameworks import framework
 from recipe_core.estimates.columns.training import RECOMPUTE, TrainingSetting, stack_cases
-from recipe_core.estimates.training.bands import METRICS, errors
+from recipe_core.estimates.training.bands import METRICS, training_errors
 from recipe_core.estimates.training.memory import MEMORY_TITLES
 from recipe_core.estimates.training.results import TrainingEstimate
-from recipe_core.estimates.training.starts import is_uncertain
+from recipe_core.estimates.training.starts import is_training_uncertain
 from recipe_core.plans.kind import Block, Kind, Ranking, Shown
 from recipe_core.plans.launch_rules import FRAMEWORK
 from recipe_core.plans.table import PlanTable
@@ -157,7 +157,7 @@ TRAINING = Kind(
     ranking=Ranking(
         precedence=_precedence,
         simplicity=_simplicity,
-        errors=errors,
+        errors=training_errors,
         moves=_score_moves,
         software=_software,
     ),
@@ -168,7 +168,7 @@ TRAINING = Kind(
     stack_cases=stack_cases,
     shown=_shown_measures,
     add_columns=lambda _columns: None,
-    is_uncertain=is_uncertain,
+    is_uncertain=is_training_uncertain,
     overloaded=lambda table: np.zeros(len(table), dtype=np.bool_),
     names_of=lambda setting: {"engine": setting.engine},
     titles_of=lambda setting: {"engine": framework(setting.engine).title},

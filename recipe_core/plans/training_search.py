@@ -10,9 +10,9 @@ import numpy as np
 
 from recipe_core.base.arrays import Float
 from recipe_core.estimates.columns.training import TrainingCases, TrainingSetting
-from recipe_core.estimates.rules.training_rules import rules
-from recipe_core.estimates.training.bands import uncertain
-from recipe_core.estimates.training.estimates import TrainingEstimates, estimate
+from recipe_core.estimates.rules.training_rules import training_refusals
+from recipe_core.estimates.training.bands import training_uncertainty
+from recipe_core.estimates.training.estimates import TrainingEstimates, estimate_training
 from recipe_core.plans.confidence import confident
 from recipe_core.plans.evaluated import EvaluatedCases, Physics, columns_of, evaluate
 from recipe_core.plans.kind import Kind
@@ -43,11 +43,11 @@ def _rollout_s(estimates: TrainingEstimates) -> Float:
 # ``mfu`` and ``hfu`` shares of the peak, ``run_mfu`` of the whole run; ``usd_per_million_tokens``
 # NaN without a price; ``rollout_s`` NaN where no answers are sampled.
 PHYSICS: Physics[TrainingSetting, TrainingCases, TrainingEstimates] = Physics(
-    estimate=estimate,
-    rules=rules,
+    estimate=estimate_training,
+    rules=training_refusals,
     search_rules=search_rules,
     place_rules=_nothing,
-    uncertain=uncertain,
+    uncertain=training_uncertainty,
     correlations=dict,
     left=lambda _estimates, _metric: None,
     case_columns={

@@ -8,7 +8,7 @@ from typing import Any
 
 from recipe_core import __version__
 from recipe_core.base.errors import InputError, NoAnswer
-from recipe_core.estimates.columns.standing import uncorrected
+from recipe_core.estimates.columns.standing import without_corrections
 from recipe_core.hardware.cluster import device, plain
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.launch.process import Launch
@@ -266,7 +266,7 @@ def redecide(recipe: Recipe) -> Decision:
     Without own runs, which may be others by now. How fast the split is was judged with those that
     were known when the recipe was made.
     """
-    with uncorrected():
+    with without_corrections():
         return decide(recipe_request(recipe), fast_enough=is_calibrated(recipe.estimate))
 
 

@@ -19,7 +19,7 @@ from recipe_core.base.arrays import Float
 from recipe_core.base.errors import NoAnswer
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.serving.continuous_batching import request_overheads
-from recipe_core.estimates.serving.operators import Step, step_parts, total
+from recipe_core.estimates.serving.operators import Step, serving_step_parts, total
 from recipe_core.estimates.serving.pooling import most_prompts
 from recipe_core.estimates.serving.speculative import engine_step, tokens_per_step
 from recipe_core.plans.plan import Plan
@@ -172,7 +172,7 @@ def _pooled(setting: Setting, cases: Cases, fullest: int, scale: float) -> Servi
     context = np.full(len(tokens), float(cases.input_tokens[0]) - prompt / 2)
     columns = cases.take(np.zeros(len(tokens), dtype=np.int64))
     step = Step(tokens, np.where(tokens > 0, context, 0.0), zero, zero, zero)
-    seconds = total(step_parts(setting, columns, step)) * scale
+    seconds = total(serving_step_parts(setting, columns, step)) * scale
     front = setting.engine.front_s
     if front is not None:  # the front end takes requests one after the other
         seconds = np.maximum(seconds, front.value * tokens / prompt)

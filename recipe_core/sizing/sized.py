@@ -15,7 +15,7 @@ from recipe_core.base.errors import InputError
 from recipe_core.base.intervals import BAND, Ends
 from recipe_core.base.units import chance_text, rounded
 from recipe_core.engines.spec import default_engine, engine, engine_names
-from recipe_core.estimates.bands import narrowed
+from recipe_core.estimates.bands import narrow_interval
 from recipe_core.estimates.columns.corrections import Corrections
 from recipe_core.hardware.ownership import HOURS_PER_MONTH
 from recipe_core.hardware.profile import Device
@@ -218,7 +218,7 @@ class SizedDevice:
             return known.factors[BAND]
         estimates, place = block.detail(i)
         left = block.physics.left(estimates, known.metric)
-        return narrowed(known.factors[BAND], 1.0 if left is None else float(left[place]))
+        return narrow_interval(known.factors[BAND], 1.0 if left is None else float(left[place]))
 
     @cached_property
     def nearest(self) -> int | None:

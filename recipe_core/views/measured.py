@@ -16,7 +16,7 @@ from recipe_core.calibration.kept_compressions import KeptCompression
 from recipe_core.calibration.learned import LearnedNumber, LeftOneOut
 from recipe_core.calibration.place import VARIABLE, default_path
 from recipe_core.calibration.store import Entry, Overlay
-from recipe_core.estimates.columns.corrections import version_of
+from recipe_core.estimates.columns.corrections import version_in_text
 from recipe_core.request.metrics import metric_of
 from recipe_core.views.columns import Column, known_columns, terminal
 
@@ -258,7 +258,7 @@ def run_columns(*, sources: bool) -> list[Column[Entry]]:
         Column("Device", lambda entry: entry.device, align="left"),
         Column(
             "Engine",
-            lambda entry: f"{entry.engine} {version_of(entry.version)}".strip(),
+            lambda entry: f"{entry.engine} {version_in_text(entry.version)}".strip(),
             align="left",
         ),
         *map(_measured_column, FIGURES),

@@ -7,7 +7,7 @@ from datetime import date
 from typing import Any
 
 from recipe_core.engines.spec import Engine, engine, engine_names
-from recipe_core.estimates.rules.kernels import told_of_format
+from recipe_core.estimates.rules.kernels import reply_on_format
 from recipe_core.hardware.cluster import Cluster, dtypes, fabric
 from recipe_core.hardware.offer_tables import offer_sources
 from recipe_core.hardware.offers import Offer
@@ -174,7 +174,7 @@ def _format_verdicts(device: Device, row: DtypeSupport) -> dict[str, str]:
     for name in engine_names():
         spec = engine(name)
         if device.runtime in spec.runtimes and not spec.wraps:
-            answer = told_of_format(spec, device.architecture, row.dtype, writer)
+            answer = reply_on_format(spec, device.architecture, row.dtype, writer)
             if answer is not None:
                 verdicts[name] = "emulated" if answer.emulates else answer.verdict
     return verdicts

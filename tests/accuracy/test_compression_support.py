@@ -9,7 +9,7 @@ from recipe_core.accuracy.support import VOID
 from recipe_core.accuracy.technique import techniques
 from recipe_core.engines.options import FOLDER, option_table
 from recipe_core.estimates.measured.serving_runs import published_runs
-from recipe_core.estimates.rules.applied import refused_weights
+from recipe_core.estimates.rules.applied import weights_refusal
 from recipe_core.hardware.cluster import device, device_names
 from recipe_core.plans.problem import resolve
 from recipe_core.plans.serving_candidates import engine_of, setting
@@ -159,7 +159,7 @@ def test_no_published_run_is_of_what_its_engine_is_said_to_refuse():
         values = {"model": model, "hardware": hardware, "workload": {"concurrency": 1}}
         problem = resolve(PlanRequest.parse(values))
         spec = engine_of(engine, problem.cluster)
-        if (answer := refused_weights(setting(problem, spec, weights, cache))) is not None:
+        if (answer := weights_refusal(setting(problem, spec, weights, cache))) is not None:
             refused.append((model, name, engine, answer.technique, answer.words))
     assert len(runs) > 20
     assert refused == []

@@ -17,7 +17,7 @@ from recipe_core.base.intervals import LEVELS, NORMAL, probability_below
 from recipe_core.calibration.validation import intervals
 from recipe_core.calibration.validation.sizes import sizes, sizes_text, sizes_view
 from recipe_core.calibration.validation.validate import compare
-from recipe_core.estimates.bands import BandFile, better_score, probability
+from recipe_core.estimates.bands import BandFile, better_score, normal_probability
 from recipe_core.estimates.measured.serving_runs import published_runs
 from recipe_core.estimates.serving import bands as serving_bands
 from recipe_core.estimates.training import bands as training_bands
@@ -126,7 +126,7 @@ def test_the_shipped_bands_are_nested_and_complete_and_the_narrowest_is_taken():
     for several, said in (*changed, ([band, band], "same metric and group")):
         with pytest.raises(ValidationError, match=said):
             BandFile.model_validate(file | {"bands": several})
-    file = serving_bands.bands()
+    file = serving_bands.serving_bands()
     known = {"basis": "fitted", "engine": "vllm", "architecture": "sm_90", "vendor": "nvidia"}
     for changed, group in table("calibration", "narrowest"):
         known |= changed
@@ -164,7 +164,7 @@ def test_either_is_better(gain, moves, sigmas, shared):
     theirs = mine if shared else tuple(2 * part for part in mine)
     forward = better_score(np.array([gain]), one[None], two, (mine, theirs), shared=shared)
     backward = better_score(np.array([-gain]), two[None], one, (theirs, mine), shared=shared)
-    (ahead,), (behind,) = probability(forward), probability(backward)
+    (ahead,), (behind,) = normal_probability(forward), normal_probability(backward)
     assert ahead + behind == pytest.approx(1)
     assert (ahead > 0.5) <= (gain > 0)
 

@@ -22,7 +22,11 @@ from recipe_core.calibration.residuals import of_runs
 from recipe_core.calibration.store import Incoming, Overlay
 from recipe_core.doors import answers
 from recipe_core.doors.worker import calibrated
-from recipe_core.estimates.columns.standing import by_default, standing, uncorrected
+from recipe_core.estimates.columns.standing import (
+    correct_by_default,
+    standing_corrections,
+    without_corrections,
+)
 from recipe_core.estimates.measured.serving_runs import published_runs
 from recipe_core.plans.plans import estimate_batch
 from recipe_core.recipe.build import redecide
@@ -215,11 +219,11 @@ def test_the_library_uses_it_and_shows_it(store):
     assert "own_runs" not in Answer(rb.size(sized, measured="none")).to_json()
     # runs are held against the formulas alone
     overlay = Overlay.open(store)
-    with by_default(overlay.corrections):
-        assert standing() is not None
+    with correct_by_default(overlay.corrections):
+        assert standing_corrections() is not None
         again = overlay.corrections()
-        with uncorrected():
-            assert standing() is None
+        with without_corrections():
+            assert standing_corrections() is None
     alone = overlay.corrections()
     assert [each.residuals for each in again.runs] == [each.residuals for each in alone.runs]
     Overlay.at(store).undo()  # changes the next answer

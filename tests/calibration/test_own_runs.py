@@ -14,8 +14,8 @@ from recipe_core.calibration.importers.rows import table_text
 from recipe_core.calibration.residuals import MAX_RUNS, learn, of_runs, prior
 from recipe_core.calibration.run_files import corrections_of, read_measured, rows_of
 from recipe_core.doors import answers
-from recipe_core.estimates.bands import narrowed
-from recipe_core.estimates.columns.corrections import version_of
+from recipe_core.estimates.bands import narrow_interval
+from recipe_core.estimates.columns.corrections import version_in_text
 from recipe_core.estimates.measured.serving_runs import PUBLISHED, Run
 from recipe_core.estimates.measured.training_runs import TRAINING_RUNS
 from recipe_core.plans.plans import estimate_batch, plan, plan_candidate
@@ -210,8 +210,8 @@ def test_bands_are_narrower_and_hold_the_estimate_and_percentiles_follow_the_mea
         assert low < own_low < 0 < own_high < high
     widths = [np.ptp(np.log(answer["bands"]["tpot_s"])) for answer in (plain, told, more)]
     assert widths == sorted(widths, reverse=True)
-    assert narrowed((0.5, 2.0), 0.5)[1] == pytest.approx(2**0.5)
-    assert narrowed((0.5, 3.0), 1.0)[1] == pytest.approx(3.0)
+    assert narrow_interval((0.5, 2.0), 0.5)[1] == pytest.approx(2**0.5)
+    assert narrow_interval((0.5, 3.0), 1.0)[1] == pytest.approx(3.0)
     asked = PlanRequest.parse(request(load=8))
     own = taught(times_as_estimated(2.0, 4, load=8))
     plans = [plan_candidate(asked), plan_candidate(asked, corrections=own)]
@@ -276,7 +276,7 @@ def test_runs_of_other_versions_are_others_and_what_cannot_be_estimated_is_named
     assert basis.startswith("calibrated: 1 own run of this model, device and engine, × ")
     versions = {"rocm/dev:vllm-v0.19.0-nightly_2026": "0.19.0", "0.5.5.post1": "0.5.5.post1"}
     versions[""] = ""
-    assert {text: version_of(text) for text in versions} == versions
+    assert {text: version_in_text(text) for text in versions} == versions
 
 
 def table(folder, runs):

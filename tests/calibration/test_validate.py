@@ -105,7 +105,9 @@ def test_the_primary_score_is_that_of_a_table_worked_out_by_hand():
         for errors, values in table("calibration", "cells")
         for error in errors
     ]
-    frame = pd.DataFrame(rows).replace({"source": {"LISTING": next(iter(serving_runs.listings()))}})
+    frame = pd.DataFrame(rows).replace(
+        {"source": {"LISTING": next(iter(serving_runs.listing_ids()))}}
+    )
     scores = validate.primary(frame).set_index(["runs", "mode", "figure"])
     # 0.2 + 0.8 · (0.3 - 0.2); of 12 figures the sixth and seventh are 0.3 and 0.3
     score = {"cells": 3, "cell_median": 0.2, "cell_p90": 0.28}
@@ -209,7 +211,7 @@ def test_shipped_runs_are_many_and_from_many_known_sources():
     for source in known.values():
         assert set(source) - {"listing", "asked_as"} == {"title", "url", "how"}
         assert source["url"].startswith("https://")
-    assert serving_runs.listings() < set(known)
+    assert serving_runs.listing_ids() < set(known)
     assert any(each.exclude for each in runs)
     # every row is a valid request; one that has no estimate has an uncovered model or engine
     for each in runs:

@@ -14,7 +14,7 @@ from recipe_core.commands.request_verdict import check_request
 from recipe_core.engines.release import ContainerImage
 from recipe_core.engines.spec import default_engine, engine, engine_names
 from recipe_core.estimates.rules import placement
-from recipe_core.estimates.rules.rules import place_rules, refusals
+from recipe_core.estimates.rules.rules import place_rules, serving_refusals
 from recipe_core.launch.serving.groups import _packed
 from recipe_core.launch.serving.start import launch
 from recipe_core.payload.launcher.plan import Filler, Parameters
@@ -214,7 +214,7 @@ def test_a_stated_split_is_refused_with_the_words_of_its_launch(seed, count):
         model, place = draw.choice(MODELS), draw.choice(((6, 2), (5, 3), (3, 3), (7, 2)))
         found = resolve(make_request(model, "b200-sxm", *place))
         chosen, cases = one_case(found, CandidateRequest(engine=engine, **split))
-        broken = any(rule.broken[0] for rule in refusals(chosen, cases))
+        broken = any(rule.broken[0] for rule in serving_refusals(chosen, cases))
         if broken or chosen.needs_other_checkpoint or not chosen.cache_can_be_had:
             continue
         table = plan_cases(found, chosen, cases)

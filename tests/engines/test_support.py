@@ -4,7 +4,7 @@ import pytest
 
 from recipe_core.engines.spec import engine, engine_names
 from recipe_core.engines.support import FOLDER, answer, releases_asked
-from recipe_core.estimates.rules.kernels import told_of_format
+from recipe_core.estimates.rules.kernels import reply_on_format
 from recipe_core.hardware.cluster import device, device_names, dtypes
 from recipe_core.views.views import hardware_view
 from tests.fixtures.rows import over, table
@@ -61,7 +61,7 @@ def test_what_releases_were_asked_is_said_by_their_tables_alone():
         for architecture in row.architectures
         if name in engine_names()
         and (
-            said := told_of_format(
+            said := reply_on_format(
                 engine(name), architecture, row.dtype, writers.get(row.encoding or "", "")
             )
         )
@@ -73,8 +73,8 @@ def test_what_releases_were_asked_is_said_by_their_tables_alone():
         for name in ("h100-sxm", "mi300x", "arc-pro-b60")
     )
     # of three ways to store int4 SGLang refuses one on ROCm, and was not asked about the others
-    assert told_of_format(engine("sglang"), "gfx942", "int4", "gptq").verdict == "no"
-    assert told_of_format(engine("sglang"), "gfx942", "int4", "") is None
+    assert reply_on_format(engine("sglang"), "gfx942", "int4", "gptq").verdict == "no"
+    assert reply_on_format(engine("sglang"), "gfx942", "int4", "") is None
     assert h100["fp8-block (e4m3)"]["engines"]["vllm"] == "yes"
     by_engine = {"llama-cpp": "yes", "tgi": "no", "vllm": "emulated"}
     assert mi300x["mxfp4"]["engines"] == by_engine

@@ -10,12 +10,17 @@ from recipe_core.engines.memory import captured_sizes
 from recipe_core.estimates.columns.reuse import ReuseCurve
 from recipe_core.estimates.serving import cache
 from recipe_core.estimates.serving.cache import assumed_layout
-from recipe_core.estimates.serving.cache_groups import CacheKind, PageRules, group_size, grouped
-from recipe_core.estimates.serving.cache_pages import packing
+from recipe_core.estimates.serving.cache_groups import (
+    CacheKind,
+    PageRules,
+    group_cache_blocks,
+    layers_per_group,
+)
+from recipe_core.estimates.serving.cache_pages import pack_caches
 from recipe_core.estimates.serving.logged_cache import logged_tokens
-from recipe_core.estimates.serving.memory import memory
-from recipe_core.estimates.serving.operators import Step, step_parts
-from recipe_core.estimates.serving.simulate import simulate
+from recipe_core.estimates.serving.memory import serving_memory
+from recipe_core.estimates.serving.operators import Step, serving_step_parts
+from recipe_core.estimates.serving.simulate import simulate_serving
 from recipe_core.hardware.cluster import cluster, device
 from recipe_core.hardware.host_links import link_rates
 from recipe_core.hardware.profile import Transfers
@@ -71,7 +76,9 @@ def test_percentiles_and_replicas_over_time_wait_for_blocks_too():
     asked = request(LLAMA_8B, lengths(8000, 64, 8, POINTS), {"host_gib": 300})
     plan, row = candidate(asked)
     estimates, place = plan.detail(row)
-    ran = simulate(plan.setting(row), estimates.cases.take([place]), estimates.memory.take([place]))
+    ran = simulate_serving(
+        plan.setting(row), estimates.cases.take([place]), estimates.memory.take([place])
+    )
     mean_s = float(estimates.serving.ttft_s[place])
     assert float(ran.means_s["ttft_s"][0]) == pytest.approx(mean_s, rel=0.35)
     plan, row = candidate(value())
@@ -146,7 +153,7 @@ def boot(model, device, tp, max_context, release=None, **limits):
 def case(*args, **limits):
     """The setting, the case and the memory of a start-up."""
     block = boot(*args, **limits).blocks[0]
-    return block.setting, block.cases, memory(block.setting, block.cases, np.ones(1))
+    return block.setting, block.cases, serving_memory(block.setting, block.cases, np.ones(1))
 
 
 def shared(setting, cases, _=None):
@@ -205,7 +212,7 @@ def test_graphs_are_measured_with_a_block_for_each_request(eager):
     if eager:
         setting = replace(setting, engine=setting.engine.without_graphs())
         assert setting.engine.memory.graphs is None
-    taken = memory(setting, cases, np.ones(1))
+    taken = serving_memory(setting, cases, np.ones(1))
     assert (float(taken.shortfall_bytes[0]) <= 0) is eager
     assert float((taken.start_bytes - taken.usable_bytes)[0]) < 0
 
@@ -231,7 +238,7 @@ def test_graphs_are_captured_for_these_batches_and_set_aside_since_0_20():
 
 def test_groups_have_as_many_layers_as_the_rarest_kind_and_stages_share_them():
     """Each of four stages has a quarter of the layers of every group, so a quarter of a block."""
-    assert [group_size(layers) for layers in ([10, 50], [12, 13], [16, 48])] == [10, 13, 16]
+    assert [layers_per_group(layers) for layers in ([10, 50], [12, 13], [16, 48])] == [10, 13, 16]
     # a logged pool
     setting, cases, _ = case(MIXED, "rtx-5090", 1, 131_072, kv_dtype="fp8")
     assert 299 * float(shared(setting, cases).block_bytes[0]) / GIB == pytest.approx(5.98, abs=0.01)
@@ -240,7 +247,9 @@ def test_groups_have_as_many_layers_as_the_rarest_kind_and_stages_share_them():
     def block_bytes(share):
         kinds = [CacheKind(16, 16 // share, 4096 * one, 0 * one)]
         kinds += [CacheKind(48, 48 // share, 0 * one, 3_207_168 * one)]
-        return float(grouped(kinds, PageRules(16 * one, 16, 2 * one, one)).block_bytes[0])
+        return float(
+            group_cache_blocks(kinds, PageRules(16 * one, 16, 2 * one, one)).block_bytes[0]
+        )
 
     assert block_bytes(1) == 4 * block_bytes(4)
     # layers that cache alike share no blocks
@@ -249,7 +258,7 @@ def test_groups_have_as_many_layers_as_the_rarest_kind_and_stages_share_them():
 
 def packed(name, value_bytes=1.0):
     kinds = tuple((layer.attention, count) for layer, count in catalog_model(name).kinds)
-    return packing(kinds, value_bytes)
+    return pack_caches(kinds, value_bytes)
 
 
 def one(model=FLASH, tp=2, max_context=30_000, **parts):
@@ -309,7 +318,7 @@ def test_the_cache_is_not_divided_and_what_is_in_flight_counts_once():
     assert two == eight
     assert two[0] < 0.03 * GIB
     # layers without entries keep their window
-    only = packing(((catalog_model(FLASH).layers[0].attention, 2),), 1.0)
+    only = pack_caches(((catalog_model(FLASH).layers[0].attention, 2),), 1.0)
     assert only.block_bytes == 2 * 37_440
     assert only.request_bytes(np.array([10_000.0])) == 3 * only.block_bytes
 
@@ -318,7 +327,7 @@ def decode(block, context, sequences=64.0, model=None):
     """Seconds by cause of a step in which all sequences decode one token."""
     setting = block.setting if model is None else replace(block.setting, model=model)
     none, whole, past = np.zeros(1), np.array([sequences]), np.array([float(context)])
-    return step_parts(setting, block.cases, Step(none, none, whole, past, whole))
+    return serving_step_parts(setting, block.cases, Step(none, none, whole, past, whole))
 
 
 def test_a_long_past_costs_little():

@@ -9,7 +9,12 @@ from recipe_core.base.errors import ModelError, NoAnswer
 from recipe_core.commands.ground import Ground
 from recipe_core.commands.judge import check_command
 from recipe_core.estimates.serving import batch_window
-from recipe_core.estimates.serving.batch_window import Window, arriving, capacity, circulating
+from recipe_core.estimates.serving.batch_window import (
+    Window,
+    arriving_batches,
+    batch_capacity,
+    circulating_batches,
+)
 from recipe_core.models.catalog import load_model
 from recipe_core.models.config.read import read_config
 from recipe_core.plans.plans import plan, plan_candidate
@@ -169,7 +174,7 @@ def event_by_event(rate, most, window_s, host_s=0.0, instances=1, preferred=None
 
 
 def served(rate, most, window_s):
-    return arriving(np.array([rate]), service(most), window(most, window_s))
+    return arriving_batches(np.array([rate]), service(most), window(most, window_s))
 
 
 def test_a_lone_request_waits_the_window_out_and_without_batches_it_is_m_d_1():
@@ -186,33 +191,33 @@ def test_a_lone_request_waits_the_window_out_and_without_batches_it_is_m_d_1():
 
 
 def test_heavy_load_keeps_batches_full_and_a_second_instance_hides_the_hosts_work():
-    most = capacity(service(16), window(16, 0.0))
+    most = batch_capacity(service(16), window(16, 0.0))
     assert most == pytest.approx(16 / (FIXED_S + 16 * EACH_S))
     for window_s in (0.0, 0.05):
-        batches = arriving(0.98 * most, service(16), window(16, window_s))
+        batches = arriving_batches(0.98 * most, service(16), window(16, window_s))
         assert batches.mean > 14
         assert batches.busy > 0.96
-    one, two = (capacity(service(8, 0.008), window(8, 0.0, count))[0] for count in (1, 2))
+    one, two = (batch_capacity(service(8, 0.008), window(8, 0.0, count))[0] for count in (1, 2))
     assert one == pytest.approx(8 / (0.008 + FIXED_S + 8 * EACH_S))
     assert two == pytest.approx(8 / (FIXED_S + 8 * EACH_S))
     for window_s in (0.0, 0.02):
         sent, outside = np.array([500.0]), np.array([0.001])
-        batches = circulating(sent, outside, service(16), window(16, window_s))
-        assert batches.rate == pytest.approx(capacity(service(16), window(16, 0.0)), rel=1e-3)
+        batches = circulating_batches(sent, outside, service(16), window(16, window_s))
+        assert batches.rate == pytest.approx(batch_capacity(service(16), window(16, 0.0)), rel=1e-3)
         assert batches.wait_s + batches.service_s + 0.001 == pytest.approx(500 / batches.rate)
 
 
 def test_a_longer_window_makes_larger_batches_and_a_row_is_the_same_among_others():
     windows = np.array([0.0, 0.002, 0.005, 0.01, 0.02])
     of = Window.of(windows, np.full(5, 32), np.ones(5, dtype=int))
-    batches = arriving(np.full(5, 200.0), service(32, rows=5), of)
+    batches = arriving_batches(np.full(5, 200.0), service(32, rows=5), of)
     assert np.all(np.diff(batches.mean) > 0)
     assert np.all(np.diff(batches.busy) < 0)
     assert batches.wait_s[-1] > batches.wait_s[0]
     rates = np.array([30.0, 300.0, 700.0])
     of = Window.of(np.full(3, 0.004), np.full(3, 16), np.ones(3, dtype=int))
-    together = arriving(rates, service(16, rows=3), of)
-    alone = arriving(rates[1:2], service(16), window(16, 0.004))
+    together = arriving_batches(rates, service(16, rows=3), of)
+    alone = arriving_batches(rates[1:2], service(16), window(16, 0.004))
     assert together.wait_s[1] == alone.wait_s[0]
 
 
@@ -220,7 +225,7 @@ def test_a_longer_window_makes_larger_batches_and_a_row_is_the_same_among_others
 def test_a_closed_loop_that_cannot_fill_a_batch_waits_in_every_round(clients):
     sent = np.array([float(clients)])
     outside = np.array([1e-9])  # all come back at once
-    batches = circulating(sent, outside, service(16), window(16, 0.02))
+    batches = circulating_batches(sent, outside, service(16), window(16, 0.02))
     assert batches.rate == pytest.approx(clients / (0.02 + FIXED_S + clients * EACH_S), rel=1e-3)
 
 
@@ -229,7 +234,7 @@ def test_means_within_2_and_tails_within_5_percent_of_single_events(rate, most, 
     latencies, sizes = event_by_event(rate, most, window_s, **more)
     of = window(most, window_s, more.get("instances", 1), more.get("preferred"))
     given = np.array([float(rate)]), service(most, more.get("host_s", 0.0)), of
-    batches = arriving(*given)
+    batches = arriving_batches(*given)
     assert batches.wait_s + batches.service_s == pytest.approx(latencies.mean(), rel=0.02)
     assert batches.mean == pytest.approx(sizes.mean(), rel=0.02)
     assert batches.shared == pytest.approx((sizes**2).sum() / sizes.sum(), rel=0.02)

@@ -16,10 +16,10 @@ from pydantic import TypeAdapter
 
 from recipe_core.base.errors import HardwareError
 from recipe_core.estimates.results import Estimate
-from recipe_core.estimates.serving.cost import at_work, busy
-from recipe_core.estimates.serving.estimates import estimate
-from recipe_core.estimates.serving.operators import Step, step_parts, total
-from recipe_core.estimates.serving.weights import stage_layers
+from recipe_core.estimates.serving.cost import busy_shares, busy_time_setting
+from recipe_core.estimates.serving.estimates import estimate_serving
+from recipe_core.estimates.serving.operators import Step, serving_step_parts, total
+from recipe_core.estimates.serving.weights import stage_layer_bounds
 from recipe_core.estimates.training.memory import PARTS
 from recipe_core.estimates.training.results import TrainingStage
 from recipe_core.hardware.cluster import cluster, device
@@ -78,7 +78,7 @@ def test_recorded_requests_survive_their_links():
 
 def test_layers_are_spread_over_stages_as_vllm_does():
     for layers, sizes in ((80, [10] * 8), (61, [15, 15, 16, 15]), (94, [23, 24, 24, 23])):
-        assert [end - start for start, end in stage_layers(layers, len(sizes))] == sizes
+        assert [end - start for start, end in stage_layer_bounds(layers, len(sizes))] == sizes
 
 
 @over("name", MODELS, share=3)
@@ -310,19 +310,19 @@ def test_power_is_between_idle_and_the_limit(name, workload):
 
 def test_a_full_replica_is_busy_all_the_time_and_what_waits_for_no_work_draws_nothing():
     full, block = (
-        estimate(*one_case(resolve(request), request.candidate))
+        estimate_serving(*one_case(resolve(request), request.candidate))
         for request in (
             make_request(candidate=SPLIT | {"tp": 4}, workload=workload)
             for workload in ({"concurrency": 4000}, {})
         )
     )
-    found = busy(full.setting, full.cases, full.serving)
+    found = busy_shares(full.setting, full.cases, full.serving)
     assert 0.5 < found.prefill[0] + found.decode[0] <= 1.1
     one = np.ones(1)
     step = Step(0 * one, 0 * one, 64 * one, 1024 * one, 64 * one)
     free, real = (
-        step_parts(setting, block.cases, step)
-        for setting in (at_work(block.setting), block.setting)
+        serving_step_parts(setting, block.cases, step)
+        for setting in (busy_time_setting(block.setting), block.setting)
     )
     assert [free[name][0] for name in ("all_reduce", "engine", "launch")] == [0, 0, 0]
     assert 0 < total(free)[0] < total(real)[0]

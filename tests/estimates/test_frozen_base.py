@@ -6,9 +6,9 @@ import pytest
 from recipe_core.estimates.columns.training import RECOMPUTE
 from recipe_core.estimates.training.collectives import fsdp_traffic
 from recipe_core.estimates.training.frozen_base import dequantize_s, frozen_base_bytes
-from recipe_core.estimates.training.memory import held, memory
-from recipe_core.estimates.training.optimizer_states import state_bytes, update_bytes
-from recipe_core.estimates.training.schedule import step_parts
+from recipe_core.estimates.training.memory import parameters_by_stage, training_memory
+from recipe_core.estimates.training.optimizer_states import optimizer_state_bytes, update_bytes
+from recipe_core.estimates.training.schedule import training_step_parts
 from recipe_core.plans.problem import resolve
 from recipe_core.plans.training_candidates import settings
 from tests.fixtures.rows import over, table
@@ -35,8 +35,8 @@ def test_a_pass_over_a_base_takes_what_was_published(model, engine, device, pico
 
 def test_every_pass_of_every_micro_batch_turns_the_weights_anew():
     splits = cases(3, recompute=np.array([0, 2, 2]), global_batch=np.array([4, 4, 8]))
-    parts = step_parts(setting("trl", **QLORA), splits)
-    plain = step_parts(setting("trl", method="lora"), splits)
+    parts = training_step_parts(setting("trl", **QLORA), splits)
+    plain = training_step_parts(setting("trl", method="lora"), splits)
     one_pass = parts["forward_dequantize"]
     assert not plain["forward_dequantize"].any()
     assert parts["backward_dequantize"] == pytest.approx(one_pass)
@@ -48,20 +48,23 @@ def test_every_pass_of_every_micro_batch_turns_the_weights_anew():
 def test_four_bits_are_gathered_and_scales_stay_whole_on_every_device():
     splits = cases(1, dp=8, zero_stage=3)
     lora, qlora = (setting("trl", method=method) for method in ("lora", "qlora"))
-    rank, m = held(qlora, splits), float(splits.micro_batches[0])
+    rank, m = parameters_by_stage(qlora, splits), float(splits.micro_batches[0])
     layers, tables, adapters = (
         float(part[0, 0]) for part in (rank.dense, rank.vocabulary, rank.adapters)
     )
     narrow, wide = (float(fsdp_traffic(work, splits)["shard"][0, 0]) for work in (qlora, lora))
     assert wide - narrow == pytest.approx(2 * m * 1.5 * layers)  # half a byte of a weight, not 2
-    stored = memory(qlora, splits).parts["parameters"][0, 0]
+    stored = training_memory(qlora, splits).parts["parameters"][0, 0]
     divided = (0.5 * layers + 2 * tables + 4 * adapters) / 8
     assert stored == pytest.approx(divided + 0.0159 * layers)
     assert frozen_base_bytes(qlora) == pytest.approx(0.5159 * layers + 2 * tables, rel=1e-3)
     # weights in buffers (GPTQ) are not divided at all
     gptq = setting("trl", "Qwen/Qwen1.5-7B-Chat-GPTQ-Int4", **QLORA)
-    sizes = [memory(gptq, cases(1, dp=dp, zero_stage=3)).parts["parameters"][0, 0] for dp in (2, 8)]
-    whole = 0.5195 * float(held(gptq, splits).dense[0, 0])
+    sizes = [
+        training_memory(gptq, cases(1, dp=dp, zero_stage=3)).parts["parameters"][0, 0]
+        for dp in (2, 8)
+    ]
+    whole = 0.5195 * float(parameters_by_stage(gptq, splits).dense[0, 0])
     assert whole < sizes[1] < sizes[0] < 1.4 * whole
 
 
@@ -81,7 +84,7 @@ def test_states_and_updates_follow_the_format_of_what_is_trained(
     engine, optimizer, states, kept, moved
 ):
     chosen = setting(engine, method="pretrain", optimizer=optimizer, state_dtype=states)
-    assert state_bytes(chosen) == pytest.approx(kept)
+    assert optimizer_state_bytes(chosen) == pytest.approx(kept)
     assert update_bytes(chosen) == pytest.approx(moved)
 
 

@@ -14,7 +14,7 @@ from recipe_core.estimates.training.loss_pieces import (
     logit_bytes,
     logits_at_once,
 )
-from recipe_core.estimates.training.memory import memory
+from recipe_core.estimates.training.memory import training_memory
 from tests.fixtures.rows import over, table
 from tests.fixtures.training import training_columns as cases
 from tests.fixtures.training import training_setting as setting
@@ -55,8 +55,10 @@ def test_a_kernel_that_keeps_no_logits_makes_them_again(engine, method, pieces, 
 def test_the_loss_is_over_when_a_layer_goes_back_unless_it_is_eager():
     """Megatron's fused loss and its layer are one or the other, DeepSpeed's fp32 copies stay."""
     for engine, both in (("megatron", False), ("deepspeed", True)):
-        parts = memory(setting(engine), cases(1, tp=1, recompute=FULL)).parts
-        waiting = memory(setting(engine), cases(1, tp=1, recompute=FULL)).parts["activations"]
+        parts = training_memory(setting(engine), cases(1, tp=1, recompute=FULL)).parts
+        waiting = training_memory(setting(engine), cases(1, tp=1, recompute=FULL)).parts[
+            "activations"
+        ]
         inputs = 32 * 2 * 4096 * 8192 + 2 * 4096 * 8192
         assert parts["loss"][0, 0] > 0
         assert (waiting[0, 0] > inputs) == both
@@ -68,7 +70,7 @@ def test_unsloths_longest_contexts_fit_and_not_much_more(model, device, tokens, 
     chosen = setting("unsloth", model=model, hardware={"device": device}, **work)
     lengths = np.array([tokens, int(tokens * above)])
     shape = {"recompute": FULL, "activation_offload": 1, "zero_stage": 0}
-    found = memory(chosen, cases(2, sequence_length=lengths, **shape))
+    found = training_memory(chosen, cases(2, sequence_length=lengths, **shape))
     assert (found.peak_bytes <= found.capacity_bytes).tolist() == [True, False]
 
 
@@ -77,7 +79,7 @@ def test_unsloth_writes_gradients_over_what_its_feed_forward_block_kept():
     own = setting("unsloth", method="lora")
     plain = own.framework.model_copy(update={"mlp_in_place": False})
     here, there = (
-        memory(chosen, cases(1, **shape)).parts["activations"][0, 0]
+        training_memory(chosen, cases(1, **shape)).parts["activations"][0, 0]
         for chosen in (own, replace(own, framework=plain))
     )
     # 4.5 of 6f bytes a token against output and gradient of the layer

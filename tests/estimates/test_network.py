@@ -17,7 +17,7 @@ from recipe_core.estimates.network import (
     dispatch_s,
     send_s,
 )
-from recipe_core.estimates.serving.operators import Step, step_parts
+from recipe_core.estimates.serving.operators import Step, serving_step_parts
 from recipe_core.hardware.cluster import cluster
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.plans.problem import resolve
@@ -165,7 +165,9 @@ def _parts(model="deepseek-ai/DeepSeek-V3", exchange=None, **candidate):
     rules = engine.split.model_copy(update={"exchange": changed})
     chosen = replace(chosen, engine=engine.model_copy(update={"split": rules}))
     batch = np.array([512.0])
-    return step_parts(chosen, case, Step(0 * batch, 0 * batch, batch, 1024 + 0 * batch, batch))
+    return serving_step_parts(
+        chosen, case, Step(0 * batch, 0 * batch, batch, 1024 + 0 * batch, batch)
+    )
 
 
 def test_engines_hand_tokens_over_as_their_file_says_and_only_nodes_use_the_network():

@@ -8,11 +8,11 @@ import pytest
 
 from recipe_core.base.errors import InputError
 from recipe_core.commands.request_verdict import check_request
-from recipe_core.estimates.columns.exchange import dispatching
+from recipe_core.estimates.columns.exchange import dispatching_cases
 from recipe_core.estimates.serving.continuous_batching import decode_step
-from recipe_core.estimates.serving.estimates import estimate
-from recipe_core.estimates.serving.memory import memory as memory_of
-from recipe_core.estimates.serving.operators import Step, step_parts, total
+from recipe_core.estimates.serving.estimates import estimate_serving
+from recipe_core.estimates.serving.memory import serving_memory as memory_of
+from recipe_core.estimates.serving.operators import Step, serving_step_parts, total
 from recipe_core.estimates.serving.pools import transfer_bytes, transfer_s
 from recipe_core.estimates.serving.speculative import engine_step, tokens_per_step
 from recipe_core.estimates.serving.weights import draft_layer, draft_projection
@@ -125,7 +125,7 @@ def test_with_nothing_to_wait_for_tpot_is_that_of_decoding_alone():
     load, prefill = CLOSED | {"output_tokens": 4096}, {"tp": 8, "replicas": 6}
     chosen, cases = columns(workload=load, nodes=8, prefill=prefill)
     free = instant(chosen)
-    serving = estimate(free, cases).serving
+    serving = estimate_serving(free, cases).serving
     step = engine_step(free, cases, decode_step(cases, cases.load / cases.replicas))
     alone = float(total(step)[0])
     assert serving.tpot_s[0] == pytest.approx(alone, rel=0.005)
@@ -173,7 +173,7 @@ def gathering(setting):
 
 def exchange_s(setting, cases):
     step = decode_step(cases, np.full(len(cases), 64.0))
-    return step_parts(setting, cases, step)["all_to_all"][0]
+    return serving_step_parts(setting, cases, step)["all_to_all"][0]
 
 
 def started_with(request, *roles):
@@ -187,7 +187,7 @@ def test_a_decode_pool_over_a_rack_dispatches_what_it_is_launched_with(change, d
     """The estimate, the words and the variables say the same."""
     request = PlanRequest.parse(rack(**change))
     setting, cases = exact(request)
-    assert dispatching(setting, cases).tolist() == [dispatched is not None]
+    assert dispatching_cases(setting, cases).tolist() == [dispatched is not None]
     exchanged, gathered = exchange_s(setting, cases), exchange_s(gathering(setting), cases)
     assert exchanged < 0.8 * gathered if dispatched else exchanged == gathered
     _, decode = started_with(request, "decode", "server")
@@ -210,7 +210,9 @@ def test_a_prefill_pool_gathers_and_a_dispatch_has_a_slot_for_each_token_and_exp
     setting, cases = exact(request)
     pool, prompts = cases.prefill_pool, np.array([4096.0])
     step = Step(prompts, prompts / 2, 0 * prompts, 0 * prompts, 0 * prompts + 1)
-    assert step_parts(setting, pool, step) == step_parts(gathering(setting), pool, step)
+    assert serving_step_parts(setting, pool, step) == serving_step_parts(
+        gathering(setting), pool, step
+    )
     started, prefill = started_with(request, "prefill")
     assert prefill.argv[prefill.argv.index("--moe-a2a-backend") + 1] == "none"
     assert "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK" not in prefill.env

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from recipe_core.estimates.training.estimates import estimate
+from recipe_core.estimates.training.estimates import estimate_training
 from recipe_core.estimates.training.reinforcement import at_longest, at_mean, forward_s
 from recipe_core.estimates.training.results import PHASE_TITLES
-from recipe_core.estimates.training.schedule import step_parts
+from recipe_core.estimates.training.schedule import training_step_parts
 from recipe_core.estimates.training.shared_devices import beside_bytes
 from recipe_core.plans.plans import plan, plan_candidate
 from recipe_core.plans.problem import resolve
@@ -32,7 +32,7 @@ def request(rollout=None, nodes=1, split=None, **work):
 
 def estimates(*args, **more):
     asked = resolve(request(*args, **more))
-    return estimate(*one_case(asked, asked.candidate))
+    return estimate_training(*one_case(asked, asked.candidate))
 
 
 def answer(*args, **more):
@@ -55,14 +55,14 @@ def test_phases_add_up_and_updates_are_those_of_training_at_the_mean_length():
     assert ppo.phases_s["critic"] == pytest.approx(ppo.phases_s["update"])
     assert ppo.phases_s["values"] == pytest.approx(ppo.phases_s["old_log_probs"])
     found, step = answer(global_batch=256).reinforcement, estimates(global_batch=256)
-    trained = step_parts(step.setting, at_mean(step.setting.sampling, step.cases))
+    trained = training_step_parts(step.setting, at_mean(step.setting.sampling, step.cases))
     assert found.updates == 4
     assert found.phases_s["update"] == pytest.approx(4 * float(sum(trained.values())[0]))
     for scored in ("reference", "old_log_probs"):
         assert found.phases_s[scored] == pytest.approx(4 * float(forward_s(trained)[0]))
     # a forward pass is a third of a step without recomputation
     step = estimates(split={"recompute": "none", "micro_batch": 1})
-    parts = step_parts(step.setting, at_mean(step.setting.sampling, step.cases))
+    parts = training_step_parts(step.setting, at_mean(step.setting.sampling, step.cases))
     assert float(forward_s(parts)[0] / sum(parts.values())[0]) == pytest.approx(1 / 3, abs=0.05)
 
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from recipe_core.compression.required import detail_estimate
 from recipe_core.estimates.serving import simulate as simulator
-from recipe_core.estimates.serving.operators import Step, step_parts, total
+from recipe_core.estimates.serving.operators import Step, serving_step_parts, total
 from recipe_core.estimates.serving.scheduler import Replica, Rules, StepTimes
-from recipe_core.estimates.serving.simulate import EXACT, FIGURES, MOST, Spread, simulate
+from recipe_core.estimates.serving.simulate import EXACT, FIGURES, MOST, Spread, simulate_serving
 from recipe_core.plans.plans import estimate_batch, plan, plan_candidate
 from recipe_core.plans.remedies import helpful_changes
 from recipe_core.plans.serving_search import NEAREST
@@ -47,7 +47,7 @@ def case(workload, model=LLAMA_8B, **candidate):
 
 
 def simulation(block, **options):
-    return simulate(block.setting, block.cases, block.memory, **options)
+    return simulate_serving(block.setting, block.cases, block.memory, **options)
 
 
 def test_steps_take_tokens_by_budget_slots_and_arrival():
@@ -124,7 +124,7 @@ def test_step_times_follow_the_operators(model):
     columns = block.cases.take(np.zeros(400, dtype=int))
 
     def exact(*step):
-        return total(step_parts(block.setting, columns, Step(*step)))
+        return total(serving_step_parts(block.setting, columns, Step(*step)))
 
     mixed = exact(tokens, seen, sequences, context, sampled)
     errors = np.abs(np.array([times.mixed_s(*point) for point in points]) / mixed - 1)
@@ -171,7 +171,7 @@ def test_throughput_stays_below_what_full_decode_steps_give(workload):
     block = case(workload)
     zero, full = np.zeros(1), np.full(1, 1024.0)
     step = Step(zero, zero, full, block.cases.input_tokens, full)
-    best = full / total(step_parts(block.setting, block.cases, step))
+    best = full / total(serving_step_parts(block.setting, block.cases, step))
     assert 0 < simulation(block).output_tokens_per_s < best
 
 

@@ -16,7 +16,7 @@ from recipe_core.engines.spec import engine, engine_names
 from recipe_core.estimates.measured.starts import published_starts
 from recipe_core.estimates.serving import starts
 from recipe_core.estimates.serving.cold_start import cold_start
-from recipe_core.estimates.serving.memory import memory
+from recipe_core.estimates.serving.memory import serving_memory
 from recipe_core.estimates.serving.start_numbers import engine_start, place_names, start_numbers
 from recipe_core.hardware.cluster import device
 from recipe_core.launch.startup import startup_rates
@@ -48,8 +48,8 @@ def chances(table, contexts):
     block = table.blocks[0]
     cases = block.cases.take(np.zeros(len(contexts), dtype=np.int64))
     cases = replace(cases, max_context=contexts.astype(float))
-    held = memory(block.setting, cases, np.ones(len(contexts)))
-    return starts.start_probability(block.setting, cases, held)
+    held = serving_memory(block.setting, cases, np.ones(len(contexts)))
+    return starts.serving_start_probability(block.setting, cases, held)
 
 
 @settings(max_examples=examples(400), deadline=None)
@@ -82,7 +82,9 @@ def test_the_scale_of_the_error_is_a_share_of_memory_and_bounds_part_three_verdi
     low, high = starts.start_errors().bounds
     probability = np.array([0.0, low - 1e-9, low, 0.5, high - 1e-9, high, 1.0, np.nan])
     assert starts.cannot_start(probability).tolist() == [True, True, *[False] * 6]
-    assert starts.is_uncertain(probability).tolist() == [False] * 2 + [True] * 3 + [False] * 3
+    assert (
+        starts.is_serving_uncertain(probability).tolist() == [False] * 2 + [True] * 3 + [False] * 3
+    )
     values = starts.start_errors().model_dump()
     for wrong in ({"bounds": (0.9, 0.1)}, {"bounds": (0.0, 0.9)}, {"sure": 0.5}):
         with pytest.raises(ValidationError, match="bounds must rise"):
@@ -166,9 +168,9 @@ def test_a_config_that_states_blocks_refuses_and_a_format_by_name_does_not():
         for setting in (block.setting, by_name)
     )
     assert ("block" in stated, named) == (True, [])
-    held = memory(by_name, cases, np.ones(1))
-    chance = starts.start_probability(by_name, cases, held)
-    assert starts.is_uncertain(chance)[0]
+    held = serving_memory(by_name, cases, np.ones(1))
+    chance = starts.serving_start_probability(by_name, cases, held)
+    assert starts.is_serving_uncertain(chance)[0]
     assert chance[0] < starts.memory_probability(by_name, held)[0]
 
 

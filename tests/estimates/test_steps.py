@@ -9,14 +9,19 @@ import pytest
 
 from recipe_core.engines.spec import KernelTimes, engine, engine_names
 from recipe_core.estimates.roofline import SORT_TOKENS, experts_s, operator_s, product_dtype
-from recipe_core.estimates.root import root
+from recipe_core.estimates.root import find_root
 from recipe_core.estimates.serving import continuous_batching as batching
 from recipe_core.estimates.serving.continuous_batching import Loop, idle_step, prompt_step
-from recipe_core.estimates.serving.memory import memory
-from recipe_core.estimates.serving.operators import Step, kernels_launched, step_parts, total
-from recipe_core.estimates.serving.rates import serving
+from recipe_core.estimates.serving.memory import serving_memory
+from recipe_core.estimates.serving.operators import (
+    Step,
+    kernels_launched,
+    serving_step_parts,
+    total,
+)
+from recipe_core.estimates.serving.rates import solve_serving
 from recipe_core.estimates.serving.routing import SPREAD, crowding, distinct_experts
-from recipe_core.estimates.serving.simulate import simulate
+from recipe_core.estimates.serving.simulate import simulate_serving
 from recipe_core.estimates.serving.speculative import engine_step, engine_steps
 from recipe_core.hardware.cluster import device, device_names, priors, roofline
 from recipe_core.hardware.profile import Family
@@ -113,7 +118,7 @@ def asked(model=LLAMA, name="vllm", concurrency=32):
     split = {"engine": name, "tp": 1, "pp": 1, "dp": 1}
     request = make_request(model, per_node=1, workload=load, candidate=split)
     setting, cases = one_case(resolve(request), request.candidate)
-    return setting, cases, memory(setting, cases, np.ones(1))
+    return setting, cases, serving_memory(setting, cases, np.ones(1))
 
 
 def with_engine(setting, kernels=None, **overheads):
@@ -134,14 +139,15 @@ def served(name="vllm", **overheads):
     [(field, numbers)] = overheads.items()
     fixed = {} if field == "bunched" else {"bunched": 0.0}
     return [
-        serving(with_engine(setting, **fixed, **{field: number}), cases, room) for number in numbers
+        solve_serving(with_engine(setting, **fixed, **{field: number}), cases, room)
+        for number in numbers
     ]
 
 
 def parts(setting, cases, rows=64.0, prefill=0.0):
     one = np.ones(1)
     step = Step(prefill * one, 512 * one, rows * one, 1024 * one, rows * one)
-    return step_parts(setting, cases, step)
+    return serving_step_parts(setting, cases, step)
 
 
 @over("kernel dtype part others", table("physics.yaml", "engine_kernels"))
@@ -217,7 +223,7 @@ def test_late_steps_delay_the_first_token_and_the_simulator_runs_prompts_first()
     for mixes in (True, False):
         setting, cases, room = asked(concurrency=64)
         changed = setting.engine.model_copy(update={"mixes_prompts": mixes})
-        means[mixes] = simulate(replace(setting, engine=changed), cases, room).means_s
+        means[mixes] = simulate_serving(replace(setting, engine=changed), cases, room).means_s
     assert means[False]["ttft_s"][0] < means[True]["ttft_s"][0]  # no decoding beside the prompt
     assert means[False]["tpot_s"][0] != means[True]["tpot_s"][0]
 
@@ -251,7 +257,7 @@ def test_prompts_of_several_chunks_take_a_step_each():
     setting, cases = legal(LLAMA_70B, engines=["vllm"], loads=[500], max_batched_tokens=[512])
     long, short, requests = (np.full(len(cases), size) for size in (20_000.0, 16.0, 500.0))
     cases = replace(cases, input_tokens=long, output_tokens=short)
-    flow = batching.closed_loop(setting, cases, requests)
+    flow = batching.closed_loop_flow(setting, cases, requests)
     chunk_s = flow.step_s + flow.prompt_s / np.ceil(20_000 / 512)
     assert flow.requests_per_s * 20_000 / 512 * chunk_s / cases.pp == pytest.approx(1, rel=0.03)
     in_flight = flow.requests_per_s * (flow.ttft_s + 15 * flow.tpot_s)
@@ -264,11 +270,11 @@ def test_roots_are_found_past_corners_and_near_ends_and_rows_end_as_alone():
     def bent(x):
         return np.where(x < corner, 1.0, 20.0) * (x - corner)
 
-    assert root(bent, np.zeros(4), -corner, np.ones(4)) == pytest.approx(corner, rel=1e-9)
-    assert root(lambda x: x - 2, np.zeros(1), np.array([-2.0]), np.ones(1)) == 1
+    assert find_root(bent, np.zeros(4), -corner, np.ones(4)) == pytest.approx(corner, rel=1e-9)
+    assert find_root(lambda x: x - 2, np.zeros(1), np.array([-2.0]), np.ones(1)) == 1
     # one output token: what decodes is a millionth of what waits
     at, most = np.array([1e-7, 3e-7, 1e-5]), np.full(3, 42.0)
-    found = root(lambda x: most * (x - at) / (x + at), np.zeros(3), -most, most)
+    found = find_root(lambda x: most * (x - at) / (x + at), np.zeros(3), -most, most)
     assert found == pytest.approx(at, rel=1e-8)
     # rows that search on end as alone
     setting, cases = legal("openai/gpt-oss-120b")

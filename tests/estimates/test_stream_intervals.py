@@ -8,9 +8,9 @@ import pytest
 from recipe_core.commands.ground import Ground
 from recipe_core.commands.judge import check_command, read_command
 from recipe_core.engines.spec import engine, engine_names
-from recipe_core.estimates.serving.estimates import estimate
+from recipe_core.estimates.serving.estimates import estimate_serving
 from recipe_core.estimates.serving.operators import total
-from recipe_core.estimates.serving.simulate import simulate
+from recipe_core.estimates.serving.simulate import simulate_serving
 from recipe_core.plans.plans import plan, plan_candidate
 from recipe_core.plans.remedies import fixes
 from recipe_core.recipe import relaunch
@@ -41,7 +41,7 @@ def estimates(workload=LONG, *, waits=False, **intervals):
     spec = block.setting.engine
     held = spec.intervals.model_copy(update={"first_token_waits": waits})
     setting = replace(block.setting, engine=spec.model_copy(update={"intervals": held}))
-    answer = estimate(setting, block.cases.take([i]))
+    answer = estimate_serving(setting, block.cases.take([i]))
     s, tokens = answer.serving, answer.cases.output_tokens
     assert s.request_latency_s == pytest.approx(s.ttft_s + (tokens - 1) * s.tpot_s, rel=1e-12)
     assert total(s.prefill) == pytest.approx(s.ttft_s, rel=1e-12)
@@ -56,7 +56,7 @@ def both(workload=LONG, *, waits=False, **intervals):
 
 def simulated(workload=LONG, *, waits=False, **intervals):
     e = estimates(workload, waits=waits, **intervals)
-    return simulate(e.setting, e.cases, e.memory).means_s
+    return simulate_serving(e.setting, e.cases, e.memory).means_s
 
 
 @over("workload", [LONG, OPEN])

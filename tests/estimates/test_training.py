@@ -11,11 +11,11 @@ from recipe_core.estimates.columns.training import SCHEDULES, training_cases
 from recipe_core.estimates.training.activations import in_flight, layer_bytes
 from recipe_core.estimates.training.collectives import fsdp_traffic
 from recipe_core.estimates.training.elastic import elastic_nodes, next_smaller
-from recipe_core.estimates.training.loss_chunks import decided
-from recipe_core.estimates.training.memory import memory
+from recipe_core.estimates.training.loss_chunks import decide_loss_chunks
+from recipe_core.estimates.training.memory import training_memory
 from recipe_core.estimates.training.run import goodput, interval_s
-from recipe_core.estimates.training.schedule import bubble_micro_batches, step_parts
-from recipe_core.estimates.training.stages import stage_layers
+from recipe_core.estimates.training.schedule import bubble_micro_batches, training_step_parts
+from recipe_core.estimates.training.stages import stage_layer_counts
 from recipe_core.plans.front import front_of_columns
 from recipe_core.plans.plans import plan, plan_candidate
 from recipe_core.plans.problem import resolve
@@ -82,9 +82,9 @@ def test_a_loss_is_made_in_pieces_beside_rows_that_fit():
     columns |= {"micro_batch": np.array([16, 1, 1]), "zero_stage": 3}
     setting = settings(asked)[0]
     cases = training_cases(3, **columns, **shared_columns(asked, asked.cluster))
-    cases, mem = decided(setting, cases)
+    cases, mem = decide_loss_chunks(setting, cases)
     assert cases.fused_loss.tolist() == [1, 0, 0]
-    again = memory(setting, cases)
+    again = training_memory(setting, cases)
     assert np.array_equal(mem.peak_bytes, again.peak_bytes)
     assert np.array_equal(mem.by_stage, again.by_stage, equal_nan=True)
 
@@ -130,24 +130,28 @@ def states(mem):
 @over("engine stage fixed divided", table("physics.yaml", "states"))
 def test_states_are_those_of_zeros_table(engine, stage, fixed, divided):
     chosen = setting(engine)
-    kept = states(memory(chosen, cases(1, dp=8, zero_stage=stage)))[0]
+    kept = states(training_memory(chosen, cases(1, dp=8, zero_stage=stage)))[0]
     assert kept == pytest.approx(chosen.model.parameters * (fixed + divided / 8), rel=1e-6)
 
 
 def test_fsdp_frees_16_bytes_a_parameter_and_context_parallel_ranks_share_them():
     """torchtitan's published rows fall by 15.0 to 15.4 GiB; the states are 14.0 of it."""
-    few, many = states(memory(setting(), cases(2, dp=np.array([8, 128]), zero_stage=3)))
+    few, many = states(training_memory(setting(), cases(2, dp=np.array([8, 128]), zero_stage=3)))
     assert (few - many) / GIB == pytest.approx(14.0, abs=0.1)
     # The same tokens a device take the same memory, however they are cut
     ranks = np.array([1, 2, 4, 8])
-    peaks = memory(setting(), cases(4, cp=ranks, dp=8 // ranks, micro_batch=ranks, zero_stage=3))
+    peaks = training_memory(
+        setting(), cases(4, cp=ranks, dp=8 // ranks, micro_batch=ranks, zero_stage=3)
+    )
     assert peaks.peak_bytes == pytest.approx(np.full(4, peaks.peak_bytes[0]))
 
 
 @over("model devices sequences tokens measured_gib", table("physics.yaml", "torchtitan"))
 def test_torchtitans_published_rows(model, devices, sequences, tokens, measured_gib):
     shape = {"dp": devices, "zero_stage": 3, "recompute": 1, "micro_batch": sequences}
-    peak = memory(setting(model=model), cases(1, sequence_length=tokens, **shape)).peak_bytes[0]
+    peak = training_memory(
+        setting(model=model), cases(1, sequence_length=tokens, **shape)
+    ).peak_bytes[0]
     assert float(peak) / GIB == pytest.approx(measured_gib, rel=0.09)
 
 
@@ -158,7 +162,7 @@ def test_a_loss_in_fp32_takes_three_times_as_much(recompute, sequences, tokens, 
     wide = chosen.framework.loss_bytes.model_copy(update={"value": 12.0})
     chosen = replace(chosen, framework=chosen.framework.model_copy(update={"loss_bytes": wide}))
     shape = {"dp": 8, "zero_stage": 3, "recompute": recompute, "micro_batch": sequences}
-    mem = memory(chosen, cases(1, sequence_length=tokens, **shape))
+    mem = training_memory(chosen, cases(1, sequence_length=tokens, **shape))
     assert states(mem)[0] / GIB == pytest.approx(14.96, abs=0.05)
     assert float(mem.peak_bytes[0]) / GIB == pytest.approx(gib, rel=0.08)
 
@@ -192,10 +196,12 @@ def test_micro_batches_in_flight_and_bubbles(schedule, chunks, first, last, bubb
 def test_interleaved_stages_hold_more_than_1f1b_and_the_last_the_logits():
     """Measured by Primus: 16.26 GiB against 21.40."""
     chunks = np.array([1, 4])
-    mem = memory(setting("deepspeed"), cases(2, pp=8, dp=8, virtual_stages=chunks, zero_stage=1))
+    mem = training_memory(
+        setting("deepspeed"), cases(2, pp=8, dp=8, virtual_stages=chunks, zero_stage=1)
+    )
     first = mem.parts["activations"][:, 0]
     assert 1.1 < first[1] / first[0] < 1.3
-    mem = memory(setting("megatron"), cases(1, pp=4, dp=8))
+    mem = training_memory(setting("megatron"), cases(1, pp=4, dp=8))
     assert mem.parts["loss"][0, 3] == 2 * 8192 * 128256
     assert not mem.parts["loss"][0, :3].any()
     assert np.nanargmax(mem.parts["activations"][0]) == 0
@@ -204,19 +210,19 @@ def test_interleaved_stages_hold_more_than_1f1b_and_the_last_the_logits():
 def test_a_fused_loss_less_state_and_adapters_save_memory():
     one = {"dp": 8, "zero_stage": 3}
     plain, fused = (
-        memory(setting("deepspeed"), cases(1, **one, **more)).parts["loss"][0, 0]
+        training_memory(setting("deepspeed"), cases(1, **one, **more)).parts["loss"][0, 0]
         for more in ({}, {"fused_loss": 1})
     )
     assert fused == plain / 8
     sizes = [
-        float(memory(setting(optimizer=name), cases(1, **one)).parts["optimizer"][0, 0])
+        float(training_memory(setting(optimizer=name), cases(1, **one)).parts["optimizer"][0, 0])
         for name in ("adafactor", "adamw-8bit", "sgd", "muon", "adamw")
     ]
     assert sizes == sorted(sizes)
     # the peft library prints 41,943,040 for rank 16 beside every matrix
     few = {"method": "lora", "lora_targets": "attention"}
     lora, fewer, qlora = (
-        memory(setting(**work), cases(1)).parts
+        training_memory(setting(**work), cases(1)).parts
         for work in ({"method": "lora"}, few, {"method": "qlora"})
     )
     assert lora["optimizer"][0, 0] / 8 == 41_943_040
@@ -227,13 +233,17 @@ def test_a_fused_loss_less_state_and_adapters_save_memory():
 def test_more_devices_and_recomputation_never_take_more_memory():
     sizes = np.array([2, 4, 8, 16, 64, 256])
     for split in ({"dp": sizes}, {"dp": np.full(3, 8), "recompute": np.arange(3)}):
-        peaks = memory(setting(), cases(len(split["dp"]), zero_stage=3, **split)).peak_bytes
+        peaks = training_memory(
+            setting(), cases(len(split["dp"]), zero_stage=3, **split)
+        ).peak_bytes
         assert (np.diff(peaks) < 0).all()
-    hybrid = states(memory(setting(), cases(2, dp=64, shard=np.array([8, 64]), zero_stage=3)))
+    hybrid = states(
+        training_memory(setting(), cases(2, dp=64, shard=np.array([8, 64]), zero_stage=3))
+    )
     assert hybrid[0] == pytest.approx(8 * hybrid[1])
     # experts are divided over the ranks that share them
     chosen = setting("megatron", "mistralai/Mixtral-8x7B-v0.1")
-    mem = memory(chosen, cases(2, dp=8, ep=np.array([1, 8]), zero_stage=1))
+    mem = training_memory(chosen, cases(2, dp=8, ep=np.array([1, 8]), zero_stage=1))
     alone, shared = mem.parts["parameters"][:, 0]
     assert shared < 0.2 * alone
 
@@ -256,7 +266,9 @@ FSDP = {"dp": 8, "zero_stage": 3, "global_batch": 8, "sequence_length": 4096}
 
 def part(name, engine="torchtitan", stage=0, **columns):
     """Bytes of one part of one case."""
-    return float(memory(setting(engine), cases(1, **(FSDP | columns))).parts[name][0, stage])
+    return float(
+        training_memory(setting(engine), cases(1, **(FSDP | columns))).parts[name][0, stage]
+    )
 
 
 @over("name engine columns size", table("physics.yaml", "moments"))
@@ -299,7 +311,7 @@ def wide(engine, vocabulary=131072, **work):
 
 
 def staged(chosen, n=1, **columns):
-    return stage_layers(chosen, cases(n, **(PIPELINE | columns)))
+    return stage_layer_counts(chosen, cases(n, **(PIPELINE | columns)))
 
 
 def test_stages_end_with_the_layer_that_passes_their_share_or_are_even():
@@ -329,13 +341,13 @@ def test_pipelines_of_several_lengths_are_estimated_as_each_alone(engine, method
     chosen, lengths = wide(engine, method=method), [8, 1, 32, 8]
     stages = np.array([0, 3, 3, 2])
     several = cases(4, pp=np.array(lengths), dp=2, zero_stage=stages, **PIPELINE)
-    together, seconds = memory(chosen, several), step_parts(chosen, several)
+    together, seconds = training_memory(chosen, several), training_step_parts(chosen, several)
     for i, pp in enumerate(lengths):
         one = several.take([i])
-        alone = memory(chosen, one)
+        alone = training_memory(chosen, one)
         for name, part_bytes in alone.parts.items():
             assert together.parts[name][i, :pp].tolist() == part_bytes[0].tolist()
             assert np.isnan(together.parts[name][i, pp:]).all()
         assert together.peak_bytes[i] == alone.peak_bytes[0] == together.by_stage[i, :pp].max()
-        own = {name: part_s[0] for name, part_s in step_parts(chosen, one).items()}
+        own = {name: part_s[0] for name, part_s in training_step_parts(chosen, one).items()}
         assert {name: part_s[i] for name, part_s in seconds.items()} == own

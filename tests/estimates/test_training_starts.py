@@ -7,11 +7,15 @@ import pytest
 
 from recipe_core.base.intervals import factor_at, scores_below
 from recipe_core.commands.files import check_values
-from recipe_core.estimates.bands import holding, probability
+from recipe_core.estimates.bands import enclosing_band, normal_probability
 from recipe_core.estimates.serving.starts import DOUBT, start_errors
-from recipe_core.estimates.training.bands import band, bands, errors
-from recipe_core.estimates.training.estimates import estimate
-from recipe_core.estimates.training.starts import SURE, is_uncertain, start_probability
+from recipe_core.estimates.training.bands import training_band, training_bands, training_errors
+from recipe_core.estimates.training.estimates import estimate_training
+from recipe_core.estimates.training.starts import (
+    SURE,
+    is_training_uncertain,
+    training_start_probability,
+)
 from recipe_core.plans.front import front_of_columns
 from recipe_core.plans.plan_json import doubt_text
 from recipe_core.plans.plans import estimate_batch, plan
@@ -37,20 +41,24 @@ def values(sequence, **more):
 
 def test_the_probability_is_that_of_the_band_at_what_is_usable():
     shared, usable = training_setting(), 80e9
-    factors = band(shared, "peak_memory_bytes").factors
+    factors = training_band(shared, "peak_memory_bytes").factors
     median = factor_at(factors, 0.0)
     peaks = usable / np.array([10.0, factors["80"][1], median, 1.0, factors["80"][0], 0.1])
-    far_below, high, middle, whole, low, far_above = start_probability(shared, peaks, usable)
+    far_below, high, middle, whole, low, far_above = training_start_probability(
+        shared, peaks, usable
+    )
     assert far_below > 0.9999
     assert far_above < 1e-4
     assert (high, middle, low) == pytest.approx((0.9, 0.5, 0.1))
-    assert whole == pytest.approx(probability(scores_below(factors, np.ones(1)))[0])
+    assert whole == pytest.approx(normal_probability(scores_below(factors, np.ones(1)))[0])
     assert low < whole < middle  # measured peaks are above their estimates more often than below
-    assert np.isnan(start_probability(shared, np.array([np.nan]), usable)[0])
+    assert np.isnan(training_start_probability(shared, np.array([np.nan]), usable)[0])
     fullest = np.array([1 / (1 + shared.calibration.tight.value)])  # what no rule refuses
-    for one in bands().bands:
+    for one in training_bands().bands:
         if one.metric == "peak_memory_bytes":
-            assert is_uncertain(np.array(probability(scores_below(one.factors, fullest)))).all()
+            assert is_training_uncertain(
+                np.array(normal_probability(scores_below(one.factors, fullest)))
+            ).all()
 
 
 def test_estimates_and_checks_of_requests_say_it_and_why():
@@ -80,7 +88,7 @@ def test_what_surely_starts_is_ranked_first_and_the_rest_by_how_likely_it_starts
     found = plan(training_request(nodes=1, global_batch=64))
     chance, rate = (found.columns[name] for name in ("start_probability", "tokens_per_s"))
     best, unsure = found.best_row, found.uncertain
-    assert (unsure == (found.runs & is_uncertain(chance))).all()
+    assert (unsure == (found.runs & is_training_uncertain(chance))).all()
     assert start_errors().bounds[1] > chance[found.certain].min() >= SURE
     assert rate[best] == pytest.approx(rate[found.certain].max(), rel=1e-3)
     assert rate[found.feasible].max() > 1.02 * rate[best]  # what is faster may not start
@@ -133,19 +141,22 @@ def test_the_best_split_probably_starts(values):
 
 def test_a_step_that_samples_has_the_range_of_published_ones():
     asked = resolve(PlanRequest.parse(GRPO))
-    sampled = estimate(*one_case(asked, asked.candidate))
-    own = band(sampled.setting, "step_s")
-    published = next(one for one in bands().bands if one.metric == "sampled_step_s")
+    sampled = estimate_training(*one_case(asked, asked.candidate))
+    own = training_band(sampled.setting, "step_s")
+    published = next(one for one in training_bands().bands if one.metric == "sampled_step_s")
     with (DATA / "grpo-steps.csv").open(encoding="utf-8") as file:
         ratios = [float(row["measured"]) / float(row["estimated"]) for row in csv.DictReader(file)]
     assert (round(min(ratios), 1), round(max(ratios), 1)) == (1.2, 2.4)
     assert own.low < 1 < min(ratios) < max(ratios) <= own.high
-    alone = bands().band("step_s", ((),), {})
-    assert holding(alone, published).factors["80"] == (alone.low, max(alone.high, published.high))
+    alone = training_bands().band("step_s", ((),), {})
+    assert enclosing_band(alone, published).factors["80"] == (
+        alone.low,
+        max(alone.high, published.high),
+    )
     answer = sampled.row(0).to_json()
     step, (low, high) = answer["training"]["step_s"], answer["bands"]["step_s"]
     assert (low / step, high / step) == pytest.approx((own.low, own.high))
     assert high > 2.4 * step
     assert any("took 1.2 to 2.4 times" in note for note in answer["notes"])
-    common, alone = errors(sampled.setting)
+    common, alone = training_errors(sampled.setting)
     assert common[0, 0] + alone[0, 0] >= published.independent**2

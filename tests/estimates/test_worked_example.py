@@ -10,9 +10,9 @@ import pytest
 from recipe_core.estimates.roofline import operator_s
 from recipe_core.estimates.serving.continuous_batching import Loop as LibraryLoop
 from recipe_core.estimates.serving.continuous_batching import decode_step
-from recipe_core.estimates.serving.estimates import estimate
+from recipe_core.estimates.serving.estimates import estimate_serving
 from recipe_core.estimates.serving.memory import activation_bytes
-from recipe_core.estimates.serving.operators import Step, step_parts, total
+from recipe_core.estimates.serving.operators import Step, serving_step_parts, total
 from recipe_core.estimates.serving.rates import resident_limit
 from recipe_core.plans.problem import resolve
 from recipe_core.plans.serving_candidates import one_case
@@ -33,7 +33,7 @@ def library():
     """Setting, cases and estimate of the example's request."""
     request = PlanRequest.parse(example.REQUEST)
     setting, cases = one_case(resolve(request), request.candidate or CandidateRequest())
-    return setting, cases, estimate(setting, cases)
+    return setting, cases, estimate_serving(setting, cases)
 
 
 def near(value):
@@ -78,7 +78,7 @@ def test_step_by_part(decoding, prompts):
     beside = decode_step(cases, np.array([decoding]))
     context, sampled = np.array([example.INPUT / 2]), beside.sampled + prompts
     step = Step(np.array([tokens]), context, beside.sequences, beside.context, sampled)
-    parts = step_parts(setting, cases, step)
+    parts = serving_step_parts(setting, cases, step)
     plain = example.step(data, decoding, prompts, tokens)
     by_part = {"launch": plain.launch_s, "engine": plain.engine_s}
     for kernel in plain.operators:
@@ -91,10 +91,10 @@ def test_step_by_part(decoding, prompts):
 def test_step_that_the_launches_bind():
     setting, cases, _ = library()
     zero, one = np.zeros(1), np.ones(1)
-    parts = step_parts(setting, cases, Step(8 * one, 4 * one, one, 1152 * one, one))
+    parts = serving_step_parts(setting, cases, Step(8 * one, 4 * one, one, 1152 * one, one))
     device_s = total(parts).item() - parts["launch"].item() - parts["engine"].item()
     assert parts["launch"].item() == near(example.launches_s(read()) - device_s)
-    assert step_parts(setting, cases, Step(zero, zero, one, 1152 * one, one))["launch"] == 0
+    assert serving_step_parts(setting, cases, Step(zero, zero, one, 1152 * one, one))["launch"] == 0
 
 
 @over("prompt answer requests", table("physics.yaml", "example_loads"))
@@ -105,7 +105,7 @@ def test_arithmetic_of_loads(monkeypatch, prompt, answer, requests):
     workload = {"input_tokens": prompt, "output_tokens": answer, "concurrency": requests}
     request = PlanRequest.parse({**example.REQUEST, "workload": workload})
     setting, cases = one_case(resolve(request), request.candidate or CandidateRequest())
-    judged = estimate(setting, cases)
+    judged = estimate_serving(setting, cases)
     served, data = judged.serving, read()
     loop = example.Loop(data)
     state = loop.solve()

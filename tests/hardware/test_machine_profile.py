@@ -18,7 +18,7 @@ from recipe_core.base.errors import NoAnswer
 from recipe_core.calibration import machine_profile as profiling
 from recipe_core.calibration.roofline_fit import fit_roofline
 from recipe_core.doors.cli import load_commands
-from recipe_core.estimates.bands import widened
+from recipe_core.estimates.bands import widen_band
 from recipe_core.estimates.roofline import operator_s
 from recipe_core.estimates.serving import bands as serving_bands
 from recipe_core.hardware.cluster import cluster, device, fabric, host_speed, plain
@@ -225,8 +225,8 @@ def test_a_reference_host_changes_no_bit_a_slow_one_slows_and_a_varying_one_wide
         assert wild["bands"][figure][0] < low < high < wild["bands"][figure][1]
         assert wild["serving"][figure] == still["serving"][figure]
     # as independent errors add
-    band = serving_bands.bands().band("tpot_s", ((),), {})
-    wide = widened(band, 0.3)
+    band = serving_bands.serving_bands().band("tpot_s", ((),), {})
+    wide = widen_band(band, 0.3)
     assert wide.independent == pytest.approx(math.hypot(band.independent, 0.3))
     spread = math.hypot(math.log(band.factors["80"][1]), 1.2816 * 0.3)
     assert math.log(wide.factors["80"][1]) == pytest.approx(spread, rel=1e-4)

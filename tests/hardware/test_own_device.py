@@ -16,7 +16,7 @@ from recipe_core.commands.ground import Ground
 from recipe_core.commands.judge import check_command
 from recipe_core.doors.api import create_api
 from recipe_core.doors.cli import load_commands
-from recipe_core.estimates.measured.support import support
+from recipe_core.estimates.measured.support import device_support
 from recipe_core.hardware.cluster import cluster, device, device_names, is_own, plain, roofline
 from recipe_core.hardware.custom import MAX_BYTES, read_profile, with_profiles
 from recipe_core.hardware.prices import offers_of
@@ -80,14 +80,14 @@ def test_what_a_profile_leaves_out_is_its_bases_and_a_whole_one_needs_none():
     alone = plain(device("mi300x")) | {"name": "mi400", "title": "Ours"}
     del alone["roofline"]
     assert device(alone).known_as is None
-    assert support(device(alone)).level == "computed"
+    assert device_support(device(alone)).level == "computed"
     profiles, split = (alone, "mi300x", alone | {"known_as": "mi300x"}), {"tp": 2, "pp": 1, "dp": 1}
     requests = [request_values(device=each, per_node=2, candidate=split) for each in profiles]
     bases = [answer["basis"]["usd_per_hour"] for answer in estimate_batch(requests)]
     assert (bases[0], bases[2]) == ("unknown", bases[1])
     assert bases[1].startswith(tuple(offer.name for offer in offers_of(device("mi300x"))))
-    assert support(device("h100-sxm")).level == "measured"
-    found = support(device(OURS))
+    assert device_support(device("h100-sxm")).level == "measured"
+    found = device_support(device(OURS))
     assert (found.level, found.runs, "Your profile" in found.said) == ("calibrated", 0, True)
 
 

@@ -13,7 +13,7 @@ import yaml
 
 from recipe_core.base.errors import NoAnswer
 from recipe_core.engines.training_programs import training_engine, usual
-from recipe_core.estimates.training.stages import stage_layers
+from recipe_core.estimates.training.stages import stage_layer_counts
 from recipe_core.launch.training.sources import chats, corpus, preferences
 from recipe_core.launch.training.start import launch_reasons, training_launch
 from recipe_core.plans.plans import plan, search_plan
@@ -107,7 +107,7 @@ def batch(found, row):
     e, i = found.detail(row)
     names = ("sequence_length", "global_batch", "micro_batches")
     sizes = {name: int(getattr(e.cases, name)[i]) for name in names} | {"steps": e.run.steps[i]}
-    return sizes | {"stage_layers": list(stage_layers(e.setting, e.cases.take([i]))[0][0])}
+    return sizes | {"stage_layers": list(stage_layer_counts(e.setting, e.cases.take([i]))[0][0])}
 
 
 ALONE = {"tp": 1, "pp": 1, "cp": 1, "ep": 1}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from recipe_core.accuracy.retained import Retained
-from recipe_core.estimates.rules.applied import ROUNDED, applied
+from recipe_core.estimates.rules.applied import ROUNDED, applied_techniques
 from recipe_core.estimates.serving import accuracy
 from recipe_core.estimates.serving.accuracy import accuracy_of
 from recipe_core.models.variants import base_of, stored_as
@@ -49,21 +49,23 @@ def at_least(share):
 
 def test_formats_are_techniques_by_what_the_engine_does_on_the_device():
     for device, weights, technique in table("accuracy_in_plans", "formats"):
-        done = applied(formats_of(MIDDLE, weights, device=device))
+        done = applied_techniques(formats_of(MIDDLE, weights, device=device))
         assert done.techniques == (technique,), (device, weights)
     for weights, techniques in table("accuracy_in_plans", "with_fp8_cache").items():
-        assert applied(formats_of(MIDDLE, weights, "fp8")).techniques == tuple(techniques)
-    assert applied(formats_of(MIDDLE, "fp8")).method == ROUNDED  # what loading makes
-    made = applied(formats_of(MIDDLE, "int4", device="rtx-4090", engine="llama-cpp"))
+        assert applied_techniques(formats_of(MIDDLE, weights, "fp8")).techniques == tuple(
+            techniques
+        )
+    assert applied_techniques(formats_of(MIDDLE, "fp8")).method == ROUNDED  # what loading makes
+    made = applied_techniques(formats_of(MIDDLE, "int4", device="rtx-4090", engine="llama-cpp"))
     assert made.techniques == ("gguf_q4_k_m",)
     for model, base, method in table("accuracy_in_plans", "checkpoints"):
-        done = applied(formats_of(model, "auto"))
+        done = applied_techniques(formats_of(model, "auto"))
         assert (done.base, done.method, bool(done.techniques)) == (base, method, True), model
         if method == "GPTQ":  # with 16-bit activations on any device
             assert done.techniques == ("int8_weight_only",)
     for engine, weights, technique, method, *counts in table("accuracy_in_plans", "made"):
         options = {"compression": {"technique": technique, "method": method}}
-        done = applied(formats_of(MIDDLE, weights, engine=engine, options=options))
+        done = applied_techniques(formats_of(MIDDLE, weights, engine=engine, options=options))
         assert [*done.techniques, done.method] == counts, (engine, weights)
 
 
@@ -82,7 +84,7 @@ def test_what_is_published_in_a_narrow_or_16_bit_format_is_its_own_base():
         kept = accuracy_of(narrow)
         assert (base_of(model), kept.value, kept.low, kept.high) == (None, 1.0, 1.0, 1.0)
         assert f"published in {narrow.model.weight_dtype}" in kept.basis
-    copy = applied(formats_of("nvidia/DeepSeek-V3.1-NVFP4", "auto", device="b200-sxm"))
+    copy = applied_techniques(formats_of("nvidia/DeepSeek-V3.1-NVFP4", "auto", device="b200-sxm"))
     assert (copy.base, copy.techniques) == ("deepseek-ai/DeepSeek-V3", ("nvfp4_w4a4_kv_fp8",))
     plain = accuracy_of(formats_of(MIDDLE, "auto"))
     assert (plain.value, plain.low, plain.nearest) == (1.0, 1.0, ())
@@ -111,12 +113,12 @@ def test_a_limit_refuses_int4_of_a_small_model_and_a_confidence_its_band():
 
 def test_what_is_unknown_does_not_keep_a_limit_and_says_so(monkeypatch):
     nobody = Retained(np.nan, np.nan, np.nan, "no published figure is near.", known=False)
-    real = accuracy._kept
+    real = accuracy._retained_accuracy
 
     def kept(done, *rest):
         return nobody if "int4_weight_only" in done.techniques else real(done, *rest)
 
-    monkeypatch.setattr(accuracy, "_kept", kept)
+    monkeypatch.setattr(accuracy, "_retained_accuracy", kept)
     request = make_request(MIDDLE, per_node=1, options={"weight_dtypes": ["int4"]})
     limited = change(request, {"objective.limits.accuracy_recovery": 0.5})
     made, free = plan(limited), plan(request)

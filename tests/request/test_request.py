@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recipe_core.estimates.measured.support import support
+from recipe_core.estimates.measured.support import device_support
 from recipe_core.hardware.cluster import device, device_names
 from recipe_core.hardware.ownership import OwnershipCost
 from recipe_core.hardware.request import HardwareRequest
@@ -136,11 +136,11 @@ def test_steps_of_a_limit_are_round_its_own_and_the_stated_one_and_any_measure_i
 
 
 def test_devices_say_how_well_they_are_known_owning_what_makes_no_sense_and_requests_a_line():
-    levels = {name: support(device(name)).level for name in device_names()}
+    levels = {name: device_support(device(name)).level for name in device_names()}
     assert (levels["h100-sxm"], levels["rtx-5090"]) == ("measured", "computed")
     assert set(levels.values()) <= {"measured", "calibrated", "computed", "unsupported"}
-    assert support(device("h100-sxm")).runs > 10
-    assert "vllm" in support(device("mi300x")).engines
+    assert device_support(device("h100-sxm")).runs > 10
+    assert "vllm" in device_support(device("mi300x")).engines
     bad = {"years": 0, "pue": 0.9, "use": 0, "capex_usd": float("nan"), "wheels": 4}
     for name, value in bad.items():  # its sums: tests/sizing/test_buying.py
         assert name in str(refusal(OwnershipCost.of, **{name: value}))

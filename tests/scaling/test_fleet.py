@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from recipe_core.base.errors import InputError, NoAnswer
-from recipe_core.estimates.serving.simulate import Spread, simulate
+from recipe_core.estimates.serving.simulate import Spread, simulate_serving
 from recipe_core.plans.plans import plan_candidate
 from recipe_core.scaling.bounds import always_peak, clairvoyant
 from recipe_core.scaling.capacity import capacity_per_s, replicas_for
@@ -296,7 +296,7 @@ def test_a_server_serves_as_the_plans_own_scheduler(
     plan, row = planned(model, device, rate, inputs, outputs, **candidate)
     (block, i), (estimates, place) = plan.at(row), plan.detail(row)
     split = block.setting, block.cases.take([i]), estimates.memory.take(np.array([place]))
-    exact = simulate(*split, spread=Spread(0.5, 0.5), requests=2000)
+    exact = simulate_serving(*split, spread=Spread(0.5, 0.5), requests=2000)
     rng, count = np.random.default_rng(0), 2750
     arrival_s = np.cumsum(rng.exponential(1 / rate, count))
     lengths = (rng.integers(n // 2, n * 3 // 2 + 1, count) for n in (inputs, outputs))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recipe_core.estimates.serving.estimates import estimate
+from recipe_core.estimates.serving.estimates import estimate_serving
 from recipe_core.estimates.training.schedule import bubble_micro_batches
 from recipe_core.plans.plans import plan, plan_candidate
 from recipe_core.plans.rank import refused_rows
@@ -214,7 +214,7 @@ def test_a_load_curve_goes_through_the_request_and_crosses_a_limit_at_its_larges
     assert at.load >= curve.load[middle] * 0.999
     block, i = board.at(row)
     more = at.load + 1 if mode == "closed" else at.load * 1.02
-    beyond = estimate(block.setting, replace(block.cases.take([i]), load=np.array([more])))
+    beyond = estimate_serving(block.setting, replace(block.cases.take([i]), load=np.array([more])))
     assert beyond.serving.tpot_s[0] > limit_s or not beyond.feasible[0]
 
 

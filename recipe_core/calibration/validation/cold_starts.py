@@ -21,7 +21,7 @@ from recipe_core.estimates.serving.cold_start import (
 from recipe_core.estimates.serving.start_numbers import (
     StartNumbers,
     engine_start,
-    place,
+    place_by_name,
     start_numbers,
 )
 from recipe_core.hardware.cluster import device
@@ -91,7 +91,7 @@ def _setup(run: MeasuredStart) -> Setup:
     engine = engine_start(run.engine)
     if run.image_bytes:
         engine = engine.model_copy(update={"image_bytes": run.image_bytes})
-    source = place(run.place)
+    source = place_by_name(run.place)
     if run.place_bytes_per_s:
         source = replace(source, bytes_per_s=run.place_bytes_per_s)
     if not run.compiles and run.date < CHILD_FROM:

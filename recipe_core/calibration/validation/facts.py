@@ -15,7 +15,7 @@ from recipe_core.base.errors import InputError
 from recipe_core.base.units import gib
 from recipe_core.calibration.importers.imported import Imported
 from recipe_core.engines.spec import Engine, engine, engine_names
-from recipe_core.estimates.columns.corrections import assumed_version, version_of
+from recipe_core.estimates.columns.corrections import assumed_version, version_in_text
 from recipe_core.models.catalog import in_catalog
 from recipe_core.request.serving_workload import LOADS
 
@@ -106,7 +106,7 @@ def _engine(one: Imported, planned: Values) -> Iterator[Fact]:
     if not name or not one.version:
         return
     assumed = planned["candidate"].get("engine_version") or assumed_version(engine(name))
-    ran = version_of(one.version).partition("+")[0]
+    ran = version_in_text(one.version).partition("+")[0]
     if ran != assumed and ran[:1].isdigit():
         title = f"{name} {ran} ran, not {assumed}"
         limits = _default_limits(engine(name), planned["candidate"])
@@ -245,7 +245,7 @@ def _graphs_beyond(one: Imported) -> float | None:
     now = spec.memory.graphs if spec else None
     if spec is None or now is None:
         return graphs or None
-    release = version_of(one.version or "").partition("+")[0]
+    release = version_in_text(one.version or "").partition("+")[0]
     try:
         then = spec.at(release, 0).memory.graphs if release[:1].isdigit() else now
     except InputError:

@@ -31,7 +31,7 @@ import pandas as pd
 from recipe_core.base.arrays import Float
 from recipe_core.base.intervals import BAND, LEVELS, NORMAL, Level
 from recipe_core.calibration.validation.validate import CELL, aligned
-from recipe_core.estimates.bands import KEYS, Band, BandFile, better_score, probability
+from recipe_core.estimates.bands import KEYS, Band, BandFile, better_score, normal_probability
 from recipe_core.hardware.cluster import device
 
 # Cells that the next wider group counts as.
@@ -275,7 +275,7 @@ def comparisons(rows: pd.DataFrame, file: BandFile, groups: Groups) -> pd.DataFr
             np.abs(told), np.ones((len(told), 1)), one, (error, error), shared=True
         )
         better = 0.5 + 0.5 * np.sign(told) * np.sign(seen)
-        found += zip(probability(scores), better.tolist(), strict=True)
+        found += zip(normal_probability(scores), better.tolist(), strict=True)
     table = pd.DataFrame(found, columns=["probability", "better"])
     places = np.searchsorted(BINS[1:-1], table.probability, side="right")
     out = table.groupby(places).agg(

@@ -13,16 +13,16 @@ import pandas as pd
 from recipe_core.base.errors import InputError, RecipeError, unknown
 from recipe_core.base.units import GIB
 from recipe_core.calibration.validation.validate import ENDS, SHOWN_LEVELS, aligned, errors
-from recipe_core.estimates.columns.standing import uncorrected
+from recipe_core.estimates.columns.standing import without_corrections
 from recipe_core.estimates.columns.training import TrainingCases, TrainingSetting, stack_cases
 from recipe_core.estimates.measured.serving_runs import SHOWN
 from recipe_core.estimates.measured.training_runs import TrainingRun
 from recipe_core.estimates.rules.refusal import Refusal
-from recipe_core.estimates.rules.training_rules import rules
-from recipe_core.estimates.training.bands import band
+from recipe_core.estimates.rules.training_rules import training_refusals
+from recipe_core.estimates.training.bands import training_band
 from recipe_core.estimates.training.fits import memory_rule
-from recipe_core.estimates.training.memory import Memory, memory
-from recipe_core.estimates.training.schedule import step_parts
+from recipe_core.estimates.training.memory import Memory, training_memory
+from recipe_core.estimates.training.schedule import training_step_parts
 from recipe_core.plans.plans import shared_key
 from recipe_core.plans.problem import resolve
 from recipe_core.plans.training_candidates import one_case
@@ -83,7 +83,7 @@ def grouped(runs: Sequence[TrainingRun]) -> tuple[list[RunGroup], Counter[str]]:
     wrong: Counter[str] = Counter()
     for n, run in enumerate(runs):
         try:
-            with uncorrected():
+            with without_corrections():
                 asked = map(run.request, run.recomputations)
                 problems = [resolve(PlanRequest.parse(request)) for request in asked]
         except RecipeError as error:
@@ -112,8 +112,8 @@ def _least(group: RunGroup) -> RunGroup:
 
 
 def _rules(group: RunGroup) -> list[Refusal]:
-    mem = memory(group.setting, group.cases)
-    return [*rules(group.setting, group.cases), memory_rule(group.setting, mem)]
+    mem = training_memory(group.setting, group.cases)
+    return [*training_refusals(group.setting, group.cases), memory_rule(group.setting, mem)]
 
 
 def compare_training(runs: Sequence[TrainingRun]) -> TrainingComparison:
@@ -122,7 +122,10 @@ def compare_training(runs: Sequence[TrainingRun]) -> TrainingComparison:
     rows: list[tuple[Any, ...]] = []
     refused: list[tuple[TrainingRun, str]] = []
     for group in groups:
-        mem, parts = memory(group.setting, group.cases), step_parts(group.setting, group.cases)
+        mem, parts = (
+            training_memory(group.setting, group.cases),
+            training_step_parts(group.setting, group.cases),
+        )
         seconds = np.sum(list(parts.values()), axis=0)
         broken = _rules(group)
         for i, n in enumerate(map(int, group.rows)):
@@ -162,7 +165,7 @@ def _figures(
     rows: list[tuple[Any, ...]] = []
     for figure, key, measured, estimated in figures:
         if measured is not None:
-            factors = band(setting, key).factors
+            factors = training_band(setting, key).factors
             inside = [estimated * end for level in SHOWN_LEVELS for end in factors[level]]
             rows.append((*identity, figure, measured, estimated, *inside))
     return rows

@@ -13,8 +13,15 @@ import pandas as pd
 
 from recipe_core.base.errors import InputError, unknown
 from recipe_core.base.intervals import Level
-from recipe_core.estimates.columns.standing import uncorrected
-from recipe_core.estimates.measured.serving_runs import FIGURES, LIMITS, SHOWN, SPLIT, Run, listings
+from recipe_core.estimates.columns.standing import without_corrections
+from recipe_core.estimates.measured.serving_runs import (
+    FIGURES,
+    LIMITS,
+    SHOWN,
+    SPLIT,
+    Run,
+    listing_ids,
+)
 from recipe_core.hardware.cluster import device
 from recipe_core.plans.plans import estimate_batch
 
@@ -62,7 +69,7 @@ class Comparison:
 
 def compare(runs: Sequence[Run]) -> Comparison:
     """Estimates all runs in one call and puts each estimate beside what was measured."""
-    with uncorrected():
+    with without_corrections():
         answers = estimate_batch(run.request() for run in runs)
     not_covered = Counter(answer["error"]["message"] for answer in answers if "error" in answer)
     refused = tuple(
@@ -122,7 +129,7 @@ def errors(figures: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
 
 def scored(figures: pd.DataFrame) -> pd.DataFrame:
     """The figures without those of excluded runs and of sources that list examples."""
-    return figures[figures.exclude.eq("") & ~figures.source.isin(listings())]
+    return figures[figures.exclude.eq("") & ~figures.source.isin(listing_ids())]
 
 
 def primary(figures: pd.DataFrame) -> pd.DataFrame:

@@ -12,7 +12,7 @@ from recipe_core.accuracy.technique import Technique
 from recipe_core.compression.advisor.estimated import Estimated, Shape, estimated
 from recipe_core.engines.spec import Engine
 from recipe_core.estimates.columns.serving import WIDE, Setting
-from recipe_core.estimates.rules.kernels import told_of_format
+from recipe_core.estimates.rules.kernels import reply_on_format
 from recipe_core.hardware.cluster import dtypes, no_kernels
 from recipe_core.hardware.profile import Device
 from recipe_core.models.catalog import catalog_ids, catalog_model, in_catalog
@@ -254,7 +254,7 @@ def _is_format(technique: Technique, how: Estimated, base: Setting, verdict: Ver
     if dtype is None or dtype not in device.weight_dtypes or how.stored_bits is not None:
         return False
     engine = base.engine.wraps or base.engine.name
-    told = told_of_format(base.engine, device.architecture, dtype, "")
+    told = reply_on_format(base.engine, device.architecture, dtype, "")
     if told is None or told.verdict == "unknown":
         if no_kernels(engine, device.architecture, dtype, "") is not None:
             return False
@@ -266,7 +266,7 @@ def _is_format(technique: Technique, how: Estimated, base: Setting, verdict: Ver
 
 def runs_weights(engine: Engine, device: Device, dtype: str) -> bool:
     """Whether tables or files of engines or devices say that the engine runs ``dtype`` weights."""
-    told = told_of_format(engine, device.architecture, dtype, "")
+    told = reply_on_format(engine, device.architecture, dtype, "")
     if dtype in engine.online_weight_dtypes or (told is not None and told.runs):
         return True
     name = engine.wraps or engine.name

@@ -227,10 +227,10 @@ def _check_source(paths: list[Path] | None, off: bool) -> None:
 @contextmanager
 def calibrated(off: bool) -> Iterator[None]:
     """Correct estimates in this block by the calibration of this machine, unless it is ``off``."""
-    from recipe_core.estimates.columns.standing import by_default
+    from recipe_core.estimates.columns.standing import correct_by_default
 
     corrections = learn_own_runs(None, off)
-    with by_default(lambda: corrections):
+    with correct_by_default(lambda: corrections):
         yield
 
 

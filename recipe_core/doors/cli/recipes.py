@@ -80,12 +80,12 @@ def build_command(
 ) -> None:
     """Plan, pick the best split (or the request's candidate) and write the bundle."""
     from recipe_core.bundle.write import write_bundle
-    from recipe_core.estimates.columns.standing import by_default
+    from recipe_core.estimates.columns.standing import correct_by_default
     from recipe_core.views.overview import build_text
 
     corrections = learn_own_runs(None, no_calibration)
     values = plan_request(request, corrections)
-    with by_default(lambda: corrections):
+    with correct_by_default(lambda: corrections):
         recipe = _make_recipe(values, **parts)
         write_bundle(recipe, output, read_key(key, "sign"))
     runs = _runs_text(output)

@@ -91,7 +91,7 @@ class Prior(BaseModel):
     shares: Shares
 
 
-def version_of(text: str) -> str:
+def version_in_text(text: str) -> str:
     """The version in a text: ``0.19.0`` of ``image:vllm-v0.19.0-nightly``; without one the text."""
     match = _VERSION.search(text)
     return match.group() if match else text.strip()
@@ -99,7 +99,7 @@ def version_of(text: str) -> str:
 
 def assumed_version(engine: Engine) -> str:
     """The version that estimates of an engine assume."""
-    return version_of(engine.as_of or engine.version)
+    return version_in_text(engine.as_of or engine.version)
 
 
 class Residual(NamedTuple):
@@ -141,18 +141,18 @@ class Labels(NamedTuple):
         )
 
 
-def _splits(cases: Cases) -> Float:
+def _case_splits(cases: Cases) -> Float:
     names = (*SPLIT, *(f"prefill_{name}" for name in POOL))
     return np.column_stack([getattr(cases, name) for name in names]).astype(np.float64)
 
 
-def _loads(cases: Cases) -> Float:
+def _log_loads(cases: Cases) -> Float:
     """Logarithms (base 2) of load per replica and of lengths, a row each."""
     columns = (cases.load / cases.replicas, cases.input_tokens, cases.output_tokens)
     return np.log2(np.maximum(np.column_stack(columns), 1e-9))
 
 
-def _believed(covariance: Float, shown: Float, cap: float) -> tuple[Float, Float]:
+def _solve_shown(covariance: Float, shown: Float, cap: float) -> tuple[Float, Float]:
     """C⁻¹·y with what is shown cut where the others do not let expect it, and C⁻¹ for variances.
 
     Deletion residuals (Cook and Weisberg 1982): figure i is off by ``(C⁻¹·y)ᵢ / (C⁻¹)ᵢᵢ`` from what
@@ -175,12 +175,12 @@ class DeviceRuns:
         self.prior = prior
         self.labels = [Labels.of(run.setting, run.version) for run in runs]
         self.numbers = [
-            {name: k for k, name in enumerate(dict.fromkeys(each))}
-            for each in zip(*self.labels, strict=True)
+            {name: k for k, name in enumerate(dict.fromkeys(column))}
+            for column in zip(*self.labels, strict=True)
         ]
         self.coded = np.array([self._coded(labels) for labels in self.labels])
-        self.splits = np.concatenate([_splits(run.case) for run in runs])
-        self.loads = np.concatenate([_loads(run.case) for run in runs])
+        self.splits = np.concatenate([_case_splits(run.case) for run in runs])
+        self.loads = np.concatenate([_log_loads(run.case) for run in runs])
         self.row = np.repeat(np.arange(len(runs)), [len(run.residuals) for run in runs])
         residuals = np.array([residual for run in runs for residual in run.residuals])
         self.shown, self.weights = residuals[:, 0], residuals[:, 1:]
@@ -201,16 +201,16 @@ class DeviceRuns:
     @cached_property
     def believed(self) -> tuple[Float, Float]:
         """C⁻¹·y and C⁻¹ of the module."""
-        return _believed(self.covariance, self.shown, self.prior.cap)
+        return _solve_shown(self.covariance, self.shown, self.prior.cap)
 
     def _coded(self, labels: Labels) -> list[int]:
         """The labels as numbers, -1 for one that no run has: quicker to compare."""
-        return [known.get(name, -1) for known, name in zip(self.numbers, labels, strict=True)]
+        return [codes.get(name, -1) for codes, name in zip(self.numbers, labels, strict=True)]
 
     def with_each_other(self) -> Float:
         """What the runs have in common: `in_common` of each."""
         pairs = zip(self.labels, self.splits[:, None], self.loads[:, None], strict=True)
-        return np.concatenate([self.in_common(*one) for one in pairs], axis=1)
+        return np.concatenate([self.in_common(*traits) for traits in pairs], axis=1)
 
     def in_common(self, labels: Labels, splits: Float, loads: Float) -> Float:
         """Whether cases of a setting share each of ``WIDE_TO_NARROW`` with each run, 0 to 1.
@@ -277,7 +277,7 @@ class SettingCorrection:
         """
         if self.runs is None:
             return None
-        splits, loads = _splits(cases), _loads(cases)
+        splits, loads = _case_splits(cases), _log_loads(cases)
         deployment = np.zeros(len(cases))
         for k, split in enumerate(np.unique(self.runs.splits, axis=0), 1):
             deployment[(splits == split).all(axis=1)] = k
@@ -352,13 +352,13 @@ class Corrections:
         runs = f"{count:,} own run{'s' * (count != 1)}{on}"
         if not self.compressed:
             return runs
-        made = len(self.compressed)
-        checkpoints = f"{made:,} measured checkpoint{'s' * (made != 1)}"
+        checkpoint_count = len(self.compressed)
+        checkpoints = f"{checkpoint_count:,} measured checkpoint{'s' * (checkpoint_count != 1)}"
         return f"{runs} and {checkpoints}" if count else checkpoints
 
     def to_json(self) -> dict[str, Any]:
         """How many runs are used, and which are not, with reasons."""
-        left_out = [one._asdict() for one in self.left_out]
+        left_out = [run._asdict() for run in self.left_out]
         stored = {} if self.stored is None else {"calibration": self.stored._asdict()}
-        made = {"compressions": len(self.compressed)} if self.compressed else {}
-        return {"used": len(self.runs), "left_out": left_out, **made, **stored}
+        compressions = {"compressions": len(self.compressed)} if self.compressed else {}
+        return {"used": len(self.runs), "left_out": left_out, **compressions, **stored}

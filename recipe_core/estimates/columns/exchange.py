@@ -10,7 +10,7 @@ from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.models.spec import MoeMlp
 
 
-def dispatch(setting: Setting) -> Dispatch | None:
+def exchange_dispatch(setting: Setting) -> Dispatch | None:
     """What the engine dispatches with on this hardware and model; None where it never does.
 
     The kernels exist for a runtime, for formats of experts and for widths of tokens, which reach
@@ -23,11 +23,11 @@ def dispatch(setting: Setting) -> Dispatch | None:
     if cluster.fabric.direct is None or setting.stored_dtype("experts") not in ways.sent:
         return None
     mlps = [mlp for mlp, _ in setting.model.mlps if isinstance(mlp, MoeMlp)]
-    taken = (
+    mlp_fits = (
         mlp.expert_hidden(setting.model.hidden) in ways.hidden and mlp.top_k <= ways.most_experts
         for mlp in mlps
     )
-    return ways if mlps and all(taken) else None
+    return ways if mlps and all(mlp_fits) else None
 
 
 def dispatches(
@@ -45,7 +45,7 @@ def dispatches(
         sequences: that a rank runs at most; each has a row a step, as nothing is drafted.
     """
     tp, pp, dp, ep = map(np.asarray, degrees)
-    ranks, ways = tp * dp, dispatch(setting)
+    ranks, ways = tp * dp, exchange_dispatch(setting)
     if ways is None:
         return np.zeros(np.broadcast_shapes(ranks.shape, np.shape(per_node)), dtype=np.bool_)
     possible = (dp > 1) & (pp == 1) & (ep == ranks) & (ranks > np.asarray(per_node))
@@ -56,7 +56,7 @@ def dispatches(
     return np.asarray(possible & (np.asarray(sequences) <= ways.most_tokens))
 
 
-def dispatching(setting: Setting, cases: Cases) -> Bool:
+def dispatching_cases(setting: Setting, cases: Cases) -> Bool:
     """The cases whose decode pool dispatches; pools that draft gather."""
     degrees = (cases.tp, cases.pp, cases.dp, cases.ep)
     pools: Bool = cases.disaggregated & (cases.draft_tokens == 0)

@@ -82,8 +82,8 @@ class Sampling:
         """Degrees of tensor parallelism that are tried, or the one that is stated."""
         if self.work.tp:
             return (self.work.tp,)
-        most = int(self.template.per_node[0])
-        return tuple(1 << k for k in range(most.bit_length()) if 1 << k <= most)
+        per_node = int(self.template.per_node[0])
+        return tuple(1 << k for k in range(per_node.bit_length()) if 1 << k <= per_node)
 
     @property
     def usual_share(self) -> float:
@@ -97,14 +97,14 @@ class Sampling:
         """
         if self.work.memory_share:
             return np.full(len(taken_bytes), self.work.memory_share)
-        most = min(self.usual_share, training_data().run.doubted_share.value - SHARE_STEP)
-        share = np.clip(self.share_left(taken_bytes), LEAST_SHARE, most)
+        highest_share = min(self.usual_share, training_data().run.doubted_share.value - SHARE_STEP)
+        share = np.clip(self.share_left(taken_bytes), LEAST_SHARE, highest_share)
         return np.asarray(share, dtype=np.float64)
 
     def share_left(self, taken_bytes: Float) -> Float:
         """The share of a device that ``taken_bytes`` leave, in steps, so that few shares differ."""
-        left = 1.0 - taken_bytes / self.serving.cluster.device.usable_memory_bytes
-        return np.asarray(np.round(np.floor(left / SHARE_STEP) * SHARE_STEP, 4))
+        free_share = 1.0 - taken_bytes / self.serving.cluster.device.usable_memory_bytes
+        return np.asarray(np.round(np.floor(free_share / SHARE_STEP) * SHARE_STEP, 4))
 
     def cases(self, devices: Int, tp: Int, share: Float) -> tuple[Cases, Bool]:
         """Serving cases on so many devices, and where ``tp`` divides them.

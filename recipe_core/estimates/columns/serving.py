@@ -274,7 +274,7 @@ def cases(n: int, **columns: Any) -> Cases:
     return Cases(**out)
 
 
-def stack(parts: Sequence[Cases]) -> Cases:
+def stack_serving_cases(parts: Sequence[Cases]) -> Cases:
     """Cases one after another, as one."""
     return Cases(
         **{

@@ -52,7 +52,7 @@ def count_splits(
     devices: int, *, shares_experts: ExpertSharing, kv_heads: int | None = None
 ) -> int:
     """How many splits ``enumerate_splits`` would make, without making them."""
-    most = np.arange(devices + 1)
+    degrees = np.arange(devices + 1)
     shared = np.ones(devices + 1, dtype=np.int64)
     if shares_experts == "all-ranks":
         shared[2:] = 2
@@ -61,7 +61,7 @@ def count_splits(
             shared[divisor::divisor] += 1
     total = 0
     for tp in _upto(devices):
-        ranks = tp * most[1 : devices // tp + 1]  # tp × dp; pp has devices // ranks values
+        ranks = tp * degrees[1 : devices // tp + 1]  # tp × dp; pp has devices // ranks values
         copies = tp // kv_heads if kv_heads and tp % kv_heads == 0 else 1
         total += int((devices // ranks * shared[ranks]).sum()) * len(_halvings(copies))
     return total

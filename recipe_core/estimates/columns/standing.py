@@ -25,7 +25,7 @@ class _Standing:
 
     def corrections(self) -> Corrections | None:
         if self._source is not None:
-            with uncorrected():  # runs are held against the formulas' own estimates
+            with without_corrections():  # runs are held against the formulas' own estimates
                 self._learned = self._source()
             self._source = None
         return self._learned
@@ -34,7 +34,7 @@ class _Standing:
 _standing: ContextVar[_Standing | None] = ContextVar("standing", default=None)
 
 
-def standing() -> Corrections | None:
+def standing_corrections() -> Corrections | None:
     """The corrections of the block that runs; None outside, and where nothing was learned.
 
     Raises:
@@ -45,7 +45,7 @@ def standing() -> Corrections | None:
 
 
 @contextmanager
-def by_default(source: Source) -> Iterator[None]:
+def correct_by_default(source: Source) -> Iterator[None]:
     """Correct estimates in this block that state no corrections of their own."""
     token = _standing.set(_Standing(source))
     try:
@@ -54,17 +54,17 @@ def by_default(source: Source) -> Iterator[None]:
         _standing.reset(token)
 
 
-def decided() -> bool:
+def has_standing() -> bool:
     """Whether a block says what holds by default, be it nothing."""
     return _standing.get() is not None
 
 
-def _nothing() -> None:
+def _no_standing() -> None:
     return None
 
 
 @contextmanager
-def uncorrected() -> Iterator[None]:
+def without_corrections() -> Iterator[None]:
     """Estimate by the formulas alone in this block, as where nothing was learned."""
-    with by_default(_nothing):
+    with correct_by_default(_no_standing):
         yield

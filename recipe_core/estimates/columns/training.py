@@ -138,8 +138,8 @@ class TrainingSetting:
         quantization = self.model.quantization
         if quantization is None or quantization.dtype != "int4":
             return None
-        each = quantization.bytes_of(next(iter(quantization.roles)), "bf16")
-        return checkpoint_base(quantization.scheme, each)
+        value_bytes = quantization.bytes_of(next(iter(quantization.roles)), "bf16")
+        return checkpoint_base(quantization.scheme, value_bytes)
 
     @property
     def quantizes(self) -> bool:
@@ -197,26 +197,30 @@ class TrainingSetting:
     @property
     def attention_slowdown(self) -> float:
         """Time of attention's kernels in training, of that of a prompt's."""
-        own = self.framework.attention_slowdown
-        return (own or self.calibration.attention_slowdown).value
+        framework_figure = self.framework.attention_slowdown
+        return (framework_figure or self.calibration.attention_slowdown).value
 
     @property
     def fragmentation(self) -> float:
         """Memory that the allocator reserves, of what a step allocates and frees."""
-        own = self.framework.fragmentation
-        return (own or self.calibration.fragmentation).value
+        framework_figure = self.framework.fragmentation
+        return (framework_figure or self.calibration.fragmentation).value
 
     def pace(self, dtype: str) -> float:
         """Rate of matrix products in training, relative to the roofline of the products alone."""
-        known = self.calibration.pace(self.cluster.device, dtype)
-        own = self.framework.products.get(self.cluster.device.architecture[:-1])
-        return known if own is None or dtype == "fp8" else known * own.value
+        usual_pace = self.calibration.pace(self.cluster.device, dtype)
+        framework_pace = self.framework.products.get(self.cluster.device.architecture[:-1])
+        return (
+            usual_pace
+            if framework_pace is None or dtype == "fp8"
+            else usual_pace * framework_pace.value
+        )
 
     @property
     def grouped_rate(self) -> float:
         """Rate of the grouped products of routed experts, of that of other products."""
-        how = self.framework.experts
-        measured = {} if how is None else how.grouped
+        handling = self.framework.experts
+        measured = {} if handling is None else handling.grouped
         rate = measured.get(self.cluster.device.architecture[:-1])
         return 1.0 if rate is None or self.precision == "fp8" else rate.value
 
@@ -397,6 +401,6 @@ def modules_of(code: int) -> tuple[str, ...]:
     return tuple(name for bit, name in enumerate(RECOMPUTED) if code >> bit & 1)
 
 
-def calibration() -> Calibration:
+def training_calibration() -> Calibration:
     """The fitted and assumed constants that this version ships."""
     return training_data().figures

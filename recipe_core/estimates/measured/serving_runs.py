@@ -138,16 +138,16 @@ def published_runs() -> tuple[Run, ...]:
 
 
 @cache
-def listings() -> frozenset[str]:
+def listing_ids() -> frozenset[str]:
     """Sources that list example runs without the flags of their engines."""
     return frozenset(name for name, of in read_document(SOURCES).items() if of.get("listing"))
 
 
 def _check_columns(names: list[str], kind: type[BaseModel]) -> None:
-    known = list(kind.model_fields)
+    column_names = list(kind.model_fields)
     for name in names:
-        if name not in known:
-            message, hint = unknown("column", name, known)
+        if name not in column_names:
+            message, hint = unknown("column", name, column_names)
             hint = f"{hint} Columns are separated by commas."
             raise InputError(message, field="table", hint=hint)
     repeated = [name for name, n in Counter(names).items() if n > 1]
@@ -176,7 +176,7 @@ def _parsed_rows(rows: csv.DictReader[str], kind: type[Row]) -> tuple[list[Row],
             run = kind.model_validate(values)
         except ValidationError as error:
             problems = error.errors(include_url=False)
-            wrong += [f"{line}{_problem(dict(problem))}" for problem in problems]
+            wrong += [f"{line}{_column_problem_text(dict(problem))}" for problem in problems]
             continue
         name = str(row.get("id"))
         if name in first:
@@ -186,7 +186,7 @@ def _parsed_rows(rows: csv.DictReader[str], kind: type[Row]) -> tuple[list[Row],
     return runs, wrong
 
 
-def _problem(problem: dict[str, Any]) -> str:
+def _column_problem_text(problem: dict[str, Any]) -> str:
     columns = "".join(f", column {name}" for name in problem["loc"])
     if problem["type"] == "missing":
         return f"{columns}: is empty."

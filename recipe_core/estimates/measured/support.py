@@ -42,15 +42,15 @@ class Support:
 
 
 @cache
-def _runs() -> Counter[str]:
+def _runs_by_device() -> Counter[str]:
     return Counter(run.device for run in published_runs())
 
 
-def support(profile: Device) -> Support:
+def device_support(profile: Device) -> Support:
     """What is known of a device."""
     engines = tuple(name for name in engine_names() if profile.runtime in engine(name).runtimes)
     fitted = roofline(profile, "gemm", "bf16").status in ("fitted", "measured")
-    runs = _runs()[profile.name]
+    runs = _runs_by_device()[profile.name]
     level: Level = "calibrated"
     if not engines:
         level = "unsupported"

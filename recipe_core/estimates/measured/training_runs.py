@@ -164,8 +164,8 @@ class TrainingRun(BaseModel):
         if self.recompute_modules:
             candidate["recompute_modules"] = self.recompute_modules.split()
         workload = {name: getattr(self, name) for name in WORKLOAD}
-        stated = {name: getattr(self, name) for name in FORMATS}
-        workload |= {name: value for name, value in stated.items() if value}
+        formats = {name: getattr(self, name) for name in FORMATS}
+        workload |= {name: value for name, value in formats.items() if value}
         return {
             "model": self.catalog or config,
             "hardware": in_nodes(self.device, self.per_node, self.nodes),

@@ -44,63 +44,65 @@ class Applied:
     published: str = ""
 
 
-def applied(setting: Setting) -> Applied:
+def applied_techniques(setting: Setting) -> Applied:
     """Techniques of a setting's formats, beside the base of its model."""
     model = setting.model
     base = base_of(model.name) if model.quantization is not None else None
-    whole = _spec(base) if base is not None else model
-    weights, method = _weights(setting, whole)
-    cached = "" if _same_cache(setting, whole) else cache_technique(setting.kv_dtype)
-    published = whole.quantization.dtype if whole is not None and whole.quantization else ""
+    base_spec = _catalog_spec(base) if base is not None else model
+    weights, method = _technique_of_weights(setting, base_spec)
+    cached = "" if _same_cache(setting, base_spec) else cache_technique(setting.kv_dtype)
+    published = (
+        base_spec.quantization.dtype if base_spec is not None and base_spec.quantization else ""
+    )
     return Applied(base or model.name, together(weights, cached), method, published)
 
 
-def refused_weights(setting: Setting) -> Support | None:
+def weights_refusal(setting: Setting) -> Support | None:
     """The engine's own refusal of what the weights are; None where it runs them, or nobody says."""
     if setting.assumed or setting.weight_dtype in WIDE:
         return None
-    name, _ = _made(setting)
-    found = _support(setting, name)
-    return found if found is not None and found.verdict == "refused" else None
+    name, _ = _technique_as_run(setting)
+    support = _technique_support(setting, name)
+    return support if support is not None and support.verdict == "refused" else None
 
 
-def weights_alone(setting: Setting) -> str:
+def weight_only_technique(setting: Setting) -> str:
     """The technique that stores only weights in the setting's format; "" where it does not run."""
     name = weight_technique(setting.weight_dtype, computed=False)
-    found = _support(setting, name)
-    return name if found is not None and found.runs else ""
+    support = _technique_support(setting, name)
+    return name if support is not None and support.runs else ""
 
 
-def _spec(name: str) -> ModelSpec | None:
+def _catalog_spec(name: str) -> ModelSpec | None:
     return catalog_model(name) if in_catalog(name) else None
 
 
-def _same_cache(setting: Setting, whole: ModelSpec | None) -> bool:
+def _same_cache(setting: Setting, base_spec: ModelSpec | None) -> bool:
     """Whether the cache is no narrower than that of the base."""
     if not setting.caches or setting.kv_dtype in WIDE:
         return True
-    return whole is not None and whole.kv_dtype == setting.kv_dtype
+    return base_spec is not None and base_spec.kv_dtype == setting.kv_dtype
 
 
-def _weights(setting: Setting, whole: ModelSpec | None) -> tuple[str, str]:
+def _technique_of_weights(setting: Setting, base_spec: ModelSpec | None) -> tuple[str, str]:
     """Technique and method of the weights, both empty where they are no narrower than the base."""
     dtype = setting.weight_dtype
-    if dtype in WIDE or (whole is not None and _as_good(dtype, whole.weight_dtype)):
+    if dtype in WIDE or (base_spec is not None and _is_as_wide(dtype, base_spec.weight_dtype)):
         return "", ""
-    return _made(setting)
+    return _technique_as_run(setting)
 
 
-def _made(setting: Setting) -> tuple[str, str]:
+def _technique_as_run(setting: Setting) -> tuple[str, str]:
     """Technique and method of narrow weights, as the engine runs them on the device."""
     dtype = setting.weight_dtype
-    made, online = _making(setting)
+    weights_making, online = _weights_making(setting)
     if online and dtype in setting.engine.online_techniques:
-        return setting.engine.online_techniques[dtype], made.method
-    name = made.technique or weight_technique(dtype, computed=True)
-    if made.weights_only or not _rounds_activations(setting, name):
+        return setting.engine.online_techniques[dtype], weights_making.method
+    name = weights_making.technique or weight_technique(dtype, computed=True)
+    if weights_making.weights_only or not _rounds_activations(setting, name):
         alone = technique(name).act_bits >= 16
         name = name if alone else weight_technique(dtype, computed=False)
-    return name, made.method
+    return name, weights_making.method
 
 
 def _rounds_activations(setting: Setting, name: str) -> bool:
@@ -108,13 +110,13 @@ def _rounds_activations(setting: Setting, name: str) -> bool:
 
     By the kernels that the engine says it has; where it says nothing, by the rates of the device.
     """
-    found = _support(setting, name)
-    if found is not None and found.verdict != "unknown":
-        return found.verdict in NARROW
+    support = _technique_support(setting, name)
+    if support is not None and support.verdict != "unknown":
+        return support.verdict in NARROW
     return compute_dtype(setting.weight_dtype, setting.cluster.device.peak_flops_per_s) not in WIDE
 
 
-def _support(setting: Setting, name: str) -> Support | None:
+def _technique_support(setting: Setting, name: str) -> Support | None:
     """What is known of a technique under the setting's engine; None for one that nobody read."""
     engine = setting.engine
     if engine.name not in runners():
@@ -122,24 +124,28 @@ def _support(setting: Setting, name: str) -> Support | None:
     return support_of(name, engine.name, setting.cluster.device, engine.version)
 
 
-def _as_good(dtype: str, stored: str) -> bool:
+def _is_as_wide(dtype: str, stored: str) -> bool:
     """Whether a format holds what the base stores: the same, or one of clearly more bits."""
     if dtype.removesuffix("-block") == stored.removesuffix("-block"):
         return True
     return bytes_per_value(dtype) > WIDER * bytes_per_value(stored)
 
 
-def _making(setting: Setting) -> tuple[Making, bool]:
+def _weights_making(setting: Setting) -> tuple[Making, bool]:
     """How the weights are made, and whether the engine makes them while it loads."""
-    model, dtype, stated = setting.model, setting.weight_dtype, setting.made
+    model, dtype, stated_making = setting.model, setting.weight_dtype, setting.made
     if model.weight_dtype == dtype:
         return making(model), False
-    planned = planned_dtype(stated.technique) if stated and stated.technique else None
-    if stated is not None and planned == dtype.removesuffix("-block"):
-        return stated, False
+    planned = (
+        planned_dtype(stated_making.technique)
+        if stated_making and stated_making.technique
+        else None
+    )
+    if stated_making is not None and planned == dtype.removesuffix("-block"):
+        return stated_making, False
     if not setting.needs_other_checkpoint:
         return Making(ROUNDED), True
-    if stated is not None:
-        return stated if planned is None else Making(), False
-    other = stored_as(model.name, dtype)
-    return (Making() if other is None else making(catalog_model(other))), False
+    if stated_making is not None:
+        return stated_making if planned is None else Making(), False
+    checkpoint = stored_as(model.name, dtype)
+    return (Making() if checkpoint is None else making(catalog_model(checkpoint))), False

@@ -110,22 +110,22 @@ class Known:
         return bool(self.emulated or self.generic)
 
 
-def known_of(setting: Setting) -> Known:
+def kernel_support_of(setting: Setting) -> Known:
     """What the engine's release says of all that a setting needs."""
     device, engine = setting.cluster.device, setting.engine
-    told = _known(
-        _asked_of(engine),
+    kernel_support = _ask_release(
+        _kernel_release(engine),
         (device.architecture, device.title),
         *_needs_of(setting),
         setting.model.model_type,
     )
     if device.announced is None:
-        return told
+        return kernel_support
     doubt = f"whether {engine.title} starts on {device.title} is not known (nobody has run one)"
-    return replace(told, unknown=(*told.unknown, doubt), unasked=True)
+    return replace(kernel_support, unknown=(*kernel_support.unknown, doubt), unasked=True)
 
 
-def told_by_releases(setting: Setting) -> dict[tuple[str, str], Known]:
+def support_by_release(setting: Setting) -> dict[tuple[str, str], Known]:
     """What releases of the engine say of what a setting needs, by release and architecture.
 
     All that were asked, oldest first, and all architectures of the device's vendor; of an engine
@@ -133,32 +133,32 @@ def told_by_releases(setting: Setting) -> dict[tuple[str, str], Known]:
     name no release and no device. Empty where the engine was not asked.
     """
     engine, device = setting.engine, setting.cluster.device
-    name, own = _release_of(engine)
-    asked = releases_asked(name)
+    name, own_release = _release_of(engine)
+    releases = releases_asked(name)
     if engine.wraps:
-        asked = tuple(one for one in asked if one == own)
+        releases = tuple(release for release in releases if release == own_release)
     attention, weights = _needs_of(setting)
     return {
-        (engine.version if engine.wraps else release, architecture): _known(
+        (engine.version if engine.wraps else release, architecture): _ask_release(
             (name, release, engine.title),
             (architecture, "this device"),
             attention,
             weights,
             setting.model.model_type,
         )
-        for release in asked
+        for release in releases
         for architecture in architectures_asked(name, release)
         if architecture.startswith(VENDORS.get(device.runtime, ("-",)))
     }
 
 
-def untuned(setting: Setting) -> Known:
+def untuned_support(setting: Setting) -> Known:
     """What is known of a setting, without kernels that measured runs of the device tell of."""
-    told = known_of(setting)
+    kernel_support = kernel_support_of(setting)
     status = roofline(setting.cluster.device, "gemm", setting.model.dtype).status
-    if told.untuned and status in ("fitted", "measured"):
-        return replace(told, emulated=(), generic=())
-    return told
+    if kernel_support.untuned and status in ("fitted", "measured"):
+        return replace(kernel_support, emulated=(), generic=())
+    return kernel_support
 
 
 def untuned_time(setting: Setting, part: str, dtype: str) -> float:
@@ -166,52 +166,52 @@ def untuned_time(setting: Setting, part: str, dtype: str) -> float:
 
     1 where the device's rates are fitted to measured runs, whichever kernels these took.
     """
-    asked = (*_release_of(setting.engine), setting.cluster.device.architecture)
-    time = _untuned_time(asked, part, _writer(setting), dtype)
-    return 1.0 if time == 1.0 or untuned(setting).untuned is False else time
+    query = (*_release_of(setting.engine), setting.cluster.device.architecture)
+    time = _untuned_time(query, part, _checkpoint_writer(setting), dtype)
+    return 1.0 if time == 1.0 or untuned_support(setting).untuned is False else time
 
 
 @lru_cache(4096)
-def _untuned_time(asked: tuple[str, str, str], part: str, writer: str, dtype: str) -> float:
+def _untuned_time(query: tuple[str, str, str], part: str, writer: str, dtype: str) -> float:
     """The same, by what the release answers alone."""
-    found = told_of_weights(asked, part, dtype, writer)
-    if found is None or found.verdict != "yes":
+    reply = reply_on_weights(query, part, dtype, writer)
+    if reply is None or reply.verdict != "yes":
         return 1.0
-    if found.emulates:
+    if reply.emulates:
         return EMULATED_TIME
-    return GENERIC_TIME if found.generic else 1.0
+    return GENERIC_TIME if reply.generic else 1.0
 
 
-def told_of_weights(
-    asked: tuple[str, str, str], part: str, dtype: str, writer: str
+def reply_on_weights(
+    query: tuple[str, str, str], part: str, dtype: str, writer: str
 ) -> Answer | None:
     """What a release says of weights of a part ("dense", "experts") on an architecture.
 
     Of several ways to store a format the best answer, and none where all that were asked are
     refused but not all were asked. ``asked``: engine, release, architecture.
     """
-    found = [answer(*asked, "weights", f"{part} {form}") for form in _forms(writer, dtype)]
-    best = min((one for one in found if one is not None), key=_rank, default=None)
-    return None if best is not None and best.verdict == "no" and None in found else best
+    replies = [answer(*query, "weights", f"{part} {form}") for form in _forms(writer, dtype)]
+    best = min((reply for reply in replies if reply is not None), key=_reply_rank, default=None)
+    return None if best is not None and best.verdict == "no" and None in replies else best
 
 
-def told_of_format(engine: Engine, architecture: str, dtype: str, writer: str) -> Answer | None:
+def reply_on_format(engine: Engine, architecture: str, dtype: str, writer: str) -> Answer | None:
     """What the engine that has the kernels says of dense weights, at its own release."""
-    return told_of_weights((*_release_of(engine), architecture), "dense", dtype, writer)
+    return reply_on_weights((*_release_of(engine), architecture), "dense", dtype, writer)
 
 
-def told_of_cut(setting: Setting, part: str, dtype: str) -> list[Answer]:
+def replies_on_cuts(setting: Setting, part: str, dtype: str) -> list[Answer]:
     """What the release says of a rank's share that cuts a group of a format; best first."""
-    name, release, _ = _asked_of(setting.engine)
+    name, release, _ = _kernel_release(setting.engine)
     architecture = setting.cluster.device.architecture
-    found = (
+    replies = (
         answer(name, release, architecture, "cut", f"{part} {form}")
-        for form in _forms(_writer(setting), dtype)
+        for form in _forms(_checkpoint_writer(setting), dtype)
     )
-    return sorted((one for one in found if one is not None), key=_rank)
+    return sorted((reply for reply in replies if reply is not None), key=_reply_rank)
 
 
-def _asked_of(engine: Engine) -> tuple[str, str, str]:
+def _kernel_release(engine: Engine) -> tuple[str, str, str]:
     """The engine that has the kernels, its release, and the engine as a title."""
     name, release = _release_of(engine)
     return name, release, f"{engine.title} {engine.version if engine.wraps else release}"
@@ -223,8 +223,8 @@ def _release_of(engine: Engine) -> tuple[str, str]:
     return engine.name, engine.as_of or engine.version
 
 
-def _rank(found: Answer) -> int:
-    return ("yes", "unknown", "no").index(found.verdict) + found.emulates
+def _reply_rank(reply: Answer) -> int:
+    return ("yes", "unknown", "no").index(reply.verdict) + reply.emulates
 
 
 def _cache_name(setting: Setting) -> str:
@@ -233,7 +233,7 @@ def _cache_name(setting: Setting) -> str:
     return "fp8" if setting.kv_dtype.startswith("fp8") else setting.kv_dtype
 
 
-def _writer(setting: Setting) -> str:
+def _checkpoint_writer(setting: Setting) -> str:
     """Who wrote the checkpoint that holds the weights; "" where it is not known."""
     stored = setting.model.quantization
     if stored is None or setting.weight_dtype != stored.dtype:
@@ -245,25 +245,25 @@ def _needs_of(
     setting: Setting,
 ) -> tuple[tuple[str, ...], tuple[tuple[str, str, str], ...]]:
     """Kinds of attention with their caches, and formats, that the engine needs kernels for."""
-    attention, weights = _needs(setting.model, setting.weight_dtype)
+    attention, weights = _kernel_needs(setting.model, setting.weight_dtype)
     if not (setting.caches or setting.model.is_encoder):
         attention = ()
     cache_name = _cache_name(setting)
     return tuple(f"{kind} {cache_name}" for kind in attention), weights
 
 
-def _needs(
+def _kernel_needs(
     model: ModelSpec, weight_dtype: str
 ) -> tuple[tuple[str, ...], tuple[tuple[str, str, str], ...]]:
     """Kinds of attention of a model, and part, format and writer of its quantised matrices."""
-    attention = dict.fromkeys(_attention(model))
+    attention = dict.fromkeys(_attention_subjects(model))
     if any(kind == "compressed" for kind in attention):  # asked together with its weights
         return tuple(attention), ()
-    weights = dict.fromkeys(_weights(model, weight_dtype))
+    weights = dict.fromkeys(_quantised_matrices(model, weight_dtype))
     return tuple(attention), tuple(weights)
 
 
-def _attention(model: ModelSpec) -> Iterator[str]:
+def _attention_subjects(model: ModelSpec) -> Iterator[str]:
     """Kinds of attention of a model, with the width of heads where kernels depend on it."""
     sinks = " sinks" if model.model_type.startswith(SINKS) else ""
     for mixer, _ in model.mixers:
@@ -274,23 +274,25 @@ def _attention(model: ModelSpec) -> Iterator[str]:
         elif isinstance(mixer, LatentAttention):
             yield "sparse-mla" if mixer.index_heads or mixer.attends else "mla"
         elif isinstance(mixer, LinearAttention):
-            yield _states(model.model_type)
+            yield _state_kind(model.model_type)
         elif isinstance(mixer, GroupedAttention):
             yield f"gqa {mixer.head_dim}{sinks}"
 
 
-def _states(model_type: str) -> str:
+def _state_kind(model_type: str) -> str:
     family = model_type.casefold()
     return next((kind for kind, names in STATES.items() if family.startswith(names)), "states")
 
 
-def _weights(model: ModelSpec, weight_dtype: str) -> Iterator[tuple[str, str, str]]:
+def _quantised_matrices(model: ModelSpec, weight_dtype: str) -> Iterator[tuple[str, str, str]]:
     """Part, format and writer of all quantised matrices, loaded in ``weight_dtype``."""
     stored = model.quantization
-    own = stored is not None and stored.dtype == weight_dtype
-    writer = stored.scheme.split("/")[0] if own and stored is not None else ""
+    is_stored = stored is not None and stored.dtype == weight_dtype
+    writer = stored.scheme.split("/")[0] if is_stored and stored is not None else ""
     for role in model.matrix_roles:
-        dtype = stored.dtype_of(role, model.dtype) if own and stored is not None else weight_dtype
+        dtype = (
+            stored.dtype_of(role, model.dtype) if is_stored and stored is not None else weight_dtype
+        )
         if dtype not in WIDE:
             yield "experts" if role == "experts" else "dense", dtype, writer
 
@@ -300,7 +302,7 @@ def _forms(writer: str, dtype: str) -> tuple[str, ...]:
 
 
 @lru_cache(4096)
-def _known(
+def _ask_release(
     engine: tuple[str, str, str],
     device: tuple[str, str],
     attention: tuple[str, ...],
@@ -316,7 +318,7 @@ def _known(
     return asking.known
 
 
-def _short(words: str) -> str:
+def _shorten_quote(words: str) -> str:
     return words if len(words) <= LONGEST_WORDS else f"{words[:LONGEST_WORDS].rstrip()} …"
 
 
@@ -331,77 +333,77 @@ class _Asking:
     def _ask(self, kind: Kind, subject: str) -> Answer | None:
         return answer(*self.asked, kind, subject)
 
-    def _add(self, **found: Any) -> None:
+    def _add(self, **marks: Any) -> None:
         """Add to sentences and set marks; a refusal stays one."""
-        for name, value in found.items():
-            held = getattr(self.known, name)
-            if isinstance(held, tuple):
-                value = (*held, value)
-            elif held is False and name in ("weights", "cached"):
+        for name, value in marks.items():
+            current = getattr(self.known, name)
+            if isinstance(current, tuple):
+                value = (*current, value)
+            elif current is False and name in ("weights", "cached"):
                 continue
             self.known = replace(self.known, **{name: value})
 
-    def whole(self, kind: Kind, subject: str, what: str) -> None:
+    def whole(self, kind: Kind, subject: str, with_model: str) -> None:
         """Ask whether the release starts at all, or with a family of models."""
-        found = self._ask(kind, subject)
-        if found is None or found.verdict == "yes":
+        reply = self._ask(kind, subject)
+        if reply is None or reply.verdict == "yes":
             return
-        started = f"{self.title}{what} on {self.shown}"
-        if found.verdict == "no":
-            self._add(refused=f"{started} does not start (“{_short(found.words)}”)")
+        started = f"{self.title}{with_model} on {self.shown}"
+        if reply.verdict == "no":
+            self._add(refused=f"{started} does not start (“{_shorten_quote(reply.words)}”)")
         else:
-            self._add(unknown=f"whether {started} starts is not known ({found.words})")
+            self._add(unknown=f"whether {started} starts is not known ({reply.words})")
 
     def attention(self, subjects: Iterable[str]) -> None:
         """Ask about kinds of attention, each with the format of its cache."""
         for subject in subjects:
-            kind, width, cache_name = _parts(subject)
-            what = f"{ATTENTION[kind]}{width} with {cache_name} on {self.shown}"
+            kind, width, cache_name = _split_subject(subject)
+            mixer_text = f"{ATTENTION[kind]}{width} with {cache_name} on {self.shown}"
             usual = kind in PLAIN and "sinks" not in subject
-            found = self._ask("attention", subject)
-            if found is not None and found.verdict == "no":
+            reply = self._ask("attention", subject)
+            if reply is not None and reply.verdict == "no":
                 self._add(
-                    refused=f"{self.title} does not run {what} (“{_short(found.words)}”)",
+                    refused=f"{self.title} does not run {mixer_text} (“{_shorten_quote(reply.words)}”)",
                     cached=False,
                 )
-            elif found is not None and found.verdict == "yes":
+            elif reply is not None and reply.verdict == "yes":
                 self._add(cached=True)
-                if not found.asked:
+                if not reply.asked:
                     self._add(unasked=True)
             else:
                 self._add(unasked=True)
-                words = f" ({found.words})" if found is not None and found.words else ""
+                words = f" ({reply.words})" if reply is not None and reply.words else ""
                 if not usual:
-                    self._add(unknown=f"whether {self.title} runs {what} is not known{words}")
+                    self._add(unknown=f"whether {self.title} runs {mixer_text} is not known{words}")
 
     def weights(self, part: str, dtype: str, writer: str) -> None:
         """Ask about a format of dense layers or of experts."""
-        found = told_of_weights(self.asked, part, dtype, writer)
-        if found is None:
+        reply = reply_on_weights(self.asked, part, dtype, writer)
+        if reply is None:
             return
         matrices = "experts" if part == "experts" else "weights"
-        what = f"{dtype} {matrices}{f' of {writer}' if writer else ''} on {self.shown}"
-        if found.verdict == "no":
+        format_text = f"{dtype} {matrices}{f' of {writer}' if writer else ''} on {self.shown}"
+        if reply.verdict == "no":
             self._add(
-                refused=f"{self.title} does not load {what} (“{_short(found.words)}”)",
+                refused=f"{self.title} does not load {format_text} (“{_shorten_quote(reply.words)}”)",
                 weights=False,
             )
-        elif found.verdict == "unknown" and not found.asked:
+        elif reply.verdict == "unknown" and not reply.asked:
             self._add(
                 unasked=True,
-                unknown=f"whether {self.title} loads {what} is not known ({found.words})",
+                unknown=f"whether {self.title} loads {format_text} is not known ({reply.words})",
             )
-        elif found.verdict == "unknown" or not found.asked:
+        elif reply.verdict == "unknown" or not reply.asked:
             self._add(unasked=True)
-        if found.verdict == "yes":
+        if reply.verdict == "yes":
             self._add(weights=True)
-            if found.emulates:
-                self._add(emulated=(part, what))
-            elif found.generic:
-                self._add(generic=(part, what))
+            if reply.emulates:
+                self._add(emulated=(part, format_text))
+            elif reply.generic:
+                self._add(generic=(part, format_text))
 
 
-def _parts(subject: str) -> tuple[str, str, str]:
+def _split_subject(subject: str) -> tuple[str, str, str]:
     """Kind, width in words and cache in words of a subject of attention."""
     kind, *rest, cache_name = subject.split(" ")
     width = f" (heads of {rest[0]}{', with sinks' if 'sinks' in rest else ''})" if rest else ""

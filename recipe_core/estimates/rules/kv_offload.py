@@ -69,11 +69,11 @@ class Offload:
         """The same with the nearest ``count`` tiers alone; None for none."""
         if not count:
             return None
-        left = self.tiers[count:]
+        farther_tiers = self.tiers[count:]
         return replace(
             self,
-            disk=None if "disk" in left else self.disk,
-            remote=None if "remote" in left else self.remote,
+            disk=None if "disk" in farther_tiers else self.disk,
+            remote=None if "remote" in farther_tiers else self.remote,
         )
 
     def store(self, tier: Tier) -> Store | None:
@@ -98,10 +98,10 @@ class Offload:
 def kinds_of(model: ModelSpec) -> frozenset[str]:
     """Kinds of layers that not every way to offload can save."""
     mixers = [layer.attention for layer, _ in model.kinds if layer.attention is not None]
-    return frozenset(kind for mixer in mixers for kind in _kinds(mixer))
+    return frozenset(kind for mixer in mixers for kind in _mixer_cache_kinds(mixer))
 
 
-def _kinds(mixer: Attention) -> Iterator[str]:
+def _mixer_cache_kinds(mixer: Attention) -> Iterator[str]:
     if isinstance(mixer, CompressedAttention):
         yield "compressed"
         return
@@ -137,24 +137,24 @@ def offload_rules(setting: Setting, cases: Cases) -> list[Refusal]:
 def _unable(setting: Setting, offload: Offload) -> str | None:
     """Why no split of this engine and model can offload as asked, with the fix; else None."""
     engine, ways = setting.engine, ", ".join(setting.engine.kv_offload)
-    title, way = f"{engine.title} {engine.version}", offload.way
+    title, connector = f"{engine.title} {engine.version}", offload.way
     if not ways:
         return f"{title} has no option to offload its cache; leave {FIELD} out"
-    if way is None:
+    if connector is None:
         return f"{title} does not offload through {offload.through}; set {FIELD}.through: {ways}"
-    if setting.cluster.device.runtime not in way.runtimes:
+    if setting.cluster.device.runtime not in connector.runtimes:
         runtime = setting.cluster.device.runtime
         return f"{offload.through} has no build for {runtime}; leave {FIELD} out"
     if not (setting.caches and setting.model.generates):
         return f"{setting.model.name} keeps no cache that could be offloaded; leave {FIELD} out"
     if setting.mode == "static":
         return f"a static batch has no past prompts to find; leave {FIELD} out or change the mode"
-    missing = [tier for tier in offload.tiers if tier not in way.tiers]
+    missing = [tier for tier in offload.tiers if tier not in connector.tiers]
     if missing:
         return f"{offload.through} has no {missing[0]} tier; use lmcache, or leave it out"
-    if len(offload.tiers) - 1 > way.stores:
+    if len(offload.tiers) - 1 > connector.stores:
         return f"{offload.through} takes one store besides the host; leave disk or remote out"
-    kinds = [kind for kind in way.lacks if kind in kinds_of(setting.model)]
+    kinds = [kind for kind in connector.lacks if kind in kinds_of(setting.model)]
     if kinds:
         return (
             f"{offload.through} cannot save {_KINDS[kinds[0]]}, which {setting.model.name} has; "
@@ -170,11 +170,11 @@ def _host_memory(setting: Setting, offload: Offload, cases: Cases, elsewhere: Bo
     room = np.inf if host is None else host.value * share
 
     def sentence(i: int) -> str:
-        held, most = gib(needed[i]), gib(room)
-        each = room / min(float(cases.devices[i]), float(cases.per_node[i]))
+        needed_text, room_text = gib(needed[i]), gib(room)
+        device_room = room / min(float(cases.devices[i]), float(cases.per_node[i]))
         return (
-            f"the offloaded cache takes {held} of a node's host memory; {most} can be had "
-            f"({share:.0%} of the node's); set host_gib_per_device to {each / 2**30:,.0f} or less"
+            f"the offloaded cache takes {needed_text} of a node's host memory; {room_text} can be had "
+            f"({share:.0%} of the node's); set host_gib_per_device to {device_room / 2**30:,.0f} or less"
         )
 
     return Refusal("host-memory", (needed > room) & ~elsewhere, sentence)

@@ -86,16 +86,16 @@ def effects_of(
         for name, row in grammar.variables.items()
         if name in (variables or {}) and str((variables or {})[name]) not in row.unless
     ]
-    sentences = tuple(uncounted(word, row) for word, row in rows)
+    sentences = tuple(uncounted_sentence(word, row) for word, row in rows)
     moved = frozenset(moved for _, row in rows for moved in row.moves)
-    counted = _counted(grammar, values, model)
+    counted = _counted_effects(grammar, values, model)
     if counted.get("host_layers") or counted.get("host_expert_layers"):
-        sentences, moved = (*sentences, _on_host(counted)), moved | {"memory", "time"}
+        sentences, moved = (*sentences, _host_layers_sentence(counted)), moved | {"memory", "time"}
     effects = Effects(sentences, moved, **counted)
     return NONE if effects == NONE else effects
 
 
-def _on_host(counted: Mapping[str, Any]) -> str:
+def _host_layers_sentence(counted: Mapping[str, Any]) -> str:
     """The sentence on what the host computes."""
     layers, experts = counted.get("host_layers"), counted.get("host_expert_layers")
     parts = [f"{layers} layers"] if layers else []
@@ -103,49 +103,56 @@ def _on_host(counted: Mapping[str, Any]) -> str:
     return f"{' and '.join(parts)} stay in the host's memory; its speed is assumed."
 
 
-def uncounted(word: str, row: Unmodelled) -> str:
+def uncounted_sentence(word: str, row: Unmodelled) -> str:
     """The sentence that an option or a variable is not counted."""
     return f"{word} is not in the estimate ({row.what})."
 
 
-def _counted(
+def _counted_effects(
     grammar: Grammar, values: Mapping[str, Any], model: ModelSpec | None
 ) -> dict[str, Any]:
     """What options that are counted say, as fields of `Effects`."""
-    said: dict[Counted, Any] = {}
+    options: dict[Counted, Any] = {}
     for name, meaning in grammar.counted.items():
         if values.get(name) not in (None, False, "", []) or (
             meaning == "device_layers" and values.get(name) == 0
         ):
-            said.setdefault(meaning, values[name])
+            options.setdefault(meaning, values[name])
     out: dict[str, Any] = {}
-    if (gib := _number(said.get("host_weights_gib"))) > 0:
+    if (gib := _option_number(options.get("host_weights_gib"))) > 0:
         out["host_weights_bytes"] = gib * GIB
-    if (size := _number(said.get("cache_bytes"))) > 0:
+    if (size := _option_number(options.get("cache_bytes"))) > 0:
         out["cache_bytes"] = size
-    if (blocks := _number(said.get("cache_blocks"))) > 0:
+    if (blocks := _option_number(options.get("cache_blocks"))) > 0:
         out["cache_blocks"] = int(blocks)
-    if (tokens := _number(said.get("cache_tokens"))) > 0:
+    if (tokens := _option_number(options.get("cache_tokens"))) > 0:
         out["cache_tokens"] = int(tokens)
     if model is not None:
-        out |= _layers_on_host(said, model)
-    if said.get("adapters"):
-        slots, rank = _number(said.get("adapter_slots")), _number(said.get("adapter_rank"))
+        out |= _layers_on_host(options, model)
+    if options.get("adapters"):
+        slots, rank = (
+            _option_number(options.get("adapter_slots")),
+            _option_number(options.get("adapter_rank")),
+        )
         out["adapters"] = Adapters(int(slots) or 1, int(rank) or 16)
     return out
 
 
-def _layers_on_host(said: Mapping[Counted, Any], model: ModelSpec) -> dict[str, int]:
+def _layers_on_host(options: Mapping[Counted, Any], model: ModelSpec) -> dict[str, int]:
     count, out = len(model.layers), dict[str, int]()
-    if str(on_device := said.get("device_layers", "")).isdecimal():
+    if str(on_device := options.get("device_layers", "")).isdecimal():
         out["host_layers"] = max(count - int(on_device), 0)
     if any(isinstance(layer.mlp, MoeMlp) for layer, _ in model.kinds):
-        experts = count if said.get("host_experts") else _number(said.get("host_expert_layers"))
+        experts = (
+            count
+            if options.get("host_experts")
+            else _option_number(options.get("host_expert_layers"))
+        )
         out["host_expert_layers"] = int(max(min(experts, count), 0))
     return out
 
 
-def _number(value: Any) -> float:
+def _option_number(value: Any) -> float:
     """A number that an option says, also as text; 0 for anything else."""
     try:
         return float(value)

@@ -29,13 +29,15 @@ class Servers:
     nodes: Int
 
 
-def apart(support: SplitSupport, moe: bool, ep: Int, devices: Int, per_node: Int) -> Bool:
+def are_separate_servers(
+    support: SplitSupport, moe: bool, ep: Int, devices: Int, per_node: Int
+) -> Bool:
     """Where replicas (dp) are separate servers, rather than ranks one server balances among."""
     always = support.replicas == "servers" or (moe and support.replicas == "dense-within-node")
     return np.asarray((np.asarray(ep) == 1) & (always | (np.asarray(devices) > per_node)))
 
 
-def servers(
+def pool_servers(
     support: SplitSupport,
     moe: bool,
     degrees: tuple[Int, Int, Int, Int],
@@ -54,14 +56,16 @@ def servers(
         nodes: nodes available.
     """
     tp, pp, dp, ep = map(np.asarray, degrees)
-    separate = apart(support, moe, ep, tp * pp * dp, per_node)
+    separate = are_separate_servers(support, moe, ep, tp * pp * dp, per_node)
     server_dp = np.where(separate, 1, dp)
     count = np.asarray(copies) * np.where(separate, dp, 1)
     devices = tp * pp * server_dp
-    return Servers(count, devices, fewest_nodes(support, pp, server_dp, devices, per_node, nodes))
+    return Servers(
+        count, devices, fewest_server_nodes(support, pp, server_dp, devices, per_node, nodes)
+    )
 
 
-def fewest_nodes(
+def fewest_server_nodes(
     support: SplitSupport, pp: Int, dp: Int, devices: Int, per_node: Int, nodes: Int
 ) -> Int:
     """The fewest nodes that a server spreads over with equally many devices on each; 0 if none."""
@@ -70,12 +74,12 @@ def fewest_nodes(
     for share in range(1, int(np.max(per_node, initial=1)) + 1):
         n = np.maximum(devices // share, 1)
         divides = (devices % share == 0) & (share <= np.asarray(per_node))
-        fits = divides & (n <= nodes) & _spans(support, pp, dp, n)
+        fits = divides & (n <= nodes) & _may_span_nodes(support, pp, dp, n)
         fewest = np.where(fits, n, fewest)
     return np.asarray(fewest)
 
 
-def _spans(support: SplitSupport, pp: Int, dp: Int, nodes: Int) -> Bool:
+def _may_span_nodes(support: SplitSupport, pp: Int, dp: Int, nodes: Int) -> Bool:
     if support.over_nodes == "never":
         return np.asarray(nodes == 1)
     if support.over_nodes == "ranks":
@@ -109,8 +113,8 @@ def nodes_needed(kinds: Sequence[Servers], per_node: Int) -> Int:
     beside = full * ((per_node - per_node // size * size) // small_size) + begun * (
         (per_node - rest * size) // small_size
     )
-    left = np.maximum(small_count - beside, 0)
-    more = -(-left // (per_node // small_size))
+    unplaced_count = np.maximum(small_count - beside, 0)
+    more = -(-unplaced_count // (per_node // small_size))
     return np.asarray(sum(several, start=np.zeros_like(count)) + full + begun + more)
 
 
@@ -119,13 +123,13 @@ def fits_in_nodes(kinds: Sequence[Servers], per_node: Int, nodes: Int) -> Bool:
     return np.asarray(nodes_needed(kinds, per_node) <= nodes)
 
 
-def uneven(tp: int, pp: int, dp: int, per_node: int) -> str:
+def uneven_server_text(tp: int, pp: int, dp: int, per_node: int) -> str:
     """The sentence of a server that cannot be spread."""
     product = f"tp {tp} × pp {pp} × dp {dp} = {tp * pp * dp} devices"
     return f"{product} cannot be spread evenly over nodes of {per_node}"
 
 
-def unpacked(sizes: Sequence[tuple[int, int]], per_node: int, nodes: int) -> str:
+def unpacked_servers_text(sizes: Sequence[tuple[int, int]], per_node: int, nodes: int) -> str:
     """The sentence of servers (how many, devices of each) that do not pack."""
     servers = " and ".join(
         f"{count} server{'s' * (count > 1)} of {devices} device{'s' * (devices > 1)}"

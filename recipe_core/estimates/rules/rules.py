@@ -11,20 +11,20 @@ from recipe_core.base.arrays import Bool, Int
 from recipe_core.engines.spec import titles_on
 from recipe_core.estimates.columns.serving import WIDE, Cases, Setting, no_such_cache
 from recipe_core.estimates.rules import placement
-from recipe_core.estimates.rules.applied import refused_weights, weights_alone
-from recipe_core.estimates.rules.kernels import Known, known_of, untuned
+from recipe_core.estimates.rules.applied import weight_only_technique, weights_refusal
+from recipe_core.estimates.rules.kernels import Known, kernel_support_of, untuned_support
 from recipe_core.estimates.rules.kv_offload import offload_rules
 from recipe_core.estimates.rules.refusal import Refusal
-from recipe_core.estimates.rules.widths import indivisible, width_rules
+from recipe_core.estimates.rules.widths import indivisible_refusal, width_rules
 from recipe_core.hardware.cluster import no_kernels
 from recipe_core.hardware.profile import Device
 from recipe_core.models.spec import CompressedAttention, GroupedAttention, LatentAttention, MoeMlp
 
 
-def refusals(setting: Setting, cases: Cases) -> list[Refusal]:
+def serving_refusals(setting: Setting, cases: Cases) -> list[Refusal]:
     """Every rule that a split can break before memory is estimated."""
     return [
-        *_device_rules(setting, cases),
+        *_serving_device_rules(setting, cases),
         *_head_rules(setting, cases),
         *width_rules(setting, cases),
         *_engine_rules(setting, cases),
@@ -32,7 +32,7 @@ def refusals(setting: Setting, cases: Cases) -> list[Refusal]:
     ]
 
 
-def search_rules(setting: Setting, cases: Cases) -> list[Refusal]:
+def serving_search_rules(setting: Setting, cases: Cases) -> list[Refusal]:
     """Splits that would run, but that a search skips, as simpler ones, or formats, do more."""
     layers = len(setting.model.layers)
     fullest = np.ceil(layers / cases.pp)
@@ -44,12 +44,12 @@ def search_rules(setting: Setting, cases: Cases) -> list[Refusal]:
         stages = f"{cases.pp[i]} stages hold up to {fullest[i]:.0f} of {layers} layers each"
         return f"{stages}, as {enough[i]} would; {rest}"
 
-    emulated = [what for _, what in untuned(setting).emulated]
+    emulated = [format_text for _, format_text in untuned_support(setting).emulated]
     return [
         Refusal("idle-stages", (cases.pp <= layers) & (cases.pp > enough), sentence),
         Refusal(
             "emulated",
-            _everywhere(cases, bool(emulated)),
+            _all_cases(cases, bool(emulated)),
             lambda i: f"{setting.engine.title} only emulates {', '.join(emulated)}",
         ),
     ]
@@ -57,20 +57,20 @@ def search_rules(setting: Setting, cases: Cases) -> list[Refusal]:
 
 def place_rules(setting: Setting, cases: Cases) -> list[Refusal]:
     """Splits whose servers do not fit into the nodes, by the predicates that a launch uses too."""
-    pools = _pools(setting, cases)
+    pools = _server_kinds(setting, cases)
     # Splits with more devices than available are refused as that, not for their placement.
     available = cases.devices <= cases.per_node * cases.nodes
     spread = np.all([(pool.nodes > 0) | (pool.devices == 0) for pool in pools], axis=0)
 
     def unpacked(i: int) -> str:
         sizes = [(int(pool.count[i]), int(pool.devices[i])) for pool in pools]
-        return placement.unpacked(sizes, int(cases.per_node[i]), int(cases.nodes[i]))
+        return placement.unpacked_servers_text(sizes, int(cases.per_node[i]), int(cases.nodes[i]))
 
     return [
         Refusal(
             "uneven-nodes",
             available & ~spread,
-            lambda i: f"{_uneven(cases, pools, i)}; {placement.UNEVEN_FIX}",
+            lambda i: f"{_uneven_pool_text(cases, pools, i)}; {placement.UNEVEN_FIX}",
         ),
         Refusal(
             "packing",
@@ -87,13 +87,13 @@ def start_rules(setting: Setting, cases: Cases) -> list[Refusal]:
     """
     cache = Refusal(
         "cache-dtype",
-        _everywhere(cases, not setting.cache_can_be_had),
+        _all_cases(cases, not setting.cache_can_be_had),
         lambda i: no_such_cache(setting),
     )
     return [*place_rules(setting, cases), cache]
 
 
-def devices_rented(setting: Setting, cases: Cases) -> Int:
+def serving_devices_rented(setting: Setting, cases: Cases) -> Int:
     """Devices that are paid for: those of whole machines, where machines are rented whole.
 
     A unit holds one node or several (a rack), or is a part of one, such as one device of eight.
@@ -101,12 +101,12 @@ def devices_rented(setting: Setting, cases: Cases) -> Int:
     unit = setting.cluster.unit
     if unit == 1:
         return cases.devices
-    nodes = placement.nodes_needed(_pools(setting, cases), cases.per_node)
-    taken = np.where(unit >= cases.per_node, nodes * cases.per_node, 0)
-    return np.asarray(-(-np.maximum(taken, cases.devices) // unit) * unit)
+    nodes = placement.nodes_needed(_server_kinds(setting, cases), cases.per_node)
+    node_devices = np.where(unit >= cases.per_node, nodes * cases.per_node, 0)
+    return np.asarray(-(-np.maximum(node_devices, cases.devices) // unit) * unit)
 
 
-def _pools(setting: Setting, cases: Cases) -> list[placement.Servers]:
+def _server_kinds(setting: Setting, cases: Cases) -> list[placement.Servers]:
     pools = [servers_of(setting, cases)]
     if cases.disaggregated.any():
         pools.append(servers_of(setting, cases.prefill_pool))
@@ -116,7 +116,7 @@ def _pools(setting: Setting, cases: Cases) -> list[placement.Servers]:
 def servers_of(setting: Setting, cases: Cases) -> placement.Servers:
     """The servers of the pool that decodes, or of the only one."""
     degrees = (cases.tp, cases.pp, cases.dp, cases.ep)
-    return placement.servers(
+    return placement.pool_servers(
         setting.engine.split,
         setting.model.is_moe,
         degrees,
@@ -126,9 +126,9 @@ def servers_of(setting: Setting, cases: Cases) -> placement.Servers:
     )
 
 
-def _uneven(cases: Cases, pools: Sequence[placement.Servers], i: int) -> str:
+def _uneven_pool_text(cases: Cases, pools: Sequence[placement.Servers], i: int) -> str:
     pool = cases if pools[0].nodes[i] == 0 else cases.prefill_pool
-    return placement.uneven(
+    return placement.uneven_server_text(
         int(pool.tp[i]), int(pool.pp[i]), int(pool.dp[i]), int(pool.per_node[i])
     )
 
@@ -148,7 +148,7 @@ def load_rules(setting: Setting, cases: Cases) -> list[Refusal]:
     return [Refusal("idle-replicas", idle > 0, sentence)]
 
 
-def _runs_there(device: Device) -> str:
+def _engines_there_text(device: Device) -> str:
     """What does run on a device, as the end of a sentence: engines, else programs of others."""
     if able := titles_on(device.runtime):
         return f"; on it run {', '.join(able)}"
@@ -157,50 +157,54 @@ def _runs_there(device: Device) -> str:
     return ""
 
 
-def _everywhere(cases: Cases, broken: bool) -> Bool:
+def _all_cases(cases: Cases, broken: bool) -> Bool:
     return np.full(len(cases), broken)
 
 
-def _device_rules(setting: Setting, cases: Cases) -> Iterator[Refusal]:
+def _serving_device_rules(setting: Setting, cases: Cases) -> Iterator[Refusal]:
     device, engine = setting.cluster.device, setting.engine
     available = cases.per_node * cases.nodes
     yield Refusal(
         "devices",
         cases.devices > available,
         lambda i: (
-            f"{_product(cases, i)} = {cases.devices[i]} devices; only {available[i]} available"
+            f"{_degrees_text(cases, i)} = {cases.devices[i]} devices; only {available[i]} available"
         ),
     )
     yield Refusal(
         "runtime",
-        _everywhere(cases, device.runtime not in engine.runtimes),
+        _all_cases(cases, device.runtime not in engine.runtimes),
         lambda i: (
             f"{engine.title} {engine.version} does not run on {device.runtime} ({device.title}); "
-            f"supported: {', '.join(engine.runtimes)}{_runs_there(device)}"
+            f"supported: {', '.join(engine.runtimes)}{_engines_there_text(device)}"
         ),
     )
-    told = known_of(setting) if device.runtime in engine.runtimes else Known()
-    refused = () if setting.assumed else told.refused
-    yield Refusal("engine-kernels", _everywhere(cases, bool(refused)), lambda i: "; ".join(refused))
+    kernel_support = kernel_support_of(setting) if device.runtime in engine.runtimes else Known()
+    refused = () if setting.assumed else kernel_support.refused
+    yield Refusal("engine-kernels", _all_cases(cases, bool(refused)), lambda i: "; ".join(refused))
     # An engine that says what it loads has kernels of its own, whatever the device multiplies.
-    lacking = told.weights is None and setting.weight_dtype not in device.weight_dtypes
+    lacking = kernel_support.weights is None and setting.weight_dtype not in device.weight_dtypes
     yield Refusal(
         "weight-dtype",
-        _everywhere(cases, not setting.assumed and lacking),
+        _all_cases(cases, not setting.assumed and lacking),
         lambda i: (
             f"{device.title} has no kernels for {setting.weight_dtype} weights; "
             f"supported: {', '.join(device.weight_dtypes)}"
         ),
     )
-    if told.weights is None:
+    if kernel_support.weights is None:
         yield _engine_weights(setting, cases)
     yield _engine_technique(setting, cases)
     dtypes: list[str] = [name for name in device.kv_dtypes if name in engine.kv_dtypes]
-    if told.cached and setting.kv_dtype in engine.kv_dtypes and setting.kv_dtype not in WIDE:
+    if (
+        kernel_support.cached
+        and setting.kv_dtype in engine.kv_dtypes
+        and setting.kv_dtype not in WIDE
+    ):
         dtypes.append(setting.kv_dtype)
     yield Refusal(
         "kv-dtype",
-        _everywhere(cases, not setting.assumed and setting.kv_dtype not in dtypes),
+        _all_cases(cases, not setting.assumed and setting.kv_dtype not in dtypes),
         lambda i: (
             f"{engine.title} on {device.title} does not support {setting.kv_dtype} KV caches; "
             f"supported: {', '.join(dtypes) or 'none'}"
@@ -219,7 +223,7 @@ def _engine_weights(setting: Setting, cases: Cases) -> Refusal:
     note = f": {gap.note}" if gap and gap.note else ""
     return Refusal(
         "engine-weights",
-        _everywhere(cases, not setting.assumed and gap is not None),
+        _all_cases(cases, not setting.assumed and gap is not None),
         lambda i: f"{engine.title} has no kernels for {weights} on {device.title}{note}",
     )
 
@@ -227,20 +231,20 @@ def _engine_weights(setting: Setting, cases: Cases) -> Refusal:
 def _engine_technique(setting: Setting, cases: Cases) -> Refusal:
     """That the engine refuses the weights together with their activations."""
     device, engine = setting.cluster.device, setting.engine
-    refused = refused_weights(setting) if device.runtime in engine.runtimes else None
+    refused = weights_refusal(setting) if device.runtime in engine.runtimes else None
 
     def sentence(_: int) -> str:
         assert refused is not None  # noqa: S101 - else no case is broken
-        alone = weights_alone(setting)
+        alone = weight_only_technique(setting)
         does = f"; {technique(alone).title} alone run" if alone else ""
         title = technique(refused.technique).title
         words = refused.words or refused.note
         return f"{engine.title} does not run {title} on {device.title} (“{words}”){does}"
 
-    return Refusal("engine-technique", _everywhere(cases, refused is not None), sentence)
+    return Refusal("engine-technique", _all_cases(cases, refused is not None), sentence)
 
 
-def _product(cases: Cases, i: int) -> str:
+def _degrees_text(cases: Cases, i: int) -> str:
     """The degrees that make a case's number of devices."""
     terms = f"tp({cases.tp[i]}) × pp({cases.pp[i]}) × dp({cases.dp[i]})"
     if cases.copies[i] > 1:
@@ -255,11 +259,11 @@ def _head_rules(setting: Setting, cases: Cases) -> Iterator[Refusal]:
     mixers = [a for layer, _ in model.kinds if (a := layer.attention) is not None]
     for heads, kv_heads in sorted({(a.heads, a.kv_heads) for a in mixers}):
         divisible = heads % cases.tp == 0
-        yield indivisible("heads", ~divisible, f"{heads} attention heads are", cases)
-        yield _kv_heads(kv_heads, divisible, cases)
+        yield indivisible_refusal("heads", ~divisible, f"{heads} attention heads are", cases)
+        yield _kv_head_rule(kv_heads, divisible, cases)
     groups = min((a.o_groups for a in mixers if isinstance(a, CompressedAttention)), default=None)
     if groups:
-        yield indivisible(
+        yield indivisible_refusal(
             "output-groups", groups % cases.tp != 0, f"{groups} output groups are", cases
         )
     layers = len(model.layers)
@@ -278,7 +282,7 @@ def _head_rules(setting: Setting, cases: Cases) -> Iterator[Refusal]:
     )
 
 
-def _kv_heads(kv_heads: int, divisible: Bool, cases: Cases) -> Refusal:
+def _kv_head_rule(kv_heads: int, divisible: Bool, cases: Cases) -> Refusal:
     # Fewer KV heads than ranks are replicated, which works out only in whole multiples.
     uneven = (kv_heads % cases.tp != 0) & (cases.tp % kv_heads != 0)
     return Refusal(
@@ -294,7 +298,7 @@ def _engine_rules(setting: Setting, cases: Cases) -> Iterator[Refusal]:
     title = f"{setting.engine.title} {setting.engine.version}"
     yield from _task_rules(setting, cases, title)
     yield from _missing_features(setting, cases, title)
-    yield from _drafts(setting, cases, title)
+    yield from _draft_rules(setting, cases, title)
     if setting.engine.split.over_nodes == "never":
         ranks = cases.tp * cases.pp
         yield Refusal(
@@ -317,19 +321,19 @@ _TASKS = {"generate": "text", "embed": "embeddings", "score": "scores"}
 def _task_rules(setting: Setting, cases: Cases, title: str) -> Iterator[Refusal]:
     """What the engine does not make, and prompts that have to run whole and do not fit a step."""
     task, tasks = setting.model.task, setting.engine.tasks
-    makes = ", ".join(_TASKS[one] for one in tasks)
+    makes = ", ".join(_TASKS[name] for name in tasks)
     yield Refusal(
         "task",
-        _everywhere(cases, task not in tasks),
+        _all_cases(cases, task not in tasks),
         lambda i: f"{title} is estimated for {makes}, not for {_TASKS[task]}",
     )
     if task == "generate":
         return
     refuses = setting.whole_prompts and not setting.engine.memory.truncates
-    whole = _everywhere(cases, refuses)
+    whole_prompt_cases = _all_cases(cases, refuses)
     yield Refusal(
         "whole-prompts",
-        whole & (cases.max_batched_tokens < cases.max_context),
+        whole_prompt_cases & (cases.max_batched_tokens < cases.max_context),
         lambda i: (
             f"prompts run whole: a step of {cases.max_batched_tokens[i]:,.0f} tokens is less than "
             f"a request of {cases.max_context[i]:,.0f}; raise max_batched_tokens"
@@ -365,7 +369,7 @@ def _missing_features(setting: Setting, cases: Cases, title: str) -> Iterator[Re
         )
 
 
-def _drafts(setting: Setting, cases: Cases, title: str) -> Iterator[Refusal]:
+def _draft_rules(setting: Setting, cases: Cases, title: str) -> Iterator[Refusal]:
     """What the engine cannot combine with speculative decoding."""
     split, drafts = setting.engine.split, cases.draft_tokens > 0
     if not split.drafts_in_pipeline:
@@ -470,10 +474,10 @@ def _expert_rules(setting: Setting, cases: Cases, title: str) -> Iterator[Refusa
                     f"{cases.ep[i]}"
                 ),
             )
-    yield _expert_ranks(setting, cases, shared, title)
+    yield _expert_rank_rule(setting, cases, shared, title)
 
 
-def _expert_ranks(setting: Setting, cases: Cases, shared: Bool, title: str) -> Refusal:
+def _expert_rank_rule(setting: Setting, cases: Cases, shared: Bool, title: str) -> Refusal:
     """Which numbers of ranks the engine can share experts over."""
     ranks = cases.tp * cases.dp
     if setting.engine.split.experts == "none":

@@ -24,10 +24,10 @@ from recipe_core.request.phases import Phase
 LEAST_ARCHITECTURE = {"mxfp8": 100, "blockwise": 90}
 
 
-def rules(setting: TrainingSetting, cases: TrainingCases) -> list[Refusal]:
+def training_refusals(setting: TrainingSetting, cases: TrainingCases) -> list[Refusal]:
     """Every rule that a split can break before memory is estimated."""
     return [
-        *_device_rules(setting, cases),
+        *_training_device_rules(setting, cases),
         *_model_rules(setting, cases),
         *_batch_rules(cases),
         *_schedule_rules(cases),
@@ -47,7 +47,7 @@ def in_phase(phase: Phase, cases: TrainingCases, rule: Refusal) -> Refusal:
     return Refusal(rule.code, rule.broken, sentence)
 
 
-def _device_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Refusal]:
+def _training_device_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Refusal]:
     available = cases.per_node * cases.nodes - cases.sampling_devices
     yield Refusal(
         "devices",

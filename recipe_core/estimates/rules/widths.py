@@ -10,7 +10,7 @@ import numpy as np
 from recipe_core.base.arrays import Bool
 from recipe_core.engines.support import Answer
 from recipe_core.estimates.columns.serving import Cases, Setting
-from recipe_core.estimates.rules.kernels import told_of_cut
+from recipe_core.estimates.rules.kernels import replies_on_cuts
 from recipe_core.estimates.rules.refusal import Refusal
 from recipe_core.models.spec import GroupedAttention, Layer, MoeMlp, Role, Stored
 
@@ -18,7 +18,7 @@ from recipe_core.models.spec import GroupedAttention, Layer, MoeMlp, Role, Store
 OUTPUT = "attention output"
 
 
-def indivisible(code: str, broken: Bool, subject: str, cases: Cases) -> Refusal:
+def indivisible_refusal(code: str, broken: Bool, subject: str, cases: Cases) -> Refusal:
     """That tensor parallelism cannot cut something evenly."""
     return Refusal(code, broken, lambda i: f"{subject} not divisible by tp {cases.tp[i]}")
 
@@ -36,10 +36,12 @@ def width_rules(setting: Setting, cases: Cases) -> Iterator[Refusal]:
     for (name, width), formats in _by_width(setting, cases):
         uneven = np.any([cut for _, cut in formats], axis=0) & (width % cases.tp != 0)
         if name != OUTPUT:  # whose heads have a rule of their own
-            yield indivisible("width", uneven, f"the {name} width {width} is", cases)
+            yield indivisible_refusal("width", uneven, f"the {name} width {width} is", cases)
         for stored, cut in formats if proven else ():
-            if stored and _step(stored):
-                yield _cut(cases, cut & ~uneven, name, width, stored, _told(setting, name, stored))
+            if stored and _scale_inputs(stored):
+                yield _cut_refusal(
+                    cases, cut & ~uneven, name, width, stored, _cut_reply(setting, name, stored)
+                )
 
 
 def unproven_blocks(setting: Setting, cases: Cases) -> Bool:
@@ -48,8 +50,10 @@ def unproven_blocks(setting: Setting, cases: Cases) -> Bool:
     quantization = setting.model.quantization
     if quantization is None or not quantization.by_name:
         return broken
-    for name, width, stored, cut in _steps(setting, cases):
-        broken |= _cut(cases, cut, name, width, stored, _told(setting, name, stored)).broken
+    for name, width, stored, cut in _cut_widths(setting, cases):
+        broken |= _cut_refusal(
+            cases, cut, name, width, stored, _cut_reply(setting, name, stored)
+        ).broken
     return broken
 
 
@@ -59,31 +63,31 @@ def unknown_cuts(setting: Setting, cases: Cases) -> dict[str, Bool]:
     The sentence names the share's width and format; its cases are those that cut it.
     """
     out: dict[str, Bool] = {}
-    for name, width, stored, cut in _steps(setting, cases):
-        if _told(setting, name, stored).verdict != "unknown":
+    for name, width, stored, cut in _cut_widths(setting, cases):
+        if _cut_reply(setting, name, stored).verdict != "unknown":
             continue
         broken = _cut_within(cases, cut, width, stored)
         if broken.any():
-            size = _step(stored)
-            what = f"a rank's share of the {name} width {width} cuts a group of {size} values"
-            out[f"{what} ({stored.dtype}), which {setting.engine.title} may not load"] = broken
+            size = _scale_inputs(stored)
+            cut_text = f"a rank's share of the {name} width {width} cuts a group of {size} values"
+            out[f"{cut_text} ({stored.dtype}), which {setting.engine.title} may not load"] = broken
     return out
 
 
-def _steps(setting: Setting, cases: Cases) -> Iterator[tuple[str, int, Stored, Bool]]:
+def _cut_widths(setting: Setting, cases: Cases) -> Iterator[tuple[str, int, Stored, Bool]]:
     for (name, width), formats in _by_width(setting, cases):
         for stored, cut in formats:
-            if stored and _step(stored):
+            if stored and _scale_inputs(stored):
                 yield name, width, stored, cut & (width % cases.tp == 0)
 
 
-def _step(stored: Stored) -> int | None:
+def _scale_inputs(stored: Stored) -> int | None:
     """Inputs that share a scale, of which a rank's share should be a multiple."""
     return stored.block or stored.group
 
 
 def _cut_within(cases: Cases, cut: Bool, width: int, stored: Stored) -> Bool:
-    return np.asarray(cut & (width / cases.tp % (_step(stored) or 1) != 0))
+    return np.asarray(cut & (width / cases.tp % (_scale_inputs(stored) or 1) != 0))
 
 
 # The smallest block that kernels take in place of one that a rank's share cuts.
@@ -92,13 +96,13 @@ FINEST_BLOCK = 32
 _BLOCK = Answer("no")
 
 
-def _told(setting: Setting, name: str, stored: Stored) -> Answer:
+def _cut_reply(setting: Setting, name: str, stored: Stored) -> Answer:
     """What the engine does with a share that cuts a block or group of a kind of tensor."""
     part = "experts" if name == "expert" else "dense"
-    found = told_of_cut(setting, part, stored.dtype)
-    if stored.block and (not found or found[0].verdict == "unknown"):
+    replies = replies_on_cuts(setting, part, stored.dtype)
+    if stored.block and (not replies or replies[0].verdict == "unknown"):
         return _BLOCK
-    return found[0] if found else Answer("unknown")
+    return replies[0] if replies else Answer("unknown")
 
 
 def _by_width(
@@ -113,19 +117,21 @@ def _by_width(
         yield (name, width), [(stored, cut) for (_, _, stored), cut in entries]
 
 
-def _cut(cases: Cases, cut: Bool, name: str, width: int, stored: Stored, told: Answer) -> Refusal:
-    share, step = width / cases.tp, _step(stored) or 1
+def _cut_refusal(
+    cases: Cases, cut: Bool, name: str, width: int, stored: Stored, reply: Answer
+) -> Refusal:
+    share, step = width / cases.tp, _scale_inputs(stored) or 1
     # What takes cut blocks scales finer ones: ``refine_fp8_moe_block_shape`` of vLLM 0.32.0.
-    step = {"no": step, "yes": FINEST_BLOCK if stored.block else 1}.get(told.verdict, 1)
+    step = {"no": step, "yes": FINEST_BLOCK if stored.block else 1}.get(reply.verdict, 1)
     fix = "; share the experts (ep = tp × dp) instead of cutting them" if name == "expert" else ""
-    what = f"block of {stored.block}" if stored.block else f"group of {stored.group}"
-    words = f" (“{told.words[:160]}”)" if told.words else ""
+    unit_text = f"block of {stored.block}" if stored.block else f"group of {stored.group}"
+    words = f" (“{reply.words[:160]}”)" if reply.words else ""
     return Refusal(
         "block",
         np.asarray(cut & (share % step != 0)),
         lambda i: (
             f"the {name} share {width}/{cases.tp[i]} = {share[i]:g} is not a multiple of the "
-            f"{stored.dtype} {what}{words}{fix}"
+            f"{stored.dtype} {unit_text}{words}{fix}"
         ),
     )
 
@@ -138,20 +144,25 @@ def _widths(setting: Setting, cases: Cases) -> Iterator[tuple[str, int, Stored |
             yield (
                 "expert",
                 layer.mlp.intermediate,
-                _format(setting, layer, "moe.experts"),
+                _tensor_format(setting, layer, "moe.experts"),
                 ~cases.shares_experts,
             )
             if layer.mlp.shared_intermediate:
-                stored = _format(setting, layer, "moe.shared")
+                stored = _tensor_format(setting, layer, "moe.shared")
                 if rounds_blocks(setting, "shared"):
                     stored = None
                 cut = ~holds_shared_whole(setting, cases)
                 yield "shared expert", layer.mlp.shared_intermediate, stored, cut
         elif layer.mlp is not None:
-            yield "feed-forward", layer.mlp.intermediate, _format(setting, layer, "mlp"), always
+            yield (
+                "feed-forward",
+                layer.mlp.intermediate,
+                _tensor_format(setting, layer, "mlp"),
+                always,
+            )
         if isinstance(layer.attention, GroupedAttention) and layer.attention.heads:
             inputs = layer.attention.heads * layer.attention.v_head_dim
-            stored = _format(setting, layer, "attention.o")
+            stored = _tensor_format(setting, layer, "attention.o")
             yield OUTPUT, inputs, stored, always
 
 
@@ -167,7 +178,7 @@ def holds_shared_whole(setting: Setting, cases: Cases) -> Bool:
     return joined & setting.engine.split.whole_shared_experts
 
 
-def _format(setting: Setting, layer: Layer, name: str) -> Stored | None:
+def _tensor_format(setting: Setting, layer: Layer, name: str) -> Stored | None:
     """How a tensor of a layer is quantised in this checkpoint; None where it is not."""
     quantization = setting.model.quantization
     if quantization is None or setting.weight_dtype != quantization.dtype:

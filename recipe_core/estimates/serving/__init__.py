@@ -5,6 +5,6 @@ under load, from means to percentiles; ``estimates`` is the one call.
 """
 
 from recipe_core.estimates.columns.serving import Cases, Setting, cases
-from recipe_core.estimates.serving.estimates import Estimates, estimate
+from recipe_core.estimates.serving.estimates import Estimates, estimate_serving
 
-__all__ = ["Cases", "Estimates", "Setting", "cases", "estimate"]
+__all__ = ["Cases", "Estimates", "Setting", "cases", "estimate_serving"]

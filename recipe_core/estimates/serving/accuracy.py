@@ -14,7 +14,7 @@ from recipe_core.base.intervals import BAND, LEVELS, NORMAL, Ends, Level
 from recipe_core.estimates.bands import Uncertain
 from recipe_core.estimates.columns.serving import Setting
 from recipe_core.estimates.prediction import Amount, Known, Part
-from recipe_core.estimates.rules.applied import Applied, applied
+from recipe_core.estimates.rules.applied import Applied, applied_techniques
 
 # The column of the expected share that is kept.
 COLUMN = "accuracy"
@@ -72,7 +72,7 @@ class Accuracy(Part):
 
 def titles_of(setting: Setting) -> str:
     """What a setting does to the base, as people call it: ``INT4 weights and FP8 KV cache``."""
-    return " and ".join(technique(name).title for name in applied(setting).techniques)
+    return " and ".join(technique(name).title for name in applied_techniques(setting).techniques)
 
 
 def accuracy_of(setting: Setting, benchmark: str | None = None, *, nearest: int = 0) -> Retained:
@@ -84,7 +84,7 @@ def accuracy_of(setting: Setting, benchmark: str | None = None, *, nearest: int 
     if setting.assumed:
         return Retained(math.nan, math.nan, math.nan, f"Unknown: {OF_TECHNIQUE}.", known=False)
     kind = setting.judged_on if benchmark is None else benchmark
-    return _accuracy(_Same(setting), kind, nearest)
+    return _cached_accuracy(_Same(setting), kind, nearest)
 
 
 class _Same:
@@ -103,17 +103,19 @@ class _Same:
 
 
 @lru_cache(64)
-def _accuracy(same: _Same, kind: str, nearest: int) -> Retained:
+def _cached_accuracy(same: _Same, kind: str, nearest: int) -> Retained:
     setting = same.setting
-    done = applied(setting)
+    done = applied_techniques(setting)
     if done.techniques and not setting.model.generates:
         return Retained(math.nan, math.nan, math.nan, f"Unknown: {OF_TEXT}.", known=False)
-    names = {name.casefold() for name in _names(setting, done)}
-    own = tuple(run for run in setting.compressed if run.model.casefold() in names)
-    return _kept(done, round(setting.model.parameters / 1e9, 3), kind, nearest, own)
+    names = {name.casefold() for name in _base_names(setting, done)}
+    own_runs = tuple(run for run in setting.compressed if run.model.casefold() in names)
+    return _retained_accuracy(
+        done, round(setting.model.parameters / 1e9, 3), kind, nearest, own_runs
+    )
 
 
-def _names(setting: Setting, done: Applied) -> tuple[str, ...]:
+def _base_names(setting: Setting, done: Applied) -> tuple[str, ...]:
     """What the base is called by those who compress it: its name, or where its weights are."""
     model = setting.model
     weights = model.weights if model.quantization is None else None
@@ -121,15 +123,15 @@ def _names(setting: Setting, done: Applied) -> tuple[str, ...]:
 
 
 @lru_cache(4096)
-def _kept(
+def _retained_accuracy(
     done: Applied,
     parameters_b: float,
     kind: str,
     nearest: int,
-    own: tuple[MeasuredCompression, ...],
+    own_runs: tuple[MeasuredCompression, ...],
 ) -> Retained:
     if not done.techniques:
-        return Retained(1.0, 1.0, 1.0, _as_base(done))
+        return Retained(1.0, 1.0, 1.0, _base_text(done))
     # the table of published figures takes time to read, which a plan in 16 bit saves
     from recipe_core.accuracy.accuracy import combined, retained
 
@@ -145,19 +147,21 @@ def _kept(
             parameters_b=parameters_b,
             nearest=nearest,
         )
-        models = [run.model for run in own]
-        parts.append(_capped(with_own(expected, own, models, name, method, benchmark=benchmark)))
+        models = [run.model for run in own_runs]
+        parts.append(
+            _cap_accuracy(with_own(expected, own_runs, models, name, method, benchmark=benchmark))
+        )
     return parts[0] if len(parts) == 1 else combined(parts)
 
 
-def _capped(kept: Retained) -> Retained:
+def _cap_accuracy(accuracy: Retained) -> Retained:
     """At most the base's accuracy: what measures better does so by chance, and is no promise."""
-    if not kept.known:
-        return kept
-    return replace(kept, value=min(kept.value, 1.0), low=min(kept.low, 1.0))
+    if not accuracy.known:
+        return accuracy
+    return replace(accuracy, value=min(accuracy.value, 1.0), low=min(accuracy.low, 1.0))
 
 
-def _as_base(done: Applied) -> str:
+def _base_text(done: Applied) -> str:
     if done.published:
         return (
             f"{done.base} is published in {done.published}: it is its own base, "
@@ -171,36 +175,43 @@ def uncertain_accuracy(setting: Setting) -> Uncertain | None:
 
     The ends of the 80 % band, moved to the other levels as logarithms of a normal error are.
     """
-    kept = accuracy_of(setting)
-    if not kept.known or kept.low == kept.high or min(kept.value, kept.low) <= 0:
+    accuracy = accuracy_of(setting)
+    if (
+        not accuracy.known
+        or accuracy.low == accuracy.high
+        or min(accuracy.value, accuracy.low) <= 0
+    ):
         return None
-    below, above = math.log(kept.low / kept.value), math.log(kept.high / kept.value)
-    factors = {level: _moved(below, above, level) for level in LEVELS}
+    below, above = math.log(accuracy.low / accuracy.value), math.log(accuracy.high / accuracy.value)
+    factors = {level: _scaled_ends(below, above, level) for level in LEVELS}
     return Uncertain(COLUMN, 1, factors)
 
 
-def _moved(below: float, above: float, level: Level) -> Ends:
-    share = _score(level) / _score(BAND)
+def _scaled_ends(below: float, above: float, level: Level) -> Ends:
+    share = _level_score(level) / _level_score(BAND)
     return math.exp(min(below, 0.0) * share), math.exp(max(above, 0.0) * share)
 
 
-def _score(level: Level) -> float:
+def _level_score(level: Level) -> float:
     return NORMAL.inv_cdf(0.5 + int(level) / 200)
 
 
 def accuracy_part(setting: Setting, *, explained: bool) -> Accuracy:
     """The accuracy of an estimate; ``explained`` with the nearest published figures."""
-    kept, done = accuracy_of(setting, nearest=NEAREST if explained else 0), applied(setting)
-    near = [
+    accuracy, done = (
+        accuracy_of(setting, nearest=NEAREST if explained else 0),
+        applied_techniques(setting),
+    )
+    near_figures = [
         NearFigure(*(getattr(figure, f.name) for f in fields(NearFigure)))
-        for figure in kept.nearest
+        for figure in accuracy.nearest
     ]
     return Accuracy(
-        value=kept.value if kept.known else None,
-        low=kept.low if kept.known else None,
-        high=kept.high if kept.known else None,
-        basis=kept.basis,
+        value=accuracy.value if accuracy.known else None,
+        low=accuracy.low if accuracy.known else None,
+        high=accuracy.high if accuracy.known else None,
+        basis=accuracy.basis,
         benchmark=setting.judged_on,
         techniques=list(done.techniques),
-        nearest=near if explained else None,
+        nearest=near_figures if explained else None,
     )

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from recipe_core.base.arrays import Float
 from recipe_core.base.documents import read_shipped
-from recipe_core.estimates.bands import Band, BandFile, Uncertain, widened
+from recipe_core.estimates.bands import Band, BandFile, Uncertain, widen_band
 from recipe_core.estimates.columns.serving import Setting
-from recipe_core.estimates.rules.kernels import UNTUNED_SPREAD, untuned
+from recipe_core.estimates.rules.kernels import UNTUNED_SPREAD, untuned_support
 from recipe_core.hardware.cluster import host_speed, roofline
 
 # Groups of devices and engines, from the narrowest to all.
@@ -36,25 +36,25 @@ METRICS = ("ttft_s", "tpot_s", "output_tokens_per_s")
 
 
 @cache
-def bands() -> BandFile:
+def serving_bands() -> BandFile:
     """The bands this version ships."""
     return BandFile.model_validate(read_shipped(Path(__file__).with_name("bands.yaml")))
 
 
-def grade(setting: Setting) -> str:
+def roofline_grade(setting: Setting) -> str:
     """What a device's roofline rests on.
 
     "fitted" to measurements of it, or "prior" figures of its kind.
     """
-    own = roofline(setting.cluster.device, "gemm", setting.model.dtype).status
-    return "fitted" if own in ("fitted", "measured") else "prior"
+    status = roofline(setting.cluster.device, "gemm", setting.model.dtype).status
+    return "fitted" if status in ("fitted", "measured") else "prior"
 
 
-def group(setting: Setting) -> dict[str, str]:
+def band_group(setting: Setting) -> dict[str, str]:
     """The group of a setting by key; an engine that wraps another is of the other's family."""
     device, engine = setting.cluster.device, setting.engine
     return {
-        "basis": grade(setting),
+        "basis": roofline_grade(setting),
         "engine": engine.wraps or engine.name,
         "architecture": device.architecture,
         "vendor": device.vendor,
@@ -66,35 +66,39 @@ def bands_of(setting: Setting) -> dict[str, Band]:
     spread = host_speed(setting.cluster.device).spread
     if not setting.model.generates:
         spread = math.hypot(spread, POOLED_SPREAD)
-    if untuned(setting).untuned:
+    if untuned_support(setting).untuned:
         spread = math.hypot(spread, UNTUNED_SPREAD)
-    own, unmeasured = setting.effects, setting.kv_dtype in UNMEASURED_CACHES
-    if "time" in own.moved or own.adapters is not None or unmeasured:
+    effects, unmeasured = setting.effects, setting.kv_dtype in UNMEASURED_CACHES
+    if "time" in effects.moved or effects.adapters is not None or unmeasured:
         spread = math.hypot(spread, UNCOUNTED_SPREAD)
-    return _bands_of(tuple(group(setting).items()), spread)
+    return _bands_of(tuple(band_group(setting).items()), spread)
 
 
 @cache
 def _bands_of(values: tuple[tuple[str, str], ...], spread: float) -> dict[str, Band]:
     names = (*METRICS, "request_latency_s")
-    known = {name: bands().band(name, GROUPS, dict(values)) for name in names}
-    return {name: widened(band, spread) for name, band in known.items()} if spread else known
+    by_metric = {name: serving_bands().band(name, GROUPS, dict(values)) for name in names}
+    return (
+        {name: widen_band(band, spread) for name, band in by_metric.items()}
+        if spread
+        else by_metric
+    )
 
 
-def errors(setting: Setting) -> tuple[Float, Float]:
+def serving_errors(setting: Setting) -> tuple[Float, Float]:
     """Covariances of the common and of the independent part of the errors of ``METRICS``."""
-    known = bands_of(setting)
-    of_metrics = [known[metric] for metric in METRICS]
-    common = bands().covariance(METRICS, [of.common for of in of_metrics])
-    return common, bands().covariance(METRICS, [of.independent for of in of_metrics])
+    by_metric = bands_of(setting)
+    of_metrics = [by_metric[metric] for metric in METRICS]
+    common = serving_bands().covariance(METRICS, [of.common for of in of_metrics])
+    return common, serving_bands().covariance(METRICS, [of.independent for of in of_metrics])
 
 
-def uncertain(setting: Setting, column: str) -> Uncertain | None:
+def serving_uncertainty(setting: Setting, column: str) -> Uncertain | None:
     """What the error of a column follows; None for one that is certain."""
-    known = bands_of(setting)
-    if column in known:
-        return Uncertain(column, 1, known[column].factors)
+    by_metric = bands_of(setting)
+    if column in by_metric:
+        return Uncertain(column, 1, by_metric[column].factors)
     if column in FOLLOWING:
         rate = "output_tokens_per_s"
-        return Uncertain(rate, -1, known[rate].inverse())
+        return Uncertain(rate, -1, by_metric[rate].inverse())
     return None

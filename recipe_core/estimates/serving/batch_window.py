@@ -78,9 +78,11 @@ class Window:
     instances: Int
 
     @classmethod
-    def of(cls, window_s: Float, most: Int, instances: Int, preferred: Int | None = None) -> Window:
+    def of(
+        cls, window_s: Float, largest: Int, instances: Int, preferred: Int | None = None
+    ) -> Window:
         """A window with the largest batch preferred, unless another one is."""
-        return cls(window_s, most, most if preferred is None else preferred, instances)
+        return cls(window_s, largest, largest if preferred is None else preferred, instances)
 
     def take(self, rows: Int) -> Window:
         """The chosen cases."""
@@ -108,7 +110,7 @@ class Batches:
     rate: Float
 
 
-def capacity(service: Service, window: Window) -> Float:
+def batch_capacity(service: Service, window: Window) -> Float:
     """Most requests per second of full batches of any size that is allowed."""
     sizes = np.arange(1, service.most + 1)
     host, device = service.host_s[:, 1:], service.device_s[:, 1:]
@@ -119,18 +121,18 @@ def capacity(service: Service, window: Window) -> Float:
     return out
 
 
-def arriving(rate: Float, service: Service, window: Window) -> Batches:
+def arriving_batches(rate: Float, service: Service, window: Window) -> Batches:
     """Batches under random (Poisson) arrivals of ``rate`` requests per second, below capacity."""
     sums = np.zeros((7, len(rate)))
     classes = _classes(window.most)
     for number in np.unique(classes).tolist():
         rows = np.flatnonzero(classes == number)
-        sums[:, rows] = _sums(rate[rows], service.take(rows), window.take(rows), number)
-    wait, idle, taken, requests, squares, device, batches = sums
+        sums[:, rows] = _batch_sums(rate[rows], service.take(rows), window.take(rows), number)
+    wait, idle, service_s, requests, squares, device, batches = sums
     return Batches(
         wait_s=wait / requests,
         idle_wait_s=idle / requests,
-        service_s=taken / requests,
+        service_s=service_s / requests,
         mean=requests / batches,
         shared=squares / requests,
         busy=np.minimum(device / requests * rate, 1.0),
@@ -138,15 +140,15 @@ def arriving(rate: Float, service: Service, window: Window) -> Batches:
     )
 
 
-def _classes(most: Int) -> Int:
+def _classes(largest: Int) -> Int:
     """Cases whose largest batches are alike run together: by the next power of two, as exponent.
 
     How long a run is depends on this class alone, so that a case is the same among any others.
     """
-    return np.ceil(np.log2(np.maximum(most, 1))).astype(np.int64)
+    return np.ceil(np.log2(np.maximum(largest, 1))).astype(np.int64)
 
 
-def _longer(number: int) -> int:
+def _run_factor(number: int) -> int:
     """How many times longer runs are where batches are small.
 
     Queues of single requests take the longest to become steady.
@@ -154,14 +156,14 @@ def _longer(number: int) -> int:
     return max(8 >> number, 1)
 
 
-def _sums(rate: Float, service: Service, window: Window, number: int) -> Float:
+def _batch_sums(rate: Float, service: Service, window: Window, number: int) -> Float:
     """Sums over measured batches, one column a case.
 
     Waits, idle waits, times in service, requests, their squares, seconds of the device, batches.
     """
     sums = np.zeros((7, len(rate), SERVERS))
-    for step, batch in enumerate(_batches(rate, service, window, number)):
-        if step >= WARM * _longer(number):
+    for step, batch in enumerate(_form_batches(rate, service, window, number)):
+        if step >= WARM * _run_factor(number):
             size = batch.size * batch.counts
             sums[0] += size * batch.begin - batch.came(0, batch.size) * batch.counts
             sums[1] += _idle_wait(batch)
@@ -180,22 +182,24 @@ def latency_percentiles(
     """Percentiles of a request's time from arrival to its end: (percentiles, cases), in seconds."""
     out = np.empty((len(percentiles), len(rate)))
     for row in range(len(rate)):
-        one = np.array([row])
+        case_rows = np.array([row])
         times, weights = [], []
-        number = int(_classes(window.most[one])[0])
-        inputs = rate[one], service.take(one), window.take(one)
-        for step, batch in enumerate(_batches(*inputs, number)):
-            if step < WARM * _longer(number):
+        number = int(_classes(window.most[case_rows])[0])
+        inputs = rate[case_rows], service.take(case_rows), window.take(case_rows)
+        for step, batch in enumerate(_form_batches(*inputs, number)):
+            if step < WARM * _run_factor(number):
                 continue
             for pick in range(PICKS):
                 place = (batch.size * (2 * pick + 1)) // (2 * PICKS)
                 times.append(np.where(batch.counts, batch.end - batch.arrival(place), 0.0).ravel())
                 weights.append((batch.size * batch.counts).ravel())
-        out[:, row] = _weighted(np.concatenate(times), np.concatenate(weights), percentiles)
+        out[:, row] = _weighted_percentiles(
+            np.concatenate(times), np.concatenate(weights), percentiles
+        )
     return out
 
 
-def _weighted(values: Float, weights: Float, percentiles: tuple[float, ...]) -> Float:
+def _weighted_percentiles(values: Float, weights: Float, percentiles: tuple[float, ...]) -> Float:
     order = np.argsort(values)
     share = np.cumsum(weights[order])
     places = np.searchsorted(share, np.array(percentiles) / 100 * share[-1])
@@ -218,7 +222,7 @@ class _Arrivals:
 
 
 @lru_cache(4)
-def _arrivals(length: int) -> _Arrivals:
+def _poisson_arrivals(length: int) -> _Arrivals:
     # block by block, so that a longer row begins as a shorter one does
     gaps = np.random.default_rng(SEED).exponential(size=(-(-length // EVEN), SERVERS, EVEN))
     gaps /= gaps.mean(axis=(1, 2), keepdims=True)
@@ -253,23 +257,23 @@ class _Batch:
     def came(self, start: Int | int, stop: Int) -> Float:
         """The sum of the arrival times of its requests from ``start`` to before ``stop``."""
         runs, sums = np.arange(SERVERS), self.arrivals.sums
-        most = self.arrivals.length
-        low = np.minimum(self.first + start, most)
-        high = np.minimum(self.first + stop, most)
+        length = self.arrivals.length
+        low = np.minimum(self.first + start, length)
+        high = np.minimum(self.first + stop, length)
         out: Float = (sums[runs, high] - sums[runs, low]) / self.rate
         return out
 
 
 def _idle_wait(batch: _Batch) -> Float:
     """Seconds that its requests wait, together, while an instance is free."""
-    there = _waiting(batch.arrivals, batch.rate, batch.first, batch.free)
-    there = np.clip(there, 0, batch.size)
-    before = there * np.maximum(batch.begin - batch.free, 0.0)
-    after = (batch.size - there) * batch.begin - batch.came(there, batch.size)
+    early_count = _arrived_requests(batch.arrivals, batch.rate, batch.first, batch.free)
+    early_count = np.clip(early_count, 0, batch.size)
+    before = early_count * np.maximum(batch.begin - batch.free, 0.0)
+    after = (batch.size - early_count) * batch.begin - batch.came(early_count, batch.size)
     return np.where(batch.counts, before + np.maximum(after, 0.0), 0.0)
 
 
-def _waiting(arrivals: _Arrivals, rate: Float, first: Int, time_s: Float) -> Int:
+def _arrived_requests(arrivals: _Arrivals, rate: Float, first: Int, time_s: Float) -> Int:
     """Requests from ``first`` on that have come by a time."""
     runs = np.arange(SERVERS)
     # a request that comes in this moment is there, whatever the rounding
@@ -280,10 +284,10 @@ def _waiting(arrivals: _Arrivals, rate: Float, first: Int, time_s: Float) -> Int
     return out
 
 
-def _batches(rate: Float, service: Service, window: Window, number: int) -> Iterator[_Batch]:
+def _form_batches(rate: Float, service: Service, window: Window, number: int) -> Iterator[_Batch]:
     """The batches of every run, one after the other, of cases of one class."""
-    n, steps = len(rate), (WARM + STEPS) * _longer(number)
-    arrivals = _arrivals(min(steps << number, ARRIVALS) + (1 << number) + 1)
+    n, steps = len(rate), (WARM + STEPS) * _run_factor(number)
+    arrivals = _poisson_arrivals(min(steps << number, ARRIVALS) + (1 << number) + 1)
     rows, runs = np.arange(n)[:, None], np.arange(SERVERS)
     per_s, waits_s = rate[:, None], window.window_s[:, None]
     enough, largest = window.preferred[:, None] - 1, window.most[:, None]
@@ -299,7 +303,7 @@ def _batches(rate: Float, service: Service, window: Window, number: int) -> Iter
         oldest = arrivals.times[runs, head] / per_s
         full = arrivals.times[runs, np.minimum(head + enough, arrivals.length - 1)] / per_s
         begin = np.maximum(ready, np.minimum(oldest + waits_s, full))
-        size = np.clip(_waiting(arrivals, per_s, first, begin), 1, largest)
+        size = np.clip(_arrived_requests(arrivals, per_s, first, begin), 1, largest)
         device_s = service.device_s[rows, size]
         end = np.maximum(begin + service.host_s[rows, size], device) + device_s
         yield _Batch(arrivals, per_s, first, size, ready, begin, end, device_s, counts)
@@ -311,7 +315,9 @@ def _batches(rate: Float, service: Service, window: Window, number: int) -> Iter
 # A closed loop
 
 
-def circulating(clients: Float, outside_s: Float, service: Service, window: Window) -> Batches:
+def circulating_batches(
+    clients: Float, outside_s: Float, service: Service, window: Window
+) -> Batches:
     """Batches of ``clients`` that each send again ``outside_s`` after their answer, on average.
 
     Times outside are exponential. Clients beyond those that fill every batch only wait: the others
@@ -320,7 +326,7 @@ def circulating(clients: Float, outside_s: Float, service: Service, window: Wind
     sent = np.minimum(clients, _enough_clients(outside_s, service, window)).astype(np.int64)
     n, widest = len(sent), int(sent.max())
     rows = np.arange(n)
-    draws = _thinking(widest)
+    draws = _outside_times(widest)
     came = np.where(np.arange(widest) < sent[:, None], draws[0] * outside_s[:, None], np.inf)
     free = np.zeros((n, int(window.instances.max())))
     free[np.arange(free.shape[1]) >= window.instances[:, None] + 0 * free] = np.inf
@@ -338,19 +344,19 @@ def circulating(clients: Float, outside_s: Float, service: Service, window: Wind
         size = np.minimum((came <= begin[:, None] * (1 + 1e-12) + 1e-12).sum(axis=1), window.most)
         device_s = service.device_s[rows, size]
         end = np.maximum(begin + service.host_s[rows, size], device) + device_s
-        taken = places < size[:, None]
+        in_batch = places < size[:, None]
         if step == CLOSED_WARM - 1:
             began = end
         if step >= CLOSED_WARM:
             since = np.maximum(came, ready[:, None])
-            waited = np.where(taken, begin[:, None] - since, 0.0)
+            waited = np.where(in_batch, begin[:, None] - since, 0.0)
             sums[0] += np.maximum(waited, 0.0).sum(axis=1)
             sums[1] += size * (end - begin)
             sums[2] += size
             sums[3] += size * size
             sums[4] += device_s
         again = end[:, None] + outside_s[:, None] * draws[1 + step]
-        came = np.where(taken, again, came)
+        came = np.where(in_batch, again, came)
         device = end
         free[rows, instance] = end
     idle, taken_s, requests, squares, device_s = sums
@@ -378,7 +384,7 @@ def _enough_clients(outside_s: Float, service: Service, window: Window) -> Float
 
 
 @lru_cache(8)
-def _thinking(clients: int) -> Float:
+def _outside_times(clients: int) -> Float:
     """Times outside, as multiples of their mean: (batches, clients), the same for every case."""
     shape = (1 + CLOSED_WARM + CLOSED_STEPS, clients)
     return np.asarray(np.random.default_rng(20_262).exponential(size=shape))

@@ -15,7 +15,7 @@ import numpy as np
 from recipe_core.base.arrays import Float
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.serving.continuous_batching import decode_step, prompt_chunks
-from recipe_core.estimates.serving.cost import changed, without_links
+from recipe_core.estimates.serving.cost import change_quantity, without_links
 from recipe_core.estimates.serving.operators import Parts, Step
 from recipe_core.estimates.serving.rates import Serving
 from recipe_core.estimates.serving.speculative import engine_step
@@ -44,7 +44,7 @@ _QUEUE = (
 _FAST = 1e12  # so much faster that rounding hides what is left
 
 
-def causes(setting: Setting, cases: Cases, served: Serving) -> dict[str, dict[str, Float]]:
+def causes_of_times(setting: Setting, cases: Cases, served: Serving) -> dict[str, dict[str, Float]]:
     """Seconds of ``tpot_s`` (decode) and ``ttft_s`` (prefill) by cause, one number per case.
 
     The causes of each add up to the time itself, to rounding.
@@ -59,7 +59,7 @@ def causes(setting: Setting, cases: Cases, served: Serving) -> dict[str, dict[st
 
 
 def _by_cause(setting: Setting, cases: Cases, step: Step, parts: Parts) -> dict[str, Float]:
-    shares = _shares(setting, cases, step)
+    shares = _cause_shares(setting, cases, step)
     out = {cause: np.zeros(len(cases)) for cause in CAUSES}
     for name, seconds in parts.items():
         if name in _QUEUE:
@@ -73,13 +73,13 @@ def _by_cause(setting: Setting, cases: Cases, step: Step, parts: Parts) -> dict[
     return out
 
 
-def _shares(setting: Setting, cases: Cases, step: Step) -> dict[str, dict[str, Float]]:
+def _cause_shares(setting: Setting, cases: Cases, step: Step) -> dict[str, dict[str, Float]]:
     """Share of each cause in the time of every operator of a step."""
     full = engine_step(setting, cases, step)
     local = replace(setting, cluster=without_links(setting.cluster))
     linkless = engine_step(local, cases, step)
     no_arithmetic, no_memory, neither = (
-        engine_step(_faster(local, *fast), cases, step) for fast in ((1, 0), (0, 1), (1, 1))
+        engine_step(_faster_device(local, *fast), cases, step) for fast in ((1, 0), (0, 1), (1, 1))
     )
     out = {}
     for name, seconds in full.items():
@@ -100,14 +100,16 @@ def _shares(setting: Setting, cases: Cases, step: Step) -> dict[str, dict[str, F
     return out
 
 
-def _faster(setting: Setting, arithmetic: int, memory: int) -> Setting:
+def _faster_device(setting: Setting, arithmetic: int, memory: int) -> Setting:
     """The setting on a device whose products, whose memory, or both take no time to speak of."""
     device = setting.cluster.device
     peaks = {
-        dtype: changed(peak, lambda value: value * _FAST**arithmetic)
+        dtype: change_quantity(peak, lambda value: value * _FAST**arithmetic)
         for dtype, peak in device.peak_flops_per_s.items()
     }
-    bandwidth = changed(device.memory_bandwidth_bytes_per_s, lambda value: value * _FAST**memory)
+    bandwidth = change_quantity(
+        device.memory_bandwidth_bytes_per_s, lambda value: value * _FAST**memory
+    )
     quick = device.model_copy(
         update={"peak_flops_per_s": peaks, "memory_bandwidth_bytes_per_s": bandwidth}
     )

@@ -11,9 +11,14 @@ from recipe_core.base.arrays import Float, Int, add
 from recipe_core.engines.history import release_key
 from recipe_core.engines.memory import CompressedPools
 from recipe_core.estimates.columns.serving import Cases, Setting
-from recipe_core.estimates.serving.cache_groups import CacheKind, Grouped, PageRules, grouped
-from recipe_core.estimates.serving.cache_pages import Packing, packing
-from recipe_core.estimates.serving.compressed_pools import CachePools, Load, pools
+from recipe_core.estimates.serving.cache_groups import (
+    CacheKind,
+    Grouped,
+    PageRules,
+    group_cache_blocks,
+)
+from recipe_core.estimates.serving.cache_pages import Packing, pack_caches
+from recipe_core.estimates.serving.compressed_pools import CachePools, Load, compressed_cache_pools
 from recipe_core.models.attention import GroupedAttention
 from recipe_core.models.dtypes import bytes_per_value
 from recipe_core.models.spec import Attention, CompressedAttention, LatentAttention, Layer
@@ -39,7 +44,7 @@ def kv_token_bytes(setting: Setting, attention: Attention | None, tp: Int | Floa
     return heads * attention.kv_values_per_head * bytes_per_value(setting.kv_dtype) + index
 
 
-def state_bytes(setting: Setting, attention: Attention | None, tp: Int | Float) -> Float:
+def request_state_bytes(setting: Setting, attention: Attention | None, tp: Int | Float) -> Float:
     """Bytes per request and layer on one rank whatever the context (one per case).
 
     States of linear attention, and the window beside a compressed past.
@@ -74,7 +79,7 @@ def context_bytes(setting: Setting, layers: Counted, cases: Cases, context: Floa
             kv_token_bytes(setting, layer.attention, tp)
             * cached_tokens(layer, context, cases.block_tokens)
             / cases.cp
-            + state_bytes(setting, layer.attention, tp)
+            + request_state_bytes(setting, layer.attention, tp)
         )
         for layer, n in layers
         if shared is None or not isinstance(n, int)
@@ -89,7 +94,9 @@ Shared = Packing | Grouped | CachePools
 
 def shares_blocks(setting: Setting) -> bool:
     """Whether layers of this model that cache in different ways share blocks of one pool."""
-    kinds = {kind for layer, _ in setting.model.kinds if (kind := _kind(layer)) is not None}
+    kinds = {
+        kind for layer, _ in setting.model.kinds if (kind := _layer_cache_kind(layer)) is not None
+    }
     if any(isinstance(layer.attention, CompressedAttention) for layer, _ in setting.model.kinds):
         return True
     windows = {window for _, window, _ in kinds}
@@ -116,7 +123,7 @@ def assumed_layout(setting: Setting) -> str | None:
     return None
 
 
-def _kind(layer: Layer) -> tuple[object, int | None, bool] | None:
+def _layer_cache_kind(layer: Layer) -> tuple[object, int | None, bool] | None:
     """What layers that cache alike have in common; None for one that caches nothing."""
     a = layer.attention
     if a is None or not (a.kv_values_per_head or a.state_values):
@@ -146,11 +153,13 @@ def shared_blocks(
         counts: dict[CompressedAttention, int] = {}
         for attention, n in compressed:
             counts[attention] = counts.get(attention, 0) + n
-        value_bytes, each = bytes_per_value(setting.kv_dtype), tuple(counts.items())
-        if (own := pool_rules(setting)) is not None:
-            return pools(each, value_bytes, own, _load(setting, cases, pool_bytes))
-        return packing(each, value_bytes)
-    return _grouped(setting, counted, cases)
+        value_bytes, layer_counts = bytes_per_value(setting.kv_dtype), tuple(counts.items())
+        if (rules := pool_rules(setting)) is not None:
+            return compressed_cache_pools(
+                layer_counts, value_bytes, rules, _pool_load(setting, cases, pool_bytes)
+            )
+        return pack_caches(layer_counts, value_bytes)
+    return _grouped_blocks(setting, counted, cases)
 
 
 def pool_rules(setting: Setting) -> CompressedPools | None:
@@ -161,7 +170,7 @@ def pool_rules(setting: Setting) -> CompressedPools | None:
     return rules if setting.cluster.device.runtime in rules.runtimes else None
 
 
-def _load(setting: Setting, cases: Cases, pool_bytes: Float | None) -> Load:
+def _pool_load(setting: Setting, cases: Cases, pool_bytes: Float | None) -> Load:
     share = setting.cluster.device.usable_memory_bytes * cases.memory_fraction
     return Load(
         cases.max_num_seqs,
@@ -172,26 +181,28 @@ def _load(setting: Setting, cases: Cases, pool_bytes: Float | None) -> Load:
     )
 
 
-def _grouped(setting: Setting, layers: Sequence[tuple[Layer, int]], cases: Cases) -> Grouped | None:
+def _grouped_blocks(
+    setting: Setting, layers: Sequence[tuple[Layer, int]], cases: Cases
+) -> Grouped | None:
     rules = setting.engine.memory.groups
     if rules is None:
         return None
     first: dict[object, Layer] = {}
-    whole: Counter[object] = Counter()
-    here: Counter[object] = Counter()
+    model_counts: Counter[object] = Counter()
+    rank_counts: Counter[object] = Counter()
     for layer, n in setting.model.kinds:
-        if (key := _kind(layer)) is not None:
+        if (key := _layer_cache_kind(layer)) is not None:
             first.setdefault(key, layer)
-            whole[key] += n
+            model_counts[key] += n
     for layer, n in layers:
-        if (key := _kind(layer)) is not None:
-            here[key] += n
+        if (key := _layer_cache_kind(layer)) is not None:
+            rank_counts[key] += n
     kinds = [
         CacheKind(
-            whole[key],
-            here[key],
+            model_counts[key],
+            rank_counts[key],
             kv_token_bytes(setting, layer.attention, cases.tp),
-            state_bytes(setting, layer.attention, cases.tp),
+            request_state_bytes(setting, layer.attention, cases.tp),
             layer.attention.window if layer.attention else None,
         )
         for key, layer in first.items()
@@ -203,7 +214,7 @@ def _grouped(setting: Setting, layers: Sequence[tuple[Layer, int]], cases: Cases
         rules.state_blocks + cases.draft_tokens,
         cases.cp.astype(float),
     )
-    return grouped(kinds, sizes)
+    return group_cache_blocks(kinds, sizes)
 
 
 def in_flight_bytes(

@@ -80,20 +80,20 @@ class Grouped:
             blocks = blocks + groups * np.ceil(context / tokens)
         for tokens, groups, window in self.windows:
             # one block more: a window may start inside a block
-            held = np.minimum(window - 1 + in_flight, context)
-            blocks = blocks + groups * (np.ceil(held / tokens) + 1)
+            window_tokens = np.minimum(window - 1 + in_flight, context)
+            blocks = blocks + groups * (np.ceil(window_tokens / tokens) + 1)
         return blocks * self.block_bytes
 
 
-def group_size(layers: Sequence[int]) -> int:
+def layers_per_group(layers: Sequence[int]) -> int:
     """Layers of a group: those of the rarest kind, or of the commonest if it has few more."""
     fewest, largest = min(layers), max(layers)
     return largest if largest < 1.5 * fewest else fewest
 
 
-def grouped(kinds: Sequence[CacheKind], rules: PageRules) -> Grouped:
+def group_cache_blocks(kinds: Sequence[CacheKind], rules: PageRules) -> Grouped:
     """The shared blocks of several kinds of layers on a rank."""
-    size = group_size([kind.layers for kind in kinds])
+    size = layers_per_group([kind.layers for kind in kinds])
     counts = [-(-kind.layers // size) for kind in kinds]
     # layers of a kind are dealt out to its groups, so that stages of a pipeline get equally many
     deepest = max(-(-kind.here // count) for kind, count in zip(kinds, counts, strict=True))
@@ -109,9 +109,9 @@ def grouped(kinds: Sequence[CacheKind], rules: PageRules) -> Grouped:
         if not kind.token_bytes.any():
             states = states + count * rules.state_blocks
             continue
-        own = tokens * kind.token_bytes
+        page_bytes = tokens * kind.token_bytes
         # a smaller page holds more tokens where it goes into the largest, else it is padded
-        fits = np.where(page % own == 0, page // own, 1.0)
+        fits = np.where(page % page_bytes == 0, page // page_bytes, 1.0)
         fewest = np.minimum(fewest, tokens * fits)
         if kind.window is None:
             full.append((tokens * fits * rules.shards, count))

@@ -20,10 +20,10 @@ def held_notes(setting: Setting, cases: Cases) -> Iterator[list[str]]:
         if (a := layer.attention) is not None and a.kv_values_per_head
     ]
     heads = max((a.kv_heads for a in cached), default=0)
-    what = "1 KV head" if heads == 1 else f"{heads} KV heads"
+    heads_text = "1 KV head" if heads == 1 else f"{heads} KV heads"
     for tp in cases.tp.tolist():
         yield (
-            [f"Each cached token is held {tp // heads} times: {what} over tp {tp}."]
+            [f"Each cached token is held {tp // heads} times: {heads_text} over tp {tp}."]
             if heads and tp // heads > 1
             else []
         )
@@ -45,12 +45,16 @@ def cache_notes(e: Estimated, rows: Int) -> Iterator[list[str]]:
         return
     device = cached.device
     columns = (device.seen_tokens, device.hit, cached.hit)
-    for seen, found, everywhere in zip(*(c[rows].tolist() for c in columns), strict=True):
+    for free_tokens, device_hit, total_hit in zip(
+        *(c[rows].tolist() for c in columns), strict=True
+    ):
         whose = "all replicas" if e.setting.reuse.affinity else "a replica"
-        out = [f"The cache of {whose} has {seen:,.0f} tokens free for reuse: {found:.0%} found."]
+        out = [
+            f"The cache of {whose} has {free_tokens:,.0f} tokens free for reuse: {device_hit:.0%} found."
+        ]
         if offload is not None and cached.tiers:
             names = " and ".join(cached.tiers)
-            out.append(f"With {names}, {everywhere:.0%} of the prompts' tokens are found.")
+            out.append(f"With {names}, {total_hit:.0%} of the prompts' tokens are found.")
         yield [*out, *shared]
 
 

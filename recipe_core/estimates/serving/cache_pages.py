@@ -63,15 +63,15 @@ class Packing:
 
 
 @cache
-def packing(layers: Layers, value_bytes: float) -> Packing:
+def pack_caches(layers: Layers, value_bytes: float) -> Packing:
     """Packs the caches of ``layers`` (each with its count) at ``value_bytes`` a cached value."""
     pages: dict[Group, Counter[int]] = {}
     for attention, count in layers:
-        for group, page_bytes in _caches(attention, value_bytes):
+        for group, page_bytes in _layer_caches(attention, value_bytes):
             pages.setdefault(group, Counter())[page_bytes] += count
-    repeats = _repeats([sizes for sizes in pages.values() if _balanced(sizes)])
+    repeats = _group_repeats([sizes for sizes in pages.values() if _has_equal_counts(sizes)])
     splits = {
-        group: -(-max(sizes.values()) // repeats) if repeats and _balanced(sizes) else 1
+        group: -(-max(sizes.values()) // repeats) if repeats and _has_equal_counts(sizes) else 1
         for group, sizes in pages.items()
     }
     widest = max(
@@ -81,7 +81,7 @@ def packing(layers: Layers, value_bytes: float) -> Packing:
     return Packing(float(widest), tuple(splits.items()))
 
 
-def _caches(a: CompressedAttention, value_bytes: float) -> Iterable[tuple[Group, int]]:
+def _layer_caches(a: CompressedAttention, value_bytes: float) -> Iterable[tuple[Group, int]]:
     """The caches of one layer: the group each belongs to, and bytes of a page."""
     alignment = ALIGNMENT_BYTES if value_bytes >= 2 else FP8_ALIGNMENT_BYTES
 
@@ -102,11 +102,11 @@ def _caches(a: CompressedAttention, value_bytes: float) -> Iterable[tuple[Group,
         yield states, page(tokens, a.index_state_values_per_token * STATE_VALUE_BYTES)
 
 
-def _balanced(sizes: Counter[int]) -> bool:
+def _has_equal_counts(sizes: Counter[int]) -> bool:
     return len(set(sizes.values())) == 1
 
 
-def _repeats(balanced: list[Counter[int]]) -> int:
+def _group_repeats(balanced: list[Counter[int]]) -> int:
     """Layers that a group is split into; 0: none is split.
 
     At least those of the largest group that mixes page sizes, with the least padding.

@@ -42,7 +42,7 @@ from recipe_core.estimates.serving.start_numbers import (
     Spread,
     StartNumbers,
     engine_start,
-    place,
+    place_by_name,
     start_numbers,
 )
 from recipe_core.hardware.profile import Device
@@ -138,12 +138,12 @@ def cold_start(
         raise InputError(
             f"weights_bytes {weights_bytes} is no size.", field="weights_bytes", hint=hint
         )
-    setup = _setup(engine, weights_bytes, devices, nodes, device, weight_dtype, eager)
-    whole_start = evaluate(start, setup)
+    setup = _cold_start_setup(engine, weights_bytes, devices, nodes, device, weight_dtype, eager)
+    whole_start = evaluate_cold_start(start, setup)
     return replace(whole_start, savings=tuple(_savings(start, setup, whole_start.seconds)))
 
 
-def _setup(
+def _cold_start_setup(
     engine: str,
     weights_bytes: float,
     devices: int,
@@ -160,7 +160,7 @@ def _setup(
         devices=whole("devices", devices),
         nodes=whole("nodes", nodes),
         link_bytes_per_s=link_bytes_per_s(device),
-        place=place("nvme"),
+        place=place_by_name("nvme"),
         kernels=kernels_of(weight_dtype, device),
         compiles=behaviour.compiles and not eager,
         captures=behaviour.captures and captures_here and not eager,
@@ -186,9 +186,9 @@ def link_bytes_per_s(device: Device | None) -> float:
     return rates.get(device.architecture, rates["any"]).value
 
 
-def place_of(start: Start, nodes: int = 1) -> Place:
+def weights_place(start: Start, nodes: int = 1) -> Place:
     """Where a start reads its weights: as stated, else the hub on a new node, a drive on one."""
-    return place(start.weights or ("hub" if start.node == "new" else "nvme"), nodes)
+    return place_by_name(start.weights or ("hub" if start.node == "new" else "nvme"), nodes)
 
 
 def image_of(start: Start) -> str:
@@ -196,12 +196,14 @@ def image_of(start: Start) -> str:
     return start.image or ("pull" if start.node == "new" else "cached")
 
 
-def evaluate(start: Start, setup: Setup, numbers: StartNumbers | None = None) -> ColdStart:
+def evaluate_cold_start(
+    start: Start, setup: Setup, numbers: StartNumbers | None = None
+) -> ColdStart:
     """The phases of a start and their total; ``setup.place`` is taken from the start.
 
     ``numbers``: others than those shipped, for a fit.
     """
-    placed = replace(setup, place=place_of(start, setup.nodes))
+    placed = replace(setup, place=weights_place(start, setup.nodes))
     return total_of(tuple(phases(start, placed, numbers)), numbers)
 
 
@@ -210,9 +212,9 @@ def total_of(parts: tuple[Phase, ...], numbers: StartNumbers | None = None) -> C
     seconds = sum(part.seconds for part in parts)
     if not seconds:
         return ColdStart(parts, 0.0, 0.0, 0.0)
-    own = sum((part.seconds * math.log(part.high_s / part.seconds)) ** 2 for part in parts)
+    variance = sum((part.seconds * math.log(part.high_s / part.seconds)) ** 2 for part in parts)
     machines = math.log((numbers or start_numbers()).machines.value)
-    factor = math.exp(math.hypot(math.sqrt(own) / seconds, machines))
+    factor = math.exp(math.hypot(math.sqrt(variance) / seconds, machines))
     return ColdStart(parts, seconds, seconds / factor, seconds * factor)
 
 
@@ -220,14 +222,14 @@ def phases(start: Start, setup: Setup, numbers: StartNumbers | None = None) -> I
     """The phases of a start that take time, in their order; ``setup.place`` counts."""
     of = numbers or start_numbers()
     if start.wake.startswith("sleep"):
-        yield from _waking(start, setup, of)
+        yield from _wake_phases(start, setup, of)
     else:
-        yield from _machine(start, setup, of)
+        yield from _machine_phases(start, setup, of)
         if start.wake == "snapshot":
             size = setup.weights_bytes / setup.nodes
-            yield _restore(size, setup, of)
+            yield _restore_phase(size, setup, of)
         else:
-            yield from _process(setup, of)
+            yield from _process_phases(setup, of)
             yield from weights_phases(start, setup, of)
             yield from engine_phases(start, setup, of)
             yield _phase("warm-up", 1.0, of.warm_up_s)
@@ -235,7 +237,7 @@ def phases(start: Start, setup: Setup, numbers: StartNumbers | None = None) -> I
         yield Phase("extra", start.extra_s, start.extra_s, start.extra_s, "stated in the request")
 
 
-def _machine(start: Start, setup: Setup, of: StartNumbers) -> Iterator[Phase]:
+def _machine_phases(start: Start, setup: Setup, of: StartNumbers) -> Iterator[Phase]:
     """Node, devices and image."""
     if start.node == "new":
         yield _phase("node", 1.0, of.node_s)
@@ -243,13 +245,13 @@ def _machine(start: Start, setup: Setup, of: StartNumbers) -> Iterator[Phase]:
     image = image_of(start)
     if image == "pull":
         seconds = setup.engine.image_bytes / of.pull_bytes_per_s.value
-        yield _timed("image", seconds, of.pull_bytes_per_s)
+        yield _timed_phase("image", seconds, of.pull_bytes_per_s)
     elif image == "streamed":
         yield _phase("image", 1.0, of.streamed_s)
     yield _phase("container", 1.0, of.container_s)
 
 
-def _process(setup: Setup, of: StartNumbers) -> Iterator[Phase]:
+def _process_phases(setup: Setup, of: StartNumbers) -> Iterator[Phase]:
     """Interpreter, imports and configuration, and communicators of several ranks."""
     yield _phase("process", setup.engine.process, of.process_s, setup.engine.status)
     if setup.devices > 1:
@@ -267,10 +269,10 @@ def weights_phases(start: Start, setup: Setup, of: StartNumbers) -> Iterator[Pha
         files = math.ceil(size / of.file_bytes.value)
         streams = min(files, of.download_streams.value)
         seconds = size / min(streams * of.download_bytes_per_s.value, source.bytes_per_s)
-        yield _timed("download", seconds, of.download_bytes_per_s)
-        source = place("tmpfs")
+        yield _timed_phase("download", seconds, of.download_bytes_per_s)
+        source = place_by_name("tmpfs")
     seconds, spread = _read_s(start, replace(setup, place=source), of)
-    yield _timed("weights", seconds, spread)
+    yield _timed_phase("weights", seconds, spread)
 
 
 def _read_s(start: Start, setup: Setup, of: StartNumbers) -> tuple[float, Spread]:
@@ -309,28 +311,28 @@ def engine_phases(start: Start, setup: Setup, of: StartNumbers) -> Iterator[Phas
         yield _phase("graphs", 1.0, of.graphs_s, status)
 
 
-def _waking(start: Start, setup: Setup, of: StartNumbers) -> Iterator[Phase]:
+def _wake_phases(start: Start, setup: Setup, of: StartNumbers) -> Iterator[Phase]:
     """A sleeping engine: its weights go back over the links, or are read again (level 2)."""
     rate = of.wake_share.value * setup.link_bytes_per_s
     if start.wake == "sleep-1":
         seconds = of.wake_s.value + setup.weights_bytes / setup.devices / rate
-        yield _timed("wake", seconds, of.wake_share)
+        yield _timed_phase("wake", seconds, of.wake_share)
     else:
         yield _phase("wake", 1.0, of.wake_s)
         yield from weights_phases(start, setup, of)
 
 
-def _restore(size: float, setup: Setup, of: StartNumbers) -> Phase:
+def _restore_phase(size: float, setup: Setup, of: StartNumbers) -> Phase:
     """A snapshot of the process: a fixed time and its bytes, by the place's rate at most."""
     rate = min(of.restore_bytes_per_s.value, setup.place.bytes_per_s)
-    return _timed("restore", of.restore_s.value + size / rate, of.restore_bytes_per_s)
+    return _timed_phase("restore", of.restore_s.value + size / rate, of.restore_bytes_per_s)
 
 
 def _phase(name: str, amount: float, spread: Spread, status: str = "measured") -> Phase:
-    return _timed(name, amount * spread.value, spread, status)
+    return _timed_phase(name, amount * spread.value, spread, status)
 
 
-def _timed(name: str, seconds: float, spread: Spread, status: str = "measured") -> Phase:
+def _timed_phase(name: str, seconds: float, spread: Spread, status: str = "measured") -> Phase:
     basis = spread.status if status != "assumed" else "assumed"
     text = f"{basis}: {start_numbers().sources[spread.source].title}"
     return Phase(name, seconds, seconds / spread.factor, seconds * spread.factor, text)
@@ -355,14 +357,14 @@ LEAST_S = 0.5
 
 def _savings(start: Start, setup: Setup, seconds: float) -> Iterator[Saving]:
     """Every single change that makes the start shorter, evaluated; the largest saving first."""
-    kept = {"image": image_of(start), "weights": place_of(start).name}
+    sources = {"image": image_of(start), "weights": weights_place(start).name}
     savings = []
     for field, text, update in CHANGES:
         if field == "wake" and start.wake != "cold":
             continue
         # A ready node alone saves neither a pull nor a download: they are changes of their own.
-        changed = start.model_copy(update=(kept if field == "node" else {}) | update)
-        saved = seconds - evaluate(changed, setup).seconds
+        changed = start.model_copy(update=(sources if field == "node" else {}) | update)
+        saved = seconds - evaluate_cold_start(changed, setup).seconds
         if saved >= LEAST_S:
             savings.append(Saving(f"{field}: {update[field]}", text, saved))
     yield from sorted(savings, key=lambda saving: -saving.seconds_saved)

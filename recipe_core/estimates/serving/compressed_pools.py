@@ -77,17 +77,19 @@ class CachePools:
         return np.asarray(tokens * self.token_bytes)
 
 
-def pools(layers: Layers, value_bytes: float, rules: CompressedPools, load: Load) -> CachePools:
+def compressed_cache_pools(
+    layers: Layers, value_bytes: float, rules: CompressedPools, load: Load
+) -> CachePools:
     """The pools of ``layers``, each with its count, at ``value_bytes`` a cached value."""
     page, window = rules.page_tokens, max(attention.local for attention, _ in layers)
     growing, window_bytes, state_bytes = 0.0, 0.0, 0.0
     for attention, count in layers:
         entry_bytes = attention.entry_bytes(value_bytes)
-        window_bytes += count * _paged(page, entry_bytes, value_bytes)
+        window_bytes += count * _padded_row_bytes(page, entry_bytes, value_bytes)
         if not attention.ratio:
             continue
         entries = page // attention.ratio
-        growing += count * _paged(entries, entry_bytes, value_bytes) / attention.ratio
+        growing += count * _padded_row_bytes(entries, entry_bytes, value_bytes) / attention.ratio
         if attention.index_heads:
             growing += count * attention.index_entry_bytes / attention.ratio
             values = attention.state_values_per_token + attention.index_state_values_per_token
@@ -98,19 +100,19 @@ def pools(layers: Layers, value_bytes: float, rules: CompressedPools, load: Load
     # a window, what is freed late, a page to be freed at, and one to write to
     per_request = window + rules.freed_after_tokens + 2 * page
     if load.told:
-        kept = rules.kept_windows * load.requests * (window + page)
-        slots = per_request * load.requests + rules.steps * load.step_tokens + page + kept
+        window_slots = rules.kept_windows * load.requests * (window + page)
+        slots = per_request * load.requests + rules.steps * load.step_tokens + page + window_slots
         fixed = slots * window_bytes + (load.requests + SPARE) * state_bytes
         return CachePools(page, growing, fixed, 0, 1.0)
     token_bytes = growing + rules.window_share * window_bytes
-    held = np.maximum(load.cache_bytes, 0.0) / token_bytes / load.context * REQUESTS_PER_CONTEXT
-    requests = np.clip(np.floor(held), LEAST_REQUESTS, MOST_REQUESTS)
+    contexts = np.maximum(load.cache_bytes, 0.0) / token_bytes / load.context * REQUESTS_PER_CONTEXT
+    requests = np.clip(np.floor(contexts), LEAST_REQUESTS, MOST_REQUESTS)
     return CachePools(
         page, token_bytes, (requests + SPARE) * state_bytes, per_request, rules.window_share
     )
 
 
-def _paged(rows: int, row_bytes: float, value_bytes: float) -> float:
+def _padded_row_bytes(rows: int, row_bytes: float, value_bytes: float) -> float:
     """Bytes of a row with its part of the padding of a page."""
     if value_bytes >= 2:
         return row_bytes

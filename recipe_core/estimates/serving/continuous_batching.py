@@ -32,7 +32,7 @@ import numpy as np
 
 from recipe_core.base.arrays import Float, Int
 from recipe_core.estimates.columns.serving import Cases, Setting
-from recipe_core.estimates.root import root
+from recipe_core.estimates.root import find_root
 from recipe_core.estimates.serving.operators import Parts, Step, total
 from recipe_core.estimates.serving.speculative import engine_steps, tokens_per_step
 from recipe_core.hardware.cluster import host_speed
@@ -203,8 +203,8 @@ class Loop:
         if not (self.setting.engine.mixes_prompts and self.setting.engine.chunked_prefill):
             return np.inf
         tokens = prompt_chunks(self.cases, chunked=True)[0]
-        each = tokens / self.steps + 1 + self.cases.draft_tokens
-        return self.cases.pp * self.cases.max_batched_tokens / each
+        step_tokens = tokens / self.steps + 1 + self.cases.draft_tokens
+        return self.cases.pp * self.cases.max_batched_tokens / step_tokens
 
     def _draw_lines(self) -> None:
         """Lines between the nodes."""
@@ -322,7 +322,7 @@ class Loop:
 
     def _search(self, rate: Float | None) -> Float:
         """Decoding sequences without excess, as interpolation has it."""
-        zero = root(
+        zero = find_root(
             lambda decoding: self.excess(decoding, self.interpolated(decoding), rate),
             np.zeros(len(self.cases)),
             -(self.capacity if rate is None else rate),
@@ -339,8 +339,8 @@ class Loop:
             decode, prompt = self.parts(decoding)
             return np.log1p(self.excess(decoding, (total(decode), total(prompt)), rate) / aim)
 
-        least = np.full(len(self.cases), np.log(LEAST_DECODING))
-        return np.exp(root(beyond, least, beyond(least), np.log(self.most)))
+        lowest = np.full(len(self.cases), np.log(LEAST_DECODING))
+        return np.exp(find_root(beyond, lowest, beyond(lowest), np.log(self.most)))
 
     def settle(self, rate: Float | None) -> tuple[Float, Parts, Parts]:
         """Decoding sequences at which the loop is full or serves ``rate`` requests per second.
@@ -355,11 +355,14 @@ class Loop:
             excess = loop.excess(decoding, times, rate)
             astray = np.abs(excess) > ASTRAY * aim
             full = (decoding >= loop.most) & ((excess < 0) | (loop.most >= loop.capacity))
-            chosen = np.flatnonzero(astray & ~full)
-            if not len(chosen):
+            astray_rows = np.flatnonzero(astray & ~full)
+            if not len(astray_rows):
                 break
-            loop, rows = loop.with_node(chosen, decoding[chosen], times), rows[chosen]
-            rate = None if rate is None else rate[chosen]
+            loop, rows = (
+                loop.with_node(astray_rows, decoding[astray_rows], times),
+                rows[astray_rows],
+            )
+            rate = None if rate is None else rate[astray_rows]
             search = loop._search if added < MORE_NODES else loop._search_exactly
             decoding = settled[rows] = search(rate)
             decode, prompt = loop.parts(decoding)
@@ -402,7 +405,7 @@ class Loop:
         )
 
 
-def closed_loop(setting: Setting, cases: Cases, resident: Float) -> Flow:
+def closed_loop_flow(setting: Setting, cases: Cases, resident: Float) -> Flow:
     """Steady state with ``resident`` requests always in a replica, prompts spread over time."""
     loop = Loop(setting, cases, resident, np.maximum(resident - 1, 0) / np.maximum(resident, 1))
     return loop.flow(*loop.settle(None), resident)

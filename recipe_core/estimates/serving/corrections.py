@@ -63,7 +63,9 @@ class TimeShares:
         return steps, 1 - steps
 
 
-def time_shares(prefill: Mapping[str, Any], ttft_s: Any, tpot_s: Any, tokens: Any) -> TimeShares:
+def request_time_shares(
+    prefill: Mapping[str, Any], ttft_s: Any, tpot_s: Any, tokens: Any
+) -> TimeShares:
     """The shares by the parts of a time to first token, for cases or for one of them."""
     ttft, tpot = np.asarray(ttft_s, dtype=np.float64), np.asarray(tpot_s, dtype=np.float64)
     queue = np.asarray(prefill.get("engine_queue", 0.0))
@@ -120,18 +122,18 @@ class Corrected:
             self.tpot[rows],
             self.latency[rows],
             self.rate[rows],
-            {name: left[rows] for name, left in self.left.items()},
+            {name: shares[rows] for name, shares in self.left.items()},
         )
 
 
-def corrected(
+def correct_serving(
     cases: Cases, served: Serving, scales: Scales, stretch: Float | None
 ) -> tuple[Serving, Corrected]:
     """The serving of cases with its times multiplied by ``scales``.
 
     ``stretch``: the factor on the arrival rate at which an open loop was solved; None elsewhere.
     """
-    shares = time_shares(served.prefill, served.ttft_s, served.tpot_s, cases.output_tokens)
+    shares = request_time_shares(served.prefill, served.ttft_s, served.tpot_s, cases.output_tokens)
     longer = time_factor(shares, scales)
     factors = dict.fromkeys(STEP_PARTS, scales.steps) | {
         "engine_queue": longer,
@@ -158,15 +160,15 @@ def corrected(
         step_s=served.step_s * scales.steps,
         prompt_s=served.prompt_s * scales.prompts,
     )
-    after = time_shares(prefill, ttft_s, tpot_s, cases.output_tokens)
-    left = {figure: scales.left(*after.of(figure)) for figure in _SHOWN_BY}
-    left["output_tokens_per_s_per_gpu"] = left["output_tokens_per_s"]
+    after = request_time_shares(prefill, ttft_s, tpot_s, cases.output_tokens)
+    width_shares = {figure: scales.left(*after.of(figure)) for figure in _SHOWN_BY}
+    width_shares["output_tokens_per_s_per_gpu"] = width_shares["output_tokens_per_s"]
     with np.errstate(invalid="ignore"):
         ttft, latency = ttft_s / served.ttft_s, latency_s / served.request_latency_s
-    return scaled, Corrected(scales, ttft, scales.steps, latency, rate, left)
+    return scaled, Corrected(scales, ttft, scales.steps, latency, rate, width_shares)
 
 
-def corrected_pools(pools: Pools, corrected: Corrected) -> Pools:
+def correct_pools(pools: Pools, corrected: Corrected) -> Pools:
     """The rates of two pools with scaled times."""
     return replace(
         pools,

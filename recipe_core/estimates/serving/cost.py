@@ -25,7 +25,7 @@ from recipe_core.base.arrays import Float
 from recipe_core.base.provenance import Quantity
 from recipe_core.base.units import significant
 from recipe_core.estimates.columns.serving import Cases, Setting
-from recipe_core.estimates.rules.rules import devices_rented
+from recipe_core.estimates.rules.rules import serving_devices_rented
 from recipe_core.estimates.serving.continuous_batching import decode_step, idle_step, prompt_step
 from recipe_core.estimates.serving.operators import total
 from recipe_core.estimates.serving.pooling import batch_parts
@@ -77,17 +77,19 @@ class Busy:
     decode: Float
 
 
-def cost(setting: Setting, cases: Cases, served: Serving, pools: Pools | None = None) -> Cost:
+def serving_cost(
+    setting: Setting, cases: Cases, served: Serving, pools: Pools | None = None
+) -> Cost:
     """Cost and power per hour, and per request and token at the estimated rate."""
     devices = cases.devices.astype(np.float64)
     price = setting.cluster.usd_per_device_hour
-    rented = devices_rented(setting, cases).astype(np.float64)
+    rented = serving_devices_rented(setting, cases).astype(np.float64)
     usd_per_hour = rented * (np.nan if price is None else price)
     tokens_per_s = np.maximum(served.output_tokens_per_s, 1e-12)
     requests_per_s = tokens_per_s / cases.output_tokens
     usd_per_request = usd_per_hour / SECONDS_PER_HOUR / requests_per_s
     prefill_share = _prefill_share(cases, served, pools)
-    watts = _watts(setting, cases, busy(at_work(setting), cases, served, pools))
+    watts = _watts(setting, cases, busy_shares(busy_time_setting(setting), cases, served, pools))
     input_usd = prefill_share * usd_per_request / cases.input_tokens
     output_usd = (1 - prefill_share) * usd_per_request / cases.output_tokens
     return Cost(
@@ -141,7 +143,9 @@ def idle_watts(device: Device) -> float:
     return device.idle_watts.value if device.idle_watts else 0.1 * device.tdp_watts.value
 
 
-def busy(setting: Setting, cases: Cases, served: Serving, pools: Pools | None = None) -> Busy:
+def busy_shares(
+    setting: Setting, cases: Cases, served: Serving, pools: Pools | None = None
+) -> Busy:
     """Share of a device's time spent on prompts and on decoding, a mean over replicas.
 
     Replicas without work count as idle. Decode steps of a replica are those that its requests need,
@@ -172,7 +176,7 @@ def busy(setting: Setting, cases: Cases, served: Serving, pools: Pools | None = 
     return Busy(rate * replicas / pool.replicas * prompt_s, decode)
 
 
-def at_work(setting: Setting) -> Setting:
+def busy_time_setting(setting: Setting) -> Setting:
     """The setting on devices where nothing but work takes time: what a step takes is busy time.
 
     Operators take their compute time and ``MEMORY_WATTS`` of their memory time, one after the
@@ -186,7 +190,9 @@ def at_work(setting: Setting) -> Setting:
         shapes[family] = {
             dtype: shape.model_copy(update=idealised) for dtype, shape in fitted.items()
         }
-    bandwidth = changed(device.memory_bandwidth_bytes_per_s, lambda value: value / MEMORY_WATTS)
+    bandwidth = change_quantity(
+        device.memory_bandwidth_bytes_per_s, lambda value: value / MEMORY_WATTS
+    )
     active = device.model_copy(
         update={"roofline": shapes, "memory_bandwidth_bytes_per_s": bandwidth}
     )
@@ -202,22 +208,27 @@ def at_work(setting: Setting) -> Setting:
 
 def without_links(cluster: Cluster) -> Cluster:
     """The cluster with links over which collectives take no time."""
-    beyond = _free(cluster.beyond) if cluster.beyond else None
+    beyond = _free_fabric(cluster.beyond) if cluster.beyond else None
     return replace(
-        cluster, fabric=_free(cluster.fabric), network=_free(cluster.network), beyond=beyond
+        cluster,
+        fabric=_free_fabric(cluster.fabric),
+        network=_free_fabric(cluster.network),
+        beyond=beyond,
     )
 
 
-def changed(figure: Quantity, change: Callable[[float], float]) -> Quantity:
+def change_quantity(figure: Quantity, change: Callable[[float], float]) -> Quantity:
     """The quantity with another value, unvalidated: zero and infinity are allowed."""
     return figure.model_copy(update={"value": change(figure.value)})
 
 
-def _free(fabric: Fabric) -> Fabric:
+def _free_fabric(fabric: Fabric) -> Fabric:
     return fabric.model_copy(
         update={
-            "bandwidth_bytes_per_s": changed(fabric.bandwidth_bytes_per_s, lambda _: np.inf),
-            "latency_s": changed(fabric.latency_s, lambda _: 0.0),
+            "bandwidth_bytes_per_s": change_quantity(
+                fabric.bandwidth_bytes_per_s, lambda _: np.inf
+            ),
+            "latency_s": change_quantity(fabric.latency_s, lambda _: 0.0),
             "latency_per_rank_s": None,
             "direct": None,
         }

@@ -13,21 +13,26 @@ from recipe_core.base.units import gib, significant
 from recipe_core.estimates.columns.scales import Scales
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.rules.refusal import Refusal
-from recipe_core.estimates.rules.rules import refusals
+from recipe_core.estimates.rules.rules import serving_refusals
 from recipe_core.estimates.serving.corrections import (
     Corrected,
-    corrected,
-    corrected_pools,
+    correct_pools,
+    correct_serving,
+    request_time_shares,
     time_factor,
-    time_shares,
 )
-from recipe_core.estimates.serving.cost import Cost, cost
+from recipe_core.estimates.serving.cost import Cost, serving_cost
 from recipe_core.estimates.serving.kv_tiers import Cached, solved_with_cache
 from recipe_core.estimates.serving.kv_verdict import kv_tiers
-from recipe_core.estimates.serving.memory import Memory, memory
+from recipe_core.estimates.serving.memory import Memory, serving_memory
 from recipe_core.estimates.serving.pooling import pooled_serving
-from recipe_core.estimates.serving.pools import Pools, disaggregated
-from recipe_core.estimates.serving.rates import Serving, active_replicas, resident_limit, serving
+from recipe_core.estimates.serving.pools import Pools, solve_disaggregated
+from recipe_core.estimates.serving.rates import (
+    Serving,
+    active_replicas,
+    resident_limit,
+    solve_serving,
+)
 from recipe_core.estimates.serving.simulate import (
     NO_LIMITS,
     PERCENTILES,
@@ -35,16 +40,16 @@ from recipe_core.estimates.serving.simulate import (
     Simulation,
     Spread,
     TimeScales,
-    simulate,
+    simulate_serving,
 )
 from recipe_core.estimates.serving.starts import (
     cannot_start,
     claim_probability,
     claim_text,
-    is_uncertain,
+    is_serving_uncertain,
     memory_probability,
-    start_probability,
-    uncertain_text,
+    serving_doubt_text,
+    serving_start_probability,
 )
 from recipe_core.estimates.serving.windowed import simulated_windows, windowed_serving
 
@@ -89,20 +94,20 @@ class Estimates:
         rows = rows[~(self.cases.disaggregated | (self.cases.draft_tokens > 0))[rows]]
         if not len(rows):
             return self
-        cases, own = self.cases.take(rows), None
+        cases, time_scales = self.cases.take(rows), None
         if self.corrected is not None:
             changed = self.corrected.take(rows)
-            own = TimeScales(changed.ttft, changed.tpot, changed.rate)
+            time_scales = TimeScales(changed.ttft, changed.tpot, changed.rate)
             if self.setting.mode == "open":  # as slow as solved: see ``corrections``
                 cases = replace(cases, load=cases.load / changed.rate)
-        ran = simulate(
+        ran = simulate_serving(
             self.setting,
             cases,
             self.memory.take(rows),
             spread=spread,
             percentiles=percentiles,
             limits=limits,
-            scales=own,
+            scales=time_scales,
         )
         return replace(self, simulation=ran.scattered(rows, len(self.cases)))
 
@@ -139,7 +144,7 @@ class Estimates:
     @property
     def uncertain(self) -> Bool:
         """Cases of which estimates do not tell whether they start."""
-        return self.feasible & is_uncertain(self.start_probability)
+        return self.feasible & is_serving_uncertain(self.start_probability)
 
     def doubts(self, rows: Int) -> list[str]:
         """Why the start of each of the chosen cases is uncertain; empty for the others."""
@@ -150,18 +155,18 @@ class Estimates:
 
     def _doubt(self, i: int) -> str:
         """The sentence of the pool that is less likely to start."""
-        one, chance = np.array([i]), float(self.start_probability[i])
-        of = self.cases.take(one), self.memory.take(one)
+        rows, chance = np.array([i]), float(self.start_probability[i])
+        of = self.cases.take(rows), self.memory.take(rows)
         if self.pools is None:
-            return uncertain_text(self.setting, *of, chance)
-        prefill = self.pools.prefill.take(one), self.pools.memory.take(one)
-        if float(start_probability(self.setting, *of)[0]) <= chance:
-            return uncertain_text(self.setting, *of, chance)
-        return f"prefill pool: {uncertain_text(self.setting, *prefill, chance)}"
+            return serving_doubt_text(self.setting, *of, chance)
+        prefill = self.pools.prefill.take(rows), self.pools.memory.take(rows)
+        if float(serving_start_probability(self.setting, *of)[0]) <= chance:
+            return serving_doubt_text(self.setting, *of, chance)
+        return f"prefill pool: {serving_doubt_text(self.setting, *prefill, chance)}"
 
     def kv_tiers(self, rows: Int) -> list[list[KvTier] | None]:
         """What every tier below the devices' cache changes, of the chosen cases."""
-        return kv_tiers(self, rows, estimate)
+        return kv_tiers(self, rows, estimate_serving)
 
     def row(
         self, i: int, limits: Sequence[str] = (), *, explained: bool = False
@@ -183,19 +188,19 @@ class Estimates:
         return estimate_rows(self, rows, limits, explained=explained)
 
 
-def _served(
+def _serve_startable(
     setting: Setting,
     cases: Cases,
     mem: Memory,
-    formulas: Callable[[Setting, Cases, Memory], Serving] = serving,
+    formulas: Callable[[Setting, Cases, Memory], Serving] = solve_serving,
 ) -> Serving:
     """Serving of the cases that may start; NaN for the others, which saves most of their time."""
     rows = np.flatnonzero(_may_start(setting, mem))
     if len(rows) == len(cases):
         return formulas(setting, cases, mem)
-    known = len(rows)
+    count = len(rows)
     rows = (
-        rows if known else np.zeros(1, dtype=np.int64)
+        rows if count else np.zeros(1, dtype=np.int64)
     )  # the names of the parts come from some case
     some = formulas(setting, cases.take(rows), mem.take(rows))
 
@@ -205,44 +210,46 @@ def _served(
         out = (
             np.zeros(len(cases), dtype=bool) if value.dtype == bool else np.full(len(cases), np.nan)
         )
-        out[rows[:known]] = value[:known]
+        out[rows[:count]] = value[:count]
         return out
 
     return Serving(**{f.name: placed(getattr(some, f.name)) for f in fields(Serving)})
 
 
-def estimate(setting: Setting, cases: Cases) -> Estimates:
+def estimate_serving(setting: Setting, cases: Cases) -> Estimates:
     """Memory, latency, throughput and cost of every case, and why some cannot run.
 
     Memory of infeasible cases is computed too (a chart draws what does not fit); serving figures of
     what does not fit are NaN. Either all cases have a prefill pool or none has.
     """
-    asked = np.ones(len(cases))
+    sequences = np.ones(len(cases))
     if setting.mode in ("closed", "static"):
-        asked = np.maximum(np.minimum(cases.load / active_replicas(cases), cases.max_num_seqs), 1.0)
-    mem = memory(setting, cases, asked)
-    cached = own = None
+        sequences = np.maximum(
+            np.minimum(cases.load / active_replicas(cases), cases.max_num_seqs), 1.0
+        )
+    mem = serving_memory(setting, cases, sequences)
+    cached = correction = None
     if setting.reuse is None and setting.offload is None:
-        served, pools = _solved(setting, cases, mem)
+        served, pools = _solve_load(setting, cases, mem)
     else:
-        cases, served, pools, cached = solved_with_cache(setting, cases, mem, _solved)
+        cases, served, pools, cached = solved_with_cache(setting, cases, mem, _solve_load)
     scales = setting.correction.scales(cases) if setting.correction else None
     if scales is not None:
-        served, pools, own = _corrected(setting, cases, mem, (served, pools), scales)
+        served, pools, correction = _apply_corrections(setting, cases, mem, (served, pools), scales)
     if (
         setting.mode in ("open", "offline") or pools is not None
     ):  # the load itself does not say how many are held at once
-        mem = memory(setting, cases, np.fmax(served.resident, 1.0))
-    price = cost(setting, cases, served, pools)
+        mem = serving_memory(setting, cases, np.fmax(served.resident, 1.0))
+    price = serving_cost(setting, cases, served, pools)
     rules = [
-        *refusals(setting, cases),
+        *serving_refusals(setting, cases),
         *_fit_rules(setting, cases, mem, served),
         *_link_rules(setting, cached),
         *(_pool_rules(setting, pools) if pools else ()),
     ]
-    starts = start_probability(setting, cases, mem)
+    starts = serving_start_probability(setting, cases, mem)
     if pools is not None:  # both pools have to start, and err together
-        starts = np.minimum(starts, start_probability(setting, pools.prefill, pools.memory))
+        starts = np.minimum(starts, serving_start_probability(setting, pools.prefill, pools.memory))
     return Estimates(
         setting,
         cases,
@@ -252,21 +259,21 @@ def estimate(setting: Setting, cases: Cases) -> Estimates:
         tuple(rules),
         starts,
         pools=pools,
-        corrected=own,
+        corrected=correction,
         cached=cached,
     )
 
 
-def _solved(setting: Setting, cases: Cases, mem: Memory) -> tuple[Serving, Pools | None]:
+def _solve_load(setting: Setting, cases: Cases, mem: Memory) -> tuple[Serving, Pools | None]:
     if not setting.model.generates:
         formulas = pooled_serving if setting.engine.batcher is None else windowed_serving
-        return _served(setting, cases, mem, formulas), None
+        return _serve_startable(setting, cases, mem, formulas), None
     if cases.disaggregated.any():
-        return disaggregated(setting, cases, mem)
-    return _served(setting, cases, mem), None
+        return solve_disaggregated(setting, cases, mem)
+    return _serve_startable(setting, cases, mem), None
 
 
-def _corrected(
+def _apply_corrections(
     setting: Setting,
     cases: Cases,
     mem: Memory,
@@ -276,12 +283,14 @@ def _corrected(
     """The same with times scaled as own runs teach. An open loop is solved at a scaled rate."""
     (served, pools), stretch = solved, None
     if setting.mode == "open":
-        shares = time_shares(served.prefill, served.ttft_s, served.tpot_s, cases.output_tokens)
+        shares = request_time_shares(
+            served.prefill, served.ttft_s, served.tpot_s, cases.output_tokens
+        )
         longer = time_factor(shares, scales)
         stretch = np.where(np.isfinite(longer), longer, 1.0)
-        served, pools = _solved(setting, replace(cases, load=cases.load * stretch), mem)
-    scaled, own = corrected(cases, served, scales, stretch)
-    return scaled, None if pools is None else corrected_pools(pools, own), own
+        served, pools = _solve_load(setting, replace(cases, load=cases.load * stretch), mem)
+    scaled, correction = correct_serving(cases, served, scales, stretch)
+    return scaled, None if pools is None else correct_pools(pools, correction), correction
 
 
 def _link_rules(setting: Setting, cached: Cached | None) -> Iterator[Refusal]:
@@ -314,8 +323,10 @@ _OF_BOTH = (
 
 def _pool_rules(setting: Setting, pools: Pools) -> Iterator[Refusal]:
     """What the prefill pool can break by itself."""
-    own = [rule for rule in refusals(setting, pools.prefill) if rule.code not in _OF_BOTH]
-    for rule in (*own, _memory_rule(setting, pools.prefill, pools.memory)):
+    prefill_rules = [
+        rule for rule in serving_refusals(setting, pools.prefill) if rule.code not in _OF_BOTH
+    ]
+    for rule in (*prefill_rules, _memory_rule(setting, pools.prefill, pools.memory)):
         yield replace(rule, say=lambda i, say=rule.say: f"prefill pool: {say(i)}")  # type: ignore[misc]
 
 
@@ -345,8 +356,8 @@ def _memory_rule(setting: Setting, cases: Cases, mem: Memory) -> Refusal:
 def _holds_no_request(setting: Setting, cases: Cases, mem: Memory) -> Bool:
     """Where a cache whose size an option states is too small for the longest request."""
     effects = setting.effects
-    stated = any((effects.cache_bytes, effects.cache_blocks, effects.cache_tokens))
-    if not stated or not setting.engine.memory.needs_longest:
+    has_stated_size = any((effects.cache_bytes, effects.cache_blocks, effects.cache_tokens))
+    if not has_stated_size or not setting.engine.memory.needs_longest:
         return np.zeros(len(cases), dtype=np.bool_)
     return np.asarray(mem.pool_tokens + 0.5 < cases.max_context)
 

@@ -13,7 +13,7 @@ from recipe_core.estimates.serving.cache import Counted, block_bytes
 from recipe_core.models.spec import LinearAttention
 
 
-def _graphs(setting: Setting) -> GraphMemory | None:
+def _graph_memory(setting: Setting) -> GraphMemory | None:
     """How the engine treats captured graphs on this device; None where no share has them."""
     graphs = setting.engine.memory.graphs
     return graphs if graphs and setting.cluster.device.runtime in graphs.runtimes else None
@@ -21,7 +21,7 @@ def _graphs(setting: Setting) -> GraphMemory | None:
 
 def graph_bytes(setting: Setting, cases: Cases) -> Float:
     """Bytes that the engine sets aside for captured graphs, by how many batches it captures."""
-    graphs = _graphs(setting)
+    graphs = _graph_memory(setting)
     if graphs is None:
         return np.zeros(len(cases))
     largest = graphs.batch_on(setting.cluster.device.architecture)
@@ -39,7 +39,9 @@ class Held:
     pool: Float
 
 
-def capture_shortfall(setting: Setting, cases: Cases, layers: Counted, held: Held) -> Float:
+def capture_shortfall(
+    setting: Setting, cases: Cases, layers: Counted, device_memory: Held
+) -> Float:
     """Bytes missing for captured graphs, which need a block of cache for each request.
 
     First on the whole device, before there is a cache, while the engine measures them: ``W + N +
@@ -50,13 +52,13 @@ def capture_shortfall(setting: Setting, cases: Cases, layers: Counted, held: Hel
     Qwen3.8-27B in NVFP4 on an RTX 5090 dies of the first in one layer's 256 blocks of 1,568 tokens,
     784 MiB, whatever its share.
     """
-    graphs = _graphs(setting)
+    graphs = _graph_memory(setting)
     if graphs is None:
-        return np.full_like(held.weights, -np.inf)
+        return np.full_like(device_memory.weights, -np.inf)
     block = block_bytes(setting, layers, cases)
     batch = np.minimum(cases.max_num_seqs, graphs.batch_on(setting.cluster.device.architecture))
-    resident = held.weights + held.runtime - graph_bytes(setting, cases)
-    missing = resident + batch * block - held.capacity
+    resident = device_memory.weights + device_memory.runtime - graph_bytes(setting, cases)
+    missing = resident + batch * block - device_memory.capacity
     if any(isinstance(layer.attention, LinearAttention) for layer, _ in layers):
-        missing = np.maximum(missing, cases.max_num_seqs * block - held.pool)
+        missing = np.maximum(missing, cases.max_num_seqs * block - device_memory.pool)
     return missing

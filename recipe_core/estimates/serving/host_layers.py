@@ -31,8 +31,8 @@ def host_layers_s(setting: Setting, cases: Cases, rows: Float) -> Float:
     """
     dense, experts = _host_bytes(setting, cases)
     mlps = [layer.mlp for layer in setting.model.layers if isinstance(layer.mlp, MoeMlp)]
-    chosen = mlps[0].top_k / mlps[0].experts if mlps else 1.0
-    touched = 1 - (1 - chosen) ** np.maximum(rows, 1.0)
+    routed_share = mlps[0].top_k / mlps[0].experts if mlps else 1.0
+    touched = 1 - (1 - routed_share) ** np.maximum(rows, 1.0)
     return np.asarray((dense + touched * experts) / host_links().host_memory.value)
 
 
@@ -44,8 +44,8 @@ def _host_bytes(setting: Setting, cases: Cases) -> tuple[Float, Float]:
     for layer, count in Counter(with_experts).items():
         experts = experts + count * _expert_bytes(setting, layer, cases)
     for layer, count in Counter(layers[: effects.host_layers]).items():
-        whole = layer_weight_bytes(setting, layer, cases)
-        dense = dense + count * (whole - _expert_bytes(setting, layer, cases))
+        weight_bytes = layer_weight_bytes(setting, layer, cases)
+        dense = dense + count * (weight_bytes - _expert_bytes(setting, layer, cases))
     return dense, experts
 
 

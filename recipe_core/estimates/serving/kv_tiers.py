@@ -41,7 +41,7 @@ from recipe_core.estimates.serving.memory import Memory
 from recipe_core.estimates.serving.operators import Step, total
 from recipe_core.estimates.serving.pools import Pools
 from recipe_core.estimates.serving.rates import Serving, active_replicas
-from recipe_core.estimates.serving.reuse import DeviceCache, device_cache, pool_of, running
+from recipe_core.estimates.serving.reuse import DeviceCache, device_cache, pool_of, running_requests
 from recipe_core.estimates.serving.speculative import engine_step
 from recipe_core.estimates.serving.weights import draft_layer
 from recipe_core.hardware.host_links import host_links, link_rates
@@ -111,15 +111,15 @@ def token_bytes(setting: Setting, cases: Cases) -> _Blocks:
     """
     model = setting.model
     layers: Counted = (*model.kinds, (draft_layer(model), cases.draft_layers))
-    whole = context_bytes(setting, layers, cases, cases.input_tokens) / cases.input_tokens
+    rank_bytes = context_bytes(setting, layers, cases, cases.input_tokens) / cases.input_tokens
     latent = all(
         isinstance(layer.attention, LatentAttention)
         for layer, _ in model.kinds
         if layer.attention is not None
     )
-    way = setting.offload.way if setting.offload else None
-    copies = np.where(latent and way is not None and way.once, cases.tp, 1)
-    return _Blocks(whole / cases.pp, whole * cases.tp, whole * cases.tp / copies)
+    connector = setting.offload.way if setting.offload else None
+    copies = np.where(latent and connector is not None and connector.once, cases.tp, 1)
+    return _Blocks(rank_bytes / cases.pp, rank_bytes * cases.tp, rank_bytes * cases.tp / copies)
 
 
 def prompt_alone_s(setting: Setting, cases: Cases) -> Float:
@@ -144,11 +144,13 @@ class _Path:
     store_save_s: Float
 
 
-def _paths(setting: Setting, offload: Offload, way: KvWay, cases: Cases) -> dict[Tier, _Path]:
+def _tier_paths(
+    setting: Setting, offload: Offload, connector: KvWay, cases: Cases
+) -> dict[Tier, _Path]:
     """Ways from every tier, with rates of the link and of stores."""
     blocks, zero = token_bytes(setting, cases), np.zeros(len(cases))
     to_device, _ = link_rates(setting.cluster.device)
-    link_s = blocks.device_bytes / (to_device * way.link_share)
+    link_s = blocks.device_bytes / (to_device * connector.link_share)
     out: dict[Tier, _Path] = {"host": _Path(link_s, 0.0, zero, zero)}
     devices = (cases.tp * cases.pp).astype(float)
     nodes = np.ceil(devices / cases.per_node)
@@ -171,7 +173,7 @@ def _paths(setting: Setting, offload: Offload, way: KvWay, cases: Cases) -> dict
     return out
 
 
-def _capacities(setting: Setting, offload: Offload, cases: Cases) -> dict[Tier, Float]:
+def _tier_capacities(setting: Setting, offload: Offload, cases: Cases) -> dict[Tier, Float]:
     """Tokens that each tier holds, as a server or as all servers see it (one per case)."""
     blocks = token_bytes(setting, cases)
     together = setting.reuse is not None and setting.reuse.affinity
@@ -180,9 +182,9 @@ def _capacities(setting: Setting, offload: Offload, cases: Cases) -> dict[Tier, 
     for tier in offload.tiers:
         store = offload.store(tier)
         room = offload.server_bytes(cases) if store is None else store.capacity_bytes
-        each = blocks.server_bytes if store is None else blocks.stored_bytes
+        bytes_per_token = blocks.server_bytes if store is None else blocks.stored_bytes
         shared = 1.0 if tier == "remote" else copies
-        out[tier] = shared * room / np.maximum(each, 1e-9)
+        out[tier] = shared * room / np.maximum(bytes_per_token, 1e-9)
     return out
 
 
@@ -194,46 +196,48 @@ class _Rate:
     others: Float
 
 
-def _rate(setting: Setting, cases: Cases, served: Serving | None) -> _Rate:
+def _request_rate(setting: Setting, cases: Cases, served: Serving | None) -> _Rate:
     if served is None:
         return _Rate(np.zeros(len(cases)), np.zeros(len(cases)))
-    others = np.maximum(np.nan_to_num(served.resident) - 1, 0.0)
+    concurrent_loads = np.maximum(np.nan_to_num(served.resident) - 1, 0.0)
     if setting.mode == "open":
-        return _Rate(cases.load / cases.replicas, others)
+        return _Rate(cases.load / cases.replicas, concurrent_loads)
     requests_per_s = np.nan_to_num(served.output_tokens_per_s) / cases.output_tokens
-    return _Rate(requests_per_s / active_replicas(cases), others)
+    return _Rate(requests_per_s / active_replicas(cases), concurrent_loads)
 
 
-def _wait_s(load_s: Float, busy: Float, others: Float) -> Float:
+def _wait_s(load_s: Float, busy: Float, concurrent_loads: Float) -> Float:
     """Seconds that a load waits for those before it: M/D/1, at most all others in flight."""
     within = np.minimum(busy, FULLEST)
     queue = load_s * within / (2 * (1 - within))
-    return np.where(busy < FULLEST, np.minimum(queue, others * load_s), others * load_s)
+    return np.where(
+        busy < FULLEST, np.minimum(queue, concurrent_loads * load_s), concurrent_loads * load_s
+    )
 
 
 class Tiers:
     """Tiers of the cases of a setting that offloads; ``cached`` has them at a rate."""
 
-    def __init__(self, setting: Setting, offload: Offload, way: KvWay, cases: Cases) -> None:
-        self.setting, self.offload, self.way, self.cases = setting, offload, way, cases
-        self.paths = _paths(setting, offload, way, cases)
-        self.capacities = _capacities(setting, offload, cases)
+    def __init__(self, setting: Setting, offload: Offload, connector: KvWay, cases: Cases) -> None:
+        self.setting, self.offload, self.way, self.cases = setting, offload, connector, cases
+        self.paths = _tier_paths(setting, offload, connector, cases)
+        self.capacities = _tier_capacities(setting, offload, cases)
         blocks = token_bytes(setting, cases)
         self.device_bytes = blocks.device_bytes
         _, back = link_rates(setting.cluster.device)
-        self.save_s = blocks.device_bytes / (back * way.link_share)
+        self.save_s = blocks.device_bytes / (back * connector.link_share)
 
     def added(self, device: DeviceCache) -> dict[Tier, Float]:
         """Share of prompt tokens that each tier finds beyond those above it."""
         curve, zero = self.setting.reuse, np.zeros(len(self.cases))
-        out, seen, above = {}, device.seen_tokens, device.hit
+        out, seen_tokens, above = {}, device.seen_tokens, device.hit
         for tier in self.offload.tiers:
             if curve is None:
                 out[tier] = zero
                 continue
-            seen = np.maximum(seen, self.capacities[tier])
-            found = np.maximum(curve.hit_at(seen), above)
-            out[tier], above = found - above, found
+            seen_tokens = np.maximum(seen_tokens, self.capacities[tier])
+            hit = np.maximum(curve.hit_at(seen_tokens), above)
+            out[tier], above = hit - above, hit
         return out
 
     def saved_tokens(self, hit: Float) -> Float:
@@ -252,13 +256,13 @@ class Tiers:
         hit, out = device.hit, {}
         for tier, added in self.added(device).items():
             path = self.paths[tier]
-            kept = self._kept(hit, added, rate.per_s * path.store_save_s)
-            found = added * kept
-            tokens = found * self.cases.input_tokens
-            out[tier] = self._one(tier, found, kept, rate)
-            with_it = replace(self.cases, prefix_hit=hit + found)
+            written_share = self._kept(hit, added, rate.per_s * path.store_save_s)
+            hit_added = added * written_share
+            tokens = hit_added * self.cases.input_tokens
+            out[tier] = self._one(tier, hit_added, written_share, rate)
+            with_it = replace(self.cases, prefix_hit=hit + hit_added)
             without = replace(self.cases, prefix_hit=hit)
-            hit = hit + found
+            hit = hit + hit_added
             out[tier] = replace(
                 out[tier], recompute_s_per_token=self._recompute(with_it, without, tokens)
             )
@@ -273,24 +277,24 @@ class Tiers:
         all_new, fewer = self.saved_tokens(hit), added * self.cases.input_tokens
         room = 1 / np.maximum(token_s, 1e-300)
         root = np.sqrt(np.maximum(all_new**2 - 4 * fewer * room, 0.0))
-        kept = 2 * room / np.maximum(all_new + root, 1e-300)
-        return np.where(all_new - fewer <= room, 1.0, np.minimum(kept, 1.0))
+        written_share = 2 * room / np.maximum(all_new + root, 1e-300)
+        return np.where(all_new - fewer <= room, 1.0, np.minimum(written_share, 1.0))
 
-    def _one(self, tier: Tier, found: Float, kept: Float, rate: _Rate) -> TierUse:
-        path, tokens = self.paths[tier], found * self.cases.input_tokens
-        each = self.device_bytes * self.cases.tp * self.cases.pp
+    def _one(self, tier: Tier, hit_added: Float, written_share: Float, rate: _Rate) -> TierUse:
+        path, tokens = self.paths[tier], hit_added * self.cases.input_tokens
+        server_bytes = self.device_bytes * self.cases.tp * self.cases.pp
         servers = self.cases.replicas
         zero = np.zeros(len(self.cases))
         return TierUse(
             capacity_tokens=self.capacities[tier],
-            hit_added=found,
+            hit_added=hit_added,
             load_s_per_token=path.load_s,
             recompute_s_per_token=zero,
             load_s=tokens * path.load_s + self.latency_s(tier, tokens),
-            read_bytes_per_s=rate.per_s * servers * tokens * each,
+            read_bytes_per_s=rate.per_s * servers * tokens * server_bytes,
             write_bytes_per_s=zero,
             busy=rate.per_s * tokens * (path.store_load_s if tier != "host" else path.load_s),
-            kept=kept,
+            kept=written_share,
         )
 
     def _recompute(self, with_it: Cases, without: Cases, tokens: Float) -> Float:
@@ -302,11 +306,11 @@ class Tiers:
 
     def cached(self, device: DeviceCache, served: Serving | None) -> tuple[Cached, Cases]:
         """What is found at the rate that is served, and the cases with what that costs."""
-        rate = _rate(self.setting, self.cases, served)
+        rate = _request_rate(self.setting, self.cases, served)
         uses, hit = self.use(device, rate)
-        found = {tier: use.hit_added * self.cases.input_tokens for tier, use in uses.items()}
+        found_tokens = {tier: use.hit_added * self.cases.input_tokens for tier, use in uses.items()}
         # every tier's blocks cross the host link
-        link_s = self.paths["host"].load_s * sum(found.values())
+        link_s = self.paths["host"].load_s * sum(found_tokens.values())
         new = self.saved_tokens(hit)
         saving_s = new * self.save_s
         beside = 2 / host_links().duplex.value - 1  # what copies the other way take of the rate
@@ -314,42 +318,44 @@ class Tiers:
         waits_s = _wait_s(link_s, busy, rate.others)
         for tier, use in uses.items():
             if tier != "host":
-                store_s = found[tier] * self.paths[tier].store_load_s
+                store_s = found_tokens[tier] * self.paths[tier].store_load_s
                 waits_s = waits_s + _wait_s(store_s, use.busy, rate.others)
         written = rate.per_s * self.cases.replicas * new
         tiers = {tier: self._written(tier, use, written) for tier, use in uses.items()}
-        known = Cached(device, hit, busy, tiers)
+        prefix_cache = Cached(device, hit, busy, tiers)
         saved_s = self.way.exposed * saving_s + new / self.way.block_tokens * self.way.block_s
-        return known, self._costs(uses, hit, waits_s, saved_s)
+        return prefix_cache, self._costs(uses, hit, waits_s, saved_s)
 
     def _written(self, tier: Tier, use: TierUse, tokens_per_s: Float) -> TierUse:
         blocks = token_bytes(self.setting, self.cases)
-        each = blocks.server_bytes if tier == "host" else blocks.stored_bytes
-        return replace(use, write_bytes_per_s=tokens_per_s * use.kept * each)
+        bytes_per_token = blocks.server_bytes if tier == "host" else blocks.stored_bytes
+        return replace(use, write_bytes_per_s=tokens_per_s * use.kept * bytes_per_token)
 
     def _costs(
         self, uses: dict[Tier, TierUse], hit: Float, waits_s: Float, exposed_s: Float
     ) -> Cases:
-        way = self.way
+        connector = self.way
         cases = replace(self.cases, prefix_hit=hit)
         loads_s = np.asarray(sum(use.load_s for use in uses.values()))
-        if way.loads == "blocking":  # in steps there is no queue on the link
-            return replace(cases, kv_wait_s=way.request_s + 0 * hit, kv_step_s=loads_s + exposed_s)
-        if way.loads == "layerwise":
+        if connector.loads == "blocking":  # in steps there is no queue on the link
+            return replace(
+                cases, kv_wait_s=connector.request_s + 0 * hit, kv_step_s=loads_s + exposed_s
+            )
+        if connector.loads == "layerwise":
             covered_s = np.minimum(uses["host"].load_s, prompt_alone_s(self.setting, cases))
             loads_s = loads_s - covered_s
-        wait_s = way.request_s + loads_s + waits_s
+        wait_s = connector.request_s + loads_s + waits_s
         return replace(cases, kv_wait_s=wait_s, kv_step_s=exposed_s)
 
 
-def _plain(cases: Cases, device: DeviceCache) -> tuple[Cached, Cases]:
+def _without_tiers(cases: Cases, device: DeviceCache) -> tuple[Cached, Cases]:
     """Cases without tiers below the devices."""
     zero = np.zeros(len(cases))
-    found = replace(cases, prefix_hit=device.hit, kv_wait_s=zero, kv_step_s=zero)
-    return Cached(device, device.hit, zero, {}), found
+    device_cases = replace(cases, prefix_hit=device.hit, kv_wait_s=zero, kv_step_s=zero)
+    return Cached(device, device.hit, zero, {}), device_cases
 
 
-def _device(
+def _found_on_devices(
     setting: Setting,
     cases: Cases,
     memory: Memory,
@@ -359,16 +365,18 @@ def _device(
     """What the devices' cache finds; of the pool that computes prompts, where there are two."""
     if setting.reuse is None:
         return DeviceCache(memory.pool_tokens, memory.pool_tokens, cases.prefix_hit)
-    own = cases.prefill_pool if pools is not None else cases
-    held = None if pools is None else pools.memory
-    tokens = np.maximum(pool_of(cases, memory, held), 0.0)
-    requests = running(setting, own, tokens)
-    if held is not None:
-        requests = np.minimum(requests, held.kv_needed_bytes / np.maximum(held.sequence_bytes, 1.0))
+    pool_cases = cases.prefill_pool if pools is not None else cases
+    pool_memory = None if pools is None else pools.memory
+    tokens = np.maximum(pool_of(cases, memory, pool_memory), 0.0)
+    requests = running_requests(setting, pool_cases, tokens)
+    if pool_memory is not None:
+        requests = np.minimum(
+            requests, pool_memory.kv_needed_bytes / np.maximum(pool_memory.sequence_bytes, 1.0)
+        )
     elif served is not None and setting.mode == "open":
         resident = np.where(np.isfinite(served.resident), served.resident, np.inf)
         requests = np.minimum(requests, resident)
-    return device_cache(setting.reuse, own, tokens, requests)
+    return device_cache(setting.reuse, pool_cases, tokens, requests)
 
 
 def solved_with_cache(
@@ -379,23 +387,23 @@ def solved_with_cache(
     What is found depends on the requests that run, which depend on what is found: in an open loop,
     between pools and with tiers it is balanced in a few passes.
     """
-    tiers = _tiers(setting, cases)
+    tiers = _setting_tiers(setting, cases)
 
     def found(served: Serving | None, pools: Pools | None) -> tuple[Cached, Cases]:
-        device = _device(setting, cases, memory, served, pools)
-        return _plain(cases, device) if tiers is None else tiers.cached(device, served)
+        device = _found_on_devices(setting, cases, memory, served, pools)
+        return _without_tiers(cases, device) if tiers is None else tiers.cached(device, served)
 
     cached, now = found(None, None)
     served, pools = solve(setting, now, memory)
     before = served
     for _ in range(_passes(setting, cases, tiers)):
-        cached, now = found(_between(before, served), pools)
+        cached, now = found(_damp_serving(before, served), pools)
         before = served
         served, pools = solve(setting, now, memory)
     return now, served, pools, cached
 
 
-def _tiers(setting: Setting, cases: Cases) -> Tiers | None:
+def _setting_tiers(setting: Setting, cases: Cases) -> Tiers | None:
     offload = setting.offload
     if offload is None or offload.way is None:
         return None
@@ -410,8 +418,8 @@ def _passes(setting: Setting, cases: Cases, tiers: Tiers | None) -> int:
     return int(setting.reuse is not None and depends)
 
 
-def _between(before: Serving, after: Serving) -> Serving:
+def _damp_serving(before: Serving, after: Serving) -> Serving:
     """The same rate and requests held half way, so that passes do not swing to and fro."""
     rate = np.sqrt(before.output_tokens_per_s * after.output_tokens_per_s)
-    held = np.sqrt(before.resident * after.resident)
-    return replace(after, output_tokens_per_s=rate, resident=held)
+    resident = np.sqrt(before.resident * after.resident)
+    return replace(after, output_tokens_per_s=rate, resident=resident)

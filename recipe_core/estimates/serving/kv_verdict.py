@@ -82,39 +82,45 @@ def kv_tiers(
         cases = replace(cases, prefix_hit=e.cached.device.hit[rows])
     before = estimate(replace(e.setting, offload=None), cases).serving
     for count, tier in enumerate(offload.tiers, 1):
-        one = estimate(replace(e.setting, offload=offload.first(count)), cases)
-        cached = one.cached
+        tiered = estimate(replace(e.setting, offload=offload.first(count)), cases)
+        cached = tiered.cached
         if cached is None:  # not with tiers
             continue
         changes.append(
             _Change(
-                tier, cached.tiers[tier], cached.hit, before, one.serving, _slowdown(one, offload)
+                tier,
+                cached.tiers[tier],
+                cached.hit,
+                before,
+                tiered.serving,
+                _slowdown(tiered, offload),
             )
         )
-        before = one.serving
+        before = tiered.serving
     storage = {tier: store.storage.name for tier in offload.tiers if (store := offload.store(tier))}
     return [
-        [_row(change, i, storage.get(change.tier)) for change in changes] for i in range(len(rows))
+        [_tier_row(change, i, storage.get(change.tier)) for change in changes]
+        for i in range(len(rows))
     ]
 
 
-def _slowdown(one: Estimated, offload: Offload) -> Float:
+def _slowdown(tiered: Estimated, offload: Offload) -> Float:
     """Share of a replica's time that moving blocks takes: of its requests and of its steps."""
-    served, cases, way = one.serving, one.cases, offload.way
-    servers = cases.replicas if one.setting.mode == "open" else active_replicas(cases)
+    served, cases, connector = tiered.serving, tiered.cases, offload.way
+    servers = cases.replicas if tiered.setting.mode == "open" else active_replicas(cases)
     per_s = served.output_tokens_per_s / cases.output_tokens / servers
-    steps = 0.0 if way is None else way.step_s / np.maximum(served.step_s, 1e-9)
+    steps = 0.0 if connector is None else connector.step_s / np.maximum(served.step_s, 1e-9)
     return per_s * cases.kv_step_s + steps
 
 
-def _row(change: _Change, i: int, storage: str | None) -> KvTier:
+def _tier_row(change: _Change, i: int, storage: str | None) -> KvTier:
     use = change.use.take(np.array([i]))
     first, then = change.before, change.after
     ttft_s = float(then.ttft_s[i] - first.ttft_s[i])
     tpot_s = float(then.tpot_s[i] - first.tpot_s[i])
     faster = float(then.output_tokens_per_s[i] / first.output_tokens_per_s[i] - 1)
     shares = (-ttft_s / float(first.ttft_s[i]), -tpot_s / float(first.tpot_s[i]), faster)
-    verdict = _verdict(shares)
+    verdict = _tier_verdict(shares)
     return KvTier(
         name=change.tier,
         capacity_tokens=float(use.capacity_tokens[0]),
@@ -131,12 +137,12 @@ def _row(change: _Change, i: int, storage: str | None) -> KvTier:
         write_bytes_per_s=float(use.write_bytes_per_s[0]),
         busy=float(use.busy[0]),
         verdict=verdict,
-        because=" ".join(_because(use, float(change.slowdown[i]))),
+        because=" ".join(_verdict_reasons(use, float(change.slowdown[i]))),
         storage=storage,
     )
 
 
-def _verdict(shares: tuple[float, ...]) -> Verdict:
+def _tier_verdict(shares: tuple[float, ...]) -> Verdict:
     """By gains as shares of what they change, those that are large enough to count."""
     gain, loss = max(*shares, 0.0), max(*(-share for share in shares), 0.0)
     better, worse = gain > max(NOTICED, WEIGHS * loss), loss > max(NOTICED, WEIGHS * gain)
@@ -147,7 +153,7 @@ def _verdict(shares: tuple[float, ...]) -> Verdict:
     return "hurts" if worse else "neutral"
 
 
-def _because(use: TierUse, slowdown: float) -> Iterator[str]:
+def _verdict_reasons(use: TierUse, slowdown: float) -> Iterator[str]:
     """What decides: hits, a token loaded against computed, drives, steps."""
     added, load_s = float(use.hit_added[0]), float(use.load_s_per_token[0])
     compute_s = float(use.recompute_s_per_token[0])
@@ -157,7 +163,7 @@ def _because(use: TierUse, slowdown: float) -> Iterator[str]:
         yield f"It finds {significant(100 * added)} % of the prompts' tokens."
         slower = "less than" if load_s < compute_s else "no less than"
         yield (
-            f"A token loads in {_micro(load_s)}, {slower} the {_micro(compute_s)} to compute it."
+            f"A token loads in {_microseconds_text(load_s)}, {slower} the {_microseconds_text(compute_s)} to compute it."
         )
     if float(use.kept[0]) < 1:
         yield f"Its drives can only write {float(use.kept[0]):.0%} of the blocks."
@@ -167,5 +173,5 @@ def _because(use: TierUse, slowdown: float) -> Iterator[str]:
         yield f"Moving blocks takes {slowdown:.1%} of the devices' time."
 
 
-def _micro(seconds: float) -> str:
+def _microseconds_text(seconds: float) -> str:
     return f"{significant(seconds * 1e6)} µs"

@@ -36,8 +36,8 @@ WORTH_SAYING = 1.05
 def longest_bytes(setting: Setting, cases: Cases) -> Float:
     """Bytes that a request of the longest context is charged, with what its windows keep."""
     layers, context = setting.model.kinds, cases.max_context
-    held = context_bytes(setting, layers, cases, context)
-    return held + in_flight_bytes(setting, layers, cases, context)
+    cache_bytes = context_bytes(setting, layers, cases, context)
+    return cache_bytes + in_flight_bytes(setting, layers, cases, context)
 
 
 def logged_requests(setting: Setting, cases: Cases, pool_bytes: Float | float) -> Float:
@@ -77,18 +77,20 @@ def logged_notes(setting: Setting, cases: Cases, memory: Memory) -> Iterator[lis
     requests = logged_requests(setting, cases, memory.pool_bytes)
     counted = logged_tokens(setting, cases, memory.pool_bytes)
     tokens = np.full(len(cases), np.nan) if counted is None else counted
-    least = np.fmin(tokens, requests * cases.max_context)
-    columns = (requests, tokens, least, memory.pool_tokens, cases.max_context)
-    for count, size, told, held, context in zip(*(each.tolist() for each in columns), strict=True):
-        if held <= told * WORTH_SAYING:
+    logged = np.fmin(tokens, requests * cases.max_context)
+    columns = (requests, tokens, logged, memory.pool_tokens, cases.max_context)
+    for count, size, logged_size, pool_size, context in zip(
+        *(column.tolist() for column in columns), strict=True
+    ):
+        if pool_size <= logged_size * WORTH_SAYING:
             yield []
             continue
-        said = f'"Maximum concurrency for {context:,.0f} tokens per request: {count:.2f}x"'
+        log_text = f'"Maximum concurrency for {context:,.0f} tokens per request: {count:.2f}x"'
         why = "it charges every request for the tokens in flight"
         if counted is not None:
-            said = f'"GPU KV cache size: {size:,.0f} tokens" and {said}'
+            log_text = f'"GPU KV cache size: {size:,.0f} tokens" and {log_text}'
             if size < count * context:
                 why = "the first shares blocks out evenly, to layers with windows too"
         yield [
-            f"{setting.engine.title} will log {said}: {why}. The cache holds {held:,.0f} tokens."
+            f"{setting.engine.title} will log {log_text}: {why}. The cache holds {pool_size:,.0f} tokens."
         ]

@@ -19,26 +19,26 @@ from functools import lru_cache
 import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int, add
-from recipe_core.estimates.columns.exchange import dispatch, dispatching
+from recipe_core.estimates.columns.exchange import dispatching_cases, exchange_dispatch
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.serving.cache import (
     Counted,
     context_bytes,
     in_flight_bytes,
     kv_token_bytes,
+    request_state_bytes,
     shared_blocks,
     shares_blocks,
-    state_bytes,
 )
 from recipe_core.estimates.serving.graphs import Held, capture_shortfall, graph_bytes
 from recipe_core.estimates.serving.host_layers import host_weight_bytes
-from recipe_core.estimates.serving.towers import on_every_stage, profiled, tower_bytes
+from recipe_core.estimates.serving.towers import on_every_stage, profile_bytes, tower_bytes
 from recipe_core.estimates.serving.weights import (
     adapter_bytes,
     draft_layer,
     draft_weight_bytes,
     layer_weight_bytes,
-    stage_layers,
+    stage_layer_bounds,
     vocabulary_bytes,
 )
 from recipe_core.models.spec import Layer, ModelSpec, MoeMlp
@@ -117,16 +117,16 @@ def activation_bytes(setting: Setting, cases: Cases) -> Float:
 
 def _score_values(setting: Setting, cases: Cases, layer: Layer) -> Float | float:
     """Attention scores per token of a text, where the engine stores them: heads · its length."""
-    kept = setting.engine.memory.kept_scores
-    if not kept or not setting.model.is_encoder or layer.attention is None:
+    kept_scores = setting.engine.memory.kept_scores
+    if not kept_scores or not setting.model.is_encoder or layer.attention is None:
         return 0.0
-    return kept * layer.attention.heads / cases.tp * cases.max_context
+    return kept_scores * layer.attention.heads / cases.tp * cases.max_context
 
 
 def _largest_workspace(setting: Setting, cases: Cases) -> Float:
     """Workspace of the largest step, or of the profile run of a tower, whose outputs stay."""
-    encoding, kept = profiled(setting, cases)
-    return np.maximum(activation_bytes(setting, cases) + kept, encoding)
+    encoding, tower_outputs = profile_bytes(setting, cases)
+    return np.maximum(activation_bytes(setting, cases) + tower_outputs, encoding)
 
 
 def _moe_values(model: ModelSpec, mlp: MoeMlp, cases: Cases) -> Float:
@@ -144,7 +144,7 @@ def _dispatch_bytes(setting: Setting, cases: Cases) -> Float:
     ``4 · S · E · 2h``: two to send and two to receive, in 16 bits. Source: DeepEP's layout
     (``csrc/config.hpp``); its test with 128 tokens, 288 experts and h = 7168 allocates 2.1 GB.
     """
-    if dispatch(setting) is None:
+    if exchange_dispatch(setting) is None:
         return np.zeros(len(cases))
     widest = max(
         mlp.experts * mlp.expert_hidden(setting.model.hidden)
@@ -152,7 +152,7 @@ def _dispatch_bytes(setting: Setting, cases: Cases) -> Float:
         if isinstance(mlp, MoeMlp)
     )
     buffers = 4 * cases.max_num_seqs * 2 * widest
-    return np.where(dispatching(setting, cases), buffers, 0.0)
+    return np.where(dispatching_cases(setting, cases), buffers, 0.0)
 
 
 def _sampler_state_bytes(setting: Setting, cases: Cases) -> Float:
@@ -163,14 +163,16 @@ def _sampler_state_bytes(setting: Setting, cases: Cases) -> Float:
     return np.asarray(state.value * cases.max_num_seqs * setting.model.vocabulary)
 
 
-def memory(setting: Setting, cases: Cases, sequences: Float) -> Memory:
+def serving_memory(setting: Setting, cases: Cases, sequences: Float) -> Memory:
     """Memory of the fullest rank with ``sequences`` requests per replica at their full length."""
     if not len(cases):
         return Memory(*(np.zeros(0) for _ in Memory.__dataclass_fields__))
     if shares_blocks(setting):
         return _packed_memory(setting, cases, sequences)
     depths, row_depth = np.unique(cases.pp, return_inverse=True)
-    pipelines = [_stages(setting.model.order, int(depth), distinct=True) for depth in depths]
+    pipelines = [
+        _pipeline_stages(setting.model.order, int(depth), distinct=True) for depth in depths
+    ]
     longest = max(map(len, pipelines))
     # one table for all depths: short pipelines repeat their last stage, so that columns are arrays
     table = np.array(
@@ -182,7 +184,11 @@ def memory(setting: Setting, cases: Cases, sequences: Float) -> Memory:
     )
     first, last, *counts = np.take(np.moveaxis(table, -1, 0), row_depth, axis=-1)
     common = _any_stage(setting, cases)
-    return Memory(**_fullest(_stage_column(setting, cases, common, counts, first, last, sequences)))
+    return Memory(
+        **_fullest_stage_columns(
+            _stage_column(setting, cases, common, counts, first, last, sequences)
+        )
+    )
 
 
 def _packed_memory(setting: Setting, cases: Cases, sequences: Float) -> Memory:
@@ -194,7 +200,7 @@ def _packed_memory(setting: Setting, cases: Cases, sequences: Float) -> Memory:
             setting, cases.take(rows), int(depth), sequences[rows], distinct=True
         )
         stacked = {name: np.stack([column[name] for column in columns]) for name in fields}
-        for name, values in _fullest(stacked).items():
+        for name, values in _fullest_stage_columns(stacked).items():
             fields[name][rows] = values
     return Memory(**fields)
 
@@ -213,11 +219,11 @@ def _stage_row(stage: _StageLayers) -> tuple[float, ...]:
 
 
 @lru_cache(4096)
-def _stages(
+def _pipeline_stages(
     order: tuple[int, ...], depth: int, *, distinct: bool = False
 ) -> tuple[_StageLayers, ...]:
     """Stages, first to last, of a model with this order of layer kinds; or the distinct ones."""
-    kinds, bounds = range(max(order) + 1), stage_layers(len(order), min(depth, len(order)))
+    kinds, bounds = range(max(order) + 1), stage_layer_bounds(len(order), min(depth, len(order)))
     counts = [tuple(map(order[start:end].count, kinds)) for start, end in bounds]
     stages = [_StageLayers(count, n == 0, n == len(bounds) - 1) for n, count in enumerate(counts)]
     return tuple(dict.fromkeys(stages) if distinct else stages)
@@ -237,7 +243,7 @@ class _AnyStage:
     drafts: Float | None
 
 
-def collects(cases: Cases) -> Bool:
+def has_collectives(cases: Cases) -> Bool:
     """Cases whose ranks hold buffers for collectives.
 
     Plain replicas do not communicate; a stage of a pipeline only hands over what it has, and vLLM
@@ -249,7 +255,7 @@ def collects(cases: Cases) -> Bool:
 def _any_stage(setting: Setting, cases: Cases) -> _AnyStage:
     model, use = setting.model, setting.engine.memory
     context = np.where(
-        collects(cases), use.context_parallel_bytes.value, use.context_single_bytes.value
+        has_collectives(cases), use.context_parallel_bytes.value, use.context_single_bytes.value
     )
     return _AnyStage(
         activations=_largest_workspace(setting, cases),
@@ -304,7 +310,7 @@ def _stage_column(
         weights = weights + last * common.drafts
         layers = (*layers, (draft_layer(model), last * cases.draft_layers))
     fixed = _Fixed(weights, common.activations, common.runtime)
-    columns = _stage(setting, cases, layers, fixed, sequences)
+    columns = _stage_memory(setting, cases, layers, fixed, sequences)
     return columns | {"encoder_bytes": towers}
 
 
@@ -315,12 +321,12 @@ def stage_columns(
 
     ``distinct``: equal stages once.
     """
-    common, one = _any_stage(setting, cases), np.ones(len(cases))
+    common, ones = _any_stage(setting, cases), np.ones(len(cases))
     return [
         _stage_column(
-            setting, cases, common, stage.counts, stage.first * one, stage.last * one, sequences
+            setting, cases, common, stage.counts, stage.first * ones, stage.last * ones, sequences
         )
-        for stage in _stages(setting.model.order, stages, distinct=distinct)
+        for stage in _pipeline_stages(setting.model.order, stages, distinct=distinct)
     ]
 
 
@@ -337,7 +343,7 @@ class _Fixed:
         return self.weights + self.activations + self.runtime
 
 
-def _pool(
+def _cache_pool(
     setting: Setting, cases: Cases, fixed: _Fixed, capacity: Float
 ) -> tuple[Float, Float, Float]:
     """Bytes of the cache pool, bytes that must fit besides it, and the limit of both, by engine."""
@@ -351,7 +357,7 @@ def _pool(
     return share - fixed.total, fixed.total, share
 
 
-def _stage(
+def _stage_memory(
     setting: Setting, cases: Cases, layers: Counted, fixed: _Fixed, sequences: Float
 ) -> dict[str, Float]:
     """The columns of ``Memory`` of one stage."""
@@ -359,13 +365,13 @@ def _stage(
     full = np.minimum(cases.input_tokens + cases.output_tokens, cases.max_context)
     sequence = context_bytes(setting, layers, cases, full)
     longest = context_bytes(setting, layers, cases, cases.max_context)
-    pool, besides, usable = _pool(setting, cases, fixed, capacity)
+    pool, besides, usable = _cache_pool(setting, cases, fixed, capacity)
     smallest = longest
     if not setting.engine.memory.needs_longest:  # then one block must fit
         smallest = context_bytes(setting, layers, cases, cases.block_tokens)
     in_flight = in_flight_bytes(setting, layers, cases, cases.max_context, pool)
-    stated = _stated_pool(setting, cases, longest)
-    pool = pool if stated is None else stated
+    stated_pool = _stated_pool(setting, cases, longest)
+    pool = pool if stated_pool is None else stated_pool
     settled = np.maximum(pool - in_flight, 0)
     # layers on the host have their cache there
     on_device = 1 - setting.effects.host_layers / len(setting.model.layers)
@@ -388,7 +394,8 @@ def _stage(
         "usable_bytes": usable,
         "pool_bytes": np.maximum(pool, 0),
         "sequence_bytes": sequence,
-        "start_bytes": besides + (smallest + in_flight if stated is None else stated) * on_device,
+        "start_bytes": besides
+        + (smallest + in_flight if stated_pool is None else stated_pool) * on_device,
         "capture_shortfall": capture_shortfall(
             setting, cases, layers, Held(fixed.weights, fixed.runtime, capacity, pool)
         ),
@@ -408,15 +415,15 @@ def _stated_pool(setting: Setting, cases: Cases, longest: Float) -> Float | None
     if effects.cache_bytes is not None:
         return np.full(len(cases), effects.cache_bytes)
     if effects.cache_blocks is not None:
-        stated = effects.cache_blocks * cases.block_tokens
+        tokens = effects.cache_blocks * cases.block_tokens
     elif effects.cache_tokens is not None:
-        stated = np.full(len(cases), float(effects.cache_tokens))
+        tokens = np.full(len(cases), float(effects.cache_tokens))
     else:
         return None
-    return np.asarray(longest / np.maximum(cases.max_context, 1.0) * stated)
+    return np.asarray(longest / np.maximum(cases.max_context, 1.0) * tokens)
 
 
-def _fullest(columns: dict[str, Float]) -> dict[str, Float]:
+def _fullest_stage_columns(columns: dict[str, Float]) -> dict[str, Float]:
     """The fullest of several stages (the first of two axes), with the smallest pool of them all."""
     total = columns["total_bytes"]
     fullest, rows = np.argmax(total, axis=0), np.arange(total.shape[1])
@@ -457,7 +464,7 @@ def _context_limits(
     )
     fixed = context_bytes(setting, windowed, cases, cases.max_context)
     fixed = fixed + add(
-        n * state_bytes(setting, layer.attention, cases.tp) for layer, n in unbounded
+        n * request_state_bytes(setting, layer.attention, cases.tp) for layer, n in unbounded
     )
 
     def limit(share: Float) -> Float:

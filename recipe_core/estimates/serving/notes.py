@@ -16,7 +16,7 @@ import numpy as np
 from recipe_core.base.arrays import Bool, Float, Int, add
 from recipe_core.base.units import duration, gib, significant
 from recipe_core.estimates.columns.serving import WIDE, Cases, Setting
-from recipe_core.estimates.rules.kernels import untuned
+from recipe_core.estimates.rules.kernels import untuned_support
 from recipe_core.estimates.serving.cache import assumed_layout
 from recipe_core.estimates.serving.cache_notes import cache_notes, held_notes
 from recipe_core.estimates.serving.continuous_batching import (
@@ -26,7 +26,7 @@ from recipe_core.estimates.serving.continuous_batching import (
     prompt_step,
 )
 from recipe_core.estimates.serving.logged_cache import logged_notes
-from recipe_core.estimates.serving.memory import Memory, collects
+from recipe_core.estimates.serving.memory import Memory, has_collectives
 from recipe_core.estimates.serving.operators import Parts, Step, total
 from recipe_core.estimates.serving.rates import Serving, active_replicas, resident_limit
 from recipe_core.estimates.serving.speculative import engine_steps, tokens_per_step
@@ -81,11 +81,11 @@ def _about_towers(setting: Setting) -> Iterator[str]:
     if names and not setting.media:
         yield "Prompts are text: nothing is encoded. State workload.images or workload.audio."
     if model.left_out:
-        left = " and ".join(PARTS[modality] for modality in model.left_out)
-        yield f"The {left} is not loaded."
+        unloaded = " and ".join(PARTS[modality] for modality in model.left_out)
+        yield f"The {unloaded} is not loaded."
 
 
-def notes(e: Estimates, rows: Int, memory: Memory, feasible: Bool) -> Iterator[list[str]]:
+def estimate_notes(e: Estimates, rows: Int, memory: Memory, feasible: Bool) -> Iterator[list[str]]:
     """The sentences of each of the chosen rows.
 
     ``memory`` is theirs, and ``feasible`` whether they run.
@@ -93,8 +93,8 @@ def notes(e: Estimates, rows: Int, memory: Memory, feasible: Bool) -> Iterator[l
     setting, cases, price = e.setting, e.cases.take(rows), e.setting.cluster.price_note
     shared = [*setting.model.notes, *_about_towers(setting)]
     if setting.needs_other_checkpoint:
-        other = stored_as(setting.model.name, setting.weight_dtype)
-        ready = f"the catalog has {other}" if other else "make one with recipe compress"
+        checkpoint = stored_as(setting.model.name, setting.weight_dtype)
+        ready = f"the catalog has {checkpoint}" if checkpoint else "make one with recipe compress"
         shared.append(
             f"Needs a checkpoint that stores {setting.weight_dtype}; "
             f"this model's stores {setting.model.weight_dtype}: {ready}."
@@ -108,24 +108,26 @@ def notes(e: Estimates, rows: Int, memory: Memory, feasible: Bool) -> Iterator[l
             f"{places} of rank {adapters.rank} are counted by their bytes and two kernels a matrix "
             "outside experts; no measured run is behind their times."
         )
-    told = untuned(setting)
-    for (_, what), does in (
-        *((one, "unpacks before every product") for one in told.emulated),
-        *((one, "runs in generic kernels") for one in told.generic),
+    kernel_support = untuned_support(setting)
+    for (_, format_text), does in (
+        *((matrices, "unpacks before every product") for matrices in kernel_support.emulated),
+        *((matrices, "runs in generic kernels") for matrices in kernel_support.generic),
     ):
-        shared.append(f"{setting.engine.title} {does} {what}: times are far less certain.")
+        shared.append(f"{setting.engine.title} {does} {format_text}: times are far less certain.")
     if setting.engine.as_of is not None:
         shared.append(
             f"Memory rules and default limits of {setting.engine.title} {setting.engine.as_of}; "
             f"times of {setting.engine.version}."
         )
     if e.pools is not None:
-        waiting = _waiting(e.pools, rows)
+        waiting = _pool_rate_notes(e.pools, rows)
     else:
-        waiting = _queued(setting, cases, memory, feasible)
-    bound = _bound(e, rows, feasible)
-    held = (held_notes(setting, cases), logged_notes(setting, cases, memory))
-    columns = zip(waiting, *held, _intervals(e, rows), cache_notes(e, rows), strict=True)
+        waiting = _queue_notes(setting, cases, memory, feasible)
+    bound = _feasible_notes(e, rows, feasible)
+    cache_columns = (held_notes(setting, cases), logged_notes(setting, cases, memory))
+    columns = zip(
+        waiting, *cache_columns, _interval_notes(e, rows), cache_notes(e, rows), strict=True
+    )
     doubts = e.doubts(rows)
     for place, parts in enumerate(columns):
         doubt = [f"{doubts[place]}."] if doubts[place] else []
@@ -133,7 +135,7 @@ def notes(e: Estimates, rows: Int, memory: Memory, feasible: Bool) -> Iterator[l
         yield [*shared, *of_case, *([price] if price else [])]
 
 
-def _waiting(pools: Pools, rows: Int) -> Iterator[list[str]]:
+def _pool_rate_notes(pools: Pools, rows: Int) -> Iterator[list[str]]:
     for prefill, decode in zip(
         pools.prefill_per_s[rows].tolist(), pools.decode_per_s[rows].tolist(), strict=True
     ):
@@ -144,7 +146,9 @@ def _waiting(pools: Pools, rows: Int) -> Iterator[list[str]]:
         ]
 
 
-def _queued(setting: Setting, cases: Cases, memory: Memory, feasible: Bool) -> Iterator[list[str]]:
+def _queue_notes(
+    setting: Setting, cases: Cases, memory: Memory, feasible: Bool
+) -> Iterator[list[str]]:
     """How many requests wait, and how many of those that memory counts its cache does not hold."""
     limits = (resident_limit(setting, cases, memory) * cases.replicas).tolist()
     counted = memory.kv_needed_bytes / np.maximum(memory.sequence_bytes, 1.0) * cases.replicas
@@ -153,7 +157,7 @@ def _queued(setting: Setting, cases: Cases, memory: Memory, feasible: Bool) -> I
     short = memory.kv_needed_bytes > memory.pool_bytes
     apart = (memory.total_bytes > memory.usable_bytes) & (setting.engine.memory.pool == "static")
     flags = (short.tolist(), (apart & ~short).tolist(), feasible.tolist())
-    for limit, load, needed, whole, wanted, usable, queues, outside, runs in zip(
+    for limit, load, needed, held_requests, total_bytes, usable, queues, outside, runs in zip(
         *columns, *sizes, *flags, strict=True
     ):
         out = []
@@ -167,15 +171,15 @@ def _queued(setting: Setting, cases: Cases, memory: Memory, feasible: Bool) -> I
         if queues:
             does = "starts" if setting.mode == "static" else "starts and queues"
             head = f"The split {does}: the" if runs else "The"
-            over = f", {gib(wanted)} of {gib(usable)} usable" if wanted > usable else ""
+            over = f", {gib(total_bytes)} of {gib(usable)} usable" if total_bytes > usable else ""
             out.append(
-                f"{head} KV cache holds {whole:,.0f} of {needed:,.0f} requests at "
+                f"{head} KV cache holds {held_requests:,.0f} of {needed:,.0f} requests at "
                 f"full length; total_bytes counts what all of them need{over}."
             )
         yield out
 
 
-def _intervals(e: Estimates, rows: Int) -> Iterator[list[str]]:
+def _interval_notes(e: Estimates, rows: Int) -> Iterator[list[str]]:
     """What requests and tokens wait for because the engine does not see to them in every step."""
     s, cases = e.serving, e.cases
     if "stream" not in s.prefill:
@@ -188,14 +192,14 @@ def _intervals(e: Estimates, rows: Int) -> Iterator[list[str]]:
         out = []
         checked = f"The scheduler checks for new requests every {looks:,.0f} steps"
         streamed = f"Tokens are streamed {sent:,.0f} at a time"
-        for waited_s, what, field in (
+        for waited_s, interval_text, field in (
             (receive_s, checked, "scheduler_recv_interval"),
             (stream_s, streamed, "stream_interval"),
         ):
             if waited_s > 0:
                 times = f"{duration(ttft_s)} instead of {duration(ttft_s - waited_s)}"
                 advice = f"set {field} to 1 if people wait for the first token"
-                out.append(f"{what}: time to first token is {times}; {advice}.")
+                out.append(f"{interval_text}: time to first token is {times}; {advice}.")
         if sent > 1 and not stream_s:
             group = f"{min(sent, output_tokens):,.0f} at a time, every {duration(sent * tpot_s)}"
             advice = "set stream_interval to 1 if people read along"
@@ -206,28 +210,33 @@ def _intervals(e: Estimates, rows: Int) -> Iterator[list[str]]:
 # What binds a split that runs
 
 
-def _bound(e: Estimates, rows: Int, feasible: Bool) -> dict[int, list[str]]:
+def _feasible_notes(e: Estimates, rows: Int, feasible: Bool) -> dict[int, list[str]]:
     """Sentences by place among the chosen rows; none for what does not run."""
     places = np.flatnonzero(feasible)
     if not len(places):
         return {}
-    chosen = rows[places]
-    setting, cases, served = e.setting, e.cases.take(chosen), e.serving
+    feasible_rows = rows[places]
+    setting, cases, served = e.setting, e.cases.take(feasible_rows), e.serving
     kinds: list[Iterable[str | None]] = [
-        _linked(cases, served, chosen),
-        _idle(setting, cases),
-        _buffered(setting, cases, e.memory.take(chosen)),
+        _link_notes(cases, served, feasible_rows),
+        _idle_rank_notes(setting, cases),
+        _buffer_notes(setting, cases, e.memory.take(feasible_rows)),
     ]
     if not setting.model.generates:
-        kinds.append([_POOLED] * len(chosen))
+        kinds.append([_POOLED] * len(feasible_rows))
     elif e.pools is None:  # the steps of two pools are of two kinds
-        kinds.append(_batch_steps(setting, cases))
-        steps = _steps(setting, cases, served.decoding[chosen])
-        kinds.append(_shared(steps, served, chosen))
-        waits = "launch" in served.prefill and bool((served.prefill["launch"][chosen] > 0).any())
+        kinds.append(_batch_step_notes(setting, cases))
+        steps = _mean_steps(setting, cases, served.decoding[feasible_rows])
+        kinds.append(_shared_step_notes(steps, served, feasible_rows))
+        waits = "launch" in served.prefill and bool(
+            (served.prefill["launch"][feasible_rows] > 0).any()
+        )
         if waits or setting.weight_dtype not in WIDE:
             parts = steps.parts(setting, cases)
-            kinds += [_narrow(setting, cases, steps, parts), _launched(steps, parts)]
+            kinds += [
+                _narrow_format_notes(setting, cases, steps, parts),
+                _launch_notes(steps, parts),
+            ]
     out: dict[int, list[str]] = {}
     for sentences in kinds:
         for place, sentence in zip(places.tolist(), sentences, strict=True):
@@ -236,44 +245,44 @@ def _bound(e: Estimates, rows: Int, feasible: Bool) -> dict[int, list[str]]:
     return out
 
 
-def _linked(cases: Cases, served: Serving, rows: Int) -> Iterator[str | None]:
+def _link_notes(cases: Cases, served: Serving, rows: Int) -> Iterator[str | None]:
     """Time on links, where it is a good part of a step."""
     times = [
-        (what, *_on_links(parts, rows))
-        for what, parts in (
+        (subject, *_on_links(parts, rows))
+        for subject, parts in (
             ("the time per output token", served.decode),
             ("a request's own prompt", served.prefill),
         )
     ]
     experts = (cases.dp * cases.shares_experts).tolist()
     for i, dp in enumerate(experts):
-        shares = [sum(part[i] for part in parts.values()) / whole[i] for _, whole, parts in times]
+        shares = [sum(part[i] for part in parts.values()) / work_s[i] for _, work_s, parts in times]
         largest = int(np.argmax(shares))
         if shares[largest] < LINKED:
             yield None
             continue
-        what, whole, parts = times[largest]
-        named = (
+        subject, work_s, parts = times[largest]
+        link_times = (
             f"{duration(seconds[i])} for {_LINKS[name]}"
             for name, seconds in parts.items()
-            if seconds[i] > 0.05 * whole[i]
+            if seconds[i] > 0.05 * work_s[i]
         )
-        seconds = shares[largest] * whole[i]
+        seconds = shares[largest] * work_s[i]
         over = f" of dp {dp}" if dp > 1 else ""
         yield (
-            f"Links between devices take {duration(seconds)} of the {duration(whole[i])} of "
-            f"{what}: {', '.join(named)}{over}."
+            f"Links between devices take {duration(seconds)} of the {duration(work_s[i])} of "
+            f"{subject}: {', '.join(link_times)}{over}."
         )
 
 
 def _on_links(parts: Mapping[str, Float], rows: Int) -> tuple[Float, dict[str, Float]]:
     """A request's own work, and its parts on links."""
-    own = add(seconds[rows] for name, seconds in parts.items() if name not in _WAITS)
+    work_s = add(seconds[rows] for name, seconds in parts.items() if name not in _WAITS)
     linked = {name: parts[name][rows] for name in _LINKS if name in parts}
-    return np.maximum(own, 1e-300), linked
+    return np.maximum(work_s, 1e-300), linked
 
 
-def _idle(setting: Setting, cases: Cases) -> Iterator[str | None]:
+def _idle_rank_notes(setting: Setting, cases: Cases) -> Iterator[str | None]:
     """Ranks that have no request and step all the same, since they hold experts."""
     active = active_replicas(cases) if setting.mode != "open" else cases.replicas
     idle = np.where(cases.shares_experts, cases.replicas - active, 0).tolist()
@@ -286,11 +295,11 @@ def _idle(setting: Setting, cases: Cases) -> Iterator[str | None]:
         )
 
 
-def _buffered(setting: Setting, cases: Cases, memory: Memory) -> Iterator[str | None]:
+def _buffer_notes(setting: Setting, cases: Cases, memory: Memory) -> Iterator[str | None]:
     """Communication buffers that outweigh what a device saves of the weights."""
     use = setting.engine.memory
     buffers = use.context_parallel_bytes.value - use.context_single_bytes.value
-    heavy = collects(cases) & (memory.weights_bytes < buffers)
+    heavy = has_collectives(cases) & (memory.weights_bytes < buffers)
     for weights, outweighs in zip(memory.weights_bytes.tolist(), heavy.tolist(), strict=True):
         yield (
             f"Communication buffers take {gib(buffers)} of a device, its weights {gib(weights)}: "
@@ -313,7 +322,7 @@ class _Steps:
         return engine_steps(setting, cases, *self.both)
 
 
-def _steps(setting: Setting, cases: Cases, decoding: Float) -> _Steps:
+def _mean_steps(setting: Setting, cases: Cases, decoding: Float) -> _Steps:
     arriving = decoding
     if setting.mode != "static":
         tokens = np.maximum(cases.output_tokens - 1, 1e-6)
@@ -324,14 +333,14 @@ def _steps(setting: Setting, cases: Cases, decoding: Float) -> _Steps:
     return _Steps(decode.sequences, prompts, (decode, with_prompts))
 
 
-def _some(count: float, what: str) -> str:
+def _count_text(count: float, noun: str) -> str:
     """So many on average; less than one is a chunk."""
     if count < 1:
-        return f"a chunk of a {what}"
-    return f"1 {what}" if round(count, 2) == 1 else f"{significant(count)} {what}s"
+        return f"a chunk of a {noun}"
+    return f"1 {noun}" if round(count, 2) == 1 else f"{significant(count)} {noun}s"
 
 
-def _narrow(
+def _narrow_format_notes(
     setting: Setting, cases: Cases, steps: _Steps, parts: tuple[Parts, ...]
 ) -> Iterator[str | None]:
     """Steps that take longer than with 16-bit weights.
@@ -342,9 +351,9 @@ def _narrow(
         yield from [None] * len(cases)
         return
     wide = setting.model.dtype if setting.model.dtype in ("bf16", "fp16") else "bf16"
-    other = steps.parts(replace(setting, weight_dtype=wide), cases)
+    wide_parts = steps.parts(replace(setting, weight_dtype=wide), cases)
     token_s, prompt_s, wide_token_s, wide_prompt_s = (
-        total(of_step).tolist() for of_step in (*parts, *other)
+        total(of_step).tolist() for of_step in (*parts, *wide_parts)
     )
     starts = [
         roofline(setting.cluster.device, "gemm", dtype).overhead_s * 1e6
@@ -358,12 +367,12 @@ def _narrow(
     counts = (steps.sequences.tolist(), steps.prompts.tolist())
     for i, (sequences, prompts) in enumerate(zip(*counts, strict=True)):
         kinds = (
-            (f"that decodes {_some(sequences, 'sequence')}", token_s[i], wide_token_s[i]),
-            (f"with {_some(prompts, 'prompt')}", prompt_s[i], wide_prompt_s[i]),
+            (f"that decodes {_count_text(sequences, 'sequence')}", token_s[i], wide_token_s[i]),
+            (f"with {_count_text(prompts, 'prompt')}", prompt_s[i], wide_prompt_s[i]),
         )
         slower = [
-            f"a step {what} takes {duration(seconds)} instead of {duration(wide_s)}"
-            for what, seconds, wide_s in kinds
+            f"a step {step_text} takes {duration(seconds)} instead of {duration(wide_s)}"
+            for step_text, seconds, wide_s in kinds
             if seconds > SLOWER * wide_s
         ]
         yield (
@@ -374,7 +383,7 @@ def _narrow(
         )
 
 
-def _shared(steps: _Steps, served: Serving, rows: Int) -> Iterator[str | None]:
+def _shared_step_notes(steps: _Steps, served: Serving, rows: Int) -> Iterator[str | None]:
     """Prompts that are waited for, of which several run in a step."""
     ahead_s = served.prefill.get("prompts_ahead")
     if ahead_s is None:
@@ -383,7 +392,7 @@ def _shared(steps: _Steps, served: Serving, rows: Int) -> Iterator[str | None]:
     columns = (steps.prompts.tolist(), ahead_s[rows].tolist(), served.ttft_s[rows].tolist())
     for prompts, waited_s, ttft_s in zip(*columns, strict=True):
         yield (
-            f"{_some(prompts, 'prompt')} run in a step on average, and prompts ahead take "
+            f"{_count_text(prompts, 'prompt')} run in a step on average, and prompts ahead take "
             f"{duration(waited_s)} of the time to first token. As prompts that share a step end "
             "together, more load may shorten that."
             if prompts > SHARED and waited_s > AHEAD * ttft_s
@@ -391,20 +400,20 @@ def _shared(steps: _Steps, served: Serving, rows: Int) -> Iterator[str | None]:
         )
 
 
-def _launched(steps: _Steps, parts: tuple[Parts, ...]) -> Iterator[str | None]:
+def _launch_notes(steps: _Steps, parts: tuple[Parts, ...]) -> Iterator[str | None]:
     """Steps with prompts that wait for the host."""
     columns = (steps.prompts.tolist(), parts[1]["launch"].tolist(), total(parts[1]).tolist())
     for prompts, seconds, step_s in zip(*columns, strict=True):
         yield (
             f"Devices wait {duration(seconds)} of the {duration(step_s)} of a step with "
-            f"{_some(prompts, 'prompt')} for the host to launch kernels. Prompts that share a step "
+            f"{_count_text(prompts, 'prompt')} for the host to launch kernels. Prompts that share a step "
             "share that wait, so more load on a replica may shorten it."
             if seconds > LAUNCHED * step_s
             else None
         )
 
 
-def _batch_steps(setting: Setting, cases: Cases) -> Iterator[str | None]:
+def _batch_step_notes(setting: Setting, cases: Cases) -> Iterator[str | None]:
     if setting.mode != "static" or not setting.engine.chunked_prefill:
         yield from [None] * len(cases)
         return

@@ -17,9 +17,9 @@ import numpy as np
 
 from recipe_core.base.arrays import Float, add
 from recipe_core.engines.spec import Kernel
-from recipe_core.estimates.columns.exchange import dispatch, dispatching
+from recipe_core.estimates.columns.exchange import dispatching_cases, exchange_dispatch
 from recipe_core.estimates.columns.serving import WIDE, Cases, Setting
-from recipe_core.estimates.ledger import Overhead, folded, note, one
+from recipe_core.estimates.ledger import Overhead, fold_factors, only_number, record_entry
 from recipe_core.estimates.network import (
     Group,
     all_gather_s,
@@ -32,7 +32,7 @@ from recipe_core.estimates.network import (
 from recipe_core.estimates.roofline import experts_s, operator_s
 from recipe_core.estimates.rules.kernels import untuned_time
 from recipe_core.estimates.rules.own_options import NONE
-from recipe_core.estimates.serving.cache import kv_token_bytes, state_bytes
+from recipe_core.estimates.serving.cache import kv_token_bytes, request_state_bytes
 from recipe_core.estimates.serving.host_layers import host_layers_s
 from recipe_core.estimates.serving.routing import crowding, distinct_experts
 from recipe_core.estimates.serving.towers import encoding_s
@@ -79,7 +79,7 @@ class Step:
         return self.prefill_tokens + self.sequences * self.queries
 
 
-def side_by_side(steps: Sequence[Step]) -> Step:
+def stack_steps(steps: Sequence[Step]) -> Step:
     """Several steps of each case as one step of shape (steps, cases).
 
     What follows from the case alone, or from a column that the steps share, is then computed once.
@@ -98,18 +98,24 @@ def side_by_side(steps: Sequence[Step]) -> Step:
     return Step(*map(joined, columns))
 
 
-def step_parts(setting: Setting, cases: Cases, step: Step) -> Parts:
+def serving_step_parts(setting: Setting, cases: Cases, step: Step) -> Parts:
     """Seconds of one step by part, through all pipeline stages; the parts add up to the step."""
     model, tp = setting.model, rank_group(setting.cluster, cases, cases.tp)
     reduced_bytes = model.hidden * setting.activation_bytes * step.rows
-    reduce_s = folded(
+    reduce_s = fold_factors(
         _kernel_time(setting, "all_reduce") * all_reduce_s(setting.cluster, tp, reduced_bytes)
     )
     blocks = [
-        *((_mixer(setting, cases, step, attention), count) for attention, count in model.mixers),
-        *((_feed_forward(setting, cases, step.rows, mlp), count) for mlp, count in model.mlps),
         *(
-            (_around(setting, cases, step.rows, layer, reduce_s), count)
+            (_mixer_parts(setting, cases, step, attention), count)
+            for attention, count in model.mixers
+        ),
+        *(
+            (_feed_forward_parts(setting, cases, step.rows, mlp), count)
+            for mlp, count in model.mlps
+        ),
+        *(
+            (_surrounding_parts(setting, cases, step.rows, layer, reduce_s), count)
             for layer, count in model.kinds
         ),
     ]
@@ -118,7 +124,7 @@ def step_parts(setting: Setting, cases: Cases, step: Step) -> Parts:
         times = count * _stage_imbalance(setting, cases)
         for name, seconds in block.items():
             parts[name] = parts[name] + times * seconds if name in parts else times * seconds
-    parts |= _ends(setting, cases, step, tp, reduce_s)
+    parts |= _end_parts(setting, cases, step, tp, reduce_s)
     if setting.media:
         prompts = step.prefill_tokens / np.maximum(cases.input_tokens, 1.0)
         parts["encoder"] = encoding_s(setting, cases, prompts)
@@ -127,17 +133,19 @@ def step_parts(setting: Setting, cases: Cases, step: Step) -> Parts:
     host = _kernel_time(setting, "host")
     slow = host_speed(setting.cluster.device)
     launches = sum(count * kernels_launched(layer) for layer, count in model.kinds)
-    launched_s = _counted(slow.layers * overhead.launch_s, launches, "kernel launch")
+    launched_s = _host_overhead_s(slow.layers * overhead.launch_s, launches, "kernel launch")
     unhidden = np.maximum(launched_s - total(parts), 0.0)
     parts["launch"] = np.where(step.prefill_tokens > 0, unhidden, 0.0)
     engine_s = (
-        _counted(slow.layers * overhead.step_s, 1.0, "step")
-        + _counted(slow.sequences * overhead.sequence_s, step.sequences, "sequence")
-        + _counted(slow.layers * overhead.layer_s, layers, "layer")
+        _host_overhead_s(slow.layers * overhead.step_s, 1.0, "step")
+        + _host_overhead_s(slow.sequences * overhead.sequence_s, step.sequences, "sequence")
+        + _host_overhead_s(slow.layers * overhead.layer_s, layers, "layer")
     )
     if setting.offload is not None and setting.offload.way is not None:
-        engine_s = engine_s + _counted(setting.offload.way.step_s, 1.0, "step, moving blocks")
-    parts["engine"] = folded(host * engine_s)
+        engine_s = engine_s + _host_overhead_s(
+            setting.offload.way.step_s, 1.0, "step, moving blocks"
+        )
+    parts["engine"] = fold_factors(host * engine_s)
     if setting.effects is not NONE:
         parts["options"] = _options_s(setting, cases, step)
     return parts
@@ -157,8 +165,8 @@ def _options_s(setting: Setting, cases: Cases, step: Step) -> Float:
     effects, device = setting.effects, setting.cluster.device
     seconds = np.zeros(len(cases))
     if effects.host_weights_bytes:
-        whole = setting.model.counted_bytes / (cases.tp * cases.pp)
-        moved = np.minimum(effects.host_weights_bytes, whole)
+        rank_bytes = setting.model.counted_bytes / (cases.tp * cases.pp)
+        moved = np.minimum(effects.host_weights_bytes, rank_bytes)
         seconds = seconds + cases.pp * moved / link_rates(device)[0]
     seconds = seconds + host_layers_s(setting, cases, step.rows)
     if effects.adapters is not None:
@@ -173,12 +181,12 @@ def _options_s(setting: Setting, cases: Cases, step: Step) -> Float:
     return seconds
 
 
-def _counted(each_s: float, count: Float | float, per: str) -> Any:
+def _host_overhead_s(each_s: float, count: Float | float, per: str) -> Any:
     """Seconds of ``count`` times something that the engine's host takes ``each_s`` for."""
-    return note(
+    return record_entry(
         each_s * count,
         lambda seconds: Overhead(
-            f"Engine, per {per}", seconds, count=one(count), each_s=each_s, per=per
+            f"Engine, per {per}", seconds, count=only_number(count), each_s=each_s, per=per
         ),
     )
 
@@ -263,34 +271,36 @@ def _kernel_s(
         widens=setting.widens,
     )
     time = _kernel_time(setting, family, stored_dtype)
-    return seconds if time == 1 else folded(time * seconds)
+    return seconds if time == 1 else fold_factors(time * seconds)
 
 
 def _kernel_time(setting: Setting, kernel: Kernel, stored_dtype: str = "any") -> float:
     """Time of the engine's kernel over that of the device's profile."""
     architecture = setting.cluster.device.architecture
-    own = setting.engine.kernel_time(architecture, kernel, stored_dtype)
+    factor = setting.engine.kernel_time(architecture, kernel, stored_dtype)
     if kernel not in ("gemm", "moe") or stored_dtype in WIDE:
-        return own
-    return own * untuned_time(setting, "experts" if kernel == "moe" else "dense", stored_dtype)
+        return factor
+    return factor * untuned_time(setting, "experts" if kernel == "moe" else "dense", stored_dtype)
 
 
-def _mixer(setting: Setting, cases: Cases, step: Step, attention: Attention) -> Parts:
+def _mixer_parts(setting: Setting, cases: Cases, step: Step, attention: Attention) -> Parts:
     """The first half of a layer: projections and what mixes tokens."""
     projections = _projections(setting, cases, step.rows, attention)
-    return {**projections, **_attention(setting, cases, step, attention)}
+    return {**projections, **_attention_parts(setting, cases, step, attention)}
 
 
-def _feed_forward(setting: Setting, cases: Cases, rows: Float, mlp: Mlp) -> Parts:
+def _feed_forward_parts(setting: Setting, cases: Cases, rows: Float, mlp: Mlp) -> Parts:
     """The second half of a layer."""
     if isinstance(mlp, MoeMlp):
-        return _experts(setting, cases, rows, mlp)
+        return _expert_parts(setting, cases, rows, mlp)
     hidden, width = float(setting.model.hidden), mlp.intermediate / cases.tp
     up = _matmul(setting, "linear", rows, hidden, (mlp.matrices - 1) * width, "Gate and up")
     return {"mlp": up + _matmul(setting, "linear", rows, width, hidden, "Down")}
 
 
-def _around(setting: Setting, cases: Cases, rows: Float, layer: Layer, reduce_s: Float) -> Parts:
+def _surrounding_parts(
+    setting: Setting, cases: Cases, rows: Float, layer: Layer, reduce_s: Float
+) -> Parts:
     """What surrounds the halves of a layer: sums over tp, norms, residual streams.
 
     Either half may be missing.
@@ -368,7 +378,7 @@ def _projections(setting: Setting, cases: Cases, rows: Float, attention: Attenti
     return {"qkv": qkv, "o": out}
 
 
-def _attention(setting: Setting, cases: Cases, step: Step, a: Attention) -> Parts:
+def _attention_parts(setting: Setting, cases: Cases, step: Step, a: Attention) -> Parts:
     """What mixes tokens: attention over prompt and cache (in a window), or a state's update."""
     if isinstance(a, LinearAttention):
         return {"state": _state_update(setting, cases, step, a)}
@@ -414,7 +424,9 @@ def _latent_attention(setting: Setting, cases: Cases, step: Step, a: LatentAtten
     decode = _kernel_s(setting, "mla_decode", setting.kv_dtype, flops, moved, OVER_CACHE)
     parts = {"attention": prefill + decode, **_shared_context(setting, cases, step, absorbed)}
     if a.index_heads:
-        parts["indexer"] = folded(_kernel_time(setting, "indexer") * _indexer(setting, step, a))
+        parts["indexer"] = fold_factors(
+            _kernel_time(setting, "indexer") * _indexer_s(setting, step, a)
+        )
     return parts
 
 
@@ -430,7 +442,7 @@ def _shared_context(setting: Setting, cases: Cases, step: Step, wide: Float) -> 
     return {"context": np.where((cases.cp > 1) & (step.sequences > 0), seconds, 0.0)}
 
 
-def _indexer(setting: Setting, step: Step, a: LatentAttention) -> Float:
+def _indexer_s(setting: Setting, step: Step, a: LatentAttention) -> Float:
     """Seconds to score all past tokens with every index head, and of the projections for it.
 
     Scores are computed in fp8, on each rank alike.
@@ -481,8 +493,8 @@ def _compressed_attention(
     b, device, dtype = setting.activation_bytes, setting.cluster.device, setting.model.dtype
     wide = a.heads / cases.tp * 2 * a.head_dim
     entry_bytes = a.entry_bytes(bytes_per_value(setting.kv_dtype))
-    pairs = step.prefill_tokens * _attended(a, step.prefill_context)
-    cached = step.sequences * _attended(a, step.context)
+    pairs = step.prefill_tokens * _attended_tokens(a, step.prefill_context)
+    cached = step.sequences * _attended_tokens(a, step.context)
     moved = step.prefill_tokens * (wide * b + entry_bytes)
     prefill = _kernel_s(setting, "mla_prefill", dtype, 2 * pairs * wide, moved, OVER_PROMPT)
     moved = cached * entry_bytes + step.queries * step.sequences * wide * b
@@ -498,13 +510,13 @@ def _compressed_attention(
             device, "elementwise", dtype, 4 * values, moved, 2.0 * a.series, label="Compressor"
         )
     if a.index_heads:
-        parts["indexer"] = folded(
+        parts["indexer"] = fold_factors(
             _kernel_time(setting, "indexer") * _entry_scores(setting, step, a)
         )
     return parts
 
 
-def _attended(a: CompressedAttention, context: Float) -> Float:
+def _attended_tokens(a: CompressedAttention, context: Float) -> Float:
     """Tokens and entries that one token attends to."""
     entries = np.minimum(context / a.ratio, a.attends or np.inf) if a.ratio else 0.0
     return np.minimum(context, a.local) + entries
@@ -537,14 +549,14 @@ def _state_update(setting: Setting, cases: Cases, step: Step, a: LinearAttention
 
     An update takes about four operations per value and token.
     """
-    state, values = state_bytes(setting, a, cases.tp), a.state_values / cases.tp
+    state, values = request_state_bytes(setting, a, cases.tp), a.state_values / cases.tp
     moved = 2 * state * (step.sequences + np.minimum(step.prefill_tokens, 1.0))
     device, dtype = setting.cluster.device, setting.model.dtype
     flops = 4 * step.rows * values
     return operator_s(device, "elementwise", dtype, flops, moved, 2.0, label="Update of the state")
 
 
-def _experts(setting: Setting, cases: Cases, rows: Float, mlp: MoeMlp) -> Parts:
+def _expert_parts(setting: Setting, cases: Cases, rows: Float, mlp: MoeMlp) -> Parts:
     """Router, routed and shared experts, and the exchange; all wait for the fullest rank.
 
     With shared experts (ep) and data-parallel attention tokens go to other ranks and back
@@ -568,12 +580,12 @@ def _experts(setting: Setting, cases: Cases, rows: Float, mlp: MoeMlp) -> Parts:
     overhead = setting.engine.overhead(device.runtime)
     time = _kernel_time(setting, "moe", dtype)
     per_row = _kernel_time(setting, "expert_rows", dtype)
-    sorted_s = note(
+    sorted_s = record_entry(
         overhead.expert_row_s * mlp.top_k / shared * fullest,
         lambda seconds: Overhead(
             "Engine, per row of an expert",
             seconds,
-            count=one(mlp.top_k / shared * fullest),
+            count=only_number(mlp.top_k / shared * fullest),
             each_s=overhead.expert_row_s,
             per="row of an expert",
         ),
@@ -583,7 +595,7 @@ def _experts(setting: Setting, cases: Cases, rows: Float, mlp: MoeMlp) -> Parts:
     )
     out = {
         "router": _matmul(setting, "router", rows, float(hidden), float(mlp.experts), "Router"),
-        "experts": folded(time * routed_s) + sorted_s,
+        "experts": fold_factors(time * routed_s) + sorted_s,
     }
     if mlp.shared_intermediate:
         width = mlp.shared_intermediate / cases.tp
@@ -591,17 +603,17 @@ def _experts(setting: Setting, cases: Cases, rows: Float, mlp: MoeMlp) -> Parts:
         up = _matmul(setting, "shared", rows, float(hidden), gate_up, "Shared experts, gate and up")
         down = _matmul(setting, "shared", rows, width, float(hidden), "Shared experts, down")
         out["shared_experts"] = up + down
-    out["all_to_all"] = _exchange_s(setting, cases, rows, mlp)
+    out["all_to_all"] = _token_exchange_s(setting, cases, rows, mlp)
     return out
 
 
-def _exchange_s(setting: Setting, cases: Cases, rows: Float, mlp: MoeMlp) -> Float:
+def _token_exchange_s(setting: Setting, cases: Cases, rows: Float, mlp: MoeMlp) -> Float:
     """Seconds to bring tokens to shared experts and their sums back, the engine's fastest way.
 
     Decode pools that dispatch between nodes do so whatever the load: a launch says how.
     """
     hidden, b, cluster = setting.model.hidden, setting.activation_bytes, setting.cluster
-    exchange, between = setting.engine.split.exchange, dispatch(setting)
+    exchange, between = setting.engine.split.exchange, exchange_dispatch(setting)
     replicas = np.where(cases.shares_experts, cases.dp, 1)
 
     def dispatched_s(kernels: Callable[..., Float], sent: float) -> Float:
@@ -618,13 +630,13 @@ def _exchange_s(setting: Setting, cases: Cases, rows: Float, mlp: MoeMlp) -> Flo
         narrow = setting.stored_dtype("experts") in exchange.narrow
         ways.append(dispatched_s(dispatch_s, bytes_per_value("fp8-block") if narrow else b))
     seconds = (1.0 - (exchange.overlap if exchange else 0.0)) * reduce(np.minimum, ways)
-    if between is None or not (pools := dispatching(setting, cases)).any():
+    if between is None or not (pools := dispatching_cases(setting, cases)).any():
         return seconds
     sent = bytes_per_value(between.sent[setting.stored_dtype("experts")])
     return np.where(pools, dispatched_s(low_latency_s, sent), seconds)
 
 
-def _ends(setting: Setting, cases: Cases, step: Step, tp: Group, reduce_s: Float) -> Parts:
+def _end_parts(setting: Setting, cases: Cases, step: Step, tp: Group, reduce_s: Float) -> Parts:
     """Embedding, head, and the hand-over between pipeline stages."""
     hidden, b, dtype = setting.model.hidden, setting.activation_bytes, setting.model.dtype
     vocabulary = padded_vocabulary(setting.model.vocabulary) / cases.tp

@@ -30,7 +30,7 @@ from recipe_core.base.arrays import Bool, Float
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.serving.continuous_batching import prompts_a_step, request_overheads
 from recipe_core.estimates.serving.memory import Memory
-from recipe_core.estimates.serving.operators import Parts, Step, step_parts, total
+from recipe_core.estimates.serving.operators import Parts, Step, serving_step_parts, total
 from recipe_core.estimates.serving.rates import Serving, active_replicas, resident_limit
 
 # Rounds of the fixed point; a step's time is nearly affine in its prompts, so that each halves the
@@ -52,7 +52,9 @@ def prompt_batch(setting: Setting, cases: Cases, prompts: Float) -> tuple[Step, 
 def batch_parts(setting: Setting, cases: Cases, prompts: Float) -> Parts:
     """Seconds that ``prompts`` take together, by part."""
     step, pieces = prompt_batch(setting, cases, prompts)
-    return {name: pieces * value for name, value in step_parts(setting, cases, step).items()}
+    return {
+        name: pieces * value for name, value in serving_step_parts(setting, cases, step).items()
+    }
 
 
 def most_prompts(setting: Setting, cases: Cases, memory: Memory) -> Float:
@@ -68,10 +70,10 @@ def pooled_serving(setting: Setting, cases: Cases, memory: Memory) -> Serving:
     outside = request + token * cases.input_tokens
     share = cases.load / replicas
     if setting.mode in ("static", "offline"):
-        return _drained(setting, cases, replicas, np.minimum(share, fullest), share, outside)
+        return _drain_pooling(setting, cases, replicas, np.minimum(share, fullest), share, outside)
     if setting.mode == "open":
-        return _arriving(setting, cases, fullest, outside)
-    prompts = _settled(
+        return _serve_arrivals(setting, cases, fullest, outside)
+    prompts = _settle_prompts(
         setting,
         cases,
         np.minimum(np.maximum(share / (2 * cases.pp), 1.0), fullest),
@@ -82,7 +84,7 @@ def pooled_serving(setting: Setting, cases: Cases, memory: Memory) -> Serving:
     step_s = total(parts)
     rate = np.minimum(cases.pp * prompts / step_s, _front_rate(setting))
     latency = np.maximum(share / rate, outside + step_s)
-    return _result(cases, parts, prompts, outside, latency, replicas * share / latency)
+    return _pooled_result(cases, parts, prompts, outside, latency, replicas * share / latency)
 
 
 def _front_rate(setting: Setting) -> float:
@@ -91,7 +93,7 @@ def _front_rate(setting: Setting) -> float:
     return 1 / front.value if front is not None else math.inf
 
 
-def _settled(
+def _settle_prompts(
     setting: Setting,
     cases: Cases,
     prompts: Float,
@@ -105,22 +107,24 @@ def _settled(
     return prompts
 
 
-def _arriving(setting: Setting, cases: Cases, fullest: Float, outside: Float) -> Serving:
+def _serve_arrivals(setting: Setting, cases: Cases, fullest: Float, outside: Float) -> Serving:
     """A replica under random arrivals; unstable where full steps are not fast enough."""
     arriving = cases.load / cases.replicas / cases.pp  # of one of the steps that run at once
     full_s = total(batch_parts(setting, cases, fullest))
     capacity = np.minimum(fullest / full_s, _front_rate(setting) / cases.pp)
     served = np.minimum(arriving, capacity)
-    prompts = _settled(setting, cases, np.ones(len(cases)), fullest, lambda step_s: served * step_s)
+    prompts = _settle_prompts(
+        setting, cases, np.ones(len(cases)), fullest, lambda step_s: served * step_s
+    )
     parts = batch_parts(setting, cases, prompts)
     busy = np.minimum(served / capacity, 1 - 1e-6)
     queue = busy * total(parts) / 2 + busy**3 / (2 * served * (1 - busy))
     latency = outside + queue + total(parts)
     rate: Float = np.asarray(served * cases.replicas * cases.pp)
-    return _result(cases, parts, prompts, outside, latency, rate, arriving >= capacity)
+    return _pooled_result(cases, parts, prompts, outside, latency, rate, arriving >= capacity)
 
 
-def _drained(
+def _drain_pooling(
     setting: Setting,
     cases: Cases,
     replicas: Float,
@@ -140,10 +144,10 @@ def _drained(
         whole_s = np.maximum(whole_s, queued / _front_rate(setting))
     latency = whole_s if setting.mode == "static" else outside + (whole_s + step_s) / 2
     shown = np.zeros(len(cases)) if setting.mode == "static" else outside
-    return _result(cases, parts, prompts, shown, latency, replicas * queued / whole_s)
+    return _pooled_result(cases, parts, prompts, shown, latency, replicas * queued / whole_s)
 
 
-def _result(
+def _pooled_result(
     cases: Cases,
     parts: Parts,
     prompts: Float,

@@ -33,7 +33,7 @@ from recipe_core.estimates.serving.continuous_batching import (
     prompts_a_step,
     request_overhead_s,
 )
-from recipe_core.estimates.serving.memory import Memory, memory
+from recipe_core.estimates.serving.memory import Memory, serving_memory
 from recipe_core.estimates.serving.operators import Parts, Step, total
 from recipe_core.estimates.serving.rates import Serving, active_replicas, resident_limit, to_client
 from recipe_core.estimates.serving.speculative import engine_step, tokens_per_step
@@ -73,9 +73,9 @@ class PromptSteps:
         """Prompts in a step at ``rate`` per second; step time is linear between one and full."""
         alone_s = total(self.one)
         more_s = (total(self.full) - alone_s) / np.maximum(self.group - 1, 1e-9)
-        left = 1 - rate / self.stages * more_s
-        prompts = rate / self.stages * (alone_s - more_s) / np.maximum(left, 1e-9)
-        return np.clip(np.where(left > 0, prompts, self.group), 1.0, self.group)
+        headroom = 1 - rate / self.stages * more_s
+        prompts = rate / self.stages * (alone_s - more_s) / np.maximum(headroom, 1e-9)
+        return np.clip(np.where(headroom > 0, prompts, self.group), 1.0, self.group)
 
     def parts(self, together: Float) -> Parts:
         """Seconds of a step of so many prompts, by part."""
@@ -188,8 +188,8 @@ class _Line:
         ``inside`` is infinite where prompts queue up.
         """
         cases, prefill = self.cases, self.prefill
-        senders = _at_work(self.setting, cases.prefill_pool)
-        receivers = _at_work(self.setting, cases)
+        senders = _busy_replicas(self.setting, cases.prefill_pool)
+        receivers = _busy_replicas(self.setting, cases)
         step = engine_step(self.setting, cases, decode_step(cases, decoding))
         step_s = total(step)
         rate = receivers * decoding / (self.steps * step_s)
@@ -222,12 +222,14 @@ class _Line:
         return self.at(low)
 
 
-def _at_work(setting: Setting, cases: Cases) -> Float:
+def _busy_replicas(setting: Setting, cases: Cases) -> Float:
     """Replicas of a pool with work; arrivals reach all."""
     return cases.replicas.astype(float) if setting.mode == "open" else active_replicas(cases)
 
 
-def disaggregated(setting: Setting, cases: Cases, decode_memory: Memory) -> tuple[Serving, Pools]:
+def solve_disaggregated(
+    setting: Setting, cases: Cases, decode_memory: Memory
+) -> tuple[Serving, Pools]:
     """Latency and throughput of cases with a prefill pool, and what each pool does.
 
     ``decode_memory`` is that of the decode pool. A closed loop starts with all its requests at
@@ -247,26 +249,26 @@ def disaggregated(setting: Setting, cases: Cases, decode_memory: Memory) -> tupl
     )
     ceiling = limit
     if setting.mode != "open":
-        ceiling = np.minimum(limit, cases.load / _at_work(setting, cases))
+        ceiling = np.minimum(limit, cases.load / _busy_replicas(setting, cases))
     state = line.solve(ceiling)
     prefill_per_s = pool.replicas / line.prefill.prompt_s
     decode_per_s = line.decode_per_s(limit, cases.replicas.astype(float))
-    per_replica = state.requests_per_s / _at_work(setting, pool)
+    per_replica = state.requests_per_s / _busy_replicas(setting, pool)
     cached = per_replica * (total(state.prompt) + state.sent_s)
     pools = Pools(
         prefill=pool,
-        memory=memory(setting, pool, np.maximum(cached, 1.0)),
+        memory=serving_memory(setting, pool, np.maximum(cached, 1.0)),
         prefill_per_s=prefill_per_s,
         decode_per_s=decode_per_s,
         requests_per_s=state.requests_per_s,
         transfer_bytes=transfer_bytes(setting, cases),
         transfer_s=line.transfer_s,
     )
-    served = _serving(line, state, np.minimum(prefill_per_s, decode_per_s), limit)
+    served = _pools_serving(line, state, np.minimum(prefill_per_s, decode_per_s), limit)
     return to_client(setting, cases, served), pools
 
 
-def _serving(line: _Line, state: _State, highest_per_s: Float, limit: Float) -> Serving:
+def _pools_serving(line: _Line, state: _State, highest_per_s: Float, limit: Float) -> Serving:
     """The state as means over requests."""
     cases, mode, zero = line.cases, line.setting.mode, np.zeros(len(line.cases))
     step_s = total(state.step)

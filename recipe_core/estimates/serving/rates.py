@@ -20,7 +20,7 @@ from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.serving.continuous_batching import (
     Flow,
     awaited_blocks,
-    closed_loop,
+    closed_loop_flow,
     decode_step,
     moved_blocks,
     open_loop,
@@ -73,21 +73,21 @@ def active_replicas(cases: Cases) -> Float:
     return np.minimum(cases.replicas, np.maximum(cases.load, 1.0))
 
 
-def serving(setting: Setting, cases: Cases, memory: Memory) -> Serving:
+def solve_serving(setting: Setting, cases: Cases, memory: Memory) -> Serving:
     """Latency and throughput of each case under its load, by the workload's mode."""
     limit = resident_limit(setting, cases, memory)
     if setting.mode == "static":
-        return _static(setting, cases)
+        return _serve_static_batch(setting, cases)
     if setting.mode == "open":
-        return to_client(setting, cases, _open(setting, cases, limit))
+        return to_client(setting, cases, _serve_open_loop(setting, cases, limit))
     replicas = active_replicas(cases)
     waiting_room = cases.load / replicas
-    flow = _bunched(setting, cases, solved_flow(setting, cases, limit))
+    flow = _bunch_prompts(setting, cases, solved_flow(setting, cases, limit))
     waiting = np.maximum(waiting_room - flow.resident, 0)
     if setting.mode == "offline":
         waiting = waiting / 2  # the queue drains: on average a request has seen half of it
     prefill = {**flow.prefill, "engine_queue": waiting / flow.requests_per_s}
-    served = _result(cases, flow, prefill, replicas * flow.requests_per_s)
+    served = _flow_serving(cases, flow, prefill, replicas * flow.requests_per_s)
     return to_client(setting, cases, served)
 
 
@@ -108,17 +108,19 @@ def to_client(setting: Setting, cases: Cases, served: Serving) -> Serving:
     if intervals is None or setting.mode not in ("closed", "open") or not slow.any():
         return served
     step_s = served.tpot_s * tokens_per_step(cases.draft_tokens, cases.acceptance)
-    others = np.clip(served.resident - 1, 0.0, 1.0)
+    decoding_share = np.clip(served.resident - 1, 0.0, 1.0)
     if setting.mode == "open":  # arrivals find nobody decoding as often as a Poisson count is zero
-        others = 1 - np.exp(-served.resident)
-    receive_s = np.where(cases.disaggregated, 0.0, others * (cases.recv_interval - 1) / 2 * step_s)
+        decoding_share = 1 - np.exp(-served.resident)
+    receive_s = np.where(
+        cases.disaggregated, 0.0, decoding_share * (cases.recv_interval - 1) / 2 * step_s
+    )
     receive_s = np.maximum(receive_s - served.prefill.get("engine_queue", 0.0), 0.0)
-    held = np.zeros(len(cases))
+    held_tokens = np.zeros(len(cases))
     if intervals.first_token_waits:
-        held = np.minimum(cases.stream_interval, cases.output_tokens) - 1
-    stream_s = held * served.tpot_s
+        held_tokens = np.minimum(cases.stream_interval, cases.output_tokens) - 1
+    stream_s = held_tokens * served.tpot_s
     latency_s = served.request_latency_s + receive_s
-    rest = 1 - held / np.maximum(cases.output_tokens - 1, 1.0)
+    rest = 1 - held_tokens / np.maximum(cases.output_tokens - 1, 1.0)
     slower = served.request_latency_s / latency_s if setting.mode == "closed" else 1.0
     return replace(
         served,
@@ -131,7 +133,7 @@ def to_client(setting: Setting, cases: Cases, served: Serving) -> Serving:
     )
 
 
-def _result(
+def _flow_serving(
     cases: Cases, flow: Flow, prefill: Parts, requests_per_s: Float, unstable: Bool | None = None
 ) -> Serving:
     ttft_s, tpot_s = total(prefill), flow.tpot_s
@@ -167,7 +169,7 @@ def batch_steps(setting: Setting, cases: Cases, batch: Float) -> tuple[Step, Ste
     return decode_step(cases, batch), chunk, chunks
 
 
-def _bunched(setting: Setting, cases: Cases, flow: Flow) -> Flow:
+def _bunch_prompts(setting: Setting, cases: Cases, flow: Flow) -> Flow:
     """The flow when a share of the prompts starts at once, as the first of a closed loop do.
 
     Of R prompts that start together ``g`` run in a step; a prompt ends with its step, after all
@@ -202,25 +204,25 @@ def _bunched(setting: Setting, cases: Cases, flow: Flow) -> Flow:
 
 def solved_flow(setting: Setting, cases: Cases, limit: Float) -> Flow:
     """The steady state of a closed loop in a replica that holds at most ``limit``."""
-    return closed_loop(setting, cases, np.minimum(cases.load / active_replicas(cases), limit))
+    return closed_loop_flow(setting, cases, np.minimum(cases.load / active_replicas(cases), limit))
 
 
 def arriving_flow(setting: Setting, cases: Cases, limit: Float) -> tuple[Float, Flow]:
     """Requests per second of a full replica, and its steady state under the arrivals."""
-    capacity = closed_loop(setting, cases, limit).requests_per_s
+    capacity = closed_loop_flow(setting, cases, limit).requests_per_s
     arriving = cases.load / cases.replicas
     return capacity, open_loop(setting, cases, limit, np.minimum(arriving, capacity))
 
 
-def _open(setting: Setting, cases: Cases, limit: Float) -> Serving:
+def _serve_open_loop(setting: Setting, cases: Cases, limit: Float) -> Serving:
     """A replica that serves what arrives; unstable when even a full one cannot."""
     arriving = cases.load / cases.replicas
     capacity, flow = arriving_flow(setting, cases, limit)
     requests_per_s = np.minimum(cases.load, cases.replicas * capacity)
-    return _result(cases, flow, flow.prefill, requests_per_s, arriving >= capacity)
+    return _flow_serving(cases, flow, flow.prefill, requests_per_s, arriving >= capacity)
 
 
-def _static(setting: Setting, cases: Cases) -> Serving:
+def _serve_static_batch(setting: Setting, cases: Cases) -> Serving:
     """One batch: all prompts first, then all sequences decode together."""
     replicas = active_replicas(cases)
     batch = cases.load / replicas
@@ -233,4 +235,4 @@ def _static(setting: Setting, cases: Cases) -> Serving:
     latency = ttft_s + (cases.output_tokens - 1) * tpot_s
     step_s, rate = tpot_s * yields, batch / latency
     flow = Flow(batch, batch, rate, decode, prefill, step_s, ttft_s / batch, step_s)
-    return _result(cases, flow, prefill, replicas * flow.requests_per_s)
+    return _flow_serving(cases, flow, prefill, replicas * flow.requests_per_s)

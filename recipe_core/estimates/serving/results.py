@@ -24,8 +24,8 @@ from recipe_core.estimates.prediction import (
     Positive,
     Seconds,
     Share,
-    as_documented,
-    known,
+    document_part,
+    require_part,
 )
 from recipe_core.estimates.serving.accuracy import Accuracy
 from recipe_core.estimates.serving.bands import FOLLOWING
@@ -125,7 +125,7 @@ def memory_parts(memory: Mapping[str, Any]) -> dict[str, Any]:
 
 def _with_percentiles(schema: dict[str, Any], part: type[Any]) -> None:
     """Percentiles stand beside the other figures."""
-    as_documented(schema, part)
+    document_part(schema, part)
     percentiles = schema["properties"].pop("percentiles_s")
     schema["patternProperties"] = {
         pattern: {**value, "description": percentiles["description"]}
@@ -315,7 +315,7 @@ class ServingEstimate(EstimateBase):
         """Latency and throughput, and what a token costs in money and energy, by name."""
         if self.serving is None:
             return {}
-        more = {**known(self.cost).to_json(), **known(self.energy).to_json()}
+        more = {**require_part(self.cost).to_json(), **require_part(self.energy).to_json()}
         return {**self.serving.to_json(), **{name: more[name] for name in FOLLOWING}}
 
 

@@ -49,17 +49,17 @@ class DeviceCache:
     hit: Float
 
 
-def running(setting: Setting, cases: Cases, pool_tokens: Float) -> Float:
+def running_requests(setting: Setting, cases: Cases, pool_tokens: Float) -> Float:
     """Requests of a replica that hold blocks, as the load and the pool bound them (one per case).
 
     Not rounded, so that a pool that is a little larger never leaves less room.
     """
     reserves = setting.engine.memory.reserves and setting.mode != "static"
     request_tokens = cases.input_tokens + cases.output_tokens / (1 if reserves else 2)
-    most = np.minimum(pool_tokens / request_tokens, cases.max_num_seqs)
+    limit = np.minimum(pool_tokens / request_tokens, cases.max_num_seqs)
     if setting.mode == "open":
-        return most
-    return np.minimum(most, cases.load / active_replicas(cases))
+        return limit
+    return np.minimum(limit, cases.load / active_replicas(cases))
 
 
 def device_cache(
@@ -70,12 +70,12 @@ def device_cache(
     hit = curve.hit_at(copies * pool_tokens)
     free = pool_tokens
     for _ in range(STEPS):
-        own = (1 - hit) * cases.input_tokens + cases.output_tokens / 2
-        free = np.maximum(pool_tokens - requests * own, 0.0)
-        found = np.minimum(curve.hit_at(copies * free), hit)
-        if np.array_equal(found, hit):
+        new_tokens = (1 - hit) * cases.input_tokens + cases.output_tokens / 2
+        free = np.maximum(pool_tokens - requests * new_tokens, 0.0)
+        next_hit = np.minimum(curve.hit_at(copies * free), hit)
+        if np.array_equal(next_hit, hit):
             break
-        hit = found
+        hit = next_hit
     return DeviceCache(free, copies * free, hit)
 
 

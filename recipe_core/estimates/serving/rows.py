@@ -12,17 +12,17 @@ import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.base.intervals import BAND, Ends, Level
-from recipe_core.estimates.bands import narrowed
+from recipe_core.estimates.bands import narrow_interval
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.prediction import SCHEMA_VERSION, AnyPart
 from recipe_core.estimates.serving.accuracy import accuracy_part
 from recipe_core.estimates.serving.bands import FOLLOWING, bands_of
-from recipe_core.estimates.serving.bottlenecks import causes
+from recipe_core.estimates.serving.bottlenecks import causes_of_times
 from recipe_core.estimates.serving.corrections import Corrected
 from recipe_core.estimates.serving.cost import watts_basis
 from recipe_core.estimates.serving.kv_verdict import prefix_caches
 from recipe_core.estimates.serving.memory import Memory, stage_columns
-from recipe_core.estimates.serving.notes import notes
+from recipe_core.estimates.serving.notes import estimate_notes
 from recipe_core.estimates.serving.results import (
     Causes,
     Pool,
@@ -37,7 +37,7 @@ from recipe_core.estimates.serving.results import (
     StageMemory,
 )
 from recipe_core.estimates.serving.simulate import FIGURES, Simulation
-from recipe_core.estimates.serving.starts import start_probability
+from recipe_core.estimates.serving.starts import serving_start_probability
 
 if TYPE_CHECKING:
     from recipe_core.estimates.serving.estimates import Estimates
@@ -65,7 +65,7 @@ def estimate_rows(
     cases, memory = e.cases.take(rows), e.memory.take(rows)
     reasons = [[*rules, *more] for rules, more in zip(e.reasons_of(rows), limits, strict=True)]
     feasible = np.array([not sentences for sentences in reasons], dtype=np.bool_)
-    figures = _figures(e, rows[feasible], explained=explained)
+    figures = _running_case_parts(e, rows[feasible], explained=explained)
     return [
         ServingEstimate(
             schema_version=SCHEMA_VERSION,
@@ -77,7 +77,7 @@ def estimate_rows(
         )
         for sentences, of_notes, of_memory in zip(
             reasons,
-            notes(e, rows, memory, feasible),
+            estimate_notes(e, rows, memory, feasible),
             _memory_rows(e, rows, cases, memory),
             strict=True,
         )
@@ -89,7 +89,7 @@ def _floats(column: Any) -> list[float]:
     return values
 
 
-def _built(kind: type[AnyPart], columns: Mapping[str, Iterable[Any]]) -> list[AnyPart]:
+def _build_parts(kind: type[AnyPart], columns: Mapping[str, Iterable[Any]]) -> list[AnyPart]:
     """One part a row, from a column a field; fields that have a default may be left out."""
     part: Any = kind  # every part is a dataclass
     ordered = (columns[field.name] for field in fields(part) if field.name in columns)
@@ -99,15 +99,15 @@ def _built(kind: type[AnyPart], columns: Mapping[str, Iterable[Any]]) -> list[An
 def _memory_rows(e: Estimates, rows: Int, cases: Cases, memory: Memory) -> list[ServingMemory]:
     columns: dict[str, Iterable[Any]] = dict(_memory_columns(memory))
     columns["start_probability"] = _floats(e.start_probability[rows])
-    columns["stages"] = _stages(e.setting, cases, memory)
+    columns["stages"] = _memory_by_stage(e.setting, cases, memory)
     if e.pools is not None:
-        columns["prefill"] = _built(PoolMemory, _prefill_columns(e.setting, e.pools, rows))
-    return _built(ServingMemory, columns)
+        columns["prefill"] = _build_parts(PoolMemory, _prefill_columns(e.setting, e.pools, rows))
+    return _build_parts(ServingMemory, columns)
 
 
 def _prefill_columns(setting: Setting, pools: Pools, rows: Int) -> dict[str, list[Any]]:
     memory = pools.memory.take(rows)
-    chances = start_probability(setting, pools.prefill.take(rows), memory)
+    chances = serving_start_probability(setting, pools.prefill.take(rows), memory)
     return _memory_columns(memory) | {"start_probability": _floats(chances)}
 
 
@@ -129,13 +129,15 @@ def _memory_columns(memory: Memory) -> dict[str, list[Any]]:
     }
 
 
-def _stages(setting: Setting, cases: Cases, memory: Memory) -> list[list[StageMemory] | None]:
+def _memory_by_stage(
+    setting: Setting, cases: Cases, memory: Memory
+) -> list[list[StageMemory] | None]:
     out: list[list[StageMemory] | None] = [None] * len(cases)
     sequences = memory.kv_needed_bytes / np.maximum(memory.sequence_bytes, 1.0)
     for count in np.unique(cases.pp[cases.pp > 1]).tolist():
         rows = np.flatnonzero(cases.pp == count)
         stages = [
-            _built(StageMemory, {name: _floats(column[name]) for name in STAGE_PARTS})
+            _build_parts(StageMemory, {name: _floats(column[name]) for name in STAGE_PARTS})
             for column in stage_columns(setting, cases.take(rows), count, sequences[rows])
         ]
         for row, of_row in zip(rows.tolist(), zip(*stages, strict=True), strict=True):
@@ -143,7 +145,7 @@ def _stages(setting: Setting, cases: Cases, memory: Memory) -> list[list[StageMe
     return out
 
 
-def _figures(e: Estimates, rows: Int, *, explained: bool) -> Iterator[dict[str, Any]]:
+def _running_case_parts(e: Estimates, rows: Int, *, explained: bool) -> Iterator[dict[str, Any]]:
     """What cases that run have besides their memory, by the fields of an estimate."""
     figures = _latency_and_throughput(e, rows)
     corrected = None if e.corrected is None else e.corrected.take(rows)
@@ -155,32 +157,34 @@ def _figures(e: Estimates, rows: Int, *, explained: bool) -> Iterator[dict[str, 
     costs = {f.name: _floats(getattr(e.cost, f.name)[rows]) for f in fields(ServingCost)}
     energy = {f.name: _floats(getattr(e.cost, f.name)[rows]) for f in fields(ServingEnergy)}
     alone = e.cases.load[rows] == 1
-    intervals = list(_intervals(e.setting, figures, costs, energy, corrected, alone))
+    intervals = list(_serving_intervals(e.setting, figures, costs, energy, corrected, alone))
     columns: dict[str, Iterable[Any]] = {
         "serving": figures,
-        "cost": _built(ServingCost, {name: map(_known, costs[name]) for name in costs}),
-        "energy": _built(ServingEnergy, energy),
+        "cost": _build_parts(
+            ServingCost, {name: map(_known_figure, costs[name]) for name in costs}
+        ),
+        "energy": _build_parts(ServingEnergy, energy),
         "bands": [{name: of[BAND] for name, of in of_row.items()} for of_row in intervals],
         "intervals": intervals,
         "accuracy": [accuracy] * len(rows),
         "basis": [
-            _basis(e.setting, of_row, corrected, row) | fixed
+            _figure_basis(e.setting, of_row, corrected, row) | fixed
             for row, of_row in enumerate(intervals)
         ],
-        "breakdown_s": _times(ServingParts, e.serving.decode, e.serving.prefill, rows),
+        "breakdown_s": _time_parts(ServingParts, e.serving.decode, e.serving.prefill, rows),
     }
     if e.cached is not None:
         columns["prefix_cache"] = prefix_caches(e, rows)
         columns["kv_tiers"] = e.kv_tiers(rows)
     if e.pools is not None:
-        columns["pools"] = _pools(e.pools, e.cases, rows)
+        columns["pools"] = _pool_figures(e.pools, e.cases, rows)
     elif explained:  # the steps of two pools are of two kinds
-        columns["causes_s"] = _causes(e, rows)
+        columns["causes_s"] = _cause_rows(e, rows)
     for values in zip(*columns.values(), strict=True):
         yield dict(zip(columns, values, strict=True))
 
 
-def _intervals(
+def _serving_intervals(
     setting: Setting,
     figures: Iterable[ServingFigures],
     costs: Mapping[str, Sequence[float]],
@@ -199,16 +203,16 @@ def _intervals(
 
     @cache
     def factors(name: str) -> tuple[tuple[Level, Ends], ...]:
-        of = inverse if name in FOLLOWING else by_metric[_banded(name)].factors
+        of = inverse if name in FOLLOWING else by_metric[_banded_metric(name)].factors
         return tuple(of.items())
 
     def of_row(name: str, row: int) -> Iterator[tuple[Level, Ends]]:
         if corrected is None:
             yield from factors(name)
             return
-        banded = "output_tokens_per_s" if name in FOLLOWING else _banded(name)
+        banded = "output_tokens_per_s" if name in FOLLOWING else _banded_metric(name)
         for level, ends in factors(name):
-            yield level, narrowed(ends, float(corrected.left[banded][row]))
+            yield level, narrow_interval(ends, float(corrected.left[banded][row]))
 
     for row, of_figures in enumerate(figures):
         values = of_figures.to_json()
@@ -230,17 +234,17 @@ def _intervals(
         yield ends_of
 
 
-def _basis(
+def _figure_basis(
     setting: Setting, names: Iterable[str], corrected: Corrected | None, row: int
 ) -> dict[str, str]:
     """What each figure rests on: the formulas, or own runs as well."""
     without = setting.correction.without if setting.correction else "computed"
     if corrected is None:
         return dict.fromkeys(names, without)
-    return {name: corrected.basis(_banded(name), row) or without for name in names}
+    return {name: corrected.basis(_banded_metric(name), row) or without for name in names}
 
 
-def _banded(name: str) -> str:
+def _banded_metric(name: str) -> str:
     """The metric whose intervals a figure has.
 
     Measurements do not tell a mean and its percentiles apart.
@@ -268,12 +272,14 @@ def _latency_and_throughput(e: Estimates, rows: Int) -> list[ServingFigures]:
         columns["requests_per_s"] = _floats(requests)
         columns["input_tokens_per_s"] = _floats(requests * e.cases.input_tokens[rows])
     if e.simulation is not None:
-        columns["percentiles_s"] = _percentiles(e.simulation, rows)
-        columns["goodput_requests_per_s"] = map(_known, _floats(e.simulation.goodput_per_s[rows]))
-    return _built(ServingFigures, columns)
+        columns["percentiles_s"] = _percentile_columns(e.simulation, rows)
+        columns["goodput_requests_per_s"] = map(
+            _known_figure, _floats(e.simulation.goodput_per_s[rows])
+        )
+    return _build_parts(ServingFigures, columns)
 
 
-def _percentiles(simulation: Simulation, rows: Int) -> list[dict[str, float]]:
+def _percentile_columns(simulation: Simulation, rows: Int) -> list[dict[str, float]]:
     columns = {
         f"{figure.removesuffix('_s')}_p{percentile:g}_s": _floats(values[rows])
         for figure, by in simulation.percentiles_s.items()
@@ -281,17 +287,17 @@ def _percentiles(simulation: Simulation, rows: Int) -> list[dict[str, float]]:
     }
     return [
         {name: value for name, value in row.items() if math.isfinite(value)}
-        for row in _dicts(columns, len(rows))
+        for row in _rows_of_columns(columns, len(rows))
     ]
 
 
-def _pools(pools: Pools, cases: Cases, rows: Int) -> list[PoolFigures]:
+def _pool_figures(pools: Pools, cases: Cases, rows: Int) -> list[PoolFigures]:
     """What each pool serves at most, how busy it is, and what goes between them."""
     rate, prefill = pools.requests_per_s[rows], pools.prefill.devices[rows]
 
     def pool(gpus: Int, capacity: Float) -> list[Pool]:
         rates = {"requests_per_s": _floats(capacity), "busy": _floats(rate / capacity)}
-        return _built(Pool, {"gpus": gpus.tolist(), **rates})
+        return _build_parts(Pool, {"gpus": gpus.tolist(), **rates})
 
     columns: dict[str, Iterable[Any]] = {
         "prefill": pool(prefill, pools.prefill_per_s[rows]),
@@ -300,10 +306,10 @@ def _pools(pools: Pools, cases: Cases, rows: Int) -> list[PoolFigures]:
         "transfer_s": _floats(pools.transfer_s[rows]),
         "requests_per_s": _floats(rate),
     }
-    return _built(PoolFigures, columns)
+    return _build_parts(PoolFigures, columns)
 
 
-def _causes(e: Estimates, rows: Int) -> list[Causes]:
+def _cause_rows(e: Estimates, rows: Int) -> list[Causes]:
     """The times of the breakdown by cause."""
     s = e.serving
     serving = replace(
@@ -316,30 +322,32 @@ def _causes(e: Estimates, rows: Int) -> list[Causes]:
         decode={name: seconds[rows] for name, seconds in s.decode.items()},
         prefill={name: seconds[rows] for name, seconds in s.prefill.items()},
     )
-    by = causes(e.setting, e.cases.take(rows), serving)
-    return _times(Causes, by["decode"], by["prefill"], np.arange(len(rows)))
+    by = causes_of_times(e.setting, e.cases.take(rows), serving)
+    return _time_parts(Causes, by["decode"], by["prefill"], np.arange(len(rows)))
 
 
-def _times(
+def _time_parts(
     kind: type[AnyPart], decode: Mapping[str, Float], prefill: Mapping[str, Float], rows: Int
 ) -> list[AnyPart]:
     """The parts that there are of the time per output token and of the time to the first."""
-    return _built(kind, {"decode": _seconds(decode, rows), "prefill": _seconds(prefill, rows)})
+    return _build_parts(
+        kind, {"decode": _seconds_by_part(decode, rows), "prefill": _seconds_by_part(prefill, rows)}
+    )
 
 
-def _seconds(parts: Mapping[str, Float], rows: Int) -> list[dict[str, float]]:
+def _seconds_by_part(parts: Mapping[str, Float], rows: Int) -> list[dict[str, float]]:
     columns = {name: _floats(seconds[rows]) for name, seconds in parts.items()}
     return [
         {name: seconds for name, seconds in row.items() if seconds > 0}
-        for row in _dicts(columns, len(rows))
+        for row in _rows_of_columns(columns, len(rows))
     ]
 
 
-def _dicts(columns: Mapping[str, list[float]], n: int) -> list[dict[str, float]]:
+def _rows_of_columns(columns: Mapping[str, list[float]], n: int) -> list[dict[str, float]]:
     if not columns:
         return [{} for _ in range(n)]
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def _known(value: float) -> float | None:
+def _known_figure(value: float) -> float | None:
     return value if math.isfinite(value) else None

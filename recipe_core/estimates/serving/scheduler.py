@@ -36,23 +36,25 @@ class StepTimes:
     def decode_s(self, sequences: float, context: float) -> float:
         """Seconds of a step in which all requests decode."""
         return _bilinear(
-            self._decode, *_place(self._axes[2], sequences), *_place(self._axes[3], context)
+            self._decode,
+            *_grid_place(self._axes[2], sequences),
+            *_grid_place(self._axes[3], context),
         )
 
     def mixed_s(
         self, tokens: float, prefill_context: float, sequences: float, context: float
     ) -> float:
         """Seconds of a step with prompt tokens."""
-        i, u = _place(self._axes[0], tokens)
-        j, v = _place(self._axes[1], prefill_context)
-        place = (*_place(self._axes[2], sequences), *_place(self._axes[3], context))
+        i, u = _grid_place(self._axes[0], tokens)
+        j, v = _grid_place(self._axes[1], prefill_context)
+        place = (*_grid_place(self._axes[2], sequences), *_grid_place(self._axes[3], context))
         fewer, more = self._grid[i], self._grid[i + 1]
         low = (1 - v) * _bilinear(fewer[j], *place) + v * _bilinear(fewer[j + 1], *place)
         high = (1 - v) * _bilinear(more[j], *place) + v * _bilinear(more[j + 1], *place)
         return (1 - u) * low + u * high
 
 
-def _place(nodes: list[float], x: float) -> tuple[int, float]:
+def _grid_place(nodes: list[float], x: float) -> tuple[int, float]:
     """The interval of a point and its place in it; the end intervals extend beyond the grid."""
     i = min(max(bisect_right(nodes, x) - 1, 0), len(nodes) - 2)
     return i, (x - nodes[i]) / (nodes[i + 1] - nodes[i])
@@ -169,21 +171,21 @@ class Replica:
     def _schedule(self) -> list[tuple[int, int]]:
         """Prompt tokens of the next step by request: prompts already begun, then waiting ones."""
         admits = self._make_room()
-        left = self.rules.step_tokens * self.rules.stages - (
+        budget = self.rules.step_tokens * self.rules.stages - (
             len(self._decoding) if self.rules.mixes else 0
         )
         chunks: list[tuple[int, int]] = []
         for request in self._prompts:
-            if left >= 1:
+            if budget >= 1:
                 missing = self._target[request] - self._computed[request]
-                chunks.append((request, min(missing, int(left))))
-                left -= chunks[-1][1]
-        while admits and self._waiting and left >= 1 and len(self._running) < self.rules.slots:
+                chunks.append((request, min(missing, int(budget))))
+                budget -= chunks[-1][1]
+        while admits and self._waiting and budget >= 1 and len(self._running) < self.rules.slots:
             request = self._waiting[0]
             begun = min(int(self.inputs[request] * self.rules.cached), self._target[request] - 1)
             tokens = self._target[request] - begun
             fits = self._free - self._growth() >= self._share(request) + self.rules.block_tokens / 2
-            too_long = chunks and tokens > left and not self.rules.chunked
+            too_long = chunks and tokens > budget and not self.rules.chunked
             if too_long or not (fits or not self._running):
                 break
             self._waiting.popleft()
@@ -191,8 +193,8 @@ class Replica:
             self._prompts.append(request)
             self._allocated += self._share(request)
             self._computed[request] = begun
-            chunks.append((request, min(tokens, int(left)) if self.rules.chunked else tokens))
-            left -= chunks[-1][1]
+            chunks.append((request, min(tokens, int(budget)) if self.rules.chunked else tokens))
+            budget -= chunks[-1][1]
         return chunks
 
     def _make_room(self) -> bool:
@@ -205,7 +207,9 @@ class Replica:
             if request in self._prompts:
                 self._prompts.remove(request)
             else:
-                place = next(n for n, (_, other) in enumerate(self._decoding) if other == request)
+                place = next(
+                    n for n, (_, candidate) in enumerate(self._decoding) if candidate == request
+                )
                 last, _ = self._decoding.pop(place)
                 heapq.heapify(self._decoding)
                 length = self.inputs[request] + self.outputs[request]

@@ -26,7 +26,7 @@ from recipe_core.base.arrays import Float, Int
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.serving.continuous_batching import request_overheads
 from recipe_core.estimates.serving.memory import Memory
-from recipe_core.estimates.serving.operators import Step, step_parts, total
+from recipe_core.estimates.serving.operators import Step, serving_step_parts, total
 from recipe_core.estimates.serving.rates import active_replicas
 from recipe_core.estimates.serving.scheduler import Replica, Rules, StepTimes
 
@@ -115,14 +115,14 @@ class TimeScales:
 
 def requests_each(setting: Setting, cases: Cases) -> Int:
     """Requests to simulate for one replica (one per case); above ``MOST`` a case is skipped."""
-    load = _load(setting, cases)
+    load = _replica_load(setting, cases)
     if setting.mode == "closed":
         once = PER_SLOT * np.maximum(np.round(load), 1)
         count = once * np.ceil(_FEWEST / once)
     elif setting.mode == "open":
         zero = np.zeros(len(cases))
         step = Step(zero, zero, zero + 1, cases.input_tokens, zero + 1)
-        step_s = total(step_parts(setting, cases, step))
+        step_s = total(serving_step_parts(setting, cases, step))
         # thirty times what is in flight on a quiet replica, so that percentiles settle
         count = np.clip(30 * load * cases.output_tokens * step_s, *_OPEN)
     else:
@@ -130,12 +130,12 @@ def requests_each(setting: Setting, cases: Cases) -> Int:
     return np.asarray(np.minimum(count, 2**62), dtype=np.int64)
 
 
-def _load(setting: Setting, cases: Cases) -> Float:
+def _replica_load(setting: Setting, cases: Cases) -> Float:
     """Requests in flight or queued, or arrivals per second, of one replica."""
     return cases.load / (cases.replicas if setting.mode == "open" else active_replicas(cases))
 
 
-def simulate(
+def simulate_serving(
     setting: Setting,
     cases: Cases,
     memory: Memory,
@@ -163,14 +163,14 @@ def simulate(
     counts = np.full(len(cases), requests) if requests else requests_each(setting, cases)
     rows = np.flatnonzero(counts <= MOST)
     columns, spread = cases.take(rows), spread if setting.mode != "static" else EXACT
-    times, load = _step_times(setting, columns, spread), _load(setting, columns)
+    times, load = _step_times(setting, columns, spread), _replica_load(setting, columns)
     means = {figure: np.full(len(cases), np.nan) for figure in FIGURES}
     tails = {figure: {p: np.full(len(cases), np.nan) for p in percentiles} for figure in FIGURES}
     rates, good = np.full(len(cases), np.nan), np.full(len(cases), np.nan)
     for n, row in enumerate(rows):
         traffic = _Traffic(setting, columns, n, float(load[n]), spread, np.random.default_rng(seed))
-        rules = _rules(setting, columns, n, float(memory.pool_tokens[row]))
-        samples, rates[row], requests_per_s = _measured(
+        rules = _scheduler_rules(setting, columns, n, float(memory.pool_tokens[row]))
+        samples, rates[row], requests_per_s = _measure_replica(
             rules, times[n], traffic, int(counts[row]), repeats=requests is None
         )
         if scales is not None:
@@ -188,7 +188,7 @@ def simulate(
     return Simulation(means, tails, active_replicas(cases) * rates, active_replicas(cases) * good)
 
 
-def _measured(
+def _measure_replica(
     rules: Rules, times: StepTimes, traffic: _Traffic, count: int, *, repeats: bool
 ) -> tuple[dict[str, Float], float, float]:
     """Samples by metric over ``count`` requests, output tokens and requests per second."""
@@ -291,7 +291,7 @@ class _Traffic:
         return lengths
 
 
-def _rules(setting: Setting, cases: Cases, row: int, pool_tokens: float) -> Rules:
+def _scheduler_rules(setting: Setting, cases: Cases, row: int, pool_tokens: float) -> Rules:
     chunked, static = setting.engine.chunked_prefill, setting.mode == "static"
     return Rules(
         step_tokens=float(cases.max_batched_tokens[row]),
@@ -316,25 +316,25 @@ def _step_times(setting: Setting, cases: Cases, spread: Spread) -> list[StepTime
         step_tokens = np.maximum(step_tokens, longest_input)
     slots = cases.max_num_seqs
     if setting.mode != "open":
-        slots = np.minimum(slots, _load(setting, cases))
+        slots = np.minimum(slots, _replica_load(setting, cases))
     axes = [
-        _from_zero(np.geomspace(1, np.maximum(step_tokens, 2), _NODES[0] - 1, axis=1)),
+        _with_zero_node(np.geomspace(1, np.maximum(step_tokens, 2), _NODES[0] - 1, axis=1)),
         np.linspace(0, longest_input, _NODES[1], axis=1),
-        _from_zero(np.geomspace(1, np.maximum(slots / cases.pp, 2), _NODES[2] - 1, axis=1)),
+        _with_zero_node(np.geomspace(1, np.maximum(slots / cases.pp, 2), _NODES[2] - 1, axis=1)),
         np.linspace(cases.input_tokens * (1 - spread.input), longest, _NODES[3], axis=1),
     ]
     shape = (len(cases), *_NODES)
     tokens, prefill_context, sequences, context = (
-        np.broadcast_to(np.expand_dims(axis, _others(n)), shape).reshape(-1)
+        np.broadcast_to(np.expand_dims(axis, _other_axes(n)), shape).reshape(-1)
         for n, axis in enumerate(axes)
     )
     columns = cases.take(np.repeat(np.arange(len(cases)), int(np.prod(_NODES))))
     prompts = np.where(tokens > 0, np.maximum(tokens / columns.input_tokens, 1.0), 0.0)
     step = Step(tokens, prefill_context, sequences, context, sequences + prompts)
-    seconds = total(step_parts(setting, columns, step))
+    seconds = total(serving_step_parts(setting, columns, step))
     if cases.kv_step_s.any():  # by the share of a prompt that a step computes
-        own = np.maximum(columns.input_tokens * (1 - columns.prefix_hit), 1.0)
-        seconds = seconds + columns.kv_step_s * tokens / own
+        new_tokens = np.maximum(columns.input_tokens * (1 - columns.prefix_hit), 1.0)
+        seconds = seconds + columns.kv_step_s * tokens / new_tokens
     seconds = seconds.reshape(shape)
     return [
         StepTimes([axis[i].tolist() for axis in axes], seconds[i].tolist())
@@ -342,11 +342,11 @@ def _step_times(setting: Setting, cases: Cases, spread: Spread) -> list[StepTime
     ]
 
 
-def _others(axis: int) -> tuple[int, ...]:
+def _other_axes(axis: int) -> tuple[int, ...]:
     """Axes of the grid, after that of the cases, without one of them."""
     return tuple(n + 1 for n in range(len(_NODES)) if n != axis)
 
 
-def _from_zero(nodes: Float) -> Float:
+def _with_zero_node(nodes: Float) -> Float:
     """The nodes of each case with a zero in front: no prompt tokens, or nothing that decodes."""
     return np.concatenate([np.zeros((len(nodes), 1)), nodes], axis=1)

@@ -17,7 +17,13 @@ import numpy as np
 from recipe_core.base.arrays import Float
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.roofline import operator_s
-from recipe_core.estimates.serving.operators import Parts, Step, side_by_side, step_parts, total
+from recipe_core.estimates.serving.operators import (
+    Parts,
+    Step,
+    serving_step_parts,
+    stack_steps,
+    total,
+)
 from recipe_core.estimates.serving.weights import draft_layer, draft_projection
 from recipe_core.hardware.cluster import host_speed
 
@@ -29,7 +35,7 @@ def tokens_per_step(draft_tokens: Float, acceptance: Float) -> Float:
 
 def engine_step(setting: Setting, cases: Cases, step: Step) -> Parts:
     """Seconds of one step by part, with that of its draft; the parts add up to the step."""
-    parts = step_parts(setting, cases, step)
+    parts = serving_step_parts(setting, cases, step)
     if cases.draft_tokens.any():
         parts["draft"] = draft_s(setting, cases, step)
     return parts
@@ -37,7 +43,7 @@ def engine_step(setting: Setting, cases: Cases, step: Step) -> Parts:
 
 def engine_steps(setting: Setting, cases: Cases, *steps: Step) -> tuple[Parts, ...]:
     """`engine_step` of several steps in one call, one result each."""
-    parts = engine_step(setting, cases, side_by_side(steps))
+    parts = engine_step(setting, cases, stack_steps(steps))
     # a part with fewer axes follows from what the steps share
     axes = max(seconds.ndim for seconds in parts.values())
     return tuple(
@@ -67,8 +73,8 @@ def _pass_s(setting: Setting, cases: Cases, step: Step) -> Float:
     The engine schedules once for all passes of a step, so a pass adds only a layer of its overhead.
     """
     model, device = setting.model, setting.cluster.device
-    one = replace(setting, model=replace(model, layers=(draft_layer(model),), extras=()))
-    parts = step_parts(one, cases, step)
+    draft_setting = replace(setting, model=replace(model, layers=(draft_layer(model),), extras=()))
+    parts = serving_step_parts(draft_setting, cases, step)
     layer_s = host_speed(device).layers * setting.engine.overhead(device.runtime).layer_s
     weights, b = draft_projection(model), setting.activation_bytes
     moved = weights * setting.stored_bytes("unquantized") + 3 * step.rows * model.hidden * b

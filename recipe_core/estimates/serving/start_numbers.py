@@ -145,7 +145,7 @@ def place_names() -> list[str]:
     return sorted({*storage_names(), *start_numbers().places})
 
 
-def place(name: str, nodes: int = 1) -> Place:
+def place_by_name(name: str, nodes: int = 1) -> Place:
     """A place by name; the rate is a node's while ``nodes`` read at once.
 
     Raises:

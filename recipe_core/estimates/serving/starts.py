@@ -20,10 +20,10 @@ from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.base.documents import read_shipped
 from recipe_core.base.units import chance_text, gib
 from recipe_core.estimates.columns.serving import Cases, Setting
-from recipe_core.estimates.rules.kernels import known_of
+from recipe_core.estimates.rules.kernels import kernel_support_of
 from recipe_core.estimates.rules.widths import unknown_cuts, unproven_blocks
 from recipe_core.estimates.serving.cache import assumed_layout
-from recipe_core.estimates.serving.memory import Memory, memory
+from recipe_core.estimates.serving.memory import Memory, serving_memory
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -94,7 +94,7 @@ def start_errors() -> StartErrors:
     return StartErrors.model_validate(read_shipped(Path(__file__).with_name("starts.yaml")))
 
 
-def start_scale_bytes(setting: Setting, held: Memory) -> Float:
+def start_scale_bytes(setting: Setting, memory: Memory) -> Float:
     """The scale of the error of ``usable - start`` bytes, one per case.
 
     ``sqrt((s·usable)² + (c·cache)² + (w·weights)²)`` with ``w`` only where the weights are not
@@ -102,17 +102,17 @@ def start_scale_bytes(setting: Setting, held: Memory) -> Float:
     """
     errors, model = start_errors(), setting.model
     beside = 0.0 if setting.engine.memory.pool == "static" else 1.0
-    fixed = held.weights_bytes + beside * (held.activations_bytes + held.runtime_bytes)
-    cached = np.maximum(held.start_bytes - fixed, 0.0)
-    named = errors.named if format_by_name(setting) else 0.0
+    fixed = memory.weights_bytes + beside * (memory.activations_bytes + memory.runtime_bytes)
+    cached = np.maximum(memory.start_bytes - fixed, 0.0)
+    format_error = errors.named if format_by_name(setting) else 0.0
     partial = errors.partial if model.partial else 0.0
-    weights = np.hypot(named, partial) * held.weights_bytes
+    weights = np.hypot(format_error, partial) * memory.weights_bytes
     share = errors.unified if setting.cluster.device.unified else errors.share
     if "memory" in setting.effects.moved or assumed_layout(setting) is not None:
         share = math.hypot(share, errors.uncounted)
-    told = not setting.effects.sequences_open
-    cache = (errors.cache if told else errors.reserved) * cached
-    scale = np.hypot(share * held.usable_bytes, np.hypot(cache, weights))
+    knows_sequences = not setting.effects.sequences_open
+    cache = (errors.cache if knows_sequences else errors.reserved) * cached
+    scale = np.hypot(share * memory.usable_bytes, np.hypot(cache, weights))
     family = setting.engine.wraps or setting.engine.name
     return np.asarray(scale * (1.0 if family in errors.logged else errors.unlogged))
 
@@ -123,13 +123,13 @@ def format_by_name(setting: Setting) -> bool:
     return stored is not None and stored.by_name and stored.dtype == setting.weight_dtype
 
 
-def memory_probability(setting: Setting, held: Memory) -> Float:
+def memory_probability(setting: Setting, memory: Memory) -> Float:
     """The probability that what an engine needs to start fits into its share, one per case.
 
     The shorter counts of the cache for its longest request and of memory for captured graphs.
     Student's t with two degrees of freedom: ``1/2 + x / (2·sqrt(2 + x²))``.
     """
-    scores = -held.shortfall_bytes / start_scale_bytes(setting, held)
+    scores = -memory.shortfall_bytes / start_scale_bytes(setting, memory)
     return np.asarray(0.5 + scores / (2 * np.sqrt(2 + scores**2)))
 
 
@@ -144,15 +144,15 @@ def claim_probability(setting: Setting, shares: Float) -> Float:
     claim = setting.engine.memory.claim
     if claim is None or device.runtime in claim.stated:
         return np.ones(len(shares))
-    told = device.told_memory_bytes
+    reported_bytes = device.told_memory_bytes
     if device.unified:
-        free = device.usable_memory_bytes - told * shares
-        return _normal(free / (errors.unified * told))
+        free = device.usable_memory_bytes - reported_bytes * shares
+        return _normal(free / (errors.unified * reported_bytes))
     if device.runtime not in errors.held:  # nobody told; on one MI300X all of it was free
         return np.where(shares > FREE_UNTOLD, errors.unknown, 1.0)
-    left, held = told * np.maximum(1 - shares, 0), errors.held[device.runtime]
-    median = held.bytes + held.share * told
-    return _normal(np.log(np.maximum(left, 1.0) / median) / held.spread)
+    unclaimed, driver_use = reported_bytes * np.maximum(1 - shares, 0), errors.held[device.runtime]
+    median = driver_use.bytes + driver_use.share * reported_bytes
+    return _normal(np.log(np.maximum(unclaimed, 1.0) / median) / driver_use.spread)
 
 
 def fullest_share(setting: Setting, probability: float) -> float:
@@ -165,13 +165,19 @@ def fullest_share(setting: Setting, probability: float) -> float:
 def claim_text(setting: Setting, share: float) -> str:
     """What an engine claims of a device, what of it is free, and the share that surely is."""
     device = setting.cluster.device
-    told, title = device.told_memory_bytes, setting.engine.title
-    claimed = f"{title} starts only where {share:g} of the {gib(told)} that it sees are free"
+    reported_bytes, title = device.told_memory_bytes, setting.engine.title
+    claimed = (
+        f"{title} starts only where {share:g} of the {gib(reported_bytes)} that it sees are free"
+    )
     if device.unified:
         free = f"about {gib(device.usable_memory_bytes)} are, as the processor shares them"
     else:
-        held = start_errors().held.get(device.runtime)
-        size = f"about {gib(held.bytes + held.share * told)}" if held else "some"
+        driver_use = start_errors().held.get(device.runtime)
+        size = (
+            f"about {gib(driver_use.bytes + driver_use.share * reported_bytes)}"
+            if driver_use
+            else "some"
+        )
         free = f"the driver holds {size} of them itself"
     fullest = fullest_share(setting, start_errors().sure)
     return f"{claimed}; {free}: set memory_fraction to {fullest:g} or less"
@@ -180,32 +186,32 @@ def claim_text(setting: Setting, share: float) -> str:
 def claim_doubt(setting: Setting, share: float) -> list[str]:
     """The sentence that a claim is uncertain; none where it is surely free, or surely not."""
     chance = claim_probability(setting, np.array([share]))
-    return [claim_text(setting, share)] if bool(is_uncertain(chance)[0]) else []
+    return [claim_text(setting, share)] if bool(is_serving_uncertain(chance)[0]) else []
 
 
 def _normal(score: Float) -> Float:
     """The standard normal distribution at every score; each different one is computed once."""
     scores, places = np.unique(score, return_inverse=True)
-    chances = [0.5 * math.erfc(-one / math.sqrt(2)) for one in scores.tolist()]
+    chances = [0.5 * math.erfc(-z / math.sqrt(2)) for z in scores.tolist()]
     return np.array(chances)[places]
 
 
 def kernel_probability(setting: Setting) -> float:
     """The probability that the engine has the kernels, by what its release was asked."""
-    told, errors = known_of(setting), start_errors()
-    if told.unknown:
+    kernel_support, errors = kernel_support_of(setting), start_errors()
+    if kernel_support.unknown:
         return errors.unknown
-    stated = errors.stated if "start" in setting.effects.moved else 1.0
-    return stated * (errors.unasked if told.unasked else 1.0)
+    stated_chance = errors.stated if "start" in setting.effects.moved else 1.0
+    return stated_chance * (errors.unasked if kernel_support.unasked else 1.0)
 
 
-def start_probability(setting: Setting, cases: Cases, held: Memory) -> Float:
+def serving_start_probability(setting: Setting, cases: Cases, memory: Memory) -> Float:
     """The probability that each case starts: it fits, its claim is free, the engine has kernels.
 
     A format that is read from a name refuses nothing, nor do kernels that nobody knows of: they
     make what they concern uncertain, never impossible.
     """
-    fits, errors = memory_probability(setting, held), start_errors()
+    fits, errors = memory_probability(setting, memory), start_errors()
     chance = np.full(len(cases), kernel_probability(setting))
     for broken in unknown_cuts(setting, cases).values():
         chance = np.where(broken, np.minimum(chance, errors.unknown), chance)
@@ -220,7 +226,7 @@ def cannot_start(probability: Float) -> Bool:
     return np.asarray(probability < start_errors().bounds[0])
 
 
-def is_uncertain(probability: Float) -> Bool:
+def is_serving_uncertain(probability: Float) -> Bool:
     """Cases between the bounds; NaN, where there is no estimate, is none of them."""
     low, high = start_errors().bounds
     return np.asarray((probability >= low) & (probability < high))
@@ -230,29 +236,32 @@ def is_uncertain(probability: Float) -> Bool:
 DOUBT = "may not start"
 
 
-def uncertain_text(setting: Setting, cases: Cases, held: Memory, probability: float) -> str:
+def serving_doubt_text(setting: Setting, cases: Cases, memory: Memory, probability: float) -> str:
     """Why the start of a single case is uncertain, as a sentence without its full stop."""
-    short = float(held.shortfall_bytes[0])
-    doubts = [*claim_doubt(setting, float(cases.memory_fraction[0])), *known_of(setting).unknown]
-    doubts += [what for what, broken in unknown_cuts(setting, cases).items() if broken[0]]
+    short = float(memory.shortfall_bytes[0])
+    doubts = [
+        *claim_doubt(setting, float(cases.memory_fraction[0])),
+        *kernel_support_of(setting).unknown,
+    ]
+    doubts += [cut_text for cut_text, broken in unknown_cuts(setting, cases).items() if broken[0]]
     if "start" in setting.effects.moved:
         doubts.append(f"options name kernels that may not run on {setting.cluster.device.title}")
-    if doubts and not bool(is_uncertain(memory_probability(setting, held))[0]):
+    if doubts and not bool(is_serving_uncertain(memory_probability(setting, memory))[0]):
         chance = chance_text(math.floor(probability * 100) / 100)
         return f"{DOUBT}: {'; '.join(doubts)}; starts with a probability of {chance}"
     # rounded down, so that none reads as the bound that it is below
     chance = chance_text(math.floor(probability * 100) / 100)
-    if held.captures_lack_memory[0]:
+    if memory.captures_lack_memory[0]:
         requests = f"each of up to {cases.max_num_seqs[0]:,.0f} requests"
         needs = f"CUDA graphs need a block of cache for {requests}"
     else:
         needs = (
-            f"needs {gib(held.start_bytes[0])} per GPU to start with one request of "
-            f"{cases.max_context[0]:,.0f} tokens, {gib(held.usable_bytes[0])} usable"
+            f"needs {gib(memory.start_bytes[0])} per GPU to start with one request of "
+            f"{cases.max_context[0]:,.0f} tokens, {gib(memory.usable_bytes[0])} usable"
         )
     by = f"{gib(abs(short))} {'short' if short > 0 else 'left'}"
     text = f"{DOUBT}: {needs}, {by}"
-    if bool(is_uncertain(memory_probability(setting, held))[0]):
+    if bool(is_serving_uncertain(memory_probability(setting, memory))[0]):
         text += ", which is within the error of the estimate"
     if bool(unproven_blocks(setting, cases)[0]):
         text += (
@@ -274,7 +283,10 @@ LENGTHS = 65
 
 def starts_with(setting: Setting, cases: Cases, probability: float) -> Bool:
     """Cases whose memory fits with at least a probability."""
-    needed, chance = memory(setting, cases, np.ones(len(cases))), kernel_probability(setting)
+    needed, chance = (
+        serving_memory(setting, cases, np.ones(len(cases))),
+        kernel_probability(setting),
+    )
     if chance <= start_errors().unknown:  # which no change of memory cures
         chance = 1.0
     free = claim_probability(setting, cases.memory_fraction)

@@ -21,7 +21,7 @@ from recipe_core.models.spec import Tower
 PIXEL_BYTES = 6.0
 
 
-def _ranks(setting: Setting, tower: Tower, cases: Cases) -> Float:
+def _tower_ranks(setting: Setting, tower: Tower, cases: Cases) -> Float:
     rule = setting.engine.memory.encoder
     cut = rule is not None and rule.sharded and tower.sharded
     divides = (cases.tp > 0) & (tower.heads % np.maximum(cases.tp, 1) == 0)
@@ -32,7 +32,7 @@ def tower_bytes(setting: Setting, cases: Cases) -> Float:
     """Weights of all towers on one rank of the stages that have them."""
     out = np.zeros(len(cases))
     for tower in setting.model.towers:
-        ranks = _ranks(setting, tower, cases)
+        ranks = _tower_ranks(setting, tower, cases)
         for item in tower.tensors:
             share = 1 / ranks if item.shard == "tensor" else 1.0
             out = out + item.numel * setting.stored_bytes(item.role) * share
@@ -45,7 +45,7 @@ def on_every_stage(setting: Setting) -> bool:
     return rule is not None and rule.every_stage
 
 
-def profiled(setting: Setting, cases: Cases) -> tuple[Float, Float]:
+def profile_bytes(setting: Setting, cases: Cases) -> tuple[Float, Float]:
     """Bytes of the profile run of the tower with the largest item: its workspace, what it keeps.
 
     ``P · (2h + m·f / ranks) · b`` beside the patches, with P positions of hidden width h, the
@@ -61,7 +61,7 @@ def profiled(setting: Setting, cases: Cases) -> tuple[Float, Float]:
     for tower, item in zip(towers, items, strict=True):
         budget = np.maximum(cases.max_batched_tokens, item)
         tokens = np.floor(budget / item) * item
-        ranks = _ranks(setting, tower, cases)
+        ranks = _tower_ranks(setting, tower, cases)
         values = 2 * tower.hidden + 2 * tower.intermediate / ranks
         positions = tokens * tower.positions
         patches = positions * tower.patch * PIXEL_BYTES
@@ -87,7 +87,7 @@ def encoding_s(setting: Setting, cases: Cases, prompts: Float) -> Float:
 
 def _item_s(setting: Setting, cases: Cases, tower: Tower, tokens: float) -> Float:
     """Seconds of one item of so many tokens: matrix products, then scores, cut over the ranks."""
-    device, ranks = setting.cluster.device, _ranks(setting, tower, cases)
+    device, ranks = setting.cluster.device, _tower_ranks(setting, tower, cases)
     dtype = setting.stored_dtype("unquantized")
     weights = tower.parameters * setting.stored_bytes("unquantized") / ranks
     values = 4 * tower.layers * tokens * tower.positions * tower.hidden

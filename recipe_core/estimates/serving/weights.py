@@ -14,7 +14,7 @@ from recipe_core.models.spec import Layer, ModelSpec, MoeMlp, Tensor
 VOCABULARY_PADDING = 64  # vLLM's and Megatron's embedding rows are padded to a multiple of this
 
 
-def stage_layers(layers: int, stages: int) -> list[tuple[int, int]]:
+def stage_layer_bounds(layers: int, stages: int) -> list[tuple[int, int]]:
     """First and past-the-last layer of each pipeline stage, by vLLM's rule.
 
     A remainder goes one layer each to the stages before the last, from the back, so that the stage
@@ -37,7 +37,7 @@ def expert_ranks(cases: Cases) -> Float:
     return np.where(cases.shares_experts, cases.tp * cases.dp, cases.tp).astype(float)
 
 
-def _share(setting: Setting, tensor: Tensor, layer: Layer, cases: Cases) -> Float:
+def _tensor_share(setting: Setting, tensor: Tensor, layer: Layer, cases: Cases) -> Float:
     """Share of a layer's tensor on the fullest rank."""
     tp = cases.tp.astype(np.float64)
     if tensor.role == "shared" and isinstance(layer.mlp, MoeMlp):
@@ -98,7 +98,7 @@ def draft_weight_bytes(setting: Setting, cases: Cases) -> Float:
 
 def tensor_bytes(setting: Setting, layer: Layer, tensor: Tensor, cases: Cases) -> Float:
     """Bytes of a layer's tensor on one rank."""
-    share = _share(setting, tensor, layer, cases)
+    share = _tensor_share(setting, tensor, layer, cases)
     plain = tensor.numel * setting.tensor_bytes(tensor) * share
     if tensor.role == "experts" and isinstance(layer.mlp, MoeMlp):
         return plain * _tile_growth(setting, layer.mlp, cases)
@@ -164,8 +164,8 @@ def adapter_bytes(setting: Setting, cases: Cases) -> Float:
     for layer, count in setting.model.kinds:
         for item in layer.tensors(setting.model.hidden):
             for matrix in item.matrices:
-                cut, whole = matrix.outputs, matrix.inputs
+                cut_width, full_width = matrix.outputs, matrix.inputs
                 if matrix.cuts_inputs:
-                    cut, whole = whole, cut
-                values = values + count * (cut / cases.tp + whole)
+                    cut_width, full_width = full_width, cut_width
+                values = values + count * (cut_width / cases.tp + full_width)
     return np.asarray(adapters.slots * 2 * adapters.rank * values / cases.pp)

@@ -19,9 +19,9 @@ from recipe_core.estimates.serving.batch_window import (
     Batches,
     Service,
     Window,
-    arriving,
-    capacity,
-    circulating,
+    arriving_batches,
+    batch_capacity,
+    circulating_batches,
     latency_percentiles,
 )
 from recipe_core.estimates.serving.continuous_batching import request_overheads
@@ -42,20 +42,22 @@ AT_ONCE = 1024
 def windowed_serving(setting: Setting, cases: Cases, memory: Memory) -> Serving:
     """Latency and throughput of each case under its load, by the workload's mode."""
     if setting.mode in ("static", "offline"):
-        return _drained(setting, cases, memory)
-    window, service = _queue(setting, cases, memory)
-    outside, replicas = _outside(setting, cases), active_replicas(cases)
-    most = capacity(service, window)
+        return _drain_batches(setting, cases, memory)
+    window, service = _batch_queue(setting, cases, memory)
+    outside, replicas = _outside_batches_s(setting, cases), active_replicas(cases)
+    highest_rate = batch_capacity(service, window)
     if setting.mode == "closed":
-        batches = _chunked(circulating, cases.load / replicas, outside, service, window)
+        batches = _run_in_chunks(
+            circulating_batches, cases.load / replicas, outside, service, window
+        )
         unstable = np.zeros(len(cases), dtype=bool)
     else:
         replicas = cases.replicas.astype(np.float64)
-        unstable = cases.load / replicas >= most
-        rate = np.minimum(cases.load / replicas, NEAR_FULL * most)
-        batches = _chunked(arriving, rate, None, service, window)
+        unstable = cases.load / replicas >= highest_rate
+        rate = np.minimum(cases.load / replicas, NEAR_FULL * highest_rate)
+        batches = _run_in_chunks(arriving_batches, rate, None, service, window)
     parts = _padded_parts(setting, cases, batches.shared)
-    parts = _scaled(parts, batches.service_s)
+    parts = _scale_parts(parts, batches.service_s)
     queue = np.maximum(batches.wait_s - batches.idle_wait_s, 0.0)
     idle = np.minimum(batches.idle_wait_s, batches.wait_s)
     prefill = {**parts, "engine_queue": queue, "window": idle, "request": outside}
@@ -86,12 +88,12 @@ def simulated_windows(
 
     A result is its own first token.
     """
-    window, service = _queue(setting, cases, memory)
-    rate = np.minimum(cases.load / cases.replicas, NEAR_FULL * capacity(service, window))
+    window, service = _batch_queue(setting, cases, memory)
+    rate = np.minimum(cases.load / cases.replicas, NEAR_FULL * batch_capacity(service, window))
     times = latency_percentiles(rate, service, window, percentiles)
     # what own runs teach stretches all times of a case alike
     solved = windowed_serving(setting, cases, memory)
-    times = (times + _outside(setting, cases)) * (latency_s / solved.request_latency_s)
+    times = (times + _outside_batches_s(setting, cases)) * (latency_s / solved.request_latency_s)
     by = dict(zip(percentiles, times, strict=True))
     figures = ("ttft_s", "request_latency_s")
     return Simulation(
@@ -102,44 +104,44 @@ def simulated_windows(
     )
 
 
-def _outside(setting: Setting, cases: Cases) -> Float:
+def _outside_batches_s(setting: Setting, cases: Cases) -> Float:
     """Seconds of a request in the server outside of batches."""
     request, token = request_overheads(setting)
     out: Float = request + token * cases.input_tokens
     return out
 
 
-def _queue(setting: Setting, cases: Cases, memory: Memory) -> tuple[Window, Service]:
+def _batch_queue(setting: Setting, cases: Cases, memory: Memory) -> tuple[Window, Service]:
     """How batches form, and what batches of every size take."""
-    told = largest_batch(cases.max_num_seqs, cases.max_batched_tokens, cases.max_context)
-    most = np.minimum(told, resident_limit(setting, cases, memory)).astype(np.int64)
-    window = Window.of(cases.window_s, most, cases.instances)
-    sizes = _sizes(int(most.max()))
+    batch_limit = largest_batch(cases.max_num_seqs, cases.max_batched_tokens, cases.max_context)
+    largest = np.minimum(batch_limit, resident_limit(setting, cases, memory)).astype(np.int64)
+    window = Window.of(cases.window_s, largest, cases.instances)
+    sizes = _batch_sizes(int(largest.max()))
     host, device = [], []
     for size in sizes:
         parts = _padded_parts(setting, cases, np.full(len(cases), float(size)))
         of_host = total({name: parts[name] for name in HOST if name in parts})
         host.append(of_host)
         device.append(total(parts) - of_host)
-    return window, Service(_table(sizes, host), _table(sizes, device))
+    return window, Service(_time_table(sizes, host), _time_table(sizes, device))
 
 
-def _sizes(most: int) -> Int:
+def _batch_sizes(largest: int) -> Int:
     """Sizes of a batch at which its time is computed: each about 1.4 times the one before."""
-    grid = np.round(np.sqrt(2.0) ** np.arange(0, 2 * np.log2(max(most, 1)) + 1))
-    return np.unique(np.append(np.minimum(grid, most), [1, most])).astype(np.int64)
+    grid = np.round(np.sqrt(2.0) ** np.arange(0, 2 * np.log2(max(largest, 1)) + 1))
+    return np.unique(np.append(np.minimum(grid, largest), [1, largest])).astype(np.int64)
 
 
-def _table(sizes: Int, columns: list[Float]) -> Float:
+def _time_table(sizes: Int, columns: list[Float]) -> Float:
     """Times of batches of 0 to the largest size: (cases, sizes), straight between those known."""
     values = np.stack(columns, axis=1)
     every_size = np.arange(int(sizes[-1]) + 1)
-    right = np.clip(np.searchsorted(sizes, every_size), 1, max(len(sizes) - 1, 1))
+    upper = np.clip(np.searchsorted(sizes, every_size), 1, max(len(sizes) - 1, 1))
     if len(sizes) == 1:
         return np.repeat(values, len(every_size), axis=1)
-    left = right - 1
-    share = np.clip((every_size - sizes[left]) / (sizes[right] - sizes[left]), 0.0, 1.0)
-    out: Float = values[:, left] * (1 - share) + values[:, right] * share
+    lower = upper - 1
+    share = np.clip((every_size - sizes[lower]) / (sizes[upper] - sizes[lower]), 0.0, 1.0)
+    out: Float = values[:, lower] * (1 - share) + values[:, upper] * share
     return out
 
 
@@ -153,13 +155,13 @@ def _padded_parts(setting: Setting, cases: Cases, size: Float) -> Parts:
     return batch_parts(setting, padded, size)
 
 
-def _scaled(parts: Parts, seconds: Float) -> Parts:
+def _scale_parts(parts: Parts, seconds: Float) -> Parts:
     """Parts that add up to what a batch takes, waiting for the device of another included."""
     factor = seconds / np.maximum(total(parts), 1e-30)
     return {name: factor * value for name, value in parts.items()}
 
 
-def _chunked(
+def _run_in_chunks(
     formula: object, load: Float, outside: Float | None, service: Service, window: Window
 ) -> Batches:
     """The formula for a limited number of cases at once."""
@@ -170,14 +172,14 @@ def _chunked(
     return Batches(*(np.concatenate([getattr(b, f) for b in out]) for f in Batches.__slots__))
 
 
-def _drained(setting: Setting, cases: Cases, memory: Memory) -> Serving:
+def _drain_batches(setting: Setting, cases: Cases, memory: Memory) -> Serving:
     """What is there at once runs in full batches; the last one waits where it is not full."""
-    told = largest_batch(cases.max_num_seqs, cases.max_batched_tokens, cases.max_context)
-    whole = replace(cases, max_batched_tokens=told * cases.input_tokens)
-    served = pooled_serving(setting, whole, memory)
+    batch_limit = largest_batch(cases.max_num_seqs, cases.max_batched_tokens, cases.max_context)
+    full_cases = replace(cases, max_batched_tokens=batch_limit * cases.input_tokens)
+    served = pooled_serving(setting, full_cases, memory)
     share = cases.load / active_replicas(cases)
     last = np.mod(share, np.maximum(served.resident, 1.0))
-    waits_s = np.where((last > 0) | (share < told), cases.window_s, 0.0)
+    waits_s = np.where((last > 0) | (share < batch_limit), cases.window_s, 0.0)
     if setting.mode == "static":
         waited, whole_s = waits_s, served.request_latency_s
     else:

@@ -49,7 +49,7 @@ def boundary_bytes(setting: TrainingSetting, cases: TrainingCases) -> Float:
     return BYTES * setting.model.hidden / cases.norm_share
 
 
-def kept(setting: TrainingSetting, cases: TrainingCases, layer: Layer) -> dict[str, Float]:
+def kept_bytes(setting: TrainingSetting, cases: TrainingCases, layer: Layer) -> dict[str, Float]:
     """Bytes a token that a layer saves when nothing is recomputed, by part (one per case).
 
     A frozen matrix without an adapter has no gradient, so its input is not kept for it: that of a
@@ -59,13 +59,13 @@ def kept(setting: TrainingSetting, cases: TrainingCases, layer: Layer) -> dict[s
     out: dict[str, Float] = {}
     for half, name in ((layer.attention, "attention"), (layer.mlp, "mlp")):
         if half is not None:
-            out |= _norm(setting, cases, layer, adapted=setting.adapts(name), half=name)
+            out |= _norm_saved_bytes(setting, cases, layer, adapted=setting.adapts(name), half=name)
     if layer.attention is not None:
-        out |= _mixer(setting, cases, layer.attention)
-    return out | _feed_forward(setting, cases, layer)
+        out |= _mixer_saved_bytes(setting, cases, layer.attention)
+    return out | _feed_forward_saved_bytes(setting, cases, layer)
 
 
-def _norm(
+def _norm_saved_bytes(
     setting: TrainingSetting, cases: TrainingCases, layer: Layer, *, adapted: bool, half: str
 ) -> dict[str, Float]:
     """A half's norm: its input, its output (which the products after it need), gathered copies."""
@@ -86,7 +86,9 @@ def _norm(
     }
 
 
-def _mixer(setting: TrainingSetting, cases: TrainingCases, a: Attention) -> dict[str, Float]:
+def _mixer_saved_bytes(
+    setting: TrainingSetting, cases: TrainingCases, a: Attention
+) -> dict[str, Float]:
     """What the mixer itself saves: inputs of attention, its scores, and its output."""
     if isinstance(a, LinearAttention):
         values = 2 * a.in_columns + a.conv_channels + 2 * a.heads * a.v_head_dim
@@ -111,12 +113,16 @@ def _mixer(setting: TrainingSetting, cases: TrainingCases, a: Attention) -> dict
     return out
 
 
-def _feed_forward(setting: TrainingSetting, cases: TrainingCases, layer: Layer) -> dict[str, Float]:
+def _feed_forward_saved_bytes(
+    setting: TrainingSetting, cases: TrainingCases, layer: Layer
+) -> dict[str, Float]:
     """What a feed-forward block saves: gate and up, and what its last product needs."""
     m, adapted = layer.mlp, setting.adapts("mlp")
     if m is None:
         return {}
-    inner, product = _values(setting, gated=m.gated if not isinstance(m, MoeMlp) else True)
+    inner, product = _values_per_width(
+        setting, gated=m.gated if not isinstance(m, MoeMlp) else True
+    )
     if setting.activation_dtype == "fp8":
         inner = inner / BYTES
     if not isinstance(m, MoeMlp):
@@ -139,7 +145,7 @@ def _feed_forward(setting: TrainingSetting, cases: TrainingCases, layer: Layer) 
     }
 
 
-def _values(setting: TrainingSetting, *, gated: bool) -> tuple[float, float]:
+def _values_per_width(setting: TrainingSetting, *, gated: bool) -> tuple[float, float]:
     """16-bit values for each value of a block's width: kept for the activation, and its result."""
     if not gated:
         return 1.0, 0.5 if setting.fused else 1.0
@@ -176,32 +182,32 @@ DROPS: dict[RecomputedModule, frozenset[str]] = {
 
 def layer_bytes(setting: TrainingSetting, cases: TrainingCases, layer: Layer) -> Float:
     """Bytes a token that a layer saves when nothing is recomputed (one per case)."""
-    return add(kept(setting, cases, layer).values())
+    return add(kept_bytes(setting, cases, layer).values())
 
 
 def mlp_bytes(setting: TrainingSetting, cases: TrainingCases, layer: Layer) -> Float:
     """Bytes a token that a layer's feed-forward block saves (one per case)."""
-    parts = _feed_forward(setting, cases, layer)
+    parts = _feed_forward_saved_bytes(setting, cases, layer)
     return add(parts.values()) if parts else np.zeros(len(cases))
 
 
-def modules(setting: TrainingSetting, cases: TrainingCases) -> Int:
+def recomputed_modules(setting: TrainingSetting, cases: TrainingCases) -> Int:
     """Bits of the modules that selective recomputation names: stated, else the framework's own.
 
     Those are for models with experts or latent attention.
     """
-    model, own = setting.model, modules_code(setting.framework.recompute_modules)
+    model, framework_modules = setting.model, modules_code(setting.framework.recompute_modules)
     if not any(
         isinstance(kind.mlp, MoeMlp) or isinstance(kind.attention, LatentAttention)
         for kind, _ in model.kinds
     ):
-        own = 0
-    return np.where(cases.recompute_modules > 0, cases.recompute_modules, own)
+        framework_modules = 0
+    return np.where(cases.recompute_modules > 0, cases.recompute_modules, framework_modules)
 
 
-def _dropped(setting: TrainingSetting, cases: TrainingCases, layer: Layer) -> Float:
+def _dropped_bytes(setting: TrainingSetting, cases: TrainingCases, layer: Layer) -> Float:
     """Bytes a token of the parts that selective recomputation by modules does not keep."""
-    parts, code = kept(setting, cases, layer), modules(setting, cases)
+    parts, code = kept_bytes(setting, cases, layer), recomputed_modules(setting, cases)
     out = np.zeros(len(cases))
     for name, part in parts.items():
         bits = modules_code([module for module, drops in DROPS.items() if name in drops])
@@ -236,10 +242,10 @@ def saved_bytes(setting: TrainingSetting, cases: TrainingCases, layer: Layer) ->
     by_operator = setting.framework.sharding == "fsdp" and setting.flash
     if by_operator and isinstance(a, GroupedAttention) and layer.mlp is not None:
         selective = _every_second_product(setting, cases, a, layer.mlp)
-    scores = kept(setting, cases, layer).get("scores", np.zeros(len(cases)))
+    scores = kept_bytes(setting, cases, layer).get("scores", np.zeros(len(cases)))
     selective = np.minimum(selective, full - scores)
-    named = modules(setting, cases) > 0
-    selective = np.where(named, full - _dropped(setting, cases, layer), selective)
+    has_modules = recomputed_modules(setting, cases) > 0
+    selective = np.where(has_modules, full - _dropped_bytes(setting, cases, layer), selective)
     saved = np.select(
         [cases.recompute == RECOMPUTE.index("full"), cases.recompute == 1],
         [boundary_bytes(setting, cases), selective],

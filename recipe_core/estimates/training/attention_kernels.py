@@ -41,7 +41,7 @@ def kernel_times(setting: TrainingSetting) -> KernelTimes:
     kernel, (_, fitted) = kernel_of(setting), setting.framework.kernels_on(architecture)
     if kernel is None or kernel == fitted:
         return KernelTimes(1.0, 1.0)
-    rates, of_fitted = (_data(name).rates_on(architecture) for name in (kernel, fitted))
+    rates, of_fitted = (_kernel_data(name).rates_on(architecture) for name in (kernel, fitted))
     if rates is None or of_fitted is None:
         return KernelTimes(1.0, 1.0)
     return KernelTimes(of_fitted.forward / rates.forward, of_fitted.backward / rates.backward)
@@ -55,18 +55,18 @@ def kernel_rule(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Refu
     kernel, device = kernel_of(setting), setting.cluster.device
     if kernel is None or setting.attention == "flash":
         return
-    data = _data(kernel)
+    data = _kernel_data(kernel)
     if data.rates_on(device.architecture) is None:
-        known = ", ".join(data.rates)
+        architectures = ", ".join(data.rates)
         yield Refusal(
             "attention",
             np.ones(len(cases), dtype=np.bool_),
             lambda _: (
-                f"{data.title} (workload.attention: {kernel}) is known on {known}, not on "
+                f"{data.title} (workload.attention: {kernel}) is known on {architectures}, not on "
                 f"{device.title}, {device.architecture}; use workload.attention: flash"
             ),
         )
 
 
-def _data(kernel: AttentionKernel) -> KernelData:
+def _kernel_data(kernel: AttentionKernel) -> KernelData:
     return training_data().attention_kernels[kernel]

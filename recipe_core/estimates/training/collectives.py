@@ -17,15 +17,15 @@ from recipe_core.base.arrays import Float
 from recipe_core.estimates.columns.training import RECOMPUTE, TrainingCases, TrainingSetting
 from recipe_core.estimates.training.activations import BYTES, boundary_bytes
 from recipe_core.estimates.training.frozen_base import gathered_weight_bytes
-from recipe_core.estimates.training.memory import held
-from recipe_core.estimates.training.peak_memory import hybrid
-from recipe_core.estimates.training.stages import stage_layers
+from recipe_core.estimates.training.memory import parameters_by_stage
+from recipe_core.estimates.training.peak_memory import hsdp_groups
+from recipe_core.estimates.training.stages import stage_layer_counts
 
 
 def fsdp_traffic(setting: TrainingSetting, cases: TrainingCases) -> dict[str, Float]:
     """Bytes by group for frameworks that shard layer by layer, of shape (cases, stages)."""
-    states, rank = setting.states, held(setting, cases)
-    count, first, last = stage_layers(setting, cases)
+    states, rank = setting.states, parameters_by_stage(setting, cases)
+    count, first, last = stage_layer_counts(setting, cases)
     layers = rank.dense + rank.experts
     parameters = layers + rank.vocabulary
     table = last * (setting.model.vocabulary * setting.model.hidden / cases.tp)[:, None]
@@ -35,22 +35,22 @@ def fsdp_traffic(setting: TrainingSetting, cases: TrainingCases) -> dict[str, Fl
     head = np.where(piped, 1.0, m)
     trained = rank.adapters if setting.frozen else parameters
     scattered = states.reduced * trained * np.where(piped, 1.0, m)
-    copies = hybrid(cases)[:, None]
+    copies = hsdp_groups(cases)[:, None]
     ranks = cases.replicas[:, None] / copies
     beside = rank.vocabulary - table + (rank.adapters if setting.frozen else 0.0)
     units = gathered_weight_bytes(setting) * layers + states.gathered * beside
     shard = gathers * units + states.gathered * head * table + scattered
-    tensor = m * _tensor(setting, cases, count, first, last)
+    tensor = m * _tensor_traffic(setting, cases, count, first, last)
     none = 0.0 * count  # NaN where there is no stage
     return {
         "shard": np.where(ranks > 1, shard, none),
         "replicate": np.where(copies > 1, 2 * scattered / ranks, none),
         "tensor": np.where(cases.tp[:, None] > 1, tensor, none),
-        "pipeline": np.where(piped, m * _hand_over(setting, cases, first, last), none),
+        "pipeline": np.where(piped, m * _hand_over_bytes(setting, cases, first, last), none),
     }
 
 
-def _tensor(
+def _tensor_traffic(
     setting: TrainingSetting, cases: TrainingCases, count: Float, first: Float, last: Float
 ) -> Float:
     """Bytes of a micro-batch: halves of layers, and both ends as one, gather and reduce a pass."""
@@ -65,7 +65,9 @@ def _tensor(
     return out
 
 
-def _hand_over(setting: TrainingSetting, cases: TrainingCases, first: Float, last: Float) -> Float:
+def _hand_over_bytes(
+    setting: TrainingSetting, cases: TrainingCases, first: Float, last: Float
+) -> Float:
     """Bytes of a micro-batch: hidden states to the next chunk, their gradients to the previous."""
     chunks = cases.virtual_stages[:, None]
     return (cases.tokens * boundary_bytes(setting, cases))[:, None] * (2.0 * chunks - first - last)

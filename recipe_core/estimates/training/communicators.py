@@ -27,7 +27,7 @@ def communicator_bytes(setting: TrainingSetting, cases: TrainingCases) -> Float:
     return np.asarray(each_bytes * np.maximum(groups - 1, 0), dtype=float)
 
 
-def usable_bytes(setting: TrainingSetting, cases: TrainingCases) -> Float:
+def process_usable_bytes(setting: TrainingSetting, cases: TrainingCases) -> Float:
     """Bytes of a device that its process's tensors can have (one per case)."""
     outside = setting.calibration.context_bytes.value + communicator_bytes(setting, cases)
     return np.asarray(setting.cluster.device.usable_memory_bytes - outside)

@@ -11,7 +11,7 @@ from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.estimates.columns.training import TrainingCases
 
 
-def _even(cases: TrainingCases, nodes: Int) -> Bool:
+def _shares_batch_evenly(cases: TrainingCases, nodes: Int) -> Bool:
     """Whether that many nodes give whole replicas that share the global batch evenly."""
     used = cases.nodes_used.astype(np.int64)
     replicas = cases.dp * nodes // used
@@ -23,7 +23,11 @@ def _even(cases: TrainingCases, nodes: Int) -> Bool:
 def elastic_nodes(cases: TrainingCases, fewest: int, i: int) -> list[int]:
     """Numbers of nodes, from ``fewest`` to all of case ``i``, that it can run on."""
     case, used = cases.take([i]), int(cases.nodes_used[i])
-    return [n for n in range(min(fewest, used), used + 1) if _even(case, np.array([n]))[0]]
+    return [
+        n
+        for n in range(min(fewest, used), used + 1)
+        if _shares_batch_evenly(case, np.array([n]))[0]
+    ]
 
 
 def next_smaller(cases: TrainingCases, fewest: int) -> Float:
@@ -32,7 +36,7 @@ def next_smaller(cases: TrainingCases, fewest: int) -> Float:
     remaining = np.zeros(len(cases), dtype=np.int64)
     for lost in range(1, int(used.max(initial=0)) - fewest + 1):
         nodes = used - lost
-        fits = (nodes >= fewest) & _even(cases, np.maximum(nodes, 1))
+        fits = (nodes >= fewest) & _shares_batch_evenly(cases, np.maximum(nodes, 1))
         remaining = np.where((remaining == 0) & fits, nodes, remaining)
         if remaining.all():
             break

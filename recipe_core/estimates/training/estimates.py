@@ -15,14 +15,14 @@ from recipe_core.estimates.columns.rollout import Sampling
 from recipe_core.estimates.columns.training import RECOMPUTE, TrainingCases, TrainingSetting
 from recipe_core.estimates.prediction import SCHEMA_VERSION
 from recipe_core.estimates.rules.refusal import Refusal
-from recipe_core.estimates.rules.training_rules import in_phase, rules
+from recipe_core.estimates.rules.training_rules import in_phase, training_refusals
 from recipe_core.estimates.training.activations import recomputed_share
 from recipe_core.estimates.training.attention_kernels import kernel_rule
-from recipe_core.estimates.training.bands import band
+from recipe_core.estimates.training.bands import training_band
 from recipe_core.estimates.training.data_loading import waiting_s
 from recipe_core.estimates.training.elastic import elastic_nodes
 from recipe_core.estimates.training.fits import host_rule, memory_rule
-from recipe_core.estimates.training.loss_chunks import decided
+from recipe_core.estimates.training.loss_chunks import decide_loss_chunks
 from recipe_core.estimates.training.loss_pieces import pieces_text
 from recipe_core.estimates.training.memory import PARTS, Memory, adapter_parameters
 from recipe_core.estimates.training.phases import PhaseEstimates, estimate_phases, estimate_steps
@@ -30,8 +30,8 @@ from recipe_core.estimates.training.reinforcement import (
     Reinforcement,
     at_longest,
     at_mean,
-    of_run,
-    reinforced,
+    reinforcement_of,
+    whole_run_cases,
 )
 from recipe_core.estimates.training.results import (
     FOLLOWING,
@@ -47,9 +47,13 @@ from recipe_core.estimates.training.results import (
     TrainingRun,
     TrainingStage,
 )
-from recipe_core.estimates.training.run import SECONDS_PER_HOUR, Run, run
-from recipe_core.estimates.training.schedule import step_parts
-from recipe_core.estimates.training.starts import is_uncertain, start_probability, uncertain_text
+from recipe_core.estimates.training.run import SECONDS_PER_HOUR, Run, estimate_run
+from recipe_core.estimates.training.schedule import training_step_parts
+from recipe_core.estimates.training.starts import (
+    is_training_uncertain,
+    training_doubt_text,
+    training_start_probability,
+)
 from recipe_core.estimates.training.time_limits import time_rules
 from recipe_core.models.dtypes import compute_dtype
 from recipe_core.models.spec import DRAFTS_UNCOUNTED, LinearAttention
@@ -79,8 +83,8 @@ def _score_flops(setting: TrainingSetting, sequence_length: Float) -> Float:
     scores: Float = np.zeros(len(sequence_length))
     for layer, n in setting.model.kinds:
         if (a := layer.attention) is not None and not isinstance(a, LinearAttention):
-            seen = setting.seen(sequence_length, a.window)
-            scores = scores + n * 2 * a.heads * (a.head_dim + a.v_head_dim) * seen
+            seen_tokens = setting.seen(sequence_length, a.window)
+            scores = scores + n * 2 * a.heads * (a.head_dim + a.v_head_dim) * seen_tokens
     return scores
 
 
@@ -189,7 +193,7 @@ class TrainingEstimates:
     @property
     def uncertain(self) -> Bool:
         """Cases of which estimates do not tell whether they start."""
-        return self.feasible & is_uncertain(self.start_probability)
+        return self.feasible & is_training_uncertain(self.start_probability)
 
     def doubts(self, rows: Int) -> list[str]:
         """Why the start of each of the chosen cases is uncertain; empty for the others."""
@@ -201,7 +205,7 @@ class TrainingEstimates:
         if self.reinforcement and (doubt := self.reinforcement.rollouts.doubts[i]):
             return f"may not start: {doubt}; starts with a probability of {chance_text(chance)}"
         peak, usable = float(self.peak_bytes[i]), float(self.memory.capacity_bytes[i])
-        return uncertain_text(self.setting, peak, usable, chance)
+        return training_doubt_text(self.setting, peak, usable, chance)
 
     def remarks(self, i: int) -> list[str]:
         """What to know about case ``i`` beside its figures.
@@ -303,9 +307,9 @@ class TrainingEstimates:
 
     def host_bytes(self, i: int) -> float:
         """Bytes that a device keeps in its host's memory: states, activations, what sleeps."""
-        kept = float(self.memory.host_bytes[i])
+        training_bytes = float(self.memory.host_bytes[i])
         asleep = 0.0 if self.reinforcement is None else self.reinforcement.offloaded_bytes[i]
-        return max(kept, float(asleep))
+        return max(training_bytes, float(asleep))
 
     def _by_stage(self, i: int) -> Float:
         """Bytes of each stage of a case."""
@@ -317,19 +321,21 @@ class TrainingEstimates:
     def _figures(self, i: int) -> dict[str, Any]:
         """What a case that runs has besides its memory, by the fields of an estimate."""
         run, training = self.run, self._training(i)
-        cost = TrainingCost(**_known(run, TrainingCost, i))
-        energy = TrainingEnergy(**_known(run, TrainingEnergy, i))
-        intervals = dict(_intervals(self.setting, training, cost, energy))
+        cost = TrainingCost(**_run_figures(run, TrainingCost, i))
+        energy = TrainingEnergy(**_run_figures(run, TrainingEnergy, i))
+        intervals = dict(_training_intervals(self.setting, training, cost, energy))
         price = self.setting.cluster.price_basis or "unknown"
         parts = {name: float(part[i]) for name, part in self.parts.items() if part[i] > 0}
-        least = self.setting.failures.min_nodes
+        min_nodes = self.setting.failures.min_nodes
         loop = self.reinforcement
         return {
             "training": training,
             "reinforcement": None if loop is None else reinforced_row(self, loop, i),
             "run": TrainingRun(
-                **_known(run, TrainingRun, i),
-                elastic_nodes=None if least is None else elastic_nodes(self.cases, least, i),
+                **_run_figures(run, TrainingRun, i),
+                elastic_nodes=None
+                if min_nodes is None
+                else elastic_nodes(self.cases, min_nodes, i),
                 mfu=float(self.run_mfu[i]),
                 time_shares=RunShares(**{k: float(v[i]) for k, v in run.shares.items()}),
                 phases=self._phases(i) if self.setting.phases else None,
@@ -386,11 +392,11 @@ class TrainingEstimates:
 _RATES = ("tokens_per_s_per_gpu", "flops_per_s_per_gpu", "mfu", "hfu")
 
 
-def _intervals(
+def _training_intervals(
     setting: TrainingSetting, training: TrainingFigures, cost: TrainingCost, energy: TrainingEnergy
 ) -> Iterator[tuple[str, dict[Level, Ends]]]:
     """The intervals of every figure; rates, cost and energy follow the time of a step."""
-    step, memory = band(setting, "step_s"), band(setting, "peak_memory_bytes")
+    step, memory = training_band(setting, "step_s"), training_band(setting, "peak_memory_bytes")
     rates = step.inverse()
     values: dict[str, tuple[float | None, dict[Level, Ends]]] = {
         "step_s": (training.step_s, step.factors),
@@ -413,7 +419,7 @@ def _peak_bytes(mem: Memory, phases: Sequence[PhaseEstimates]) -> Float:
     return np.asarray(np.max([mem.peak_bytes, *(of.memory.peak_bytes for of in phases)], axis=0))
 
 
-def _known(run: Run, part: type[Any], i: int) -> dict[str, Any]:
+def _run_figures(run: Run, part: type[Any], i: int) -> dict[str, Any]:
     """What a part of an estimate takes from a run, None where it is unknown."""
     columns = [field.name for field in fields(part) if field.name in Run.__slots__]
     values = ((name, getattr(run, name)[i]) for name in columns)
@@ -457,50 +463,50 @@ def reinforced_row(estimates: TrainingEstimates, loop: Reinforcement, i: int) ->
 def trained_parameters(setting: TrainingSetting) -> float:
     """Parameters in a checkpoint: adapters, or all; with a critic those of two models."""
     critic = setting.sampling is not None and setting.sampling.critic
-    one = adapter_parameters(setting) if setting.frozen else setting.model.language_parameters
-    return float(one) * (2 if critic else 1)
+    per_model = adapter_parameters(setting) if setting.frozen else setting.model.language_parameters
+    return float(per_model) * (2 if critic else 1)
 
 
-def estimate(setting: TrainingSetting, cases: TrainingCases) -> TrainingEstimates:
+def estimate_training(setting: TrainingSetting, cases: TrainingCases) -> TrainingEstimates:
     """Memory, step time and run of every case, and why some cannot run.
 
     Figures of infeasible cases mean nothing.
     """
     if setting.sampling is not None:
-        return _reinforced(setting, setting.sampling, cases)
+        return _estimate_reinforced(setting, setting.sampling, cases)
     main = estimate_steps(setting, cases)
-    return _estimated(setting, main.cases, main, estimate_phases(setting, main))
+    return _assemble_estimates(setting, main.cases, main, estimate_phases(setting, main))
 
 
-def _reinforced(
+def _estimate_reinforced(
     setting: TrainingSetting, sampling: Sampling, cases: TrainingCases
 ) -> TrainingEstimates:
     """The same of a step that samples and scores answers, and updates on them."""
-    packed, mem = decided(setting, at_longest(sampling, cases))
+    packed, mem = decide_loss_chunks(setting, at_longest(sampling, cases))
     cases = replace(cases, fused_loss=packed.fused_loss)
-    update = step_parts(setting, at_mean(sampling, cases))
-    loop = reinforced(setting, sampling, cases, mem, update)
-    whole = of_run(sampling, cases)
-    waits = waiting_s(whole, setting.loading, add(loop.parts.values()))
+    update = training_step_parts(setting, at_mean(sampling, cases))
+    loop = reinforcement_of(setting, sampling, cases, mem, update)
+    run_cases = whole_run_cases(sampling, cases)
+    waits = waiting_s(run_cases, setting.loading, add(loop.parts.values()))
     parts = loop.parts | {"data_loading": waits}
-    main = PhaseEstimates(whole, loop.memory, parts, add(parts.values()))
-    out = _estimated(setting, cases, main, (main,))
+    main = PhaseEstimates(run_cases, loop.memory, parts, add(parts.values()))
+    out = _assemble_estimates(setting, cases, main, (main,))
     refusals = (*out.refusals, *loop.refusals(setting, cases))
     starts = out.start_probability * loop.rollouts.certainty
     return replace(out, refusals=refusals, reinforcement=loop, start_probability=starts)
 
 
-def _estimated(
+def _assemble_estimates(
     setting: TrainingSetting,
     cases: TrainingCases,
     main: PhaseEstimates,
     phases: tuple[PhaseEstimates, ...],
 ) -> TrainingEstimates:
     """What follows from steps, for ``cases`` whose ``main`` shape counts in the run."""
-    ran = run(setting, main, phases, trained_parameters(setting))
+    ran = estimate_run(setting, main, phases, trained_parameters(setting))
     fits = memory_rule(setting, main.memory)
     refusals = (
-        *rules(setting, cases),
+        *training_refusals(setting, cases),
         *kernel_rule(setting, cases),
         fits,
         *host_rule(setting, cases, main.memory),
@@ -519,7 +525,7 @@ def _estimated(
         phases,
         ran,
         refusals,
-        start_probability(setting, peak_bytes, usable_bytes),
+        training_start_probability(setting, peak_bytes, usable_bytes),
     )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from recipe_core.base.arrays import Float
 from recipe_core.estimates.columns.training import TrainingCases, TrainingSetting
-from recipe_core.estimates.ledger import Overhead, folded, note
+from recipe_core.estimates.ledger import Overhead, fold_factors, record_entry
 from recipe_core.estimates.network import Group, all_to_all_s, dispatch_s, rank_group
 from recipe_core.estimates.roofline import experts_s
 from recipe_core.estimates.training.activations import BYTES
@@ -62,10 +62,10 @@ def expert_work(
         values = moves * inside / setting.framework.elementwise_passes.value + 3.0 * width
         seconds = seconds + elementwise_s(setting, routed, values)
     group = rank_group(setting.cluster, cases, cases.ep)
-    exchange = _exchange_s(setting, group, share, m, fullest)
+    exchange = _expert_exchange_s(setting, group, share, m, fullest)
     waits = np.zeros(len(cases))
     if handling is not None:
-        waits = note(
+        waits = record_entry(
             np.where(shared, handling.wait_s.value, 0.0),
             lambda once_s: Overhead(
                 "Sizes of the exchange, read by the host", once_s, each_s=once_s, per="layer"
@@ -81,13 +81,13 @@ def _products_s(
 ) -> Float:
     """Seconds of the grouped products of routed experts."""
     inside = m.expert_hidden(setting.model.hidden)
-    held = m.experts / np.where(cases.ep > 1, cases.ep, 1)
-    weights = held * m.matrices * inside * width * BYTES
+    rank_experts = m.experts / np.where(cases.ep > 1, cases.ep, 1)
+    weights = rank_experts * m.matrices * inside * width * BYTES
     moved = BYTES * routed * (2 * inside + m.matrices * width)
     flops = 2 * routed * m.matrices * inside * width
     tokens = np.asarray(routed, dtype=float)
     seconds = experts_s(setting.cluster.device, setting.precision, flops, weights, moved, tokens)
-    seconds = folded(seconds / setting.pace(setting.precision) / setting.grouped_rate)
+    seconds = fold_factors(seconds / setting.pace(setting.precision) / setting.grouped_rate)
     if setting.fp8_recipe in SCALED_TWICE:
         seconds = seconds + cast_s(setting, routed, inside + width, "Routed rows")
     return seconds
@@ -102,7 +102,7 @@ def _shared_s(setting: TrainingSetting, cases: TrainingCases, rows: Float, m: Mo
     return up + product_s(setting, rows, wide, hidden, "Shared experts, down")
 
 
-def _exchange_s(
+def _expert_exchange_s(
     setting: TrainingSetting, group: Group, share: Float, m: MoeMlp, fullest: Float
 ) -> Float:
     """Seconds of an exchange and its way back."""

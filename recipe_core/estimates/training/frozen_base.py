@@ -109,12 +109,12 @@ def dequantize_s(setting: TrainingSetting, cases: TrainingCases, layer: Layer) -
         "fp32",
         base.operations.value * wider * weights,
         base.moved_bytes.value * weights,
-        base.starts * _matrices(setting, layer),
+        base.starts * _matrix_count(setting, layer),
         label="Weights from 4 to 16 bits",
     )
 
 
-def _matrices(setting: TrainingSetting, layer: Layer) -> float:
+def _matrix_count(setting: TrainingSetting, layer: Layer) -> float:
     return float(
         sum(
             1 if matrix.cuts_inputs else _fused_parts(layer, item)
@@ -133,7 +133,7 @@ def launched_s(setting: TrainingSetting, cases: TrainingCases) -> Float:
     if setting.base is None:
         return np.zeros(len(cases))
     kinds, layers = setting.model.kinds, len(setting.model.layers)
-    matrices = sum(_matrices(setting, kind) * n for kind, n in kinds) / layers
+    matrices = sum(_matrix_count(setting, kind) * n for kind, n in kinds) / layers
     again = cases.recompute == RECOMPUTE.index("full")
     passes = 2.0 + recomputed_share(setting, cases) * again
     return np.asarray(quantized_bases().start_s.value * setting.base.starts * matrices * passes)

@@ -18,8 +18,8 @@ MOVED = ("parameters", "gradients", "optimizer", "master", "reference")
 _OPTIMIZER = ("optimizer", "master")
 
 
-def offloaded(
-    setting: TrainingSetting, cases: TrainingCases, states: dict[str, Float], whole: Float
+def offload_states(
+    setting: TrainingSetting, cases: TrainingCases, states: dict[str, Float], undivided: Float
 ) -> tuple[dict[str, Float], Float]:
     """States left on the device, and bytes that a device of the fullest stage has on its host.
 
@@ -32,24 +32,24 @@ def offloaded(
     some, hosted = cases.offload[:, None] > 0, cases.host_parameters
     moved = MOVED if setting.framework.reference_divided else MOVED[:-1]
     away = dict.fromkeys(moved, hosted[:, None]) | dict.fromkeys(_OPTIMIZER, some)
-    left = {
+    on_device = {
         name: np.where(away[name], 0.0 * size, size) if name in away else size
         for name, size in states.items()
     }
     optimizer = np.nanmax(np.where(some, add(states[name] for name in _OPTIMIZER), 0.0), axis=1)
     if not hosted.any():
-        return left, optimizer
+        return on_device, optimizer
     narrow = 0.0 if setting.state_dtype == "bf16" else 4.0 / setting.states.gradient - 1.0
-    kept = add(states[name] for name in moved) + narrow * states["gradients"]  # in fp32
-    everything = np.nanmax(kept, axis=1)
-    loaded, start = np.nansum(whole, axis=1), setting.framework.loads_whole
+    host_states = add(states[name] for name in moved) + narrow * states["gradients"]  # in fp32
+    everything = np.nanmax(host_states, axis=1)
+    loaded, start = np.nansum(undivided, axis=1), setting.framework.loads_whole
     if start == "every" and not setting.frozen:
         everything = np.maximum(everything, loaded)
     needed = setting.calibration.host_buffers.value * everything
     if start == "one":  # beside the shards that it sends to all
         shared = loaded / np.minimum(cases.per_node, cases.devices)
         needed = np.maximum(needed, np.nanmax(states["parameters"], axis=1) + shared)
-    return left, np.where(hosted, needed, optimizer)
+    return on_device, np.where(hosted, needed, optimizer)
 
 
 def copied_s(

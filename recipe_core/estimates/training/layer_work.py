@@ -19,7 +19,7 @@ from recipe_core.estimates.training.activations import (
     BYTES,
     MLP_PARTS,
     boundary_bytes,
-    kept,
+    kept_bytes,
     layer_bytes,
     mlp_bytes,
 )
@@ -42,13 +42,13 @@ def working_bytes(setting: TrainingSetting, cases: TrainingCases, layer: Layer) 
 
     With all that it saved; without the gradients of its weights.
     """
-    whole, beside = layer_bytes(setting, cases, layer), boundary_bytes(setting, cases)
-    block = whole + MLP_WORK * mlp_bytes(setting, cases, layer)
+    saved, beside = layer_bytes(setting, cases, layer), boundary_bytes(setting, cases)
+    block = saved + MLP_WORK * mlp_bytes(setting, cases, layer)
     if setting.framework.mlp_in_place and setting.frozen:
-        block = whole + 2 * beside  # the layer's output and its gradient
+        block = saved + 2 * beside  # the layer's output and its gradient
     if layer.attention is None or isinstance(layer.attention, LinearAttention):
         return block
-    parts = kept(setting, cases, layer)
+    parts = kept_bytes(setting, cases, layer)
     half = add(part for name, part in parts.items() if name not in _MLP_HALF)
     # a gradient passes the half by
     return np.maximum(block, half + beside + attention_work(setting, cases, layer.attention))

@@ -9,10 +9,12 @@ import numpy as np
 
 from recipe_core.estimates.columns.training import TrainingCases, TrainingSetting
 from recipe_core.estimates.training.fits import memory_rule
-from recipe_core.estimates.training.memory import Memory, memory
+from recipe_core.estimates.training.memory import Memory, training_memory
 
 
-def decided(setting: TrainingSetting, cases: TrainingCases) -> tuple[TrainingCases, Memory]:
+def decide_loss_chunks(
+    setting: TrainingSetting, cases: TrainingCases
+) -> tuple[TrainingCases, Memory]:
     """Cases with nothing left open, and their memory.
 
     The loss is computed in chunks where the framework does nothing else, or where full logits do
@@ -20,8 +22,8 @@ def decided(setting: TrainingSetting, cases: TrainingCases) -> tuple[TrainingCas
     """
     if setting.framework.pieces.use == "always":
         cases = replace(cases, fused_loss=np.ones_like(cases.fused_loss))
-        return cases, memory(setting, cases)
-    full = memory(setting, cases)
+        return cases, training_memory(setting, cases)
+    full = training_memory(setting, cases)
     if setting.fused_loss is not None or setting.framework.pieces.use == "asked":
         return cases, full
     figures, over = setting.calibration, memory_rule(setting, full).broken
@@ -34,7 +36,7 @@ def decided(setting: TrainingSetting, cases: TrainingCases) -> tuple[TrainingCas
     fused = cases.fused_loss.copy()
     fused[rows] = 1
     cases = replace(cases, fused_loss=fused)
-    return cases, _with_rows(full, rows, memory(setting, cases.take(rows)))
+    return cases, _with_rows(full, rows, training_memory(setting, cases.take(rows)))
 
 
 def _with_rows(full: Memory, rows: Any, chunked: Memory) -> Memory:

@@ -27,14 +27,14 @@ def in_pieces(setting: TrainingSetting, cases: TrainingCases) -> Bool:
 def logits_at_once(setting: TrainingSetting, cases: TrainingCases) -> Float:
     """Logits that a rank of the last stage has at once (one per case)."""
     vocabulary = setting.model.vocabulary / cases.tp
-    rows, columns = _piece(setting, cases.tokens, vocabulary)
+    rows, columns = _piece_shape(setting, cases.tokens, vocabulary)
     chunked = in_pieces(setting, cases)
     # each layer of multi-token prediction has logits of its own
-    whole = (1 + setting.mtp_layers) * cases.tokens * vocabulary
-    return np.where(chunked, rows * columns, whole)
+    all_logits = (1 + setting.mtp_layers) * cases.tokens * vocabulary
+    return np.where(chunked, rows * columns, all_logits)
 
 
-def _piece(setting: TrainingSetting, tokens: Float, vocabulary: Float) -> tuple[Float, Float]:
+def _piece_shape(setting: TrainingSetting, tokens: Float, vocabulary: Float) -> tuple[Float, Float]:
     pieces = setting.framework.pieces
     rows = tokens / (pieces.count or 1.0)
     if pieces.as_hidden:
@@ -48,8 +48,13 @@ def _piece(setting: TrainingSetting, tokens: Float, vocabulary: Float) -> tuple[
 
 def logit_bytes(setting: TrainingSetting, cases: TrainingCases) -> Float:
     """Bytes of each logit that exists, with its gradient and copies (one per case)."""
-    whole, piece = setting.framework.loss_bytes.value, setting.framework.pieces.logit_bytes
-    return np.where(in_pieces(setting, cases), whole if piece is None else piece, whole)
+    full_bytes, piece_bytes = (
+        setting.framework.loss_bytes.value,
+        setting.framework.pieces.logit_bytes,
+    )
+    return np.where(
+        in_pieces(setting, cases), full_bytes if piece_bytes is None else piece_bytes, full_bytes
+    )
 
 
 def is_eager(setting: TrainingSetting, cases: TrainingCases) -> Bool:

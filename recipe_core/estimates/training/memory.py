@@ -18,7 +18,7 @@ import numpy as np
 from recipe_core.base.arrays import Float, add
 from recipe_core.estimates.columns.training import TrainingCases, TrainingSetting, training_cases
 from recipe_core.estimates.training.activations import BYTES, in_flight
-from recipe_core.estimates.training.communicators import usable_bytes
+from recipe_core.estimates.training.communicators import process_usable_bytes
 from recipe_core.estimates.training.frozen_base import (
     adapter_sizes,
     buffer_bytes,
@@ -27,11 +27,11 @@ from recipe_core.estimates.training.frozen_base import (
     split_ranks,
     weight_bytes,
 )
-from recipe_core.estimates.training.host_states import offloaded
+from recipe_core.estimates.training.host_states import offload_states
 from recipe_core.estimates.training.loss_pieces import is_eager, logits_at_once
-from recipe_core.estimates.training.optimizer_states import state_bytes, table_state_bytes
-from recipe_core.estimates.training.peak_memory import Stage, fullest
-from recipe_core.estimates.training.stages import by_length, stage_layers, with_mirror
+from recipe_core.estimates.training.optimizer_states import optimizer_state_bytes, table_state_bytes
+from recipe_core.estimates.training.peak_memory import Stage, fullest_moment
+from recipe_core.estimates.training.stages import by_length, stage_layer_counts, with_mirror
 from recipe_core.estimates.training.unsharded_peak import loss_or_layer, offloaded_activations
 from recipe_core.models.spec import Layer
 
@@ -107,7 +107,7 @@ def layer_parameters(
     return dense, experts
 
 
-def held(setting: TrainingSetting, cases: TrainingCases) -> RankParameters:
+def parameters_by_stage(setting: TrainingSetting, cases: TrainingCases) -> RankParameters:
     """Parameters of each stage on one rank, of shape (cases, stages).
 
     A tied head is copied where it is on another stage than the embedding. So is the embedding on
@@ -115,7 +115,7 @@ def held(setting: TrainingSetting, cases: TrainingCases) -> RankParameters:
     both there (arXiv:2412.19437, section 3.2.3).
     """
     model = setting.model
-    count, first, last = stage_layers(setting, cases)
+    count, first, last = stage_layer_counts(setting, cases)
     layers = [
         ((*layer_parameters(setting, cases, kind), adapter_sizes(setting, cases, kind)), n)
         for kind, n in model.kinds
@@ -151,7 +151,7 @@ def prediction_parameters(setting: TrainingSetting, cases: TrainingCases) -> Flo
     return np.asarray(2 * hidden * hidden / cases.tp + 3 * hidden)
 
 
-def _gathered(setting: TrainingSetting, cases: TrainingCases, rank: RankParameters) -> Float:
+def _gathered_bytes(setting: TrainingSetting, cases: TrainingCases, rank: RankParameters) -> Float:
     """Bytes of unsharded units: two layers (current and next), embedding or head, a gradient.
 
     A 4-bit base in host memory is divided by the first FSDP, whose root unit, embedding and head,
@@ -174,7 +174,7 @@ def _gathered(setting: TrainingSetting, cases: TrainingCases, rank: RankParamete
     return np.where(sharded & (cases.zero_stage[:, None] == 3), live, before)
 
 
-def _stage(
+def _peak_stage(
     setting: TrainingSetting,
     cases: TrainingCases,
     rank: RankParameters,
@@ -184,13 +184,15 @@ def _stage(
     """What `peak_memory` needs to know of each stage; ``sharded``: bytes of sharded gradients."""
     model, piped = setting.model, cases.pp[:, None] > 1
     gradient = 0.0 if setting.frozen else setting.states.gradient
-    count, first, last = stage_layers(setting, cases)
+    count, first, last = stage_layer_counts(setting, cases)
     parameters = rank.dense + rank.experts + rank.vocabulary
     sizes = [add(layer_parameters(setting, cases, kind)) for kind, _ in model.kinds]
     unit = np.max(sizes, axis=0)[:, None]
     table = (model.vocabulary * model.hidden / cases.tp)[:, None]
     trained = rank.adapters if setting.frozen else parameters
-    per_parameter = gradient / np.where(piped, 1.0, _divided(cases, 2, cases.shard.astype(float)))
+    per_parameter = gradient / np.where(
+        piped, 1.0, _zero_divisor(cases, 2, cases.shard.astype(float))
+    )
     per_parameter = np.where(cases.host_parameters[:, None] & ~piped, 0.0, per_parameter)
     # DTensor makes the embedding's gradient of the whole vocabulary, which a pipeline keeps
     unsplit = 0.0 if setting.frozen else first * table * (cases.tp[:, None] - 1)
@@ -211,39 +213,39 @@ def _stage(
     )
 
 
-def _divided(cases: TrainingCases, stage: int, ranks: Float) -> Float:
+def _zero_divisor(cases: TrainingCases, stage: int, ranks: Float) -> Float:
     """The divisor, of shape (cases, 1), of a state that is divided from a ZeRO stage on."""
     return np.where(cases.zero_stage >= stage, np.maximum(ranks, 1), 1)[:, None].astype(float)
 
 
-def memory(setting: TrainingSetting, cases: TrainingCases) -> Memory:
+def training_memory(setting: TrainingSetting, cases: TrainingCases) -> Memory:
     """Bytes of every part on the fullest rank of each stage, and what a process can have."""
-    columns = by_length(cases, partial(_columns, setting))
+    columns = by_length(cases, partial(_memory_part_columns, setting))
     host, peak = columns.pop("host"), columns.pop("peak")
     return Memory(
         columns,
-        usable_bytes(setting, cases),
+        process_usable_bytes(setting, cases),
         host,
         peak,
     )
 
 
-def _columns(setting: TrainingSetting, cases: TrainingCases) -> dict[str, Float]:
+def _memory_part_columns(setting: TrainingSetting, cases: TrainingCases) -> dict[str, Float]:
     """Parts of memory by stage; by case bytes on the ``host``, and the ``peak`` over stages."""
-    rank, divisors = held(setting, cases), _divisors(setting, cases)
-    logits = _logits(setting, cases)
-    whole = _undivided(rank)
-    states = _states(setting, rank, divisors)
-    states["reference"] = _reference(setting, rank, divisors["parameters"])
+    rank, divisors = parameters_by_stage(setting, cases), _state_divisors(setting, cases)
+    logits = _stage_logits(setting, cases)
+    undivided = _undivided_ranks(rank)
+    states = _lasting_states(setting, rank, divisors)
+    states["reference"] = _reference_bytes(setting, rank, divisors["parameters"])
     buffers = buffer_bytes(setting) * (rank.dense + rank.experts)
-    states, host = offloaded(setting, cases, states, parameter_bytes(setting, rank, whole))
+    states, host = offload_states(setting, cases, states, parameter_bytes(setting, rank, undivided))
     states["parameters"] = states["parameters"] + buffers
-    count, _, _ = stage_layers(setting, cases)
+    count, _, _ = stage_layer_counts(setting, cases)
     waiting = in_flight(cases) * count * offloaded_activations(setting, cases)[:, None]
     host = host + np.nanmax(waiting, axis=1)
-    moving = _moving(setting, cases, rank, states["gradients"], logits)
+    moving = _moving_bytes(setting, cases, rank, states["gradients"], logits)
     parts = {**states, **moving}
-    parts["reserve"] = _reserve(setting, cases, parts, logits)
+    parts["reserve"] = _reserve_bytes(setting, cases, parts, logits)
     return {**parts, "host": host, "peak": np.nanmax(add(parts.values()), axis=1)}
 
 
@@ -251,7 +253,7 @@ def _columns(setting: TrainingSetting, cases: TrainingCases) -> dict[str, Float]
 Divisors = dict[str, tuple[Float, Float]]
 
 
-def _divisors(setting: TrainingSetting, cases: TrainingCases) -> Divisors:
+def _state_divisors(setting: TrainingSetting, cases: TrainingCases) -> Divisors:
     """Divisors by ZeRO's stages.
 
     FSDP divides parameters at stage 2 too, and then keeps gathered ones. Gradients that wait for
@@ -264,7 +266,7 @@ def _divisors(setting: TrainingSetting, cases: TrainingCases) -> Divisors:
     if setting.framework.sharding == "fsdp":
         stages["parameters"] = 2
     out = {
-        part: (_divided(cases, stage, shard), _divided(cases, stage, expert_shard))
+        part: (_zero_divisor(cases, stage, shard), _zero_divisor(cases, stage, expert_shard))
         for part, stage in stages.items()
     }
     synced = np.where(cases.sync_step[:, None] > 0, 1.0, np.inf)
@@ -273,7 +275,7 @@ def _divisors(setting: TrainingSetting, cases: TrainingCases) -> Divisors:
     return out
 
 
-def _state(
+def _divided_bytes(
     rank: RankParameters,
     divisors: tuple[Float, Float],
     size: float,
@@ -285,7 +287,9 @@ def _state(
     return (size * rank.dense + table) / dense + size * rank.experts / experts
 
 
-def _states(setting: TrainingSetting, rank: RankParameters, divisors: Divisors) -> dict[str, Float]:
+def _lasting_states(
+    setting: TrainingSetting, rank: RankParameters, divisors: Divisors
+) -> dict[str, Float]:
     """Bytes of what stays from step to step.
 
     Of all parameters, or of a frozen base (its vocabulary in 16 bits) and all of its adapters.
@@ -294,7 +298,7 @@ def _states(setting: TrainingSetting, rank: RankParameters, divisors: Divisors) 
     sizes = {
         "parameters": states.parameter,
         "gradients": states.gradient,
-        "optimizer": state_bytes(setting),
+        "optimizer": optimizer_state_bytes(setting),
         "master": states.master,
     }
     parameters = parameter_bytes(setting, rank, divisors["parameters"])
@@ -303,28 +307,31 @@ def _states(setting: TrainingSetting, rank: RankParameters, divisors: Divisors) 
         return {**out, "parameters": parameters}
     tables = {"optimizer": table_state_bytes(setting)}
     return {
-        part: _state(rank, divisors[part], size, tables.get(part)) for part, size in sizes.items()
+        part: _divided_bytes(rank, divisors[part], size, tables.get(part))
+        for part, size in sizes.items()
     }
 
 
-def _undivided(rank: RankParameters) -> tuple[Float, Float]:
+def _undivided_ranks(rank: RankParameters) -> tuple[Float, Float]:
     return np.ones_like(rank.dense), np.ones_like(rank.dense)
 
 
-def _reference(
+def _reference_bytes(
     setting: TrainingSetting, rank: RankParameters, divisors: tuple[Float, Float]
 ) -> Float:
     """Bytes of DPO's frozen model, which some frameworks have whole on every device."""
     size = REFERENCE_BYTES if setting.method == "dpo" else 0.0
-    return _state(rank, divisors if setting.framework.reference_divided else _undivided(rank), size)
+    return _divided_bytes(
+        rank, divisors if setting.framework.reference_divided else _undivided_ranks(rank), size
+    )
 
 
 def stored_parameters(
     setting: TrainingSetting, cases: TrainingCases, rank: RankParameters
 ) -> tuple[Float, Float]:
     """Bytes of a device's part of the parameters and of a divided reference, by stage."""
-    divisors = _divisors(setting, cases)["parameters"]
-    reference = _reference(setting, rank, divisors)
+    divisors = _state_divisors(setting, cases)["parameters"]
+    reference = _reference_bytes(setting, rank, divisors)
     divided = 1.0 if setting.framework.reference_divided else 0.0
     return parameter_bytes(setting, rank, divisors), divided * reference
 
@@ -332,7 +339,7 @@ def stored_parameters(
 def adapter_parameters(setting: TrainingSetting) -> float:
     """Parameters of all adapters of the model."""
     sizes = dict.fromkeys(("sequence_length", "global_batch", "per_node", "nodes"), 1)
-    return float(held(setting, training_cases(1, **sizes)).adapters.sum())
+    return float(parameters_by_stage(setting, training_cases(1, **sizes)).adapters.sum())
 
 
 def parameter_bytes(
@@ -344,21 +351,21 @@ def parameter_bytes(
     divided.
     """
     if not setting.frozen:
-        return _state(rank, divisors, setting.states.parameter)
+        return _divided_bytes(rank, divisors, setting.states.parameter)
     adapters = setting.states.parameter * (rank.adapters / divisors[0])
-    return _state(rank, divisors, weight_bytes(setting), BYTES) + adapters
+    return _divided_bytes(rank, divisors, weight_bytes(setting), BYTES) + adapters
 
 
-def _logits(setting: TrainingSetting, cases: TrainingCases) -> Float:
+def _stage_logits(setting: TrainingSetting, cases: TrainingCases) -> Float:
     """Logits that the last stage has at once, of shape (cases, stages).
 
     Those of every loss: each layer of multi-token prediction has its own.
     """
-    _, _, last = stage_layers(setting, cases)
+    _, _, last = stage_layer_counts(setting, cases)
     return with_mirror(cases, last * logits_at_once(setting, cases)[:, None])
 
 
-def _moving(
+def _moving_bytes(
     setting: TrainingSetting,
     cases: TrainingCases,
     rank: RankParameters,
@@ -367,18 +374,18 @@ def _moving(
 ) -> dict[str, Float]:
     """Bytes allocated and freed within a step; with FSDP gradients too."""
     if setting.framework.sharding == "fsdp":
-        return fullest(setting, cases, _stage(setting, cases, rank, gradients, logits))
+        return fullest_moment(setting, cases, _peak_stage(setting, cases, rank, gradients, logits))
     loss, activations = loss_or_layer(setting, cases, logits)
-    count, _, _ = stage_layers(setting, cases)
+    count, _, _ = stage_layer_counts(setting, cases)
     return {
         "loss": loss,
-        "gathered": _gathered(setting, cases, rank),
+        "gathered": _gathered_bytes(setting, cases, rank),
         "activations": activations,
         "temporary": np.where(count > 0, matrix_bytes(setting, cases)[:, None], 0.0 * count),
     }
 
 
-def _reserve(
+def _reserve_bytes(
     setting: TrainingSetting, cases: TrainingCases, parts: dict[str, Float], logits: Float
 ) -> Float:
     """What the allocator reserves beside.

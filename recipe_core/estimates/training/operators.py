@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from recipe_core.base.arrays import Float
 from recipe_core.estimates.columns.training import TrainingSetting
-from recipe_core.estimates.ledger import folded
+from recipe_core.estimates.ledger import fold_factors
 from recipe_core.estimates.roofline import operator_s
 from recipe_core.estimates.training.activations import BYTES
 
@@ -38,7 +38,7 @@ def product_s(
     dims = (rows, inputs, outputs)
     kernel = f"{label} (fp8: operations ÷ {faster:.3g})" if narrow else label
     seconds = operator_s(device, "gemm", stored, flops, moved, label=kernel, dims=dims)
-    seconds = folded(seconds / setting.pace(used))
+    seconds = fold_factors(seconds / setting.pace(used))
     if narrow:
         seconds = seconds + cast_s(setting, rows, inputs, label)
     return seconds

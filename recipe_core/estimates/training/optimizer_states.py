@@ -12,7 +12,7 @@ import numpy as np
 
 from recipe_core.base.arrays import Float
 from recipe_core.estimates.columns.training import OFFLOADS, TrainingCases, TrainingSetting
-from recipe_core.estimates.ledger import Overhead, note, one
+from recipe_core.estimates.ledger import Overhead, only_number, record_entry
 from recipe_core.estimates.roofline import operator_s
 from recipe_core.models.dtypes import bytes_per_value
 
@@ -25,8 +25,8 @@ ORTHOGONAL_FLOPS = 30.0
 
 def moment_bytes(setting: TrainingSetting) -> float:
     """Bytes of a moment of a parameter."""
-    stated = setting.optimizer.moment_bytes
-    return _plain_bytes(setting) if stated is None else stated
+    stated_bytes = setting.optimizer.moment_bytes
+    return _plain_bytes(setting) if stated_bytes is None else stated_bytes
 
 
 def _plain_bytes(setting: TrainingSetting) -> float:
@@ -34,7 +34,7 @@ def _plain_bytes(setting: TrainingSetting) -> float:
     return bytes_per_value(setting.moment_dtype or setting.state_dtype or "fp32")
 
 
-def state_bytes(setting: TrainingSetting) -> float:
+def optimizer_state_bytes(setting: TrainingSetting) -> float:
     """Bytes of an optimizer's states of a parameter."""
     optimizer = setting.optimizer
     if optimizer.rows_and_columns:
@@ -52,15 +52,17 @@ def table_state_bytes(setting: TrainingSetting) -> float | None:
         return optimizer.table_moments * _plain_bytes(setting)
     if optimizer.wide_embedding:
         wide = optimizer.moments * 4.0
-        return wide if setting.model.tied_embeddings else (wide + state_bytes(setting)) / 2
+        return (
+            wide if setting.model.tied_embeddings else (wide + optimizer_state_bytes(setting)) / 2
+        )
     return None
 
 
 def update_bytes(setting: TrainingSetting) -> float:
     """Bytes that an update moves of a parameter: in and out, of all that it touches."""
     states = setting.states
-    kept = 2 * (states.master or states.parameter) + 2 * state_bytes(setting)
-    return states.gradient + kept + (states.parameter if states.master else 0.0)
+    state_traffic = 2 * (states.master or states.parameter) + 2 * optimizer_state_bytes(setting)
+    return states.gradient + state_traffic + (states.parameter if states.master else 0.0)
 
 
 def update_s(setting: TrainingSetting, cases: TrainingCases, trained: Float) -> Float:
@@ -88,20 +90,24 @@ def _offloaded_s(
     figures, states = setting.calibration, setting.states
     # gradients down, parameters up, unless these wait there and are copied for every layer
     link_bytes = np.where(cases.host_parameters, 0.0, (states.reduced + states.gathered) * trained)
-    links = _moved(link_bytes, figures.host_link_bytes_per_s.value, "Host link")
+    links = _state_transfer_s(link_bytes, figures.host_link_bytes_per_s.value, "Host link")
     # states are read and written
-    disk_bytes = 2 * (states.master + state_bytes(setting)) * trained
+    disk_bytes = 2 * (states.master + optimizer_state_bytes(setting)) * trained
     on_disk = cases.offload == OFFLOADS.index("optimizer-nvme")
-    read_s = _moved(disk_bytes, figures.nvme_bytes_per_s.value, "Disk")
+    read_s = _state_transfer_s(disk_bytes, figures.nvme_bytes_per_s.value, "Disk")
     disks = np.where(on_disk, read_s, 0.0)
-    return links + _moved(moved, figures.host_memory_bytes_per_s.value, "Host memory") + disks
+    return (
+        links
+        + _state_transfer_s(moved, figures.host_memory_bytes_per_s.value, "Host memory")
+        + disks
+    )
 
 
-def _moved(data_bytes: Float, bytes_per_s: float, label: str) -> Float:
+def _state_transfer_s(data_bytes: Float, bytes_per_s: float, label: str) -> Float:
     """Seconds of bytes at a rate, one per case."""
-    return note(
+    return record_entry(
         data_bytes / bytes_per_s,
         lambda seconds: Overhead(
-            label, seconds, count=one(data_bytes), each_s=1 / bytes_per_s, per="byte"
+            label, seconds, count=only_number(data_bytes), each_s=1 / bytes_per_s, per="byte"
         ),
     )

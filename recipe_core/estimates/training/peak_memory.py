@@ -77,9 +77,9 @@ class Stage:
     logits: Float
 
 
-def fullest(setting: TrainingSetting, cases: TrainingCases, stage: Stage) -> Moment:
+def fullest_moment(setting: TrainingSetting, cases: TrainingCases, stage: Stage) -> Moment:
     """Bytes of each of ``ALIVE`` at the moment with the largest sum, of shape (cases, stages)."""
-    moments = list(_moments(setting, cases, stage))
+    moments = list(_step_moments(setting, cases, stage))
     peak = np.full(stage.count.shape, -np.inf)
     number_at_peak = np.zeros(stage.count.shape, dtype=np.int64)
     for number, moment in enumerate(moments):
@@ -89,18 +89,20 @@ def fullest(setting: TrainingSetting, cases: TrainingCases, stage: Stage) -> Mom
     return {part: np.choose(number_at_peak, [moment[part] for moment in moments]) for part in ALIVE}
 
 
-def _moments(setting: TrainingSetting, cases: TrainingCases, s: Stage) -> Iterator[Moment]:
+def _step_moments(setting: TrainingSetting, cases: TrainingCases, s: Stage) -> Iterator[Moment]:
     """Of the first micro-batch's backward pass, of a later one's, and of the optimizer's step.
 
     In a later pass gradients exist already, but a micro-batch less may wait.
     """
     flights, m = in_flight(cases), cases.micro_batches[:, None]
     stays = cases.zero_stage[:, None] == 2
-    yield from _backward(_pass(setting, cases, s, flights, np.ones_like(stays), stays))
+    yield from _backward_moments(
+        _backward_pass(setting, cases, s, flights, np.ones_like(stays), stays)
+    )
     # where no forward pass comes between, what a backward pass gathered is there for the next
     drains = (cases.pp[:, None] > 1) & (flights >= m)
     later = np.where(m > 1, np.minimum(flights, m - 1), flights)
-    yield from _backward(_pass(setting, cases, s, later, m == 1, stays | drains))
+    yield from _backward_moments(_backward_pass(setting, cases, s, later, m == 1, stays | drains))
     yield _optimizer_step(setting, s)
 
 
@@ -168,7 +170,7 @@ class _Pass:
         )
 
 
-def _pass(
+def _backward_pass(
     setting: TrainingSetting,
     cases: TrainingCases,
     s: Stage,
@@ -187,7 +189,7 @@ def _pass(
     matrix = matrix_bytes(setting, cases)[:, None]
     layer, working = layer + matrix, working + matrix
     gradient = 0.0 if frozen else unit
-    loss, later_loss = _loss(setting, cases, s, flights)
+    loss, later_loss = _loss_bytes(setting, cases, s, flights)
     # one chunk works while the others' units are as their last backward pass left them
     chunks, layers_only = cases.virtual_stages[:, None], parameters - (s.first + s.last) * table
     idle = layers_only * (1 - 1 / chunks) + s.first * table
@@ -197,7 +199,7 @@ def _pass(
         opens,
         stays,
         piped,
-        copies=(hybrid(cases) > 1)[:, None] & ~piped & ~opens,
+        copies=(hsdp_groups(cases) > 1)[:, None] & ~piped & ~opens,
         parameters=parameters,
         unit=unit,
         table=table,
@@ -215,17 +217,17 @@ def _pass(
     )
 
 
-def _backward(p: _Pass) -> Iterator[Moment]:
-    yield _loss_begins(p)
-    yield _head(p)
+def _backward_moments(p: _Pass) -> Iterator[Moment]:
+    yield _loss_moment(p)
+    yield _head_moment(p)
     yield _last_layer(p)
     yield _second_last_layer(p)
     yield _second_layer(p)
     yield _first_layer(p)
-    yield _embedding(p)
+    yield _embedding_moment(p)
 
 
-def _loss_begins(p: _Pass) -> Moment:
+def _loss_moment(p: _Pass) -> Moment:
     """Before the loss's backward pass: nothing but the head is needed."""
     s = p.stage
     gathered = np.where(p.stays, p.parameters, np.minimum(p.table + p.other_chunks, p.parameters))
@@ -233,7 +235,7 @@ def _loss_begins(p: _Pass) -> Moment:
     return p.moment(0.0 * s.count, gathered * s.last, activations, p.loss, p.head_gradient)
 
 
-def _head(p: _Pass) -> Moment:
+def _head_moment(p: _Pass) -> Moment:
     """Gradients of logits and of the head's weights; a pipeline still holds the logits."""
     s = p.stage
     units = np.minimum(p.table + p.unit + p.other_chunks, p.parameters)
@@ -282,10 +284,10 @@ def _first_layer(p: _Pass) -> Moment:
     return p.layer(s.count - 1, gradients, gathered, s.unit)
 
 
-def _embedding(p: _Pass) -> Moment:
+def _embedding_moment(p: _Pass) -> Moment:
     """The embedding's gradient, of the whole vocabulary until it is scattered."""
     s, lookup = p.stage, _lookup_gradients(p)
-    ranks = (p.cases.replicas / hybrid(p.cases))[:, None]
+    ranks = (p.cases.replicas / hsdp_groups(p.cases))[:, None]
     reduced = p.scattered * s.table + np.where(ranks > 1, s.table_gradients, 0.0)
     added = np.where(
         p.piped,
@@ -318,7 +320,7 @@ def _lookup_gradients(p: _Pass) -> Float:
     return s.first * s.table_gradients * np.where(p.piped, p.cases.tp[:, None], 1)
 
 
-def hybrid(cases: TrainingCases) -> Int:
+def hsdp_groups(cases: TrainingCases) -> Int:
     """HSDP groups per case: replicas over the ranks that share one copy of the states."""
     shared = np.where(cases.zero_stage > 0, np.maximum(cases.shard, 1), 1)
     groups: Int = np.maximum(cases.replicas // shared, 1)
@@ -360,7 +362,7 @@ def _between_stages(
     return np.where(cases.pp[:, None] > 1, buffers, 0.0)
 
 
-def _loss(
+def _loss_bytes(
     setting: TrainingSetting, cases: TrainingCases, s: Stage, flights: Float
 ) -> tuple[Float, Float]:
     """Bytes when the loss's backward pass begins, and of micro-batches that wait for theirs.
@@ -368,7 +370,7 @@ def _loss(
     An fp32 loss keeps its log-softmax; over a split vocabulary it makes its gradient in two steps.
     A pipeline holds the logits too, and with GPipe the losses of all micro-batches in flight wait.
     """
-    eager, apart = is_eager(setting, cases), _apart(setting, cases)
+    eager, apart = is_eager(setting, cases), _makes_piecewise_gradients(setting, cases)
     output = np.where(eager & (cases.pp > 1), BYTES, 0.0)[:, None]
     split = np.where(eager & (cases.tp > 1), 4.0, 0.0)[:, None]
     peak = logit_bytes(setting, cases)[:, None] + split + output
@@ -378,7 +380,7 @@ def _loss(
     return s.logits * (peak + waits), s.logits * waits
 
 
-def _apart(setting: TrainingSetting, cases: TrainingCases) -> Bool:
+def _makes_piecewise_gradients(setting: TrainingSetting, cases: TrainingCases) -> Bool:
     """Where a kernel makes gradients with each piece, so that no logits wait for them."""
     kernel = setting.framework.pieces.logit_bytes is not None
     return in_pieces(setting, cases) & kernel

@@ -10,9 +10,9 @@ import numpy as np
 from recipe_core.base.arrays import Float, add
 from recipe_core.estimates.columns.training import TrainingCases, TrainingSetting
 from recipe_core.estimates.training.data_loading import waiting_s
-from recipe_core.estimates.training.loss_chunks import decided
+from recipe_core.estimates.training.loss_chunks import decide_loss_chunks
 from recipe_core.estimates.training.memory import Memory
-from recipe_core.estimates.training.schedule import step_parts
+from recipe_core.estimates.training.schedule import training_step_parts
 from recipe_core.request.phases import Phase
 
 # Parts of a step that an evaluation has not.
@@ -43,8 +43,8 @@ class PhaseEstimates:
 
 def estimate_steps(setting: TrainingSetting, cases: TrainingCases) -> PhaseEstimates:
     """Memory and time of a step of every case."""
-    cases, memory = decided(setting, cases)
-    parts = step_parts(setting, cases)
+    cases, memory = decide_loss_chunks(setting, cases)
+    parts = training_step_parts(setting, cases)
     parts["data_loading"] = waiting_s(
         cases, setting.loading, add(parts.values()), setting.failures.storage
     )
@@ -63,18 +63,18 @@ def estimate_phases(setting: TrainingSetting, main: PhaseEstimates) -> tuple[Pha
     for phase in setting.phases:
         shape = (phase.sequence_length, phase.global_batch, phase.cp)
         if shape not in shapes:
-            own = main.cases.in_phase(phase)
-            same = _alike(own, main.cases)
-            shapes[shape] = main if same else estimate_steps(setting, own)
+            phase_cases = main.cases.in_phase(phase)
+            same = _has_same_shape(phase_cases, main.cases)
+            shapes[shape] = main if same else estimate_steps(setting, phase_cases)
         steps = shapes[shape]
         cases = replace(steps.cases, token_budget=np.full(len(steps.cases), phase.tokens))
         out.append(replace(steps, cases=cases, phase=phase))
     return tuple(out)
 
 
-def _alike(one: TrainingCases, other: TrainingCases) -> bool:
+def _has_same_shape(first: TrainingCases, second: TrainingCases) -> bool:
     names = ("cp", "dp", "sequence_length", "global_batch")
-    return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in names)
+    return all(np.array_equal(getattr(first, name), getattr(second, name)) for name in names)
 
 
 def evaluation_s(setting: TrainingSetting, main: PhaseEstimates) -> Float:

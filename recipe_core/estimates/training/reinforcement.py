@@ -44,9 +44,9 @@ from recipe_core.estimates.training.rollouts import Rollouts, rollouts_of
 from recipe_core.estimates.training.shared_devices import (
     WEIGHT_BYTES,
     Parts,
-    residents,
+    host_waiting_bytes,
+    resident_states,
     sleeping_bytes,
-    waiting,
     with_companions,
 )
 
@@ -70,8 +70,8 @@ class Reinforcement:
 
     def refusals(self, setting: TrainingSetting, cases: TrainingCases) -> list[Refusal]:
         """Cases beside which the engine does not fit, or whose states exceed the host's memory."""
-        found, rollouts = self.rollouts.refused, self.rollouts
-        out = [Refusal("rollout", found, lambda i: rollouts.reasons[i])]
+        refused_cases, rollouts = self.rollouts.refused, self.rollouts
+        out = [Refusal("rollout", refused_cases, lambda i: rollouts.reasons[i])]
         host = setting.cluster.device.node.host_memory_bytes
         if host is not None:
             needed = self.offloaded_bytes * np.minimum(cases.per_node, cases.devices)
@@ -95,7 +95,7 @@ def at_mean(sampling: Sampling, cases: TrainingCases) -> TrainingCases:
     return replace(cases, sequence_length=length)
 
 
-def of_run(sampling: Sampling, cases: TrainingCases) -> TrainingCases:
+def whole_run_cases(sampling: Sampling, cases: TrainingCases) -> TrainingCases:
     """The cases with all answers of a step as its batch, which the whole run counts in."""
     answers = np.full(len(cases), sampling.work.sequences)
     return replace(at_mean(sampling, cases), global_batch=answers)
@@ -120,8 +120,8 @@ def forward_share(parts: Parts) -> Float:
     forward = add(seconds for name, seconds in parts.items() if name.startswith("forward_"))
     backward = add(seconds for name, seconds in parts.items() if name.startswith("backward_"))
     ends = parts["embedding"] / 2 + parts["loss"] / 2 + parts["head"] / 3
-    whole = parts["embedding"] + parts["loss"] + parts["head"]
-    return np.asarray((forward + ends) / (forward + backward + whole))
+    ends_total = parts["embedding"] + parts["loss"] + parts["head"]
+    return np.asarray((forward + ends) / (forward + backward + ends_total))
 
 
 def forward_s(parts: Parts) -> Float:
@@ -134,7 +134,7 @@ def forward_s(parts: Parts) -> Float:
     return np.asarray(forward_share(parts) * rest)
 
 
-def reinforced(
+def reinforcement_of(
     setting: TrainingSetting,
     sampling: Sampling,
     cases: TrainingCases,
@@ -146,7 +146,7 @@ def reinforced(
     ``mem``: of the training alone, at its longest; ``update``: parts of one optimizer step.
     """
     work, many = sampling.work, work_batches(sampling)
-    resident = residents(setting, sampling, mem)
+    resident = resident_states(setting, sampling, mem)
     rollouts = rollouts_of(setting, sampling, cases, mem, resident)
     pass_s = many * forward_s(update)
     zero = np.zeros(len(cases))
@@ -160,8 +160,8 @@ def reinforced(
     trained = {name: sampling.updates * seconds for name, seconds in update.items()}
     if sampling.critic:
         scored["critic"] = sampling.updates * update_s
-    synced, sync_bytes = _sync(setting, sampling, cases)
-    waits_there = waiting(sampling, resident)
+    synced, sync_bytes = _weight_sync(setting, sampling, cases)
+    waits_there = host_waiting_bytes(sampling, resident)
     base = sleeping_bytes(setting, sampling, rollouts.tp)
     asleep = base + np.where(rollouts.offload, add(waits_there.values()), 0.0)
     travels = 2 * waits_there["trained"] + waits_there["frozen"]
@@ -178,14 +178,14 @@ def reinforced(
     }
     parts = {**trained, "rollout": waits, **scored, "weight_sync": synced, "state_moves": moves}
     parts["reference"] = scored["reference"]
-    whole = with_companions(setting, sampling, rollouts.offload, mem)
+    full_memory = with_companions(setting, sampling, rollouts.offload, mem)
     return Reinforcement(
         sampling,
         rollouts,
         parts,
         phases,
-        whole,
-        training_bytes=whole.peak_bytes,
+        full_memory,
+        training_bytes=full_memory.peak_bytes,
         rollout_bytes=rollouts.device_bytes,
         offloaded_bytes=asleep,
         sync_bytes=sync_bytes,
@@ -200,7 +200,7 @@ def work_batches(sampling: Sampling) -> float:
 # Weights
 
 
-def _sync(
+def _weight_sync(
     setting: TrainingSetting, sampling: Sampling, cases: TrainingCases
 ) -> tuple[Float, float]:
     """Seconds to bring the trained weights to the engine, and their bytes.

@@ -21,7 +21,7 @@ from recipe_core.estimates.prediction import (
     Positive,
     Seconds,
     Share,
-    known,
+    require_part,
 )
 
 # Figures of cost and energy that have intervals: those of the time of a step.
@@ -320,7 +320,7 @@ class TrainingEstimate(EstimateBase):
         """Time, throughput and memory of a step, cost and energy of a token, by name."""
         if self.training is None:
             return {}
-        more = {**known(self.cost).to_json(), **known(self.energy).to_json()}
+        more = {**require_part(self.cost).to_json(), **require_part(self.energy).to_json()}
         return {**self.training.to_json(), **{name: more[name] for name in FOLLOWING}}
 
 

@@ -16,16 +16,16 @@ from recipe_core.engines.frameworks import training_data
 from recipe_core.estimates.columns.rollout import Sampling
 from recipe_core.estimates.columns.training import TrainingCases, TrainingSetting
 from recipe_core.estimates.serving.estimates import Estimates
-from recipe_core.estimates.serving.estimates import estimate as serving_estimate
+from recipe_core.estimates.serving.estimates import estimate_serving as serving_estimate
 from recipe_core.estimates.training.memory import Memory
 from recipe_core.estimates.training.shared_devices import (
     Parts,
     beside_bytes,
-    doubt,
     engine_bytes,
     published_doubt,
-    resident_bytes,
-    too_large,
+    share_doubt_text,
+    too_large_text,
+    training_resident_bytes,
     with_companions,
 )
 
@@ -63,8 +63,8 @@ class Rollouts:
     @property
     def certainty(self) -> Float:
         """What a start keeps of its probability beside them, one per case."""
-        kept = training_data().run.doubted_start.value
-        return np.array([kept if doubt else 1.0 for doubt in self.doubts])
+        doubted_share = training_data().run.doubted_start.value
+        return np.array([doubted_share if doubt else 1.0 for doubt in self.doubts])
 
     def take(self, rows: Int) -> Rollouts:
         """These cases, in that order."""
@@ -90,18 +90,18 @@ def rollouts_of(
     request leaves it open, wait on the host. ``mem``: of the training alone; ``resident``: what of
     it lasts from step to step.
     """
-    stated = sampling.work.offload
-    if stated is not None:
-        return _beside(setting, sampling, cases, resident, stated)
+    stated_offload = sampling.work.offload
+    if stated_offload is not None:
+        return _rollouts_beside(setting, sampling, cases, resident, stated_offload)
     awake, asleep = (
-        _beside(setting, sampling, cases, resident, offload) for offload in (False, True)
+        _rollouts_beside(setting, sampling, cases, resident, offload) for offload in (False, True)
     )
     trains = with_companions(setting, sampling, awake.offload, mem).peak_bytes
     better = awake.refused | (trains > mem.capacity_bytes)
-    return _choose(better & ~asleep.refused, asleep, awake)
+    return _select_rollouts(better & ~asleep.refused, asleep, awake)
 
 
-def _beside(
+def _rollouts_beside(
     setting: TrainingSetting,
     sampling: Sampling,
     cases: TrainingCases,
@@ -114,49 +114,51 @@ def _beside(
         share, devices = (
             np.full(len(cases), value) for value in (sampling.usual_share, sampling.own_devices)
         )
-        sampled = _sampled(sampling, devices, share)
-        taken = engine_bytes(setting, sampling, share, sampled.tp)
-        return replace(sampled, offload=flags, device_bytes=taken)
-    stays = resident_bytes(setting, resident, flags)
+        sampled = _fastest_rollouts(sampling, devices, share)
+        device_bytes = engine_bytes(setting, sampling, share, sampled.tp)
+        return replace(sampled, offload=flags, device_bytes=device_bytes)
+    stays = training_resident_bytes(setting, resident, flags)
     (low, high), usable = beside_bytes(), setting.cluster.device.usable_memory_bytes
     share = sampling.share_beside(stays + high)
-    sampled = _sampled(sampling, cases.devices, share)
-    taken = stays + engine_bytes(setting, sampling, share, sampled.tp)
-    left = usable - taken
+    sampled = _fastest_rollouts(sampling, cases.devices, share)
+    device_bytes = stays + engine_bytes(setting, sampling, share, sampled.tp)
+    free_bytes = usable - device_bytes
     reasons, doubts = list(sampled.reasons), [""] * len(cases)
     large = share >= training_data().run.doubted_share.value
-    for i in np.flatnonzero((left < high) | large):
+    for i in np.flatnonzero((free_bytes < high) | large):
         about = (sampling, float(share[i]))
-        if left[i] < low:
-            reasons[i] = too_large(*about, float(stays[i]), offload)
-        elif left[i] < high:
-            doubts[i] = doubt(*about, float(left[i]), float(stays[i]))
+        if free_bytes[i] < low:
+            reasons[i] = too_large_text(*about, float(stays[i]), offload)
+        elif free_bytes[i] < high:
+            doubts[i] = share_doubt_text(*about, float(free_bytes[i]), float(stays[i]))
         else:
             doubts[i] = published_doubt(float(share[i]))
     return replace(
         sampled,
         offload=flags,
-        device_bytes=taken + low,
+        device_bytes=device_bytes + low,
         reasons=tuple(reasons),
         doubts=tuple(doubts),
     )
 
 
-def _choose(where: Bool, one: Rollouts, other: Rollouts) -> Rollouts:
+def _select_rollouts(where: Bool, first: Rollouts, second: Rollouts) -> Rollouts:
     """``one`` in some cases, ``other`` in the rest."""
     columns: dict[str, Any] = {
         name: tuple(
-            a if chosen else b
-            for chosen, a, b in zip(where, getattr(one, name), getattr(other, name), strict=True)
+            a if takes_first else b
+            for takes_first, a, b in zip(
+                where, getattr(first, name), getattr(second, name), strict=True
+            )
         )
         if name in TEXTS
-        else np.where(where, getattr(one, name), getattr(other, name))
+        else np.where(where, getattr(first, name), getattr(second, name))
         for name in Rollouts.__slots__
     }
     return Rollouts(**columns)
 
 
-def _sampled(sampling: Sampling, devices: Int, share: Float) -> Rollouts:
+def _fastest_rollouts(sampling: Sampling, devices: Int, share: Float) -> Rollouts:
     """The fastest of the tensor-parallel degrees on so many devices, with such a share of each.
 
     Cases that agree in both are estimated once.
@@ -164,11 +166,11 @@ def _sampled(sampling: Sampling, devices: Int, share: Float) -> Rollouts:
     keys, back = np.unique(np.stack([devices, share]), axis=1, return_inverse=True)
     counts, shares = keys[0].astype(np.int64), keys[1]
     tried = [_with_ranks(sampling, counts, shares, tp) for tp in sampling.tensor_ranks]
-    seconds = np.stack([np.where(one.refused, np.inf, one.seconds) for one in tried])
+    seconds = np.stack([np.where(rollouts.refused, np.inf, rollouts.seconds) for rollouts in tried])
     fastest = np.argmin(seconds, axis=0)
     best = tried[0]
-    for k, one in enumerate(tried[1:], 1):
-        best = _choose(fastest == k, one, best)
+    for k, rollouts in enumerate(tried[1:], 1):
+        best = _select_rollouts(fastest == k, rollouts, best)
     return best.take(back.reshape(-1))
 
 
@@ -193,12 +195,12 @@ def _with_ranks(sampling: Sampling, devices: Int, share: Float, tp: int) -> Roll
         in_flight=served.resident,
         offload=np.zeros(many, dtype=np.bool_),
         device_bytes=np.zeros(many),
-        reasons=_reasons(queued, fits, devices, tp),
+        reasons=_rollout_reasons(queued, fits, devices, tp),
         doubts=("",) * many,
     )
 
 
-def _reasons(queued: Estimates, fits: Bool, devices: Int, tp: int) -> tuple[str, ...]:
+def _rollout_reasons(queued: Estimates, fits: Bool, devices: Int, tp: int) -> tuple[str, ...]:
     """Why a rollout cannot run, with what to change; empty where it can."""
     feasible = queued.feasible
     out = []

@@ -25,7 +25,7 @@ from recipe_core.base.arrays import Float, add
 from recipe_core.engines.frameworks import training_data
 from recipe_core.estimates.columns.training import Failures, TrainingCases, TrainingSetting
 from recipe_core.estimates.training.elastic import next_smaller
-from recipe_core.estimates.training.optimizer_states import state_bytes
+from recipe_core.estimates.training.optimizer_states import optimizer_state_bytes
 from recipe_core.estimates.training.phases import PhaseEstimates, evaluation_s
 from recipe_core.estimates.training.spares import erlang_b
 from recipe_core.estimates.training.time_limits import (
@@ -86,11 +86,11 @@ class Down:
     spares_suffice: Float
 
 
-def checkpoint_bytes(setting: TrainingSetting, trained: float) -> float:
+def training_checkpoint_bytes(setting: TrainingSetting, trained: float) -> float:
     """Bytes of a checkpoint: trained weights in fp32 (or bf16 and master) and optimizer states."""
     states = setting.states
     weights = max(states.master, states.parameter) + (states.parameter if states.master else 0.0)
-    return trained * (weights + state_bytes(setting))
+    return trained * (weights + optimizer_state_bytes(setting))
 
 
 def interval_s(
@@ -100,8 +100,8 @@ def interval_s(
 
     At most ``longest_s``, and never less than a stall or a write takes.
     """
-    least = np.minimum(np.sqrt(2 * stall_s * mtbf_s), longest_s)
-    return np.maximum(least, np.maximum(stall_s, write_s))
+    interval = np.minimum(np.sqrt(2 * stall_s * mtbf_s), longest_s)
+    return np.maximum(interval, np.maximum(stall_s, write_s))
 
 
 def goodput(
@@ -115,7 +115,7 @@ def goodput(
     return 1 / (1 + stall_s / interval) / (1 + (down_s + interval / 2 + behind_s) / mtbf_s)
 
 
-def down(cases: TrainingCases, failures: Failures, mtbf_s: Float, restart_s: Float) -> Down:
+def down_time(cases: TrainingCases, failures: Failures, mtbf_s: Float, restart_s: Float) -> Down:
     """A restart after every failure, and a repair where a node is away and no spare is left.
 
     Elastic: one more restart and the share of the repair that the missing nodes would have worked,
@@ -134,13 +134,13 @@ def down(cases: TrainingCases, failures: Failures, mtbf_s: Float, restart_s: Flo
     return Down(restart_s + lost * short * again_s, lost * short * wait_s, suffice)
 
 
-def devices_rented(cases: TrainingCases, unit: int, spare_nodes: int = 0) -> Float:
+def training_devices_rented(cases: TrainingCases, unit: int, spare_nodes: int = 0) -> Float:
     """Devices that are paid for: those of whole machines, where machines are rented whole."""
     used = cases.all_devices
-    whole = np.ceil(used / cases.per_node) * cases.per_node
-    taken = np.where(unit >= cases.per_node, whole, used)
-    taken = taken + spare_nodes * cases.per_node
-    return np.asarray(np.ceil(taken / unit) * unit, dtype=np.float64)
+    node_devices = np.ceil(used / cases.per_node) * cases.per_node
+    devices = np.where(unit >= cases.per_node, node_devices, used)
+    devices = devices + spare_nodes * cases.per_node
+    return np.asarray(np.ceil(devices / unit) * unit, dtype=np.float64)
 
 
 def slow_share(cases: TrainingCases, failures: Failures) -> Float:
@@ -165,7 +165,7 @@ class Checkpoints:
     interval_s: Float
 
 
-def checkpoints(
+def checkpoint_schedule(
     setting: TrainingSetting, cases: TrainingCases, trained: float, busy_s: Float
 ) -> Checkpoints:
     """How checkpoints of ``trained`` parameters are written and how often.
@@ -174,7 +174,7 @@ def checkpoints(
     """
     failures = setting.failures
     usual = training_data().run
-    size = np.full(len(cases), checkpoint_bytes(setting, trained))
+    size = np.full(len(cases), training_checkpoint_bytes(setting, trained))
     write_s, read_s = _storage_s(cases, failures, size)
     stall_s, behind_s = write_s, np.zeros(len(cases))
     if failures.asynchronous:
@@ -206,7 +206,7 @@ def _mtbf_s(cases: TrainingCases, failures: Failures) -> Float:
     return failures.device_mtbf_s / cases.all_devices.astype(float)
 
 
-def time_shares(
+def run_time_shares(
     written: Checkpoints,
     mtbf_s: Float,
     ended: Down,
@@ -220,23 +220,23 @@ def time_shares(
     limit cost.
     """
     stalls, down_s = written.stall_s / written.interval_s, ended.restarts_s + ended.waiting_s
-    whole = goodput(written.stall_s, written.interval_s, mtbf_s, down_s, written.behind_s)
-    whole = whole * (1 - limited)
-    steps = whole / (1 + slow + evaluation)
-    failed = whole * (1 + stalls) / mtbf_s
+    work_share = goodput(written.stall_s, written.interval_s, mtbf_s, down_s, written.behind_s)
+    work_share = work_share * (1 - limited)
+    steps = work_share / (1 + slow + evaluation)
+    failed = work_share * (1 + stalls) / mtbf_s
     return {
         "steps": steps,
         "slow_nodes": steps * slow,
         "evaluation": steps * evaluation,
-        "checkpoints": whole * stalls,
+        "checkpoints": work_share * stalls,
         "lost_work": failed * (written.interval_s / 2 + written.behind_s),
         "restarts": failed * ended.restarts_s,
         "waiting": failed * ended.waiting_s,
-        "time_limits": np.broadcast_to(limited, whole.shape),
+        "time_limits": np.broadcast_to(limited, work_share.shape),
     }
 
 
-def run(
+def estimate_run(
     setting: TrainingSetting,
     main: PhaseEstimates,
     phases: tuple[PhaseEstimates, ...],
@@ -251,26 +251,26 @@ def run(
     busy_s = add(phase.steps(setting) * phase.step_s for phase in phases)
     mean_step_s = busy_s / steps if len(phases) > 1 else main.step_s
     evaluated_s = evaluation_s(setting, main)
-    every = setting.evaluation.every_steps if setting.evaluation else 1
-    written, mtbf_s = checkpoints(setting, cases, trained, busy_s), _mtbf_s(cases, failures)
+    every_steps = setting.evaluation.every_steps if setting.evaluation else 1
+    written, mtbf_s = checkpoint_schedule(setting, cases, trained, busy_s), _mtbf_s(cases, failures)
     restart_s = failures.restart_s + written.read_s
-    ended = down(cases, failures, mtbf_s, restart_s)
+    ended = down_time(cases, failures, mtbf_s, restart_s)
     slow = slow_share(cases, failures)
-    evaluating = evaluated_s / every / mean_step_s
-    shares = time_shares(written, mtbf_s, ended, slow, evaluating)
+    evaluating = evaluated_s / every_steps / mean_step_s
+    shares = run_time_shares(written, mtbf_s, ended, slow, evaluating)
     end_s = written.write_s if saves_at_limit(setting) else written.interval_s / 2
     limited = lost_share(setting, restart_s, end_s, busy_s / shares["steps"])
-    shares = time_shares(written, mtbf_s, ended, slow, evaluating, limited)
+    shares = run_time_shares(written, mtbf_s, ended, slow, evaluating, limited)
     wall_s = busy_s / shares["steps"]
     rate = main.step_tokens(setting) / main.step_s
     run_rate = rate * shares["steps"]
     if len(phases) > 1:
         run_rate = add(phase.cases.token_budget for phase in phases) / wall_s
     device, price = setting.cluster.device, setting.cluster.usd_per_device_hour
-    rented = devices_rented(cases, setting.cluster.unit, failures.spare_nodes)
+    rented = training_devices_rented(cases, setting.cluster.unit, failures.spare_nodes)
     usd_per_hour = rented * (np.nan if price is None else price)
-    kept = failures.kept * written.bytes
-    storage_usd_per_s = kept * failures.usd_per_byte_s
+    stored_bytes = failures.kept * written.bytes
+    storage_usd_per_s = stored_bytes * failures.usd_per_byte_s
     usd_per_s = usd_per_hour / SECONDS_PER_HOUR + storage_usd_per_s
     watts = cases.all_devices.astype(float) * device.tdp_watts.value * usual.joules_share.value
     data_tokens_per_s = cases.step_tokens / main.step_s
@@ -287,7 +287,7 @@ def run(
         checkpoint_bytes=written.bytes,
         checkpoint_s=written.write_s,
         checkpoint_stall_s=written.stall_s,
-        storage_bytes=kept,
+        storage_bytes=stored_bytes,
         mtbf_s=mtbf_s,
         failures=wall_s / mtbf_s,
         restart_s=restart_s,

@@ -9,17 +9,21 @@ import numpy as np
 
 from recipe_core.base.arrays import Float, add
 from recipe_core.estimates.columns.training import TrainingCases, TrainingSetting
-from recipe_core.estimates.ledger import Overhead, note, plain
+from recipe_core.estimates.ledger import Overhead, record_entry, strip_entries
 from recipe_core.estimates.network import all_gather_s, all_reduce_s, rank_group, send_s
 from recipe_core.estimates.training.activations import BYTES
 from recipe_core.estimates.training.frozen_base import gathered_weight_bytes
 from recipe_core.estimates.training.frozen_base import launched_s as dequantize_launch_s
 from recipe_core.estimates.training.graphs import captured_launches
 from recipe_core.estimates.training.host_states import copied_s
-from recipe_core.estimates.training.memory import RankParameters, held, stored_parameters
+from recipe_core.estimates.training.memory import (
+    RankParameters,
+    parameters_by_stage,
+    stored_parameters,
+)
 from recipe_core.estimates.training.optimizer_states import update_s
-from recipe_core.estimates.training.stages import by_length, stage_layers, with_mirror
-from recipe_core.estimates.training.steps import Parts, Work, ends_work, layer_work, recomputed
+from recipe_core.estimates.training.stages import by_length, stage_layer_counts, with_mirror
+from recipe_core.estimates.training.steps import Parts, Work, ends_work, layer_work, recomputed_s
 from recipe_core.estimates.training.unsharded_peak import offloaded_activations
 from recipe_core.models.spec import MoeMlp
 
@@ -39,7 +43,7 @@ def bubble_micro_batches(cases: TrainingCases) -> Float:
     return np.asarray(warm_up * share, dtype=float)
 
 
-def step_parts(setting: TrainingSetting, cases: TrainingCases) -> Parts:
+def training_step_parts(setting: TrainingSetting, cases: TrainingCases) -> Parts:
     """Seconds of one optimizer step by part (one per case); the parts add up to the step."""
     return by_length(cases, partial(parts_of_length, setting))
 
@@ -48,26 +52,26 @@ def parts_of_length(setting: TrainingSetting, cases: TrainingCases) -> Parts:
     """The same of pipelines of one length."""
     m = cases.micro_batches.astype(float)
     work = _mean_layer(setting, cases)
-    repeated = recomputed(setting, cases, work)
+    repeated = recomputed_s(setting, cases, work)
     forward_s, backward_s = add(work.forward.values()), add(work.backward.values())
     reference_s = forward_s if setting.method == "dpo" else np.zeros(len(cases))
     embedding, head = ends_work(setting, cases)
     # a device of a pipeline fed from both ends computes half of two stages
     ways = np.where(cases.has("dualpipe"), 2.0, 1.0)[:, None]
-    count, first, last = (with_mirror(cases, x) / ways for x in stage_layers(setting, cases))
+    count, first, last = (with_mirror(cases, x) / ways for x in stage_layer_counts(setting, cases))
     per_layer = forward_s + backward_s + repeated + reference_s
     # the host launches kernels ahead of a busy device: only what the device does not cover counts
     launched_s = _launched_s(setting, cases)
     # activations go to the host behind the forward pass and come back behind the backward pass
     link = setting.calibration.host_link_bytes_per_s.value
-    copy_s = _fixed(
+    copy_s = _fitted_s(
         offloaded_activations(setting, cases) / link, "Activations by the host link", "layer"
     )
     waits = np.maximum(copy_s - forward_s, 0.0) + np.maximum(copy_s - backward_s - repeated, 0.0)
     unhidden = np.maximum(launched_s - per_layer, 0.0) + waits
     layer_s = (per_layer + unhidden)[:, None]
-    stages = count * layer_s + first * _seconds(embedding)[:, None] + last * _seconds(head)[:, None]
-    slowest = np.nanargmax(plain(stages), axis=1)
+    stages = count * layer_s + first * _work_s(embedding)[:, None] + last * _work_s(head)[:, None]
+    slowest = np.nanargmax(strip_entries(stages), axis=1)
     rows = np.arange(len(cases))
     n = count[rows, slowest]
     parts: Parts = {}
@@ -82,8 +86,8 @@ def parts_of_length(setting: TrainingSetting, cases: TrainingCases) -> Parts:
     parts["reference"] = m * n * reference_s
     parts["launch"] = m * n * unhidden
     parts["bubble"] = bubble_micro_batches(cases) * np.nanmean(stages, axis=1)
-    parts["pipeline_parallel"] = _hand_over(setting, cases, m)
-    rank = held(setting, cases)
+    parts["pipeline_parallel"] = _hand_over_s(setting, cases, m)
+    rank = parameters_by_stage(setting, cases)
     exchange = partial(_data_parallel, setting, cases, rank, slowest, m)
     passes = forward_s * n, (backward_s + repeated) * n
     parts["data_parallel"] = exchange(*passes)
@@ -95,7 +99,9 @@ def parts_of_length(setting: TrainingSetting, cases: TrainingCases) -> Parts:
     trained = rank.adapters if setting.frozen else rank.dense + rank.experts + rank.vocabulary
     divided = np.where(cases.zero_stage > 0, cases.shard, 1)
     parts["optimizer"] = update_s(setting, cases, np.nanmax(trained, axis=1) / divided)
-    parts["fixed"] = _fixed(np.full(len(cases), setting.calibration.step_s.value), "Step", "step")
+    parts["fixed"] = _fitted_s(
+        np.full(len(cases), setting.calibration.step_s.value), "Step", "step"
+    )
     # the slowest of many nodes sets the pace: the fitted share grows with each doubling of them
     slow = setting.calibration.straggler.value * np.log2(np.maximum(cases.nodes_used, 1))
     parts["stragglers"] = slow * add(parts.values())
@@ -114,13 +120,13 @@ def _launched_s(setting: TrainingSetting, cases: TrainingCases) -> Float:
     each_s += framework.expert_launch_s.value * experts / len(setting.model.layers)
     piped_s = framework.pipeline_launch_s.value * np.where(cases.pp > 1, cases.tp, 0)
     beside_s = dequantize_launch_s(setting, cases) + piped_s
-    seconds: Float = _fixed(each_s + beside_s, "Kernel launches of a layer", "layer")
+    seconds: Float = _fitted_s(each_s + beside_s, "Kernel launches of a layer", "layer")
     return seconds
 
 
-def _fixed(seconds: Any, label: str, per: str) -> Any:
+def _fitted_s(seconds: Any, label: str, per: str) -> Any:
     """Seconds that were fitted as they are, for the ledger."""
-    return note(seconds, lambda once_s: Overhead(label, once_s, each_s=once_s, per=per))
+    return record_entry(seconds, lambda once_s: Overhead(label, once_s, each_s=once_s, per=per))
 
 
 def _mean_layer(setting: TrainingSetting, cases: TrainingCases) -> Work:
@@ -130,11 +136,11 @@ def _mean_layer(setting: TrainingSetting, cases: TrainingCases) -> Work:
     )
 
 
-def _seconds(work: Work) -> Float:
+def _work_s(work: Work) -> Float:
     return add(work.forward.values()) + add(work.backward.values())
 
 
-def _hand_over(setting: TrainingSetting, cases: TrainingCases, m: Float) -> Float:
+def _hand_over_s(setting: TrainingSetting, cases: TrainingCases, m: Float) -> Float:
     """Seconds to send hidden states forward and gradients back at all boundaries, for a step."""
     cluster = setting.cluster
     reach = (cluster.fabric.domain or 1) if cluster.rack_scale else cases.per_node
@@ -202,7 +208,7 @@ def _data_parallel(
 
 def gradient_copies_s(setting: TrainingSetting, cases: TrainingCases) -> Float:
     """Seconds of a step in which gradients of the fullest stage go to the host, none hidden."""
-    rank = held(setting, cases)
+    rank = parameters_by_stage(setting, cases)
     trained = rank.adapters if setting.frozen else rank.dense + rank.experts + rank.vocabulary
     moved = setting.states.reduced * np.nanmax(trained, axis=1) / np.maximum(cases.shard, 1)
     times = np.where(cases.sync_step > 0, 1, cases.micro_batches)

@@ -33,7 +33,7 @@ KEPT: tuple[State, ...] = ("parameters", "optimizer", "master")
 Parts = dict[str, Float]
 
 
-def residents(setting: TrainingSetting, sampling: Sampling, mem: Memory) -> Parts:
+def resident_states(setting: TrainingSetting, sampling: Sampling, mem: Memory) -> Parts:
     """Bytes of a device's fullest stage that last from step to step (one of each per case).
 
     ``trained``: states that the framework can move to the host, the critic's among them, which are
@@ -48,11 +48,11 @@ def residents(setting: TrainingSetting, sampling: Sampling, mem: Memory) -> Part
     return {
         "trained": models * np.nanmax(movable, axis=1),
         "stays": models * np.nanmax(fixed, axis=1),
-        "frozen": np.nanmax(_frozen(setting, sampling, mem), axis=1),
+        "frozen": np.nanmax(_frozen_model_bytes(setting, sampling, mem), axis=1),
     }
 
 
-def waiting(sampling: Sampling, resident: Parts) -> Parts:
+def host_waiting_bytes(sampling: Sampling, resident: Parts) -> Parts:
     """Bytes of a device that wait on the host where states are offloaded.
 
     Apart the model trains all the time: only the critic's states, half of all, make room for it.
@@ -72,8 +72,8 @@ def sleeping_bytes(setting: TrainingSetting, sampling: Sampling, tp: Int) -> Flo
     sync = setting.framework.sync
     level = 1 if sampling.adapters or sync is None else sync.sleep_level
     waits = level == 1 and not sampling.apart
-    whole = WEIGHT_BYTES * setting.model.language_parameters if waits else 0.0
-    return np.asarray(whole / tp)
+    weight_bytes = WEIGHT_BYTES * setting.model.language_parameters if waits else 0.0
+    return np.asarray(weight_bytes / tp)
 
 
 def with_companions(
@@ -90,14 +90,16 @@ def with_companions(
         for name in KEPT:
             moved = name in setting.framework.offloads
             parts[name] = parts[name] * (1 + (stays if moved else 1.0))
-    parts["reference"] = parts["reference"] + stays * _frozen(setting, sampling, mem)
+    parts["reference"] = parts["reference"] + stays * _frozen_model_bytes(setting, sampling, mem)
     asleep = training_data().run.sleeping_engine_bytes
-    kept = asleep.get(sampling.work.engine, asleep["any"]).value
-    parts["reserve"] = parts["reserve"] + (0.0 if sampling.apart else kept)
+    sleeping_engine = asleep.get(sampling.work.engine, asleep["any"]).value
+    parts["reserve"] = parts["reserve"] + (0.0 if sampling.apart else sleeping_engine)
     return replace(mem, parts=parts, peak_bytes=np.nanmax(add(parts.values()), axis=1))
 
 
-def resident_bytes(setting: TrainingSetting, resident: Parts, offload: Bool | bool) -> Float:
+def training_resident_bytes(
+    setting: TrainingSetting, resident: Parts, offload: Bool | bool
+) -> Float:
     """Bytes of a device that the training keeps while answers are sampled."""
     figures = setting.calibration
     moved = np.where(offload, 0.0, resident["trained"] + resident["frozen"])
@@ -107,14 +109,14 @@ def resident_bytes(setting: TrainingSetting, resident: Parts, offload: Bool | bo
 
 def engine_bytes(setting: TrainingSetting, sampling: Sampling, share: Float, tp: Int) -> Float:
     """Bytes of a device that the engine has: its share, or its weights and what brings new ones."""
-    whole = share * setting.cluster.device.usable_memory_bytes
+    share_bytes = share * setting.cluster.device.usable_memory_bytes
     sync = setting.framework.sync
     if sampling.apart or sync is None:
-        return np.asarray(whole)
+        return np.asarray(share_bytes)
     weights = WEIGHT_BYTES * setting.model.language_parameters / tp
     largest = 0.0 if sampling.adapters else _largest_tensor(setting)
     arriving = sync.buffer_bytes + sync.bytes_per_value * largest
-    return np.asarray(np.maximum(whole, weights + arriving))
+    return np.asarray(np.maximum(share_bytes, weights + arriving))
 
 
 def beside_bytes() -> tuple[float, float]:
@@ -123,7 +125,7 @@ def beside_bytes() -> tuple[float, float]:
     return beside.low.value, beside.high.value
 
 
-def too_large(sampling: Sampling, share: float, resident: float, offload: bool) -> str:
+def too_large_text(sampling: Sampling, share: float, resident: float, offload: bool) -> str:
     """Why a share does not fit beside what stays on a device, with one that does."""
     usable, (low, high) = sampling.serving.cluster.device.usable_memory_bytes, beside_bytes()
     fits = float(sampling.share_left(np.array([resident + high]))[0])
@@ -137,12 +139,12 @@ def too_large(sampling: Sampling, share: float, resident: float, offload: bool) 
     )
 
 
-def doubt(sampling: Sampling, share: float, left: float, resident: float) -> str:
+def share_doubt_text(sampling: Sampling, share: float, free_bytes: float, resident: float) -> str:
     """What to know of a share that leaves less than the most that was seen beside it."""
     low, high = beside_bytes()
     fits = float(sampling.share_left(np.array([resident + high]))[0])
     text = (
-        f"memory_share {share:.2f} leaves {gib(left)} per GPU beside it and the states "
+        f"memory_share {share:.2f} leaves {gib(free_bytes)} per GPU beside it and the states "
         f"of the training, where trainer and engine took {gib(low)} to {gib(high)}"
     )
     return text + (f"; {fits:.2f} leaves enough" if LEAST_SHARE <= fits < share else "")
@@ -157,11 +159,11 @@ def published_doubt(share: float) -> str:
     )
 
 
-def _frozen(setting: TrainingSetting, sampling: Sampling, mem: Memory) -> Float:
+def _frozen_model_bytes(setting: TrainingSetting, sampling: Sampling, mem: Memory) -> Float:
     """Bytes of the frozen models of each stage, of shape (cases, stages)."""
     stored = WEIGHT_BYTES if setting.frozen else setting.states.parameter
-    each = mem.parts["parameters"] / stored * REFERENCE_BYTES
-    return np.asarray(sampling.frozen_models * each)
+    model_bytes = mem.parts["parameters"] / stored * REFERENCE_BYTES
+    return np.asarray(sampling.frozen_models * model_bytes)
 
 
 def _largest_tensor(setting: TrainingSetting) -> float:

@@ -19,7 +19,9 @@ from recipe_core.estimates.columns.training import TrainingCases, TrainingSettin
 from recipe_core.models.spec import MoeMlp
 
 
-def stage_layers(setting: TrainingSetting, cases: TrainingCases) -> tuple[Float, Float, Float]:
+def stage_layer_counts(
+    setting: TrainingSetting, cases: TrainingCases
+) -> tuple[Float, Float, Float]:
     """Layers of each stage, and 1 where the embedding and where the head is, (cases, stages).
 
     Rows end in NaN past the last stage. Layers of multi-token prediction are the last ones.

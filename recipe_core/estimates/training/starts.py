@@ -15,37 +15,39 @@ import numpy as np
 from recipe_core.base.arrays import Bool, Float
 from recipe_core.base.intervals import scores_below
 from recipe_core.base.units import chance_text, gib
-from recipe_core.estimates.bands import probability
+from recipe_core.estimates.bands import normal_probability
 from recipe_core.estimates.columns.training import TrainingSetting
 from recipe_core.estimates.serving.starts import DOUBT, start_errors
-from recipe_core.estimates.training.bands import band
+from recipe_core.estimates.training.bands import training_band
 
 # From which probability on a job counts as one that starts.
 SURE = 0.8
 
 
-def is_uncertain(probability: Float) -> Bool:
+def is_training_uncertain(probability: Float) -> Bool:
     """Cases of which estimates do not tell whether they start."""
     return np.asarray((probability >= start_errors().bounds[0]) & (probability < SURE))
 
 
-def start_probability(setting: TrainingSetting, peak_bytes: Float, usable_bytes: Float) -> Float:
+def training_start_probability(
+    setting: TrainingSetting, peak_bytes: Float, usable_bytes: Float
+) -> Float:
     """The probability that a measured peak is at most what is usable, one per estimated peak.
 
     Between the levels of the band normal scores are linear in log(measured / estimated).
     """
-    factors = band(setting, "peak_memory_bytes").factors
+    factors = training_band(setting, "peak_memory_bytes").factors
     some = np.maximum(usable_bytes, 1.0)
-    fits = np.array(probability(scores_below(factors, some / peak_bytes)))
+    fits = np.array(normal_probability(scores_below(factors, some / peak_bytes)))
     fits = np.where(usable_bytes > 0, fits, 0.0)
     return fits if setting.cluster.device.announced is None else fits * start_errors().unknown
 
 
-def uncertain_text(
+def training_doubt_text(
     setting: TrainingSetting, peak_bytes: float, usable_bytes: float, probability: float
 ) -> str:
     """Why a start is uncertain, as a sentence without its full stop."""
-    around = band(setting, "peak_memory_bytes")
+    around = training_band(setting, "peak_memory_bytes")
     # rounded down, so that none reads as the bound that it is below
     chance = chance_text(math.floor(probability * 100) / 100)
     device = setting.cluster.device

@@ -19,10 +19,10 @@ from recipe_core.estimates.columns.training import (
     TrainingSetting,
     modules_code,
 )
-from recipe_core.estimates.ledger import folded
+from recipe_core.estimates.ledger import fold_factors
 from recipe_core.estimates.network import all_gather_s, rank_group
 from recipe_core.estimates.roofline import operator_s
-from recipe_core.estimates.training.activations import BYTES, modules, recomputed_share
+from recipe_core.estimates.training.activations import BYTES, recomputed_modules, recomputed_share
 from recipe_core.estimates.training.attention_kernels import kernel_times
 from recipe_core.estimates.training.experts import expert_work
 from recipe_core.estimates.training.frozen_base import dequantize_s
@@ -62,17 +62,21 @@ class Work:
             {k: v * by for k, v in self.backward.items()},
         )
 
-    def plus(self, other: Work) -> Work:
+    def plus(self, work: Work) -> Work:
         """Both, part by part."""
-        return Work(_sum(self.forward, other.forward), _sum(self.backward, other.backward))
+        return Work(
+            _sum_parts(self.forward, work.forward), _sum_parts(self.backward, work.backward)
+        )
 
 
-def _sum(a: Parts, b: Parts) -> Parts:
+def _sum_parts(a: Parts, b: Parts) -> Parts:
     nothing = np.zeros(1)
     return {name: a.get(name, nothing) + b.get(name, nothing) for name in {**a, **b}}
 
 
-def _mixer(setting: TrainingSetting, cases: TrainingCases, rows: Float, a: Attention) -> Parts:
+def _mixer_forward_s(
+    setting: TrainingSetting, cases: TrainingCases, rows: Float, a: Attention
+) -> Parts:
     """Forward seconds of projections and of attention."""
     hidden, heads = float(setting.model.hidden), a.heads / cases.tp
     if isinstance(a, LinearAttention):
@@ -139,7 +143,9 @@ def _scores_s(setting: TrainingSetting, cases: TrainingCases, rows: Float, a: At
         seconds = operator_s(device, "attention_prefill", "bf16", flops, moved, label="Attention")
         slowdown = setting.attention_slowdown * kernel_times(setting).forward
         seconds = seconds * slowdown / setting.pace("bf16")
-        return folded(seconds * (1 + setting.calibration.ring_slowdown.value * np.log2(cases.cp)))
+        return fold_factors(
+            seconds * (1 + setting.calibration.ring_slowdown.value * np.log2(cases.cp))
+        )
     # all pairs, masked ones too; scores are written, read by the softmax, written, and read again
     pairs = rows * cases.sequence_length * heads
     moved = moved + 4 * BYTES * pairs
@@ -147,7 +153,7 @@ def _scores_s(setting: TrainingSetting, cases: TrainingCases, rows: Float, a: At
     return operator_s(device, "gemm", "bf16", flops, moved, 4.0, label="Attention, unfused")
 
 
-def _elementwise(
+def _elementwise_work_s(
     setting: TrainingSetting, cases: TrainingCases, rows: Float, layer: Layer
 ) -> Float:
     """Seconds of norms and residuals (divided by sequence parallelism), rotary, activation."""
@@ -168,12 +174,12 @@ def layer_work(setting: TrainingSetting, cases: TrainingCases, layer: Layer) -> 
     forward: Parts = {
         "matmul": nothing,
         "attention": nothing,
-        "elementwise": _elementwise(setting, cases, rows, layer),
+        "elementwise": _elementwise_work_s(setting, cases, rows, layer),
         "experts": nothing,
         "dequantize": dequantize_s(setting, cases, layer),
     }
     if layer.attention is not None:
-        forward |= _mixer(setting, cases, rows, layer.attention)
+        forward |= _mixer_forward_s(setting, cases, rows, layer.attention)
     exchange, waits = nothing, nothing
     if isinstance(layer.mlp, MoeMlp):
         experts = expert_work(setting, cases, rows, layer.mlp)
@@ -271,7 +277,7 @@ def ends_work(setting: TrainingSetting, cases: TrainingCases) -> tuple[Work, Wor
     )
 
 
-def recomputed(setting: TrainingSetting, cases: TrainingCases, work: Work) -> Float:
+def recomputed_s(setting: TrainingSetting, cases: TrainingCases, work: Work) -> Float:
     """Seconds of the forward pass that the backward pass repeats (one per case)."""
     forward = add(work.forward.values())
     # torch's policies keep what collectives bring; only full recomputation exchanges tokens again
@@ -281,8 +287,8 @@ def recomputed(setting: TrainingSetting, cases: TrainingCases, work: Work) -> Fl
     if not setting.flash:
         selective = np.maximum(selective, work.forward["attention"])
     kinds, layers = setting.model.kinds, len(setting.model.layers)
-    named = add(modules_s(setting, cases, layer) * (n / layers) for layer, n in kinds)
-    selective = np.where(modules(setting, cases) > 0, named, selective)
+    module_s = add(modules_s(setting, cases, layer) * (n / layers) for layer, n in kinds)
+    selective = np.where(recomputed_modules(setting, cases) > 0, module_s, selective)
     share, full = recomputed_share(setting, cases), cases.recompute == RECOMPUTE.index("full")
     return share * np.select([full, cases.recompute == 1], [forward, selective], 0.0)
 
@@ -292,7 +298,7 @@ def modules_s(setting: TrainingSetting, cases: TrainingCases, layer: Layer) -> F
 
     Norms and activations are elementwise: their share is that of the values they move.
     """
-    rows, code, m, a = cases.tokens, modules(setting, cases), layer.mlp, layer.attention
+    rows, code, m, a = cases.tokens, recomputed_modules(setting, cases), layer.mlp, layer.attention
     out = np.zeros(len(cases))
     if not (code > 0).any():
         return out

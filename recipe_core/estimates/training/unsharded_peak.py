@@ -29,7 +29,7 @@ from recipe_core.estimates.training.loss_pieces import (
     is_eager,
     logit_bytes,
 )
-from recipe_core.estimates.training.stages import stage_layers
+from recipe_core.estimates.training.stages import stage_layer_counts
 from recipe_core.models.spec import Layer
 
 # Bytes a token of a layer, one per case.
@@ -43,21 +43,25 @@ def loss_or_layer(
 
     ``logits``: that exist at once, of that shape.
     """
-    count, first, last = stage_layers(setting, cases)
+    count, first, last = stage_layer_counts(setting, cases)
     beside = hidden_gradient_bytes(setting, cases) + head_gradient_bytes(setting, cases)
     loss = logit_bytes(setting, cases)[:, None] * logits + last * beside[:, None]
     # a stage that holds the head alone has no layer
     again, working = (
-        np.where(count == 0, 0.0, (cases.tokens * _beyond(setting, cases, size))[:, None])
+        np.where(
+            count == 0, 0.0, (cases.tokens * _bytes_beyond_saved(setting, cases, size))[:, None]
+        )
         for size in (layer_bytes, working_bytes)
     )
     again = np.where(is_eager(setting, cases)[:, None], again, 0.0)
     ends = loss + again > working
-    activations = _waiting(setting, cases, count, first) + np.where(ends, again, working)
+    activations = _waiting_activation_bytes(setting, cases, count, first) + np.where(
+        ends, again, working
+    )
     return np.where(ends, loss, 0.0 * loss), activations
 
 
-def _beyond(setting: TrainingSetting, cases: TrainingCases, size: LayerBytes) -> Float:
+def _bytes_beyond_saved(setting: TrainingSetting, cases: TrainingCases, size: LayerBytes) -> Float:
     """Bytes a token of the largest layer beyond what it saved (one per case)."""
     kinds = [kind for kind, _ in setting.model.kinds]
     more = [size(setting, cases, kind) - saved_bytes(setting, cases, kind) for kind in kinds]
@@ -65,7 +69,9 @@ def _beyond(setting: TrainingSetting, cases: TrainingCases, size: LayerBytes) ->
     return np.maximum(largest, 0.0)
 
 
-def _waiting(setting: TrainingSetting, cases: TrainingCases, count: Float, first: Float) -> Float:
+def _waiting_activation_bytes(
+    setting: TrainingSetting, cases: TrainingCases, count: Float, first: Float
+) -> Float:
     """Bytes that wait for the backward pass in each stage."""
     kinds, layers = setting.model.kinds, len(setting.model.layers)
     saved = add(saved_bytes(setting, cases, kind) * (n / layers) for kind, n in kinds)[:, None]

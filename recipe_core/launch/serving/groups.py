@@ -124,9 +124,9 @@ def _servers(deployment: Deployment, pool: Split) -> placement.Servers:
     # The rule of placement works on columns; this is one row of them.
     tp, pp, dp, ep = (np.asarray(degree) for degree in (pool.tp, pool.pp, pool.dp, pool.ep))
     sizes = (np.asarray(size) for size in (pool.replicas, cluster.per_node, cluster.nodes))
-    servers = placement.servers(rules, is_moe, (tp, pp, dp, ep), *sizes)
+    servers = placement.pool_servers(rules, is_moe, (tp, pp, dp, ep), *sizes)
     if not servers.nodes:
-        message = placement.uneven(pool.tp, pool.pp, pool.dp, cluster.per_node)
+        message = placement.uneven_server_text(pool.tp, pool.pp, pool.dp, cluster.per_node)
         hint = f"{placement.UNEVEN_FIX.capitalize()}."
         raise NoAnswer(f"{message}.", field="candidate", hint=hint)
     return servers
@@ -147,7 +147,7 @@ def _packed(sizes: Sequence[tuple[int, int]], per_node: int, nodes: int) -> list
         room = [node for node in range(nodes) if used[node] <= limit][:over]
         if len(room) < over:
             kinds = [(count, size) for (size, _), count in Counter(sizes).items()]
-            message = placement.unpacked(kinds, per_node, nodes)
+            message = placement.unpacked_servers_text(kinds, per_node, nodes)
             hint = f"{placement.UNPACKED_FIX.capitalize()}."
             raise NoAnswer(f"{message}.", field="candidate", hint=hint)
         places[n] = tuple(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from recipe_core.engines.options import OptionTable, option_table
-from recipe_core.estimates.columns.exchange import dispatch, dispatches
+from recipe_core.estimates.columns.exchange import dispatches, exchange_dispatch
 from recipe_core.launch.process import Deployment, Launch
 from recipe_core.launch.serving import kv_offload, rules
 from recipe_core.launch.serving.groups import Group, groups
@@ -110,7 +110,7 @@ def _sent(deployment: Deployment, group: Group) -> str | None:
     degrees = (split.tp, split.pp, split.dp, split.ep)
     if not dispatches(setting, degrees, setting.cluster.per_node, candidate.max_num_seqs):
         return None
-    between = dispatch(setting)
+    between = exchange_dispatch(setting)
     return between.sent[setting.stored_dtype("experts")] if between else None
 
 

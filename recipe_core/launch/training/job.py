@@ -24,9 +24,9 @@ from recipe_core.estimates.columns.training import (
 from recipe_core.estimates.training.elastic import elastic_nodes
 from recipe_core.estimates.training.estimates import TrainingEstimates, flops_per_token
 from recipe_core.estimates.training.fits import memory_rule
-from recipe_core.estimates.training.memory import memory
+from recipe_core.estimates.training.memory import training_memory
 from recipe_core.estimates.training.reinforcement import at_longest
-from recipe_core.estimates.training.stages import stage_layers
+from recipe_core.estimates.training.stages import stage_layer_counts
 from recipe_core.launch.process import Launch, Process
 from recipe_core.models.spec import Attention, MoeMlp
 from recipe_core.request.training_workload import Rollout
@@ -147,7 +147,7 @@ def job_of(estimates: TrainingEstimates, row: int) -> Job:
     steps = int(budget) if math.isfinite(budget) else None
     interval = float(estimates.run.checkpoint_interval_s[row]) / float(estimates.step_s[row])
     whole = math.floor(interval) if math.isfinite(interval) else 1  # never later than planned
-    dims, layers = c.dims(row), stage_layers(setting, c.take([row]))[0][0]
+    dims, layers = c.dims(row), stage_layer_counts(setting, c.take([row]))[0][0]
     return Job(
         setting=setting,
         dims=dims,
@@ -207,7 +207,7 @@ def fewest_nodes(estimates: TrainingEstimates, row: int) -> int:
     nodes, sizes = int(planned.nodes_used[0]), elastic_nodes(estimates.cases, 1, row)
     for fewer in range(nodes - 1, 0, -1):
         dp = planned.dp * fewer // nodes
-        mem = memory(setting, replace(planned, dp=dp, shard=dp * planned.cp))
+        mem = training_memory(setting, replace(planned, dp=dp, shard=dp * planned.cp))
         if fewer not in sizes or memory_rule(setting, mem).broken[0]:
             return fewer + 1
     return 1

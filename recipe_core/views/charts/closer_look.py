@@ -7,7 +7,7 @@ from typing import Any
 
 from recipe_core.base.errors import RecipeError
 from recipe_core.base.units import gib, utilisation
-from recipe_core.estimates.prediction import known
+from recipe_core.estimates.prediction import require_part
 from recipe_core.estimates.serving.results import TIME_TITLES, memory_parts
 from recipe_core.estimates.training.results import RUN_TITLES, STEP_TITLES
 from recipe_core.plans.front import front_with_accuracy
@@ -263,7 +263,7 @@ def accuracy(focus: Focus[Plan]) -> Iterator[Item]:
             "Cost against time per output token, coloured by the accuracy that is kept",
             "Rings: no other split is better in one of the three without being worse in another.",
         )
-    expected = known(explain_estimate(plan, focus.row).accuracy)
+    expected = require_part(explain_estimate(plan, focus.row).accuracy)
     yield Note(f"Expected accuracy, {expected.benchmark} of benchmarks: {expected.basis}")
     if expected.nearest:
         yield published_table(expected.nearest)
@@ -303,8 +303,8 @@ def step_time(focus: Focus[Plan]) -> Iterator[Item]:
 @view("run", "Whole run", ("training",))
 def training_run(focus: Focus[Plan]) -> Iterator[Item]:
     """The run's time beside its steps, and its phases."""
-    run = known(focus.plan.estimate(focus.row).run)
-    shares: dict[str, float] = known(run.time_shares).to_json()
+    run = require_part(focus.plan.estimate(focus.row).run)
+    shares: dict[str, float] = require_part(run.time_shares).to_json()
     losses = {name: share for name, share in shares.items() if name != "steps" and share > 0}
     yield Note(
         f"Steps take {shares['steps']:.1%} of the time (goodput), and the devices reach "

@@ -12,12 +12,12 @@ import numpy as np
 from recipe_core.base.units import GIB, days, duration, per_second, rate, significant, usd
 from recipe_core.base.units import count as count_text
 from recipe_core.estimates.columns.serving import Cases, Setting
-from recipe_core.estimates.prediction import known
+from recipe_core.estimates.prediction import require_part
 from recipe_core.estimates.serving.cache import (
     cached_tokens,
     kv_token_bytes,
+    request_state_bytes,
     shared_blocks,
-    state_bytes,
 )
 from recipe_core.estimates.serving.cache_pages import Packing
 from recipe_core.estimates.serving.compressed_pools import CachePools
@@ -27,7 +27,7 @@ from recipe_core.estimates.serving.weights import (
     draft_layer,
     draft_weight_bytes,
     layer_weight_bytes,
-    stage_layers,
+    stage_layer_bounds,
     vocabulary_bytes,
 )
 from recipe_core.estimates.training.memory import MEMORY_TITLES
@@ -106,7 +106,7 @@ def _fullest_stage(setting: Setting, case: Cases, sequences: float) -> tuple[int
     stages = min(int(case.pp[0]), len(setting.model.layers))
     columns = stage_columns(setting, case, stages, np.array([sequences]))
     totals = [float(column["total_bytes"][0]) for column in columns]
-    return stage_layers(len(setting.model.layers), stages)[int(np.argmax(totals))]
+    return stage_layer_bounds(len(setting.model.layers), stages)[int(np.argmax(totals))]
 
 
 def _kinds(setting: Setting, start: int, end: int) -> list[tuple[int, int]]:
@@ -151,7 +151,7 @@ def _cache_text(setting: Setting, case: Cases, start: int, end: int) -> str:
         layers.append((draft_layer(model), int(case.draft_layers[0])))
     for layer, count in layers:
         token_bytes = float(kv_token_bytes(setting, layer.attention, case.tp)[0] / case.cp[0])
-        state = float(state_bytes(setting, layer.attention, case.tp)[0])
+        state = float(request_state_bytes(setting, layer.attention, case.tp)[0])
         if token_bytes:
             tokens = cached_tokens(layer, context, case.block_tokens)[0]
             terms.append(f"{count} × {tokens:,.0f} × {significant(token_bytes)} B")
@@ -175,7 +175,7 @@ def _parts_line(
 
 
 def _time_lines(plan: Plan, estimate: ServingEstimate) -> Iterator[Line]:
-    serving, parts = known(estimate.serving), known(estimate.breakdown_s)
+    serving, parts = require_part(estimate.serving), require_part(estimate.breakdown_s)
     workload, latency_s = plan.problem.workload, serving.request_latency_s
     if workload.pooled:
         yield _parts_line(
@@ -193,7 +193,11 @@ def _time_lines(plan: Plan, estimate: ServingEstimate) -> Iterator[Line]:
 
 
 def _rate_lines(plan: Plan, row: int, estimate: ServingEstimate) -> Iterator[Line]:
-    serving, cost, energy = known(estimate.serving), known(estimate.cost), known(estimate.energy)
+    serving, cost, energy = (
+        require_part(estimate.serving),
+        require_part(estimate.cost),
+        require_part(estimate.energy),
+    )
     workload, devices = plan.problem.workload, int(plan.raw("gpus")[row])
     output = rate(serving.output_tokens_per_s)
     if workload.mode == "closed":
@@ -224,7 +228,7 @@ def _rate_lines(plan: Plan, row: int, estimate: ServingEstimate) -> Iterator[Lin
 
 
 def _device_cache_lines(estimate: ServingEstimate) -> Iterator[Line]:
-    cache, pool = known(estimate.prefix_cache), estimate.memory.prefill or estimate.memory
+    cache, pool = require_part(estimate.prefix_cache), estimate.memory.prefill or estimate.memory
     used = pool.kv_cache_tokens - cache.free_tokens
     formula = "tokens of a replica's cache - those of running requests alone"
     numbers = f"{pool.kv_cache_tokens:,} - {used:,.0f}"
@@ -240,7 +244,7 @@ def _percent(share: float) -> str:
 
 
 def _tier_lines(plan: Plan, row: int, estimate: ServingEstimate) -> Iterator[Line]:
-    offload, above = plan.setting(row).offload, known(estimate.prefix_cache).device_hit
+    offload, above = plan.setting(row).offload, require_part(estimate.prefix_cache).device_hit
     block, i = plan.at(row)
     for tier in estimate.kv_tiers or []:
         title, store = TIERS[tier.name], offload.store(tier.name) if offload else None
@@ -291,9 +295,9 @@ def training_arithmetic(plan: Plan, row: int) -> Times:
 
 
 def _step_lines(plan: Plan, row: int, estimate: TrainingEstimate) -> Iterator[Line]:
-    training, workload = known(estimate.training), plan.problem.workload
+    training, workload = require_part(estimate.training), plan.problem.workload
     step, batch, length = training.step_s, workload.global_batch, workload.sequence_length
-    parts = known(estimate.breakdown_s).step
+    parts = require_part(estimate.breakdown_s).step
     yield _parts_line("Step", "sum of the parts", parts, STEP_TITLES, step)
     tokens, pace = f"{batch * length:,}", rate(training.tokens_per_s_per_gpu)
     formula = "sequences · sequence length"
@@ -314,12 +318,18 @@ def _step_lines(plan: Plan, row: int, estimate: TrainingEstimate) -> Iterator[Li
 
 
 def _run_lines(plan: Plan, estimate: TrainingEstimate) -> Iterator[Line]:
-    run, cost, workload = known(estimate.run), known(estimate.cost), plan.problem.workload
+    run, cost, workload = (
+        require_part(estimate.run),
+        require_part(estimate.cost),
+        plan.problem.workload,
+    )
     if workload.checkpoint_interval_s is None:
         formula = "√(2 · wait for a checkpoint · time between failures)"
         numbers = f"√(2 × {_long(run.checkpoint_stall_s)} × {_long(run.mtbf_s)})"
         yield Line("Checkpoint interval", formula, numbers, _long(run.checkpoint_interval_s))
-    shares = {k: v for k, v in known(run.time_shares).to_json().items() if k != "steps" and v > 0}
+    shares = {
+        k: v for k, v in require_part(run.time_shares).to_json().items() if k != "steps" and v > 0
+    }
     numbers = " − ".join(
         f"{RUN_TITLES[name].lower()} {share:.2%}" for name, share in shares.items()
     )
@@ -333,7 +343,7 @@ def _run_lines(plan: Plan, estimate: TrainingEstimate) -> Iterator[Line]:
     ]
     if not phases:
         size = workload.global_batch * workload.sequence_length
-        step_s = known(estimate.training).step_s
+        step_s = require_part(estimate.training).step_s
         phases = [(workload.tokens, size, run.steps or 0.0, step_s)]
     numbers = " + ".join(f"{tokens:,.0f} ÷ {size:,}" for tokens, size, _, _ in phases)
     formula = "token budget ÷ tokens of a step, rounded up"

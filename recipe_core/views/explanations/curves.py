@@ -8,7 +8,7 @@ import numpy as np
 
 from recipe_core.base.arrays import Bool, Float
 from recipe_core.estimates.serving.cost import SECONDS_PER_HOUR
-from recipe_core.estimates.serving.estimates import estimate
+from recipe_core.estimates.serving.estimates import estimate_serving
 from recipe_core.plans.plan import Plan
 
 LOADS_DRAWN = 13
@@ -45,7 +45,7 @@ def _curve(plan: Plan, row: int, loads: Float) -> LoadCurve:
     """The estimate of a row's split under each load."""
     block, i = plan.at(row)
     cases = block.cases.take(np.full(len(loads), i))
-    estimates = estimate(block.setting, replace(cases, load=loads))
+    estimates = estimate_serving(block.setting, replace(cases, load=loads))
     s = estimates.serving
     return LoadCurve(
         loads,

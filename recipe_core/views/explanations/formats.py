@@ -15,7 +15,7 @@ import numpy as np
 from recipe_core.accuracy.retained import Retained
 from recipe_core.estimates.columns.serving import WIDE, Setting
 from recipe_core.estimates.serving.accuracy import accuracy_of
-from recipe_core.estimates.serving.estimates import estimate
+from recipe_core.estimates.serving.estimates import estimate_serving
 from recipe_core.models.dtypes import bytes_per_value
 from recipe_core.plans.front import pareto_front
 from recipe_core.plans.plan import Plan
@@ -92,7 +92,7 @@ def _settings(plan: Plan, row: int) -> Iterator[Setting]:
 
 def _point(plan: Plan, row: int, candidate: Setting) -> FormatPoint:
     block, i = plan.at(row)
-    estimates = estimate(candidate, block.cases.take(np.array([i])))
+    estimates = estimate_serving(candidate, block.cases.take(np.array([i])))
     reasons = tuple(estimates.reasons(0))
 
     def figure(value: float) -> float:

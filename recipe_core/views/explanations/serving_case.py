@@ -12,7 +12,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from recipe_core.estimates.columns.serving import Setting
-from recipe_core.estimates.ledger import Entry, Kernel, Overhead, Sum, one, recording, sums
+from recipe_core.estimates.ledger import (
+    Entry,
+    Kernel,
+    Overhead,
+    Sum,
+    only_number,
+    recorded_sums,
+    recording,
+)
 from recipe_core.estimates.serving.continuous_batching import request_overheads
 from recipe_core.estimates.serving.estimates import Estimates
 from recipe_core.estimates.serving.operators import Step
@@ -62,7 +70,7 @@ class ServedCase:
 
     def recorded(self, step: Step) -> dict[str, Sum]:
         with recording():
-            return sums(engine_step(self.setting, self.case, step))
+            return recorded_sums(engine_step(self.setting, self.case, step))
 
     def first(self, name: str, formula: str, numbers: str, scale: float = 1.0) -> Iterator[Line]:
         """The line of a part of the time to first token, where it takes time."""
@@ -77,18 +85,18 @@ class ServedCase:
         loops = self.setting.mode in ("closed", "open")
         if intervals is None or not loops or not slow or not intervals.first_token_waits:
             return 1.0
-        return 1 - self.leaving / max(one(case.output_tokens) - 1, 1.0)
+        return 1 - self.leaving / max(only_number(case.output_tokens) - 1, 1.0)
 
     @property
     def leaving(self) -> float:
         """Tokens that leave with the first one."""
-        return min(one(self.case.stream_interval), one(self.case.output_tokens)) - 1
+        return min(only_number(self.case.stream_interval), only_number(self.case.output_tokens)) - 1
 
     def client_lines(self) -> Iterator[Line]:
         """Waits of clients where an engine looks and sends every so many steps only."""
         receive_s, stream_s = (self.prefill.get(name, 0.0) for name in ("receive", "stream"))
         if receive_s > 0:
-            interval = one(self.case.recv_interval)
+            interval = only_number(self.case.recv_interval)
             step_s = time_text(receive_s / self.steps / ((interval - 1) / 2))
             formula = "(steps between two looks for requests - 1) ÷ 2 · step, less any other wait"
             numbers = f"({plain_number(interval)} - 1) ÷ 2 × {step_s}"
@@ -101,7 +109,7 @@ class ServedCase:
     def request_line(self) -> Iterator[Line]:
         """The server's own time of a request."""
         fixed_s, token_s = request_overheads(self.setting)
-        tokens = plain_number(one(self.case.input_tokens))
+        tokens = plain_number(only_number(self.case.input_tokens))
         formula = "time of a request + prompt tokens · time of a token, in the server"
         numbers = f"{time_text(fixed_s)} + {tokens} × {time_text(token_s)}"
         return self.first("request", formula, numbers, self.prompts)
@@ -172,7 +180,7 @@ def run_factor(factor: float) -> Factor:
 
 def decode_share(case: ServedCase, decode: Parts, *factors: Factor) -> StepShare:
     """The decode step and its factor in a time per output token, which ``factors`` are part of."""
-    yields = one(tokens_per_step(case.case.draft_tokens, case.case.acceptance))
+    yields = only_number(tokens_per_step(case.case.draft_tokens, case.case.acceptance))
     return step_share(
         "a decode step",
         decode,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from recipe_core.estimates.columns.serving import Setting
-from recipe_core.estimates.ledger import Kernel, one, recording, sums
+from recipe_core.estimates.ledger import Kernel, only_number, recorded_sums, recording
 from recipe_core.estimates.serving.continuous_batching import (
     Flow,
     Loop,
@@ -81,10 +81,10 @@ def _batch_times(case: ServedCase) -> Times:
     batch = case.case.load / active_replicas(case.case)
     step, chunk, chunks = batch_steps(case.setting, case.case, batch)
     decode, prompt = case.recorded(step), case.recorded(chunk)
-    number = one(chunks)
+    number = only_number(chunks)
     steps = ("steps of prompts", plain_number(number), number)
     prompts = step_share("a step of prompts", prompt, steps, run_factor(case.prompts))
-    size = plain_number(one(batch))
+    size = plain_number(only_number(batch))
     return collect_times(
         case,
         {f"Decode step, {size} sequences": decode, "Step of prompts": prompt},
@@ -101,7 +101,7 @@ def _pool_times(case: ServedCase) -> Times:
     pool = replace(case.case.prefill_pool, output_tokens=np.ones(1))
     with recording():
         steps = pool_steps(case.setting, pool)
-    alone, full = sums(steps.one), sums(steps.full)
+    alone, full = recorded_sums(steps.one), recorded_sums(steps.full)
     share, runs = _full_share(case, decode, alone, full), run_factor(case.prompts)
     single = ("1 - share of full steps", share_text(1 - share), 1 - share)
     shares = [
@@ -110,11 +110,11 @@ def _pool_times(case: ServedCase) -> Times:
         step_share("the first decode step", decode, runs),
     ]
     tables = {
-        f"Decode step, {exact(one(decoding))} sequences of a replica": decode,
+        f"Decode step, {exact(only_number(decoding))} sequences of a replica": decode,
         "Step of one prompt in the prefill pool": alone,
     }
     if share:
-        group = plain_number(one(steps.group))
+        group = plain_number(only_number(steps.group))
         tables[f"Step of {group} prompts in the prefill pool"] = full
     waits = _pool_waits(case, step_seconds(decode))
     return collect_times(
@@ -181,15 +181,15 @@ class _State:
     @property
     def stage_s(self) -> float:
         """Seconds that a prompt adds to the steps of a stage."""
-        return one(self.flow.prompt_s) / one(self.case.case.pp)
+        return only_number(self.flow.prompt_s) / only_number(self.case.case.pp)
 
     @property
     def ahead_s(self) -> float:
         """Wait for the prompts of a bunch before one's own."""
         case = self.case.case
-        more = max(one(self.flow.resident) - self.group, 0.0) / 2
-        step_s = self.chunks * step_seconds(self.bunch) / self.group + one(case.kv_step_s)
-        return more * step_s / one(case.pp)
+        more = max(only_number(self.flow.resident) - self.group, 0.0) / 2
+        step_s = self.chunks * step_seconds(self.bunch) / self.group + only_number(case.kv_step_s)
+        return more * step_s / only_number(case.pp)
 
     def blended(self, solved: str, bunched: str = "") -> str:
         """A solved number, and that of a bunch, in the shares of the prompts in which they come."""
@@ -201,13 +201,13 @@ class _State:
 
 def _loop_times(case: ServedCase) -> Times:
     state, tables = _steady_state(case)
-    full_s, step_s, b = one(state.flow.full_step_s), step_seconds(state.decode), state.b
+    full_s, step_s, b = only_number(state.flow.full_step_s), step_seconds(state.decode), state.b
     numbers = f"({share_text(1 - b)} + {share_text(b)} × {time_text(full_s)} ÷ {time_text(step_s)})"
     formula = "(1 - b) + b · step of all requests ÷ step"
     bunched = [(formula, numbers, 1 - b + b * full_s / step_s)] if b else []
     token = step_lines(case.decode, [decode_share(case, state.decode, *bunched)])
     first = [*_prompt_lines(state), *_copies(state), *_waits(state), *case.request_line()]
-    blocks = time_text(one(case.case.kv_wait_s))
+    blocks = time_text(only_number(case.case.kv_wait_s))
     formula = "look-up + blocks found in tiers ÷ rate of the link or store + queue there"
     first += [*case.first("kv_load", formula, blocks, case.prompts), *case.client_lines()]
     lines = {DECODING: [*token, *_interference(state)], STARTING: first}
@@ -231,15 +231,21 @@ def _steady_state(case: ServedCase) -> tuple[_State, dict[str, Parts]]:
     beside = step if mixes else idle_step(case.case)
     mixed, prompts = prompt_step(setting, case.case, beside, flow.decoding / loop.steps)
     steps = (case.recorded(step), case.recorded(mixed))
-    state = _State(case, flow, loop, one(prompts), *steps, {})
-    tables: dict[str, Parts] = {f"Decode step, {exact(one(step.sequences))} sequences": steps[0]}
-    tables[_prompt_title(one(prompts), one(mixed.prefill_tokens), mixes)] = steps[1]
+    state = _State(case, flow, loop, only_number(prompts), *steps, {})
+    tables: dict[str, Parts] = {
+        f"Decode step, {exact(only_number(step.sequences))} sequences": steps[0]
+    }
+    tables[_prompt_title(only_number(prompts), only_number(mixed.prefill_tokens), mixes)] = steps[1]
     if setting.mode != "open" and case.overhead.bunched > 0:
         chunk, chunks, group = bunch_step(setting, case.case, flow.resident)
         bunch = case.recorded(chunk)
-        tables[f"Step of {share_text(one(chunk.sampled))} prompts that start together"] = bunch
+        tables[f"Step of {share_text(only_number(chunk.sampled))} prompts that start together"] = (
+            bunch
+        )
         b = case.overhead.bunched
-        state = replace(state, bunch=bunch, chunks=one(chunks), group=one(group), b=b)
+        state = replace(
+            state, bunch=bunch, chunks=only_number(chunks), group=only_number(group), b=b
+        )
     return state, tables
 
 
@@ -277,7 +283,7 @@ def _prompt_lines(state: _State) -> Iterator[Line]:
 
 def _copies(state: _State) -> Iterator[Line]:
     """Time that moving a prompt's blocks to and from tiers adds to its steps."""
-    block = time_text(one(state.case.case.kv_step_s))
+    block = time_text(only_number(state.case.case.kv_step_s))
     numbers = state.blended(block, multiple(state.group, block))
     formula = "what a prompt's blocks add to its step; (b) those of all that start together"
     return state.case.first("kv_copies", formula, numbers, state.case.prompts)
@@ -289,12 +295,12 @@ def _interference(state: _State) -> Iterator[Line]:
     value_s = case.decode.get(name, 0.0)
     if value_s <= 0:
         return
-    tokens = one(loop.tokens)
+    tokens = only_number(loop.tokens)
     solved = (
-        f"{share_text(one(loop.share))} × {exact(one(state.flow.decoding))} ÷ {exact(tokens)} × "
-        f"{time_text(one(state.flow.prompt_s))} ÷ {plain_number(one(case.case.pp))}"
+        f"{share_text(only_number(loop.share))} × {exact(only_number(state.flow.decoding))} ÷ {exact(tokens)} × "
+        f"{time_text(only_number(state.flow.prompt_s))} ÷ {plain_number(only_number(case.case.pp))}"
     )
-    behind_s = min(state.ahead_s / tokens, one(state.flow.decode[name]))
+    behind_s = min(state.ahead_s / tokens, only_number(state.flow.decode[name]))
     numbers = product(state.blended(solved, time_text(behind_s)), case.steps * case.rest)
     formula = (
         "share of requests that are others · sequences ÷ tokens after the first · "
@@ -306,16 +312,16 @@ def _interference(state: _State) -> Iterator[Line]:
 def _waits(state: _State) -> Iterator[Line]:
     """Waits of a request before its prompt's step."""
     case, loop, flow = state.case, state.loop, state.flow
-    mean_s = one(loop.balance(flow.decoding, flow.step_s, flow.prompt_s).step_mean_s)
-    solved = f"({share_text(one(loop.share))} ÷ 2 + {share_text(loop.late_steps)})"
+    mean_s = only_number(loop.balance(flow.decoding, flow.step_s, flow.prompt_s).step_mean_s)
+    solved = f"({share_text(only_number(loop.share))} ÷ 2 + {share_text(loop.late_steps)})"
     solved += f" × {time_text(mean_s)}"
-    if loop.beside and one(loop.chunks) > 1:
-        chunks = plain_number(one(loop.chunks))
+    if loop.beside and only_number(loop.chunks) > 1:
+        chunks = plain_number(only_number(loop.chunks))
         solved = f"({solved} + ({chunks} - 1) × {time_text(step_seconds(state.decode))})"
     formula = "(half of a step that runs + steps that the scheduler is ahead) · mean step"
     yield from case.first("schedule", formula, state.blended(solved), case.steps)
     if case.prefill.get("prompts_ahead", 0.0) > 0:
-        ahead = one(flow.prefill["prompts_ahead"]) / state.stage_s
+        ahead = only_number(flow.prefill["prompts_ahead"]) / state.stage_s
         solved = f"{exact(ahead)} × {time_text(state.stage_s)}"
         numbers = state.blended(solved, time_text(state.ahead_s))
         formula = (
@@ -324,8 +330,8 @@ def _waits(state: _State) -> Iterator[Line]:
         )
         yield from case.first("prompts_ahead", formula, numbers, case.prompts)
     if (value_s := case.prefill.get("engine_queue", 0.0)) > 0:
-        load = one(case.case.load) / one(active_replicas(case.case))
-        queue = max(load - one(flow.resident), 0.0)
+        load = only_number(case.case.load) / only_number(active_replicas(case.case))
+        queue = max(load - only_number(flow.resident), 0.0)
         offline = case.setting.mode == "offline"
         queue /= 2 if offline else 1
         half = ", half of them" if offline else ""

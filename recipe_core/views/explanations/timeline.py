@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from recipe_core.base.errors import InputError
-from recipe_core.estimates.prediction import known
+from recipe_core.estimates.prediction import require_part
 from recipe_core.plans.plan import Plan
 
 # Schedules whose order is known here; zero-bubble schedules split the backward pass.
@@ -163,7 +163,7 @@ def step_timeline(plan: Plan, row: int) -> tuple[list[Task], str]:
             "this split has no pipeline: every device holds all layers.",
             hint="Choose a split with pp above 1.",
         )
-    parts, training = known(estimate.breakdown_s).step, known(estimate.training)
+    parts, training = require_part(estimate.breakdown_s).step, require_part(estimate.training)
     total = training.micro_batches
     forward_s = (
         sum(seconds for name, seconds in parts.items() if name.startswith("forward_")) / total

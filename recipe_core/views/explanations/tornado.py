@@ -11,8 +11,8 @@ import numpy as np
 from recipe_core.base.units import per_second, significant, usd
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.roofline import product_dtype
-from recipe_core.estimates.serving.cost import changed
-from recipe_core.estimates.serving.estimates import Estimates, estimate
+from recipe_core.estimates.serving.cost import change_quantity
+from recipe_core.estimates.serving.estimates import Estimates, estimate_serving
 from recipe_core.hardware.profile import Device, Fabric
 from recipe_core.plans.plan import Plan
 
@@ -80,13 +80,13 @@ def tornado(plan: Plan, row: int, measure: str) -> tuple[float, list[Swing]]:
     """The measure of a row, and with each assumption moved alone, the widest swing first."""
     block, i = plan.at(row)
     cases, read = block.cases.take([i]), FIGURES[measure]
-    planned = estimate(block.setting, cases)
+    planned = estimate_serving(block.setting, cases)
     base, cases = read(planned), replace(cases, prefix_hit=planned.cases.prefix_hit)
     swings = []
     for assumption in ASSUMPTIONS:
         share, says = assumption.share, assumption.says
         ends = [assumption.scaled(block.setting, cases, 1 + sign * share) for sign in (-1, 1)]
-        moved = [estimate(*end) for end in ends]
+        moved = [estimate_serving(*end) for end in ends]
         less, more = (read(case) if case.feasible[0] else float("nan") for case in moved)
         low, high = (says(*end) for end in ends)
         swings.append(Swing(assumption.name, share, less, more, low, high))
@@ -103,7 +103,7 @@ def _cluster(setting: Setting, **update: Any) -> Setting:
 
 def _memory_bandwidth(setting: Setting, factor: float) -> Setting:
     device = setting.cluster.device
-    rate = changed(device.memory_bandwidth_bytes_per_s, lambda value: value * factor)
+    rate = change_quantity(device.memory_bandwidth_bytes_per_s, lambda value: value * factor)
     faster = device.model_copy(update={"memory_bandwidth_bytes_per_s": rate})
     return _cluster(setting, device=faster)
 
@@ -111,7 +111,7 @@ def _memory_bandwidth(setting: Setting, factor: float) -> Setting:
 def _compute(setting: Setting, factor: float) -> Setting:
     device = setting.cluster.device
     peaks = {
-        dtype: changed(peak, lambda value: value * factor)
+        dtype: change_quantity(peak, lambda value: value * factor)
         for dtype, peak in device.peak_flops_per_s.items()
     }
     return _cluster(setting, device=device.model_copy(update={"peak_flops_per_s": peaks}))
@@ -119,7 +119,7 @@ def _compute(setting: Setting, factor: float) -> Setting:
 
 def _links(setting: Setting, factor: float) -> Setting:
     def faster(fabric: Fabric) -> Fabric:
-        rate = changed(fabric.bandwidth_bytes_per_s, lambda value: value * factor)
+        rate = change_quantity(fabric.bandwidth_bytes_per_s, lambda value: value * factor)
         return fabric.model_copy(update={"bandwidth_bytes_per_s": rate})
 
     cluster = setting.cluster

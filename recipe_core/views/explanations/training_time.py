@@ -13,17 +13,17 @@ import numpy as np
 from recipe_core.base.units import gib, rate
 from recipe_core.engines.frameworks import Number, training_data
 from recipe_core.estimates.columns.training import TrainingCases, TrainingSetting
-from recipe_core.estimates.ledger import Overhead, Sum, one, recording, sums
+from recipe_core.estimates.ledger import Overhead, Sum, only_number, recorded_sums, recording
 from recipe_core.estimates.training.estimates import TrainingEstimates
 from recipe_core.estimates.training.host_states import copied_s
-from recipe_core.estimates.training.memory import held, stored_parameters
+from recipe_core.estimates.training.memory import parameters_by_stage, stored_parameters
 from recipe_core.estimates.training.reinforcement import Reinforcement, at_mean, work_batches
 from recipe_core.estimates.training.results import PHASE_TITLES, STEP_TITLES
 from recipe_core.estimates.training.schedule import (
     bubble_micro_batches,
     gradient_copies_s,
     parts_of_length,
-    step_parts,
+    training_step_parts,
 )
 from recipe_core.plans.plan import Plan
 from recipe_core.views.explanations.operators import (
@@ -73,7 +73,7 @@ def training_times(plan: Plan, row: int) -> Times:
     if loop is not None:  # an optimizer step, of which there are several
         case = at_mean(loop.sampling, case)
     with recording():
-        parts = sums(parts_of_length(block.setting, case))
+        parts = recorded_sums(parts_of_length(block.setting, case))
     operators = {name: of for name, of in parts.items() if name not in DERIVED}
     title = "Operators of a step on a device of the slowest stage"
     table = working(title, operators, HIDDEN)
@@ -98,7 +98,7 @@ def _step_seconds(estimates: TrainingEstimates, k: int, case: TrainingCases) -> 
     """Seconds of a step's parts that take time; of one optimizer step where answers are sampled."""
     if estimates.reinforcement is None:
         return {name: float(of[k]) for name, of in estimates.parts.items() if of[k] > 0}
-    parts = step_parts(estimates.setting, case)
+    parts = training_step_parts(estimates.setting, case)
     return {name: float(of[0]) for name, of in parts.items() if of[0] > 0}
 
 
@@ -132,7 +132,7 @@ def _derived_numbers(
         hides = f" - {time_text(hidden_s)}" if hidden_s > _SHORTEST_S else ""
         yield "host_parameters", time_text(copies_s) + hides
     if "bubble" in step:
-        idle = one(bubble_micro_batches(case))
+        idle = only_number(bubble_micro_batches(case))
         yield "bubble", _share_numbers(idle, step["bubble"] / idle)
     loading_s = step.get("data_loading", 0.0)
     before_s = sum(step.values()) - loading_s
@@ -152,7 +152,7 @@ def _share_numbers(share: float, seconds: float) -> str:
 
 def _host_copies_s(setting: TrainingSetting, case: TrainingCases) -> float:
     """Seconds of a step in which a device's layers cross the host link, none hidden."""
-    stored = stored_parameters(setting, case, held(setting, case))
+    stored = stored_parameters(setting, case, parameters_by_stage(setting, case))
     copies = copied_s(setting, case, *(np.nanmax(part, axis=1) for part in stored))
     gradients = gradient_copies_s(setting, case)
     return float((case.micro_batches * (copies[0] + copies[1]) + gradients)[0])

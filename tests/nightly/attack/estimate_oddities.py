@@ -17,10 +17,10 @@ import yaml
 
 from recipe_core.engines.frameworks import training_data
 from recipe_core.estimates.serving.continuous_batching import prompt_chunks, prompts_a_step
-from recipe_core.estimates.serving.cost import changed, without_links
-from recipe_core.estimates.serving.estimates import estimate as serving_estimate
+from recipe_core.estimates.serving.cost import change_quantity, without_links
+from recipe_core.estimates.serving.estimates import estimate_serving as serving_estimate
 from recipe_core.estimates.serving.starts import DOUBT
-from recipe_core.estimates.training.estimates import estimate as training_estimate
+from recipe_core.estimates.training.estimates import estimate_training as training_estimate
 from recipe_core.hardware.cluster import roofline
 from recipe_core.plans.plans import plan_candidate
 from recipe_core.request.schema import PlanRequest
@@ -155,7 +155,9 @@ def alike_kernels(setting: Any) -> Any:
 
 def free_casts(setting: Any) -> Any:
     names = ("quantize_passes", "quantize_passes_by_operator")
-    free = {name: changed(getattr(setting.calibration, name), lambda _: 0.0) for name in names}
+    free = {
+        name: change_quantity(getattr(setting.calibration, name), lambda _: 0.0) for name in names
+    }
     return replace(setting, calibration=setting.calibration.model_copy(update=free))
 
 
