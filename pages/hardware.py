@@ -141,7 +141,7 @@ def known() -> None:
             if is_own(chip):
                 st.badge("your profile", color="violet", icon=":material/upload_file:")
         st.markdown(f"**{common.escape(chip.title)}**")
-        st.caption(common.escape(basis.said))
+        st.caption(common.escape(basis.basis_text))
         joined = cluster(request.hardware)
         rows = {
             "Engines": ", ".join(basis.engines) or "none",

@@ -334,7 +334,7 @@ def predicted(runs: Sequence[OwnRun], corrections: Corrections, figure: str) -> 
         values[members] = getattr(made.serving, quantity) * unit
         left[members], alike[members] = 1.0, 0.0
         if made.corrected is not None:
-            left[members] = made.corrected.left[quantity]
+            left[members] = made.corrected.width_shares[quantity]
             alike[members] = made.corrected.scales.runs[:, EITHER, 0] > 0
         band = bands_of(setting)[quantity].factors[BAND]
         for k in members:

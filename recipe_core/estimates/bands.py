@@ -101,8 +101,8 @@ class Uncertain:
 def narrow_interval(ends: Ends, share: float) -> Ends:
     """The ends of an interval where runs of one's own leave so much of the standard deviation.
 
-    On a log scale its half-width shrinks by ``left``, and its middle, by which estimates are off on
-    average, by the square of that: ``1 - left²`` is how far the runs are believed.
+    On a log scale its half-width shrinks by ``share``, and its middle, by which estimates are off
+    on average, by the square of that: ``1 - share²`` is how far the runs are believed.
     """
     low, high = math.log(ends[0]), math.log(ends[1])
     middle, half = (low + high) / 2 * share**2, (high - low) / 2 * share
@@ -212,10 +212,10 @@ def better_score(
 ) -> Float:
     """Normal scores of measured runs of some splits being better than one of another split.
 
-    ``gain``: logarithm of how much better each is estimated to be (below 0: worse). ``mine``
-    (splits × figures) and ``other`` (figures): by how much the logarithm of what is compared moves
-    with that of each figure, such as the share of the time to first token in the latency of a
-    request.
+    ``gain``: logarithm of how much better each is estimated to be (below 0: worse).
+    ``split_slopes`` (splits × figures) and ``rival_slopes`` (figures): by how much the logarithm of
+    what is compared moves with that of each figure, such as the share of the time to first token in
+    the latency of a request.
     ``errors``: covariances of the common and of the independent part of the figures' errors, of the
     splits and of the other one. Where both run on the same device, engine and version (``shared``),
     the common part is the same, and counts only as far as they move differently with it.

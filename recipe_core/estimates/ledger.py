@@ -1,10 +1,10 @@
 """What an estimate multiplied and added, told by the formulas themselves while they run.
 
-Formulas `note` their leaves: kernels, transfers, the engine's own time. Inside `recording` the
-seconds that they return are `Timed`: an array that knows of which leaves it is the sum, and how
-many of each. Sums, products with plain numbers and choices between times keep that; so an
-explanation is the estimate itself, not a second copy of its formulas. Outside it nothing changes:
-not a bit, and next to no time.
+Formulas give their leaves to `record_entry`: kernels, transfers, the engine's own time. Inside
+`recording` the seconds that they return are `Timed`: an array that knows of which leaves it is the
+sum, and how many of each. Sums, products with plain numbers and choices between times keep that; so
+an explanation is the estimate itself, not a second copy of its formulas. Outside it nothing
+changes: not a bit, and next to no time.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ Starts = tuple[tuple[float, float], ...]
 
 
 def _starts(links: Fabric | DirectLinks, ranks: Any, passes: float = 1.0) -> Starts:
-    """The terms of `_start`, of one case: seconds, and how many of them."""
+    """The terms of `_round_start_s`, of one case: seconds, and how many of them."""
     if only_number(ranks) <= 1:
         return ()
     terms = [(links.latency_s.value, 1.0)]

@@ -204,7 +204,7 @@ def shared_key(problem: Problem[Any], setting: Any) -> str:
     started = [memory.graphs is None, memory.encoder is not None and memory.encoder.sharded]
     engine = [setting.engine.name, setting.engine.as_of, setting.engine.chunked_prefill, *started]
     formats = [*engine, setting.mode, setting.weight_dtype, setting.kv_dtype, setting.judged_on]
-    formats += [str(setting.made), *map(str, setting.compressed)]
+    formats += [str(setting.making), *map(str, setting.compressed)]
     # either all columns of an estimate have two pools or none has
     pools = problem.candidate.prefill is not None
     return json.dumps([*model, *formats, place, workload, limits, pools])

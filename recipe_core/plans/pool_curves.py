@@ -80,7 +80,7 @@ class Curves:
         """The prompts of some curves."""
         one, full = (
             {name: seconds[units] for name, seconds in parts.items()}
-            for parts in (self.prompts.one, self.prompts.full)
+            for parts in (self.prompts.single, self.prompts.full)
         )
         return PromptSteps(one, full, self.prompts.group[units], self.prompts.stages[units])
 
@@ -107,7 +107,7 @@ def curves_of(shared: Setting, cases: Cases) -> Curves:
         step_s,
         serving_start_probability(shared, cases, held),
         PromptSteps(
-            {"step": total(steps.one)}, {"step": total(steps.full)}, steps.group, steps.stages
+            {"step": total(steps.single)}, {"step": total(steps.full)}, steps.group, steps.stages
         ),
         serving_start_probability(shared, prefill, serving_memory(shared, prefill, ones)),
         (
@@ -115,7 +115,7 @@ def curves_of(shared: Setting, cases: Cases) -> Curves:
             send_s(shared.cluster, ones, data),
         ),
         work_s,
-        total(work.one) / work.stages,
+        total(work.single) / work.stages,
     )
 
 
@@ -166,7 +166,7 @@ def _common(shared: Setting, curves: Curves, pools: Pools, starts: Float) -> lis
         [servers_of(shared, replace(curves.cases.take(pools.units), copies=pools.copies))],
         curves.cases.per_node[pools.units],
     )
-    shortest = NEAR * total(curves.prompts.one).min()
+    shortest = NEAR * total(curves.prompts.single).min()
     apart = NEAR * (curves.prompts.prompt_s * curves.cases.devices / curves.cases.dp).min()
     apart = apart / shared.cluster.devices
     sent = [np.floor(seconds[pools.units] / shortest) for seconds in curves.sent]

@@ -71,7 +71,7 @@ def resolve(
 ) -> Problem[Any]:
     """Look up model, devices and links; estimates are made with ``corrections``.
 
-    Without any, with those that hold by default (``space.standing``).
+    Without any, with those that hold by default (``standing_corrections``).
 
     Raises:
         InputError: for unknown names, for fields that the kind of workload does not have, and for

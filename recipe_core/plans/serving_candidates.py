@@ -140,7 +140,7 @@ def setting(
         judged_on=problem.request.objective.accuracy_of,
         assumed=problem.assumed,
         compressed=() if corrections is None else corrections.compressed,
-        made=_making(problem),
+        making=_making(problem),
         effects=effects_of(spec, options.engine_options, options.environment, model),
     )
     if corrections is None or (corrections.compressed and not corrections.count):
@@ -257,7 +257,11 @@ def _usual_limits(spec: Engine, device: Device) -> BatchLimits:
 def _usual_block(problem: ServingProblem, spec: Engine) -> int:
     """Tokens of a block: the engine's default, or what moving blocks off the devices needs."""
     offload = offload_of(problem.request.options.kv_offload, spec)
-    pages = offload.way.page_tokens if offload is not None and offload.way is not None else None
+    pages = (
+        offload.connector.page_tokens
+        if offload is not None and offload.connector is not None
+        else None
+    )
     return pages or spec.memory.block_tokens
 
 

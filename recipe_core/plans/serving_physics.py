@@ -53,7 +53,7 @@ PHYSICS: Physics[Setting, Cases, Estimates] = Physics(
     place_rules=place_rules,
     uncertain=_uncertain,
     correlations=lambda: serving_bands().correlation,
-    left=lambda e, metric: None if e.corrected is None else e.corrected.left.get(metric),
+    left=lambda e, metric: None if e.corrected is None else e.corrected.width_shares.get(metric),
     case_columns={
         **columns_of("", "tp", "pp", "dp", "ep", "cp"),
         "gpus": lambda c: c.devices,

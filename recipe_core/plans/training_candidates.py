@@ -82,7 +82,7 @@ def failures_of(workload: TrainingWorkload, place: Cluster) -> Failures:
         min_nodes=workload.min_nodes,
         asynchronous=workload.checkpoints == "asynchronous",
         interval_s=workload.checkpoint_interval_s,
-        kept=workload.kept_checkpoints,
+        kept_checkpoints=workload.kept_checkpoints,
         basis=basis,
         node_loss=node_loss,
         spare_nodes=spares,

@@ -11,7 +11,7 @@ from recipe_core.commands.request_verdict import check_request
 from recipe_core.estimates.columns.exchange import dispatching_cases
 from recipe_core.estimates.serving.continuous_batching import decode_step
 from recipe_core.estimates.serving.estimates import estimate_serving
-from recipe_core.estimates.serving.memory import serving_memory as memory_of
+from recipe_core.estimates.serving.memory import serving_memory
 from recipe_core.estimates.serving.operators import Step, serving_step_parts, total
 from recipe_core.estimates.serving.pools import transfer_bytes, transfer_s
 from recipe_core.estimates.serving.speculative import engine_step, tokens_per_step
@@ -220,7 +220,8 @@ def test_a_prefill_pool_gathers_and_a_dispatch_has_a_slot_for_each_token_and_exp
     # DeepEP's layout: 2.1 GB for 128 tokens, 288 experts and a hidden size of 7168
     setting, cases = exact(PlanRequest.parse(rack(max_num_seqs=128)))
     with_slots, without = (
-        memory_of(of, cases, np.ones(1)).runtime_bytes[0] for of in (setting, gathering(setting))
+        serving_memory(of, cases, np.ones(1)).runtime_bytes[0]
+        for of in (setting, gathering(setting))
     )
     assert with_slots - without == 4 * 128 * 256 * 7168 * 2
     assert (with_slots - without) * 288 / 256 == pytest.approx(2.116e9, rel=0.01)

@@ -88,7 +88,7 @@ def test_what_a_profile_leaves_out_is_its_bases_and_a_whole_one_needs_none():
     assert bases[1].startswith(tuple(offer.name for offer in offers_of(device("mi300x"))))
     assert device_support(device("h100-sxm")).level == "measured"
     found = device_support(device(OURS))
-    assert (found.level, found.runs, "Your profile" in found.said) == ("calibrated", 0, True)
+    assert (found.level, found.runs, "Your profile" in found.basis_text) == ("calibrated", 0, True)
 
 
 @over("name", device_names(), share=8)

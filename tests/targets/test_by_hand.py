@@ -125,7 +125,7 @@ def test_the_command_is_the_first_that_the_bundle_types(name):
 
 def test_a_percentile_is_not_simulated_for_a_command(monkeypatch):
     board = plan(make_request(objective={"limits": {"ttft_ms": 8000, "percentile": 95}}))
-    simulate = "recipe_core.estimates.serving.estimates.simulate"
+    simulate = "recipe_core.estimates.serving.estimates.simulate_serving"
     monkeypatch.setattr(simulate, lambda *_, **__: pytest.fail("simulated"))
     assert "vllm serve" in start_command(board, int(board.order[0]))
 

@@ -260,13 +260,13 @@ class SettingCorrection:
 
     runs: DeviceRuns | None
     labels: Labels
-    given: int
+    run_count: int
 
     @property
     def without(self) -> str:
         """What a figure rests on that no run tells of."""
         if self.runs is None:
-            return f"computed: none of {self.given:,} own runs is on this device"
+            return f"computed: none of {self.run_count:,} own runs is on this device"
         return "computed"
 
     def scales(self, cases: Cases) -> Scales | None:

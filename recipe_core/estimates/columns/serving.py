@@ -50,7 +50,7 @@ class Setting:
     benchmark that accuracy is of, "mean" of all. ``assumed``: whether the number formats are taken
     as given, so that no rule on formats refuses them and their accuracy is not judged: those of
     techniques that no plan has as a format. ``compressed``: checkpoints that were made and measured
-    here, of any model. ``made``: how the bundle makes the checkpoint, as far as the request
+    here, of any model. ``making``: how the bundle makes the checkpoint, as far as the request
     says it; None where it makes none. ``effects``: what the user's own options of the engine do.
     """
 
@@ -67,7 +67,7 @@ class Setting:
     judged_on: str = "mean"
     assumed: bool = False
     compressed: tuple[MeasuredCompression, ...] = ()
-    made: Making | None = None
+    making: Making | None = None
     effects: Effects = NONE
 
     def stored_dtype(self, role: Role) -> str:

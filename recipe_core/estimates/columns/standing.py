@@ -1,7 +1,8 @@
 """Corrections that hold where a caller states none: what this machine, or a server, has learned.
 
-Doors set them around a question (``by_default``), problems take them up when they are resolved.
-They are learned when they are first needed: a command that estimates nothing reads no runs.
+Doors set them around a question (``correct_by_default``), problems take them up when they are
+resolved. They are learned when they are first needed: a command that estimates nothing reads no
+runs.
 """
 
 from __future__ import annotations

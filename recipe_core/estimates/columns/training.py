@@ -56,7 +56,7 @@ class Failures:
     min_nodes: int | None = None
     asynchronous: bool = False
     interval_s: float | None = None
-    kept: int = 1
+    kept_checkpoints: int = 1
     basis: str | None = None
     node_loss: float = 1.0
     spare_nodes: int = 0

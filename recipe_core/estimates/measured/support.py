@@ -36,7 +36,7 @@ class Support:
     """
 
     level: Level
-    said: str
+    basis_text: str
     engines: tuple[str, ...]
     runs: int
 

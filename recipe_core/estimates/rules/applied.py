@@ -133,7 +133,7 @@ def _is_as_wide(dtype: str, stored: str) -> bool:
 
 def _weights_making(setting: Setting) -> tuple[Making, bool]:
     """How the weights are made, and whether the engine makes them while it loads."""
-    model, dtype, stated_making = setting.model, setting.weight_dtype, setting.made
+    model, dtype, stated_making = setting.model, setting.weight_dtype, setting.making
     if model.weight_dtype == dtype:
         return making(model), False
     planned = (

@@ -188,7 +188,7 @@ def reply_on_weights(
     """What a release says of weights of a part ("dense", "experts") on an architecture.
 
     Of several ways to store a format the best answer, and none where all that were asked are
-    refused but not all were asked. ``asked``: engine, release, architecture.
+    refused but not all were asked. ``query``: engine, release, architecture.
     """
     replies = [answer(*query, "weights", f"{part} {form}") for form in _forms(writer, dtype)]
     best = min((reply for reply in replies if reply is not None), key=_reply_rank, default=None)
@@ -363,7 +363,9 @@ class _Asking:
             reply = self._ask("attention", subject)
             if reply is not None and reply.verdict == "no":
                 self._add(
-                    refused=f"{self.title} does not run {mixer_text} (“{_shorten_quote(reply.words)}”)",
+                    refused=(
+                        f"{self.title} does not run {mixer_text} (“{_shorten_quote(reply.words)}”)"
+                    ),
                     cached=False,
                 )
             elif reply is not None and reply.verdict == "yes":
@@ -385,7 +387,9 @@ class _Asking:
         format_text = f"{dtype} {matrices}{f' of {writer}' if writer else ''} on {self.shown}"
         if reply.verdict == "no":
             self._add(
-                refused=f"{self.title} does not load {format_text} (“{_shorten_quote(reply.words)}”)",
+                refused=(
+                    f"{self.title} does not load {format_text} (“{_shorten_quote(reply.words)}”)"
+                ),
                 weights=False,
             )
         elif reply.verdict == "unknown" and not reply.asked:

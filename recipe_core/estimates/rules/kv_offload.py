@@ -45,12 +45,12 @@ class Store:
 class Offload:
     """What was asked to hold blocks that devices evict, and how the engine moves them.
 
-    ``way`` is None where the engine has no such way: every split is refused then. Bytes of the
-    host's memory are of a server, or of each device that it uses.
+    ``connector`` is None where the engine has no such way: every split is refused then. Bytes of
+    the host's memory are of a server, or of each device that it uses.
     """
 
     through: Through | None
-    way: KvWay | None
+    connector: KvWay | None
     host_bytes: float | None = None
     host_bytes_per_device: float | None = None
     disk: Store | None = None
@@ -137,7 +137,7 @@ def offload_rules(setting: Setting, cases: Cases) -> list[Refusal]:
 def _unable(setting: Setting, offload: Offload) -> str | None:
     """Why no split of this engine and model can offload as asked, with the fix; else None."""
     engine, ways = setting.engine, ", ".join(setting.engine.kv_offload)
-    title, connector = f"{engine.title} {engine.version}", offload.way
+    title, connector = f"{engine.title} {engine.version}", offload.connector
     if not ways:
         return f"{title} has no option to offload its cache; leave {FIELD} out"
     if connector is None:
@@ -173,8 +173,9 @@ def _host_memory(setting: Setting, offload: Offload, cases: Cases, elsewhere: Bo
         needed_text, room_text = gib(needed[i]), gib(room)
         device_room = room / min(float(cases.devices[i]), float(cases.per_node[i]))
         return (
-            f"the offloaded cache takes {needed_text} of a node's host memory; {room_text} can be had "
-            f"({share:.0%} of the node's); set host_gib_per_device to {device_room / 2**30:,.0f} or less"
+            f"the offloaded cache takes {needed_text} of a node's host memory; {room_text} can be "
+            f"had ({share:.0%} of the node's); set host_gib_per_device to "
+            f"{device_room / 2**30:,.0f} or less"
         )
 
     return Refusal("host-memory", (needed > room) & ~elsewhere, sentence)

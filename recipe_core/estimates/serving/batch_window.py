@@ -59,7 +59,7 @@ class Service:
     device_s: Float
 
     @property
-    def most(self) -> int:
+    def largest(self) -> int:
         """The largest batch of the table."""
         return int(self.host_s.shape[1]) - 1
 
@@ -73,7 +73,7 @@ class Window:
     """How batches form: the longest wait, the largest and the preferred batch, instances."""
 
     window_s: Float
-    most: Int
+    largest: Int
     preferred: Int
     instances: Int
 
@@ -87,7 +87,7 @@ class Window:
     def take(self, rows: Int) -> Window:
         """The chosen cases."""
         return Window(
-            self.window_s[rows], self.most[rows], self.preferred[rows], self.instances[rows]
+            self.window_s[rows], self.largest[rows], self.preferred[rows], self.instances[rows]
         )
 
 
@@ -112,11 +112,11 @@ class Batches:
 
 def batch_capacity(service: Service, window: Window) -> Float:
     """Most requests per second of full batches of any size that is allowed."""
-    sizes = np.arange(1, service.most + 1)
+    sizes = np.arange(1, service.largest + 1)
     host, device = service.host_s[:, 1:], service.device_s[:, 1:]
     count = window.instances[:, None]
     a_batch = np.maximum(device, (host + device) / count)
-    rates = np.where(sizes <= window.most[:, None], sizes / a_batch, 0.0)
+    rates = np.where(sizes <= window.largest[:, None], sizes / a_batch, 0.0)
     out: Float = rates.max(axis=1)
     return out
 
@@ -124,7 +124,7 @@ def batch_capacity(service: Service, window: Window) -> Float:
 def arriving_batches(rate: Float, service: Service, window: Window) -> Batches:
     """Batches under random (Poisson) arrivals of ``rate`` requests per second, below capacity."""
     sums = np.zeros((7, len(rate)))
-    classes = _classes(window.most)
+    classes = _classes(window.largest)
     for number in np.unique(classes).tolist():
         rows = np.flatnonzero(classes == number)
         sums[:, rows] = _batch_sums(rate[rows], service.take(rows), window.take(rows), number)
@@ -184,7 +184,7 @@ def latency_percentiles(
     for row in range(len(rate)):
         case_rows = np.array([row])
         times, weights = [], []
-        number = int(_classes(window.most[case_rows])[0])
+        number = int(_classes(window.largest[case_rows])[0])
         inputs = rate[case_rows], service.take(case_rows), window.take(case_rows)
         for step, batch in enumerate(_form_batches(*inputs, number)):
             if step < WARM * _run_factor(number):
@@ -290,7 +290,7 @@ def _form_batches(rate: Float, service: Service, window: Window, number: int) ->
     arrivals = _poisson_arrivals(min(steps << number, ARRIVALS) + (1 << number) + 1)
     rows, runs = np.arange(n)[:, None], np.arange(SERVERS)
     per_s, waits_s = rate[:, None], window.window_s[:, None]
-    enough, largest = window.preferred[:, None] - 1, window.most[:, None]
+    enough, largest = window.preferred[:, None] - 1, window.largest[:, None]
     free = np.zeros((n, SERVERS, int(window.instances.max())))
     free[np.arange(free.shape[2]) >= window.instances[:, None, None] + 0 * free] = np.inf
     first = np.zeros((n, SERVERS), dtype=np.int64)
@@ -341,7 +341,9 @@ def circulating_batches(
         ready = free[rows, instance]
         full = np.where(alone, np.inf, came[rows, preferred])
         begin = np.maximum(ready, np.minimum(came[:, 0] + window.window_s, full))
-        size = np.minimum((came <= begin[:, None] * (1 + 1e-12) + 1e-12).sum(axis=1), window.most)
+        size = np.minimum(
+            (came <= begin[:, None] * (1 + 1e-12) + 1e-12).sum(axis=1), window.largest
+        )
         device_s = service.device_s[rows, size]
         end = np.maximum(begin + service.host_s[rows, size], device) + device_s
         in_batch = places < size[:, None]
@@ -377,10 +379,10 @@ def _enough_clients(outside_s: Float, service: Service, window: Window) -> Float
     """Clients with which every batch is full: one waits while others run, and some are outside."""
     full = service.host_s, service.device_s
     rows = np.arange(len(outside_s))
-    batch_s = full[0][rows, window.most] + full[1][rows, window.most]
-    outside = 2 * outside_s / batch_s * window.most
+    batch_s = full[0][rows, window.largest] + full[1][rows, window.largest]
+    outside = 2 * outside_s / batch_s * window.largest
     beside = outside + 4 * np.sqrt(outside) + 4
-    return np.asarray(np.ceil((1 + window.instances) * window.most + beside))
+    return np.asarray(np.ceil((1 + window.instances) * window.largest + beside))
 
 
 @lru_cache(8)

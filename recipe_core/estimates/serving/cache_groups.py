@@ -26,14 +26,14 @@ from recipe_core.base.arrays import Float
 
 @dataclass(frozen=True, slots=True)
 class CacheKind:
-    """Layers that cache alike: ``layers`` of the model, of which a rank has ``here``.
+    """Layers that cache alike: ``layers`` of the model, of which a rank has ``rank_layers``.
 
     token_bytes: per layer and token on a rank (0 for states); window: tokens that a layer sees
     (None: all); state_bytes: per layer and request on a rank. One number per case.
     """
 
     layers: int
-    here: int
+    rank_layers: int
     token_bytes: Float
     state_bytes: Float
     window: int | None = None
@@ -96,14 +96,14 @@ def group_cache_blocks(kinds: Sequence[CacheKind], rules: PageRules) -> Grouped:
     size = layers_per_group([kind.layers for kind in kinds])
     counts = [-(-kind.layers // size) for kind in kinds]
     # layers of a kind are dealt out to its groups, so that stages of a pipeline get equally many
-    deepest = max(-(-kind.here // count) for kind, count in zip(kinds, counts, strict=True))
+    deepest = max(-(-kind.rank_layers // count) for kind, count in zip(kinds, counts, strict=True))
     tokens = _page_tokens(kinds, rules)
     page = np.max([tokens * kind.token_bytes for kind in kinds], axis=0)
     page = np.maximum(page, np.max([kind.state_bytes for kind in kinds], axis=0))
     full, windows, states = [], [], np.zeros_like(page)
     fewest, groups = np.full_like(page, np.inf), 0
     for kind, count in zip(kinds, counts, strict=True):
-        if not kind.here:
+        if not kind.rank_layers:
             continue
         groups += count
         if not kind.token_bytes.any():

@@ -50,7 +50,8 @@ def cache_notes(e: Estimated, rows: Int) -> Iterator[list[str]]:
     ):
         whose = "all replicas" if e.setting.reuse.affinity else "a replica"
         out = [
-            f"The cache of {whose} has {free_tokens:,.0f} tokens free for reuse: {device_hit:.0%} found."
+            f"The cache of {whose} has {free_tokens:,.0f} tokens free for reuse: "
+            f"{device_hit:.0%} found."
         ]
         if offload is not None and cached.tiers:
             names = " and ".join(cached.tiers)

@@ -39,15 +39,15 @@ Layers = tuple[tuple[CompressedAttention, int], ...]
 class Load:
     """What sizes pools: requests of a rank, tokens of a step, the longest context; one per case.
 
-    ``told``: whether the server is told how many requests run. ``cache_bytes``: what a rank has for
-    caches.
+    ``knows_requests``: whether the server is told how many requests run. ``cache_bytes``: what a
+    rank has for caches.
     """
 
     requests: Float
     step_tokens: Float
     context: Float
     cache_bytes: Float
-    told: bool
+    knows_requests: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def compressed_cache_pools(
             state_bytes += count * values * STATE_VALUE_BYTES
     # a window, what is freed late, a page to be freed at, and one to write to
     per_request = window + rules.freed_after_tokens + 2 * page
-    if load.told:
+    if load.knows_requests:
         window_slots = rules.kept_windows * load.requests * (window + page)
         slots = per_request * load.requests + rules.steps * load.step_tokens + page + window_slots
         fixed = slots * window_bytes + (load.requests + SPARE) * state_bytes

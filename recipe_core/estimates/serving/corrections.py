@@ -86,8 +86,8 @@ def time_factor(shares: TimeShares, scales: Scales) -> Float:
 class Corrected:
     """What scales made of an estimate: factors on its figures, and what they rest on.
 
-    ``latency``: on that of a request. ``rate``: on rates, of the simulation too. ``left``: what
-    runs leave of the half-width of a figure's band on a log scale.
+    ``latency``: on that of a request. ``rate``: on rates, of the simulation too.
+    ``width_shares``: what runs leave of the half-width of a figure's band on a log scale.
     """
 
     scales: Scales
@@ -95,7 +95,7 @@ class Corrected:
     tpot: Float
     latency: Float
     rate: Float
-    left: dict[str, Float]
+    width_shares: dict[str, Float]
 
     def basis(self, figure: str, case: int) -> str | None:
         """Which runs a figure of a case rests on, and what they did; None where none tells of it.
@@ -122,7 +122,7 @@ class Corrected:
             self.tpot[rows],
             self.latency[rows],
             self.rate[rows],
-            {name: shares[rows] for name, shares in self.left.items()},
+            {name: shares[rows] for name, shares in self.width_shares.items()},
         )
 
 

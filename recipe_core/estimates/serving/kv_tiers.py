@@ -63,7 +63,7 @@ class TierUse:
     finds and those above do not. load_s_per_token: of a token that comes back, without latency;
     recompute_s_per_token: to compute it instead. load_s: of a mean request, with latency.
     read_bytes_per_s, write_bytes_per_s: of all servers together. busy: share of its time that the
-    slowest link or drive of the tier is read. kept: share of the blocks that it can write.
+    slowest link or drive of the tier is read. written_share: share of the blocks that it can write.
     """
 
     capacity_tokens: Float
@@ -74,7 +74,7 @@ class TierUse:
     read_bytes_per_s: Float
     write_bytes_per_s: Float
     busy: Float
-    kept: Float
+    written_share: Float
 
     def take(self, rows: Int) -> TierUse:
         """The chosen cases, in that order."""
@@ -117,7 +117,7 @@ def token_bytes(setting: Setting, cases: Cases) -> _Blocks:
         for layer, _ in model.kinds
         if layer.attention is not None
     )
-    connector = setting.offload.way if setting.offload else None
+    connector = setting.offload.connector if setting.offload else None
     copies = np.where(latent and connector is not None and connector.once, cases.tp, 1)
     return _Blocks(rank_bytes / cases.pp, rank_bytes * cases.tp, rank_bytes * cases.tp / copies)
 
@@ -193,7 +193,7 @@ class _Rate:
     """Requests per second of one server, and others that load beside each."""
 
     per_s: Float
-    others: Float
+    concurrent_loads: Float
 
 
 def _request_rate(setting: Setting, cases: Cases, served: Serving | None) -> _Rate:
@@ -219,7 +219,7 @@ class Tiers:
     """Tiers of the cases of a setting that offloads; ``cached`` has them at a rate."""
 
     def __init__(self, setting: Setting, offload: Offload, connector: KvWay, cases: Cases) -> None:
-        self.setting, self.offload, self.way, self.cases = setting, offload, connector, cases
+        self.setting, self.offload, self.connector, self.cases = setting, offload, connector, cases
         self.paths = _tier_paths(setting, offload, connector, cases)
         self.capacities = _tier_capacities(setting, offload, cases)
         blocks = token_bytes(setting, cases)
@@ -242,13 +242,13 @@ class Tiers:
 
     def saved_tokens(self, hit: Float) -> Float:
         """Tokens of a request that are new, and saved."""
-        answers = self.cases.output_tokens if self.way.saves == "all" else 0.0
+        answers = self.cases.output_tokens if self.connector.saves == "all" else 0.0
         return (1 - hit) * self.cases.input_tokens + answers
 
     def latency_s(self, tier: Tier, tokens: Float) -> Float:
         """What a request waits for the first bytes of its blocks: as many rounds as reads need."""
-        pieces = tokens / self.way.block_tokens
-        rounds = np.maximum(pieces / self.way.reads_at_once, np.minimum(pieces, 1.0))
+        pieces = tokens / self.connector.block_tokens
+        rounds = np.maximum(pieces / self.connector.reads_at_once, np.minimum(pieces, 1.0))
         return self.paths[tier].latency_s * rounds
 
     def use(self, device: DeviceCache, rate: _Rate) -> tuple[dict[Tier, TierUse], Float]:
@@ -294,7 +294,7 @@ class Tiers:
             read_bytes_per_s=rate.per_s * servers * tokens * server_bytes,
             write_bytes_per_s=zero,
             busy=rate.per_s * tokens * (path.store_load_s if tier != "host" else path.load_s),
-            kept=written_share,
+            written_share=written_share,
         )
 
     def _recompute(self, with_it: Cases, without: Cases, tokens: Float) -> Float:
@@ -315,26 +315,29 @@ class Tiers:
         saving_s = new * self.save_s
         beside = 2 / host_links().duplex.value - 1  # what copies the other way take of the rate
         busy = rate.per_s * (link_s + beside * saving_s)
-        waits_s = _wait_s(link_s, busy, rate.others)
+        waits_s = _wait_s(link_s, busy, rate.concurrent_loads)
         for tier, use in uses.items():
             if tier != "host":
                 store_s = found_tokens[tier] * self.paths[tier].store_load_s
-                waits_s = waits_s + _wait_s(store_s, use.busy, rate.others)
+                waits_s = waits_s + _wait_s(store_s, use.busy, rate.concurrent_loads)
         written = rate.per_s * self.cases.replicas * new
         tiers = {tier: self._written(tier, use, written) for tier, use in uses.items()}
         prefix_cache = Cached(device, hit, busy, tiers)
-        saved_s = self.way.exposed * saving_s + new / self.way.block_tokens * self.way.block_s
+        saved_s = (
+            self.connector.exposed * saving_s
+            + new / self.connector.block_tokens * self.connector.block_s
+        )
         return prefix_cache, self._costs(uses, hit, waits_s, saved_s)
 
     def _written(self, tier: Tier, use: TierUse, tokens_per_s: Float) -> TierUse:
         blocks = token_bytes(self.setting, self.cases)
         bytes_per_token = blocks.server_bytes if tier == "host" else blocks.stored_bytes
-        return replace(use, write_bytes_per_s=tokens_per_s * use.kept * bytes_per_token)
+        return replace(use, write_bytes_per_s=tokens_per_s * use.written_share * bytes_per_token)
 
     def _costs(
         self, uses: dict[Tier, TierUse], hit: Float, waits_s: Float, exposed_s: Float
     ) -> Cases:
-        connector = self.way
+        connector = self.connector
         cases = replace(self.cases, prefix_hit=hit)
         loads_s = np.asarray(sum(use.load_s for use in uses.values()))
         if connector.loads == "blocking":  # in steps there is no queue on the link
@@ -405,9 +408,9 @@ def solved_with_cache(
 
 def _setting_tiers(setting: Setting, cases: Cases) -> Tiers | None:
     offload = setting.offload
-    if offload is None or offload.way is None:
+    if offload is None or offload.connector is None:
         return None
-    return Tiers(setting, offload, offload.way, cases)
+    return Tiers(setting, offload, offload.connector, cases)
 
 
 def _passes(setting: Setting, cases: Cases, tiers: Tiers | None) -> int:

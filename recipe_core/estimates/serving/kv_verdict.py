@@ -106,7 +106,7 @@ def kv_tiers(
 
 def _slowdown(tiered: Estimated, offload: Offload) -> Float:
     """Share of a replica's time that moving blocks takes: of its requests and of its steps."""
-    served, cases, connector = tiered.serving, tiered.cases, offload.way
+    served, cases, connector = tiered.serving, tiered.cases, offload.connector
     servers = cases.replicas if tiered.setting.mode == "open" else active_replicas(cases)
     per_s = served.output_tokens_per_s / cases.output_tokens / servers
     steps = 0.0 if connector is None else connector.step_s / np.maximum(served.step_s, 1e-9)
@@ -163,10 +163,11 @@ def _verdict_reasons(use: TierUse, slowdown: float) -> Iterator[str]:
         yield f"It finds {significant(100 * added)} % of the prompts' tokens."
         slower = "less than" if load_s < compute_s else "no less than"
         yield (
-            f"A token loads in {_microseconds_text(load_s)}, {slower} the {_microseconds_text(compute_s)} to compute it."
+            f"A token loads in {_microseconds_text(load_s)}, {slower} the "
+            f"{_microseconds_text(compute_s)} to compute it."
         )
-    if float(use.kept[0]) < 1:
-        yield f"Its drives can only write {float(use.kept[0]):.0%} of the blocks."
+    if float(use.written_share[0]) < 1:
+        yield f"Its drives can only write {float(use.written_share[0]):.0%} of the blocks."
     if float(use.busy[0]) > 0.7:
         yield f"Its link is busy {float(use.busy[0]):.0%} of the time."
     if slowdown > NOTICED:

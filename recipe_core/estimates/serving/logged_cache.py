@@ -92,5 +92,6 @@ def logged_notes(setting: Setting, cases: Cases, memory: Memory) -> Iterator[lis
             if size < count * context:
                 why = "the first shares blocks out evenly, to layers with windows too"
         yield [
-            f"{setting.engine.title} will log {log_text}: {why}. The cache holds {pool_size:,.0f} tokens."
+            f"{setting.engine.title} will log {log_text}: {why}. "
+            f"The cache holds {pool_size:,.0f} tokens."
         ]

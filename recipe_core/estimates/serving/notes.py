@@ -406,8 +406,8 @@ def _launch_notes(steps: _Steps, parts: tuple[Parts, ...]) -> Iterator[str | Non
     for prompts, seconds, step_s in zip(*columns, strict=True):
         yield (
             f"Devices wait {duration(seconds)} of the {duration(step_s)} of a step with "
-            f"{_count_text(prompts, 'prompt')} for the host to launch kernels. Prompts that share a step "
-            "share that wait, so more load on a replica may shorten it."
+            f"{_count_text(prompts, 'prompt')} for the host to launch kernels. Prompts that share "
+            "a step share that wait, so more load on a replica may shorten it."
             if seconds > LAUNCHED * step_s
             else None
         )

@@ -141,9 +141,9 @@ def serving_step_parts(setting: Setting, cases: Cases, step: Step) -> Parts:
         + _host_overhead_s(slow.sequences * overhead.sequence_s, step.sequences, "sequence")
         + _host_overhead_s(slow.layers * overhead.layer_s, layers, "layer")
     )
-    if setting.offload is not None and setting.offload.way is not None:
+    if setting.offload is not None and setting.offload.connector is not None:
         engine_s = engine_s + _host_overhead_s(
-            setting.offload.way.step_s, 1.0, "step, moving blocks"
+            setting.offload.connector.step_s, 1.0, "step, moving blocks"
         )
     parts["engine"] = fold_factors(host * engine_s)
     if setting.effects is not NONE:
@@ -560,8 +560,8 @@ def _expert_parts(setting: Setting, cases: Cases, rows: Float, mlp: MoeMlp) -> P
     """Router, routed and shared experts, and the exchange; all wait for the fullest rank.
 
     With shared experts (ep) and data-parallel attention tokens go to other ranks and back
-    (`_exchange_s`: vLLM's default gathers them all before and scatters sums after the experts);
-    otherwise tensor parallelism's all-reduce. Fullest rank: `routing.crowding`.
+    (`_token_exchange_s`: vLLM's default gathers them all before and scatters sums after the
+    experts); otherwise tensor parallelism's all-reduce. Fullest rank: `routing.crowding`.
     """
     hidden, b, device = setting.model.hidden, setting.activation_bytes, setting.cluster.device
     ranks = expert_ranks(cases)

@@ -64,14 +64,14 @@ class Pools:
 class PromptSteps:
     """A replica of the prefill pool: the parts of a step of one prompt, and of a full ``group``."""
 
-    one: Parts
+    single: Parts
     full: Parts
     group: Float
     stages: Float
 
     def together(self, rate: Float) -> Float:
         """Prompts in a step at ``rate`` per second; step time is linear between one and full."""
-        alone_s = total(self.one)
+        alone_s = total(self.single)
         more_s = (total(self.full) - alone_s) / np.maximum(self.group - 1, 1e-9)
         headroom = 1 - rate / self.stages * more_s
         prompts = rate / self.stages * (alone_s - more_s) / np.maximum(headroom, 1e-9)
@@ -80,7 +80,9 @@ class PromptSteps:
     def parts(self, together: Float) -> Parts:
         """Seconds of a step of so many prompts, by part."""
         share = (together - 1) / np.maximum(self.group - 1, 1e-9)
-        return {name: (1 - share) * self.one[name] + share * self.full[name] for name in self.one}
+        return {
+            name: (1 - share) * self.single[name] + share * self.full[name] for name in self.single
+        }
 
     @property
     def prompt_s(self) -> Float:
@@ -89,7 +91,7 @@ class PromptSteps:
 
     def wait_s(self, rate: Float) -> Float:
         """Seconds until a prompt's step begins at ``rate`` per second; infinite if overloaded."""
-        load, busy = rate * self.prompt_s, np.minimum(rate / self.stages * total(self.one), 1.0)
+        load, busy = rate * self.prompt_s, np.minimum(rate / self.stages * total(self.single), 1.0)
         running = busy * total(self.parts(self.together(rate))) / self.stages / 2
         queue = load * load * self.prompt_s / (2 * np.maximum(1 - load, 1e-12))
         return np.where(load < 1, running + queue, np.inf)

@@ -212,7 +212,7 @@ def _serving_intervals(
             return
         banded = "output_tokens_per_s" if name in FOLLOWING else _banded_metric(name)
         for level, ends in factors(name):
-            yield level, narrow_interval(ends, float(corrected.left[banded][row]))
+            yield level, narrow_interval(ends, float(corrected.width_shares[banded][row]))
 
     for row, of_figures in enumerate(figures):
         values = of_figures.to_json()

@@ -1,7 +1,7 @@
 """Percentiles of requests: the scheduler of one replica, simulated under its load.
 
 ``scheduler.Replica`` runs the requests; step times are interpolated on a grid of
-``operators.step_parts`` that is computed for all cases in one call.
+``operators.serving_step_parts`` that is computed for all cases in one call.
 
 A closed loop follows benchmark clients: ``PER_SLOT`` requests for each one in flight, the first of
 which start at once. So simulated, the mean time to first token of published runs is off by the same

@@ -27,7 +27,7 @@ def offload_states(
         setting: what all cases share.
         cases: the splits.
         states: bytes of a device by state, of shape (cases, stages).
-        whole: bytes of all parameters of a stage as they are stored, undivided.
+        undivided: bytes of all parameters of a stage as they are stored, undivided.
     """
     some, hosted = cases.offload[:, None] > 0, cases.host_parameters
     moved = MOVED if setting.framework.reference_divided else MOVED[:-1]

@@ -15,8 +15,7 @@ from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.engines.frameworks import training_data
 from recipe_core.estimates.columns.rollout import Sampling
 from recipe_core.estimates.columns.training import TrainingCases, TrainingSetting
-from recipe_core.estimates.serving.estimates import Estimates
-from recipe_core.estimates.serving.estimates import estimate_serving as serving_estimate
+from recipe_core.estimates.serving.estimates import Estimates, estimate_serving
 from recipe_core.estimates.training.memory import Memory
 from recipe_core.estimates.training.shared_devices import (
     Parts,
@@ -143,7 +142,7 @@ def _rollouts_beside(
 
 
 def _select_rollouts(where: Bool, first: Rollouts, second: Rollouts) -> Rollouts:
-    """``one`` in some cases, ``other`` in the rest."""
+    """``first`` in some cases, ``second`` in the rest."""
     columns: dict[str, Any] = {
         name: tuple(
             a if takes_first else b
@@ -179,9 +178,9 @@ def _with_ranks(sampling: Sampling, devices: Int, share: Float, tp: int) -> Roll
     work, many = sampling.work, len(devices)
     ranks = np.full(many, tp)
     columns, fits = sampling.cases(devices, ranks, share)
-    queued = serving_estimate(sampling.serving, columns)
+    queued = estimate_serving(sampling.serving, columns)
     alone = replace(sampling.serving, mode="static")
-    last = serving_estimate(alone, replace(columns, load=columns.dp.astype(float)))
+    last = estimate_serving(alone, replace(columns, load=columns.dp.astype(float)))
     served = queued.serving
     tail = np.maximum(work.longest_response - work.response_tokens, 0) * last.serving.tpot_s
     answers_s = work.sequences * work.response_tokens / served.output_tokens_per_s

@@ -269,7 +269,7 @@ def estimate_run(
     device, price = setting.cluster.device, setting.cluster.usd_per_device_hour
     rented = training_devices_rented(cases, setting.cluster.unit, failures.spare_nodes)
     usd_per_hour = rented * (np.nan if price is None else price)
-    stored_bytes = failures.kept * written.bytes
+    stored_bytes = failures.kept_checkpoints * written.bytes
     storage_usd_per_s = stored_bytes * failures.usd_per_byte_s
     usd_per_s = usd_per_hour / SECONDS_PER_HOUR + storage_usd_per_s
     watts = cases.all_devices.astype(float) * device.tdp_watts.value * usual.joules_share.value

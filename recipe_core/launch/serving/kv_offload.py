@@ -22,9 +22,9 @@ GB = 1e9
 
 def _asked(deployment: Deployment) -> tuple[Offload, KvWay] | None:
     offload = deployment.setting.offload
-    if offload is None or offload.way is None:
+    if offload is None or offload.connector is None:
         return None
-    return offload, offload.way
+    return offload, offload.connector
 
 
 def rank_bytes(deployment: Deployment) -> float:

@@ -101,7 +101,7 @@ def _pool_times(case: ServedCase) -> Times:
     pool = replace(case.case.prefill_pool, output_tokens=np.ones(1))
     with recording():
         steps = pool_steps(case.setting, pool)
-    alone, full = recorded_sums(steps.one), recorded_sums(steps.full)
+    alone, full = recorded_sums(steps.single), recorded_sums(steps.full)
     share, runs = _full_share(case, decode, alone, full), run_factor(case.prompts)
     single = ("1 - share of full steps", share_text(1 - share), 1 - share)
     shares = [
@@ -297,8 +297,9 @@ def _interference(state: _State) -> Iterator[Line]:
         return
     tokens = only_number(loop.tokens)
     solved = (
-        f"{share_text(only_number(loop.share))} × {exact(only_number(state.flow.decoding))} ÷ {exact(tokens)} × "
-        f"{time_text(only_number(state.flow.prompt_s))} ÷ {plain_number(only_number(case.case.pp))}"
+        f"{share_text(only_number(loop.share))} × {exact(only_number(state.flow.decoding))} ÷ "
+        f"{exact(tokens)} × {time_text(only_number(state.flow.prompt_s))} ÷ "
+        f"{plain_number(only_number(case.case.pp))}"
     )
     behind_s = min(state.ahead_s / tokens, only_number(state.flow.decode[name]))
     numbers = product(state.blended(solved, time_text(behind_s)), case.steps * case.rest)

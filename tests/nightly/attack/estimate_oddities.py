@@ -18,9 +18,9 @@ import yaml
 from recipe_core.engines.frameworks import training_data
 from recipe_core.estimates.serving.continuous_batching import prompt_chunks, prompts_a_step
 from recipe_core.estimates.serving.cost import change_quantity, without_links
-from recipe_core.estimates.serving.estimates import estimate_serving as serving_estimate
+from recipe_core.estimates.serving.estimates import estimate_serving
 from recipe_core.estimates.serving.starts import DOUBT
-from recipe_core.estimates.training.estimates import estimate_training as training_estimate
+from recipe_core.estimates.training.estimates import estimate_training
 from recipe_core.hardware.cluster import roofline
 from recipe_core.plans.plans import plan_candidate
 from recipe_core.request.schema import PlanRequest
@@ -173,7 +173,7 @@ def without(case: Case, *changes: Change) -> Case | None:
     setting, training = estimates.setting, case.workload["kind"] == "training"
     for change in changes:
         setting = change(setting)
-    again = (training_estimate if training else serving_estimate)(setting, estimates.cases)
+    again = (estimate_training if training else estimate_serving)(setting, estimates.cases)
     answer = again.row(0).to_json()
     return Case(case.request, answer) if answer["feasible"] else None
 
@@ -199,7 +199,7 @@ def share_steps(oddity: Oddity, pair: Pair) -> bool:
         estimates = case.estimates
         tokens = prompt_chunks(estimates.cases, chunked=False)[0]
         cases = replace(estimates.cases, max_batched_tokens=tokens)
-        answer = serving_estimate(estimates.setting, cases).row(0).to_json()
+        answer = estimate_serving(estimates.setting, cases).row(0).to_json()
         alone.append(Case(case.request, answer))
     served = all(case.answer["feasible"] for case in alone)
     return not served or not oddity.seen(Pair(*alone))
