@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recipe_core.accuracy.accuracy import retained
+from recipe_core.accuracy.accuracy import estimate_retained
 from recipe_core.accuracy.technique import techniques
 from recipe_core.base.errors import RecipeError
 from recipe_core.models.dtypes import BYTES_PER_VALUE
@@ -121,7 +121,7 @@ def band(name: str) -> str:
     if name == NONE:
         return "1"
     try:
-        expected = retained("demo", name, benchmark="perplexity")
+        expected = estimate_retained("demo", name, benchmark="perplexity")
     except RecipeError as error:
         return str(error)
     if not expected.known:

@@ -388,9 +388,9 @@ def digest() -> str:
     Raises:
         RecipeError: where the model cannot be read.
     """
-    from recipe_core.calibration.place import stamp
+    from recipe_core.calibration.place import calibration_stamp
 
-    return f"{model().digest}{stamp()}"
+    return f"{model().digest}{calibration_stamp()}"
 
 
 def calibration_note(plan: Plan, row: int) -> None:

@@ -9,7 +9,7 @@ import streamlit as st
 
 from recipe_core.base.errors import RecipeError
 from recipe_core.base.units import duration, gib, rate, usd
-from recipe_core.calibration.place import stamp
+from recipe_core.calibration.place import calibration_stamp
 from recipe_core.commands.words import MAX_CHARACTERS
 from recipe_core.doors.serve import folders_allowed
 from recipe_core.estimates.serving.results import MEMORY, memory_parts
@@ -293,7 +293,7 @@ if not text:
     st.info("Paste a command or pick an example.", icon=":material/content_paste:")
 else:
     try:
-        show(verdicts.judged(text, ground(), folders_allowed(), stamp()))
+        show(verdicts.judged(text, ground(), folders_allowed(), calibration_stamp()))
     except RecipeError as error:
         st.error(common.escape(error), icon=":material/error:")
 workload = common.request().workload

@@ -9,7 +9,7 @@ import streamlit as st
 from recipe_core.base.errors import RecipeError
 from recipe_core.calibration.calibrate import Knowledge
 from recipe_core.calibration.comparison import ComparedFigure, RunsCompared
-from recipe_core.calibration.place import stamp
+from recipe_core.calibration.place import calibration_stamp
 from recipe_core.calibration.store import Overlay
 from recipe_core.doors.serve import folders_allowed
 from recipe_core.views import charts
@@ -137,7 +137,7 @@ def parts(rows: list[ComparedFigure]) -> None:
 
 def numbers(ids: tuple[str, ...]) -> None:
     """What calibration changed: each factor with its scope and credibility."""
-    learned = view.rank_numbers(answer.learned(ids, stamp()))
+    learned = view.rank_numbers(answer.learned(ids, calibration_stamp()))
     if learned:
         st.header("What was learned", anchor=False)
         table(learned, view.NUMBERS, f"{len(learned)} factors that the calibration learned")
@@ -176,7 +176,7 @@ try:
         how_to_begin()
         st.header("Published runs that ship with the builder", anchor=False)
     ids = tuple(entry.id for entry in overlay.entries if not entry.expired) if overlay else ()
-    compared = answer.compared_runs(ids if whose == MINE else None, stamp())
+    compared = answer.compared_runs(ids if whose == MINE else None, calibration_stamp())
     if overlay is not None and whose == MINE:
         st.markdown(common.escape(view.calibration_verdict(overlay, compared)))
     if compared.figures:

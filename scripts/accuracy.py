@@ -32,13 +32,13 @@ from recipe_core.calibration.validation.validate import (
     PAIRINGS,
     SCORED,
     Comparison,
-    compare,
-    errors,
-    formatted,
-    pairs,
-    primary,
-    ranking,
-    scored,
+    compare_with_estimates,
+    format_table,
+    group_errors,
+    primary_score,
+    scored_figures,
+    split_pairs,
+    split_ranking,
 )
 from recipe_core.estimates.measured.serving_runs import SOURCES, Run, listing_ids, published_runs
 from recipe_core.hardware.cluster import device
@@ -96,7 +96,7 @@ def counted() -> pd.DataFrame:
 
 def markdown(table: pd.DataFrame) -> str:
     """A table in Markdown, as people read it."""
-    words = formatted(table)
+    words = format_table(table)
     lines = [list(map(str, words)), ["---"] * words.shape[1], *words.to_numpy().tolist()]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -115,7 +115,7 @@ class Score:
 
 def _scores(figures: pd.DataFrame) -> dict[tuple[str, str], Score]:
     """The primary score of scored runs, by mode and figure."""
-    table = primary(figures)
+    table = primary_score(figures)
     return {
         (row["mode"], row.figure): Score(row.cell_median, row.cell_p90, row.cells)
         for _, row in table[table.runs.eq(SCORED)].iterrows()
@@ -146,7 +146,7 @@ def targets(figures: pd.DataFrame) -> str:
         aims = f"{median:.1%} / {p90:.1%}"
         lines.append(f"| {title} | {aims} | {shown} | {total.cells} | {verdict} |")
     for pairing in PAIRINGS:
-        ranked = pairs(scored(figures), pairing)
+        ranked = split_pairs(scored_figures(figures), pairing)
         share, *vendors = (
             part.right.mean()
             for part in (ranked, ranked[ranked.vendor == "nvidia"], ranked[ranked.vendor == "amd"])
@@ -162,7 +162,7 @@ def targets(figures: pd.DataFrame) -> str:
 
 def worst(figures: pd.DataFrame) -> pd.DataFrame:
     """The cells with the largest median errors, of each figure that has a target."""
-    cells = errors(figures, ["figure", *CELL, "engine"])
+    cells = group_errors(figures, ["figure", *CELL, "engine"])
     parts = [
         cells[cells.figure.eq(figure)].nlargest(WORST, "median")
         for figure in ("tpot_ms", "output_tokens_per_s", "ttft_ms")
@@ -180,7 +180,7 @@ def apart(figures: pd.DataFrame) -> str:
     tables = {", ".join(sorted(standing)): figures[asked], "all others": figures[same & ~asked]}
     parts = []
     for title, rows in tables.items():
-        table = primary(rows)
+        table = primary_score(rows)
         parts.append(table[table.runs.eq(SCORED)].drop(columns="runs").assign(sources=title))
     return markdown(pd.concat(parts, ignore_index=True))
 
@@ -353,7 +353,7 @@ median may be worse than {VENDOR_FACTOR} × that of all.
 
 ## Primary score
 
-{markdown(primary(f))}
+{markdown(primary_score(f))}
 
 Sources whose engine is older than any here are asked as its successor, without overheads and
 collectives of their own:
@@ -364,23 +364,23 @@ collectives of their own:
 
 By figure:
 
-{markdown(errors(f, ["mode", "figure"]))}
+{markdown(group_errors(f, ["mode", "figure"]))}
 
 By vendor:
 
-{markdown(errors(f, ["vendor", "mode", "figure"]))}
+{markdown(group_errors(f, ["vendor", "mode", "figure"]))}
 
 By engine:
 
-{markdown(errors(f, ["engine", "mode", "figure"]))}
+{markdown(group_errors(f, ["engine", "mode", "figure"]))}
 
 By device:
 
-{markdown(errors(f[f.figure.ne("total_tokens_per_s")], ["device", "mode", "figure"]))}
+{markdown(group_errors(f[f.figure.ne("total_tokens_per_s")], ["device", "mode", "figure"]))}
 
 By source:
 
-{markdown(errors(f[f.figure.ne("total_tokens_per_s")], ["source", "mode", "figure"]))}
+{markdown(group_errors(f[f.figure.ne("total_tokens_per_s")], ["source", "mode", "figure"]))}
 
 ## With runs of your own
 
@@ -399,7 +399,7 @@ over different numbers of GPUs are compared by throughput per GPU, and by time w
 Where versions differ, the pair measures the version as much as the split; a pair whose estimates
 tie (within 1 %) says nothing about either.
 
-{markdown(ranking(f))}
+{markdown(split_ranking(f))}
 
 ## The worst cells
 
@@ -443,7 +443,7 @@ Below: what vLLM logged at its start, against the estimate at the same limits.
 def main() -> None:
     truth = Path(sys.argv[1])
     runs = publish_runs.as_runs(publish_runs.runs(truth))
-    comparison = compare(runs)
+    comparison = compare_with_estimates(runs)
     capacities = accuracy_memory.capacity(truth / "kv_capacity_trtllm.csv")
     memory = accuracy_memory.report(
         accuracy_memory.compared(truth / "memory_facts.csv"), capacities

@@ -18,13 +18,19 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from recipe_core.accuracy.band import ends_of
-from recipe_core.accuracy.band_counts import Losses, held_by_others
+from recipe_core.accuracy.band import band_of_variance
+from recipe_core.accuracy.band_counts import Losses, losses_in_bands_of_others
 from recipe_core.accuracy.benchmark_name import named_benchmark
-from recipe_core.accuracy.effects import Known, fitted
-from recipe_core.accuracy.left_out import LeftOut, Prepared, left_out, left_out_by_known, relatives
-from recipe_core.accuracy.lines import answers
-from recipe_core.accuracy.published import Figure, figures
+from recipe_core.accuracy.effects import Known, fitted_model
+from recipe_core.accuracy.left_out import (
+    LeftOut,
+    Prepared,
+    left_out_by_known,
+    predict_left_out,
+    relative_lines,
+)
+from recipe_core.accuracy.lines import answer_lines
+from recipe_core.accuracy.published import Figure, published_figures
 from recipe_core.accuracy.question import Question
 from recipe_core.accuracy.technique import technique
 from recipe_core.base.arrays import Bool, Float
@@ -168,7 +174,7 @@ def counting(prepared: Prepared, predicted: dict[Known, LeftOut]) -> dict[Known,
         known: Counting(
             Losses.of(prepared, left),
             np.array([one is known for one in left.known]),
-            relatives(prepared) if known is Known.NOTHING else models,
+            relative_lines(prepared) if known is Known.NOTHING else models,
         )
         for known, left in predicted.items()
     }
@@ -180,12 +186,14 @@ def predicted_by(
     """Figures with what was predicted without some of them, and whether bands hold."""
     losses = Losses.of(prepared, left)
     both = zip(prepared.asked, left.known, losses.expected, left.variance, strict=True)
-    low, high = np.array([ends_of(*one) for one in both]).T
+    low, high = np.array([band_of_variance(*one) for one in both]).T
     known = np.array(left.known)
     others = np.zeros(len(known), np.bool_)
     for one, count in counts.items():
         mine = known == one
-        others[mine] = held_by_others(count.losses, losses, count.keys, count.among)[mine]
+        others[mine] = losses_in_bands_of_others(count.losses, losses, count.keys, count.among)[
+            mine
+        ]
     predicted = np.exp(-losses.expected)
     return frame.assign(predicted=predicted, low=low, high=high, others=others, known=known)
 
@@ -195,7 +203,7 @@ def judged(path: str) -> None:
     rows = pd.read_csv(path, keep_default_na=False)
     rows = rows[rows.retained.ne("")]
     names = ["model", "technique", "method", "benchmark"]
-    replies = answers(rows[names].to_dict(orient="records"))
+    replies = answer_lines(rows[names].to_dict(orient="records"))
     ends = [reply.get("retained") or {} for reply in replies]
     kinds = [named_benchmark(name) for name in rows.benchmark]
     frame = rows.assign(
@@ -215,10 +223,10 @@ def main() -> None:
     if len(sys.argv) > 1:
         judged(sys.argv[1])
         return
-    numbers = fitted()
+    numbers = fitted_model()
     noise, spreads = numbers.scatter.noise(), numbers.spreads.by_term
-    prepared = Prepared.of(figures(), noise)
-    frame = frame_of(figures(), list(prepared.asked))
+    prepared = Prepared.of(published_figures(), noise)
+    frame = frame_of(published_figures(), list(prepared.asked))
     by_known = left_out_by_known(prepared, spreads, noise)
     counts = counting(prepared, by_known)
     named = {
@@ -226,7 +234,9 @@ def main() -> None:
         "the figures of the model": by_known[Known.SERIES],
         "the figures of its line (of the largest line: of its series)": by_known[Known.NOTHING],
     } | {
-        f"the figures of all its {key}": left_out(prepared, spreads, noise, list(frame[key]))
+        f"the figures of all its {key}": predict_left_out(
+            prepared, spreads, noise, list(frame[key])
+        )
         for key in ("line", "source")
     }
     for name, left in named.items():

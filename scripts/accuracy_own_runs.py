@@ -30,7 +30,7 @@ from recipe_core.base.arrays import Float
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.intervals import BAND
 from recipe_core.calibration import residuals as own_runs
-from recipe_core.calibration.residuals import learn, of_runs
+from recipe_core.calibration.residuals import learn_corrections, measured_of_rows
 from recipe_core.estimates.bands import narrow_interval
 from recipe_core.estimates.columns.corrections import (
     WIDE_TO_NARROW,
@@ -92,7 +92,7 @@ def cells(truth: Path) -> list[Told]:
         by_source[run.source].append(run)
     grouped: dict[Cell, list[OwnRun]] = defaultdict(list)
     for source, of_source in by_source.items():
-        for own in learn(of_runs(of_source)).runs:
+        for own in learn_corrections(measured_of_rows(of_source)).runs:
             run = runs[own.name]
             grouped[source, run.device, run.model].append(own)
     return [Told(cell, own, _measured(own, runs)) for cell, own in sorted(grouped.items())]
@@ -387,7 +387,7 @@ def section(truth: Path) -> str:
 def measure(truth: Path) -> tuple[pd.DataFrame, Prior]:
     """Errors by runs given, and what is known before by all sources."""
     all_cells = cells(truth)
-    spreads, choice = spread(all_cells), choose(all_cells, own_runs.prior())
+    spreads, choice = spread(all_cells), choose(all_cells, own_runs.shipped_prior())
     sources = sorted({told.cell[0] for told in all_cells})
     known = {source: prior_of(choice, spreads, source, len(all_cells)) for source in sources}
     return tested(all_cells, known), prior_of(choice, spreads, None, len(all_cells))

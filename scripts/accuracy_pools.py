@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 import publish_runs
 
-from recipe_core.calibration.validation.validate import formatted
+from recipe_core.calibration.validation.validate import format_table
 from recipe_core.hardware.cluster import device
 from recipe_core.plans.plans import estimate_batch
 
@@ -117,7 +117,7 @@ def errors(figures: pd.DataFrame, by: list[str]) -> pd.DataFrame:
 
 def markdown(table: pd.DataFrame) -> str:
     """A table in Markdown, as people read it."""
-    words = formatted(table)
+    words = format_table(table)
     lines = [list(map(str, words)), ["---"] * words.shape[1], *words.to_numpy().tolist()]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

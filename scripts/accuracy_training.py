@@ -26,7 +26,7 @@ from recipe_core.calibration.validation.training_validate import (
     TrainingComparison,
     compare_training,
 )
-from recipe_core.calibration.validation.validate import CELL, errors, formatted
+from recipe_core.calibration.validation.validate import CELL, format_table, group_errors
 from recipe_core.engines.frameworks import training_data
 from recipe_core.estimates.measured.training_runs import (
     TRAINING_RUNS,
@@ -50,7 +50,7 @@ TARGETS = (
 
 def markdown(table: pd.DataFrame) -> str:
     """A table of errors in Markdown."""
-    words = formatted(table)
+    words = format_table(table)
     lines = [f"| {' | '.join(map(str, words))} |", "|---" * len(words.columns) + "|"]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in words.itertuples(index=False))])
 
@@ -158,11 +158,11 @@ so these errors are in sample; each source's error in a fit without it is below.
 
 By figure and source:
 
-{markdown(errors(f, ["figure", "source"]))}
+{markdown(group_errors(f, ["figure", "source"]))}
 
 By device and engine:
 
-{markdown(errors(f, ["figure", "device", "engine"]))}
+{markdown(group_errors(f, ["figure", "device", "engine"]))}
 
 p10 to p90 of measured / estimated, each cell alike: {shown}.
 

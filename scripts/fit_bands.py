@@ -37,13 +37,16 @@ from recipe_core.base.documents import to_yaml, write_whole
 from recipe_core.base.intervals import LEVELS
 from recipe_core.calibration.validation.intervals import (
     Groups,
-    bands,
-    comparisons,
-    coverage,
-    left_out,
-    residuals,
+    count_comparisons,
+    fit_bands,
+    interval_coverage,
+    left_out_intervals,
+    measured_residuals,
 )
-from recipe_core.calibration.validation.training_validate import compare_training, grouped
+from recipe_core.calibration.validation.training_validate import (
+    compare_training,
+    group_training_runs,
+)
 from recipe_core.calibration.validation.validate import QUANTITIES
 from recipe_core.estimates.bands import BandFile
 from recipe_core.estimates.measured.serving_runs import SPLIT, listing_ids
@@ -135,7 +138,7 @@ def described(table: pd.DataFrame, setup: tuple[str, ...]) -> pd.DataFrame:
         for name, of in known.items()
     }
     words = table[list(setup)].fillna("").astype(str)
-    return residuals(
+    return measured_residuals(
         table.assign(
             basis=table.device.map(fitted),
             architecture=table.device.map({name: of.architecture for name, of in known.items()}),
@@ -148,7 +151,7 @@ def described(table: pd.DataFrame, setup: tuple[str, ...]) -> pd.DataFrame:
 def training_rows(truth: Path) -> pd.DataFrame:
     """Estimates of training: steps of sources left out, peak memory, which nothing is fitted to."""
     runs = publish_training.runs(truth)
-    groups, _ = grouped(runs)
+    groups, _ = group_training_runs(runs)
     measured = np.array([run.measured_step_s or np.nan for run in runs])
     timed = np.isfinite(measured)
     source = np.array([run.source for run in runs])
@@ -184,7 +187,7 @@ def sampled_rows() -> pd.DataFrame:
 def with_sampled(file: BandFile) -> BandFile:
     """The bands of training with that of steps that sample answers, which is of all groups."""
     rows = described(sampled_rows(), ("placement",))
-    sampled = bands(rows, ((),), file.source)
+    sampled = fit_bands(rows, ((),), file.source)
     return file.model_copy(
         update={
             "runs": file.runs + sampled.runs,
@@ -196,12 +199,13 @@ def with_sampled(file: BandFile) -> BandFile:
 
 def tables(rows: pd.DataFrame, groups: Groups, file: BandFile) -> dict[str, Any]:
     """Coverage of runs left out, as JSON values, and the reliability of comparisons."""
-    held = left_out(rows, groups)
+    held = left_out_intervals(rows, groups)
     out = {
-        name: coverage(held, by).round(4).to_dict(orient="records") for name, by in TABLES.items()
+        name: interval_coverage(held, by).round(4).to_dict(orient="records")
+        for name, by in TABLES.items()
     }
     if "split" in rows:
-        out["comparisons"] = comparisons(rows, file, groups).to_dict(orient="records")
+        out["comparisons"] = count_comparisons(rows, file, groups).to_dict(orient="records")
     return out
 
 
@@ -302,7 +306,7 @@ def main() -> None:
             f"residuals of {rows.run.nunique():,} published runs left out of the fit, "
             "cells weighted alike; scripts/fit_bands.py"
         )
-        file = bands(rows, module.GROUPS, source)
+        file = fit_bands(rows, module.GROUPS, source)
         if name == "training":
             file = with_sampled(file)
         report[name] = tables(rows, module.GROUPS, file)

@@ -27,7 +27,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from recipe_core.calibration.validation.cold_starts import SCORED, errors, half, predicted
+from recipe_core.calibration.validation.cold_starts import (
+    SCORED,
+    cold_start_errors,
+    predict_start,
+    source_half,
+)
 from recipe_core.estimates.measured.starts import PUBLISHED_STARTS, MeasuredStart, published_starts
 from recipe_core.estimates.serving.cold_start import kernels_of
 from recipe_core.estimates.serving.start_numbers import FILE, Spread, StartNumbers, start_numbers
@@ -286,7 +291,7 @@ def _spread(known: Spread, value: float) -> Spread:
 
 def fit(runs: Sequence[MeasuredStart]) -> StartNumbers:
     """The numbers that fit the runs that count."""
-    counted = [run for run in runs if not run.exclude and predicted(run) is not None]
+    counted = [run for run in runs if not run.exclude and predict_start(run) is not None]
     rows = Counter((run.source, run.phase) for run in counted)
     weights = np.array([rows[run.source, run.phase] ** -0.25 for run in counted])
     names, base = list(START), start_numbers()
@@ -304,7 +309,7 @@ def fit(runs: Sequence[MeasuredStart]) -> StartNumbers:
 
 
 def _log_error(run: MeasuredStart, numbers: StartNumbers) -> float:
-    estimate = predicted(run, numbers)
+    estimate = predict_start(run, numbers)
     return float(np.log(max(estimate.seconds, 1e-3) / run.seconds)) if estimate else 0.0
 
 
@@ -316,15 +321,15 @@ def report(runs: Sequence[MeasuredStart]) -> str:
     lines = ["| held out | figure | rows | median error | p90 | inside the 80 % band |"]
     lines.append("|---|---|---|---|---|---|")
     for held in (0, 1):
-        numbers = fit([run for run in runs if half(run.source) != held])
-        rest = [run for run in runs if half(run.source) == held]
+        numbers = fit([run for run in runs if source_half(run.source) != held])
+        rest = [run for run in runs if source_half(run.source) == held]
         lines += _lines(f"half {held}", rest, numbers)
     return "\n".join([*lines, *_lines("none, as shipped", runs, start_numbers())])
 
 
 def _lines(name: str, runs: Sequence[MeasuredStart], numbers: StartNumbers) -> Iterator[str]:
     for phase in SCORED:
-        of = errors(runs, phase, numbers)
+        of = cold_start_errors(runs, phase, numbers)
         shares = " | ".join(f"{value:.0%}" for value in (of.median, of.p90, of.covered))
         yield f"| {name} | {phase} | {of.runs} | {shares} |"
 

@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from recipe_core.accuracy.band_counts import Losses, counted
+from recipe_core.accuracy.band_counts import Losses, count_bands
 from recipe_core.accuracy.effects import EFFECTS, FILE, Fitted, Known
-from recipe_core.accuracy.effects import fitted as read
-from recipe_core.accuracy.fit import Fit, Noise, fitted
+from recipe_core.accuracy.effects import fitted_model as read
+from recipe_core.accuracy.fit import Fit, Noise, fit_effects
 from recipe_core.accuracy.left_out import LeftOut, Prepared, left_out_by_known, posterior_variances
-from recipe_core.accuracy.published import figures
+from recipe_core.accuracy.published import published_figures
 from recipe_core.base.documents import to_yaml
 
 HEAD = """\
@@ -55,7 +55,9 @@ def spreads_found(
     for _ in range(PASSES):
         variances = prepared.levels.spreads(spreads) ** 2
         steps = 6 if start is None else 1
-        fit = fitted(prepared.data, prepared.entries, variances, noise, start=start, steps=steps)
+        fit = fit_effects(
+            prepared.data, prepared.entries, variances, noise, start=start, steps=steps
+        )
         start = fit.f
         seen = np.zeros(len(by_level))
         due = np.zeros(len(by_level))
@@ -90,7 +92,7 @@ def bands(prepared: Prepared, predicted: Mapping[Known, LeftOut]) -> dict[str, d
     return {
         str(known): {
             group: band.model_dump()
-            for group, band in counted(
+            for group, band in count_bands(
                 Losses.of(prepared, left), np.array([one is known for one in left.known])
             ).items()
         }
@@ -124,13 +126,13 @@ def main() -> None:
     document = FILE.read()
     numbers = Fitted.model_validate(document)
     noise, spreads = numbers.scatter.noise(), dict(numbers.spreads.by_term)
-    prepared = Prepared.of(figures(), noise)
+    prepared = Prepared.of(published_figures(), noise)
     if "--spreads" in sys.argv:
         assumed = {term: spreads[term] for term in numbers.spreads.assumed}
         spreads = spreads_found(prepared, spreads, assumed, noise)
         spreads = {term: round(value, 3) for term, value in spreads.items()}
     variances = prepared.levels.spreads(spreads) ** 2
-    fit = fitted(prepared.data, prepared.entries, variances, noise)
+    fit = fit_effects(prepared.data, prepared.entries, variances, noise)
     count = write_effects(prepared, fit, spreads)
     predicted = left_out_by_known(prepared, spreads, noise)
     document["figures"] = len(prepared.rows)

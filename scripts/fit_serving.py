@@ -36,7 +36,7 @@ from scipy.optimize import least_squares
 
 from recipe_core.base.documents import write_whole
 from recipe_core.base.errors import RecipeError
-from recipe_core.calibration.validation.validate import CELL, QUANTITIES, SCORED, primary
+from recipe_core.calibration.validation.validate import CELL, QUANTITIES, SCORED, primary_score
 from recipe_core.engines.spec import Engine, KernelTimes
 from recipe_core.estimates.columns.serving import Cases, Setting, stack_serving_cases
 from recipe_core.estimates.measured.serving_runs import Run, listing_ids
@@ -372,7 +372,7 @@ def _outer(name: str, x: float) -> float:
 
 def cell_errors(rows: pd.DataFrame) -> dict[str, dict[str, float]]:
     """Per mode and figure the median and p90 over cells of the cell's median error, scored runs."""
-    table = primary(rows)
+    table = primary_score(rows)
     scored = table[table.runs.eq(SCORED)]
     return {
         f"{row.mode} {row.figure}": {

@@ -25,7 +25,7 @@ from recipe_core.base.documents import to_json
 from recipe_core.calibration.validation.training_validate import (
     RunGroup,
     compare_training,
-    grouped,
+    group_training_runs,
     training_validation_text,
 )
 from recipe_core.engines.frameworks import Calibration, Number, training_data
@@ -232,7 +232,7 @@ def main() -> None:
     parser.add_argument("--held-out", type=Path, metavar="FILE")
     arguments = parser.parse_args()
     runs = publish_training.runs(arguments.truth)
-    groups, _ = grouped(runs)
+    groups, _ = group_training_runs(runs)
     measured = np.array([run.measured_step_s or np.nan for run in runs])
     if arguments.fit:
         best = fit(groups, runs, measured, np.isfinite(measured))

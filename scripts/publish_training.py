@@ -27,7 +27,7 @@ import numpy as np
 import pandas as pd
 import publish_runs
 
-from recipe_core.calibration.validation.training_validate import grouped
+from recipe_core.calibration.validation.training_validate import group_training_runs
 from recipe_core.calibration.validation.validate import CELL
 from recipe_core.estimates.measured.training_runs import (
     DIMENSIONS,
@@ -304,7 +304,7 @@ def runs(truth: Path) -> list[TrainingRun]:
 
 def _described(runs: list[TrainingRun], parameters: dict[str, float]) -> list[TrainingRun]:
     """Runs whose dimensions give the published number of parameters."""
-    groups, _ = grouped(runs)
+    groups, _ = group_training_runs(runs)
     counted = {
         runs[n].id: group.setting.model.language_parameters
         for group in groups

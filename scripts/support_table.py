@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from recipe_core.accuracy.families import families
-from recipe_core.accuracy.knowledge import matrix, runners
+from recipe_core.accuracy.knowledge import runner_matrix, runners
 from recipe_core.accuracy.support import Support, Verdict
 from scripts.documents import REFERENCE, exchange
 
@@ -39,7 +39,7 @@ def sign(cell: Support) -> str:
 
 def table(engine: str) -> list[str]:
     """An engine's techniques by families of hardware, at the release that recipes install."""
-    cells = matrix(engine)
+    cells = runner_matrix(engine)
     shown = [name for name in TECHNIQUES if name in cells]
     columns = list(cells[shown[0]])
     head = " | ".join(families()[name].title.removeprefix("NVIDIA ") for name in columns)

@@ -8,22 +8,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from recipe_core.accuracy.band import Belief, belief
+from recipe_core.accuracy.band import Belief, posterior_belief
 from recipe_core.accuracy.benchmark_name import NamedBenchmark, named_benchmark
-from recipe_core.accuracy.effects import Known, known_of
+from recipe_core.accuracy.effects import Known, publication_scope
 from recipe_core.accuracy.model_name import named_model
 from recipe_core.accuracy.nearest import nearest_figures
-from recipe_core.accuracy.question import USUAL_B, Question, ask
+from recipe_core.accuracy.question import USUAL_B, Question, build_question
 from recipe_core.accuracy.retained import Retained
 from recipe_core.accuracy.technique import technique as technique_named
-from recipe_core.accuracy.words import words
+from recipe_core.accuracy.words import naming_words
 from recipe_core.base.errors import InputError
 
 # Characters of a name that is looked at.
 LONGEST = 200
 
 
-def retained(
+def estimate_retained(
     model: str,
     technique: str,
     *,
@@ -51,47 +51,47 @@ def retained(
         InputError: for a technique that has no name here, a name that is too long, or a size that
             is no positive number.
     """
-    _check(parameters_b, model=model, method=method, benchmark=benchmark)
+    _check_question_names(parameters_b, model=model, method=method, benchmark=benchmark)
     model_asked = named_model(model, parameters_b)
-    benchmarks = _benchmarks(benchmark)
+    benchmarks = _benchmarks_named(benchmark)
     if not benchmarks:
         technique_named(technique)
         text = f"Nothing is published about {benchmark!r}, which is no share of right answers."
         return Retained(math.nan, math.nan, math.nan, text, known=False)
-    questions = [ask(model_asked, technique, method.strip(), one) for one in benchmarks]
+    questions = [build_question(model_asked, technique, method.strip(), one) for one in benchmarks]
     if questions[0].of.kind == "lossless":
         shown = nearest_figures(questions[0], nearest)
         text = "lossless by construction: what is drawn is the same"
         return Retained(1.0, 1.0, 1.0, text, shown)
-    beliefs = [belief(one) for one in questions]
+    beliefs = [posterior_belief(one) for one in questions]
     value, low, high = (
         math.fsum(parts) / len(beliefs)
         for parts in zip(*((one.value, one.low, one.high) for one in beliefs), strict=True)
     )
     shown = nearest_figures(questions[0], nearest)
-    return Retained(value, low, high, _basis(questions, beliefs), shown)
+    return Retained(value, low, high, _expectation_basis(questions, beliefs), shown)
 
 
-def retained_many(
+def estimate_retained_many(
     questions: Iterable[tuple[str, str, str, str]], *, nearest: int = 0
 ) -> list[Retained]:
     """The answers to many questions, in order: model, technique, method and benchmark of each.
 
     Equal questions are answered once. Raises as ``retained`` does, for the first bad one.
     """
-    known: dict[tuple[str, str, str, str], Retained] = {}
+    answer_by_question: dict[tuple[str, str, str, str], Retained] = {}
     answers = []
-    for one in questions:
-        if one not in known:
-            model, technique, method, benchmark = one
-            known[one] = retained(
+    for question in questions:
+        if question not in answer_by_question:
+            model, technique, method, benchmark = question
+            answer_by_question[question] = estimate_retained(
                 model, technique, method=method, benchmark=benchmark, nearest=nearest
             )
-        answers.append(known[one])
+        answers.append(answer_by_question[question])
     return answers
 
 
-def combined(parts: Sequence[Retained]) -> Retained:
+def combine_retained(parts: Sequence[Retained]) -> Retained:
     """Two techniques together (weights and KV cache): what each retains is multiplied.
 
     That losses are independent is assumed; bands are combined as independent ones in logarithms.
@@ -119,7 +119,7 @@ def combined(parts: Sequence[Retained]) -> Retained:
     )
 
 
-def _check(parameters_b: float | None, **names: str) -> None:
+def _check_question_names(parameters_b: float | None, **names: str) -> None:
     for field, name in names.items():
         if len(name) > LONGEST:
             raise InputError(
@@ -135,28 +135,28 @@ def _check(parameters_b: float | None, **names: str) -> None:
         )
 
 
-def _benchmarks(name: str) -> list[NamedBenchmark]:
+def _benchmarks_named(name: str) -> list[NamedBenchmark]:
     """The benchmark of a name; those of the mean for none; nothing for another nature."""
-    names = [name] if name.strip() else words().mean_over
-    return [one for one in map(named_benchmark, names) if one is not None]
+    names = [name] if name.strip() else naming_words().mean_over
+    return [benchmark for benchmark in map(named_benchmark, names) if benchmark is not None]
 
 
-def _basis(asked: Sequence[Question], beliefs: Sequence[Belief]) -> str:
+def _expectation_basis(questions: Sequence[Question], beliefs: Sequence[Belief]) -> str:
     """What the expectation rests on, in one sentence."""
-    one, size = asked[0], asked[0].model.parameters_b
-    of = "the mean over accuracy tasks" if len(asked) > 1 else one.benchmark.name
+    question, size = questions[0], questions[0].model.parameters_b
+    of = "the mean over accuracy tasks" if len(questions) > 1 else question.benchmark.name
     figures = beliefs[0].of_technique
-    parts = [f"fit to published figures, {figures} of {one.of.title}"]
-    if one.method and not beliefs[0].of_method:
-        parts.append(f"none by {one.method}")
-    if len(asked) == 1 and beliefs[0].exact:
+    parts = [f"fit to published figures, {figures} of {question.of.title}"]
+    if question.method and not beliefs[0].of_method:
+        parts.append(f"none by {question.method}")
+    if len(questions) == 1 and beliefs[0].exact:
         count = beliefs[0].exact
         parts.append(f"and {count} of this very combination")
-    elif known_of(one) is Known.SERIES:
+    elif publication_scope(question) is Known.SERIES:
         parts.append("none of this model")
-    elif known_of(one) is Known.NOTHING:
+    elif publication_scope(question) is Known.NOTHING:
         parts.append("none of this model or its series")
-    if len(asked) == 1 and not one.benchmark.published and not one.benchmark.of_kind:
-        parts.append(f"the benchmark taken for {one.benchmark.kind}")
+    if len(questions) == 1 and not question.benchmark.published and not question.benchmark.of_kind:
+        parts.append(f"the benchmark taken for {question.benchmark.kind}")
     usual = f"an assumed {USUAL_B:g} B" if size is None else f"{size:.3g} B"
     return f"{of}, {usual} parameters: {', '.join(parts)}"

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from recipe_core.accuracy.effects import (
     Known,
-    effects,
-    expected,
-    fitted,
-    group_of,
-    known_of,
-    measure_of,
+    expected_loss,
+    fitted_model,
+    level_effects,
+    publication_scope,
+    question_group,
+    question_measure,
 )
-from recipe_core.accuracy.nearest import counts, exact_figures
+from recipe_core.accuracy.nearest import count_by_technique, exact_figures
 from recipe_core.accuracy.question import Question
 
 
@@ -34,38 +34,42 @@ class Belief:
     exact: int
 
 
-def belief(asked: Question) -> Belief:
+def posterior_belief(question: Question) -> Belief:
     """The expectation, moved towards figures of the very question as far as these are sure."""
-    guess = expected(asked)
-    loss, scatter = guess.loss, scale_of(asked, guess.loss, guess.variance)
-    exact = exact_figures(asked)
+    guess = expected_loss(question)
+    loss, scatter = guess.loss, loss_scatter(question, guess.loss, guess.variance)
+    exact = exact_figures(question)
     if exact:
-        seen = sum(-math.log(row.retained) for row in exact) / len(exact)
-        off = (seen - loss) ** 2
-        noise = _noise(asked, loss) / len(exact)
+        published_loss = sum(-math.log(row.retained) for row in exact) / len(exact)
+        off = (published_loss - loss) ** 2
+        noise = _measurement_noise(question, loss) / len(exact)
         # Where a figure is off by more than its noise, the model is what is wrong.
         share = (scatter**2 + off) / (scatter**2 + off + noise)
-        loss += share * (seen - loss)
+        loss += share * (published_loss - loss)
         scatter *= math.sqrt(max(1 - share, LEAST_LEFT))
-    low, high = _ends(asked, known_of(asked), loss, scatter)
-    method = effects().get(("method", asked.method))
+    low, high = _band_ends(question, publication_scope(question), loss, scatter)
+    method = level_effects().get(("method", question.method))
     return Belief(
         value=math.exp(-loss),
         low=low,
         high=high,
-        of_technique=counts().get(asked.technique, 0),
+        of_technique=count_by_technique().get(question.technique, 0),
         of_method=0 if method is None else method.figures,
         exact=len(exact),
     )
 
 
-def ends_of(asked: Question, known: Known, loss: float, variance: float) -> tuple[float, float]:
-    return _ends(asked, known, loss, scale_of(asked, loss, variance))
+def band_of_variance(
+    question: Question, scope: Known, loss: float, variance: float
+) -> tuple[float, float]:
+    return _band_ends(question, scope, loss, loss_scatter(question, loss, variance))
 
 
-def _ends(asked: Question, known: Known, loss: float, scatter: float) -> tuple[float, float]:
-    bands = fitted().bands.by_known[known]
-    band = bands.get(group_of(asked)) or bands[measure_of(asked)]
+def _band_ends(
+    question: Question, scope: Known, loss: float, scatter: float
+) -> tuple[float, float]:
+    bands = fitted_model().bands.by_known[scope]
+    band = bands.get(question_group(question)) or bands[question_measure(question)]
     return math.exp(-loss - band.high * scatter), math.exp(-loss - band.low * scatter)
 
 
@@ -74,19 +78,19 @@ def _ends(asked: Question, known: Known, loss: float, scatter: float) -> tuple[f
 LEAST_LEFT = 0.25
 
 
-def _noise(asked: Question, loss: float) -> float:
+def _measurement_noise(question: Question, loss: float) -> float:
     """Variance of a figure that another measurement of the same would not share."""
-    noise = fitted().scatter.noise()
-    return noise.floor**2 + (noise.shared * binomial(asked, loss)) ** 2
+    noise = fitted_model().scatter.noise()
+    return noise.floor**2 + (noise.shared * benchmark_binomial_noise(question, loss)) ** 2
 
 
-def binomial(asked: Question, loss: float) -> float:
+def benchmark_binomial_noise(question: Question, loss: float) -> float:
     """Noise of a loss by the number of items, at the base's usual share of right answers.
 
     Two independent scores of share p: ``sqrt(2 (1 - p) / (p · items))``; a score that is smaller
     by the loss is noisier, by half of it. What the base really reaches is no part of a question.
     """
-    benchmark, scatter = asked.benchmark, fitted().scatter
+    benchmark, scatter = question.benchmark, fitted_model().scatter
     if benchmark.likelihood:
         return 0.0
     if benchmark.items is None:
@@ -95,11 +99,11 @@ def binomial(asked: Question, loss: float) -> float:
     return math.sqrt(2 * (1 - usual) / (usual * benchmark.items)) * math.exp(min(loss, 2.0) / 2)
 
 
-def scale_of(asked: Question, loss: float, variance: float) -> float:
+def loss_scatter(question: Question, loss: float, variance: float) -> float:
     """Scatter of a loss around its expectation, in which the band is counted.
 
     ``loss`` is the expectation ``m``, ``variance`` that of ``f = ln m`` by its terms.
     """
-    scale = fitted().scale
+    scale = fitted_model().scale
     spread = scale.relative**2 + scale.variance * variance
-    return math.sqrt(_noise(asked, loss) + loss**2 * spread)
+    return math.sqrt(_measurement_noise(question, loss) + loss**2 * spread)

@@ -8,8 +8,8 @@ from typing import Self
 
 import numpy as np
 
-from recipe_core.accuracy.band import scale_of
-from recipe_core.accuracy.effects import Band, centre_of, group_of, measure_of
+from recipe_core.accuracy.band import loss_scatter
+from recipe_core.accuracy.effects import Band, loss_centre, question_group, question_measure
 from recipe_core.accuracy.left_out import LeftOut, Prepared
 from recipe_core.base.arrays import Bool, Float, Int
 
@@ -40,9 +40,9 @@ class Losses:
     def of(cls, prepared: Prepared, predicted: LeftOut) -> Self:
         """Those of all figures; expectations are multiplied by the centre."""
         questions = prepared.asked
-        expected = predicted.expected * np.array([centre_of(one) for one in questions])
+        expected = predicted.expected * np.array([loss_centre(question) for question in questions])
         both = zip(questions, expected, predicted.variance, strict=True)
-        scatter = np.array([scale_of(*one) for one in both])
+        scatter = np.array([loss_scatter(*question) for question in both])
         cells = [f"{row.source}|{row.model}" for row in prepared.rows]
         return cls(
             (prepared.data.loss - expected) / scatter,
@@ -50,12 +50,12 @@ class Losses:
             scatter,
             1 / np.sqrt(prepared.data.crowd),
             np.unique(cells, return_inverse=True)[1],
-            [group_of(one) for one in questions],
-            [measure_of(one) for one in questions],
+            [question_group(question) for question in questions],
+            [question_measure(question) for question in questions],
         )
 
 
-def counted(losses: Losses, among: Bool) -> dict[str, Band]:
+def count_bands(losses: Losses, among: Bool) -> dict[str, Band]:
     """Bands of all tasks, all texts and each group, counted among some of the figures.
 
     Those of groups are drawn towards those of all their tasks or texts, the more the fewer cells
@@ -64,19 +64,19 @@ def counted(losses: Losses, among: Bool) -> dict[str, Band]:
     bands = {}
     measures, groups = np.array(losses.measure), np.array(losses.group)
     for measure in sorted(set(losses.measure)):
-        every = bands[measure] = _band(losses, among & (measures == measure))
+        overall = bands[measure] = _weighted_band(losses, among & (measures == measure))
         for group in sorted(set(groups[among & (measures == measure)])):
-            own = _band(losses, among & (groups == group))
-            share = own.cells / (own.cells + WEIGHT)
+            group_band = _weighted_band(losses, among & (groups == group))
+            share = group_band.cells / (group_band.cells + WEIGHT)
             bands[str(group)] = Band(
-                low=round(share * own.low + (1 - share) * every.low, 3),
-                high=round(share * own.high + (1 - share) * every.high, 3),
-                cells=own.cells,
+                low=round(share * group_band.low + (1 - share) * overall.low, 3),
+                high=round(share * group_band.high + (1 - share) * overall.high, 3),
+                cells=group_band.cells,
             )
     return bands
 
 
-def _band(losses: Losses, among: Bool) -> Band:
+def _weighted_band(losses: Losses, among: Bool) -> Band:
     """Quantiles of weighted figures."""
     off, weight = losses.off[among], losses.weight[among]
     order = np.argsort(off)
@@ -87,15 +87,17 @@ def _band(losses: Losses, among: Bool) -> Band:
     return Band(low=round(float(low), 3), high=round(float(high), 3), cells=cells)
 
 
-def held(losses: Losses, bands: dict[str, Band]) -> Bool:
+def losses_in_bands(losses: Losses, bands: dict[str, Band]) -> Bool:
     """Which losses lie in the bands of their groups, or of their measures where those lack."""
     names = zip(losses.group, losses.measure, strict=True)
-    mine = [bands.get(group) or bands[measure] for group, measure in names]
-    low, high = np.array([(band.low, band.high) for band in mine]).T
+    group_bands = [bands.get(group) or bands[measure] for group, measure in names]
+    low, high = np.array([(band.low, band.high) for band in group_bands]).T
     return np.asarray((low <= losses.off) & (losses.off <= high), np.bool_)
 
 
-def held_by_others(losses: Losses, judged: Losses, keys: Sequence[str], among: Bool) -> Bool:
+def losses_in_bands_of_others(
+    losses: Losses, judged: Losses, keys: Sequence[str], among: Bool
+) -> Bool:
     """Which of the judged losses lie in bands that were counted on figures of other keys.
 
     Keys are dealt into folds of about as many figures. The bands of a fold are counted on
@@ -104,8 +106,8 @@ def held_by_others(losses: Losses, judged: Losses, keys: Sequence[str], among: B
     fold = _folds(keys)
     inside = np.zeros(len(fold), np.bool_)
     for number in range(FOLDS):
-        mine = fold == number
-        inside[mine] = held(judged, counted(losses, among & ~mine))[mine]
+        in_fold = fold == number
+        inside[in_fold] = losses_in_bands(judged, count_bands(losses, among & ~in_fold))[in_fold]
     return inside
 
 

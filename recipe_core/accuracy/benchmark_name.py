@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import get_args
 
-from recipe_core.accuracy.published import LIKELIHOODS, Benchmark, Kind, keys
-from recipe_core.accuracy.words import words
+from recipe_core.accuracy.published import LIKELIHOODS, Benchmark, Kind, published_keys
+from recipe_core.accuracy.words import naming_words
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -44,37 +44,37 @@ def named_benchmark(name: str) -> NamedBenchmark | None:
     plain = name.strip()
     if plain in KINDS:
         return NamedBenchmark(plain, "", plain, None, long_chain=False, of_kind=True)
-    listed = _listed().get(plain.casefold())
+    listed = _published_spellings().get(plain.casefold())
     if listed is not None:
         return published_benchmark(listed)
-    kind = _kind(plain.casefold())
-    return None if kind is None else _named(plain, kind, None)
+    kind = _kind_by_words(plain.casefold())
+    return None if kind is None else _build_named_benchmark(plain, kind, None)
 
 
 def published_benchmark(name: str) -> NamedBenchmark:
     """A benchmark of the published figures."""
-    known = keys().benchmarks[name]
-    return _named(name, known.kind, known)
+    entry = published_keys().benchmarks[name]
+    return _build_named_benchmark(name, entry.kind, entry)
 
 
-def _named(name: str, kind: Kind, known: Benchmark | None) -> NamedBenchmark:
+def _build_named_benchmark(name: str, kind: Kind, entry: Benchmark | None) -> NamedBenchmark:
     lower = re.sub(r"[\s_]+", "-", name.casefold())
     return NamedBenchmark(
         name=name,
-        stem=stem_of(name),
+        stem=benchmark_stem(name),
         kind=kind,
-        items=_items(known, lower),
-        long_chain=any(word in lower for word in words().long_chains),
-        published=known is not None,
+        items=_test_set_items(entry, lower),
+        long_chain=any(word in lower for word in naming_words().long_chains),
+        published=entry is not None,
     )
 
 
 @lru_cache(1)
-def _listed() -> dict[str, str]:
-    return {name.casefold(): name for name in keys().benchmarks}
+def _published_spellings() -> dict[str, str]:
+    return {name.casefold(): name for name in published_keys().benchmarks}
 
 
-def stem_of(name: str) -> str:
+def benchmark_stem(name: str) -> str:
     """``GSM8K (strict)`` is ``GSM8K``; averages over tasks are one, as are parts of LongBench."""
     plain = re.sub(r"\s*\(.*?\)|_avg$", "", name)
     if plain.startswith("avg"):
@@ -82,16 +82,16 @@ def stem_of(name: str) -> str:
     return "LongBench" if plain.startswith("LongBench") else plain
 
 
-def _kind(name: str) -> Kind | None:
-    for entry in words().benchmark_kinds:
+def _kind_by_words(name: str) -> Kind | None:
+    for entry in naming_words().benchmark_kinds:
         if any(word in name for word in entry.words):
             return entry.kind
     tokens = set(re.split(r"[^a-z0-9]+", name))
-    return None if tokens & set(words().other_natures) else "composite"
+    return None if tokens & set(naming_words().other_natures) else "composite"
 
 
-def _items(known: Benchmark | None, name: str) -> int | None:
-    if known is not None and known.items is not None:
-        return known.items
-    starts = words().items.by_name
+def _test_set_items(entry: Benchmark | None, name: str) -> int | None:
+    if entry is not None and entry.items is not None:
+        return entry.items
+    starts = naming_words().items.by_name
     return next((count for start, count in starts.items() if name.startswith(start)), None)

@@ -99,10 +99,10 @@ def read_compression(path: Path) -> MeasuredCompression | None:
         path = path / "run" / NAME
         if not path.is_file():
             return None
-    return compression_of(parse_json(read_text(path, field=FIELD), str(path)), str(path))
+    return parse_compression(parse_json(read_text(path, field=FIELD), str(path)), str(path))
 
 
-def compression_of(value: Any, name: str = NAME) -> MeasuredCompression:
+def parse_compression(value: Any, name: str = NAME) -> MeasuredCompression:
     """A measurement from plain values.
 
     Raises:

@@ -90,13 +90,13 @@ class _File(Sourced):
 
 
 @cache
-def _file() -> _File:
+def _tools_file() -> _File:
     return FILE.read_as(_File)
 
 
 def tools() -> dict[str, Tool]:
     """Every tool by its name, in the order in which ``auto`` tries them."""
-    return _file().tools
+    return _tools_file().tools
 
 
 def tool(name: str) -> Tool:
@@ -113,12 +113,12 @@ def tool(name: str) -> Tool:
 
 def usual_technique(weight_dtype: str) -> str | None:
     """The technique that a format of weights means; None for 16 and 32 bit."""
-    usual = {str(dtype): made for dtype, made in _file().usual.items()}
+    usual = {str(dtype): technique_name for dtype, technique_name in _tools_file().usual.items()}
     return usual.get(weight_dtype)
 
 
 def makers(technique: str) -> tuple[str, ...]:
-    return tuple(name for name, one in tools().items() if one.ways(technique))
+    return tuple(name for name, program in tools().items() if program.ways(technique))
 
 
 FIELD = "options.compression"
@@ -187,15 +187,15 @@ def planned_dtype(name: str) -> str | None:
     Raises:
         InputError: for a name that no technique has.
     """
-    one = _technique(name)
-    if one.weight_dtype is not None:
-        return one.weight_dtype
+    spec = _requested_technique(name)
+    if spec.weight_dtype is not None:
+        return spec.weight_dtype
     if name.startswith(GGUF):
-        return "int4" if one.weight_bits <= _FEW_BITS else "int8"
+        return "int4" if spec.weight_bits <= _FEW_BITS else "int8"
     return None
 
 
-def choose(
+def choose_tool(
     compression: Compression, weight_dtype: str, engine: str, runtime: str, *, needed: bool
 ) -> Chosen | None:
     """What is made for a split; None where its checkpoint serves as it is.
@@ -214,18 +214,18 @@ def choose(
     name = compression.technique or (usual_technique(weight_dtype) if needed else None)
     if name is None:
         return None
-    _technique(name)
+    _requested_technique(name)
     if not needed and not _same_format(name, weight_dtype):
         return None
     names: list[str] = [compression.tool]
     if compression.tool == "auto":  # a tool made for these devices before the others
-        names = sorted(makers(name), key=lambda one: tool(one).home != runtime)
-    loading = _serves(engine)
+        names = sorted(makers(name), key=lambda tool_name: tool(tool_name).home != runtime)
+    loading = _loading_engines(engine)
     problems = []
-    for one in names:
-        problem = _problem(one, name, compression.method, loading, runtime)
+    for tool_name in names:
+        problem = _tool_problem(tool_name, name, compression.method, loading, runtime)
         if problem is None:
-            return _chosen(compression, name, one, weight_dtype)
+            return _choose_method(compression, name, tool_name, weight_dtype)
         problems.append(problem)
     if problems and compression.tool != "auto":
         raise problems[0]
@@ -233,7 +233,7 @@ def choose(
         f"no tool makes {name} that {engine} loads on {runtime}"
         + (f" by {compression.method}." if compression.method != "auto" else "."),
         field=f"{FIELD}.technique",
-        hint=_elsewhere(name, loading),
+        hint=_other_tools_hint(name, loading),
     )
 
 
@@ -242,12 +242,12 @@ def can_make(compression: Compression | None, weight_dtype: str, engine: str, ru
     if compression is None:
         return False
     try:
-        return choose(compression, weight_dtype, engine, runtime, needed=True) is not None
+        return choose_tool(compression, weight_dtype, engine, runtime, needed=True) is not None
     except (InputError, NoAnswer):
         return False
 
 
-def _technique(name: str) -> Technique:
+def _requested_technique(name: str) -> Technique:
     try:
         return technique(name)
     except InputError as error:
@@ -259,91 +259,96 @@ def _same_format(name: str, weight_dtype: str) -> bool:
     return planned is not None and planned.partition("-")[0] == weight_dtype.partition("-")[0]
 
 
-def _serves(engine: str) -> tuple[str, ...]:
+def _loading_engines(engine: str) -> tuple[str, ...]:
     wrapped = engine_named(engine).wraps
     return (engine, wrapped) if wrapped else (engine,)
 
 
-def _problem(
-    name: str, made: str, method: str, engines: tuple[str, ...], runtime: str
+def _tool_problem(
+    tool_name: str, technique_name: str, method: str, engines: tuple[str, ...], runtime: str
 ) -> InputError | None:
     """Why a tool cannot do it; None where it can."""
-    one = tool(name)
-    ways = one.ways(made)
+    program = tool(tool_name)
+    ways = program.ways(technique_name)
     if not ways:
-        able = ", ".join(makers(made)) or "none"
+        able = ", ".join(makers(technique_name)) or "none"
         return InputError(
-            f"{one.title} {one.version} does not make {made}.",
+            f"{program.title} {program.version} does not make {technique_name}.",
             field=f"{FIELD}.tool",
             hint=f"Tools that do: {able}.",
         )
     if method not in ("auto", *ways):
         return InputError(
-            f"{one.title} {one.version} makes {made} by {_and(ways)}, not by {method}.",
+            f"{program.title} {program.version} makes {technique_name} by {_join_names(ways)}, not by {method}.",
             field=f"{FIELD}.method",
             hint=f"Use method: {next(iter(ways))}, or leave it out.",
         )
-    loads = one.engines_of(made)
+    loads = program.engines_of(technique_name)
     if not set(engines) & set(loads):
         return InputError(
-            f"{engines[0]} does not load what {one.title} writes.",
+            f"{engines[0]} does not load what {program.title} writes.",
             field=f"{FIELD}.tool",
-            hint=f"It is loaded by {_and(loads)}; use tool: auto or another engine.",
+            hint=f"It is loaded by {_join_names(loads)}; use tool: auto or another engine.",
         )
-    if runtime not in one.runtimes:
+    if runtime not in program.runtimes:
         return InputError(
-            f"{one.title} runs on {_and(one.runtimes)}, not on {runtime}.",
+            f"{program.title} runs on {_join_names(program.runtimes)}, not on {runtime}.",
             field=f"{FIELD}.tool",
             hint="Use tool: auto.",
         )
-    stated = ways.get(method)
-    if stated is not None and stated.runtimes and runtime not in stated.runtimes:
+    settings = ways.get(method)
+    if settings is not None and settings.runtimes and runtime not in settings.runtimes:
         return InputError(
-            f"{method} of {one.title} runs on {_and(stated.runtimes)}, not on {runtime}.",
+            f"{method} of {program.title} runs on {_join_names(settings.runtimes)}, not on {runtime}.",
             field=f"{FIELD}.method",
             hint="Leave it out, or use another tool.",
         )
     return None
 
 
-def _and(names: Iterable[str]) -> str:
+def _join_names(names: Iterable[str]) -> str:
     *first, last = names
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def _elsewhere(name: str, engines: tuple[str, ...]) -> str:
+def _other_tools_hint(name: str, engines: tuple[str, ...]) -> str:
     """What could be asked for instead."""
     able = [
-        other for one in tools().values() if set(engines) & set(one.loads) for other in one.makes
+        makeable
+        for one in tools().values()
+        if set(engines) & set(one.loads)
+        for makeable in one.makes
     ]
     loaders = sorted({engine for one in makers(name) for engine in tool(one).engines_of(name)})
     if loaders:
-        return f"It is made for {_and(loaders)}."
+        return f"It is made for {_join_names(loaders)}."
     return f"Made for {engines[0]}: {', '.join(sorted(set(able))) or 'nothing'}."
 
 
-def _group(made: str) -> int:
+def _usual_group_size(technique_name: str) -> int:
     """Weights that share a scale, as a technique usually has it; 1 for whole rows."""
-    group = technique(made).group or ""
+    group = technique(technique_name).group or ""
     return int(group) if group.isdigit() else 1
 
 
-def _chosen(compression: Compression, made: str, name: str, weight_dtype: str) -> Chosen:
-    ways = tool(name).ways(made)
+def _choose_method(
+    compression: Compression, technique_name: str, tool_name: str, weight_dtype: str
+) -> Chosen:
+    ways = tool(tool_name).ways(technique_name)
     method = compression.method if compression.method != "auto" else next(iter(ways))
-    way: Way = ways[method]
-    formats = {str(dtype): scheme for dtype, scheme in way.by_format.items()}
+    settings: Way = ways[method]
+    formats = {str(dtype): scheme for dtype, scheme in settings.by_format.items()}
     calibration = compression.calibration
     return Chosen(
-        technique=made,
-        tool=name,
+        technique=technique_name,
+        tool=tool_name,
         method=method,
-        scheme=formats.get(weight_dtype, way.scheme),
-        samples=(calibration.samples or way.samples) if way.samples else 0,
+        scheme=formats.get(weight_dtype, settings.scheme),
+        samples=(calibration.samples or settings.samples) if settings.samples else 0,
         tokens=calibration.tokens,
         text=calibration.text,
-        kv=way.kv,
-        group=way.group or _group(made),
+        kv=settings.kv,
+        group=settings.group or _usual_group_size(technique_name),
         weight_dtype=weight_dtype,
         request=compression,
     )

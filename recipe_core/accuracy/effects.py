@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from recipe_core.accuracy.fit import LIMITS, START, Noise
 from recipe_core.accuracy.model_name import published_series
-from recipe_core.accuracy.question import Question, Term, terms, text_of
+from recipe_core.accuracy.question import Question, Term, question_outcome, question_terms
 from recipe_core.base.data_files import DataFile
 from recipe_core.base.provenance import Sourced, Status
 from recipe_core.base.resources import PACKAGE
@@ -130,12 +130,12 @@ class Expected:
 
 
 @cache
-def fitted() -> Fitted:
+def fitted_model() -> Fitted:
     return FILE.read_as(Fitted)
 
 
 @cache
-def effects() -> dict[tuple[str, str], Effect]:
+def level_effects() -> dict[tuple[str, str], Effect]:
     with EFFECTS.open(newline="", encoding="utf-8") as file:
         return {
             (row["term"], row["level"]): Effect(
@@ -145,39 +145,39 @@ def effects() -> dict[tuple[str, str], Effect]:
         }
 
 
-def expected(asked: Question) -> Expected:
+def expected_loss(question: Question) -> Expected:
     """The loss to expect: the exponential of the sum of its terms' effects."""
     total, variance = START, 0.0
-    for term, level, multiplier in terms(asked):
-        effect = _effect((term, level, multiplier))
+    for term, level, multiplier in question_terms(question):
+        effect = _level_effect((term, level, multiplier))
         total += multiplier * effect.mean
         variance += multiplier**2 * effect.variance
     loss = math.exp(min(max(total, LIMITS[0]), LIMITS[1]))
-    return Expected(loss * centre_of(asked), variance)
+    return Expected(loss * loss_centre(question), variance)
 
 
-def centre_of(asked: Question) -> float:
+def loss_centre(question: Question) -> float:
     """By what a fitted loss is multiplied to be a median."""
-    centre = fitted().centre
-    return centre.texts if asked.benchmark.likelihood else centre.tasks
+    centre = fitted_model().centre
+    return centre.texts if question.benchmark.likelihood else centre.tasks
 
 
-def _effect(term: Term) -> Effect:
+def _level_effect(term: Term) -> Effect:
     """What is known of a level; of an unknown one only the spread of its term."""
-    spread = fitted().spreads.by_term.get(term[0], 0.0)
-    return effects().get(term[:2]) or Effect(0.0, spread**2, 0)
+    spread = fitted_model().spreads.by_term.get(term[0], 0.0)
+    return level_effects().get(term[:2]) or Effect(0.0, spread**2, 0)
 
 
-def known_of(asked: Question) -> Known:
+def publication_scope(question: Question) -> Known:
     """What figures are published of."""
-    if asked.model.published:
+    if question.model.published:
         return Known.MODEL
-    return Known.SERIES if asked.model.series in published_series() else Known.NOTHING
+    return Known.SERIES if question.model.series in published_series() else Known.NOTHING
 
 
-def measure_of(asked: Question) -> str:
-    return "tasks" if text_of(asked) == "tasks" else "texts"
+def question_measure(question: Question) -> str:
+    return "tasks" if question_outcome(question) == "tasks" else "texts"
 
 
-def group_of(asked: Question) -> str:
-    return f"{asked.range}, {measure_of(asked)}"
+def question_group(question: Question) -> str:
+    return f"{question.range}, {question_measure(question)}"

@@ -53,8 +53,8 @@ class _File(Sourced):
 
     @model_validator(mode="after")
     def _known(self) -> _File:
-        named = {name for group in self.groups.values() for name in group.families}
-        if missing := sorted(named - set(self.families)):
+        members = {name for group in self.groups.values() for name in group.families}
+        if missing := sorted(members - set(self.families)):
             raise ValueError(f"groups name {missing[0]!r}, which is not a family")
         if both := sorted(set(self.groups) & set(self.families)):
             raise ValueError(f"{both[0]!r} is both a family and a group")
@@ -62,21 +62,21 @@ class _File(Sourced):
 
 
 @cache
-def _file() -> _File:
+def _families_file() -> _File:
     return FILE.read_as(_File)
 
 
 def families() -> dict[str, Family]:
-    return _file().families
+    return _families_file().families
 
 
-def groups() -> dict[str, Group]:
-    return _file().groups
+def hardware_groups() -> dict[str, Group]:
+    return _families_file().groups
 
 
 @cache
 def _by_architecture() -> dict[str, str]:
-    return {word: name for name, one in families().items() for word in one.architectures}
+    return {word: name for name, entry in families().items() for word in entry.architectures}
 
 
 def family(name: str) -> Family:
@@ -108,4 +108,4 @@ def covers(hardware: str, name: str) -> bool:
     """Whether the hardware of a row (a family, a group or "any") includes a family."""
     if hardware in (name, "any"):
         return True
-    return hardware in groups() and name in groups()[hardware].families
+    return hardware in hardware_groups() and name in hardware_groups()[hardware].families

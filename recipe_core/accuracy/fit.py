@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from recipe_core.accuracy.published import Figure
-from recipe_core.accuracy.question import Question, Term, terms
+from recipe_core.accuracy.question import Question, Term, question_terms
 from recipe_core.base.arrays import Float, Int
 
 # ``f`` of a question without any term: a loss of 3 %.
@@ -135,7 +135,7 @@ class Fit:
         return self.entries.effects(weights, self.variances)
 
 
-def _binomial(row: Figure, unstated: float) -> float:
+def _figure_binomial_noise(row: Figure, unstated: float) -> float:
     """Noise of a figure's loss by the items of its benchmark; ``unstated`` where unknown."""
     return unstated if row.noise is None else row.noise / max(row.retained, 0.05)
 
@@ -150,16 +150,16 @@ class Data:
 
     @classmethod
     def of(cls, rows: Sequence[Figure], likelihood: Sequence[bool], unstated: float) -> Data:
-        kept = np.array([row.retained for row in rows])
+        retained = np.array([row.retained for row in rows])
         pairs = [(row.source, row.model) for row in rows]
         count = {pair: pairs.count(pair) for pair in set(pairs)}
-        binomial = np.array([_binomial(row, unstated) for row in rows])
+        binomial = np.array([_figure_binomial_noise(row, unstated) for row in rows])
         binomial[np.array(likelihood, np.bool_)] = 0.0
         crowd = np.array([count[pair] for pair in pairs], float)
-        return cls(-np.log(kept), binomial, crowd)
+        return cls(-np.log(retained), binomial, crowd)
 
 
-def fitted(
+def fit_effects(
     data: Data,
     entries: Entries,
     variances: Float,
@@ -198,14 +198,14 @@ def fitted(
     return Fit(entries, variances, weights, np.asarray(inverse, np.float64), f)
 
 
-def nuisance(row: Figure) -> Term:
+def nuisance_term(row: Figure) -> Term:
     return "source × model", f"{row.source}|{row.model}", 1.0
 
 
-def entries_of(rows: Sequence[Figure], questions: Sequence[Question]) -> tuple[Levels, Entries]:
+def figure_entries(rows: Sequence[Figure], questions: Sequence[Question]) -> tuple[Levels, Entries]:
     """The terms of figures."""
     levels = Levels()
     both = zip(rows, questions, strict=True)
     return levels, levels.entries(
-        [[*terms(question), nuisance(row)] for row, question in both], new=True
+        [[*question_terms(question), nuisance_term(row)] for row, question in both], new=True
     )

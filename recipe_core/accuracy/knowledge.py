@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from recipe_core.accuracy.families import Family, families, family_of, groups
-from recipe_core.accuracy.lookup import matrix, rows, support_of
+from recipe_core.accuracy.families import Family, families, family_of, hardware_groups
+from recipe_core.accuracy.lookup import runner_matrix, support_of, support_rows
 from recipe_core.accuracy.runners import Runner, runner, runners
 from recipe_core.accuracy.support import Support
 from recipe_core.accuracy.technique import technique, techniques
@@ -57,7 +57,7 @@ class _Rule(_Data):
     sentence: Text
 
     def fits(self, first: str, second: str) -> bool:
-        return _is(first, self.a) and _is(second, self.b)
+        return _matches_selector(first, self.a) and _matches_selector(second, self.b)
 
 
 class _File(_Data):
@@ -67,11 +67,11 @@ class _File(_Data):
 
 
 @cache
-def _file() -> _File:
+def _combinations_file() -> _File:
     return FILE.read_as(_File)
 
 
-def _is(name: str, selector: str) -> bool:
+def _matches_selector(name: str, selector: str) -> bool:
     return selector == technique(name).kind or fnmatch.fnmatch(name, selector)
 
 
@@ -89,60 +89,63 @@ def combination(
     parts = [support_of(name, engine, device, version) for name in (a, b)]
     refused = next((part for part in parts if part.verdict == "refused"), None)
     if refused is not None:
-        return Combination("void", _refusal(refused))
-    both = _together(a, b)
+        return Combination("void", _refusal_text(refused))
+    both = _joint_technique(a, b)
     if both is not None:
-        return _judged(support_of(both, engine, device, version))
-    rule = _rule(a, b)
+        return _judge_joint_support(support_of(both, engine, device, version))
+    rule = _combination_rule(a, b)
     if rule is None:
         return Combination("unknown", f"Nothing is known of {a} with {b}.")
     unknown = [part for part in parts if part.verdict == "unknown"]
     if rule.effect == "multiply" and unknown:
-        sentence = f"{rule.sentence} Whether {_runs(unknown[0])} is not known."
+        sentence = f"{rule.sentence} Whether {_runs_here_text(unknown[0])} is not known."
         return Combination("unknown", sentence)
     return Combination(rule.effect, rule.sentence)
 
 
-def _runs(part: Support) -> str:
+def _runs_here_text(part: Support) -> str:
     return f"{runner(part.engine).title} runs {part.technique} on this hardware"
 
 
-def _refusal(part: Support) -> str:
+def _refusal_text(part: Support) -> str:
     quote = f': "{part.words}"' if part.words else ""
     return f"{runner(part.engine).title} refuses {part.technique} here{quote}."
 
 
-def _together(a: str, b: str) -> str | None:
+def _joint_technique(a: str, b: str) -> str | None:
     """The technique that is both, by the file or as one whose parts they are."""
-    for pair in _file().together:
+    for pair in _combinations_file().together:
         if {a, b} == {pair.a, pair.b}:
             return pair.both
-    wholes = (name for name, one in techniques().items() if sorted(one.parts) == sorted((a, b)))
-    return next((name for name in wholes if _crosses(a, b)), None)
+    wholes = (name for name, joint in techniques().items() if sorted(joint.parts) == sorted((a, b)))
+    return next((name for name in wholes if _is_weights_and_cache(a, b)), None)
 
 
-def _crosses(a: str, b: str) -> bool:
+def _is_weights_and_cache(a: str, b: str) -> bool:
     """Whether one is a format of weights and the other of the cache: both at once, not mixed."""
     return (technique(a).kind == "kv cache") != (technique(b).kind == "kv cache")
 
 
-def _judged(whole: Support) -> Combination:
-    title = technique(whole.technique).title
-    if whole.verdict == "unknown":
-        return Combination("unknown", f"{title}: {whole.note or 'nothing is said of it.'}")
-    if whole.verdict in ("refused", "memory only"):
-        sentence = f"No kernel of {runner(whole.engine).title} runs both here ({title})."
+def _judge_joint_support(joint: Support) -> Combination:
+    title = technique(joint.technique).title
+    if joint.verdict == "unknown":
+        return Combination("unknown", f"{title}: {joint.note or 'nothing is said of it.'}")
+    if joint.verdict in ("refused", "memory only"):
+        sentence = f"No kernel of {runner(joint.engine).title} runs both here ({title})."
         return Combination("void", sentence)
     sentence = (
-        f"{title} run together on {runner(whole.engine).title} ({whole.verdict}): "
+        f"{title} run together on {runner(joint.engine).title} ({joint.verdict}): "
         "what each saves holds, and losses of accuracy multiply."
     )
     return Combination("multiply", sentence)
 
 
-def _rule(a: str, b: str) -> _Rule | None:
-    ways = ((a, b), (b, a))
-    return next((rule for rule in _file().rules if any(rule.fits(*way) for way in ways)), None)
+def _combination_rule(a: str, b: str) -> _Rule | None:
+    pairs = ((a, b), (b, a))
+    return next(
+        (rule for rule in _combinations_file().rules if any(rule.fits(*pair) for pair in pairs)),
+        None,
+    )
 
 
 __all__ = [
@@ -152,9 +155,9 @@ __all__ = [
     "combination",
     "families",
     "family_of",
-    "groups",
-    "matrix",
-    "rows",
+    "hardware_groups",
+    "runner_matrix",
+    "support_rows",
     "runners",
     "support_of",
 ]

@@ -16,12 +16,12 @@ from recipe_core.accuracy.fit import (
     Fit,
     Levels,
     Noise,
-    entries_of,
-    fitted,
+    figure_entries,
+    fit_effects,
 )
-from recipe_core.accuracy.nearest import question_of
+from recipe_core.accuracy.nearest import figure_question
 from recipe_core.accuracy.published import Figure
-from recipe_core.accuracy.question import Question, ask, terms
+from recipe_core.accuracy.question import Question, build_question, question_terms
 from recipe_core.base.arrays import Float, Int
 
 
@@ -40,13 +40,18 @@ class Prepared:
     @classmethod
     def of(cls, rows: Sequence[Figure], noise: Noise) -> Prepared:
         """Those of these figures; a question does not name its source."""
-        stated = [question_of(row) for row in rows]
-        asked = [ask(one.model, one.technique, one.method, one.benchmark) for one in stated]
-        levels, entries = entries_of(rows, stated)
-        questions = levels.entries([list(terms(question)) for question in asked], new=False)
-        texts = [question.benchmark.likelihood for question in stated]
+        figure_questions = [figure_question(row) for row in rows]
+        user_questions = [
+            build_question(question.model, question.technique, question.method, question.benchmark)
+            for question in figure_questions
+        ]
+        levels, entries = figure_entries(rows, figure_questions)
+        questions = levels.entries(
+            [list(question_terms(question)) for question in user_questions], new=False
+        )
+        texts = [question.benchmark.likelihood for question in figure_questions]
         data = Data.of(rows, texts, noise.unstated)
-        return cls(rows, stated, asked, levels, entries, questions, data)
+        return cls(rows, figure_questions, user_questions, levels, entries, questions, data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +66,13 @@ class LeftOut:
     known: tuple[Known, ...]
 
 
-def blocks(keys: Sequence[str]) -> list[Int]:
+def rows_by_key(keys: Sequence[str]) -> list[Int]:
     """Rows that share a key."""
     column = np.array(keys)
     return [np.flatnonzero(column == key) for key in sorted(set(keys))]
 
 
-def left_out(
+def predict_left_out(
     prepared: Prepared,
     spreads: Mapping[str, float],
     noise: Noise,
@@ -76,36 +81,38 @@ def left_out(
     steps: int = STEPS,
 ) -> LeftOut:
     """Every figure predicted by a fit without the figures that share its key."""
-    parts = blocks(keys)
+    parts = rows_by_key(keys)
     variances = prepared.levels.spreads(spreads) ** 2
-    fit = fitted(prepared.data, prepared.entries, variances, noise, left_out=parts, steps=steps)
+    fit = fit_effects(
+        prepared.data, prepared.entries, variances, noise, left_out=parts, steps=steps
+    )
     posterior = posterior_variances(fit)
     f, variance = np.empty(len(prepared.rows)), np.empty(len(prepared.rows))
     uses = np.bincount(prepared.entries.level, minlength=len(variances))
     for rows in parts:
         inside = np.isin(prepared.entries.row, rows)
-        own = np.bincount(prepared.entries.level[inside], minlength=len(variances))
-        of_level = np.where(own == uses, variances, posterior)
+        uses_inside = np.bincount(prepared.entries.level[inside], minlength=len(variances))
+        of_level = np.where(uses_inside == uses, variances, posterior)
         f[rows] = prepared.questions.sums(fit.effects_without(rows))[rows]
         variance[rows] = prepared.questions.variances(of_level)[rows]
-    return LeftOut(np.exp(np.clip(f, *LIMITS)), variance, _known(prepared, keys))
+    return LeftOut(np.exp(np.clip(f, *LIMITS)), variance, _scopes_without_key(prepared, keys))
 
 
-def _known(prepared: Prepared, keys: Sequence[str]) -> tuple[Known, ...]:
+def _scopes_without_key(prepared: Prepared, keys: Sequence[str]) -> tuple[Known, ...]:
     """Of each figure: what those without its key are published of."""
     models: dict[str, set[str]] = {}
     series: dict[str, set[str]] = {}
     for question, key in zip(prepared.asked, keys, strict=True):
         models.setdefault(question.model.name, set()).add(key)
         series.setdefault(question.model.series, set()).add(key)
-    known = []
+    scopes = []
     for question in prepared.asked:
         if len(models[question.model.name]) > 1:
-            known.append(Known.MODEL)
+            scopes.append(Known.MODEL)
         else:
-            others = len(series[question.model.series]) > 1
-            known.append(Known.SERIES if others else Known.NOTHING)
-    return tuple(known)
+            has_relatives = len(series[question.model.series]) > 1
+            scopes.append(Known.SERIES if has_relatives else Known.NOTHING)
+    return tuple(scopes)
 
 
 # Share of the figures above which a line is left out by its series: without it, hardly anything
@@ -113,20 +120,24 @@ def _known(prepared: Prepared, keys: Sequence[str]) -> tuple[Known, ...]:
 LARGEST_LINE = 1 / 3
 
 
-def relatives(prepared: Prepared) -> list[str]:
+def relative_lines(prepared: Prepared) -> list[str]:
     """Of each figure: its line, or of the largest line its series."""
     lines = [question.model.line for question in prepared.asked]
-    most = LARGEST_LINE * len(lines)
+    limit = LARGEST_LINE * len(lines)
     return [
-        question.model.series if lines.count(question.model.line) > most else question.model.line
+        question.model.series if lines.count(question.model.line) > limit else question.model.line
         for question in prepared.asked
     ]
 
 
 def as_strangers(prepared: Prepared) -> Prepared:
     """The same figures, asked as if nobody knew the lines of their models."""
-    strangers = [replace(one, model=replace(one.model, line="")) for one in prepared.asked]
-    questions = prepared.levels.entries([list(terms(one)) for one in strangers], new=False)
+    strangers = [
+        replace(question, model=replace(question.model, line="")) for question in prepared.asked
+    ]
+    questions = prepared.levels.entries(
+        [list(question_terms(question)) for question in strangers], new=False
+    )
     return replace(prepared, asked=strangers, questions=questions)
 
 
@@ -141,16 +152,18 @@ def left_out_by_known(
     pairs = [f"{row.model}|{row.technique}" for row in prepared.rows]
     strangers = as_strangers(prepared)
     return {
-        Known.MODEL: left_out(prepared, spreads, noise, pairs, steps=steps),
-        Known.SERIES: left_out(prepared, spreads, noise, models, steps=steps),
-        Known.NOTHING: left_out(strangers, spreads, noise, relatives(prepared), steps=steps),
+        Known.MODEL: predict_left_out(prepared, spreads, noise, pairs, steps=steps),
+        Known.SERIES: predict_left_out(prepared, spreads, noise, models, steps=steps),
+        Known.NOTHING: predict_left_out(
+            strangers, spreads, noise, relative_lines(prepared), steps=steps
+        ),
     }
 
 
 def posterior_variances(fit: Fit) -> Float:
     """Variance that is left of each level's effect."""
-    entries, left = fit.entries, fit.variances.copy()
+    entries, variances = fit.entries, fit.variances.copy()
     for rows, level, value in entries.by_level():
-        known = value @ fit.inverse[np.ix_(rows, rows)] @ value
-        left[level] -= fit.variances[level] ** 2 * known
-    return np.maximum(left, 0)
+        explained = value @ fit.inverse[np.ix_(rows, rows)] @ value
+        variances[level] -= fit.variances[level] ** 2 * explained
+    return np.maximum(variances, 0)

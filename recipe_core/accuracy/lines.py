@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from recipe_core.accuracy.accuracy import LONGEST, retained
+from recipe_core.accuracy.accuracy import LONGEST, estimate_retained
 from recipe_core.accuracy.checkpoints import MeasuredCompression
-from recipe_core.accuracy.own import with_own
+from recipe_core.accuracy.own import with_own_figure
 from recipe_core.base.errors import InputError, RecipeError, unknown
 
 Name = Annotated[str, Field(max_length=LONGEST)]
@@ -42,10 +42,10 @@ class Line(BaseModel):
         try:
             return cls.model_validate(dict(value))
         except ValidationError as error:
-            raise _first(error) from None
+            raise _first_line_error(error) from None
 
 
-def _first(error: ValidationError) -> InputError:
+def _first_line_error(error: ValidationError) -> InputError:
     first = error.errors(include_url=False)[0]
     field = ".".join(str(step) for step in first["loc"])
     if first["type"] == "extra_forbidden":
@@ -56,32 +56,32 @@ def _first(error: ValidationError) -> InputError:
     return InputError(f"{first['msg']} (it is {first['input']!r:.80}).", field=field)
 
 
-def answers(
-    values: Iterable[object], own: Sequence[MeasuredCompression] = ()
+def answer_lines(
+    values: Iterable[object], own_runs: Sequence[MeasuredCompression] = ()
 ) -> list[dict[str, Any]]:
     """One answer a line, in order; a bad line answers its error in its place.
 
     A line that is an error already (it was no JSON) answers that. ``own``: measured checkpoints of
     one's own, which move what is expected of the same model and technique.
     """
-    return [_answer(value, own) for value in values]
+    return [_answer_line(value, own_runs) for value in values]
 
 
-def _answer(value: object, own: Sequence[MeasuredCompression]) -> dict[str, Any]:
+def _answer_line(value: object, own_runs: Sequence[MeasuredCompression]) -> dict[str, Any]:
     try:
         if isinstance(value, RecipeError):
             raise value
         line = Line.parse(value)
         method, benchmark = line.method or "", line.benchmark or ""
-        expected = retained(
+        expected = estimate_retained(
             line.model,
             line.technique,
             method=method,
             benchmark=benchmark,
             parameters_b=line.parameters_b,
         )
-        return with_own(
-            expected, own, line.model, line.technique, method, benchmark=benchmark
+        return with_own_figure(
+            expected, own_runs, line.model, line.technique, method, benchmark=benchmark
         ).to_json()
     except RecipeError as error:
         return error.to_json()

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from recipe_core.accuracy.families import covers, families, family, family_of, groups
+from recipe_core.accuracy.families import covers, families, family, family_of, hardware_groups
 from recipe_core.accuracy.runners import runner, runners
 from recipe_core.accuracy.support import Support, Verdict
 from recipe_core.accuracy.technique import technique as technique_of
@@ -63,7 +63,7 @@ class Row(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class SupportEntry:
     """A row with its runner's name and the techniques that it speaks of."""
 
     engine: str
@@ -71,17 +71,17 @@ class Placed:
     names: frozenset[str]
 
 
-def holds(row: Row, version: str) -> bool:
+def covers_release(row: Row, version: str) -> bool:
     """Whether a row speaks of a release ("": of the newest that was read)."""
     if not version:
         return not row.last_version
-    release = _numbers(version)
-    after = row.min_version and release < _numbers(row.min_version)
-    before = row.last_version and release > _numbers(row.last_version)
+    release = _version_numbers(version)
+    after = row.min_version and release < _version_numbers(row.min_version)
+    before = row.last_version and release > _version_numbers(row.last_version)
     return not (after or before)
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def _version_numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version))
 
 
@@ -93,49 +93,55 @@ class _Sources(BaseModel):
 
 
 @cache
-def sources() -> dict[str, Source]:
+def support_sources() -> dict[str, Source]:
     return SOURCES.read_as(_Sources).sources
 
 
 @cache
-def placed() -> tuple[Placed, ...]:
+def support_entries() -> tuple[SupportEntry, ...]:
     """Every row of every runner, files in the order of their names.
 
     Raises:
         InputError: names the file, the line, the value and the fix.
     """
     files = sorted(FOLDER.glob("*.csv"))
-    return tuple(one for path in files for one in _of_file(path.stem))
+    return tuple(entry for path in files for entry in _read_support_file(path.stem))
 
 
-def _of_file(engine: str) -> list[Placed]:
+def _read_support_file(engine: str) -> list[SupportEntry]:
     file = DataFile(FOLDER / f"{engine}.csv", "engine")
     if engine != ANY and engine not in runners():
         raise file.problem("", "is named after no runner", "Add it to runners.yaml.")
     with file.path.open(newline="", encoding="utf-8") as lines:
         return [
-            _checked(file, engine, number, values)
+            _check_support_row(file, engine, number, values)
             for number, values in enumerate(csv.DictReader(lines), start=2)
         ]
 
 
-def _checked(file: DataFile, engine: str, line: int, values: dict[str, str]) -> Placed:
+def _check_support_row(
+    file: DataFile, engine: str, line: int, values: dict[str, str]
+) -> SupportEntry:
     row = file.validated(values, Row)
-    problem = _problem(row)
+    problem = _support_row_problem(row)
     if problem:
         raise file.problem(f"line {line}", *problem)
-    return Placed(engine, row, frozenset(row.names))
+    return SupportEntry(engine, row, frozenset(row.names))
 
 
-def _problem(row: Row) -> tuple[str, str] | None:
+def _support_row_problem(row: Row) -> tuple[str, str] | None:
     """What is wrong with a row beside its shape, and the fix."""
     if not row.names:
         return f"{row.technique!r} is no technique", "Add it to techniques.yaml."
-    if row.hardware != ANY and row.hardware not in families() and row.hardware not in groups():
+    if (
+        row.hardware != ANY
+        and row.hardware not in families()
+        and row.hardware not in hardware_groups()
+    ):
         return f"{row.hardware!r} is no family or group", "Add it to families.yaml."
-    if row.source not in sources():
+    if row.source not in support_sources():
         return f"source {row.source!r} is not listed", "Add it to support_sources.yaml."
-    if row.verdict == "refused" and not (row.words and sources()[row.source].url):
+    if row.verdict == "refused" and not (row.words and support_sources()[row.source].url):
         return "a refusal without words and address", "Quote the engine, or write unknown."
     return None
 
@@ -151,7 +157,7 @@ BEST: tuple[Verdict, ...] = (
 )
 
 
-def rows(
+def support_rows(
     technique: str | None = None, engine: str | None = None, hardware: str | None = None
 ) -> tuple[Support, ...]:
     """Rows as they were read: of a technique, of a runner, of a family of hardware (None: of all).
@@ -159,11 +165,11 @@ def rows(
     A row for a group of families is one of each of them.
     """
     return tuple(
-        _answer(one, one.row.technique, one.row.hardware)
-        for one in placed()
-        if (engine is None or one.engine == engine)
-        and (technique is None or technique in one.names)
-        and (hardware is None or covers(one.row.hardware, hardware))
+        _row_support(entry, entry.row.technique, entry.row.hardware)
+        for entry in support_entries()
+        if (engine is None or entry.engine == engine)
+        and (technique is None or technique in entry.names)
+        and (hardware is None or covers(entry.row.hardware, hardware))
     )
 
 
@@ -183,55 +189,60 @@ def support_of(technique: str, engine: str, device: Device | str, version: str =
     runner(engine)
     hardware = family_of(device)
     if hardware:
-        return _support(technique, engine, hardware, version or release(engine))
+        return _look_up_support(technique, engine, hardware, version or installed_release(engine))
     shown = device if isinstance(device, str) else f"architecture {device.architecture}"
     note = f"No family of hardware is known for {shown}."
     return Support(technique, engine, "", "unknown", note=note)
 
 
-def matrix(engine: str, version: str = "") -> dict[str, dict[str, Support]]:
+def runner_matrix(engine: str, version: str = "") -> dict[str, dict[str, Support]]:
     """Techniques that a runner says anything of, by families of hardware that it speaks of.
 
     version: as in `support_of`.
 
     Rows are in the order of ``techniques.yaml``, columns in that of ``families.yaml``.
     """
-    columns = [name for name in families() if _has(engine, name)]
-    named = {name for one in placed() if one.engine in _chain(engine) for name in one.names}
+    columns = [name for name in families() if _has_rows_for(engine, name)]
+    technique_names = {
+        name
+        for entry in support_entries()
+        if entry.engine in _runner_chain(engine)
+        for name in entry.names
+    }
     return {
         name: {column: support_of(name, engine, column, version) for column in columns}
-        for name in _in_order(named)
+        for name in _in_file_order(technique_names)
     }
 
 
-def _in_order(names: Iterable[str]) -> list[str]:
+def _in_file_order(names: Iterable[str]) -> list[str]:
     wanted_names = set(names)
     return [name for name in techniques() if name in wanted_names]
 
 
-def _has(engine: str, hardware: str) -> bool:
+def _has_rows_for(engine: str, hardware: str) -> bool:
     return any(
-        one.engine in _chain(engine) and covers(one.row.hardware, hardware)
-        for one in placed()
-        if one.row.hardware != ANY
+        entry.engine in _runner_chain(engine) and covers(entry.row.hardware, hardware)
+        for entry in support_entries()
+        if entry.row.hardware != ANY
     )
 
 
-def _chain(engine: str) -> tuple[str, ...]:
+def _runner_chain(engine: str) -> tuple[str, ...]:
     """The runner and the engines that it wraps, outermost first."""
     wraps = runner(engine).wraps
-    return (engine, *(_chain(wraps) if wraps else ()))
+    return (engine, *(_runner_chain(wraps) if wraps else ()))
 
 
 @cache
-def _support(technique: str, engine: str, hardware: str, version: str) -> Support:
-    asked = _Asked(technique, engine, hardware, version)
-    found = next((answer for find in _PLACES if (answer := find(asked)) is not None), None)
-    return _with_silicon(found or _nothing(asked))
+def _look_up_support(technique: str, engine: str, hardware: str, version: str) -> Support:
+    query = _Query(technique, engine, hardware, version)
+    support = next((answer for find in _PLACES if (answer := find(query)) is not None), None)
+    return _with_silicon(support or _unknown_support(query))
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Query:
     """What is looked up: names of a technique, a runner and a family; the runner's release."""
 
     technique: str
@@ -240,135 +251,145 @@ class _Asked:
     version: str
 
 
-def release(engine: str, within: str = "") -> str:
+def installed_release(engine: str, within: str = "") -> str:
     """The release of a runner that recipes install, within another ("": by itself); "": none."""
     if within:
-        return serving_engine(within).wrapped_version or release(engine)
+        return serving_engine(within).wrapped_version or installed_release(engine)
     return serving_engine(engine).version if engine in engine_names() else ""
 
 
-def _own(asked: _Asked) -> Support | None:
+def _of_runner(query: _Query) -> Support | None:
     """The best row of the runner itself: for the family, else for a group that includes it."""
-    found = [
-        one for one in _rows_of(asked.technique, asked.engine) if holds(one.row, asked.version)
+    candidates = [
+        entry
+        for entry in _rows_of(query.technique, query.engine)
+        if covers_release(entry.row, query.version)
     ]
-    exact = _best([one for one in found if one.row.hardware == asked.hardware])
+    exact = _best_row([entry for entry in candidates if entry.row.hardware == query.hardware])
     if exact is not None:
-        return _answer(exact, asked.technique, asked.hardware)
-    wider = _best([one for one in found if covers(one.row.hardware, asked.hardware)])
+        return _row_support(exact, query.technique, query.hardware)
+    wider = _best_row([entry for entry in candidates if covers(entry.row.hardware, query.hardware)])
     if wider is None:
         return None
-    answer = _answer(wider, asked.technique, asked.hardware)
+    answer = _row_support(wider, query.technique, query.hardware)
     # What holds on any hardware holds on this one; a group's row may not have named the family.
     return answer if wider.row.hardware == ANY else replace(answer, inferred=True)
 
 
-def _of_wrapped(asked: _Asked) -> Support | None:
+def _of_wrapped(query: _Query) -> Support | None:
     """What is said of the engine that the runner starts, at the release that it comes with."""
-    wrapped = runner(asked.engine).wraps
+    wrapped = runner(query.engine).wraps
     if wrapped is None:
         return None
-    version = release(wrapped, asked.engine)
-    found = _support(asked.technique, wrapped, asked.hardware, version)
-    starts = f"{runner(asked.engine).title} starts {runner(wrapped).title} {version}".strip()
-    note = f"{starts}. {found.note}".strip()
-    return replace(found, engine=asked.engine, note=note, inferred=True)
+    version = installed_release(wrapped, query.engine)
+    support = _look_up_support(query.technique, wrapped, query.hardware, version)
+    starts = f"{runner(query.engine).title} starts {runner(wrapped).title} {version}".strip()
+    note = f"{starts}. {support.note}".strip()
+    return replace(support, engine=query.engine, note=note, inferred=True)
 
 
-def _elsewhere(asked: _Asked) -> Support | None:
+def _of_other_hardware(query: _Query) -> Support | None:
     """The refusal of a runner that has no kernels for the hardware at all."""
-    only = runner(asked.engine).only
-    if only is None or any(covers(name, asked.hardware) for name in only.families):
+    only = runner(query.engine).only
+    if only is None or any(covers(name, query.hardware) for name in only.families):
         return None
-    title = runner(asked.engine).title
+    title = runner(query.engine).title
     answer = Support(
-        asked.technique,
-        asked.engine,
-        asked.hardware,
+        query.technique,
+        query.engine,
+        query.hardware,
         "refused",
         words=only.words,
-        note=f"{title} does not run on {family(asked.hardware).title} at all.",
+        note=f"{title} does not run on {family(query.hardware).title} at all.",
     )
-    return _cited(answer, only.source)
+    return _cite_source(answer, only.source)
 
 
-def _of_parts(asked: _Asked) -> Support | None:
+def _of_parts(query: _Query) -> Support | None:
     """A technique of several parts: runs as its worst part does."""
     parts = [
-        _support(name, asked.engine, asked.hardware, asked.version)
-        for name in technique_of(asked.technique).parts
+        _look_up_support(name, query.engine, query.hardware, query.version)
+        for name in technique_of(query.technique).parts
     ]
     if not parts:
         return None
     worst = max(parts, key=lambda part: BEST.index(part.verdict))
     note = f"Judged by its part {worst.technique}. {worst.note}".strip()
-    return replace(worst, technique=asked.technique, note=note, inferred=True)
+    return replace(worst, technique=query.technique, note=note, inferred=True)
 
 
-def _of_whole(asked: _Asked) -> Support | None:
+def _of_whole(query: _Query) -> Support | None:
     """Weights alone in a format: run where the engine takes the format and computes in 16 bit."""
-    whole = technique_of(asked.technique).weights_of
-    if whole is None:
+    full_technique = technique_of(query.technique).weights_of
+    if full_technique is None:
         return None
-    found = _support(whole, asked.engine, asked.hardware, asked.version)
-    if found.verdict != "weight-only kernel":
+    support = _look_up_support(full_technique, query.engine, query.hardware, query.version)
+    if support.verdict != "weight-only kernel":
         return None
-    note = f"{whole} runs so here: its weights are stored small and multiplied in 16 bit."
-    return replace(found, technique=asked.technique, note=note, inferred=True)
+    note = f"{full_technique} runs so here: its weights are stored small and multiplied in 16 bit."
+    return replace(support, technique=query.technique, note=note, inferred=True)
 
 
-def _of_every(asked: _Asked) -> Support | None:
+def _of_every(query: _Query) -> Support | None:
     """What is true of every runner."""
-    said = _best(
-        [one for one in _rows_of(asked.technique, ANY) if covers(one.row.hardware, asked.hardware)]
+    best = _best_row(
+        [
+            entry
+            for entry in _rows_of(query.technique, ANY)
+            if covers(entry.row.hardware, query.hardware)
+        ]
     )
-    if said is None:
+    if best is None:
         return None
-    answer = _answer(said, asked.technique, asked.hardware)
-    return replace(answer, engine=asked.engine, inferred=True)
+    answer = _row_support(best, query.technique, query.hardware)
+    return replace(answer, engine=query.engine, inferred=True)
 
 
 # Where an answer is looked for, in this order.
-_PLACES = (_own, _of_wrapped, _elsewhere, _of_parts, _of_whole, _of_every)
+_PLACES = (_of_runner, _of_wrapped, _of_other_hardware, _of_parts, _of_whole, _of_every)
 
 
-def _nothing(asked: _Asked) -> Support:
+def _unknown_support(query: _Query) -> Support:
     """The answer where nothing is said: of this release, or at all."""
-    title, where = runner(asked.engine).title, family(asked.hardware).title
-    named = technique_of(asked.technique).title
-    note = f"Nothing that {title} says of {named} on {where} was found."
-    if any(covers(one.row.hardware, asked.hardware) for one in _said(asked)):
-        note = f"What {title} says of {named} on {where} is not of release {asked.version}."
-    return Support(asked.technique, asked.engine, asked.hardware, "unknown", note=note)
+    title, where = runner(query.engine).title, family(query.hardware).title
+    technique_title = technique_of(query.technique).title
+    note = f"Nothing that {title} says of {technique_title} on {where} was found."
+    if any(covers(entry.row.hardware, query.hardware) for entry in _runner_rows(query)):
+        note = (
+            f"What {title} says of {technique_title} on {where} is not of release {query.version}."
+        )
+    return Support(query.technique, query.engine, query.hardware, "unknown", note=note)
 
 
-def _said(asked: _Asked) -> tuple[Placed, ...]:
-    return _rows_of(asked.technique, asked.engine)
+def _runner_rows(query: _Query) -> tuple[SupportEntry, ...]:
+    return _rows_of(query.technique, query.engine)
 
 
 def _with_silicon(answer: Support) -> Support:
     """A kind of sparsity, with what the hardware itself makes of it."""
     if technique_of(answer.technique).kind != "sparsity":
         return answer
-    one = family(answer.hardware)
-    does = "skip two zeros of four and no others" if one.sparse_2_4 else "skip no zeros"
-    return replace(answer, note=f"{answer.note} Matrix units of {one.title} {does}.".strip())
+    hardware = family(answer.hardware)
+    does = "skip two zeros of four and no others" if hardware.sparse_2_4 else "skip no zeros"
+    return replace(answer, note=f"{answer.note} Matrix units of {hardware.title} {does}.".strip())
 
 
 @cache
-def _rows_of(technique: str, engine: str) -> tuple[Placed, ...]:
-    return tuple(one for one in placed() if one.engine == engine and technique in one.names)
+def _rows_of(technique: str, engine: str) -> tuple[SupportEntry, ...]:
+    return tuple(
+        entry for entry in support_entries() if entry.engine == engine and technique in entry.names
+    )
 
 
-def _best(found: Sequence[Placed]) -> Placed | None:
-    return min(found, key=lambda one: BEST.index(one.row.verdict), default=None)
+def _best_row(candidates: Sequence[SupportEntry]) -> SupportEntry | None:
+    return min(candidates, key=lambda entry: BEST.index(entry.row.verdict), default=None)
 
 
-def _answer(one: Placed, technique: str, hardware: str) -> Support:
-    row = one.row
+def _row_support(entry: SupportEntry, technique: str, hardware: str) -> Support:
+    row = entry.row
     answer = Support(
         technique=technique,
-        engine=one.engine,
+        engine=entry.engine,
         hardware=hardware,
         verdict=row.verdict,
         variant=row.variant,
@@ -378,9 +399,9 @@ def _answer(one: Placed, technique: str, hardware: str) -> Support:
         note=row.note,
         inferred=row.status == "inferred",
     )
-    return _cited(answer, row.source)
+    return _cite_source(answer, row.source)
 
 
-def _cited(answer: Support, key: str) -> Support:
-    source = sources()[key]
+def _cite_source(answer: Support, key: str) -> Support:
+    source = support_sources()[key]
     return replace(answer, source=source.title, url=source.url or "", date=source.date or "")

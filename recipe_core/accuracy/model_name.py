@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
-from recipe_core.accuracy.published import keys
-from recipe_core.accuracy.words import words
+from recipe_core.accuracy.published import published_keys
+from recipe_core.accuracy.words import naming_words
 
 _SIZE = re.compile(
     r"(?<![\w.])(?:(?P<experts>\d+)x)?(?P<count>\d+(?:[._]\d+)?)"
@@ -53,18 +53,19 @@ def named_model(name: str, parameters_b: float | None = None) -> NamedModel:
         parameters_b: billions of parameters; goes before what the name tells.
     """
     base = base_name(name)
-    known = _published().get(_key(base))
-    base = known or base
-    generation = _generation(base)
+    published_name = _published_names().get(_spelling_key(base))
+    base = published_name or base
+    generation = _model_generation(base)
     series = re.sub(r"\.\d+$", "", generation)
     return NamedModel(
         name=base,
         generation=generation,
         series=series,
         line=re.sub(r"-\d+$", "", series),
-        parameters_b=parameters_b or (_size_of(base) if known is None else _size_known(known)),
+        parameters_b=parameters_b
+        or (_model_size_b(base) if published_name is None else _size_known(published_name)),
         chat=bool(_CHAT.search(base.rpartition("/")[2])),
-        published=known is not None,
+        published=published_name is not None,
     )
 
 
@@ -72,8 +73,8 @@ def named_model(name: str, parameters_b: float | None = None) -> NamedModel:
 def base_name(name: str) -> str:
     """A name without the endings of quantised copies: ``Qwen3-8B-FP8`` is ``Qwen3-8B``."""
     owner, slash, last = name.strip().rpartition("/")
-    if _key(name.strip()) in _published():
-        return _published()[_key(name.strip())]
+    if _spelling_key(name.strip()) in _published_names():
+        return _published_names()[_spelling_key(name.strip())]
     parts = re.split(r"([-_.])", last)
     while len(parts) > 2 and _is_ending(parts[-1]):
         parts = parts[:-2]
@@ -83,32 +84,34 @@ def base_name(name: str) -> str:
 def _is_ending(word: str) -> bool:
     word = word.casefold()
     return (
-        not word or word in words().endings or bool(re.fullmatch(r"i?q\d\w*|[kmsl]|\d?bpw", word))
+        not word
+        or word in naming_words().endings
+        or bool(re.fullmatch(r"i?q\d\w*|[kmsl]|\d?bpw", word))
     )
 
 
-def _key(name: str) -> str:
+def _spelling_key(name: str) -> str:
     """What two spellings of one model share: no owner, no case, no ``meta-`` and ``-hf``."""
     last = name.rpartition("/")[2].casefold().replace("_", "-")
     return re.sub(r"-hf$", "", re.sub(r"^meta-", "", last))
 
 
 @cache
-def _published() -> dict[str, str]:
-    return {_key(name): name for name in keys().models}
+def _published_names() -> dict[str, str]:
+    return {_spelling_key(name): name for name in published_keys().models}
 
 
 @cache
 def published_series() -> frozenset[str]:
-    return frozenset(named_model(name).series for name in keys().models)
+    return frozenset(named_model(name).series for name in published_keys().models)
 
 
 def _size_known(name: str) -> float:
-    return keys().models[name].parameters_b
+    return published_keys().models[name].parameters_b
 
 
 @lru_cache(4096)
-def _size_of(name: str) -> float | None:
+def _model_size_b(name: str) -> float | None:
     """Billions of parameters by the catalog, or by the name."""
     # Looked up late: the catalog takes longer to import than all else here.
     from recipe_core.models.catalog import catalog_entry, in_catalog
@@ -122,11 +125,11 @@ def _size_of(name: str) -> float | None:
 
 def size_in(name: str) -> float | None:
     """Billions of parameters as a name states them: 8B, 0.6B, 1_8B, 1b7, 8x7B, 30B-A3B, 270m."""
-    sizes = [_billions(match) for match in _SIZE.finditer(name.rpartition("/")[2])]
+    sizes = [_match_billions(match) for match in _SIZE.finditer(name.rpartition("/")[2])]
     return max(sizes, default=None)
 
 
-def _billions(match: re.Match[str]) -> float:
+def _match_billions(match: re.Match[str]) -> float:
     count = float(match["count"].replace("_", ".") + (f".{match['rest']}" if match["rest"] else ""))
     if match["experts"]:
         count *= int(match["experts"]) * _SHARED
@@ -134,12 +137,12 @@ def _billions(match: re.Match[str]) -> float:
 
 
 @lru_cache(4096)
-def _generation(name: str) -> str:
+def _model_generation(name: str) -> str:
     """``llama-3.1``: the word that a name starts with, and the version after it."""
     last = name.rpartition("/")[2].casefold()
     last = re.sub(r"^(meta|nvidia|google|ibm|openai)-", "", last)
     last = re.sub(r"(?<=\d)_(?=\d)", ".", last).replace("_", "-")
-    for start, generation in words().made_from.names.items():
+    for start, generation in naming_words().made_from.names.items():
         if last.startswith(start):
             return generation
     last = _ACTIVE.sub("", re.sub(r"\d+x\d+b|\d+(?:\.\d+)?[bm](?:\d)?(?![a-z])", "", last))

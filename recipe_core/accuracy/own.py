@@ -21,7 +21,7 @@ _SPREAD = 0.5
 _LEAST = 0.002
 
 
-def with_own(
+def with_own_figure(
     expected: Retained,
     runs: Iterable[MeasuredCompression],
     model: str | Sequence[str],

@@ -88,7 +88,7 @@ class Figure:
         """
         if self.base_value == 0:
             return math.exp(-self.value)
-        if keys().benchmarks[self.benchmark].better == "lower":
+        if published_keys().benchmarks[self.benchmark].better == "lower":
             return self.base_value / self.value
         return self.value / self.base_value
 
@@ -98,7 +98,7 @@ class Figure:
 
         Where both answer the same items it is smaller, as many answers are the same.
         """
-        items = keys().benchmarks[self.benchmark].items
+        items = published_keys().benchmarks[self.benchmark].items
         scale = 1 if self.base_value <= 1 and self.value <= 1 else 100
         share = self.base_value / scale
         if items is None or not 0 < share < 1:
@@ -107,7 +107,7 @@ class Figure:
 
     def as_published(self) -> Published:
         """The row as an answer shows it."""
-        source = keys().sources[self.source]
+        source = published_keys().sources[self.source]
         return Published(
             model=self.model,
             technique=self.technique,
@@ -123,25 +123,25 @@ class Figure:
 
 
 @cache
-def keys() -> PublishedKeys:
+def published_keys() -> PublishedKeys:
     return FILE.read_as(PublishedKeys)
 
 
 @cache
-def figures() -> tuple[Figure, ...]:
+def published_figures() -> tuple[Figure, ...]:
     with FIGURES.open(newline="", encoding="utf-8") as file:
-        return tuple(_figure(row) for row in csv.DictReader(file))
+        return tuple(_parse_published_row(row) for row in csv.DictReader(file))
 
 
-def _figure(row: dict[str, str]) -> Figure:
-    of = technique(row["technique"])
+def _parse_published_row(row: dict[str, str]) -> Figure:
+    spec = technique(row["technique"])
     return Figure(
         model=row["model"],
         technique=row["technique"],
         method=row["method"],
-        weight_bits=float(row["weight_bits"] or of.weight_bits),
-        removed=float(row["removed"] or of.removed),
-        group=row["group"] or of.group or "",
+        weight_bits=float(row["weight_bits"] or spec.weight_bits),
+        removed=float(row["removed"] or spec.removed),
+        group=row["group"] or spec.group or "",
         retrained=row["retrained"] == "yes",
         benchmark=row["benchmark"],
         base_value=float(row["base_value"]),

@@ -17,10 +17,10 @@ import numpy as np
 
 from recipe_core.accuracy.benchmark_name import NamedBenchmark
 from recipe_core.accuracy.model_name import NamedModel, size_in
-from recipe_core.accuracy.published import figures
+from recipe_core.accuracy.published import published_figures
 from recipe_core.accuracy.technique import Technique
 from recipe_core.accuracy.technique import technique as technique_named
-from recipe_core.accuracy.words import words
+from recipe_core.accuracy.words import naming_words
 
 # Bits a weight between which the term of bits is interpolated.
 KNOTS = (1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 6.0, 8.0)
@@ -84,17 +84,17 @@ class Question:
         return "3" if self.weight_bits >= 2.95 else "2"
 
 
-def group_size(name: str) -> float:
+def scale_group_size(name: str) -> float:
     """Weights that share a scale, by the name of a group; 0 where there is none."""
     return _GROUPS.get(name) or (float(name) if name.isdecimal() else 0.0)
 
 
 @cache
-def usual() -> dict[tuple[str, str], tuple[float, float, float]]:
+def typical_settings() -> dict[tuple[str, str], tuple[float, float, float]]:
     """Bits, removed share and group of a technique by a method, as most figures have them."""
     rows: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
-    for row in figures():
-        values = (row.weight_bits, row.removed, group_size(row.group))
+    for row in published_figures():
+        values = (row.weight_bits, row.removed, scale_group_size(row.group))
         rows.setdefault((row.technique, row.method), []).append(values)
     medians = {pair: np.median(values, axis=0) for pair, values in rows.items()}
     return {pair: (float(a), float(b), float(c)) for pair, (a, b, c) in medians.items()}
@@ -103,24 +103,28 @@ def usual() -> dict[tuple[str, str], tuple[float, float, float]]:
 @cache
 def _spellings() -> dict[str, str]:
     """Methods as figures spell them, by their small letters and by themselves."""
-    methods = {method for _, method in usual()}
-    return {method.casefold(): method for method in methods} | {one: one for one in methods}
+    methods = {method for _, method in typical_settings()}
+    return {method.casefold(): method for method in methods} | {
+        method: method for method in methods
+    }
 
 
-def ask(model: NamedModel, technique: str, method: str, benchmark: NamedBenchmark) -> Question:
+def build_question(
+    model: NamedModel, technique: str, method: str, benchmark: NamedBenchmark
+) -> Question:
     """A question, with the bits, removed share and group that are usual.
 
     Raises:
         InputError: for a technique that has no name here.
     """
-    of = technique_named(technique)
+    spec = technique_named(technique)
     method = _spellings().get(method) or _spellings().get(method.casefold(), method)
-    nominal = (of.weight_bits, of.removed, group_size(of.group or ""))
-    bits, removed, group = usual().get((technique, method), nominal)
-    sibling_b = size_in(method) if of.kind == "distillation" else None
+    nominal = (spec.weight_bits, spec.removed, scale_group_size(spec.group or ""))
+    bits, removed, group = typical_settings().get((technique, method), nominal)
+    sibling_b = size_in(method) if spec.kind == "distillation" else None
     if sibling_b is not None and model.parameters_b:
         removed = min(max(1 - sibling_b / model.parameters_b, 0.05), 0.98)
-    return Question(model, technique, of, method, benchmark, bits, removed, group)
+    return Question(model, technique, spec, method, benchmark, bits, removed, group)
 
 
 def method_words(method: str) -> list[str]:
@@ -132,46 +136,46 @@ def method_words(method: str) -> list[str]:
 def method_class(method: str) -> str:
     """What a method does about rounding; "" where its name does not tell."""
     parts = set(method_words(method))
-    classes = words().method_classes
-    return next((one.name for one in classes if parts.intersection(one.words)), "")
+    classes = naming_words().method_classes
+    return next((rounding.name for rounding in classes if parts.intersection(rounding.words)), "")
 
 
-def terms(asked: Question) -> Iterator[Term]:
+def question_terms(question: Question) -> Iterator[Term]:
     """Terms of a question: name, level and multiplier."""
-    yield from _treatment(asked)
-    yield from _method(asked)
-    yield from _model(asked)
-    yield from _benchmark(asked)
+    yield from _treatment_terms(question)
+    yield from _method_terms(question)
+    yield from _model_terms(question)
+    yield from _benchmark_terms(question)
 
 
-def text_of(asked: Question) -> str:
+def question_outcome(question: Question) -> str:
     """What is measured: tasks, perplexity or divergence."""
-    return asked.benchmark.kind if asked.benchmark.likelihood else "tasks"
+    return question.benchmark.kind if question.benchmark.likelihood else "tasks"
 
 
-def _treatment(asked: Question) -> Iterator[Term]:
-    text = text_of(asked)
+def _treatment_terms(question: Question) -> Iterator[Term]:
+    text = question_outcome(question)
     yield "text", text, 1.0
-    yield "treatment", asked.treatment, 1.0
-    yield "range × text", f"{asked.range}|{text}", 1.0
-    yield "technique", asked.technique, 1.0
-    yield "technique × text", f"{asked.technique}|{text}", 1.0
-    if asked.quantised:
-        for knot, share in _between(asked.weight_bits):
+    yield "treatment", question.treatment, 1.0
+    yield "range × text", f"{question.range}|{text}", 1.0
+    yield "technique", question.technique, 1.0
+    yield "technique × text", f"{question.technique}|{text}", 1.0
+    if question.quantised:
+        for knot, share in _interpolation_knots(question.weight_bits):
             yield "bits", knot, share
-        yield "bits × text", text, asked.weight_bits - 4
-        if asked.of.act_bits < 16:
-            yield "activations", f"{asked.of.act_bits:g}", 1.0
-    if asked.of.kv_bits < 16:
-        yield "cache", f"{asked.of.kv_bits:g}", 1.0
-        yield "bits of cache", text, asked.of.kv_bits - 4
-    if asked.removed > 0:
-        yield "removed", asked.treatment, math.log(asked.removed / (1 - asked.removed))
-    if asked.group > 0 and asked.quantised and asked.weight_bits < 8:
-        yield "group", "", math.log2(asked.group / NOMINAL_GROUP)
+        yield "bits × text", text, question.weight_bits - 4
+        if question.of.act_bits < 16:
+            yield "activations", f"{question.of.act_bits:g}", 1.0
+    if question.of.kv_bits < 16:
+        yield "cache", f"{question.of.kv_bits:g}", 1.0
+        yield "bits of cache", text, question.of.kv_bits - 4
+    if question.removed > 0:
+        yield "removed", question.treatment, math.log(question.removed / (1 - question.removed))
+    if question.group > 0 and question.quantised and question.weight_bits < 8:
+        yield "group", "", math.log2(question.group / NOMINAL_GROUP)
 
 
-def _between(bits: float) -> Iterator[tuple[str, float]]:
+def _interpolation_knots(bits: float) -> Iterator[tuple[str, float]]:
     """The knots on both sides, with the share of each."""
     bits = min(max(bits, KNOTS[0]), KNOTS[-1])
     low, high = next(pair for pair in pairwise(KNOTS) if pair[0] <= bits <= pair[1])
@@ -182,55 +186,55 @@ def _between(bits: float) -> Iterator[tuple[str, float]]:
         yield f"{high:g}", share
 
 
-def _method(asked: Question) -> Iterator[Term]:
-    text, method = text_of(asked), asked.method
+def _method_terms(question: Question) -> Iterator[Term]:
+    text, method = question_outcome(question), question.method
     if not method:
         yield from (("method", "", 1.0), ("word", "", 1.0), ("word × range", "", 1.0))
         return
     kind = method_class(method)
     yield "class", kind, 1.0
-    yield "class × range", f"{kind}|{asked.range}", 1.0
+    yield "class × range", f"{kind}|{question.range}", 1.0
     yield "method", method, 1.0
-    yield "method × technique", f"{method}|{asked.technique}", 1.0
-    yield "method × benchmark", f"{method}|{asked.benchmark.name}", 1.0
-    yield "method × series", f"{method}|{asked.model.series}", 1.0
+    yield "method × technique", f"{method}|{question.technique}", 1.0
+    yield "method × benchmark", f"{method}|{question.benchmark.name}", 1.0
+    yield "method × series", f"{method}|{question.model.series}", 1.0
     for word in method_words(method):
         yield "word", word, 1.0
-        yield "word × range", f"{word}|{asked.range}", 1.0
+        yield "word × range", f"{word}|{question.range}", 1.0
         yield "word × text", f"{word}|{text}", 1.0
 
 
-def log_size(asked: Question) -> float:
+def log_size(question: Question) -> float:
     """Logarithm of the parameters, 0 at the usual size."""
-    size_b = min(max(asked.model.parameters_b or USUAL_B, SIZES_B[0]), SIZES_B[1])
+    size_b = min(max(question.model.parameters_b or USUAL_B, SIZES_B[0]), SIZES_B[1])
     return math.log(size_b / USUAL_B)
 
 
-def _model(asked: Question) -> Iterator[Term]:
-    model, text, size = asked.model, text_of(asked), log_size(asked)
+def _model_terms(question: Question) -> Iterator[Term]:
+    model, text, size = question.model, question_outcome(question), log_size(question)
     yield "size", "", size
     yield "size × text", text, size
     yield "series", model.series, 1.0
     yield "model", model.name, 1.0
-    yield "model × range", f"{model.name}|{asked.range}", 1.0
-    yield "model × technique", f"{model.name}|{asked.technique}", 1.0
-    yield "model × method", f"{model.name}|{asked.method}", 1.0
+    yield "model × range", f"{model.name}|{question.range}", 1.0
+    yield "model × technique", f"{model.name}|{question.technique}", 1.0
+    yield "model × method", f"{model.name}|{question.method}", 1.0
 
 
-def _benchmark(asked: Question) -> Iterator[Term]:
-    benchmark = asked.benchmark
+def _benchmark_terms(question: Question) -> Iterator[Term]:
+    benchmark = question.benchmark
     yield "kind", benchmark.kind, 1.0
-    yield "kind × range", f"{benchmark.kind}|{asked.range}", 1.0
+    yield "kind × range", f"{benchmark.kind}|{question.range}", 1.0
     if benchmark.long_chain:
-        yield "long chain × range", asked.range, 1.0
+        yield "long chain × range", question.range, 1.0
     if benchmark.of_kind:
         return
     stem = benchmark.stem
     yield "benchmark", benchmark.name, 1.0
-    yield "stem × range", f"{stem}|{asked.range}", 1.0
+    yield "stem × range", f"{stem}|{question.range}", 1.0
     if not benchmark.likelihood:
-        yield "stem × size", stem, log_size(asked)
-    yield "stem × technique", f"{stem}|{asked.technique}", 1.0
-    yield "stem × line", f"{stem}|{asked.model.line}", 1.0
-    yield "stem × series", f"{stem}|{asked.model.series}", 1.0
-    yield "stem × model", f"{stem}|{asked.model.name}", 1.0
+        yield "stem × size", stem, log_size(question)
+    yield "stem × technique", f"{stem}|{question.technique}", 1.0
+    yield "stem × line", f"{stem}|{question.model.line}", 1.0
+    yield "stem × series", f"{stem}|{question.model.series}", 1.0
+    yield "stem × model", f"{stem}|{question.model.name}", 1.0

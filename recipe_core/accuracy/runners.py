@@ -49,7 +49,7 @@ class _File(_Data):
 
     @model_validator(mode="after")
     def _known(self) -> _File:
-        wrapped = {one.wraps for one in self.runners.values() if one.wraps}
+        wrapped = {entry.wraps for entry in self.runners.values() if entry.wraps}
         if missing := sorted(wrapped - set(self.runners)):
             raise ValueError(f"{missing[0]!r} is wrapped but is not a runner")
         return self

@@ -44,10 +44,10 @@ class _Row(BaseModel):
     def agrees(self, scheme: str, name: str, dtype: str) -> bool:
         """Whether the row speaks of such a checkpoint."""
         patterns = ((self.scheme, scheme), (self.name, name))
-        named = all(
+        patterns_match = all(
             pattern is None or re.search(pattern, text, re.IGNORECASE) for pattern, text in patterns
         )
-        return named and self.dtype in (None, dtype)
+        return patterns_match and self.dtype in (None, dtype)
 
     def technique_of(self, scheme: str) -> str:
         """The technique, with the groups of the scheme that it names; "" without."""
@@ -66,7 +66,7 @@ class _File(BaseModel):
 
 
 @cache
-def _rows() -> tuple[_Row, ...]:
+def _scheme_rows() -> tuple[_Row, ...]:
     rows = FILE.read_as(_File).rows
     for row in rows:
         if row.technique is not None and "\\" not in row.technique:
@@ -74,12 +74,12 @@ def _rows() -> tuple[_Row, ...]:
     return rows
 
 
-def making(model: ModelSpec) -> Making:
+def checkpoint_making(model: ModelSpec) -> Making:
     """How a quantised checkpoint was made; nothing is known of one that is not quantised."""
     stored = model.quantization
     if stored is None:
         return Making()
-    rows = [row for row in _rows() if row.agrees(stored.scheme, model.name, stored.dtype)]
+    rows = [row for row in _scheme_rows() if row.agrees(stored.scheme, model.name, stored.dtype)]
     return Making(
         next((row.method for row in rows if row.method is not None), ""),
         next((row.weights_only for row in rows if row.weights_only is not None), False),
@@ -96,31 +96,31 @@ def weight_technique(dtype: str, *, computed: bool) -> str:
     Raises:
         KeyError: for a format that no technique is, such as one of 16 bit.
     """
-    alone = {name: of for name, of in techniques().items() if _is_format(of, dtype)}
-    narrow = {name: of for name, of in alone.items() if of.act_bits < 16}
-    wide = {name: of for name, of in alone.items() if of.act_bits >= 16}
-    for among in (narrow, wide) if computed else (wide, narrow):
-        if among:
-            return next(iter(among))
+    alone = {name: spec for name, spec in techniques().items() if _is_weight_format(spec, dtype)}
+    narrow = {name: spec for name, spec in alone.items() if spec.act_bits < 16}
+    wide = {name: spec for name, spec in alone.items() if spec.act_bits >= 16}
+    for candidates in (narrow, wide) if computed else (wide, narrow):
+        if candidates:
+            return next(iter(candidates))
     raise KeyError(dtype)
 
 
-def _is_format(of: Technique, dtype: str) -> bool:
+def _is_weight_format(spec: Technique, dtype: str) -> bool:
     """Whether a technique is a format of weights alone: no cache format, nothing removed."""
     stored = "fp8" if dtype.startswith("fp8") else dtype
-    return of.weight_dtype == stored and of.kv_bits >= 16 and not of.removed
+    return spec.weight_dtype == stored and spec.kv_bits >= 16 and not spec.removed
 
 
 @cache
 def cache_technique(dtype: str) -> str:
     """The technique that keeps the cache in a format of plans; KeyError where none is."""
-    for name, of in techniques().items():
-        if of.kind == "kv cache" and of.kv_dtype == dtype:
+    for name, spec in techniques().items():
+        if spec.kind == "kv cache" and spec.kv_dtype == dtype:
             return name
     raise KeyError(dtype)
 
 
-def together(weights: str, cached: str) -> tuple[str, ...]:
+def joint_techniques(weights: str, cached: str) -> tuple[str, ...]:
     """Techniques of weights and cache: one where published tables have both as one."""
     if weights and technique(weights).kv_bits < 16:
         return (weights,)

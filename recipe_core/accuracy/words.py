@@ -60,5 +60,5 @@ class Words(Sourced):
 
 
 @cache
-def words() -> Words:
+def naming_words() -> Words:
     return FILE.read_as(Words)

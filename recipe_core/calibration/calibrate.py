@@ -81,10 +81,10 @@ def calibration_at(path: Path | None) -> Overlay:
     Raises:
         InputError: where it is damaged, or switched off.
     """
-    return Overlay.at(place_of(path))
+    return Overlay.at(resolve_calibration_path(path))
 
 
-def place_of(path: Path | None) -> Path:
+def resolve_calibration_path(path: Path | None) -> Path:
     """Where a calibration lies: at a stated path, or by default this machine's.
 
     Raises:
@@ -100,7 +100,7 @@ def place_of(path: Path | None) -> Path:
     return place
 
 
-def calibrate(
+def calibrate_from_files(
     measurements: Sequence[Path], into: Path | None = None, *, dry: bool = False
 ) -> Knowledge:
     """Store what files and bundles measured in a calibration.

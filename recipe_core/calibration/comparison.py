@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from recipe_core.calibration.residuals import Measured, learn
+from recipe_core.calibration.residuals import Measured, learn_corrections
 from recipe_core.estimates.columns.corrections import Corrections, version_in_text
 from recipe_core.estimates.columns.standing import without_corrections
 from recipe_core.plans.plans import estimate_batch
@@ -81,8 +81,8 @@ def compare_runs(runs: Sequence[Measured], *, folders: bool = True) -> RunsCompa
         InputError: for more runs than count.
     """
     with without_corrections():
-        learned = learn(runs, folders=folders)
-        left_out = {one.name: one.reason for one in learned.left_out}
+        learned = learn_corrections(runs, folders=folders)
+        left_out = {run.name: run.reason for run in learned.left_out}
         sound = [run for run in runs if run.name not in left_out]
         plain = estimate_batch([dict(run.request) for run in sound])
         corrected = _without_themselves(sound, learned)
@@ -90,7 +90,7 @@ def compare_runs(runs: Sequence[Measured], *, folders: bool = True) -> RunsCompa
         tuple(
             figure
             for run, before, after in zip(sound, plain, corrected, strict=True)
-            for figure in _figures(run, before, after)
+            for figure in _compare_run_figures(run, before, after)
         ),
         left_out,
     )
@@ -102,19 +102,19 @@ def _without_themselves(runs: Sequence[Measured], learned: Corrections) -> list[
     for start in range(min(FOLDS, len(runs))):
         group = runs[start::FOLDS]
         names = {run.name for run in group}
-        others = tuple(run for run in learned.runs if run.name not in names)
-        taught = Corrections(learned.prior, others) if others else None
+        other_runs = tuple(run for run in learned.runs if run.name not in names)
+        taught = Corrections(learned.prior, other_runs) if other_runs else None
         estimates = estimate_batch([dict(run.request) for run in group], taught)
         answers |= {run.name: estimate for run, estimate in zip(group, estimates, strict=True)}
     return [answers[run.name] for run in runs]
 
 
-def _figures(
+def _compare_run_figures(
     run: Measured, before: Mapping[str, Any], after: Mapping[str, Any]
 ) -> Iterator[ComparedFigure]:
     for figure in ("ttft_s", "tpot_s", "request_latency_s", "output_tokens_per_s", "step_s"):
         measured = getattr(run, figure)
-        formulas, corrected = _prediction(before, figure), _prediction(after, figure)
+        formulas, corrected = _figure_prediction(before, figure), _figure_prediction(after, figure)
         if measured is None or formulas is None or corrected is None:
             continue
         parts = (before.get("breakdown_s") or {}).get(PARTS.get(figure, ""), {})
@@ -141,7 +141,7 @@ def _model_name(model: Any) -> str:
     return str(model).rstrip("/").rpartition("/")[2]
 
 
-def _prediction(estimate: Mapping[str, Any], figure: str) -> Prediction | None:
+def _figure_prediction(estimate: Mapping[str, Any], figure: str) -> Prediction | None:
     kind = "training" if figure == "step_s" else "serving"
     value = (estimate.get(kind) or {}).get(figure)
     band = (estimate.get("bands") or {}).get(figure)

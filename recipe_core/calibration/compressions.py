@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from recipe_core.accuracy.accuracy import retained
+from recipe_core.accuracy.accuracy import estimate_retained
 from recipe_core.accuracy.checkpoints import MeasuredCompression
-from recipe_core.accuracy.own import PERPLEXITY, with_own
+from recipe_core.accuracy.own import PERPLEXITY, with_own_figure
 from recipe_core.accuracy.retained import Retained
 from recipe_core.base.errors import RecipeError
 
@@ -37,31 +37,33 @@ class ComparedCompression:
     def to_json(self) -> dict[str, Any]:
         """Plain values; null where nothing is expected."""
         return {
-            "perplexity": _figures(self.perplexity),
+            "perplexity": _retained_values(self.perplexity),
             "in_band": self.in_band,
-            "accuracy": _figures(self.tasks),
-            "accuracy_with_it": _figures(self.tasks_now),
+            "accuracy": _retained_values(self.tasks),
+            "accuracy_with_it": _retained_values(self.tasks_now),
         }
 
 
-def _figures(kept: Retained) -> dict[str, float] | None:
-    return dict(kept.to_json()["retained"]) if kept.known else None
+def _retained_values(retention: Retained) -> dict[str, float] | None:
+    return dict(retention.to_json()["retained"]) if retention.known else None
 
 
 def compare_compressions(runs: Iterable[MeasuredCompression]) -> list[ComparedCompression]:
     """Each measured checkpoint beside what was expected of it, in order."""
-    return [_compared(run) for run in runs]
+    return [_compare_compression(run) for run in runs]
 
 
-def _compared(run: MeasuredCompression) -> ComparedCompression:
-    tasks = _expected(run, "")
-    moved = with_own(tasks, [run], run.model, run.technique)
-    return ComparedCompression(run, _expected(run, PERPLEXITY), tasks, moved)
+def _compare_compression(run: MeasuredCompression) -> ComparedCompression:
+    tasks = _published_expectation(run, "")
+    moved = with_own_figure(tasks, [run], run.model, run.technique)
+    return ComparedCompression(run, _published_expectation(run, PERPLEXITY), tasks, moved)
 
 
-def _expected(run: MeasuredCompression, benchmark: str) -> Retained:
+def _published_expectation(run: MeasuredCompression, benchmark: str) -> Retained:
     """By published figures; unknown for a technique that this version does not know."""
     try:
-        return retained(run.model, run.technique, method=run.method, benchmark=benchmark, nearest=1)
+        return estimate_retained(
+            run.model, run.technique, method=run.method, benchmark=benchmark, nearest=1
+        )
     except RecipeError as error:
         return Retained(math.nan, math.nan, math.nan, error.message, known=False)

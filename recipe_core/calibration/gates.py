@@ -76,7 +76,7 @@ def pinned_version(run: Measured) -> str:
     return ""
 
 
-def expiry(run: Measured, assumed: str, added: datetime.date, today: datetime.date) -> str:
+def expiry_reason(run: Measured, assumed: str, added: datetime.date, today: datetime.date) -> str:
     """Why a run no longer counts by age or by its engine; empty while it does.
 
     Args:
@@ -94,7 +94,7 @@ def expiry(run: Measured, assumed: str, added: datetime.date, today: datetime.da
     return ""
 
 
-def soundness(run: Measured) -> str:
+def unsound_reason(run: Measured) -> str:
     """Why a measurement cannot be relied on, whatever it says; empty where it can."""
     if run.excluded:
         return f"excluded: {run.excluded}"
@@ -111,7 +111,7 @@ def soundness(run: Measured) -> str:
 def driver_expiries(runs: Sequence[Measured], added: Sequence[datetime.date]) -> list[str]:
     """Why runs no longer count by driver: a later run of the machine and device ran another."""
     newest: dict[tuple[str, str], tuple[datetime.date, str]] = {}
-    places = [(run.machine, _device(run)) for run in runs]
+    places = [(run.machine, _run_device(run)) for run in runs]
     days = [run.date or day for run, day in zip(runs, added, strict=True)]
     for run, place, day in zip(runs, places, days, strict=True):
         if run.driver and day >= newest.get(place, (datetime.date.min, ""))[0]:
@@ -124,7 +124,7 @@ def driver_expiries(runs: Sequence[Measured], added: Sequence[datetime.date]) ->
     return out
 
 
-def _device(run: Measured) -> str:
+def _run_device(run: Measured) -> str:
     hardware = run.request.get("hardware")
     return str(hardware.get("device")) if isinstance(hardware, Mapping) else ""
 
@@ -144,26 +144,28 @@ def odd_runs(learned: Corrections, order: Mapping[str, int]) -> dict[str, str]:
     for run in learned.runs:
         by_device[run.setting.cluster.device.digest].append(run)
     for runs in by_device.values():
-        left, waiting = list(runs), []
-        while left and (odd := _oddest(DeviceRuns(learned.prior, left), left, order)):
+        remaining, waiting = list(runs), []
+        while remaining and (
+            odd := _oddest_run(DeviceRuns(learned.prior, remaining), remaining, order)
+        ):
             out[odd[0].name] = odd[1]
-            left.remove(odd[0])
+            remaining.remove(odd[0])
             waiting.append(odd[0])
         for run in waiting:
-            others = [other for other in waiting if other is not run]
-            if any(_agree(learned.prior, run, other) for other in others):
+            peers = [peer for peer in waiting if peer is not run]
+            if any(_runs_agree(learned.prior, run, peer) for peer in peers):
                 out.pop(run.name, None)
     return out
 
 
-def _agree(prior: Prior, one: OwnRun, other: OwnRun) -> bool:
+def _runs_agree(prior: Prior, run: OwnRun, peer: OwnRun) -> bool:
     """Whether a run tells of another, and neither is odd beside the other."""
-    device = DeviceRuns(prior, [one, other])
-    told, deviation = _deviations(device)
-    return bool(told.all() and (deviation <= ODD).all())
+    device = DeviceRuns(prior, [run, peer])
+    predictable, deviation = _leave_one_out_deviations(device)
+    return bool(predictable.all() and (deviation <= ODD).all())
 
 
-def _deviations(device: DeviceRuns) -> tuple[Bool, Float]:
+def _leave_one_out_deviations(device: DeviceRuns) -> tuple[Bool, Float]:
     """Whether the other runs tell of each figure, and its standard deviations from what they say.
 
     The figures of a run are left out together: with ``A`` the inverse of the covariance, what the
@@ -171,35 +173,37 @@ def _deviations(device: DeviceRuns) -> tuple[Bool, Float]:
     """
     covariance, inverse = device.covariance, np.linalg.inv(device.covariance)
     solved = inverse @ device.shown
-    told, deviation = np.zeros(len(solved), dtype=np.bool_), np.zeros(len(solved))
+    predictable, deviation = np.zeros(len(solved), dtype=np.bool_), np.zeros(len(solved))
     for run in range(len(device.labels)):
-        mine = np.flatnonzero(device.row == run)
-        left = np.linalg.inv(inverse[np.ix_(mine, mine)])
-        told[mine] = np.diag(left) <= TELLS * np.diag(covariance)[mine]
-        deviation[mine] = np.abs(left @ solved[mine]) / np.sqrt(np.diag(left))
-    return told, deviation
+        figures = np.flatnonzero(device.row == run)
+        unexplained = np.linalg.inv(inverse[np.ix_(figures, figures)])
+        predictable[figures] = np.diag(unexplained) <= TELLS * np.diag(covariance)[figures]
+        deviation[figures] = np.abs(unexplained @ solved[figures]) / np.sqrt(np.diag(unexplained))
+    return predictable, deviation
 
 
-def _oddest(
+def _oddest_run(
     device: DeviceRuns, runs: Sequence[OwnRun], order: Mapping[str, int]
 ) -> tuple[OwnRun, str] | None:
     """The run that contradicts the others most, and how; None where none does."""
-    told, off = _deviations(device)
+    predictable, off = _leave_one_out_deviations(device)
     size = np.abs(device.shown)
-    alone = ~told & (size > np.log(TENFOLD))
-    deviation = np.where(told, off, np.where(alone, ODD + size, 0.0))
+    alone = ~predictable & (size > np.log(TENFOLD))
+    deviation = np.where(predictable, off, np.where(alone, ODD + size, 0.0))
     if not (deviation > ODD).any():
         return None
     # runs that contradict each other deviate alike: of them the latest
     worst = np.flatnonzero(deviation >= max(ALIKE * float(deviation.max()), ODD)).tolist()
     figure = max(worst, key=lambda k: (order.get(runs[int(device.row[k])].name, 0), deviation[k]))
     factor = float(np.exp(device.shown[figure]))
-    against = "which the other runs contradict" if told[figure] else "and no other run says so"
+    against = (
+        "which the other runs contradict" if predictable[figure] else "and no other run says so"
+    )
     reason = f"{factor:.3g} times the estimate, {against}; held until a second run agrees"
     return runs[int(device.row[figure])], reason
 
 
-def other_version(run: Measured, assumed: str, peers: Sequence[Measured]) -> str:
+def unconfirmed_version_reason(run: Measured, assumed: str, peers: Sequence[Measured]) -> str:
     """Why a run of another version than estimates assume waits; empty where one confirms it.
 
     ``peers``: other sound runs. One of the same engine, version and device confirms that it is
@@ -210,14 +214,14 @@ def other_version(run: Measured, assumed: str, peers: Sequence[Measured]) -> str
         return ""
     if any(
         version_in_text(peer.version) == ran
-        and _device(peer) == _device(run)
-        and _engine(peer) == _engine(run)
+        and _run_device(peer) == _run_device(run)
+        and _run_engine(peer) == _run_engine(run)
         for peer in peers
     ):
         return ""
     return f"ran version {ran}, estimates assume {assumed}; held until a second run agrees"
 
 
-def _engine(run: Measured) -> str:
+def _run_engine(run: Measured) -> str:
     candidate = run.request.get("candidate")
     return str(candidate.get("engine")) if isinstance(candidate, Mapping) else ""

@@ -70,27 +70,27 @@ def learned_numbers(corrections: Corrections) -> list[LearnedNumber]:
     return [
         number
         for runs in by_device.values()
-        for number in _numbers(DeviceRuns(corrections.prior, runs), runs)
+        for number in _learn_device_numbers(DeviceRuns(corrections.prior, runs), runs)
     ]
 
 
-def _numbers(device: DeviceRuns, runs: Sequence[OwnRun]) -> Iterator[LearnedNumber]:
+def _learn_device_numbers(device: DeviceRuns, runs: Sequence[OwnRun]) -> Iterator[LearnedNumber]:
     solved, inverse = device.believed
     shared = device.with_each_other()
     for level, scope in enumerate(WIDE_TO_NARROW[:-1]):  # loads have no names
-        share, seen = getattr(device.prior.shares, scope), set[bytes]()
+        share, listed_groups = getattr(device.prior.shares, scope), set[bytes]()
         for first in range(len(runs)):
             members = shared[level, first] > 0
-            if not share or members.tobytes() in seen:
+            if not share or members.tobytes() in listed_groups:
                 continue
-            seen.add(members.tobytes())
+            listed_groups.add(members.tobytes())
             names = tuple(run.name for run, member in zip(runs, members, strict=True) if member)
             for k, scale in enumerate(SCALES):
                 variance = share * float(device.priors[k])
                 tells = members[device.row] * device.weights[:, k] * variance
                 effect = float(tells @ solved)
-                left = max(variance - float(tells @ inverse @ tells), 0.0)
-                weight = 1 - left / variance
+                posterior_variance = max(variance - float(tells @ inverse @ tells), 0.0)
+                weight = 1 - posterior_variance / variance
                 if weight < SETTLED:
                     continue
                 yield LearnedNumber(
@@ -98,8 +98,8 @@ def _numbers(device: DeviceRuns, runs: Sequence[OwnRun]) -> Iterator[LearnedNumb
                     scope=scope,
                     of=_scope_names(runs[first], scope),
                     factor=float(np.exp(effect)),
-                    low=float(np.exp(effect - Z80 * np.sqrt(left))),
-                    high=float(np.exp(effect + Z80 * np.sqrt(left))),
+                    low=float(np.exp(effect - Z80 * np.sqrt(posterior_variance))),
+                    high=float(np.exp(effect + Z80 * np.sqrt(posterior_variance))),
                     weight=weight,
                     runs=names,
                 )
@@ -159,9 +159,9 @@ def left_one_out(measured: Sequence[Measured], corrections: Corrections) -> tupl
     figures = {run.name: run for run in measured}
     ratios: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for run in corrections.runs[-MOST_LEFT_OUT:]:
-        others = tuple(other for other in corrections.runs if other is not run)
-        before = _estimated(run, None)
-        after = _estimated(run, replace(corrections, runs=others))
+        other_runs = tuple(other_run for other_run in corrections.runs if other_run is not run)
+        before = _estimate_own_run(run, None)
+        after = _estimate_own_run(run, replace(corrections, runs=other_runs))
         for figure in FIGURES:
             value = getattr(figures[run.name], figure)
             if value:
@@ -174,17 +174,17 @@ def left_one_out(measured: Sequence[Measured], corrections: Corrections) -> tupl
     return tuple(out)
 
 
-def _estimated(run: OwnRun, corrections: Corrections | None) -> dict[str, float]:
+def _estimate_own_run(run: OwnRun, corrections: Corrections | None) -> dict[str, float]:
     """The figures of a run's own case, corrected as if its version were the assumed one."""
     setting = run.setting
     if corrections is not None:
-        setting = replace(setting, correction=corrections.of(as_ran(setting, run.version)))
+        setting = replace(setting, correction=corrections.of(setting_as_ran(setting, run.version)))
     served = estimate_serving(setting, stack_serving_cases([run.case])).serving
     values: dict[str, Float] = {figure: getattr(served, figure) for figure in FIGURES}
     return {figure: float(value[0]) for figure, value in values.items()}
 
 
-def as_ran(setting: Setting, version: str) -> Setting:
+def setting_as_ran(setting: Setting, version: str) -> Setting:
     """A setting whose labels are those of the version that really ran."""
     engine = setting.engine.model_copy(update={"version": version, "as_of": None})
     return replace(setting, engine=engine)

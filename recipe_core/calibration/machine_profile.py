@@ -20,7 +20,7 @@ from typing import Any
 from recipe_core import __version__
 from recipe_core.base.documents import parse_yaml, read_text, to_yaml, write_whole
 from recipe_core.base.errors import InputError, NoAnswer, RecipeError
-from recipe_core.calibration.roofline_fit import Fitted, fit_roofline
+from recipe_core.calibration.roofline_fit import RooflineFit, fit_roofline
 from recipe_core.hardware.cluster import device, device_names, fabric
 from recipe_core.hardware.custom import BASE, MAX_BYTES, is_path
 from recipe_core.hardware.detect.machine import Found, detect
@@ -86,21 +86,21 @@ def profile_machine(
         hint = f"Use {LEAST_S:g} to 3600; 180 is usual."
         raise InputError(f"{total_s:g} seconds are not possible.", field="seconds", hint=hint)
     check_torch()
-    named = chosen(kind)
+    device_kind = chosen(kind)
     rates = None
     if disk is not None:
         tell(f"storage of {disk}")
         rates = measure_disk(disk)
     deadline = Deadline(total_s)
-    found = detect()
+    machine = detect()
     if ranks is None:
-        ranks = found.count if named != "cpu" else 0
-    measured = measure(named, deadline, quick=quick, ranks=ranks, tell=tell)
+        ranks = machine.count if device_kind != "cpu" else 0
+    measured = measure(device_kind, deadline, quick=quick, ranks=ranks, tell=tell)
     measured.disk = rates
-    return assembled(found, measured)
+    return assemble_profile(machine, measured)
 
 
-def assembled(found: Found, measured: Measured) -> Profiled:
+def assemble_profile(machine: Found, measured: Measured) -> Profiled:
     """The profile of a machine from what its tools tell and what was measured.
 
     Raises:
@@ -108,28 +108,32 @@ def assembled(found: Found, measured: Measured) -> Profiled:
     """
     busy = min(measured.load / measured.cpus, MOST_BUSY)
     spread = total_spread(measured, busy)
-    base = device(found.matched) if found.matched and measured.kind != "cpu" else None
-    peaks = _peaks(measured, base)
+    base = device(machine.matched) if machine.matched and measured.kind != "cpu" else None
+    peaks = _peak_rates(measured, base)
     bandwidth = base.memory_bandwidth_bytes_per_s.value if base else measured.bandwidth_bytes_per_s
-    rooflines = _rooflines(measured.points, peaks, bandwidth)
+    rooflines = _fit_rooflines(measured.points, peaks, bandwidth)
     if "gemm" not in rooflines:
         raise NoAnswer(
-            f"too few matrix products ran in the time ({_counted(measured)}).",
+            f"too few matrix products ran in the time ({_products_count_text(measured)}).",
             hint="Give it more --seconds, or profile when the machine is less busy.",
         )
-    values = _based(base, found) if base else _complete(found, measured, peaks)
+    values = (
+        _describe_known_device(base, machine)
+        if base
+        else _describe_new_device(machine, measured, peaks)
+    )
     values["roofline"] = rooflines
-    values["host"] = _host(measured, spread)
-    if transfers := _transfers(measured):
+    values["host"] = _host_entry(measured, spread)
+    if transfers := _transfer_entries(measured):
         values["transfers"] = transfers
     if measured.disk:
-        values["disk"] = _disk(measured.disk)
+        values["disk"] = _disk_entry(measured.disk)
     inside = fabric(base.node.fabric if base else values["node"]["fabric"])
-    if reached := collectives_of(measured.collectives, inside):
+    if reached := fit_collectives(measured.collectives, inside):
         values.setdefault("node", {})["collectives"] = {
-            name: _figure(value) for name, value in reached.items()
+            name: _measured_figure(value) for name, value in reached.items()
         }
-    values["sources"] = {**values.get("sources", {}), SOURCE: _source(found, measured)}
+    values["sources"] = {**values.get("sources", {}), SOURCE: _profile_source(machine, measured)}
     return Profiled(values, device(values), measured, spread, busy)
 
 
@@ -150,7 +154,7 @@ def total_spread(measured: Measured, busy: float) -> float:
     return round(min(math.hypot(spread, drift, math.log1p(busy) / 2), 2.0), 4)
 
 
-def _host(measured: Measured, spread: float) -> dict[str, Any]:
+def _host_entry(measured: Measured, spread: float) -> dict[str, Any]:
     """How slow the host is; as the reference for an accelerator.
 
     What engines spend on the host of an accelerator was measured on hosts of such machines, not on
@@ -165,7 +169,10 @@ def _host(measured: Measured, spread: float) -> dict[str, Any]:
     note = f"{steps}; request {times.request_s * 1e3:.1f} ms; {times.rounds} rounds; "
     note += f"load {measured.load:.2f} on {measured.cpus} processors before"
     return {
-        **{name: _rounded(min(max(value, 0.01), 1000.0)) for name, value in asdict(slow).items()},
+        **{
+            name: _round_profile_figure(min(max(value, 0.01), 1000.0))
+            for name, value in asdict(slow).items()
+        },
         "spread": spread,
         "source": SOURCE,
         "status": "measured",
@@ -173,7 +180,7 @@ def _host(measured: Measured, spread: float) -> dict[str, Any]:
     }
 
 
-def _peaks(measured: Measured, base: Device | None) -> dict[Dtype, float]:
+def _peak_rates(measured: Measured, base: Device | None) -> dict[Dtype, float]:
     """Rates that products are held against: the base's, else the best measured one."""
     peaks: dict[Dtype, float] = {}
     for point in measured.points:
@@ -186,7 +193,7 @@ def _peaks(measured: Measured, base: Device | None) -> dict[Dtype, float]:
     return peaks
 
 
-def _rooflines(
+def _fit_rooflines(
     points: list[Point], peaks: Mapping[Dtype, float], bandwidth: float
 ) -> dict[str, dict[str, Any]]:
     """Fitted numbers by family and dtype; the first format stands for all that have none."""
@@ -199,24 +206,24 @@ def _rooflines(
             continue
         fitted = fit_roofline(group, peaks[dtype], bandwidth)
         if fitted:
-            sections.setdefault(family, {})[dtype] = _numbers(fitted)
+            sections.setdefault(family, {})[dtype] = _roofline_entry(fitted)
     return sections
 
 
-def _numbers(fitted: Fitted) -> dict[str, Any]:
+def _roofline_entry(fitted: RooflineFit) -> dict[str, Any]:
     note = f"n {fitted.points}, median error {fitted.median_error:.1%}, p90 {fitted.p90_error:.0%}"
     return {
-        "compute_efficiency": _rounded(fitted.compute_efficiency),
-        "memory_efficiency": _rounded(fitted.memory_efficiency),
-        "overhead_s": _rounded(fitted.overhead_s),
-        "smoothing": _rounded(fitted.smoothing),
+        "compute_efficiency": _round_profile_figure(fitted.compute_efficiency),
+        "memory_efficiency": _round_profile_figure(fitted.memory_efficiency),
+        "overhead_s": _round_profile_figure(fitted.overhead_s),
+        "smoothing": _round_profile_figure(fitted.smoothing),
         "source": SOURCE,
         "status": "fitted",
         "note": note,
     }
 
 
-def _based(base: Device, found: Found) -> dict[str, Any]:
+def _describe_known_device(base: Device, machine: Found) -> dict[str, Any]:
     """What names a device that a shipped profile describes; the rest is the base's."""
     values: dict[str, Any] = {
         "schema_version": 1,
@@ -224,51 +231,53 @@ def _based(base: Device, found: Found) -> dict[str, Any]:
         "title": f"{base.title}, measured here"[:300],
         BASE: base.name,
     }
-    if read := found.profile.get("memory_bytes"):
+    if read := machine.profile.get("memory_bytes"):
         values["memory_bytes"] = {**read, "source": SOURCE}
     return values
 
 
-def _complete(found: Found, measured: Measured, peaks: Mapping[Dtype, float]) -> dict[str, Any]:
+def _describe_new_device(
+    machine: Found, measured: Measured, peaks: Mapping[Dtype, float]
+) -> dict[str, Any]:
     """Every field of a device that no shipped profile describes."""
     cpu = measured.kind == "cpu"
-    title = found.host["cpu"] if cpu else found.profile["title"]
+    title = machine.host["cpu"] if cpu else machine.profile["title"]
     title = re.sub(r"[\x00-\x1f\x7f<>{}`]", " ", title).strip() or "unknown device"
-    cores = found.host["cpus"]
-    memory = found.host["memory_bytes"] if cpu else _device_memory(found)
+    cores = machine.host["cpus"]
+    memory = machine.host["memory_bytes"] if cpu else _device_memory(machine)
     if not memory:
         hint = "Write memory_bytes into a profile of your own; see docs/reference/hardware.md."
         raise NoAnswer("no tool here tells how much memory the device has.", hint=hint)
     usable = [dtype for dtype in _PRESENT if dtype in peaks]
     stored = [dtype for dtype in ("fp8", "int8") if dtype in peaks and not cpu]
-    watts = found.profile.get("tdp_watts") if not cpu else None
-    known = found.profile.get("tdp_watts") is not None and not cpu
+    watts = machine.profile.get("tdp_watts") if not cpu else None
+    tells_watts = machine.profile.get("tdp_watts") is not None and not cpu
     values: dict[str, Any] = {
         "schema_version": 1,
-        "name": own_name(f"{title}-{cores}-cores" if cpu else title),
+        "name": own_profile_name(f"{title}-{cores}-cores" if cpu else title),
         "title": f"{title}, {cores} cores, measured here"[:300] if cpu else title[:300],
         "vendor": {"cuda": "nvidia", "rocm": "amd", "cpu": "cpu"}[measured.kind],
         "runtime": measured.kind,
-        "architecture": _architecture(found, cpu),
+        "architecture": _architecture_slug(machine, cpu),
         "aliases": [title[:300]],
-        "memory_bytes": _figure(float(memory), note="as the operating system prints it"),
-        "memory_bandwidth_bytes_per_s": _figure(
+        "memory_bytes": _measured_figure(float(memory), note="as the operating system prints it"),
+        "memory_bandwidth_bytes_per_s": _measured_figure(
             measured.bandwidth_bytes_per_s,
             note=f"reading, median; spread {measured.bandwidth_timing.spread:.1%}",
         ),
         "peak_flops_per_s": {
-            dtype: _figure(rate, note="best of the measured products")
+            dtype: _measured_figure(rate, note="best of the measured products")
             for dtype, rate in peaks.items()
             if dtype in (*usable, *stored)
         },
         "weight_dtypes": [*usable, *stored],
         "kv_dtypes": [dtype for dtype in usable if dtype != "fp16" or not cpu],
         "tdp_watts": {**watts, "source": SOURCE}
-        if watts and known
-        else _assumed(WATTS_A_CORE * cores if cpu else CARD_WATTS),
+        if watts and tells_watts
+        else _assumed_figure(WATTS_A_CORE * cores if cpu else CARD_WATTS),
         "node": {
-            "devices": found.count if not cpu else 1,
-            "fabric": _fabric(found, cpu),
+            "devices": machine.count if not cpu else 1,
+            "fabric": _fabric_name(machine, cpu),
             "network": "ethernet-100",
         },
         "sources": {_ASSUMED: {"title": "order of magnitude; no tool here tells"}},
@@ -278,32 +287,32 @@ def _complete(found: Found, measured: Measured, peaks: Mapping[Dtype, float]) ->
     return values
 
 
-def _device_memory(found: Found) -> float | None:
+def _device_memory(machine: Found) -> float | None:
     """Bytes of an accelerator: as its tool prints them, else as torch sees them."""
-    for figure in (found.profile["memory_bytes"], found.allocatable_memory_bytes):
+    for figure in (machine.profile["memory_bytes"], machine.allocatable_memory_bytes):
         if figure and figure["value"]:
             return float(figure["value"])
     return None
 
 
-def _architecture(found: Found, cpu: bool) -> str:
-    word = platform.machine() if cpu else str(found.profile.get("architecture") or "unknown")
+def _architecture_slug(machine: Found, cpu: bool) -> str:
+    word = platform.machine() if cpu else str(machine.profile.get("architecture") or "unknown")
     return re.sub(r"[^a-z0-9_]", "_", word.casefold())[:32]
 
 
-def _fabric(found: Found, cpu: bool) -> str:
+def _fabric_name(machine: Found, cpu: bool) -> str:
     if cpu:
         return "shared-memory"
-    return (found.links and found.links.fabric) or "pcie4"
+    return (machine.links and machine.links.fabric) or "pcie4"
 
 
-def own_name(text: str) -> str:
+def own_profile_name(text: str) -> str:
     """A name for a profile that no shipped device has."""
     slug = re.sub(r"[^a-z0-9]+", "-", text.casefold()).strip("-")[:56].strip("-") or "device"
     return f"my-{slug}" if slug in device_names() else slug
 
 
-def collectives_of(reduced: list[Reduced], inside: Fabric) -> dict[str, float]:
+def fit_collectives(reduced: list[Reduced], inside: Fabric) -> dict[str, float]:
     """Efficiency and latencies that fit measured all-reduces best; empty without any.
 
     ``t = latency + 2·((n-1)·latency_per_rank + (n-1)/n·bytes/(bandwidth·efficiency))``, a line over
@@ -327,15 +336,15 @@ def collectives_of(reduced: list[Reduced], inside: Fabric) -> dict[str, float]:
     start_s = max(mean_y - slope * mean_x, 0.1 * min(row.seconds for row in reduced))
     factor = 2 * (ranks - 1) / ranks
     per_rank = inside.latency_per_rank_s.value if inside.latency_per_rank_s else 0.0
-    whole = inside.latency_s.value + 2 * (ranks - 1) * per_rank
+    fabric_start_s = inside.latency_s.value + 2 * (ranks - 1) * per_rank
     return {
         "efficiency": factor / slope / inside.bandwidth_bytes_per_s.value,
-        "latency_s": start_s * inside.latency_s.value / whole,
-        "latency_per_rank_s": max(start_s * per_rank / whole, 1e-12),
+        "latency_s": start_s * inside.latency_s.value / fabric_start_s,
+        "latency_per_rank_s": max(start_s * per_rank / fabric_start_s, 1e-12),
     }
 
 
-def _transfers(measured: Measured) -> dict[str, Any]:
+def _transfer_entries(measured: Measured) -> dict[str, Any]:
     rates = {
         name: getattr(measured, name)
         for name in (
@@ -345,24 +354,28 @@ def _transfers(measured: Measured) -> dict[str, Any]:
             "disk_warm_bytes_per_s",
         )
     }
-    return {name: _figure(rate) for name, rate in rates.items() if rate}
+    return {name: _measured_figure(rate) for name, rate in rates.items() if rate}
 
 
-def _disk(rates: DiskRates) -> dict[str, Any]:
+def _disk_entry(rates: DiskRates) -> dict[str, Any]:
     size = f"{rates.size_bytes / 2**20:,.0f} MiB"
-    way = (
+    read_method = (
         "past the kernel's cache" if rates.direct else "perhaps from memory: no direct reads there"
     )
     return {
-        "read_bytes_per_s": _figure(rates.read_bytes_per_s, note=f"{size} in sequence, {way}"),
-        "write_bytes_per_s": _figure(rates.write_bytes_per_s, note=f"{size}, until fsync"),
-        "window_reads_per_s": _figure(rates.window_reads_per_s, note="8 KiB of a mapped file each"),
+        "read_bytes_per_s": _measured_figure(
+            rates.read_bytes_per_s, note=f"{size} in sequence, {read_method}"
+        ),
+        "write_bytes_per_s": _measured_figure(rates.write_bytes_per_s, note=f"{size}, until fsync"),
+        "window_reads_per_s": _measured_figure(
+            rates.window_reads_per_s, note="8 KiB of a mapped file each"
+        ),
     }
 
 
-def _source(found: Found, measured: Measured) -> dict[str, Any]:
-    driver = found.versions.get("driver") or found.versions.get("ROCm")
-    words = [f"torch {measured.torch}", f"kernel {found.versions['kernel']}"]
+def _profile_source(machine: Found, measured: Measured) -> dict[str, Any]:
+    driver = machine.versions.get("driver") or machine.versions.get("ROCm")
+    words = [f"torch {measured.torch}", f"kernel {machine.versions['kernel']}"]
     words += [f"driver {driver}"] if driver and measured.kind != "cpu" else []
     load = f"load {measured.load:.2f} before and {measured.load_after:.2f} after"
     launch = f"a launch takes {measured.launch_s * 1e6:.1f} us"
@@ -373,21 +386,25 @@ def _source(found: Found, measured: Measured) -> dict[str, Any]:
     }
 
 
-def _figure(value: float, note: str | None = None) -> dict[str, Any]:
-    figure: dict[str, Any] = {"value": _rounded(value), "source": SOURCE, "status": "measured"}
+def _measured_figure(value: float, note: str | None = None) -> dict[str, Any]:
+    figure: dict[str, Any] = {
+        "value": _round_profile_figure(value),
+        "source": SOURCE,
+        "status": "measured",
+    }
     return {**figure, "note": note} if note else figure
 
 
-def _assumed(value: float) -> dict[str, Any]:
+def _assumed_figure(value: float) -> dict[str, Any]:
     return {"value": value, "source": _ASSUMED, "status": "assumed"}
 
 
-def _rounded(value: float) -> float:
+def _round_profile_figure(value: float) -> float:
     """Four significant digits; large whole numbers (bytes) as they are."""
     return float(f"{value:.4g}") if value < 1e9 or value != int(value) else float(int(value))
 
 
-def _counted(measured: Measured) -> str:
+def _products_count_text(measured: Measured) -> str:
     products = [point for point in measured.points if point.family == "gemm"]
     return f"{len(products)} in {measured.seconds:.0f} s"
 

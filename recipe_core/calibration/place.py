@@ -21,13 +21,13 @@ NONE = "none"
 def default_path(environment: Mapping[str, str] | None = None) -> Path | None:
     """Where the calibration of this machine lies, or would; None where it is switched off."""
     environment = os.environ if environment is None else environment
-    if (stated := environment.get(VARIABLE)) is not None:
-        return Path(stated).expanduser() if stated else None
+    if (configured_path := environment.get(VARIABLE)) is not None:
+        return Path(configured_path).expanduser() if configured_path else None
     data = environment.get("XDG_DATA_HOME") or "~/.local/share"
     return Path(data).expanduser() / "recipe-builder" / "calibration"
 
 
-def stamp() -> str:
+def calibration_stamp() -> str:
     """What tells the calibration of this machine apart from what it was and will be.
 
     Changes with its file, and with the day, by which runs expire. Empty where there is none.
@@ -36,13 +36,15 @@ def stamp() -> str:
     if place is None:
         return ""
     try:
-        status = file_of(place).stat()
+        status = calibration_file(place).stat()
     except OSError:
         return ""
     today = datetime.datetime.now(datetime.UTC).date()
-    return f"{file_of(place)}:{status.st_ino}:{status.st_mtime_ns}:{status.st_size}:{today}"
+    return (
+        f"{calibration_file(place)}:{status.st_ino}:{status.st_mtime_ns}:{status.st_size}:{today}"
+    )
 
 
-def file_of(path: Path) -> Path:
+def calibration_file(path: Path) -> Path:
     """The file of a calibration, which is a folder or one ``.json`` file."""
     return path if path.suffix == ".json" else path / FILE

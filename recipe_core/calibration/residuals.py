@@ -85,11 +85,11 @@ class Measured:
             request_latency_s=latency_s,
             output_tokens_per_s=rate,
             excluded=run.exclude,
-            date=_day(run.date),
+            date=_parse_table_date(run.date),
         )
 
 
-def _day(text: str) -> datetime.date | None:
+def _parse_table_date(text: str) -> datetime.date | None:
     """The day that a table states; None for another text, as tables may hold any."""
     try:
         return datetime.date.fromisoformat(text[:10])
@@ -98,15 +98,15 @@ def _day(text: str) -> datetime.date | None:
 
 
 @cache
-def prior() -> Prior:
+def shipped_prior() -> Prior:
     return Prior.model_validate(read_shipped(Path(__file__).with_suffix(".yaml")))
 
 
-def learn(
+def learn_corrections(
     measured: Iterable[Measured],
     *,
     folders: bool = True,
-    known: Prior | None = None,
+    prior_belief: Prior | None = None,
     compressed: Iterable[MeasuredCompression] = (),
 ) -> Corrections:
     """What runs teach. Runs that cannot be estimated are left out, each with its reason.
@@ -120,7 +120,7 @@ def learn(
     Raises:
         InputError: for more than ``MAX_RUNS`` runs.
     """
-    runs = _distinct(measured)
+    runs = _drop_repeated_runs(measured)
     if len(runs) > MAX_RUNS:
         raise InputError(
             f"{len(runs):,} own runs are given; at most {MAX_RUNS:,} are used.",
@@ -133,12 +133,12 @@ def learn(
         if run.excluded:
             continue
         try:
-            problem, setting, case = _case(run, folders)
+            problem, setting, case = _resolve_measured_case(run, folders)
         except RecipeError as error:
             left_out[run.name] = error.message
         else:
             pairs[shared_key(problem, setting)].append((run, problem, setting, case))
-    own: dict[str, OwnRun] = {}
+    own_runs: dict[str, OwnRun] = {}
     for members in pairs.values():
         _, problem, setting, _ = members[0]
         plan = plan_cases(problem, setting, stack_serving_cases([member[-1] for member in members]))
@@ -146,20 +146,20 @@ def learn(
             estimate = plan.estimate(row)
             if not estimate.feasible:
                 left_out[run.name] = f"cannot run by the estimate: {estimate.reasons[0]}"
-            elif residuals := _residuals(run, setting.mode, estimate):
+            elif residuals := _run_residuals(run, setting.mode, estimate):
                 version = version_in_text(run.version) or assumed_version(setting.engine)
-                own[run.name] = OwnRun(run.name, setting, case, version, residuals)
+                own_runs[run.name] = OwnRun(run.name, setting, case, version, residuals)
             else:
                 left_out[run.name] = "measured nothing that a scale explains in this mode"
     return Corrections(
-        known or prior(),
-        tuple(own[run.name] for run in runs if run.name in own),
+        prior_belief or shipped_prior(),
+        tuple(own_runs[run.name] for run in runs if run.name in own_runs),
         tuple(LeftOut(run.name, left_out[run.name]) for run in runs if run.name in left_out),
         compressed=tuple(dict.fromkeys(compressed)),
     )
 
 
-def _distinct(measured: Iterable[Measured]) -> list[Measured]:
+def _drop_repeated_runs(measured: Iterable[Measured]) -> list[Measured]:
     """Each run once, in an order of their own, so that the order of rows changes no bit.
 
     Runs of several tables may have the same name.
@@ -178,7 +178,7 @@ def _distinct(measured: Iterable[Measured]) -> list[Measured]:
     return out
 
 
-def _case(run: Measured, folders: bool) -> tuple[ServingProblem, Setting, Cases]:
+def _resolve_measured_case(run: Measured, folders: bool) -> tuple[ServingProblem, Setting, Cases]:
     """The one case that was measured.
 
     Raises:
@@ -195,7 +195,7 @@ def _case(run: Measured, folders: bool) -> tuple[ServingProblem, Setting, Cases]
     return (problem, *pair)
 
 
-def _residuals(run: Measured, mode: str, estimate: ServingEstimate) -> tuple[Residual, ...]:
+def _run_residuals(run: Measured, mode: str, estimate: ServingEstimate) -> tuple[Residual, ...]:
     """What the run shows, one entry a figure that says more than those before."""
     served, parts = estimate.serving, estimate.breakdown_s
     if served is None or parts is None:
@@ -208,8 +208,8 @@ def _residuals(run: Measured, mode: str, estimate: ServingEstimate) -> tuple[Res
     ]
     if run.tpot_s is None or run.ttft_s is None:
         pairs.append(("request_latency_s", run.request_latency_s, served.request_latency_s))
-        known = run.tpot_s or run.request_latency_s
-        rate = None if known or mode == "open" else run.output_tokens_per_s
+        measured_time = run.tpot_s or run.request_latency_s
+        rate = None if measured_time or mode == "open" else run.output_tokens_per_s
         # a time by Little's law
         inverse = None if rate is None else 1 / rate
         pairs.append(("output_tokens_per_s", inverse, 1 / served.output_tokens_per_s))
@@ -221,5 +221,5 @@ def _residuals(run: Measured, mode: str, estimate: ServingEstimate) -> tuple[Res
     return tuple(out)
 
 
-def of_runs(runs: Sequence[Run]) -> list[Measured]:
+def measured_of_rows(runs: Sequence[Run]) -> list[Measured]:
     return [Measured.of(run) for run in runs]

@@ -25,7 +25,7 @@ _LEAST_SHARE, _LEAST_START_S, _MOST_SMOOTHING = 1e-4, 1e-6, 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
+class RooflineFit:
     """The numbers of one family and dtype, and how far its points are from them.
 
     ``median_error`` and ``p90_error``: of |predicted / measured - 1|.
@@ -42,7 +42,7 @@ class Fitted:
 
 def fit_roofline(
     points: Sequence[Point], peak_flops_per_s: float, bandwidth_bytes_per_s: float
-) -> Fitted | None:
+) -> RooflineFit | None:
     """The numbers that fit the points best, as shares of a peak and a bandwidth.
 
     None where there are fewer than ``FEWEST_POINTS``.
@@ -56,14 +56,14 @@ def fit_roofline(
     weights = 1 / np.hypot(0.05, np.array([point.timing.spread for point in points]))
     weights /= weights.sum()
 
-    def predicted(x: Float) -> Float:
+    def predict_seconds(x: Float) -> Float:
         shares = np.clip(1 / (1 + np.exp(-x[:2])), _LEAST_SHARE, 1.0)
         smoothing = min(1.0 + float(np.exp(x[3])), _MOST_SMOOTHING)
         busy_s = smooth_roofline_s(compute_s / shares[0], memory_s / shares[1], smoothing)
         return float(np.exp(x[2])) + busy_s
 
     def cost(x: Float) -> float:
-        off = np.abs(np.log(predicted(x) / seconds))
+        off = np.abs(np.log(predict_seconds(x) / seconds))
         loss = np.where(off <= OUTLIER, off**2 / 2, OUTLIER * (off - OUTLIER / 2))
         # a faint pull keeps in place what the points do not reach
         far = np.maximum(np.abs(x[:2]) - 3.0, 0.0) ** 2
@@ -77,10 +77,10 @@ def fit_roofline(
         for share in (0.1, 0.7)
         for logit in (0.0, 1.5)
     ]
-    x = min((minimise(cost, minimise(cost, start)[0]) for start in starts), key=_cost)[0]
+    x = min((minimise(cost, minimise(cost, start)[0]) for start in starts), key=_minimum_cost)[0]
     shares = np.clip(1 / (1 + np.exp(-x[:2])), _LEAST_SHARE, 1.0)
-    error = np.abs(predicted(x) / seconds - 1)
-    return Fitted(
+    error = np.abs(predict_seconds(x) / seconds - 1)
+    return RooflineFit(
         compute_efficiency=float(shares[0]),
         memory_efficiency=float(shares[1]),
         overhead_s=float(np.exp(x[2])),
@@ -91,5 +91,5 @@ def fit_roofline(
     )
 
 
-def _cost(found: tuple[Float, float]) -> float:
-    return found[1]
+def _minimum_cost(minimum: tuple[Float, float]) -> float:
+    return minimum[1]

@@ -15,9 +15,9 @@ from recipe_core.accuracy.checkpoints import MeasuredCompression, read_compressi
 from recipe_core.base.documents import parse_json, read_document, read_text
 from recipe_core.base.errors import InputError
 from recipe_core.calibration.place import NONE, VARIABLE
-from recipe_core.calibration.residuals import Measured, learn, of_runs
+from recipe_core.calibration.residuals import Measured, learn_corrections, measured_of_rows
 from recipe_core.calibration.run_rows import is_foreign, runs_of_file
-from recipe_core.calibration.store import Incoming, Overlay, calibration
+from recipe_core.calibration.store import Incoming, Overlay, machine_corrections
 from recipe_core.estimates.columns.corrections import Corrections
 from recipe_core.estimates.measured.serving_runs import MAX_TABLE_BYTES, Run, read_runs
 from recipe_core.hardware.custom import with_profiles
@@ -41,7 +41,9 @@ _HINT = (
 )
 
 
-def corrections_of(measured: MeasuredSource | None, *, folders: bool = True) -> Corrections | None:
+def corrections_from_sources(
+    measured: MeasuredSource | None, *, folders: bool = True
+) -> Corrections | None:
     """What own runs teach, with those in the calibration of this machine; None without any.
 
     Raises:
@@ -50,9 +52,9 @@ def corrections_of(measured: MeasuredSource | None, *, folders: bool = True) -> 
     if isinstance(measured, Corrections):
         return measured
     sources = [measured] if isinstance(measured, str | Path) else list(measured or ())
-    named = [source for source in sources if str(source) != NONE]
-    if len(named) < len(sources):
-        if named:
+    used_sources = [source for source in sources if str(source) != NONE]
+    if len(used_sources) < len(sources):
+        if used_sources:
             raise InputError(
                 f"{NONE} goes with no other runs.",
                 field="measured",
@@ -60,19 +62,25 @@ def corrections_of(measured: MeasuredSource | None, *, folders: bool = True) -> 
             )
         return None
     if not sources:
-        return calibration()
+        return machine_corrections()
     runs: list[Measured] = []
     compressed: list[MeasuredCompression] = []
     for source in sources:
-        for one in of_runs([source]) if isinstance(source, Run) else read_own(Path(source)):
-            compressed.append(one) if isinstance(one, MeasuredCompression) else runs.append(one)
+        for measurement in (
+            measured_of_rows([source])
+            if isinstance(source, Run)
+            else read_own_measurements(Path(source))
+        ):
+            compressed.append(measurement) if isinstance(
+                measurement, MeasuredCompression
+            ) else runs.append(measurement)
     stored = Overlay.open()
     if stored is None:
-        return learn(runs, folders=folders, compressed=compressed)
+        return learn_corrections(runs, folders=folders, compressed=compressed)
     return stored.corrections(runs, folders=folders, compressed=compressed)
 
 
-def compressed_of(measured: Iterable[Path] | None) -> tuple[MeasuredCompression, ...]:
+def measured_checkpoints(measured: Iterable[Path] | None) -> tuple[MeasuredCompression, ...]:
     """The measured checkpoints alone of the calibration and of files, without learning from runs.
 
     Raises:
@@ -82,9 +90,11 @@ def compressed_of(measured: Iterable[Path] | None) -> tuple[MeasuredCompression,
     if any(str(path) == NONE for path in paths):
         return ()
     stored = Overlay.open()
-    read = [one for path in paths for one in read_own(path)]
-    given = [one for one in read if isinstance(one, MeasuredCompression)]
-    return tuple(dict.fromkeys([*(stored.compressed if stored else ()), *given]))
+    read = [measurement for path in paths for measurement in read_own_measurements(path)]
+    checkpoints = [
+        measurement for measurement in read if isinstance(measurement, MeasuredCompression)
+    ]
+    return tuple(dict.fromkeys([*(stored.compressed if stored else ()), *checkpoints]))
 
 
 def read_incoming(path: Path) -> list[Incoming]:
@@ -94,10 +104,10 @@ def read_incoming(path: Path) -> list[Incoming]:
         InputError: as ``read_own``.
     """
     kind = "table" if path.suffix == ".csv" else "bundle"
-    return [Incoming(run, path.name, kind) for run in read_own(path)]
+    return [Incoming(run, path.name, kind) for run in read_own_measurements(path)]
 
 
-def read_own(path: Path) -> list[Measured | MeasuredCompression]:
+def read_own_measurements(path: Path) -> list[Measured | MeasuredCompression]:
     """What lies in a file or a bundle's folder: runs, a measured checkpoint, or both.
 
     Raises:
@@ -120,9 +130,9 @@ def read_measured(path: Path) -> list[Measured]:
     if path.is_dir():
         path = path / MEASUREMENT
     if path.name != MEASUREMENT.name and is_foreign(path):
-        return _measured(runs_of_file(path))
+        return _rows_as_own_runs(runs_of_file(path))
     if path.suffix == ".json":
-        return [_of_bundle(path)]
+        return [_read_bundle_measurement(path)]
     if path.suffix != ".csv":
         raise InputError(f"{path} has an unknown suffix.", field="measured", hint=_HINT)
     text = read_text(path, field="measured", limit=MAX_TABLE_BYTES).removeprefix("\ufeff")
@@ -133,16 +143,16 @@ def read_measured(path: Path) -> list[Measured]:
             field="measured",
             hint="Compare it with estimates: recipe validate --training TABLE.",
         )
-    return _measured(read_runs(path))
+    return _rows_as_own_runs(read_runs(path))
 
 
-def _measured(runs: Sequence[Run]) -> list[Measured]:
+def _rows_as_own_runs(runs: Sequence[Run]) -> list[Measured]:
     """Rows as own runs; a device may be the path of its profile."""
-    rows = of_runs(runs)
+    rows = measured_of_rows(runs)
     return [replace(run, request=with_profiles(run.request)) for run in rows]
 
 
-def _of_bundle(path: Path) -> Measured:
+def _read_bundle_measurement(path: Path) -> Measured:
     measurement = parse_json(read_text(path, field="measured"), str(path))
     if not isinstance(measurement, Mapping):
         raise InputError(f"{path} is not a measurement.", field="measured", hint=_HINT)
@@ -153,11 +163,11 @@ def _of_bundle(path: Path) -> Measured:
             field="measured",
             hint="Leave it out.",
         )
-    run = measured_of(str(path), recipe, claim_of(recipe, measurement))
-    return replace(run, **_circumstances(measurement))
+    run = measured_from_claim(str(path), recipe, claim_of(recipe, measurement))
+    return replace(run, **_measurement_circumstances(measurement))
 
 
-def _circumstances(measurement: Mapping[str, Any]) -> dict[str, Any]:
+def _measurement_circumstances(measurement: Mapping[str, Any]) -> dict[str, Any]:
     """How many requests a measurement rests on, and on what it ran; what it does not say is left.
 
     A failed request is in no mean, but says that the server was not in the state one estimates.
@@ -185,13 +195,13 @@ def _recipe_beside(path: Path) -> Recipe:
     )
 
 
-def measured_of(name: str, recipe: Recipe, claim: Claim) -> Measured:
+def measured_from_claim(name: str, recipe: Recipe, claim: Claim) -> Measured:
     """What was measured with a recipe as an own run. Prompts of a measurement are never cached."""
     figures = claim.metrics
     request = {
         "model": recipe.request["model"],
         "hardware": recipe.request["hardware"],
-        "workload": _workload(recipe, claim),
+        "workload": _measured_workload(recipe, claim),
         "candidate": claim.candidate,
     }
     return Measured(
@@ -206,7 +216,7 @@ def measured_of(name: str, recipe: Recipe, claim: Claim) -> Measured:
     )
 
 
-def _workload(recipe: Recipe, claim: Claim) -> dict[str, Any]:
+def _measured_workload(recipe: Recipe, claim: Claim) -> dict[str, Any]:
     """The load under which it was measured, as a request states it: whole tokens."""
     planned, measured = recipe.request["workload"], claim.workload
     mode = str(measured.get("mode") or planned["mode"])
@@ -219,15 +229,15 @@ def _workload(recipe: Recipe, claim: Claim) -> dict[str, Any]:
     return {"mode": mode, **lengths, load: measured.get(load), "max_context": context}
 
 
-def rows_of(values: Any, most: int) -> list[Run]:
+def parse_run_rows(values: Any, limit: int) -> list[Run]:
     """Rows of a table as they come in a document: a list of objects, at most so many.
 
     Raises:
         InputError: naming the first wrong row and field.
     """
-    if not isinstance(values, list) or len(values) > most:
+    if not isinstance(values, list) or len(values) > limit:
         raise InputError(
-            f"must be a list of at most {most} runs.",
+            f"must be a list of at most {limit} runs.",
             field="measured",
             hint="See docs/method/own-runs.md.",
         )

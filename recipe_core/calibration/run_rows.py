@@ -10,15 +10,15 @@ from typing import Any
 from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.calibration.importers.content import Content
 from recipe_core.calibration.importers.imported import Imported
-from recipe_core.calibration.importers.registry import format_of, read_imported
+from recipe_core.calibration.importers.registry import read_imported, recognise_format
 from recipe_core.calibration.importers.rows import (
     ImportedRow,
     Row,
+    build_imported_row,
     columns_of_request,
-    name_of,
-    row_of,
+    make_names_unique,
+    name_imported_row,
     same_model,
-    unique,
 )
 from recipe_core.estimates.measured.serving_runs import Run, read_runs
 from recipe_core.estimates.measured.training_runs import TrainingRun, read_training_runs
@@ -45,21 +45,21 @@ class ImportedTable:
         }
 
 
-def settled(values: Mapping[str, Any], *, folders: bool = True) -> dict[str, Any]:
+def complete_candidate(values: Mapping[str, Any], *, folders: bool = True) -> dict[str, Any]:
     """The candidate of a request, complete: what it leaves out is chosen as its estimate does."""
     candidate = values.get("candidate")
-    stated = dict(candidate) if isinstance(candidate, Mapping) else {}
+    stated_candidate = dict(candidate) if isinstance(candidate, Mapping) else {}
     plan, row = plan_candidate(PlanRequest.parse(values), folders=folders)
-    return {**plan.candidate(row), **stated}
+    return {**plan.candidate(row), **stated_candidate}
 
 
-def imported_table(
+def build_imported_table(
     contents: Sequence[Content],
     request: Mapping[str, Any] | None,
-    stated: Mapping[str, str],
+    user_columns: Mapping[str, str],
     *,
     device_path: str | None = None,
-    taken: Sequence[str] = (),
+    reserved_ids: Sequence[str] = (),
 ) -> ImportedTable:
     """The rows of files.
 
@@ -73,9 +73,9 @@ def imported_table(
     Raises:
         InputError: for a file of no known format, a wrong or missing column, or rows of two kinds.
     """
-    pairs = [(content, one) for content in contents for one in read_imported(content)]
-    useful = [(content, one) for content, one in pairs if one.teaches]
-    kinds = {one.kind for _, one in useful}
+    pairs = [(content, run) for content in contents for run in read_imported(content)]
+    teaching = [(content, run) for content, run in pairs if run.teaches]
+    kinds = {run.kind for _, run in teaching}
     if len(kinds) > 1:
         raise InputError(
             "the files are of serving and of training, which have a table each.",
@@ -83,53 +83,63 @@ def imported_table(
             hint="Import them one kind at a time.",
         )
     left_out = {
-        _label(content, one): "has no time and no throughput; compare it by recipe reconcile"
-        for content, one in pairs
-        if not one.teaches
+        _imported_label(
+            content, run
+        ): "has no time and no throughput; compare it by recipe reconcile"
+        for content, run in pairs
+        if not run.teaches
     }
-    columns = _columns(request, kinds.pop() if kinds else "serving", device_path)
-    names = unique((name_of(Path(content.name).stem, one) for content, one in useful), taken)
+    columns = _request_columns(request, kinds.pop() if kinds else "serving", device_path)
+    names = make_names_unique(
+        (name_imported_row(Path(content.name).stem, run) for content, run in teaching), reserved_ids
+    )
     rows = []
     notes: dict[str, Sequence[str]] = {}
-    for (_, one), name in zip(useful, names, strict=True):
-        _check_model(one, columns, stated)
-        rows.append(row_of(one, name, columns, stated))
-        if one.notes:
-            notes[name] = one.notes
+    for (_, run), name in zip(teaching, names, strict=True):
+        _check_model(run, columns, user_columns)
+        rows.append(build_imported_row(run, name, columns, user_columns))
+        if run.notes:
+            notes[name] = run.notes
     return ImportedTable(tuple(rows), left_out, notes)
 
 
-def _label(content: Content, one: Imported) -> str:
-    return f"{content.name}, {one.place}" if one.place else content.name
+def _imported_label(content: Content, run: Imported) -> str:
+    return f"{content.name}, {run.place}" if run.place else content.name
 
 
-def _columns(
+def _request_columns(
     request: Mapping[str, Any] | None, kind: str, device_path: str | None
 ) -> dict[str, Any]:
     if request is None:
         return {}
     parsed = PlanRequest.parse(request)
     if parsed.is_training != (kind == "training"):
-        asked = "training" if parsed.is_training else "serving"
+        request_kind = "training" if parsed.is_training else "serving"
         raise InputError(
-            f"the request is of {asked}, the files are of {kind}.",
+            f"the request is of {request_kind}, the files are of {kind}.",
             field="request",
             hint="Give the request of what ran.",
         )
     values = dict(request)
     if device_path is not None:
         values["hardware"] = {**values["hardware"], "device": device_path}
-    return columns_of_request(values, settled(request), kind)
+    return columns_of_request(values, complete_candidate(request), kind)
 
 
-def _check_model(one: Imported, columns: Mapping[str, Any], stated: Mapping[str, str]) -> None:
+def _check_model(
+    run: Imported, columns: Mapping[str, Any], user_columns: Mapping[str, str]
+) -> None:
     """Raise where a file names another model of the catalog than the request."""
-    asked = columns.get("model")
-    if not one.model or asked is None or "model" in stated:
+    requested_model = columns.get("model")
+    if not run.model or requested_model is None or "model" in user_columns:
         return
-    if in_catalog(one.model) and in_catalog(asked) and not same_model(one.model, asked):
+    if (
+        in_catalog(run.model)
+        and in_catalog(requested_model)
+        and not same_model(run.model, requested_model)
+    ):
         raise InputError(
-            f"the file is of {one.model}, the request of {asked}.",
+            f"the file is of {run.model}, the request of {requested_model}.",
             field="request",
             hint="Give the request of what ran, or --set model=….",
         )
@@ -148,7 +158,7 @@ def rows_there(path: Path, training: bool) -> list[Row]:
 
 
 def is_foreign(path: Path) -> bool:
-    return path.is_file() and format_of(Content.of_file(path)) is not None
+    return path.is_file() and recognise_format(Content.of_file(path)) is not None
 
 
 def runs_of_file(path: Path) -> list[Run]:
@@ -158,11 +168,11 @@ def runs_of_file(path: Path) -> list[Run]:
         InputError: for a file of no known format, of training, or that leaves something open.
     """
     try:
-        table = imported_table([Content.of_file(path)], None, {})
+        table = build_imported_table([Content.of_file(path)], None, {})
     except RecipeError as error:
         hint = "Name the rest: recipe import FILE --request REQUEST -o runs.csv."
         raise InputError(error.message, field="measured", hint=hint) from None
-    rows = [one.row for one in table.rows]
+    rows = [imported_row.row for imported_row in table.rows]
     if not rows or any(isinstance(row, TrainingRun) for row in rows):
         raise InputError(
             f"{path} has no measured run of serving.",

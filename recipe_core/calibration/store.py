@@ -35,8 +35,13 @@ from recipe_core.base.types import Positive, Text
 from recipe_core.calibration import gates
 from recipe_core.calibration.gates import Gate
 from recipe_core.calibration.kept_compressions import KeptCompression, StoredCompression
-from recipe_core.calibration.place import VARIABLE, default_path, file_of, stamp
-from recipe_core.calibration.residuals import MAX_RUNS, Measured, learn
+from recipe_core.calibration.place import (
+    VARIABLE,
+    calibration_file,
+    calibration_stamp,
+    default_path,
+)
+from recipe_core.calibration.residuals import MAX_RUNS, Measured, learn_corrections
 from recipe_core.estimates.columns.corrections import Corrections, Stored
 from recipe_core.estimates.columns.standing import without_corrections
 from recipe_core.recipe.secrets import refuse_secrets
@@ -90,8 +95,8 @@ class StoredRun(BaseModel):
     def of(cls, run: Measured, source: str, kind: str, now: datetime.datetime) -> Self:
         """A run that is added now."""
         figures = {name: getattr(run, name) for name in Measured.__slots__ if name != "name"}
-        told = [run.request, run.version, *(figures[name] for name in FIGURES)]
-        digest = hashlib.sha256(to_json(told, indent=None).encode()).hexdigest()[:12]
+        identity = [run.request, run.version, *(figures[name] for name in FIGURES)]
+        digest = hashlib.sha256(to_json(identity, indent=None).encode()).hexdigest()[:12]
         return cls(
             id=digest,
             name=run.name,
@@ -204,17 +209,17 @@ class Added:
     compressions: tuple[KeptCompression, ...] = ()
 
 
-def calibration() -> Corrections | None:
+def machine_corrections() -> Corrections | None:
     """What the calibration of this machine teaches, learned once for each state of its file.
 
     Raises:
         InputError: for a file that is damaged.
     """
-    return _calibration(state) if (state := stamp()) else None
+    return _cached_machine_corrections(state) if (state := calibration_stamp()) else None
 
 
 @lru_cache(maxsize=2)
-def _calibration(_state: str) -> Corrections | None:
+def _cached_machine_corrections(_state: str) -> Corrections | None:
     overlay = Overlay.open()
     return overlay.corrections() if overlay else None
 
@@ -238,7 +243,7 @@ class Overlay:
             InputError: for a file that is damaged; names it and the fix.
         """
         place = path or default_path()
-        if place is None or not file_of(place).exists():
+        if place is None or not calibration_file(place).exists():
             return None
         return Overlay.at(place, today=today)
 
@@ -250,7 +255,7 @@ class Overlay:
             InputError: for a file that is damaged; names it and the fix.
         """
         day = today or datetime.datetime.now(datetime.UTC).date()
-        return Overlay(path, _read(file_of(path)), day)
+        return Overlay(path, _read_additions(calibration_file(path)), day)
 
     @cached_property
     def entries(self) -> tuple[Entry, ...]:
@@ -260,8 +265,8 @@ class Overlay:
     @cached_property
     def compressions(self) -> tuple[KeptCompression, ...]:
         """All measured checkpoints, oldest first, each with whether it counts."""
-        stored = [one for addition in self.additions for one in addition.compressions]
-        return tuple(KeptCompression.of(one, self.today) for one in stored)
+        stored = [checkpoint for addition in self.additions for checkpoint in addition.compressions]
+        return tuple(KeptCompression.of(checkpoint, self.today) for checkpoint in stored)
 
     @property
     def compressed(self) -> tuple[MeasuredCompression, ...]:
@@ -289,11 +294,11 @@ class Overlay:
         ``folders``: whether their models may be named by a path on this machine. ``compressed``:
         measured checkpoints beside those that are kept.
         """
-        runs, made = (*self.runs, *more), (*self.compressed, *compressed)
-        if not runs and not made:
+        runs, checkpoints = (*self.runs, *more), (*self.compressed, *compressed)
+        if not runs and not checkpoints:
             return None
         with without_corrections():
-            learned = learn(runs, folders=folders, compressed=made)
+            learned = learn_corrections(runs, folders=folders, compressed=checkpoints)
         return replace(learned, stored=self.stored)
 
     def add(
@@ -305,14 +310,14 @@ class Overlay:
             InputError: for a path that cannot be written, a secret in a run, or too many runs.
         """
         moment = now or datetime.datetime.now(datetime.UTC).replace(microsecond=0)
-        coming = [_stored(one, moment) for one in runs]
-        for one in coming:
-            if isinstance(one, StoredRun):
-                refuse_secrets({"request": one.request}, by_name=("request",))
+        incoming = [_stored_measurement(measurement, moment) for measurement in runs]
+        for measurement in incoming:
+            if isinstance(measurement, StoredRun):
+                refuse_secrets({"request": measurement.request}, by_name=("request",))
 
         def with_new(before: tuple[Addition, ...]) -> tuple[Addition, ...]:
             stored = {run.id for addition in before for run in addition.all}
-            fresh = {run.id: run for run in coming if run.id not in stored}
+            fresh = {run.id: run for run in incoming if run.id not in stored}
             if len(stored) + len(fresh) > MAX_RUNS:
                 raise InputError(
                     f"{self.path} would hold {len(stored) + len(fresh):,} runs; at most "
@@ -320,17 +325,21 @@ class Overlay:
                     field=_FIELD,
                     hint="Take some back: recipe calibrate --undo, or start anew: --clear.",
                 )
-            return (*before, _addition(moment, fresh.values())) if fresh else before
+            return (*before, _build_addition(moment, fresh.values())) if fresh else before
 
         after = with_new(self.additions) if dry else self._changed(with_new)
         overlay = replace(self, additions=after)
         before = {run.id for addition in self.additions for run in addition.all}
-        ids = {run.id for run in coming}
+        ids = {run.id for run in incoming}
         return Added(
-            tuple(one for one in overlay.entries if one.id in ids - before),
+            tuple(measurement for measurement in overlay.entries if measurement.id in ids - before),
             tuple(sorted(ids & before)),
             overlay,
-            tuple(one for one in overlay.compressions if one.id in ids - before),
+            tuple(
+                measurement
+                for measurement in overlay.compressions
+                if measurement.id in ids - before
+            ),
         )
 
     def undo(self, n: int = 1) -> tuple[Overlay, tuple[StoredRun | StoredCompression, ...]]:
@@ -356,18 +365,18 @@ class Overlay:
     @staticmethod
     def cleared(path: Path) -> Overlay:
         """The calibration at a path with everything taken back; also of a file that is damaged."""
-        with _locked(path):
-            _write(file_of(path), ())
+        with _calibration_lock(path):
+            _write_additions(calibration_file(path), ())
         return Overlay.at(path)
 
     def _changed(self, change: Any) -> tuple[Addition, ...]:
         """The additions after a change of what the file holds now, which may be newer."""
-        file = file_of(self.path)
-        with _locked(self.path):
-            before = _read(file)
+        file = calibration_file(self.path)
+        with _calibration_lock(self.path):
+            before = _read_additions(file)
             after: tuple[Addition, ...] = change(before)
             if after != before:
-                _write(file, after)
+                _write_additions(file, after)
         return after
 
     def _entries(self, *, folders: bool) -> Iterator[Entry]:
@@ -384,9 +393,9 @@ class Overlay:
                 source=run.source,
                 format=run.format,
                 added=run.added,
-                engine=_named(candidate, "engine"),
+                engine=_request_part_name(candidate, "engine"),
                 version=run.version or run.assumed_version,
-                device=_named(hardware, "device"),
+                device=_request_part_name(hardware, "device"),
                 driver=run.driver,
                 machine=run.machine,
                 expires=day + datetime.timedelta(days=VALID_DAYS),
@@ -399,42 +408,55 @@ class Overlay:
         runs = [run.measured() for run in stored]
         days = [run.added.date() for run in stored]
         drivers = gates.driver_expiries(runs, days)
-        for one, run, day, driver in zip(stored, runs, days, drivers, strict=True):
-            if old := gates.expiry(run, one.assumed_version, day, self.today) or driver:
-                out[one.id] = Gate("expired", old)
-            elif unsound := gates.soundness(run):
-                out[one.id] = Gate("held", unsound)
-        sound = [(one, run) for one, run in zip(stored, runs, strict=True) if one.id not in out]
-        for one, run in sound:
-            peers = [other for _, other in sound if other is not run]
-            if other := gates.other_version(run, one.assumed_version, peers):
-                out[one.id] = Gate("held", other)
+        for stored_run, run, day, driver in zip(stored, runs, days, drivers, strict=True):
+            if (
+                old := gates.expiry_reason(run, stored_run.assumed_version, day, self.today)
+                or driver
+            ):
+                out[stored_run.id] = Gate("expired", old)
+            elif unsound := gates.unsound_reason(run):
+                out[stored_run.id] = Gate("held", unsound)
+        sound = [
+            (stored_run, run)
+            for stored_run, run in zip(stored, runs, strict=True)
+            if stored_run.id not in out
+        ]
+        for stored_run, run in sound:
+            peers = [peer for _, peer in sound if peer is not run]
+            if peer := gates.unconfirmed_version_reason(run, stored_run.assumed_version, peers):
+                out[stored_run.id] = Gate("held", peer)
         with without_corrections():
-            learned = learn([run for one, run in sound if one.id not in out], folders=folders)
-        out |= {one.name: Gate("held", one.reason) for one in learned.left_out}
+            learned = learn_corrections(
+                [run for stored_run, run in sound if stored_run.id not in out], folders=folders
+            )
+        out |= {stored_run.name: Gate("held", stored_run.reason) for stored_run in learned.left_out}
         order = {run.id: place for place, run in enumerate(stored)}
         odd = gates.odd_runs(learned, order)
         out |= {name: Gate("held", reason) for name, reason in odd.items()}
         return {run.id: out.get(run.id, gates.ACCEPTED) for run in stored}
 
 
-def _stored(one: Incoming, moment: datetime.datetime) -> StoredRun | StoredCompression:
-    if isinstance(one.run, MeasuredCompression):
-        return StoredCompression.of(one.run, one.source, moment)
-    return StoredRun.of(one.run, one.source, one.format, moment)
+def _stored_measurement(
+    incoming: Incoming, moment: datetime.datetime
+) -> StoredRun | StoredCompression:
+    if isinstance(incoming.run, MeasuredCompression):
+        return StoredCompression.of(incoming.run, incoming.source, moment)
+    return StoredRun.of(incoming.run, incoming.source, incoming.format, moment)
 
 
-def _addition(
+def _build_addition(
     moment: datetime.datetime, fresh: Iterable[StoredRun | StoredCompression]
 ) -> Addition:
     runs: list[StoredRun] = []
     compressions: list[StoredCompression] = []
-    for one in fresh:
-        compressions.append(one) if isinstance(one, StoredCompression) else runs.append(one)
+    for measurement in fresh:
+        compressions.append(measurement) if isinstance(
+            measurement, StoredCompression
+        ) else runs.append(measurement)
     return Addition(added=moment, runs=tuple(runs), compressions=tuple(compressions))
 
 
-def _named(part: Any, name: str) -> str:
+def _request_part_name(part: Any, name: str) -> str:
     """A name in a part of a request; that of a device which is given as a profile."""
     value = part.get(name) if isinstance(part, Mapping) else None
     if isinstance(value, Mapping):
@@ -445,7 +467,7 @@ def _named(part: Any, name: str) -> str:
 # The file
 
 
-def _read(file: Path) -> tuple[Addition, ...]:
+def _read_additions(file: Path) -> tuple[Addition, ...]:
     if not file.exists():
         return ()
     try:
@@ -473,7 +495,7 @@ def _read(file: Path) -> tuple[Addition, ...]:
     )
 
 
-def _write(file: Path, additions: tuple[Addition, ...]) -> None:
+def _write_additions(file: Path, additions: tuple[Addition, ...]) -> None:
     document = Document(schema_version=1, additions=additions)
     values = document.model_dump(mode="json", exclude_defaults=False)
     for addition in values["additions"]:
@@ -490,9 +512,9 @@ def _write(file: Path, additions: tuple[Addition, ...]) -> None:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _calibration_lock(path: Path) -> Iterator[None]:
     """Wait for other writers of the calibration; the lock ends with the process that holds it."""
-    file = file_of(path)
+    file = calibration_file(path)
     try:
         make_folder(file.parent)
         lock = file.with_name(f".{file.name}.lock").open("a")

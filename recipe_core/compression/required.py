@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from recipe_core.accuracy.choice import Chosen, can_make, choose
+from recipe_core.accuracy.choice import Chosen, can_make, choose_tool
 from recipe_core.compression.jobs import CompressionEstimate, Job, estimate
 from recipe_core.estimates.columns.serving import Setting
 from recipe_core.estimates.results import Estimate, ServingEstimate
@@ -29,7 +29,7 @@ def compression_of(request: PlanRequest, setting: Setting) -> Chosen | None:
     compression = request.options.compression
     if compression is None:
         return None
-    return choose(
+    return choose_tool(
         compression,
         setting.weight_dtype,
         setting.engine.name,

@@ -125,7 +125,7 @@ def reconcile(body: Body, folders: bool = False) -> Json:
     """
     from recipe_core.calibration.importers.content import Content
     from recipe_core.calibration.importers.registry import read_imported
-    from recipe_core.calibration.validation.reconcile import reconcile
+    from recipe_core.calibration.validation.reconcile import reconcile_measurements
 
     _check_fields(body, "request", "texts")
     texts = body.get("texts")
@@ -139,7 +139,7 @@ def reconcile(body: Body, folders: bool = False) -> Json:
     if len(pairs) > MAX_OWN:
         message = f"hold {len(pairs):,} measurements; the limit is {MAX_OWN}."
         raise InputError(message, field="texts")
-    return clean(reconciled_json(reconcile(pairs, request.to_json(), folders=folders)))
+    return clean(reconciled_json(reconcile_measurements(pairs, request.to_json(), folders=folders)))
 
 
 def reconciled_json(measurements: Sequence[Reconciled]) -> Json:
@@ -365,10 +365,12 @@ def _parts(body: Body, folders: bool) -> tuple[Body, Corrections | None]:
     """
     if "measured" not in body:
         return body, None
-    from recipe_core.calibration.run_files import corrections_of, rows_of
+    from recipe_core.calibration.run_files import corrections_from_sources, parse_run_rows
 
     _check_fields(body, "request", "measured")
-    corrections = corrections_of(rows_of(body["measured"], MAX_OWN), folders=folders)
+    corrections = corrections_from_sources(
+        parse_run_rows(body["measured"], MAX_OWN), folders=folders
+    )
     return _part(body, "request"), corrections
 
 

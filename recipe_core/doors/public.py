@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from recipe_core.base.documents import read_document
 from recipe_core.base.errors import InputError
-from recipe_core.calibration.place import NONE, stamp
+from recipe_core.calibration.place import NONE, calibration_stamp
 from recipe_core.compression.required import add_compression, detail_estimate
 from recipe_core.estimates.columns import standing
 from recipe_core.estimates.columns.standing import correct_by_default
@@ -316,20 +316,22 @@ def validate(runs: Iterable[Run] | None = None) -> Comparison:
         ``figures`` (a frame with a row per measured figure: measured, estimated, low, high, error),
         ``refused`` and ``not_covered``.
     """
-    from recipe_core.calibration.validation.validate import compare
+    from recipe_core.calibration.validation.validate import compare_with_estimates
     from recipe_core.estimates.measured.serving_runs import published_runs
 
-    return compare(published_runs() if runs is None else list(runs))
+    return compare_with_estimates(published_runs() if runs is None else list(runs))
 
 
 def _learned(measured: MeasuredSource | None, folders: bool) -> Corrections | None:
     if measured is None and standing.has_standing():
         return standing.standing_corrections()
-    if (isinstance(measured, str) and measured == NONE) or (measured is None and not stamp()):
+    if (isinstance(measured, str) and measured == NONE) or (
+        measured is None and not calibration_stamp()
+    ):
         return None  # without all of recipes, which reading runs needs
-    from recipe_core.calibration.run_files import corrections_of
+    from recipe_core.calibration.run_files import corrections_from_sources
 
-    return corrections_of(measured, folders=folders)
+    return corrections_from_sources(measured, folders=folders)
 
 
 def _corrected(calibrated: bool) -> AbstractContextManager[None]:
@@ -338,11 +340,11 @@ def _corrected(calibrated: bool) -> AbstractContextManager[None]:
         return nullcontext()
     if not calibrated:
         return standing.without_corrections()
-    if not stamp():
+    if not calibration_stamp():
         return standing.without_corrections()
-    from recipe_core.calibration.store import calibration
+    from recipe_core.calibration.store import machine_corrections
 
-    return correct_by_default(calibration)
+    return correct_by_default(machine_corrections)
 
 
 def as_request(

@@ -26,7 +26,7 @@ from recipe_core.base import budget, progress
 from recipe_core.base.budget import Account, Budget, Cancelled
 from recipe_core.base.errors import InputError, LimitError, RecipeError
 from recipe_core.base.memory import limited_memory, resident_bytes
-from recipe_core.calibration.place import stamp
+from recipe_core.calibration.place import calibration_stamp
 
 if TYPE_CHECKING:
     from recipe_core.estimates.columns.corrections import Corrections
@@ -149,12 +149,12 @@ def calibrated(question: Callable[[], Any]) -> Any:
     from recipe_core.estimates.columns.standing import correct_by_default
 
     def readable() -> Corrections | None:
-        if not stamp():
+        if not calibration_stamp():
             return None
-        from recipe_core.calibration.store import calibration
+        from recipe_core.calibration.store import machine_corrections
 
         try:
-            return calibration()
+            return machine_corrections()
         except InputError as error:
             sys.stderr.write(f"error: {error}\n")
             raise InputError(

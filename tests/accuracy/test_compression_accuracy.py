@@ -7,14 +7,23 @@ from itertools import product
 import numpy as np
 import pytest
 
-from recipe_core.accuracy.accuracy import combined, retained, retained_many
-from recipe_core.accuracy.band_counts import Losses, counted, held, held_by_others
+from recipe_core.accuracy.accuracy import (
+    combine_retained,
+    estimate_retained,
+    estimate_retained_many,
+)
+from recipe_core.accuracy.band_counts import (
+    Losses,
+    count_bands,
+    losses_in_bands,
+    losses_in_bands_of_others,
+)
 from recipe_core.accuracy.benchmark_name import named_benchmark
-from recipe_core.accuracy.effects import Known, fitted
-from recipe_core.accuracy.left_out import Prepared, as_strangers, left_out, relatives
-from recipe_core.accuracy.lines import answers
+from recipe_core.accuracy.effects import Known, fitted_model
+from recipe_core.accuracy.left_out import Prepared, as_strangers, predict_left_out, relative_lines
+from recipe_core.accuracy.lines import answer_lines
 from recipe_core.accuracy.model_name import named_model, size_in
-from recipe_core.accuracy.published import figures, keys
+from recipe_core.accuracy.published import published_figures, published_keys
 from recipe_core.accuracy.technique import techniques
 from tests.fixtures.command_line import recipe
 from tests.fixtures.refusals import refusal
@@ -34,14 +43,14 @@ def test_sizes_kinds_and_bases_are_read_from_names():
 
 
 def test_every_published_figure_refers_to_what_is_listed():
-    for row in figures():
-        assert row.model in keys().models
-        assert row.benchmark in keys().benchmarks
-        assert row.source in keys().sources
+    for row in published_figures():
+        assert row.model in published_keys().models
+        assert row.benchmark in published_keys().benchmarks
+        assert row.source in published_keys().sources
         assert 0 < row.retained < 2
     # numbers say how they were found
-    numbers = fitted()
-    assert numbers.figures == len(figures())
+    numbers = fitted_model()
+    assert numbers.figures == len(published_figures())
     assert set(numbers.bands.by_known) == set(Known)
     for bands in numbers.bands.by_known.values():
         assert all(band.low < 0 < band.high for band in bands.values())
@@ -54,7 +63,7 @@ LESS_AND_LESS = table("compression_accuracy", "fewer_bits")
 
 @over("model, names, benchmark", product(MODELS, LESS_AND_LESS, ("", "MMLU", "wikitext2_ppl")))
 def test_more_bits_never_lose_more(model, names, benchmark):
-    values = [retained(model, name, benchmark=benchmark).value for name in names]
+    values = [estimate_retained(model, name, benchmark=benchmark).value for name in names]
     assert values == sorted(values, reverse=True)
 
 
@@ -64,10 +73,12 @@ TECHNIQUES = ("int4_weight_only", "gguf_q2_k", "sparse_2_4", "nvfp4_w4a4")
 @over("technique, benchmark", product(TECHNIQUES, ("", "MMLU", "GSM8K", "wikitext2_ppl")))
 def test_larger_models_lose_no_more(technique, benchmark):
     models = [f"somebody/Weasel-{size}B" for size in (1, 8, 30, 70)]
-    values = [retained(model, technique, benchmark=benchmark).value for model in models]
+    values = [estimate_retained(model, technique, benchmark=benchmark).value for model in models]
     assert values == sorted(values)
     # a size that is given goes first
-    small, large = (retained(UNKNOWN, technique, parameters_b=size).value for size in (1, 70))
+    small, large = (
+        estimate_retained(UNKNOWN, technique, parameters_b=size).value for size in (1, 70)
+    )
     assert small < large
 
 
@@ -76,58 +87,60 @@ BENCHMARKS = ("", "MMLU", "AIME25", "wikitext2_ppl", "kl_divergence", "code")
 
 @over("technique, benchmark", product(sorted(techniques()), BENCHMARKS))
 def test_bands_contain_the_value(technique, benchmark):
-    answer = retained(UNKNOWN, technique, benchmark=benchmark)
+    answer = estimate_retained(UNKNOWN, technique, benchmark=benchmark)
     assert 0 < answer.low <= answer.value <= answer.high < 1.3
 
 
 def test_a_published_figure_answers_its_own_question():
-    row = next(row for row in figures() if row.technique == "int2_weight_only")
-    answer = retained(row.model, row.technique, method=row.method, benchmark=row.benchmark)
+    row = next(row for row in published_figures() if row.technique == "int2_weight_only")
+    answer = estimate_retained(row.model, row.technique, method=row.method, benchmark=row.benchmark)
     assert answer.nearest[0].model == row.model
     assert answer.nearest[0].benchmark == row.benchmark
     assert answer.low < row.retained < answer.high
     # FP8 loses next to nothing
-    answer = retained("meta-llama/Llama-3.1-8B-Instruct", "fp8_w8a8", benchmark="MMLU")
+    answer = estimate_retained("meta-llama/Llama-3.1-8B-Instruct", "fp8_w8a8", benchmark="MMLU")
     assert answer.value == pytest.approx(1, abs=0.01)
     assert answer.nearest[0].technique.startswith("fp8")
     # methods are known in any letters
     model, technique, benchmark = "meta-llama/Llama-2-7b-hf", "sparse_2_4", "wikitext2_ppl"
-    as_published = retained(model, technique, method="wanda", benchmark=benchmark)
-    assert retained(model, technique, method="Wanda", benchmark=benchmark) == as_published
-    assert retained(model, technique, benchmark=benchmark) != as_published
+    as_published = estimate_retained(model, technique, method="wanda", benchmark=benchmark)
+    assert estimate_retained(model, technique, method="Wanda", benchmark=benchmark) == as_published
+    assert estimate_retained(model, technique, benchmark=benchmark) != as_published
 
 
 def test_what_is_unknown_is_named_or_has_no_value():
-    error = refusal(retained, UNKNOWN, "int4_weight_onli")
+    error = refusal(estimate_retained, UNKNOWN, "int4_weight_onli")
     assert (error.field, "int4_weight_only" in error.hint) == ("technique", True)
     assert "int4_weight_onli" in error.message
-    answer = retained(UNKNOWN, "fp8_w8a8", benchmark="FID")  # a benchmark of another nature
+    answer = estimate_retained(
+        UNKNOWN, "fp8_w8a8", benchmark="FID"
+    )  # a benchmark of another nature
     assert (answer.known, answer.to_json()["retained"]) == (False, None)
-    (answer,) = answers([{"model": "a", "technique": "fp8_w8a8", "bench": "MMLU"}])
+    (answer,) = answer_lines([{"model": "a", "technique": "fp8_w8a8", "bench": "MMLU"}])
     assert answer["error"]["field"] == "bench"
     # less is known of new lines, and told
     models = ("meta-llama/Llama-3.1-8B", "meta-llama/Llama-3-9B", UNKNOWN)
     techniques = ("int4_weight_only", "gguf_q2_k", "kv_int4")
     for technique, benchmark in product(techniques, ("MMLU", "wikitext2_ppl")):
-        found = [retained(name, technique, benchmark=benchmark) for name in models]
+        found = [estimate_retained(name, technique, benchmark=benchmark) for name in models]
         widths = [(answer.high - answer.low) / (1 - answer.value) for answer in found]
         assert widths[2] > widths[1]
-    told = [retained(name, "kv_int2", benchmark="MMLU").basis for name in models]
+    told = [estimate_retained(name, "kv_int2", benchmark="MMLU").basis for name in models]
     assert "none of this model" not in told[0]
     assert told[1].endswith("none of this model")
     assert told[2].endswith("none of this model or its series")
 
 
 def test_two_techniques_multiply():
-    weights = retained(UNKNOWN, "int4_weight_only", benchmark="MMLU")
-    cache = retained(UNKNOWN, "kv_int4", benchmark="MMLU")
-    both = combined([weights, cache])
+    weights = estimate_retained(UNKNOWN, "int4_weight_only", benchmark="MMLU")
+    cache = estimate_retained(UNKNOWN, "kv_int4", benchmark="MMLU")
+    both = combine_retained([weights, cache])
     assert both.value == pytest.approx(weights.value * cache.value)
     assert both.low < min(weights.low, cache.low)
     assert "multiplied" in both.basis
     # long chains are less certain
-    chains = retained(UNKNOWN, "int4_weight_only", benchmark="AIME25")
-    knowledge = retained(UNKNOWN, "int4_weight_only", benchmark="MMLU")
+    chains = estimate_retained(UNKNOWN, "int4_weight_only", benchmark="AIME25")
+    knowledge = estimate_retained(UNKNOWN, "int4_weight_only", benchmark="MMLU")
     assert chains.high - chains.low > 2 * (knowledge.high - knowledge.low)
 
 
@@ -143,25 +156,29 @@ def test_lines_answer_in_their_places(tmp_path):
     assert replies[2]["error"]["field"] == "technique"
     # many questions answer as one does
     asked = [(UNKNOWN, "int4_weight_only", "GPTQ", "MMLU"), (UNKNOWN, "fp8_w8a8", "", "")] * 2
-    alone = [retained(a, b, method=method, benchmark=mark).value for a, b, method, mark in asked]
-    assert [answer.value for answer in retained_many(asked)] == alone
+    alone = [
+        estimate_retained(a, b, method=method, benchmark=mark).value for a, b, method, mark in asked
+    ]
+    assert [answer.value for answer in estimate_retained_many(asked)] == alone
 
 
 @pytest.fixture(scope="module")
 def prepared():
-    return Prepared.of(figures(), fitted().scatter.noise())
+    return Prepared.of(published_figures(), fitted_model().scatter.noise())
 
 
 def predicted(prepared, keys):
-    numbers = fitted()
-    left = left_out(prepared, numbers.spreads.by_term, numbers.scatter.noise(), keys, steps=5)
+    numbers = fitted_model()
+    left = predict_left_out(
+        prepared, numbers.spreads.by_term, numbers.scatter.noise(), keys, steps=5
+    )
     return left, Losses.of(prepared, left)
 
 
 def check_coverage(left, losses):
     """Count which losses lie in the shipped bands of what was known of them."""
-    bands, known = fitted().bands.by_known, np.array(left.known)
-    inside = np.any([held(losses, bands[how]) & (known == how) for how in Known], axis=0)
+    bands, known = fitted_model().bands.by_known, np.array(left.known)
+    inside = np.any([losses_in_bands(losses, bands[how]) & (known == how) for how in Known], axis=0)
     texts = np.array(losses.measure) == "texts"
     for measured in (texts, ~texts):
         assert 0.75 < np.mean(inside[measured]) < 0.87
@@ -182,12 +199,12 @@ def test_models_left_out_are_predicted_within_their_bands(prepared):
     check_coverage(left, losses)
     # bands hold of models that they were not counted on
     every = np.ones(len(keys), np.bool_)
-    by_others = held_by_others(losses, losses, keys, every)
-    assert 0.75 < by_others.mean() < held(losses, counted(losses, every)).mean()
+    by_others = losses_in_bands_of_others(losses, losses, keys, every)
+    assert 0.75 < by_others.mean() < losses_in_bands(losses, count_bands(losses, every)).mean()
 
 
 @pytest.mark.nightly
 def test_new_lines_are_predicted_within_wider_bands(prepared):
-    left, losses = predicted(as_strangers(prepared), relatives(prepared))
+    left, losses = predicted(as_strangers(prepared), relative_lines(prepared))
     assert set(left.known) == {Known.NOTHING}
     check_coverage(left, losses)

@@ -8,7 +8,14 @@ from functools import cache
 import pytest
 
 import recipe_core as rb
-from recipe_core.accuracy.choice import choose, makers, planned_dtype, tool, tools, usual_technique
+from recipe_core.accuracy.choice import (
+    choose_tool,
+    makers,
+    planned_dtype,
+    tool,
+    tools,
+    usual_technique,
+)
 from recipe_core.accuracy.technique import techniques
 from recipe_core.base.errors import NoAnswer, RecipeError
 from recipe_core.compression.jobs import Job, estimate
@@ -31,7 +38,7 @@ LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 
 def chosen(technique, name="auto", method="auto", engine="vllm", runtime="cuda"):
     request = Compression(technique=technique, tool=name, method=method)
-    return choose(request, planned_dtype(technique) or "int4", engine, runtime, needed=True)
+    return choose_tool(request, planned_dtype(technique) or "int4", engine, runtime, needed=True)
 
 
 def every_way():
@@ -44,9 +51,9 @@ def test_the_tool_is_one_whose_result_the_engine_loads():
     for engine, runtime, technique, name in table("compression_jobs", "tools"):
         assert chosen(technique, engine=engine, runtime=runtime).tool == name
     # what no checkpoint holds means the usual technique
-    answer = choose(Compression(), "int4", "vllm", "cuda", needed=True)
+    answer = choose_tool(Compression(), "int4", "vllm", "cuda", needed=True)
     assert (answer.technique, answer.method, answer.samples) == ("int4_weight_only", "GPTQ", 512)
-    assert choose(Compression(), "bf16", "vllm", "cuda", needed=False) is None
+    assert choose_tool(Compression(), "bf16", "vllm", "cuda", needed=False) is None
     # every name is a technique
     assert {made for _, made, _ in every_way()} <= set(techniques())
     assert {usual_technique(dtype) for dtype in ("fp8", "int8", "int4")} <= set(techniques())

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from recipe_core.accuracy.knowledge import rows, support_of
+from recipe_core.accuracy.knowledge import support_of, support_rows
 from recipe_core.accuracy.technique import techniques
 from recipe_core.engines.options import option_table
 from recipe_core.hardware.cluster import device_names
@@ -37,13 +37,15 @@ def test_every_gguf_format_is_a_type_of_file():
     assert {n.removeprefix("gguf_") for n in techniques() if n.startswith("gguf_")} <= types
     # rows of llama.cpp name types of ggml
     types = {kind.name for kind in gguf.GGMLQuantizationType}
-    weights = [row for row in rows(engine="llama-cpp") if not row.technique.startswith("kv_")]
+    weights = [
+        row for row in support_rows(engine="llama-cpp") if not row.technique.startswith("kv_")
+    ]
     named = {row.variant for row in weights if row.runs and row.variant}
     assert named
     assert named <= types
     # types of caches are those of its parser
     choices = option_table("llama-cpp", "b11206").options["--cache-type-k"].choices
-    cache = [row for row in rows(engine="llama-cpp") if row.technique.startswith("kv_")]
+    cache = [row for row in support_rows(engine="llama-cpp") if row.technique.startswith("kv_")]
     assert {row.variant for row in cache if row.runs} <= set(choices)
     assert {row.technique for row in cache if row.runs} >= {"kv_int8", "kv_int4"}
     assert "fp8" not in " ".join(choices)
@@ -55,7 +57,7 @@ def test_methods_of_transformers_are_those_that_it_loads_and_its_quantizers_say_
     name = "AUTO_QUANTIZATION_CONFIG_MAPPING"
     [mapping] = [node.value for node in assigned if ast.unparse(node.targets[0]) == name]
     known = {key.value for key in mapping.keys if isinstance(key, ast.Constant)}
-    running = [row for row in rows(engine="transformers") if row.runs and row.variant]
+    running = [row for row in support_rows(engine="transformers") if row.runs and row.variant]
     named = {row.variant for row in running if not row.technique.startswith("kv_")}
     named -= {"nf4", "int8"}  # of bitsandbytes
     assert len(named) >= 8
@@ -64,7 +66,7 @@ def test_methods_of_transformers_are_those_that_it_loads_and_its_quantizers_say_
     files = (folder("transformers") / "quantizers").glob("quantizer_*.py")
     text = "\n".join(file.read_text(encoding="utf-8") for file in files)
     text = re.sub(r'"\s*\n\s*f?"', "", text)
-    said = [row for row in rows(engine="transformers") if row.url.endswith("quantizers")]
+    said = [row for row in support_rows(engine="transformers") if row.url.endswith("quantizers")]
     quoted = {row.words for row in said if row.words}
     assert len(quoted) >= 12
     pieces = [piece.strip() for words in quoted for piece in re.split(r"…|\{[^}]*\}", words)]
@@ -89,7 +91,9 @@ def test_quantizers_refuse_this_processor_in_the_words_of_the_row(method, monkey
     asked = SimpleNamespace(quantization_config=SimpleNamespace(), pre_quantized=False)
     with pytest.raises((RuntimeError, ImportError, NotImplementedError)) as raised:
         quantizer.validate_environment(asked, device_map=None)
-    here = [row for row in rows(engine="transformers", hardware="x86") if row.variant == method]
+    here = [
+        row for row in support_rows(engine="transformers", hardware="x86") if row.variant == method
+    ]
     assert not any(row.runs for row in here)
     refused = [row for row in here if row.verdict == "refused"]
     words = {row.words for row in refused if row.technique == REFUSING[method]}
@@ -102,7 +106,7 @@ def test_formats_of_openvino_are_modes_of_nncf_and_its_plugins_are_of_intel_alon
     [body] = [node.body for node in classes if node.name == "CompressWeightsMode"]
     modes = {ast.unparse(node.targets[0]) for node in body if isinstance(node, ast.Assign)}
     assert set(modes_of.values()) <= modes
-    running = {row.technique for row in rows(engine="openvino") if row.runs}
+    running = {row.technique for row in support_rows(engine="openvino") if row.runs}
     weights = {name for name in running if name.endswith("weight_only")}
     assert weights
     assert weights <= set(modes_of)
@@ -110,7 +114,7 @@ def test_formats_of_openvino_are_modes_of_nncf_and_its_plugins_are_of_intel_alon
     named = {name.split("openvino_")[1].split("_plugin")[0] for name in plugins}
     processors = {name for name in named if name.endswith(("cpu", "gpu", "npu"))}
     assert processors <= {"intel_cpu", "intel_gpu", "intel_npu", "arm_cpu"}
-    refused = [row for row in rows(engine="openvino") if row.verdict == "refused"]
+    refused = [row for row in support_rows(engine="openvino") if row.verdict == "refused"]
     assert {row.hardware for row in refused} >= {"nvidia", "amd"}
     assert all("openvino_intel_gpu_plugin" in row.note for row in refused)
 
@@ -122,7 +126,7 @@ def test_nncf_refuses_for_onnx_what_rows_say(mode):
     helper = pytest.importorskip("onnx.helper")
     value = helper.make_tensor_value_info("x", 1, [1, 8])
     model = helper.make_model(helper.make_graph([], "none", [value], [value]))
-    said = [row for row in rows(engine="onnxruntime") if row.variant == f"nncf {mode}"]
+    said = [row for row in support_rows(engine="onnxruntime") if row.variant == f"nncf {mode}"]
     with pytest.raises(nncf.ParameterNotSupportedError) as raised:
         nncf.compress_weights(model, mode=nncf.CompressWeightsMode(mode))
     assert {row.words for row in said} == {str(raised.value)}
@@ -163,7 +167,7 @@ def test_onnx_runtime_multiplies_packed_weights_of_these_bits():
 
 def test_every_edge_family_has_a_device_and_rows_of_several_runners():
     for hardware in EDGE:
-        said = {row.engine for row in rows(hardware=hardware)} - {"any"}
+        said = {row.engine for row in support_rows(hardware=hardware)} - {"any"}
         assert len(said) >= 3, hardware
     shipped = {support_of("int4_weight_only", "vllm", name).hardware for name in device_names()}
     assert set(EDGE) <= shipped

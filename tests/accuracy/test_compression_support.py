@@ -2,9 +2,15 @@
 
 import re
 
-from recipe_core.accuracy.families import families, family_of, groups
-from recipe_core.accuracy.knowledge import combination, matrix, rows, runners, support_of
-from recipe_core.accuracy.lookup import placed
+from recipe_core.accuracy.families import families, family_of, hardware_groups
+from recipe_core.accuracy.knowledge import (
+    combination,
+    runner_matrix,
+    runners,
+    support_of,
+    support_rows,
+)
+from recipe_core.accuracy.lookup import support_entries
 from recipe_core.accuracy.support import VOID
 from recipe_core.accuracy.technique import techniques
 from recipe_core.engines.options import FOLDER, option_table
@@ -40,12 +46,12 @@ def tables(engine, row):
 
 
 def test_there_are_many_rows_and_each_is_of_something_known():
-    every = rows()
+    every = support_rows()
     assert len(every) >= 250
     assert len({row.engine for row in every}) >= 20
     assert {row.engine for row in every} <= {*runners(), "any"}
-    assert {row.hardware for row in every} <= {*families(), *groups(), "any"}
-    assert all(place.names <= set(techniques()) for place in placed())
+    assert {row.hardware for row in every} <= {*families(), *hardware_groups(), "any"}
+    assert all(place.names <= set(techniques()) for place in support_entries())
     read = [row for row in every if not row.inferred]
     assert len(read) > 0.75 * len(every)
     assert not any("recall" in row.note.casefold() for row in every)
@@ -53,7 +59,7 @@ def test_there_are_many_rows_and_each_is_of_something_known():
     refused = [row for row in every if row.verdict == "refused"]
     assert len(refused) > 150
     assert all(len(row.words) >= 3 and row.url.startswith("https://") for row in refused)
-    placings = [(place.engine, place.row) for place in placed()]
+    placings = [(place.engine, place.row) for place in support_entries()]
     said = [(name, r.technique, r.variant, r.hardware, r.last_version) for name, r in placings]
     assert len(set(said)) == len(said)
 
@@ -63,13 +69,13 @@ def test_every_shipped_device_has_a_family():
     assert family_of(device("h100-sxm")) == family_of("h100-sxm") == "hopper"
     # hardware that skips no zeros is a group; Trainium has patterns of its own
     dense = {name for name, family in families().items() if not family.sparse_2_4}
-    assert dense - {"trainium"} == set(groups()["dense-only"].families)
+    assert dense - {"trainium"} == set(hardware_groups()["dense-only"].families)
 
 
 @over("engine", ENGINES)
 def test_formats_that_run_are_choices_of_the_engines_parser_and_unknown_ones_not(engine):
     runs, refused = 0, 0
-    for row in rows(engine=engine):
+    for row in support_rows(engine=engine):
         other = not row.variant or row.variant in ("fp8_inc", "weight_sparsity")
         if row.verdict not in VOID and not other:
             for version, choices in tables(engine, row):
@@ -84,12 +90,12 @@ def test_formats_that_run_are_choices_of_the_engines_parser_and_unknown_ones_not
 
 
 def test_the_words_of_a_parser_list_what_it_takes():
-    [row] = [row for row in rows("kv_int8", "sglang") if row.hardware == "any"]
+    [row] = [row for row in support_rows("kv_int8", "sglang") if row.hardware == "any"]
     listed = re.search(r"choose from (.+)\)", row.words)
     choices = option_table("sglang", "0.5.23").options["--kv-cache-dtype"].choices
     assert tuple(listed[1].split(", ")) == choices
     # an engine without quantisation lists the types that it takes
-    [row] = [row for row in rows("int4_weight_only", "tei") if row.hardware == "any"]
+    [row] = [row for row in support_rows("int4_weight_only", "tei") if row.hardware == "any"]
     choices = option_table("tei", "1.9.3").options["--dtype"].choices
     assert f"[possible values: {', '.join(choices)}]" in row.words
 
@@ -125,7 +131,7 @@ def test_an_engine_around_another_answers_as_that_one_does():
 
 
 def test_a_matrix_has_a_verdict_in_every_cell():
-    cells = matrix("vllm")
+    cells = runner_matrix("vllm")
     columns = {tuple(row) for row in cells.values()}
     assert len(columns) == 1
     assert cells["fp8_w8a8"]["hopper"] == support_of("fp8_w8a8", "vllm", "hopper")

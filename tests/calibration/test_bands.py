@@ -15,8 +15,8 @@ from pydantic import ValidationError
 
 from recipe_core.base.intervals import LEVELS, NORMAL, probability_below
 from recipe_core.calibration.validation import intervals
-from recipe_core.calibration.validation.sizes import sizes, sizes_text, sizes_view
-from recipe_core.calibration.validation.validate import compare
+from recipe_core.calibration.validation.sizes import size_cases, sizes_text, sizes_view
+from recipe_core.calibration.validation.validate import compare_with_estimates
 from recipe_core.estimates.bands import BandFile, better_score, normal_probability
 from recipe_core.estimates.measured.serving_runs import published_runs
 from recipe_core.estimates.serving import bands as serving_bands
@@ -46,22 +46,22 @@ def synthetic(sigma, *, common=0.0, sources=12, runs=6):
         for k in range(runs if source else 40 * runs):
             run = {"run": f"{source} {device} {model} {k}", "split": str(k)}
             rows.append(same | cell | run | {"measured": math.exp(shared + draw.normal(0, sigma))})
-    return intervals.residuals(pd.DataFrame(rows))
+    return intervals.measured_residuals(pd.DataFrame(rows))
 
 
 def again(*tables):
     """Residuals of changed rows."""
-    return intervals.residuals(pd.concat(tables).drop(columns=["residual", "weight"]))
+    return intervals.measured_residuals(pd.concat(tables).drop(columns=["residual", "weight"]))
 
 
 def bands_of(rows):
-    return {band.key: band for band in intervals.bands(rows, GROUPS, "test").bands}
+    return {band.key: band for band in intervals.fit_bands(rows, GROUPS, "test").bands}
 
 
 @pytest.mark.parametrize("common", [0.0, 0.2])
 def test_intervals_hold_the_share_that_they_name(common):
     rows = synthetic(0.2, common=common, sources=30)
-    rated = intervals.coverage(intervals.left_out(rows, GROUPS), [])
+    rated = intervals.interval_coverage(intervals.left_out_intervals(rows, GROUPS), [])
     everything = bands_of(rows)[EVERYTHING]
     for level in LEVELS:
         share = int(level) / 100
@@ -82,13 +82,17 @@ def test_cells_weigh_alike_and_the_common_part_is_told_from_the_rest():
     assert shared == pytest.approx(0.09 / 0.10, abs=0.06)
     values, weights = np.array([3.0, 1.0, 2.0]), np.array([1.0, 1.0, 2.0])
     shares = {0.0: 1.0, 0.25: 1.0, 0.26: 2.0, 0.75: 2.0, 0.76: 3.0, 1.0: 3.0}
-    assert intervals.quantiles(values, weights, list(shares)).tolist() == list(shares.values())
+    assert intervals.weighted_quantiles(values, weights, list(shares)).tolist() == list(
+        shares.values()
+    )
 
 
 def test_figures_of_a_run_correlate_small_groups_are_the_wider_one_and_priors_no_better():
     rows = synthetic(0.2)
     falling = rows.assign(metric="output_tokens_per_s", measured=1 / rows.measured)
-    assert intervals.correlations(again(rows, falling)) == {"output_tokens_per_s": {"tpot_s": -1.0}}
+    assert intervals.error_correlations(again(rows, falling)) == {
+        "output_tokens_per_s": {"tpot_s": -1.0}
+    }
     rows = synthetic(0.1)
     odd = rows.source.eq("s1") & rows.device.eq("d0") & rows.model.eq("m0")
     engine, measured = rows.engine.where(~odd, "odd"), rows.measured.where(~odd, 3.0)
@@ -179,7 +183,7 @@ def test_a_shared_error_cancels_and_comparisons_are_as_sure_as_they_say():
     rows = synthetic(0.15, common=0.5, sources=20, runs=8)
     known = np.exp(np.random.default_rng(2).normal(0, 0.3, len(rows)))
     rows = again(rows.assign(estimated=known, measured=rows.measured * known))
-    rated = intervals.comparisons(rows, intervals.bands(rows, GROUPS, "test"), GROUPS)
+    rated = intervals.count_comparisons(rows, intervals.fit_bands(rows, GROUPS, "test"), GROUPS)
     assert rated.pairs.sum() > 2000
     assert (rated.probability - rated.better).abs().max() < 0.06
 
@@ -215,7 +219,7 @@ def test_splits_of_a_plan_are_compared_and_those_of_one_engine_more_surely():
 @pytest.mark.nightly
 def test_published_runs_are_inside():
     """In sample: the engines' numbers are fitted to these runs among others."""
-    tables = intervals.covered(compare(published_runs()).figures)
+    tables = intervals.coverage_tables(compare_with_estimates(published_runs()).figures)
     assert tables["all"].inside_80.tolist() == pytest.approx([0.8], abs=0.05)
     assert set(tables["vendors"].vendor) == {"amd", "nvidia"}
 
@@ -257,24 +261,24 @@ def sized(measured, estimated, spread=1.05, **changed):
 
 def test_a_good_estimate_has_the_measured_count_inside_its_range():
     measured = [40.0, 22.0, 13.0]
-    cases = sizes(sized(measured, [41.0, 21.0, 12.5]))
+    cases = size_cases(sized(measured, [41.0, 21.0, 12.5]))
     assert cases.measured.tolist() == [2, 1]
     assert cases.inside.all()
     assert (cases["last"] - cases["first"]).max() <= 1
     wrong = sized(measured, [12.0, 6.0, 3.0], spread=1.02)  # and sure of itself
-    assert not sizes(wrong).inside.any()
+    assert not size_cases(wrong).inside.any()
     assert sizes_view(wrong)["inside"] == 0
     # limits on throughput are the least
-    cases = sizes(sized([100.0, 190.0], [105.0, 200.0], figure="output_tokens_per_s"))
+    cases = size_cases(sized([100.0, 190.0], [105.0, 200.0], figure="output_tokens_per_s"))
     assert cases.limit.tolist() == pytest.approx([np.sqrt(100 * 190)])
     assert (cases.measured.tolist(), cases.inside.all()) == ([1], True)
     # loads of a split are a ladder
     rows = sized([10.0, 20.0, 40.0], [11.0, 19.0, 41.0])
-    cases = sizes(rows.assign(tp=8, load=[8.0, 16.0, 32.0]))
+    cases = size_cases(rows.assign(tp=8, load=[8.0, 16.0, 32.0]))
     assert (set(cases.ladder), cases.inside.all()) == ({"load"}, True)
     # excluded runs and single ones make no case
-    assert not len(sizes(rows.assign(exclude="a copy")))
-    assert not len(sizes(rows.iloc[:1]))
+    assert not len(size_cases(rows.assign(exclude="a copy")))
+    assert not len(size_cases(rows.iloc[:1]))
     assert "No runs differ" in sizes_text(rows.iloc[:1])
 
 

@@ -17,8 +17,8 @@ from recipe_core.calibration import gates
 from recipe_core.calibration.calibrate import Knowledge
 from recipe_core.calibration.comparison import compare_runs
 from recipe_core.calibration.importers.rows import table_text
-from recipe_core.calibration.place import VARIABLE, default_path, stamp
-from recipe_core.calibration.residuals import of_runs
+from recipe_core.calibration.place import VARIABLE, calibration_stamp, default_path
+from recipe_core.calibration.residuals import measured_of_rows
 from recipe_core.calibration.store import Incoming, Overlay
 from recipe_core.doors import answers
 from recipe_core.doors.worker import calibrated
@@ -40,7 +40,7 @@ from tests.fixtures.refusals import refusal
 DAY = datetime.date(2026, 11, 1)
 NOW = datetime.datetime(2026, 11, 1, 12, tzinfo=datetime.UTC)
 PUBLISHED = [run for run in published_runs() if run.device == "h100-sxm" and not run.exclude]
-RUNS = of_runs([run for run in PUBLISHED if run.tpot_ms][:12])
+RUNS = measured_of_rows([run for run in PUBLISHED if run.tpot_ms][:12])
 
 
 def incoming(runs):
@@ -49,7 +49,7 @@ def incoming(runs):
 
 def measured(factor, count=1, **values):
     """Runs whose time per token is ``factor`` times the estimate."""
-    return of_runs(times_as_estimated(factor, count, **values))
+    return measured_of_rows(times_as_estimated(factor, count, **values))
 
 
 def holding(path, *additions, today=DAY):
@@ -80,7 +80,7 @@ def test_where_it_lies_and_without_one_answers_are_the_same(tmp_path, monkeypatc
     assert (Overlay.open(), os.environ[VARIABLE]) == (None, ""), "tests have none"
     plain = to_json(rb.plan(request()).to_json())
     monkeypatch.setenv(VARIABLE, str(tmp_path / "none-here"))
-    assert stamp() == ""
+    assert calibration_stamp() == ""
     assert to_json(rb.plan(request()).to_json()) == plain
 
 

@@ -11,23 +11,23 @@ from contextlib import suppress
 
 import pytest
 
-from recipe_core.accuracy.checkpoints import compression_of, own_figure, read_compression
-from recipe_core.accuracy.own import with_own
+from recipe_core.accuracy.checkpoints import own_figure, parse_compression, read_compression
+from recipe_core.accuracy.own import with_own_figure
 from recipe_core.accuracy.retained import Retained
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import InputError
 from recipe_core.base.units import GIB
-from recipe_core.calibration.importers.content import Content, number_of
+from recipe_core.calibration.importers.content import Content, parse_number
 from recipe_core.calibration.importers.registry import (
     FORMATS,
-    format_of,
     import_file,
     read_imported,
+    recognise_format,
 )
-from recipe_core.calibration.importers.rows import row_of, table_text
-from recipe_core.calibration.residuals import learn
+from recipe_core.calibration.importers.rows import build_imported_row, table_text
+from recipe_core.calibration.residuals import learn_corrections
 from recipe_core.calibration.run_files import read_measured
-from recipe_core.calibration.run_rows import imported_table
+from recipe_core.calibration.run_rows import build_imported_table
 from recipe_core.estimates.measured.serving_runs import Run, read_runs
 from recipe_core.estimates.measured.training_runs import read_training_runs
 from tests.fixtures.command_line import recipe
@@ -58,7 +58,7 @@ def test_every_file_is_known_by_its_content_alone():
     for name in FIGURES:
         content = Content("x", (IMPORTS / name).read_text())
         (matching,) = (known.name for known in FORMATS if known.recognises(content))
-        assert format_of(Content.of_file(IMPORTS / name)).name == matching
+        assert recognise_format(Content.of_file(IMPORTS / name)).name == matching
         read.add(matching)
     assert read == {known.name for known in FORMATS}
 
@@ -117,10 +117,10 @@ def test_files_that_are_no_measurement_say_so_and_have_a_limit(tmp_path, monkeyp
     monkeypatch.setattr("recipe_core.calibration.importers.content.MAX_BYTES", 50)
     assert "the limit is 50" in str(refusal(import_file, path))
     assert "cannot read" in str(refusal(import_file, tmp_path / "none.json"))
-    assert number_of(" 1,234.5 ") == 1234.5
+    assert parse_number(" 1,234.5 ") == 1234.5
     for wrong in ("1" * 400, *table("imports", "no_numbers")):
         with pytest.raises(ValueError, match="not"):
-            number_of(wrong)
+            parse_number(wrong)
 
 
 @over("text, times", table("imports", "hostile"))
@@ -143,7 +143,9 @@ def test_import_makes_a_row_that_teaches(tmp_path):
     assert [row.id for row in rows] == ["vllm_bench_closed", "guidellm_closed-benchmarks-0"]
     assert rows[0].tpot_ms == pytest.approx(141.891, rel=1e-4)
     assert (rows[0].model, rows[0].tp, rows[0].per_node) == ("Qwen/Qwen3-32B", 4, 4)
-    assert {run.name for run in learn(read_measured(path)).runs} == {row.id for row in rows}
+    assert {run.name for run in learn_corrections(read_measured(path)).runs} == {
+        row.id for row in rows
+    }
     assert recipe("import", files[0], *asked).returncode == 0
     assert [row.id for row in read_runs(path)][-1] == "vllm_bench_closed-2"
 
@@ -168,17 +170,17 @@ def test_an_import_prints_a_table_and_options_go_before_the_file_and_the_request
         assert said in str(refusal(read_measured, IMPORTS / name))
     imported = import_file(IMPORTS / "sglang_bench.jsonl")[1]
     columns = {"model": "Qwen/Qwen3.5-397B-A17B", "device": "mi355x", "tp": 8, "per_node": 8}
-    made = row_of(imported, "a", columns, {"weight_dtype": "fp8", "source": "me"})
+    made = build_imported_row(imported, "a", columns, {"weight_dtype": "fp8", "source": "me"})
     assert isinstance(made.row, Run)
     # the file's model, which the catalog has
     found = (made.row.model, made.row.tp, made.row.device)
     assert found == ("Qwen/Qwen3.5-397B-A17B-FP8", 4, "mi355x")
     origins = {"tp": "the file", "device": "the request", "weight_dtype": "an option"}
     assert made.origins.items() >= origins.items()
-    assert "'tpp'" in str(refusal(row_of, imported, "a", columns, {"tpp": "8"}))
-    assert "nobody states device" in str(refusal(row_of, imported, "a", {}, {}))
+    assert "'tpp'" in str(refusal(build_imported_row, imported, "a", columns, {"tpp": "8"}))
+    assert "nobody states device" in str(refusal(build_imported_row, imported, "a", {}, {}))
     content = Content.of_file(IMPORTS / "inferencex.json")
-    other = refusal(imported_table, [content], REQUEST, {})
+    other = refusal(build_imported_table, [content], REQUEST, {})
     assert "the file is of Qwen/Qwen3.5-397B-A17B-FP8" in str(other)
 
 
@@ -191,9 +193,9 @@ def test_training_logs_become_training_rows(tmp_path):
     assert (row.step_s, row.layers, row.tp, row.pp, row.dp) == (129.42, 96, 8, 6, 8)
     assert recipe("validate", "--training", str(path)).returncode == 0
     both = [Content.of_file(IMPORTS / name) for name in ("megatron.log", "inferencex.json")]
-    assert "of serving and of training" in str(refusal(imported_table, both, None, {}))
+    assert "of serving and of training" in str(refusal(build_imported_table, both, None, {}))
     # a table keeps what was there
-    row = row_of(first("inferencex.json"), "a", {}, {}).row
+    row = build_imported_row(first("inferencex.json"), "a", {}, {}).row
     path = tmp_path / "runs.csv"
     path.write_text(table_text([row]))
     assert read_runs(path) == [row]
@@ -209,21 +211,21 @@ def test_a_measured_checkpoint_speaks_for_its_own_model_and_stands_first(tmp_pat
     for month, expired in ((datetime.date(2026, 12, 1), False), (datetime.date(2027, 12, 1), True)):
         assert measured.expired(month) == expired
     for changes, said in (({"verification": {}}, "verification"), ({"kind": "serving"}, "serving")):
-        assert said in str(refusal(compression_of, document | changes))
-    runs = [measured, compression_of(document | newer)]
+        assert said in str(refusal(parse_compression, document | changes))
+    runs = [measured, parse_compression(document | newer)]
     assert own_figure(runs, "Owner/Model", "int4_weight_only").date == datetime.date(2026, 11, 25)
     assert own_figure(runs, "owner/other", "int4_weight_only") is None
     assert own_figure(runs, "owner/model", "int4_weight_only", "AWQ") is None
-    measured = compression_of(table("imports", "compression"))
+    measured = parse_compression(table("imports", "compression"))
     own = ([measured], "owner/model", "int4_weight_only")
     expected = Retained(0.97, 0.93, 0.99, "the model of published figures")
-    moved = with_own(expected, *own)
+    moved = with_own_figure(expected, *own)
     assert moved.value == 0.98
     assert 0.93 < moved.low <= moved.value <= moved.high
     assert moved.nearest[0].source == "measured here"
     assert moved.basis.startswith("measured here")
-    assert with_own(expected, [], *own[1:]) is expected
+    assert with_own_figure(expected, [], *own[1:]) is expected
     # and is the answer where nothing was known
     unknown = Retained(math.nan, math.nan, math.nan, "nothing near", known=False)
-    answer = with_own(unknown, *own)
+    answer = with_own_figure(unknown, *own)
     assert (answer.known, answer.value) == (True, 0.98)

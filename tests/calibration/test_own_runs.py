@@ -11,8 +11,17 @@ import pytest
 import recipe_core as rb
 from recipe_core.base.documents import to_yaml
 from recipe_core.calibration.importers.rows import table_text
-from recipe_core.calibration.residuals import MAX_RUNS, learn, of_runs, prior
-from recipe_core.calibration.run_files import corrections_of, read_measured, rows_of
+from recipe_core.calibration.residuals import (
+    MAX_RUNS,
+    learn_corrections,
+    measured_of_rows,
+    shipped_prior,
+)
+from recipe_core.calibration.run_files import (
+    corrections_from_sources,
+    parse_run_rows,
+    read_measured,
+)
 from recipe_core.doors import answers
 from recipe_core.estimates.bands import narrow_interval
 from recipe_core.estimates.columns.corrections import version_in_text
@@ -62,7 +71,7 @@ def times_as_estimated(factor, count=1, **values):
 
 
 def taught(runs):
-    return learn(of_runs(runs))
+    return learn_corrections(measured_of_rows(runs))
 
 
 def tpot(asked, corrections=None):
@@ -71,8 +80,8 @@ def tpot(asked, corrections=None):
 
 def test_without_runs_and_on_another_device_answers_are_the_same_to_the_bit():
     asked = [request(), request("open", 2.0), request("static", 16), request("offline", 500)]
-    assert estimate_batch(asked, corrections_of([])) == estimate_batch(asked)
-    assert corrections_of(None) is None
+    assert estimate_batch(asked, corrections_from_sources([])) == estimate_batch(asked)
+    assert corrections_from_sources(None) is None
     plain = plan(PlanRequest.parse(asked[0]))
     assert plain.setting(0).correction is None
     assert "own_runs" not in plain.to_json(1)
@@ -97,11 +106,13 @@ def test_more_runs_move_further_by_buhlmann_credibility_and_one_odd_figure_is_cu
     assert all_["ttft_s"] / plain["ttft_s"] > 20
     # one scope is Bühlmann credibility
     none = dict.fromkeys(("version", "model", "deployment", "load"), 0.0)
-    shares = prior().shares.model_copy(update={**none, "device": 0.75, "noise": 0.25})
-    known = prior().model_copy(update={"cap": 1e9, "shares": shares})
+    shares = shipped_prior().shares.model_copy(update={**none, "device": 0.75, "noise": 0.25})
+    known = shipped_prior().model_copy(update={"cap": 1e9, "shares": shares})
     plain = tpot(request())
     for count in (1, 3, 7):
-        told = learn(of_runs(times_as_estimated(2.0, count)), known=known)
+        told = learn_corrections(
+            measured_of_rows(times_as_estimated(2.0, count)), prior_belief=known
+        )
         moved = np.log(tpot(request(), told) / plain)
         assert moved == pytest.approx(np.log(2) * count / (count + 1 / 3), rel=1e-4)
 
@@ -149,8 +160,8 @@ def test_neither_the_order_of_rows_nor_runs_given_twice_or_excluded_matter():
     random.Random(3).shuffle(runs)
     for same in (runs, [*runs, *runs]):
         assert served(request(), taught(same)) == answer
-    measured = of_runs(times_as_estimated(2.0, 2))
-    told = learn([measured[0], replace(measured[1], excluded="warm cache")])
+    measured = measured_of_rows(times_as_estimated(2.0, 2))
+    told = learn_corrections([measured[0], replace(measured[1], excluded="warm cache")])
     assert (len(told.runs), told.left_out[0].reason) == (1, "warm cache")
     many = [run(f"{k}", tpot_ms=k + 1) for k in range(MAX_RUNS + 1)]
     assert f"at most {MAX_RUNS:,}" in str(refusal(taught, many))
@@ -253,7 +264,7 @@ def test_columns_and_single_cases_agree_and_the_library_takes_files_and_rows(tmp
     path = table(tmp_path, runs)
     first, *others, uncorrected = (
         rb.estimate(request(), measured=source).to_json()
-        for source in (runs, path, [path], corrections_of(runs), None)
+        for source in (runs, path, [path], corrections_from_sources(runs), None)
     )
     assert others == [first] * 3
     assert uncorrected != first
@@ -296,8 +307,8 @@ def test_the_shipped_table_is_one_of_own_runs_and_wrong_files_say_what_is_wrong(
     ):
         assert said in str(refusal(read_measured, file))
     good = run(tpot_ms=1).model_dump(exclude_none=True)
-    assert refusal(rows_of, [good, good | {"load": -1}], 5).field == "measured.1.load"
-    assert "at most 1 runs" in str(refusal(rows_of, [{}, {}], 1))
+    assert refusal(parse_run_rows, [good, good | {"load": -1}], 5).field == "measured.1.load"
+    assert "at most 1 runs" in str(refusal(parse_run_rows, [{}, {}], 1))
 
 
 def test_what_a_bundle_measured_is_an_own_run(tmp_path):
@@ -317,7 +328,7 @@ def test_what_a_bundle_measured_is_an_own_run(tmp_path):
     }
     path.write_text(json.dumps(measurement))
     for source in (path, path.parent.parent):
-        told = corrections_of(source)
+        told = corrections_from_sources(source)
         assert not told.left_out
         answer = served(request(), told)
         assert answer["basis"]["tpot_s"].startswith("calibrated: 1 own run of this deployment, × ")

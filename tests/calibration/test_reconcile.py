@@ -12,7 +12,12 @@ from recipe_core.base.units import GIB
 from recipe_core.calibration.importers.content import Content
 from recipe_core.calibration.importers.imported import Imported
 from recipe_core.calibration.importers.registry import import_file, read_imported
-from recipe_core.calibration.validation.reconcile import EXPLAINED, MATCH, OPEN, reconcile
+from recipe_core.calibration.validation.reconcile import (
+    EXPLAINED,
+    MATCH,
+    OPEN,
+    reconcile_measurements,
+)
 from recipe_core.doors import answers
 from recipe_core.doors.cli.measuring import scrape_metrics
 from recipe_core.plans.plans import estimate_batch
@@ -33,7 +38,7 @@ def estimate(request=REQUEST, **changes):
 
 
 def beside(imported, request=REQUEST):
-    (answer,) = reconcile([("x", imported)], request)
+    (answer,) = reconcile_measurements([("x", imported)], request)
     return answer
 
 
@@ -101,7 +106,7 @@ def test_cached_prompts_guessed_formats_and_caches_set_by_hand_explain_figures()
     memory = estimate(candidate={"memory_fraction": 0.6})["memory"]
     boot = measured({"kv_cache_bytes": memory["kv_cache_bytes"]}, split={"memory_fraction": 0.6})
     run = measured({"tpot_s": 9.0, "kv_cache_tokens": memory["kv_cache_tokens"]})
-    first, second = reconcile([("boot", boot), ("run", run)], REQUEST)
+    first, second = reconcile_measurements([("boot", boot), ("run", run)], REQUEST)
     assert verdicts(first) == {"kv_cache_bytes": EXPLAINED}
     assert verdicts(second) == {"kv_cache_tokens": EXPLAINED, "tpot_s": OPEN}
 

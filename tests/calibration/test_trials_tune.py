@@ -15,11 +15,17 @@ import pytest
 
 from recipe_core.bundle.verify import read_bundle
 from recipe_core.calibration.trials import knobs as knobs_module
-from recipe_core.calibration.trials.confirm import gain_of, order
+from recipe_core.calibration.trials.confirm import alternating_order, gain_of
 from recipe_core.calibration.trials.errors import TrialError
-from recipe_core.calibration.trials.knobs import SPLIT, Knob, knobs, recipe_at, recommended
+from recipe_core.calibration.trials.knobs import (
+    SPLIT,
+    Knob,
+    recipe_at,
+    recommended_point,
+    tunable_knobs,
+)
 from recipe_core.calibration.trials.leftovers import LAUNCHER_S, MARK, mark_of, stop_all
-from recipe_core.calibration.trials.objective import aim_of
+from recipe_core.calibration.trials.objective import search_aim
 from recipe_core.calibration.trials.study import JOURNAL, Search
 from recipe_core.calibration.trials.tune import Budget, tune
 from recipe_core.payload.launcher.procs import Processes, Stat
@@ -63,8 +69,8 @@ def run(search, trials, most_seqs=9):
 def test_the_search_starts_at_the_recommended_point_and_finds_the_optimum(tmp_path):
     search = opened(tmp_path / "free")
     run(search, 40)
-    assert search.done[0].params == recommended(SPACE)
-    assert search.best().value <= 0.1 < score_of(recommended(SPACE))
+    assert search.done[0].params == recommended_point(SPACE)
+    assert search.best().value <= 0.1 < score_of(recommended_point(SPACE))
     assert len({tuple(t.params.items()) for t in search.done}) == len(search.done)
     # points beyond the limits are never the best
     search = opened(tmp_path / "limited")
@@ -114,7 +120,7 @@ def on_gpus():
 
 
 def test_the_space_is_what_the_engine_has_options_for(on_gpus):
-    space = {knob.name: knob for knob in knobs(on_gpus, 3)}
+    space = {knob.name: knob for knob in tunable_knobs(on_gpus, 3)}
     names = "max_num_seqs max_batched_tokens memory_fraction max_cudagraph_capture_size"
     assert set(space) == {*names.split(), SPLIT}
     assert len(space[SPLIT].values) == 3
@@ -125,8 +131,8 @@ def test_the_space_is_what_the_engine_has_options_for(on_gpus):
 
 
 def test_a_point_is_a_recipe_and_what_moved_is_the_objectives_choice(on_gpus):
-    space = knobs(on_gpus, 1)
-    point = recommended(space)
+    space = tunable_knobs(on_gpus, 1)
+    point = recommended_point(space)
     assert recipe_at(on_gpus, space, point) is on_gpus
     point["max_num_seqs"] += 1
     point["max_cudagraph_capture_size"] = 1
@@ -146,14 +152,14 @@ def test_a_point_is_a_recipe_and_what_moved_is_the_objectives_choice(on_gpus):
 
 
 def test_limits_are_held_against_what_was_measured(on_gpus):
-    aim = aim_of(recipe_request(on_gpus))
+    aim = search_aim(recipe_request(on_gpus))
     assert (aim.limits, set(aim.unchecked)) == ({"tpot_ms": 0.03}, {"watts"})
     assert aim.broken({"tpot_s": 0.06})["tpot_ms"] == pytest.approx(0.693, abs=0.001)
     assert aim.broken({"tpot_s": 0.02})["tpot_ms"] < 0
     faster = aim.score({"output_tokens_per_s": 200.0}, on_gpus)
     assert faster < aim.score({"output_tokens_per_s": 100.0}, on_gpus)
     for name, says in (("energy", "not measured"), ("speed", "unknown objective")):
-        assert says in str(refusal(aim_of, recipe_request(on_gpus), name))
+        assert says in str(refusal(search_aim, recipe_request(on_gpus), name))
 
 
 def test_a_gain_is_believed_beyond_the_noise_only():
@@ -164,7 +170,7 @@ def test_a_gain_is_believed_beyond_the_noise_only():
     noise = random.Random(3)
     alike = gain_of(*([noise.gauss(0, 0.1) for _ in range(4)] for _ in range(2)))
     assert not alike.proven
-    assert order(3) == ["base", "best", "best", "base", "base", "best"]
+    assert alternating_order(3) == ["base", "best", "best", "base", "base", "best"]
 
 
 def tuned(bundle, servers, budget=QUICK, **options):

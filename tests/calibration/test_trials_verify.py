@@ -9,10 +9,20 @@ import pytest
 from recipe_core.calibration.trials import deployment
 from recipe_core.calibration.trials import verify as module
 from recipe_core.calibration.trials.answers import Answer, Questions, read_answer
-from recipe_core.calibration.trials.compare import agreement, distance, divergence, top_divergence
+from recipe_core.calibration.trials.compare import (
+    answer_agreement,
+    first_difference,
+    logprob_distance,
+    top_divergence,
+)
 from recipe_core.calibration.trials.errors import TrialError
-from recipe_core.calibration.trials.tolerances import EXACT, judge, kind_of, tolerance
-from recipe_core.calibration.trials.verify import Choice, verify
+from recipe_core.calibration.trials.tolerances import (
+    EXACT,
+    coarsest_format_class,
+    judge_agreement,
+    tolerance,
+)
+from recipe_core.calibration.trials.verify import Choice, verify_outputs
 from recipe_core.engines.reproducibility import Reproducibility, reproducibility
 from recipe_core.engines.spec import engine, engine_names
 from recipe_core.payload.launcher.api import Api
@@ -33,25 +43,25 @@ def answer(text, logprobs=()):
 def test_agreement_counts_where_answers_part():
     left = [answer("a b c d"), answer("a b c d"), answer("a b c d")]
     right = [answer("a b c d"), answer("a x c d"), answer("a b c")]
-    alike = agreement(left, right)
+    alike = answer_agreement(left, right)
     assert (alike.identical, alike.share, alike.unit) == (1, pytest.approx(1 / 3), "tokens")
     assert (alike.first_divergence["least"], alike.first_divergence["most"]) == (1, 3)
     assert alike.alike_after == {"1": 1.0, "4": pytest.approx(1 / 3)}
-    assert divergence("ab", "ab") is None
+    assert first_difference("ab", "ab") is None
     # engines without tokens are compared by words
     known = answer("the soup is hot")
     without = Answer("the soup is cold", ("the", " soup", " is", " cold"), exact=False)
-    assert agreement([known], [without]).unit == "words"
-    refusal(agreement, [known], [])
+    assert answer_agreement([known], [without]).unit == "words"
+    refusal(answer_agreement, [known], [])
 
 
 def test_distance_is_over_what_came_before_the_parting():
     left = [answer("a b c", (-0.1, -0.2, -0.3))]
     right = [answer("a b x", (-0.1, -0.25, -9.0))]
-    apart = distance(left, right)
+    apart = logprob_distance(left, right)
     assert (apart.tokens, apart.mean_abs) == (2, pytest.approx(0.025))
     assert apart.max_abs == pytest.approx(0.05)
-    assert distance([answer("a")], [answer("a")]) is None
+    assert logprob_distance([answer("a")], [answer("a")]) is None
     # the divergence of shared alternatives is a lower bound
     whole_p, whole_q = [0.5, 0.3, 0.15, 0.05], [0.4, 0.35, 0.05, 0.2]
     whole = sum(p * math.log(p / q) for p, q in zip(whole_p, whole_q, strict=True))
@@ -64,12 +74,16 @@ def test_distance_is_over_what_came_before_the_parting():
 def test_the_verdict_names_the_bound_that_is_broken():
     same = [answer("a b", (-0.1, -0.2))]
     moved = [answer("a b", (-0.1, -0.9))]
-    assert judge(tolerance(EXACT), agreement(same, same), distance(same, same)) == ("within", [])
-    verdict, broken = judge(tolerance("bf16"), agreement(same, moved), distance(same, moved))
+    assert judge_agreement(
+        tolerance(EXACT), answer_agreement(same, same), logprob_distance(same, same)
+    ) == ("within", [])
+    verdict, broken = judge_agreement(
+        tolerance("bf16"), answer_agreement(same, moved), logprob_distance(same, moved)
+    )
     assert verdict == "outside"
     assert "log-probabilities differ 0.35 nats" in broken[0]
     loose = tolerance("four-bit").model_copy(update={"mean_abs": None, "kl_mean": None})
-    assert judge(loose, agreement(same, moved), None)[0] == "not judged"
+    assert judge_agreement(loose, answer_agreement(same, moved), None)[0] == "not judged"
 
 
 def test_an_answer_is_read_or_refused():
@@ -99,12 +113,12 @@ def test_every_engine_is_known_and_its_switches_are_its_options():
 def test_unsplit_is_one_device_of_the_same_formats():
     split = {"engine": "vllm", "tp": 4, "pp": 1, "dp": 1}
     recipe = make_recipe(make_request("Qwen/Qwen3-8B", candidate=split))
-    whole = module._unsplit(recipe)
+    whole = module._unsplit_recipe(recipe)
     assert whole.device.count == 1
     assert whole.candidate["weight_dtype"] == recipe.candidate["weight_dtype"]
-    assert kind_of(recipe, whole) == "bf16"
+    assert coarsest_format_class(recipe, whole) == "bf16"
     large = make_recipe(make_request(candidate=split | {"tp": 8}))
-    refusal(module._unsplit, large, kind=module.NoAnswer)
+    refusal(module._unsplit_recipe, large, kind=module.NoAnswer)
     # prompts are the same in every run
     assert Questions.of(5, 8, 100) == Questions.of(5, 8, 100)
     assert len(set(Questions.of(50, 8, 100).prompts)) == 50
@@ -113,7 +127,7 @@ def test_unsplit_is_one_device_of_the_same_formats():
 @pytest.mark.usefixtures("fake_vllm")
 def test_an_engine_that_repeats_is_within_every_tolerance(vllm_bundle, tmp_path):
     other = vllm_bundle("other", weight_dtype="fp32")
-    report = verify(vllm_bundle(), [other], SMALL, tell=lambda line: None)
+    report = verify_outputs(vllm_bundle(), [other], SMALL, tell=lambda line: None)
     assert report.verdict == "within"
     by_name = {comparison.name: comparison for comparison in report.comparisons}
     assert (by_name["repeat-greedy"].alike.share, by_name["batch"].alike.unit) == (1, "tokens")
@@ -128,7 +142,7 @@ def test_an_engine_that_repeats_is_within_every_tolerance(vllm_bundle, tmp_path)
 def test_a_bundle_that_does_not_start_says_why(vllm_bundle, monkeypatch, tmp_path):
     monkeypatch.setenv("FAKE_DIES_AT", "16")
     with pytest.raises(TrialError) as failure:
-        verify(vllm_bundle(), (), SMALL, tell=lambda line: None)
+        verify_outputs(vllm_bundle(), (), SMALL, tell=lambda line: None)
     assert "server-0" in failure.value.message
     assert "out of memory" in failure.value.detail
     assert not list(tmp_path.glob("bundle/run/verify/work-*"))
@@ -137,7 +151,7 @@ def test_a_bundle_that_does_not_start_says_why(vllm_bundle, monkeypatch, tmp_pat
 def verified(bundle, *against, noise=""):
     """A report of answers without a server."""
     here = {"deploy": Servers().deploy, "asker": partial(Words, noise=noise), "alone": ALONE}
-    return verify(bundle, against, SMALL, tell=lambda line: None, **here)
+    return verify_outputs(bundle, against, SMALL, tell=lambda line: None, **here)
 
 
 def test_noise_of_the_batch_is_seen_and_a_switch_ends_it(vllm_bundle, monkeypatch):
@@ -166,6 +180,6 @@ def test_an_engine_that_never_repeats_is_outside(vllm_bundle, monkeypatch):
 
 def test_a_trial_makes_a_key_where_its_bundle_needs_one_and_finds_none(monkeypatch):
     needed, free = (Api("/", "m", {}, "A_KEY", key_needed=each) for each in (True, False))
-    assert len({deployment._key(needed)["A_KEY"] for _ in range(2)}) == 2
+    assert len({deployment._trial_api_key(needed)["A_KEY"] for _ in range(2)}) == 2
     monkeypatch.setenv("A_KEY", "the user's")
-    assert deployment._key(needed) == deployment._key(free) == {}
+    assert deployment._trial_api_key(needed) == deployment._trial_api_key(free) == {}

@@ -55,29 +55,31 @@ def written(path, *rows, header=COLUMNS):
 
 def test_errors_are_those_of_known_ratios_and_what_has_no_estimate_is_named():
     half = measured_as(0.5, id="half", source="x")
-    found = validate.compare([half, measured_as(2.0, id="double", source="y", load=32)])
+    found = validate.compare_with_estimates(
+        [half, measured_as(2.0, id="double", source="y", load=32)]
+    )
     assert (found.figures.id.nunique(), found.not_covered) == (2, {})
-    by_source = validate.errors(found.figures, ["source"]).set_index("source")
+    by_source = validate.group_errors(found.figures, ["source"]).set_index("source")
     assert by_source.loc["x", ["n", "cells"]].tolist() == [5, 1]
     shares = by_source[["median", "mean", "p90", "bias"]].astype(float)
     np.testing.assert_allclose(shares.loc["x", ["median", "mean", "bias"]], [1.0, 1.0, 2.0])
     np.testing.assert_allclose(shares.loc["y", ["median", "p90", "bias"]], [0.5, 0.5, 0.5])
-    tpot = validate.errors(found.figures, ["figure"]).set_index("figure").loc["tpot_ms"]
+    tpot = validate.group_errors(found.figures, ["figure"]).set_index("figure").loc["tpot_ms"]
     assert (tpot.n, tpot.cells, tpot["mean"]) == (2, 2, pytest.approx(0.75))
     for factor, inside in ((1.0, 1.0), (1e3, 0.0)):
-        frame = validate.compare([measured_as(factor)]).figures
-        assert validate.errors(frame, ["vendor"]).inside.tolist() == [inside]
+        frame = validate.compare_with_estimates([measured_as(factor)]).figures
+        assert validate.group_errors(frame, ["vendor"]).inside.tolist() == [inside]
     # Nine right runs of one source, one of another off by half: the cells' mean is between.
-    frame = validate.compare(
+    frame = validate.compare_with_estimates(
         [measured_as(1.0, id=f"r{n}", source="large") for n in range(9)]
         + [measured_as(2.0, source="small")]
     ).figures
-    all_runs = validate.errors(frame[frame.figure == "tpot_ms"], ["figure"])
+    all_runs = validate.group_errors(frame[frame.figure == "tpot_ms"], ["figure"])
     assert all_runs.loc[0, ["n", "cells"]].tolist() == [10, 2]
     assert all_runs["median"][0] == pytest.approx(0)
     assert all_runs.cell_mean[0] == pytest.approx(0.25)
     unknown = [run(id="a", model="no/such"), run(id="b", engine="nothing")]
-    found = validate.compare([*unknown, run(id="c", per_node=1, tp=1), run(id="d")])
+    found = validate.compare_with_estimates([*unknown, run(id="c", per_node=1, tp=1), run(id="d")])
     assert sorted(found.not_covered.values()) == [1, 1]
     assert [(refused.id, "short" in reason) for refused, reason in found.refused] == [("c", True)]
     assert found.figures.id.unique().tolist() == ["d"]
@@ -86,7 +88,7 @@ def test_errors_are_those_of_known_ratios_and_what_has_no_estimate_is_named():
         assert said in text
     view = validate.validation_view(found, "device")
     assert (view["runs"], view["estimated"], view["by_device"][0]["n"]) == (4, 1, 1)
-    nothing = validate.compare(unknown[:1])  # is an answer too
+    nothing = validate.compare_with_estimates(unknown[:1])  # is an answer too
     assert "1 runs, 0 estimated" in validate.validation_text(nothing, "model")
     assert validate.validation_view(nothing)["figures"] == []
 
@@ -108,7 +110,7 @@ def test_the_primary_score_is_that_of_a_table_worked_out_by_hand():
     frame = pd.DataFrame(rows).replace(
         {"source": {"LISTING": next(iter(serving_runs.listing_ids()))}}
     )
-    scores = validate.primary(frame).set_index(["runs", "mode", "figure"])
+    scores = validate.primary_score(frame).set_index(["runs", "mode", "figure"])
     # 0.2 + 0.8 · (0.3 - 0.2); of 12 figures the sixth and seventh are 0.3 and 0.3
     score = {"cells": 3, "cell_median": 0.2, "cell_p90": 0.28}
     score |= {"n": 12, "median": 0.3, "within_20": 5 / 12}
@@ -123,8 +125,10 @@ def test_the_primary_score_is_that_of_a_table_worked_out_by_hand():
     assert (validate.ALL, "closed", "ttft_ms") in scores.index
     assert (validate.SCORED, "closed", "ttft_ms") not in scores.index
     assert "static" not in scores.index.get_level_values("mode")
-    found = validate.compare([measured_as(0.5, id=f"r{n}", load=n + 1) for n in range(3)])
-    assert next(iter(validate.sections(found))) == "primary"
+    found = validate.compare_with_estimates(
+        [measured_as(0.5, id=f"r{n}", load=n + 1) for n in range(3)]
+    )
+    assert next(iter(validate.validation_sections(found))) == "primary"
     text = validate.validation_text(found)
     assert text.index("Primary score") < text.index("By figure")
     best = validate.validation_view(found)["primary"][0]
@@ -134,16 +138,18 @@ def test_the_primary_score_is_that_of_a_table_worked_out_by_hand():
 
 def test_pairs_of_splits_are_counted_by_hand_and_ties_are_not_right():
     frame = pd.DataFrame([split_run(*row) for row in table("calibration", "splits")])
-    same, any_version, any_gpus = (validate.pairs(frame, pairing) for pairing in validate.PAIRINGS)
+    same, any_version, any_gpus = (
+        validate.split_pairs(frame, pairing) for pairing in validate.PAIRINGS
+    )
     assert len(same) == 4  # a-b, b-c, b-d, c-d
     assert same.right.tolist().count(True) == 1
     assert (len(any_version), any_version.tied.sum()) == (4 + 4, 1)  # and g with a, b, c, d
     assert len(any_gpus) == 4 + 4  # and f with a, b, c, d
-    shares = validate.ranking(frame).set_index(["compared", "figure"])
+    shares = validate.split_ranking(frame).set_index(["compared", "figure"])
     assert shares.loc[(SAME.title, "tpot_ms"), ["pairs", "right"]].tolist() == [4, 0.25]
 
     def paired(first, second, pairing=SAME):
-        return validate.pairs(pd.DataFrame([split_run(*first), split_run(*second)]), pairing)
+        return validate.split_pairs(pd.DataFrame([split_run(*first), split_run(*second)]), pairing)
 
     first, limited = ("a", 8, 10.0, 12.0), {"max_num_seqs": 64}
     assert paired((*first, {}), ("b", 4, 20.0, 24.0, {"pp": 2} | limited)).empty
@@ -216,7 +222,7 @@ def test_shipped_runs_are_many_and_from_many_known_sources():
     # every row is a valid request; one that has no estimate has an uncovered model or engine
     for each in runs:
         PlanRequest.parse(each.request())
-    found = validate.compare(runs)
+    found = validate.compare_with_estimates(runs)
     uncovered = ("unknown model", "unknown engine")
     assert all(reason.startswith(uncovered) for reason in found.not_covered)
     assert found.figures.id.nunique() >= 0.8 * len(runs)

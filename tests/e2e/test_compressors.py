@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from recipe_core.accuracy.choice import choose
+from recipe_core.accuracy.choice import choose_tool
 from recipe_core.accuracy.choice import tool as named
 from recipe_core.bundle.write import write_bundle
 from recipe_core.compression.scripts.start import compression_launch, job_document
@@ -56,7 +56,7 @@ def test_a_script_writes_a_checkpoint(
     python = python_of(tool)
     values = {"technique": technique, "tool": tool, "method": method, **SMALL}
     asked = Compression.model_validate(values)
-    usual = choose(Compression(), "int8", "vllm", "cpu", needed=True)
+    usual = choose_tool(Compression(), "int8", "vllm", "cpu", needed=True)
     assert usual is not None
     way = named(tool).ways(technique)[method]
     chosen = replace(

@@ -17,7 +17,7 @@ import pytest
 from recipe_core.base.documents import to_json
 from recipe_core.bundle.verify import read_bundle
 from recipe_core.calibration.trials import verify as module
-from recipe_core.calibration.trials.verify import Choice, verify
+from recipe_core.calibration.trials.verify import Choice, verify_outputs
 from recipe_core.hardware.cluster import device
 from recipe_core.hardware.custom import read_profile
 from tests.conftest import request_values
@@ -118,7 +118,7 @@ def test_outputs_of_the_embedded_engine_repeat(tmp_path, demo_model, monkeypatch
     bundle = build(demo_model, tmp_path)
     known = module.reproducibility("transformers").model_copy(update={"switches": ()})
     monkeypatch.setattr(module, "reproducibility", lambda name: known)  # one start is enough
-    report = verify(bundle, (), Choice(prompts=4, tokens=12, timeout_s=600), tell=print)
+    report = verify_outputs(bundle, (), Choice(prompts=4, tokens=12, timeout_s=600), tell=print)
     by_name = {comparison.name: comparison for comparison in report.comparisons}
     assert by_name["repeat-greedy"].alike.share == 1
     assert by_name["batch"].alike.unit == "words"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from recipe_core.base.errors import InputError
-from recipe_core.calibration.validation.cold_starts import errors, half
+from recipe_core.calibration.validation.cold_starts import cold_start_errors, source_half
 from recipe_core.commands.request_verdict import check_request
 from recipe_core.engines.spec import engine, engine_names
 from recipe_core.estimates.measured.starts import published_starts
@@ -189,18 +189,20 @@ def phases(*args, **more):
 def test_totals_of_sources_that_were_not_used(held, most):
     """Numbers fitted on half of the sources, held against starts of the other half."""
     runs = published_starts()
-    numbers = fit([run for run in runs if half(run.source) != held])
-    score = errors([run for run in runs if half(run.source) == held], "total", numbers)
+    numbers = fit([run for run in runs if source_half(run.source) != held])
+    score = cold_start_errors(
+        [run for run in runs if source_half(run.source) == held], "total", numbers
+    )
     assert score.runs >= 15
     assert score.median <= most
     assert score.covered >= 0.7  # of the 80 % bands
 
 
 def test_shipped_numbers_hold_the_published_starts():
-    score = errors(published_starts(), "total")
+    score = cold_start_errors(published_starts(), "total")
     assert score.median <= 0.25
     assert 0.7 <= score.covered <= 0.95
-    assert errors(published_starts(), "engine init").median <= 0.35
+    assert cold_start_errors(published_starts(), "engine init").median <= 0.35
     # ai-dynamo/snapshot, Qwen 2.5 72B: 97.8 s on a B200, weights on NFS, empty caches
     answer = start(Start(node="ready", weights="superpod-good"), "vllm", 145.4, 1, "b200-sxm")
     assert answer.low_s < 97.8 < answer.high_s

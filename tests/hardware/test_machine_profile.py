@@ -94,7 +94,7 @@ def measured_here(**changes):
 @cache
 def calm():
     """The profile of a machine that does nothing else."""
-    return profiling.assembled(found_here(), measured_here())
+    return profiling.assemble_profile(found_here(), measured_here())
 
 
 def test_the_fit_finds_the_numbers_of_exact_points():
@@ -131,8 +131,8 @@ def test_a_profile_is_a_complete_device_with_residuals(tmp_path):
         assert said in shown
     # its name is not that of a shipped device
     names = table("machine_profile", "names")
-    assert {name: profiling.own_name(name) for name in names} == names
-    assert len(profiling.own_name("x" * 500)) <= 64
+    assert {name: profiling.own_profile_name(name) for name in names} == names
+    assert len(profiling.own_profile_name("x" * 500)) <= 64
 
 
 def test_a_known_accelerator_is_held_against_its_datasheet_an_unknown_one_against_its_best_rates():
@@ -146,7 +146,7 @@ def test_a_known_accelerator_is_held_against_its_datasheet_an_unknown_one_agains
         disk_cold_bytes_per_s=1e9,
         notes=["not measured, gemm int8: no"],
     )
-    profiled = profiling.assembled(found, measured)
+    profiled = profiling.assemble_profile(found, measured)
     ours, shown = profiled.device, "\n".join(profiling.profile_text(profiled))
     assert profiled.values["based_on"] == "h100-sxm"
     assert ours.peak_flops_per_s == base.peak_flops_per_s
@@ -158,7 +158,7 @@ def test_a_known_accelerator_is_held_against_its_datasheet_an_unknown_one_agains
         assert said in shown
     card = table("machine_profile", "card")
     found = found_here(matched=None, profile=card, count=4)
-    ours = profiling.assembled(found, measured_here(kind="cuda")).device
+    ours = profiling.assemble_profile(found, measured_here(kind="cuda")).device
     assert (ours.title, ours.vendor, ours.architecture) == ("NVIDIA  New  Card", "nvidia", "sm_130")
     assert (ours.memory_bytes.value, ours.tdp_watts.value, ours.node.devices) == (96e9, 700, 4)
     assert ours.node.fabric == "pcie4"
@@ -168,19 +168,21 @@ def test_a_known_accelerator_is_held_against_its_datasheet_an_unknown_one_agains
         (nameless, measured_here(kind="rocm"), "how much memory"),
         (found_here(), few, "--seconds"),
     ):
-        assert said in str(refusal(profiling.assembled, found, measured, kind=NoAnswer))
+        assert said in str(refusal(profiling.assemble_profile, found, measured, kind=NoAnswer))
 
 
 @pytest.mark.nightly
 def test_disks_loads_and_collectives_are_part_of_the_profile():
     rates = DiskRates(1.2e9, 3.4e9, 5000.0, 1 << 30, direct=True)
-    disk = profiling.assembled(found_here(), measured_here(disk=rates)).device.disk
+    disk = profiling.assemble_profile(found_here(), measured_here(disk=rates)).device.disk
     figures = (disk.write_bytes_per_s, disk.read_bytes_per_s, disk.window_reads_per_s)
     wanted = [(value, "measured") for value in (1.2e9, 3.4e9, 5000.0)]
     assert [(figure.value, figure.status) for figure in figures] == wanted
     assert calm().device.disk is None
     # a busy machine widens intervals
-    busy = profiling.assembled(found_here(), measured_here(load=1.0, host=host_of(spread=0.1)))
+    busy = profiling.assemble_profile(
+        found_here(), measured_here(load=1.0, host=host_of(spread=0.1))
+    )
     assert calm().spread == pytest.approx(0.01)
     assert busy.spread == pytest.approx(math.hypot(0.1, math.log(1.5) / 2), abs=1e-3)
     assert "load 1.00 on 2 processors" in busy.values["host"]["note"]
@@ -191,11 +193,11 @@ def test_disks_loads_and_collectives_are_part_of_the_profile():
     speed, start_s = 0.25 * inside.bandwidth_bytes_per_s.value, 4e-4
     sizes = (float(1 << bits) for bits in (10, 16, 24))
     reduced = [Reduced(2, size, start_s + size / speed) for size in sizes]
-    found = profiling.collectives_of(reduced, inside)
+    found = profiling.fit_collectives(reduced, inside)
     assert found["efficiency"] == pytest.approx(0.25, rel=0.05)
     assert found["latency_s"] + 2 * found["latency_per_rank_s"] == pytest.approx(start_s, rel=0.05)
-    assert profiling.collectives_of([], inside) == {}
-    ours = profiling.assembled(found_here(), measured_here(collectives=reduced)).values
+    assert profiling.fit_collectives([], inside) == {}
+    ours = profiling.assemble_profile(found_here(), measured_here(collectives=reduced)).values
     joined, named = (
         cluster(HardwareRequest.model_validate({"device": ours, "per_node": 2} | more)).fabric
         for more in ({}, {"fabric": "pcie4"})

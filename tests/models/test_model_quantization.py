@@ -4,7 +4,7 @@ import statistics
 
 import pytest
 
-from recipe_core.accuracy.schemes import making
+from recipe_core.accuracy.schemes import checkpoint_making
 from recipe_core.accuracy.technique import technique
 from recipe_core.base.errors import ModelError
 from recipe_core.doors import answers
@@ -130,7 +130,7 @@ def test_a_gguf_file_has_the_bits_and_the_technique_of_its_type():
             assert technique(f"gguf_{kind.lower()}").weight_bits == bits
     for said, plain in {"UD-Q4_K_XL": "q4_k_m", "Q8_K_XL": "q8_0", "IQ4_XS": "iq4_xs"}.items():
         model = load_model(f"x/Qwen3-14B-GGUF:{said}", folders=False)
-        assert making(model).technique == f"gguf_{plain}"
+        assert checkpoint_making(model).technique == f"gguf_{plain}"
         assert model.quantization.roles >= {"embedding", "head", "attention", "linear"}
     experts = load_model("ggml-org/gpt-oss-20b-GGUF:MXFP4", folders=False).quantization
     assert (experts.dtype, experts.roles) == ("mxfp4", {"experts"})

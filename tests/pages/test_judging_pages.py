@@ -15,7 +15,7 @@ from streamlit.testing.v1 import AppTest
 
 from recipe_core.accuracy.checkpoints import MeasuredCompression
 from recipe_core.calibration.place import VARIABLE
-from recipe_core.calibration.residuals import of_runs
+from recipe_core.calibration.residuals import measured_of_rows
 from recipe_core.calibration.store import Incoming, Overlay
 from recipe_core.compression.advisor.answer import formats_answer
 from recipe_core.estimates.measured import serving_runs
@@ -117,7 +117,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def calibration(place: Path) -> Overlay:
     """Twelve published runs as one's own."""
     rows = [run for run in PUBLISHED if run.device == "mi300x" and not run.exclude][:12]
-    runs = [Incoming(run, "runs.csv", "table") for run in of_runs(rows)]
+    runs = [Incoming(run, "runs.csv", "table") for run in measured_of_rows(rows)]
     return Overlay.at(place).add(runs).overlay
 
 

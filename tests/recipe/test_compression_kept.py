@@ -5,10 +5,14 @@ import json
 
 import pytest
 
-from recipe_core.accuracy.lines import answers
-from recipe_core.calibration.calibrate import Knowledge, calibrate
+from recipe_core.accuracy.lines import answer_lines
+from recipe_core.calibration.calibrate import Knowledge, calibrate_from_files
 from recipe_core.calibration.place import VARIABLE
-from recipe_core.calibration.run_files import compressed_of, corrections_of, read_own
+from recipe_core.calibration.run_files import (
+    corrections_from_sources,
+    measured_checkpoints,
+    read_own_measurements,
+)
 from recipe_core.calibration.store import Overlay
 from recipe_core.compression.advisor.advise import advise
 from recipe_core.estimates.serving.accuracy import accuracy_of
@@ -62,11 +66,11 @@ def store(tmp_path, monkeypatch):
 
 
 def test_a_plan_says_what_was_measured_until_it_is_taken_back(store, tmp_path):
-    before = accuracy(corrections_of(None))
+    before = accuracy(corrections_from_sources(None))
     assert before["value"] < KEPT
-    knowledge = calibrate([bundle(tmp_path / "bundle")])
+    knowledge = calibrate_from_files([bundle(tmp_path / "bundle")])
     assert "added 1 measured checkpoint\n" in calibration_text(knowledge)
-    own = corrections_of(None)
+    own = corrections_from_sources(None)
     assert (own.title, own.to_json()["compressions"]) == ("1 measured checkpoint", 1)
     after = accuracy(own)
     assert after["value"] == KEPT
@@ -80,14 +84,14 @@ def test_a_plan_says_what_was_measured_until_it_is_taken_back(store, tmp_path):
     again, removed = Overlay.at(store).undo()
     assert [entry.name for entry in removed] == [f"{MODEL} int4_weight_only"]
     assert not again.compressions
-    assert accuracy(corrections_of(None)) == before
+    assert accuracy(corrections_from_sources(None)) == before
     store.joinpath("calibration.json").unlink()
-    alone = corrections_of(tmp_path / "bundle")
+    alone = corrections_from_sources(tmp_path / "bundle")
     assert "not of training" in str(refusal(plan, training, corrections=alone))
 
 
 def test_times_stay_those_of_the_formulas_and_accuracy_that_of_the_measurement(tmp_path):
-    own = corrections_of(bundle(tmp_path / "bundle"))
+    own = corrections_from_sources(bundle(tmp_path / "bundle"))
     alone, moved = (plan(request(), corrections=known) for known in (None, own))
     assert alone.to_frame()["tpot_s"].equals(moved.to_frame()["tpot_s"])
     assert calibrated_lines(own)[0].startswith("calibrated by 1 measured checkpoint;")
@@ -104,7 +108,7 @@ def test_times_stay_those_of_the_formulas_and_accuracy_that_of_the_measurement(t
         assert accuracy(own, method)["basis"].startswith("measured here") == counts
     # perplexity is answered by the measurement
     measured = {"retained": {"perplexity": 0.91}, "tokens": 512, "passed": False}
-    own = corrections_of(bundle(tmp_path / "a", verification=measured))
+    own = corrections_from_sources(bundle(tmp_path / "a", verification=measured))
     assert accuracy(own, accuracy_of="perplexity")["value"] == 0.91
     assert accuracy(own)["value"] == accuracy(None)["value"], "a floor lowers nothing"
 
@@ -112,14 +116,14 @@ def test_times_stay_those_of_the_formulas_and_accuracy_that_of_the_measurement(t
 def test_the_advisor_and_lines_use_it(tmp_path):
     path = bundle(tmp_path / "bundle")
     names = ["int4_weight_only", "kv_fp8"]
-    advice = advise(request(), names=names, corrections=corrections_of(path))
+    advice = advise(request(), names=names, corrections=corrections_from_sources(path))
     assert advice.row("int4_weight_only").kept.basis.startswith("measured here")
     assert "measured here" not in advice.row("kv_fp8").kept.basis
     line = {"model": MODEL, **MADE}
     other = line | {"method": "AWQ"}
-    found, unmoved = answers([line, other], compressed_of([path]))
+    found, unmoved = answer_lines([line, other], measured_checkpoints([path]))
     assert (found["retained"]["value"], found["nearest"][0]["source"]) == (KEPT, "measured here")
-    assert unmoved == answers([other])[0]
+    assert unmoved == answer_lines([other])[0]
 
 
 def test_it_stands_beside_what_was_expected_and_older_ones_stay_readable(store, tmp_path):
@@ -127,7 +131,7 @@ def test_it_stands_beside_what_was_expected_and_older_ones_stay_readable(store, 
     old = {"schema_version": 1, "additions": [{"added": "2026-11-01T12:00:00Z", "runs": []}]}
     (store / "calibration.json").write_text(json.dumps(old))
     path = bundle(tmp_path / "bundle")
-    answer = calibrate([path]).to_json()["compressions"][0]
+    answer = calibrate_from_files([path]).to_json()["compressions"][0]
     assert (answer["retained"], answer["agreement"], answer["tokens"]) == (KEPT, 0.9, 2048)
     assert answer["tool"] == "LLM Compressor 0.14.0.1"
     assert answer["bundle_digest"] == "sha256:0123"
@@ -136,24 +140,26 @@ def test_it_stands_beside_what_was_expected_and_older_ones_stay_readable(store, 
     assert band["low"] < band["value"] < band["high"]
     assert expected["in_band"] == (band["low"] <= KEPT <= band["high"])
     assert expected["accuracy"]["value"] < expected["accuracy_with_it"]["value"] == KEPT
-    twice = calibrate([path])
+    twice = calibrate_from_files([path])
     assert len(twice.overlay.compressions) == 1, "the same is stored once"
     assert twice.to_json()["known"] == [answer["id"]]
     first, second = json.loads((store / "calibration.json").read_text())["additions"]
     assert first == old["additions"][0]
     assert len(second["compressions"]) == 1
     # an expired one is listed and does not count
-    knowledge = calibrate([bundle(tmp_path / "old", age_days=181)])
+    knowledge = calibrate_from_files([bundle(tmp_path / "old", age_days=181)])
     assert [entry.counts for entry in knowledge.overlay.compressions] == [True, False]
     text = calibration_text(Knowledge(knowledge.overlay), every_run=True)
     assert "1 measured checkpoint counts, 1 expired" in text
-    assert len(compressed_of(None)) == 1
+    assert len(measured_checkpoints(None)) == 1
 
 
 def test_a_broken_file_is_named(store, tmp_path):
     path = bundle(tmp_path / "bundle", verification={"tokens": 3})
-    assert "run/compression.json: verification.retained" in str(refusal(calibrate, [path]))
+    assert "run/compression.json: verification.retained" in str(
+        refusal(calibrate_from_files, [path])
+    )
     assert not store.exists()
     (path / "run" / "compression.json").write_text("{")
-    assert "compression.json" in str(refusal(read_own, path))
-    assert "measurement.json" in str(refusal(read_own, tmp_path))
+    assert "compression.json" in str(refusal(read_own_measurements, path))
+    assert "measurement.json" in str(refusal(read_own_measurements, tmp_path))

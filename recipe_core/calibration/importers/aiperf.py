@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from recipe_core.base.errors import InputError
-from recipe_core.calibration.importers.bench_clients import closed, date_of
-from recipe_core.calibration.importers.content import Content, Fields, number_of
+from recipe_core.calibration.importers.bench_clients import closed_loop_load, day_of_timestamp
+from recipe_core.calibration.importers.content import Content, Fields, parse_number
 from recipe_core.calibration.importers.formats import Format
 from recipe_core.calibration.importers.imported import Imported
 
@@ -32,7 +32,7 @@ PERCENTILES = ("p50", "p90", "p95", "p99")
 SECONDS = {"s": 1.0, "sec": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
-def _recognises(content: Content) -> bool:
+def _is_aiperf_json(content: Content) -> bool:
     values = content.document
     if values is None:
         return False
@@ -40,17 +40,17 @@ def _recognises(content: Content) -> bool:
     return isinstance(latency, dict) and "avg" in latency and "unit" in latency
 
 
-def _read(content: Content) -> list[Imported]:
+def _read_aiperf_json(content: Content) -> list[Imported]:
     fields = content.fields(content.document or {})
     ours = "aiperf_version" in fields.values or "schema_version" in fields.values
-    return [_one(fields, "aiperf" if ours else "genai-perf")]
+    return [_parse_aiperf_run(fields, "aiperf" if ours else "genai-perf")]
 
 
-def _one(fields: Fields, name: str) -> Imported:
+def _parse_aiperf_run(fields: Fields, name: str) -> Imported:
     figures: dict[str, float | None] = {}
     for key, figure in TIMES.items():
         metric = fields.inside(key)
-        scale = _scale(metric)
+        scale = _seconds_per_unit(metric)
         figures[figure] = metric.number("avg", scale)
         for percentile in PERCENTILES:
             figures[f"{figure.removesuffix('_s')}_{percentile}_s"] = metric.number(
@@ -61,12 +61,12 @@ def _one(fields: Fields, name: str) -> Imported:
     requests = fields.inside("request_count").count("avg")
     failed = fields.inside("error_request_count").count("avg") or 0
     config = fields.inside("input_config")
-    load, notes = _load(config, requests or 0, _rounded(lengths))
+    load, notes = _aiperf_load(config, requests or 0, _round_lengths(lengths))
     few = requests is not None and failed <= 0.01 * requests
     return Imported(
         format=name,
-        model=_model(config),
-        date=date_of(fields.text("start_time")),
+        model=_aiperf_model(config),
+        date=day_of_timestamp(fields.text("start_time")),
         figures={figure: value for figure, value in figures.items() if value is not None},
         load=load,
         settings={"requests": requests} if requests else {},
@@ -75,7 +75,7 @@ def _one(fields: Fields, name: str) -> Imported:
     )
 
 
-def _scale(metric: Fields) -> float:
+def _seconds_per_unit(metric: Fields) -> float:
     """Seconds in a metric's unit; raises InputError for a unit that is no time."""
     unit = metric.text("unit") or "ms"
     if unit not in SECONDS:
@@ -84,11 +84,11 @@ def _scale(metric: Fields) -> float:
     return SECONDS[unit]
 
 
-def _rounded(lengths: Mapping[str, float | None]) -> dict[str, int]:
+def _round_lengths(lengths: Mapping[str, float | None]) -> dict[str, int]:
     return {name: max(round(value), 1) for name, value in lengths.items() if value is not None}
 
 
-def _model(config: Fields) -> str:
+def _aiperf_model(config: Fields) -> str:
     """The first model of a configuration, which lists them or the objects that name them."""
     for place in (config, config.inside("endpoint"), config.inside("models")):
         for key in ("model_names", "model", "items"):
@@ -101,7 +101,7 @@ def _model(config: Fields) -> str:
     return ""
 
 
-def _load(
+def _aiperf_load(
     config: Fields, requests: int, lengths: dict[str, int]
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The load of a configuration: of aiperf's loadgen or phases, or of genai-perf's stimulus."""
@@ -113,31 +113,31 @@ def _load(
         if rate is not None:
             return {"mode": "open", "request_rate": rate, **lengths}, ()
         if concurrency is not None:
-            return closed(concurrency, requests, lengths)[:2]
+            return closed_loop_load(concurrency, requests, lengths)[:2]
     return lengths, ("the load is not stated",)
 
 
-JSON = Format("aiperf", "aiperf and genai-perf, JSON", _recognises, _read)
+JSON = Format("aiperf", "aiperf and genai-perf, JSON", _is_aiperf_json, _read_aiperf_json)
 
 
-def _recognises_table(content: Content) -> bool:
+def _is_aiperf_csv(content: Content) -> bool:
     if content.text.lstrip("\ufeff")[:7] != "Metric,":
         return False
-    names = {_plain(row[0]) for row in content.rows}
+    names = {_metric_title(row[0]) for row in content.rows}
     return "request latency" in names or "time to first token" in names
 
 
-def _plain(title: str) -> str:
+def _metric_title(title: str) -> str:
     """A metric's title without its unit, in one case: genai-perf and aiperf differ in it."""
     return title.partition("(")[0].strip().casefold()
 
 
-def _read_table(content: Content) -> list[Imported]:
+def _read_aiperf_csv(content: Content) -> list[Imported]:
     figures: dict[str, float] = {}
     lengths: dict[str, float | None] = {}
     head: list[str] = []
     for number, row in enumerate(content.rows, 1):
-        title = _plain(row[0])
+        title = _metric_title(row[0])
         key = title.replace(" ", "_")
         if title == "metric":
             head = [name.strip().casefold() for name in row]
@@ -148,26 +148,28 @@ def _read_table(content: Content) -> list[Imported]:
         if key in TIMES:
             scale = SECONDS.get(row[0].partition("(")[2].rstrip(") ").strip(), 1e-3)
             name = TIMES[key]
-            figures[name] = _cell(mean, place) * scale
+            figures[name] = _parse_csv_cell(mean, place) * scale
             for percentile in PERCENTILES:
                 if cells.get(percentile):
-                    of = f"{name.removesuffix('_s')}_{percentile}_s"
-                    figures[of] = _cell(cells[percentile], place) * scale
+                    figure_name = f"{name.removesuffix('_s')}_{percentile}_s"
+                    figures[figure_name] = _parse_csv_cell(cells[percentile], place) * scale
         elif key in RATES:
-            figures[RATES[key]] = _cell(mean, place)
+            figures[RATES[key]] = _parse_csv_cell(mean, place)
         elif key in LENGTHS:
-            lengths[LENGTHS[key]] = _cell(mean, place)
+            lengths[LENGTHS[key]] = _parse_csv_cell(mean, place)
     positive = {name: value for name, value in figures.items() if value > 0}
     note = "a CSV states neither load nor model"
-    return [Imported(format="aiperf", figures=positive, load=_rounded(lengths), notes=(note,))]
+    return [
+        Imported(format="aiperf", figures=positive, load=_round_lengths(lengths), notes=(note,))
+    ]
 
 
-def _cell(text: str, place: str) -> float:
+def _parse_csv_cell(text: str, place: str) -> float:
     """A cell's number; raises InputError naming the row for what is none."""
     try:
-        return number_of(text)
+        return parse_number(text)
     except ValueError as error:
         raise InputError(f"{place}: {error}.", field="file") from None
 
 
-TABLE = Format("aiperf-csv", "aiperf and genai-perf, CSV", _recognises_table, _read_table)
+TABLE = Format("aiperf-csv", "aiperf and genai-perf, CSV", _is_aiperf_csv, _read_aiperf_csv)

@@ -34,10 +34,10 @@ def client_figures(fields: Fields, latency: str) -> dict[str, float]:
     for name, figure in times.items():
         out[figure] = fields.number(f"mean_{name}_ms", MS)
         for percentile in PERCENTILES:
-            known = fields.number(f"p{percentile}_{name}_ms", MS)
-            if percentile == 50 and known is None:
-                known = fields.number(f"median_{name}_ms", MS)
-            out[f"{figure.removesuffix('_s')}_p{percentile}_s"] = known
+            seconds = fields.number(f"p{percentile}_{name}_ms", MS)
+            if percentile == 50 and seconds is None:
+                seconds = fields.number(f"median_{name}_ms", MS)
+            out[f"{figure.removesuffix('_s')}_p{percentile}_s"] = seconds
     out["output_tokens_per_s"] = fields.number("output_throughput")
     out["total_tokens_per_s"] = fields.number("total_token_throughput") or fields.number(
         "total_throughput"
@@ -73,10 +73,10 @@ def client_load(
     if rate is None and limit is None:
         return {"mode": "offline", "requests": requests, **lengths}, (), ""
     if rate is None and limit is not None:
-        return closed(min(limit, requests), requests, lengths)
+        return closed_loop_load(min(limit, requests), requests, lengths)
     in_flight = done * latency if done and latency else None
     if limit is not None and in_flight is not None and in_flight >= FULL * limit:
-        load, notes, excluded = closed(limit, requests, lengths)
+        load, notes, excluded = closed_loop_load(limit, requests, lengths)
         note = f"sent at {rate:g} requests/s, but held back at {limit} in flight"
         return load, (note, *notes), excluded
     load = {"mode": "open", "request_rate": rate, **lengths}
@@ -85,7 +85,7 @@ def client_load(
     return load, (), ""
 
 
-def closed(
+def closed_loop_load(
     concurrency: int, requests: int, lengths: Mapping[str, int]
 ) -> tuple[dict[str, Any], tuple[str, ...], str]:
     """A closed loop; with fewer than two rounds of requests most of it was no steady state."""
@@ -105,7 +105,7 @@ def mean_lengths(fields: Fields, requests: int) -> dict[str, int]:
     return {name: max(round(v / requests), 1) for name, v in totals.items() if v is not None}
 
 
-def completed(fields: Fields) -> int:
+def completed_requests(fields: Fields) -> int:
     """Requests that were completed.
 
     Raises:
@@ -121,13 +121,13 @@ def completed(fields: Fields) -> int:
     return count
 
 
-def failures(fields: Fields, requests: int) -> str:
+def failed_requests_reason(fields: Fields, requests: int) -> str:
     """Why a run with failed requests is not to be learned from; empty where few failed."""
     failed = fields.count("failed") or 0
     return "" if failed <= 0.01 * requests else f"{failed} of {failed + requests} requests failed"
 
 
-def date_of(text: str) -> str:
+def day_of_timestamp(text: str) -> str:
     """The day of ``20261123-200543`` or of an ISO time, as ``2026-11-23``; empty for others."""
     digits = text[:10].replace("-", "")[:8]
     return (

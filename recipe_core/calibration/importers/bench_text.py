@@ -15,14 +15,14 @@ from recipe_core.calibration.importers.bench_clients import (
     DRAFTED,
     client_figures,
     client_load,
-    completed,
-    failures,
+    completed_requests,
+    failed_requests_reason,
     mean_lengths,
 )
-from recipe_core.calibration.importers.content import LONGEST_LINE, Content, number_of, one_line
+from recipe_core.calibration.importers.content import LONGEST_LINE, Content, one_line, parse_number
 from recipe_core.calibration.importers.formats import Format
 from recipe_core.calibration.importers.imported import Imported
-from recipe_core.calibration.importers.sglang_bench import engine_of
+from recipe_core.calibration.importers.sglang_bench import engine_of_backend
 
 NAME = "bench-text"
 _TITLE = re.compile(r"={4,} Serving Benchmark Result ={4,}")
@@ -50,17 +50,20 @@ _ARGUMENT = re.compile(r"\b(model|max_concurrency|request_rate)=(?:'([^']{1,200}
 _WORDS = ("inf", "not set", "none")
 
 
-def _recognises(content: Content) -> bool:
+def _is_bench_text(content: Content) -> bool:
     return _TITLE.search(content.head) is not None
 
 
-def _read(content: Content) -> list[Imported]:
-    blocks = list(_blocks(content))
+def _read_bench_text(content: Content) -> list[Imported]:
+    blocks = list(_iter_result_blocks(content))
     several = len(blocks) > 1
-    return [_one(content, n if several else 0, block) for n, block in enumerate(blocks, 1)]
+    return [
+        _parse_result_block(content, n if several else 0, block)
+        for n, block in enumerate(blocks, 1)
+    ]
 
 
-def _blocks(content: Content) -> Iterator[dict[str, Any]]:
+def _iter_result_blocks(content: Content) -> Iterator[dict[str, Any]]:
     """The values of each block, with what stands before it of how requests were sent."""
     values: dict[str, Any] = {}
     inside = False
@@ -75,16 +78,19 @@ def _blocks(content: Content) -> Iterator[dict[str, Any]]:
             yield values
             values, inside = {}, False
         elif inside or ":" in text[:60]:
-            name, value = _value(text, content, number)
+            name, value = _parse_result_line(text, content, number)
             if name and (inside or name in _SENT):
                 values[name] = value
         if not inside and "Namespace(" in text:
-            values |= {match[1]: _plain(match[2] or match[3]) for match in _ARGUMENT.finditer(text)}
+            values |= {
+                match[1]: _parse_argument(match[2] or match[3])
+                for match in _ARGUMENT.finditer(text)
+            }
     if inside:
         yield values
 
 
-def _value(text: str, content: Content, number: int) -> tuple[str, Any]:
+def _parse_result_line(text: str, content: Content, number: int) -> tuple[str, Any]:
     """A line's key and value; no key for a line of other things."""
     label, colon, value = (part.strip() for part in text.partition(":"))
     time = _TIME.fullmatch(label.casefold())
@@ -94,27 +100,27 @@ def _value(text: str, content: Content, number: int) -> tuple[str, Any]:
     if not name or not colon:
         return "", None
     if name == "backend" or value.casefold() in _WORDS:
-        return name, _plain(value)
+        return name, _parse_argument(value)
     try:
-        return name, number_of(value)
+        return name, parse_number(value)
     except ValueError as error:
         raise InputError(f"{content.name}, line {number}: {label}: {error}.", field=name) from None
 
 
-def _plain(text: str) -> Any:
+def _parse_argument(text: str) -> Any:
     """An argument's value: a number, a text, or None where it is not set."""
     if text.casefold() in ("none", "not set"):
         return None
     try:
-        return number_of(text)
+        return parse_number(text)
     except ValueError:
         return text
 
 
-def _one(content: Content, number: int, values: dict[str, Any]) -> Imported:
+def _parse_result_block(content: Content, number: int, values: dict[str, Any]) -> Imported:
     place = f"result {number}" if number else ""
     fields = content.fields(values, place)
-    requests = completed(fields)
+    requests = completed_requests(fields)
     latency = "e2e_latency" if "mean_e2e_latency_ms" in values else "e2el"
     figures = client_figures(fields, latency)
     # releases that print failed requests print in the block how all were sent
@@ -127,14 +133,14 @@ def _one(content: Content, number: int, values: dict[str, Any]) -> Imported:
     return Imported(
         format=NAME,
         place=place,
-        engine=engine_of(fields),
+        engine=engine_of_backend(fields),
         model=one_line(str(values.get("model") or "")),
         figures=figures,
         load=load,
         settings={"requests": requests},
         notes=notes,
-        excluded=failures(fields, requests) or excluded,
+        excluded=failed_requests_reason(fields, requests) or excluded,
     )
 
 
-FORMAT = Format(NAME, "printed result of vllm bench serve", _recognises, _read)
+FORMAT = Format(NAME, "printed result of vllm bench serve", _is_bench_text, _read_bench_text)

@@ -9,17 +9,17 @@ from __future__ import annotations
 import re
 
 from recipe_core.base.units import GIB
-from recipe_core.calibration.importers.content import Content, number_of, one_line
+from recipe_core.calibration.importers.content import Content, one_line, parse_number
 from recipe_core.calibration.importers.formats import Format
-from recipe_core.calibration.importers.imported import Imported, stated
+from recipe_core.calibration.importers.imported import Imported, drop_unstated
 from recipe_core.calibration.importers.logs import (
     GAP,
     NUMBER,
     Pattern,
-    figures_of,
-    last,
-    texts_of,
-    whole,
+    last_value,
+    match_log_texts,
+    read_log_figures,
+    round_figures,
 )
 
 NAME = "sglang-log"
@@ -35,14 +35,14 @@ PATTERNS = (
     Pattern("kv_cache_bytes", rf"KV Cache is allocated\.{GAP}KV size: {NUMBER} GB", GIB, min),
     Pattern("kv_cache_tokens", rf"max_total_num_tokens={NUMBER}", 1.0, min),
     Pattern("graph_bytes", rf"Capture cuda graph end\.{GAP}mem usage={NUMBER} GB", GIB),
-    Pattern("max_context", rf"\bcontext_len={NUMBER}", 1.0, last),
-    Pattern("max_batched_tokens", rf"\bchunked_prefill_size={NUMBER}", 1.0, last),
-    Pattern("max_num_seqs", rf"\bmax_running_requests={NUMBER}", 1.0, last),
-    Pattern("memory_fraction", rf"\bmem_fraction_static={NUMBER}", 1.0, last),
-    Pattern("tp", rf"\btp_size={NUMBER}", 1.0, last),
-    Pattern("pp", rf"\bpp_size={NUMBER}", 1.0, last),
-    Pattern("dp", rf"\bdp_size={NUMBER}", 1.0, last),
-    Pattern("ep", rf"\bep_size={NUMBER}", 1.0, last),
+    Pattern("max_context", rf"\bcontext_len={NUMBER}", 1.0, last_value),
+    Pattern("max_batched_tokens", rf"\bchunked_prefill_size={NUMBER}", 1.0, last_value),
+    Pattern("max_num_seqs", rf"\bmax_running_requests={NUMBER}", 1.0, last_value),
+    Pattern("memory_fraction", rf"\bmem_fraction_static={NUMBER}", 1.0, last_value),
+    Pattern("tp", rf"\btp_size={NUMBER}", 1.0, last_value),
+    Pattern("pp", rf"\bpp_size={NUMBER}", 1.0, last_value),
+    Pattern("dp", rf"\bdp_size={NUMBER}", 1.0, last_value),
+    Pattern("ep", rf"\bep_size={NUMBER}", 1.0, last_value),
 )
 TEXTS = {
     "version": r"sglang(?:\[\w+\])?[=: ]+v?(\d{1,4}\.\d{1,4}[\w.]{0,30})",
@@ -58,23 +58,25 @@ HALVES = re.compile(
 )
 
 
-def _recognises(content: Content) -> bool:
+def _is_sglang_log(content: Content) -> bool:
     return any(sign in content.head for sign in SIGNS)
 
 
-def _read(content: Content) -> list[Imported]:
-    known = figures_of(content, PATTERNS)
-    texts = texts_of(content, TEXTS)
+def _read_sglang_log(content: Content) -> list[Imported]:
+    figures = read_log_figures(content, PATTERNS)
+    texts = match_log_texts(content, TEXTS)
     if halves := HALVES.findall(content.head):
-        each = [number_of(keys) + number_of(values) for keys, values in halves]
-        known["kv_cache_bytes"] = min(each) * GIB
+        sizes_gib = [parse_number(keys) + parse_number(values) for keys, values in halves]
+        figures["kv_cache_bytes"] = min(sizes_gib) * GIB
     if texts.get("dp_attention") == "True":
         # its dp are ranks of attention inside tp, which share the experts: tp × dp ranks of ours
-        inside, ranks = known.get("dp", 1.0), known.get("tp", 1.0)
-        known |= {"tp": max(ranks // inside, 1.0), "ep": ranks}
-    split: dict[str, object] = dict(whole(known, ("tp", "pp", "dp", "ep", "max_num_seqs")))
-    if "memory_fraction" in known:
-        split["memory_fraction"] = known["memory_fraction"]
+        inside, ranks = figures.get("dp", 1.0), figures.get("tp", 1.0)
+        figures |= {"tp": max(ranks // inside, 1.0), "ep": ranks}
+    split: dict[str, object] = dict(
+        round_figures(figures, ("tp", "pp", "dp", "ep", "max_num_seqs"))
+    )
+    if "memory_fraction" in figures:
+        split["memory_fraction"] = figures["memory_fraction"]
     cached = texts.get("radix_off")
     names = ("weights_bytes", "kv_cache_bytes", "kv_cache_tokens", "graph_bytes")
     return [
@@ -83,16 +85,16 @@ def _read(content: Content) -> list[Imported]:
             engine="sglang",
             version=texts.get("version", ""),
             model=one_line(texts.get("model", "")),
-            figures={name: known[name] for name in names if known.get(name, 0) > 0},
+            figures={name: figures[name] for name in names if figures.get(name, 0) > 0},
             split=split,
-            settings=stated(
+            settings=drop_unstated(
                 quantization=texts.get("quantization"),
                 kv_cache_dtype=texts.get("kv_cache_dtype"),
                 prefix_caching=None if cached is None else cached == "False",
-                **whole(known, ("max_context", "max_batched_tokens")),
+                **round_figures(figures, ("max_context", "max_batched_tokens")),
             ),
         )
     ]
 
 
-FORMAT = Format(NAME, "start-up log of SGLang", _recognises, _read)
+FORMAT = Format(NAME, "start-up log of SGLang", _is_sglang_log, _read_sglang_log)

@@ -9,15 +9,15 @@ from __future__ import annotations
 from recipe_core.base.units import GIB
 from recipe_core.calibration.importers.content import Content, one_line
 from recipe_core.calibration.importers.formats import Format
-from recipe_core.calibration.importers.imported import Imported, stated
+from recipe_core.calibration.importers.imported import Imported, drop_unstated
 from recipe_core.calibration.importers.logs import (
     GAP,
     NUMBER,
     Pattern,
-    figures_of,
-    last,
-    texts_of,
-    whole,
+    last_value,
+    match_log_texts,
+    read_log_figures,
+    round_figures,
 )
 
 NAME = "tensorrt-llm-log"
@@ -30,16 +30,18 @@ PATTERNS = (
         rf"Memory used after loading model weights \(inside torch\){GAP}: {NUMBER} GiB",
         GIB,
     ),
-    Pattern("kv_cache_bytes", _CACHE.format(NUMBER, r"\d+"), GIB, last),
-    Pattern("kv_cache_tokens", _CACHE.format(r"[\d.]+", NUMBER), 1.0, last),
-    Pattern("peak_memory_bytes", rf"Peak memory during memory usage{GAP}: {NUMBER} GiB", GIB, last),
-    Pattern("memory_fraction", rf"fraction is set {NUMBER}", 1.0, last),
-    Pattern("max_context", rf"\bmax_seq_len['\"]?[=:] ?{NUMBER}", 1.0, last),
-    Pattern("max_num_seqs", rf"\bmax_batch_size['\"]?[=:] ?{NUMBER}", 1.0, last),
-    Pattern("max_batched_tokens", rf"\bmax_num_tokens['\"]?[=:] ?{NUMBER}", 1.0, last),
-    Pattern("tp", rf"\btensor_parallel_size['\"]?[=:] ?{NUMBER}", 1.0, last),
-    Pattern("pp", rf"\bpipeline_parallel_size['\"]?[=:] ?{NUMBER}", 1.0, last),
-    Pattern("ep", rf"\bmoe_expert_parallel_size['\"]?[=:] ?{NUMBER}", 1.0, last),
+    Pattern("kv_cache_bytes", _CACHE.format(NUMBER, r"\d+"), GIB, last_value),
+    Pattern("kv_cache_tokens", _CACHE.format(r"[\d.]+", NUMBER), 1.0, last_value),
+    Pattern(
+        "peak_memory_bytes", rf"Peak memory during memory usage{GAP}: {NUMBER} GiB", GIB, last_value
+    ),
+    Pattern("memory_fraction", rf"fraction is set {NUMBER}", 1.0, last_value),
+    Pattern("max_context", rf"\bmax_seq_len['\"]?[=:] ?{NUMBER}", 1.0, last_value),
+    Pattern("max_num_seqs", rf"\bmax_batch_size['\"]?[=:] ?{NUMBER}", 1.0, last_value),
+    Pattern("max_batched_tokens", rf"\bmax_num_tokens['\"]?[=:] ?{NUMBER}", 1.0, last_value),
+    Pattern("tp", rf"\btensor_parallel_size['\"]?[=:] ?{NUMBER}", 1.0, last_value),
+    Pattern("pp", rf"\bpipeline_parallel_size['\"]?[=:] ?{NUMBER}", 1.0, last_value),
+    Pattern("ep", rf"\bmoe_expert_parallel_size['\"]?[=:] ?{NUMBER}", 1.0, last_value),
 )
 TEXTS = {
     "version": r"TensorRT-LLM version: ?v?([\w.]{1,40})",
@@ -48,16 +50,16 @@ TEXTS = {
 }
 
 
-def _recognises(content: Content) -> bool:
+def _is_tensorrt_llm_log(content: Content) -> bool:
     return any(sign in content.head for sign in SIGNS)
 
 
-def _read(content: Content) -> list[Imported]:
-    known = figures_of(content, PATTERNS)
-    texts = texts_of(content, TEXTS)
-    split: dict[str, object] = dict(whole(known, ("tp", "pp", "ep", "max_num_seqs")))
-    if "memory_fraction" in known:
-        split["memory_fraction"] = round(known["memory_fraction"], 6)
+def _read_tensorrt_llm_log(content: Content) -> list[Imported]:
+    figures = read_log_figures(content, PATTERNS)
+    texts = match_log_texts(content, TEXTS)
+    split: dict[str, object] = dict(round_figures(figures, ("tp", "pp", "ep", "max_num_seqs")))
+    if "memory_fraction" in figures:
+        split["memory_fraction"] = round(figures["memory_fraction"], 6)
     names = ("weights_bytes", "kv_cache_bytes", "kv_cache_tokens")
     return [
         Imported(
@@ -65,14 +67,14 @@ def _read(content: Content) -> list[Imported]:
             engine="tensorrt-llm",
             version=texts.get("version", "").rstrip("."),
             model=one_line(texts.get("model", "")),
-            figures={name: known[name] for name in names if known.get(name, 0) > 0},
+            figures={name: figures[name] for name in names if figures.get(name, 0) > 0},
             split=split,
-            settings=stated(
+            settings=drop_unstated(
                 kv_cache_dtype=texts.get("kv_cache_dtype"),
-                **whole(known, ("max_context", "max_batched_tokens")),
+                **round_figures(figures, ("max_context", "max_batched_tokens")),
             ),
         )
     ]
 
 
-FORMAT = Format(NAME, "start-up log of TensorRT-LLM", _recognises, _read)
+FORMAT = Format(NAME, "start-up log of TensorRT-LLM", _is_tensorrt_llm_log, _read_tensorrt_llm_log)

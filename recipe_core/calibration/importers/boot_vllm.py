@@ -10,15 +10,15 @@ from __future__ import annotations
 from recipe_core.base.units import GIB
 from recipe_core.calibration.importers.content import Content, one_line
 from recipe_core.calibration.importers.formats import Format
-from recipe_core.calibration.importers.imported import MEMORY, Imported, stated
+from recipe_core.calibration.importers.imported import MEMORY, Imported, drop_unstated
 from recipe_core.calibration.importers.logs import (
     GAP,
     NUMBER,
     Pattern,
-    figures_of,
-    last,
-    texts_of,
-    whole,
+    last_value,
+    match_log_texts,
+    read_log_figures,
+    round_figures,
 )
 
 NAME = "vllm-log"
@@ -60,18 +60,20 @@ PATTERNS = (
     Pattern("max_concurrency", rf"Maximum concurrency for [\d,]+ tokens per request: {NUMBER}x"),
     Pattern("graph_bytes", rf"Graph capturing finished in \d+ secs?, took {NUMBER} GiB", GIB),
     Pattern("planned_graph_bytes", rf"Estimated CUDA graph memory: {NUMBER} GiB", GIB),
-    Pattern("max_context", rf"Maximum concurrency for {NUMBER} tokens per request", 1.0, last),
-    Pattern("max_context", rf"Using max model len {NUMBER}", 1.0, last),
-    Pattern("max_context", rf"\bmax_(?:model|seq)_len['\"]?[=:] ?{NUMBER}", 1.0, last),
-    Pattern("max_batched_tokens", rf"max_num_batched_tokens['\"]?[=:] ?{NUMBER}", 1.0, last),
-    Pattern("max_num_seqs", rf"max_num_seqs['\"]?[=:] ?{NUMBER}", 1.0, last),
-    Pattern("block_size", rf"\bblock_size['\"]?[=:] ?{NUMBER}", 1.0, last),
-    Pattern("memory_fraction", rf"gpu_memory_utilization['\"]?[=:] ?{NUMBER}", 1.0, last),
-    Pattern("memory_fraction", rf"gpu_memory_utilization \({NUMBER}\)", 1.0, last),
-    Pattern("tp", rf"tensor_parallel_size['\"]?[=:] ?{NUMBER}", 1.0, last),
-    Pattern("pp", rf"pipeline_parallel_size['\"]?[=:] ?{NUMBER}", 1.0, last),
-    Pattern("dp", rf"data_parallel_size['\"]?[=:] ?{NUMBER}", 1.0, last),
-    Pattern("prefix_hit", rf"Prefix cache hit rate: {NUMBER}%", 0.01, last),
+    Pattern(
+        "max_context", rf"Maximum concurrency for {NUMBER} tokens per request", 1.0, last_value
+    ),
+    Pattern("max_context", rf"Using max model len {NUMBER}", 1.0, last_value),
+    Pattern("max_context", rf"\bmax_(?:model|seq)_len['\"]?[=:] ?{NUMBER}", 1.0, last_value),
+    Pattern("max_batched_tokens", rf"max_num_batched_tokens['\"]?[=:] ?{NUMBER}", 1.0, last_value),
+    Pattern("max_num_seqs", rf"max_num_seqs['\"]?[=:] ?{NUMBER}", 1.0, last_value),
+    Pattern("block_size", rf"\bblock_size['\"]?[=:] ?{NUMBER}", 1.0, last_value),
+    Pattern("memory_fraction", rf"gpu_memory_utilization['\"]?[=:] ?{NUMBER}", 1.0, last_value),
+    Pattern("memory_fraction", rf"gpu_memory_utilization \({NUMBER}\)", 1.0, last_value),
+    Pattern("tp", rf"tensor_parallel_size['\"]?[=:] ?{NUMBER}", 1.0, last_value),
+    Pattern("pp", rf"pipeline_parallel_size['\"]?[=:] ?{NUMBER}", 1.0, last_value),
+    Pattern("dp", rf"data_parallel_size['\"]?[=:] ?{NUMBER}", 1.0, last_value),
+    Pattern("prefix_hit", rf"Prefix cache hit rate: {NUMBER}%", 0.01, last_value),
 )
 TEXTS = {
     "version": r"(?:engine \(v|API server version |  version )([\w.+-]{1,40})",
@@ -90,31 +92,31 @@ FORMATS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 QUANTIZATIONS = {"fp8": "fp8", "mxfp4": "mxfp4"}
 
 
-def _recognises(content: Content) -> bool:
+def _is_vllm_log(content: Content) -> bool:
     return any(sign in content.head for sign in SIGNS)
 
 
-def _read(content: Content) -> list[Imported]:
-    known = figures_of(content, PATTERNS)
-    texts = texts_of(content, TEXTS)
-    if "kv_cache_tokens" not in known and "blocks" in known:
-        known["kv_cache_tokens"] = known["blocks"] * known.get("block_size", USUAL_BLOCK)
-    split: dict[str, object] = dict(whole(known, ("tp", "pp", "dp", "max_num_seqs")))
-    if "memory_fraction" in known:
-        split["memory_fraction"] = known["memory_fraction"]
+def _read_vllm_log(content: Content) -> list[Imported]:
+    figures = read_log_figures(content, PATTERNS)
+    texts = match_log_texts(content, TEXTS)
+    if "kv_cache_tokens" not in figures and "blocks" in figures:
+        figures["kv_cache_tokens"] = figures["blocks"] * figures.get("block_size", USUAL_BLOCK)
+    split: dict[str, object] = dict(round_figures(figures, ("tp", "pp", "dp", "max_num_seqs")))
+    if "memory_fraction" in figures:
+        split["memory_fraction"] = figures["memory_fraction"]
     stored = FORMATS.get(texts.get("cast", texts.get("dtype", "")))
     quantization = texts.get("quantization", "None")
     weights = stored if quantization == "None" else QUANTIZATIONS.get(quantization)
-    settings = stated(
+    settings = drop_unstated(
         weight_dtype=weights,
         quantization="" if quantization == "None" else quantization,
         kv_cache_dtype=texts.get("kv_cache_dtype"),
-        eager=_flag(texts.get("enforce_eager")),
-        prefix_caching=_flag(texts.get("prefix_caching")),
+        eager=_parse_log_flag(texts.get("enforce_eager")),
+        prefix_caching=_parse_log_flag(texts.get("prefix_caching")),
         cache_set=True if "cache_set" in texts else None,
-        prefix_hit=known.get("prefix_hit"),
-        planned_graph_bytes=known.get("planned_graph_bytes"),
-        **whole(known, ("max_context", "max_batched_tokens", "block_size")),
+        prefix_hit=figures.get("prefix_hit"),
+        planned_graph_bytes=figures.get("planned_graph_bytes"),
+        **round_figures(figures, ("max_context", "max_batched_tokens", "block_size")),
     )
     return [
         Imported(
@@ -122,15 +124,15 @@ def _read(content: Content) -> list[Imported]:
             engine="vllm",
             version=texts.get("version", "").rstrip("."),
             model=one_line(texts.get("model", "")),
-            figures={name: known[name] for name in MEMORY if name in known},
+            figures={name: figures[name] for name in MEMORY if name in figures},
             split=split,
             settings=settings,
         )
     ]
 
 
-def _flag(text: str | None) -> bool | None:
+def _parse_log_flag(text: str | None) -> bool | None:
     return None if text is None else text == "True"
 
 
-FORMAT = Format(NAME, "start-up log of vLLM", _recognises, _read)
+FORMAT = Format(NAME, "start-up log of vLLM", _is_vllm_log, _read_vllm_log)

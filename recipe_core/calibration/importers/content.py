@@ -73,7 +73,7 @@ class Content:
         if not start.startswith("{"):
             return None
         try:
-            value = _loads(start)
+            value = _parse_benchmark_json(start)
         except ValueError as error:
             if self._is_lines(start):
                 return None
@@ -83,7 +83,7 @@ class Content:
     def _is_lines(self, start: str) -> bool:
         """Whether the first line is an object of its own."""
         try:
-            return isinstance(_loads(start.split("\n", 1)[0]), dict)
+            return isinstance(_parse_benchmark_json(start.split("\n", 1)[0]), dict)
         except ValueError:
             return False
 
@@ -108,7 +108,7 @@ class Content:
 
     def _listed(self, text: str) -> list[tuple[str, Mapping[str, Any]]]:
         try:
-            values = _loads(text)
+            values = _parse_benchmark_json(text)
         except ValueError:
             return []  # a log line may start with a bracket
         objects = [(f"entry {n}", value) for n, value in enumerate(values) if _is_object(value)]
@@ -118,7 +118,7 @@ class Content:
 
     def _object(self, number: int, line: str) -> Mapping[str, Any]:
         try:
-            value = _loads(line.lstrip("\ufeff"))
+            value = _parse_benchmark_json(line.lstrip("\ufeff"))
         except ValueError as error:
             message = f"{self.name}, line {number}, is not valid JSON: {error}."
             raise InputError(message, field="file") from None
@@ -149,15 +149,15 @@ def _is_object(value: Any) -> bool:
     return isinstance(value, dict)
 
 
-def _loads(text: str) -> Any:
+def _parse_benchmark_json(text: str) -> Any:
     """JSON with ``Infinity`` and ``NaN``; raises ValueError for anything else that is not JSON."""
     try:
-        return json.loads(text, parse_int=_integer, object_pairs_hook=_object_of)
+        return json.loads(text, parse_int=_parse_bounded_int, object_pairs_hook=_object_of)
     except RecursionError:
         raise ValueError("it has too many levels") from None
 
 
-def _integer(digits: str) -> int:
+def _parse_bounded_int(digits: str) -> int:
     if len(digits) > MAX_DIGITS:
         raise ValueError(f"a number has more than {MAX_DIGITS} digits")
     return int(digits)
@@ -170,7 +170,7 @@ def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return values
 
 
-def number_of(text: str) -> float:
+def parse_number(text: str) -> float:
     """A number as logs write it, with commas between thousands.
 
     Raises:
@@ -251,7 +251,7 @@ class Fields:
         )
 
 
-def one_line(text: str, most: int = 200) -> str:
+def one_line(text: str, limit: int = 200) -> str:
     """A text without line breaks and controls, of bounded length."""
     plain = "".join(character if character.isprintable() else " " for character in text)
-    return " ".join(plain.split())[:most]
+    return " ".join(plain.split())[:limit]

@@ -14,7 +14,7 @@ from typing import Any
 
 from recipe_core.calibration.importers.content import Content, one_line
 from recipe_core.calibration.importers.formats import Format
-from recipe_core.calibration.importers.imported import Imported, stated
+from recipe_core.calibration.importers.imported import Imported, drop_unstated
 from recipe_core.engines.release import Metrics
 from recipe_core.engines.spec import engine, engine_names
 from recipe_core.payload.launcher.exposition import Sample, engine_figures, parse
@@ -36,48 +36,48 @@ CONFIGURATION = "vllm:cache_config_info"
 Samples = dict[str, list[Sample]]
 
 
-def _recognises(content: Content) -> bool:
+def _is_engine_exposition(content: Content) -> bool:
     return _SIGN.search(content.head) is not None
 
 
-def _read(content: Content) -> list[Imported]:
+def _read_engine_exposition(content: Content) -> list[Imported]:
     samples = parse(content.text)
-    name = next((of for start, of in PREFIXES.items() if _begins(samples, start)), "")
+    name = next((of for start, of in PREFIXES.items() if _has_metric_prefix(samples, start)), "")
     metrics = engine(name).metrics if name in engine_names() else None
     if metrics is None:
         return []
-    figures = _times(samples, metrics) | _cache(samples)
-    load, notes = _load(samples, content.text)
-    settings: dict[str, Any] = _configuration(samples)
+    figures = _histogram_times(samples, metrics) | _exposed_cache_figures(samples)
+    load, notes = _mean_exposed_load(samples, content.text)
+    settings: dict[str, Any] = _exposed_configuration(samples)
     if hit := _prefix_hit(samples):
         settings["prefix_hit"] = hit
-    if requests := _total(samples, _part(metrics.ttft, "count")):
+    if requests := _sum_metric(samples, _metric_series(metrics.ttft, "count")):
         settings["requests"] = round(requests)
     return [
         Imported(
             format=NAME,
             engine=name,
-            model=_model(samples),
+            model=_exposed_model_name(samples),
             figures=figures,
             load=load,
-            split=stated(memory_fraction=settings.pop("memory_fraction", None)),
+            split=drop_unstated(memory_fraction=settings.pop("memory_fraction", None)),
             settings=settings,
             notes=notes,
-            excluded=_reused(hit),
+            excluded=_cached_prompts_reason(hit),
         )
     ]
 
 
-def _reused(hit: float | None) -> str:
+def _cached_prompts_reason(hit: float | None) -> str:
     """Why prompts that were partly cached teach nothing: a row of a table does not state it."""
     return "" if hit is None or hit < 0.01 else f"{hit:.0%} of prompts' tokens came from the cache"
 
 
-def _begins(samples: Samples, start: str) -> bool:
+def _has_metric_prefix(samples: Samples, start: str) -> bool:
     return any(name.startswith(start) for name in samples)
 
 
-def _times(samples: Samples, metrics: Metrics) -> dict[str, float]:
+def _histogram_times(samples: Samples, metrics: Metrics) -> dict[str, float]:
     """Means and percentiles of the histograms that the engine has."""
     names = {
         "ttft_s": metrics.ttft,
@@ -86,7 +86,10 @@ def _times(samples: Samples, metrics: Metrics) -> dict[str, float]:
     }
     out = {}
     for figure, name in names.items():
-        total, count = _total(samples, _part(name, "sum")), _total(samples, _part(name, "count"))
+        total, count = (
+            _sum_metric(samples, _metric_series(name, "sum")),
+            _sum_metric(samples, _metric_series(name, "count")),
+        )
         if name is None or not total or not count:
             continue
         out[figure] = total / count * metrics.unit_s
@@ -97,11 +100,11 @@ def _times(samples: Samples, metrics: Metrics) -> dict[str, float]:
     return out
 
 
-def _part(name: str | None, part: str) -> str:
+def _metric_series(name: str | None, part: str) -> str:
     return f"{name}_{part}" if name else ""
 
 
-def _total(samples: Samples, name: str) -> float | None:
+def _sum_metric(samples: Samples, name: str) -> float | None:
     """A metric summed over engines; None where it is not there."""
     values = [sample.value for sample in samples.get(name, []) if math.isfinite(sample.value)]
     return sum(values) if values else None
@@ -134,24 +137,35 @@ def _percentile(buckets: Sequence[Sample], share: float) -> float | None:
     return None
 
 
-def _cache(samples: Samples) -> dict[str, float]:
+def _exposed_cache_figures(samples: Samples) -> dict[str, float]:
     """Tokens and bytes of the cache, of the smallest engine."""
     labels = [sample.labels for sample in samples.get(CONFIGURATION, [])]
     blocks = [
         number * size
-        for of in labels
-        if (number := _label(of, "num_gpu_blocks")) and (size := _label(of, "block_size"))
+        for label_set in labels
+        if (number := _label_number(label_set, "num_gpu_blocks"))
+        and (size := _label_number(label_set, "block_size"))
     ]
-    tokens = [value for of in labels if (value := _label(of, "kv_cache_size_tokens"))] or blocks
+    tokens = [
+        value for label_set in labels if (value := _label_number(label_set, "kv_cache_size_tokens"))
+    ] or blocks
     for name in TOKENS:
         tokens += [sample.value for sample in samples.get(name, []) if sample.value > 0]
-    sizes = [value for of in labels if (value := _label(of, "kv_cache_memory_bytes"))]
-    most = [value for of in labels if (value := _label(of, "kv_cache_max_concurrency"))]
-    figures = {"kv_cache_tokens": tokens, "kv_cache_bytes": sizes, "max_concurrency": most}
+    sizes = [
+        value
+        for label_set in labels
+        if (value := _label_number(label_set, "kv_cache_memory_bytes"))
+    ]
+    concurrencies = [
+        value
+        for label_set in labels
+        if (value := _label_number(label_set, "kv_cache_max_concurrency"))
+    ]
+    figures = {"kv_cache_tokens": tokens, "kv_cache_bytes": sizes, "max_concurrency": concurrencies}
     return {name: min(values) for name, values in figures.items() if values}
 
 
-def _label(labels: dict[str, str], name: str) -> float | None:
+def _label_number(labels: dict[str, str], name: str) -> float | None:
     """A number in a label; None for ``None``, NaN and texts."""
     try:
         value = float(labels.get(name, ""))
@@ -160,13 +174,13 @@ def _label(labels: dict[str, str], name: str) -> float | None:
     return value if math.isfinite(value) and value > 0 else None
 
 
-def _configuration(samples: Samples) -> dict[str, Any]:
+def _exposed_configuration(samples: Samples) -> dict[str, Any]:
     for sample in samples.get(CONFIGURATION, []):
         caching = sample.labels.get("enable_prefix_caching")
-        block = _label(sample.labels, "block_size")
-        return stated(
-            memory_fraction=_label(sample.labels, "gpu_memory_utilization"),
-            cache_set=True if _label(sample.labels, "kv_cache_memory_bytes") else None,
+        block = _label_number(sample.labels, "block_size")
+        return drop_unstated(
+            memory_fraction=_label_number(sample.labels, "gpu_memory_utilization"),
+            cache_set=True if _label_number(sample.labels, "kv_cache_memory_bytes") else None,
             kv_cache_dtype=one_line(sample.labels.get("cache_dtype", "")),
             block_size=None if block is None else round(block),
             prefix_caching=None if caching is None else caching == "True",
@@ -177,28 +191,31 @@ def _configuration(samples: Samples) -> dict[str, Any]:
 def _prefix_hit(samples: Samples) -> float | None:
     """Share of prompts' tokens that were in the prefix cache; None where it is not counted."""
     for hits, queries in zip(HITS, QUERIES, strict=True):
-        found, looked_up = _total(samples, hits), _total(samples, queries)
-        if found is not None and looked_up:
-            return min(found / looked_up, 1.0)
+        hit_tokens, queried_tokens = _sum_metric(samples, hits), _sum_metric(samples, queries)
+        if hit_tokens is not None and queried_tokens:
+            return min(hit_tokens / queried_tokens, 1.0)
     return None
 
 
-def _load(samples: Samples, text: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _mean_exposed_load(samples: Samples, text: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Mean lengths, and requests in flight by the tokens of an engine step."""
     load: dict[str, Any] = {}
     for field, names in LENGTHS.items():
         for name in names:
-            total, count = _total(samples, f"{name}_sum"), _total(samples, f"{name}_count")
+            total, count = (
+                _sum_metric(samples, f"{name}_sum"),
+                _sum_metric(samples, f"{name}_count"),
+            )
             if total and count:
                 load[field] = max(round(total / count), 1)
-    steps, made = _total(samples, STEPS), engine_figures(text).generation_tokens
-    if not steps or not made:
+    steps, generated_tokens = _sum_metric(samples, STEPS), engine_figures(text).generation_tokens
+    if not steps or not generated_tokens:
         return load, ("requests in flight are not counted: state the load",)
-    load |= {"mode": "closed", "concurrency": max(round(made / steps), 1)}
+    load |= {"mode": "closed", "concurrency": max(round(generated_tokens / steps), 1)}
     return load, ("requests in flight are the tokens that an engine step made on average",)
 
 
-def _model(samples: Samples) -> str:
+def _exposed_model_name(samples: Samples) -> str:
     for values in samples.values():
         for sample in values:
             if name := sample.labels.get("model_name"):
@@ -206,4 +223,6 @@ def _model(samples: Samples) -> str:
     return ""
 
 
-FORMAT = Format(NAME, "Prometheus text of an engine", _recognises, _read)
+FORMAT = Format(
+    NAME, "Prometheus text of an engine", _is_engine_exposition, _read_engine_exposition
+)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import datetime
 from typing import Any
 
-from recipe_core.calibration.importers.bench_clients import closed
+from recipe_core.calibration.importers.bench_clients import closed_loop_load
 from recipe_core.calibration.importers.content import Content, Fields
 from recipe_core.calibration.importers.formats import Format
 from recipe_core.calibration.importers.imported import Imported
@@ -30,7 +30,7 @@ RATES = {
 PERCENTILES = ("p50", "p90", "p95", "p99")
 
 
-def _recognises(content: Content) -> bool:
+def _is_guidellm_report(content: Content) -> bool:
     values = content.document
     runs = values.get("benchmarks") if values is not None else None
     if not isinstance(runs, list) or not runs or not isinstance(runs[0], dict):
@@ -39,7 +39,7 @@ def _recognises(content: Content) -> bool:
     return isinstance(metrics, dict) and "time_to_first_token_ms" in metrics
 
 
-def _read(content: Content) -> list[Imported]:
+def _read_guidellm_report(content: Content) -> list[Imported]:
     report = content.fields(content.document or {})
     models = [
         report.inside("config", "spec", "backend").text("model"),
@@ -47,13 +47,15 @@ def _read(content: Content) -> list[Imported]:
         report.inside("args").text("model"),
     ]
     model = next(filter(None, models), "")
-    return [_one(run, n, model) for n, run in enumerate(report.list("benchmarks"))]
+    return [
+        _parse_guidellm_benchmark(run, n, model) for n, run in enumerate(report.list("benchmarks"))
+    ]
 
 
-def _one(run: Fields, number: int, model: str) -> Imported:
+def _parse_guidellm_benchmark(run: Fields, number: int, model: str) -> Imported:
     metrics = run.inside("metrics")
-    figures = _figures(metrics)
-    requests = _requests(run)
+    figures = _guidellm_figures(metrics)
+    requests = _count_guidellm_requests(run)
     lengths = {
         name: max(round(value), 1)
         for name, key in (
@@ -62,7 +64,7 @@ def _one(run: Fields, number: int, model: str) -> Imported:
         )
         if (value := metrics.inside(key, "successful").number("mean")) is not None
     }
-    load, notes = _load(run, requests["successful"], lengths)
+    load, notes = _guidellm_load(run, requests["successful"], lengths)
     failed = requests["errored"]
     excluded = ""
     if not requests["successful"]:
@@ -73,7 +75,7 @@ def _one(run: Fields, number: int, model: str) -> Imported:
         format=NAME,
         place=f"benchmarks[{number}]",
         model=model or run.inside("config", "backend").text("model"),
-        date=_day(run.number("start_time")),
+        date=_date_of_timestamp(run.number("start_time")),
         figures=figures,
         load=load,
         settings={"requests": requests["successful"]},
@@ -82,7 +84,7 @@ def _one(run: Fields, number: int, model: str) -> Imported:
     )
 
 
-def _figures(metrics: Fields) -> dict[str, float]:
+def _guidellm_figures(metrics: Fields) -> dict[str, float]:
     out: dict[str, float | None] = {}
     for key, (figure, scale) in TIMES.items():
         summary = metrics.inside(key, "successful")
@@ -97,7 +99,7 @@ def _figures(metrics: Fields) -> dict[str, float]:
     return {name: value for name, value in out.items() if value is not None}
 
 
-def _requests(run: Fields) -> dict[str, int]:
+def _count_guidellm_requests(run: Fields) -> dict[str, int]:
     """Requests by how they ended, as newer and older reports count them."""
     places = (
         run.inside("metrics", "request_totals"),
@@ -108,7 +110,7 @@ def _requests(run: Fields) -> dict[str, int]:
     return {name: counts.count(name) or 0 for name in ("successful", "errored")}
 
 
-def _load(
+def _guidellm_load(
     run: Fields, requests: int, lengths: dict[str, int]
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The load of a benchmark's strategy."""
@@ -117,15 +119,15 @@ def _load(
         strategy = run.inside("args", "strategy")
     kind = strategy.text("type_") or strategy.text("kind")
     if kind == "synchronous":
-        return closed(1, requests, lengths)[:2]
+        return closed_loop_load(1, requests, lengths)[:2]
     if kind == "concurrent":
         streams = strategy.count("streams") or strategy.count("max_concurrency")
         if streams is not None:
-            return closed(streams, requests, lengths)[:2]
+            return closed_loop_load(streams, requests, lengths)[:2]
     if kind == "throughput" and requests:
         limit = strategy.count("max_concurrency")
         if limit is not None and limit < requests:
-            return closed(limit, requests, lengths)[:2]
+            return closed_loop_load(limit, requests, lengths)[:2]
         return {"mode": "offline", "requests": requests, **lengths}, ()
     rate = strategy.number("rate")
     if kind in ("constant", "poisson", "async") and rate is not None:
@@ -133,10 +135,10 @@ def _load(
     return lengths, (f"its strategy {kind or 'is unstated and'} is no load of ours",)
 
 
-def _day(seconds: float | None) -> str:
+def _date_of_timestamp(seconds: float | None) -> str:
     if seconds is None or not 0 < seconds < 1e11:
         return ""
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC).date().isoformat()
 
 
-FORMAT = Format(NAME, "guidellm", _recognises, _read)
+FORMAT = Format(NAME, "guidellm", _is_guidellm_report, _read_guidellm_report)

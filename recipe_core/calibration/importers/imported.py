@@ -68,8 +68,8 @@ class Imported:
     @property
     def missing(self) -> tuple[str, ...]:
         """What the user must state before it is a run of a table."""
-        stated = {"model": self.model, "device": self.device, "engine": self.engine}
-        lacking = [name for name, value in stated.items() if not value]
+        required = {"model": self.model, "device": self.device, "engine": self.engine}
+        lacking = [name for name, value in required.items() if not value]
         if "tp" not in self.split:
             lacking.append("split")
         if self.kind == "training":
@@ -92,5 +92,5 @@ class Imported:
         return out | ({"excluded": self.excluded} if self.excluded else {})
 
 
-def stated(**values: Any) -> dict[str, Any]:
+def drop_unstated(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None and value != ""}

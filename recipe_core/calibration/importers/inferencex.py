@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from recipe_core.calibration.importers.bench_clients import date_of
+from recipe_core.calibration.importers.bench_clients import day_of_timestamp
 from recipe_core.calibration.importers.content import Content, Fields
 from recipe_core.calibration.importers.formats import Format
-from recipe_core.calibration.importers.imported import Imported, stated
+from recipe_core.calibration.importers.imported import Imported, drop_unstated
 
 NAME = "inferencex"
 SIGNS = ("tput_per_gpu", "isl", "osl", "conc")
@@ -32,31 +32,34 @@ PER_NODE = 8
 RACKS = ("gb200", "gb300")
 
 
-def _recognises(content: Content) -> bool:
+def _is_inferencex_result(content: Content) -> bool:
     if not content.text.lstrip("\ufeff \t\r\n").startswith(("{", "[")):
         return False
     return any(all(sign in values for sign in SIGNS) for _, values in content.records[:1])
 
 
-def _read(content: Content) -> list[Imported]:
-    return [_one(content.fields(values, place), place) for place, values in content.records]
+def _read_inferencex_results(content: Content) -> list[Imported]:
+    return [
+        _parse_inferencex_run(content.fields(values, place), place)
+        for place, values in content.records
+    ]
 
 
-def _one(fields: Fields, place: str) -> Imported:
+def _parse_inferencex_run(fields: Fields, place: str) -> Imported:
     stages = fields.count("pp") or 1
     gpus = (fields.count("tp") or 1) * stages
-    split, problem = _split(fields, gpus, stages)
+    split, problem = _inferencex_split(fields, gpus, stages)
     framework = fields.text("framework").casefold()
     figures: dict[str, float | None] = {}
     for key, figure in TIMES.items():
         figures[figure] = fields.number(f"mean_{key}")
         for name, percentile in (("median", "p50"), ("p90", "p90"), ("p99", "p99")):
-            of = f"{figure.removesuffix('_s')}_{percentile}_s"
-            figures[of] = fields.number(f"{name}_{key}")
+            figure_name = f"{figure.removesuffix('_s')}_{percentile}_s"
+            figures[figure_name] = fields.number(f"{name}_{key}")
     for key, figure in (("output_tput_per_gpu", "output"), ("tput_per_gpu", "total")):
         rate = fields.number(key)
         figures[f"{figure}_tokens_per_s"] = None if rate is None else rate * gpus
-    load = stated(
+    load = drop_unstated(
         mode="closed",
         concurrency=fields.count("conc"),
         input_tokens=fields.count("isl"),
@@ -68,23 +71,23 @@ def _one(fields: Fields, place: str) -> Imported:
         engine=ENGINES.get(framework, framework),
         version=fields.text("image"),
         model=fields.text("model"),
-        device=_device(fields),
-        date=date_of(fields.text("date")),
+        device=_inferencex_device(fields),
+        date=day_of_timestamp(fields.text("date")),
         figures={name: value for name, value in figures.items() if value is not None},
         load=load,
         split=split,
-        settings=stated(precision=fields.text("precision")),
+        settings=drop_unstated(precision=fields.text("precision")),
         notes=("lengths are those that were asked for; it draws them from 80 to 100 % of that",),
         excluded=problem,
     )
 
 
-def _device(fields: Fields) -> str:
+def _inferencex_device(fields: Fields) -> str:
     name = (fields.text("hw") or fields.text("device")).casefold().partition("-")[0]
     return DEVICES.get(name, name)
 
 
-def _split(fields: Fields, gpus: int, stages: int) -> tuple[dict[str, Any], str]:
+def _inferencex_split(fields: Fields, gpus: int, stages: int) -> tuple[dict[str, Any], str]:
     """The split, and why a table cannot hold the run; empty where it can."""
     if fields.flag("disagg"):
         return {}, "prompts have devices of their own, which a table does not state"
@@ -99,11 +102,11 @@ def _split(fields: Fields, gpus: int, stages: int) -> tuple[dict[str, Any], str]
         ranks = {"tp": 1, "pp": stages, "dp": inside, "ep": inside}
     if ep not in (1, inside):
         problem = problem or f"experts are shared by {ep} of {inside} ranks"
-    most = 4 if _device(fields) in RACKS else PER_NODE
-    per_node = min(gpus, most)
+    gpus_per_node = 4 if _inferencex_device(fields) in RACKS else PER_NODE
+    per_node = min(gpus, gpus_per_node)
     weights = PRECISIONS.get(fields.text("precision").casefold())
     place = {"per_node": per_node, "nodes": max(gpus // per_node, 1)}
-    return {**stated(weight_dtype=weights), **ranks, **place}, problem
+    return {**drop_unstated(weight_dtype=weights), **ranks, **place}, problem
 
 
-FORMAT = Format(NAME, "InferenceX result files", _recognises, _read)
+FORMAT = Format(NAME, "InferenceX result files", _is_inferencex_result, _read_inferencex_results)

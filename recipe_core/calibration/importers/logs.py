@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from recipe_core.base.errors import InputError
-from recipe_core.calibration.importers.content import LONGEST_LINE, Content, number_of
+from recipe_core.calibration.importers.content import LONGEST_LINE, Content, parse_number
 
 NUMBER = r"([\d.,]{1,40}(?:[eE][+-]?\d{1,4})?)"
 
@@ -29,7 +29,7 @@ class Pattern:
         return re.compile(self.expression)
 
 
-def figures_of(content: Content, patterns: Sequence[Pattern]) -> dict[str, float]:
+def read_log_figures(content: Content, patterns: Sequence[Pattern]) -> dict[str, float]:
     """The figures that a log's lines state, of the last start in it.
 
     Raises:
@@ -41,28 +41,28 @@ def figures_of(content: Content, patterns: Sequence[Pattern]) -> dict[str, float
         for pattern, expression in compiled:
             match = expression.search(line[:LONGEST_LINE])
             if match:
-                value = _number(match[1], content, number, pattern.name)
+                value = _parse_log_number(match[1], content, number, pattern.name)
                 values.setdefault(pattern.name, []).append(value * pattern.scale)
-    ways = {pattern.name: pattern.among for pattern in patterns}
-    return {name: ways[name](each) for name, each in values.items()}
+    reducers = {pattern.name: pattern.among for pattern in patterns}
+    return {name: reducers[name](rank_values) for name, rank_values in values.items()}
 
 
-def _number(text: str, content: Content, line: int, name: str) -> float:
+def _parse_log_number(text: str, content: Content, line: int, name: str) -> float:
     try:
-        return number_of(text.rstrip(".,"))
+        return parse_number(text.rstrip(".,"))
     except ValueError as error:
         raise InputError(f"{content.name}, line {line}: {name}: {error}.", field=name) from None
 
 
-def texts_of(content: Content, expressions: Mapping[str, str]) -> dict[str, str]:
+def match_log_texts(content: Content, expressions: Mapping[str, str]) -> dict[str, str]:
     """The first match of each expression in a log's start."""
     matches = {name: re.search(text, content.head) for name, text in expressions.items()}
     return {name: match[1] for name, match in matches.items() if match}
 
 
-def last(values: Iterable[float]) -> float:
+def last_value(values: Iterable[float]) -> float:
     return list(values)[-1]
 
 
-def whole(figures: Mapping[str, float], names: Iterable[str]) -> dict[str, int]:
+def round_figures(figures: Mapping[str, float], names: Iterable[str]) -> dict[str, int]:
     return {name: round(figures[name]) for name in names if name in figures}

@@ -10,10 +10,10 @@ import re
 from typing import Any
 
 from recipe_core.base.errors import InputError
-from recipe_core.calibration.importers.content import Content, number_of
+from recipe_core.calibration.importers.content import Content, parse_number
 from recipe_core.calibration.importers.formats import Format
-from recipe_core.calibration.importers.imported import Imported, stated
-from recipe_core.calibration.importers.training_steps import devices, steady
+from recipe_core.calibration.importers.imported import Imported, drop_unstated
+from recipe_core.calibration.importers.training_steps import devices_of_split, steady_median
 
 NAME = "megatron"
 _STEP = re.compile(
@@ -41,23 +41,23 @@ SHAPE = {
 }
 
 
-def _recognises(content: Content) -> bool:
+def _is_megatron_log(content: Content) -> bool:
     return _STEP.search(content.head) is not None
 
 
-def _read(content: Content) -> list[Imported]:
-    times, batch = _steps(content)
-    arguments = _arguments(content)
-    split: dict[str, Any] = _numbers(arguments, DEGREES)
-    load = _numbers(arguments, {"seq_length": "sequence_length"})
-    batch = batch or _numbers(arguments, {"global_batch_size": "batch"}).get("batch")
-    step = steady(times)
+def _read_megatron_log(content: Content) -> list[Imported]:
+    times, batch = _read_megatron_steps(content)
+    arguments = _read_argument_table(content)
+    split: dict[str, Any] = _positive_arguments(arguments, DEGREES)
+    load = _positive_arguments(arguments, {"seq_length": "sequence_length"})
+    batch = batch or _positive_arguments(arguments, {"global_batch_size": "batch"}).get("batch")
+    step = steady_median(times)
     memory = [float(text) * (1 << 20) for text in _MEMORY.findall(content.text)]
-    figures = stated(step_s=step, peak_memory_bytes=max(memory, default=None))
-    load |= stated(global_batch=batch)
+    figures = drop_unstated(step_s=step, peak_memory_bytes=max(memory, default=None))
+    load |= drop_unstated(global_batch=batch)
     if step and batch and "sequence_length" in load and "dp" in split:
         tokens = batch * load["sequence_length"]
-        figures["tokens_per_s_per_gpu"] = tokens / (step * devices(split))
+        figures["tokens_per_s_per_gpu"] = tokens / (step * devices_of_split(split))
     return [
         Imported(
             format=NAME,
@@ -65,15 +65,15 @@ def _read(content: Content) -> list[Imported]:
             engine="megatron",
             figures=figures,
             load=load,
-            split=split | _settings(arguments),
-            shape=_shape(arguments),
+            split=split | _megatron_settings(arguments),
+            shape=_megatron_shape(arguments),
             settings={"steps": len(times)},
             notes=() if arguments else ("the log has no table of arguments",),
         )
     ]
 
 
-def _steps(content: Content) -> tuple[list[float], int | None]:
+def _read_megatron_steps(content: Content) -> tuple[list[float], int | None]:
     """Seconds by logged interval, and the batch of the last."""
     times: dict[int, float] = {}
     batch = None
@@ -82,32 +82,32 @@ def _steps(content: Content) -> tuple[list[float], int | None]:
         if match is None:
             continue
         try:
-            times[int(match["step"])] = number_of(match["ms"]) / 1e3
+            times[int(match["step"])] = parse_number(match["ms"]) / 1e3
         except ValueError as error:
             raise InputError(f"{content.name}, line {number}: {error}.", field="file") from None
         batch = int(match["batch"]) if match["batch"] else batch
     return [seconds for seconds in times.values() if seconds > 0], batch
 
 
-def _arguments(content: Content) -> dict[str, str]:
+def _read_argument_table(content: Content) -> dict[str, str]:
     """The table of arguments that the first rank prints."""
     matches = (_ARGUMENT.match(line[:400]) for line in content.head.splitlines())
     return {match[1]: match[2] for match in matches if match}
 
 
-def _numbers(arguments: dict[str, str], names: dict[str, str]) -> dict[str, int]:
+def _positive_arguments(arguments: dict[str, str], names: dict[str, str]) -> dict[str, int]:
     values = {ours: arguments.get(theirs, "") for theirs, ours in names.items()}
     digits = {name: text for name, text in values.items() if text.isdecimal() and len(text) < 12}
     return {name: int(text) for name, text in digits.items() if int(text) > 0}
 
 
-def _settings(arguments: dict[str, str]) -> dict[str, Any]:
+def _megatron_settings(arguments: dict[str, str]) -> dict[str, Any]:
     """What of the arguments a candidate states beside its degrees."""
     recompute = {"None": "none", "selective": "selective", "full": "full"}
     flags = {"sequence_parallel": arguments.get("sequence_parallel")}
     out: dict[str, Any] = {name: text == "True" for name, text in flags.items() if text}
-    if (how := recompute.get(arguments.get("recompute_granularity", ""))) is not None:
-        out["recompute"] = how
+    if (recomputation := recompute.get(arguments.get("recompute_granularity", ""))) is not None:
+        out["recompute"] = recomputation
     if arguments.get("use_distributed_optimizer") == "True":
         out["zero_stage"] = 1
     if arguments.get("fp8", "None") not in ("None", "False"):
@@ -117,14 +117,14 @@ def _settings(arguments: dict[str, str]) -> dict[str, Any]:
     return out
 
 
-def _shape(arguments: dict[str, str]) -> dict[str, Any]:
-    shape: dict[str, Any] = _numbers(arguments, SHAPE)
+def _megatron_shape(arguments: dict[str, str]) -> dict[str, Any]:
+    shape: dict[str, Any] = _positive_arguments(arguments, SHAPE)
     if arguments.get("group_query_attention") != "True" and "heads" in shape:
         shape["kv_heads"] = shape["heads"]
     if "swiglu" in arguments:
         shape["gated"] = arguments["swiglu"] == "True"
     untied = arguments.get("untie_embeddings_and_output_weights")
-    return shape | stated(tied=None if untied is None else untied != "True")
+    return shape | drop_unstated(tied=None if untied is None else untied != "True")
 
 
-FORMAT = Format(NAME, "training log of Megatron-LM", _recognises, _read)
+FORMAT = Format(NAME, "training log of Megatron-LM", _is_megatron_log, _read_megatron_log)

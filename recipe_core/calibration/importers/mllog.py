@@ -12,9 +12,9 @@ from typing import Any
 from recipe_core.base.errors import InputError
 from recipe_core.calibration.importers.content import Content, one_line
 from recipe_core.calibration.importers.formats import Format
-from recipe_core.calibration.importers.imported import Imported, stated
-from recipe_core.calibration.importers.mlperf import event_of
-from recipe_core.calibration.importers.training_steps import steady
+from recipe_core.calibration.importers.imported import Imported, drop_unstated
+from recipe_core.calibration.importers.mlperf import parse_mlperf_event
+from recipe_core.calibration.importers.training_steps import steady_median
 
 NAME = "mlperf-training"
 LENGTHS = ("max_sequence_length", "sequence_length", "seq_length")
@@ -29,21 +29,23 @@ DEGREES = {
 }
 
 
-def _recognises(content: Content) -> bool:
+def _is_mlperf_training_log(content: Content) -> bool:
     keys = ('"run_start"', '"global_batch_size"', '"submission_benchmark"', '"block_stop"')
     return ":::MLLOG" in content.head and any(f'"key": {key}' in content.head for key in keys)
 
 
-def _read(content: Content) -> list[Imported]:
-    values, blocks, status = _events(content)
-    batch, length = _whole(values, "global_batch_size"), None
+def _read_mlperf_training_log(content: Content) -> list[Imported]:
+    values, blocks, status = _read_mlperf_events(content)
+    batch, length = _parse_count_value(values, "global_batch_size"), None
     for key in LENGTHS:
-        length = length or _whole(values, key)
+        length = length or _parse_count_value(values, key)
     split: dict[str, Any] = {}
     for theirs, ours in DEGREES.items():
-        split |= stated(**{ours: _whole(values, theirs)})
-    step = steady([seconds * batch / samples for samples, seconds in blocks]) if batch else None
-    figures = stated(step_s=step)
+        split |= drop_unstated(**{ours: _parse_count_value(values, theirs)})
+    step = (
+        steady_median([seconds * batch / samples for samples, seconds in blocks]) if batch else None
+    )
+    figures = drop_unstated(step_s=step)
     platform = one_line(str(values.get("submission_platform", "")))
     return [
         Imported(
@@ -51,29 +53,29 @@ def _read(content: Content) -> list[Imported]:
             kind="training",
             model=one_line(str(values.get("submission_benchmark", ""))),
             figures=figures,
-            load=stated(global_batch=batch, sequence_length=length),
+            load=drop_unstated(global_batch=batch, sequence_length=length),
             split=split,
-            settings=stated(platform=platform) | {"blocks": len(blocks)},
+            settings=drop_unstated(platform=platform) | {"blocks": len(blocks)},
             notes=() if blocks else ("no training block ended in the log",),
             excluded="" if status in ("", "success") else f"the run ended with status {status}",
         )
     ]
 
 
-def _events(content: Content) -> tuple[dict[str, Any], list[tuple[float, float]], str]:
+def _read_mlperf_events(content: Content) -> tuple[dict[str, Any], list[tuple[float, float]], str]:
     """Values by key, samples and seconds of every block, and how the run ended."""
     values: dict[str, Any] = {}
     blocks: list[tuple[float, float]] = []
     started: tuple[float, float] | None = None
     status = ""
     for number, line in enumerate(content.log, 1):
-        event = event_of(line, content, number)
+        event = parse_mlperf_event(line, content, number)
         if event is None:
             continue
         key, metadata = event.get("key"), event.get("metadata")
         metadata = metadata if isinstance(metadata, dict) else {}
         if key in ("block_start", "block_stop"):
-            at = _moment(event, metadata, content, number)
+            at = _parse_event_moment(event, metadata, content, number)
             if key == "block_start":
                 started = at
             elif started is not None and at is not None:
@@ -87,7 +89,7 @@ def _events(content: Content) -> tuple[dict[str, Any], list[tuple[float, float]]
     return values, blocks, status
 
 
-def _moment(
+def _parse_event_moment(
     event: dict[str, Any], metadata: dict[str, Any], content: Content, number: int
 ) -> tuple[float, float] | None:
     """Samples so far, and the time in seconds; None where the event does not count samples."""
@@ -99,10 +101,10 @@ def _moment(
     return None if samples is None or at is None else (float(samples), float(at) / 1e3)
 
 
-def _whole(values: dict[str, Any], key: str) -> int | None:
+def _parse_count_value(values: dict[str, Any], key: str) -> int | None:
     value = values.get(key)
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return int(value) if number and 0 < value < 1 << 30 else None  # type: ignore[operator,arg-type]
 
 
-FORMAT = Format(NAME, "log of MLPerf training", _recognises, _read)
+FORMAT = Format(NAME, "log of MLPerf training", _is_mlperf_training_log, _read_mlperf_training_log)

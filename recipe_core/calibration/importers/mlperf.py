@@ -11,9 +11,9 @@ import re
 from typing import Any
 
 from recipe_core.base.errors import InputError
-from recipe_core.calibration.importers.content import Content, number_of, one_line
+from recipe_core.calibration.importers.content import Content, one_line, parse_number
 from recipe_core.calibration.importers.formats import Format
-from recipe_core.calibration.importers.imported import Imported, stated
+from recipe_core.calibration.importers.imported import Imported, drop_unstated
 
 SUMMARY_SIGN = "MLPerf Results Summary"
 _LINE = re.compile(r"^\s*([^:=]{2,80}?)\s*:\s*(.+?)\s*$")
@@ -57,34 +57,34 @@ DETAIL = {
 }
 
 
-def _recognises_summary(content: Content) -> bool:
+def _is_mlperf_summary(content: Content) -> bool:
     return SUMMARY_SIGN in content.head
 
 
-def _read_summary(content: Content) -> list[Imported]:
+def _read_mlperf_summary(content: Content) -> list[Imported]:
     lines: dict[str, str] = {}
     for line in content.log:
         if match := _LINE.match(line[:400]):
             lines.setdefault(match[1].strip().casefold(), match[2])
     # "Result is : VALID"
-    return [_imported(content, "mlperf-summary", lines, lines.get("result is", "VALID"))]
+    return [_parse_mlperf_result(content, "mlperf-summary", lines, lines.get("result is", "VALID"))]
 
 
-def _recognises_detail(content: Content) -> bool:
+def _is_mlperf_detail(content: Content) -> bool:
     return ":::MLLOG" in content.head and '"effective_scenario"' in content.head
 
 
-def _read_detail(content: Content) -> list[Imported]:
+def _read_mlperf_detail(content: Content) -> list[Imported]:
     lines: dict[str, str] = {}
     for number, line in enumerate(content.log, 1):
-        event = event_of(line, content, number)
+        event = parse_mlperf_event(line, content, number)
         name = DETAIL.get(str(event.get("key"))) if event else None
         if event and name and isinstance(event.get("value"), str | int | float):
             lines[name] = str(event["value"])
-    return [_imported(content, "mlperf-detail", lines, lines.get("valid", "VALID"))]
+    return [_parse_mlperf_result(content, "mlperf-detail", lines, lines.get("valid", "VALID"))]
 
 
-def event_of(line: str, content: Content, number: int) -> dict[str, Any] | None:
+def parse_mlperf_event(line: str, content: Content, number: int) -> dict[str, Any] | None:
     """The event of a line of MLPerf's logs; None for other lines.
 
     Raises:
@@ -101,11 +101,13 @@ def event_of(line: str, content: Content, number: int) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _imported(content: Content, name: str, lines: dict[str, str], result: str) -> Imported:
-    known = _figures(content, lines)
+def _parse_mlperf_result(
+    content: Content, name: str, lines: dict[str, str], result: str
+) -> Imported:
+    quantities = _parse_mlperf_figures(content, lines)
     scenario = lines.get("scenario", "").casefold().replace(" ", "")
-    rate, tokens = known.get("requests_per_s"), known.get("output_tokens_per_s")
-    load: dict[str, Any] = _load(scenario, known)
+    rate, tokens = quantities.get("requests_per_s"), quantities.get("output_tokens_per_s")
+    load: dict[str, Any] = _mlperf_load(scenario, quantities)
     if rate and tokens:
         load["output_tokens"] = max(round(tokens / rate), 1)
     mode = lines.get("mode", "PerformanceOnly")
@@ -114,12 +116,12 @@ def _imported(content: Content, name: str, lines: dict[str, str], result: str) -
         excluded = "MLPerf calls the result invalid"
     elif "accuracy" in mode.casefold():
         excluded = "an accuracy run, whose speed says nothing"
-    figures = {key: value for key, value in known.items() if key.endswith("_s") and value > 0}
+    figures = {key: value for key, value in quantities.items() if key.endswith("_s") and value > 0}
     return Imported(
         format=name,
         figures=figures,
         load=load,
-        settings=stated(sut=one_line(lines.get("sut name", lines.get("sut", "")))),
+        settings=drop_unstated(sut=one_line(lines.get("sut name", lines.get("sut", "")))),
         notes=(
             f"scenario {lines.get('scenario', 'unstated')}; prompts' lengths are the data set's",
         ),
@@ -127,8 +129,8 @@ def _imported(content: Content, name: str, lines: dict[str, str], result: str) -
     )
 
 
-def _figures(content: Content, lines: dict[str, str]) -> dict[str, float]:
-    known: dict[str, float] = {}
+def _parse_mlperf_figures(content: Content, lines: dict[str, str]) -> dict[str, float]:
+    quantities: dict[str, float] = {}
     for title, text in lines.items():
         name, scale = FIGURES.get(title, ("", 1.0))
         if match := _PERCENTILE.match(title):
@@ -136,27 +138,31 @@ def _figures(content: Content, lines: dict[str, str]) -> dict[str, float]:
         if not name:
             continue
         try:
-            known[name] = number_of(text) * scale
+            quantities[name] = parse_number(text) * scale
         except ValueError as error:
             raise InputError(f"{content.name}: {title}: {error}.", field=title) from None
-    return known
+    return quantities
 
 
-def _load(scenario: str, known: dict[str, float]) -> dict[str, Any]:
+def _mlperf_load(scenario: str, quantities: dict[str, float]) -> dict[str, Any]:
     if scenario == "offline":
-        count = known.get("samples", 0.0) if known.get("samples", 0.0) > 1 else known.get("queries")
-        return stated(mode="offline", requests=round(count) if count else None)
+        count = (
+            quantities.get("samples", 0.0)
+            if quantities.get("samples", 0.0) > 1
+            else quantities.get("queries")
+        )
+        return drop_unstated(mode="offline", requests=round(count) if count else None)
     if scenario in ("server", "interactive"):
-        rate = known.get("target_qps") or known.get("requests_per_s")
-        return stated(mode="open", request_rate=rate)
+        rate = quantities.get("target_qps") or quantities.get("requests_per_s")
+        return drop_unstated(mode="open", request_rate=rate)
     if scenario == "singlestream":
         return {"mode": "closed", "concurrency": 1}
     return {}
 
 
 SUMMARY = Format(
-    "mlperf-summary", "summary of MLPerf inference", _recognises_summary, _read_summary
+    "mlperf-summary", "summary of MLPerf inference", _is_mlperf_summary, _read_mlperf_summary
 )
 DETAILS = Format(
-    "mlperf-detail", "detail log of MLPerf inference", _recognises_detail, _read_detail
+    "mlperf-detail", "detail log of MLPerf inference", _is_mlperf_detail, _read_mlperf_detail
 )

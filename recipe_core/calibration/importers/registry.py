@@ -46,7 +46,7 @@ FORMATS: tuple[Format, ...] = (
 )
 
 
-def format_of(content: Content) -> Format | None:
+def recognise_format(content: Content) -> Format | None:
     return next((format_ for format_ in FORMATS if format_.recognises(content)), None)
 
 
@@ -56,11 +56,11 @@ def read_imported(content: Content) -> list[Imported]:
     Raises:
         InputError: for a content of no known format, or naming the line or field that is wrong.
     """
-    format_ = format_of(content)
+    format_ = recognise_format(content)
     if format_ is None:
-        known = ", ".join(each.title for each in FORMATS)
+        titles = ", ".join(each.title for each in FORMATS)
         raise InputError(
-            f"{content.name} is of no known format.", field="file", hint=f"Known: {known}."
+            f"{content.name} is of no known format.", field="file", hint=f"Known: {titles}."
         )
     measurements = format_.read(content)
     if not any(each.figures for each in measurements):

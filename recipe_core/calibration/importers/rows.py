@@ -59,8 +59,8 @@ class ImportedRow:
         return out
 
 
-def row_of(
-    measurement: Imported, name: str, request: Mapping[str, Any], stated: Mapping[str, str]
+def build_imported_row(
+    measurement: Imported, name: str, request: Mapping[str, Any], user_columns: Mapping[str, str]
 ) -> ImportedRow:
     """The row of a measurement.
 
@@ -75,16 +75,16 @@ def row_of(
     """
     training = measurement.kind == "training"
     kind: type[BaseModel] = TrainingRun if training else Run
-    _check_stated(stated, kind)
-    own = _training_columns(measurement) if training else _serving_columns(measurement)
+    _check_stated(user_columns, kind)
+    file_columns = _training_columns(measurement) if training else _serving_columns(measurement)
     values: dict[str, Any] = {"id": name}
     origins: dict[str, str] = {}
-    for source, origin in ((request, REQUEST), (own, FILE), (stated, STATED)):
-        known = {column: value for column, value in source.items() if column in kind.model_fields}
-        values |= known
-        origins |= dict.fromkeys(known, origin)
+    for source, origin in ((request, REQUEST), (file_columns, FILE), (user_columns, STATED)):
+        columns = {column: value for column, value in source.items() if column in kind.model_fields}
+        values |= columns
+        origins |= dict.fromkeys(columns, origin)
     if "per_node" not in values and "tp" in values:
-        values |= _nodes(values)
+        values |= _usual_node_layout(values)
     lacking = [
         column
         for column, field in kind.model_fields.items()
@@ -109,14 +109,14 @@ def row_of(
     return ImportedRow(row, origins)
 
 
-def _check_stated(stated: Mapping[str, str], kind: type[BaseModel]) -> None:
-    for column in stated:
+def _check_stated(user_columns: Mapping[str, str], kind: type[BaseModel]) -> None:
+    for column in user_columns:
         if column not in kind.model_fields or column == "id":
             message, hint = unknown("column", column, [c for c in kind.model_fields if c != "id"])
             raise InputError(message, field="set", hint=hint)
 
 
-def _nodes(values: Mapping[str, Any]) -> dict[str, int]:
+def _usual_node_layout(values: Mapping[str, Any]) -> dict[str, int]:
     """Devices in as few nodes as they are usually in, where nobody says how they were."""
     try:
         ranks = int(values["tp"]) * int(values.get("pp", 1)) * int(values.get("dp", 1))
@@ -127,7 +127,7 @@ def _nodes(values: Mapping[str, Any]) -> dict[str, int]:
     return {"per_node": per_node, "nodes": max(ranks // per_node, 1)}
 
 
-def _shared_columns(measurement: Imported) -> dict[str, Any]:
+def _common_run_columns(measurement: Imported) -> dict[str, Any]:
     """What both tables have, as far as names are known here."""
     columns: dict[str, Any] = {}
     if measurement.model and in_catalog(measurement.model):
@@ -151,7 +151,7 @@ def device_name(text: str) -> str:
 
 def _serving_columns(measurement: Imported) -> dict[str, Any]:
     load, split = measurement.load, measurement.split
-    columns = _shared_columns(measurement)
+    columns = _common_run_columns(measurement)
     columns |= {key: split[key] for key in (*SPLIT, *LIMITS, "nodes", "per_node") if key in split}
     if "tp" in split:
         # who states tp and not the others ran without them
@@ -168,7 +168,7 @@ def _serving_columns(measurement: Imported) -> dict[str, Any]:
 
 
 def _training_columns(measurement: Imported) -> dict[str, Any]:
-    columns = _shared_columns(measurement) | dict(measurement.split) | dict(measurement.load)
+    columns = _common_run_columns(measurement) | dict(measurement.split) | dict(measurement.load)
     columns |= dict(measurement.shape)
     for figure, (column, scale) in TRAINING_FIGURES.items():
         if figure in measurement.figures:
@@ -200,9 +200,11 @@ def columns_of_request(
         key: value for key, value in candidate.items() if key in fields and value is not None
     }
     if kind == "training":
-        shape = _shape(columns.get("model"))
-        known = {key: work[key] for key in ("global_batch", "sequence_length") if key in work}
-        return shape | columns | known
+        shape = _dense_model_shape(columns.get("model"))
+        batch_columns = {
+            key: work[key] for key in ("global_batch", "sequence_length") if key in work
+        }
+        return shape | columns | batch_columns
     lengths = {key: work[key] for key in ("input_tokens", "output_tokens") if key in work}
     mode = str(work.get("mode", "closed"))
     if LOADS.get(mode, "") in work:
@@ -210,7 +212,7 @@ def columns_of_request(
     return columns | lengths
 
 
-def _shape(model: Any) -> dict[str, Any]:
+def _dense_model_shape(model: Any) -> dict[str, Any]:
     """The dimensions of a dense model of the catalog; empty for another."""
     if not isinstance(model, str) or not in_catalog(model):
         return {}
@@ -231,15 +233,15 @@ def _shape(model: Any) -> dict[str, Any]:
     return shape if dense and set(DIMENSIONS) <= set(shape) else {}
 
 
-def name_of(stem: str, measurement: Imported) -> str:
+def name_imported_row(stem: str, measurement: Imported) -> str:
     """An id of a row: the file's name, and where in it."""
     place = re.sub(r"[^\w.]+", "-", measurement.place).strip("-")
     return f"{stem}-{place}" if place else stem
 
 
-def unique(names: Iterable[str], taken: Iterable[str]) -> list[str]:
+def make_names_unique(names: Iterable[str], reserved: Iterable[str]) -> list[str]:
     """The names, with a number where one is there already."""
-    used = set(taken)
+    used = set(reserved)
     out = []
     for name in names:
         number, candidate = 2, name
@@ -267,10 +269,10 @@ def _is_filled(name: str, field: FieldInfo, rows: Sequence[Mapping[str, Any]]) -
     return field.is_required() or any(row.get(name, field.default) != field.default for row in rows)
 
 
-def same_model(one: str, other: str) -> bool:
+def same_model(name: str, other_name: str) -> bool:
     """Whether two names mean one model of the catalog; names that it lacks are alike as texts."""
-    if one.casefold() == other.casefold():
+    if name.casefold() == other_name.casefold():
         return True
-    if not (in_catalog(one) and in_catalog(other)):
+    if not (in_catalog(name) and in_catalog(other_name)):
         return False
-    return catalog_model(one).digest == catalog_model(other).digest
+    return catalog_model(name).digest == catalog_model(other_name).digest

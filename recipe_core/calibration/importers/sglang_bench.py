@@ -13,12 +13,12 @@ from recipe_core.calibration.importers.bench_clients import (
     DRAFTED,
     client_figures,
     client_load,
-    completed,
-    failures,
+    completed_requests,
+    failed_requests_reason,
 )
 from recipe_core.calibration.importers.content import Content, Fields
 from recipe_core.calibration.importers.formats import Format
-from recipe_core.calibration.importers.imported import Imported, stated
+from recipe_core.calibration.importers.imported import Imported, drop_unstated
 
 NAME = "sglang-bench"
 SIGNS = ("total_output_tokens_retokenized", "mean_e2e_latency_ms")
@@ -27,18 +27,21 @@ ENGINES = {"sglang": "sglang", "vllm": "vllm", "trt": "tensorrt-llm"}
 DEGREES = {"tp_size": "tp", "pp_size": "pp", "dp_size": "dp", "ep_size": "ep"}
 
 
-def _recognises(content: Content) -> bool:
+def _is_sglang_bench(content: Content) -> bool:
     if not content.text.lstrip("\ufeff \t\r\n").startswith(("{", "[")):
         return False
     return any(all(sign in values for sign in SIGNS) for _, values in content.records[:1])
 
 
-def _read(content: Content) -> list[Imported]:
-    return [_one(content.fields(values, place), place) for place, values in content.records]
+def _read_sglang_bench(content: Content) -> list[Imported]:
+    return [
+        _parse_sglang_bench_run(content.fields(values, place), place)
+        for place, values in content.records
+    ]
 
 
-def _one(fields: Fields, place: str) -> Imported:
-    requests = completed(fields)
+def _parse_sglang_bench_run(fields: Fields, place: str) -> Imported:
+    requests = completed_requests(fields)
     server = fields.inside("server_info")
     figures = client_figures(fields, "e2e_latency") | server_memory(server)
     load, notes, excluded = client_load(fields, figures, requests)
@@ -48,7 +51,7 @@ def _one(fields: Fields, place: str) -> Imported:
     return Imported(
         format=NAME,
         place=place,
-        engine=engine_of(fields),
+        engine=engine_of_backend(fields),
         version=server.text("version"),
         model=fields.text("model_id") or server.text("model_path"),
         figures=figures,
@@ -56,11 +59,11 @@ def _one(fields: Fields, place: str) -> Imported:
         split=server_split(server),
         settings={"requests": requests} | server_settings(server),
         notes=notes,
-        excluded=failures(fields, requests) or excluded,
+        excluded=failed_requests_reason(fields, requests) or excluded,
     )
 
 
-def engine_of(fields: Fields) -> str:
+def engine_of_backend(fields: Fields) -> str:
     """The engine that a client was told of as its backend; empty where it was not."""
     backend = fields.text("backend")
     return next((name for start, name in ENGINES.items() if backend.startswith(start)), "")
@@ -74,7 +77,7 @@ def server_split(server: Fields) -> dict[str, Any]:
         dp, tp = split["dp"] or 1, split["tp"] or 1
         split |= {"tp": max(tp // dp, 1), "ep": tp}
     fraction = server.number("mem_fraction_static")
-    return stated(
+    return drop_unstated(
         **split, max_num_seqs=server.count("max_running_requests"), memory_fraction=fraction
     )
 
@@ -82,7 +85,7 @@ def server_split(server: Fields) -> dict[str, Any]:
 def server_settings(server: Fields) -> dict[str, Any]:
     """Other arguments of a server that its estimate depends on."""
     cached = server.flag("disable_radix_cache")
-    return stated(
+    return drop_unstated(
         max_context=server.count("context_length"),
         max_batched_tokens=server.count("chunked_prefill_size"),
         quantization=server.text("quantization"),
@@ -103,4 +106,4 @@ def server_memory(server: Fields) -> dict[str, float]:
     return {name: value for name, value in out.items() if value is not None}
 
 
-FORMAT = Format(NAME, "sglang.bench_serving", _recognises, _read)
+FORMAT = Format(NAME, "sglang.bench_serving", _is_sglang_bench, _read_sglang_bench)

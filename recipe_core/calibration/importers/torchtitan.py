@@ -11,10 +11,10 @@ from typing import Any
 
 from recipe_core.base.errors import InputError
 from recipe_core.base.units import GIB
-from recipe_core.calibration.importers.content import Content, number_of, one_line
+from recipe_core.calibration.importers.content import Content, one_line, parse_number
 from recipe_core.calibration.importers.formats import Format
-from recipe_core.calibration.importers.imported import Imported, stated
-from recipe_core.calibration.importers.training_steps import devices, steady
+from recipe_core.calibration.importers.imported import Imported, drop_unstated
+from recipe_core.calibration.importers.training_steps import devices_of_split, steady_median
 
 NAME = "torchtitan"
 _STEP = re.compile(r"step:\s{0,9}(\d{1,12})\s{1,9}loss:")
@@ -38,24 +38,24 @@ _MODEL = re.compile(r"Model (?P<model>\w{1,40} [\w.]{1,40}) size: [\d,]{1,30} to
 _DEGREES = {"pp": "pp", "cp": "cp", "tp": "tp", "dp": "dp", "dp_shard": "dp", "dp_replicate": "dp"}
 
 
-def _recognises(content: Content) -> bool:
+def _is_torchtitan_log(content: Content) -> bool:
     return _STEP.search(content.head) is not None and _RATE.search(content.head) is not None
 
 
-def _read(content: Content) -> list[Imported]:
-    rates, utilisation, memory = _steps(content)
-    load = _integers(_BATCH.search(content.head))
-    split = _split(content.head)
+def _read_torchtitan_log(content: Content) -> list[Imported]:
+    rates, utilisation, memory = _read_torchtitan_steps(content)
+    load = _group_integers(_BATCH.search(content.head))
+    split = _torchtitan_mesh(content.head)
     micro = load.pop("micro_batch", None)
-    rate = steady(rates)
-    figures = stated(
+    rate = steady_median(rates)
+    figures = drop_unstated(
         tokens_per_s_per_gpu=rate,
-        mfu=steady(utilisation),
+        mfu=steady_median(utilisation),
         peak_memory_bytes=max(memory, default=None),
     )
     if rate and len(load) == 2 and split:
         tokens = load["global_batch"] * load["sequence_length"]
-        figures["step_s"] = tokens / (rate * devices(split))
+        figures["step_s"] = tokens / (rate * devices_of_split(split))
     gpu, model = _GPU.search(content.head), _MODEL.search(content.head)
     notes = ("the log does not state the split: state the devices",) if not split else ()
     return [
@@ -67,14 +67,14 @@ def _read(content: Content) -> list[Imported]:
             device=one_line(gpu["name"]) if gpu else "",
             figures=figures,
             load=load,
-            split={**stated(micro_batch=micro), **split},
+            split={**drop_unstated(micro_batch=micro), **split},
             settings={"steps": len(rates)},
             notes=notes,
         )
     ]
 
 
-def _steps(content: Content) -> tuple[list[float], list[float], list[float]]:
+def _read_torchtitan_steps(content: Content) -> tuple[list[float], list[float], list[float]]:
     """Tokens per second, utilisation and memory by logged step, of rank 0 alone."""
     rates: dict[int, float] = {}
     utilisation: dict[int, float] = {}
@@ -83,34 +83,38 @@ def _steps(content: Content) -> tuple[list[float], list[float], list[float]]:
         match, rate = _STEP.search(line[:2000]), _RATE.search(line[:2000])
         if match is None or rate is None or int(match[1]) in rates:
             continue
-        step, held, share = int(match[1]), _MEMORY.search(line[:2000]), _MFU.search(line[:2000])
+        step, memory_match, mfu_match = (
+            int(match[1]),
+            _MEMORY.search(line[:2000]),
+            _MFU.search(line[:2000]),
+        )
         try:
-            rates[step] = number_of(rate[1])
-            if held:
-                memory[step] = number_of(held[1]) * GIB
-            if share:
-                utilisation[step] = number_of(share[1]) / 100
+            rates[step] = parse_number(rate[1])
+            if memory_match:
+                memory[step] = parse_number(memory_match[1]) * GIB
+            if mfu_match:
+                utilisation[step] = parse_number(mfu_match[1]) / 100
         except ValueError as error:
             raise InputError(f"{content.name}, line {number}: {error}.", field="file") from None
     positive = [rate for rate in rates.values() if rate > 0]
     return positive, list(utilisation.values()), list(memory.values())
 
 
-def _integers(match: re.Match[str] | None) -> dict[str, int]:
+def _group_integers(match: re.Match[str] | None) -> dict[str, int]:
     return {name: int(text) for name, text in match.groupdict().items()} if match else {}
 
 
-def _split(head: str) -> dict[str, Any]:
+def _torchtitan_mesh(head: str) -> dict[str, Any]:
     """The degrees of the mesh, as newer and older logs state it; empty where they do not."""
-    mesh = _integers(_MESH.search(head))
+    mesh = _group_integers(_MESH.search(head))
     if mesh:
         shard, replicas = mesh.pop("shard"), mesh.pop("replicate")
         if shard < 1:
             world = _WORLD.search(head)
-            others = mesh["pp"] * mesh["cp"] * mesh["tp"] * replicas
-            if world is None or int(world[1]) % others:
+            other_ranks = mesh["pp"] * mesh["cp"] * mesh["tp"] * replicas
+            if world is None or int(world[1]) % other_ranks:
                 return {}
-            shard = int(world[1]) // others
+            shard = int(world[1]) // other_ranks
         return {**mesh, "dp": shard * replicas, **({"shard": shard} if replicas > 1 else {})}
     if match := _DEVICE_MESH.search(head):
         names = re.findall(r"\w+", match[1])
@@ -123,4 +127,4 @@ def _split(head: str) -> dict[str, Any]:
     return {}
 
 
-FORMAT = Format(NAME, "training log of torchtitan", _recognises, _read)
+FORMAT = Format(NAME, "training log of torchtitan", _is_torchtitan_log, _read_torchtitan_log)

@@ -10,13 +10,13 @@ from typing import Any
 WARM = 2
 
 
-def steady(values: Sequence[float]) -> float | None:
+def steady_median(values: Sequence[float]) -> float | None:
     """The median of the logged intervals after the first; None without any."""
-    kept = values[WARM:] if len(values) > 2 * WARM else values[1:] or values
-    return median(kept) if kept else None
+    steady_values = values[WARM:] if len(values) > 2 * WARM else values[1:] or values
+    return median(steady_values) if steady_values else None
 
 
-def devices(split: Mapping[str, Any]) -> int:
+def devices_of_split(split: Mapping[str, Any]) -> int:
     """Devices of a split: its degrees multiplied."""
     product = 1
     for name in ("tp", "pp", "cp", "dp"):

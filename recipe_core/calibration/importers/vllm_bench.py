@@ -9,9 +9,9 @@ from __future__ import annotations
 from recipe_core.calibration.importers.bench_clients import (
     client_figures,
     client_load,
-    completed,
-    date_of,
-    failures,
+    completed_requests,
+    day_of_timestamp,
+    failed_requests_reason,
 )
 from recipe_core.calibration.importers.content import Content, Fields
 from recipe_core.calibration.importers.formats import Format
@@ -21,31 +21,34 @@ NAME = "vllm-bench"
 SIGNS = ("completed", "total_token_throughput", "request_throughput")
 
 
-def _recognises(content: Content) -> bool:
+def _is_vllm_bench(content: Content) -> bool:
     if not content.text.lstrip("\ufeff \t\r\n").startswith(("{", "[")):
         return False
     return any(all(sign in values for sign in SIGNS) for _, values in content.records[:1])
 
 
-def _read(content: Content) -> list[Imported]:
-    return [_one(content.fields(values, place), place) for place, values in content.records]
+def _read_vllm_bench(content: Content) -> list[Imported]:
+    return [
+        _parse_vllm_bench_run(content.fields(values, place), place)
+        for place, values in content.records
+    ]
 
 
-def _one(fields: Fields, place: str) -> Imported:
-    requests = completed(fields)
+def _parse_vllm_bench_run(fields: Fields, place: str) -> Imported:
+    requests = completed_requests(fields)
     figures = client_figures(fields, "e2el")
     load, notes, excluded = client_load(fields, figures, requests)
     return Imported(
         format=NAME,
         place=place,
         model=fields.text("model_id"),
-        date=date_of(fields.text("date")),
+        date=day_of_timestamp(fields.text("date")),
         figures=figures,
         load=load,
         settings={"requests": requests},
         notes=notes,
-        excluded=failures(fields, requests) or excluded,
+        excluded=failed_requests_reason(fields, requests) or excluded,
     )
 
 
-FORMAT = Format(NAME, "vllm bench serve", _recognises, _read)
+FORMAT = Format(NAME, "vllm bench serve", _is_vllm_bench, _read_vllm_bench)

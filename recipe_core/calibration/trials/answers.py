@@ -91,7 +91,7 @@ class Asker:
             self._body(prompt, questions.tokens, fields, seed if seeded else None)
             for seed, prompt in enumerate(questions.prompts, 1)
         ]
-        send = partial(_completion, self.deployment)
+        send = partial(_request_completion, self.deployment)
         if at_once <= 1:
             return [send(body) for body in bodies]
         with ThreadPoolExecutor(at_once) as pool:
@@ -104,14 +104,14 @@ class Asker:
         question: dict[str, Any] = {"prompt": prompt}
         if api.path.endswith("/chat/completions"):
             question = {"messages": [{"role": "user", "content": prompt}]}
-        told = {"logprobs": engine.most_logprobs} if engine.most_logprobs else {}
+        logprob_fields = {"logprobs": engine.most_logprobs} if engine.most_logprobs else {}
         body = {
             "model": api.model,
             **question,
             "max_tokens": tokens,
             "stream": False,
             **api.body,
-            **told,
+            **logprob_fields,
             **engine.ids,
             **fields,
             **({} if seed is None else {"seed": seed}),
@@ -123,7 +123,7 @@ class Asker:
         }
 
 
-def _completion(deployment: Deployment, body: Mapping[str, Any]) -> Answer:
+def _request_completion(deployment: Deployment, body: Mapping[str, Any]) -> Answer:
     environment = {**os.environ, **deployment.key}
     connection = http.client.HTTPConnection(deployment.host, deployment.port, timeout=TIMEOUT_S)
     try:
@@ -161,10 +161,16 @@ def read_answer(value: Any) -> Answer:
         text = str(choice["message"]["content"] or "") if text is None else str(text)
     except (KeyError, IndexError, TypeError, AttributeError):
         raise TrialError("the server answered no completion.") from None
-    told = choice.get("logprobs") or {}
-    tokens: Sequence[Any] = told.get("tokens") or () if isinstance(told, Mapping) else ()
-    logprobs = tuple(map(_number, told.get("token_logprobs") or ())) if tokens else ()
-    top = tuple(map(_likeliest, told.get("top_logprobs") or ())) if tokens else ()
+    logprob_report = choice.get("logprobs") or {}
+    tokens: Sequence[Any] = (
+        logprob_report.get("tokens") or () if isinstance(logprob_report, Mapping) else ()
+    )
+    logprobs = (
+        tuple(map(_finite_logprob, logprob_report.get("token_logprobs") or ())) if tokens else ()
+    )
+    top = (
+        tuple(map(_parse_top_logprobs, logprob_report.get("top_logprobs") or ())) if tokens else ()
+    )
     ids = choice.get("token_ids") or ()
     if ids and (not tokens or len(ids) == len(tokens)):
         names = tuple(map(str, ids))
@@ -172,17 +178,19 @@ def read_answer(value: Any) -> Answer:
         names = tuple(map(str, tokens))
     if not names:
         return Answer(text, tuple(_WORD.findall(text)), exact=False)
-    whole = len(logprobs) == len(names)
-    return Answer(text, names, True, logprobs if whole else (), top if whole else ())
+    has_all_logprobs = len(logprobs) == len(names)
+    return Answer(
+        text, names, True, logprobs if has_all_logprobs else (), top if has_all_logprobs else ()
+    )
 
 
-def _likeliest(value: Any) -> dict[str, float]:
+def _parse_top_logprobs(value: Any) -> dict[str, float]:
     items = value.items() if isinstance(value, Mapping) else ()
-    known = ((str(token), _number(logprob)) for token, logprob in items)
-    return {token: logprob for token, logprob in known if logprob is not None}
+    pairs = ((str(token), _finite_logprob(logprob)) for token, logprob in items)
+    return {token: logprob for token, logprob in pairs if logprob is not None}
 
 
-def _number(value: Any) -> float | None:
+def _finite_logprob(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return float(value)

@@ -56,21 +56,21 @@ class Distance:
         return asdict(self)
 
 
-def agreement(left: Sequence[Answer], right: Sequence[Answer]) -> Agreement:
+def answer_agreement(first: Sequence[Answer], second: Sequence[Answer]) -> Agreement:
     """How alike two lists of answers are; an engine without tokens is compared word by word.
 
     Raises:
         InputError: for lists of different lengths, or without answers.
     """
-    if len(left) != len(right) or not left:
-        message = f"{len(left)} answers cannot be compared with {len(right)}."
+    if len(first) != len(second) or not first:
+        message = f"{len(first)} answers cannot be compared with {len(second)}."
         raise InputError(message, hint="Ask both the same questions.")
-    exact = all(answer.exact for answer in (*left, *right))
+    exact = all(answer.exact for answer in (*first, *second))
     pairs = [
-        (a.tokens, b.tokens) if exact else (_words(a), _words(b))
-        for a, b in zip(left, right, strict=True)
+        (a.tokens, b.tokens) if exact else (_answer_words(a), _answer_words(b))
+        for a, b in zip(first, second, strict=True)
     ]
-    parted = [divergence(a, b) for a, b in pairs]
+    parted = [first_difference(a, b) for a, b in pairs]
     differing = [float(position) for position in parted if position is not None]
     longest = max(max(len(a), len(b)) for a, b in pairs)
     marks = [mark for mark in SURVIVALS if mark <= longest]
@@ -78,7 +78,7 @@ def agreement(left: Sequence[Answer], right: Sequence[Answer]) -> Agreement:
         prompts=len(pairs),
         identical=len(pairs) - len(differing),
         share=1 - len(differing) / len(pairs),
-        first_divergence=_spread(differing),
+        first_divergence=_divergence_quartiles(differing),
         alike_after={
             str(mark): sum(p is None or p >= mark for p in parted) / len(parted) for mark in marks
         },
@@ -86,25 +86,25 @@ def agreement(left: Sequence[Answer], right: Sequence[Answer]) -> Agreement:
     )
 
 
-def _words(answer: Answer) -> tuple[str, ...]:
+def _answer_words(answer: Answer) -> tuple[str, ...]:
     return answer.tokens if not answer.exact else tuple(answer.text.split())
 
 
-def divergence(left: Sequence[str], right: Sequence[str]) -> int | None:
+def first_difference(first: Sequence[str], second: Sequence[str]) -> int | None:
     """The position of the first difference, from 0; None where there is none."""
-    for position, (a, b) in enumerate(zip(left, right, strict=False)):
+    for position, (a, b) in enumerate(zip(first, second, strict=False)):
         if a != b:
             return position
-    return None if len(left) == len(right) else min(len(left), len(right))
+    return None if len(first) == len(second) else min(len(first), len(second))
 
 
-def _spread(values: Sequence[float]) -> dict[str, float] | None:
+def _divergence_quartiles(values: Sequence[float]) -> dict[str, float] | None:
     shares = {"least": 0.0, "p25": 0.25, "median": 0.5, "p75": 0.75, "most": 1.0}
     spread = {name: quantile(values, share) for name, share in shares.items()}
     return {name: value for name, value in spread.items() if value is not None} or None
 
 
-def distance(left: Sequence[Answer], right: Sequence[Answer]) -> Distance | None:
+def logprob_distance(first: Sequence[Answer], second: Sequence[Answer]) -> Distance | None:
     """The distance of log-probabilities up to where answers part; None where they are not told.
 
     At the token where two answers part, what came before is still the same: alternatives are
@@ -112,8 +112,8 @@ def distance(left: Sequence[Answer], right: Sequence[Answer]) -> Distance | None
     """
     gaps: list[float] = []
     divergences: list[float] = []
-    for a, b in zip(left, right, strict=False):
-        parted = divergence(a.tokens, b.tokens)
+    for a, b in zip(first, second, strict=False):
+        parted = first_difference(a.tokens, b.tokens)
         alike = min(len(a.tokens), len(b.tokens)) if parted is None else parted
         pairs = zip(a.logprobs[:alike], b.logprobs[:alike], strict=False)
         gaps += [abs(p - q) for p, q in pairs if p is not None and q is not None]
@@ -130,16 +130,16 @@ def distance(left: Sequence[Answer], right: Sequence[Answer]) -> Distance | None
     )
 
 
-def top_divergence(left: Mapping[str, float], right: Mapping[str, float]) -> float | None:
+def top_divergence(first: Mapping[str, float], second: Mapping[str, float]) -> float | None:
     """Kullback–Leibler divergence of ``right`` from ``left`` in nats, over shared alternatives.
 
     All other tokens are one more alternative, so it is never above the whole divergence.
     """
-    shared = left.keys() & right.keys()
+    shared = first.keys() & second.keys()
     if not shared:
         return None
-    p = [math.exp(left[token]) for token in sorted(shared)]
-    q = [math.exp(right[token]) for token in sorted(shared)]
+    p = [math.exp(first[token]) for token in sorted(shared)]
+    q = [math.exp(second[token]) for token in sorted(shared)]
     rests = [max(1 - sum(values), 0.0) for values in (p, q)]
     if min(rests) > 1e-9:  # below, what is left is the rounding of the sum
         p, q = [*p, rests[0]], [*q, rests[1]]

@@ -62,13 +62,15 @@ def gain_of(base: Sequence[float], best: Sequence[float]) -> Gain:
     )
 
 
-def order(repeats: int) -> list[str]:
+def alternating_order(repeats: int) -> list[str]:
     """Who is measured when: base, best, best, base …, so that a slow drift favours neither."""
     pairs = [("base", "best"), ("best", "base")]
     return [name for n in range(repeats) for name in pairs[n % 2]]
 
 
-def middle(measurements: Sequence[Mapping[str, Any]], scores: Sequence[float]) -> Mapping[str, Any]:
+def median_measurement(
+    measurements: Sequence[Mapping[str, Any]], scores: Sequence[float]
+) -> Mapping[str, Any]:
     """The measurement of the median score: the one that a claim repeats."""
     ranked = sorted(range(len(scores)), key=scores.__getitem__)
     return measurements[ranked[(len(ranked) - 1) // 2]]

@@ -20,7 +20,7 @@ from recipe_core.base.errors import RecipeError
 from recipe_core.base.placeholders import PLACEHOLDER
 from recipe_core.bundle.write import write_bundle
 from recipe_core.calibration.trials.errors import TrialError
-from recipe_core.calibration.trials.leftovers import PYTHON, down, environment_of
+from recipe_core.calibration.trials.leftovers import PYTHON, environment_of, take_bundle_down
 from recipe_core.payload.launcher.api import Api, read_api
 from recipe_core.payload.launcher.fields import Fields
 from recipe_core.payload.launcher.interrupts import uninterrupted
@@ -67,14 +67,14 @@ class Deployment:
         """
         words = ["--requests", str(requests)] if requests else []
         words += ["--duration-limit", f"{limit_s:.1f}"] if limit_s else []
-        answer = _launcher(self.folder, self.work, "bench", words, self.key)
+        answer = _run_bundle_launcher(self.folder, self.work, "bench", words, self.key)
         if not isinstance(answer, dict) or "metrics" not in answer:
             raise TrialError(f"the launcher of {self.folder.name} printed no measurement.")
         return answer
 
 
 @contextmanager
-def deployed(
+def running_deployment(
     recipe: Recipe,
     folder: Path,
     *,
@@ -98,21 +98,23 @@ def deployed(
     words += ["--model", model] if model else []
     words += ["--timeout", f"{timeout_s:.1f}"] if timeout_s else []
     began = clock()
-    asked = Fields(launch["api"], "launch.json.api")
-    key = _key(read_api(asked, Model("")))
+    api_fields = Fields(launch["api"], "launch.json.api")
+    key = _trial_api_key(read_api(api_fields, Model("")))
     try:
-        words += _alone(folder)
-        shown = _launcher(folder, folder.parent, "up", words, {**(environment or {}), **key})
+        words += _supported_up_options(folder)
+        shown = _run_bundle_launcher(
+            folder, folder.parent, "up", words, {**(environment or {}), **key}
+        )
         served = str(shown.get("model") or "") if isinstance(shown, dict) else ""
-        api = replace(read_api(asked, Model(served)), model=served)
-        port = _entrance(shown, port)
+        api = replace(read_api(api_fields, Model(served)), model=served)
+        port = _printed_port(shown, port)
         yield Deployment(folder, port, api, clock() - began, folder.parent, key)
     finally:
         with uninterrupted():
-            down(folder)
+            take_bundle_down(folder)
 
 
-def _key(api: Api) -> dict[str, str]:
+def _trial_api_key(api: Api) -> dict[str, str]:
     """A key for one that needs one and finds none: nobody else asks what is started for a trial."""
     variable = api.key_variable
     if not api.key_needed or variable is None or os.environ.get(variable):
@@ -120,12 +122,12 @@ def _key(api: Api) -> dict[str, str]:
     return {variable: token_urlsafe(32)}
 
 
-def _alone(folder: Path) -> list[str]:
+def _supported_up_options(folder: Path) -> list[str]:
     """The options of ``ALONE`` that a bundle's launcher has."""
     files = sorted((folder / "launcher").glob("*.py"))
     digest = sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
     if digest not in _HELP:
-        _HELP[digest] = _help(folder)
+        _HELP[digest] = _read_up_help(folder)
     return [word for word in ALONE if word in _HELP[digest]]
 
 
@@ -136,7 +138,9 @@ class Model:
     name: str
 
     def text(self, template: str) -> str:
-        return PLACEHOLDER.sub(lambda one: self.name if one[1] == "model" else one[0], template)
+        return PLACEHOLDER.sub(
+            lambda match: self.name if match[1] == "model" else match[0], template
+        )
 
     def json(self, value: Any) -> Any:
         """Fill every text inside a JSON value."""
@@ -149,7 +153,7 @@ class Model:
         return value
 
 
-def _entrance(shown: Any, port: int) -> int:
+def _printed_port(shown: Any, port: int) -> int:
     """The port that users ask, as `up` prints it."""
     api = shown.get("api") if isinstance(shown, dict) else None
     text = str(api).rpartition(":")[2].partition("/")[0] if api else ""
@@ -176,7 +180,7 @@ def free_ports(count: int) -> int:
     raise TrialError(f"no {count} free ports in a row.", hint="End programs that listen on ports.")
 
 
-def _help(folder: Path) -> str:
+def _read_up_help(folder: Path) -> str:
     """What `up` of a bundle's launcher takes."""
     done = subprocess.run(
         [*PYTHON, str(folder / "launch.py"), "up", "--help"],
@@ -189,7 +193,7 @@ def _help(folder: Path) -> str:
     return done.stdout
 
 
-def _launcher(
+def _run_bundle_launcher(
     folder: Path,
     work: Path,
     command: str,
@@ -205,11 +209,11 @@ def _launcher(
     """
     out, err = (folder / "run" / f"{command}.{kind}" for kind in ("out", "err"))
     out.parent.mkdir(exist_ok=True)
-    with out.open("wb") as printed, err.open("wb") as told:
-        code = _run(
+    with out.open("wb") as stdout, err.open("wb") as stderr:
+        code = _run_in_own_session(
             [*PYTHON, str(folder / "launch.py"), "--json", command, *words],
-            printed,
-            told,
+            stdout,
+            stderr,
             {**environment_of(work), **(environment or {})},
         )
     try:
@@ -217,14 +221,21 @@ def _launcher(
     except RecipeError:
         answer = None
     if code:
-        raise _failed(folder, command, code, answer, err)
+        raise _launcher_error(folder, command, code, answer, err)
     return answer
 
 
-def _run(argv: list[str], printed: IO[bytes], told: IO[bytes], env: dict[str, str]) -> int:
+def _run_in_own_session(
+    argv: list[str], stdout: IO[bytes], stderr: IO[bytes], env: dict[str, str]
+) -> int:
     """A process in a session of its own, so that Ctrl-C reaches this one alone; ended with it."""
     child = subprocess.Popen(
-        argv, stdin=subprocess.DEVNULL, stdout=printed, stderr=told, env=env, start_new_session=True
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        env=env,
+        start_new_session=True,
     )
     try:
         return child.wait()
@@ -239,7 +250,7 @@ def _run(argv: list[str], printed: IO[bytes], told: IO[bytes], env: dict[str, st
         raise
 
 
-def _failed(folder: Path, command: str, code: int, answer: Any, err: Path) -> TrialError:
+def _launcher_error(folder: Path, command: str, code: int, answer: Any, err: Path) -> TrialError:
     error = answer.get("error") if isinstance(answer, dict) else None
     error = error if isinstance(error, dict) else {}
     message = str(error.get("message") or f"`{command}` of {folder.name} ended with code {code}")

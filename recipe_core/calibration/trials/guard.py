@@ -30,7 +30,7 @@ def watch(work: Path) -> None:
 
 
 @contextmanager
-def guarded(work: Path) -> Iterator[None]:
+def guarded_folder(work: Path) -> Iterator[None]:
     """Keep a guard over the experiments of a folder while this process lives."""
     path = os.pathsep.join(filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH")]))
     guard = subprocess.Popen(

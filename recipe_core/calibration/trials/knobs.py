@@ -48,74 +48,79 @@ class Knob:
         return self.where != SPLIT
 
 
-def knobs(recipe: Recipe, splits: int) -> tuple[Knob, ...]:
+def tunable_knobs(recipe: Recipe, splits: int) -> tuple[Knob, ...]:
     """What can be varied in a recipe: what its engine's version has an option for.
 
     ``splits``: how many splits of the plan are tried, the recommended one among them.
     """
-    return tuple(knob for knob in _knobs(recipe, splits) if len(knob.values) > 1)
+    return tuple(knob for knob in _all_knobs(recipe, splits) if len(knob.values) > 1)
 
 
-def _knobs(recipe: Recipe, splits: int) -> Iterator[Knob]:
+def _all_knobs(recipe: Recipe, splits: int) -> Iterator[Knob]:
     spec = engine(recipe.engine.name)
-    told = set(meanings(spec).values())
-    candidate, own = recipe.candidate, recipe.request["options"].get("engine_options", {})
+    settable = set(meanings(spec).values())
+    candidate, user_options = recipe.candidate, recipe.request["options"].get("engine_options", {})
     for name, factors in LADDERS.items():
-        if name in told and candidate.get(name):
+        if name in settable and candidate.get(name):
             limit = int(candidate[name])
-            floor = _floor(name, recipe)
+            floor = _limit_floor(name, recipe)
             values = {max(round(limit * factor), floor) for factor in factors} | {limit}
-            yield _ladder(name, values, limit, "candidate")
+            yield _limit_ladder(name, values, limit, "candidate")
     share = candidate.get("memory_fraction")
-    if "memory_fraction" in told and share and recipe.device.runtime != "cpu":
+    if "memory_fraction" in settable and share and recipe.device.runtime != "cpu":
         shares = {round(share + step, 3) for step in SHARES}
         values = {value for value in shares if 0.1 <= value <= MOST_SHARE} | {share}
-        yield _ladder("memory_fraction", values, share, "candidate")
+        yield _limit_ladder("memory_fraction", values, share, "candidate")
     for tunable in tunables(spec, recipe.device.runtime):
-        if tunable.option not in own:  # what the user states stays
+        if tunable.option not in user_options:  # what the user states stays
             # None: the engine's own default, which is what the recommended point runs with.
             yield Knob(tunable.option, (None, *tunable.values), 0, "options")
     yield Knob(SPLIT, tuple(first_splits(recipe, splits)), 0, SPLIT)
 
 
-def _floor(name: str, recipe: Recipe) -> int:
+def _limit_floor(name: str, recipe: Recipe) -> int:
     """The least value of a limit: an engine that runs prompts whole needs room for the longest."""
     if name != "max_batched_tokens" or engine(recipe.engine.name).chunked_prefill:
         return LEAST_BATCH if name == "max_num_seqs" else 64
     return recipe.max_context or 64
 
 
-def _ladder(name: str, values: set[Any], base: Any, where: str) -> Knob:
+def _limit_ladder(name: str, values: set[Any], base: Any, where: str) -> Knob:
     ordered = tuple(sorted(values))
     return Knob(name, ordered, ordered.index(base), where)
 
 
 def first_splits(recipe: Recipe, count: int) -> list[dict[str, int]]:
     """Degrees of the recipe's split, then of the best others of the plan in its number formats."""
-    own = degrees(recipe.candidate)
+    recipe_degrees = parallel_degrees(recipe.candidate)
     pooled = recipe.candidate.get("prefill") is not None
     if count < 2 or recipe.device.count == 1 or pooled:
-        return [own]
+        return [recipe_degrees]
     request = recipe_request(recipe).model_copy(update={"candidate": None})
     same = {name: recipe.candidate.get(name) for name in ("engine", "weight_dtype", "kv_dtype")}
-    out = [own]
+    out = [recipe_degrees]
     everything = plan(request)
     for row in map(int, everything.order):
         candidate = everything.candidate(row)
         alike = all(candidate.get(name) == value for name, value in same.items())
         fits = int(everything.columns["gpus"][row]) <= recipe.device.count
-        if alike and fits and not candidate.get("prefill") and degrees(candidate) not in out:
-            out.append(degrees(candidate))
+        if (
+            alike
+            and fits
+            and not candidate.get("prefill")
+            and parallel_degrees(candidate) not in out
+        ):
+            out.append(parallel_degrees(candidate))
         if len(out) >= count:
             break
     return out
 
 
-def degrees(candidate: Mapping[str, Any]) -> dict[str, int]:
+def parallel_degrees(candidate: Mapping[str, Any]) -> dict[str, int]:
     return {name: int(candidate.get(name) or 1) for name in DEGREES}
 
 
-def recommended(space: tuple[Knob, ...]) -> dict[str, int]:
+def recommended_point(space: tuple[Knob, ...]) -> dict[str, int]:
     return {knob.name: knob.base for knob in space}
 
 
@@ -126,43 +131,50 @@ def values_at(space: tuple[Knob, ...], point: Point) -> dict[str, Any]:
 def request_at(recipe: Recipe, space: tuple[Knob, ...], point: Point) -> PlanRequest:
     """The recipe's request moved to a point; what equals the recipe's own is left as it is."""
     request = recipe_request(recipe)
-    stated: dict[str, Any] = {}
-    passed: dict[str, Any] = {}
+    candidate_values: dict[str, Any] = {}
+    option_values: dict[str, Any] = {}
     for knob in space:
         value = knob.values[point[knob.name]]
         if point[knob.name] == knob.base:
             continue
         if knob.where == SPLIT:
-            stated |= value
+            candidate_values |= value
         elif knob.where == "candidate":
-            stated[knob.name] = value
+            candidate_values[knob.name] = value
         else:
-            passed[knob.name] = value
+            option_values[knob.name] = value
     values = request.to_json()
-    values["candidate"] = {**values["candidate"], **stated}
+    values["candidate"] = {**values["candidate"], **candidate_values}
     options = values["options"]
-    options["engine_options"] = {**options.get("engine_options", {}), **passed}
+    options["engine_options"] = {**options.get("engine_options", {}), **option_values}
     return PlanRequest.parse(values)
 
 
 def recipe_at(recipe: Recipe, space: tuple[Knob, ...], point: Point) -> Recipe | str:
     """The recipe at a point with its parameters, or why the estimate says that it cannot run."""
-    if dict(point) == recommended(space):
+    if dict(point) == recommended_point(space):
         return recipe
     try:
         request = request_at(recipe, space, point)
-        made = recipe_of(decide(request), request)
+        point_recipe = recipe_of(decide(request), request)
     except RecipeError as error:
         return error.message
-    kept = {"parameters": recipe.parameters, "provenance": _layers(recipe, made)}
-    return made.model_copy(update=kept).locked()
+    carried_fields = {
+        "parameters": recipe.parameters,
+        "provenance": _layers_after_search(recipe, point_recipe),
+    }
+    return point_recipe.model_copy(update=carried_fields).locked()
 
 
-def _layers(before: Recipe, after: Recipe) -> dict[str, Layer]:
+def _layers_after_search(before: Recipe, after: Recipe) -> dict[str, Layer]:
     """What did not change keeps its layer; what the search moved is the objective's choice."""
     old, new = (
-        {"candidate": one.candidate, "options": one.engine.options, "environment": one.environment}
-        for one in (before, after)
+        {
+            "candidate": recipe.candidate,
+            "options": recipe.engine.options,
+            "environment": recipe.environment,
+        }
+        for recipe in (before, after)
     )
     layers: dict[str, Layer] = {}
     for path in after.provenance:

@@ -44,7 +44,7 @@ def mark_of(work: Path) -> str:
     return f"{work.name}-{status.st_dev:x}-{status.st_ino:x}"
 
 
-def marked(work: Path, processes: procs.Processes = procs.HERE) -> list[procs.Identity]:
+def marked_processes(work: Path, processes: procs.Processes = procs.HERE) -> list[procs.Identity]:
     """Living processes that experiments of this folder started, by pid and start tick."""
     try:
         mark = mark_of(work)
@@ -58,7 +58,7 @@ def marked(work: Path, processes: procs.Processes = procs.HERE) -> list[procs.Id
     ]
 
 
-def down(folder: Path) -> None:
+def take_bundle_down(folder: Path) -> None:
     """A bundle's own `down`; where that fails, the mark finds its processes all the same."""
     with suppress(OSError, subprocess.TimeoutExpired):
         subprocess.run(
@@ -83,39 +83,43 @@ def stop_all(
     *,
     processes: procs.Processes = procs.HERE,
     is_launcher: Callable[[int], bool] = _is_launcher,
-    take_down: Callable[[Path], None] = down,
+    take_down: Callable[[Path], None] = take_bundle_down,
 ) -> int:
     """Stop everything that experiments of a folder started; returns how many processes ran.
 
     Launchers first, which stop what they are starting; then each bundle by its own `down`; then
     whatever still has the mark.
     """
-    running = marked(work, processes)
+    running = marked_processes(work, processes)
     if not running:
         return 0
     launchers = [identity for identity in running if is_launcher(identity[0])]
-    _end(launchers, LAUNCHER_S, processes)
+    _end_processes(launchers, LAUNCHER_S, processes)
     for state in sorted(work.glob("*/run/state.json")) + sorted(work.glob("*/run/*/state.json")):
         folder = next(folder for folder in state.parents if (folder / "launch.py").is_file())
         take_down(folder)
-    _end(marked(work, processes), GRACE_S, processes)
+    _end_processes(marked_processes(work, processes), GRACE_S, processes)
     return len(running)
 
 
-def _end(members: list[procs.Identity], grace_s: float, processes: procs.Processes) -> None:
+def _end_processes(
+    members: list[procs.Identity], grace_s: float, processes: procs.Processes
+) -> None:
     """SIGTERM, and SIGKILL for those that are still there after ``grace_s`` seconds."""
     processes.send(members, signal.SIGCONT)  # a stopped process takes no SIGTERM
     processes.send(members, signal.SIGTERM)
-    if _gone(members, grace_s, processes):
+    if _wait_until_gone(members, grace_s, processes):
         return
     processes.send(members, signal.SIGKILL)
-    _gone(members, procs.KILLED_S, processes)
+    _wait_until_gone(members, procs.KILLED_S, processes)
 
 
-def _gone(members: list[procs.Identity], wait_s: float, processes: procs.Processes) -> bool:
+def _wait_until_gone(
+    members: list[procs.Identity], wait_s: float, processes: procs.Processes
+) -> bool:
     deadline = processes.clock.monotonic() + wait_s
-    while left := [member for member in members if processes.alive(*member)]:
-        for pid, _ in left:
+    while alive := [member for member in members if processes.alive(*member)]:
+        for pid, _ in alive:
             processes.reap(pid)
         if processes.clock.monotonic() >= deadline:
             return False

@@ -55,7 +55,7 @@ class Aim:
             InputError: where the measurement lacks a figure.
         """
         return sum(
-            weight * math.log(_quantity(goal, metrics, recipe))
+            weight * math.log(_measured_goal(goal, metrics, recipe))
             for goal, weight in self.goals.items()
         )
 
@@ -84,14 +84,14 @@ def _figure_of(limit: str, percentile: float | None) -> str | None:
     return {50.0: median, 95.0: high}.get(percentile)
 
 
-def aim_of(request: PlanRequest, goal: str | None = None) -> Aim:
+def search_aim(request: PlanRequest, goal: str | None = None) -> Aim:
     """The aim of a request's objective, or one goal in place of its own; limits stay.
 
     Raises:
         InputError: for a goal that is unknown, or that no measurement tells.
     """
-    own = {str(name): weight for name, weight in request.objective.goals.items()}
-    goals = own if goal is None else {goal: 1.0}
+    request_goals = {str(name): weight for name, weight in request.objective.goals.items()}
+    goals = request_goals if goal is None else {goal: 1.0}
     for name in goals:
         if name not in get_args(Goal):
             message, hint = unknown("objective", name, get_args(Goal))
@@ -102,16 +102,16 @@ def aim_of(request: PlanRequest, goal: str | None = None) -> Aim:
                 field="objective",
                 hint=f"State another: --objective {MEASURED[1]}.",
             )
-    limits, unchecked = _limits(request)
+    limits, unchecked = _measurable_limits(request)
     return Aim(goals, limits, request.objective.limits.percentile, unchecked)
 
 
-def _limits(request: PlanRequest) -> tuple[dict[str, float], dict[str, str]]:
+def _measurable_limits(request: PlanRequest) -> tuple[dict[str, float], dict[str, str]]:
     """Limits in the unit of their figures, and those that no measurement tells."""
-    stated = request.objective.limits.model_dump(exclude_none=True)
-    percentile = stated.pop("percentile", None)
+    request_limits = request.objective.limits.model_dump(exclude_none=True)
+    percentile = request_limits.pop("percentile", None)
     limits, unchecked = {}, {}
-    for name, bound in stated.items():
+    for name, bound in request_limits.items():
         if name == "output_tokens_per_s_at_least":
             limits[name] = float(bound)
         elif name not in _LIMITS:
@@ -123,7 +123,7 @@ def _limits(request: PlanRequest) -> tuple[dict[str, float], dict[str, str]]:
     return limits, unchecked
 
 
-def _quantity(goal: str, metrics: Mapping[str, Any], recipe: Recipe) -> float:
+def _measured_goal(goal: str, metrics: Mapping[str, Any], recipe: Recipe) -> float:
     if goal == GPUS:
         return float(recipe.device.count)
     figure = LOWER_IS_BETTER.get(goal, THROUGHPUT)

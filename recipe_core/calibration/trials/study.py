@@ -18,7 +18,7 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from recipe_core.base.errors import InputError
-from recipe_core.calibration.trials.knobs import Knob, Point, recommended
+from recipe_core.calibration.trials.knobs import Knob, Point, recommended_point
 
 JOURNAL = "journal.log"
 NAME = "tune"
@@ -71,10 +71,10 @@ class Search:
         journal = folder / JOURNAL
         journal.with_name(f"{JOURNAL}.lock").unlink(missing_ok=True)
         if journal.exists() and not resume:
-            taken = (journal.with_name(f"journal-{n}.log") for n in itertools.count(1))
-            journal.rename(next(path for path in taken if not path.exists()))
-        _whole_lines(journal)
-        with _quiet():
+            backups = (journal.with_name(f"journal-{n}.log") for n in itertools.count(1))
+            journal.rename(next(path for path in backups if not path.exists()))
+        _cut_half_line(journal)
+        with _quiet_optuna():
             lock = JournalFileOpenLock(str(journal))
             study = optuna.create_study(
                 storage=JournalStorage(JournalFileBackend(str(journal), lock)),
@@ -90,12 +90,12 @@ class Search:
         return search
 
     def _identify(self, identity: dict[str, Any]) -> None:
-        known = self.study.user_attrs.get("identity")
-        if known is None:
+        stored_identity = self.study.user_attrs.get("identity")
+        if stored_identity is None:
             self.study.set_user_attr("identity", identity)
             return
         for name, value in identity.items():
-            if known.get(name) != value:
+            if stored_identity.get(name) != value:
                 raise InputError(
                     f"the search that was interrupted has another {name}.",
                     field="resume",
@@ -109,7 +109,7 @@ class Search:
             if set(trial.params) == {knob.name for knob in self.space}:
                 self.study.enqueue_trial(trial.params, skip_if_exists=False)
         if not self.study.get_trials():
-            self.enqueue(recommended(self.space))
+            self.enqueue(recommended_point(self.space))
         warm_ups = [
             trial.intermediate_values[0] for trial in self.done if 0 in trial.intermediate_values
         ]
@@ -184,7 +184,7 @@ class Search:
         best, self._best_warm_up = self._best_warm_up, min(score, self._best_warm_up)
         if score > best + HOPELESS:
             return f"its warm-up is {score - best:.0%} (log) worse than the best one's"
-        with _quiet():
+        with _quiet_optuna():
             return "its warm-up is worse than the median" if trial.should_prune() else None
 
     def drop(self, trial: Trial, reason: str) -> None:
@@ -200,12 +200,12 @@ class Search:
 
     def best(self) -> FrozenTrial | None:
         """The best trial that keeps the limits."""
-        kept = [
+        within_limits = [
             trial
             for trial in self.done
             if measured_score(trial) is not None and trial.user_attrs.get("excess", 0.0) <= 0
         ]
-        return min(kept, key=lambda trial: (trial.value, trial.number), default=None)
+        return min(within_limits, key=lambda trial: (trial.value, trial.number), default=None)
 
     def since_best(self) -> int:
         """Started trials since the best one."""
@@ -223,7 +223,7 @@ def _sampler(seed: int) -> optuna.samplers.BaseSampler:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _quiet_optuna() -> Iterator[None]:
     """Without Optuna's remarks on its newer parts; its level of logging is the program's."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with warnings.catch_warnings():
@@ -231,12 +231,12 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _whole_lines(journal: Path) -> None:
+def _cut_half_line(journal: Path) -> None:
     """Cut off half a line that a kill left at the end of a journal."""
     if not journal.is_file():
         return
     data = journal.read_bytes()
-    whole = data[: data.rfind(b"\n") + 1]
-    if len(whole) < len(data):
+    complete_lines = data[: data.rfind(b"\n") + 1]
+    if len(complete_lines) < len(data):
         with journal.open("r+b") as file:
-            file.truncate(len(whole))
+            file.truncate(len(complete_lines))

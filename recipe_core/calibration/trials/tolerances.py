@@ -44,24 +44,26 @@ class _File(Sourced):
 
 
 @cache
-def _file() -> _File:
+def _tolerance_file() -> _File:
     return DataFile(FILE, "verify").read_as(_File)
 
 
 def tolerance(kind: str) -> Tolerance:
     """The bounds of a kind of pair: ``exact``, or a class of number formats."""
-    return _file().tolerances[kind]
+    return _tolerance_file().tolerances[kind]
 
 
-def kind_of(*recipes: Recipe) -> str:
+def coarsest_format_class(*recipes: Recipe) -> str:
     """The coarsest class of number formats that any of the recipes computes in."""
-    file = _file()
+    file = _tolerance_file()
     order = list(file.tolerances)
-    kinds = [file.formats.get(name, order[-1]) for recipe in recipes for name in formats(recipe)]
+    kinds = [
+        file.formats.get(name, order[-1]) for recipe in recipes for name in stored_formats(recipe)
+    ]
     return max(kinds, key=order.index)
 
 
-def formats(recipe: Recipe) -> tuple[str, str]:
+def stored_formats(recipe: Recipe) -> tuple[str, str]:
     """The number formats of a recipe's weights and cache, the checkpoint's own by name."""
     stored = recipe.model.weight_dtype
     weights, cache_format = (
@@ -71,7 +73,9 @@ def formats(recipe: Recipe) -> tuple[str, str]:
     return weights, weights if cache_format == "auto" else cache_format
 
 
-def judge(bounds: Tolerance, alike: Agreement, apart: Distance | None) -> tuple[Verdict, list[str]]:
+def judge_agreement(
+    bounds: Tolerance, alike: Agreement, apart: Distance | None
+) -> tuple[Verdict, list[str]]:
     """Whether a comparison keeps its bounds, and a sentence for each that it breaks.
 
     Where log-probabilities are told they are what is judged, and the share of identical answers

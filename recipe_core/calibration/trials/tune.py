@@ -19,21 +19,27 @@ from recipe_core.base.documents import to_json, write_whole
 from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.bundle.verify import unpack
 from recipe_core.bundle.write import write_bundle
-from recipe_core.calibration.trials.confirm import MOST_REPEATS, Gain, gain_of, middle, order
-from recipe_core.calibration.trials.deployment import Deployment, deployed
+from recipe_core.calibration.trials.confirm import (
+    MOST_REPEATS,
+    Gain,
+    alternating_order,
+    gain_of,
+    median_measurement,
+)
+from recipe_core.calibration.trials.deployment import Deployment, running_deployment
 from recipe_core.calibration.trials.errors import TrialError
 from recipe_core.calibration.trials.knobs import (
     SPLIT,
     Knob,
     Point,
-    knobs,
     recipe_at,
-    recommended,
+    recommended_point,
+    tunable_knobs,
     values_at,
 )
-from recipe_core.calibration.trials.objective import Aim, aim_of
+from recipe_core.calibration.trials.objective import Aim, search_aim
 from recipe_core.calibration.trials.study import SEED, Search, measured_score
-from recipe_core.calibration.trials.verify import model_of, serving_recipe
+from recipe_core.calibration.trials.verify import bundle_model_folder, serving_recipe
 from recipe_core.calibration.trials.workplace import Workplace, workplace
 from recipe_core.payload.launcher import metrics as figures
 from recipe_core.payload.launcher.bench import Options, plan_traffic
@@ -168,7 +174,7 @@ def tune(
     tell: Tell = print,
     seed: int = SEED,
     clock: Callable[[], float] = time.monotonic,
-    deploy: Deploy = deployed,
+    deploy: Deploy = running_deployment,
     alone: Callable[[Path, str], AbstractContextManager[Workplace]] = workplace,
 ) -> Tuned:
     """Search around a bundle's recommended point; ``output`` gets the better recipe's bundle.
@@ -194,7 +200,7 @@ def tune(
             hint="Choose another place.",
         )
     base = serving_recipe(folder)
-    aim, space = aim_of(recipe_request(base), goal), knobs(base, budget.splits)
+    aim, space = search_aim(recipe_request(base), goal), tunable_knobs(base, budget.splits)
     if not space:
         raise InputError(
             f"nothing of {base.engine.title} {base.engine.version} can be varied here.",
@@ -204,29 +210,29 @@ def tune(
     with alone(folder, "tune") as place:
         if place.stopped:
             tell(f"stopped {place.stopped} processes that an earlier run had left")
-        identity = _identity(base, aim, space)
+        identity = _search_identity(base, aim, space)
         search = Search.opened(place.folder, space, identity, resume=resume, seed=seed)
-        model = model_of(base, folder)
+        model = bundle_model_folder(base, folder)
         bench = _Bench(place, base, model, aim, space, budget, tell, deploy, clock)
         try:
-            outcome.ended = _searched(search, bench, deadline)
+            outcome.ended = _run_search(search, bench, deadline)
         finally:
-            outcome.trials = [_row(trial, space) for trial in search.done]
-            _write(place, outcome)
-        _conclude(search, bench, outcome)
-        _write(place, outcome)
+            outcome.trials = [_trial_row(trial, space) for trial in search.done]
+            _write_tune_report(place, outcome)
+        _confirm_best_point(search, bench, outcome)
+        _write_tune_report(place, outcome)
     if output is not None and outcome.recipe is not None:
-        _publish(outcome, output)
+        _write_tuned_bundle(outcome, output)
     return outcome
 
 
-def _identity(base: Recipe, aim: Aim, space: tuple[Knob, ...]) -> dict[str, Any]:
+def _search_identity(base: Recipe, aim: Aim, space: tuple[Knob, ...]) -> dict[str, Any]:
     """What a search that is resumed must share."""
     values = {knob.name: [list(knob.values), knob.base] for knob in space}
     return {"recipe": base.digest, "objective": dict(aim.goals), "space": values}
 
 
-def _searched(search: Search, bench: _Bench, deadline: float) -> str:
+def _run_search(search: Search, bench: _Bench, deadline: float) -> str:
     """Try points until the budget, the patience or the space is at its end; says which it was."""
     budget = bench.budget
     if not search.done:
@@ -240,11 +246,11 @@ def _searched(search: Search, bench: _Bench, deadline: float) -> str:
             return f"{budget.patience} trials without a better one"
         if len(search.done) - len(search.started) >= REFUSED_MOST:
             return f"the estimate refused {REFUSED_MOST} points"
-        asked = search.ask()
-        if asked is None:
+        suggestion = search.ask()
+        if suggestion is None:
             return "every point was tried"
         began = bench.clock()
-        if _try(search, bench, *asked):
+        if _try_point(search, bench, *suggestion):
             durations.append(bench.clock() - began)
     return f"{budget.trials} trials"
 
@@ -253,10 +259,10 @@ def _enqueue_splits(search: Search, space: tuple[Knob, ...]) -> None:
     for knob in space:
         if knob.name == SPLIT:
             for index in range(1, len(knob.values)):
-                search.enqueue({**recommended(space), SPLIT: index})
+                search.enqueue({**recommended_point(space), SPLIT: index})
 
 
-def _try(search: Search, bench: _Bench, trial: Trial, point: Point) -> bool:
+def _try_point(search: Search, bench: _Bench, trial: Trial, point: Point) -> bool:
     """Measure a point; False where the estimate refuses it, which takes no server's time.
 
     Raises:
@@ -264,7 +270,7 @@ def _try(search: Search, bench: _Bench, trial: Trial, point: Point) -> bool:
     """
     values = values_at(bench.space, point)
     title = f"trial {trial.number}: {_values_text(bench.space, point)}"
-    is_base = dict(point) == recommended(bench.space)
+    is_base = dict(point) == recommended_point(bench.space)
     recipe = recipe_at(bench.base, bench.space, point)
     if isinstance(recipe, str):
         bench.tell(f"{title}: not started: {recipe}")
@@ -305,14 +311,14 @@ def _warm_up_requests(deployment: Deployment) -> int:
     return share if traffic.mode in ("open", "offline") else max(share, traffic.in_flight)
 
 
-def _conclude(search: Search, bench: _Bench, outcome: Tuned) -> None:
+def _confirm_best_point(search: Search, bench: _Bench, outcome: Tuned) -> None:
     """Measure the best point and the recommended one in alternation, and judge."""
     best = search.best()
     if best is None:
         outcome.notes.append("no point keeps the limits")
         return
-    outcome.best = _row(best, bench.space)
-    if best.params == recommended(bench.space):
+    outcome.best = _trial_row(best, bench.space)
+    if best.params == recommended_point(bench.space):
         outcome.notes.append("the recommended point is the best of those tried")
         return
     recipe = recipe_at(bench.base, bench.space, best.params)
@@ -322,7 +328,7 @@ def _conclude(search: Search, bench: _Bench, outcome: Tuned) -> None:
     recipes = {"base": bench.base, "best": recipe}
     scores: dict[str, list[float]] = {"base": [], "best": []}
     measurements: dict[str, list[dict[str, Any]]] = {"base": [], "best": []}
-    for name in order(bench.budget.repeats):
+    for name in alternating_order(bench.budget.repeats):
         bench.tell(f"again, {len(scores[name]) + 1} of {bench.budget.repeats}: {name}")
         try:
             with bench.at(recipes[name], f"again-{name}") as deployment:
@@ -333,23 +339,27 @@ def _conclude(search: Search, bench: _Bench, outcome: Tuned) -> None:
         measurements[name].append(measurement)
         scores[name].append(bench.aim.score(measurement["metrics"], recipes[name]))
     outcome.gain = gain_of(scores["base"], scores["best"])
-    kept = {name: _keep(bench.aim, rows) for name, rows in measurements.items()}
-    outcome.keeps_limits = kept["best"]
-    outcome.measurement = middle(measurements["best"], scores["best"])
-    if kept["best"] and (outcome.gain.proven or not kept["base"]):
-        outcome.recipe = _claimed(recipe, outcome, middle(measurements["base"], scores["base"]))
-    elif not kept["best"]:
+    limits_kept = {
+        name: _mostly_keeps_limits(bench.aim, rows) for name, rows in measurements.items()
+    }
+    outcome.keeps_limits = limits_kept["best"]
+    outcome.measurement = median_measurement(measurements["best"], scores["best"])
+    if limits_kept["best"] and (outcome.gain.proven or not limits_kept["base"]):
+        outcome.recipe = _claim_gain(
+            recipe, outcome, median_measurement(measurements["base"], scores["base"])
+        )
+    elif not limits_kept["best"]:
         outcome.notes.append("measured again, the best point misses the limits")
     else:
         outcome.notes.append("the gain is within the noise: the recommended point stays")
 
 
-def _keep(aim: Aim, measurements: list[dict[str, Any]]) -> bool:
-    kept = [max(aim.broken(m["metrics"]).values(), default=0.0) <= 0 for m in measurements]
-    return sum(kept) * 2 > len(kept)
+def _mostly_keeps_limits(aim: Aim, measurements: list[dict[str, Any]]) -> bool:
+    limits_kept = [max(aim.broken(m["metrics"]).values(), default=0.0) <= 0 for m in measurements]
+    return sum(limits_kept) * 2 > len(limits_kept)
 
 
-def _claimed(recipe: Recipe, outcome: Tuned, base: Mapping[str, Any]) -> Recipe:
+def _claim_gain(recipe: Recipe, outcome: Tuned, base: Mapping[str, Any]) -> Recipe:
     """The recipe with its measurement as a claim, in which the gain and what it beats stand."""
     measurement, gain = outcome.measurement, outcome.gain
     assert measurement is not None and gain is not None  # noqa: S101, PT018 - both were just made
@@ -359,15 +369,15 @@ def _claimed(recipe: Recipe, outcome: Tuned, base: Mapping[str, Any]) -> Recipe:
         if base["metrics"].get(name) is not None
     }
     gains = {"gain_ratio": gain.mean, "gain_low_ratio": gain.low, "gain_high_ratio": gain.high}
-    told = {**measurement, "metrics": {**measurement["metrics"], **beaten, **gains}}
+    claim_measurement = {**measurement, "metrics": {**measurement["metrics"], **beaten, **gains}}
     try:
-        return with_claims(recipe, [told])
+        return with_claims(recipe, [claim_measurement])
     except RecipeError as error:
         outcome.notes.append(f"the new recipe has no claim: {error.message}")
         return recipe
 
 
-def _publish(outcome: Tuned, output: Path) -> None:
+def _write_tuned_bundle(outcome: Tuned, output: Path) -> None:
     """Write the better recipe's bundle, with its measurement where it is a folder."""
     assert outcome.recipe is not None  # noqa: S101 - the caller looked
     write_bundle(outcome.recipe, output)
@@ -377,39 +387,43 @@ def _publish(outcome: Tuned, output: Path) -> None:
         write_whole(run / "measurement.json", to_json(dict(outcome.measurement or {})).encode())
 
 
-def _write(place: Workplace, outcome: Tuned) -> None:
+def _write_tune_report(place: Workplace, outcome: Tuned) -> None:
     write_whole(place.folder / REPORT, to_json(outcome.to_json()).encode())
 
 
-def _row(trial: Any, space: tuple[Knob, ...]) -> dict[str, Any]:
+def _trial_row(trial: Any, space: tuple[Knob, ...]) -> dict[str, Any]:
     """A trial as plain values."""
-    told = trial.user_attrs
+    attributes = trial.user_attrs
     score = measured_score(trial)
     state = "measured" if score is not None else "given up"
-    if "refused" in told:
+    if "refused" in attributes:
         state = "not started"
-    elif score is None and told.get("excess"):
+    elif score is None and attributes.get("excess"):
         state = "failed"
     return {
         "number": trial.number,
         "state": state,
         "values": values_at(space, trial.params),
         "score": score,
-        "keeps_limits": told.get("excess", 0.0) <= 0 if score is not None else None,
-        "metrics": told.get("metrics"),
-        "reason": told.get("reason"),
+        "keeps_limits": attributes.get("excess", 0.0) <= 0 if score is not None else None,
+        "metrics": attributes.get("metrics"),
+        "reason": attributes.get("reason"),
     }
 
 
 def _values_text(space: tuple[Knob, ...], point: Point) -> str:
     """What differs from the recommended point."""
-    own = recommended(space)
+    base_values = recommended_point(space)
     values = values_at(space, point)
-    moved = [f"{name}={_value(values[name])}" for name in own if point[name] != own[name]]
+    moved = [
+        f"{name}={_knob_value_text(values[name])}"
+        for name in base_values
+        if point[name] != base_values[name]
+    ]
     return ", ".join(moved) or "the recommended point"
 
 
-def _value(value: Any) -> str:
+def _knob_value_text(value: Any) -> str:
     if isinstance(value, Mapping):
         return "·".join(f"{name}{degree}" for name, degree in value.items() if degree > 1) or "tp1"
     return "default" if value is None else str(value)

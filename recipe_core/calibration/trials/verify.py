@@ -16,15 +16,20 @@ from typing import Any
 from recipe_core.base.errors import InputError, NoAnswer, RecipeError
 from recipe_core.bundle.verify import read_bundle, unpack
 from recipe_core.calibration.trials.answers import Answer, Asker, Questions
-from recipe_core.calibration.trials.compare import Agreement, Distance, agreement, distance
-from recipe_core.calibration.trials.deployment import Deployment, deployed
+from recipe_core.calibration.trials.compare import (
+    Agreement,
+    Distance,
+    answer_agreement,
+    logprob_distance,
+)
+from recipe_core.calibration.trials.deployment import Deployment, running_deployment
 from recipe_core.calibration.trials.errors import TrialError
 from recipe_core.calibration.trials.tolerances import (
     EXACT,
     Verdict,
-    formats,
-    judge,
-    kind_of,
+    coarsest_format_class,
+    judge_agreement,
+    stored_formats,
     tolerance,
 )
 from recipe_core.calibration.trials.workplace import Workplace, workplace
@@ -104,7 +109,7 @@ class Report:
             "recipe_digest": recipe.digest,
             "engine": {"name": recipe.engine.name, "version": recipe.engine.version},
             "device": {"name": recipe.device.name, "count": recipe.device.count},
-            "formats": dict(zip(("weights", "cache"), formats(recipe), strict=True)),
+            "formats": dict(zip(("weights", "cache"), stored_formats(recipe), strict=True)),
             "prompts": self.choice.prompts,
             "tokens": self.choice.tokens,
             "comparisons": [comparison.to_json() for comparison in self.comparisons],
@@ -114,11 +119,11 @@ class Report:
         }
 
     def add(
-        self, name: str, title: str, kind: str, left: Sequence[Answer], right: Sequence[Answer]
+        self, name: str, title: str, kind: str, first: Sequence[Answer], second: Sequence[Answer]
     ) -> None:
         """Compare two lists of answers to the same questions and judge them."""
-        alike, apart = agreement(left, right), distance(left, right)
-        verdict, broken = judge(tolerance(kind), alike, apart)
+        alike, apart = answer_agreement(first, second), logprob_distance(first, second)
+        verdict, broken = judge_agreement(tolerance(kind), alike, apart)
         self.comparisons.append(Comparison(name, title, alike, apart, kind, verdict, tuple(broken)))
 
 
@@ -137,7 +142,7 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SubjectAnswers:
     """What a deployment answered: alone, again alone, many at once, drawn twice, its reading."""
 
     alone: list[Answer]
@@ -150,7 +155,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class _Table:
+class _Session:
     """Where and how deployments are asked."""
 
     place: Workplace
@@ -162,14 +167,14 @@ class _Table:
     asker: Callable[[Deployment, Reproducibility], Asker]
 
 
-def verify(
+def verify_outputs(
     bundle: Path,
     against: Sequence[Path] = (),
     choice: Choice | None = None,
     *,
     tell: Tell = print,
     clock: Callable[[], float] = time.monotonic,
-    deploy: Deploy = deployed,
+    deploy: Deploy = running_deployment,
     asker: Callable[[Deployment, Reproducibility], Asker] = Asker,
     alone: Callable[[Path, str], AbstractContextManager[Workplace]] = workplace,
 ) -> Report:
@@ -187,24 +192,24 @@ def verify(
     choice = choice or Choice()
     folder = unpack(bundle)
     recipe = serving_recipe(folder)
-    others = [(path, unpack(path)) for path in against]
+    other_bundles = [(path, unpack(path)) for path in against]
     report = Report(recipe, choice)
     with alone(folder, "verify") as place:
         if place.stopped:
             tell(f"stopped {place.stopped} processes that an earlier run had left")
-        base = Subject("base", recipe, model_of(recipe, folder))
-        questions = _questions(recipe, choice)
-        table = _Table(place, questions, choice, tell, clock, deploy, asker)
-        whole = _ask(base, table, everything=True)
-        _within(report, base, whole)
+        base = Subject("base", recipe, bundle_model_folder(recipe, folder))
+        questions = _fit_questions(recipe, choice)
+        table = _Session(place, questions, choice, tell, clock, deploy, asker)
+        base_answers = _ask_subject(base, table, everything=True)
+        _judge_own_answers(report, base, base_answers)
         if not base.engine.most_logprobs:
             report.left_out["log-probabilities"] = (
                 f"{recipe.engine.title} tells none; words of the answers are compared"
             )
-        for subject, title, kind, full in _variants(report, base):
-            _hold(report, table, whole, (subject, title, kind, full))
-        for path, other in others:
-            _against(report, table, (base, whole), (path, other))
+        for subject, title, kind, full in _bundle_variants(report, base):
+            _compare_subject(report, table, base_answers, (subject, title, kind, full))
+        for path, other_folder in other_bundles:
+            _compare_bundle(report, table, (base, base_answers), (path, other_folder))
     return report
 
 
@@ -230,20 +235,20 @@ def serving_recipe(folder: Path) -> Recipe:
     return recipe
 
 
-def model_of(recipe: Recipe, folder: Path) -> str | None:
+def bundle_model_folder(recipe: Recipe, folder: Path) -> str | None:
     """The model's folder where the bundle names one relative to itself; else None."""
     model = recipe.parameters.model or recipe.model.id
     return str((folder / model).resolve()) if model.startswith(("./", "../")) else None
 
 
-def _questions(recipe: Recipe, choice: Choice) -> Questions:
+def _fit_questions(recipe: Recipe, choice: Choice) -> Questions:
     """Prompts that leave room for the answer in the longest request that the engine accepts."""
     longest = recipe.max_context or 1024
     tokens = max(1, min(choice.tokens, longest // 2))
     return Questions.of(choice.prompts, tokens, (longest - tokens) // 4)
 
 
-def _ask(subject: Subject, table: _Table, *, everything: bool) -> Asked:
+def _ask_subject(subject: Subject, table: _Session, *, everything: bool) -> SubjectAnswers:
     """Start a deployment, ask it, and stop it."""
     questions = table.questions
     table.tell(f"{subject.name}: starting {subject.recipe.name}")
@@ -262,8 +267,8 @@ def _ask(subject: Subject, table: _Table, *, everything: bool) -> Asked:
         alone_s = table.clock() - began
         reading = asker.read(questions)
         if not everything:
-            return Asked(alone, reading=reading, alone_s=alone_s)
-        return Asked(
+            return SubjectAnswers(alone, reading=reading, alone_s=alone_s)
+        return SubjectAnswers(
             alone,
             again=asker.greedy(questions),
             batched=asker.greedy(questions, min(AT_ONCE, len(questions.prompts))),
@@ -274,43 +279,43 @@ def _ask(subject: Subject, table: _Table, *, everything: bool) -> Asked:
         )
 
 
-def _within(report: Report, subject: Subject, asked: Asked) -> None:
+def _judge_own_answers(report: Report, subject: Subject, answers: SubjectAnswers) -> None:
     """What one deployment shows by itself; a switch that is on must keep what it promises."""
     switch = subject.switch
-    kind = EXACT if switch and switch.batch else kind_of(subject.recipe)
+    kind = EXACT if switch and switch.batch else coarsest_format_class(subject.recipe)
     on = f" with {switch.title}" if switch else ""
     tail = f"-{subject.name}" if switch else ""
     report.add(
-        f"repeat-greedy{tail}", f"the same prompts twice{on}", EXACT, asked.alone, asked.again
+        f"repeat-greedy{tail}", f"the same prompts twice{on}", EXACT, answers.alone, answers.again
     )
     seeds = f"the same seeds twice{on}"
-    if all(a.text == b.text for a, b in zip(asked.alone, asked.drawn, strict=True)):
+    if all(a.text == b.text for a, b in zip(answers.alone, answers.drawn, strict=True)):
         report.left_out[seeds] = "drawn answers are the greedy ones: nothing was drawn"
     else:
-        report.add(f"repeat-sampled{tail}", seeds, EXACT, asked.drawn, asked.drawn_again)
+        report.add(f"repeat-sampled{tail}", seeds, EXACT, answers.drawn, answers.drawn_again)
     report.add(
         f"batch{tail}",
         f"alone against {min(AT_ONCE, report.choice.prompts)} at once{on}",
         kind,
-        asked.alone,
-        asked.batched,
+        answers.alone,
+        answers.batched,
     )
-    report.seconds[subject.name] = round(asked.alone_s, 3)
+    report.seconds[subject.name] = round(answers.alone_s, 3)
 
 
-def _variants(report: Report, base: Subject) -> Iterator[tuple[Subject, str, str, bool]]:
+def _bundle_variants(report: Report, base: Subject) -> Iterator[tuple[Subject, str, str, bool]]:
     """What the bundle is held against by itself: unsplit, and with each switch that works here.
 
     With each a title, the kind of pair, and whether it is asked everything.
     """
     recipe = base.recipe
     try:
-        unsplit = _unsplit(recipe)
+        unsplit = _unsplit_recipe(recipe)
     except (NoAnswer, InputError) as error:
         report.left_out["split against unsplit"] = error.message
     else:
         subject = Subject("unsplit", unsplit, base.model)
-        yield subject, "split against one device", kind_of(recipe), False
+        yield subject, "split against one device", coarsest_format_class(recipe), False
     switches = base.engine.switches
     if not switches:
         report.left_out["determinism switches"] = f"none is known of {recipe.engine.title}"
@@ -319,15 +324,15 @@ def _variants(report: Report, base: Subject) -> Iterator[tuple[Subject, str, str
         try:
             if doubt:
                 raise NoAnswer(doubt)
-            switched = _switched(recipe, switch)
+            switched = _switched_recipe(recipe, switch)
         except RecipeError as error:
             report.left_out[f"switch {switch.name}"] = error.message
             continue
         subject = Subject(switch.name, switched, base.model, switch)
-        yield subject, switch.title, kind_of(recipe), True
+        yield subject, switch.title, coarsest_format_class(recipe), True
 
 
-def _unsplit(recipe: Recipe) -> Recipe:
+def _unsplit_recipe(recipe: Recipe) -> Recipe:
     """The recipe on one device, everything else the same.
 
     Raises:
@@ -336,13 +341,13 @@ def _unsplit(recipe: Recipe) -> Recipe:
     if recipe.device.count == 1:
         raise NoAnswer("the bundle runs on one device: nothing is split")
     request = recipe_request(recipe)
-    whole = {**recipe.candidate, "tp": 1, "pp": 1, "dp": 1, "ep": 1, "cp": 1}
-    whole = {k: v for k, v in whole.items() if k not in ("prefill", "replicas")}
-    changed = change(request, {"candidate": whole})
+    candidate = {**recipe.candidate, "tp": 1, "pp": 1, "dp": 1, "ep": 1, "cp": 1}
+    candidate = {k: v for k, v in candidate.items() if k not in ("prefill", "replicas")}
+    changed = change(request, {"candidate": candidate})
     return recipe_of(decide(changed), changed)
 
 
-def _switched(recipe: Recipe, switch: Switch) -> Recipe:
+def _switched_recipe(recipe: Recipe, switch: Switch) -> Recipe:
     """The recipe with a switch's options; its variables are set where it is started."""
     if not switch.options:
         return recipe
@@ -350,35 +355,45 @@ def _switched(recipe: Recipe, switch: Switch) -> Recipe:
     return recipe_of(decide(changed), changed)
 
 
-def _hold(
-    report: Report, table: _Table, whole: Asked, other: tuple[Subject, str, str, bool]
+def _compare_subject(
+    report: Report,
+    table: _Session,
+    base_answers: SubjectAnswers,
+    comparison_case: tuple[Subject, str, str, bool],
 ) -> None:
     """Ask another deployment and compare it with the bundle; one that fails is left out."""
-    subject, title, kind, everything = other
+    subject, title, kind, everything = comparison_case
     try:
-        asked = _ask(subject, table, everything=everything)
+        answers = _ask_subject(subject, table, everything=everything)
     except TrialError as error:
         report.left_out[title] = error.message
         return
     if everything:
-        _within(report, subject, asked)
-    _pair(report, subject.name, f"the bundle against {title}", kind, whole, asked)
-    report.seconds[subject.name] = round(asked.alone_s, 3)
+        _judge_own_answers(report, subject, answers)
+    _compare_answers(
+        report, subject.name, f"the bundle against {title}", kind, base_answers, answers
+    )
+    report.seconds[subject.name] = round(answers.alone_s, 3)
 
 
-def _pair(report: Report, name: str, title: str, kind: str, left: Asked, right: Asked) -> None:
-    report.add(name, f"{title}, greedy", kind, left.alone, right.alone)
-    if left.reading and right.reading:
+def _compare_answers(
+    report: Report, name: str, title: str, kind: str, first: SubjectAnswers, second: SubjectAnswers
+) -> None:
+    report.add(name, f"{title}, greedy", kind, first.alone, second.alone)
+    if first.reading and second.reading:
         # The text is given, so that only what the models make of it differs.
-        report.add(f"{name}-reading", f"{title}, prompts read", kind, left.reading, right.reading)
+        report.add(f"{name}-reading", f"{title}, prompts read", kind, first.reading, second.reading)
 
 
-def _against(
-    report: Report, table: _Table, base: tuple[Subject, Asked], other: tuple[Path, Path]
+def _compare_bundle(
+    report: Report,
+    table: _Session,
+    base: tuple[Subject, SubjectAnswers],
+    other_bundle: tuple[Path, Path],
 ) -> None:
     """Compare with another bundle, where both serve the same model and the same lengths."""
-    path, folder = other
-    subject, whole = base
+    path, folder = other_bundle
+    subject, base_answers = base
     title = str(path)
     try:
         recipe = serving_recipe(folder)
@@ -388,19 +403,25 @@ def _against(
         report.left_out[title] = error.message
         return
     name = f"against-{1 + sum(c.name.startswith('against-') for c in report.comparisons)}"
-    held = Subject(name, recipe, model_of(recipe, folder))
+    other_subject = Subject(name, recipe, bundle_model_folder(recipe, folder))
     table.tell(f"{name}: {title}")
-    kind = kind_of(subject.recipe, recipe)
-    _hold(report, table, whole, (held, title, kind, False))
+    kind = coarsest_format_class(subject.recipe, recipe)
+    _compare_subject(report, table, base_answers, (other_subject, title, kind, False))
 
 
-def _not_comparable(base: Recipe, other: Recipe, questions: Questions) -> str | None:
+def _not_comparable(base_recipe: Recipe, other_recipe: Recipe, questions: Questions) -> str | None:
     """Why answers of two recipes cannot be compared; None where they can."""
-    if (base.model.digest, base.model.parameters) != (other.model.digest, other.model.parameters):
-        stored = base.model.weight_dtype != other.model.weight_dtype
-        if not stored or base.model.parameters != other.model.parameters:
-            return f"it serves {other.model.id}, another model than {base.model.id}"
-    longest = isinstance(recipe_request(other).workload, ServingWorkload) and other.max_context
+    if (base_recipe.model.digest, base_recipe.model.parameters) != (
+        other_recipe.model.digest,
+        other_recipe.model.parameters,
+    ):
+        stored = base_recipe.model.weight_dtype != other_recipe.model.weight_dtype
+        if not stored or base_recipe.model.parameters != other_recipe.model.parameters:
+            return f"it serves {other_recipe.model.id}, another model than {base_recipe.model.id}"
+    longest = (
+        isinstance(recipe_request(other_recipe).workload, ServingWorkload)
+        and other_recipe.max_context
+    )
     if longest and longest < 2 * questions.tokens:
         return f"it accepts requests of {longest} tokens, too few for these questions"
     return None

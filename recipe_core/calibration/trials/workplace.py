@@ -12,7 +12,7 @@ from pathlib import Path
 from recipe_core.base.errors import InputError
 from recipe_core.bundle.contents import RUN_FOLDER
 from recipe_core.bundle.runs import refuse_running
-from recipe_core.calibration.trials.guard import guarded
+from recipe_core.calibration.trials.guard import guarded_folder
 from recipe_core.calibration.trials.leftovers import stop_all
 from recipe_core.payload.launcher import state
 from recipe_core.payload.launcher.errors import LauncherError
@@ -48,7 +48,7 @@ def workplace(
     command: str,
     *,
     name: Callable[[], str] = _new_name,
-    guard: Callable[[Path], AbstractContextManager[None]] = guarded,
+    guard: Callable[[Path], AbstractContextManager[None]] = guarded_folder,
     stop: Callable[[Path], int] = stop_all,
 ) -> Iterator[Workplace]:
     """``BUNDLE/run/COMMAND/``, for one process at a time; servers of a killed one are stopped.
@@ -61,8 +61,8 @@ def workplace(
         InputError: where the bundle runs, or another process experiments with it.
     """
     place = bundle / RUN_FOLDER / command
-    with _alone(place, command), interruptible():
-        stopped = sum(_forgotten(work, stop) for work in sorted(place.glob("work-*")))
+    with _lock_workplace(place, command), interruptible():
+        stopped = sum(_clear_killed_run(work, stop) for work in sorted(place.glob("work-*")))
         refuse_running(bundle)
         work = place / f"work-{name()}"
         work.mkdir()
@@ -77,7 +77,7 @@ def workplace(
             shutil.rmtree(work, ignore_errors=True)
 
 
-def _forgotten(work: Path, stop: Callable[[Path], int]) -> int:
+def _clear_killed_run(work: Path, stop: Callable[[Path], int]) -> int:
     """Stop what a killed run started and remove its bundles; returns how many processes ran."""
     stopped = stop(work)
     shutil.rmtree(work, ignore_errors=True)
@@ -85,7 +85,7 @@ def _forgotten(work: Path, stop: Callable[[Path], int]) -> int:
 
 
 @contextmanager
-def _alone(place: Path, command: str) -> Iterator[None]:
+def _lock_workplace(place: Path, command: str) -> Iterator[None]:
     try:
         with state.exclusive(place):
             yield

@@ -32,15 +32,15 @@ def as_logged(plan: Plan, row: int, figures: Figures) -> dict[str, float]:
     return out
 
 
-def logged_parts(one: Imported, estimate: tuple[Figures, object] | None) -> list[str]:
+def logged_parts(run: Imported, estimate: tuple[Figures, object] | None) -> list[str]:
     """What a log says beside the compared figures, with the estimate of what ran."""
     figures = estimate[0] if estimate else {}
-    told = [name for name in PARTS if name in one.figures and name in figures]
+    names = [name for name in PARTS if name in run.figures and name in figures]
     notes = [
-        f"{PARTS[name]}: {gib(one.figures[name])} measured, {gib(figures[name])} estimated"
-        for name in told
+        f"{PARTS[name]}: {gib(run.figures[name])} measured, {gib(figures[name])} estimated"
+        for name in names
     ]
-    if HELD in figures and {"kv_cache_tokens", "max_concurrency"} & one.figures.keys():
+    if HELD in figures and {"kv_cache_tokens", "max_concurrency"} & run.figures.keys():
         notes.append(
             f"the cache holds {figures[HELD]:,.0f} tokens: the log charges every request for the "
             "tokens in flight"

@@ -38,42 +38,42 @@ CHILD_FROM, BEFORE_CHILD = "2025-02", 0.5
 SCORED = ("total", "weights", "engine init")
 
 
-def half(source: str) -> int:
+def source_half(source: str) -> int:
     """Which half of the sources one belongs to, 0 or 1, by its name's hash."""
     return hashlib.sha256(source.encode()).digest()[0] % 2
 
 
-def predicted(run: MeasuredStart, numbers: StartNumbers | None = None) -> ColdStart | None:
+def predict_start(run: MeasuredStart, numbers: StartNumbers | None = None) -> ColdStart | None:
     """The same figure as estimated; None where what it depends on is not stated."""
-    of = numbers or start_numbers()
+    start_figures = numbers or start_numbers()
     if run.weights_bytes is None and run.phase in ("total", "weights", "download", "restore"):
         return None
-    of = _with_streams(run, of)
-    start, setup = _start(run), _setup(run)
+    start_figures = _with_streams(run, start_figures)
+    start, setup = _start_request(run), _start_setup(run)
     if run.phase == "memory profile" and run.kernels != "none":
         run = run.model_copy(update={"phase": "engine init", "compiles": False, "captures": False})
-        start, setup = _start(run), _setup(run)
+        start, setup = _start_request(run), _start_setup(run)
     if run.phase == "engine init":
-        return total_of(tuple(engine_phases(start, setup, of)), of)
-    parts = tuple(phases(start, setup, of))
+        return total_of(tuple(engine_phases(start, setup, start_figures)), start_figures)
+    parts = tuple(phases(start, setup, start_figures))
     if run.phase == "total":
         left_out = BEFORE[run.begins] | (set() if run.ends == "answer" else {"warm-up"})
-        return total_of(tuple(part for part in parts if part.name not in left_out), of)
-    wanted = {run.phase, "weights"} if run.phase == "wake" else {run.phase}
-    return total_of(tuple(part for part in parts if part.name in wanted), of)
+        return total_of(tuple(part for part in parts if part.name not in left_out), start_figures)
+    phase_names = {run.phase, "weights"} if run.phase == "wake" else {run.phase}
+    return total_of(tuple(part for part in parts if part.name in phase_names), start_figures)
 
 
-def _with_streams(run: MeasuredStart, of: StartNumbers) -> StartNumbers:
+def _with_streams(run: MeasuredStart, numbers: StartNumbers) -> StartNumbers:
     if run.streams is None:
-        return of
-    known = of.streams["streamer"].model_copy(update={"value": float(run.streams)})
-    return of.model_copy(update={"streams": dict(of.streams) | {"streamer": known}})
+        return numbers
+    streamer = numbers.streams["streamer"].model_copy(update={"value": float(run.streams)})
+    return numbers.model_copy(update={"streams": dict(numbers.streams) | {"streamer": streamer}})
 
 
-def _start(run: MeasuredStart) -> Start:
+def _start_request(run: MeasuredStart) -> Start:
     return Start.model_validate(
         {
-            "node": "new" if run.phase in ("node", "device plugin") else _node(run),
+            "node": "new" if run.phase in ("node", "device plugin") else _node_state(run),
             "image": run.image,
             "weights": run.place,
             "loader": run.loader,
@@ -83,11 +83,11 @@ def _start(run: MeasuredStart) -> Start:
     )
 
 
-def _node(run: MeasuredStart) -> str:
+def _node_state(run: MeasuredStart) -> str:
     return "new" if run.begins == "node" else "ready"
 
 
-def _setup(run: MeasuredStart) -> Setup:
+def _start_setup(run: MeasuredStart) -> Setup:
     engine = engine_start(run.engine)
     if run.image_bytes:
         engine = engine.model_copy(update={"image_bytes": run.image_bytes})
@@ -101,7 +101,7 @@ def _setup(run: MeasuredStart) -> Setup:
         weights_bytes=run.weights_bytes or 0.0,
         devices=run.devices,
         nodes=1,
-        link_bytes_per_s=_link(run.device),
+        link_bytes_per_s=_link_rate(run.device),
         place=source,
         kernels=run.kernels,
         compiles=run.compiles,
@@ -109,7 +109,7 @@ def _setup(run: MeasuredStart) -> Setup:
     )
 
 
-def _link(name: str) -> float:
+def _link_rate(name: str) -> float:
     try:
         return link_bytes_per_s(device(name) if name else None)
     except InputError:  # tables name devices that no profile has
@@ -126,13 +126,13 @@ class Errors:
     covered: float
 
 
-def errors(
+def cold_start_errors(
     runs: Sequence[MeasuredStart], phase: str, numbers: StartNumbers | None = None
 ) -> Errors:
     """Errors over the runs of a phase that count; NaN where there are none."""
     shares, inside = [], []
     for run in runs:
-        estimate = predicted(run, numbers) if run.phase == phase and not run.exclude else None
+        estimate = predict_start(run, numbers) if run.phase == phase and not run.exclude else None
         if estimate is not None:
             shares.append(abs(estimate.seconds / run.seconds - 1))
             inside.append(estimate.low_s <= run.seconds <= estimate.high_s)

@@ -81,15 +81,19 @@ class Planned:
     context: int | None = None
 
 
-def facts_of(one: Imported, plan: Planned) -> list[Fact]:
+def serving_facts(run: Imported, plan: Planned) -> list[Fact]:
     """The facts of a serving measurement that differ from what was planned."""
     planned, context = plan.values, plan.context
-    facts = [*_engine(one, planned), *_load(one, planned, context), *_split(one, planned)]
-    facts += [*_limits(one, plan), *_formats(one, plan.assumed), *_cache(one)]
+    facts = [
+        *_engine_facts(run, planned),
+        *_load_facts(run, planned, context),
+        *_split_facts(run, planned),
+    ]
+    facts += [*_limit_facts(run, plan), *_format_facts(run, plan.assumed), *_cache_facts(run)]
     return facts
 
 
-def _with(part: str, **fields: Any) -> Change:
+def _change_part(part: str, **fields: Any) -> Change:
 
     def change(values: Values) -> Values:
         return {**values, part: {**(values.get(part) or {}), **fields}}
@@ -97,20 +101,22 @@ def _with(part: str, **fields: Any) -> Change:
     return change
 
 
-def _engine(one: Imported, planned: Values) -> Iterator[Fact]:
+def _engine_facts(run: Imported, planned: Values) -> Iterator[Fact]:
     name = planned["candidate"].get("engine")
-    if one.engine and one.engine != name and one.engine in engine_names():
-        title = f"{one.engine} ran, not {name}"
-        yield Fact("engine", title, ALL, _with("candidate", engine=one.engine))
+    if run.engine and run.engine != name and run.engine in engine_names():
+        title = f"{run.engine} ran, not {name}"
+        yield Fact("engine", title, ALL, _change_part("candidate", engine=run.engine))
         return
-    if not name or not one.version:
+    if not name or not run.version:
         return
     assumed = planned["candidate"].get("engine_version") or assumed_version(engine(name))
-    ran = version_in_text(one.version).partition("+")[0]
+    ran = version_in_text(run.version).partition("+")[0]
     if ran != assumed and ran[:1].isdigit():
         title = f"{name} {ran} ran, not {assumed}"
         limits = _default_limits(engine(name), planned["candidate"])
-        yield Fact("engine_version", title, ALL, _with("candidate", engine_version=ran, **limits))
+        yield Fact(
+            "engine_version", title, ALL, _change_part("candidate", engine_version=ran, **limits)
+        )
 
 
 def _default_limits(spec: Engine, candidate: Values) -> Values:
@@ -119,13 +125,13 @@ def _default_limits(spec: Engine, candidate: Values) -> Values:
     A bundle states defaults too; another release had others, unless its log says otherwise.
     """
     names = ("max_batched_tokens", "max_num_seqs")
-    stated = tuple(candidate.get(name) for name in names)
+    candidate_limits = tuple(candidate.get(name) for name in names)
     defaults = {tuple(getattr(limits, name) for name in names) for limits in spec.batching}
-    return dict.fromkeys(names) if stated in defaults else {}
+    return dict.fromkeys(names) if candidate_limits in defaults else {}
 
 
-def _load(one: Imported, planned: Values, context: int | None) -> Iterator[Fact]:
-    load, before = one.load, planned["workload"]
+def _load_facts(run: Imported, planned: Values, context: int | None) -> Iterator[Fact]:
+    load, before = run.load, planned["workload"]
     fields: Values = {key: load[key] for key in ("input_tokens", "output_tokens") if key in load}
     mode = load.get("mode", "")
     amount = LOADS.get(mode, "")
@@ -147,21 +153,21 @@ def _load(one: Imported, planned: Values, context: int | None) -> Iterator[Fact]
         if key in WORDS and value is not None
     ]
     title = f"the load was {', '.join(parts) or mode}"
-    yield Fact("load", title, TIMES, _with("workload", **fields))
+    yield Fact("load", title, TIMES, _change_part("workload", **fields))
 
 
-def _split(one: Imported, planned: Values) -> Iterator[Fact]:
+def _split_facts(run: Imported, planned: Values) -> Iterator[Fact]:
     candidate = planned["candidate"]
-    degrees = {key: one.split[key] for key in ("tp", "pp", "dp", "ep") if key in one.split}
+    degrees = {key: run.split[key] for key in ("tp", "pp", "dp", "ep") if key in run.split}
     changed = {key: value for key, value in degrees.items() if (candidate.get(key) or 1) != value}
     if changed:
         ran = ", ".join(f"{key} {value}" for key, value in changed.items())
-        yield Fact("split", f"the split was {ran}", ALL, _with("candidate", **degrees))
+        yield Fact("split", f"the split was {ran}", ALL, _change_part("candidate", **degrees))
 
 
-def _limits(one: Imported, plan: Planned) -> Iterator[Fact]:
+def _limit_facts(run: Imported, plan: Planned) -> Iterator[Fact]:
     candidate, work, context = plan.assumed, plan.values["workload"], plan.context
-    ran = dict(one.split) | dict(one.settings)
+    ran = dict(run.split) | dict(run.settings)
     titles = {
         "memory_fraction": "the engine took {} of the memory",
         "max_num_seqs": "the engine ran at most {} requests at once",
@@ -171,39 +177,41 @@ def _limits(one: Imported, plan: Planned) -> Iterator[Fact]:
     for name, title in titles.items():
         value = ran.get(name)
         if value is not None and value != candidate.get(name):
-            change = _with("candidate", **{name: value})
+            change = _change_part("candidate", **{name: value})
             yield Fact(name, title.format(f"{value:g}"), ALL, change)
     longest = ran.get("max_context")
     if longest is not None and longest != context:
         title = f"the engine accepted requests of {longest:,} tokens"
-        yield Fact("max_context", title, CACHE | TIMES, _with("workload", max_context=longest))
+        yield Fact(
+            "max_context", title, CACHE | TIMES, _change_part("workload", max_context=longest)
+        )
     hit = ran.get("prefix_hit")
     if hit is not None and 0.005 < hit < 1 and abs(hit - work.get("prefix_hit", 0.0)) > 0.005:
         title = f"{hit:.0%} of prompts' tokens were in the prefix cache"
-        yield Fact("prefix_hit", title, TIMES, _with("workload", prefix_hit=round(hit, 4)))
+        yield Fact("prefix_hit", title, TIMES, _change_part("workload", prefix_hit=round(hit, 4)))
 
 
-def _formats(one: Imported, candidate: Values) -> Iterator[Fact]:
-    weights = one.split.get("weight_dtype") or one.settings.get("weight_dtype")
+def _format_facts(run: Imported, candidate: Values) -> Iterator[Fact]:
+    weights = run.split.get("weight_dtype") or run.settings.get("weight_dtype")
     if weights and weights != candidate.get("weight_dtype", "auto"):
-        change = _with("candidate", weight_dtype=weights)
+        change = _change_part("candidate", weight_dtype=weights)
         yield Fact("weight_dtype", f"weights were in {weights}", ALL, change)
-    cache = CACHE_FORMATS.get(str(one.settings.get("kv_cache_dtype", "")))
-    cache = cache or one.split.get("kv_dtype")
+    cache = CACHE_FORMATS.get(str(run.settings.get("kv_cache_dtype", "")))
+    cache = cache or run.split.get("kv_dtype")
     if cache and cache != candidate.get("kv_dtype", "auto"):
-        change = _with("candidate", kv_dtype=cache)
+        change = _change_part("candidate", kv_dtype=cache)
         yield Fact("kv_dtype", f"the cache was in {cache}", CACHE | TIMES, change)
     if not weights:
         for guess in GUESSED_FORMATS:
             if guess != candidate.get("weight_dtype"):
-                change = _with("candidate", weight_dtype=guess)
+                change = _change_part("candidate", weight_dtype=guess)
                 title = f"weights in {guess} (no file says so; the figure fits)"
                 yield Fact(f"weight_dtype={guess}", title, ALL, change, guess=True)
 
 
-def _cache(one: Imported) -> Iterator[Fact]:
+def _cache_facts(run: Imported) -> Iterator[Fact]:
     """What follows from measured memory: graphs beside the cache, tokens of a cache of its size."""
-    graphs = _graphs_beyond(one)
+    graphs = _graphs_beyond(run)
     if graphs is not None:
 
         def without_graphs(figures: dict[str, float]) -> dict[str, float]:
@@ -213,8 +221,8 @@ def _cache(one: Imported) -> Iterator[Fact]:
         if graphs < 0:
             title = f"captured graphs left {gib(-graphs)} more to the cache than set aside for them"
         yield Fact("graph_bytes", title, CACHE, adjust=without_graphs)
-    size = one.figures.get("kv_cache_bytes")
-    if size and one.settings.get("cache_set"):
+    size = run.figures.get("kv_cache_bytes")
+    if size and run.settings.get("cache_set"):
 
         def set_by_hand(figures: dict[str, float]) -> dict[str, float]:
             return scaled_cache(figures, size)
@@ -231,21 +239,21 @@ def _cache(one: Imported) -> Iterator[Fact]:
         yield Fact("kv_cache_bytes", title, CACHE - {"kv_cache_bytes"}, adjust=of_size)
 
 
-def _graphs_beyond(one: Imported) -> float | None:
+def _graphs_beyond(run: Imported) -> float | None:
     """Bytes of measured graphs that the estimate has not set aside for them.
 
     None where nothing tells of graphs, where there is no difference, or where the release that ran
     captured them outside its share.
     """
-    eager = one.settings.get("eager") is True
-    graphs = one.figures.get("graph_bytes", 0.0 if eager else None)
+    eager = run.settings.get("eager") is True
+    graphs = run.figures.get("graph_bytes", 0.0 if eager else None)
     if graphs is None:
         return None
-    spec = engine(one.engine) if one.engine in engine_names() else None
+    spec = engine(run.engine) if run.engine in engine_names() else None
     now = spec.memory.graphs if spec else None
     if spec is None or now is None:
         return graphs or None
-    release = version_in_text(one.version or "").partition("+")[0]
+    release = version_in_text(run.version or "").partition("+")[0]
     try:
         then = spec.at(release, 0).memory.graphs if release[:1].isdigit() else now
     except InputError:
@@ -263,33 +271,39 @@ def scaled_cache(figures: Mapping[str, float], size: float) -> dict[str, float]:
     return {**figures, **scaled, "kv_cache_bytes": size}
 
 
-def training_facts(one: Imported, plan: Planned) -> list[Fact]:
+def training_facts(run: Imported, plan: Planned) -> list[Fact]:
     """The facts of a training log that differ from what was planned."""
     candidate, work = plan.assumed, plan.values["workload"]
     facts = []
-    load = {key: value for key, value in one.load.items() if work.get(key) != value}
+    load = {key: value for key, value in run.load.items() if work.get(key) != value}
     if load:
         ran = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in load.items())
-        facts.append(Fact("load", f"the run had {ran}", STEP, _with("workload", **load)))
-    degrees = {key: one.split[key] for key in ("tp", "pp", "cp", "dp") if key in one.split}
+        facts.append(Fact("load", f"the run had {ran}", STEP, _change_part("workload", **load)))
+    degrees = {key: run.split[key] for key in ("tp", "pp", "cp", "dp") if key in run.split}
     changed = {key: value for key, value in degrees.items() if (candidate.get(key) or 1) != value}
     if changed:
         ran = ", ".join(f"{key} {value}" for key, value in changed.items())
-        facts.append(Fact("split", f"the split was {ran}", STEP, _with("candidate", **degrees)))
+        facts.append(
+            Fact("split", f"the split was {ran}", STEP, _change_part("candidate", **degrees))
+        )
     for name in TRAINED:
-        value = one.split.get(name)
+        value = run.split.get(name)
         if value is not None and value != candidate.get(name):
             title = f"{name.replace('_', ' ')} was {value}"
-            facts.append(Fact(name, title, STEP, _with("candidate", **{name: value})))
-    if one.engine and one.engine != candidate.get("engine"):
-        title = f"{one.engine} ran, not {candidate.get('engine')}"
-        facts.append(Fact("engine", title, STEP, _with("candidate", engine=one.engine)))
+            facts.append(Fact(name, title, STEP, _change_part("candidate", **{name: value})))
+    if run.engine and run.engine != candidate.get("engine"):
+        title = f"{run.engine} ran, not {candidate.get('engine')}"
+        facts.append(Fact("engine", title, STEP, _change_part("candidate", engine=run.engine)))
     return facts
 
 
-def other_model(one: Imported, planned: Values) -> str | None:
+def other_model(run: Imported, planned: Values) -> str | None:
     """The model that a file names where it is another of the catalog than planned."""
-    asked = planned.get("model")
-    if not isinstance(asked, str) or not one.model or one.model.casefold() == asked.casefold():
+    planned_model = planned.get("model")
+    if (
+        not isinstance(planned_model, str)
+        or not run.model
+        or run.model.casefold() == planned_model.casefold()
+    ):
         return None
-    return one.model if in_catalog(one.model) and in_catalog(asked) else None
+    return run.model if in_catalog(run.model) and in_catalog(planned_model) else None

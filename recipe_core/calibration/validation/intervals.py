@@ -30,7 +30,7 @@ import pandas as pd
 
 from recipe_core.base.arrays import Float
 from recipe_core.base.intervals import BAND, LEVELS, NORMAL, Level
-from recipe_core.calibration.validation.validate import CELL, aligned
+from recipe_core.calibration.validation.validate import CELL, align_table
 from recipe_core.estimates.bands import KEYS, Band, BandFile, better_score, normal_probability
 from recipe_core.hardware.cluster import device
 
@@ -44,7 +44,7 @@ Groups = Sequence[Sequence[str]]
 _SIDES = ("median", "below", "above")
 
 
-def residuals(rows: pd.DataFrame) -> pd.DataFrame:
+def measured_residuals(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows of ``metric``, ``run`` and CELL with their residual and weight.
 
     ``weight``: one over the runs of the cell that have the figure.
@@ -56,7 +56,7 @@ def residuals(rows: pd.DataFrame) -> pd.DataFrame:
     return weighed
 
 
-def quantiles(values: Float, weights: Float, shares: Sequence[float]) -> Float:
+def weighted_quantiles(values: Float, weights: Float, shares: Sequence[float]) -> Float:
     """Quantiles of weighted values: the least value with at least that share up to it."""
     order = np.argsort(values)
     upto = np.cumsum(weights[order])
@@ -64,43 +64,50 @@ def quantiles(values: Float, weights: Float, shares: Sequence[float]) -> Float:
     return np.asarray(values[order][np.minimum(places, len(order) - 1)])
 
 
-def _spread(
+def _pooled_spread(
     rows: pd.DataFrame, groups: Groups, values: Mapping[str, Any]
 ) -> tuple[float, float, float]:
     """Median of a group, and how far below and above it the ends of the middle 80 % are."""
     parts: list[tuple[Float, Float]] = []
-    left = 1.0
+    unassigned = 1.0
     for names in groups:
         if not set(names) <= set(values):
             continue
         inside = np.ones(len(rows), dtype=np.bool_)
         for name in names:
             inside &= (rows[name] == values[name]).to_numpy()
-        own = rows[inside]
-        cells = float(own.weight.sum())
+        group_rows = rows[inside]
+        cells = float(group_rows.weight.sum())
         if not cells:
             continue
         share = cells / (cells + POOLED) if names else 1.0
-        parts.append((own.residual.to_numpy(), own.weight.to_numpy() * left * share / cells))
-        left *= 1 - share
-    pooled = np.concatenate([own for own, _ in parts])
-    weights = np.concatenate([own for _, own in parts])
+        parts.append(
+            (
+                group_rows.residual.to_numpy(),
+                group_rows.weight.to_numpy() * unassigned * share / cells,
+            )
+        )
+        unassigned *= 1 - share
+    pooled = np.concatenate([group_rows for group_rows, _ in parts])
+    weights = np.concatenate([group_rows for _, group_rows in parts])
     tail = (1 - int(BAND) / 100) / 2
-    low, median, high = quantiles(pooled, weights, [tail, 0.5, 1 - tail]).tolist()
+    low, median, high = weighted_quantiles(pooled, weights, [tail, 0.5, 1 - tail]).tolist()
     if values.get("basis") == "prior" and (rows.basis == "fitted").any():
-        centre, down, up = _spread(rows, groups, {**values, "basis": "fitted"})
+        centre, down, up = _pooled_spread(rows, groups, {**values, "basis": "fitted"})
         low, high = min(low, centre - down), max(high, centre + up)
     return median, max(median - low, LEAST), max(high - median, LEAST)
 
 
-def _kinds(rows: pd.DataFrame, names: Sequence[str]) -> list[tuple[dict[str, Any], pd.DataFrame]]:
+def _rows_by_keys(
+    rows: pd.DataFrame, names: Sequence[str]
+) -> list[tuple[dict[str, Any], pd.DataFrame]]:
     """Rows by their values of some keys."""
     if not names:
         return [({}, rows)]
     return [(dict(zip(names, key, strict=True)), part) for key, part in rows.groupby(list(names))]
 
 
-def scored(rows: pd.DataFrame, groups: Groups) -> pd.DataFrame:
+def score_against_others(rows: pd.DataFrame, groups: Groups) -> pd.DataFrame:
     """Rows of one metric against the distributions of all other sources.
 
     Adds ``median``, ``below`` and ``above`` (distances of the ends), and ``score``: how many times
@@ -109,18 +116,18 @@ def scored(rows: pd.DataFrame, groups: Groups) -> pd.DataFrame:
     names = [name for name in KEYS if name in rows]
     parts = []
     for source in rows.source.unique():
-        others = rows[rows.source != source]
-        if not len(others):
+        other_sources = rows[rows.source != source]
+        if not len(other_sources):
             continue
-        for values, part in _kinds(rows[rows.source == source], names):
-            median, below, above = _spread(others, groups, values)
+        for values, part in _rows_by_keys(rows[rows.source == source], names):
+            median, below, above = _pooled_spread(other_sources, groups, values)
             away = part.residual - median
             score = np.where(away > 0, away / above, -away / below)
             parts.append(part.assign(median=median, below=below, above=above, score=score))
     return pd.concat(parts, ignore_index=True) if parts else rows.iloc[:0]
 
 
-def stretches(of_others: pd.DataFrame) -> Float:
+def level_stretches(of_others: pd.DataFrame) -> Float:
     """By level the factor on distances with which as many cells are inside as it says.
 
     With the correction of a finite sample: a share of (n + 1) / n, n the number of cells. Without
@@ -132,42 +139,42 @@ def stretches(of_others: pd.DataFrame) -> Float:
     weights = of_others.weight.to_numpy()
     cells = float(weights.sum())
     shares = [min(1.0, int(level) / 100 * (1 + 1 / cells)) for level in LEVELS]
-    return quantiles(of_others.score.to_numpy(), weights, shares)
+    return weighted_quantiles(of_others.score.to_numpy(), weights, shares)
 
 
-def ends(
-    median: Float, below: Float, above: Float, stretch: Float, seen: Float
+def interval_ends(
+    median: Float, below: Float, above: Float, stretch: Float, observed: Float
 ) -> tuple[Float, Float]:
     """Ends of cases by level (the last axis) as logarithms.
 
     They hold the estimate itself (0), and none is beyond the farthest of the residuals ``seen``.
     """
-    low = np.clip(median[..., None] - stretch * below[..., None], min(seen.min(), 0.0), 0.0)
-    high = np.clip(median[..., None] + stretch * above[..., None], 0.0, max(seen.max(), 0.0))
+    low = np.clip(median[..., None] - stretch * below[..., None], min(observed.min(), 0.0), 0.0)
+    high = np.clip(median[..., None] + stretch * above[..., None], 0.0, max(observed.max(), 0.0))
     return low, high
 
 
-def left_out(rows: pd.DataFrame, groups: Groups) -> pd.DataFrame:
+def left_out_intervals(rows: pd.DataFrame, groups: Groups) -> pd.DataFrame:
     """Every residual with the intervals that the other sources give it.
 
     Adds ``low_…`` and ``high_…`` by level, factors on the estimate.
     """
     parts = []
     for _, of_metric in rows.groupby("metric"):
-        table = scored(of_metric, groups)
+        table = score_against_others(of_metric, groups)
         for source, part in table.groupby("source"):
-            others = table[table.source != source]
-            stretch, seen = stretches(others), others.residual.to_numpy()
-            seen = seen if len(seen) else part.residual.to_numpy()
+            other_sources = table[table.source != source]
+            stretch, observed = level_stretches(other_sources), other_sources.residual.to_numpy()
+            observed = observed if len(observed) else part.residual.to_numpy()
             median, below, above = (part[name].to_numpy() for name in _SIDES)
-            low, high = ends(median, below, above, stretch, seen)
+            low, high = interval_ends(median, below, above, stretch, observed)
             columns = {f"low_{level}": np.exp(low[:, k]) for k, level in enumerate(LEVELS)}
             columns |= {f"high_{level}": np.exp(high[:, k]) for k, level in enumerate(LEVELS)}
             parts.append(part.assign(**columns))
     return pd.concat(parts, ignore_index=True)
 
 
-def coverage(rows: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
+def interval_coverage(rows: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     """The share of measured runs inside each interval, cells alike, by some columns.
 
     ``rows`` have ``measured``, ``estimated``, ``weight``, and by level ``low_…`` and ``high_…`` as
@@ -200,7 +207,9 @@ def common_share(rows: pd.DataFrame) -> float:
     (the ``setup``), which differ in split and load, is independent; the rest of the second moment
     is common. Cells weigh alike; residuals are trimmed.
     """
-    low, high = quantiles(rows.residual.to_numpy(), rows.weight.to_numpy(), [TRIMMED, 1 - TRIMMED])
+    low, high = weighted_quantiles(
+        rows.residual.to_numpy(), rows.weight.to_numpy(), [TRIMMED, 1 - TRIMMED]
+    )
     trimmed = rows.assign(residual=rows.residual.clip(low, high))
     within = trimmed.groupby([*CELL, "setup"]).residual
     degrees = within.transform("size") - 1
@@ -218,29 +227,31 @@ def common_share(rows: pd.DataFrame) -> float:
     return max(0.0, 1 - alone / total)
 
 
-def correlations(rows: pd.DataFrame) -> dict[str, dict[str, float]]:
+def error_correlations(rows: pd.DataFrame) -> dict[str, dict[str, float]]:
     """Correlations of the errors of two metrics of one run, about 0, cells alike and trimmed."""
     trimmed = []
     for _, of_metric in rows.groupby("metric"):
         shares = (TRIMMED, 1 - TRIMMED)
-        low, high = quantiles(of_metric.residual.to_numpy(), of_metric.weight.to_numpy(), shares)
+        low, high = weighted_quantiles(
+            of_metric.residual.to_numpy(), of_metric.weight.to_numpy(), shares
+        )
         trimmed.append(of_metric.assign(residual=of_metric.residual.clip(low, high)))
     table = pd.concat(trimmed)
     wide = table.pivot_table(index="run", columns="metric", values="residual")
     cells = table.drop_duplicates("run").set_index("run")[list(CELL)]
     out: dict[str, dict[str, float]] = {}
     names = sorted(map(str, wide))
-    for k, one in enumerate(names):
-        for two in names[k + 1 :]:
-            both = wide[[one, two]].dropna()
+    for k, metric in enumerate(names):
+        for other_metric in names[k + 1 :]:
+            both = wide[[metric, other_metric]].dropna()
             if len(both) < 3:
                 continue
-            sizes = both.join(cells).groupby(list(CELL))[one].transform("size")
-            a, b, weight = both[one], both[two], 1.0 / sizes
+            sizes = both.join(cells).groupby(list(CELL))[metric].transform("size")
+            a, b, weight = both[metric], both[other_metric], 1.0 / sizes
             moment = float((weight * a * b).sum())
             scale = math.sqrt(float((weight * a * a).sum()) * float((weight * b * b).sum()))
             if scale:
-                out.setdefault(one, {})[two] = round(moment / scale, 2)
+                out.setdefault(metric, {})[other_metric] = round(moment / scale, 2)
     return out
 
 
@@ -248,35 +259,35 @@ def correlations(rows: pd.DataFrame) -> dict[str, dict[str, float]]:
 BINS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.97, 1.0)
 
 
-def comparisons(rows: pd.DataFrame, file: BandFile, groups: Groups) -> pd.DataFrame:
+def count_comparisons(rows: pd.DataFrame, file: BandFile, groups: Groups) -> pd.DataFrame:
     """How often the split that is estimated to be better is better, by the probability it is given.
 
     Pairs of runs of one cell, ``setup`` and ``load`` that differ in ``split``, by each metric.
     Columns: ``from`` and ``to`` (the class of probability), ``pairs``, ``probability`` (the mean)
     and ``better`` (the share). Pairs that were measured alike count half.
     """
-    found: list[tuple[float, float]] = []
+    outcomes: list[tuple[float, float]] = []
     for (metric, *_), part in rows.groupby(["metric", *CELL, "setup", "load"]):
         if part.split.nunique() < 2:
             continue
         first, second = np.triu_indices(len(part), 1)
         splits = part.split.to_numpy()
         different = splits[first] != splits[second]
-        told, seen = np.log(part.estimated.to_numpy()), np.log(part.measured.to_numpy())
-        told, seen = (
-            (told[first] - told[second])[different],
-            (seen[first] - seen[second])[different],
+        estimated, measured = np.log(part.estimated.to_numpy()), np.log(part.measured.to_numpy())
+        estimated, measured = (
+            (estimated[first] - estimated[second])[different],
+            (measured[first] - measured[second])[different],
         )
         values = {name: str(part[name].iloc[0]) for name in KEYS}
         band = file.band(str(metric), groups, values)
         error = np.array([[band.common**2]]), np.array([[band.independent**2]])
-        one = np.ones(1)
+        unit_scale = np.ones(1)
         scores = better_score(
-            np.abs(told), np.ones((len(told), 1)), one, (error, error), shared=True
+            np.abs(estimated), np.ones((len(estimated), 1)), unit_scale, (error, error), shared=True
         )
-        better = 0.5 + 0.5 * np.sign(told) * np.sign(seen)
-        found += zip(normal_probability(scores), better.tolist(), strict=True)
-    table = pd.DataFrame(found, columns=["probability", "better"])
+        better = 0.5 + 0.5 * np.sign(estimated) * np.sign(measured)
+        outcomes += zip(normal_probability(scores), better.tolist(), strict=True)
+    table = pd.DataFrame(outcomes, columns=["probability", "better"])
     places = np.searchsorted(BINS[1:-1], table.probability, side="right")
     out = table.groupby(places).agg(
         pairs=("better", "size"), probability=("probability", "mean"), better=("better", "mean")
@@ -285,7 +296,7 @@ def comparisons(rows: pd.DataFrame, file: BandFile, groups: Groups) -> pd.DataFr
     return pd.concat([pd.DataFrame(ends, index=out.index), out.round(4)], axis=1)
 
 
-def _rounded(low: Float, high: Float) -> dict[Level, tuple[float, float]]:
+def _round_factors(low: Float, high: Float) -> dict[Level, tuple[float, float]]:
     """Factors to three digits, outwards, so that what is nested stays so."""
     out: dict[Level, tuple[float, float]] = {}
     for k, level in enumerate(LEVELS):
@@ -294,19 +305,19 @@ def _rounded(low: Float, high: Float) -> dict[Level, tuple[float, float]]:
     return out
 
 
-def bands(rows: pd.DataFrame, groups: Groups, source: str) -> BandFile:
+def fit_bands(rows: pd.DataFrame, groups: Groups, source: str) -> BandFile:
     """The bands of every metric and group that has a residual."""
     out: list[Band] = []
     for metric, of_metric in rows.groupby("metric"):
-        stretch = stretches(scored(of_metric, groups))
-        shared, seen = common_share(of_metric), of_metric.residual.to_numpy()
+        stretch = level_stretches(score_against_others(of_metric, groups))
+        shared, observed = common_share(of_metric), of_metric.residual.to_numpy()
         for k, names in enumerate(groups):
-            for values, part in _kinds(of_metric, names):
+            for values, part in _rows_by_keys(of_metric, names):
                 # a group within one vendor is pooled with that vendor, too
                 alike = {name: part[name].iloc[0] for name in KEYS if part[name].nunique() == 1}
-                median, below, above = _spread(of_metric, groups[k:], alike)
+                median, below, above = _pooled_spread(of_metric, groups[k:], alike)
                 centre, down, up = map(np.asarray, (median, below, above))
-                low, high = ends(centre, down, up, stretch, seen)
+                low, high = interval_ends(centre, down, up, stretch, observed)
                 at = LEVELS.index(BAND)
                 score = NORMAL.inv_cdf((1 + int(BAND) / 100) / 2)
                 sigma = float(high[at] - low[at]) / (2 * score)
@@ -316,7 +327,7 @@ def bands(rows: pd.DataFrame, groups: Groups, source: str) -> BandFile:
                         **values,
                         runs=part.run.nunique(),
                         cells=part.groupby(list(CELL)).ngroups,
-                        factors=_rounded(low, high),
+                        factors=_round_factors(low, high),
                         common=round(sigma * math.sqrt(shared), 4),
                         independent=round(sigma * math.sqrt(1 - shared), 4),
                     )
@@ -326,7 +337,7 @@ def bands(rows: pd.DataFrame, groups: Groups, source: str) -> BandFile:
         source=source,
         runs=rows.run.nunique(),
         cells=rows.groupby(list(CELL)).ngroups,
-        correlation=correlations(rows),
+        correlation=error_correlations(rows),
         bands=tuple(out),
     )
 
@@ -345,7 +356,7 @@ TITLES = {
 }
 
 
-def covered(figures: pd.DataFrame) -> dict[str, pd.DataFrame]:
+def coverage_tables(figures: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """How often measured figures are inside their intervals, as tables by name.
 
     ``figures`` are those of a comparison of serving or training.
@@ -362,20 +373,25 @@ def covered(figures: pd.DataFrame) -> dict[str, pd.DataFrame]:
     for level in LEVELS:
         for end in ("low", "high"):
             rows[f"{end}_{level}"] = rows[f"{end}_{level}"] / rows.estimated
-    return {name: coverage(rows, by) for name, by in SECTIONS.items()}
+    return {name: interval_coverage(rows, by) for name, by in SECTIONS.items()}
 
 
 def coverage_view(figures: pd.DataFrame) -> dict[str, Any]:
     """The tables of ``covered`` as JSON values; shares are fractions."""
     return {
         "levels": {f"inside_{level}": int(level) / 100 for level in LEVELS},
-        **{name: table.to_dict(orient="records") for name, table in covered(figures).items()},
+        **{
+            name: table.to_dict(orient="records")
+            for name, table in coverage_tables(figures).items()
+        },
     }
 
 
 def coverage_text(figures: pd.DataFrame) -> str:
     """The tables of ``covered`` as text."""
-    parts = [f"{TITLES[name]}\n{aligned(table)}" for name, table in covered(figures).items()]
+    parts = [
+        f"{TITLES[name]}\n{align_table(table)}" for name, table in coverage_tables(figures).items()
+    ]
     parts.append(
         "Shares of measured figures inside the 50, 80 and 95 % intervals, each source × device ×\n"
         "model alike; 80 % is: the ends of the 80 % interval around its middle, the median. The\n"

@@ -23,8 +23,8 @@ from recipe_core.calibration.validation.facts import (
     Fact,
     Planned,
     Values,
-    facts_of,
     other_model,
+    serving_facts,
     training_facts,
 )
 from recipe_core.estimates.columns.corrections import Corrections
@@ -154,10 +154,10 @@ class _Estimates:
             plan, row = plan_candidate(
                 PlanRequest.parse(values), folders=self.folders, corrections=self.corrections
             )
-            figures, ends = figures_of(plan.estimate(row))
+            figures, ends = comparable_figures(plan.estimate(row))
         except RecipeError:
             return None
-        if (context := _context_of(plan)) is not None and "kv_cache_tokens" in figures:
+        if (context := _accepted_context(plan)) is not None and "kv_cache_tokens" in figures:
             # engines count requests as long as they accept, estimates those that are planned
             figures["max_concurrency"] = figures["kv_cache_tokens"] / context
             figures |= as_logged(plan, row, figures)
@@ -167,14 +167,14 @@ class _Estimates:
         return figures, {**ends, **_memory_ends(figures)}
 
 
-def figures_of(estimate: Estimate) -> tuple[dict[str, float], dict[str, Ends]]:
+def comparable_figures(estimate: Estimate) -> tuple[dict[str, float], dict[str, Ends]]:
     """The figures of an estimate that can be compared, and their bands."""
-    known: dict[str, Any] = {}
+    quantities: dict[str, Any] = {}
     if isinstance(estimate, ServingEstimate):
         names = ("weights_bytes", "kv_cache_bytes", "kv_cache_tokens", *PARTS)
-        known = {name: getattr(estimate.memory, name) for name in names}
-    known |= {name: value for name, value in estimate.figures().items() if name in FIGURES}
-    figures = {name: float(value) for name, value in known.items() if value and value > 0}
+        quantities = {name: getattr(estimate.memory, name) for name in names}
+    quantities |= {name: value for name, value in estimate.figures().items() if name in FIGURES}
+    figures = {name: float(value) for name, value in quantities.items() if value and value > 0}
     ends = {name: (low, high) for name, (low, high) in (estimate.bands or {}).items()}
     if "mfu" in figures and "step_s" in ends and "step_s" in figures:
         low, high = (figures["step_s"] / end for end in reversed(ends["step_s"]))
@@ -192,7 +192,7 @@ def _memory_ends(
     }
 
 
-def planned_of(values: Mapping[str, Any], *, folders: bool = True) -> Planned:
+def settle_request(values: Mapping[str, Any], *, folders: bool = True) -> Planned:
     """A request whose candidate states its split: what the search chooses is settled once.
 
     So facts change nothing else.
@@ -202,16 +202,18 @@ def planned_of(values: Mapping[str, Any], *, folders: bool = True) -> Planned:
     """
     request = PlanRequest.parse(values)
     plan, row = plan_candidate(request, folders=folders)
-    chosen = {key: value for key, value in plan.candidate(row).items() if value is not None}
-    stated = dict(values.get("candidate") or {})
+    estimated_candidate = {
+        key: value for key, value in plan.candidate(row).items() if value is not None
+    }
+    stated_candidate = dict(values.get("candidate") or {})
     names = CandidateRequest.model_fields if request.is_training else SETTLED
-    kept = {key: value for key, value in chosen.items() if key in names}
+    settled_fields = {key: value for key, value in estimated_candidate.items() if key in names}
     work = request.workload.model_dump(mode="json", exclude_none=True)
-    settled = {**values, "workload": work, "candidate": {**kept, **stated}}
-    return Planned(settled, {**chosen, **stated}, _context_of(plan))
+    settled = {**values, "workload": work, "candidate": {**settled_fields, **stated_candidate}}
+    return Planned(settled, {**estimated_candidate, **stated_candidate}, _accepted_context(plan))
 
 
-def _context_of(plan: Plan) -> int | None:
+def _accepted_context(plan: Plan) -> int | None:
     """Tokens of the longest request that the engine of a serving plan accepts."""
     problem = plan.problem
     if isinstance(problem.workload, ServingWorkload):
@@ -219,7 +221,7 @@ def _context_of(plan: Plan) -> int | None:
     return None
 
 
-def reconcile(
+def reconcile_measurements(
     measurements: Iterable[tuple[str, Imported]],
     values: Mapping[str, Any],
     *,
@@ -239,135 +241,141 @@ def reconcile(
     Raises:
         InputError: for a request that cannot be read or estimated.
     """
-    planned = planned_of(values, folders=folders)
+    planned = settle_request(values, folders=folders)
     pairs = list(measurements)
-    shared = _shared(one for _, one in pairs)
+    shared = _merge_startup_logs(run for _, run in pairs)
     out = []
-    for source, one in pairs:
-        whole = one if one.kind == "training" else _completed(one, shared)
-        find = training_facts if one.kind == "training" else facts_of
-        made = _Estimates(planned.values, folders, corrections)
-        out.append(_one(source, one, find(whole, planned), made, planned.values))
+    for source, run in pairs:
+        completed = run if run.kind == "training" else _with_startup_logs(run, shared)
+        find = training_facts if run.kind == "training" else serving_facts
+        estimates = _Estimates(planned.values, folders, corrections)
+        out.append(
+            _reconcile_measurement(source, run, find(completed, planned), estimates, planned.values)
+        )
     return out
 
 
-def _shared(measurements: Iterable[Imported]) -> Imported:
+def _merge_startup_logs(measurements: Iterable[Imported]) -> Imported:
     """What files without times say of how the engine ran, as one."""
     start = Imported(format="")
-    for one in measurements:
-        if one.kind == "serving" and not one.teaches:
+    for run in measurements:
+        if run.kind == "serving" and not run.teaches:
             start = replace(
                 start,
-                engine=start.engine or one.engine,
-                version=start.version or one.version,
-                figures={**one.figures, **start.figures},
-                split={**one.split, **start.split},
-                settings={**one.settings, **start.settings},
+                engine=start.engine or run.engine,
+                version=start.version or run.version,
+                figures={**run.figures, **start.figures},
+                split={**run.split, **start.split},
+                settings={**run.settings, **start.settings},
             )
     return start
 
 
-def _completed(one: Imported, shared: Imported) -> Imported:
+def _with_startup_logs(run: Imported, shared: Imported) -> Imported:
     """A measurement with what start-up logs beside it say; its own statements go first."""
     return replace(
-        one,
-        engine=one.engine or shared.engine,
-        version=one.version or shared.version,
-        figures={**shared.figures, **one.figures},
-        split={**shared.split, **one.split},
-        settings={**shared.settings, **one.settings},
+        run,
+        engine=run.engine or shared.engine,
+        version=run.version or shared.version,
+        figures={**shared.figures, **run.figures},
+        split={**shared.split, **run.split},
+        settings={**shared.settings, **run.settings},
     )
 
 
-def _one(
-    source: str, one: Imported, facts: Sequence[Fact], made: _Estimates, planned: Values
+def _reconcile_measurement(
+    source: str, run: Imported, facts: Sequence[Fact], estimates: _Estimates, planned: Values
 ) -> Reconciled:
-    base = made.of(())
+    base = estimates.of(())
     figures, ends = base if base is not None else ({}, {})
-    names = [name for name in FIGURES if name in one.figures]
+    names = [name for name in FIGURES if name in run.figures]
     rows = [
-        _row(name, one.figures[name], figures[name], ends[name], facts, made)
+        _judge_figure(name, run.figures[name], figures[name], ends[name], facts, estimates)
         for name in names
         if name in figures and name in ends
     ]
     compared = {row.figure for row in rows}
-    notes = logged_parts(one, made.of([fact for fact in facts if not fact.guess]) or base)
-    if (model := other_model(one, planned)) is not None:
+    notes = logged_parts(run, estimates.of([fact for fact in facts if not fact.guess]) or base)
+    if (model := other_model(run, planned)) is not None:
         notes.append(f"the file names {model}, the request {planned['model']}")
-    if one.excluded:
-        notes.append(f"it is not to be learned from: {one.excluded}")
+    if run.excluded:
+        notes.append(f"it is not to be learned from: {run.excluded}")
     return Reconciled(
         source,
-        one,
+        run,
         tuple(rows),
         tuple(fact.title for fact in facts if not fact.guess),
         tuple(name for name in names if name not in compared),
-        tuple(_refusals(planned, made)) if base is not None else (),
+        tuple(_planned_refusals(planned, estimates)) if base is not None else (),
         tuple(notes),
     )
 
 
-def _refusals(planned: Values, made: _Estimates) -> list[str]:
-    plan, row = plan_candidate(PlanRequest.parse(planned), folders=made.folders)
+def _planned_refusals(planned: Values, estimates: _Estimates) -> list[str]:
+    plan, row = plan_candidate(PlanRequest.parse(planned), folders=estimates.folders)
     estimate = plan.estimate(row)
     return list(estimate.reasons)
 
 
-def _inside(measured: float, ends: Ends) -> bool:
+def _is_in_band(measured: float, ends: Ends) -> bool:
     return ends[0] <= measured <= ends[1]
 
 
-def _row(
+def _judge_figure(
     name: str,
     measured: float,
     estimated: float,
     band: Ends,
     facts: Sequence[Fact],
-    made: _Estimates,
+    estimates: _Estimates,
 ) -> Row:
     """The verdict on one figure."""
     row = Row(name, measured, estimated, band, MATCH)
-    if _inside(measured, band):
+    if _is_in_band(measured, band):
         return row
     about = [fact for fact in facts if name in fact.about]
-    stated = [fact for fact in about if not fact.guess]
-    for group in _groups(stated, [fact for fact in about if fact.guess]):
-        again = _figure(made, group, name)
-        if again is not None and _inside(measured, again[1]):
-            fewest = _fewest(made, group, name, measured)
-            value, ends = _figure(made, fewest, name) or again
+    stated_facts = [fact for fact in about if not fact.guess]
+    for group in _fact_sets(stated_facts, [fact for fact in about if fact.guess]):
+        again = _estimated_figure(estimates, group, name)
+        if again is not None and _is_in_band(measured, again[1]):
+            fewest = _fewest_facts(estimates, group, name, measured)
+            value, ends = _estimated_figure(estimates, fewest, name) or again
             titles = tuple(fact.title for fact in fewest)
             return replace(
                 row, verdict=EXPLAINED, explained_by=titles, again=value, again_band=ends
             )
-    with_all = _figure(made, stated, name) if stated else None
+    with_all = _estimated_figure(estimates, stated_facts, name) if stated_facts else None
     if with_all is None:
         return replace(row, verdict=OPEN)
     return replace(row, verdict=OPEN, again=with_all[0], again_band=with_all[1])
 
 
-def _groups(stated: Sequence[Fact], guesses: Sequence[Fact]) -> Iterable[Sequence[Fact]]:
+def _fact_sets(stated_facts: Sequence[Fact], guesses: Sequence[Fact]) -> Iterable[Sequence[Fact]]:
     """Sets of facts in the order in which they are tried: one, two, all, then with a guess."""
-    yield from ([fact] for fact in stated)
-    yield from combinations(stated[:PAIRS], 2)
-    if len(stated) > 2:
-        yield stated
-    yield from ([*stated, guess] for guess in guesses)
+    yield from ([fact] for fact in stated_facts)
+    yield from combinations(stated_facts[:PAIRS], 2)
+    if len(stated_facts) > 2:
+        yield stated_facts
+    yield from ([*stated_facts, guess] for guess in guesses)
 
 
-def _figure(made: _Estimates, facts: Sequence[Fact], name: str) -> tuple[float, Ends] | None:
-    estimate = made.of(facts)
+def _estimated_figure(
+    estimates: _Estimates, facts: Sequence[Fact], name: str
+) -> tuple[float, Ends] | None:
+    estimate = estimates.of(facts)
     if estimate is None or name not in estimate[0] or name not in estimate[1]:
         return None
     return estimate[0][name], estimate[1][name]
 
 
-def _fewest(made: _Estimates, facts: Sequence[Fact], name: str, measured: float) -> Sequence[Fact]:
+def _fewest_facts(
+    estimates: _Estimates, facts: Sequence[Fact], name: str, measured: float
+) -> Sequence[Fact]:
     """The facts without those that the figure needs not: each is left out if it still fits."""
-    kept = list(facts)
+    needed_facts = list(facts)
     for fact in list(facts):
-        fewer = [one for one in kept if one is not fact]
-        again = _figure(made, fewer, name) if fewer else None
-        if again is not None and _inside(measured, again[1]):
-            kept = fewer
-    return kept
+        fewer = [needed for needed in needed_facts if needed is not fact]
+        again = _estimated_figure(estimates, fewer, name) if fewer else None
+        if again is not None and _is_in_band(measured, again[1]):
+            needed_facts = fewer
+    return needed_facts

@@ -42,7 +42,7 @@ SPLIT = ("nodes", "per_node", "tp", "pp", "dp", "ep")
 MORE = ("output_tokens_per_s", "total_tokens_per_s")
 
 
-def sizes(figures: pd.DataFrame) -> pd.DataFrame:
+def size_cases(figures: pd.DataFrame) -> pd.DataFrame:
     """Every case: a ladder, a limit on a figure, and where the measured size lies in the range.
 
     Args:
@@ -58,11 +58,11 @@ def sizes(figures: pd.DataFrame) -> pd.DataFrame:
         **{name: figures[name].fillna("") for name in ("scenario", "version", "exclude")},
     )
     rows = rows[rows.exclude == ""]
-    found = [case for ladder in LADDERS for case in _ladders(rows, ladder)]
-    return pd.DataFrame(found)
+    cases = [case for ladder in LADDERS for case in _cases_of_ladders(rows, ladder)]
+    return pd.DataFrame(cases)
 
 
-def _ladders(rows: pd.DataFrame, ladder: str) -> Iterator[dict[str, Any]]:
+def _cases_of_ladders(rows: pd.DataFrame, ladder: str) -> Iterator[dict[str, Any]]:
     column = LADDERS[ladder]
     shared = [*SHARED, "figure", *(("load",) if ladder == "count" else SPLIT)]
     for _, group in rows.groupby(shared, dropna=False):
@@ -71,21 +71,21 @@ def _ladders(rows: pd.DataFrame, ladder: str) -> Iterator[dict[str, Any]]:
         best = group.sort_values("measured", ascending=not better).drop_duplicates(column)
         rungs = best.sort_values(column, ascending=ladder == "count")
         if len(rungs) > 1 and group.figure.iloc[0] not in (MORE if ladder == "load" else ()):
-            yield from _cases(rungs, ladder)
+            yield from _ladder_cases(rungs, ladder)
 
 
-def _cases(rungs: pd.DataFrame, ladder: str) -> Iterator[dict[str, Any]]:
+def _ladder_cases(rungs: pd.DataFrame, ladder: str) -> Iterator[dict[str, Any]]:
     """A limit between each two measured figures that differ; rungs rise in what they can keep."""
     measured = rungs.measured.to_numpy(dtype=float)
     at_least = rungs.figure.iloc[0] in MORE
     values = np.unique(measured)
     for low, high in itertools.pairwise(values):
         limit = float(np.sqrt(low * high))
-        kept = measured >= limit if at_least else measured <= limit
-        chance = _chances(rungs, limit, at_least=at_least)
-        first = _first(chance >= 1 - SURE)
-        last = _first(chance >= SURE)
-        place = _first(kept)
+        keeps_limit = measured >= limit if at_least else measured <= limit
+        chance = _limit_chances(rungs, limit, at_least=at_least)
+        first = _first_rung(chance >= 1 - SURE)
+        last = _first_rung(chance >= SURE)
+        place = _first_rung(keeps_limit)
         yield {
             "ladder": ladder,
             **{
@@ -101,12 +101,12 @@ def _cases(rungs: pd.DataFrame, ladder: str) -> Iterator[dict[str, Any]]:
         }
 
 
-def _first(kept: Any) -> int:
+def _first_rung(keeps_limit: Any) -> int:
     """The place of the first rung that is kept; beyond the last where none is."""
-    return int(np.argmax(kept)) if kept.any() else len(kept)
+    return int(np.argmax(keeps_limit)) if keeps_limit.any() else len(keeps_limit)
 
 
-def _chances(rungs: pd.DataFrame, limit: float, *, at_least: bool) -> Float:
+def _limit_chances(rungs: pd.DataFrame, limit: float, *, at_least: bool) -> Float:
     out = []
     for row in rungs.itertuples():
         intervals: Any = {
@@ -121,7 +121,7 @@ def _chances(rungs: pd.DataFrame, limit: float, *, at_least: bool) -> Float:
 
 def sizes_view(figures: pd.DataFrame) -> dict[str, Any]:
     """Shares of cases inside their range, in all and by ladder, figure and vendor."""
-    cases = sizes(figures)
+    cases = size_cases(figures)
     if not len(cases):
         return {"cases": 0, "inside": None, "groups": []}
     groups = []
@@ -130,13 +130,13 @@ def sizes_view(figures: pd.DataFrame) -> dict[str, Any]:
             groups.append(
                 {
                     **dict(zip(names, key if isinstance(key, tuple) else (key,), strict=True)),
-                    **_counted(part),
+                    **_count_covered_cases(part),
                 }
             )
-    return {**_counted(cases), "groups": groups}
+    return {**_count_covered_cases(cases), "groups": groups}
 
 
-def _counted(cases: pd.DataFrame) -> dict[str, Any]:
+def _count_covered_cases(cases: pd.DataFrame) -> dict[str, Any]:
     cells = cases.groupby(["source", "device", "model"]).inside.mean()
     width = (cases["last"].clip(upper=cases.rungs - 1) - cases["first"] + 1).clip(lower=0)
     return {

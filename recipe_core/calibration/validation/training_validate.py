@@ -12,7 +12,12 @@ import pandas as pd
 
 from recipe_core.base.errors import InputError, RecipeError, unknown
 from recipe_core.base.units import GIB
-from recipe_core.calibration.validation.validate import ENDS, SHOWN_LEVELS, aligned, errors
+from recipe_core.calibration.validation.validate import (
+    ENDS,
+    SHOWN_LEVELS,
+    align_table,
+    group_errors,
+)
 from recipe_core.estimates.columns.standing import without_corrections
 from recipe_core.estimates.columns.training import TrainingCases, TrainingSetting, stack_cases
 from recipe_core.estimates.measured.serving_runs import SHOWN
@@ -70,7 +75,7 @@ class TrainingComparison:
     refused: tuple[tuple[TrainingRun, str], ...]
 
 
-def grouped(runs: Sequence[TrainingRun]) -> tuple[list[RunGroup], Counter[str]]:
+def group_training_runs(runs: Sequence[TrainingRun]) -> tuple[list[RunGroup], Counter[str]]:
     """Runs as few groups of cases, and the reasons of those that cannot be requested.
 
     Where a source does not state the recomputation, the case is that of the least that fits, or
@@ -84,8 +89,8 @@ def grouped(runs: Sequence[TrainingRun]) -> tuple[list[RunGroup], Counter[str]]:
     for n, run in enumerate(runs):
         try:
             with without_corrections():
-                asked = map(run.request, run.recomputations)
-                problems = [resolve(PlanRequest.parse(request)) for request in asked]
+                requests = map(run.request, run.recomputations)
+                problems = [resolve(PlanRequest.parse(request)) for request in requests]
         except RecipeError as error:
             wrong[error.message] += 1
             continue
@@ -94,31 +99,31 @@ def grouped(runs: Sequence[TrainingRun]) -> tuple[list[RunGroup], Counter[str]]:
             if pair is None:
                 raise InputError(f"{run.id} has no split.", field="table")
             members.setdefault(shared_key(problem, pair[0]), []).append((n, *pair))
-    return [_least(_group(m)) for m in members.values()], wrong
+    return [_least_feasible_cases(_stack_run_group(m)) for m in members.values()], wrong
 
 
-def _group(members: list[tuple[int, TrainingSetting, TrainingCases]]) -> RunGroup:
+def _stack_run_group(members: list[tuple[int, TrainingSetting, TrainingCases]]) -> RunGroup:
     cases = stack_cases([c for _, _, c in members])
     return RunGroup(members[0][1], cases, np.array([n for n, _, _ in members]))
 
 
-def _least(group: RunGroup) -> RunGroup:
+def _least_feasible_cases(group: RunGroup) -> RunGroup:
     """The group with one case a run: the first that no rule refuses, else the first."""
-    broken = np.any([rule.broken for rule in _rules(group)], axis=0)
+    broken = np.any([rule.broken for rule in _group_refusals(group)], axis=0)
     order = np.lexsort((np.arange(len(broken)), broken, group.rows))
     _, first = np.unique(group.rows[order], return_index=True)
-    chosen = order[first]
-    return RunGroup(group.setting, group.cases.take(chosen), group.rows[chosen])
+    first_cases = order[first]
+    return RunGroup(group.setting, group.cases.take(first_cases), group.rows[first_cases])
 
 
-def _rules(group: RunGroup) -> list[Refusal]:
+def _group_refusals(group: RunGroup) -> list[Refusal]:
     mem = training_memory(group.setting, group.cases)
     return [*training_refusals(group.setting, group.cases), memory_rule(group.setting, mem)]
 
 
 def compare_training(runs: Sequence[TrainingRun]) -> TrainingComparison:
     """Estimates all runs in one call and puts each estimate beside what was measured."""
-    groups, wrong = grouped(runs)
+    groups, wrong = group_training_runs(runs)
     rows: list[tuple[Any, ...]] = []
     refused: list[tuple[TrainingRun, str]] = []
     for group in groups:
@@ -127,11 +132,11 @@ def compare_training(runs: Sequence[TrainingRun]) -> TrainingComparison:
             training_step_parts(group.setting, group.cases),
         )
         seconds = np.sum(list(parts.values()), axis=0)
-        broken = _rules(group)
+        broken = _group_refusals(group)
         for i, n in enumerate(map(int, group.rows)):
             run = runs[n]
-            peak = memory_gib(run, mem, i, group.setting)
-            rows += _figures(run, group.setting, float(seconds[i]), peak)
+            peak = memory_as_measured_gib(run, mem, i, group.setting)
+            rows += _training_figure_rows(run, group.setting, float(seconds[i]), peak)
             reasons = [rule for rule in broken if rule.broken[i]]
             if reasons:
                 refused.append((run, reasons[0].say(i)))
@@ -145,16 +150,18 @@ def compare_training(runs: Sequence[TrainingRun]) -> TrainingComparison:
     )
 
 
-def memory_gib(run: TrainingRun, mem: Memory, i: int, setting: TrainingSetting) -> float:
+def memory_as_measured_gib(
+    run: TrainingRun, mem: Memory, i: int, setting: TrainingSetting
+) -> float:
     """GiB of the rank that the run's source measured, in the way it measured."""
     if run.memory_of == "first":
         return float(mem.stages_of(i)[0]) / GIB
-    whole = setting.cluster.device.usable_memory_bytes
-    outside = whole - float(mem.capacity_bytes[i]) if run.memory_of == "driver" else 0.0
+    usable_bytes = setting.cluster.device.usable_memory_bytes
+    outside = usable_bytes - float(mem.capacity_bytes[i]) if run.memory_of == "driver" else 0.0
     return (float(mem.peak_bytes[i]) + outside) / GIB
 
 
-def _figures(
+def _training_figure_rows(
     run: TrainingRun, setting: TrainingSetting, step_s: float, peak_gib: float
 ) -> list[tuple[Any, ...]]:
     identity = (run.id, run.source, run.device, run.model, run.engine)
@@ -180,12 +187,15 @@ def training_sections(
         InputError: ``by`` is not one of ``TRAINING_BY``.
     """
     figures = comparison.figures
-    out = {"figures": errors(figures, ["figure"]), "sources": errors(figures, ["figure", "source"])}
+    out = {
+        "figures": group_errors(figures, ["figure"]),
+        "sources": group_errors(figures, ["figure", "source"]),
+    }
     if by is not None:
         if by not in TRAINING_BY:
             message, hint = unknown("column", by, TRAINING_BY)
             raise InputError(message, field="by", hint=hint)
-        out[f"by_{by}"] = errors(figures, ["figure", by])
+        out[f"by_{by}"] = group_errors(figures, ["figure", by])
     return out
 
 
@@ -224,7 +234,9 @@ def training_validation_text(comparison: TrainingComparison, by: str | None = No
     parts = ["\n".join(lines)]
     titles = {"figures": "By figure", "sources": "By source"}
     for name, table in training_sections(comparison, by).items():
-        parts.append(f"{titles.get(name, name.replace('_', ' ').capitalize())}\n{aligned(table)}")
+        parts.append(
+            f"{titles.get(name, name.replace('_', ' ').capitalize())}\n{align_table(table)}"
+        )
     parts.append(
         "Errors are |estimated / measured - 1| of seconds per step (also where tokens per second\n"
         "were measured) and of GiB. A cell is a source × device × model; in band is the share of\n"

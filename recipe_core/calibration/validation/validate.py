@@ -67,7 +67,7 @@ class Comparison:
     refused: tuple[tuple[Run, str], ...]
 
 
-def compare(runs: Sequence[Run]) -> Comparison:
+def compare_with_estimates(runs: Sequence[Run]) -> Comparison:
     """Estimates all runs in one call and puts each estimate beside what was measured."""
     with without_corrections():
         answers = estimate_batch(run.request() for run in runs)
@@ -77,7 +77,11 @@ def compare(runs: Sequence[Run]) -> Comparison:
         for run, answer in zip(runs, answers, strict=True)
         if answer.get("feasible") is False
     )
-    rows = [row for run, answer in zip(runs, answers, strict=True) for row in _figures(run, answer)]
+    rows = [
+        row
+        for run, answer in zip(runs, answers, strict=True)
+        for row in _run_figure_rows(run, answer)
+    ]
     columns = [*_RUN_FIELDS, "vendor", "figure", "measured", "estimated", *ENDS]
     figures = pd.DataFrame(rows, columns=columns)
     ratio = figures.estimated / figures.measured
@@ -89,7 +93,7 @@ def compare(runs: Sequence[Run]) -> Comparison:
 _RUN_FIELDS = [name for name in Run.model_fields if name not in FIGURES]
 
 
-def _figures(run: Run, answer: dict[str, Any]) -> Iterable[tuple[Any, ...]]:
+def _run_figure_rows(run: Run, answer: dict[str, Any]) -> Iterable[tuple[Any, ...]]:
     """Measured figures of a run with estimate and band in their unit; none without an estimate."""
     served = answer.get("serving", {})
     for figure, (quantity, scale) in QUANTITIES.items():
@@ -104,7 +108,7 @@ def _figures(run: Run, answer: dict[str, Any]) -> Iterable[tuple[Any, ...]]:
         yield (*fields, device(run.device).vendor, figure, measured, estimated * scale, *ends)
 
 
-def errors(figures: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
+def group_errors(figures: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     """Errors of groups of figures.
 
     Columns: ``n``; ``median``, ``mean`` and ``p90`` of |estimated / measured - 1|; ``bias``, the
@@ -127,12 +131,12 @@ def errors(figures: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     return out.assign(cells=cells.size(), cell_mean=cells.mean()).reset_index()
 
 
-def scored(figures: pd.DataFrame) -> pd.DataFrame:
+def scored_figures(figures: pd.DataFrame) -> pd.DataFrame:
     """The figures without those of excluded runs and of sources that list examples."""
     return figures[figures.exclude.eq("") & ~figures.source.isin(listing_ids())]
 
 
-def primary(figures: pd.DataFrame) -> pd.DataFrame:
+def primary_score(figures: pd.DataFrame) -> pd.DataFrame:
     """The score that counts: errors over cells of ``CELL_SIZE`` figures or more.
 
     Columns: ``runs`` (``ALL``, or ``SCORED`` as `scored` says), ``mode`` (with the scenario, if a
@@ -140,11 +144,11 @@ def primary(figures: pd.DataFrame) -> pd.DataFrame:
     percentile of the cells' median errors; ``n``, ``median`` and ``within_20``, the share of errors
     up to 20 %, of all figures, those of smaller cells too. What has no such cell has no row.
     """
-    tables = [_primary(figures, ALL), _primary(scored(figures), SCORED)]
+    tables = [_primary_table(figures, ALL), _primary_table(scored_figures(figures), SCORED)]
     return pd.concat(tables, ignore_index=True)
 
 
-def _primary(figures: pd.DataFrame, runs: str) -> pd.DataFrame:
+def _primary_table(figures: pd.DataFrame, runs: str) -> pd.DataFrame:
     scenario = figures["mode"].where(
         figures.scenario.eq(""), figures["mode"] + ", " + figures.scenario
     )
@@ -180,7 +184,7 @@ PAIRINGS = (
 )
 
 
-def pairs(figures: pd.DataFrame, pairing: Pairing) -> pd.DataFrame:
+def split_pairs(figures: pd.DataFrame, pairing: Pairing) -> pd.DataFrame:
     """Pairs of runs that differ only in split and, by more than ``MARGIN``, in a measured figure.
 
     Both have the source, model, device, engine, dtypes, limits, lengths and load in common and, as
@@ -238,14 +242,14 @@ def _pairs_of(group: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(columns, index=range(len(sign)))
 
 
-def ranking(figures: pd.DataFrame) -> pd.DataFrame:
+def split_ranking(figures: pd.DataFrame) -> pd.DataFrame:
     """How often the better of two splits is ranked first, by pairing and figure.
 
     Columns: ``compared``, ``figure``, ``pairs``, and the shares ``right`` and ``tied``.
     """
     rows: list[tuple[str, str, int, float, float]] = []
     for pairing in PAIRINGS:
-        compared = pairs(figures, pairing)
+        compared = split_pairs(figures, pairing)
         parts = [*compared.groupby("figure"), ("all", compared)] if len(compared) else []
         rows += [
             (pairing.title, str(figure), len(part), part.right.mean(), part.tied.mean())
@@ -254,7 +258,7 @@ def ranking(figures: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["compared", "figure", "pairs", "right", "tied"])
 
 
-def sections(comparison: Comparison, by: str | None = None) -> dict[str, pd.DataFrame]:
+def validation_sections(comparison: Comparison, by: str | None = None) -> dict[str, pd.DataFrame]:
     """Tables: ``primary``, ``figures``, ``vendors``, ``by_<column>`` if asked for, and ``ranking``.
 
     Raises:
@@ -262,16 +266,16 @@ def sections(comparison: Comparison, by: str | None = None) -> dict[str, pd.Data
     """
     figures = comparison.figures
     out = {
-        "primary": primary(figures),
-        "figures": errors(figures, ["mode", "figure"]),
-        "vendors": errors(figures, ["vendor", "mode", "figure"]),
+        "primary": primary_score(figures),
+        "figures": group_errors(figures, ["mode", "figure"]),
+        "vendors": group_errors(figures, ["vendor", "mode", "figure"]),
     }
     if by is not None:
         if by not in BY:
             message, hint = unknown("column", by, BY)
             raise InputError(message, field="by", hint=hint)
-        out[f"by_{by}"] = errors(figures, [by, "mode", "figure"])
-    out["ranking"] = ranking(figures)
+        out[f"by_{by}"] = group_errors(figures, [by, "mode", "figure"])
+    out["ranking"] = split_ranking(figures)
     return out
 
 
@@ -289,7 +293,7 @@ def validation_view(comparison: Comparison, by: str | None = None) -> dict[str, 
         ],
         **{
             name: table.to_dict(orient="records")
-            for name, table in sections(comparison, by).items()
+            for name, table in validation_sections(comparison, by).items()
         },
     }
 
@@ -318,9 +322,11 @@ HEADINGS = {
 
 
 def validation_text(comparison: Comparison, by: str | None = None) -> str:
-    parts = [summary(comparison)]
-    for name, table in sections(comparison, by).items():
-        parts.append(f"{TITLES.get(name, name.replace('_', ' ').capitalize())}\n{aligned(table)}")
+    parts = [validation_summary(comparison)]
+    for name, table in validation_sections(comparison, by).items():
+        parts.append(
+            f"{TITLES.get(name, name.replace('_', ' ').capitalize())}\n{align_table(table)}"
+        )
     parts.append(
         "Errors are |estimated / measured - 1|. A cell is a source × device × model; in band is\n"
         "the share of measurements inside the estimated range. The primary score takes the median\n"
@@ -331,7 +337,7 @@ def validation_text(comparison: Comparison, by: str | None = None) -> str:
     return "\n\n".join(parts)
 
 
-def summary(comparison: Comparison) -> str:
+def validation_summary(comparison: Comparison) -> str:
     """How many runs were compared with estimates, and why others were not."""
     figures = comparison.figures
     counts = [
@@ -358,7 +364,7 @@ _SHOW: dict[str, Callable[[Any], str]] = {
 }
 
 
-def formatted(table: pd.DataFrame) -> pd.DataFrame:
+def format_table(table: pd.DataFrame) -> pd.DataFrame:
     """A table of ``sections`` as text cells, with readable headings."""
     names = [str(name) for name in table]
     return pd.DataFrame(
@@ -366,11 +372,11 @@ def formatted(table: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def aligned(table: pd.DataFrame) -> str:
+def align_table(table: pd.DataFrame) -> str:
     """A table as lines of text: words to the left, numbers to the right."""
     if table.empty:
         return "  none"
-    words, columns = formatted(table), []
+    words, columns = format_table(table), []
     for heading, name in zip(words, table, strict=True):
         cells = [str(heading), *words[heading]]
         width = max(map(len, cells))

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from recipe_core.accuracy.accuracy import retained
+from recipe_core.accuracy.accuracy import estimate_retained
 from recipe_core.accuracy.choice import can_make
 from recipe_core.accuracy.knowledge import support_of
-from recipe_core.accuracy.own import with_own
+from recipe_core.accuracy.own import with_own_figure
 from recipe_core.accuracy.retained import Retained
 from recipe_core.accuracy.runners import runners
 from recipe_core.accuracy.support import Support
@@ -210,7 +210,7 @@ def _kept(name: str, base: Base, request: PlanRequest, change: Change | NoChange
         )
     sibling = change.model.name if isinstance(change, Change) else ""
     benchmark = "" if kind == "mean" else kind
-    expected = retained(
+    expected = estimate_retained(
         model.name,
         name,
         method=sibling if estimated(name).shape == "sibling" else "",
@@ -219,7 +219,7 @@ def _kept(name: str, base: Base, request: PlanRequest, change: Change | NoChange
         nearest=NEAREST,
     )
     names = [one for one in (model.name, model.weights) if one]
-    return with_own(expected, base.setting.compressed, names, name, benchmark=benchmark)
+    return with_own_figure(expected, base.setting.compressed, names, name, benchmark=benchmark)
 
 
 def _effect(name: str, one: Technique, support: Support) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from recipe_core.accuracy.accuracy import combined
+from recipe_core.accuracy.accuracy import combine_retained
 from recipe_core.accuracy.knowledge import combination
 from recipe_core.accuracy.retained import Retained
 from recipe_core.accuracy.runners import runners
@@ -96,7 +96,7 @@ def _pair(base: Base, first: FormatRow, second: FormatRow) -> Pair:
     multiplies = answer.effect == "multiply"
     both = _together(base, first, second) if multiplies else None
     product = None if both is None else _product(base.own, first, second)
-    kept = combined([first.kept, second.kept]) if multiplies else None
+    kept = combine_retained([first.kept, second.kept]) if multiplies else None
     return Pair(
         first.name,
         second.name,

@@ -226,4 +226,8 @@ def _compare_runs(table: Path | None, training: bool) -> tuple[Any, Any, Any]:
             )
     runs = published_runs() if table is None else read_runs(table)
     with working(f"Estimating {len(runs):,} runs …"):
-        return validate.compare(runs), validate.validation_view, validate.validation_text
+        return (
+            validate.compare_with_estimates(runs),
+            validate.validation_view,
+            validate.validation_text,
+        )

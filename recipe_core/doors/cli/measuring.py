@@ -101,7 +101,7 @@ def import_command(
     """Make rows of a table of measured runs from what other programs measured."""
     from recipe_core.calibration.importers.content import Content
     from recipe_core.calibration.importers.rows import table_text
-    from recipe_core.calibration.run_rows import imported_table, rows_there
+    from recipe_core.calibration.run_rows import build_imported_table, rows_there
     from recipe_core.views.reconciled import imported_text
 
     contents = [Content.of_file(path) for path in files]
@@ -109,12 +109,12 @@ def import_command(
     training = _is_training(values)
     old_rows = rows_there(output, training) if output is not None else []
     with working("Reading …"):
-        table = imported_table(
+        table = build_imported_table(
             contents,
             values,
             _read_columns(sets),
             device_path=device_path,
-            taken=[row.id for row in old_rows],
+            reserved_ids=[row.id for row in old_rows],
         )
     rows = [*old_rows, *(added.row for added in table.rows)]
     if output is not None and table.rows:
@@ -162,7 +162,7 @@ def reconcile_command(
 ) -> None:
     """Set each measured figure beside its estimate: a match, explained, or not explained."""
     from recipe_core.calibration.importers.registry import read_imported
-    from recipe_core.calibration.validation.reconcile import reconcile
+    from recipe_core.calibration.validation.reconcile import reconcile_measurements
     from recipe_core.doors.answers import reconciled_json
     from recipe_core.views.reconciled import reconciled_text
 
@@ -170,7 +170,7 @@ def reconcile_command(
     contents = [_read_content(source) for source in sources]
     pairs = [(content.name, run) for content in contents for run in read_imported(content)]
     with working("Estimating …"), calibrated(no_calibration):
-        answers = reconcile(pairs, values)
+        answers = reconcile_measurements(pairs, values)
     answer = reconciled_json(answers)
     emit(answer) if as_json else typer.echo(reconciled_text(answers, sources, request))
     raise typer.Exit(0 if answer["ok"] else 1)
@@ -249,7 +249,12 @@ def calibrate_command(
     as_json: Json = False,
 ) -> None:
     """Learn from measured runs: later plans and estimates are corrected by them, and say so."""
-    from recipe_core.calibration.calibrate import Knowledge, calibrate, calibration_at, place_of
+    from recipe_core.calibration.calibrate import (
+        Knowledge,
+        calibrate_from_files,
+        calibration_at,
+        resolve_calibration_path,
+    )
     from recipe_core.calibration.store import Overlay
     from recipe_core.views.measured import calibration_text
 
@@ -262,14 +267,14 @@ def calibrate_command(
         )
     with working("Learning …"):
         if clear:
-            knowledge = Knowledge(Overlay.cleared(place_of(into)))
+            knowledge = Knowledge(Overlay.cleared(resolve_calibration_path(into)))
         elif undo:
             overlay, removed = calibration_at(into).undo(_count_additions(paths))
             knowledge = Knowledge(overlay, removed=removed)
         elif listed:
             knowledge = Knowledge(calibration_at(into))
         else:
-            knowledge = calibrate(paths, into, dry=dry)
+            knowledge = calibrate_from_files(paths, into, dry=dry)
         answer, text = knowledge.to_json(), calibration_text(knowledge, every_run=listed)
     emit(answer) if as_json else typer.echo(text)
 

@@ -218,12 +218,12 @@ def compress_command(
 def _compress_lines(
     path: Path, as_json: bool, measured: list[Path] | None, no_calibration: bool
 ) -> None:
-    from recipe_core.accuracy.lines import answers
+    from recipe_core.accuracy.lines import answer_lines
     from recipe_core.views.formats import retained_text
 
     checkpoints = read_own_checkpoints(measured, no_calibration)
     values = read_lines(path)
-    replies = answers(values, checkpoints)
+    replies = answer_lines(values, checkpoints)
     if as_json:
         emit_lines(replies)
     else:

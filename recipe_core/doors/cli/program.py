@@ -172,13 +172,15 @@ def learn_own_runs(paths: list[Path] | None, off: bool = False) -> Any:
     Those of the calibration count too, unless it is ``off`` or the only path is ``none``.
     """
     _check_source(paths, off)
-    from recipe_core.calibration.place import stamp
+    from recipe_core.calibration.place import calibration_stamp
 
-    if off or not (paths or stamp()):  # nothing heavy is loaded to learn that there is nothing
+    if off or not (
+        paths or calibration_stamp()
+    ):  # nothing heavy is loaded to learn that there is nothing
         return None
-    from recipe_core.calibration.run_files import corrections_of, own_runs_text
+    from recipe_core.calibration.run_files import corrections_from_sources, own_runs_text
 
-    corrections = corrections_of(paths)
+    corrections = corrections_from_sources(paths)
     if corrections is not None:
         typer.echo("\n".join(own_runs_text(corrections)), err=True)
     return corrections
@@ -208,13 +210,13 @@ def read_own_checkpoints(paths: list[Path] | None, off: bool = False) -> Any:
     None of the calibration's where it is ``off``.
     """
     _check_source(paths, off)
-    from recipe_core.calibration.place import stamp
+    from recipe_core.calibration.place import calibration_stamp
 
-    if off or not (paths or stamp()):
+    if off or not (paths or calibration_stamp()):
         return ()
-    from recipe_core.calibration.run_files import compressed_of
+    from recipe_core.calibration.run_files import measured_checkpoints
 
-    return compressed_of(paths)
+    return measured_checkpoints(paths)
 
 
 def _check_source(paths: list[Path] | None, off: bool) -> None:

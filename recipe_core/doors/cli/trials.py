@@ -47,13 +47,13 @@ def verify_command(
     as_json: Json = False,
 ) -> None:
     """Start a bundle and compare its outputs: again, in a batch, unsplit, in other formats."""
-    from recipe_core.calibration.trials.verify import Choice, verify
+    from recipe_core.calibration.trials.verify import Choice, verify_outputs
     from recipe_core.views.trials import verify_text
 
     _require_signed([bundle, *(against or ())], public_key)
     try:
         choice = Choice(prompts, tokens, timeout)
-        report = verify(bundle, against or (), choice, tell=_tell)
+        report = verify_outputs(bundle, against or (), choice, tell=_tell)
     except KeyboardInterrupt:
         _tell("interrupted; nothing was left running")
         raise typer.Exit(INTERRUPTED) from None

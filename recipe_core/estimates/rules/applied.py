@@ -11,7 +11,13 @@ from dataclasses import dataclass
 from recipe_core.accuracy.choice import planned_dtype
 from recipe_core.accuracy.lookup import support_of
 from recipe_core.accuracy.runners import runners
-from recipe_core.accuracy.schemes import Making, cache_technique, making, together, weight_technique
+from recipe_core.accuracy.schemes import (
+    Making,
+    cache_technique,
+    checkpoint_making,
+    joint_techniques,
+    weight_technique,
+)
 from recipe_core.accuracy.support import Support, Verdict
 from recipe_core.accuracy.technique import technique
 from recipe_core.estimates.columns.serving import WIDE, Setting
@@ -54,7 +60,7 @@ def applied_techniques(setting: Setting) -> Applied:
     published = (
         base_spec.quantization.dtype if base_spec is not None and base_spec.quantization else ""
     )
-    return Applied(base or model.name, together(weights, cached), method, published)
+    return Applied(base or model.name, joint_techniques(weights, cached), method, published)
 
 
 def weights_refusal(setting: Setting) -> Support | None:
@@ -135,7 +141,7 @@ def _weights_making(setting: Setting) -> tuple[Making, bool]:
     """How the weights are made, and whether the engine makes them while it loads."""
     model, dtype, stated_making = setting.model, setting.weight_dtype, setting.making
     if model.weight_dtype == dtype:
-        return making(model), False
+        return checkpoint_making(model), False
     planned = (
         planned_dtype(stated_making.technique)
         if stated_making and stated_making.technique
@@ -148,4 +154,4 @@ def _weights_making(setting: Setting) -> tuple[Making, bool]:
     if stated_making is not None:
         return stated_making if planned is None else Making(), False
     checkpoint = stored_as(model.name, dtype)
-    return (Making() if checkpoint is None else making(catalog_model(checkpoint))), False
+    return (Making() if checkpoint is None else checkpoint_making(catalog_model(checkpoint))), False

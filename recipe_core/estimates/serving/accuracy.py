@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
 from recipe_core.accuracy.checkpoints import MeasuredCompression
-from recipe_core.accuracy.own import with_own
+from recipe_core.accuracy.own import with_own_figure
 from recipe_core.accuracy.retained import Retained
 from recipe_core.accuracy.technique import technique
 from recipe_core.base.intervals import BAND, LEVELS, NORMAL, Ends, Level
@@ -133,13 +133,13 @@ def _retained_accuracy(
     if not done.techniques:
         return Retained(1.0, 1.0, 1.0, _base_text(done))
     # the table of published figures takes time to read, which a plan in 16 bit saves
-    from recipe_core.accuracy.accuracy import combined, retained
+    from recipe_core.accuracy.accuracy import combine_retained, estimate_retained
 
     parts = []
     benchmark = "" if kind == "mean" else kind
     for name in done.techniques:
         method = done.method if technique(name).kind != "kv cache" else ""
-        expected = retained(
+        expected = estimate_retained(
             done.base,
             name,
             method=method,
@@ -149,9 +149,11 @@ def _retained_accuracy(
         )
         models = [run.model for run in own_runs]
         parts.append(
-            _cap_accuracy(with_own(expected, own_runs, models, name, method, benchmark=benchmark))
+            _cap_accuracy(
+                with_own_figure(expected, own_runs, models, name, method, benchmark=benchmark)
+            )
         )
-    return parts[0] if len(parts) == 1 else combined(parts)
+    return parts[0] if len(parts) == 1 else combine_retained(parts)
 
 
 def _cap_accuracy(accuracy: Retained) -> Retained:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from recipe_core.base.errors import RecipeError
-from recipe_core.calibration.residuals import Measured, of_runs
+from recipe_core.calibration.residuals import Measured, measured_of_rows
 from recipe_core.calibration.store import Incoming, Overlay
 from recipe_core.estimates.measured.serving_runs import published_runs
 from tests.nightly.attack.harness import Order, Tally
@@ -76,7 +76,7 @@ def trial(path: Path, r: random.Random) -> tuple[int, list[str]]:
 
 @cache
 def template() -> Measured:
-    return of_runs([run for run in published_runs() if run.tpot_ms][:1])[0]
+    return measured_of_rows([run for run in published_runs() if run.tpot_ms][:1])[0]
 
 
 def coming(number: int) -> Incoming:
