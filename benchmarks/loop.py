@@ -148,8 +148,8 @@ def implied(machine: Path, model: Path, measured: dict[str, float]) -> None:
 
     from recipe_core.estimates.serving.estimates import estimate_serving
     from recipe_core.hardware.custom import with_profiles
-    from recipe_core.plans.problem import resolve
-    from recipe_core.plans.serving_candidates import one_case
+    from recipe_core.plans.problem import resolve_problem
+    from recipe_core.plans.serving_candidates import stated_serving_case
     from recipe_core.request.candidate import CandidateRequest
     from recipe_core.request.schema import PlanRequest
 
@@ -157,7 +157,7 @@ def implied(machine: Path, model: Path, measured: dict[str, float]) -> None:
     candidate = {"engine": "transformers"}
     values = {"model": str(model), "hardware": hardware, "workload": WORKLOAD}
     request = PlanRequest.parse(with_profiles({**values, "candidate": candidate}))
-    exact = one_case(resolve(request), CandidateRequest(tp=1, pp=1, dp=1))
+    exact = stated_serving_case(resolve_problem(request), CandidateRequest(tp=1, pp=1, dp=1))
     assert exact is not None
     setting, cases = exact
     device = setting.cluster.device

@@ -26,10 +26,10 @@ from typing import Any
 
 import numpy as np
 
-from recipe_core.plans.evaluated import evaluate
-from recipe_core.plans.plans import plan
-from recipe_core.plans.problem import resolve
-from recipe_core.plans.serving_candidates import every_case
+from recipe_core.plans.evaluated import evaluate_cases
+from recipe_core.plans.plans import plan_splits
+from recipe_core.plans.problem import resolve_problem
+from recipe_core.plans.serving_candidates import every_serving_case
 from recipe_core.plans.serving_physics import PHYSICS
 from recipe_core.request.schema import PlanRequest
 
@@ -88,7 +88,7 @@ def training(model: str) -> str:
         }
     )
     name = f"training of {model.split('/')[-1]}, 64 × H100, every stage of every pipeline"
-    count, seconds = len(plan(values)), best(lambda: plan(values).ranked)
+    count, seconds = len(plan_splits(values)), best(lambda: plan_splits(values).ranked)
     return f"| {name}: {count:,} candidates | {seconds * 1e3:,.0f} ms |"
 
 
@@ -107,9 +107,9 @@ def best(
 
 def legal(model: str, count: int) -> tuple[Any, Any]:
     """``count`` candidates that no rule refuses: every split and load of the model, repeated."""
-    problem = resolve(request(model, loads=LOADS))
-    setting, cases = every_case(problem)[0]
-    rows = evaluate(PHYSICS, setting, cases).legal
+    problem = resolve_problem(request(model, loads=LOADS))
+    setting, cases = every_serving_case(problem)[0]
+    rows = evaluate_cases(PHYSICS, setting, cases).legal
     return setting, cases.take(np.resize(rows, count))
 
 
@@ -119,7 +119,7 @@ def growth(model: str) -> list[tuple[int, float]]:
     for count in SIZES:
         case = legal(model, count)
         seconds = best(
-            lambda case=case: evaluate(PHYSICS, *case),  # type: ignore[misc]
+            lambda case=case: evaluate_cases(PHYSICS, *case),  # type: ignore[misc]
             1 if count > 100_000 else 5,
         )
         out.append((count, seconds / count * 1e6))
@@ -162,9 +162,9 @@ def main() -> None:
         "| what | measured |",
         "|---|---|",
         "| request of one model, 64 × H100, 3 weight formats, 2 engines, 24 loads: "
-        f"{len(plan(values)):,} candidates | {best(lambda: plan(values)) * 1e3:,.0f} ms |",
-        f"| the same without the loads: {len(plan(plain)):,} candidates | "
-        f"{best(lambda: plan(plain)) * 1e3:,.0f} ms |",
+        f"{len(plan_splits(values)):,} candidates | {best(lambda: plan_splits(values)) * 1e3:,.0f} ms |",
+        f"| the same without the loads: {len(plan_splits(plain)):,} candidates | "
+        f"{best(lambda: plan_splits(plain)) * 1e3:,.0f} ms |",
         *map(training, TRAINED),
         f"| `recipe plan` of the first, as a whole process | {process:.2f} s |",
         f"| `{importing}` in a fresh process | {process_s('-c', importing) * 1e3:,.0f} ms |",

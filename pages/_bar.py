@@ -17,10 +17,10 @@ import streamlit as st
 
 from recipe_core.base.errors import RecipeError
 from recipe_core.hardware.cluster import chip_title, device
-from recipe_core.plans.alternatives import safer
+from recipe_core.plans.alternatives import find_safer_row
 from recipe_core.plans.confidence import SURE
 from recipe_core.plans.plan import Plan
-from recipe_core.plans.plan_json import doubt_text, launch_note, queue_text, split_label
+from recipe_core.plans.plan_json import doubt_text, plan_launch_note, queue_text, split_label
 from recipe_core.plans.rank import nearest_row
 from recipe_core.plans.remedies import change_label
 from recipe_core.views.plan_words import confidence_text, figures_phrase, unpriced_note
@@ -224,7 +224,7 @@ def notes(plan: Plan, row: int) -> None:
 
 def no_bundle(plan: Plan, place: str) -> None:
     """Why no bundle can be made of any split, and changes after which one can, a click each."""
-    note = launch_note(plan)
+    note = plan_launch_note(plan)
     if note is None:
         return
     st.warning(common.escape(note), icon=":material/block:")
@@ -271,7 +271,7 @@ def offers(plan: Plan, place: str) -> None:
 
 def safe_choice(plan: Plan, row: int, place: str) -> None:
     """Where a split may well miss the limits: the one that does not, and a limit on that itself."""
-    safe = safer(plan, row)
+    safe = find_safer_row(plan, row)
     if safe is not None:
         safe_button(plan, safe, place)
     if may_ask(plan, row):
@@ -290,7 +290,7 @@ def may_ask(plan: Plan, row: int) -> bool:
     return (
         free
         and may_miss(plan, row)
-        and (plan.request.load_searched or safer(plan, row) is not None)
+        and (plan.request.load_searched or find_safer_row(plan, row) is not None)
     )
 
 
@@ -309,7 +309,7 @@ def safe_button(plan: Plan, safe: int, place: str) -> None:
 def safe_row(plan: Plan) -> None:
     """The same in a row of a page, about the split that is chosen."""
     row = common.selected_row(plan)
-    if row is not None and (safer(plan, row) is not None or may_ask(plan, row)):
+    if row is not None and (find_safer_row(plan, row) is not None or may_ask(plan, row)):
         with st.container(horizontal=True, vertical_alignment="center"):
             st.markdown(f":orange[:material/warning:] {common.escape(limits_text(plan, row))}")
             safe_choice(plan, row, "page")

@@ -9,11 +9,11 @@ from typing import Any
 import _common as common
 
 from recipe_core.commands.ground import Ground
-from recipe_core.commands.judge import check_command
+from recipe_core.commands.judge import judge_command
 
 
 @lru_cache(maxsize=64)
 def judged(text: str, ground: str, may_read: bool, calibration: str) -> dict[str, Any]:  # noqa: ARG001 - part of the key
     """The verdict on a command."""
     basis = Ground.of(**json.loads(ground))
-    return common.calculated("Checking the command", check_command, text, basis, folders=may_read)
+    return common.calculated("Checking the command", judge_command, text, basis, folders=may_read)

@@ -29,16 +29,16 @@ from recipe_core.hardware.profile import Device
 from recipe_core.models.catalog import load_model
 from recipe_core.models.spec import ModelSpec
 from recipe_core.plans.alternatives import Alternative
-from recipe_core.plans.alternatives import alternatives as plan_alternatives
+from recipe_core.plans.alternatives import find_alternatives as plan_alternatives
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.remedies import Change, buildable_changes
 from recipe_core.request.edit import SHARED, change, select_split, shared_candidate, value_of
 from recipe_core.request.link import DEFAULT, from_query, link_query
 from recipe_core.request.open_hardware import changed_market, market_of, market_query
 from recipe_core.request.schema import PlanRequest
-from recipe_core.request.shelf import Shelf, holds, keep, shelf_of, shelf_query
+from recipe_core.request.shelf import Shelf, keep_choice, shelf_holds, shelf_of, shelf_query
 from recipe_core.request.size import Market
-from recipe_core.request.split_key import key_of, read_pins, split_name, split_of
+from recipe_core.request.split_key import candidate_key, key_split, read_pins, split_name
 from recipe_core.views.calibrated import calibrated_sentence
 from recipe_core.views.glossary import field_help
 
@@ -273,7 +273,7 @@ def toggle_pin(key: str) -> None:
 def keep_split(wanted: PlanRequest) -> None:
     """Keep the request of one split side by side with others."""
     try:
-        put_on_shelf(keep(shelf(), wanted))
+        put_on_shelf(keep_choice(shelf(), wanted))
     except RecipeError as error:
         st.session_state["edited"] = True
         st.session_state["refused"] = str(error)
@@ -286,7 +286,7 @@ def put_on_shelf(choices: Shelf) -> None:
 
 def keep_button(wanted: PlanRequest, key: str, **options: Any) -> None:
     """A button that keeps the request of one split; it says so where that is kept already."""
-    kept = holds(shelf(), wanted)
+    kept = shelf_holds(shelf(), wanted)
     st.button(
         "Kept" if kept else "Keep",
         key=key,
@@ -546,7 +546,7 @@ def _look_outside(plan: Plan, key: tuple[str, str]) -> None:
 def left_behind() -> str:
     """The name of the split that the request states and its link omits; empty for none."""
     split = st.session_state.get("outside", Outside()).split
-    return split_name(split_of(split) or {}) if split and split == selected_key() else ""
+    return split_name(key_split(split) or {}) if split and split == selected_key() else ""
 
 
 def pinned_request(key: str) -> PlanRequest | None:
@@ -599,7 +599,7 @@ def pinned_rows(plan: Plan) -> list[int]:
 def selected_key() -> str | None:
     """The key of the split that the request states, None while the ranking decides."""
     candidate = request().candidate
-    return key_of(candidate.model_dump()) if candidate else None
+    return candidate_key(candidate.model_dump()) if candidate else None
 
 
 def _selected(plan: Plan) -> int | None:
@@ -620,4 +620,4 @@ def lost_split(plan: Plan) -> str | None:
     key = selected_key()
     if key is None or _selected(plan) is not None:
         return None
-    return split_name(split_of(key) or {})
+    return split_name(key_split(key) or {})

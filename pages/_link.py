@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 import _common as common
 import streamlit as st
 
-from recipe_core.request.link import left_out
+from recipe_core.request.link import link_omissions
 
 LONG = 4000
 """Characters from which some programs cut a link."""
@@ -32,7 +32,7 @@ def fill(place: Any) -> None:
     with place:
         st.caption("Restores the request, its pins and what is kept side by side.")
         st.code(text, language=None, wrap_lines=True)
-        if sentence := left_out(common.request()):
+        if sentence := link_omissions(common.request()):
             st.caption(common.escape(sentence))
         if len(text) > LONG:
             st.caption(f"It has {len(text):,} characters: some programs cut links so long.")

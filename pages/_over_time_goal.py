@@ -15,7 +15,7 @@ from recipe_core.base.units import percent_text
 from recipe_core.hardware.storage import storage_names, storage_tier
 from recipe_core.request.metrics import limits_by_name, timed_limits
 from recipe_core.request.over_time import OverTime
-from recipe_core.request.time_limits import TimeLimits, time_limits
+from recipe_core.request.time_limits import TimeLimits, published_time_limits
 from recipe_core.scaling.setup import start_of
 from recipe_core.views import charts
 from recipe_core.views.cold_start import start_savings, start_sentence
@@ -57,7 +57,7 @@ def presets() -> None:
     """Limits that others publish, a click each."""
     st.info("State a limit on time, or start from a published one:", icon=":material/timer:")
     with st.container(horizontal=True):
-        for name, preset in time_limits().items():
+        for name, preset in published_time_limits().items():
             st.button(
                 f"{preset.title}: {time_limits_text(preset.ttft_ms, preset.tpot_ms)}",
                 key=f"over-time-limits-{name}",

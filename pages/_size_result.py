@@ -12,8 +12,8 @@ import _size_later as later
 import streamlit as st
 
 from recipe_core.request.edit import change
-from recipe_core.request.metrics import metric_of
-from recipe_core.request.open_hardware import take
+from recipe_core.request.metrics import column_metric
+from recipe_core.request.open_hardware import take_size_row
 from recipe_core.request.size import SizeRequest
 from recipe_core.views import charts, columns
 from recipe_core.views import size_view as view
@@ -90,12 +90,12 @@ def actions(row: Json, asked: SizeRequest) -> None:
             help="Sets the same, and opens the comparison",
         )
         current = common.request()
-        common.keep_button(change(current, take(current, asked, row)), "size-keep")
+        common.keep_button(change(current, take_size_row(current, asked, row)), "size-keep")
 
 
 def taken(row: Json, asked: SizeRequest, page: str) -> None:
     """Change the request; the page goes on from its next run, as a callback cannot."""
-    common.apply(take(common.request(), asked, row))
+    common.apply(take_size_row(common.request(), asked, row))
     if "refused" not in st.session_state:
         st.session_state["size-goto"] = page
 
@@ -203,7 +203,7 @@ def against(answer: Json, asked: SizeRequest, row: Json, axes: list[str]) -> Non
             "Against",
             axes,
             default=axes[0],
-            format_func=lambda column: metric_of(column).head,
+            format_func=lambda column: column_metric(column).head,
             key="size-axis",
             persist_state="session",
             required=True,
@@ -218,7 +218,7 @@ def against(answer: Json, asked: SizeRequest, row: Json, axes: list[str]) -> Non
             dark=common.dark(),
         ),
         key="size-against",
-        alt=f"Cost against {metric_of(axis).label} for every number of every device",
+        alt=f"Cost against {column_metric(axis).label} for every number of every device",
     )
     st.caption("One mark for each number of devices; open marks do not hold the limits.")
 

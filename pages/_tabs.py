@@ -20,7 +20,7 @@ from recipe_core.bundle.write import Bundle
 from recipe_core.doors.serve import folders_allowed
 from recipe_core.recipe import Recipe, recipe_request
 from recipe_core.recipe.other_engines import OtherEngine, other_engines
-from recipe_core.request.link import left_out
+from recipe_core.request.link import link_omissions
 from recipe_core.request.schema import PlanRequest
 from recipe_core.targets.by_hand import node_commands, read_addresses
 from recipe_core.targets.use import TITLES, uses
@@ -287,7 +287,7 @@ def api_and_cli(bundle: Bundle, request: PlanRequest) -> None:
         st.caption(
             "Every page's URL restores the request. Deployment settings stay in this session."
         )
-        if sentence := left_out(request):
+        if sentence := link_omissions(request):
             st.caption(common.escape(sentence))
         widgets.code(f"{address}?{urlencode(common.link())}")
     with cli:

@@ -7,7 +7,7 @@ import _common as common
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
-from recipe_core.request.describe import summary
+from recipe_core.request.describe import request_summary
 
 
 def show_notice() -> None:
@@ -27,7 +27,7 @@ def head(title: str) -> None:
     bar at the foot gives the verdict.
     """
     st.title(title, anchor=False)
-    st.caption(common.escape(summary(common.request())))
+    st.caption(common.escape(request_summary(common.request())))
     with st.container(key="answer"):  # one place, whatever it says: what follows stays in its own
         if st.session_state.get("page") in bar.READ_ONLY:
             given = bar.answer()

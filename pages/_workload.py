@@ -10,7 +10,7 @@ import streamlit as st
 
 from recipe_core.base.errors import RecipeError
 from recipe_core.plans import launch_rules
-from recipe_core.request.describe import steps_of
+from recipe_core.request.describe import training_steps_text
 from recipe_core.request.edit import change
 from recipe_core.request.link import START_LOADS
 from recipe_core.request.presets import preset_changes, preset_of, presets
@@ -52,7 +52,7 @@ TARGETS = {"attention": "Attention", "mlp": "Feed-forward", "all": "All linear l
 
 def launched(title: str, part: str, name: str) -> str:
     """A choice, which says so where it is only estimated: no framework launches it."""
-    return title if name in launch_rules.launched(part) else f"{title} (estimate only)"
+    return title if name in launch_rules.launchable_names(part) else f"{title} (estimate only)"
 
 
 def preset() -> None:
@@ -222,4 +222,4 @@ def training_run() -> None:
     workload = common.request().workload
     with st.container(key="run-note"):
         if workload.tokens:
-            st.caption(steps_of(workload))
+            st.caption(training_steps_text(workload))

@@ -17,7 +17,7 @@ from recipe_core.hardware.cluster import device_names
 from recipe_core.plans.remedies import change_label
 from recipe_core.request.describe import hardware_name
 from recipe_core.request.serving_workload import ServingWorkload
-from recipe_core.request.split_key import degrees
+from recipe_core.request.split_key import split_degrees_text
 from recipe_core.views.calibrated import changed_figures
 from recipe_core.views.commands import memory_meant, words_text
 from recipe_core.views.glossary import term_help
@@ -195,7 +195,9 @@ def better(answer: dict[str, Any]) -> None:
     serving = offer["estimate"]["serving"]
     st.header("A better split", anchor=False)
     figures = f"{rate(serving['output_tokens_per_s'])}, {duration(serving['tpot_s'])} per token"
-    st.markdown(f"**{common.escape(degrees(offer['candidate']))}**{gain}: {common.escape(figures)}")
+    st.markdown(
+        f"**{common.escape(split_degrees_text(offer['candidate']))}**{gain}: {common.escape(figures)}"
+    )
     several_nodes = len({command["node"] for command in offer["commands"]}) > 1
     for command in offer["commands"]:
         if several_nodes:
@@ -231,7 +233,7 @@ def no_better(answer: dict[str, Any]) -> None:
     for change in answer["changes"]:
         if "options" in change:
             continue
-        text = f"{change_label(change['set'])}: then {degrees(change['candidate'])} fits"
+        text = f"{change_label(change['set'])}: then {split_degrees_text(change['candidate'])} fits"
         st.markdown(f":material/build: {common.escape(text)}")
 
 
@@ -261,7 +263,7 @@ def show(answer: dict[str, Any]) -> None:
     facts = [
         answer["model"] or "no model",
         f"{answer['engine']['name']} {answer['engine']['version']}",
-        *([degrees(answer["candidate"])] if "candidate" in answer else []),
+        *([split_degrees_text(answer["candidate"])] if "candidate" in answer else []),
         hardware_name(common.request().hardware),
     ]
     draw(f"**{verdict}** {common.escape(' · '.join(facts))}", icon=icon)

@@ -66,7 +66,7 @@ def best_split(plan: Plan, row: int) -> None:
     """The best split with its devices. As text, which narrow screens wrap instead of cutting."""
     with st.container(border=True, height="stretch", gap="xsmall"):
         st.markdown(":small[Best split]", help=common.escape(split_label(plan, row)))
-        st.markdown(f"**{common.escape(split_key.short_name(plan.candidate(row)))}**")
+        st.markdown(f"**{common.escape(split_key.split_short_name(plan.candidate(row)))}**")
         st.badge(common.escape(devices_text(plan, row)), color="gray")
         if "load" in plan.listed:  # rows are under different loads
             st.badge(common.escape(row_load_text(plan, row)), color="gray")
@@ -184,7 +184,7 @@ def pinned(plan: Plan, key: str) -> None:
     row = plan.find(key)
     fits = row is not None and plan.feasible[row]
     if row is None:
-        name = split_key.split_name(split_key.split_of(key))
+        name = split_key.split_name(split_key.key_split(key))
         st.markdown(f"**{common.escape(name)}** is no longer a split of this plan.")
         st.caption("The link omits it.")
     elif fits:

@@ -6,7 +6,7 @@ import streamlit as st
 
 from recipe_core.base.errors import RecipeError
 from recipe_core.base.units import figure_amount
-from recipe_core.request.describe import summary
+from recipe_core.request.describe import request_summary
 from recipe_core.views import charts
 from recipe_core.views import formats as view
 from recipe_core.views.columns import styled
@@ -263,7 +263,7 @@ if page := st.session_state.pop("formats-goto", None):
     st.switch_page(page, query_params=common.link())
 
 st.title("Which format?", anchor=False)
-st.caption(common.escape(summary(common.request())))
+st.caption(common.escape(request_summary(common.request())))
 if common.training():
     serving_only()
 else:

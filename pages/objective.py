@@ -15,7 +15,7 @@ from recipe_core.plans.framework_choices import framework_choices
 from recipe_core.plans.legal import count_keeping
 from recipe_core.plans.plan import Plan
 from recipe_core.request.metrics import Limit, limits_by_name, metrics_of
-from recipe_core.request.presets import aim_of, aims
+from recipe_core.request.presets import aims, request_aim
 from recipe_core.request.ranges import range_of
 from recipe_core.views.glossary import field_help, term_help
 
@@ -191,7 +191,7 @@ def windows() -> None:
 def aim() -> None:
     """The main objective."""
     known = aims(request)
-    current = aim_of(request)
+    current = request_aim(request)
     weights = [f"objective.weights.{goal}" for goal in request.objective.weights]
     common.choose(
         st.pills,

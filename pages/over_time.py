@@ -6,7 +6,7 @@ import _over_time_result as result
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
-from recipe_core.request.describe import summary
+from recipe_core.request.describe import request_summary
 from recipe_core.request.scaling import POLICIES
 from recipe_core.views.over_time import policy_title
 
@@ -79,7 +79,7 @@ def answer(policies: list[str]) -> None:
 
 
 st.title("How many replicas, and when?", anchor=False)
-st.caption(common.escape(summary(common.request())))
+st.caption(common.escape(request_summary(common.request())))
 if common.training():
     serving_only()
 else:

@@ -16,14 +16,14 @@ from recipe_core.base.errors import NoAnswer, RecipeError
 from recipe_core.bundle.write import Bundle, zipped
 from recipe_core.doors.serve import folders_allowed
 from recipe_core.plans.plan import Plan
-from recipe_core.plans.plan_json import device_word, launch_note, split_label
+from recipe_core.plans.plan_json import device_word, plan_launch_note, split_label
 from recipe_core.recipe import Recipe
 from recipe_core.recipe.decision import start_reasons
 from recipe_core.recipe.place import Parameters
 from recipe_core.request import edit
 from recipe_core.request.edit import shared_candidate
 from recipe_core.request.schema import PlanRequest
-from recipe_core.request.split_key import key_of
+from recipe_core.request.split_key import candidate_key
 from recipe_core.views import overview
 from recipe_core.views.estimates import FIGURES, figure_rows, memory_facts
 from recipe_core.views.plan_words import figures_phrase
@@ -102,7 +102,7 @@ def kept_request(plan: Plan) -> PlanRequest | None:
     """What to keep of the split on this page; None where the request leaves a part of it open."""
     if common.is_stated():
         stated = common.request()
-        whole = stated.candidate and key_of(stated.candidate.model_dump())
+        whole = stated.candidate and candidate_key(stated.candidate.model_dump())
         return stated if whole else None
     row = common.selected_row(plan)
     return None if row is None else plan.request_of(row)
@@ -111,7 +111,7 @@ def kept_request(plan: Plan) -> PlanRequest | None:
 def downloads(bundle: Bundle, plan: Plan) -> None:
     """The bundle and the report as files, each made on click."""
     recipe, addresses = bundle.recipe, deployment.addresses(bundle)
-    pins = [key for key in dict.fromkeys([key_of(recipe.candidate), *common.pins()]) if key]
+    pins = [key for key in dict.fromkeys([candidate_key(recipe.candidate), *common.pins()]) if key]
     with st.container(horizontal=True):
         st.download_button(
             "Download bundle",
@@ -210,7 +210,11 @@ def made(plan: Plan, request: PlanRequest) -> tuple[Recipe, Bundle] | None:
 def other_than_selected(plan: Plan, recipe: Recipe) -> None:
     """Say so where the best split cannot be started, and the next one that can stands here."""
     row = common.selected_row(plan)
-    if row is None or common.is_stated() or key_of(recipe.candidate) == key_of(plan.candidate(row)):
+    if (
+        row is None
+        or common.is_stated()
+        or candidate_key(recipe.candidate) == candidate_key(plan.candidate(row))
+    ):
         return
     reasons = common.escape("; ".join(start_reasons(plan, row)))
     st.warning(
@@ -227,7 +231,7 @@ def refused(plan: Plan, error: RecipeError) -> None:
     row = common.selected_row(plan)
     if row is None:
         return
-    if launch_note(plan):  # no split has a bundle: the verdict above offers what changes that
+    if plan_launch_note(plan):  # no split has a bundle: the verdict above offers what changes that
         return
     ways_out(plan, row)
     candidate = plan.candidate(row)

@@ -8,8 +8,15 @@ import _widgets as widgets
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
-from recipe_core.request.describe import summary
-from recipe_core.request.shelf import MAX_KEPT, MAX_NAME, Kept, Shelf, renamed, without
+from recipe_core.request.describe import request_summary
+from recipe_core.request.shelf import (
+    MAX_KEPT,
+    MAX_NAME,
+    Kept,
+    Shelf,
+    remove_from_shelf,
+    rename_on_shelf,
+)
 from recipe_core.targets.start_command import typed
 from recipe_core.views import charts, side_by_side
 from recipe_core.views.columns import csv_bytes, parquet_bytes
@@ -48,7 +55,7 @@ def shelf_bar(shelf: Shelf) -> None:
 
 def details(shelf: Shelf, place: int, kept: Kept) -> None:
     """One choice: its request in a line, its name, and buttons."""
-    st.caption(common.escape(summary(kept.request)))
+    st.caption(common.escape(request_summary(kept.request)))
     common.seed(f"_name-{place}", kept.name)
     st.text_input(
         "Name",
@@ -84,7 +91,7 @@ def details(shelf: Shelf, place: int, kept: Kept) -> None:
 def rename(shelf: Shelf, place: int) -> None:
     """A name was typed."""
     try:
-        common.put_on_shelf(renamed(shelf, place, st.session_state[f"_name-{place}"] or ""))
+        common.put_on_shelf(rename_on_shelf(shelf, place, st.session_state[f"_name-{place}"] or ""))
     except RecipeError as error:
         common.put_on_shelf(shelf)
         st.session_state["refused"] = str(error)
@@ -94,7 +101,7 @@ def remove(shelf: Shelf, place: int) -> None:
     """A choice was removed; the baseline stays the same choice where it is another."""
     base = st.session_state.get("baseline", 0)
     st.session_state["baseline"] = base - (place < base) if place != base else 0
-    common.put_on_shelf(without(shelf, place))
+    common.put_on_shelf(remove_from_shelf(shelf, place))
 
 
 # --- what differs

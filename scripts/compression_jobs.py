@@ -9,7 +9,7 @@ import csv
 import sys
 from pathlib import Path
 
-from recipe_core.compression.jobs import CompressionEstimate, Job, estimate
+from recipe_core.compression.jobs import CompressionEstimate, Job, estimate_job
 from recipe_core.hardware.cluster import device
 from recipe_core.models.catalog import catalog_model
 
@@ -35,7 +35,7 @@ def job_estimate(row: dict[str, str]) -> CompressionEstimate:
         observed=row["observed"] == "yes",
         everywhere=row["everywhere"] == "yes",
     )
-    return estimate(job, device(row["device"]))
+    return estimate_job(job, device(row["device"]))
 
 
 def main() -> int:

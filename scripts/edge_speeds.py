@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from recipe_core.plans.plans import plan
+from recipe_core.plans.plans import plan_splits
 from recipe_core.request.schema import PlanRequest
 
 APPLE = "https://github.com/ggml-org/llama.cpp/discussions/4167"
@@ -68,7 +68,7 @@ class Ratio(NamedTuple):
 def ratios() -> Iterator[Ratio]:
     """The estimate of every run over what was published."""
     for run in PUBLISHED:
-        table = plan(PlanRequest.parse(_request(run)))
+        table = plan_splits(PlanRequest.parse(_request(run)))
         serving = table.estimate(int(table.order[0])).serving
         prompt = 512 / serving.ttft_s / run.prompt_per_s if run.prompt_per_s else None
         yield Ratio(run, 1 / serving.tpot_s / run.tokens_per_s, prompt)

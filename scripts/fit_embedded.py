@@ -32,8 +32,8 @@ from recipe_core.bundle.write import write_bundle
 from recipe_core.estimates.serving.estimates import estimate_serving
 from recipe_core.hardware.cluster import device
 from recipe_core.payload.launcher.main import main as launcher
-from recipe_core.plans.problem import resolve
-from recipe_core.plans.serving_candidates import one_case
+from recipe_core.plans.problem import resolve_problem
+from recipe_core.plans.serving_candidates import stated_serving_case
 from recipe_core.recipe import make_recipe
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.schema import PlanRequest
@@ -102,7 +102,7 @@ def measured(bundle: Path, load: int) -> dict[str, Any]:
 
 def without_engine(request: PlanRequest) -> tuple[float, float, float]:
     """Time to first token, time per token and decoding sequences without any engine overhead."""
-    exact = one_case(resolve(request), CandidateRequest(tp=1, pp=1, dp=1))
+    exact = stated_serving_case(resolve_problem(request), CandidateRequest(tp=1, pp=1, dp=1))
     assert exact is not None
     setting, columns = exact
     runtime = setting.cluster.device.runtime

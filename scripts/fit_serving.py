@@ -46,8 +46,8 @@ from recipe_core.estimates.serving.rates import solve_serving
 from recipe_core.hardware.profile import Device
 from recipe_core.models.spec import CompressedAttention, LatentAttention, LinearAttention, MoeMlp
 from recipe_core.plans.plans import shared_key
-from recipe_core.plans.problem import resolve
-from recipe_core.plans.serving_candidates import one_case
+from recipe_core.plans.problem import resolve_problem
+from recipe_core.plans.serving_candidates import stated_serving_case
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.schema import PlanRequest
 
@@ -160,8 +160,8 @@ def blocks(runs: Sequence[Run]) -> list[Block]:
     for place, run in enumerate(runs):
         try:
             request = PlanRequest.parse(run.request())
-            problem = resolve(request)
-            exact = one_case(problem, request.candidate or CandidateRequest())
+            problem = resolve_problem(request)
+            exact = stated_serving_case(problem, request.candidate or CandidateRequest())
         except RecipeError:
             continue
         if exact is not None:

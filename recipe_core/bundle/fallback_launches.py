@@ -22,7 +22,7 @@ from recipe_core.launch.access import engine_words
 from recipe_core.launch.process import Launch, Process
 from recipe_core.launch.startup import limit_s
 from recipe_core.recipe import Recipe
-from recipe_core.recipe.build import device_facts, recipe_request
+from recipe_core.recipe.build import decision_device_facts, recipe_request
 from recipe_core.recipe.decision import Decision, decide
 from recipe_core.recipe.schema import Fallback
 from recipe_core.recipe.variants import Machine, Variant
@@ -82,7 +82,7 @@ def _launches(recipe: Recipe, started: Launch) -> Iterator[FallbackLaunch]:
         fallback_recipe = recipe.model_copy(
             update={
                 "request": alternative.request.to_json(),
-                "device": device_facts(alternative),
+                "device": decision_device_facts(alternative),
                 "estimate": alternative.estimate,
                 "variants": (),
             }

@@ -35,7 +35,7 @@ from recipe_core.recipe import Recipe
 from recipe_core.recipe.build import redecide
 from recipe_core.recipe.lock import ImageLock, ModelLock
 from recipe_core.recipe.secrets import refuse_planted
-from recipe_core.request.describe import short_name
+from recipe_core.request.describe import model_short_name
 from recipe_core.targets import Context, each_target
 from recipe_core.targets.notes import cluster_notes, spot_note
 from recipe_core.targets.of_recipe import image_file, placed, target_context
@@ -113,7 +113,7 @@ def _model(model: ModelLock) -> dict[str, Any]:
     component: dict[str, Any] = {
         "type": "machine-learning-model",
         "bom-ref": "model",
-        "name": model.id if on_hub else short_name(model.id),
+        "name": model.id if on_hub else model_short_name(model.id),
     }
     if model.revision:
         component["version"] = model.revision

@@ -35,8 +35,8 @@ from recipe_core.estimates.columns.standing import without_corrections
 from recipe_core.estimates.measured.serving_runs import Run
 from recipe_core.estimates.serving.corrections import request_time_shares
 from recipe_core.estimates.serving.results import ServingEstimate
-from recipe_core.plans.plans import find_case, plan_cases, shared_key
-from recipe_core.plans.problem import ServingProblem, resolve
+from recipe_core.plans.plans import find_stated_case, plan_cases, shared_key
+from recipe_core.plans.problem import ServingProblem, resolve_problem
 from recipe_core.request.schema import PlanRequest
 
 # Own runs of one question: what they teach takes a matrix of so many rows.
@@ -188,8 +188,8 @@ def _resolve_measured_case(run: Measured, folders: bool) -> tuple[ServingProblem
     if request.is_training:
         raise InputError("is a training run; own runs correct estimates of serving.", field="model")
     with without_corrections():
-        problem = resolve(request, folders=folders)
-    pair = find_case(problem, problem.candidate)
+        problem = resolve_problem(request, folders=folders)
+    pair = find_stated_case(problem, problem.candidate)
     if pair is None:
         raise InputError("does not state tp, pp and dp.", field="candidate")
     return (problem, *pair)

@@ -28,7 +28,7 @@ _SCALES = {
 }
 
 
-def typed(option: Option, text: str) -> Any:
+def parse_option_value(option: Option, text: str) -> Any:
     """The text as the option's type; None when it is not one."""
     if option.choices and text not in option.choices:
         folded = text.lower().replace("-", "_")
@@ -196,10 +196,10 @@ class _Reader:
 
     def _take_variables(self, env: Mapping[str, str]) -> None:
         """Options that no word states, from the variables that stand for them."""
-        stated = {**self.out.values, **self.out.open}
+        named_options = {**self.out.values, **self.out.open}
         for variable, name in self.grammar.set_by.items():
             text, option = env.get(variable), self.table.by_name.get(name)
-            if not text or option is None or name in stated:
+            if not text or option is None or name in named_options:
                 continue
             if option.type == "switch":
                 self.out.values[name] = text.casefold() in ("1", "true", "on", "yes")
@@ -321,9 +321,9 @@ class _Reader:
             return None
         if text in option.words:
             return text
-        value = typed(option, text)
+        value = parse_option_value(option, text)
         if value is None:
-            message = f"{option.flag} takes {_shortened(option)}, not {text[:80]!r}."
+            message = f"{option.flag} takes {_shortened_choices(option)}, not {text[:80]!r}."
             hint = replacement(self.out.engine, option.flag, self.table, value=text)
             if hint is None and self._may_suggest():
                 hint = closest(text, option.choices)
@@ -399,7 +399,7 @@ class _Reader:
         return self.suggested <= SUGGESTIONS
 
 
-def _shortened(option: Option, limit: int = 8) -> str:
+def _shortened_choices(option: Option, limit: int = 8) -> str:
     if len(option.choices) <= limit:
         return option.takes
     return f"{', '.join(option.choices[:limit])} or {len(option.choices) - limit} others"

@@ -67,9 +67,9 @@ def items_of(file: Path, source: str) -> Iterator[Item | tuple[str, RecipeError]
     if file.suffix == ".jsonl":
         for number, line in enumerate(text.splitlines(), 1):
             if line.strip():
-                yield _line(f"{source}:{number}", line)
+                yield _parse_json_line(f"{source}:{number}", line)
         return
-    parts = {".md": _blocks, ".txt": _lines}.get(file.suffix, _one_script)(text)
+    parts = {".md": _code_blocks, ".txt": _command_lines}.get(file.suffix, _one_script)(text)
     for at, part in parts:
         yield Item(f"{source}:{at}", part, {})
 
@@ -78,7 +78,7 @@ def _one_script(text: str) -> Iterator[tuple[int, str]]:
     yield 1, text
 
 
-def _lines(text: str) -> Iterator[tuple[int, str]]:
+def _command_lines(text: str) -> Iterator[tuple[int, str]]:
     """One command a line, where a line may go on after a backslash."""
     number = 1
     for line in _JOINED.sub("\\\\\0", text).split("\n"):
@@ -87,7 +87,7 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
         number += 1 + line.count("\0")
 
 
-def _blocks(text: str) -> Iterator[tuple[int, str]]:
+def _code_blocks(text: str) -> Iterator[tuple[int, str]]:
     """What stands between fences, with the line of the first."""
     fence, start, block = "", 0, list[str]()
     for number, line in enumerate(text.splitlines(), 1):
@@ -101,14 +101,14 @@ def _blocks(text: str) -> Iterator[tuple[int, str]]:
             block.append(line)
 
 
-def _line(source: str, line: str) -> Item | tuple[str, RecipeError]:
+def _parse_json_line(source: str, line: str) -> Item | tuple[str, RecipeError]:
     try:
-        return item(source, parse_json(line, source))
+        return parse_item(source, parse_json(line, source))
     except RecipeError as error:
         return source, error
 
 
-def item(source: str, value: Any) -> Item:
+def parse_item(source: str, value: Any) -> Item:
     """A command from plain values: ``{"command": text or words, "hardware": …}``.
 
     The fields beside the command are those of ``Ground``.
@@ -141,7 +141,7 @@ def check_items(
             verdicts = verdicts[:1] or [_no_engine()]
         for number, answer in enumerate(verdicts, 1):
             place = source if len(verdicts) == 1 else f"{source}#{number}"
-            yield {"source": place, **about, **_short(answer)}
+            yield {"source": place, **about, **_short_verdict(answer)}
 
 
 def judge_items(
@@ -176,7 +176,7 @@ def _no_engine() -> dict[str, Any]:
     return InputError("no known engine in the command.", field="command", hint=hint).to_json()
 
 
-def _short(answer: dict[str, Any]) -> dict[str, Any]:
+def _short_verdict(answer: dict[str, Any]) -> dict[str, Any]:
     """A verdict as one line: of the estimates only the serving figures."""
     out = {name: value for name, value in answer.items() if name not in ("estimate", "changes")}
     if changes := [change for change in answer.get("changes", []) if "options" in change]:
@@ -184,7 +184,7 @@ def _short(answer: dict[str, Any]) -> dict[str, Any]:
     if "estimate" in answer:
         out["serving"] = answer["estimate"].get("serving")
     if answer.get("better"):
-        out["better"] = _short(answer["better"])
+        out["better"] = _short_verdict(answer["better"])
     return out
 
 
@@ -221,6 +221,6 @@ def _of_request(answer: dict[str, Any]) -> dict[str, Any]:
 
 def _item_or_error(source: str, value: Any) -> Item | tuple[str, RecipeError]:
     try:
-        return item(source, value)
+        return parse_item(source, value)
     except RecipeError as error:
         return source, error

@@ -17,7 +17,11 @@ def image_folder(engine: str, image: str) -> ImageFolder | None:
     """The folder that servers of an image start in, None for one that is not known."""
     folders = grammars()[engine].folders
     return next(
-        (folder for name, folder in folders.items() if _repository(image).endswith(f"/{name}")),
+        (
+            folder
+            for name, folder in folders.items()
+            if _image_repository(image).endswith(f"/{name}")
+        ),
         None,
     )
 
@@ -25,7 +29,7 @@ def image_folder(engine: str, image: str) -> ImageFolder | None:
 def image_start(image: str) -> tuple[str, tuple[str, ...]]:
     """The engine of an image and the words that it starts by itself; empty for an unknown image."""
     for repository, (engine, words) in _images().items():
-        if _repository(image).endswith(f"/{repository}"):
+        if _image_repository(image).endswith(f"/{repository}"):
             return engine, _started_then(engine, repository, image) or words
     return "", ()
 
@@ -36,14 +40,14 @@ def _started_then(engine: str, repository: str, image: str) -> tuple[str, ...]:
     if tag is None or repository not in grammar.official:
         return ()
     older = (
-        each for each in grammar.older_images if release_key(tag[1]) < release_key(each.before)
+        start for start in grammar.older_images if release_key(tag[1]) < release_key(start.before)
     )
-    return next((each.words for each in older), ())
+    return next((start.words for start in older), ())
 
 
 def engine_by_name(image: str) -> tuple[str, tuple[str, ...]] | None:
     """What an image of others starts by its name: that with ``vllm`` in it, as vLLM's own do."""
-    parts = _PARTS.split(_repository(image).rpartition("/")[2].casefold())
+    parts = _PARTS.split(_image_repository(image).rpartition("/")[2].casefold())
     for engine, start in _images().values():
         if engine in parts and start:
             return engine, start
@@ -61,7 +65,7 @@ def _images() -> dict[str, tuple[str, tuple[str, ...]]]:
     return dict(sorted(rows, key=lambda row: -len(row[0])))
 
 
-def _repository(image: str) -> str:
+def _image_repository(image: str) -> str:
     """An image without digest and tag, after a slash so that only entire path parts match."""
     name = image.split("@", 1)[0]
     head, slash, last = name.rpartition("/")
@@ -69,7 +73,7 @@ def _repository(image: str) -> str:
 
 
 def image_is_of(image: str, repositories: Iterable[str]) -> bool:
-    return any(_repository(image).endswith(f"/{name}") for name in repositories)
+    return any(_image_repository(image).endswith(f"/{name}") for name in repositories)
 
 
 def image_tag(image: str) -> str | None:

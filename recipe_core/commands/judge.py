@@ -15,14 +15,19 @@ from recipe_core.base.documents import parse_json
 from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.commands.arguments import is_open, read_arguments
 from recipe_core.commands.ground import DEFAULT_INPUT, DEFAULT_OUTPUT, Ground
-from recipe_core.commands.launches import Launch, find_launches, launch_of
+from recipe_core.commands.launches import Launch, find_launches, first_launch
 from recipe_core.commands.left_to_engine import elasticity, take_all_devices
 from recipe_core.commands.meaning import meaning_of, served_task, settle
-from recipe_core.commands.media import as_started, media_of
+from recipe_core.commands.media import command_setting, media_of
 from recipe_core.commands.models import Models
 from recipe_core.commands.named_files import named_files
-from recipe_core.commands.remedies import attempts
-from recipe_core.commands.running import about_release, by_pinned, check_surroundings, running
+from recipe_core.commands.remedies import find_attempts
+from recipe_core.commands.running import (
+    about_release,
+    by_pinned,
+    check_surroundings,
+    running_release,
+)
 from recipe_core.commands.start_rules import check_rules
 from recipe_core.commands.verdict import Case, Group, Ready, Unknown, View
 from recipe_core.commands.words import MAX_CHARACTERS, read_script
@@ -32,21 +37,21 @@ from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.hardware.cluster import device, fabric, fits_node
 from recipe_core.models.catalog import BY_NAME
 from recipe_core.models.spec import ModelSpec
-from recipe_core.plans.plans import plan, shared_key
-from recipe_core.plans.problem import ServingProblem, resolve
+from recipe_core.plans.plans import plan_splits, shared_key
+from recipe_core.plans.problem import ServingProblem, resolve_problem
 from recipe_core.plans.remedies import helpful_changes
 from recipe_core.plans.serving_candidates import (
-    engine_of,
     every_split,
-    one_case,
+    requested_engine,
     served_context,
-    setting,
+    serving_setting,
+    stated_serving_case,
 )
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.schema import PlanRequest
 
 
-def check_command(
+def judge_command(
     command: str | Sequence[str], ground: Ground, *, folders: bool = True
 ) -> dict[str, Any]:
     """The verdict on the first server that a command starts, and changes where none can run.
@@ -60,12 +65,12 @@ def check_command(
         InputError: when it cannot be read or starts no known engine. What is wrong with its model
             or a value is in the answer.
     """
-    case = _first(command, ground.engine_version)
-    verdict = _judged([case], ground, folders)[0]
+    case = _first_case(command, ground.engine_version)
+    verdict = _judge_with_attempts([case], ground, folders)[0]
     answer = verdict.answer(ground)
     without_help = answer.get("better") is None and not answer.get("changes")
     if isinstance(verdict, View) and not answer["ok"] and without_help:
-        any_split = plan(_without_split(verdict.ready.problem.request), folders=folders)
+        any_split = plan_splits(_any_split_request(verdict.ready.problem.request), folders=folders)
         answer["changes"] = [change.to_json() for change in helpful_changes(any_split)]
     return answer
 
@@ -80,11 +85,11 @@ def check_commands(
     results: list[list[Case] | RecipeError] = []
     for command in commands:
         try:
-            results.append(_cases(command, ground.engine_version))
+            results.append(_read_cases(command, ground.engine_version))
         except RecipeError as error:
             results.append(error)
     cases = [case for result in results if isinstance(result, list) for case in result]
-    verdicts = iter(_judged(cases, ground, folders))
+    verdicts = iter(_judge_with_attempts(cases, ground, folders))
     answers = []
     for result in results:
         if isinstance(result, RecipeError):
@@ -94,7 +99,7 @@ def check_commands(
     return answers
 
 
-def _without_split(request: PlanRequest) -> PlanRequest:
+def _any_split_request(request: PlanRequest) -> PlanRequest:
     """The same question for any split of the same engine."""
     engines = (request.candidate.engine,) if request.candidate else ()
     options = request.options.model_copy(update={"engines": engines})
@@ -107,12 +112,12 @@ def read_command(command: str | Sequence[str] | Launch) -> Case:
     Raises:
         InputError: when it starts no known engine.
     """
-    return _first(command, by=by_pinned)
+    return _first_case(command, by=by_pinned)
 
 
-def understood(case: Case, ground: Ground, *, folders: bool = True) -> Ready:
+def prepare_command(case: Case, ground: Ground, *, folders: bool = True) -> Ready:
     """A command on its ground; raises InputError where something is missing or unknown."""
-    return _resolve(case, ground, Models(folders))
+    return _prepare_case(case, ground, Models(folders))
 
 
 # Reading
@@ -121,10 +126,10 @@ def understood(case: Case, ground: Ground, *, folders: bool = True) -> Ready:
 Release = Callable[[Launch], Judged]
 
 
-def _first(
-    command: str | Sequence[str] | Launch, stated: str | None = None, by: Release | None = None
+def _first_case(
+    command: str | Sequence[str] | Launch, release: str | None = None, by: Release | None = None
 ) -> Case:
-    cases = _cases(command, stated, by)
+    cases = _read_cases(command, release, by)
     if not cases:
         hint = f"Known: {programs()}."
         raise InputError("no known engine in the command.", field="command", hint=hint)
@@ -135,22 +140,22 @@ def _first(
     return case
 
 
-def _cases(
-    command: str | Sequence[str] | Launch, stated: str | None = None, by: Release | None = None
+def _read_cases(
+    command: str | Sequence[str] | Launch, release: str | None = None, by: Release | None = None
 ) -> list[Case]:
     """Each server of a command; ``stated``: the release that runs, ``by``: what tells it."""
 
     def case_of(launch: Launch) -> Case:
-        one = by(launch) if by else running(launch, stated)
-        case = _case(replace(launch, judged=one))
-        case.findings += about_release(launch, one, stated)
+        judged_release = by(launch) if by else running_release(launch, release)
+        case = _read_case(replace(launch, judged=judged_release))
+        case.findings += about_release(launch, judged_release, release)
         return case
 
     if isinstance(command, Launch):
         return [case_of(command)]
-    words = _words(command)
+    words = _list_words(command)
     if words is not None:
-        launch = launch_of(words)
+        launch = first_launch(words)
         return [case_of(launch)] if launch else []
     script = read_script(str(command))
     launches, programs_beside = find_launches(script)
@@ -167,7 +172,7 @@ def _cases(
     return cases
 
 
-def _words(command: str | Sequence[str]) -> tuple[str, ...] | None:
+def _list_words(command: str | Sequence[str]) -> tuple[str, ...] | None:
     """The words of a command that is given as a list, None for text."""
     if isinstance(command, str):
         if len(command) > MAX_CHARACTERS:
@@ -184,7 +189,7 @@ def _words(command: str | Sequence[str]) -> tuple[str, ...] | None:
     return tuple(command)
 
 
-def _case(launch: Launch) -> Case:
+def _read_case(launch: Launch) -> Case:
     arguments = read_arguments(
         launch.engine, launch.args, launch.judged, launch.program, launch.env
     )
@@ -199,20 +204,20 @@ def _case(launch: Launch) -> Case:
 # Judging
 
 
-def _judged(cases: list[Case], ground: Ground, folders: bool) -> list[View | Unknown]:
+def _judge_with_attempts(cases: list[Case], ground: Ground, folders: bool) -> list[View | Unknown]:
     """Each command's part of an estimate, with the changes that make it start; or why not."""
     models = Models(folders)
-    verdicts = _judge(cases, ground, models)
+    verdicts = _judge_cases(cases, ground, models)
     views = (verdict for verdict in verdicts if isinstance(verdict, View))
-    tries = [attempt for view in views for attempt in attempts(view, _case)]
-    changed = _judge([attempt.case for attempt in tries], ground, models, alone=True)
+    tries = [attempt for view in views for attempt in find_attempts(view, _read_case)]
+    changed = _judge_cases([attempt.case for attempt in tries], ground, models, alone=True)
     for attempt, verdict in zip(tries, changed, strict=True):
         if isinstance(verdict, View):
             attempt.keep(verdict)
     return verdicts
 
 
-def _judge(
+def _judge_cases(
     cases: list[Case], ground: Ground, models: Models, *, alone: bool = False
 ) -> list[View | Unknown]:
     """Each command's part of an estimate, or why there is none.
@@ -223,7 +228,7 @@ def _judge(
     out: dict[int, View | Unknown] = {}
     for n, case in enumerate(cases):
         try:
-            ready = _resolve(case, ground, models)
+            ready = _prepare_case(case, ground, models)
             groups[shared_key(ready.problem, ready.setting)].append((n, ready))
         except RecipeError as error:
             out[n] = Unknown(case, error)
@@ -237,7 +242,7 @@ def _judge(
     return [out[n] for n in range(len(cases))]
 
 
-def _resolve(case: Case, ground: Ground, models: Models) -> Ready:
+def _prepare_case(case: Case, ground: Ground, models: Models) -> Ready:
     """From a command to the columns of its estimate.
 
     Raises:
@@ -260,8 +265,8 @@ def _resolve(case: Case, ground: Ground, models: Models) -> Ready:
     config = {**model.config, **meant.config, "_name_or_path": name}
     request = {
         "model": config if meant.config else name,
-        "hardware": _hardware(case, ground),
-        "workload": _workload(case, ground, model),
+        "hardware": _command_hardware(case, ground),
+        "workload": _command_workload(case, ground, model),
         "objective": {"optimize": ground.optimize},
         "candidate": {"engine": meant.engine, **meant.candidate},
     }
@@ -269,14 +274,14 @@ def _resolve(case: Case, ground: Ground, models: Models) -> Ready:
         request["options"] = {"kv_offload": meant.kv_offload}
     check_rules(meant, model)
     case.elastic = elasticity(case)
-    problem = _problem(case, request, models)
-    return Ready(case, problem, *_columns(case, problem))
+    problem = _resolve_command(case, request, models)
+    return Ready(case, problem, *_command_columns(case, problem))
 
 
-def _problem(case: Case, request: dict[str, Any], models: Models) -> ServingProblem:
+def _resolve_command(case: Case, request: dict[str, Any], models: Models) -> ServingProblem:
     """The request with its names looked up; without a draft that the model cannot have."""
     try:
-        return resolve(PlanRequest.parse(request), folders=models.folders)
+        return resolve_problem(PlanRequest.parse(request), folders=models.folders)
     except InputError as error:
         about_draft = (error.field or "").startswith("workload.speculative")
         if "speculative" not in request["workload"] or not about_draft:
@@ -287,17 +292,17 @@ def _problem(case: Case, request: dict[str, Any], models: Models) -> ServingProb
         else:
             message = f"speculative decoding is not in the estimate: {error.message}"
             case.say("note", "unmodelled", message)
-        return resolve(PlanRequest.parse(request), folders=models.folders)
+        return resolve_problem(PlanRequest.parse(request), folders=models.folders)
 
 
-def _hardware(case: Case, ground: Ground) -> dict[str, Any]:
+def _command_hardware(case: Case, ground: Ground) -> dict[str, Any]:
     chip = device(ground.device)
     node = chip.node
     used, per_node = case.meant.devices, ground.per_node or node.devices
     nodes = ground.nodes or case.meant.nodes or 1
     states_none = ground.nodes is None and case.meant.nodes is None and ground.per_node is None
-    whole = fits_node(chip, fabric(node.fabric), per_node)
-    if nodes == 1 and not whole and per_node % node.devices == 0:
+    fits_one_node = fits_node(chip, fabric(node.fabric), per_node)
+    if nodes == 1 and not fits_one_node and per_node % node.devices == 0:
         # Sixteen devices of a kind that no node holds more than eight of are two nodes.
         nodes, per_node = per_node // node.devices, node.devices
     elif states_none and used and used > per_node:
@@ -317,7 +322,7 @@ def _hardware(case: Case, ground: Ground) -> dict[str, Any]:
     return {"device": ground.device, "per_node": per_node, "nodes": nodes}
 
 
-def _workload(case: Case, ground: Ground, model: ModelSpec) -> dict[str, Any]:
+def _command_workload(case: Case, ground: Ground, model: ModelSpec) -> dict[str, Any]:
     """The load, within the context that the command sets or the model has.
 
     A context of "auto" is as long as the load needs.
@@ -352,13 +357,13 @@ def _workload(case: Case, ground: Ground, model: ModelSpec) -> dict[str, Any]:
     return {**workload, "concurrency": ground.concurrency}
 
 
-def _columns(case: Case, problem: ServingProblem) -> tuple[Setting, Cases]:
+def _command_columns(case: Case, problem: ServingProblem) -> tuple[Setting, Cases]:
     """The columns of the command's split, without what is not modelled.
 
     Where it leaves degrees open, those of every split that agrees with it.
     """
     fields = {"engine": case.meant.engine, **case.meant.candidate}
-    spec = engine_of(case.meant.engine, problem.cluster)
+    spec = requested_engine(case.meant.engine, problem.cluster)
     release = memory_release(spec, case.release)
     if problem.cluster.device.unified:  # where a plan would lower the default, a command keeps it
         then = (
@@ -371,7 +376,7 @@ def _columns(case: Case, problem: ServingProblem) -> tuple[Setting, Cases]:
     while True:
         candidate = CandidateRequest.model_validate(fields)
         try:
-            exact = one_case(problem, candidate, release)
+            exact = stated_serving_case(problem, candidate, release)
             break
         except InputError as error:
             name = (error.field or "").removeprefix("candidate.").split(".")[0]
@@ -380,11 +385,11 @@ def _columns(case: Case, problem: ServingProblem) -> tuple[Setting, Cases]:
             message = f"{name} {fields.pop(name)} is not in the estimate: {error.message}"
             case.say("note", "unmodelled", message)
     if exact is not None:
-        return as_started(exact[0], case), exact[1]
+        return command_setting(exact[0], case), exact[1]
     if release is not None:
         spec = spec.at(release, served_context(problem.workload, problem.model))
     dtypes = candidate.weight_dtype or "auto", candidate.kv_dtype or "auto"
-    open_setting = as_started(setting(problem, spec, *dtypes), case)
+    open_setting = command_setting(serving_setting(problem, spec, *dtypes), case)
     columns = every_split(problem, open_setting, candidate)
     if not len(columns):
         message = f"no split of {problem.cluster.devices} devices agrees with the command."

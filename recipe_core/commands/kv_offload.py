@@ -18,27 +18,29 @@ class ToldOffload:
     options: frozenset[str]
 
 
-def told_offload(
+def requested_offload(
     ways: tuple[OffloadWords, ...], values: Mapping[str, Any], env: Mapping[str, str]
 ) -> ToldOffload | None:
     """The first way that options by name and variables ask for with a size; None for none."""
-    for way in ways:
-        if way.asked_by(values) and (size := _size(way, values, env)):
-            field = "host_gib" if way.of == "server" else "host_gib_per_device"
-            asked = {"through": way.through, field: size * way.unit_bytes / GIB}
-            names = {way.when, *way.also, *([way.size] if way.size else [])}
-            return ToldOffload(asked, frozenset(names & {*values}))
+    for words in ways:
+        if words.asked_by(values) and (size := _offload_size(words, values, env)):
+            field = "host_gib" if words.of == "server" else "host_gib_per_device"
+            tier = {"through": words.through, field: size * words.unit_bytes / GIB}
+            names = {words.when, *words.also, *([words.size] if words.size else [])}
+            return ToldOffload(tier, frozenset(names & {*values}))
     return None
 
 
-def _size(way: OffloadWords, values: Mapping[str, Any], env: Mapping[str, str]) -> float | None:
+def _offload_size(
+    words: OffloadWords, values: Mapping[str, Any], env: Mapping[str, str]
+) -> float | None:
     """The size in the unit of the way; None where it is not said, or is no number above 0."""
-    if way.size is not None:
-        stated = values.get(way.size)
+    if words.size is not None:
+        text = values.get(words.size)
     else:
-        stated = env.get(way.variable or "", way.usual)
+        text = env.get(words.variable or "", words.usual)
     try:
-        size = float(stated) if stated is not None else 0.0
+        size = float(text) if text is not None else 0.0
     except (TypeError, ValueError):
         return None
     return size if 0 < size < 1e9 else None

@@ -103,21 +103,21 @@ def find_launches(script: Script, depth: int = 0) -> tuple[list[Launch], list[st
     launches: list[Launch] = []
     programs: list[str] = []
     for command in script.commands:
-        servers = list(_servers(command, script.env, depth))
+        servers = list(_command_servers(command, script.env, depth))
         launches += servers
         if not servers and command.words[0] not in _KEYWORDS:
             programs.append(command.words[0])
     return launches, programs
 
 
-def launch_of(words: tuple[str, ...], env: Mapping[str, str] | None = None) -> Launch | None:
+def first_launch(words: tuple[str, ...], env: Mapping[str, str] | None = None) -> Launch | None:
     """The server that words start, None when they start none."""
-    return next(_servers(Words(words, dict(env or {})), {}, 0), None)
+    return next(_command_servers(Words(words, dict(env or {})), {}, 0), None)
 
 
-def _servers(command: Words, script_env: dict[str, str], depth: int) -> Iterator[Launch]:
-    words = _unwrapped(command.words)
-    if not words or _base(words[0]) in _MENTIONED:
+def _command_servers(command: Words, script_env: dict[str, str], depth: int) -> Iterator[Launch]:
+    words = _skip_keywords(command.words)
+    if not words or _program_name(words[0]) in _MENTIONED:
         return
     env = ChainMap(command.env, script_env)
     if words[0] == "eval" and depth < MAX_DEPTH:
@@ -126,22 +126,24 @@ def _servers(command: Words, script_env: dict[str, str], depth: int) -> Iterator
     for n, word in enumerate(words[:-1]):
         run = words[n + 1 : n + 3]
         # of `docker compose run` a service follows, whose words are matched below
-        if _base(word) in _CONTAINERS and "run" in run and "compose" not in run:
-            for launch in _contained(words[words.index("run", n) + 1 :], env, depth):
-                yield _placed(launch, words, command.env)
+        if _program_name(word) in _CONTAINERS and "run" in run and "compose" not in run:
+            for launch in _container_servers(words[words.index("run", n) + 1 :], env, depth):
+                yield _place_in_command(launch, words, command.env)
             return
-    sandboxed = list(_sandboxed(words, env, depth))
+    sandboxed = list(_sandbox_servers(words, env, depth))
     if sandboxed:
         yield from sandboxed
-    elif (plain := _matched(words, env)) is not None:
-        yield _placed(replace(plain, image=_step_image(words)), words, command.env)
+    elif (plain := _match_program(words, env)) is not None:
+        yield _place_in_command(replace(plain, image=_step_image(words)), words, command.env)
     else:
-        yield from _nested(words, env, depth)
+        yield from _shell_servers(words, env, depth)
 
 
-def _sandboxed(words: tuple[str, ...], env: Env, depth: int) -> Iterator[Launch]:
+def _sandbox_servers(words: tuple[str, ...], env: Env, depth: int) -> Iterator[Launch]:
     """The servers in an image that Apptainer runs, with the variables around it."""
-    start = next((n for n, word in enumerate(words) if _base(word) in _SANDBOXES), len(words))
+    start = next(
+        (n for n, word in enumerate(words) if _program_name(word) in _SANDBOXES), len(words)
+    )
     for n, word in enumerate(words[start:], start):
         if word.endswith(_SANDBOX_FILES) or word.startswith(_SANDBOX_PLACES):
             image, inner = _sandbox_image(word), words[n + 1 :]
@@ -159,7 +161,7 @@ def _sandbox_image(word: str) -> str:
     place, scheme, name = word.partition("://")
     if scheme:
         return name
-    stem = _base(place).rpartition(".")[0]
+    stem = _program_name(place).rpartition(".")[0]
     name, mark, tag = stem.rpartition("_")
     return f"{name}:{tag}" if mark else stem
 
@@ -173,7 +175,9 @@ def _step_image(words: tuple[str, ...]) -> str | None:
     return None
 
 
-def _placed(launch: Launch, words: tuple[str, ...], assigned: Mapping[str, str]) -> Launch:
+def _place_in_command(
+    launch: Launch, words: tuple[str, ...], assigned: Mapping[str, str]
+) -> Launch:
     """With the words and variables of its command before its own, where these are its last."""
     size = len(words) - len(launch.args)
     if words[size:] != launch.args:
@@ -181,18 +185,18 @@ def _placed(launch: Launch, words: tuple[str, ...], assigned: Mapping[str, str])
     return replace(launch, before=words[:size], assigned=dict(assigned))
 
 
-def _unwrapped(words: tuple[str, ...]) -> tuple[str, ...]:
+def _skip_keywords(words: tuple[str, ...]) -> tuple[str, ...]:
     """Without keywords of the shell that may stand before a command."""
     skip = next((n for n, word in enumerate(words) if word not in _KEYWORDS), 0)
     return words[skip:]
 
 
-def _base(word: str) -> str:
+def _program_name(word: str) -> str:
     return word.rsplit("/", 1)[-1]
 
 
 @cache
-def _patterns() -> dict[str, tuple[tuple[str, tuple[str, ...]], ...]]:
+def _start_patterns() -> dict[str, tuple[tuple[str, tuple[str, ...]], ...]]:
     """Engines and the words that start them, by the word that is looked for; the longest first."""
     rows = [
         (start.words[1] if start.words[0] == "-m" else start.words[0], name, start.words)
@@ -203,15 +207,15 @@ def _patterns() -> dict[str, tuple[tuple[str, tuple[str, ...]], ...]]:
     return {key: tuple((name, words) for k, name, words in rows if k == key) for key, _, _ in rows}
 
 
-def _matched(words: tuple[str, ...], env: Env) -> Launch | None:
+def _match_program(words: tuple[str, ...], env: Env) -> Launch | None:
     """The first engine's program among the words, with the variables assigned before it."""
     set_before: dict[str, str] = {}
     for n, word in enumerate(words):
-        for name, pattern in _patterns().get(_base(word), ()):
+        for name, pattern in _start_patterns().get(_program_name(word), ()):
             module = pattern[0] == "-m"
             first = n - 1 if module else n
             program, args = words[first : first + len(pattern)], words[first + len(pattern) :]
-            if first < 0 or (program if module else (_base(word), *program[1:])) != pattern:
+            if first < 0 or (program if module else (_program_name(word), *program[1:])) != pattern:
                 continue
             if not args or args[0] not in grammars()[name].other_commands:
                 return Launch(name, program, args, ChainMap(set_before, env))
@@ -221,9 +225,9 @@ def _matched(words: tuple[str, ...], env: Env) -> Launch | None:
     return None
 
 
-def _nested(words: tuple[str, ...], env: Env, depth: int) -> Iterator[Launch]:
+def _shell_servers(words: tuple[str, ...], env: Env, depth: int) -> Iterator[Launch]:
     """Servers in the text that a shell is given: ``bash -c "…"``."""
-    shell = next((n for n, word in enumerate(words) if _base(word) in _SHELLS), None)
+    shell = next((n for n, word in enumerate(words) if _program_name(word) in _SHELLS), None)
     if shell is None or depth >= MAX_DEPTH:
         return
     for word, text in pairwise(words[shell + 1 :]):
@@ -233,23 +237,25 @@ def _nested(words: tuple[str, ...], env: Env, depth: int) -> Iterator[Launch]:
             return
 
 
-def _contained(words: tuple[str, ...], env: Env, depth: int) -> Iterator[Launch]:
+def _container_servers(words: tuple[str, ...], env: Env, depth: int) -> Iterator[Launch]:
     """The servers in a container of ``docker run``."""
     options, image, args = _run_options(words)
     if image is None:
         return
     passed = {
-        name: value for name in (*_VISIBLE, *_keys(options)) if (value := env.get(name)) is not None
+        name: value
+        for name in (*_VISIBLE, *_passed_variables(options))
+        if (value := env.get(name)) is not None
     }
     container = Container(
         image=image,
         entrypoint=tuple(options.get("--entrypoint", [])[-1:]),
         args=args,
-        env=passed | dict(_pairs(options)),
+        env=passed | dict(_assigned_variables(options)),
         shares_memory="--shm-size" in options or options.get("--ipc", [""])[-1] == "host",
         gpus=options["--gpus"][-1] if "--gpus" in options else None,
         workdir=options.get("--workdir", [None])[-1],
-        mounts=tuple(_mounts(options)),
+        mounts=tuple(_mounted_places(options)),
     )
     yield from launches_in(container, depth)
 
@@ -275,16 +281,16 @@ def launches_in(container: Container, depth: int = 0) -> Iterator[Launch]:
     """The servers in a container: what its words start, or what the image starts by itself."""
     env, words = dict(container.env), (*container.entrypoint, *container.args)
     engine, start = image_start(container.image)
-    launch = _matched(words, env)
+    launch = _match_program(words, env)
     if start and not container.entrypoint:
         if launch is None:
             launch = Launch(engine, start, container.args, env)
         else:
             launch = replace(launch, repeated=True)
     elif not (engine or launch or container.entrypoint) and _is_arguments(container.args):
-        named = engine_by_name(container.image)
-        launch = named and Launch(*named, container.args, env, image_by_name=True)
-    launches = [launch] if launch else _nested(words, env, depth)
+        image_program = engine_by_name(container.image)
+        launch = image_program and Launch(*image_program, container.args, env, image_by_name=True)
+    launches = [launch] if launch else _shell_servers(words, env, depth)
     for server in launches:
         yield replace(
             server,
@@ -300,7 +306,7 @@ def _is_arguments(args: tuple[str, ...]) -> bool:
     return bool(args) and (args[0].startswith("-") or _MODEL_ID.fullmatch(args[0]) is not None)
 
 
-def _mounts(options: Mapping[str, list[str]]) -> Iterator[str]:
+def _mounted_places(options: Mapping[str, list[str]]) -> Iterator[str]:
     """Places in a container that ``-v`` and ``--mount`` fill from outside."""
     for text in options.get("--volume", []):
         parts = text.split(":")
@@ -327,7 +333,7 @@ def _run_options(
             return options, word, words[n:]
         name, equals, value = word.partition("=")
         if not word.startswith("--"):
-            name, equals, value = _short(word)
+            name, equals, value = _split_short_options(word)
         if name in _SWITCHES or name == "":
             continue
         if not equals:
@@ -340,7 +346,7 @@ def _run_options(
 _LONG = {"-e": "--env", "-v": "--volume", "-p": "--publish", "-w": "--workdir", "-u": "--user"}
 
 
-def _short(word: str) -> tuple[str, str, str]:
+def _split_short_options(word: str) -> tuple[str, str, str]:
     """Short options in one word: switches (``-it``), then one with its value (``-p8000:8000``).
 
     Without a value in the word the next one is it.
@@ -352,13 +358,13 @@ def _short(word: str) -> tuple[str, str, str]:
     return f"-{rest[0]}", "=" if value else "", value
 
 
-def _pairs(options: Mapping[str, list[str]]) -> Iterator[tuple[str, str]]:
+def _assigned_variables(options: Mapping[str, list[str]]) -> Iterator[tuple[str, str]]:
     for pair in options.get("--env", []):
         name, equals, value = pair.partition("=")
         if equals:
             yield name, value
 
 
-def _keys(options: Mapping[str, list[str]]) -> list[str]:
+def _passed_variables(options: Mapping[str, list[str]]) -> list[str]:
     """Variables that a container takes over from outside: ``-e NAME``."""
     return [name for name in options.get("--env", []) if "=" not in name]

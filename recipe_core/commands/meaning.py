@@ -12,7 +12,7 @@ from recipe_core.base.documents import parse_json
 from recipe_core.base.errors import InputError
 from recipe_core.base.types import Task
 from recipe_core.commands.arguments import Arguments, Finding, Level
-from recipe_core.commands.kv_offload import told_offload
+from recipe_core.commands.kv_offload import requested_offload
 from recipe_core.engines.candidate_options import OPTIONS, USUAL
 from recipe_core.engines.grammar import grammars
 from recipe_core.engines.options import Meaning
@@ -312,7 +312,7 @@ class _Reading:
 
     def _unmodelled(self) -> None:
         values = self.arguments.values
-        offload = told_offload(self.grammar.offload, values, self.env)
+        offload = requested_offload(self.grammar.offload, values, self.env)
         self.out.kv_offload = offload.asked if offload else None
         modelled = offload.options if offload else frozenset()
         self.out.own_options = {

@@ -27,13 +27,13 @@ def media_of(case: Case, ground: Ground, model: ModelSpec) -> tuple[dict[str, An
     if "image" not in out.get("modalities", read):
         case.say("note", "images", f"{model.name} reads no images here; prompts are text.")
         return out, 0
-    each = MediaItems(per_request=ground.images)
-    tokens = ground.image_tokens or each.tokens
-    out["images"] = {"per_request": each.per_request, "tokens": tokens}
-    return out, round(each.per_request * tokens)
+    items = MediaItems(per_request=ground.images)
+    tokens = ground.image_tokens or items.tokens
+    out["images"] = {"per_request": items.per_request, "tokens": tokens}
+    return out, round(items.per_request * tokens)
 
 
-def as_started(shared: Setting, case: Case) -> Setting:
+def command_setting(shared: Setting, case: Case) -> Setting:
     """The setting of a command: its own options, graphs that it captures, encoders as held."""
     spec = shared.engine
     if case.meant.candidate.get("eager"):

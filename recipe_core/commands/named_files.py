@@ -27,14 +27,14 @@ def named_files(launch: Launch, arguments: Arguments) -> Iterator[Finding]:
         if name not in table.by_name:
             continue
         flag = table.by_name[name].flag
-        for path in _paths(arguments.values.get(name)):
-            place = _place(launch, path)
+        for path in _relative_paths(arguments.values.get(name)):
+            place = _missing_place(launch, path)
             if place is not None:
                 message = f"{flag} names the file {path}, {place}: {missing}."
-                yield Finding("warning", "file", flag, message, _remedy(launch, path))
+                yield Finding("warning", "file", flag, message, _mount_remedy(launch, path))
 
 
-def _paths(value: Any) -> Iterator[str]:
+def _relative_paths(value: Any) -> Iterator[str]:
     """Relative paths of files in a value: text, or several texts, each may be ``name=path``."""
     for text in value if isinstance(value, list) else [value]:
         if not isinstance(text, str) or len(text) > 1024 or is_open(text):
@@ -46,35 +46,39 @@ def _paths(value: Any) -> Iterator[str]:
             yield path
 
 
-def _place(launch: Launch, path: str) -> str | None:
+def _missing_place(launch: Launch, path: str) -> str | None:
     """Where a server looks for a relative path; None where the file is known to be there."""
     if launch.image is None:
         return "in the folder that the command runs in"
-    known = image_folder(launch.engine, launch.image)
-    workdir = launch.workdir or (known.workdir if known else None)
+    start_folder = image_folder(launch.engine, launch.image)
+    workdir = launch.workdir or (start_folder.workdir if start_folder else None)
     if workdir is None:
         # where the image starts is not known: any mount may be what holds the file
         return None if launch.mounts else "in the folder that the container starts in"
     full = posixpath.normpath(posixpath.join(workdir, path))
-    if any(_holds(mount, full) for mount in launch.mounts):
+    if any(_folder_holds(mount, full) for mount in launch.mounts):
         return None
-    inside = [posixpath.join(known.workdir, name) for name in known.holds] if known else []
-    if any(_holds(folder, full) for folder in inside):
+    inside = (
+        [posixpath.join(start_folder.workdir, name) for name in start_folder.holds]
+        if start_folder
+        else []
+    )
+    if any(_folder_holds(folder, full) for folder in inside):
         return None
     return f"{full} in the container, which the image does not hold"
 
 
-def _holds(folder: str, path: str) -> bool:
+def _folder_holds(folder: str, path: str) -> bool:
     folder = posixpath.normpath(folder)
     return path == folder or path.startswith(f"{folder.rstrip('/')}/")
 
 
-def _remedy(launch: Launch, path: str) -> str:
+def _mount_remedy(launch: Launch, path: str) -> str:
     """How the file gets there."""
     if launch.image is None:
         return "Run the command where the file is, or give its whole path."
-    known = image_folder(launch.engine, launch.image)
-    workdir = launch.workdir or (known.workdir if known else "/workspace")
+    start_folder = image_folder(launch.engine, launch.image)
+    workdir = launch.workdir or (start_folder.workdir if start_folder else "/workspace")
     target = posixpath.normpath(posixpath.join(workdir, path))
     local = posixpath.normpath(path)
     source = quoting.shell(local) if local.startswith("..") else f'"$PWD"/{quoting.shell(local)}'

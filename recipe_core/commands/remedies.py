@@ -44,17 +44,17 @@ def with_values(launch: Launch, arguments: Arguments, values: Mapping[str, Any])
             option = table.by_name[place.option]
             text = str(values[place.option])
             switched = option.type == "switch"
-            instead = [option.flag] if switched else _respelled(launch.args, place, text)
+            instead = [option.flag] if switched else _respell_option(launch.args, place, text)
             replaced[place.start] = place.end, instead
             missing.pop(place.option, None)
-    words = _spliced(launch.args, replaced)
+    words = _splice_words(launch.args, replaced)
     for name, value in missing.items():
         option = table.by_name[name]
         words += [option.flag] if option.type == "switch" else [option.flag, str(value)]
     return tuple(words)
 
 
-def _respelled(words: Words, place: Place, text: str) -> list[str]:
+def _respell_option(words: Words, place: Place, text: str) -> list[str]:
     flag, equals, _ = words[place.start].partition("=")
     if equals:
         return [f"{flag}={text}"]
@@ -62,7 +62,7 @@ def _respelled(words: Words, place: Place, text: str) -> list[str]:
     return [flag if place.end - place.start > 1 else place.flag, text]
 
 
-def _spliced(words: Words, replaced: Mapping[int, tuple[int, list[str]]]) -> list[str]:
+def _splice_words(words: Words, replaced: Mapping[int, tuple[int, list[str]]]) -> list[str]:
     out: list[str] = []
     at = 0
     while at < len(words):
@@ -72,33 +72,33 @@ def _spliced(words: Words, replaced: Mapping[int, tuple[int, list[str]]]) -> lis
     return out
 
 
-def mended(launch: Launch, arguments: Arguments) -> tuple[Words, dict[str, Any]] | None:
+def mend_words(launch: Launch, arguments: Arguments) -> tuple[Words, dict[str, Any]] | None:
     """The words without what the engine refuses, or with what stands for it now.
 
     With the flags that change: their new spelling, None where they are left out. None where there
     is nothing to mend, or something that leaving out does not mend.
     """
-    errors = [one for one in arguments.findings if one.level == "error"]
-    if not errors or any(one.code not in _REFUSED or not one.option for one in errors):
+    errors = [finding for finding in arguments.findings if finding.level == "error"]
+    if not errors or any(finding.code not in _REFUSED or not finding.option for finding in errors):
         return None
     replaced: dict[int, tuple[int, list[str]]] = {}
     changes: dict[str, Any] = {}
     for place in arguments.places:
         for error in errors:
             if _concerns(error, place):
-                instead, change = _instead(launch, arguments, place, error)
+                instead, change = _replacement_words(launch, arguments, place, error)
                 replaced[place.start] = place.end, instead
                 changes |= change
     if not changes:
         return None
-    return tuple(_spliced(launch.args, replaced)), changes
+    return tuple(_splice_words(launch.args, replaced)), changes
 
 
 def _concerns(error: Finding, place: Place) -> bool:
     return error.option == place.flag or place.flag.startswith(f"{error.option}.")
 
 
-def _instead(
+def _replacement_words(
     launch: Launch, arguments: Arguments, place: Place, error: Finding
 ) -> tuple[list[str], dict[str, Any]]:
     """What stands for the words of a refused option, and the change in words."""
@@ -117,7 +117,7 @@ def _instead(
         after = successor(table.engine, option.flag, table, value=before[0])
         if after is not None:
             text = str(after.value(before[0]))
-            return _respelled(launch.args, place, text), {option.flag: text}
+            return _respell_option(launch.args, place, text), {option.flag: text}
     if error.code == "unknown" and (words := _succeeding(place, before, table)):
         return words, {place.flag: " ".join(words)}
     return [], {place.flag: None}
@@ -158,16 +158,16 @@ def _without_keys(
     if not isinstance(value, dict):
         return [], {option.flag: None}
     nested = {
-        one.flag.partition(".")[2].removesuffix("+").partition(".")[0]
-        for one in arguments.places
-        if one.option == option.name
+        argument.flag.partition(".")[2].removesuffix("+").partition(".")[0]
+        for argument in arguments.places
+        if argument.option == option.name
     }
-    stated = {k: v for k, v in value.items() if k not in nested}
-    kept_keys = _new_keys(arguments, option, stated)
+    whole_keys = {k: v for k, v in value.items() if k not in nested}
+    kept_keys = _new_keys(arguments, option, whole_keys)
     if not kept_keys:
         return [], {option.flag: None}
     text = json.dumps(kept_keys, separators=(",", ":"))
-    return _respelled(launch.args, place, text), {option.flag: text}
+    return _respell_option(launch.args, place, text), {option.flag: text}
 
 
 def _new_keys(arguments: Arguments, option: Option, value: dict[str, Any]) -> dict[str, Any]:
@@ -191,13 +191,13 @@ def whole_command(launch: Launch, words: Words) -> Rendered | None:
 
     None where words are left open: a shell would read them otherwise once they are quoted.
     """
-    before = launch.before or _program(launch.program)
+    before = launch.before or _program_words(launch.program)
     if any(is_open(word) for word in (*before, *words)):
         return None
     return Rendered((*before, *words), dict(launch.assigned) if launch.before else {})
 
 
-def _program(program: Words) -> Words:
+def _program_words(program: Words) -> Words:
     return ("python3", *program) if program and program[0] == "-m" else program
 
 
@@ -252,7 +252,7 @@ class Attempt:
         self.view.changes.append(change)
 
 
-def attempts(view: View, read: Callable[[Launch], Case]) -> list[Attempt]:
+def find_attempts(view: View, read: Callable[[Launch], Case]) -> list[Attempt]:
     """What is worth trying for a command that does not surely start; nothing for any other.
 
     ``read``: makes a case of a launch with other words.
@@ -260,35 +260,35 @@ def attempts(view: View, read: Callable[[Launch], Case]) -> list[Attempt]:
     if OK[view.verdict]:
         return []
     case, options = view.ready.case, dict[str, Any]()
-    words = mended(case.launch, case.arguments) if view.refused_words else None
+    words = mend_words(case.launch, case.arguments) if view.refused_words else None
     if words is not None:
         case = view.mended = read(replace(case.launch, args=words[0]))
         options = words[1]
     elif view.refused_words:
         return []  # what is wrong is not in the words alone
     out = [Attempt(view, case, {}, options)] if options else []
-    for values in _for_memory(view):
-        named = {_option(case, meaning): value for meaning, value in values.items()}
-        stated = {name: value for name, value in named.items() if name is not None}
-        if len(stated) < len(values):
+    for values in _memory_values(view):
+        by_option = {_option_of_meaning(case, meaning): value for meaning, value in values.items()}
+        settable = {name: value for name, value in by_option.items() if name is not None}
+        if len(settable) < len(values):
             continue
-        changed = with_values(case.launch, case.arguments, stated)
+        changed = with_values(case.launch, case.arguments, settable)
         table = case.arguments.judged.table.by_name
-        flags = {table[name].flag: value for name, value in stated.items()}
+        flags = {table[name].flag: value for name, value in settable.items()}
         fields = {_FIELDS[meaning]: value for meaning, value in values.items()}
         mending = read(replace(case.launch, args=changed))
         out.append(Attempt(view, mending, fields, {**options, **flags}))
     return out
 
 
-def _option(case: Case, meaning: Meaning) -> str | None:
+def _option_of_meaning(case: Case, meaning: Meaning) -> str | None:
     """The name of the option that says something, where it counts as estimates do."""
     shared = case.meant.attention_dp and meaning == "max_batched_tokens"
     means = grammars()[case.launch.engine].means
     return None if shared else next((name for name, m in means.items() if m == meaning), None)
 
 
-def _for_memory(view: View) -> list[Values]:
+def _memory_values(view: View) -> list[Values]:
     """Values with which the command's own split starts, where only memory is in the way.
 
     Surely, by a single option or else by several; where none of these is sure, probably.
@@ -392,7 +392,7 @@ class _Options:
         share = float(self.case.memory_fraction[0])
         count = round((FULLEST - share) / SHARE_STEP)
         steps = (round(share + SHARE_STEP * (n + 1), 2) for n in range(count))
-        return [one for one in steps if share < one <= FULLEST]
+        return [step for step in steps if share < step <= FULLEST]
 
     def _fullest(self) -> float | None:
         return max(self._shares(), default=None)

@@ -47,7 +47,7 @@ class Rendered:
         }
 
 
-def render(
+def render_commands(
     deployment: Deployment,
     model: str,
     values: dict[str, Any],
@@ -72,13 +72,13 @@ def render(
     started = launch(replace(deployment, engine_options=ways))
     out = []
     for process in started.processes:
-        words = _fill(process.argv, _placeholders(started, process, model, options))
-        if longest is not None and (flag := _flag(spec, "max_context")) in words:
+        words = _fill_words(process.argv, _placeholders(started, process, model, options))
+        if longest is not None and (flag := _meaning_flag(spec, "max_context")) in words:
             words[words.index(flag) + 1] = longest
         settled = {option.name for word in words if (option := spec.options.by_spelling.get(word))}
         settled = (settled | set(started.options)) - {"served_model_name"}
         passed_on = {name: value for name, value in options.items() if name not in settled}
-        words = _program(spec, words, program)
+        words = _start_words(spec, words, program)
         if process.role != "router":
             words += spec.argv(passed_on)
         env = _visible(deployment, started, process)
@@ -91,7 +91,7 @@ def _placeholders(
 ) -> dict[str, Any]:
     """Values of a process's placeholders; None for what the command leaves to the engine."""
     base = options.get("port") or (DEFAULT_PORT if len(started.processes) > 1 else None)
-    first = next(other.node for other in started.processes if other.group == process.group)
+    first = next(peer.node for peer in started.processes if peer.group == process.group)
     return {
         "${model}": model,
         "${host}": options.get("host"),
@@ -103,7 +103,7 @@ def _placeholders(
 
 def _visible(deployment: Deployment, started: Launch, process: Process) -> dict[str, str]:
     """The devices of a process, where several share a node."""
-    on_node = [other for other in started.processes if other.node == process.node and other.devices]
+    on_node = [peer for peer in started.processes if peer.node == process.node and peer.devices]
     if len(on_node) < 2 or not process.devices:
         return {}
     names = {"rocm": "HIP_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK"}
@@ -111,12 +111,12 @@ def _visible(deployment: Deployment, started: Launch, process: Process) -> dict[
     return {name: ",".join(map(str, process.devices))}
 
 
-def _program(spec: Engine, words: Sequence[str], program: Sequence[str]) -> list[str]:
+def _start_words(spec: Engine, words: Sequence[str], program: Sequence[str]) -> list[str]:
     """The words, started as the command did, with the model where its program takes it."""
     grammar = grammars()[spec.name]
     starts = (start.words for start in grammar.launch)
     usual = next((start for start in starts if tuple(words[: len(start)]) == start), ())
-    start, flag = grammar.start_of(program), _flag(spec, "model")
+    start, flag = grammar.start_of(program), _meaning_flag(spec, "model")
     if not program or not usual or start is None:
         return list(words)
     rest = list(words[len(usual) :])
@@ -140,7 +140,7 @@ def _beyond_candidate(deployment: Deployment, values: dict[str, Any]) -> dict[st
     }
 
 
-def _flag(spec: Engine, meaning: Meaning) -> str:
+def _meaning_flag(spec: Engine, meaning: Meaning) -> str:
     """The flag with a meaning; empty where an engine has none."""
     for option, option_meaning in grammars()[spec.name].means.items():
         if option_meaning == meaning:
@@ -149,18 +149,18 @@ def _flag(spec: Engine, meaning: Meaning) -> str:
     return ""
 
 
-def _fill(argv: Sequence[str], values: dict[str, Any]) -> list[str]:
+def _fill_words(argv: Sequence[str], values: dict[str, Any]) -> list[str]:
     """Words with placeholders filled, without options of unknown value and the served name."""
     out: list[str] = []
     for word in argv:
         if (word in values and values[word] is None) or (out and out[-1] == "--served-model-name"):
             out.pop()
         else:
-            out.append(_word(word, values))
+            out.append(_fill_word(word, values))
     return out
 
 
-def _word(word: str, values: dict[str, Any]) -> str:
+def _fill_word(word: str, values: dict[str, Any]) -> str:
     """A word with placeholders replaced; files stand below the folder the command runs in."""
     word = word.removeprefix("${root}/")
 

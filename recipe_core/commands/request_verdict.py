@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from recipe_core.compression.required import estimate_json
+from recipe_core.compression.required import row_estimate_json
 from recipe_core.plans.plan_json import doubt_text
-from recipe_core.plans.plans import plan, plan_candidate
+from recipe_core.plans.plans import plan_candidate, plan_splits
 from recipe_core.request.schema import PlanRequest
 
 
-def check_request(request: PlanRequest, *, folders: bool = True) -> dict[str, Any]:
+def judge_request(request: PlanRequest, *, folders: bool = True) -> dict[str, Any]:
     """Whether the request's split (or any, when it states none) can run, and a better one.
 
     Returns:
@@ -25,12 +25,12 @@ def check_request(request: PlanRequest, *, folders: bool = True) -> dict[str, An
     """
     checked, row = plan_candidate(request, folders=folders)
     candidate, estimate = checked.candidate(row), checked.estimate(row)
-    full = plan(request, folders=folders)
+    full = plan_splits(request, folders=folders)
     better = None
     if full.best is not None and full.best.candidate != candidate:
         better = {
             "candidate": full.best.candidate,
-            "estimate": estimate_json(full, full.best.row),
+            "estimate": row_estimate_json(full, full.best.row),
         }
     sure = float(checked.chances[row]) if checked.stated_limits and checked.runs[row] else None
     doubts = [doubt] if (doubt := doubt_text(checked, row)) else []
@@ -39,7 +39,7 @@ def check_request(request: PlanRequest, *, folders: bool = True) -> dict[str, An
         "verdict": checked.state(row),
         "reasons": [*estimate.reasons, *doubts],
         "candidate": candidate,
-        "estimate": estimate_json(checked, row),
+        "estimate": row_estimate_json(checked, row),
         "confidence": sure,
         "better": better,
         "changes": [change.to_json() for change in full.changes()],

@@ -19,7 +19,7 @@ _INSIDE = re.compile(r"(?<![\d.])\d{1,4}\.\d{1,4}\.\d{1,4}(?![\d.])")
 _MOVING = re.compile(r"latest(-.*)?")
 
 
-def running(launch: Launch, stated: str | None = None) -> Judged:
+def running_release(launch: Launch, release: str | None = None) -> Judged:
     """The release of a command: what the user states, else its image's tag, else the pinned one.
 
     A program of another project chooses its own, and adds options. The tag "latest" is taken for
@@ -28,28 +28,28 @@ def running(launch: Launch, stated: str | None = None) -> Judged:
     """
     start = grammars()[launch.engine].start_of(launch.program)
     if start is not None and start.around:
-        return replace(judged(launch.engine, stated), exact=False)
-    if stated is not None:
-        return judged(launch.engine, stated)
+        return replace(judged(launch.engine, release), exact=False)
+    if release is not None:
+        return judged(launch.engine, release)
     if launch.image is None:
         return pinned(launch.engine)
     tag, official = image_tag(launch.image.partition("@")[0]), _is_official(launch)
     if (tag is None and "@" not in launch.image) or (tag and _MOVING.fullmatch(tag)):
         return newest(launch.engine) if official else judged(launch.engine, None)
-    return judged(launch.engine, _release(launch, tag or "", official), official=official)
+    return judged(launch.engine, _release_in_tag(launch, tag or "", official), official=official)
 
 
 def by_pinned(launch: Launch) -> Judged:
     """What a command runs, judged by the pinned release, which a recipe of it will start."""
-    one, table = running(launch), pinned(launch.engine).table
-    return replace(one, table=table, exact=one.exact and one.table is table)
+    current, table = running_release(launch), pinned(launch.engine).table
+    return replace(current, table=table, exact=current.exact and current.table is table)
 
 
 def _is_official(launch: Launch) -> bool:
     return image_is_of(launch.image or "", grammars()[launch.engine].official)
 
 
-def _release(launch: Launch, tag: str, official: bool) -> str | None:
+def _release_in_tag(launch: Launch, tag: str, official: bool) -> str | None:
     """A release in a tag: ``v0.9.1``, ``v0.4.6-cu124``, ``rocm7.0_vllm_0.11.1`` of others' builds.
 
     An image that does not carry the engine's name has versions of its own.
@@ -62,38 +62,38 @@ def _release(launch: Launch, tag: str, official: bool) -> str | None:
     return inside[0] if inside and is_engine else None
 
 
-def about_release(launch: Launch, one: Judged, stated: str | None) -> Iterator[Finding]:
+def about_release(launch: Launch, release: Judged, stated_release: str | None) -> Iterator[Finding]:
     """What to know of the release that a command runs, and of the table that judges it."""
-    title, table = engine(launch.engine).title, one.table.version
+    title, table = engine(launch.engine).title, release.table.version
     basis = f"judged with the options of {title} {table}"
-    if launch.image is None and stated is None and one.exact:
+    if launch.image is None and stated_release is None and release.exact:
         return
-    if stated is not None and launch.image is not None:
-        tagged = running(launch)
-        if tagged.version not in (None, one.version):
-            message = f"{title} {one.version} is judged, as stated; the image holds"
+    if stated_release is not None and launch.image is not None:
+        tagged = running_release(launch)
+        if tagged.version not in (None, release.version):
+            message = f"{title} {release.version} is judged, as stated; the image holds"
             yield Finding("warning", "version", None, f"{message} {tagged.version}.")
-    elif one.version is None and one.exact:
+    elif release.version is None and release.exact:
         message = f"{launch.image} changes without notice; {basis}."
         yield Finding("note", "unpinned", None, message, "Pin a release.")
         return
-    if not one.exact:
-        what = f"a table of the options of {title} {one.version}"
+    if not release.exact:
+        gap = f"a table of the options of {title} {release.version}"
         holder = launch.image or launch.program[-1]
-        if one.version is None:
-            what = f"which release of {title} {holder} holds"
-        elif one.table.partial and launch.image is None:
+        if release.version is None:
+            gap = f"which release of {title} {holder} holds"
+        elif release.table.partial and launch.image is None:
             message = f"the table of {title} leaves rare options out: what it lacks is a warning."
             yield Finding("note", "version", None, message)
             return
-        elif one.version == table:
-            what = f"what {holder} changes of {title} {table}"
-        message = f"{what} is not known; {basis}: what they lack or refuse is a warning."
-        hint = None if stated else "State the release: --engine-version."
+        elif release.version == table:
+            gap = f"what {holder} changes of {title} {table}"
+        message = f"{gap} is not known; {basis}: what they lack or refuse is a warning."
+        hint = None if stated_release else "State the release: --engine-version."
         yield Finding("note", "version", None, message, hint)
-    elif one.version != engine(launch.engine).version:
-        place = "the image holds" if stated is None else "stated:"
-        yield Finding("note", "version", None, f"{place} {title} {one.version}; {basis}.")
+    elif release.version != engine(launch.engine).version:
+        place = "the image holds" if stated_release is None else "stated:"
+        yield Finding("note", "version", None, f"{place} {title} {release.version}; {basis}.")
 
 
 def check_surroundings(case: Case) -> None:

@@ -69,11 +69,11 @@ def since(name: str, version: str, flag: str, key: str | None = None) -> str:
     return ""
 
 
-def closest(text: str, known: Sequence[str]) -> str | None:
+def closest(text: str, names: Sequence[str]) -> str | None:
     """The nearest of the known words; dashes and underscores are one."""
     if len(text) > 100:
         return None
-    folded = {word.casefold().replace("_", "-"): word for word in known}
+    folded = {word.casefold().replace("_", "-"): word for word in names}
     word = text.casefold().replace("_", "-")
     close = difflib.get_close_matches(word, list(folded), n=2, cutoff=0.6)
     return f"Did you mean {' or '.join(folded[match] for match in close)}?" if close else None

@@ -15,7 +15,7 @@ from recipe_core.commands.arguments import Arguments, Finding, Level
 from recipe_core.commands.ground import Ground
 from recipe_core.commands.launches import Launch
 from recipe_core.commands.meaning import Meant
-from recipe_core.commands.render import Rendered, render
+from recipe_core.commands.render import Rendered, render_commands
 from recipe_core.engines.candidate_options import OPTIONS
 from recipe_core.engines.grammar import grammars
 from recipe_core.engines.spec import engine
@@ -31,7 +31,7 @@ from recipe_core.plans.problem import ServingProblem
 from recipe_core.plans.serving_candidates import every_split, served_context
 from recipe_core.plans.serving_kind import count_cache_tokens
 from recipe_core.request.candidate import CandidateRequest
-from recipe_core.request.describe import short_name
+from recipe_core.request.describe import model_short_name
 from recipe_core.request.metrics import Goal
 
 # A split that is better by less is not offered.
@@ -135,7 +135,7 @@ class Group:
         for ready in members:
             key = ready.others_key
             if not alone and key not in ranges:
-                splits = _other_splits(ready)
+                splits = _other_command_splits(ready)
                 blocks.append(splits)
                 ranges[key] = (at, at + len(splits))
                 at += len(splits)
@@ -166,14 +166,14 @@ class Group:
         return {int(row): (estimates, k) for k, row in enumerate(missing)}
 
 
-def _other_splits(ready: Ready) -> Cases:
+def _other_command_splits(ready: Ready) -> Cases:
     """Every split of a command's devices that keeps what it says beside the split."""
     limits = zip(KEPT, ready.others_key[-1], strict=True)
     fixed = {name: value for name, value in limits if value is not None}
     return every_split(ready.problem, ready.setting, CandidateRequest.model_validate(fixed))
 
 
-def _head(case: Case, ground: Ground) -> dict[str, Any]:
+def _verdict_head(case: Case, ground: Ground) -> dict[str, Any]:
     spec, judged = engine(case.launch.engine), case.arguments.judged
     return {
         "engine": {"name": spec.name, "version": judged.version or spec.version},
@@ -193,7 +193,7 @@ class Unknown:
         return {
             "ok": None,
             "verdict": "unknown",
-            **_head(self.case, ground),
+            **_verdict_head(self.case, ground),
             **self.error.to_json(),
             "findings": [finding.to_json() for finding in self.case.findings],
             "unread": self.case.arguments.unread,
@@ -231,7 +231,7 @@ class View:
             "ok": OK[verdict],
             "verdict": verdict,
             "start_probability": result.memory.start_probability,
-            **_head(case, ground),
+            **_verdict_head(case, ground),
             "hardware": request.hardware.model_dump(mode="json", exclude_none=True),
             "workload": request.workload.model_dump(mode="json", exclude_none=True),
             "candidate": self.plan.candidate(self.row),
@@ -352,9 +352,9 @@ class View:
             candidate=Candidate.of(self.plan.candidate(row)),
             max_context=served_context(problem.workload, problem.model),
             cache_tokens=count_cache_tokens(self.plan, row),
-            served_name=short_name(model),
+            served_name=model_short_name(model),
         )
         longest = "auto" if case.meant.max_context == "auto" else None
-        return render(
+        return render_commands(
             deployment, model, case.arguments.values, case.launch.program, longest=longest
         )

@@ -137,8 +137,8 @@ class _Reader:
             case "list":
                 self._add(value[:-1])
                 return after - 1
-            case "quoted" | "variable" if whole := _WHOLE_LIST.fullmatch(value.strip('"')):
-                self._add_all(self.lists.get(whole[1], [whole[0]]))
+            case "quoted" | "variable" if list_match := _WHOLE_LIST.fullmatch(value.strip('"')):
+                self._add_all(self.lists.get(list_match[1], [list_match[0]]))
             case "variable" if not self._assigns:
                 piece = self._piece(kind, token)
                 self._add_all([piece] if piece == value else piece.split() or [""])

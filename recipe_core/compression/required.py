@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from recipe_core.accuracy.choice import Chosen, can_make, choose_tool
-from recipe_core.compression.jobs import CompressionEstimate, Job, estimate
+from recipe_core.compression.jobs import CompressionEstimate, Job, estimate_job
 from recipe_core.estimates.columns.serving import Setting
 from recipe_core.estimates.results import Estimate, ServingEstimate
 from recipe_core.models.spec import ModelSpec
@@ -19,7 +19,7 @@ _EVERY_EXPERT = ("llm-compressor",)
 _RESIDENT = ("modelopt", "quark")
 
 
-def compression_of(request: PlanRequest, setting: Setting) -> Chosen | None:
+def required_compression(request: PlanRequest, setting: Setting) -> Chosen | None:
     """What is made for a setting; None where its checkpoint serves as it is, or none is asked for.
 
     Raises:
@@ -47,7 +47,7 @@ def can_start(request: PlanRequest, setting: Setting) -> bool:
     )
 
 
-def job_of(choice: Chosen, model: ModelSpec) -> Job:
+def compression_job(choice: Chosen, model: ModelSpec) -> Job:
     """What is chosen, as physics takes it."""
     kind = choice.kind
     return Job(
@@ -68,8 +68,8 @@ def job_of(choice: Chosen, model: ModelSpec) -> Job:
 def compression_estimate(choice: Chosen, setting: Setting, devices: int) -> CompressionEstimate:
     """What it takes to make the checkpoint on devices of a setting."""
     cluster = setting.cluster
-    return estimate(
-        job_of(choice, setting.model),
+    return estimate_job(
+        compression_job(choice, setting.model),
         cluster.device,
         devices=min(devices, cluster.per_node),
         usd_per_device_hour=cluster.usd_per_device_hour,
@@ -81,16 +81,16 @@ def add_compression(plan: Plan, row: int, estimate: Estimate) -> Estimate:
     if plan.request.options.compression is None or not isinstance(estimate, ServingEstimate):
         return estimate
     setting = plan.setting(row)
-    choice = compression_of(plan.request, setting)
+    choice = required_compression(plan.request, setting)
     if choice is None:
         return estimate
     devices = int(plan.columns["gpus"][row])
     return replace(estimate, compression=compression_estimate(choice, setting, devices))
 
 
-def estimate_json(plan: Plan, row: int) -> dict[str, Any]:
+def row_estimate_json(plan: Plan, row: int) -> dict[str, Any]:
     return add_compression(plan, row, plan.estimate(row)).to_json()
 
 
-def detail_estimate(plan: Plan, row: int) -> Estimate:
+def detail_row_estimate(plan: Plan, row: int) -> Estimate:
     return add_compression(plan, row, plan.spec.detailed(plan, row))

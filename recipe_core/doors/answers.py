@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from recipe_core.base.bounded import number
 from recipe_core.base.errors import InputError
-from recipe_core.compression.required import detail_estimate
+from recipe_core.compression.required import detail_row_estimate
 from recipe_core.doors import public
 from recipe_core.doors.catalog import Json, clean
 from recipe_core.request.schema import PlanRequest, asks_for_any
@@ -65,7 +65,7 @@ def estimate(body: Body, folders: bool = False) -> Json:
 
     request, corrections = _with_own_runs(body, folders)
     matching, row = plan_candidate(request, folders=folders, corrections=corrections)
-    return clean(estimate_json(matching, row, detail_estimate(matching, row).to_json()))
+    return clean(estimate_json(matching, row, detail_row_estimate(matching, row).to_json()))
 
 
 def estimate_json(plan: Plan, row: int, answer: Json) -> Json:
@@ -154,7 +154,7 @@ def check(body: Body, folders: bool = False) -> Json:
     An ``error`` in the answer means that the command could not be read.
     """
     from recipe_core.commands.ground import Ground
-    from recipe_core.commands.judge import check_command
+    from recipe_core.commands.judge import judge_command
     from recipe_core.targets.deployments.judge import check_deployment
     from recipe_core.targets.deployments.read import read_deployment
 
@@ -168,7 +168,7 @@ def check(body: Body, folders: bool = False) -> Json:
     if "command" not in body:
         return clean(public.check(_request(body, folders), folders=folders))
     ground = Ground.of(**{name: value for name, value in body.items() if name != "command"})
-    return clean(check_command(body["command"], ground, folders=folders))
+    return clean(judge_command(body["command"], ground, folders=folders))
 
 
 # Loads over time
@@ -262,12 +262,12 @@ class Archive(NamedTuple):
 def build(body: Body, folders: bool = False) -> Archive:
     """The bundle of a recipe, a request, or a request with additions."""
     from recipe_core.bundle.write import zip_bytes
-    from recipe_core.recipe.build import rebuilt
+    from recipe_core.recipe.build import rebuild_recipe
 
     recipe = _recipe(body, folders)
     if "request" in body and "lock" in body:
         # A stranger's recipe: decide again, so that its text cannot reach the bundle's files.
-        recipe = rebuilt(recipe, folders=folders)
+        recipe = rebuild_recipe(recipe, folders=folders)
     return Archive(recipe.name, zip_bytes(recipe))
 
 
@@ -278,25 +278,25 @@ def recipe(body: Body, folders: bool = False) -> Json:
 
 def resolve(body: Body, folders: bool = False) -> Json:
     """Which variants of a ``recipe`` apply to other ``hardware``, and what they set."""
-    from recipe_core.recipe.resolve import hardware_named, machine_of, resolve
+    from recipe_core.recipe.resolve import hardware_named, machine_of, resolve_recipe
 
     recipe = _recipe(_part(body, "recipe"), folders)
     machine = machine_of(hardware_named(_text(body, "hardware")), recipe)
-    return clean(resolve(recipe, machine).to_json())
+    return clean(resolve_recipe(recipe, machine).to_json())
 
 
 def diff(body: Body, folders: bool = False) -> Json:
     """The differences of the recipes ``before`` and ``after``, and of their estimates."""
-    from recipe_core.recipe.diff import diff
+    from recipe_core.recipe.diff import diff_recipes
 
     before, after = (_recipe(_part(body, name), folders) for name in ("before", "after"))
-    return clean(diff(before, after))
+    return clean(diff_recipes(before, after))
 
 
 def convert(body: Body, folders: bool = False) -> Json:
     """An engine's ``command``, or a published recipe (``document``), as a recipe."""
     from recipe_core.commands.ground import Ground
-    from recipe_core.recipe.convert import convert
+    from recipe_core.recipe.convert import convert_to_recipe
     from recipe_core.recipe.published import read_published
 
     ground = dict(body)
@@ -310,7 +310,7 @@ def convert(body: Body, folders: bool = False) -> Json:
         ground.setdefault("hardware", source.hardware)
     if source is None:
         raise InputError("is missing: give a command or a document.", field="command")
-    return clean(convert(source, Ground.of(**ground), folders=folders).to_json())
+    return clean(convert_to_recipe(source, Ground.of(**ground), folders=folders).to_json())
 
 
 def _recipe(body: Body, folders: bool) -> Recipe:
@@ -329,7 +329,7 @@ def _recipe(body: Body, folders: bool) -> Recipe:
 
 def _with_additions(body: Body, folders: bool) -> Recipe:
     from recipe_core.recipe import Additions, passing_on, with_variants
-    from recipe_core.recipe.parameters import read_parameters, read_variants
+    from recipe_core.recipe.parameters import parse_recipe_variants, read_parameters
     from recipe_core.recipe.resolve import hardware_named
 
     _check_fields(body, "request", "parameters", "options", "environment", "variants", "for")
@@ -338,7 +338,7 @@ def _with_additions(body: Body, folders: bool) -> Recipe:
     request = passing_on(request, _part(body, "options", {}), variables)
     additions = Additions(
         parameters=read_parameters(_part(body, "parameters", {})),
-        variants=read_variants(body.get("variants", [])),
+        variants=parse_recipe_variants(body.get("variants", [])),
     )
     recipe = public.build(request, additions, folders=folders)
     devices = body.get("for", [])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from recipe_core.base.documents import read_document
 from recipe_core.base.errors import InputError
 from recipe_core.calibration.place import NONE, calibration_stamp
-from recipe_core.compression.required import add_compression, detail_estimate
+from recipe_core.compression.required import add_compression, detail_row_estimate
 from recipe_core.estimates.columns import standing
 from recipe_core.estimates.columns.standing import correct_by_default
 from recipe_core.plans import plans
@@ -65,7 +65,7 @@ def plan(
     """
     corrections = _learned(measured, folders)
     values = as_request(request, folders=folders, corrections=corrections)
-    answer = plans.plan(values, folders=folders, corrections=corrections)
+    answer = plans.plan_splits(values, folders=folders, corrections=corrections)
     answer.complete = add_compression
     return answer
 
@@ -210,7 +210,7 @@ def estimate(
     corrections = _learned(measured, folders)
     values = as_request(request, folders=folders, corrections=corrections)
     narrowed, row = plans.plan_candidate(values, folders=folders, corrections=corrections)
-    return detail_estimate(narrowed, row)
+    return detail_row_estimate(narrowed, row)
 
 
 def check(
@@ -236,13 +236,13 @@ def check(
         InputError: for a request, a command or a ground that cannot be read.
     """
     from recipe_core.commands.ground import Ground
-    from recipe_core.commands.judge import check_command
-    from recipe_core.commands.request_verdict import check_request
+    from recipe_core.commands.judge import judge_command
+    from recipe_core.commands.request_verdict import judge_request
 
     with _corrected(calibrated):
         if isinstance(question, Mapping | PlanRequest | Path):
-            return check_request(as_request(question, folders=folders), folders=folders)
-        return check_command(question, Ground.of(**ground), folders=folders)
+            return judge_request(as_request(question, folders=folders), folders=folders)
+        return judge_command(question, Ground.of(**ground), folders=folders)
 
 
 def build(

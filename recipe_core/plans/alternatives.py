@@ -23,7 +23,7 @@ from recipe_core.hardware.cluster import short_title
 from recipe_core.models.variants import variants
 from recipe_core.plans.plan_json import device_word, measure_text
 from recipe_core.plans.problem import MAX_DEVICES
-from recipe_core.plans.rank import is_priced
+from recipe_core.plans.rank import is_row_priced
 from recipe_core.plans.table import replan
 from recipe_core.request.edit import change, select_split, shared_candidate
 from recipe_core.request.schema import PlanRequest
@@ -107,12 +107,12 @@ class Alternative:
 
         With what is gained where the goal's figure is not.
         """
-        share = share_text(self.change)
+        share = share_change_text(self.change)
         if self.better:
-            known = self.formats and self.accuracy is not None and self.accuracy.known
+            has_accuracy = self.formats and self.accuracy is not None and self.accuracy.known
             accuracy = (
                 f", {accuracy_text(self.accuracy.value)} accuracy"
-                if known and self.accuracy
+                if has_accuracy and self.accuracy
                 else ""
             )
             return f"{self.what}: {self.figure}, {share}{accuracy}"
@@ -141,7 +141,7 @@ class Alternative:
         return {"accuracy": part["retained"], "accuracy_basis": part["basis"]}
 
 
-def share_text(share: float) -> str:
+def share_change_text(share: float) -> str:
     """A relative difference: ``−15 %``, ``+1,200 %``, ``same``."""
     points = round(share * 100)
     if points == 0:
@@ -149,19 +149,19 @@ def share_text(share: float) -> str:
     return f"{'+' if points > 0 else '−'}{abs(points):,} %"
 
 
-def safer(plan: Plan, row: int, least: float = SURE) -> int | None:
+def find_safer_row(plan: Plan, row: int, least_chance: float = SURE) -> int | None:
     """The best row that keeps the limits with a probability of ``least``.
 
     None without limits, where ``row`` is as sure itself, and where no split that holds the load is.
     """
-    if not plan.stated_limits or float(plan.chances[row]) >= least:
+    if not plan.stated_limits or float(plan.chances[row]) >= least_chance:
         return None
     rows = plan.order[plan.holds[plan.order]]
-    sure = rows[plan.chances[rows] >= least]
+    sure = rows[plan.chances[rows] >= least_chance]
     return int(sure[0]) if len(sure) else None
 
 
-def alternatives(plan: Plan) -> list[Alternative]:
+def find_alternatives(plan: Plan) -> list[Alternative]:
     """Choices beside the best split, the best of each kind; those that improve the goal first.
 
     Empty where nothing is feasible. Limits on percentiles and plans beyond ``MOST_ROWS`` rows leave
@@ -170,21 +170,21 @@ def alternatives(plan: Plan) -> list[Alternative]:
     best = plan.best_row
     if best is None:
         return []
-    options = [*_in_plan(plan, best)]
+    options = [*_choices_in_plan(plan, best)]
     if plan.request.objective.limits.percentile is None and len(plan) <= MOST_ROWS:
-        options += _planned(plan, best)
+        options += _plan_edits(plan, best)
     by_kind: dict[Kind, Ranked] = {}
-    for one in options:
-        kept = by_kind.get(one.option.kind)
-        if kept is None or one.rank > kept.rank:
-            by_kind[one.option.kind] = one
-    ranked = sorted(by_kind.values(), key=_place)
-    return [one.option for one in ranked][:AT_MOST]
+    for choice in options:
+        leader = by_kind.get(choice.option.kind)
+        if leader is None or choice.rank > leader.rank:
+            by_kind[choice.option.kind] = choice
+    ranked = sorted(by_kind.values(), key=_choice_order)
+    return [choice.option for choice in ranked][:AT_MOST]
 
 
-def _place(one: Ranked) -> tuple[bool, bool, float]:
+def _choice_order(choice: Ranked) -> tuple[bool, bool, float]:
     """What makes the choice safe comes first, then what improves the goal, the most first."""
-    return one.option.kind != "sure", not one.option.better, -one.rank
+    return choice.option.kind != "sure", not choice.option.better, -choice.rank
 
 
 class Ranked(NamedTuple):
@@ -202,7 +202,7 @@ class _Edit(NamedTuple):
     fields: Mapping[str, Any]
 
 
-def _in_plan(plan: Plan, best: int) -> Iterator[Ranked]:
+def _choices_in_plan(plan: Plan, best: int) -> Iterator[Ranked]:
     """The best split with fewer devices, and with more, on the best one's cluster."""
     devices = plan.raw("gpus")
     home = plan.setting(best).cluster
@@ -215,15 +215,19 @@ def _in_plan(plan: Plan, best: int) -> Iterator[Ranked]:
         for row in map(int, rows[beyond]):
             if plan.setting(row).cluster is home:
                 fields = select_split(plan.request, plan.key(row))
-                edit = _Edit(kind, devices_text(plan, row), fields)
-                yield from _compared(plan, best, plan, row, edit)
+                edit = _Edit(kind, row_devices_text(plan, row), fields)
+                yield from _compare_choice(plan, best, plan, row, edit)
                 break
 
 
-def _planned(plan: Plan, best: int) -> Iterator[Ranked]:
+def _plan_edits(plan: Plan, best: int) -> Iterator[Ranked]:
     """What another request gives: other formats, more devices than there are."""
-    without_split = _without_split(plan.request)
-    for tried in (*_surer(plan, best), *_formats(plan, best), *_more_devices(plan, best)):
+    without_split = _open_split_edit(plan.request)
+    for tried in (
+        *_surer_edits(plan, best),
+        *_format_edits(plan, best),
+        *_device_edits(plan, best),
+    ):
         fields = {**without_split, **tried.fields}
         try:
             after = replan(plan, change(plan.request, fields))
@@ -238,11 +242,11 @@ def _planned(plan: Plan, best: int) -> Iterator[Ranked]:
             continue
         if tried.kind == "made" and not after.setting(row).needs_other_checkpoint:
             continue
-        edit = _Edit(tried.kind, tried.what or devices_text(after, row), fields)
-        yield from _compared(plan, best, after, row, edit)
+        edit = _Edit(tried.kind, tried.what or row_devices_text(after, row), fields)
+        yield from _compare_choice(plan, best, after, row, edit)
 
 
-def _without_split(request: PlanRequest) -> dict[str, Any]:
+def _open_split_edit(request: PlanRequest) -> dict[str, Any]:
     """The edit that leaves the split to the ranking again; nothing where it does already."""
     if request.candidate is None:
         return {}
@@ -250,7 +254,7 @@ def _without_split(request: PlanRequest) -> dict[str, Any]:
     return {"candidate": shared.model_dump(exclude_none=True) if shared else None}
 
 
-def devices_text(plan: Plan, row: int) -> str:
+def row_devices_text(plan: Plan, row: int) -> str:
     """``4 GPUs`` of a row; of several clusters ``4 × H100 SXM``."""
     number = int(plan.raw("gpus")[row])
     if len(plan.problem.clusters) > 1:
@@ -259,7 +263,7 @@ def devices_text(plan: Plan, row: int) -> str:
     return f"{number:,} {device_word(plan)}{plural}"
 
 
-def _surer(plan: Plan, best: int) -> Iterator[_Edit]:
+def _surer_edits(plan: Plan, best: int) -> Iterator[_Edit]:
     """Limits that have to hold with ``SURE``, where they may well be missed and loads can give.
 
     Where loads are fixed, ``safer`` knows the split without planning anew.
@@ -269,7 +273,7 @@ def _surer(plan: Plan, best: int) -> Iterator[_Edit]:
         yield _Edit("sure", f"{SURE * 100:.0f} % sure", {"objective.confidence": SURE})
 
 
-def _formats(plan: Plan, best: int) -> Iterator[_Edit]:
+def _format_edits(plan: Plan, best: int) -> Iterator[_Edit]:
     """Weights that the engine converts itself, checkpoints in other formats, and caches."""
     if plan.kind != "serving":
         return
@@ -279,23 +283,23 @@ def _formats(plan: Plan, best: int) -> Iterator[_Edit]:
         for dtype in spec.online_weight_dtypes:
             if dtype in device.weight_dtypes and dtype != setting.weight_dtype:
                 yield _Edit("weights", f"{dtype} weights", {"options.weight_dtypes": (dtype,)})
-    yield from _checkpoints(setting, request)
+    yield from _checkpoint_edits(setting, request)
     for dtype in device.kv_dtypes:
         if dtype in spec.kv_dtypes and dtype != setting.kv_dtype:
             yield _Edit("cache", f"{dtype} cache", {"options.kv_dtypes": (dtype,)})
 
 
-def _checkpoints(setting: Setting, request: PlanRequest) -> Iterator[_Edit]:
+def _checkpoint_edits(setting: Setting, request: PlanRequest) -> Iterator[_Edit]:
     """Checkpoints of the catalog, one a format, and formats that would have to be made.
 
     Of the latter only where the objective is about accuracy, which says that formats may change.
     """
     if not isinstance(request.model, str):
         return
-    device, own = setting.cluster.device, setting.weight_dtype
+    device, weight_dtype = setting.cluster.device, setting.weight_dtype
     by_format: dict[str, str] = {}
     for name, dtype in variants(request.model).items():
-        if dtype in device.weight_dtypes and dtype != own:
+        if dtype in device.weight_dtypes and dtype != weight_dtype:
             by_format.setdefault(dtype, name)
     for dtype, name in [*by_format.items()][:OTHER_CHECKPOINTS]:
         fields = {"model": name, "options.weight_dtypes": ("auto",)}
@@ -303,17 +307,17 @@ def _checkpoints(setting: Setting, request: PlanRequest) -> Iterator[_Edit]:
     objective = request.objective
     if objective.limits.accuracy_recovery is None and "accuracy" not in objective.goals:
         return
-    there = {own, *by_format, *setting.engine.online_weight_dtypes}
+    available = {weight_dtype, *by_format, *setting.engine.online_weight_dtypes}
     for dtype in device.weight_dtypes:
-        if dtype in MADE and dtype not in there:
+        if dtype in MADE and dtype not in available:
             yield _Edit("made", f"{dtype} weights, to be made", {"options.weight_dtypes": (dtype,)})
 
 
-def _more_devices(plan: Plan, best: int) -> Iterator[_Edit]:
+def _device_edits(plan: Plan, best: int) -> Iterator[_Edit]:
     """The next size of the hardware, where the best split uses all that is there."""
     hardware, place = plan.request.hardware, plan.setting(best).cluster
-    whole = len(plan.problem.clusters) == 1 and plan.raw("gpus")[best] >= place.devices
-    if not whole or place.devices * 2 > MAX_DEVICES[plan.kind]:
+    uses_all = len(plan.problem.clusters) == 1 and plan.raw("gpus")[best] >= place.devices
+    if not uses_all or place.devices * 2 > MAX_DEVICES[plan.kind]:
         return
     if hardware.per_node * 2 <= place.device.node.devices:
         yield _Edit("more", "", {"hardware.per_node": hardware.per_node * 2})
@@ -321,7 +325,7 @@ def _more_devices(plan: Plan, best: int) -> Iterator[_Edit]:
         yield _Edit("more", "", {"hardware.nodes": hardware.nodes * 2})
 
 
-def _compared(plan: Plan, best: int, after: Plan, row: int, edit: _Edit) -> Iterator[Ranked]:
+def _compare_choice(plan: Plan, best: int, after: Plan, row: int, edit: _Edit) -> Iterator[Ranked]:
     """The choice with its figures, where it improves the goal or trades it for another figure."""
     name = _goal_measure(plan, best)
     before, then = float(plan.raw(name)[best]), float(after.raw(name)[row])
@@ -373,7 +377,7 @@ def _goal_measure(plan: Plan, best: int) -> str:
     column = plan.spec.goals[goal][0]
     by_column = {measure.column: name for name, measure in plan.measures.items()}
     column = plan.spec.shown_as.get(column, column)
-    if column in plan.spec.unpriced and not is_priced(plan, best):
+    if column in plan.spec.unpriced and not is_row_priced(plan, best):
         column = plan.spec.unpriced[column]
     return by_column[column]
 
@@ -383,7 +387,7 @@ def _goal_gain(plan: Plan, best: int, after: Plan, row: int) -> float:
     gain = 0.0
     for goal, weight in plan.request.objective.goals.items():
         column, sign = plan.spec.goals[goal]
-        if column in plan.spec.unpriced and not is_priced(plan, best):
+        if column in plan.spec.unpriced and not is_row_priced(plan, best):
             column, sign = plan.spec.unpriced[column], -1
         before, then = float(plan.columns[column][best]), float(after.columns[column][row])
         if before <= 0 or then <= 0:
@@ -405,7 +409,7 @@ def _best_trade(
         gain = math.log(then / before) * (1 if measure.more_is_better else -1)
         if gain >= math.log1p(LEAST_TRADED) and (out is None or gain > out[1]):
             words = f"{measure_text(after, name, row)}{_WORDS.get(name, '')}"
-            out = f"{words} ({share_text(then / before - 1)})", gain
+            out = f"{words} ({share_change_text(then / before - 1)})", gain
     return out
 
 

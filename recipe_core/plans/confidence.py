@@ -47,38 +47,38 @@ def confidence(cases: Cases, limits: Limits) -> Float:
         return cases.chances
     rows = np.flatnonzero(cases.runs)
     chance = np.full(len(cases), np.nan)
-    kept, scores, signed = _scores(cases, limits, rows)
-    chance[rows] = np.where(kept, 1.0, 0.0)
+    keeps_certain, scores, signed = _limit_scores(cases, limits, rows)
+    chance[rows] = np.where(keeps_certain, 1.0, 0.0)
     if scores and len(rows):
         correlation = signed_correlation(signed, cases.physics.correlations())
-        chance[rows] *= together(np.stack(scores), correlation)
+        chance[rows] *= joint_probability(np.stack(scores), correlation)
     return chance
 
 
-def confident(cases: Cases, objective: Objective) -> Cases:
+def refuse_unsure(cases: Cases, objective: Objective) -> Cases:
     """With the rule that refuses what keeps the limits with less than the objective's confidence.
 
     Of cases that keep them by the estimate: the others are refused already.
     """
-    asked = objective.confidence
-    if asked is None:
+    target = objective.confidence
+    if target is None:
         return cases
     chance = confidence(cases, objective.limits)
 
     def say(i: int) -> str:
         return (
-            f"holds the limits with a probability of {below_text(float(chance[i]), asked)}; "
-            f"{asked:.0%} is asked for"
+            f"holds the limits with a probability of {below_text(float(chance[i]), target)}; "
+            f"{target:.0%} is asked for"
         )
 
-    rule = Refusal("confidence", cases.feasible & (chance < asked), say)
+    rule = Refusal("confidence", cases.feasible & (chance < target), say)
     return replace(cases, limits=(*cases.limits, rule), chances=chance)
 
 
-def below_text(chance: float, asked: float) -> str:
+def below_text(chance: float, threshold: float) -> str:
     """A probability below another, with as many digits as tell them apart."""
     text = chance_text(chance)
-    return f"{chance:.1%}" if text == f"{asked:.0%}" else text
+    return f"{chance:.1%}" if text == f"{threshold:.0%}" else text
 
 
 def moved_confidence(
@@ -96,24 +96,26 @@ def moved_confidence(
     Returns:
         Probabilities, and whether the estimates keep the limits: rows × factors.
     """
-    kept, held, by = _scored(cases, limits, rows, {name: factors})
-    chance = np.where(kept, 1.0, 0.0)
+    keeps_certain, keeps_all, by = _score_limits(cases, limits, rows, {name: factors})
+    chance = np.where(keeps_certain, 1.0, 0.0)
     if by and len(rows):
         correlation = signed_correlation(list(by), cases.physics.correlations())
-        flat = np.stack([np.broadcast_to(score, kept.shape).ravel() for score in by.values()])
-        chance = chance * together(flat, correlation).reshape(kept.shape)
-    return chance, held
+        flat = np.stack(
+            [np.broadcast_to(score, keeps_certain.shape).ravel() for score in by.values()]
+        )
+        chance = chance * joint_probability(flat, correlation).reshape(keeps_certain.shape)
+    return chance, keeps_all
 
 
-def _scores(
+def _limit_scores(
     cases: Cases, limits: Limits, rows: Int
 ) -> tuple[Bool, list[Float], list[tuple[str, int]]]:
     """Of some cases those that keep the certain limits, and normal scores of the uncertain ones."""
-    kept, _, by = _scored(cases, limits, rows, {})
-    return kept[:, 0], [score[:, 0] for score in by.values()], list(by)
+    keeps_certain, _, by = _score_limits(cases, limits, rows, {})
+    return keeps_certain[:, 0], [score[:, 0] for score in by.values()], list(by)
 
 
-def _scored(
+def _score_limits(
     cases: Cases, limits: Limits, rows: Int, moved: Mapping[str, Float]
 ) -> tuple[Bool, Bool, dict[tuple[str, int], Float]]:
     """Whether cases keep the certain limits, and all by their estimates; scores of the others.
@@ -122,8 +124,8 @@ def _scored(
     direction are the tighter of them.
     """
     factors = max((len(values) for values in moved.values()), default=1)
-    kept = np.ones((len(rows), factors), dtype=np.bool_)
-    held = kept.copy()
+    keeps_certain = np.ones((len(rows), factors), dtype=np.bool_)
+    keeps_all = keeps_certain.copy()
     by: dict[tuple[str, int], Float] = {}
     for rule in LIMITS.values():
         bound = rule.bound(limits)
@@ -132,42 +134,42 @@ def _scored(
         value = bounded_values(rule, cases, limits.percentile)[rows][:, None]
         bounds = bound * moved.get(rule.name, np.ones(1))[None, :]
         inside = (value >= bounds) if rule.at_least else (value <= bounds)
-        held &= inside
-        known = cases.physics.uncertain(cases.setting, rule.column)
-        if known is None:
-            kept &= inside
+        keeps_all &= inside
+        errors = cases.physics.uncertain(cases.setting, rule.column)
+        if errors is None:
+            keeps_certain &= inside
             continue
         ratio = bounds / value
-        score = _score(cases, rows, ratio, known)
+        score = _error_scores(cases, rows, ratio, errors)
         if rule.at_least:
             score = -score
         score = np.clip(np.where(np.isfinite(value), score, -CERTAIN), -CERTAIN, CERTAIN)
-        key = known.metric, -known.sign if rule.at_least else known.sign
+        key = errors.metric, -errors.sign if rule.at_least else errors.sign
         by[key] = np.minimum(by[key], score) if key in by else score
-    return kept, held, by
+    return keeps_certain, keeps_all, by
 
 
-def _score(cases: Cases, rows: Int, ratio: Float, known: Uncertain) -> Float:
+def _error_scores(cases: Cases, rows: Int, ratio: Float, errors: Uncertain) -> Float:
     """Normal scores of measured values of at most ``ratio`` (cases × …) times the estimates.
 
     The intervals are the same for all cases, but where own runs narrow some.
     """
-    left = None
+    error_shares = None
     if len(rows) and getattr(cases.setting, "correction", None) is not None:
         estimates, places = cases.details(rows)
-        left = cases.physics.left(estimates, known.metric)
-    if left is None:
-        return scores_below(known.factors, ratio)
-    of_rows = np.round(left[places], 4)
+        error_shares = cases.physics.left(estimates, errors.metric)
+    if error_shares is None:
+        return scores_below(errors.factors, ratio)
+    of_rows = np.round(error_shares[places], 4)
     score = np.empty(ratio.shape)
     for share in np.unique(of_rows).tolist():
         alike = of_rows == share
-        factors = {level: narrow_interval(ends, share) for level, ends in known.factors.items()}
+        factors = {level: narrow_interval(ends, share) for level, ends in errors.factors.items()}
         score[alike] = scores_below(factors, ratio[alike])
     return score
 
 
-def together(scores: Float, correlation: Float) -> Float:
+def joint_probability(scores: Float, correlation: Float) -> Float:
     """The probability that normal variables are all below their scores, one per case.
 
     Args:
@@ -178,7 +180,7 @@ def together(scores: Float, correlation: Float) -> Float:
         return _cdf(scores[0])
     if len(scores) == 2:
         return _both(scores[0], scores[1], float(correlation[0, 1]))
-    drawn = _draws(len(scores)) @ _root(correlation).T
+    drawn = _draws(len(scores)) @ _correlation_root(correlation).T
     out = _cdf(scores.min(axis=0))  # what the least likely of them allows
     open_question = (scores.min(axis=0) > -TAIL) & (scores.min(axis=0) < TAIL)
     for i in np.flatnonzero(open_question).tolist():
@@ -229,7 +231,7 @@ def _radical_inverse(n: int, base: int) -> float:
     return value
 
 
-def _root(correlation: Float) -> Float:
+def _correlation_root(correlation: Float) -> Float:
     """A matrix whose square is the correlation, or the nearest one that is a correlation's."""
     values, vectors = np.linalg.eigh(correlation)
     root = vectors * np.sqrt(np.maximum(values, 0.0))
@@ -237,13 +239,17 @@ def _root(correlation: Float) -> Float:
 
 
 def signed_correlation(
-    signed: Sequence[tuple[str, int]], known: Mapping[str, Mapping[str, float]]
+    signed: Sequence[tuple[str, int]], correlations: Mapping[str, Mapping[str, float]]
 ) -> Float:
     """Correlations of errors of figures, some counted the other way round."""
     size = len(signed)
     out = np.eye(size)
     for i, (a, sign) in enumerate(signed):
-        for j, (b, other) in enumerate(signed[:i]):
-            of = 1.0 if a == b else known.get(a, {}).get(b, known.get(b, {}).get(a, 0.0))
-            out[i, j] = out[j, i] = sign * other * of
+        for j, (b, sign_b) in enumerate(signed[:i]):
+            of = (
+                1.0
+                if a == b
+                else correlations.get(a, {}).get(b, correlations.get(b, {}).get(a, 0.0))
+            )
+            out[i, j] = out[j, i] = sign * sign_b * of
     return out

@@ -200,7 +200,7 @@ class EvaluatedCases(Generic[S, C, E]):
         return estimates, places
 
 
-def evaluate(
+def evaluate_cases(
     physics: Physics[S, C, E], setting: S, cases: C, *, searching: bool = False
 ) -> EvaluatedCases[S, C, E]:
     """Hold all cases against the rules and estimate what passes.
@@ -210,7 +210,7 @@ def evaluate(
     columns: Any = cases
     outside = tuple((physics.search_rules if searching else physics.place_rules)(setting, cases))
     codes: dict[str, int] = {}
-    broken = _bits([*physics.rules(setting, cases), *outside], codes, len(columns))
+    broken = _rule_bits([*physics.rules(setting, cases), *outside], codes, len(columns))
     legal = np.flatnonzero(broken == 0)
     budget.spend(len(broken) - len(legal))
     quantities = {name: np.full(len(columns), np.nan) for name in physics.quantities}
@@ -220,7 +220,7 @@ def evaluate(
         estimates = physics.estimate(setting, columns.take(rows))
         for name, get in physics.quantities.items():
             quantities[name][rows] = get(estimates)
-        broken[rows] = _bits(estimates.refusals, codes, len(rows))
+        broken[rows] = _rule_bits(estimates.refusals, codes, len(rows))
         budget.spend(len(rows))
     few = estimates if len(legal) <= CHUNK else None
     return EvaluatedCases(
@@ -228,7 +228,7 @@ def evaluate(
     )
 
 
-def _bits(rules: Sequence[Refusal], codes: dict[str, int], n: int) -> Bits:
+def _rule_bits(rules: Sequence[Refusal], codes: dict[str, int], n: int) -> Bits:
     """Cases that each rule refuses, as the bit of its code; codes that are new get the next one."""
     out = np.zeros(n, dtype=np.uint64)
     for rule in rules:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from recipe_core.base.errors import RecipeError
 from recipe_core.engines.frameworks import training_data
-from recipe_core.plans.launch_rules import unable
-from recipe_core.plans.problem import resolve
-from recipe_core.plans.training_candidates import setting
+from recipe_core.plans.launch_rules import launch_lacks
+from recipe_core.plans.problem import resolve_problem
+from recipe_core.plans.training_candidates import training_setting
 from recipe_core.request.schema import PlanRequest
 
 
@@ -33,16 +33,16 @@ def framework_choices(request: PlanRequest, *, folders: bool = True) -> list[Fra
     """The default first, then every framework."""
     frameworks = training_data().frameworks
     try:
-        problem = resolve(request, folders=folders)
+        problem = resolve_problem(request, folders=folders)
     except RecipeError:  # said elsewhere; without a model nothing is known of any of them
         plain = [FrameworkChoice(name, frameworks[name].title) for name in frameworks]
         return [FrameworkChoice("", "Automatic"), *plain]
     candidate, workload = problem.candidate, problem.workload
-    usual = setting(problem, None, candidate.precision, problem.cluster)
+    usual = training_setting(problem, None, candidate.precision, problem.cluster)
     out = [FrameworkChoice("", f"Automatic: {usual.framework.title}")]
     for name in frameworks:
-        built = setting(problem, name, candidate.precision, problem.cluster)
-        lacks = unable(built, candidate.offload or "none", bool(workload.fused_loss))
+        built = training_setting(problem, name, candidate.precision, problem.cluster)
+        lacks = launch_lacks(built, candidate.offload or "none", bool(workload.fused_loss))
         whats = [lack.what.split(",")[0] for lack in lacks]
         out.append(FrameworkChoice(name, frameworks[name].title, " and ".join(whats)))
     return out

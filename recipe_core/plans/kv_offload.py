@@ -11,31 +11,31 @@ from recipe_core.hardware.storage import StorageTier, storage_tier
 from recipe_core.request.kv_offload import KvOffload, KvStore
 
 
-def offload_of(asked: KvOffload | None, spec: Engine) -> Offload | None:
+def offload_of(offload: KvOffload | None, spec: Engine) -> Offload | None:
     """The tiers of an engine; None where none is asked for.
 
     Raises:
         HardwareError: for a storage tier that there is not, naming close ones.
     """
-    if asked is None:
+    if offload is None:
         return None
     ways: list[Through] = [*spec.kv_offload]
-    through = asked.through or (ways[0] if ways else None)
-    device = asked.host_gib_per_device
+    through = offload.through or (ways[0] if ways else None)
+    device = offload.host_gib_per_device
     return Offload(
         through,
         spec.kv_offload.get(through) if through else None,
-        host_bytes=None if asked.host_gib is None else asked.host_gib * GIB,
+        host_bytes=None if offload.host_gib is None else offload.host_gib * GIB,
         host_bytes_per_device=None if device is None else device * GIB,
-        disk=_store(asked.disk, f"{FIELD}.disk.tier"),
-        remote=_store(asked.remote, f"{FIELD}.remote.tier"),
+        disk=_kv_store(offload.disk, f"{FIELD}.disk.tier"),
+        remote=_kv_store(offload.remote, f"{FIELD}.remote.tier"),
     )
 
 
-def _store(asked: KvStore | None, field: str) -> Store | None:
-    if asked is None:
+def _kv_store(store: KvStore | None, field: str) -> Store | None:
+    if store is None:
         return None
-    return Store(_tier(asked.tier, field), asked.gib * GIB, asked.path, asked.url)
+    return Store(_tier(store.tier, field), store.gib * GIB, store.path, store.url)
 
 
 def _tier(name: str, field: str) -> StorageTier:

@@ -78,7 +78,7 @@ class LaunchFacts:
     def __getitem__(self, name: str) -> Any:
         if name not in self._values:
             root, _, part = name.rpartition(".")
-            self._values[name] = _part(self[root], part) if root else self._fact(name)
+            self._values[name] = _fact_part(self[root], part) if root else self._fact(name)
         return self._values[name]
 
     def _fact(self, name: str) -> Any:
@@ -110,7 +110,7 @@ class LaunchFacts:
         return _CODES[name][value] if name in _CODES and self.cases is not None else value
 
 
-def _part(value: Any, name: str) -> Any:
+def _fact_part(value: Any, name: str) -> Any:
     if value is None:
         return None
     return value[int(name)] if name.isdigit() else getattr(value, name)
@@ -120,12 +120,12 @@ def _part(value: Any, name: str) -> Any:
 
 
 def _readable_data(setting: TrainingSetting) -> tuple[str, ...]:
-    return ("preference",) if setting.method == "dpo" else _able(setting).data
+    return ("preference",) if setting.method == "dpo" else _engine_launches(setting).data
 
 
 def _chats(setting: TrainingSetting) -> bool:
     """Data is conversations, which must not see each other in a sequence; texts are read on."""
-    return setting.data_format == "chat" or "text" not in _able(setting).data
+    return setting.data_format == "chat" or "text" not in _engine_launches(setting).data
 
 
 def _kernel_title(setting: TrainingSetting) -> str:
@@ -142,14 +142,14 @@ def _usual_kernel(setting: TrainingSetting) -> str:
 def _gradient_formats(setting: TrainingSetting) -> tuple[str, ...]:
     """Formats of gradients that a framework can be told; its own, where it is told none."""
     default = "bf16" if setting.framework.states.reduced < 4 else "fp32"
-    formats = _able(setting).gradients
+    formats = _engine_launches(setting).gradients
     if setting.precision == "fp16":  # it keeps them in fp16 or fp32
         formats = tuple(name for name in formats if name != "bf16")
-    return formats if _able(setting).gradients else (default,)
+    return formats if _engine_launches(setting).gradients else (default,)
 
 
 def _optimizer_stages(setting: TrainingSetting) -> tuple[int, ...]:
-    able = _able(setting)
+    able = _engine_launches(setting)
     return able.optimizer_stages.get(setting.optimizer_name, able.zero_stages)
 
 
@@ -162,13 +162,13 @@ def _plain_layers(setting: TrainingSetting) -> bool:
     return setting.model.plain_attention is not None and not setting.model.is_moe
 
 
-def _is_latent(setting: TrainingSetting) -> bool:
+def _has_latent_attention(setting: TrainingSetting) -> bool:
     return any(isinstance(kind, LatentAttention) for kind, _ in setting.model.mixers)
 
 
 def _shared_heads(setting: TrainingSetting) -> int:
     """Heads that ranks of tp share: of keys and values, of queries where attention is latent."""
-    latent = _is_latent(setting)
+    latent = _has_latent_attention(setting)
     kinds = [kind for kind, _ in setting.model.mixers if not isinstance(kind, LinearAttention)]
     return math.gcd(*(kind.heads if latent else kind.kv_heads for kind in kinds))
 
@@ -184,12 +184,12 @@ def _unblocked_width(setting: TrainingSetting) -> int | None:
     return next((width for width in widths if width % _NF4_BLOCK), None)
 
 
-def _able(setting: TrainingSetting) -> Launches:
+def _engine_launches(setting: TrainingSetting) -> Launches:
     return training_engine(setting.engine).launches
 
 
 _OF_SETTING: Mapping[str, Callable[[TrainingSetting], Any]] = {
-    "able": _able,
+    "able": _engine_launches,
     "title": lambda s: s.framework.title,
     "device": lambda s: s.cluster.device,
     "layers": lambda s: len(s.model.layers),
@@ -211,10 +211,12 @@ _OF_SETTING: Mapping[str, Callable[[TrainingSetting], Any]] = {
     "optimizer_stages": _optimizer_stages,
     "full_attention": _full_attention,
     "plain_layers": _plain_layers,
-    "latent": _is_latent,
+    "latent": _has_latent_attention,
     "windows": lambda s: any(kind.window for kind, _ in s.model.mixers),
     "shared_heads": _shared_heads,
-    "shared_heads_kind": lambda s: "attention heads" if _is_latent(s) else "key/value heads",
+    "shared_heads_kind": lambda s: (
+        "attention heads" if _has_latent_attention(s) else "key/value heads"
+    ),
     "unblocked_width": _unblocked_width,
 }
 
@@ -243,7 +245,7 @@ def _filled_chunks(setting: TrainingSetting, cases: TrainingCases) -> Int:
     return filled
 
 
-def _expert_ranks(_: TrainingSetting, cases: TrainingCases) -> Int:
+def _titan_expert_ranks(_: TrainingSetting, cases: TrainingCases) -> Int:
     """Ranks that share experts in torchtitan."""
     shard = np.maximum(cases.shard // np.maximum(cases.cp, 1), 1)
     ranks: Int = cases.tp * cases.cp * np.where(cases.zero_stage > 0, shard, 1)
@@ -269,7 +271,7 @@ def _uneven_phase(setting: TrainingSetting, cases: TrainingCases) -> Bool:
 
 
 def _unlisted_modules(setting: TrainingSetting, cases: TrainingCases) -> Int:
-    return cases.recompute_modules & ~modules_code(_able(setting).recompute_modules)
+    return cases.recompute_modules & ~modules_code(_engine_launches(setting).recompute_modules)
 
 
 _OF_SPLITS: Mapping[str, Callable[[TrainingSetting, TrainingCases], Any]] = {
@@ -279,7 +281,7 @@ _OF_SPLITS: Mapping[str, Callable[[TrainingSetting, TrainingCases], Any]] = {
     "shard_copies": lambda _, c: c.replicas // np.maximum(c.shard, 1),
     "flex_pieces": lambda _, c: _FLEX_BLOCK * np.maximum(c.cp, 1),
     "loaded_bytes": _loaded_bytes,
-    "expert_ranks": _expert_ranks,
+    "expert_ranks": _titan_expert_ranks,
     "reserved_ends": reserved_ends,
     "empty_stage": _empty_stage,
     "last_stage_layers": _last_stage_layers,

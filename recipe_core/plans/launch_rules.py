@@ -77,21 +77,21 @@ def _any_holds(conditions: Conditions, subject: LaunchFacts) -> Bool | bool:
 def _all_hold(tests: Mapping[str, Condition], subject: LaunchFacts) -> Bool | bool:
     out: Bool | bool = True
     for name, condition in tests.items():
-        out = out & _holds(name, condition, subject)
+        out = out & _condition_holds(name, condition, subject)
         if not np.any(out):  # what follows may be computed at length, or of nothing
             return False
     return out
 
 
-def _holds(name: str, condition: Condition, subject: LaunchFacts) -> Bool | bool:
+def _condition_holds(name: str, condition: Condition, subject: LaunchFacts) -> Bool | bool:
     value, out = subject[name], True
     for operator in condition.model_fields_set:
         operand = getattr(condition, operator)
-        out = out & _compared(name, value, operator, operand, subject)
+        out = out & _test_operator(name, value, operator, operand, subject)
     return out
 
 
-def _compared(name: str, value: Any, operator: str, operand: Any, subject: LaunchFacts) -> Any:
+def _test_operator(name: str, value: Any, operator: str, operand: Any, subject: LaunchFacts) -> Any:
     match operator:
         case "present":
             return bool(value) is operand
@@ -150,7 +150,7 @@ class _Sentence(Formatter):
         return (", " if format_spec == "," else " or ").join(map(str, value))
 
 
-def _refusals(
+def _rule_refusals(
     rules: Iterable[SplitRule], subject: LaunchFacts, count: int
 ) -> Iterator[LaunchRefusal]:
     for rule in rules:
@@ -166,7 +166,7 @@ def _refusals(
 # One framework
 
 
-def unable(
+def launch_lacks(
     setting: TrainingSetting, offload: str = "none", in_pieces: bool = False
 ) -> Iterator[Unable]:
     """What of a request the setting's framework cannot be told.
@@ -187,7 +187,7 @@ def degree_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Lau
     """Degrees that are not launched whatever else a split chooses."""
     shared, launches = launch_rules(), training_engine(setting.engine).launches
     rules = [*shared.degrees, *shared.expand(launches.degree_rules), *shared.nodes]
-    yield from _refusals(rules, LaunchFacts(setting, cases), len(cases))
+    yield from _rule_refusals(rules, LaunchFacts(setting, cases), len(cases))
 
 
 def split_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[LaunchRefusal]:
@@ -195,22 +195,22 @@ def split_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Laun
     yield from degree_rules(setting, cases)
     shared, launches = launch_rules(), training_engine(setting.engine).launches
     rules = [*shared.splits, *shared.expand(launches.rules)]
-    yield from _refusals(rules, LaunchFacts(setting, cases), len(cases))
+    yield from _rule_refusals(rules, LaunchFacts(setting, cases), len(cases))
 
 
-def search_rules(setting: TrainingSetting, cases: TrainingCases) -> list[Refusal]:
+def launch_search_rules(setting: TrainingSetting, cases: TrainingCases) -> list[Refusal]:
     """What refuses splits of a search: a framework that cannot launch the request, or the split.
 
     Nothing where no framework can launch the request: then there are estimates only.
     """
-    return _searched(setting, cases, split_rules)
+    return _refuse_unlaunchable(setting, cases, split_rules)
 
 
-def whole_rules(setting: TrainingSetting, cases: TrainingCases) -> list[Refusal]:
-    return _searched(setting, cases, degree_rules)
+def launch_degree_rules(setting: TrainingSetting, cases: TrainingCases) -> list[Refusal]:
+    return _refuse_unlaunchable(setting, cases, degree_rules)
 
 
-def _searched(
+def _refuse_unlaunchable(
     setting: TrainingSetting,
     cases: TrainingCases,
     rules: Callable[[TrainingSetting, TrainingCases], Iterable[LaunchRefusal]],
@@ -219,27 +219,27 @@ def _searched(
         return []
     # all cases share where states live, and whether the loss is in pieces
     offload, in_pieces = OFFLOADS[int(cases.offload[0])], bool(cases.fused_loss[0])
-    frameworks = able(setting, offload, in_pieces)
+    frameworks = able_frameworks(setting, offload, in_pieces)
     if not frameworks:
         return []
     if setting.engine in frameworks:
         return list(rules(setting, cases))
-    lacks = " and ".join(lack.what for lack in unable(setting, offload, in_pieces))
-    reason = f"{setting.framework.title} cannot launch {lacks}: use {titles(frameworks)}"
+    lacks = " and ".join(lack.what for lack in launch_lacks(setting, offload, in_pieces))
+    reason = f"{setting.framework.title} cannot launch {lacks}: use {framework_titles(frameworks)}"
     return [Refusal(FRAMEWORK, np.ones(len(cases), dtype=np.bool_), lambda _: reason)]
 
 
 # All frameworks
 
 
-def able(
+def able_frameworks(
     setting: TrainingSetting, offload: str = "none", in_pieces: bool = False
 ) -> tuple[str, ...]:
     """The frameworks that can launch what is asked, the preferred ones first."""
     return tuple(
         name
         for name in facts().preferred
-        if not any(unable(on_framework(setting, name), offload, in_pieces))
+        if not any(launch_lacks(on_framework(setting, name), offload, in_pieces))
     )
 
 
@@ -258,12 +258,12 @@ def default_framework(
 
     Where none can, the one that can launch most of it.
     """
-    names = able(setting, offload, in_pieces)
+    names = able_frameworks(setting, offload, in_pieces)
     if names:
         return names[0]
     return min(
         facts().preferred,
-        key=lambda name: len(list(unable(on_framework(setting, name), offload, in_pieces))),
+        key=lambda name: len(list(launch_lacks(on_framework(setting, name), offload, in_pieces))),
     )
 
 
@@ -271,20 +271,20 @@ def ways_out(setting: TrainingSetting, offload: str, in_pieces: bool) -> list[di
     """Changes to a request that no framework can launch after which one can, the fewest first."""
     out: list[dict[str, object]] = []
     for name in facts().preferred:
-        lacks = list(unable(on_framework(setting, name), offload, in_pieces))
+        lacks = list(launch_lacks(on_framework(setting, name), offload, in_pieces))
         changes: dict[str, object] = {lack.field: lack.value for lack in lacks}
         if lacks and all(lack.hint for lack in lacks) and changes not in out:
             out.append(changes)
     return sorted(out, key=len)
 
 
-def launched(part: str) -> frozenset[str]:
+def launchable_names(part: str) -> frozenset[str]:
     """What any framework can launch of a part: ``methods``, ``optimizers``, and so on."""
     programs = facts().engines.values()
     return frozenset(name for program in programs for name in getattr(program.launches, part))
 
 
-def titles(names: tuple[str, ...]) -> str:
+def framework_titles(names: tuple[str, ...]) -> str:
     """Frameworks as a person calls them: ``torchtitan, Accelerate or DeepSpeed``."""
     *rest, last = (framework(name).title for name in names)
     return f"{', '.join(rest)} or {last}" if rest else last

@@ -42,7 +42,7 @@ NEVER = frozenset(
 )
 
 
-def legal(plan: PlanTable) -> Bool:
+def legal_rows(plan: PlanTable) -> Bool:
     """Rows that no rule of divisibility refuses; nobody could choose the others."""
     out = np.ones(len(plan), dtype=np.bool_)
     for code, broken in plan.rules().items():
@@ -60,25 +60,25 @@ def count_keeping(plan: Plan, name: str, bound: float | None) -> int:
     limit = limits_by_name()[plan.measures[name].limit or ""]
     if limit.timed and bound != getattr(plan.request.objective.limits, limit.name):
         plan = plan_least_loads(plan)
-    others = _keeping_others(plan, name)
+    keeps_rest = _keeps_other_limits(plan, name)
     if bound is None:
-        return int(others.sum())
+        return int(keeps_rest.sum())
     values, bound = _bounded_values(plan, name), bound / limit.factor
     keep = values >= bound if limit.at_least else values <= bound
-    return int((others & np.isfinite(values) & keep).sum())
+    return int((keeps_rest & np.isfinite(values) & keep).sum())
 
 
-def _keeping_others(plan: Plan, name: str) -> Bool:
+def _keeps_other_limits(plan: Plan, name: str) -> Bool:
     """Rows that run and keep every stated limit but that on a metric."""
     keep = plan.runs.copy()
-    for other, metric in plan.measures.items():
-        if metric.limit is None or other == name:
+    for measure, metric in plan.measures.items():
+        if metric.limit is None or measure == name:
             continue
         limit = limits_by_name()[metric.limit]
         bound = limit.bound(plan.request.objective.limits)
         if bound is None:
             continue
-        values = _bounded_values(plan, other)
+        values = _bounded_values(plan, measure)
         if limit.priced or limit.column == ACCURACY:  # what nobody knows keeps no limit
             keep &= np.isfinite(values)
         with np.errstate(invalid="ignore"):

@@ -60,7 +60,7 @@ def limit_texts(limits: Limits) -> list[str]:
     return out
 
 
-def limited(cases: Cases, limits: Limits, *, timed: bool | None = None) -> Cases:
+def add_limit_rules(cases: Cases, limits: Limits, *, timed: bool | None = None) -> Cases:
     """With one more rule for each stated limit, on cases that can run at all.
 
     ``timed`` restricts it to limits on times, or to the others.
@@ -69,11 +69,11 @@ def limited(cases: Cases, limits: Limits, *, timed: bool | None = None) -> Cases
     for code, rule in LIMITS.items():
         bound = rule.bound(limits)
         if bound is not None and timed in (None, rule.timed):
-            rules.append(_refusal(code, rule, bound, cases, limits.percentile))
+            rules.append(_limit_refusal(code, rule, bound, cases, limits.percentile))
     return replace(cases, limits=(*cases.limits, *rules))
 
 
-def _refusal(
+def _limit_refusal(
     code: str, rule: Limit, bound: float, cases: Cases, percentile: float | None
 ) -> Refusal:
     values, means = bounded_values(rule, cases, percentile), cases.columns[rule.column]
@@ -134,15 +134,15 @@ def mean_excess(cases: Cases, limits: Limits) -> Float:
     return excess
 
 
-def unsimulated(cases: Cases, limits: Limits) -> Cases:
+def refuse_unsimulated(cases: Cases, limits: Limits) -> Cases:
     """With the rule that refuses cases of unknown percentile, where times have limits."""
     excess = mean_excess(cases, limits)
     if not (excess > 0).any():
         return cases
     requests = requests_each(cases.setting, cases.cases)
-    known = np.zeros(len(cases), dtype=np.bool_)
+    is_simulated = np.zeros(len(cases), dtype=np.bool_)
     if cases.simulation is not None:
-        known = np.isfinite(cases.simulation.output_tokens_per_s)
+        is_simulated = np.isfinite(cases.simulation.output_tokens_per_s)
 
     def say(i: int) -> str:
         why = "others rank before it by their means"
@@ -152,5 +152,5 @@ def unsimulated(cases: Cases, limits: Limits) -> Cases:
             why = f"it takes {requests[i]:,} requests per replica; at most {MOST:,} are simulated"
         return f"p{limits.percentile:g} is not simulated: {why}"
 
-    rule = Refusal("unsimulated", cases.feasible & ~known, say)
+    rule = Refusal("unsimulated", cases.feasible & ~is_simulated, say)
     return replace(cases, limits=(*cases.limits, rule))

@@ -104,7 +104,7 @@ class _Brackets:
         """From the smallest load, as it was judged, to what is held at once."""
         at_once = np.floor(np.asarray(first.columns["held_requests"], dtype=float)[rows])
         rising = set(first.request.objective.goals) <= GAIN_FROM_LOAD
-        missed, score = missed_by(first)[rows], _scores(first)[rows]
+        missed, score = missed_by(first)[rows], _load_scores(first)[rows]
         return cls(lowest.copy(), lowest.copy(), np.maximum(at_once, lowest), missed, score, rising)
 
     def least_points(self, some: Int) -> int:
@@ -126,7 +126,10 @@ class _Brackets:
 
     def narrow(self, some: Int, loads: Float, judged: PlanTable) -> None:
         """Take the best of more loads of some splits, and its neighbours as the ends."""
-        missed, score = missed_by(judged).reshape(loads.shape), _scores(judged).reshape(loads.shape)
+        missed, score = (
+            missed_by(judged).reshape(loads.shape),
+            _load_scores(judged).reshape(loads.shape),
+        )
         loads_known = np.column_stack([self.best[some], loads])
         sort = np.argsort(loads_known, axis=1, kind="stable")
         loads, missed, score = (
@@ -169,14 +172,14 @@ def missed_by(plan: PlanTable) -> Float:
         for code, rule in LIMITS.items():
             if rule.bound(limits) is not None:
                 missed = np.maximum(missed, limit_excess(rule, plan.bound(code), limits))
-        if (asked := plan.request.objective.confidence) is not None:
+        if (least_confidence := plan.request.objective.confidence) is not None:
             chance = plan.chances
-            missed = np.maximum(missed, asked / np.maximum(chance, LEAST_CHANCE))
+            missed = np.maximum(missed, least_confidence / np.maximum(chance, LEAST_CHANCE))
     missed = np.where(plan.runs & np.isfinite(missed), missed, np.inf)
     return np.where(plan.feasible & ~plan.overloaded, 0.0, missed)
 
 
-def _scores(plan: PlanTable) -> Float:
+def _load_scores(plan: PlanTable) -> Float:
     """What rows are ranked by, as far as ties tell them apart; infinite where it is unknown."""
     score = np.nan_to_num(plan.score, nan=np.inf)
     if len(plan.request.objective.goals) > 1:  # a logarithm
@@ -191,7 +194,9 @@ def _best_place(missed: Float, score: Float) -> Int:
     return np.asarray(np.where(missed <= smallest, score, np.inf).argmin(axis=1), dtype=np.int64)
 
 
-def bisected(keeps: Callable[[Int, Float], Bool], largest: Float, *, whole: bool) -> Float:
+def bisect_loads(
+    keeps: Callable[[Int, Float], Bool], largest: Float, *, whole_requests: bool
+) -> Float:
     """The largest load up to ``most`` that keeps percentiles, which loads up to some one do.
 
     Args:
@@ -207,7 +212,7 @@ def bisected(keeps: Callable[[Int, Float], Bool], largest: Float, *, whole: bool
     low[keeping] = high[keeping]
     for _ in range(STEPS):
         middle = np.sqrt(np.maximum(low, high / FARTHEST) * high)
-        middle = np.round(middle) if whole else middle
+        middle = np.round(middle) if whole_requests else middle
         open_yet = (low < middle) & (middle < high) & (high > low * (1 + CLOSE))
         places = np.flatnonzero(open_yet)
         if not len(places):

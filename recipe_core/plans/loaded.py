@@ -11,19 +11,19 @@ from recipe_core.models.spec import ModelSpec
 HALVES = ("bf16", "fp16")
 
 
-def loaded(model: ModelSpec, device: Device) -> ModelSpec:
+def model_on_device(model: ModelSpec, device: Device) -> ModelSpec:
     """The model as engines load it on a device: in the 16-bit format that the device computes in.
 
     A T4 has no bf16 (``--dtype half``), a TPU no fp16.
     """
-    model = noted(model, device)
+    model = with_device_note(model, device)
     if model.dtype not in HALVES or model.dtype in device.weight_dtypes:
         return model
-    other = next((half for half in HALVES if half in device.kv_dtypes), None)
-    return model if other is None else replace(model, dtype=other)
+    dtype = next((half for half in HALVES if half in device.kv_dtypes), None)
+    return model if dtype is None else replace(model, dtype=dtype)
 
 
-def noted(model: ModelSpec, device: Device) -> ModelSpec:
+def with_device_note(model: ModelSpec, device: Device) -> ModelSpec:
     """The model with what every answer about the device has to say."""
     if device.announcement is None or device.announcement in model.notes:
         return model

@@ -96,19 +96,19 @@ def _model_items(model: ModelSpec) -> Items:
         yield Untold(f"model_type {name!r} ({reason or 'its class is not known to be the same'})")
         return
     config = {**family.defaults, **{k: v for k, v in model.config.items() if v is not None}}
-    yield from _totals(model)
-    yield from _attention(model)
-    yield from _blocks(model, config, family)
-    yield from _fields(config, family)
-    yield from _rotary(config, _is_latent(model))
+    yield from _total_items(model)
+    yield from _attention_items(model)
+    yield from _block_items(model, config, family)
+    yield from _field_items(config, family)
+    yield from _rotary_items(config, _has_latent_layers(model))
     if model.is_moe:
-        yield from _routing(model, config, family)
+        yield from _routing_items(model, config, family)
 
 
 # What the model's layers say
 
 
-def _totals(model: ModelSpec) -> Items:
+def _total_items(model: ModelSpec) -> Items:
     yield Word("num_layers", len(model.layers))
     yield Word("hidden_size", model.hidden)
     yield Word("vocab_size", model.vocabulary)
@@ -125,23 +125,23 @@ def _totals(model: ModelSpec) -> Items:
         yield Untold("more than one input per layer")
 
 
-def _is_latent(model: ModelSpec) -> bool:
+def _has_latent_layers(model: ModelSpec) -> bool:
     return any(isinstance(layer.attention, LatentAttention) for layer, _ in model.kinds)
 
 
-def _attention(model: ModelSpec) -> Items:
+def _attention_items(model: ModelSpec) -> Items:
     kinds = {layer.attention for layer, _ in model.kinds}
     grouped = [kind for kind in kinds if isinstance(kind, GroupedAttention)]
     latent = [kind for kind in kinds if isinstance(kind, LatentAttention)]
     if len(grouped) == len(kinds):
-        yield from _grouped(model, grouped)
+        yield from _grouped_items(model, grouped)
     elif len(kinds) == len(latent) == 1:
-        yield from _latent(latent[0])
+        yield from _latent_items(latent[0])
     else:
         yield Untold(f"layers of {len(kinds)} kinds of attention")
 
 
-def _grouped(model: ModelSpec, kinds: Sequence[GroupedAttention]) -> Items:
+def _grouped_items(model: ModelSpec, kinds: Sequence[GroupedAttention]) -> Items:
     shapes = {(kind.heads, kind.kv_heads, kind.head_dim, kind.v_head_dim) for kind in kinds}
     heads, kv_heads, head_dim, v_head_dim = min(shapes)
     if len(shapes) > 1:
@@ -156,10 +156,10 @@ def _grouped(model: ModelSpec, kinds: Sequence[GroupedAttention]) -> Items:
     yield Word("group_query_attention", kv_heads != heads)
     yield Word("num_query_groups", kv_heads)
     yield Word("kv_channels", head_dim)
-    yield from _windows(model, {kind.window for kind in kinds if kind.window})
+    yield from _window_items(model, {kind.window for kind in kinds if kind.window})
 
 
-def _windows(model: ModelSpec, widths: set[int]) -> Items:
+def _window_items(model: ModelSpec, widths: set[int]) -> Items:
     """A window of w tokens is the token itself and w - 1 before it."""
     if len(widths) > 1:
         yield Untold(f"windows of {' and '.join(map(str, sorted(widths)))} tokens")
@@ -171,7 +171,7 @@ def _windows(model: ModelSpec, widths: set[int]) -> Items:
         yield Word("window_attn_skip_freq", layer_pattern(marks))
 
 
-def _latent(attention: LatentAttention) -> Items:
+def _latent_items(attention: LatentAttention) -> Items:
     if attention.index_heads or attention.attends:
         yield Untold("an indexer that chooses what is attended to")
     if attention.window:
@@ -186,7 +186,7 @@ def _latent(attention: LatentAttention) -> Items:
     yield Word("v_head_dim", attention.v_head_dim)
 
 
-def _blocks(model: ModelSpec, config: Config, family: Family) -> Items:
+def _block_items(model: ModelSpec, config: Config, family: Family) -> Items:
     dense = {block for block, _ in model.mlps if isinstance(block, DenseMlp)}
     experts = {block for block, _ in model.mlps if isinstance(block, MoeMlp)}
     if not dense | experts or any(layer.mlp is None for layer, _ in model.kinds):
@@ -197,13 +197,13 @@ def _blocks(model: ModelSpec, config: Config, family: Family) -> Items:
     if any(block.latent or block.bias for block in experts):
         yield Untold("experts in a space of their own, or with biases")
     yield Word("ffn_hidden_size", min(block.intermediate for block in dense or experts))
-    yield from _activation(config, family)
+    yield from _activation_items(config, family)
     if dense and experts:
         marks = [isinstance(layer.mlp, MoeMlp) for layer in model.layers]
         yield Word("moe_layer_freq", layer_pattern(marks))
 
 
-def _activation(config: Config, family: Family) -> Items:
+def _activation_items(config: Config, family: Family) -> Items:
     """That of the family; a gate is a part of it. GELU is by its tanh approximation unasked."""
     usual = family.defaults.get("hidden_act", "silu")
     name = next((config[key] for key in _ACTIVATIONS if key in config), usual)
@@ -216,7 +216,7 @@ def _activation(config: Config, family: Family) -> Items:
 # What the fields of its config say
 
 
-def _fields(config: Config, family: Family) -> Items:
+def _field_items(config: Config, family: Family) -> Items:
     """Every field has an argument, an allowed value, or no bearing on what is trained."""
     models = megatron_models()
     arguments = {**models.fields, **family.fields}
@@ -229,20 +229,22 @@ def _fields(config: Config, family: Family) -> Items:
     yield from (Word(argument, value) for argument, value in family.always.items())
     for name, value in config.items():
         if name in arguments:
-            yield from _flag_or_number(arguments[name], config, name)
+            yield from _flag_or_number_item(arguments[name], config, name)
         elif value not in allowed.get(name, () if name not in elsewhere else (value,)):
             yield Untold(f"{name} {value!r:.80}")
-    yield from _number("norm_epsilon", config, family.norm)
+    yield from _number_item("norm_epsilon", config, family.norm)
 
 
-def _flag_or_number(argument: str, config: Config, name: str) -> Items:
+def _flag_or_number_item(argument: str, config: Config, name: str) -> Items:
     value = config[name]
     yield from (
-        (Word(argument, value),) if isinstance(value, bool) else _number(argument, config, name)
+        (Word(argument, value),)
+        if isinstance(value, bool)
+        else _number_item(argument, config, name)
     )
 
 
-def _number(argument: str, config: Config, name: str) -> Items:
+def _number_item(argument: str, config: Config, name: str) -> Items:
     value = config.get(name)
     if value is None:
         yield Untold(f"no {name} in its config (give its folder)")
@@ -252,7 +254,7 @@ def _number(argument: str, config: Config, name: str) -> Items:
         yield Word(argument, value)
 
 
-def _rotary(config: Config, latent: bool) -> Items:
+def _rotary_items(config: Config, latent: bool) -> Items:
     """Base, share of the head, and the scaling of frequencies."""
     for name in ("rope_scaling", "rope_parameters"):
         if not isinstance(config.get(name, {}), Mapping):
@@ -269,17 +271,17 @@ def _rotary(config: Config, latent: bool) -> Items:
     kind = rope.pop("type", None)
     kind = rope.pop("rope_type", kind) or "default"
     yield Word("position_embedding_type", "rope")
-    yield from _whole_number("rotary_base", fields, "rope_theta")
+    yield from _whole_number_item("rotary_base", fields, "rope_theta")
     if "partial_rotary_factor" in fields:
-        yield from _number("rotary_percent", fields, "partial_rotary_factor")
+        yield from _number_item("rotary_percent", fields, "partial_rotary_factor")
     if latent:
         yield Word("rope_type", "yarn" if kind == "yarn" else "rope")
         yield Word("no_rope_fusion", kind != "yarn")  # it fuses YaRN's only
-    yield from _scaling(str(kind), rope, latent)
+    yield from _rope_scaling_items(str(kind), rope, latent)
 
 
-def _whole_number(argument: str, config: Config, name: str) -> Items:
-    for item in _number(argument, config, name):
+def _whole_number_item(argument: str, config: Config, name: str) -> Items:
+    for item in _number_item(argument, config, name):
         if isinstance(item, Untold):
             yield item
         elif not float(item.value).is_integer():
@@ -288,20 +290,20 @@ def _whole_number(argument: str, config: Config, name: str) -> Items:
             yield Word(argument, int(item.value))
 
 
-def _scaling(kind: str, rope: dict[str, Any], latent: bool) -> Items:
+def _rope_scaling_items(kind: str, rope: dict[str, Any], latent: bool) -> Items:
     """The scaling of rotary frequencies; ``rope`` is what is stated beside its kind."""
     if kind == "default" and not rope:
         return
     if kind == "linear" and rope.keys() == {"factor"}:
-        yield from _whole_number("rotary_seq_len_interpolation_factor", rope, "factor")
+        yield from _whole_number_item("rotary_seq_len_interpolation_factor", rope, "factor")
     elif kind == "llama3" and not latent and _is_fixed(rope, _LLAMA3, frozenset({"factor"})):
         yield Word("use_rope_scaling", True)
-        yield from _number("rope_scaling_factor", rope, "factor")
+        yield from _number_item("rope_scaling_factor", rope, "factor")
     elif kind == "yarn" and latent and _is_fixed(rope, _YARN, _YARN_FREE):
-        yield from _number("rotary_scaling_factor", rope, "factor")
+        yield from _number_item("rotary_scaling_factor", rope, "factor")
         usual = {"mscale": 1.0, "mscale_all_dim": 0.0} | rope
-        yield from _number("mscale", usual, "mscale")
-        yield from _number("mscale_all_dim", usual, "mscale_all_dim")
+        yield from _number_item("mscale", usual, "mscale")
+        yield from _number_item("mscale_all_dim", usual, "mscale_all_dim")
     else:
         yield Untold(f"rope_scaling { ({'type': kind} | rope)!r:.160}")
 
@@ -313,7 +315,7 @@ def _is_fixed(rope: Config, fixed: Config, free: frozenset[str]) -> bool:
     return free_or_fixed and rope.get(original) == fixed[original]
 
 
-def _routing(model: ModelSpec, config: Config, family: Family) -> Items:
+def _routing_items(model: ModelSpec, config: Config, family: Family) -> Items:
     experts = next(block for block, _ in model.mlps if isinstance(block, MoeMlp))
     if family.router is None:
         yield Untold(f"{experts.experts} experts in model_type {model.model_type!r}")
@@ -327,12 +329,12 @@ def _routing(model: ModelSpec, config: Config, family: Family) -> Items:
     yield Word("moe_router_dtype", "fp32")  # as transformers computes weights of experts
     if config.get("scoring_func", family.router) != family.router:
         yield Untold(f"scoring_func {config['scoring_func']!r}")
-    yield from _weights(config, family, experts.top_k)
-    yield from _groups(config, family, experts.top_k)
-    yield from _balance(config, family)
+    yield from _router_weight_items(config, family, experts.top_k)
+    yield from _router_group_items(config, family, experts.top_k)
+    yield from _balance_items(config, family)
 
 
-def _weights(config: Config, family: Family, top_k: int) -> Items:
+def _router_weight_items(config: Config, family: Family, top_k: int) -> Items:
     """Softmax before the choice leaves weights as they are, after it they sum to one."""
     normalised = bool(config.get("norm_topk_prob"))
     if family.router == "sigmoid":
@@ -344,10 +346,10 @@ def _weights(config: Config, family: Family, top_k: int) -> Items:
     elif top_k == 1:
         yield Untold("norm_topk_prob True with one expert per token")
     if config.get("routed_scaling_factor", 1) != 1:
-        yield from _number("moe_router_topk_scaling_factor", config, "routed_scaling_factor")
+        yield from _number_item("moe_router_topk_scaling_factor", config, "routed_scaling_factor")
 
 
-def _groups(config: Config, family: Family, top_k: int) -> Items:
+def _router_group_items(config: Config, family: Family, top_k: int) -> Items:
     usual = "noaux_tc" if family.router == "sigmoid" else "greedy"
     method, groups = config.get("topk_method", usual), config.get("n_group", 1)
     limited = config.get("topk_group", 1)
@@ -365,7 +367,7 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def _balance(config: Config, family: Family) -> Items:
+def _balance_items(config: Config, family: Family) -> Items:
     """The auxiliary loss; routers with a bias per expert are balanced without one."""
     name = "aux_loss_alpha" if "aux_loss_alpha" in config else "router_aux_loss_coef"
     if family.router == "sigmoid" and name not in config:
@@ -373,4 +375,4 @@ def _balance(config: Config, family: Family) -> Items:
         return
     kind = "seq_aux_loss" if config.get("seq_aux") else "aux_loss"
     yield Word("moe_router_load_balancing_type", kind)
-    yield from _number("moe_aux_loss_coeff", config, name)
+    yield from _number_item("moe_aux_loss_coeff", config, name)

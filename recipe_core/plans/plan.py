@@ -126,9 +126,9 @@ class Plan(PlanTable):
         splits differ in accuracy. ``bundle``: whether a bundle of the split can be made, else
         it is an estimate only. ``launch_note``: why no bundle can be made, where none can.
         """
-        from recipe_core.plans.plan_json import plan_json
+        from recipe_core.plans.plan_json import plan_document
 
-        return plan_json(self, LISTED if top is None else top, refused)
+        return plan_document(self, LISTED if top is None else top, refused)
 
 
 @dataclass(frozen=True, slots=True)

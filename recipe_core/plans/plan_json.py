@@ -18,13 +18,13 @@ from recipe_core.plans.front import front_of_columns, front_with_accuracy
 from recipe_core.plans.rank import beats, count_ties, nearest_row
 from recipe_core.plans.table import PlanTable
 from recipe_core.request.serving_workload import LOADS
-from recipe_core.request.split_key import load_text, split_name
+from recipe_core.request.split_key import load_field_text, split_name
 
 if TYPE_CHECKING:
     from recipe_core.plans.plan import Plan
 
 
-def plan_json(plan: Plan, top: int, refused: int) -> dict[str, Any]:
+def plan_document(plan: Plan, top: int, refused: int) -> dict[str, Any]:
     """The plan as the contract writes it (``Plan.to_json``)."""
     shown = plan.order[:top]
     rows = np.flatnonzero(~plan.feasible)
@@ -71,7 +71,7 @@ def plan_json(plan: Plan, top: int, refused: int) -> dict[str, Any]:
             "tied_with_best": count_ties(plan),
         },
         "unpriced": _unpriced_devices(plan),
-        "launch_note": launch_note(plan),
+        "launch_note": plan_launch_note(plan),
         **own_runs,
     }
 
@@ -151,7 +151,7 @@ def _unpriced_devices(plan: PlanTable) -> list[str]:
 # bundles
 
 
-def launch_note(plan: PlanTable) -> str | None:
+def plan_launch_note(plan: PlanTable) -> str | None:
     """Why no bundle of any split can be made, as sentences; None where one can."""
     return plan.spec.launch_note(plan)
 
@@ -202,7 +202,7 @@ def row_load_text(plan: PlanTable, row: int) -> str:
     """The load of a row with what it counts: ``64 in flight``; empty for training."""
     if plan.kind == "training":
         return ""
-    return load_text(LOADS[plan.problem.workload.mode], float(plan.columns["load"][row]))
+    return load_field_text(LOADS[plan.problem.workload.mode], float(plan.columns["load"][row]))
 
 
 def cluster_title(plan: PlanTable, row: int) -> str:

@@ -15,13 +15,13 @@ from recipe_core.estimates.columns.corrections import Corrections
 from recipe_core.hardware.cluster import Cluster, is_own
 from recipe_core.plans.kind import Kind
 from recipe_core.plans.plan import Plan
-from recipe_core.plans.problem import Problem, resolve
+from recipe_core.plans.problem import Problem, resolve_problem
 from recipe_core.plans.rank import nearest_row
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.schema import PlanRequest
 
 
-def kind_of(problem: Problem[Any]) -> Kind:
+def problem_kind(problem: Problem[Any]) -> Kind:
     """The kind of a problem's workload. Only that kind's physics is imported."""
     if problem.request.workload.kind == "training":
         from recipe_core.plans.training_kind import TRAINING
@@ -38,7 +38,7 @@ def search_plan(problem: Problem[Any], candidate: CandidateRequest | None = None
     Without one, what all splits of a training plan share (framework, precision, offload) is the
     request's.
     """
-    kind = kind_of(problem)
+    kind = problem_kind(problem)
     return Plan(kind, *kind.search_cases(kind, problem, candidate))
 
 
@@ -48,7 +48,7 @@ def plan_together(problems: Sequence[Problem[Any]]) -> tuple[Plan, Int]:
     Returns:
         The plan, and the place of each row's problem.
     """
-    kind = kind_of(problems[0])
+    kind = problem_kind(problems[0])
     blocks = [kind.search_cases(kind, problem, None)[1] for problem in problems]
     plan = Plan(kind, problems[0], [block for several in blocks for block in several])
     return plan, np.repeat(np.arange(len(problems)), [sum(map(len, several)) for several in blocks])
@@ -56,18 +56,18 @@ def plan_together(problems: Sequence[Problem[Any]]) -> tuple[Plan, Int]:
 
 def plan_stated(problem: Problem[Any], candidate: CandidateRequest) -> Plan | None:
     """The plan of the one split that a candidate states in full; None where it does not."""
-    pair = find_case(problem, candidate)
+    pair = find_stated_case(problem, candidate)
     return None if pair is None else plan_cases(problem, *pair)
 
 
-def find_case(problem: Problem[Any], candidate: CandidateRequest) -> tuple[Any, Any] | None:
+def find_stated_case(problem: Problem[Any], candidate: CandidateRequest) -> tuple[Any, Any] | None:
     """Setting and case of a candidate that states its split in full, else None."""
-    kind = kind_of(problem)
+    kind = problem_kind(problem)
     return kind.find_case(kind, problem, candidate)
 
 
 def plan_cases(problem: Problem[Any], setting: Any, cases: Any) -> Plan:
-    kind = kind_of(problem)
+    kind = problem_kind(problem)
     return Plan(kind, problem, kind.judge_cases(kind, problem, setting, cases))
 
 
@@ -83,7 +83,7 @@ def plan_least_loads(plan: Plan) -> Plan:
     return Plan(plan.spec, *judge_least_loads(plan))
 
 
-def plan(
+def plan_splits(
     request: PlanRequest, *, folders: bool = True, corrections: Corrections | None = None
 ) -> Plan:
     """Every split of the request's hardware, judged and ranked.
@@ -96,7 +96,7 @@ def plan(
         InputError: for unknown names or what this version does not model.
         RecipeError: when there is no split at all.
     """
-    problem = resolve(request, folders=folders, corrections=corrections)
+    problem = resolve_problem(request, folders=folders, corrections=corrections)
     return _require_rows(search_plan(problem))
 
 
@@ -111,7 +111,7 @@ def plan_candidate(
         InputError: as ``plan``.
         RecipeError: when no split agrees with the candidate.
     """
-    problem = resolve(request, folders=folders, corrections=corrections)
+    problem = resolve_problem(request, folders=folders, corrections=corrections)
     alone = plan_stated(problem, problem.candidate)
     if alone is not None:
         return alone, 0
@@ -159,8 +159,8 @@ def estimate_batch(
             if isinstance(value, RecipeError):  # a line that was no document
                 raise value
             request = PlanRequest.parse(value)
-            problem = resolve(request, corrections=corrections)
-            pair = find_case(problem, problem.candidate)
+            problem = resolve_problem(request, corrections=corrections)
+            pair = find_stated_case(problem, problem.candidate)
             if pair is None or _makes_checkpoint(request):
                 narrowed, row = plan_candidate(request, corrections=corrections)
                 answers[n] = checkpoint_json(narrowed, row)
@@ -170,7 +170,7 @@ def estimate_batch(
             answers[n] = error.to_json()
     for members in groups.values():
         _, problem, setting, _ = members[0]
-        stack = kind_of(problem).stack_cases
+        stack = problem_kind(problem).stack_cases
         judged = plan_cases(problem, setting, stack([cases for _, _, _, cases in members]))
         estimates = judged.estimates(range(len(members)))
         answers |= {
@@ -190,7 +190,7 @@ def shared_key(problem: Problem[Any], setting: Any) -> str:
     """
     limits = problem.request.objective.limits.model_dump(mode="json")
     model = [setting.model.name, setting.model.digest]
-    place = _place(setting.cluster)
+    place = _cluster_key(setting.cluster)
     if problem.request.is_training:
         lengths = {"sequence_length", "global_batch", "tokens"}
         workload = problem.workload.model_dump(mode="json", exclude=lengths)
@@ -210,7 +210,7 @@ def shared_key(problem: Problem[Any], setting: Any) -> str:
     return json.dumps([*model, *formats, place, workload, limits, pools])
 
 
-def _place(cluster: Cluster) -> list[Any]:
+def _cluster_key(cluster: Cluster) -> list[Any]:
     device = cluster.device
     name = device.digest if is_own(device) else device.name
     links = [cluster.fabric.name, cluster.network.name]

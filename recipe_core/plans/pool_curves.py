@@ -68,44 +68,44 @@ class Curves:
 
         ``work``: those at full power.
         """
-        table, most = self.work_s if work else self.step_s, self.limit[units]
-        share = np.log(np.maximum(decoding, 1.0)) / np.log(np.maximum(most, 1.0 + 1e-9))
+        table, limit = self.work_s if work else self.step_s, self.limit[units]
+        share = np.log(np.maximum(decoding, 1.0)) / np.log(np.maximum(limit, 1.0 + 1e-9))
         place = np.clip(share, 0.0, 1.0) * (POINTS - 1)
         low = np.minimum(place.astype(np.int64), POINTS - 2)
         below, above = table[units, low], table[units, low + 1]
         between = below + (above - below) * (place - low)
-        return np.where(decoding <= most * (1 + 1e-9), between, np.inf)
+        return np.where(decoding <= limit * (1 + 1e-9), between, np.inf)
 
     def prompts_of(self, units: Int) -> PromptSteps:
         """The prompts of some curves."""
-        one, full = (
+        single, full = (
             {name: seconds[units] for name, seconds in parts.items()}
             for parts in (self.prompts.single, self.prompts.full)
         )
-        return PromptSteps(one, full, self.prompts.group[units], self.prompts.stages[units])
+        return PromptSteps(single, full, self.prompts.group[units], self.prompts.stages[units])
 
 
 def curves_of(shared: Setting, cases: Cases) -> Curves:
     """Curves of splits, one of each."""
     ones = np.ones(len(cases))
-    held = serving_memory(shared, cases, ones)
+    memory_use = serving_memory(shared, cases, ones)
     prefill = replace(cases, output_tokens=ones)
-    limit = resident_limit(shared, cases, held)
+    limit = resident_limit(shared, cases, memory_use)
     decoding = np.geomspace(ones, limit, POINTS, axis=1)
     several = cases.take(np.repeat(np.arange(len(cases)), POINTS))
     step = decode_step(several, decoding.ravel())
     step_s, work_s = (
-        total(engine_step(one, several, step)).reshape(len(cases), POINTS)
-        for one in (shared, busy_time_setting(shared))
+        total(engine_step(setting, several, step)).reshape(len(cases), POINTS)
+        for setting in (shared, busy_time_setting(shared))
     )
     steps, work = pool_steps(shared, prefill), pool_steps(busy_time_setting(shared), prefill)
     data = sent_bytes(shared, cases)
     return Curves(
         cases,
         limit,
-        np.maximum(np.minimum(held.max_concurrency, cases.max_num_seqs * cases.dp), 1.0),
+        np.maximum(np.minimum(memory_use.max_concurrency, cases.max_num_seqs * cases.dp), 1.0),
         step_s,
-        serving_start_probability(shared, cases, held),
+        serving_start_probability(shared, cases, memory_use),
         PromptSteps(
             {"step": total(steps.single)}, {"step": total(steps.full)}, steps.group, steps.stages
         ),
@@ -132,35 +132,35 @@ class Pools:
         return Pools(self.units[rows], self.copies[rows], self.replicas[rows], self.devices[rows])
 
 
-def pools_of(cases: Cases, chosen: Int, most: int) -> Pools:
+def pools_of(cases: Cases, splits: Int, max_devices: int) -> Pools:
     """The chosen splits in as many copies as ``most`` devices hold."""
     counts, n = [], 1
-    while n <= most:
+    while n <= max_devices:
         counts.append(n)
         n += max(n // EVERY_COPY, 1)
-    units, copies = (grid.ravel() for grid in np.meshgrid(chosen, np.array(counts), indexing="ij"))
+    units, copies = (grid.ravel() for grid in np.meshgrid(splits, np.array(counts), indexing="ij"))
     size = cases.devices
-    fits = copies * size[units] <= most
+    fits = copies * size[units] <= max_devices
     units, copies = units[fits], copies[fits]
     return Pools(units, copies, (cases.dp[units] * copies).astype(float), copies * size[units])
 
 
-def _front(pools: Pools, columns: Float) -> Pools:
+def _pools_on_front(pools: Pools, columns: Float) -> Pools:
     """Pools that none of as many devices is as good as in every column, of which less is better."""
     values = np.minimum(columns, 1e12)
     order = np.lexsort((np.log(values + 1e-12).sum(axis=1), pools.devices))
-    kept: list[int] = []
+    front: list[int] = []
     start = 0
     for row in order.tolist():
-        if kept and pools.devices[row] != pools.devices[kept[-1]]:
-            start = len(kept)
-        rivals = kept[start:]
+        if front and pools.devices[row] != pools.devices[front[-1]]:
+            start = len(front)
+        rivals = front[start:]
         if not rivals or not (values[rivals] <= values[row] * ALIKE).all(axis=1).any():
-            kept.append(row)
-    return pools.take(np.sort(np.array(kept, dtype=np.int64)))
+            front.append(row)
+    return pools.take(np.sort(np.array(front, dtype=np.int64)))
 
 
-def _common(shared: Setting, curves: Curves, pools: Pools, starts: Float) -> list[Any]:
+def _common_pool_columns(shared: Setting, curves: Curves, pools: Pools, starts: Float) -> list[Any]:
     """What both kinds of pools are compared by: how surely they start, nodes, sending."""
     nodes = nodes_needed(
         [servers_of(shared, replace(curves.cases.take(pools.units), copies=pools.copies))],
@@ -172,9 +172,9 @@ def _common(shared: Setting, curves: Curves, pools: Pools, starts: Float) -> lis
     sent = [np.floor(seconds[pools.units] / shortest) for seconds in curves.sent]
     # with a partner that is as wide, and with the narrowest
     link = [
-        np.floor(each / pools.replicas / apart)
+        np.floor(send_seconds / pools.replicas / apart)
         for seconds in curves.sent
-        for each in (seconds[pools.units], seconds.max())
+        for send_seconds in (seconds[pools.units], seconds.max())
     ]
     return [1 - starts[pools.units], nodes.astype(float), *sent, *link]
 
@@ -182,8 +182,8 @@ def _common(shared: Setting, curves: Curves, pools: Pools, starts: Float) -> lis
 def counts_energy(problem: ServingProblem) -> bool:
     """Whether pools are compared by their energy too."""
     limits = problem.request.objective.limits
-    stated = limits.watts is not None or limits.joules_per_token is not None
-    return stated or "energy" in problem.request.objective.goals
+    limits_energy = limits.watts is not None or limits.joules_per_token is not None
+    return limits_energy or "energy" in problem.request.objective.goals
 
 
 def stated_load(problem: ServingProblem) -> float | None:
@@ -210,23 +210,25 @@ def _paces(problem: ServingProblem, *columns: str) -> bool:
 
 def decode_front(problem: ServingProblem, shared: Setting, curves: Curves, pools: Pools) -> Pools:
     """Pools to decode in that none of as many devices beats at every number of sequences."""
-    held = pools.replicas * curves.limit[pools.units]
-    sequences = np.geomspace(1.0, max(held.max(), 1.0), POINTS)
+    resident = pools.replicas * curves.limit[pools.units]
+    sequences = np.geomspace(1.0, max(resident.max(), 1.0), POINTS)
     decoding = sequences / pools.replicas[:, None]
     steps = curves.step_at(pools.units[:, None], decoding)
-    alike = _common(shared, curves, pools, curves.decodes)
+    alike = _common_pool_columns(shared, curves, pools, curves.decodes)
     if _paces(problem, "ttft_s", "request_latency_s"):
         alike.append(steps**-PACED)
     if _paces(problem, "tpot_s", "request_latency_s"):
-        alike.append(held**PACED)
+        alike.append(resident**PACED)
     if counts_energy(problem):
         work_s = curves.step_at(pools.units[:, None], decoding, work=True)
         alike.append(work_s / np.maximum(decoding, 1.0) * pools.devices[:, None])
-    whole = pools.copies * curves.held[pools.units]
+    cached = pools.copies * curves.held[pools.units]
     if (load := stated_load(problem)) is not None:
-        whole = np.where(whole < load, 0.5, 1.0) if problem.workload.mode == "closed" else held
-    room = 1 / np.array([held, whole]).T
-    return _front(pools, np.column_stack([steps, room, *alike]))
+        cached = (
+            np.where(cached < load, 0.5, 1.0) if problem.workload.mode == "closed" else resident
+        )
+    room = 1 / np.array([resident, cached]).T
+    return _pools_on_front(pools, np.column_stack([steps, room, *alike]))
 
 
 def prefill_front(problem: ServingProblem, shared: Setting, curves: Curves, pools: Pools) -> Pools:
@@ -235,11 +237,11 @@ def prefill_front(problem: ServingProblem, shared: Setting, curves: Curves, pool
     highest = pools.replicas / prompts.prompt_s[:, 0]
     rates = np.geomspace(highest.min() / 100, highest.max(), POINTS)
     waits = prompts.wait_s(rates / senders)
-    taken = waits + total(prompts.parts(prompts.together(rates / senders)))
+    ttft_s = waits + total(prompts.parts(prompts.together(rates / senders)))
     bunches = prompts.bunch_s(np.geomspace(1, 1024, 4) / senders)
-    alike = _common(shared, curves, pools, curves.prefills)
+    alike = _common_pool_columns(shared, curves, pools, curves.prefills)
     if _paces(problem, "tpot_s", "request_latency_s"):
-        alike.append(taken**-PACED)
+        alike.append(ttft_s**-PACED)
     if counts_energy(problem):
         alike.append(curves.prompt_work_s[pools.units] * pools.devices / pools.replicas)
-    return _front(pools, np.column_stack([taken, bunches, 1 / highest, *alike]))
+    return _pools_on_front(pools, np.column_stack([ttft_s, bunches, 1 / highest, *alike]))

@@ -71,16 +71,16 @@ class _Ranked:
     tpot_s: Float
     per_device: Float
 
-    def better(self, other: _Ranked) -> _Ranked:
+    def better(self, rival: _Ranked) -> _Ranked:
         """The better of both, pair by pair."""
-        fewer, alike = other.missed < self.missed, other.missed == self.missed
-        swap = fewer | (alike & (other.score < self.score))
+        fewer, alike = rival.missed < self.missed, rival.missed == self.missed
+        swap = fewer | (alike & (rival.score < self.score))
         return _Ranked(
-            np.where(swap, other.missed, self.missed),
-            np.where(swap, other.score, self.score),
+            np.where(swap, rival.missed, self.missed),
+            np.where(swap, rival.score, self.score),
             self.after,
-            np.where(swap[0], other.tpot_s, self.tpot_s),
-            np.where(swap[0], other.per_device, self.per_device),
+            np.where(swap[0], rival.tpot_s, self.tpot_s),
+            np.where(swap[0], rival.per_device, self.per_device),
         )
 
 
@@ -165,8 +165,8 @@ class _Pairs:
         low, high, rounds = np.full(limit.shape, FEWEST), limit, []
         for _ in range(ROUNDS):
             decoding = low * (high / low) ** np.linspace(0, 1, POINTS)
-            found, place = self._judged(decoding)
-            rounds.append(found)
+            round_best, place = self._judged(decoding)
+            rounds.append(round_best)
             low, high = (
                 np.take_along_axis(decoding, np.clip(place + step, 0, POINTS - 1), axis=1)
                 for step in (-1, 1)
@@ -177,12 +177,12 @@ class _Pairs:
         """Every pair at the best of some sequences a replica, and the place of that."""
         columns, missed = self._figures(decoding, *self._at(decoding))
         score = self._score(columns)
-        best = [_best(missed / share, score) for share in SHARES]
+        best = [_best_pair_loads(missed / share, score) for share in SHARES]
         rows, place = np.arange(len(self)), best[0][2]
         per_device = columns["output_tokens_per_s"] / columns["gpus"]
         ranked = _Ranked(
-            np.stack([one[0] for one in best]),
-            np.stack([one[1] for one in best]),
+            np.stack([load_best[0] for load_best in best]),
+            np.stack([load_best[1] for load_best in best]),
             self._after,
             columns["tpot_s"][rows, place],
             per_device[rows, place],
@@ -235,7 +235,7 @@ class _Pairs:
             columns["wall_s"] = load / rate
             columns["usd"] = columns["usd_per_hour"] * columns["wall_s"] / 3600
         limits = self.problem.request.objective.limits
-        kept = np.zeros(rate.shape)
+        worst_excess = np.zeros(rate.shape)
         for rule in LIMITS.values():
             if rule.bound(limits) is None or rule.column not in columns:
                 continue
@@ -244,8 +244,10 @@ class _Pairs:
             # what is counted is no estimate, and no confidence tightens its limit
             excess = limit_excess(rule, columns[rule.column], limits)
             certain = rule.column in ("gpus", "usd_per_hour")
-            kept = np.maximum(kept, np.where(excess > 1, np.inf, 0.0) if certain else excess)
-        return columns, np.where(missed > 1, missed * np.maximum(kept, 1), kept)
+            worst_excess = np.maximum(
+                worst_excess, np.where(excess > 1, np.inf, 0.0) if certain else excess
+            )
+        return columns, np.where(missed > 1, missed * np.maximum(worst_excess, 1), worst_excess)
 
     def _watts(self, decoding: Float, rate: Float) -> Float:
         """Power of both pools: as ``cost`` has it, from the seconds that each works."""
@@ -283,22 +285,22 @@ def pool_pairs(problem: ServingProblem, shared: Setting, splits: Cases) -> Cases
     splits = splits.take(np.flatnonzero(starting))
     if not len(splits):
         return splits
-    curves, most = curves_of(shared, splits), shared.cluster.devices
-    chosen = np.arange(len(splits))
-    single = Pools(chosen, np.ones_like(chosen), splits.dp.astype(float), splits.devices)
+    curves, max_devices = curves_of(shared, splits), shared.cluster.devices
+    units = np.arange(len(splits))
+    single = Pools(units, np.ones_like(units), splits.dp.astype(float), splits.devices)
     decode = decode_front(problem, shared, curves, single)
-    decode = decode_front(problem, shared, curves, pools_of(splits, decode.units, most))
+    decode = decode_front(problem, shared, curves, pools_of(splits, decode.units, max_devices))
     prefill = prefill_front(problem, shared, curves, single)
-    prefill = prefill_front(problem, shared, curves, pools_of(splits, prefill.units, most))
-    parts, found = [], []
-    for pairs in _paired(problem, shared, curves, decode, prefill):
+    prefill = prefill_front(problem, shared, curves, pools_of(splits, prefill.units, max_devices))
+    parts, rankings = [], []
+    for pairs in _pair_pools(problem, shared, curves, decode, prefill):
         budget.spend()
         parts.append(pairs.cases)
-        found.append(pairs.ranked())
-    return _chosen(parts, found) if parts else splits.take(np.zeros(0, dtype=np.int64))
+        rankings.append(pairs.ranked())
+    return _choose_pairs(parts, rankings) if parts else splits.take(np.zeros(0, dtype=np.int64))
 
 
-def _paired(
+def _pair_pools(
     problem: ServingProblem, shared: Setting, curves: Curves, decode: Pools, prefill: Pools
 ) -> Iterator[_Pairs]:
     """Every pair of pools that the devices hold, some at a time."""
@@ -310,24 +312,24 @@ def _paired(
     for start in range(0, len(decode.units), some):
         part = decode.take(np.arange(start, min(start + some, len(decode.units))))
         fits = part.devices[:, None] + prefill.devices <= shared.cluster.devices
-        one, other = np.nonzero(fits)
+        decode_rows, prefill_rows = np.nonzero(fits)
         cases = replace(
-            curves.cases.take(part.units[one]),
-            copies=part.copies[one],
-            prefill_copies=prefill.copies[other],
-            **{name: column[other] for name, column in pool.items()},
+            curves.cases.take(part.units[decode_rows]),
+            copies=part.copies[decode_rows],
+            prefill_copies=prefill.copies[prefill_rows],
+            **{name: column[prefill_rows] for name, column in pool.items()},
         )
         placed = np.ones(len(cases), dtype=np.bool_)
         for rule in place_rules(shared, cases):
             placed &= ~rule.broken
         rows = np.flatnonzero(placed)
         if len(rows):
-            one, other = one[rows], other[rows]
-            sides = part.take(one), prefill.take(other)
+            decode_rows, prefill_rows = decode_rows[rows], prefill_rows[rows]
+            sides = part.take(decode_rows), prefill.take(prefill_rows)
             yield _Pairs(problem, shared, curves, *sides, cases.take(rows))
 
 
-def _best(missed: Float, score: Float) -> tuple[Float, Float, Int]:
+def _best_pair_loads(missed: Float, score: Float) -> tuple[Float, Float, Int]:
     """Of the loads of each pair the best: how much it misses (0: nothing), its score, its place."""
     holds = missed <= 1
     place = np.where(
@@ -337,23 +339,23 @@ def _best(missed: Float, score: Float) -> tuple[Float, Float, Int]:
     return np.where(holds[rows, place], 0.0, missed[rows, place]), score[rows, place], place
 
 
-def _chosen(parts: list[Cases], found: list[_Ranked]) -> Cases:
+def _choose_pairs(parts: list[Cases], rankings: list[_Ranked]) -> Cases:
     """The pairs to estimate: the best of all, and of each number of devices."""
     cases = stack_serving_cases(parts)
     missed, score = (
-        np.concatenate([getattr(one, name) for one in found], axis=1)
+        np.concatenate([getattr(ranking, name) for ranking in rankings], axis=1)
         for name in ("missed", "score")
     )
-    after = np.concatenate([one.after for one in found])
+    after = np.concatenate([ranking.after for ranking in rankings])
     front: Bool = pareto_front(
-        np.concatenate([one.tpot_s for one in found]),
-        -np.concatenate([one.per_device for one in found]),
+        np.concatenate([ranking.tpot_s for ranking in rankings]),
+        -np.concatenate([ranking.per_device for ranking in rankings]),
         among=(missed[0] == 0) & (after == 0),
     )
-    chosen = [np.flatnonzero(front)]
+    row_sets = [np.flatnonzero(front)]
     for k in range(len(SHARES)):
         order = np.lexsort((score[k], after, missed[k]))
         order = order[np.isfinite(missed[k][order])]
         _, firsts = np.unique(cases.devices[order], return_index=True)
-        chosen += [order[:BEST], order[firsts]]
-    return cases.take(np.unique(np.concatenate(chosen)))
+        row_sets += [order[:BEST], order[firsts]]
+    return cases.take(np.unique(np.concatenate(row_sets)))

@@ -21,7 +21,7 @@ from recipe_core.models.catalog import load_model
 from recipe_core.models.spec import ModelSpec
 from recipe_core.models.towers import PARTS, Modality
 from recipe_core.request.candidate import CandidateRequest, ServingCandidate, TrainingCandidate
-from recipe_core.request.metrics import goals_of, limits_of, run_limits
+from recipe_core.request.metrics import goals_of, kind_limits, run_limits
 from recipe_core.request.objective import Limits, Objective
 from recipe_core.request.schema import Options, PlanRequest
 from recipe_core.request.serving_workload import ServingWorkload, Speculative
@@ -66,7 +66,7 @@ ServingProblem = Problem[ServingWorkload]
 TrainingProblem = Problem[TrainingWorkload]
 
 
-def resolve(
+def resolve_problem(
     request: PlanRequest, *, folders: bool = True, corrections: Corrections | None = None
 ) -> Problem[Any]:
     """Look up model, devices and links; estimates are made with ``corrections``.
@@ -78,18 +78,18 @@ def resolve(
             what the schema has but this version does not model.
     """
     refuse_other_kind(request)
-    stated, corrections = corrections, corrections or standing_corrections()
-    if stated is not None and stated.given and request.is_training:
+    own_corrections, corrections = corrections, corrections or standing_corrections()
+    if own_corrections is not None and own_corrections.given and request.is_training:
         raise InputError(
             "measured runs correct estimates of serving, not of training.",
             field="measured",
             hint="Leave them out, or ask for a serving workload.",
         )
-    model = _model(request, folders)
-    request, model = _for_task(request, model)
-    first = _cluster(request, request.hardware, 0)
-    others = [beside(hardware, first) for hardware in request.options.hardware]
-    rest = [_cluster(request, hardware, k) for k, hardware in enumerate(others, 1)]
+    model = _requested_model(request, folders)
+    request, model = _apply_task(request, model)
+    first = _requested_cluster(request, request.hardware, 0)
+    alternatives = [beside(hardware, first) for hardware in request.options.hardware]
+    rest = [_requested_cluster(request, hardware, k) for k, hardware in enumerate(alternatives, 1)]
     clusters = (first, *rest)
     workload = request.workload
     if isinstance(workload, TrainingWorkload):
@@ -104,7 +104,7 @@ def resolve(
     return service
 
 
-def _cluster(request: PlanRequest, hardware: HardwareRequest, k: int) -> Cluster:
+def _requested_cluster(request: PlanRequest, hardware: HardwareRequest, k: int) -> Cluster:
     """The cluster of the request (the first) or of its options.
 
     Errors name the field it stands in.
@@ -123,13 +123,13 @@ def _cluster(request: PlanRequest, hardware: HardwareRequest, k: int) -> Cluster
         raise HardwareError(error.message, field=where, hint=error.hint) from None
 
 
-def _model(request: PlanRequest, folders: bool) -> ModelSpec:
+def _requested_model(request: PlanRequest, folders: bool) -> ModelSpec:
     if isinstance(request.model, str):
         return load_model(request.model, folders=folders)
     return _inline_model(to_json(request.model, indent=None))
 
 
-def _for_task(request: PlanRequest, model: ModelSpec) -> tuple[PlanRequest, ModelSpec]:
+def _apply_task(request: PlanRequest, model: ModelSpec) -> tuple[PlanRequest, ModelSpec]:
     """Request and model as the task has them: stated, or what the model is made for.
 
     Raises:
@@ -170,32 +170,32 @@ def _inline_model(config: str) -> ModelSpec:
 # What the other kind has
 
 
-def _without(kind: type[Any], other: type[Any]) -> tuple[str, ...]:
-    return tuple(name for name in kind.model_fields if name not in other.model_fields)
+def _fields_lacking(kind: type[Any], other_kind: type[Any]) -> tuple[str, ...]:
+    return tuple(name for name in kind.model_fields if name not in other_kind.model_fields)
 
 
-SERVING_FIELDS = _without(ServingCandidate, TrainingCandidate)
-TRAINING_FIELDS = _without(TrainingCandidate, ServingCandidate)
+SERVING_FIELDS = _fields_lacking(ServingCandidate, TrainingCandidate)
+TRAINING_FIELDS = _fields_lacking(TrainingCandidate, ServingCandidate)
 
 
 def refuse_other_kind(request: PlanRequest) -> None:
     """Raise InputError for the first field that only the other kind of workload has."""
     candidate, training = request.candidate or CandidateRequest(), request.is_training
-    other, kinds = (
+    foreign_fields, kinds = (
         (SERVING_FIELDS, "serving, not to training")
         if training
         else (TRAINING_FIELDS, "training, not to serving")
     )
-    for name in other:
+    for name in foreign_fields:
         if getattr(candidate, name) is not None:
             raise InputError(
                 f"belongs to {kinds}.", field=f"candidate.{name}", hint="Leave it out."
             )
-    for field, hint in _serving_only(request) if training else _limits_of_others(request):
+    for field, hint in _serving_only_fields(request) if training else _foreign_limits(request):
         raise InputError(f"belongs to {kinds}.", field=field, hint=hint)
 
 
-def _serving_only(request: PlanRequest) -> Iterator[tuple[str, str]]:
+def _serving_only_fields(request: PlanRequest) -> Iterator[tuple[str, str]]:
     """Fields of a training request that only serving has, each with the fix."""
     objective, options = request.objective, request.options
     goals = "Use " + ", ".join(goals_of("training")) + "."
@@ -208,7 +208,7 @@ def _serving_only(request: PlanRequest) -> Iterator[tuple[str, str]]:
             yield f"objective.weights.{goal}", goals
     if objective.accuracy_of != Objective.model_fields["accuracy_of"].default:
         yield "objective.accuracy_of", "Leave it out."
-    yield from _limits_of_others(request)
+    yield from _foreign_limits(request)
     for name, field in Options.model_fields.items():
         if name not in TRAINING_OPTIONS and getattr(options, name) != field.get_default():
             yield f"options.{name}", "Leave it out."
@@ -216,18 +216,21 @@ def _serving_only(request: PlanRequest) -> Iterator[tuple[str, str]]:
         yield "options.supervision.min_available", "Leave it out: a run has no replicas."
 
 
-def _limits_of_others(request: PlanRequest) -> Iterator[tuple[str, str]]:
+def _foreign_limits(request: PlanRequest) -> Iterator[tuple[str, str]]:
     """Limits that the kind of workload does not have, each with those that it has."""
     kind, limits = request.workload.kind, request.objective.limits
-    known = [*limits_of(getattr(request.workload, "mode", "training"))]
+    available = [*kind_limits(getattr(request.workload, "mode", "training"))]
     if kind == "serving":
-        known.append("percentile")  # of the times
+        available.append("percentile")  # of the times
     for name in Limits.model_fields:
-        if getattr(limits, name) is not None and name not in known:
+        if getattr(limits, name) is not None and name not in available:
             if kind == "serving" and name in run_limits():
                 yield f"objective.limits.{name}", "Serving has it with workload.mode: offline."
                 continue
-            yield f"objective.limits.{name}", f"{kind.title()} has limits on {', '.join(known)}."
+            yield (
+                f"objective.limits.{name}",
+                f"{kind.title()} has limits on {', '.join(available)}.",
+            )
 
 
 # What fits neither the model nor this version
@@ -262,11 +265,11 @@ def _check_budget(problem: TrainingProblem) -> None:
 
 def _check_media(workload: ServingWorkload, model: ModelSpec) -> None:
     """Raise for images or sound of a model, or an engine, that reads none."""
-    stated: tuple[tuple[str, Modality, object], ...] = (
+    inputs: tuple[tuple[str, Modality, object], ...] = (
         ("images", "image", workload.images),
         ("audio", "audio", workload.audio),
     )
-    for field, modality, part in stated:
+    for field, modality, part in inputs:
         if part is None:
             continue
         if model.tower(modality) is None:
@@ -303,7 +306,7 @@ def _check_serving(problem: ServingProblem) -> None:
 def _check_pooled(problem: ServingProblem) -> None:
     """Raise for what requests without output tokens do not have."""
     request, workload = problem.request, problem.workload
-    what = f"task {workload.task} has no output tokens after the first"
+    reason = f"task {workload.task} has no output tokens after the first"
     objective, options = request.objective, request.options
     absent = {
         "objective.limits.tpot_ms": objective.limits.tpot_ms is not None,
@@ -313,9 +316,9 @@ def _check_pooled(problem: ServingProblem) -> None:
         "candidate.prefill": problem.candidate.prefill is not None,
         "candidate.speculative": problem.candidate.speculative is not None,
     }
-    for field, stated in absent.items():
-        if stated:
-            raise InputError(f"{what}.", field=field, hint="Leave it out.")
+    for field, is_stated in absent.items():
+        if is_stated:
+            raise InputError(f"{reason}.", field=field, hint="Leave it out.")
     if (workload.prefix_hit or workload.prefix_reuse) and problem.model.is_encoder:
         raise InputError(
             f"{problem.model.name} is an encoder, which caches no prefix.",

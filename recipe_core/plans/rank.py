@@ -74,7 +74,7 @@ def lacks_price(table: PlanTable) -> Bool:
     return np.asarray(lacks, dtype=np.bool_)
 
 
-def is_priced(table: PlanTable, row: int) -> bool:
+def is_row_priced(table: PlanTable, row: int) -> bool:
     return table.setting(row).cluster.usd_per_device_hour is not None
 
 
@@ -112,7 +112,7 @@ def beats_elsewhere(
     As ``beats``; None where only one of the two has a price, and the goals count it. ``dearer``:
     what else makes its score so many times the other's.
     """
-    if counts_cost(table) and is_priced(table, row) != is_priced(beside, row_beside):
+    if counts_cost(table) and is_row_priced(table, row) != is_row_priced(beside, row_beside):
         return None
     gain = log_score(beside, [row_beside]) - log_score(table, [row]) - np.log(dearer)
     ranking, setting = table.spec.ranking, table.setting(row)

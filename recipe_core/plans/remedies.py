@@ -85,9 +85,9 @@ def change_text(
     return f"{edits} ({', '.join([split, *differing])})"
 
 
-def advice(changes: Sequence[Change], beside: Mapping[str, Any]) -> str:
+def advice_text(changes: Sequence[Change], beside: Mapping[str, Any]) -> str:
     """Changes after which something fits, as a sentence that names other splits than ``beside``."""
-    texts = (change_text(one.fields, one.candidate, beside) for one in changes)
+    texts = (change_text(change.fields, change.candidate, beside) for change in changes)
     return f"It works with {'; or '.join(texts)}."
 
 
@@ -104,7 +104,7 @@ def helpful_changes(plan: PlanTable, at_most: int = AT_MOST) -> list[Change]:
         return []
     looser = looser_limits(plan) if not len(plan.order) else []
     if looser:
-        return [*_finer(plan), *looser][:at_most]
+        return [*_finer_format_change(plan), *looser][:at_most]
     out: list[Change] = []
     tried: set[str] = set()
     for topic, fields in plan.spec.cures.remedies(plan):
@@ -116,10 +116,10 @@ def helpful_changes(plan: PlanTable, at_most: int = AT_MOST) -> list[Change]:
     return out
 
 
-def _finer(plan: PlanTable) -> list[Change]:
+def _finer_format_change(plan: PlanTable) -> list[Change]:
     """The smallest number formats that keep the limit on accuracy; none where others are broken."""
     after = (_best_after(plan, fields) for fields in plan.spec.cures.finer_formats(plan))
-    return [one for one in [next(filter(None, after), None)] if one is not None]
+    return [change for change in [next(filter(None, after), None)] if change is not None]
 
 
 def looser_limits(plan: PlanTable) -> list[Change]:
@@ -135,17 +135,17 @@ def looser_limits(plan: PlanTable) -> list[Change]:
             alone[next(iter(codes[row]))] = row
     nearest = [alone[code] for code in (*LIMITS, "confidence") if code in alone] or rows[:1]
     changes = [
-        Change(_loosened(plan, row, codes[row]), plan.candidate(row), plan.key(row))
+        Change(_loosened_limits(plan, row, codes[row]), plan.candidate(row), plan.key(row))
         for row in nearest
     ]
     if plan.request.objective.confidence is None:
         return changes
     # what a limit has to be so that it holds with the confidence is only close to what is computed
-    planned = (_best_after(plan, one.fields) for one in changes)
+    planned = (_best_after(plan, change.fields) for change in changes)
     return [change for change in planned if change]
 
 
-def _loosened(plan: PlanTable, row: int, codes: frozenset[str]) -> dict[str, float]:
+def _loosened_limits(plan: PlanTable, row: int, codes: frozenset[str]) -> dict[str, float]:
     """The limits among ``codes`` at the row's own figures, or as it holds them with confidence.
 
     Without those that are unknown.
@@ -163,7 +163,7 @@ def _loosened(plan: PlanTable, row: int, codes: frozenset[str]) -> dict[str, flo
         chance = math.floor(float(plan.chances[row]) * 100) / 100
         if chance >= LEAST_CONFIDENCE:
             return {**out, "objective.confidence": chance}
-        return _loosened(plan, row, frozenset(plan.stated_limits))
+        return _loosened_limits(plan, row, frozenset(plan.stated_limits))
     return out
 
 
@@ -242,7 +242,7 @@ def _worth_trying(plan: PlanTable, row: int) -> Iterator[Fields]:
     """
     codes = plan.codes(row) | ({"memory"} if plan.uncertain[row] else set())
     yield from plan.spec.cures.row_reliefs(plan, row, codes)
-    limits = _loosened(plan, row, codes)
+    limits = _loosened_limits(plan, row, codes)
     if codes and codes <= set(LIMITS):
         yield limits
     for fields in plan.spec.cures.row_cures(plan, row, codes):
@@ -273,10 +273,12 @@ def nearest_feasible(plan: PlanTable, row: int) -> int | None:
     for name in ("tp", "pp", "dp", "ep", "cp"):
         distance += np.abs(np.log2(plan.columns[name][starting] / target[name]))
     close = starting[np.argsort(distance, kind="stable")[:CLOSE]]
-    return min(map(int, close), key=lambda other: _apart(target, plan.candidate(other)))
+    return min(
+        map(int, close), key=lambda near_row: _candidate_distance(target, plan.candidate(near_row))
+    )
 
 
-def _apart(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
+def _candidate_distance(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
     """How far two candidates are apart.
 
     Doublings of degrees, and one for every other choice that differs.
@@ -327,7 +329,7 @@ def find_flips(plan: PlanTable) -> list[Flip]:
     identity = plan.spec.cures.identity
     first = identity(plan, plan.best_row)
     out = []
-    for name, fields in _moves(plan):
+    for name, fields in _plan_moves(plan):
         try:
             after = replan(plan, change(plan.request, fields))
             row = after.best_row
@@ -341,7 +343,7 @@ def find_flips(plan: PlanTable) -> list[Flip]:
     return out
 
 
-def _moves(plan: PlanTable) -> Iterator[tuple[str, Fields]]:
+def _plan_moves(plan: PlanTable) -> Iterator[tuple[str, Fields]]:
     """Move the price, and what the kind of workload knows, by name.
 
     The price where it may change the choice: on one cluster it does not.

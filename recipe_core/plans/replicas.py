@@ -102,7 +102,7 @@ def shared_load(request: PlanRequest, count: int) -> dict[str, Any]:
         if load is not None:
             part = load / count if workload.mode == "open" else max(load // count, 1)
             out[f"workload.{name}"] = part
-    least = request.objective.limits.output_tokens_per_s_at_least
-    if least is not None:
-        out[THROUGHPUT] = least / count
+    least_rate = request.objective.limits.output_tokens_per_s_at_least
+    if least_rate is not None:
+        out[THROUGHPUT] = least_rate / count
     return out

@@ -9,7 +9,7 @@ from recipe_core.engines.spec import engine
 from recipe_core.estimates.columns.rollout import Sampling
 from recipe_core.hardware.cluster import Cluster
 from recipe_core.plans.problem import Problem, TrainingProblem
-from recipe_core.plans.serving_candidates import one_case
+from recipe_core.plans.serving_candidates import stated_serving_case
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.objective import Objective
 from recipe_core.request.schema import Options
@@ -30,7 +30,7 @@ def sampling_of(problem: TrainingProblem, place: Cluster) -> Sampling | None:
     workload, rollout = problem.workload, problem.workload.rollout
     if rollout is None:
         return None
-    _check(rollout, place)
+    _check_rollout(rollout, place)
     served = ServingWorkload(
         mode="offline",
         requests=rollout.sequences,
@@ -41,7 +41,7 @@ def sampling_of(problem: TrainingProblem, place: Cluster) -> Sampling | None:
         prefix_hit=1 - 1 / rollout.samples,
     )
     candidate = CandidateRequest(engine=rollout.engine, tp=1, pp=1, dp=1, weight_dtype=WEIGHTS)
-    asked = problem.request.model_copy(
+    request = problem.request.model_copy(
         update={
             "workload": served,
             "candidate": candidate,
@@ -49,14 +49,16 @@ def sampling_of(problem: TrainingProblem, place: Cluster) -> Sampling | None:
             "options": Options(),
         }
     )
-    one = one_case(Problem(asked, served, problem.model.serving(()), (place,)), candidate)
-    assert one is not None  # noqa: S101 - the split is stated in full
-    setting, template = one
+    case = stated_serving_case(
+        Problem(request, served, problem.model.serving(()), (place,)), candidate
+    )
+    assert case is not None  # noqa: S101 - the split is stated in full
+    setting, template = case
     critic, adapters = workload.method == "ppo", workload.adapters is not None
     return Sampling(rollout, critic, adapters, workload.global_batch, setting, template)
 
 
-def _check(rollout: Rollout, place: Cluster) -> None:
+def _check_rollout(rollout: Rollout, place: Cluster) -> None:
     device = place.device
     try:
         spec = engine(rollout.engine)

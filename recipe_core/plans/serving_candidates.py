@@ -35,7 +35,7 @@ from recipe_core.hardware.profile import Device
 from recipe_core.models.spec import ModelSpec
 from recipe_core.models.towers import Media
 from recipe_core.plans.kv_offload import offload_of
-from recipe_core.plans.loaded import HALVES, loaded
+from recipe_core.plans.loaded import HALVES, model_on_device
 from recipe_core.plans.pool_pairs import pool_pairs
 from recipe_core.plans.problem import ServingProblem, check_candidate
 from recipe_core.plans.size import check_size, check_splits
@@ -93,7 +93,7 @@ def served_context(workload: ServingWorkload, model: ModelSpec) -> int:
     return max(longest, min(rounded, model.max_context))
 
 
-def spread_of(workload: ServingWorkload) -> Spread:
+def workload_spread(workload: ServingWorkload) -> Spread:
     """How lengths vary around their means: as requested, else as is typical."""
     prompt, answer = workload.input_spread, workload.output_spread
     return Spread(
@@ -101,7 +101,7 @@ def spread_of(workload: ServingWorkload) -> Spread:
     )
 
 
-def load_of(workload: ServingWorkload) -> float:
+def mode_load(workload: ServingWorkload) -> float:
     """The number that the mode is about: concurrency, requests per second, batch or requests.
 
     1 where the load is searched.
@@ -112,7 +112,7 @@ def load_of(workload: ServingWorkload) -> float:
 # Settings: what all cases of an estimate share
 
 
-def setting(
+def serving_setting(
     problem: ServingProblem, spec: Engine, weights: str, cache: str, place: Cluster | None = None
 ) -> Setting:
     """What all splits of one engine and one pair of formats share on a cluster.
@@ -120,7 +120,7 @@ def setting(
     The request's by default.
     """
     place = place or problem.cluster
-    model = loaded(problem.model, place.device)
+    model = model_on_device(problem.model, place.device)
     stored = weight_dtype(weights, model)
     if weights == "auto" and stored == "fp32" and "fp32" not in place.device.kv_dtypes:
         # what engines load such a checkpoint as where they compute in 16 bit
@@ -140,7 +140,7 @@ def setting(
         judged_on=problem.request.objective.accuracy_of,
         assumed=problem.assumed,
         compressed=() if corrections is None else corrections.compressed,
-        making=_making(problem),
+        making=_checkpoint_making(problem),
         effects=effects_of(spec, options.engine_options, options.environment, model),
     )
     if corrections is None or (corrections.compressed and not corrections.count):
@@ -148,7 +148,7 @@ def setting(
     return replace(shared, correction=corrections.of(shared))
 
 
-def _making(problem: ServingProblem) -> Making | None:
+def _checkpoint_making(problem: ServingProblem) -> Making | None:
     """How the bundle makes the checkpoint, as far as it is stated; None where it makes none."""
     compression = problem.request.options.compression
     if compression is None:
@@ -159,10 +159,10 @@ def _making(problem: ServingProblem) -> Making | None:
 
 def _media(workload: ServingWorkload, model: ModelSpec) -> tuple[Media, ...]:
     """What prompts hold besides text, with the towers that encode it."""
-    stated = ((model.tower("image"), workload.images), (model.tower("audio"), workload.audio))
+    tower_parts = ((model.tower("image"), workload.images), (model.tower("audio"), workload.audio))
     return tuple(
         Media(tower, part.per_request, part.tokens)
-        for tower, part in stated
+        for tower, part in tower_parts
         if tower is not None and part is not None
     )
 
@@ -173,11 +173,11 @@ def reuse_of(workload: ServingWorkload) -> ReuseCurve | None:
     return ReuseCurve.of(points, workload.prefix_affinity) if points else None
 
 
-def engine_of(name: str | None, place: Cluster, task: Task = "generate") -> Engine:
+def requested_engine(name: str | None, place: Cluster, task: Task = "generate") -> Engine:
     return engine(name) if name else default_engine(place.device.runtime, task)
 
 
-def settings(problem: ServingProblem) -> list[Setting]:
+def serving_settings(problem: ServingProblem) -> list[Setting]:
     """Every cluster × engine × weight format × cache format of the options, without repeats.
 
     Raises:
@@ -187,10 +187,10 @@ def settings(problem: ServingProblem) -> list[Setting]:
     out: dict[tuple[Any, ...], Setting] = {}
     for k, place in enumerate(problem.clusters):
         for name in options.engines or (None,):
-            spec = engine_of(name, place, problem.model.task)
+            spec = requested_engine(name, place, problem.model.task)
             for weights in weight_dtypes(options):
                 for cache in options.kv_dtypes:
-                    shared = setting(problem, spec, weights, cache, place)
+                    shared = serving_setting(problem, spec, weights, cache, place)
                     out[k, spec.name, shared.weight_dtype, shared.kv_dtype] = shared
     engines = {shared.engine.title: shared.engine for shared in out.values()}
     if options.batch_windows_ms and not any(spec.batcher for spec in engines.values()):
@@ -205,7 +205,7 @@ def settings(problem: ServingProblem) -> list[Setting]:
 # Columns
 
 
-def _shared_columns(
+def _setting_columns(
     problem: ServingProblem, spec: Engine, candidate: CandidateRequest, place: Cluster
 ) -> dict[str, Any]:
     """Columns that do not depend on the split."""
@@ -220,9 +220,9 @@ def _shared_columns(
         "input_tokens": workload.prompt_tokens,
         "output_tokens": workload.output_tokens,
         "max_context": longest,
-        "load": load_of(workload),
+        "load": mode_load(workload),
         "prefix_hit": workload.prefix_hit,
-        **_stated_columns(
+        **_option_columns(
             candidate,
             {
                 "max_batched_tokens": tokens,
@@ -233,8 +233,8 @@ def _shared_columns(
         ),
         "length_spread": workload.input_spread or 0.0,
         **_batcher_columns(spec, candidate),
-        **_told_columns(spec, candidate),
-        **_interval_columns(problem, spec, candidate, place, load_of(workload)),
+        **_optional_columns(spec, candidate),
+        **_interval_columns(problem, spec, candidate, place, mode_load(workload)),
         **_draft_columns(candidate.speculative or workload.speculative, problem.model),
         **_pool_columns(candidate),
     }
@@ -313,14 +313,14 @@ def _batcher_columns(spec: Engine, candidate: CandidateRequest) -> dict[str, flo
     }
 
 
-def _stated_columns(candidate: CandidateRequest, usual: Mapping[str, float]) -> dict[str, float]:
+def _option_columns(candidate: CandidateRequest, usual: Mapping[str, float]) -> dict[str, float]:
     """Options that every launch states: as the candidate does, else the engine's ``usual``."""
     return {
         option.column: getattr(candidate, option.name) or usual[option.name] for option in STATED
     }
 
 
-def _told_columns(spec: Engine, candidate: CandidateRequest) -> dict[str, float]:
+def _optional_columns(spec: Engine, candidate: CandidateRequest) -> dict[str, float]:
     """Options that a launch leaves out where they are as usual.
 
     Raises:
@@ -411,7 +411,7 @@ def _pool_columns(candidate: CandidateRequest) -> dict[str, Any]:
 # Cases
 
 
-def _kv_heads(problem: ServingProblem, candidate: CandidateRequest) -> int | None:
+def _sharing_kv_heads(problem: ServingProblem, candidate: CandidateRequest) -> int | None:
     """KV heads whose copies may share a cache (cp); None where no split may."""
     if not problem.request.options.context_parallel and candidate.cp is None:
         return None
@@ -433,7 +433,7 @@ def every_split(
     pool = candidate.prefill.devices if candidate.prefill else 0
     devices = max(place.devices - pool, 0) // copies
     sharing = shared.engine.split.experts if model.is_moe else "none"
-    kv_heads = _kv_heads(problem, candidate)
+    kv_heads = _sharing_kv_heads(problem, candidate)
     check_splits(place, sharing, kv_heads, devices)
     splits = enumerate_splits(devices, shares_experts=sharing, kv_heads=kv_heads)
     keep = np.ones(len(splits["tp"]), dtype=np.bool_)
@@ -443,7 +443,7 @@ def every_split(
         if (degree := getattr(candidate, name)) is not None:
             keep &= splits[name] == degree
     columns = {name: column[keep] for name, column in splits.items()}
-    rest = _shared_columns(problem, shared.engine, candidate, place)
+    rest = _setting_columns(problem, shared.engine, candidate, place)
     return cases(int(keep.sum()), **columns, **rest)
 
 
@@ -457,7 +457,7 @@ class _Planned:
     variants: list[dict[str, Any]]
 
 
-def every_case(
+def every_serving_case(
     problem: ServingProblem, candidate: CandidateRequest | None = None
 ) -> list[tuple[Setting, Cases]]:
     """All splits of every setting; the legal ones also with each draft, step limit and load.
@@ -471,9 +471,9 @@ def every_case(
     paired = options.disaggregated and candidate is None
     candidate = candidate or CandidateRequest()
     planned, total = [], 0
-    for shared in settings(problem):
+    for shared in serving_settings(problem):
         budget.spend()
-        variants = _variants(problem, shared.engine, candidate)
+        variants = _option_variants(problem, shared.engine, candidate)
         splits = every_split(problem, shared, candidate)
         several = paired or variants != [{}]
         # alone each split is judged once, when it is evaluated
@@ -481,22 +481,22 @@ def every_case(
         total += len(splits) + int(legal.sum()) * (len(variants) - 1)
         check_size(total, options)
         planned.append(_Planned(shared, splits, legal, variants))
-    out = [(entry.setting, _varied(problem, candidate, entry)) for entry in planned]
+    out = [(entry.setting, _expand_variants(problem, candidate, entry)) for entry in planned]
     if paired:
-        pairs = [(entry.setting, _pooled(problem, entry)) for entry in planned]
+        pairs = [(entry.setting, _pool_pair_cases(problem, entry)) for entry in planned]
         check_size(total + sum(len(columns) for _, columns in pairs), options)
         out += pairs
     return [(shared, columns) for shared, columns in out if len(columns)]
 
 
-def _pooled(problem: ServingProblem, planned: _Planned) -> Cases:
+def _pool_pair_cases(problem: ServingProblem, planned: _Planned) -> Cases:
     """The pairs of a prefill and a decode pool that are worth estimating."""
     splits = planned.splits
     poolable = planned.legal & ((splits.dp == 1) | splits.shares_experts)
     return pool_pairs(problem, planned.setting, splits.take(np.flatnonzero(poolable)))
 
 
-def _variants(
+def _option_variants(
     problem: ServingProblem, spec: Engine, candidate: CandidateRequest
 ) -> list[dict[str, Any]]:
     """Columns of each draft × step limit × window × load of the options.
@@ -515,7 +515,7 @@ def _variants(
         windows = [{"window_s": ms / 1000} for ms in dict.fromkeys(options.batch_windows_ms)]
     loads: list[dict[str, Any]] = [{}]
     if options.loads:
-        first = load_of(problem.workload)
+        first = mode_load(problem.workload)
         loads = [{"load": load} for load in dict.fromkeys((first, *map(float, options.loads)))]
     return [
         {**draft, **step, **window, **load}
@@ -523,7 +523,7 @@ def _variants(
     ]
 
 
-def _varied(
+def _expand_variants(
     problem: ServingProblem,
     candidate: CandidateRequest,
     planned: _Planned,
@@ -555,7 +555,7 @@ def _statically_legal(shared: Setting, splits: Cases) -> Bool:
     return legal
 
 
-def one_case(
+def stated_serving_case(
     problem: ServingProblem, candidate: CandidateRequest, release: str | None = None
 ) -> tuple[Setting, Cases] | None:
     """The one case of a candidate whose split is stated in full (ep left out means 1), else None.
@@ -568,19 +568,19 @@ def one_case(
     check_candidate(problem, candidate)
     if candidate.tp is None or candidate.pp is None or candidate.dp is None:
         return None
-    spec = engine_of(candidate.engine, problem.cluster, problem.model.task)
+    spec = requested_engine(candidate.engine, problem.cluster, problem.model.task)
     if (release := candidate.engine_version or release) is not None:
         spec = spec.at(release, served_context(problem.workload, problem.model))
     weights, cache = candidate.weight_dtype or "auto", candidate.kv_dtype or "auto"
     degrees = {name: getattr(candidate, name) or 1 for name in DEGREES}
-    columns = _shared_columns(problem, spec, candidate, problem.cluster)
-    return setting(problem, spec, weights, cache), cases(1, **degrees, **columns)
+    columns = _setting_columns(problem, spec, candidate, problem.cluster)
+    return serving_setting(problem, spec, weights, cache), cases(1, **degrees, **columns)
 
 
 # The candidate of a case
 
 
-def describe(shared: Setting, columns: Cases, rows: Int) -> list[dict[str, Any]]:
+def describe_serving_cases(shared: Setting, columns: Cases, rows: Int) -> list[dict[str, Any]]:
     """Some cases as candidates of the contract: what a recipe pins and a launch repeats."""
     n = len(rows)
     values: dict[str, list[Any]] = {"engine": [shared.engine.name] * n}
@@ -588,7 +588,7 @@ def describe(shared: Setting, columns: Cases, rows: Int) -> list[dict[str, Any]]
     values |= {
         "weight_dtype": [shared.weight_dtype] * n,
         "kv_dtype": [shared.kv_dtype] * n,
-        **{option.name: _numbers(option, columns, rows) for option in STATED},
+        **{option.name: _option_numbers(option, columns, rows) for option in STATED},
     }
     if shared.engine.as_of is not None:
         values["engine_version"] = [shared.engine.as_of] * n
@@ -598,7 +598,7 @@ def describe(shared: Setting, columns: Cases, rows: Int) -> list[dict[str, Any]]
     for option in OPTIONS:
         if option.usual is None:
             continue
-        for place, value in enumerate(_numbers(option, columns, rows)):
+        for place, value in enumerate(_option_numbers(option, columns, rows)):
             if option.name in always or value != option.usual:
                 out[place][option.name] = value
     if shared.engine.batcher is not None:
@@ -620,7 +620,7 @@ def describe(shared: Setting, columns: Cases, rows: Int) -> list[dict[str, Any]]
     return out
 
 
-def _numbers(option: CandidateOption, columns: Cases, rows: Int) -> list[Any]:
+def _option_numbers(option: CandidateOption, columns: Cases, rows: Int) -> list[Any]:
     numbers = getattr(columns, option.column)[rows].tolist()
     return [int(number) for number in numbers] if option.integral else numbers
 

@@ -15,15 +15,15 @@ from recipe_core.estimates.serving.results import MEMORY, ServingEstimate, memor
 from recipe_core.estimates.serving.simulate import MOST, requests_each
 from recipe_core.estimates.serving.starts import is_serving_uncertain
 from recipe_core.plans.kind import Block, Kind, Ranking, Shown
-from recipe_core.plans.serving_candidates import describe, load_of
+from recipe_core.plans.serving_candidates import describe_serving_cases, mode_load
 from recipe_core.plans.serving_physics import simulate_cases
 from recipe_core.plans.serving_remedies import CURES
-from recipe_core.plans.serving_search import find_case, judge_cases, search_cases
+from recipe_core.plans.serving_search import find_serving_case, judge_serving_cases, search_serving
 from recipe_core.plans.table import PlanTable
 from recipe_core.request.metrics import goals_of, metrics_of
 from recipe_core.request.serving_workload import LOADS
-from recipe_core.request.split_key import SPLIT_FIELDS, cluster_of
-from recipe_core.request.split_key import load_of as load_of_key
+from recipe_core.request.split_key import SPLIT_FIELDS, key_cluster
+from recipe_core.request.split_key import key_load as load_of_key
 
 # Requests of a replica that are simulated without being asked for, in the estimate of one
 # candidate.
@@ -92,7 +92,7 @@ def accuracy_lost(recovery: Float) -> Float:
     return np.asarray(gone + AS_GOOD)
 
 
-def _overloaded(table: PlanTable) -> Bool:
+def _overloaded_rows(table: PlanTable) -> Bool:
     """Rows of a closed loop whose cache, or whose engine's limit, holds less than the load."""
     if table.problem.workload.mode != "closed" or not table.blocks:
         return np.zeros(len(table), dtype=np.bool_)
@@ -119,7 +119,7 @@ def _titles_of(setting: Setting) -> Mapping[str, str]:
     }
 
 
-def _split_columns(table: PlanTable) -> Mapping[str, Any]:
+def _serving_split_columns(table: PlanTable) -> Mapping[str, Any]:
     return {
         "device": table.of_blocks(lambda block: block.setting.cluster.device.name),
         "engine": table.of_blocks(lambda block: block.setting.engine.name),
@@ -131,7 +131,7 @@ def _split_columns(table: PlanTable) -> Mapping[str, Any]:
 # order
 
 
-def _precedence(table: PlanTable) -> tuple[Any, ...]:
+def _serving_precedence(table: PlanTable) -> tuple[Any, ...]:
     """Rows that hold their load, those that queue, then those that may not start.
 
     Of the last those first that more likely start than not.
@@ -140,14 +140,14 @@ def _precedence(table: PlanTable) -> tuple[Any, ...]:
     return (np.where(table.uncertain, 2 + unlikely, table.queues),)
 
 
-def _simplicity(table: PlanTable) -> tuple[Any, ...]:
+def _serving_simplicity(table: PlanTable) -> tuple[Any, ...]:
     """Fewer devices, more output, no pipeline, smaller tp, unshared experts and caches."""
     c = table.columns
     output = -c["output_tokens_per_s"]
     return (c["max_batched_tokens"], c["cp"], c["ep"], c["tp"], c["pp"], output, c["gpus"])
 
 
-def _score_moves(table: PlanTable, rows: Int) -> Float:
+def _serving_score_moves(table: PlanTable, rows: Int) -> Float:
     moves = np.zeros((len(rows), len(METRICS)))
     first = table.columns["ttft_s"][rows] / table.columns["request_latency_s"][rows]
     for goal, weight in table.request.objective.goals.items():
@@ -162,7 +162,7 @@ def _score_moves(table: PlanTable, rows: Int) -> Float:
     return moves
 
 
-def _software(setting: Setting) -> tuple[str, ...]:
+def _serving_software(setting: Setting) -> tuple[str, ...]:
     return setting.cluster.device.name, setting.engine.name, setting.engine.version
 
 
@@ -170,7 +170,7 @@ def _software(setting: Setting) -> tuple[str, ...]:
 
 
 def _describe_cases(table: PlanTable, block: Block, cases: Int) -> list[dict[str, Any]]:
-    out: list[dict[str, Any]] = describe(block.setting, block.cases, cases)
+    out: list[dict[str, Any]] = describe_serving_cases(block.setting, block.cases, cases)
     for candidate in out:
         if draft := candidate.get("speculative"):
             draft |= _requested_draft(table, draft)
@@ -205,7 +205,7 @@ def _workload_of(table: PlanTable, row: int) -> Any:
     return workload.model_copy(update={field: load if workload.mode == "open" else int(load)})
 
 
-def detail_estimate(table: PlanTable, row: int) -> ServingEstimate:
+def detail_serving_estimate(table: PlanTable, row: int) -> ServingEstimate:
     """The estimate with times by cause, and percentiles.
 
     Without percentiles where simulating them takes long and no limit names one.
@@ -236,16 +236,16 @@ def count_cache_tokens(table: PlanTable, row: int) -> int:
     return int(min(full, max(memory.pool_tokens[k], tokens)))
 
 
-def _find_row(table: PlanTable, key: str, split: Mapping[str, Any]) -> int | None:
+def _find_serving_row(table: PlanTable, key: str, split: Mapping[str, Any]) -> int | None:
     if "kv_dtype" not in split:
         return None
     agree = [table.columns[name] == split.get(name, 1) for name in DEGREES]
     agree.append(prefill_pools(table) == ("prefill" in split))
     if table.request.options.loads:
         load = load_of_key(key)
-        load = load_of(table.problem.workload) if load is None else load
+        load = mode_load(table.problem.workload) if load is None else load
         agree.append(np.isclose(table.columns["load"], load, rtol=1e-9))
-    cluster = cluster_of(key)
+    cluster = key_cluster(key)
     for row in map(int, np.flatnonzero(np.all(agree, axis=0))):
         candidate = table.candidate(row)
         pools = all(candidate.get(name) == split.get(name) for name in ("replicas", "prefill"))
@@ -255,19 +255,19 @@ def _find_row(table: PlanTable, key: str, split: Mapping[str, Any]) -> int | Non
     return None
 
 
-def _memory(table: PlanTable, rows: Sequence[int]) -> dict[str, Float]:
+def _serving_memory(table: PlanTable, rows: Sequence[int]) -> dict[str, Float]:
     """Bytes of each part on the fullest device, one per row; weights without the encoders."""
     index = list(rows)
     columns = {name: np.asarray(table.columns[name], dtype=float)[index] for name in MEMORY}
     return {**columns, **memory_parts(columns)}
 
 
-def _held_memory(table: PlanTable, rows: Sequence[int]) -> dict[str, Float]:
+def _serving_memory_held(table: PlanTable, rows: Sequence[int]) -> dict[str, Float]:
     """The same with the cache as the engine will hold it: at most its pool.
 
     Nothing beside the cache depends on the load, so it is also at most what the device has left.
     """
-    parts, index = _memory(table, rows), list(rows)
+    parts, index = _serving_memory(table, rows), list(rows)
     needed = parts["kv_needed_bytes"]
     rest = sum(values for name, values in parts.items() if name != "kv_needed_bytes")
     capacity, pool, lacking = (
@@ -287,30 +287,30 @@ SERVING = Kind(
     shown_as={"accuracy_lost": ACCURACY},
     settled=("hardware", "loads", "max_batched_tokens", "speculative"),
     ranking=Ranking(
-        precedence=_precedence,
-        simplicity=_simplicity,
+        precedence=_serving_precedence,
+        simplicity=_serving_simplicity,
         errors=serving_errors,
-        moves=_score_moves,
-        software=_software,
+        moves=_serving_score_moves,
+        software=_serving_software,
     ),
     cures=CURES,
-    search_cases=search_cases,
-    find_case=find_case,
-    judge_cases=judge_cases,
+    search_cases=search_serving,
+    find_case=find_serving_case,
+    judge_cases=judge_serving_cases,
     stack_cases=stack_serving_cases,
     shown=shown_measures,
     add_columns=_add_columns,
     is_uncertain=is_serving_uncertain,
-    overloaded=_overloaded,
+    overloaded=_overloaded_rows,
     names_of=_names_of,
     titles_of=_titles_of,
-    split_columns=_split_columns,
+    split_columns=_serving_split_columns,
     describe=_describe_cases,
     workload=_workload_of,
-    find=_find_row,
-    memory=_memory,
-    held_memory=_held_memory,
-    detailed=detail_estimate,
+    find=_find_serving_row,
+    memory=_serving_memory,
+    held_memory=_serving_memory_held,
+    detailed=detail_serving_estimate,
     trim_reasons=lambda _table, rows: rows,
     launch_note=lambda _table: None,
     unlaunchable=lambda _table, _row: [],

@@ -27,7 +27,7 @@ from recipe_core.estimates.serving.results import MEMORY
 from recipe_core.plans.evaluated import EvaluatedCases, Physics, columns_of
 from recipe_core.plans.limits import time_bounds
 from recipe_core.plans.problem import ServingProblem
-from recipe_core.plans.serving_candidates import spread_of
+from recipe_core.plans.serving_candidates import workload_spread
 
 Block = EvaluatedCases[Setting, Cases, Estimates]
 
@@ -107,7 +107,7 @@ def simulate_cases(
     """The block with percentiles of some feasible rows, and their goodput within the limits."""
     alone = estimate_serving(block.setting, block.cases.take(rows)).simulated(
         np.arange(len(rows)),
-        spread_of(problem.workload),
+        workload_spread(problem.workload),
         percentiles,
         time_bounds(problem.request.objective.limits),
     )

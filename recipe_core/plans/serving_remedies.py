@@ -18,7 +18,7 @@ from recipe_core.models.variants import variants
 from recipe_core.plans.kind import Cures, Fields
 from recipe_core.plans.limits import LIMITS
 from recipe_core.plans.rank import nearest_row
-from recipe_core.plans.serving_candidates import INTERVALS, cached_as, engine_of
+from recipe_core.plans.serving_candidates import INTERVALS, cached_as, requested_engine
 from recipe_core.plans.table import PlanTable
 from recipe_core.request.serving_workload import LOADS
 
@@ -27,7 +27,7 @@ from recipe_core.request.serving_workload import LOADS
 LENGTH, LOAD, LIMIT = 0.5, 2.0, 0.2
 
 
-def _remedies(table: PlanTable) -> Iterator[tuple[str, Fields]]:
+def _serving_remedies(table: PlanTable) -> Iterator[tuple[str, Fields]]:
     """Changes by topic, the least intrusive first.
 
     Weights that the engine converts itself, a shorter context, more devices.
@@ -36,7 +36,9 @@ def _remedies(table: PlanTable) -> Iterator[tuple[str, Fields]]:
     device = table.problem.cluster.device
     options = request.options
     if model.quantization is None:
-        engines = [engine_of(name, table.problem.cluster) for name in options.engines or (None,)]
+        engines = [
+            requested_engine(name, table.problem.cluster) for name in options.engines or (None,)
+        ]
         online = {dtype for spec in engines for dtype in spec.online_weight_dtypes}
         for dtype in sorted(online & set(device.weight_dtypes) - set(options.weight_dtypes)):
             yield "weights", {"options.weight_dtypes": (dtype,)}
@@ -66,7 +68,7 @@ def _longest_sure_context(table: PlanTable, shortest: int) -> int | None:
     return longest_context(block.setting, case, shortest, start_errors().sure)
 
 
-def _cure_row(table: PlanTable, row: int, codes: frozenset[str]) -> Iterator[Fields]:
+def _cure_serving_row(table: PlanTable, row: int, codes: frozenset[str]) -> Iterator[Fields]:
     for code, suggest in _CURE_OF_RULE.items():
         if code in codes:
             yield from suggest(table, row)
@@ -142,7 +144,7 @@ def _carry(fields: Fields) -> Fields:
     }
 
 
-def _moves(table: PlanTable) -> Iterator[tuple[str, Fields]]:
+def _serving_moves(table: PlanTable) -> Iterator[tuple[str, Fields]]:
     """Move lengths, and the load or the limits on times, down and up."""
     workload = table.problem.workload
     for name in ("input_tokens", "output_tokens"):
@@ -174,13 +176,13 @@ def _move_loads(table: PlanTable) -> Iterator[tuple[str, Fields]]:
             yield f"{load.replace('_', ' ')} × {factor:g}", {f"workload.{load}": moved}
 
 
-def _identity(table: PlanTable, row: int) -> tuple[Any, ...]:
+def _serving_identity(table: PlanTable, row: int) -> tuple[Any, ...]:
     candidate, place = table.candidate(row), table.setting(row).cluster
     names = ("engine", "tp", "pp", "dp", "ep", "cp", "weight_dtype", "kv_dtype")
     return (place.device.digest, *(candidate[name] for name in names))
 
 
-def _for_memory(table: PlanTable, row: int) -> Iterator[Fields]:
+def _memory_cures(table: PlanTable, row: int) -> Iterator[Fields]:
     """A shorter context, or weights that the engine converts itself."""
     block, i = table.at(row)
     workload, setting = table.problem.workload, block.setting
@@ -194,54 +196,54 @@ def _for_memory(table: PlanTable, row: int) -> Iterator[Fields]:
                 yield {"options.weight_dtypes": (dtype,)}
 
 
-def _for_context(table: PlanTable, _: int) -> Iterator[Fields]:
+def _context_cures(table: PlanTable, _: int) -> Iterator[Fields]:
     workload, longest = table.problem.workload, table.problem.model.max_context
     if workload.output_tokens < longest:
         prompt = longest - workload.output_tokens
         yield {"workload.input_tokens": prompt, "workload.max_context": None}
 
 
-def _for_batch(table: PlanTable, row: int) -> Iterator[Fields]:
+def _batch_cures(table: PlanTable, row: int) -> Iterator[Fields]:
     batch = int(table.columns["max_concurrency"][row])
     if batch >= 1:
         yield {"workload.batch": batch}
 
 
-def _for_rate(table: PlanTable, row: int) -> Iterator[Fields]:
+def _rate_cures(table: PlanTable, row: int) -> Iterator[Fields]:
     served = float(table.raw("output")[row]) / table.problem.workload.output_tokens
     if math.isfinite(served) and served > 0:
         rate = float(significant(served * 0.95, 2).replace(",", ""))
         yield {"workload.request_rate": rate}
 
 
-def _for_idle(table: PlanTable, row: int) -> Iterator[Fields]:
+def _idle_cures(table: PlanTable, row: int) -> Iterator[Fields]:
     mode = table.problem.workload.mode
     if mode in ("closed", "static"):
         yield {f"workload.{LOADS[mode]}": int(table.candidate(row)["dp"])}
 
 
-def _for_format(table: PlanTable, row: int) -> Iterator[Fields]:
+def _format_cures(table: PlanTable, row: int) -> Iterator[Fields]:
     for dtype in table.setting(row).cluster.device.weight_dtypes:
         yield {"options.weight_dtypes": (dtype,)}
 
 
 # Cures of a rule, by its code; against rules of divisibility only another split helps.
 _CURE_OF_RULE: dict[str, Callable[[PlanTable, int], Iterator[Fields]]] = {
-    "memory": _for_memory,
-    "context": _for_context,
-    "batch": _for_batch,
-    "rate": _for_rate,
-    "idle-replicas": _for_idle,
-    "weight-dtype": _for_format,
+    "memory": _memory_cures,
+    "context": _context_cures,
+    "batch": _batch_cures,
+    "rate": _rate_cures,
+    "idle-replicas": _idle_cures,
+    "weight-dtype": _format_cures,
 }
 
 CURES = Cures(
-    remedies=_remedies,
-    row_cures=_cure_row,
+    remedies=_serving_remedies,
+    row_cures=_cure_serving_row,
     row_reliefs=_relieve_row,
     carried=_carry,
     finer_formats=_finer_formats,
     launches=lambda _table: iter(()),
-    moves=_moves,
-    identity=_identity,
+    moves=_serving_moves,
+    identity=_serving_identity,
 )

@@ -14,14 +14,19 @@ from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.rules.refusal import Refusal
 from recipe_core.estimates.serving.simulate import MOST, requests_each
-from recipe_core.plans.confidence import confident
-from recipe_core.plans.evaluated import evaluate
+from recipe_core.plans.confidence import refuse_unsure
+from recipe_core.plans.evaluated import evaluate_cases
 from recipe_core.plans.kind import Kind
-from recipe_core.plans.limits import limited, mean_excess, unsimulated, without_percentile
-from recipe_core.plans.load import STEPS, best_loads, bisected, least_loads
+from recipe_core.plans.limits import (
+    add_limit_rules,
+    mean_excess,
+    refuse_unsimulated,
+    without_percentile,
+)
+from recipe_core.plans.load import STEPS, best_loads, bisect_loads, least_loads
 from recipe_core.plans.problem import ServingProblem
-from recipe_core.plans.serving_candidates import every_case, with_intervals
-from recipe_core.plans.serving_candidates import one_case as stated_case
+from recipe_core.plans.serving_candidates import every_serving_case, with_intervals
+from recipe_core.plans.serving_candidates import stated_serving_case as stated_case
 from recipe_core.plans.serving_physics import PHYSICS, WORKED_OFF, Block, simulate_cases
 from recipe_core.plans.size import check_loads
 from recipe_core.plans.table import PlanTable
@@ -43,7 +48,7 @@ NEAREST = 8
 LOADED = 12
 
 
-def search_cases(
+def search_serving(
     spec: Kind, problem: ServingProblem, candidate: CandidateRequest | None
 ) -> tuple[ServingProblem, list[Block]]:
     """Every case of a problem that agrees with what ``candidate`` states, judged.
@@ -51,16 +56,18 @@ def search_cases(
     With the problem, narrowed to the engine and the formats stated.
     """
     if candidate is not None:
-        problem = _narrowed(problem, candidate)
-    pairs = every_case(problem, candidate)
+        problem = _narrow_options(problem, candidate)
+    pairs = every_serving_case(problem, candidate)
     if not problem.request.load_searched:
-        return problem, _judged(spec, problem, pairs, at_most=SIMULATED)
+        return problem, _judge_pairs(spec, problem, pairs, at_most=SIMULATED)
     with _simulations(problem, LOADED):
-        pairs, rows = _loaded(spec, problem, candidate or CandidateRequest(), pairs, SIMULATED)
-        return problem, _judged(spec, problem, pairs, at_most=SIMULATED, rows=rows)
+        pairs, rows = _find_best_loads(
+            spec, problem, candidate or CandidateRequest(), pairs, SIMULATED
+        )
+        return problem, _judge_pairs(spec, problem, pairs, at_most=SIMULATED, rows=rows)
 
 
-def find_case(
+def find_serving_case(
     spec: Kind, problem: ServingProblem, candidate: CandidateRequest
 ) -> tuple[Setting, Cases] | None:
     """Setting and case of a candidate that states its split in full, else None.
@@ -71,12 +78,14 @@ def find_case(
     if pair is None or not problem.request.load_searched:
         return pair
     with _simulations(problem, 1):
-        [loaded], _ = _loaded(spec, problem, candidate, [pair], None)
+        [loaded], _ = _find_best_loads(spec, problem, candidate, [pair], None)
     return loaded
 
 
-def judge_cases(spec: Kind, problem: ServingProblem, setting: Setting, cases: Cases) -> list[Block]:
-    return _judged(spec, problem, [(setting, cases)], at_most=None)
+def judge_serving_cases(
+    spec: Kind, problem: ServingProblem, setting: Setting, cases: Cases
+) -> list[Block]:
+    return _judge_pairs(spec, problem, [(setting, cases)], at_most=None)
 
 
 def judge_least_loads(table: PlanTable) -> tuple[ServingProblem, list[Block]]:
@@ -93,10 +102,10 @@ def judge_least_loads(table: PlanTable) -> tuple[ServingProblem, list[Block]]:
         for block in table.blocks
     ]
     problem = replace(table.problem, request=request)
-    return problem, _judged(spec, problem, pairs, at_most=SIMULATED)
+    return problem, _judge_pairs(spec, problem, pairs, at_most=SIMULATED)
 
 
-def _narrowed(problem: ServingProblem, candidate: CandidateRequest) -> ServingProblem:
+def _narrow_options(problem: ServingProblem, candidate: CandidateRequest) -> ServingProblem:
     options, fields = problem.request.options, {}
     for name, field in (
         ("engine", "engines"),
@@ -112,7 +121,7 @@ def _narrowed(problem: ServingProblem, candidate: CandidateRequest) -> ServingPr
 # Judging
 
 
-def _judged(
+def _judge_pairs(
     spec: Kind,
     problem: ServingProblem,
     pairs: Sequence[tuple[Setting, Cases]],
@@ -125,11 +134,13 @@ def _judged(
     where limits name a percentile, or those of ``rows``. Where the load is searched, reasons say
     under which load a limit is broken.
     """
-    blocks = _held_to_limits(spec, problem, pairs, at_most, rows, alone=rows is None)
-    return [_at_its_load(block) for block in blocks] if problem.request.load_searched else blocks
+    blocks = _judge_within_limits(spec, problem, pairs, at_most, rows, alone=rows is None)
+    return (
+        [_name_broken_load(block) for block in blocks] if problem.request.load_searched else blocks
+    )
 
 
-def _at_its_load(block: Block) -> Block:
+def _name_broken_load(block: Block) -> Block:
     """The block, its limits broken under a load that their sentences name."""
 
     def said(rule: Refusal) -> Callable[[int], str]:
@@ -143,7 +154,7 @@ def _in_flight(load: float) -> str:
     return "one request in flight" if load == 1 else f"{load:,.0f} requests in flight"
 
 
-def _loaded(
+def _find_best_loads(
     spec: Kind,
     problem: ServingProblem,
     candidate: CandidateRequest,
@@ -170,12 +181,12 @@ def _loaded(
             return shared, with_intervals(problem, shared, candidate, cases)
 
         def judge(cases: Cases, at: Any = at) -> PlanTable:
-            return PlanTable(spec, means, _held_to_limits(spec, means, [at(cases)], at_most))
+            return PlanTable(spec, means, _judge_within_limits(spec, means, [at(cases)], at_most))
 
         out.append(at(replace(columns, load=best_loads(judge, columns, count))))
     if problem.request.objective.limits.percentile is None:
         return out, None
-    first = PlanTable(spec, means, _held_to_limits(spec, means, out, at_most))
+    first = PlanTable(spec, means, _judge_within_limits(spec, means, out, at_most))
     rows = np.sort(first.order[:LOADED])
     starts = np.cumsum([0, *(len(columns) for _, columns in out)])
     for k, (shared, columns) in enumerate(out):
@@ -187,11 +198,14 @@ def _loaded(
         def keeps(places: Int, loads: Float, shared: Setting = shared, some: Cases = some) -> Bool:
             cases = replace(some.take(places), load=loads)
             pair = shared, with_intervals(problem, shared, candidate, cases)
-            blocks = _held_to_limits(spec, problem, [pair], None, alone=False)
+            blocks = _judge_within_limits(spec, problem, [pair], None, alone=False)
             judged = PlanTable(spec, problem, blocks)
             return judged.feasible & ~judged.overloaded
 
-        bisection, load = bisected(keeps, some.load, whole=True), np.array(columns.load)
+        bisection, load = (
+            bisect_loads(keeps, some.load, whole_requests=True),
+            np.array(columns.load),
+        )
         load[inside] = np.where(np.isnan(bisection), least_loads(some), bisection)
         load[inside] = np.maximum(load[inside], least_loads(some))
         out[k] = shared, with_intervals(problem, shared, candidate, replace(columns, load=load))
@@ -205,7 +219,7 @@ def _simulations(problem: ServingProblem, splits: int) -> AbstractContextManager
     return progress.task(splits * (STEPS + 2))
 
 
-def _held_to_limits(
+def _judge_within_limits(
     spec: Kind,
     problem: ServingProblem,
     pairs: Sequence[tuple[Setting, Cases]],
@@ -217,11 +231,11 @@ def _held_to_limits(
     """All cases judged; ``alone``: whether their simulations are a task of their own."""
     limits, searching = problem.request.objective.limits, at_most is not None
     physics = WORKED_OFF if problem.workload.mode == "offline" else PHYSICS
-    blocks = [evaluate(physics, *pair, searching=searching) for pair in pairs]
+    blocks = [evaluate_cases(physics, *pair, searching=searching) for pair in pairs]
     objective = problem.request.objective
     if limits.percentile is None:
-        return [confident(limited(block, limits), objective) for block in blocks]
-    blocks = [limited(block, limits, timed=False) for block in blocks]
+        return [refuse_unsure(add_limit_rules(block, limits), objective) for block in blocks]
+    blocks = [add_limit_rules(block, limits, timed=False) for block in blocks]
     if rows is None:
         rows = _worth_simulating(PlanTable(spec, problem, blocks), at_most)
     out, start = [], 0
@@ -231,8 +245,8 @@ def _held_to_limits(
             start += len(block)
             if len(inside):
                 block = simulate_cases(problem, block, inside, (limits.percentile,))
-            block = limited(unsimulated(block, limits), limits, timed=True)
-            out.append(confident(block, objective))
+            block = add_limit_rules(refuse_unsimulated(block, limits), limits, timed=True)
+            out.append(refuse_unsure(block, objective))
     return out
 
 

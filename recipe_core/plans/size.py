@@ -26,14 +26,14 @@ def check_size(candidates: int, options: Options) -> None:
     Raises:
         LimitError: names the longest option, and how many of its values would fit.
     """
-    most = budget.most_candidates()
-    if most is None or candidates <= most:
+    cap = budget.most_candidates()
+    if cap is None or candidates <= cap:
         budget.plan(candidates)
         return
-    excess = f"make {candidates:,} candidates; at most {most:,} are evaluated in one plan."
+    excess = f"make {candidates:,} candidates; at most {cap:,} are evaluated in one plan."
     values = {name: len(getattr(options, name)) for name in MULTIPLYING}
     longest = max(values, key=lambda name: values[name])
-    fitting = values[longest] * most // candidates
+    fitting = values[longest] * cap // candidates
     if values[longest] > 1 and fitting:
         raise LimitError(
             f"its {values[longest]} values {excess}",
@@ -44,7 +44,7 @@ def check_size(candidates: int, options: Options) -> None:
     raise LimitError(
         f"the values of {', '.join(several) or 'the request'} {excess}",
         field=several[0] if several else "hardware.nodes",
-        hint=f"Give fewer: {candidates / most:,.0f} times too many.",
+        hint=f"Give fewer: {candidates / cap:,.0f} times too many.",
     )
 
 
@@ -54,10 +54,10 @@ def check_loads(candidates: int) -> None:
     Raises:
         LimitError: for more than the budget allows.
     """
-    most = budget.most_candidates()
-    if most is not None and candidates > most:
+    cap = budget.most_candidates()
+    if cap is not None and candidates > cap:
         raise LimitError(
-            f"is searched for every split, which makes over {most:,} candidates, the most that are "
+            f"is searched for every split, which makes over {cap:,} candidates, the most that are "
             "evaluated in one plan.",
             field="workload.concurrency",
             hint="State it, or give fewer devices, formats or engines.",
@@ -73,24 +73,24 @@ def check_splits(
     Raises:
         LimitError: for more than the budget allows, with the nodes that would fit.
     """
-    most = budget.most_candidates()
+    cap = budget.most_candidates()
     count = count_splits(devices, shares_experts=shares_experts, kv_heads=kv_heads)
-    if most is None or count <= most:
+    if cap is None or count <= cap:
         return count
     fitting, beyond = 0, devices
     while beyond - fitting > 1:
         middle = (fitting + beyond) // 2
-        if count_splits(middle, shares_experts=shares_experts, kv_heads=kv_heads) <= most:
+        if count_splits(middle, shares_experts=shares_experts, kv_heads=kv_heads) <= cap:
             fitting = middle
         else:
             beyond = middle
     nodes = fitting // place.per_node
-    whole = f", {nodes:,} nodes of {place.per_node}" if nodes else ""
+    nodes_text = f", {nodes:,} nodes of {place.per_node}" if nodes else ""
     raise LimitError(
-        f"{devices:,} devices make {count:,} candidates; at most {most:,} are evaluated in one "
+        f"{devices:,} devices make {count:,} candidates; at most {cap:,} are evaluated in one "
         "plan.",
         field="hardware.nodes",
-        hint=f"Plan at most {fitting:,} devices{whole}.",
+        hint=f"Plan at most {fitting:,} devices{nodes_text}.",
     )
 
 
@@ -102,12 +102,12 @@ def check_training_size(candidates: int, clusters: int) -> None:
     Raises:
         LimitError: says what narrows the search.
     """
-    most = budget.most_candidates()
-    if most is not None and candidates > most:
+    cap = budget.most_candidates()
+    if cap is not None and candidates > cap:
         on = f" on {clusters} clusters" if clusters > 1 else ""
         fewer = ", or give fewer options.hardware" if clusters > 1 else ""
         raise LimitError(
-            f"the splits of this run{on} make over {most:,} candidates, the most that are "
+            f"the splits of this run{on} make over {cap:,} candidates, the most that are "
             "evaluated in one plan.",
             field="candidate",
             hint=f"State some of tp, pp, cp, ep, micro_batch, or options.nodes: all{fewer}.",

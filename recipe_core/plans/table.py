@@ -19,11 +19,11 @@ from recipe_core.plans.confidence import confidence
 from recipe_core.plans.evaluated import EvaluatedCases
 from recipe_core.plans.kind import Block, Kind
 from recipe_core.plans.limits import LIMITS, bounded_values
-from recipe_core.plans.problem import Problem, resolve
+from recipe_core.plans.problem import Problem, resolve_problem
 from recipe_core.plans.rank import rank_rows, score_rows
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.schema import PlanRequest
-from recipe_core.request.split_key import split_key, split_of
+from recipe_core.request.split_key import key_split, split_key
 
 Answer = TypeVar("Answer")
 AnyTable = TypeVar("AnyTable", bound="PlanTable")
@@ -242,7 +242,7 @@ class PlanTable:
 
     def find(self, key: str) -> int | None:
         """The row that a key names, None when the plan has no such split."""
-        split = split_of(key)
+        split = key_split(key)
         return None if split is None else self.spec.find(self, key, split)
 
     # order
@@ -361,4 +361,4 @@ def replan_stated(table: AnyTable, request: PlanRequest) -> AnyTable | None:
 
 def _resolve_again(table: PlanTable, request: PlanRequest) -> Problem[Any]:
     with without_corrections():
-        return resolve(request, corrections=table.problem.corrections)
+        return resolve_problem(request, corrections=table.problem.corrections)

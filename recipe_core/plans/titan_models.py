@@ -98,7 +98,9 @@ def titan_facts() -> _Facts:
 def shipped_configuration(model: ModelSpec) -> TitanModel | None:
     """The flavour that a model is; None where torchtitan ships none that is equal to it."""
     shape = titan_shape(model)
-    equal = (flavour for flavour in _family(model) if not any(_differences(flavour, shape)))
+    equal = (
+        flavour for flavour in _titan_family(model) if not any(_flavour_differences(flavour, shape))
+    )
     return next(equal, None)
 
 
@@ -115,7 +117,7 @@ def reads_checkpoint(model: ModelSpec) -> bool:
 
 def unlike_shipped(model: ModelSpec) -> str:
     """What keeps a model from being one that torchtitan ships, as the end of a sentence."""
-    family = _family(model)
+    family = _titan_family(model)
     if not family:
         modules = ", ".join(titan_facts().families)
         return f"which it does not ship (it ships {modules})"
@@ -124,17 +126,17 @@ def unlike_shipped(model: ModelSpec) -> str:
     best = min(
         family,
         key=lambda flavour: (
-            len(list(_differences(flavour, shape))),
+            len(list(_flavour_differences(flavour, shape))),
             abs(flavour.hidden - model.hidden),
         ),
     )
-    differences = list(_differences(best, shape))
+    differences = list(_flavour_differences(best, shape))
     rest = f" and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
     shown = ", ".join(differences[:_SHOWN])
     return f"which it does not ship: {best.title}, the closest, has {shown}{rest}"
 
 
-def _family(model: ModelSpec) -> tuple[TitanModel, ...]:
+def _titan_family(model: ModelSpec) -> tuple[TitanModel, ...]:
     """Flavours of the modules that train models of the ``model_type`` of a config."""
     facts = titan_facts()
     inner = _text_config(model).get("model_type")
@@ -159,7 +161,7 @@ _STATED = frozenset(
 )
 
 
-def _differences(flavour: TitanModel, shape: Mapping[str, Any]) -> Iterator[str]:
+def _flavour_differences(flavour: TitanModel, shape: Mapping[str, Any]) -> Iterator[str]:
     for name in _SHAPE_NAMES:
         theirs, ours = getattr(flavour, name), shape.get(name)
         if theirs != ours and not (name in _STATED and ours is None):
@@ -189,7 +191,7 @@ def titan_shape(model: ModelSpec) -> dict[str, Any]:
         "vocabulary": model.vocabulary,
         "tied_embeddings": model.tied_embeddings,
         "vision": bool(model.towers or model.left_out or model.partial),
-        "mixers": _period("".join(_letter(mixer) for mixer in mixers)),
+        "mixers": _repeating_letters("".join(_letter(mixer) for mixer in mixers)),
         "dense_layers": dense if routed == sorted(routed) else "among others",
     }
     parts = [_mixer_shape(mixer) for mixer in dict.fromkeys(mixers)]
@@ -197,7 +199,7 @@ def titan_shape(model: ModelSpec) -> dict[str, Any]:
     for name in dict.fromkeys(name for part in parts for name in part):
         values = list(dict.fromkeys(part[name] for part in parts if name in part))
         shape[name] = values[0] if len(values) == 1 else values
-    return shape | _rope(_text_config(model)) | _router(_text_config(model))
+    return shape | _rope_shape(_text_config(model)) | _router_shape(_text_config(model))
 
 
 def _letter(mixer: Attention | None) -> str:
@@ -208,7 +210,7 @@ def _letter(mixer: Attention | None) -> str:
     return "?"
 
 
-def _period(letters: str) -> str:
+def _repeating_letters(letters: str) -> str:
     """The shortest start of a text that it repeats."""
     sizes = range(1, len(letters) + 1)
     return next(
@@ -261,7 +263,7 @@ def _text_config(model: ModelSpec) -> Mapping[str, Any]:
     return text if isinstance(text, Mapping) else model.config
 
 
-def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
+def _rope_shape(config: Mapping[str, Any]) -> dict[str, Any]:
     """How positions are turned: the base where it is stated, and the kind of scaling."""
     fields = config.get("rope_scaling") or config.get("rope_parameters")
     scaling = fields if isinstance(fields, Mapping) else {}
@@ -276,7 +278,7 @@ def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-def _router(config: Mapping[str, Any]) -> dict[str, Any]:
+def _router_shape(config: Mapping[str, Any]) -> dict[str, Any]:
     """How tokens are routed, as far as a config states it; its family's score where it does not."""
     names = {
         "router_groups": "n_group",

@@ -34,8 +34,8 @@ from recipe_core.hardware.cluster import Cluster
 from recipe_core.hardware.failures import failures, node_failures, spot_market
 from recipe_core.hardware.ownership import HOURS_PER_MONTH
 from recipe_core.hardware.storage import StorageTier, measured_tier, storage_tier
-from recipe_core.plans.launch_rules import default_framework, on_framework, whole_rules
-from recipe_core.plans.loaded import noted
+from recipe_core.plans.launch_rules import default_framework, launch_degree_rules, on_framework
+from recipe_core.plans.loaded import with_device_note
 from recipe_core.plans.problem import TrainingProblem
 from recipe_core.plans.rollout import sampling_of
 from recipe_core.plans.size import check_training_size
@@ -69,7 +69,7 @@ def failures_of(workload: TrainingWorkload, place: Cluster) -> Failures:
         mtbf_hours, basis = nodes.mtbf_hours * place.per_node, nodes.basis
         node_loss = published.repair.drained_share.value
         if place.commitment == "spot":
-            mtbf_hours, node_loss, basis = _reclaimed(place, mtbf_hours, node_loss, basis)
+            mtbf_hours, node_loss, basis = _add_reclaims(place, mtbf_hours, node_loss, basis)
     spares, repair_s = workload.spare_nodes or 0, workload.repair_s
     if spares and not repair_s:
         repair_s = published.repair.repair_hours.value * SECONDS_PER_HOUR
@@ -95,7 +95,7 @@ def failures_of(workload: TrainingWorkload, place: Cluster) -> Failures:
     )
 
 
-def _reclaimed(
+def _add_reclaims(
     place: Cluster, mtbf_hours: float, node_loss: float, basis: str
 ) -> tuple[float, float, str]:
     """Failures of devices with the reclaims of spot machines, each of which takes a node away.
@@ -106,9 +106,9 @@ def _reclaimed(
     provider = place.offer.provider if place.offer else None
     traced = {trace.provider for trace in failures().spot}
     market = spot_market(place.device.architecture, provider if provider in traced else None)
-    failed, taken = 1 / mtbf_hours, market.reclaims_per_hour / place.per_node
-    lost = (failed * node_loss + taken) / (failed + taken)
-    return 1 / (failed + taken), lost, f"{basis}; {market.basis}"
+    failed, reclaims = 1 / mtbf_hours, market.reclaims_per_hour / place.per_node
+    lost = (failed * node_loss + reclaims) / (failed + reclaims)
+    return 1 / (failed + reclaims), lost, f"{basis}; {market.basis}"
 
 
 def _storage_of(workload: TrainingWorkload, place: Cluster) -> StorageTier | None:
@@ -118,7 +118,7 @@ def _storage_of(workload: TrainingWorkload, place: Cluster) -> StorageTier | Non
     return None if workload.storage_bytes_per_s else measured_tier(place.device)
 
 
-def setting(
+def training_setting(
     problem: TrainingProblem, name: str | None, precision: str | None, place: Cluster
 ) -> TrainingSetting:
     """What all splits of one framework and precision share on a cluster.
@@ -130,7 +130,7 @@ def setting(
     workload, any_name = problem.workload, name or facts().preferred[0]
     candidate = problem.candidate
     shared = TrainingSetting(
-        model=noted(problem.model, place.device),
+        model=with_device_note(problem.model, place.device),
         cluster=place,
         engine=any_name,
         framework=framework(any_name).built(compiled=bool(candidate.compile)),
@@ -170,7 +170,7 @@ def setting(
     return on_framework(shared, default_framework(shared, offload, in_pieces))
 
 
-def settings(problem: TrainingProblem) -> list[TrainingSetting]:
+def training_settings(problem: TrainingProblem) -> list[TrainingSetting]:
     """Every cluster × framework of the options, or the candidate's, in the candidate's precision.
 
     The request's own cluster comes first.
@@ -178,7 +178,7 @@ def settings(problem: TrainingProblem) -> list[TrainingSetting]:
     candidate = problem.candidate
     names = (candidate.engine,) if candidate.engine else problem.request.options.engines or (None,)
     return [
-        setting(problem, name, candidate.precision, place)
+        training_setting(problem, name, candidate.precision, place)
         for place in problem.clusters
         for name in dict.fromkeys(names)
     ]
@@ -207,7 +207,7 @@ def _sampling_devices(problem: TrainingProblem) -> int:
     return rollout.devices or 0 if rollout else 0
 
 
-def _stated_columns(candidate: CandidateRequest) -> dict[str, int]:
+def _choice_columns(candidate: CandidateRequest) -> dict[str, int]:
     out = {
         "recompute_layers": candidate.recompute_layers or 0,
         "recompute_modules": modules_code(candidate.recompute_modules or ()),
@@ -225,11 +225,11 @@ def _stated_columns(candidate: CandidateRequest) -> dict[str, int]:
 def _activation_offload(shared: TrainingSetting, candidate: CandidateRequest, again: Int) -> Int:
     """Where activations wait on the host, by codes of recomputation: as stated, or as usual."""
     usual = shared.framework.activations_on_host & (again == RECOMPUTE.index("full"))
-    stated = candidate.activation_offload
-    return np.where(usual if stated is None else stated, 1, 0)
+    requested = candidate.activation_offload
+    return np.where(usual if requested is None else requested, 1, 0)
 
 
-def one_case(
+def stated_training_case(
     problem: TrainingProblem, candidate: CandidateRequest
 ) -> tuple[TrainingSetting, TrainingCases] | None:
     """The one case of a candidate that states tp, pp, dp and micro_batch, else None.
@@ -248,10 +248,10 @@ def one_case(
         "recompute": RECOMPUTE.index(c.recomputing[0]),
         "shard": c.shard or c.dp * (c.cp or 1),
     }
-    shared = settings(problem)[0]
+    shared = training_settings(problem)[0]
     again = np.array(columns["recompute"])
     columns["activation_offload"] = int(_activation_offload(shared, c, again))
-    rest = _stated_columns(c) | shared_columns(problem, shared.cluster)
+    rest = _choice_columns(c) | shared_columns(problem, shared.cluster)
     return shared, training_cases(1, **columns, **rest)
 
 
@@ -265,7 +265,7 @@ def _zero_stages(candidate: CandidateRequest, usual: Sequence[int]) -> Sequence[
 # Cases
 
 
-def _divisors(n: int) -> list[int]:
+def _degree_divisors(n: int) -> list[int]:
     small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
     return sorted({*small, *(n // d for d in small)})
 
@@ -279,11 +279,13 @@ def _worlds(problem: TrainingProblem, place: Cluster) -> list[int]:
     if problem.request.options.nodes == "all":
         return [devices]
     doubled = (place.per_node * 2**k for k in range(place.nodes.bit_length()))
-    sizes = {*_divisors(place.per_node), *doubled, devices}
+    sizes = {*_degree_divisors(place.per_node), *doubled, devices}
     return sorted(n for n in sizes if n <= devices)
 
 
-def _degrees(problem: TrainingProblem, place: Cluster, candidate: CandidateRequest) -> Int:
+def _all_split_degrees(
+    problem: TrainingProblem, place: Cluster, candidate: CandidateRequest
+) -> Int:
     """tp, pp, cp, dp and ep of every split (splits, 5).
 
     Tp within a fast island, pp within the layers.
@@ -294,15 +296,17 @@ def _degrees(problem: TrainingProblem, place: Cluster, candidate: CandidateReque
     moe = model.experts
     rows: list[tuple[int, int, int, int, int]] = []
     for world in _worlds(problem, place):
-        for tp in (d for d in _divisors(world) if d <= island):
-            for pp in (d for d in _divisors(world // tp) if d <= len(model.layers)):
-                for cp in _divisors(world // (tp * pp)):
+        for tp in (d for d in _degree_divisors(world) if d <= island):
+            for pp in (d for d in _degree_divisors(world // tp) if d <= len(model.layers)):
+                for cp in _degree_divisors(world // (tp * pp)):
                     if cp > 1 and longest // cp < SHORTEST_PIECE:
                         continue
                     dp = world // (tp * pp * cp)
                     shared = [1]
                     if moe:
-                        shared = [ep for ep in _divisors(tp * cp * dp) if moe.experts % ep == 0]
+                        shared = [
+                            ep for ep in _degree_divisors(tp * cp * dp) if moe.experts % ep == 0
+                        ]
                     rows.extend((tp, pp, cp, dp, ep) for ep in shared)
     degrees = np.array(rows, dtype=np.int64).reshape(-1, len(DEGREES))
     for column, name in enumerate(DEGREES):
@@ -311,7 +315,7 @@ def _degrees(problem: TrainingProblem, place: Cluster, candidate: CandidateReque
     return degrees
 
 
-def every_case(
+def every_training_case(
     problem: TrainingProblem, candidate: CandidateRequest | None = None
 ) -> list[tuple[TrainingSetting, TrainingCases]]:
     """All splits of every setting that agree with what ``candidate`` states.
@@ -321,15 +325,15 @@ def every_case(
             micro-batch size after the other.
     """
     out, total = [], 0
-    for shared in settings(problem):
-        cases = _cases(problem, shared, candidate or CandidateRequest(), total)
+    for shared in training_settings(problem):
+        cases = _setting_cases(problem, shared, candidate or CandidateRequest(), total)
         total += len(cases)
         if len(cases):
             out.append((shared, cases))
     return out
 
 
-def _cases(
+def _setting_cases(
     problem: TrainingProblem, shared: TrainingSetting, candidate: CandidateRequest, total: int
 ) -> TrainingCases:
     """Every split with every ZeRO stage, micro-batch, chunk count and recomputation.
@@ -339,26 +343,28 @@ def _cases(
     framework does not launch. ``total``: candidates before these.
     """
     place = shared.cluster
-    degrees = dict(zip(DEGREES, _degrees(problem, place, candidate).T, strict=True))
+    degrees = dict(zip(DEGREES, _all_split_degrees(problem, place, candidate).T, strict=True))
     columns = shared_columns(problem, place)
     offload = OFFLOADS.index(candidate.offload or "none")
     columns["zero_stage"] = 3 if candidate.offload == "parameters" else 0
     base = training_cases(len(degrees["tp"]), **degrees, **columns, offload=offload)
     legal = np.ones(len(base), dtype=np.bool_)
-    for rule in (*training_refusals(shared, base), *whole_rules(shared, base)):
+    for rule in (*training_refusals(shared, base), *launch_degree_rules(shared, base)):
         legal &= ~rule.broken
     parts = [base.take(np.flatnonzero(~legal))]
     total += len(parts[0])
     several = len(problem.clusters)
     for micro_batch in [candidate.micro_batch] if candidate.micro_batch else MICRO_BATCHES:
         budget.spend()
-        parts.append(_varied(problem, shared, base, np.flatnonzero(legal), candidate, micro_batch))
+        parts.append(
+            _expand_choices(problem, shared, base, np.flatnonzero(legal), candidate, micro_batch)
+        )
         total += len(parts[-1])
         check_training_size(total, several)
     return stack_cases(parts)
 
 
-def _varied(
+def _expand_choices(
     problem: TrainingProblem,
     shared: TrainingSetting,
     base: TrainingCases,
@@ -389,7 +395,7 @@ def _varied(
     divides = (columns["zero_stage"] == 3) & (inside > 1) & (replicas > inside)
     sensible = (hybrid == 0) | (divides & (replicas % inside == 0))
     columns["activation_offload"] = _activation_offload(shared, c, columns["recompute"])
-    columns |= _stated_columns(c) | shared_columns(problem, shared.cluster)
+    columns |= _choice_columns(c) | shared_columns(problem, shared.cluster)
     cases = training_cases(len(rows), **columns)
     return cases.take(np.flatnonzero(sensible & _worthwhile(shared, cases, c)))
 
@@ -429,12 +435,16 @@ def _worthwhile(
 # The candidate of a case
 
 
-def describe(shared: TrainingSetting, columns: TrainingCases, rows: Int) -> list[dict[str, Any]]:
+def describe_training_cases(
+    shared: TrainingSetting, columns: TrainingCases, rows: Int
+) -> list[dict[str, Any]]:
     """Some cases as candidates of the contract: what a recipe pins and a launch repeats."""
-    return [_described(shared, columns, i) for i in rows.tolist()]
+    return [_describe_training_case(shared, columns, i) for i in rows.tolist()]
 
 
-def _described(shared: TrainingSetting, columns: TrainingCases, i: int) -> dict[str, Any]:
+def _describe_training_case(
+    shared: TrainingSetting, columns: TrainingCases, i: int
+) -> dict[str, Any]:
     names = ("tp", "pp", "virtual_stages", "cp", "ep", "dp", "zero_stage", "micro_batch")
     out: dict[str, Any] = {"engine": shared.engine}
     out |= {name: int(getattr(columns, name)[i]) for name in names}

@@ -19,11 +19,11 @@ from recipe_core.estimates.training.starts import is_training_uncertain
 from recipe_core.plans.kind import Block, Kind, Ranking, Shown
 from recipe_core.plans.launch_rules import FRAMEWORK
 from recipe_core.plans.table import PlanTable
-from recipe_core.plans.training_candidates import describe, one_case
-from recipe_core.plans.training_remedies import CURES, launch_note, unlaunchable_reasons
-from recipe_core.plans.training_search import judge_cases, search_cases
+from recipe_core.plans.training_candidates import describe_training_cases, stated_training_case
+from recipe_core.plans.training_remedies import CURES, training_launch_note, unlaunchable_reasons
+from recipe_core.plans.training_search import judge_training_cases, search_training
 from recipe_core.request.metrics import goals_of, metrics_of, time_to_finish
-from recipe_core.request.split_key import TRAINING_FIELDS, cluster_of
+from recipe_core.request.split_key import TRAINING_FIELDS, key_cluster
 
 COMPARED = ("gpus", "output", "per_gpu", "mfu", "step", "memory", "bubble")
 STEP_TABLED = ("gpus", "step", "output", "per_gpu", "mfu", "memory", "bubble", "usd")
@@ -63,30 +63,30 @@ def _shown_measures(table: PlanTable) -> Shown:
     )
 
 
-def _simplicity(table: PlanTable) -> tuple[Any, ...]:
+def _training_simplicity(table: PlanTable) -> tuple[Any, ...]:
     """Fewer devices, more tokens/s, then less of everything that splits a model."""
     c = table.columns
     cut = ("zero_stage", "recompute", "virtual_stages", "cp", "ep", "tp", "pp")
     return (*(c[name] for name in cut), -c["tokens_per_s"], c["gpus"])
 
 
-def _precedence(table: PlanTable) -> tuple[Any, ...]:
+def _training_precedence(table: PlanTable) -> tuple[Any, ...]:
     """Rows that start, then the others with the most probable first."""
     return (np.where(table.uncertain, 1 - table.columns["start_probability"], 0.0),)
 
 
-def _score_moves(table: PlanTable, rows: Int) -> Float:
+def _training_score_moves(table: PlanTable, rows: Int) -> Float:
     # throughput, cost and energy follow the time of a step; a number of devices is certain
     goals = table.request.objective.goals.items()
     weight = sum(weight for goal, weight in goals if table.spec.goals[goal][0] != "gpus")
     return np.full((len(rows), len(METRICS)), float(weight))
 
 
-def _software(setting: TrainingSetting) -> tuple[str, ...]:
+def _training_software(setting: TrainingSetting) -> tuple[str, ...]:
     return setting.cluster.device.name, setting.engine
 
 
-def _split_columns(table: PlanTable) -> Mapping[str, Any]:
+def _training_split_columns(table: PlanTable) -> Mapping[str, Any]:
     splits = table.candidates(range(len(table)))
     names = dict.fromkeys(name for split in splits for name in split)
     return {
@@ -95,7 +95,7 @@ def _split_columns(table: PlanTable) -> Mapping[str, Any]:
     }
 
 
-def _find_row(table: PlanTable, key: str, split: Mapping[str, Any]) -> int | None:
+def _find_training_row(table: PlanTable, key: str, split: Mapping[str, Any]) -> int | None:
     if split.get("recompute") not in RECOMPUTE:
         return None
     numbers = {"shard": split["dp"] * split["cp"]} | dict(split)
@@ -107,12 +107,12 @@ def _find_row(table: PlanTable, key: str, split: Mapping[str, Any]) -> int | Non
     for row in map(int, np.flatnonzero(agree)):
         setting = table.setting(row)
         same = (setting.engine, setting.precision) == (split["engine"], split["precision"])
-        if same and table.clusters_of_rows[row] == cluster_of(key):
+        if same and table.clusters_of_rows[row] == key_cluster(key):
             return row
     return None
 
 
-def _memory(table: PlanTable, rows: Sequence[int]) -> dict[str, Float]:
+def _training_memory(table: PlanTable, rows: Sequence[int]) -> dict[str, Float]:
     names = list(MEMORY_TITLES)
     values = np.reshape(table.by_block(rows, partial(_fullest_parts, names)), (-1, len(names)))
     return dict(zip(names, values.T, strict=True))
@@ -155,16 +155,16 @@ TRAINING = Kind(
     shown_as={},
     settled=("hardware",),
     ranking=Ranking(
-        precedence=_precedence,
-        simplicity=_simplicity,
+        precedence=_training_precedence,
+        simplicity=_training_simplicity,
         errors=training_errors,
-        moves=_score_moves,
-        software=_software,
+        moves=_training_score_moves,
+        software=_training_software,
     ),
     cures=CURES,
-    search_cases=search_cases,
-    find_case=lambda _kind, problem, candidate: one_case(problem, candidate),
-    judge_cases=judge_cases,
+    search_cases=search_training,
+    find_case=lambda _kind, problem, candidate: stated_training_case(problem, candidate),
+    judge_cases=judge_training_cases,
     stack_cases=stack_cases,
     shown=_shown_measures,
     add_columns=lambda _columns: None,
@@ -172,14 +172,16 @@ TRAINING = Kind(
     overloaded=lambda table: np.zeros(len(table), dtype=np.bool_),
     names_of=lambda setting: {"engine": setting.engine},
     titles_of=lambda setting: {"engine": framework(setting.engine).title},
-    split_columns=_split_columns,
-    describe=lambda _table, block, cases: describe(block.setting, block.cases, cases),
+    split_columns=_training_split_columns,
+    describe=lambda _table, block, cases: describe_training_cases(
+        block.setting, block.cases, cases
+    ),
     workload=lambda table, _row: table.request.workload,
-    find=_find_row,
-    memory=_memory,
-    held_memory=_memory,
+    find=_find_training_row,
+    memory=_training_memory,
+    held_memory=_training_memory,
     detailed=_detail_estimate,
     trim_reasons=_trim_reasons,
-    launch_note=launch_note,
+    launch_note=training_launch_note,
     unlaunchable=unlaunchable_reasons,
 )

@@ -8,7 +8,13 @@ from typing import Any
 from recipe_core.estimates.columns.training import OFFLOADS, TrainingSetting
 from recipe_core.hardware.cluster import short_title
 from recipe_core.plans.kind import Block, Cures, Fields
-from recipe_core.plans.launch_rules import FRAMEWORK, able, split_rules, unable, ways_out
+from recipe_core.plans.launch_rules import (
+    FRAMEWORK,
+    able_frameworks,
+    launch_lacks,
+    split_rules,
+    ways_out,
+)
 from recipe_core.plans.problem import MAX_DEVICES
 from recipe_core.plans.table import PlanTable
 from recipe_core.request.edit import TRAINING_TOKENS
@@ -20,7 +26,7 @@ LENGTH, LOAD = 0.5, 2.0
 MORE_NODES = (2, 4, 8, 16, 32, 64)
 
 
-def _remedies(table: PlanTable) -> Iterator[tuple[str, Fields]]:
+def _training_remedies(table: PlanTable) -> Iterator[tuple[str, Fields]]:
     """Another framework, states on the host, up to ``MORE_NODES`` times the nodes.
 
     All on a framework that can launch what is asked, where the plan's cannot.
@@ -31,9 +37,11 @@ def _remedies(table: PlanTable) -> Iterator[tuple[str, Fields]]:
     refused = bool(names) and all(map(_is_refused, table.blocks))
     on_framework = {"candidate.engine": names[0]} if refused else {}
     if table.problem.candidate.offload is None and table.blocks:
-        yield from (("offload", fields) for fields in _offloaded(table, table.blocks[0].setting))
+        yield from (
+            ("offload", fields) for fields in _offload_changes(table, table.blocks[0].setting)
+        )
     if table.problem.candidate.offload == "optimizer" and table.blocks:
-        more = _offloaded(table, table.blocks[0].setting, "parameters")
+        more = _offload_changes(table, table.blocks[0].setting, "parameters")
         yield from (("offload", fields) for fields in more)
     hardware = table.request.hardware
     for factor in MORE_NODES:
@@ -45,11 +53,11 @@ def _is_refused(block: Block) -> bool:
     return any(rule.code == FRAMEWORK for rule in block.outside)
 
 
-def _cure_row(table: PlanTable, row: int, codes: frozenset[str]) -> Iterator[Fields]:
+def _cure_training_row(table: PlanTable, row: int, codes: frozenset[str]) -> Iterator[Fields]:
     """Changes that may let a refused row run: against memory, states on the host."""
     if "memory" in codes and table.candidate(row).get("offload") is None:
-        yield from _offloaded(table, table.setting(row))
-        yield from _offloaded(table, table.setting(row), "parameters")
+        yield from _offload_changes(table, table.setting(row))
+        yield from _offload_changes(table, table.setting(row), "parameters")
 
 
 def _other_frameworks(table: PlanTable) -> list[str]:
@@ -57,7 +65,7 @@ def _other_frameworks(table: PlanTable) -> list[str]:
         return []
     used = {block.setting.engine for block in table.blocks}
     needs = _launch_needs(table)
-    names = [name for block in table.blocks for name in able(block.setting, *needs)]
+    names = [name for block in table.blocks for name in able_frameworks(block.setting, *needs)]
     return [name for name in dict.fromkeys(names) if name not in used]
 
 
@@ -65,15 +73,15 @@ def _launch_needs(table: PlanTable) -> tuple[str, bool]:
     return table.problem.candidate.offload or "none", bool(table.problem.workload.fused_loss)
 
 
-def _offloaded(
+def _offload_changes(
     table: PlanTable, setting: TrainingSetting, states: str = "optimizer"
 ) -> Iterator[Fields]:
     """States on the host, on a framework that can be told so.
 
     Nothing where only without them a bundle can be made.
     """
-    names = able(setting, states, _launch_needs(table)[1])
-    if setting.engine in names or launch_note(table):
+    names = able_frameworks(setting, states, _launch_needs(table)[1])
+    if setting.engine in names or training_launch_note(table):
         yield {"candidate.offload": states}
     elif names:
         yield {"candidate.offload": states, "candidate.engine": names[0]}
@@ -81,10 +89,10 @@ def _offloaded(
 
 def _without_launch(table: PlanTable) -> list[TrainingSetting]:
     needs = _launch_needs(table)
-    return [block.setting for block in table.blocks if not able(block.setting, *needs)]
+    return [block.setting for block in table.blocks if not able_frameworks(block.setting, *needs)]
 
 
-def launch_note(table: PlanTable) -> str | None:
+def training_launch_note(table: PlanTable) -> str | None:
     """Why no bundle of any split can be made, as sentences; None where one can.
 
     Of several clusters also where only some have none.
@@ -92,7 +100,9 @@ def launch_note(table: PlanTable) -> str | None:
     needs, bare = _launch_needs(table), _without_launch(table)
     notes = []
     if bare:
-        lacks = dict.fromkeys(lack.what for setting in bare for lack in unable(setting, *needs))
+        lacks = dict.fromkeys(
+            lack.what for setting in bare for lack in launch_lacks(setting, *needs)
+        )
         some = len(bare) < len(table.blocks)
         titles = dict.fromkeys(short_title(setting.cluster.device) for setting in bare)
         where = f" on {' and '.join(titles)}" if some else ""
@@ -109,7 +119,7 @@ def unlaunchable_reasons(table: PlanTable, row: int) -> list[str]:
     """What the framework of a row cannot be told of the request or the split, as sentences."""
     setting, (block, i) = table.setting(row), table.at(row)
     title, offload = setting.framework.title, OFFLOADS[int(block.cases.offload[i])]
-    if lacks := [lack.what for lack in unable(setting, offload, _launch_needs(table)[1])]:
+    if lacks := [lack.what for lack in launch_lacks(setting, offload, _launch_needs(table)[1])]:
         return [f"{title} cannot launch {lack}." for lack in lacks]
     rules = split_rules(setting, block.cases.take([i]))
     return [f"{title}: {rule.say(0)}. {rule.hint}" for rule in rules if rule.broken[0]]
@@ -117,7 +127,7 @@ def unlaunchable_reasons(table: PlanTable, row: int) -> list[str]:
 
 def _launch_cures(table: PlanTable) -> Iterator[Fields]:
     """Changes after which a bundle can be made, where none can: the fewest first."""
-    if launch_note(table) is None:
+    if training_launch_note(table) is None:
         return
     tokens = {"workload.tokens": TRAINING_TOKENS} if table.problem.workload.tokens is None else {}
     bare = _without_launch(table)
@@ -128,7 +138,7 @@ def _launch_cures(table: PlanTable) -> Iterator[Fields]:
         yield {**changes, **tokens}
 
 
-def _moves(table: PlanTable) -> Iterator[tuple[str, Fields]]:
+def _training_moves(table: PlanTable) -> Iterator[tuple[str, Fields]]:
     """Move sequence length and batch down and up.
 
     Phases state lengths and batches of their own: what they are part of is not moved.
@@ -144,7 +154,7 @@ def _moves(table: PlanTable) -> Iterator[tuple[str, Fields]]:
         yield f"global batch × {factor:g}", {"workload.global_batch": batch}
 
 
-def _identity(table: PlanTable, row: int) -> tuple[Any, ...]:
+def _training_identity(table: PlanTable, row: int) -> tuple[Any, ...]:
     candidate, place = table.candidate(row), table.setting(row).cluster
     names = ("shard", *TRAINING_FIELDS)
     states = candidate.get("offload")
@@ -152,12 +162,12 @@ def _identity(table: PlanTable, row: int) -> tuple[Any, ...]:
 
 
 CURES = Cures(
-    remedies=_remedies,
-    row_cures=_cure_row,
+    remedies=_training_remedies,
+    row_cures=_cure_training_row,
     row_reliefs=lambda _table, _row, _codes: iter(()),
     carried=lambda _fields: {},
     finer_formats=lambda _table: iter(()),
     launches=_launch_cures,
-    moves=_moves,
-    identity=_identity,
+    moves=_training_moves,
+    identity=_training_identity,
 )

@@ -13,20 +13,20 @@ from recipe_core.estimates.columns.training import TrainingCases, TrainingSettin
 from recipe_core.estimates.rules.training_rules import training_refusals
 from recipe_core.estimates.training.bands import training_uncertainty
 from recipe_core.estimates.training.estimates import TrainingEstimates, estimate_training
-from recipe_core.plans.confidence import confident
-from recipe_core.plans.evaluated import EvaluatedCases, Physics, columns_of, evaluate
+from recipe_core.plans.confidence import refuse_unsure
+from recipe_core.plans.evaluated import EvaluatedCases, Physics, columns_of, evaluate_cases
 from recipe_core.plans.kind import Kind
-from recipe_core.plans.launch_rules import able, search_rules
-from recipe_core.plans.limits import limited
+from recipe_core.plans.launch_rules import able_frameworks, launch_search_rules
+from recipe_core.plans.limits import add_limit_rules
 from recipe_core.plans.problem import TrainingProblem
-from recipe_core.plans.training_candidates import every_case
+from recipe_core.plans.training_candidates import every_training_case
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.edit import shared_candidate
 
 Block = EvaluatedCases[TrainingSetting, TrainingCases, TrainingEstimates]
 
 
-def _nothing(_setting: TrainingSetting, _cases: TrainingCases) -> list[Any]:
+def _no_place_rules(_setting: TrainingSetting, _cases: TrainingCases) -> list[Any]:
     """Training jobs fill their nodes; no placement or load refuses a stated one."""
     return []
 
@@ -45,8 +45,8 @@ def _rollout_s(estimates: TrainingEstimates) -> Float:
 PHYSICS: Physics[TrainingSetting, TrainingCases, TrainingEstimates] = Physics(
     estimate=estimate_training,
     rules=training_refusals,
-    search_rules=search_rules,
-    place_rules=_nothing,
+    search_rules=launch_search_rules,
+    place_rules=_no_place_rules,
     uncertain=training_uncertainty,
     correlations=dict,
     left=lambda _estimates, _metric: None,
@@ -76,7 +76,7 @@ PHYSICS: Physics[TrainingSetting, TrainingCases, TrainingEstimates] = Physics(
 )
 
 
-def search_cases(
+def search_training(
     _spec: Kind, problem: TrainingProblem, candidate: CandidateRequest | None
 ) -> tuple[TrainingProblem, list[Block]]:
     """Every case of a problem that agrees with what ``candidate`` states, judged.
@@ -86,28 +86,32 @@ def search_cases(
     added.
     """
     shared = candidate or shared_candidate(problem.request) or CandidateRequest()
-    blocks = _blocks(problem, shared)
+    blocks = _search_blocks(problem, shared)
     if shared.offload is not None or any(block.feasible.any() for block in blocks):
         return problem, blocks
     for states in ("optimizer", "parameters"):
-        hosted = [block for block in _on_host(problem, shared, states) if block.feasible.any()]
+        hosted = [
+            block for block in _blocks_on_host(problem, shared, states) if block.feasible.any()
+        ]
         if hosted:  # optimizer states there are a change that is offered
             return problem, [*blocks, *hosted] if states == "parameters" else blocks
     return problem, blocks
 
 
-def judge_cases(
+def judge_training_cases(
     _spec: Kind, problem: TrainingProblem, setting: TrainingSetting, cases: TrainingCases
 ) -> list[Block]:
-    return [_judged(problem, evaluate(PHYSICS, setting, cases))]
+    return [_limit_block(problem, evaluate_cases(PHYSICS, setting, cases))]
 
 
-def _blocks(problem: TrainingProblem, candidate: CandidateRequest) -> list[Block]:
-    pairs = every_case(problem, candidate)
-    return [_judged(problem, evaluate(PHYSICS, *pair, searching=True)) for pair in pairs]
+def _search_blocks(problem: TrainingProblem, candidate: CandidateRequest) -> list[Block]:
+    pairs = every_training_case(problem, candidate)
+    return [_limit_block(problem, evaluate_cases(PHYSICS, *pair, searching=True)) for pair in pairs]
 
 
-def _on_host(problem: TrainingProblem, candidate: CandidateRequest, states: str) -> Iterator[Block]:
+def _blocks_on_host(
+    problem: TrainingProblem, candidate: CandidateRequest, states: str
+) -> Iterator[Block]:
     """The same with some ``states`` in host memory, on frameworks that can be told so.
 
     Where none can launch the request, with its states on the devices either, on any.
@@ -116,12 +120,16 @@ def _on_host(problem: TrainingProblem, candidate: CandidateRequest, states: str)
     moved = problem.candidate.model_copy(update=away)
     request = problem.request.model_copy(update={"candidate": moved})
     pieces = bool(problem.workload.fused_loss)
-    for block in _blocks(replace(problem, request=request), candidate.model_copy(update=away)):
+    for block in _search_blocks(
+        replace(problem, request=request), candidate.model_copy(update=away)
+    ):
         setting = block.setting
-        if setting.engine in able(setting, states, pieces) or not able(setting, "none", pieces):
+        if setting.engine in able_frameworks(setting, states, pieces) or not able_frameworks(
+            setting, "none", pieces
+        ):
             yield block
 
 
-def _judged(problem: TrainingProblem, block: Block) -> Block:
+def _limit_block(problem: TrainingProblem, block: Block) -> Block:
     objective = problem.request.objective
-    return confident(limited(block, objective.limits), objective)
+    return refuse_unsure(add_limit_rules(block, objective.limits), objective)

@@ -12,21 +12,21 @@ from recipe_core.recipe.build import (
     with_claims,
     with_parameters,
 )
-from recipe_core.recipe.decision import deployment_of
+from recipe_core.recipe.decision import row_deployment
 from recipe_core.recipe.resolve import with_variants
 from recipe_core.recipe.schema import Recipe
 from recipe_core.recipe.user_options import passing_on
-from recipe_core.request.describe import short_name
+from recipe_core.request.describe import model_short_name
 
 __all__ = [
     "Additions",
     "Recipe",
-    "deployment_of",
+    "row_deployment",
     "make_recipe",
     "passing_on",
     "recipe_request",
     "relaunch",
-    "short_name",
+    "model_short_name",
     "with_claims",
     "with_parameters",
     "with_variants",

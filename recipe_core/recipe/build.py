@@ -85,7 +85,7 @@ def recipe_of(
         built_by=f"recipe-builder {__version__}",
         request=decision.request.to_json(),
         model=_model_facts(decision),
-        device=device_facts(decision),
+        device=decision_device_facts(decision),
         engine=EngineFacts(
             name=decision.engine,
             title=decision.title,
@@ -96,22 +96,22 @@ def recipe_of(
         candidate=decision.candidate,
         provenance=provenance(decision, started, request),
         max_context=decision.max_context,
-        estimate=decision.estimate | _scaled(decision),
+        estimate=decision.estimate | _rented_scaling(decision),
         fallbacks=fallbacks(decision, request, folders=folders),
         variants=additions.variants,
         parameters=additions.parameters,
         claims=additions.claims,
         notes=(
             *decision.estimate["notes"],
-            *_made(decision),
-            *_open(decision, started, additions.parameters),
+            *_checkpoint_notes(decision),
+            *_open_weights_notes(decision, started, additions.parameters),
         ),
     )
     _refuse_secrets(recipe)
     return recipe.model_copy(update={"lock": make_lock(decision, started, recipe, folders=folders)})
 
 
-def _scaled(decision: Decision) -> dict[str, Any]:
+def _rented_scaling(decision: Decision) -> dict[str, Any]:
     """What the policy of scaling rents, beside the estimate of one replica."""
     if decision.request.options.scaling is None or decision.deployment is None:
         return {}
@@ -119,15 +119,15 @@ def _scaled(decision: Decision) -> dict[str, Any]:
     return {"scaling": rented.to_json()}
 
 
-def _made(decision: Decision) -> tuple[str, ...]:
+def _checkpoint_notes(decision: Decision) -> tuple[str, ...]:
     """That the bundle makes its checkpoint, and with what."""
-    chosen = decision.deployment.compression if decision.deployment else None
-    if chosen is None:
+    compression = decision.deployment.compression if decision.deployment else None
+    if compression is None:
         return ()
-    return (f"The bundle makes its checkpoint: python launch.py compress ({chosen.title}).",)
+    return (f"The bundle makes its checkpoint: python launch.py compress ({compression.title}).",)
 
 
-def _open(decision: Decision, started: Launch, place: Parameters) -> tuple[str, ...]:
+def _open_weights_notes(decision: Decision, started: Launch, place: Parameters) -> tuple[str, ...]:
     """What a start will ask for: the weights of a model of which only the config is known."""
     if decision.model.weights or place.model or not started.loads_model:
         return ()
@@ -188,7 +188,7 @@ def with_parameters(recipe: Recipe, parameters: Parameters) -> Recipe:
         NoAnswer: for a time limit in which no checkpoint is written.
     """
     if parameters.time_limit_minutes != recipe.parameters.time_limit_minutes:
-        recipe = _limited(recipe, parameters)
+        recipe = _apply_time_limit(recipe, parameters)
     moved = recipe.model_copy(update={"parameters": parameters})
     if recipe.lock:
         image = image_lock(redecide(recipe), parameters)
@@ -197,7 +197,7 @@ def with_parameters(recipe: Recipe, parameters: Parameters) -> Recipe:
     return moved.locked()
 
 
-def _limited(recipe: Recipe, place: Parameters) -> Recipe:
+def _apply_time_limit(recipe: Recipe, place: Parameters) -> Recipe:
     if recipe.kind != "training":
         return recipe
     request = without_limit(recipe_request(recipe), recipe.parameters)
@@ -246,16 +246,16 @@ def recipe_request(recipe: Recipe) -> PlanRequest:
     return parsed
 
 
-def rebuilt(recipe: Recipe, *, folders: bool = True) -> Recipe:
+def rebuild_recipe(recipe: Recipe, *, folders: bool = True) -> Recipe:
     """The recipe made again by this version, from its request and what the user added."""
     additions = Additions(
         parameters=recipe.parameters, variants=recipe.variants, claims=recipe.claims
     )
     request = whole_profiles(recipe_request(recipe))
-    decision, asked = decide(request, folders=folders), request
+    decision, original = decide(request, folders=folders), request
     if any("workload.concurrency" in fallback.changes for fallback in recipe.fallbacks):
-        asked = without_load(request)  # each fallback is under the load that it holds
-    fresh = recipe_of(decision, asked, additions, folders=folders)
+        original = without_load(request)  # each fallback is under the load that it holds
+    fresh = recipe_of(decision, original, additions, folders=folders)
     layers = {name: recipe.provenance.get(name, layer) for name, layer in fresh.provenance.items()}
     return fresh.model_copy(update={"provenance": layers}).locked()
 
@@ -287,7 +287,7 @@ def _model_facts(decision: Decision) -> ModelFacts:
     )
 
 
-def device_facts(decision: Decision) -> DeviceFacts:
+def decision_device_facts(decision: Decision) -> DeviceFacts:
     """The device of a decision, and how many of them it uses."""
     profile = decision.cluster.device
     return DeviceFacts(

@@ -61,8 +61,10 @@ def _check_same(
 ) -> None:
     """Raise InputError for a measurement of something else."""
     engine, runtime = recipe.engine, recipe.device.runtime
-    known = {alias.casefold() for alias in recipe.device.names}
-    foreign = [device for device in devices if known and device.casefold() not in known]
+    device_names = {alias.casefold() for alias in recipe.device.names}
+    foreign = [
+        device for device in devices if device_names and device.casefold() not in device_names
+    ]
     problems = [
         (name != recipe.name, f"is of the recipe {name}, not of {recipe.name}."),
         (

@@ -14,12 +14,12 @@ from recipe_core.base.placeholders import PLACEHOLDER
 from recipe_core.commands.arguments import is_open
 from recipe_core.commands.ground import Ground
 from recipe_core.commands.images import image_tag
-from recipe_core.commands.judge import read_command, understood
+from recipe_core.commands.judge import prepare_command, read_command
 from recipe_core.commands.verdict import Case
 from recipe_core.engines.grammar import LIMITS, grammars
 from recipe_core.engines.spec import engine
 from recipe_core.launch.process import Launch
-from recipe_core.plans.serving_candidates import describe
+from recipe_core.plans.serving_candidates import describe_serving_cases
 from recipe_core.recipe.build import Additions, make_recipe
 from recipe_core.recipe.decision import decide
 from recipe_core.recipe.parameters import read_parameters
@@ -71,7 +71,7 @@ class Conversion:
         }
 
 
-def convert(
+def convert_to_recipe(
     source: str | list[str] | Published, ground: Ground, *, folders: bool = True
 ) -> Conversion:
     """A recipe that starts the same server on ``ground``.
@@ -90,16 +90,18 @@ def convert(
         ground = ground.model_copy(update={"nodes": published.nodes})
     if published.model and ground.model is None:
         ground = ground.model_copy(update={"model": published.model})
-    ready = understood(case, ground, folders=folders)
+    ready = prepare_command(case, ground, folders=folders)
     exact = len(ready.cases) == 1
     split = (
-        describe(ready.setting, ready.cases, np.array([0]))[0] if exact else case.meant.candidate
+        describe_serving_cases(ready.setting, ready.cases, np.array([0]))[0]
+        if exact
+        else case.meant.candidate
     )
-    request = _request(ready.problem.request, split)
+    request = _request_of_split(ready.problem.request, split)
     computed = decide(request, folders=folders).started()
-    options, placed, lost = _options(case, computed)
-    environment, lost_variables = _environment(case, published, computed)
-    image, lost_images = _image(case, published, split.get("engine_version"))
+    options, placed, lost = _carried_options(case, computed)
+    environment, lost_variables = _carried_variables(case, published, computed)
+    image, lost_images = _carried_image(case, published, split.get("engine_version"))
     if image is not None:
         placed["image"] = image
     additions = Additions(parameters=read_parameters(placed))
@@ -107,19 +109,19 @@ def convert(
     outside = (Lost(part, "outside of one server") for part in published.left)
     return Conversion(
         recipe,
-        carried=(*map(_flag, options), *environment),
+        carried=(*map(_option_flag, options), *environment),
         lost=(
-            *_unread(case),
+            *_unread_parts(case),
             *lost,
             *lost_variables,
             *lost_images,
-            *_changed(case, recipe),
+            *_changed_options(case, recipe),
             *outside,
         ),
     )
 
 
-def _request(request: PlanRequest, candidate: Mapping[str, Any]) -> PlanRequest:
+def _request_of_split(request: PlanRequest, candidate: Mapping[str, Any]) -> PlanRequest:
     """The request for exactly that split; the workload says how it drafts, and knows the draft.
 
     A recipe starts the pinned release, whichever the command runs.
@@ -129,24 +131,26 @@ def _request(request: PlanRequest, candidate: Mapping[str, Any]) -> PlanRequest:
     return request.model_copy(update={"candidate": CandidateRequest.model_validate(split)})
 
 
-def _flag(name: str) -> str:
+def _option_flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _unread(case: Case) -> Iterator[Lost]:
+def _unread_parts(case: Case) -> Iterator[Lost]:
     """Words of no option, values left open, and what no estimate covers."""
     if case.arguments.unread:
         spec = engine(case.launch.engine)
         words = " ".join(case.arguments.unread)
         yield Lost(words, f"not an option of {spec.title} {spec.version}")
     for name, text in case.arguments.open.items():
-        yield Lost(f"{_flag(name)} {text}", "left open")
+        yield Lost(f"{_option_flag(name)} {text}", "left open")
     for finding in case.findings:
         if finding.code in ("unmodelled", "several", "others"):
             yield Lost(finding.message, "not in the estimate")
 
 
-def _options(case: Case, computed: Launch) -> tuple[dict[str, Any], dict[str, Any], list[Lost]]:
+def _carried_options(
+    case: Case, computed: Launch
+) -> tuple[dict[str, Any], dict[str, Any], list[Lost]]:
     """Options to pass on, parameters of the place, and what is lost.
 
     ``computed`` is what the split alone is started with.
@@ -162,7 +166,7 @@ def _options(case: Case, computed: Launch) -> tuple[dict[str, Any], dict[str, An
         if name in _PLACED:
             # A launch writes these as placeholders (``${host}``), which the launcher fills.
             if isinstance(value, str) and is_open(value):
-                lost.append(Lost(f"{_flag(name)} {value}", "left open"))
+                lost.append(Lost(f"{_option_flag(name)} {value}", "left open"))
             else:
                 placed[name] = value
         elif grammar.rank and name == grammar.rank[0]:
@@ -170,13 +174,13 @@ def _options(case: Case, computed: Launch) -> tuple[dict[str, Any], dict[str, An
         elif name in settled:
             continue
         elif is_secret(f"options.{name}", value):
-            lost.append(Lost(_flag(name), _KEPT_OUT))
+            lost.append(Lost(_option_flag(name), _KEPT_OUT))
         else:
             options[name] = value
     return options, placed, lost
 
 
-def _environment(
+def _carried_variables(
     case: Case, published: Published, computed: Launch
 ) -> tuple[dict[str, str], list[Lost]]:
     """Variables to pass on beyond those that the split sets, and those that are lost."""
@@ -202,7 +206,9 @@ def _not_passed_on(name: str, value: str) -> str | None:
     return None if _ENGINE_VARIABLES.fullmatch(name) else "the engine does not read it"
 
 
-def _image(case: Case, published: Published, release: str | None) -> tuple[str | None, list[Lost]]:
+def _carried_image(
+    case: Case, published: Published, release: str | None
+) -> tuple[str | None, list[Lost]]:
     """The image to start from, unless it is left open, its tag moves, or it is of another release.
 
     ``release``: the one that the split was estimated for, where it is not the pinned one.
@@ -221,7 +227,7 @@ def _image(case: Case, published: Published, release: str | None) -> tuple[str |
     return image, []
 
 
-def _changed(case: Case, recipe: Recipe) -> Iterator[Lost]:
+def _changed_options(case: Case, recipe: Recipe) -> Iterator[Lost]:
     """Options of the original that the recipe sets to something else."""
     means = grammars()[case.launch.engine].means
     for name, value in case.arguments.values.items():
@@ -230,4 +236,4 @@ def _changed(case: Case, recipe: Recipe) -> Iterator[Lost]:
         now = recipe.engine.options.get(name)
         original = value[0] if isinstance(value, list) and len(value) == 1 else value
         if now is not None and str(now) != str(original):
-            yield Lost(f"{_flag(name)} {original}", f"is {now} in the recipe")
+            yield Lost(f"{_option_flag(name)} {original}", f"is {now} in the recipe")

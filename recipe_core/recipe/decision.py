@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from recipe_core.base.errors import NoAnswer, RecipeError
-from recipe_core.compression.required import can_start, compression_of, estimate_json
+from recipe_core.compression.required import can_start, required_compression, row_estimate_json
 from recipe_core.engines.release import ContainerImage
 from recipe_core.engines.training_programs import install_on, training_engine
 from recipe_core.hardware.cluster import Cluster
@@ -19,12 +19,12 @@ from recipe_core.plans.limits import LIMITS
 from recipe_core.plans.plan import Plan, Split
 from recipe_core.plans.plan_json import split_label
 from recipe_core.plans.plans import plan_candidate
-from recipe_core.plans.remedies import advice
+from recipe_core.plans.remedies import advice_text
 from recipe_core.plans.replicas import one_replica, replicas_of
 from recipe_core.plans.serving_candidates import served_context
 from recipe_core.plans.serving_kind import count_cache_tokens
 from recipe_core.recipe.user_options import passed_options
-from recipe_core.request.describe import short_name
+from recipe_core.request.describe import model_short_name
 from recipe_core.request.schema import PlanRequest
 
 # Splits, best first, of which one is looked for that its engine or framework can start.
@@ -78,11 +78,11 @@ def decide(request: PlanRequest, *, folders: bool = True, fast_enough: bool = Fa
     """
     plan, row = plan_candidate(request, folders=folders)
     if not plan.feasible[row] and not (fast_enough and plan.codes(row) <= SPEED):
-        raise _refused(plan, row)
+        raise _plan_refusal(plan, row)
     if _scales(request) and replicas_of(plan, row).count > 1:
         plan, row = one_replica(plan, row if len(plan) == 1 else _startable(plan, row))
         if not plan.feasible[row] and not (fast_enough and plan.codes(row) <= SPEED):
-            raise _refused(plan, row)
+            raise _plan_refusal(plan, row)
         return decision_of(plan, row)
     if len(plan) == 1:  # the request states the split already, in its own words
         if plan.request.load_searched:  # what is built holds the load that it was judged under
@@ -125,8 +125,8 @@ def _startable(plan: Plan, row: int) -> int:
     return next(rows, row)
 
 
-def _serving(plan: Plan, row: int, request: PlanRequest) -> Decision:
-    deployment = deployment_of(plan, row)
+def _serving_decision(plan: Plan, row: int, request: PlanRequest) -> Decision:
+    deployment = row_deployment(plan, row)
     options = request.options.model_copy(update={"engine_options": deployment.engine_options})
     setting = deployment.setting
     device, spec = setting.cluster.device, setting.engine
@@ -144,14 +144,14 @@ def _serving(plan: Plan, row: int, request: PlanRequest) -> Decision:
         floors={floor.what: floor.version} if floor else {},
         deployment=deployment,
         candidate=plan.candidate(row),
-        estimate=estimate_json(plan, row),
+        estimate=row_estimate_json(plan, row),
         gpus=int(plan.columns["gpus"][row]),
         max_context=deployment.max_context,
         started=lambda: launch(deployment),
     )
 
 
-def _training(plan: Plan, row: int, _request: PlanRequest) -> Decision:
+def _training_decision(plan: Plan, row: int, _request: PlanRequest) -> Decision:
     setting = plan.setting(row)
     program = training_engine(setting.engine)
     return Decision(
@@ -164,7 +164,7 @@ def _training(plan: Plan, row: int, _request: PlanRequest) -> Decision:
         module=program.module,
         install=install_on(setting.engine, setting.cluster.device.runtime),
         candidate=plan.candidate(row),
-        estimate=estimate_json(plan, row),
+        estimate=row_estimate_json(plan, row),
         gpus=int(plan.columns["gpus"][row]),
         max_context=None,
         started=lambda: training_launch(*plan.detail(row)),
@@ -172,12 +172,12 @@ def _training(plan: Plan, row: int, _request: PlanRequest) -> Decision:
 
 
 _DECISIONS: dict[str, Callable[[Any, int, PlanRequest], Decision]] = {
-    "serving": _serving,
-    "training": _training,
+    "serving": _serving_decision,
+    "training": _training_decision,
 }
 
 
-def deployment_of(plan: Plan, row: int) -> Deployment:
+def row_deployment(plan: Plan, row: int) -> Deployment:
     """A row of a plan as an engine module takes it.
 
     Raises:
@@ -196,10 +196,10 @@ def deployment_of(plan: Plan, row: int) -> Deployment:
         candidate=Candidate.of(candidate),
         max_context=served_context(problem.workload, problem.model),
         cache_tokens=count_cache_tokens(plan, row),
-        served_name=short_name(problem.model.name),
+        served_name=model_short_name(problem.model.name),
         engine_options=passed_options(plan.request, setting.engine),
         environment=plan.request.options.environment,
-        compression=compression_of(plan.request, setting),
+        compression=required_compression(plan.request, setting),
     )
 
 
@@ -208,18 +208,18 @@ def start_reasons(plan: Plan, row: int) -> list[str]:
     if plan.kind == "training":
         return launch_reasons(*plan.detail(row))
     try:
-        launch(deployment_of(plan, row))
+        launch(row_deployment(plan, row))
     except RecipeError as error:
         return [error.message]
     return []
 
 
-def _refused(plan: Plan, row: int) -> NoAnswer:
+def _plan_refusal(plan: Plan, row: int) -> NoAnswer:
     changes = plan.changes()
     subject = "the stated split" if len(plan) == 1 else f"none of {len(plan)} splits"
     verb = "cannot run" if len(plan) == 1 else "can run; the nearest"
     return NoAnswer(
         f"{subject} {verb} ({split_label(plan, row)}): {'; '.join(plan.reasons(row))}.",
         field="candidate",
-        hint=advice(changes, plan.candidate(row)) if changes else None,
+        hint=advice_text(changes, plan.candidate(row)) if changes else None,
     )

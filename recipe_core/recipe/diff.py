@@ -33,7 +33,7 @@ FIGURES = {
 }
 
 
-def diff(before: Recipe, after: Recipe) -> dict[str, Any]:
+def diff_recipes(before: Recipe, after: Recipe) -> dict[str, Any]:
     """What differs, as plain values.
 
     ``{"same", "before", "after", "changed": {section: [{"field", "before", "after"}]},
@@ -41,28 +41,32 @@ def diff(before: Recipe, after: Recipe) -> dict[str, Any]:
     later figure lies within the band of the earlier one (None where that has no band).
     """
     old, new = before.model_dump(mode="json"), after.model_dump(mode="json")
-    changed = {section: list(_changes(section, old[section], new[section])) for section in SECTIONS}
+    changed = {
+        section: list(_changed_leaves(section, old[section], new[section])) for section in SECTIONS
+    }
     return {
         "same": before.digest == after.digest,
         "before": before.name,
         "after": after.name,
         "changed": {section: rows for section, rows in changed.items() if rows},
-        "estimate": list(_figures(before.estimate, after.estimate)),
+        "estimate": list(_figure_changes(before.estimate, after.estimate)),
     }
 
 
-def _changes(field: str, before: Any, after: Any) -> Iterator[dict[str, Any]]:
+def _changed_leaves(field: str, before: Any, after: Any) -> Iterator[dict[str, Any]]:
     """Leaves that differ, by dotted field; a missing one is None."""
     if field in _REPEATED or before == after:
         return
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         for key in dict.fromkeys([*before, *after]):
-            yield from _changes(f"{field}.{key}", before.get(key), after.get(key))
+            yield from _changed_leaves(f"{field}.{key}", before.get(key), after.get(key))
     else:
         yield {"field": field, "before": before, "after": after}
 
 
-def _figures(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _figure_changes(
+    before: Mapping[str, Any], after: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
     for part, names in FIGURES.items():
         for name in names:
             path = f"{part}.{name}"
@@ -88,26 +92,27 @@ def diff_text(differences: dict[str, Any]) -> str:
     lines = [f"{differences['before']} → {differences['after']}"]
     for rows in differences["changed"].values():
         lines += [
-            f"  {row['field']}: {_shown(row['before'])} → {_shown(row['after'])}" for row in rows
+            f"  {row['field']}: {_diff_value_text(row['before'])} → {_diff_value_text(row['after'])}"
+            for row in rows
         ]
     moved = [
         row
         for row in differences["estimate"]
         if row["ratio"] is None or abs(row["ratio"] - 1) >= 0.0005
     ]
-    lines += ["estimate:" if moved else "estimate: no difference", *map(_figure, moved)]
+    lines += ["estimate:" if moved else "estimate: no difference", *map(_figure_change_text, moved)]
     return "\n".join(lines)
 
 
-def _figure(row: dict[str, Any]) -> str:
+def _figure_change_text(row: dict[str, Any]) -> str:
     ratio = ""
     if row["ratio"] is not None:
         band = ", within the band" if row["in_band"] else ""
         ratio = f" ({row['ratio'] - 1:+.1%}{band})"
-    return f"  {row['figure']}: {_shown(row['before'])} → {_shown(row['after'])}{ratio}"
+    return f"  {row['figure']}: {_diff_value_text(row['before'])} → {_diff_value_text(row['after'])}{ratio}"
 
 
-def _shown(value: Any) -> str:
+def _diff_value_text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.4g}" if abs(value) < 1e6 else f"{value:.4g}"
     text = "–" if value is None else str(value)

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from recipe_core.base.documents import to_json
 from recipe_core.estimates.columns.scales import CALIBRATED
-from recipe_core.recipe.text_rows import is_pooled
+from recipe_core.recipe.text_rows import is_pooled_estimate
 
 # Where each kind of recipe has the figure that estimates of two versions are compared by.
 HEADLINE = {"serving": ("serving", "output_tokens_per_s"), "training": ("training", "tokens_per_s")}
@@ -64,17 +64,17 @@ def _reader(kind: str) -> TypeAdapter[Any]:
 
 def _check_figures(kind: str, estimate: Mapping[str, Any]) -> None:
     """Raise ValueError naming the first figure that readers cannot do without."""
-    figures = _POOLED if is_pooled(estimate) else _FIGURES[kind]
+    figures = _POOLED if is_pooled_estimate(estimate) else _FIGURES[kind]
     for name in figures:
-        _number(estimate, f"{kind}.{name}")
-    _number(estimate, "memory.total_bytes")
+        _check_positive_figure(estimate, f"{kind}.{name}")
+    _check_positive_figure(estimate, "memory.total_bytes")
     cost = estimate.get("cost")
     for name in _PRICES[kind]:
         if not isinstance(cost, Mapping) or name not in cost:
             raise ValueError(f"cost.{name} is missing")
         if cost[name] is not None:
-            _number(estimate, f"cost.{name}")
-    bands, basis = _at(estimate, "bands"), _at(estimate, "basis")
+            _check_positive_figure(estimate, f"cost.{name}")
+    bands, basis = _estimate_value(estimate, "bands"), _estimate_value(estimate, "basis")
     if not isinstance(bands, Mapping) or not isinstance(basis, Mapping):
         raise ValueError("bands and basis of the estimate are missing")
     for name in _BANDS[kind]:
@@ -90,7 +90,7 @@ def _check_figures(kind: str, estimate: Mapping[str, Any]) -> None:
         raise ValueError("notes is not a list of texts")
 
 
-def _at(estimate: Mapping[str, Any], path: str) -> Any:
+def _estimate_value(estimate: Mapping[str, Any], path: str) -> Any:
     value: Any = estimate
     for key in path.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None
@@ -99,19 +99,19 @@ def _at(estimate: Mapping[str, Any], path: str) -> Any:
 
 def is_calibrated(estimate: Mapping[str, Any]) -> bool:
     """Whether measured runs of one's own corrected a figure of an estimate."""
-    basis = _at(estimate, "basis")
+    basis = _estimate_value(estimate, "basis")
     texts = basis.values() if isinstance(basis, Mapping) else ()
     return any(str(text).startswith(CALIBRATED) for text in texts)
 
 
 def figure(estimate: Mapping[str, Any], path: str) -> float | None:
     """A figure by its dotted name; None where it is missing or not a number."""
-    value = _at(estimate, path)
+    value = _estimate_value(estimate, path)
     return value if _is_number(value) else None
 
 
-def _number(estimate: Mapping[str, Any], path: str) -> None:
-    value = _at(estimate, path)
+def _check_positive_figure(estimate: Mapping[str, Any], path: str) -> None:
+    value = _estimate_value(estimate, path)
     if not _is_number(value) or value <= 0:
         raise ValueError(f"{path} is not a number above 0")
 

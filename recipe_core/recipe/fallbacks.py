@@ -26,8 +26,8 @@ from recipe_core.hardware.profile import Device
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plans import plan_candidate, plan_together
-from recipe_core.plans.problem import ServingProblem, resolve
-from recipe_core.plans.serving_candidates import settings
+from recipe_core.plans.problem import ServingProblem, resolve_problem
+from recipe_core.plans.serving_candidates import serving_settings
 from recipe_core.recipe.decision import TRIED, Decision, start_reasons
 from recipe_core.recipe.schema import Fallback
 from recipe_core.request.edit import change
@@ -51,71 +51,87 @@ FIGURES = {
 
 
 def fallbacks(
-    decision: Decision, asked: PlanRequest, *, folders: bool = True
+    decision: Decision, request: PlanRequest, *, folders: bool = True
 ) -> tuple[Fallback, ...]:
     """The fallbacks of a decision; ``asked`` is the request before the split was chosen."""
-    found = _training(decision, asked) if asked.is_training else _serving(decision, asked, folders)
-    return tuple(found)
+    options = (
+        _training_fallbacks(decision, request)
+        if request.is_training
+        else _serving_fallbacks(decision, request, folders)
+    )
+    return tuple(options)
 
 
 # Serving: every fallback is the best row of one plan over all that may be changed
 
 
-def _serving(decision: Decision, asked: PlanRequest, folders: bool) -> Iterator[Fallback]:
+def _serving_fallbacks(
+    decision: Decision, original: PlanRequest, folders: bool
+) -> Iterator[Fallback]:
     fixed = decision.request.options.model_copy(update={"engines": (decision.engine,)})
-    own = decision.request
-    if asked.load_searched:  # so that others are judged at the load which they hold
-        own = without_load(own)
-    request = own.model_copy(update={"candidate": None, "options": fixed})
+    base = decision.request
+    if original.load_searched:  # so that others are judged at the load which they hold
+        base = without_load(base)
+    request = base.model_copy(update={"candidate": None, "options": fixed})
     shorter = _half_the_context(request, decision)
     weights, caches = _other_formats(decision)
     formats = {
         "options.weight_dtypes": [*request.options.weight_dtypes, "auto", *weights],
         "options.kv_dtypes": [*request.options.kv_dtypes, "auto", *caches],
     }
-    stated, here, half, others = (
-        _problem(changed, folders)
+    base_problem, format_problem, context_problem, device_problem = (
+        _resolve_or_none(changed, folders)
         for changed in (
             request,
             change(request, formats),
             change(request, shorter) if shorter else None,
-            _on_other_devices(decision, own, asked),
+            _on_other_devices(decision, base, original),
         )
     )
-    problems = [problem for problem in (here, half, others) if problem is not None]
+    problems = [
+        problem
+        for problem in (format_problem, context_problem, device_problem)
+        if problem is not None
+    ]
     plan, sources = plan_together(problems)
     source = {
         id(problem): plan.order[sources[plan.order] == k] for k, problem in enumerate(problems)
     }
-    rows = source[id(here)]
+    rows = source[id(format_problem)]
     split = {name: column[rows] for name, column in plan.spec.split_columns(plan).items()}
     pair = list(zip(split["weight_dtype"], split["kv_dtype"], strict=True))
-    stated_formats = {(s.weight_dtype, s.kv_dtype) for s in settings(stated)} if stated else set()
+    stated_formats = (
+        {(s.weight_dtype, s.kv_dtype) for s in serving_settings(base_problem)}
+        if base_problem
+        else set()
+    )
     same = rows[[formats in stated_formats for formats in pair]]
-    yield from _other_splits(decision, plan, same)
-    yield from _fewer(decision, plan, same)
+    yield from _other_split_fallbacks(decision, plan, same)
+    yield from _fewer_device_fallbacks(decision, plan, same)
     weight_here, cache_here = decision.candidate["weight_dtype"], decision.candidate["kv_dtype"]
     narrower = (
         [weight in weights and cache == cache_here for weight, cache in pair],
         [weight == weight_here and cache in caches for weight, cache in pair],
     )
     for fits in narrower:
-        for row in islice(_starting(plan, rows[fits]), 1):
+        for row in islice(_startable_rows(plan, rows[fits]), 1):
             yield _fallback("other-precision", plan, row, {})
-    if half is not None:
-        for row in islice(_starting(plan, source[id(half)]), 1):
+    if context_problem is not None:
+        for row in islice(_startable_rows(plan, source[id(context_problem)]), 1):
             yield _fallback("lower-context", plan, row, shorter)
-    if others is not None:
-        yield from _elsewhere(plan, source[id(others)], bool(asked.options.hardware))
+    if device_problem is not None:
+        yield from _other_device_fallbacks(
+            plan, source[id(device_problem)], bool(original.options.hardware)
+        )
 
 
-def _problem(request: PlanRequest | None, folders: bool) -> ServingProblem | None:
+def _resolve_or_none(request: PlanRequest | None, folders: bool) -> ServingProblem | None:
     """The request looked up.
 
     None where there is none, or its devices do not go with the engine or the links.
     """
     try:
-        return None if request is None else resolve(request, folders=folders)
+        return None if request is None else resolve_problem(request, folders=folders)
     except RecipeError:
         return None
 
@@ -129,30 +145,30 @@ def _fallback(kind: Any, plan: Plan, row: int, changes: dict[str, Any]) -> Fallb
         device=plan.setting(row).cluster.device.name,
         gpus=int(plan.columns["gpus"][row]),
         candidate=plan.candidate(row),
-        figures={name: _known(plan.columns[name][row]) for name in FIGURES[plan.kind]},
+        figures={name: _finite_figure(plan.columns[name][row]) for name in FIGURES[plan.kind]},
     )
 
 
-def _starting(plan: Plan, rows: Iterable[Any]) -> Iterator[int]:
+def _startable_rows(plan: Plan, rows: Iterable[Any]) -> Iterator[int]:
     """Of the first rows those that can be started with the user's own options and variables."""
     return (row for row in map(int, islice(rows, TRIED)) if not start_reasons(plan, row))
 
 
-def _known(value: Any) -> float | None:
+def _finite_figure(value: Any) -> float | None:
     return float(value) if value is not None and math.isfinite(value) else None
 
 
-def _other_splits(decision: Decision, plan: Plan, rows: Int) -> Iterator[Fallback]:
-    others = (row for row in rows if plan.candidate(int(row)) != decision.candidate)
-    for row in islice(_starting(plan, others), OTHER_SPLITS):
+def _other_split_fallbacks(decision: Decision, plan: Plan, rows: Int) -> Iterator[Fallback]:
+    other_rows = (row for row in rows if plan.candidate(int(row)) != decision.candidate)
+    for row in islice(_startable_rows(plan, other_rows), OTHER_SPLITS):
         yield _fallback("other-split", plan, row, {})
 
 
-def _fewer(decision: Decision, plan: Plan, rows: Int) -> Iterator[Fallback]:
+def _fewer_device_fallbacks(decision: Decision, plan: Plan, rows: Int) -> Iterator[Fallback]:
     """The best on half of the devices or fewer, else on any fewer."""
     gpus = plan.columns["gpus"][rows]
     for limit in (decision.gpus // 2, decision.gpus - 1):
-        for row in _starting(plan, rows[gpus <= limit]):
+        for row in _startable_rows(plan, rows[gpus <= limit]):
             yield _fallback("fewer-gpus", plan, row, {})
             return
 
@@ -201,88 +217,94 @@ def without_load(request: PlanRequest) -> PlanRequest:
 
 
 def _on_other_devices(
-    decision: Decision, own: PlanRequest, asked: PlanRequest
+    decision: Decision, base: PlanRequest, original: PlanRequest
 ) -> PlanRequest | None:
     """The decision's ``own`` request on its other devices, else on the likeliest of each vendor.
 
     None where there are none.
     """
     likely = likely_devices(decision.cluster.device)
-    places = _named(decision, asked) or [hardware_of(other, decision.gpus) for other in likely]
+    places = _requested_clusters(decision, original) or [
+        usual_hardware(profile, decision.gpus) for profile in likely
+    ]
     if not places:
         return None
     first, *rest = (beside(hardware, decision.cluster) for hardware in places)
-    engines = asked.options.engines
-    if asked.candidate and asked.candidate.engine:
-        engines = (asked.candidate.engine,)
+    engines = original.options.engines
+    if original.candidate and original.candidate.engine:
+        engines = (original.candidate.engine,)
     fields = {
-        "hardware": _plain(first),
-        "options.hardware": [_plain(hardware) for hardware in rest],
+        "hardware": _hardware_values(first),
+        "options.hardware": [_hardware_values(hardware) for hardware in rest],
         "options.engines": list(engines),
         "candidate": None,
     }
-    return change(own, fields)
+    return change(base, fields)
 
 
-def _named(decision: Decision, asked: PlanRequest) -> list[HardwareRequest]:
+def _requested_clusters(decision: Decision, request: PlanRequest) -> list[HardwareRequest]:
     """The clusters of the request's options that have another device than the decision."""
-    here = decision.cluster.device
-    return [other for other in asked.options.hardware if device(other.device) != here]
+    home_device = decision.cluster.device
+    return [
+        hardware for hardware in request.options.hardware if device(hardware.device) != home_device
+    ]
 
 
-def _elsewhere(plan: Plan, rows: Int, named: bool) -> Iterator[Fallback]:
+def _other_device_fallbacks(plan: Plan, rows: Int, by_device: bool) -> Iterator[Fallback]:
     """The best on each of the devices that the request names, else one a vendor."""
-    seen: set[str] = set()
+    covered: set[str] = set()
 
     def place(row: int) -> str:
-        other = plan.setting(row).cluster.device
-        return str(other.digest if named else other.vendor)
+        profile = plan.setting(row).cluster.device
+        return str(profile.digest if by_device else profile.vendor)
 
-    for row in _starting(plan, (row for row in rows if place(int(row)) not in seen)):
-        seen.add(place(row))
-        hardware = {"hardware": _plain(plan.setting(row).cluster.asked)}
+    for row in _startable_rows(plan, (row for row in rows if place(int(row)) not in covered)):
+        covered.add(place(row))
+        hardware = {"hardware": _hardware_values(plan.setting(row).cluster.asked)}
         yield _fallback("other-device", plan, row, hardware)
 
 
-def _plain(hardware: HardwareRequest | None) -> dict[str, Any]:
+def _hardware_values(hardware: HardwareRequest | None) -> dict[str, Any]:
     return hardware.model_dump(mode="json", exclude_none=True) if hardware else {}
 
 
-def likely_devices(here: Device) -> list[Device]:
+def likely_devices(home: Device) -> list[Device]:
     """Devices for rent on demand that are nearest in memory, a few of each vendor."""
-    rented = {offer.device for offer in offers() if offer.commitment == "on-demand"} - {here.name}
-    found: dict[str, list[Device]] = {}
-    for other in map(device, sorted(rented & set(device_names()))):
-        found.setdefault(other.vendor, []).append(other)
-    near = [
-        sorted(each, key=lambda d: abs(np.log(d.usable_memory_bytes / here.usable_memory_bytes)))
-        for each in found.values()
+    rented = {offer.device for offer in offers() if offer.commitment == "on-demand"} - {home.name}
+    by_vendor: dict[str, list[Device]] = {}
+    for profile in map(device, sorted(rented & set(device_names()))):
+        by_vendor.setdefault(profile.vendor, []).append(profile)
+    nearest = [
+        sorted(group, key=lambda d: abs(np.log(d.usable_memory_bytes / home.usable_memory_bytes)))
+        for group in by_vendor.values()
     ]
-    return [other for each in near for other in each[:OTHERS_A_VENDOR]]
+    return [profile for group in nearest for profile in group[:OTHERS_A_VENDOR]]
 
 
-def hardware_of(other: Device, gpus: int) -> HardwareRequest:
+def usual_hardware(profile: Device, gpus: int) -> HardwareRequest:
     """As many devices of another kind, in nodes as they are usual."""
-    per_node = min(gpus, other.node.devices)
-    return HardwareRequest(device=other.name, per_node=per_node, nodes=math.ceil(gpus / per_node))
+    per_node = min(gpus, profile.node.devices)
+    return HardwareRequest(device=profile.name, per_node=per_node, nodes=math.ceil(gpus / per_node))
 
 
 # Training: every fallback is the same split with one thing changed (fewer devices may have to keep
 # less)
 
 
-def _training(decision: Decision, asked: PlanRequest) -> Iterator[Fallback]:
+def _training_fallbacks(decision: Decision, request: PlanRequest) -> Iterator[Fallback]:
     split = decision.candidate
     yield from _trained_on_fewer(decision)
     for precision in ("bf16", "fp8"):
         if precision != split["precision"]:
-            yield from _trained(decision, "other-precision", {}, split | {"precision": precision})
+            yield from _training_fallback(
+                decision, "other-precision", {}, split | {"precision": precision}
+            )
     length = decision.request.workload.model_dump().get("sequence_length", 0)
     if length >= 2 * NARROWEST:
-        yield from _trained(
+        yield from _training_fallback(
             decision, "lower-context", {"workload.sequence_length": length // 2}, split
         )
-    yield from _trained_elsewhere(decision, asked)
+    yield from _trained_elsewhere(decision, request)
 
 
 def _trained_on_fewer(decision: Decision) -> Iterator[Fallback]:
@@ -292,7 +314,7 @@ def _trained_on_fewer(decision: Decision) -> Iterator[Fallback]:
         halved = split | {"dp": split["dp"] // 2, "shard": max(split["shard"] // 2, 1)}
         smaller = halved | {"zero_stage": 3, "micro_batch": 1, "recompute": "full"}
         for candidate in (halved, smaller):
-            if fallback := next(_trained(decision, "fewer-gpus", {}, candidate), None):
+            if fallback := next(_training_fallback(decision, "fewer-gpus", {}, candidate), None):
                 yield fallback
                 break
         else:
@@ -300,34 +322,38 @@ def _trained_on_fewer(decision: Decision) -> Iterator[Fallback]:
         split = halved
 
 
-def _trained_elsewhere(decision: Decision, asked: PlanRequest) -> Iterator[Fallback]:
+def _trained_elsewhere(decision: Decision, request: PlanRequest) -> Iterator[Fallback]:
     """The split on each other device that the request names, else on one a vendor."""
     split = decision.candidate
-    if named := _named(decision, asked):
-        for hardware in named:
-            yield from _trained(decision, "other-device", {"hardware": _plain(hardware)}, split)
+    if clusters := _requested_clusters(decision, request):
+        for hardware in clusters:
+            yield from _training_fallback(
+                decision, "other-device", {"hardware": _hardware_values(hardware)}, split
+            )
         return
     vendors: set[str] = set()
-    for other in likely_devices(decision.cluster.device):
-        if other.vendor in vendors:
+    for profile in likely_devices(decision.cluster.device):
+        if profile.vendor in vendors:
             continue
-        for fallback in _trained(
+        for fallback in _training_fallback(
             decision,
             "other-device",
-            {"hardware": _plain(_same_nodes(other, decision.cluster))},
+            {"hardware": _hardware_values(_same_nodes(profile, decision.cluster))},
             split,
         ):
-            vendors.add(other.vendor)
+            vendors.add(profile.vendor)
             yield fallback
 
 
-def _same_nodes(other: Device, here: Cluster) -> HardwareRequest:
+def _same_nodes(profile: Device, cluster: Cluster) -> HardwareRequest:
     return HardwareRequest(
-        device=other.name, per_node=min(here.per_node, other.node.devices), nodes=here.nodes
+        device=profile.name,
+        per_node=min(cluster.per_node, profile.node.devices),
+        nodes=cluster.nodes,
     )
 
 
-def _trained(
+def _training_fallback(
     decision: Decision, kind: Any, changes: dict[str, Any], split: dict[str, Any]
 ) -> Iterator[Fallback]:
     """The split under the changes, where it can run and its framework can be told."""

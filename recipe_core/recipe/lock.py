@@ -126,7 +126,7 @@ class Lock(_Part):
 def pinned_packages(install: str) -> dict[str, str]:
     """Packages that a shell command holds to versions, by name: ``pip install vllm==0.32.0``."""
     words = shlex.split(install)
-    requirements = [_requirement(word) for word in words]
+    requirements = [_parse_requirement(word) for word in words]
     pins = {pin.name: str(pin.specifier) for pin in requirements if pin and pin.specifier}
     return pins | dict(_wheel(word) for word in words if word.endswith(".whl"))
 
@@ -137,7 +137,7 @@ def _wheel(word: str) -> tuple[str, str]:
     return name, f"=={version}"
 
 
-def _requirement(word: str) -> Requirement | None:
+def _parse_requirement(word: str) -> Requirement | None:
     try:
         return Requirement(word)
     except InvalidRequirement:

@@ -46,15 +46,15 @@ class Difference:
 def verify_lock(recipe: Recipe, lock: Lock, model: Path | None = None) -> list[Difference]:
     """Everything pinned against what is here; ``model``: a folder that should hold the model."""
     return [
-        *_recipe(recipe, lock),
-        *_data(recipe, lock),
-        *_installed(lock),
-        *_floors(lock),
-        *_model(lock, model),
+        *_recipe_difference(recipe, lock),
+        *_builder_differences(recipe, lock),
+        *_package_differences(lock),
+        *_floor_differences(lock),
+        *_model_differences(lock, model),
     ]
 
 
-def _compared(name: str, locked: str, actual: str | None) -> Difference:
+def _compare_pin(name: str, locked: str, actual: str | None) -> Difference:
     return Difference(name, locked, actual, _level(actual, actual == locked))
 
 
@@ -64,31 +64,37 @@ def _level(actual: str | None, same: bool) -> Level:
     return "same" if same else "differs"
 
 
-def _recipe(recipe: Recipe, lock: Lock) -> Iterator[Difference]:
-    yield _compared("recipe", lock.recipe_digest, recipe.digest)
+def _recipe_difference(recipe: Recipe, lock: Lock) -> Iterator[Difference]:
+    yield _compare_pin("recipe", lock.recipe_digest, recipe.digest)
 
 
-def _data(recipe: Recipe, lock: Lock) -> Iterator[Difference]:
+def _builder_differences(recipe: Recipe, lock: Lock) -> Iterator[Difference]:
     """What this version of the builder would pin for the same split."""
     decision = decide(recipe_request(recipe))
     now = make_lock(decision, decision.started(), recipe, folders=False)
-    yield _compared(f"{lock.engine.name} of this builder", lock.engine.version, now.engine.version)
-    yield _compared(
+    yield _compare_pin(
+        f"{lock.engine.name} of this builder", lock.engine.version, now.engine.version
+    )
+    yield _compare_pin(
         "model architecture", lock.model.architecture_digest, now.model.architecture_digest
     )
     if lock.device and now.device:
-        yield _compared(
+        yield _compare_pin(
             f"profile of {lock.device.name}", lock.device.profile_digest, now.device.profile_digest
         )
     if lock.image:
-        yield _compared("image", _pinned(lock.image), _pinned(now.image) if now.image else None)
+        yield _compare_pin(
+            "image",
+            _image_reference(lock.image),
+            _image_reference(now.image) if now.image else None,
+        )
 
 
-def _pinned(image: Any) -> str:
+def _image_reference(image: Any) -> str:
     return f"{image.reference}@{image.digest}" if image.digest else str(image.reference)
 
 
-def _installed(lock: Lock) -> Iterator[Difference]:
+def _package_differences(lock: Lock) -> Iterator[Difference]:
     for name, locked in lock.engine.packages.items():
         try:
             installed: str | None = version(name)
@@ -107,7 +113,7 @@ _PROBES = {
 }
 
 
-def _floors(lock: Lock) -> Iterator[Difference]:
+def _floor_differences(lock: Lock) -> Iterator[Difference]:
     for name, floor in lock.floors.items():
         actual = _probe(name)
         enough = actual is not None and _at_least(actual, floor)
@@ -134,12 +140,12 @@ def _at_least(actual: str, floor: str) -> bool:
         return False
 
 
-def _model(lock: Lock, folder: Path | None) -> Iterator[Difference]:
+def _model_differences(lock: Lock, folder: Path | None) -> Iterator[Difference]:
     """The revision and the weights of a folder."""
     folder = folder or (Path(lock.model.id) if lock.model.id.startswith("/") else None)
     snapshot = snapshot_of(str(folder)) if folder else None
     if lock.model.revision:
-        yield _compared(
+        yield _compare_pin(
             "model revision", lock.model.revision, snapshot.revision if snapshot else None
         )
     if lock.model.checkpoint:
@@ -148,4 +154,4 @@ def _model(lock: Lock, folder: Path | None) -> Iterator[Difference]:
         # Digests of contents and of headers do not compare.
         comparable = checkpoint is not None and checkpoint.of == locked.of
         digest = checkpoint.digest if checkpoint and comparable else None
-        yield _compared(f"checkpoint ({locked.of})", locked.digest, digest)
+        yield _compare_pin(f"checkpoint ({locked.of})", locked.digest, digest)

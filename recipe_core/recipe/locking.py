@@ -55,7 +55,7 @@ def make_lock(decision: Decision, launch: Launch, recipe: Recipe, *, folders: bo
             packages=pinned_packages(decision.install),
         ),
         image=image_lock(decision, recipe.parameters),
-        model=_model(decision, folders=folders),
+        model=_model_lock(decision, folders=folders),
         device=DeviceLock(
             name=decision.cluster.device.name, profile_digest=decision.cluster.device.digest
         ),
@@ -99,7 +99,7 @@ def without_digest(lock: Lock) -> str | None:
     )
 
 
-def _model(decision: Decision, *, folders: bool) -> ModelLock:
+def _model_lock(decision: Decision, *, folders: bool) -> ModelLock:
     """The model by hub id and revision where known; of a folder also its checkpoint's digest."""
     model, name = decision.model, decision.request.model
     if not PurePath(model.name).is_absolute():

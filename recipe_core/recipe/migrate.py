@@ -10,7 +10,7 @@ from recipe_core.base.errors import BundleError
 SCHEMA_VERSION: Final[Literal[1]] = 1
 
 
-def version_of(value: Any) -> int:
+def recipe_schema_version(value: Any) -> int:
     """The schema version of a recipe's plain values.
 
     The form before ``kind`` existed counts as 0, though it said 1.
@@ -34,7 +34,7 @@ def version_of(value: Any) -> int:
 
 def migrate(value: Any) -> tuple[dict[str, Any], list[str]]:
     """The values in the present form, and a sentence for each step that changed them."""
-    version = version_of(value)
+    version = recipe_schema_version(value)
     migrated, notes = dict(value), []
     for step in range(version, SCHEMA_VERSION):
         change, note = _STEPS[step]

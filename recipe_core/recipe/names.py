@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from recipe_core.request.describe import short_name
+from recipe_core.request.describe import model_short_name
 
 # Targets add words to a name, and a DNS label has at most 63 characters.
 DNS_LABEL_CHARACTERS = 40
@@ -21,7 +21,7 @@ def recipe_name(model: str, device: str, candidate: Mapping[str, Any]) -> str:
         if candidate.get(name, 1) > 1
     ]
     split = "-".join(degrees) or "single"
-    return f"{short_name(model).lower()}-{device}-{split}-{candidate['engine']}"
+    return f"{model_short_name(model).lower()}-{device}-{split}-{candidate['engine']}"
 
 
 def dns_label(name: str) -> str:

@@ -54,7 +54,7 @@ def other_engines(
 def _on_engine(
     request: PlanRequest, candidate: Mapping[str, Any], name: str, folders: bool
 ) -> OtherEngine:
-    title, version, changes = (_framework if request.is_training else _engine)(
+    title, version, changes = (_framework_changes if request.is_training else _engine_changes)(
         request, candidate, name
     )
     split = CandidateRequest.model_validate(changes["candidate"])
@@ -69,7 +69,7 @@ def _on_engine(
     return OtherEngine(name, title, version, tuple(reasons), figures, changes)
 
 
-def _engine(
+def _engine_changes(
     request: PlanRequest, candidate: Mapping[str, Any], name: str
 ) -> tuple[str, str, dict[str, Any]]:
     spec = engine(name)
@@ -80,7 +80,7 @@ def _engine(
     return spec.title, spec.version, changes
 
 
-def _framework(
+def _framework_changes(
     _request: PlanRequest, candidate: Mapping[str, Any], name: str
 ) -> tuple[str, str, dict[str, Any]]:
     title = training_data().frameworks[name].title

@@ -30,7 +30,9 @@ def read_parameters(values: Mapping[str, Any]) -> Parameters:
     try:
         return Parameters.model_validate({k: _structured(k, value) for k, value in values.items()})
     except ValidationError as error:
-        raise _first(error, "parameters", f"Known: {', '.join(Parameters.model_fields)}.") from None
+        raise _first_problem(
+            error, "parameters", f"Known: {', '.join(Parameters.model_fields)}."
+        ) from None
 
 
 def _structured(name: str, value: Any) -> Any:
@@ -43,15 +45,15 @@ def _structured(name: str, value: Any) -> Any:
         raise InputError(error.message, field=f"parameters.{name}", hint=error.hint) from None
 
 
-def read_variants(value: Any) -> tuple[Variant, ...]:
+def parse_recipe_variants(value: Any) -> tuple[Variant, ...]:
     """Variants from a list; raises InputError naming the field that is unknown or wrong."""
     try:
         return TypeAdapter(tuple[Variant, ...]).validate_python(value)
     except ValidationError as error:
-        raise _first(error, "variants", _ABOUT) from None
+        raise _first_problem(error, "variants", _ABOUT) from None
 
 
-def _first(error: ValidationError, where: str, hint: str) -> InputError:
+def _first_problem(error: ValidationError, where: str, hint: str) -> InputError:
     problem = error.errors(include_url=False)[0]
     field = ".".join([where, *(str(step) for step in problem["loc"])])
     if problem["type"] == "extra_forbidden":

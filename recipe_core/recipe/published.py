@@ -59,25 +59,27 @@ def read_published(
         message = f"a published recipe is an object, not {type(document).__name__}."
         raise InputError(message, field="convert")
     if isinstance(document.get("families"), Sequence):
-        return _cookbook(document, device_name, choice)
+        return _cookbook_server(document, device_name, choice)
     mappings = (document[name] for name in _RENDERED if isinstance(document.get(name), Mapping))
     rendered = next(mappings, document)
     for name in _WORDS:
         if isinstance(rendered.get(name), str | list) and rendered.get(name):
-            return _rendered(rendered, document, name)
+            return _published_command(rendered, document, name)
     if any(isinstance(rendered.get(name), Mapping) for name in _POOLS):
         message = "has separate pools for prompts, so it is not one command."
         raise InputError(message, field="convert", hint="Convert each pool's command.")
     if isinstance(document.get("model_path"), str):
-        return _options("sglang", document)
+        return _published_options("sglang", document)
     if isinstance(document.get("model"), str):
-        return _options("vllm", document)
-    known = ", ".join((*_WORDS, "families", "model_path", "model"))
-    hint = f"A published recipe has one of {known}."
+        return _published_options("vllm", document)
+    forms = ", ".join((*_WORDS, "families", "model_path", "model"))
+    hint = f"A published recipe has one of {forms}."
     raise InputError("is not in a known form.", field="convert", hint=hint)
 
 
-def _rendered(rendered: Mapping[str, Any], document: Mapping[str, Any], name: str) -> Published:
+def _published_command(
+    rendered: Mapping[str, Any], document: Mapping[str, Any], name: str
+) -> Published:
     """A document that holds a command (in its field ``name``), variables and an image."""
     words = rendered[name]
     command = words if isinstance(words, str) else [str(word) for word in words]
@@ -88,7 +90,7 @@ def _rendered(rendered: Mapping[str, Any], document: Mapping[str, Any], name: st
     beside = ("companions", "router", "router_config", "worker_argv", "master", "store")
     return Published(
         command=command,
-        env=_environment(env),
+        env=_published_variables(env),
         image=image,
         hardware=hardware if isinstance(hardware, str) else None,
         nodes=nodes if isinstance(nodes, int) and nodes > 1 else None,
@@ -96,7 +98,7 @@ def _rendered(rendered: Mapping[str, Any], document: Mapping[str, Any], name: st
     )
 
 
-def _environment(value: Any) -> dict[str, str]:
+def _published_variables(value: Any) -> dict[str, str]:
     """Variables from a mapping, or from a list of ``NAME=value`` or of ``{name, value}``."""
     if isinstance(value, Mapping):
         return {str(name): str(item) for name, item in value.items()}
@@ -113,26 +115,30 @@ def _environment(value: Any) -> dict[str, str]:
 _PROGRAMS = {"vllm": ["vllm", "serve"], "sglang": ["python3", "-m", "sglang.launch_server"]}
 
 
-def _options(engine: str, document: Mapping[str, Any]) -> Published:
+def _published_options(engine: str, document: Mapping[str, Any]) -> Published:
     """A file of an engine's options (``tensor_parallel_size: 8``); vLLM's model is a word."""
     rest = dict(document)
     words = list(_PROGRAMS[engine])
     if engine == "vllm":
         words.append(check_name(str(rest.pop("model")), "convert.model"))
-    return Published(command=[*words, *_words(rest)])
+    return Published(command=[*words, *_option_words(rest)])
 
 
-def _words(options: Mapping[str, Any]) -> Iterator[str]:
+def _option_words(options: Mapping[str, Any]) -> Iterator[str]:
     """Options by name as words; true is the flag alone, false and nothing are left out."""
     for name, value in options.items():
         flag = f"--{str(name).replace('_', '-')}"
         if value is None or value is False:
             continue
-        words = [] if value is True else map(_word, value if isinstance(value, list) else [value])
-        yield from _flagged(flag, list(words))
+        words = (
+            []
+            if value is True
+            else map(_option_word, value if isinstance(value, list) else [value])
+        )
+        yield from _flag_words(flag, list(words))
 
 
-def _flagged(flag: str, words: list[str]) -> Iterator[str]:
+def _flag_words(flag: str, words: list[str]) -> Iterator[str]:
     """A flag and its values, of which none is read as another flag.
 
     Raises:
@@ -148,16 +154,16 @@ def _flagged(flag: str, words: list[str]) -> Iterator[str]:
     yield from words
 
 
-def _word(value: Any) -> str:
+def _option_word(value: Any) -> str:
     return to_json(value, indent=None).strip() if isinstance(value, Mapping) else str(value)
 
 
-def _cookbook(
+def _cookbook_server(
     document: Mapping[str, Any], device_name: str | None, choice: str | None
 ) -> Published:
     """SGLang's cookbook of models, hardware and configurations: the first that fits."""
     rows = list(_configurations(document))
-    called = _names(device_name) if device_name is not None else frozenset()
+    called = _device_spellings(device_name) if device_name is not None else frozenset()
     fitting = [
         (model, hardware, configuration)
         for model, hardware, configuration in rows
@@ -184,17 +190,17 @@ def _cookbook(
     extra = engine.get("extra_args")
     words = [
         *_PROGRAMS["sglang"],
-        *_flagged("--model-path", [path]),
-        *_words(flags),
+        *_flag_words("--model-path", [path]),
+        *_option_words(flags),
         *map(str, extra if isinstance(extra, list) else []),
     ]
-    left = tuple(
+    skipped = tuple(
         f"{m} on {h}, {row.get('name')}: another configuration"
         for m, h, row in rows
         if row is not configuration
     )
-    env = _environment(engine.get("env_vars"))
-    return Published(command=words, env=env, hardware=hardware, left=left)
+    env = _published_variables(engine.get("env_vars"))
+    return Published(command=words, env=env, hardware=hardware, left=skipped)
 
 
 def _configurations(document: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
@@ -211,7 +217,7 @@ def _mappings(value: Any) -> list[Mapping[str, Any]]:
     return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
 
 
-def _names(device_name: str) -> frozenset[str]:
+def _device_spellings(device_name: str) -> frozenset[str]:
     """What documents may call a device (H100, MI300X), casefolded; nothing for an unknown one."""
     try:
         profile = device(device_name)

@@ -49,7 +49,7 @@ class Place:
         return f"https://{self.host}/v2/{self.repository}/manifests/{self.tag}"
 
 
-def place_of(reference: str) -> Place:
+def image_place(reference: str) -> Place:
     """Where the tag of an image is: ``vllm/vllm-openai:v0.32.0``, ``ghcr.io/owner/name:tag``.
 
     Raises:
@@ -79,12 +79,12 @@ def image_digest(reference: str) -> str:
         InputError: for a reference that is none.
         NoAnswer: when the registry does not answer, or has no such image for everybody.
     """
-    place, deadline = place_of(reference), Deadline(SECONDS)
+    place, deadline = image_place(reference), Deadline(SECONDS)
     try:
-        answer = _ask(place, deadline, "")
+        answer = _ask_manifest(place, deadline, "")
         if answer.status == HTTPStatus.UNAUTHORIZED:
-            token = _token(answer.headers.get("WWW-Authenticate", ""), place, deadline)
-            answer = _ask(place, deadline, token)
+            token = _anonymous_token(answer.headers.get("WWW-Authenticate", ""), place, deadline)
+            answer = _ask_manifest(place, deadline, token)
     except FetchError as error:
         raise NoAnswer(
             f"{place.host} does not answer for {reference}: {error}.",
@@ -92,14 +92,14 @@ def image_digest(reference: str) -> str:
             hint="Ask again where it can be reached.",
         ) from None
     if answer.status != HTTPStatus.OK:
-        raise _refused(reference, answer.status)
-    stated = answer.headers.get("Docker-Content-Digest", "")
+        raise _registry_refusal(reference, answer.status)
+    header_digest = answer.headers.get("Docker-Content-Digest", "")
     # The header is optional: a digest is the hash of the manifest as it is served.
     served = f"sha256:{hashlib.sha256(answer.body).hexdigest()}"
-    return stated if _DIGEST.fullmatch(stated) else served
+    return header_digest if _DIGEST.fullmatch(header_digest) else served
 
 
-def _refused(reference: str, code: int) -> NoAnswer:
+def _registry_refusal(reference: str, code: int) -> NoAnswer:
     causes = {
         401: "it is not public, or there is no such image",
         403: "it is not public, or there is no such image",
@@ -113,7 +113,7 @@ def _refused(reference: str, code: int) -> NoAnswer:
     )
 
 
-def _ask(place: Place, deadline: Deadline, token: str) -> Answer:
+def _ask_manifest(place: Place, deadline: Deadline, token: str) -> Answer:
     """The head of a manifest, if that states its digest; else the manifest. A token is optional."""
     headers = {"Accept": ", ".join(MANIFESTS)}
     if token:
@@ -126,13 +126,13 @@ def _ask(place: Place, deadline: Deadline, token: str) -> Answer:
             headers=headers,
             method=method,
         )
-        stated = answer.headers.get("Docker-Content-Digest", "")
-        if answer.status != HTTPStatus.OK or _DIGEST.fullmatch(stated):
+        header_digest = answer.headers.get("Docker-Content-Digest", "")
+        if answer.status != HTTPStatus.OK or _DIGEST.fullmatch(header_digest):
             break
     return answer
 
 
-def _token(challenge: str, place: Place, deadline: Deadline) -> str:
+def _anonymous_token(challenge: str, place: Place, deadline: Deadline) -> str:
     """A token for everybody, from where the registry says that it is to be had."""
     scheme, _, rest = challenge.partition(" ")
     parts = dict(_CHALLENGE.findall(rest))

@@ -25,8 +25,8 @@ from recipe_core.recipe.variants import (
     Settings,
     Variant,
     When,
-    difference,
     matching,
+    settings_change,
 )
 from recipe_core.request.edit import change
 from recipe_core.request.schema import PlanRequest
@@ -102,15 +102,15 @@ def settings_of(recipe: Recipe) -> Settings:
     )
 
 
-def resolve(recipe: Recipe, machine: Machine) -> Resolved:
+def resolve_recipe(recipe: Recipe, machine: Machine) -> Resolved:
     """The recipe with every variant that applies; no variant changes what a later layer set."""
     settings, layers = settings_of(recipe), dict(recipe.provenance)
     applied: list[str] = []
     sentences: list[str] = []
     for variant in matching(recipe.variants, machine):
-        change, refused = _allowed(variant, layers)
+        change, refused = _allowed_change(variant, layers)
         settings = change.applied(settings)
-        layers |= {field: variant.layer(field) for field in _fields(change)}
+        layers |= {field: variant.layer(field) for field in _changed_fields(change)}
         applied.append(variant.name)
         for field in refused:
             sentence = (
@@ -120,11 +120,11 @@ def resolve(recipe: Recipe, machine: Machine) -> Resolved:
     return Resolved(machine, settings, layers, tuple(applied), tuple(sentences))
 
 
-def _fields(change: Change) -> list[str]:
+def _changed_fields(change: Change) -> list[str]:
     return [f"{name}.{key}" for name in MAPPINGS for key in getattr(change.set, name)]
 
 
-def _allowed(variant: Variant, layers: dict[str, Layer]) -> tuple[Change, list[str]]:
+def _allowed_change(variant: Variant, layers: dict[str, Layer]) -> tuple[Change, list[str]]:
     """The part of a variant that may apply, and the fields that a later layer set."""
     values = variant.model_dump(include={"remove", "set", "add"})
     refused: list[str] = []
@@ -150,7 +150,7 @@ def recipe_for(
     Raises:
         NoAnswer: when it cannot run there.
     """
-    resolved = resolve(recipe, machine_of(hardware, recipe))
+    resolved = resolve_recipe(recipe, machine_of(hardware, recipe))
     changes = {
         "hardware": hardware.model_dump(mode="json", exclude_none=True),
         "candidate": resolved.settings.candidate,
@@ -162,7 +162,7 @@ def recipe_for(
     computed = decision.started()
     options = _to_pass("options", recipe, resolved, computed.options)
     environment = _to_pass("environment", recipe, resolved, shared_environment(computed))
-    additions = Additions(parameters=_place(recipe, decision), variants=recipe.variants)
+    additions = Additions(parameters=_place_elsewhere(recipe, decision), variants=recipe.variants)
     moved = make_recipe(passing_on(request, options, environment), additions, folders=folders)
     layers = {
         name: resolved.provenance.get(name, layer) for name, layer in moved.provenance.items()
@@ -170,16 +170,16 @@ def recipe_for(
     return moved.model_copy(update={"provenance": layers}).locked(), resolved
 
 
-def _place(recipe: Recipe, there: Decision) -> Parameters:
+def _place_elsewhere(recipe: Recipe, decision: Decision) -> Parameters:
     """The recipe's place without what names its own device: a type, the digest of its image."""
     place, dropped = recipe.parameters, []
-    if there.cluster.device.name != recipe.device.name:
+    if decision.cluster.device.name != recipe.device.name:
         dropped.append("gpu_type")
     if place.image:
-        here = redecide(recipe).image
-        engine_image = here.reference if here else None
+        own_image = redecide(recipe).image
+        engine_image = own_image.reference if own_image else None
         pinned = place.image.partition("@")[0] == engine_image
-        if pinned and (there.image is None or there.image.reference != engine_image):
+        if pinned and (decision.image is None or decision.image.reference != engine_image):
             dropped.append("image")
     return place.model_copy(update=dict.fromkeys(dropped))
 
@@ -232,21 +232,23 @@ def with_variants(
             "candidate": {**candidate, "engine": recipe.engine.name},
         }
         recipes.append(make_recipe(change(request, changes), additions, folders=folders))
-    recipes.sort(key=lambda other: (other.device.name, other.device.count))
+    recipes.sort(key=lambda target: (target.device.name, target.device.count))
     variants = []
-    for n, other in enumerate(recipes):
-        larger = next((r for r in recipes[n + 1 :] if r.device.name == other.device.name), None)
-        variants.append(_variant(recipe, other, larger.device.count - 1 if larger else None))
+    for n, target in enumerate(recipes):
+        larger = next((r for r in recipes[n + 1 :] if r.device.name == target.device.name), None)
+        variants.append(
+            _recipe_variant(recipe, target, larger.device.count - 1 if larger else None)
+        )
     return recipe.model_copy(update={"variants": (*recipe.variants, *variants)}).locked()
 
 
-def _variant(recipe: Recipe, other: Recipe, at_most: int | None) -> Variant:
-    change = difference(settings_of(recipe), settings_of(other))
-    device, layers = other.device, other.provenance
+def _recipe_variant(recipe: Recipe, target: Recipe, at_most: int | None) -> Variant:
+    change = settings_change(settings_of(recipe), settings_of(target))
+    device, layers = target.device, target.provenance
     return Variant(
         name=f"{device.name}-{device.count}",
         when=When(device=device.name, count=Range(at_least=device.count, at_most=at_most)),
-        layers={field: layers[field] for field in _fields(change) if field in layers},
+        layers={field: layers[field] for field in _changed_fields(change) if field in layers},
         remove=change.remove,
         set=change.set,
         add=change.add,

@@ -53,8 +53,8 @@ Split = Annotated[dict[str, Any], AfterValidator(_check_split)]
 def _check_changes(changes: dict[str, Any]) -> dict[str, Any]:
     """Changes as they are: another cluster, and lengths and loads as whole numbers."""
     for field, value in changes.items():
-        whole = isinstance(value, int) and not isinstance(value, bool) and value > 0
-        if not (isinstance(value, dict) if field == "hardware" else whole):
+        is_count = isinstance(value, int) and not isinstance(value, bool) and value > 0
+        if not (isinstance(value, dict) if field == "hardware" else is_count):
             kind = "a mapping" if field == "hardware" else "a whole number above 0"
             raise ValueError(f"{field}: {value!r:.40} is not {kind}")
     return changes
@@ -226,7 +226,9 @@ class Recipe(_Part):
     @model_validator(mode="after")
     def _is_complete(self) -> Self:
         fallbacks = enumerate(self.fallbacks)
-        splits = {f"fallbacks.{number}.candidate": one.candidate for number, one in fallbacks}
+        splits = {
+            f"fallbacks.{number}.candidate": fallback.candidate for number, fallback in fallbacks
+        }
         for place, split in {"candidate": self.candidate, **splits}.items():
             if missing := [name for name in _STATED[self.kind] if split.get(name) is None]:
                 raise ValueError(f"{place}: {missing[0]}: is missing")

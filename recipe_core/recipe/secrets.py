@@ -28,7 +28,7 @@ def refuse_secrets(parts: Mapping[str, Any], *, by_name: tuple[str, ...] = ()) -
         InputError: for the first text that looks like a secret, or is called one.
     """
     for part, value in parts.items():
-        for field, text in _texts(value, part):
+        for field, text in _named_texts(value, part):
             kind = secret_kind(text)
             if kind is None and part in by_name and called_secret(field, text):
                 kind = "a secret"
@@ -42,7 +42,7 @@ def refuse_secrets(parts: Mapping[str, Any], *, by_name: tuple[str, ...] = ()) -
 
 def is_secret(field: str, value: Any) -> bool:
     return any(
-        secret_kind(text) or called_secret(name, text) for name, text in _texts(value, field)
+        secret_kind(text) or called_secret(name, text) for name, text in _named_texts(value, field)
     )
 
 
@@ -68,13 +68,13 @@ def refuse_planted(files: Mapping[str, bytes]) -> None:
             )
 
 
-def _texts(value: Any, field: str) -> Iterator[tuple[str, str]]:
+def _named_texts(value: Any, field: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, str):
         yield field, value
     elif isinstance(value, Mapping):
         for key, item in value.items():
             yield f"{field} (a key)", str(key)
-            yield from _texts(item, f"{field}.{key}")
+            yield from _named_texts(item, f"{field}.{key}")
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _texts(item, field)
+            yield from _named_texts(item, field)

@@ -46,7 +46,7 @@ class TextRow:
 def text_rows(kind: str, estimate: Mapping[str, Any]) -> list[TextRow]:
     """Figures of a feasible estimate with a band: latency and throughput, or step and rates."""
     values, bands, basis = estimate[kind], estimate["bands"], estimate["basis"]
-    figures = POOLED if is_pooled(estimate) else FIGURES[kind]
+    figures = POOLED if is_pooled_estimate(estimate) else FIGURES[kind]
     return [
         TextRow(label, show(values[key]), show(bands[key][0]), show(bands[key][1]), basis[key])
         for key, (label, show) in figures.items()
@@ -54,7 +54,7 @@ def text_rows(kind: str, estimate: Mapping[str, Any]) -> list[TextRow]:
     ]
 
 
-def is_pooled(estimate: Mapping[str, Any]) -> bool:
+def is_pooled_estimate(estimate: Mapping[str, Any]) -> bool:
     """Whether an estimate is of requests that end with their prompt."""
     serving = estimate.get("serving")
     return isinstance(serving, Mapping) and "requests_per_s" in serving
@@ -69,7 +69,7 @@ def cost_text(estimate: Mapping[str, Any]) -> str | None:
     if cost["usd_per_hour"] is None:
         return None
     name, tokens = "usd_per_million_output_tokens", "output tokens"
-    if is_pooled(estimate):
+    if is_pooled_estimate(estimate):
         name, tokens = "usd_per_million_input_tokens_alone", "input tokens"
     per_million = usd(cost[name])
     basis = estimate["basis"]["usd_per_hour"]

@@ -50,12 +50,12 @@ def typed_options(spec: Engine, words: Mapping[str, Any]) -> dict[str, Any]:
     """
     options: dict[str, Any] = {}
     for word, value in words.items():
-        option = _option(spec, word)
-        options[option.name] = _typed(option, value) if isinstance(value, str) else value
+        option = _engine_option(spec, word)
+        options[option.name] = _typed_value(option, value) if isinstance(value, str) else value
     return options
 
 
-def _option(spec: Engine, word: str) -> Option:
+def _engine_option(spec: Engine, word: str) -> Option:
     name, table = word.lstrip("-").replace("-", "_"), inner(spec).options
     option = table.by_name.get(name) or table.by_spelling.get(word)
     if option is None:
@@ -64,11 +64,11 @@ def _option(spec: Engine, word: str) -> Option:
     return option
 
 
-def _typed(option: Option, text: str) -> Any:
+def _typed_value(option: Option, text: str) -> Any:
     field = f"{FIELD}.{option.name}"
     if option.many:
         single = option.model_copy(update={"many": False})
-        return [_typed(single, item) for item in text.split(",")]
+        return [_typed_value(single, item) for item in text.split(",")]
     if text in option.words:
         return text
     try:

@@ -204,31 +204,31 @@ class Change(_Data):
         """The settings after this change."""
         mappings = {name: self._mapping(name, getattr(to, name)) for name in MAPPINGS}
         notes = [note for note in to.notes if note not in self.remove.notes]
-        return Settings(**mappings, notes=_joined(notes, self.add.notes))
+        return Settings(**mappings, notes=_unique_names(notes, self.add.notes))
 
     def _mapping(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
-        values = _without(values, getattr(self.remove, name))
+        values = _drop_names(values, getattr(self.remove, name))
         return {**values, **getattr(self.set, name)}
 
     def then(self, later: Change) -> Change:
         sets = {name: later._mapping(name, getattr(self.set, name)) for name in MAPPINGS}
         removed = {}
         for name in MAPPINGS:
-            keys = _joined(getattr(self.remove, name), getattr(later.remove, name))
+            keys = _unique_names(getattr(self.remove, name), getattr(later.remove, name))
             removed[name] = tuple(key for key in keys if key not in sets[name])
         added = [note for note in self.add.notes if note not in later.remove.notes]
         return Change(
-            remove=_Remove(**removed, notes=_joined(self.remove.notes, later.remove.notes)),
+            remove=_Remove(**removed, notes=_unique_names(self.remove.notes, later.remove.notes)),
             set=_Set(**sets),
-            add=_Add(notes=_joined(added, later.add.notes)),
+            add=_Add(notes=_unique_names(added, later.add.notes)),
         )
 
 
-def _without(values: Mapping[str, Any], names: Names) -> dict[str, Any]:
+def _drop_names(values: Mapping[str, Any], names: Names) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in names}
 
 
-def _joined(first: Iterable[str], second: Iterable[str]) -> Names:
+def _unique_names(first: Iterable[str], second: Iterable[str]) -> Names:
     return tuple(dict.fromkeys([*first, *second]))
 
 
@@ -260,7 +260,7 @@ def matching(variants: Iterable[Variant], machine: Machine) -> list[Variant]:
     return sorted(holding, key=lambda variant: variant.when.exactness)
 
 
-def difference(before: Settings, after: Settings) -> Change:
+def settings_change(before: Settings, after: Settings) -> Change:
     sets, removed = {}, {}
     for name in MAPPINGS:
         old, new = getattr(before, name), getattr(after, name)

@@ -9,7 +9,7 @@ from recipe_core.base.errors import HardwareError
 from recipe_core.base.units import count, significant
 from recipe_core.hardware.cluster import chip_title, device
 from recipe_core.hardware.request import HardwareRequest
-from recipe_core.request.presets import aim_of, aims
+from recipe_core.request.presets import aims, request_aim
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.serving_workload import ServingWorkload
 from recipe_core.request.training_workload import TrainingWorkload
@@ -80,16 +80,16 @@ def media_name(workload: ServingWorkload) -> str:
     )
 
 
-def summary(request: PlanRequest) -> str:
+def request_summary(request: PlanRequest) -> str:
     """Model, hardware, workload and aim."""
     clusters = (request.hardware, *request.options.hardware)
     where = " or ".join(hardware_name(hardware) for hardware in clusters)
-    aim = aim_of(request)
+    aim = request_aim(request)
     goal = aims(request)[aim].title if aim else "weighted goals"
     return f"{model_name(request)} · {where} · {workload_name(request.workload)} · {goal.lower()}"
 
 
-def steps_of(workload: TrainingWorkload) -> str:
+def training_steps_text(workload: TrainingWorkload) -> str:
     """The budget in steps."""
     per_step = workload.global_batch * workload.sequence_length
     if workload.tokens is None:
@@ -110,6 +110,6 @@ def steps_of(workload: TrainingWorkload) -> str:
     return f"{count(workload.tokens)} tokens in steps of {count(per_step)}: {steps:,} steps."
 
 
-def short_name(model: str) -> str:
+def model_short_name(model: str) -> str:
     """The last part of a model id or folder, as a name for files and requests."""
     return re.sub(r"[^A-Za-z0-9.]+", "-", model.rstrip("/").split("/")[-1]).strip("-.") or "model"

@@ -17,16 +17,16 @@ from recipe_core.request.link import (
     START_LOADS,
     TRAINING,
     WHOLE,
-    checked,
-    flat,
+    flat_values,
     leaves,
+    request_of_values,
     searches_load,
 )
-from recipe_core.request.metrics import goals_of, limits_of, run_limits
+from recipe_core.request.metrics import goals_of, kind_limits, run_limits
 from recipe_core.request.presets import preset_of, presets
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.serving_workload import LOADS, MEDIA, MediaItems, ServingWorkload
-from recipe_core.request.split_key import cluster_of, load_of, split_of
+from recipe_core.request.split_key import key_cluster, key_load, key_split
 from recipe_core.request.training_workload import REINFORCED
 
 # The budget that a run starts with when a request turns from serving to training.
@@ -38,7 +38,7 @@ START_ROLLOUT = {"prompts": 128, "samples": 8, "prompt_tokens": 512, "response_t
 
 def value_of(request: PlanRequest, field: str) -> Any:
     """The value of a dotted field; None where it is not stated."""
-    return flat(request).get(field)
+    return flat_values(request).get(field)
 
 
 def change(request: PlanRequest, changes: Mapping[str, Any]) -> PlanRequest:
@@ -56,16 +56,16 @@ def change(request: PlanRequest, changes: Mapping[str, Any]) -> PlanRequest:
     Raises:
         RecipeError: when the changed request is not valid; the message names the field.
     """
-    fields = flat(request)
+    fields = flat_values(request)
     if changes.get("workload.kind", request.workload.kind) != request.workload.kind:
         fields = _other_kind(fields, changes["workload.kind"])
     for field, value in changes.items():
-        _set(fields, field, value)
+        _set_field(fields, field, value)
     _keep_consistent(fields, request, changes)
-    return checked({name: value for name, value in fields.items() if value is not None})
+    return request_of_values({name: value for name, value in fields.items() if value is not None})
 
 
-def _set(fields: dict[str, Any], field: str, value: Any) -> None:
+def _set_field(fields: dict[str, Any], field: str, value: Any) -> None:
     """Set a field, or a whole part of a request with all that is below it."""
     for name in [name for name in fields if name.startswith(f"{field}.")]:
         del fields[name]
@@ -126,7 +126,9 @@ def _keep_method(fields: dict[str, Any], changes: Mapping[str, Any]) -> None:
     """Take out a framework that does not launch a new method where another does, and its data."""
     method, name = fields["workload.method"], fields.get("candidate.engine")
     programs = facts().engines
-    able = {other for other, program in programs.items() if method in program.launches.methods}
+    able = {
+        framework for framework, program in programs.items() if method in program.launches.methods
+    }
     if name in programs and "candidate.engine" not in changes and able and name not in able:
         fields["candidate.engine"] = None
     data = fields.get("workload.data_format")
@@ -142,10 +144,10 @@ def _swap_rollout(fields: dict[str, Any], changes: Mapping[str, Any]) -> None:
     """
     sampled = any(name.startswith("workload.rollout.") for name in fields)
     if changes["workload.method"] not in REINFORCED:
-        _set(fields, "workload.rollout", None)
+        _set_field(fields, "workload.rollout", None)
         fields["workload.adapters"] = None
     elif not sampled:
-        _set(fields, "workload.rollout", START_ROLLOUT)
+        _set_field(fields, "workload.rollout", START_ROLLOUT)
         for name in ("workload.sequence_length", "workload.global_batch"):
             if name not in changes:
                 fields[name] = None
@@ -153,8 +155,10 @@ def _swap_rollout(fields: dict[str, Any], changes: Mapping[str, Any]) -> None:
 
 def _keep_media(fields: dict[str, Any]) -> None:
     """Take out images and sound that a new model does not read."""
-    stated = [name for name in fields if name.startswith(("workload.images", "workload.audio"))]
-    if not stated and fields.get("workload.modalities") is None:
+    media_fields = [
+        name for name in fields if name.startswith(("workload.images", "workload.audio"))
+    ]
+    if not media_fields and fields.get("workload.modalities") is None:
         return
     try:
         towers = load_model(fields["model"], folders=False).towers
@@ -163,7 +167,7 @@ def _keep_media(fields: dict[str, Any]) -> None:
     read = {tower.modality for tower in towers}
     for field, modality in MEDIA.items():
         if modality not in read:
-            _set(fields, f"workload.{field}", None)
+            _set_field(fields, f"workload.{field}", None)
     fields["workload.modalities"] = None
 
 
@@ -183,13 +187,13 @@ def _other_kind(fields: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """Model and hardware as they are, the kind's usual workload, and the goals both kinds have."""
     out: dict[str, Any] = {}
     training = kind == "training"
-    limits = limits_of("training") if training else (*limits_of("closed"), "percentile")
+    limits = kind_limits("training") if training else (*kind_limits("closed"), "percentile")
     for name, value in fields.items():
         part, _, last = name.rpartition(".")
         shared_limit = part == "objective.limits" and last in limits
-        kept = name.split(".")[0] in ("model", "hardware") or name == "options.hardware"
-        kept |= part == "options.supervision" and last != "min_available"
-        if shared_limit or kept:
+        is_shared = name.split(".")[0] in ("model", "hardware") or name == "options.hardware"
+        is_shared |= part == "options.supervision" and last != "min_available"
+        if shared_limit or is_shared:
             out[name] = value
     goal = fields["objective.optimize"]
     drops_goal = training and goal not in goals_of("training")
@@ -233,7 +237,7 @@ def _search_load(fields: dict[str, Any], request: PlanRequest, changes: Mapping[
         fields[load] = usual
         return
     start = fields.get(load) in (usual, START_LOADS["closed"])
-    if start and searchable and not searches_load(flat(request)):
+    if start and searchable and not searches_load(flat_values(request)):
         fields[load] = None
 
 
@@ -262,15 +266,15 @@ def select_split(request: PlanRequest, key: str) -> dict[str, Any]:
     """
     shared = shared_candidate(request)
     candidate = shared.model_dump(exclude_none=True) if shared else {}
-    changes: dict[str, Any] = {"candidate": {**candidate, **(split_of(key) or {})}}
-    changes |= _select_load(request, load_of(key))
-    if place := cluster_of(key):
+    changes: dict[str, Any] = {"candidate": {**candidate, **(key_split(key) or {})}}
+    changes |= _select_load(request, key_load(key))
+    if place := key_cluster(key):
         clusters = list(request.options.hardware)
         # Each keeps the commitment that it was priced under.
         first = cluster(request.hardware)
         hardware = beside(clusters[place - 1], first)
-        clusters = [beside(one, first) for one in clusters]
-        clusters[place - 1] = _stated(request.hardware, hardware)
+        clusters = [beside(option, first) for option in clusters]
+        clusters[place - 1] = _keep_on_demand(request.hardware, hardware)
         for name, value in hardware.model_dump().items():
             changes[f"hardware.{name}"] = value
         changes["options.hardware"] = tuple(clusters)
@@ -284,14 +288,14 @@ def _select_load(request: PlanRequest, load: float | None) -> dict[str, Any]:
         return {}
     name = LOADS[workload.mode]
     now = getattr(workload, name)
-    others = dict.fromkeys(map(float, (now, *request.options.loads)))
+    loads = dict.fromkeys(map(float, (now, *request.options.loads)))
     return {
         f"workload.{name}": load if workload.mode == "open" else int(load),
-        "options.loads": tuple(other for other in others if other != load),
+        "options.loads": tuple(option_load for option_load in loads if option_load != load),
     }
 
 
-def _stated(old: HardwareRequest, new: HardwareRequest) -> HardwareRequest:
+def _keep_on_demand(old: HardwareRequest, new: HardwareRequest) -> HardwareRequest:
     """The old first cluster, on demand in words where the new one commits to something else."""
     if old.states_price or cluster(new).commitment in (None, "on-demand"):
         return old

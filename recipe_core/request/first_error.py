@@ -23,7 +23,7 @@ def first_error(
         hint = "Add it; see docs/reference/request.md for an example."
         return InputError("is missing.", field=field, hint=hint)
     if problem["type"] == "extra_forbidden":
-        hint = f"Known here: {', '.join(_known(path[:-1], value, model))}."
+        hint = f"Known here: {', '.join(_known_fields(path[:-1], value, model))}."
         return InputError("is not a known field.", field=field, hint=hint)
     message = problem["msg"].removeprefix("Value error, ")
     entry = problem.get("input")
@@ -44,7 +44,7 @@ _NO_FIELD = (
 )
 
 
-def _known(path: list[str], value: Mapping[str, Any], model: type[BaseModel]) -> list[str]:
+def _known_fields(path: list[str], value: Mapping[str, Any], model: type[BaseModel]) -> list[str]:
     """Names of the fields that the object at ``path`` may have."""
     if not path:
         return list(model.model_fields)

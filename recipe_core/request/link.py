@@ -28,7 +28,7 @@ from recipe_core.request.candidate import CandidateRequest, PoolRequest
 from recipe_core.request.metrics import Goal, timed_limits
 from recipe_core.request.objective import GAIN_FROM_LOAD, Limits, Objective
 from recipe_core.request.over_time import OverTime
-from recipe_core.request.packed import MAX_TEXT, is_packed, shorter, unpack
+from recipe_core.request.packed import MAX_TEXT, is_packed, shorter, unpack_values
 from recipe_core.request.phases import Evaluation
 from recipe_core.request.scaling import Scaling
 from recipe_core.request.schema import Options, PlanRequest
@@ -85,21 +85,23 @@ _PARTS: dict[str, type[BaseModel]] = {
 }
 
 
-def _usual(part: str, schema: type[BaseModel], stated: Sequence[str] = ()) -> dict[str, Any]:
+def _usual_values(
+    part: str, schema: type[BaseModel], named_fields: Sequence[str] = ()
+) -> dict[str, Any]:
     """What a part says that states nothing but ``stated``, by dotted names."""
     fields = schema.model_fields.items()
     return {
         f"{part}.{name}": field.default
         for name, field in fields
-        if name not in stated and not field.is_required() and field.default is not None
+        if name not in named_fields and not field.is_required() and field.default is not None
     }
 
 
 # What a link leaves out of parts that ``DEFAULT`` does not have, where it says something of them. A
 # policy is always written: a part has to say something to be there.
 _USUAL = {
-    "workload.over_time.": _usual("workload.over_time", OverTime),
-    "options.scaling.": _usual("options.scaling", Scaling, ["policy"]),
+    "workload.over_time.": _usual_values("workload.over_time", OverTime),
+    "options.scaling.": _usual_values("options.scaling", Scaling, ["policy"]),
 }
 
 
@@ -147,16 +149,16 @@ _LISTS = tuple(
 
 def to_query(request: PlanRequest) -> dict[str, str]:
     """The request as query parameters; ``v`` comes first, so that a link is never empty."""
-    values = flat(request)
+    values = flat_values(request)
     defaults = _defaults(values)
     query = {"v": VERSION}
     for name in FIELDS:
         if name in values and values[name] != defaults.get(name):
-            query[name] = _encode(name, values[name])
+            query[name] = _encode_value(name, values[name])
     return query
 
 
-def left_out(request: PlanRequest) -> str | None:
+def link_omissions(request: PlanRequest) -> str | None:
     """One sentence naming what the request states and its link omits; None when that is nothing."""
     options = request.options
     names = [*options.engine_options, *options.environment]
@@ -170,7 +172,7 @@ def left_out(request: PlanRequest) -> str | None:
     )
 
 
-def flat(request: PlanRequest) -> dict[str, Any]:
+def flat_values(request: PlanRequest) -> dict[str, Any]:
     """A request's values by dotted names, defaults included; fields of ``WHOLE`` are one value."""
     return {
         "model": request.model,
@@ -190,7 +192,7 @@ def leaves(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return out
 
 
-def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
+def _nest_values(values: Mapping[str, Any]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for name, value in values.items():
         *path, last = name.split(".")
@@ -210,7 +212,7 @@ def searches_load(values: Mapping[str, Any]) -> bool:
         values.get(f"objective.limits.{name}") is not None for name in timed_limits()
     ):
         return False
-    stated = {
+    objective_values = {
         "optimize": values.get("objective.optimize", "throughput"),
         "orientation": values.get("objective.orientation"),
         "weights": {
@@ -220,7 +222,7 @@ def searches_load(values: Mapping[str, Any]) -> bool:
         },
     }
     try:
-        goals = Objective.model_validate(stated).goals
+        goals = Objective.model_validate(objective_values).goals
     except ValidationError:
         return False
     return bool(GAIN_FROM_LOAD & set(goals))
@@ -229,7 +231,7 @@ def searches_load(values: Mapping[str, Any]) -> bool:
 def _defaults(values: Mapping[str, Any]) -> dict[str, Any]:
     """What a link of these values leaves out, by its kind of workload, mode and limits."""
     kind, mode = values.get("workload.kind"), values.get("workload.mode")
-    defaults = flat(DEFAULT)
+    defaults = flat_values(DEFAULT)
     for part, usual in _USUAL.items():
         if any(name.startswith(part) for name in values):
             defaults |= usual
@@ -245,7 +247,7 @@ def _defaults(values: Mapping[str, Any]) -> dict[str, Any]:
     return {**defaults, f"workload.{LOADS[mode]}": START_LOADS[mode]}
 
 
-def _encode(name: str, value: Any) -> str:
+def _encode_value(name: str, value: Any) -> str:
     if name in WHOLE:
         if isinstance(value, str) and not value.startswith(("{", '"')) and not is_packed(value):
             return value
@@ -255,16 +257,18 @@ def _encode(name: str, value: Any) -> str:
     if isinstance(value, float):
         return repr(value).removesuffix(".0")
     if isinstance(value, tuple):
-        words = [_encode(name, item) if isinstance(item, int | float) else item for item in value]
+        words = [
+            _encode_value(name, item) if isinstance(item, int | float) else item for item in value
+        ]
         if all(isinstance(word, str) and _PLAIN.fullmatch(word) for word in words):
             return ",".join(words)
         return shorter(value)
     return str(value)
 
 
-def _decode(name: str, text: str) -> Any:
+def _decode_value(name: str, text: str) -> Any:
     if (name in WHOLE or name in _LISTS) and is_packed(text):
-        return unpack(text, f"the {name.rpartition('.')[2]}")
+        return unpack_values(text, f"the {name.rpartition('.')[2]}")
     if name in WHOLE and text.startswith(("{", '"')):
         return parse_json(text, f"the {name.rpartition('.')[2]}")
     if name not in _LISTS:
@@ -287,16 +291,16 @@ def from_query(query: Mapping[str, str]) -> tuple[PlanRequest, list[str]]:
     while True:
         defaults = _defaults(values)
         try:
-            return checked({**defaults, **values}), ignored
+            return request_of_values({**defaults, **values}), ignored
         except RecipeError as error:
             culprit = _culprit(error, values)
             if culprit is None:  # not while DEFAULT is valid; a link must open all the same
                 return DEFAULT, [*ignored, f"The link was not understood: {error}"]
-            ignored.append(f"{culprit}={query[culprit]:.60}: {_why(error, culprit)}")
+            ignored.append(f"{culprit}={query[culprit]:.60}: {_parameter_error(error, culprit)}")
             del values[culprit]
 
 
-def _why(error: RecipeError, culprit: str) -> str:
+def _parameter_error(error: RecipeError, culprit: str) -> str:
     """What is wrong, naming the field when it is not the parameter but, say, a missing one."""
     if error.field and not error.field.startswith(culprit) and error.message.startswith("is "):
         return f"{error.field} {error.message}"
@@ -320,7 +324,7 @@ def _readable(query: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
             ignored.append(f"{name}: has {len(text):,} characters; the limit is {MAX_VALUE:,}.")
         else:
             try:
-                values[name] = _decode(name, text)
+                values[name] = _decode_value(name, text)
             except RecipeError as error:
                 ignored.append(f"{name}: {error.message}")
     mode = values.get("workload.mode", "closed")
@@ -331,13 +335,13 @@ def _readable(query: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
     return values, ignored
 
 
-def checked(values: Mapping[str, Any]) -> PlanRequest:
+def request_of_values(values: Mapping[str, Any]) -> PlanRequest:
     """The request of dotted names, with devices, links, offers and engines looked up.
 
     Raises:
         RecipeError: naming the field.
     """
-    request = PlanRequest.parse(_nested(values))
+    request = PlanRequest.parse(_nest_values(values))
     cluster(request.hardware)
     known_engine = framework if request.is_training else engine
     for hardware in request.options.hardware:
@@ -349,10 +353,10 @@ def checked(values: Mapping[str, Any]) -> PlanRequest:
     return request
 
 
-def _look_up(known: Callable[[Any], object], value: Any, field: str) -> None:
+def _look_up(lookup: Callable[[Any], object], value: Any, field: str) -> None:
     """Raise the error of an unknown value under the name of the request's field."""
     try:
-        known(value)
+        lookup(value)
     except InputError as error:
         # Inside a profile the error names one of its fields, which the message must keep.
         part = (error.field or "").removeprefix("hardware.device.")
@@ -377,7 +381,7 @@ def _culprit(error: RecipeError, values: Mapping[str, Any]) -> str | None:
     for name in group:
         rest = {key: value for key, value in values.items() if key != name}
         try:
-            checked({**_defaults(rest), **rest})
+            request_of_values({**_defaults(rest), **rest})
         except RecipeError as other:
             if (other.field, other.message) == (error.field, error.message):
                 continue

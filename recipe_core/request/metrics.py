@@ -85,19 +85,19 @@ UNITS: Mapping[str, Unit] = {
 }
 
 
-def _unit(name: str | Unit) -> Unit:
+def _unit_named(name: str | Unit) -> Unit:
     if isinstance(name, str) and name not in UNITS:
         raise ValueError(f"is none of the units {', '.join(UNITS)}")
     return UNITS[name] if isinstance(name, str) else name
 
 
-def _kinds(names: Sequence[str]) -> frozenset[str]:
+def _work_kinds(names: Sequence[str]) -> frozenset[str]:
     """Kinds of work; ``serving`` stands for its modes."""
     return frozenset(name for part in names for name in (SERVING if part == "serving" else [part]))
 
 
-UnitName = Annotated[Unit, PlainValidator(_unit)]
-Kinds = Annotated[frozenset[Kind], BeforeValidator(_kinds)]
+UnitName = Annotated[Unit, PlainValidator(_unit_named)]
+Kinds = Annotated[frozenset[Kind], BeforeValidator(_work_kinds)]
 
 
 class Metric(BaseModel):
@@ -259,7 +259,7 @@ class Limit(BaseModel):
         rounded = to(round(value / step, 6)) * step
         return int(rounded) if self.name == "gpus" else float(f"{rounded:.10g}")
 
-    def steps_up_to(self, devices: int, stated: float | None = None) -> tuple[float, ...]:
+    def steps_up_to(self, devices: int, stated_step: float | None = None) -> tuple[float, ...]:
         """The round steps in the field's unit, ascending; a ``stated`` one is always among them.
 
         They depend neither on the splits nor on other limits, so that a slider over them stays what
@@ -268,13 +268,15 @@ class Limit(BaseModel):
         if self.ends is not None:
             low, high = self.ends
             decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-            every = (float(f"{step * 10.0**decade:.6g}") for decade in decades for step in _STEPS)
-            steps = {step for step in every if low <= step <= high}
+            round_steps = (
+                float(f"{step * 10.0**decade:.6g}") for decade in decades for step in _STEPS
+            )
+            steps = {step for step in round_steps if low <= step <= high}
         elif self.steps:
             steps = set(self.steps)
         else:
             steps = {*(float(1 << n) for n in range(devices.bit_length())), float(devices)}
-        return tuple(sorted(steps | ({float(stated)} if stated is not None else set())))
+        return tuple(sorted(steps | ({float(stated_step)} if stated_step is not None else set())))
 
 
 class _File(BaseModel):
@@ -287,7 +289,7 @@ class _File(BaseModel):
 
 
 @cache
-def _file() -> _File:
+def _metrics_file() -> _File:
     return DataFile(FILE, "objective").read_as(_File)
 
 
@@ -297,13 +299,13 @@ def metrics() -> tuple[Metric, ...]:
     Raises:
         InputError: naming the field and its value, where the file does not fit its schema.
     """
-    return _file().metrics
+    return _metrics_file().metrics
 
 
 @cache
 def limit_rules() -> dict[str, Limit]:
     """Every limit by the code of its rule, in the order in which remedies are offered."""
-    rules = _file().limits.items()
+    rules = _metrics_file().limits.items()
     return {code: limit.model_copy(update={"code": code}) for code, limit in rules}
 
 
@@ -318,13 +320,13 @@ def timed_limits() -> tuple[str, ...]:
 
 
 @cache
-def limits_of(kind: Kind) -> tuple[str, ...]:
+def kind_limits(kind: Kind) -> tuple[str, ...]:
     return tuple(limit.name for limit in limit_rules().values() if kind in limit.kinds)
 
 
 def run_limits() -> tuple[str, ...]:
     """Fields of limits on the whole of what has an end: a training run, or a queue of requests."""
-    return tuple(name for name in limits_of("offline") if name not in limits_of("closed"))
+    return tuple(name for name in kind_limits("offline") if name not in kind_limits("closed"))
 
 
 @cache
@@ -345,7 +347,7 @@ def goals_of(kind: Kind) -> dict[Goal, tuple[str, int]]:
 
 
 @cache
-def metric_of(column: str) -> Metric:
+def column_metric(column: str) -> Metric:
     return next(metric for metric in metrics() if metric.column == column)
 
 

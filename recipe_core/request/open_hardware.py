@@ -68,7 +68,9 @@ def size_request(
     return SizeRequest.parse({**sized.model_dump(mode="json", exclude_none=True), **afterwards})
 
 
-def take(request: PlanRequest, asked: SizeRequest, row: Mapping[str, Any]) -> dict[str, Any]:
+def take_size_row(
+    request: PlanRequest, size: SizeRequest, row: Mapping[str, Any]
+) -> dict[str, Any]:
     """The changes that make a row of an answer the wizard's own: hardware, price, objective, split.
 
     Its engine is named where the device's usual one is another.
@@ -76,16 +78,16 @@ def take(request: PlanRequest, asked: SizeRequest, row: Mapping[str, Any]) -> di
     changes: dict[str, Any] = {
         f"hardware.{name}": row["request"].get(name) for name in HardwareRequest.model_fields
     }
-    changes["objective.optimize"] = asked.objective.optimize
+    changes["objective.optimize"] = size.objective.optimize
     changes["objective.orientation"] = None
-    changes["objective.confidence"] = asked.objective.confidence
+    changes["objective.confidence"] = size.objective.confidence
     changes |= {f"objective.weights.{goal}": None for goal in request.objective.weights}
     if not request.is_training and not request.options.engines:
         usual = default_engine(device(row["request"]["device"]).runtime).name
         if row["engine"] != usual:
             changes["options.engines"] = (usual, row["engine"])
-    if isinstance(asked.workload, ServingWorkload) and request.load_searched:
-        changes["workload.concurrency"] = asked.workload.concurrency
+    if isinstance(size.workload, ServingWorkload) and request.load_searched:
+        changes["workload.concurrency"] = size.workload.concurrency
     on_it = change(request, changes)
     return {**changes, **select_split(on_it, split_key(row["split"]))}
 
@@ -97,17 +99,19 @@ def changed_market(market: Market, changes: Mapping[str, Any]) -> Market:
         InputError: naming the field.
         HardwareError: for a device that there is not.
     """
-    values = stated(market) | dict(changes)
-    return _checked({name: value for name, value in values.items() if value not in (None, (), [])})
+    values = market_values(market) | dict(changes)
+    return _parse_market(
+        {name: value for name, value in values.items() if value not in (None, (), [])}
+    )
 
 
-def stated(market: Market) -> dict[str, Any]:
+def market_values(market: Market) -> dict[str, Any]:
     return market.model_dump(mode="json", exclude_defaults=True)
 
 
 def market_query(market: Market) -> dict[str, str]:
     """The market as a parameter of a link; none where it is not narrowed."""
-    values = stated(market)
+    values = market_values(market)
     if not values:
         return {}
     return {"any": json.dumps(values, separators=(",", ":"), ensure_ascii=False)}
@@ -129,13 +133,13 @@ def market_of(query: Mapping[str, str]) -> tuple[Market, list[str]]:
     market, ignored = Market(), []
     for name, value in values.items():
         try:
-            market = _checked({**stated(market), name: value})
+            market = _parse_market({**market_values(market), name: value})
         except RecipeError as error:
             ignored.append(f"any.{name:.60}: {error.message} {error.hint or ''}".strip())
     return market, ignored
 
 
-def _checked(values: Mapping[str, Any]) -> Market:
+def _parse_market(values: Mapping[str, Any]) -> Market:
     """The market of plain values, with its devices looked up."""
     try:
         market = Market.model_validate(values)

@@ -78,9 +78,9 @@ _DICTIONARY = (
 )
 
 
-def pack(value: Any) -> str:
+def pack_values(value: Any) -> str:
     """Plain values as a packed text; a number that is not finite becomes null."""
-    return _packed(compact(value))
+    return _pack_text(compact(value))
 
 
 def compact(value: Any) -> str:
@@ -93,11 +93,11 @@ def shorter(value: Any) -> str:
     plain = compact(value)
     if len(quote_plus(plain)) <= LEGIBLE:
         return plain
-    return min(plain, _packed(plain), key=lambda text: len(quote_plus(text)))
+    return min(plain, _pack_text(plain), key=lambda text: len(quote_plus(text)))
 
 
 @lru_cache(maxsize=256)
-def _packed(text: str) -> str:
+def _pack_text(text: str) -> str:
     press = zlib.compressobj(9, zlib.DEFLATED, zlib.MAX_WBITS, 9, zdict=_DICTIONARY)
     data = press.compress(text.encode()) + press.flush()
     return f"~{VERSION}.{base64.urlsafe_b64encode(data).decode().rstrip('=')}"
@@ -107,7 +107,7 @@ def is_packed(text: str) -> bool:
     return _LOOKS.match(text) is not None
 
 
-def unpack(text: str, name: str = "the packed text") -> Any:
+def unpack_values(text: str, name: str = "the packed text") -> Any:
     """The plain values of a packed text; ``name`` stands for it in errors.
 
     Raises:

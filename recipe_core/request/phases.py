@@ -68,7 +68,7 @@ def ramp_of(phases: Sequence[Phase], sequence_length: int, global_batch: int) ->
     batches = [phase.global_batch or global_batch for phase in phases]
     steps = {after - before for before, after in pairwise(batches)} or {0}
     tokens = [phase.tokens for phase in phases[:-1]]
-    alike = all(math.isclose(one, tokens[0], rel_tol=1e-6) for one in tokens)
+    alike = all(math.isclose(count, tokens[0], rel_tol=1e-6) for count in tokens)
     increment = min(steps)
     if batches[-1] != global_batch or len(steps) > 1 or increment < 0:
         return None

@@ -42,8 +42,8 @@ class Aim(BaseModel):
     def changes(self) -> dict[str, Any]:
         """The changes to a request that choose it."""
         weighed = {f"objective.weights.{goal}": weight for goal, weight in self.weights.items()}
-        chosen = {"objective.optimize": self.optimize, "objective.orientation": self.orientation}
-        return chosen | weighed
+        edits = {"objective.optimize": self.optimize, "objective.orientation": self.orientation}
+        return edits | weighed
 
 
 class PresetFile(BaseModel):
@@ -104,12 +104,12 @@ def aims(request: PlanRequest) -> Mapping[str, Aim]:
     return preset_file().aims["training" if request.is_training else "serving"]
 
 
-def aim_of(request: PlanRequest) -> str | None:
+def request_aim(request: PlanRequest) -> str | None:
     """The name of the request's aim; None for weights and where no aim fits."""
     objective = request.objective
     if objective.weights:
-        known = aims(request).items()
-        return next((name for name, aim in known if aim.weights == objective.weights), None)
+        entries = aims(request).items()
+        return next((name for name, aim in entries if aim.weights == objective.weights), None)
     by_orientation = None
     for name, aim in aims(request).items():
         if aim.orientation == objective.orientation and not aim.weights:

@@ -25,7 +25,7 @@ def range_of(path: str, model: type[BaseModel] = PlanRequest) -> Range:
     """
     field = field_of(model, path)
     ends: dict[str, Any] = {}
-    for bound in _bounds([*field.metadata, field.annotation]):
+    for bound in _type_bounds([*field.metadata, field.annotation]):
         ends |= {name: getattr(bound, end) for end, name in _ENDS.items() if hasattr(bound, end)}
     return Range(whole=int in set(_types(field.annotation)), **ends)
 
@@ -36,11 +36,11 @@ def _types(annotation: Any) -> Iterator[Any]:
         yield from _types(argument)
 
 
-def _bounds(parts: list[Any]) -> Iterator[Any]:
+def _type_bounds(parts: list[Any]) -> Iterator[Any]:
     for part in parts:
         if isinstance(part, FieldInfo):
             yield from part.metadata
         elif any(hasattr(part, end) for end in _ENDS):
             yield part
         else:
-            yield from _bounds([*getattr(part, "__metadata__", ()), *get_args(part)])
+            yield from _type_bounds([*getattr(part, "__metadata__", ()), *get_args(part)])

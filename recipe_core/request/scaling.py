@@ -146,9 +146,11 @@ class Scaling(BaseModel):
             raise ValueError(f"policy {self.policy} never ends the last replica; {able} can")
         if self.policy == "schedule" and not self.periods:
             raise ValueError("policy schedule needs periods")
-        most = max((period.replicas for period in self.periods), default=0)
-        if most > self.max_replicas:
-            raise ValueError(f"a period has {most} replicas, max_replicas is {self.max_replicas}")
+        largest = max((period.replicas for period in self.periods), default=0)
+        if largest > self.max_replicas:
+            raise ValueError(
+                f"a period has {largest} replicas, max_replicas is {self.max_replicas}"
+            )
         return self
 
     def to_json(self) -> dict[str, Any]:

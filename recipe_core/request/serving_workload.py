@@ -153,12 +153,12 @@ class ServingWorkload(BaseModel):
     def _task_has_no_answer(self) -> Self:
         if not self.pooled:
             return self
-        stated = {
+        answer_fields = {
             "output_tokens": self.output_tokens != 1,
             "output_spread": bool(self.output_spread),
             "speculative": self.speculative is not None,
         }
-        extra = ", ".join(name for name, is_stated in stated.items() if is_stated)
+        extra = ", ".join(name for name, is_stated in answer_fields.items() if is_stated)
         if extra:
             raise ValueError(f"task {self.task} has no output tokens; leave {extra} out")
         return self

@@ -18,9 +18,9 @@ from recipe_core.base.texts import flaw_of_name
 from recipe_core.hardware.cluster import chip_title, device
 from recipe_core.request.describe import model_name, workload_name
 from recipe_core.request.link import from_query, to_query
-from recipe_core.request.packed import pack, unpack
+from recipe_core.request.packed import pack_values, unpack_values
 from recipe_core.request.schema import PlanRequest
-from recipe_core.request.split_key import key_of, short_name
+from recipe_core.request.split_key import candidate_key, split_short_name
 
 MAX_KEPT = 8
 MAX_NAME = 80
@@ -47,7 +47,7 @@ Shelf = tuple[Kept, ...]
 # --- changes ---
 
 
-def keep(shelf: Shelf, request: PlanRequest, name: str = "") -> Shelf:
+def keep_choice(shelf: Shelf, request: PlanRequest, name: str = "") -> Shelf:
     """The shelf with one more choice; as it is where that is kept already.
 
     ``name``: by default what tells the split from others.
@@ -56,7 +56,7 @@ def keep(shelf: Shelf, request: PlanRequest, name: str = "") -> Shelf:
         InputError: when the shelf is full, and for a request that states no whole split or a name
             that is not allowed.
     """
-    if holds(shelf, request):
+    if shelf_holds(shelf, request):
         return shelf
     if len(shelf) >= MAX_KEPT:
         raise InputError(
@@ -64,29 +64,29 @@ def keep(shelf: Shelf, request: PlanRequest, name: str = "") -> Shelf:
             field=_PARAMETER,
             hint="Remove one on the page “Side by side”.",
         )
-    if request.candidate is None or key_of(request.candidate.model_dump()) is None:
+    if request.candidate is None or candidate_key(request.candidate.model_dump()) is None:
         raise InputError(
             "the request does not state a whole split.", field=_PARAMETER, hint="Choose a split."
         )
-    wanted = [name] if name else list(_default_names(request))
-    return (*shelf, Kept(_free_name(shelf, wanted), request))
+    candidate_names = [name] if name else list(_default_names(request))
+    return (*shelf, Kept(_free_name(shelf, candidate_names), request))
 
 
-def holds(shelf: Shelf, request: PlanRequest) -> bool:
+def shelf_holds(shelf: Shelf, request: PlanRequest) -> bool:
     """Whether a request is on the shelf, under any name; what no link carries does not count."""
     query = Kept("", request).query
-    return any(kept.query == query for kept in shelf)
+    return any(choice.query == query for choice in shelf)
 
 
-def renamed(shelf: Shelf, place: int, name: str) -> Shelf:
+def rename_on_shelf(shelf: Shelf, place: int, name: str) -> Shelf:
     """The shelf with another name for the choice at a place.
 
     Raises:
         InputError: for a name that is empty, too long, taken or not printable.
     """
-    others = [kept.name for n, kept in enumerate(shelf) if n != place]
+    other_names = [choice.name for n, choice in enumerate(shelf) if n != place]
     name = _checked_name(name)
-    if name in others:
+    if name in other_names:
         raise InputError(
             f"{name!r} is the name of another choice.", field="name", hint="Choose another name."
         )
@@ -94,7 +94,7 @@ def renamed(shelf: Shelf, place: int, name: str) -> Shelf:
     return (*shelf[:place], new, *shelf[place + 1 :])
 
 
-def without(shelf: Shelf, place: int) -> Shelf:
+def remove_from_shelf(shelf: Shelf, place: int) -> Shelf:
     return (*shelf[:place], *shelf[place + 1 :])
 
 
@@ -106,26 +106,30 @@ def default_name(request: PlanRequest) -> str:
 def _default_names(request: PlanRequest) -> Iterator[str]:
     """Names that say more and more of a choice, for those that differ in less than their split."""
     split = request.candidate.model_dump() if request.candidate else {}
-    parts = [model_name(request), chip_title(device(request.hardware.device)), short_name(split)]
+    parts = [
+        model_name(request),
+        chip_title(device(request.hardware.device)),
+        split_short_name(split),
+    ]
     formats = split.get("precision") or split.get("weight_dtype") or ""
     more = ["", formats, str(split.get("engine") or ""), workload_name(request.workload)]
     for n in range(len(more)):
-        shown = [_shortened(part) for part in (*parts, *more[1 : n + 1]) if part]
+        shown = [_shorten_part(part) for part in (*parts, *more[1 : n + 1]) if part]
         text = "".join(sign if sign.isprintable() else " " for sign in " · ".join(shown))
         yield text[:MAX_NAME].strip()
 
 
-def _shortened(part: str) -> str:
+def _shorten_part(part: str) -> str:
     """A part of a name, without its last pieces where it is long."""
     while len(part) > MAX_PART and " · " in part:
         part = part.rpartition(" · ")[0]
     return part[:MAX_PART]
 
 
-def _free_name(shelf: Shelf, wanted: Sequence[str]) -> str:
+def _free_name(shelf: Shelf, candidate_names: Sequence[str]) -> str:
     """The first of some names that is free; else the last one with a number."""
-    names = {kept.name for kept in shelf}
-    checked = [_checked_name(name) for name in wanted]
+    names = {choice.name for choice in shelf}
+    checked = [_checked_name(name) for name in candidate_names]
     stem = checked[-1][: MAX_NAME - 4]
     numbered = (f"{stem} ({n})" for n in range(2, MAX_KEPT + 2))
     return next(name for name in chain(checked, numbered) if name not in names)
@@ -152,7 +156,7 @@ def shelf_query(shelf: Shelf) -> dict[str, str]:
     """What is kept as a parameter of a link; none where that is nothing."""
     if not shelf:
         return {}
-    return {_PARAMETER: pack([[kept.name, kept.query] for kept in shelf])}
+    return {_PARAMETER: pack_values([[choice.name, choice.query] for choice in shelf])}
 
 
 def shelf_of(query: Mapping[str, str]) -> tuple[Shelf, list[str]]:
@@ -165,7 +169,7 @@ def shelf_of(query: Mapping[str, str]) -> tuple[Shelf, list[str]]:
     if not text:
         return (), []
     try:
-        values = unpack(text, _PARAMETER)
+        values = unpack_values(text, _PARAMETER)
     except InputError as error:
         return (), [f"{error.message} {error.hint or ''}".strip()]
     if not isinstance(values, list):
@@ -177,13 +181,13 @@ def shelf_of(query: Mapping[str, str]) -> tuple[Shelf, list[str]]:
         ignored.append(f"{_PARAMETER}: {count}")
     for n, value in enumerate(values[:MAX_KEPT], 1):
         try:
-            shelf = _with(shelf, value)
+            shelf = _add_linked_choice(shelf, value)
         except RecipeError as error:
             ignored.append(f"{_PARAMETER} {n}: {error.message} {error.hint or ''}".strip())
     return shelf, ignored
 
 
-def _with(shelf: Shelf, value: Any) -> Shelf:
+def _add_linked_choice(shelf: Shelf, value: Any) -> Shelf:
     """The shelf with a choice as a link writes it."""
     shape = InputError("is not a name with the fields of a request.")
     if not isinstance(value, list) or len(value) != 2:
@@ -196,4 +200,4 @@ def _with(shelf: Shelf, value: Any) -> Shelf:
     request, ignored = from_query(fields)
     if ignored:
         raise InputError(f"{name:.80} was left out: {ignored[0]}")
-    return keep(shelf, request, name)
+    return keep_choice(shelf, request, name)

@@ -179,8 +179,8 @@ class PurchaseRequest(_Part):
 
 
 def _is_open(hardware: Any) -> str:
-    stated = hardware if isinstance(hardware, Mapping) else getattr(hardware, "__dict__", {})
-    return "open hardware" if "any" in stated else "one cluster"
+    values = hardware if isinstance(hardware, Mapping) else getattr(hardware, "__dict__", {})
+    return "open hardware" if "any" in values else "one cluster"
 
 
 Hardware = Annotated[

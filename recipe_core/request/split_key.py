@@ -70,30 +70,28 @@ def split_key(candidate: Mapping[str, Any], cluster: int = 0, load: float | None
             f".{c['recompute']}{shard}{hosted}{where}"
         )
     shared = f".cp{c['cp']}" if (c.get("cp") or 1) > 1 else ""
-    return (
-        f"{c['engine']}.{c['weight_dtype']}.{c['kv_dtype']}.{_degrees(c)}{shared}{_pools(c)}{where}"
-    )
+    return f"{c['engine']}.{c['weight_dtype']}.{c['kv_dtype']}.{_key_degrees(c)}{shared}{_key_pools(c)}{where}"
 
 
-def _degrees(split: Mapping[str, Any]) -> str:
+def _key_degrees(split: Mapping[str, Any]) -> str:
     return ".".join(f"{name}{split.get(name) or 1}" for name in ("tp", "pp", "dp", "ep"))
 
 
-def _pools(split: Mapping[str, Any]) -> str:
+def _key_pools(split: Mapping[str, Any]) -> str:
     """How many copies decode, and the pool before them; nothing where one pool does both."""
     pool = split.get("prefill")
     if not pool:
         return ""
-    return f".x{split.get('replicas') or 1}.pre{pool.get('replicas') or 1}.{_degrees(pool)}"
+    return f".x{split.get('replicas') or 1}.pre{pool.get('replicas') or 1}.{_key_degrees(pool)}"
 
 
-def _match(key: str) -> re.Match[str] | None:
+def _match_key(key: str) -> re.Match[str] | None:
     return _SERVING.fullmatch(key) or _TRAINING.fullmatch(key)
 
 
-def split_of(key: str) -> dict[str, Any] | None:
+def key_split(key: str) -> dict[str, Any] | None:
     """The candidate that a key names, None when it is not a key."""
-    match = _match(key)
+    match = _match_key(key)
     if match is None:
         return None
     split: dict[str, Any] = {
@@ -105,13 +103,13 @@ def split_of(key: str) -> dict[str, Any] | None:
     return {**split, "prefill": pool} if pool else split
 
 
-def cluster_of(key: str) -> int:
+def key_cluster(key: str) -> int:
     """Which of the plan's clusters a key's split is on: 0 is the request's."""
-    match = _match(key)
+    match = _match_key(key)
     return int(match["on"] or 0) if match else 0
 
 
-def load_of(key: str) -> float | None:
+def key_load(key: str) -> float | None:
     """The load that a key names; None where it leaves that to the request."""
     match = _SERVING.fullmatch(key)
     return float(match["load"]) if match and match["load"] else None
@@ -120,14 +118,14 @@ def load_of(key: str) -> float | None:
 def read_pins(text: str, at_most: int) -> tuple[list[str], list[str]]:
     """Pinned split keys of a link, and a sentence for each that is not one or is too many."""
     keys = list(dict.fromkeys(item for item in text.split(",") if item))
-    pins = [key for key in keys if split_of(key)]
-    ignored = [f"pins: {key!r:.60} does not name a split." for key in keys if not split_of(key)]
+    pins = [key for key in keys if key_split(key)]
+    ignored = [f"pins: {key!r:.60} does not name a split." for key in keys if not key_split(key)]
     if len(pins) > at_most:
         ignored.append(f"pins: {len(pins)} splits are pinned; the first {at_most} are kept.")
     return pins[:at_most], ignored
 
 
-def key_of(candidate: Mapping[str, Any]) -> str | None:
+def candidate_key(candidate: Mapping[str, Any]) -> str | None:
     """The key of a request's candidate, None while it leaves open what makes a split."""
     fields = TRAINING_FIELDS if candidate.get("micro_batch") is not None else SPLIT_FIELDS
     complete = all(candidate.get(name) is not None for name in fields)
@@ -137,7 +135,7 @@ def key_of(candidate: Mapping[str, Any]) -> str | None:
 # names for people
 
 
-def degrees(candidate: Mapping[str, Any]) -> str:
+def split_degrees_text(candidate: Mapping[str, Any]) -> str:
     """``tp 4 · dp 2``: tp always, the other degrees when above 1."""
     return " · ".join(
         f"{name} {candidate[name]}"
@@ -152,13 +150,17 @@ def serving_split(candidate: Mapping[str, Any]) -> str:
     A draft is its method, tokens and acceptance: ``tp 8, eagle 5 at 0.7``.
     """
     copies, pool = candidate.get("replicas") or 1, candidate.get("prefill")
-    split = f"{copies} × ({degrees(candidate)})" if copies > 1 else degrees(candidate)
+    split = (
+        f"{copies} × ({split_degrees_text(candidate)})"
+        if copies > 1
+        else split_degrees_text(candidate)
+    )
     if draft := candidate.get("speculative"):
         split += f", {draft.get('method') or 'draft'} {draft['tokens']} at {draft['acceptance']:g}"
     if not pool:
         return split
     number = pool.get("replicas") or 1
-    return f"{split}, prefill on {f'{number} × ' if number > 1 else ''}{degrees(pool)}"
+    return f"{split}, prefill on {f'{number} × ' if number > 1 else ''}{split_degrees_text(pool)}"
 
 
 def training_split(candidate: Mapping[str, Any]) -> str:
@@ -186,7 +188,7 @@ def split_name(candidate: Mapping[str, Any]) -> str:
     return training_split(candidate) if training else serving_split(candidate)
 
 
-def short_name(candidate: Mapping[str, Any]) -> str:
+def split_short_name(candidate: Mapping[str, Any]) -> str:
     """A split in a tile: of two pools ``tp 4 + 2 × tp 2``, of training ``dp 8 · zero 3 · mb 8``.
 
     ``mb`` is the micro-batch. Everything that tells splits apart stays.
@@ -204,7 +206,7 @@ _LOADS = {
 }
 
 
-def load_text(field: str, load: float) -> str:
+def load_field_text(field: str, load: float) -> str:
     """A load with what it counts, by the workload's field: ``64 in flight``, ``2.5 requests/s``."""
     number = f"{load:,.0f}" if float(load).is_integer() else significant(load)
     return f"{number} {_LOADS[field]}"

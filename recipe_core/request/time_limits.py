@@ -32,7 +32,7 @@ class _File(Sourced):
 
 
 @cache
-def time_limits() -> dict[str, TimeLimits]:
+def published_time_limits() -> dict[str, TimeLimits]:
     """The published limits that this version ships, by name.
 
     Raises:

@@ -394,10 +394,12 @@ class TrainingWorkload(BaseModel):
                 f"global_batch {batch}; leave it out or use a divisor"
             )
         alike = {"document_tokens": self.document_tokens, "phases": self.phases}
-        stated = [name for name, value in {**alike, "evaluation": self.evaluation}.items() if value]
-        if stated:
+        unfit_fields = [
+            name for name, value in {**alike, "evaluation": self.evaluation}.items() if value
+        ]
+        if unfit_fields:
             raise ValueError(
                 f"method {self.method} trains on the lengths of rollout; leave "
-                f"{' and '.join(stated)} out"
+                f"{' and '.join(unfit_fields)} out"
             )
         return self

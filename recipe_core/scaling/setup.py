@@ -33,7 +33,7 @@ from recipe_core.hardware.failures import (
 from recipe_core.plans.limits import LIMITS
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import split_label
-from recipe_core.plans.plans import plan, plan_candidate
+from recipe_core.plans.plans import plan_candidate, plan_splits
 from recipe_core.plans.rank import nearest_row
 from recipe_core.plans.replicas import one_replica, replicas_of, shared_load
 from recipe_core.request.over_time import OverTime
@@ -400,7 +400,7 @@ def _split(
     if request.candidate is not None:
         chosen, row = plan_candidate(plain, folders=folders, corrections=corrections)
     else:
-        chosen = plan(plain, folders=folders, corrections=corrections)
+        chosen = plan_splits(plain, folders=folders, corrections=corrections)
         best = (
             nearest_row(chosen)
             if chosen.best_row is None

@@ -17,7 +17,7 @@ import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.plans.limits import without_percentile
-from recipe_core.plans.load import bisected
+from recipe_core.plans.load import bisect_loads
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plans import plan_cases
 from recipe_core.request.schema import PlanRequest
@@ -152,5 +152,5 @@ def _simulated(
         )
         return holds
 
-    [load] = bisected(keeps, np.array([most]), whole=whole)
+    [load] = bisect_loads(keeps, np.array([most]), whole_requests=whole)
     return float(load), broken[min(broken)]

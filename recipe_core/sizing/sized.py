@@ -24,7 +24,7 @@ from recipe_core.plans.limits import LIMITS
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import queue_text
 from recipe_core.plans.plans import plan_cases, search_plan
-from recipe_core.plans.problem import resolve
+from recipe_core.plans.problem import resolve_problem
 from recipe_core.plans.rank import TIE_DIGITS
 from recipe_core.plans.replicas import replicas_of
 from recipe_core.plans.serving_kind import prefill_pools
@@ -431,7 +431,7 @@ def size_device(
         InputError: for names that are not known, as a plan does.
     """
     asked = plan_request(request, choice)
-    problem = resolve(asked, folders=folders, corrections=corrections)
+    problem = resolve_problem(asked, folders=folders, corrections=corrections)
     plan = search_plan(problem, request.candidate)
     return SizedDevice(choice, plan, availability=request.availability)
 

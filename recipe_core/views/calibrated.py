@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from recipe_core.estimates.columns.scales import CALIBRATED
-from recipe_core.request.metrics import metric_of
+from recipe_core.request.metrics import column_metric
 
 if TYPE_CHECKING:  # importing these would triple the time until a plan is printed
     from recipe_core.estimates.columns.corrections import Corrections
@@ -47,7 +47,7 @@ def changed_figures(estimate: Mapping[str, Any]) -> str:
     accuracy = _MEASURED.search(own)
     texts = {name: str(basis.get(name, "")).partition(": ") for name in FIGURES}
     changed = [
-        f"{metric_of(name).label}: {rest}"
+        f"{column_metric(name).label}: {rest}"
         for name, (kind, _, rest) in texts.items()
         if kind == CALIBRATED
     ]

@@ -8,7 +8,7 @@ from typing import Any
 
 from recipe_core.base.units import chance_text, gib, rate
 from recipe_core.hardware.request import HardwareRequest
-from recipe_core.request.describe import short_name
+from recipe_core.request.describe import model_short_name
 from recipe_core.request.split_key import split_name
 from recipe_core.views.columns import Column, terminal
 from recipe_core.views.estimates import estimate_text, serving_speed
@@ -147,7 +147,7 @@ def _error_text(answer: Json) -> str:
 
 
 def _model_text(answer: Json) -> str:
-    return short_name(str(answer["model"])) if answer.get("model") else ""
+    return model_short_name(str(answer["model"])) if answer.get("model") else ""
 
 
 def _hardware_text(answer: Json) -> str:

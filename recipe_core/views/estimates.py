@@ -20,7 +20,7 @@ from recipe_core.base.units import (
 from recipe_core.estimates.serving.results import MEMORY, memory_parts
 from recipe_core.estimates.training.memory import MEMORY_TITLES
 from recipe_core.estimates.training.results import PHASE_TITLES, RUN_TITLES, STEP_TITLES
-from recipe_core.recipe.text_rows import TextRow, is_pooled, text_rows
+from recipe_core.recipe.text_rows import TextRow, is_pooled_estimate, text_rows
 from recipe_core.request.metrics import metrics_of
 from recipe_core.request.split_key import split_name
 from recipe_core.views.columns import Column
@@ -114,7 +114,7 @@ def _serving_figures(estimate: Mapping[str, Any]) -> Iterator[TextRow]:
     cost, serving = estimate["cost"], estimate["serving"]
     name = "output_tokens_per_s_per_gpu"
     tokens = "usd_per_million_output_tokens"
-    if is_pooled(estimate):
+    if is_pooled_estimate(estimate):
         tokens = "usd_per_million_input_tokens_alone"
         label = "Cost per million input tokens"
     else:
@@ -302,7 +302,7 @@ def _speed(answer: Mapping[str, Any]) -> str:
 def serving_speed(answer: Mapping[str, Any]) -> str:
     """Throughput and time per output token, or per request, of an estimate, in one phrase."""
     serving = answer["serving"]
-    if is_pooled(answer):
+    if is_pooled_estimate(answer):
         tokens = f"{rate(serving['input_tokens_per_s'])} of input"
         return f"{tokens}, {duration(serving['request_latency_s'])} per request"
     return f"{rate(serving['output_tokens_per_s'])}, {duration(serving['tpot_s'])} per output token"

@@ -15,7 +15,7 @@ from recipe_core.accuracy.technique import techniques
 from recipe_core.base.units import figure_amount, significant
 from recipe_core.compression.advisor.figures import FIGURES
 from recipe_core.compression.advisor.ranked import BEST_AT, SURELY_KEPT
-from recipe_core.request.metrics import metric_of
+from recipe_core.request.metrics import column_metric
 from recipe_core.views.columns import Column, terminal
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def ranking_note(answer: Json) -> str:
 
 
 def figure_title(name: str) -> str:
-    return metric_of(FIGURES[name]).title
+    return column_metric(FIGURES[name]).title
 
 
 def technique_figure(row: Json, name: str, split: str = "same_split") -> Json | None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from recipe_core.base.data_files import DataFile
-from recipe_core.request.metrics import metric_of
+from recipe_core.request.metrics import column_metric
 from recipe_core.request.schema import describe_field
 
 FILE = Path(__file__).with_name("glossary.yaml")
@@ -47,7 +47,7 @@ class Term(BaseModel):
         column = values.get("metric")
         if column is None:
             return values
-        metric = metric_of(column)
+        metric = column_metric(column)
         limits = {"fields": (f"objective.limits.{metric.limit}",)} if metric.limit else {}
         known = {"term": metric.title, "short": metric.abbreviation, "text": metric.help}
         return {**known, **limits, **values}

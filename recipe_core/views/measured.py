@@ -17,7 +17,7 @@ from recipe_core.calibration.learned import LearnedNumber, LeftOneOut
 from recipe_core.calibration.place import VARIABLE, default_path
 from recipe_core.calibration.store import Entry, Overlay
 from recipe_core.estimates.columns.corrections import version_in_text
-from recipe_core.request.metrics import metric_of
+from recipe_core.request.metrics import column_metric
 from recipe_core.views.columns import Column, known_columns, terminal
 
 Row = TypeVar("Row")
@@ -34,7 +34,7 @@ MAX_LEFT_OUT = 8
 
 
 def measured_title(figure: str) -> str:
-    return metric_of(figure).title
+    return column_metric(figure).title
 
 
 def _engine_version(row: ComparedFigure) -> str:
@@ -175,7 +175,7 @@ def calibration_verdict(overlay: Overlay, compared: RunsCompared) -> str:
     counting = sum(entry.counts for entry in overlay.entries)
     text = f"{counting} of {_plural(len(overlay.entries), 'run')} count"
     changes = [
-        f"{metric_of(errors.figure).label} {errors.before:.0%} → {errors.after:.0%}"
+        f"{column_metric(errors.figure).label} {errors.before:.0%} → {errors.after:.0%}"
         for errors in figure_errors(compared)
     ]
     return f"{text}; median error {', '.join(changes)}." if changes else f"{text}."

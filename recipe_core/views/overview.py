@@ -17,7 +17,7 @@ from recipe_core.recipe.provenance import LAYERS, Layer
 from recipe_core.recipe.schema import Fallback, Recipe
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.describe import workload_name
-from recipe_core.request.metrics import metric_of
+from recipe_core.request.metrics import column_metric
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.split_key import split_name
 from recipe_core.views.columns import Column
@@ -182,7 +182,7 @@ _SHOWN = (
 def _figures(figures: Mapping[str, float | None]) -> Iterator[str]:
     for name in _SHOWN:
         if (value := figures.get(name)) is not None:
-            yield metric_of(name).phrase(value)
+            yield column_metric(name).phrase(value)
 
 
 # --- answers of commands --------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from recipe_core.plans.plan_json import (
     cluster_title,
     doubt_text,
     held_text,
-    launch_note,
+    plan_launch_note,
     queue_text,
     row_load_text,
     split_label,
@@ -196,7 +196,7 @@ def _ranked_lines(plan: Plan, top: int) -> Iterator[str]:
     yield _beaten_text(plan, top)
     yield _ties_text(plan)
     yield f"{unpriced_note(plan)} {STATE_PRICE}" if unpriced_note(plan) else ""
-    yield launch_note(plan) or ""
+    yield plan_launch_note(plan) or ""
     yield from calibrated_lines(plan.problem.corrections)
     if plan.uncertain[first]:
         yield from change_lines(
@@ -212,7 +212,7 @@ def _split_table(plan: Plan, top: int) -> str:
     for name in groups & GROUPS.keys() - values.keys():
         values[name] = [group_title(plan, name, row) for row in rows]
     values["state"] = [
-        text if launch_note(plan) or can_bundle(plan, row) else f"{text}, no bundle"
+        text if plan_launch_note(plan) or can_bundle(plan, row) else f"{text}, no bundle"
         for row, text in zip(rows, values["state"], strict=True)
     ]
     names = ["rank", "split", *(name for name in GROUPS if name in groups)]
@@ -266,11 +266,11 @@ def _nearest_lines(plan: Plan) -> list[str]:
     row = nearest_row(plan)
     if row is None:
         return []
-    from recipe_core.plans.remedies import advice
+    from recipe_core.plans.remedies import advice_text
 
     reasons = [*plan.reasons(row)]
     if changes := plan.changes():
-        reasons.append(advice(changes, plan.candidate(row)))
+        reasons.append(advice_text(changes, plan.candidate(row)))
     return [f"nearest: {split_label(plan, row)}", *(f"  {reason}" for reason in reasons)]
 
 

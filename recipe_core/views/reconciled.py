@@ -16,7 +16,7 @@ from recipe_core.calibration.validation.reconcile import (
     Row,
 )
 from recipe_core.calibration.validation.reconcile import FIGURES as RECONCILED
-from recipe_core.request.metrics import metric_of
+from recipe_core.request.metrics import column_metric
 from recipe_core.views.columns import Column, terminal
 
 
@@ -74,7 +74,7 @@ def _measurement_lines(answer: Reconciled) -> Iterator[str]:
 
 
 def _figure_name(figure: str) -> str:
-    return metric_of(figure).label if figure in RECONCILED else figure
+    return column_metric(figure).label if figure in RECONCILED else figure
 
 
 def _ends_text(figure: str, ends: Ends) -> str:

@@ -22,8 +22,8 @@ from recipe_core.bundle.write import Bundle
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plans import plan_candidate
 from recipe_core.recipe.build import recipe_request
-from recipe_core.request.describe import summary
-from recipe_core.request.split_key import key_of, split_name
+from recipe_core.request.describe import request_summary
+from recipe_core.request.split_key import candidate_key, split_name
 from recipe_core.targets.by_hand import node_commands, read_addresses
 from recipe_core.targets.use import TITLES, uses
 from recipe_core.views import charts, overview
@@ -137,13 +137,13 @@ def _table(rows: Sequence[Row], columns: Sequence[Column[Row]], title: str = "")
 
 def _decision(bundle: Bundle, plan: Plan | None) -> Section:
     recipe = bundle.recipe
-    key = key_of(recipe.candidate)
+    key = candidate_key(recipe.candidate)
     row = plan.find(key) if plan and key else None
     chance = None
     if plan and plan.stated_limits and row is not None:
         chance = float(plan.chances[row])
     rows = tuple(overview.recipe_facts(recipe, chance).items())
-    words = (f"Request: {summary(recipe_request(recipe))}.", *recipe.notes)
+    words = (f"Request: {request_summary(recipe_request(recipe))}.", *recipe.notes)
     return Section("Decision", words, (Table("", (), rows),))
 
 

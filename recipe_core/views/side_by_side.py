@@ -21,7 +21,7 @@ from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import doubt_text, queue_text
 from recipe_core.plans.rank import beats_elsewhere
 from recipe_core.request.describe import METHODS, load_name
-from recipe_core.request.link import left_out
+from recipe_core.request.link import link_omissions
 from recipe_core.request.metrics import Metric
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.split_key import split_name
@@ -306,7 +306,7 @@ def cautions(choices: Sequence[Choice]) -> list[str]:
             listed = " and ".join(parts)
             who = "The runs" if training else "Choices of serving"
             out += [f"{who} differ in {listed}: a better figure may answer another question."]
-    omitted = [sentence for choice in choices if (sentence := left_out(choice.request))]
+    omitted = [sentence for choice in choices if (sentence := link_omissions(choice.request))]
     return [*out, *dict.fromkeys(omitted)]
 
 

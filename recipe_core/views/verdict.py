@@ -11,13 +11,13 @@ import numpy as np
 from recipe_core.base.units import chance_text, significant, usd
 from recipe_core.hardware.ownership import HOURS_PER_MONTH
 from recipe_core.plans.confidence import SURE
-from recipe_core.plans.legal import legal
+from recipe_core.plans.legal import legal_rows
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import measure_text, queue_text, row_load_text, split_label
 from recipe_core.plans.rank import nearest_row
-from recipe_core.request.presets import aim_of, aims
+from recipe_core.request.presets import aims, request_aim
 from recipe_core.request.schema import PlanRequest
-from recipe_core.request.split_key import short_name
+from recipe_core.request.split_key import split_short_name
 from recipe_core.views.plan_words import band_text, devices_text, shown_limit
 
 State = Literal["holds", "queues", "uncertain", "nothing"]
@@ -60,7 +60,7 @@ def verdict(plan: Plan, selected: int | None = None) -> Verdict:
         subject, reason = nearest(plan)
         return Verdict("nothing", counts(plan), short_counts(plan), subject, reason, True, True, ())
     queues, best = bool(plan.queues[row]), row == plan.best_row
-    name = short_name(plan.candidate(row))
+    name = split_short_name(plan.candidate(row))
     figures = [figure_text(plan, measure, row) for measure in main_figures(plan, row)]
     queue = queue_text(plan, row).partition(",")[0]
     doubts = [text for text in (queue, starts_text(plan, row), limits_text(plan, row)) if text]
@@ -87,7 +87,7 @@ def counts(plan: Plan) -> str:
     doubtful = int((plan.feasible & plan.uncertain).sum())
     if len(plan) == 1:
         return _only(plan, holding, queueing, doubtful)
-    of = int(legal(plan).sum())
+    of = int(legal_rows(plan).sum())
     runs = holding or queueing or doubtful
     start = f"{holding:,} of {of:,}" if runs else f"None of {of:,}"
     noun = "legal split" if of == 1 else "legal splits"
@@ -217,7 +217,7 @@ def hourly_text(usd_per_hour: float) -> str:
 
 def goals_text(request: PlanRequest) -> str:
     """The goal by its name on the pages; several goals with their weights."""
-    aim = aim_of(request)
+    aim = request_aim(request)
     if aim is not None:
         return aims(request)[aim].title
     goals = request.objective.goals.items()

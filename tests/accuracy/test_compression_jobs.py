@@ -18,8 +18,8 @@ from recipe_core.accuracy.choice import (
 )
 from recipe_core.accuracy.technique import techniques
 from recipe_core.base.errors import NoAnswer, RecipeError
-from recipe_core.compression.jobs import Job, estimate
-from recipe_core.compression.jobs.numbers import numbers
+from recipe_core.compression.jobs import Job, estimate_job
+from recipe_core.compression.jobs.numbers import job_numbers
 from recipe_core.compression.scripts.start import compression_launch
 from recipe_core.compression.scripts.work import SCRIPT
 from recipe_core.hardware.cluster import device
@@ -122,7 +122,7 @@ def test_words_of_optimum_are_options_of_its_commands(name):
 
 
 def test_times_and_memory_are_near_published_ones():
-    factor, inside = numbers().factor.value, []
+    factor, inside = job_numbers().factor.value, []
     for row in published():
         found = job_estimate(row)
         ratio = found.seconds.value / 60 / float(row["minutes"])
@@ -137,7 +137,7 @@ def test_times_and_memory_are_near_published_ones():
 def job(method, samples=128, **more):
     values = {"tool": "", "technique": "int4_weight_only", "weight_bits": 4, "tokens": 2048, **more}
     asked = Job(model=BASE, method=method, samples=samples, **values)
-    return estimate(asked, device("h100-sxm"), usd_per_device_hour=3.6)
+    return estimate_job(asked, device("h100-sxm"), usd_per_device_hour=3.6)
 
 
 def test_more_text_takes_longer_and_the_host_holds_the_base():

@@ -17,8 +17,8 @@ from recipe_core.engines.options import FOLDER, option_table
 from recipe_core.estimates.measured.serving_runs import published_runs
 from recipe_core.estimates.rules.applied import weights_refusal
 from recipe_core.hardware.cluster import device, device_names
-from recipe_core.plans.problem import resolve
-from recipe_core.plans.serving_candidates import engine_of, setting
+from recipe_core.plans.problem import resolve_problem
+from recipe_core.plans.serving_candidates import requested_engine, serving_setting
 from recipe_core.request.schema import PlanRequest
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
@@ -163,9 +163,9 @@ def test_no_published_run_is_of_what_its_engine_is_said_to_refuse():
     for model, name, engine, weights, cache in sorted(runs):
         hardware = {"device": name, "per_node": 1}
         values = {"model": model, "hardware": hardware, "workload": {"concurrency": 1}}
-        problem = resolve(PlanRequest.parse(values))
-        spec = engine_of(engine, problem.cluster)
-        if (answer := weights_refusal(setting(problem, spec, weights, cache))) is not None:
+        problem = resolve_problem(PlanRequest.parse(values))
+        spec = requested_engine(engine, problem.cluster)
+        if (answer := weights_refusal(serving_setting(problem, spec, weights, cache))) is not None:
             refused.append((model, name, engine, answer.technique, answer.words))
     assert len(runs) > 20
     assert refused == []

@@ -21,7 +21,7 @@ from recipe_core.bundle.manifest import MANIFEST, Manifest
 from recipe_core.bundle.write import bundle_files
 from recipe_core.commands import arguments, unknown_words
 from recipe_core.commands.ground import Ground
-from recipe_core.commands.judge import check_command
+from recipe_core.commands.judge import judge_command
 from recipe_core.models.checkpoint import checkpoint_bytes
 from recipe_core.request import link
 from recipe_core.request.link import FIELDS
@@ -203,7 +203,7 @@ def test_the_nearest_names_are_looked_for_a_few_times_only(monkeypatch):
 
     monkeypatch.setattr(unknown_words.difflib, "get_close_matches", counted)
     words = ["vllm", "serve", "Qwen/Qwen3-8B", *(f"--unheard-of-{n}" for n in range(2500))]
-    verdict = check_command(words, Ground.of(hardware="h100-sxm"), folders=False)
+    verdict = judge_command(words, Ground.of(hardware="h100-sxm"), folders=False)
     assert len([f for f in verdict["findings"] if f["code"] == "unknown"]) == 2500
     assert 0 < len(looked) <= arguments.SUGGESTIONS
     # those of a long one not at all, and a field is shown no longer than one can read

@@ -9,7 +9,7 @@ from recipe_core.bundle.verify import read_bundle
 from recipe_core.bundle.write import bundle_files, write_bundle, zip_bytes
 from recipe_core.launch.training.start import launch_reasons
 from recipe_core.payload.launcher.plan import load_plan
-from recipe_core.plans.plans import plan
+from recipe_core.plans.plans import plan_splits
 from recipe_core.recipe import Additions, make_recipe
 from recipe_core.request.schema import PlanRequest
 from recipe_core.targets import Parameters
@@ -104,7 +104,7 @@ def test_adapters_are_trained_beside_the_weights_of_a_folder(tiny_config, tmp_pa
 
 def test_an_open_request_gets_the_best_split_that_can_be_started():
     asked = request(None).to_json() | {"options": {"engines": ["torch"]}}
-    table = plan(PlanRequest.parse(asked))
+    table = plan_splits(PlanRequest.parse(asked))
     chosen = make_recipe(PlanRequest.parse(asked)).candidate
     for row in map(int, table.order):
         reasons = launch_reasons(*table.detail(row))

@@ -21,7 +21,7 @@ from recipe_core.estimates.bands import BandFile, better_score, normal_probabili
 from recipe_core.estimates.measured.serving_runs import published_runs
 from recipe_core.estimates.serving import bands as serving_bands
 from recipe_core.estimates.training import bands as training_bands
-from recipe_core.plans.plans import plan
+from recipe_core.plans.plans import plan_splits
 from recipe_core.plans.rank import beats, count_ties
 from tests.conftest import make_request
 from tests.fixtures.command_line import ROOT, recipe
@@ -190,7 +190,7 @@ def test_a_shared_error_cancels_and_comparisons_are_as_sure_as_they_say():
 
 def test_splits_of_a_plan_are_compared_and_those_of_one_engine_more_surely():
     for parts in ({"options": {"engines": ["vllm"]}}, {"objective": {"optimize": "latency"}}):
-        rated = plan(make_request(**parts))  # latency moves with two figures
+        rated = plan_splits(make_request(**parts))  # latency moves with two figures
         best, rows = rated.best_row, rated.order[~rated.queues[rated.order]]
         chances = beats(rated, rows, best)
         assert max(chances) == chances[0] == 0.5
@@ -199,11 +199,11 @@ def test_splits_of_a_plan_are_compared_and_those_of_one_engine_more_surely():
     back = [beats(rated, [best], int(row))[0] for row in rows]
     assert np.add(chances, back) == pytest.approx(1)
     assert count_ties(rated) == sum(chance >= 0.4 for chance in chances) - 1
-    rated = plan(make_request(objective={"optimize": "gpus"}))  # whose number is certain
+    rated = plan_splits(make_request(objective={"optimize": "gpus"}))  # whose number is certain
     holding = rated.order[rated.holds[rated.order]]
     assert set(beats(rated, holding, rated.best_row)) <= {0.0, 0.5}
     # Splits as far apart by estimate: on one device and engine less of the error is left.
-    rated = plan(make_request(options={"engines": ["vllm", "sglang"]}))
+    rated = plan_splits(make_request(options={"engines": ["vllm", "sglang"]}))
     best = rated.best_row
     engines = np.array([rated.candidate(int(row))["engine"] for row in rated.order])
     scores = [NORMAL.inv_cdf(max(chance, 1e-12)) for chance in beats(rated, rated.order, best)]

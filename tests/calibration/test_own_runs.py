@@ -27,7 +27,7 @@ from recipe_core.estimates.bands import narrow_interval
 from recipe_core.estimates.columns.corrections import version_in_text
 from recipe_core.estimates.measured.serving_runs import PUBLISHED, Run
 from recipe_core.estimates.measured.training_runs import TRAINING_RUNS
-from recipe_core.plans.plans import estimate_batch, plan, plan_candidate
+from recipe_core.plans.plans import estimate_batch, plan_candidate, plan_splits
 from recipe_core.plans.table import replan
 from recipe_core.request.schema import PlanRequest
 from tests.conftest import LLAMA_70B, make_request
@@ -82,7 +82,7 @@ def test_without_runs_and_on_another_device_answers_are_the_same_to_the_bit():
     asked = [request(), request("open", 2.0), request("static", 16), request("offline", 500)]
     assert estimate_batch(asked, corrections_from_sources([])) == estimate_batch(asked)
     assert corrections_from_sources(None) is None
-    plain = plan(PlanRequest.parse(asked[0]))
+    plain = plan_splits(PlanRequest.parse(asked[0]))
     assert plain.setting(0).correction is None
     assert "own_runs" not in plain.to_json(1)
     other = request(hardware={"device": "mi300x", "per_node": 8})
@@ -236,18 +236,18 @@ def test_bands_are_narrower_and_hold_the_estimate_and_percentiles_follow_the_mea
 
 def test_a_plan_is_judged_by_corrected_figures():
     asked = make_request(QWEN_32B)
-    plain = plan(asked)
+    plain = plan_splits(asked)
     best, row = plain.best, plain.best.row
     candidate = {name: best.candidate[name] for name in ("tp", "pp", "dp", "ep")}
     slow = taught(times_as_estimated(3.0, 3, **candidate))
-    told = plan(asked, corrections=slow)
+    told = plan_splits(asked, corrections=slow)
     tpot_s, slower_s = (table.columns["tpot_s"][row] for table in (plain, told))
     assert told.best.candidate != best.candidate
     assert slower_s == pytest.approx(told.estimate(row).tpot_s.value)
     assert slower_s > 2 * tpot_s
     # a limit that the formulas keep and the corrected figure does not
     limited = make_request(QWEN_32B, objective={"limits": {"tpot_ms": float(tpot_s) * 1.5e3}})
-    assert "exceeds the limit" in plan(limited, corrections=slow).reasons(row)[0]
+    assert "exceeds the limit" in plan_splits(limited, corrections=slow).reasons(row)[0]
     assert told.to_json(1)["own_runs"] == {"used": 3, "left_out": []}
     # plans that come of it know the same runs
     assert replan(told, limited).problem.corrections is told.problem.corrections
@@ -255,7 +255,7 @@ def test_a_plan_is_judged_by_corrected_figures():
 
 def test_columns_and_single_cases_agree_and_the_library_takes_files_and_rows(tmp_path):
     told = taught([*times_as_estimated(2.0, 2), run("x", tp=8, dp=1, load=16, ttft_ms=300)])
-    whole = plan(make_request(QWEN_32B), corrections=told)
+    whole = plan_splits(make_request(QWEN_32B), corrections=told)
     for row in whole.order[:12].tolist():
         alone, place = plan_candidate(whole.request_of(row), corrections=told)
         for name in TIMES:

@@ -30,7 +30,7 @@ from recipe_core.calibration.trials.study import JOURNAL, Search
 from recipe_core.calibration.trials.tune import Budget, tune
 from recipe_core.payload.launcher.procs import Processes, Stat
 from recipe_core.recipe import make_recipe, recipe_request
-from recipe_core.recipe.diff import diff
+from recipe_core.recipe.diff import diff_recipes
 from recipe_core.views.trials import tune_text
 from tests.conftest import make_request
 from tests.fixtures.bundles import usual_signals, with_variable
@@ -140,7 +140,9 @@ def test_a_point_is_a_recipe_and_what_moved_is_the_objectives_choice(on_gpus):
     assert moved.engine.options["max_cudagraph_capture_size"] == 64
     assert moved.provenance["candidate.max_num_seqs"] == "objective"
     assert moved.provenance["candidate.tp"] == on_gpus.provenance["candidate.tp"]
-    fields = {row["field"] for rows in diff(on_gpus, moved)["changed"].values() for row in rows}
+    fields = {
+        row["field"] for rows in diff_recipes(on_gpus, moved)["changed"].values() for row in rows
+    }
     assert "candidate.max_num_seqs" in fields
     # what the estimate refuses is no recipe
     space = (Knob("memory_fraction", (0.05, 0.9), 1, "candidate"),)

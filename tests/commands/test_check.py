@@ -10,19 +10,19 @@ from starlette.testclient import TestClient
 
 from recipe_core.base.errors import NoAnswer, RecipeError
 from recipe_core.commands.arguments import read_arguments
-from recipe_core.commands.files import check_items, check_values, item, read_items
+from recipe_core.commands.files import check_items, check_values, parse_item, read_items
 from recipe_core.commands.ground import Ground
-from recipe_core.commands.judge import check_command, check_commands
-from recipe_core.commands.launches import launch_of
+from recipe_core.commands.judge import check_commands, judge_command
+from recipe_core.commands.launches import first_launch
 from recipe_core.commands.meaning import meaning_of, settle
-from recipe_core.commands.render import render
+from recipe_core.commands.render import render_commands
 from recipe_core.commands.verdict import OK
 from recipe_core.commands.words import read_script
 from recipe_core.doors.api import create_api
 from recipe_core.estimates.serving.starts import start_errors
 from recipe_core.launch.process import Candidate, Deployment
-from recipe_core.plans.plans import plan
-from recipe_core.recipe import deployment_of
+from recipe_core.plans.plans import plan_splits
+from recipe_core.recipe import row_deployment
 from recipe_core.views.commands import verdict_text, words_text
 from tests.commands.test_commands import forbid_processes
 from tests.conftest import make_request, request_values
@@ -55,7 +55,7 @@ H100, H200 = ground(gpus=8), ground("h200-sxm", gpus=8)
 
 
 def check(command, judged_on=H100):
-    answer = check_command(command, judged_on, folders=False)
+    answer = judge_command(command, judged_on, folders=False)
     json.dumps(answer, allow_nan=False)
     assert verdict_text(answer)
     return answer
@@ -126,7 +126,7 @@ def test_names_that_are_no_model_are_unknown_and_what_is_judged_on_is_checked():
     # what is no command is one error
     words = ("nginx -g daemon", "", "[1, 2]", '["vllm"', "vllm serve 'x", "x" * 70_000)
     for command in (*words, ["vllm"] * 20_000, {"a": 1}):
-        refusal(check_command, command, H100)
+        refusal(judge_command, command, H100)
 
 
 def test_drafts_are_estimated_once_their_acceptance_is_known():
@@ -160,8 +160,8 @@ def test_files_and_lines_of_commands(tmp_path):
     assert "no known engine" in third["error"]["message"]
     assert "error" in fourth
     assert fifth["verdict"] == "cannot start"
-    assert item("x", {"argv": ["vllm"], "gpus": 2}).ground == {"gpus": 2}
-    refusal(item, "x", {"command": 3})
+    assert parse_item("x", {"argv": ["vllm"], "gpus": 2}).ground == {"gpus": 2}
+    refusal(parse_item, "x", {"command": 3})
     # a folder without commands is an error
     (tmp_path / "empty").mkdir()
     for folder in ("empty", "none"):
@@ -196,8 +196,8 @@ def test_the_command_line_and_the_api_judge_commands(tmp_path):
 @cache
 def feasible(model, engine, weights, cache):
     options = {"engines": [engine], "weight_dtypes": [weights], "kv_dtypes": [cache]}
-    table = plan(make_request(model, "h100-sxm", 8, options=options))
-    return [deployment_of(table, int(row)) for row in table.order]
+    table = plan_splits(make_request(model, "h100-sxm", 8, options=options))
+    return [row_deployment(table, int(row)) for row in table.order]
 
 
 @settings(max_examples=examples(200), deadline=None)
@@ -217,10 +217,10 @@ def test_rendered_commands_mean_the_candidate_they_were_rendered_from(data):
     candidate, length = Candidate(**wanted), data.draw(st.integers(2048, 8192))
     deployment = Deployment(chosen.setting, candidate, length, 1 << 20, "m")
     try:
-        rendered = render(deployment, key[0], {})
+        rendered = render_commands(deployment, key[0], {})
     except NoAnswer:
         return
-    launch, files = launch_of(rendered[0].argv), rendered[0].files
+    launch, files = first_launch(rendered[0].argv), rendered[0].files
     arguments = read_arguments(launch.engine, launch.args)
     meant = meaning_of(arguments)
     options = [finding.option for finding in (*arguments.findings, *meant.findings)]
@@ -379,7 +379,7 @@ def test_batches_say_the_same_as_single_checks():
 
 
 def test_lines_and_the_command_line_have_the_verdict_and_the_changed_command():
-    [line] = check_items([item("a:1", {"command": MINIMAX})], {"hardware": "h100-sxm:8"})
+    [line] = check_items([parse_item("a:1", {"command": MINIMAX})], {"hardware": "h100-sxm:8"})
     assert (line["verdict"], line["ok"]) == ("uncertain", None)
     assert line["changes"][0]["command"].startswith(MINIMAX)
     large = "vllm serve meta-llama/Llama-3.3-70B-Instruct"
@@ -394,7 +394,7 @@ def test_lines_and_the_command_line_have_the_verdict_and_the_changed_command():
     [note] = [finding for finding in answer["findings"] if finding["code"] == "by-name"]
     assert "config.json" in note["message"]
     assert note["message"] in verdict_text(answer)
-    [line] = check_items([item("a:1", {"command": command})], {"hardware": "h200-sxm:8"})
+    [line] = check_items([parse_item("a:1", {"command": command})], {"hardware": "h200-sxm:8"})
     assert note in line["findings"]
 
 

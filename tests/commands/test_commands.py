@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from recipe_core.base.errors import InputError
 from recipe_core.commands.arguments import read_arguments
 from recipe_core.commands.images import image_tag
-from recipe_core.commands.launches import find_launches, launch_of
+from recipe_core.commands.launches import find_launches, first_launch
 from recipe_core.commands.meaning import meaning_of
 from recipe_core.commands.words import MAX_CHARACTERS, read_script
 from recipe_core.engines.grammar import grammars
@@ -69,7 +69,7 @@ def test_variables_image_tags_and_what_starts_no_server_are_read():
     tags = table("commands", "image_tags")
     assert {image: image_tag(image) for image in tags} == tags
     # a list of words needs no quoting
-    assert launch_of(("vllm", "serve", "a model", "-tp", "2")).args == ("a model", "-tp", "2")
+    assert first_launch(("vllm", "serve", "a model", "-tp", "2")).args == ("a model", "-tp", "2")
     # each engine that is built or read has its table
     specs = [engine(name) for name in engine_names()]
     buildable = {spec.name for spec in specs if spec.buildable and not spec.wraps}

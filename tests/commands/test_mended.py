@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 
 from recipe_core.commands.arguments import read_arguments
 from recipe_core.commands.ground import Ground
-from recipe_core.commands.judge import check_command
-from recipe_core.commands.launches import launch_of
-from recipe_core.commands.remedies import mended, whole_command, with_values
+from recipe_core.commands.judge import judge_command
+from recipe_core.commands.launches import first_launch
+from recipe_core.commands.remedies import mend_words, whole_command, with_values
 from tests.fixtures.rows import over
 from tests.fixtures.sizes import examples
 from tests.fixtures.verdicts import assert_says
@@ -61,7 +61,7 @@ MISPLACED = {"vllm": f"{API_SERVER} {{}}", "sglang": "python -m sglang.launch_se
 
 
 def read(words):
-    launch = launch_of(tuple(words))
+    launch = first_launch(tuple(words))
     return launch, read_arguments(launch.engine, launch.args, None, launch.program)
 
 
@@ -89,7 +89,7 @@ def test_a_mended_command_keeps_every_word_that_is_not_mended(data):
     before = [start, *(piece for piece in pieces if piece in kept)]
     untouched = " ".join(before).split()
     launch, arguments = read(" ".join([start, *pieces]).split())
-    done = mended(launch, arguments)
+    done = mend_words(launch, arguments)
     if not broken and start != MISPLACED[name].format("org/a-model"):
         assert done is None
         return
@@ -99,37 +99,37 @@ def test_a_mended_command_keeps_every_word_that_is_not_mended(data):
     assert [finding for finding in again.findings if finding.level == "error"] == []
     # and another value of an option leaves all other words as well
     option = {"vllm": "max_model_len", "sglang": "context_length"}[name]
-    longer = with_values(launch_of(command), again, {option: 4096})
+    longer = with_values(first_launch(command), again, {option: 4096})
     assert is_inside([word for word in untouched if "8192" not in word], [*command[:3], *longer])
 
 
 def test_a_mended_and_a_better_command_name_the_model_as_their_program_takes_it():
     """The word is refused or passed over there (vllm#27389)."""
     ground = Ground.of(hardware="h100-sxm:8")
-    answer = check_command(f"{API_SERVER} Qwen/Qwen3-8B --max-model-len 8192", ground)
+    answer = judge_command(f"{API_SERVER} Qwen/Qwen3-8B --max-model-len 8192", ground)
     assert_says(answer, {"verdict": "cannot start", "says": "takes its model as --model alone"})
     [change] = answer["changes"]
     assert change["command"] == f"{API_SERVER} --model Qwen/Qwen3-8B --max-model-len 8192"
     assert change["options"] == {"--model": "Qwen/Qwen3-8B"}
     words = "--model Qwen/Qwen2-57B-A14B-Instruct --tensor-parallel-size 8 --max-model-len 8192"
-    answer = check_command(f"{API_SERVER} {words}", ground)
+    answer = judge_command(f"{API_SERVER} {words}", ground)
     assert "gain" not in answer["better"]  # over a split that cannot run there is none
     assert_says(answer, {"verdict": "cannot start", "says": "28 attention heads"})
     [better] = answer["better"]["commands"]
     start = "python3 -m vllm.entrypoints.openai.api_server --model Qwen/Qwen2-57B-A14B-Instruct "
     assert better["command"].startswith(start)
-    assert check_command(better["argv"], ground)["ok"] is True
+    assert judge_command(better["argv"], ground)["ok"] is True
 
 
 def test_a_worker_of_dynamo_is_read_as_the_engine_inside_and_its_own_options_are_passed_over():
     command = "python -m dynamo.vllm --model Qwen/Qwen3-32B --disaggregation-mode prefill"
     command += " --migration-limit 3 --max-model-len 8192 -tp"
-    answer = check_command(f"{command} 2 --never-known 1", Ground.of(hardware="h100-sxm:8"))
+    answer = judge_command(f"{command} 2 --never-known 1", Ground.of(hardware="h100-sxm:8"))
     levels = {"version": ["note"], "unknown": ["warning"]}
     assert_says(answer, {"verdict": "fits", "judged_with.exact": False, "levels": levels})
     passed_over = ["--disaggregation-mode", "prefill", "--migration-limit", "3"]
     assert answer["unread"] == [*passed_over, "--never-known", "1"]
-    answer = check_command(
+    answer = judge_command(
         f"{command} 3", Ground.of(hardware="h100-sxm:8", engine_version="0.31.0")
     )
     assert_says(answer, {"verdict": "cannot start", "says": "not divisible by tp 3"})
@@ -140,5 +140,5 @@ def test_a_worker_of_dynamo_is_read_as_the_engine_inside_and_its_own_options_are
 def test_what_is_held_once_is_not_said_to_be_held_several_times():
     command = "vllm serve Qwen/Qwen2-57B-A14B-Instruct --max-model-len 8192 -tp {}"
     for tp, notes in ((7, []), (8, ["Each cached token is held 2 times: 4 KV heads over tp 8."])):
-        answer = check_command(command.format(tp), Ground.of(hardware="h200-sxm:8"))
+        answer = judge_command(command.format(tp), Ground.of(hardware="h200-sxm:8"))
         assert [note for note in answer["estimate"]["notes"] if "Each cached" in note] == notes

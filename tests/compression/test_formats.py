@@ -9,7 +9,7 @@ from recipe_core.accuracy.knowledge import support_of
 from recipe_core.accuracy.technique import techniques
 from recipe_core.base.documents import finite
 from recipe_core.compression.advisor.advise import Advice, advise
-from recipe_core.compression.advisor.estimated import FILE, estimated
+from recipe_core.compression.advisor.estimated import FILE, estimated_entry
 from recipe_core.compression.advisor.figures import FIGURES
 from recipe_core.compression.advisor.result import CompressAnswer
 from recipe_core.request.schema import PlanRequest
@@ -142,7 +142,7 @@ def test_training_is_refused_and_the_matrix_says_what_support_says() -> None:
     assert matrix.by_hardware["nvfp4_w4a4"]["blackwell"].verdict == "native"
     assert next(iter(matrix.by_engine["fp8_w8a8"])) == "vllm"
     assert set(FILE.read()["techniques"]) - {"gguf"} <= set(techniques())
-    assert estimated("gguf_q4_k_m").whole
+    assert estimated_entry("gguf_q4_k_m").whole
 
 
 @over("device model", [("h100-sxm", LLAMA_8B), ("mi300x", LLAMA_8B), ("l4", "BAAI/bge-m3")])

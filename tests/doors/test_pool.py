@@ -14,7 +14,7 @@ import pytest
 from recipe_core.base import budget, progress
 from recipe_core.base.budget import Budget, Cancelled
 from recipe_core.base.errors import BusyError, LimitError, NoAnswer
-from recipe_core.compression.required import detail_estimate
+from recipe_core.compression.required import detail_row_estimate
 from recipe_core.doors import jobs, public
 from recipe_core.doors.jobs import Job, Jobs
 from recipe_core.doors.pool import LONG_S, LostError, Pool, Worker
@@ -107,7 +107,7 @@ def test_a_plan_comes_back_whole(pool: Pool) -> None:
     request = request_values(options={"engines": ["vllm", "sglang"]})
     here, there = public.plan(request), pool.run(public.plan, request)
     assert (there.to_json(), there.changes()) == (here.to_json(), here.changes())
-    assert detail_estimate(there, there.best_row) == detail_estimate(here, here.best_row)
+    assert detail_row_estimate(there, there.best_row) == detail_row_estimate(here, here.best_row)
 
 
 def test_a_process_goes_on_after_answers_errors_and_calls_that_were_ended(pool: Pool) -> None:

@@ -14,7 +14,7 @@ from recipe_core.base.documents import parse_yaml
 from recipe_core.request.edit import change, select_split
 from recipe_core.request.link import DEFAULT, from_query
 from recipe_core.request.open_hardware import size_request
-from recipe_core.request.shelf import Kept, keep, shelf_of, shelf_query
+from recipe_core.request.shelf import Kept, keep_choice, shelf_of, shelf_query
 from recipe_core.request.size import Market
 from recipe_core.sizing.size import size
 from tests.fixtures.wizard import (
@@ -152,7 +152,9 @@ SERVING = (
     Kept("Llama on H100", asked(TP8, model="meta-llama/Llama-3.1-70B-Instruct")),
     Kept("Llama on MI300X", asked(TP4_ALONE, **{"hardware.device": "mi300x"})),
 )
-SEVERAL = urlencode(shelf_query(keep(SERVING, asked(TITAN, **{"workload.kind": "training"}))))
+SEVERAL = urlencode(
+    shelf_query(keep_choice(SERVING, asked(TITAN, **{"workload.kind": "training"})))
+)
 
 
 def keep_it(page: Any, longer_than: int) -> int:

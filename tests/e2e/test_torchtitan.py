@@ -20,7 +20,7 @@ import pytest
 from recipe_core.engines.training_programs import facts, training_engine
 from recipe_core.launch.process import Launch
 from recipe_core.launch.training.start import training_launch
-from recipe_core.plans.plans import plan, plan_candidate
+from recipe_core.plans.plans import plan_candidate, plan_splits
 from recipe_core.request.schema import PlanRequest
 from tests.fixtures.paths import DATA, FIXTURES, ROOT
 from tests.fixtures.ports import free_port
@@ -136,7 +136,7 @@ def best_splits(model: str, nodes: int, **more: Any) -> tuple[list[dict[str, Any
         | {"global_batch": 16 * nodes},
         "options": {"engines": ["torchtitan"]},
     } | more
-    found = plan(PlanRequest.parse(asked))
+    found = plan_splits(PlanRequest.parse(asked))
     splits, launches = [], []
     for name in ("tp", "pp", "cp", "ep", "virtual_stages"):
         above = (row for row in found.order if (found.candidate(row).get(name) or 1) > 1)

@@ -10,7 +10,7 @@ import yaml
 from pydantic import ValidationError
 
 from recipe_core.base.errors import NoAnswer, RecipeError
-from recipe_core.commands.request_verdict import check_request
+from recipe_core.commands.request_verdict import judge_request
 from recipe_core.engines.release import ContainerImage
 from recipe_core.engines.spec import default_engine, engine, engine_names
 from recipe_core.estimates.rules import placement
@@ -18,10 +18,10 @@ from recipe_core.estimates.rules.rules import place_rules, serving_refusals
 from recipe_core.launch.serving.groups import _packed
 from recipe_core.launch.serving.start import launch
 from recipe_core.payload.launcher.plan import Filler, Parameters
-from recipe_core.plans.plans import estimate_batch, plan, plan_candidate, plan_cases
-from recipe_core.plans.problem import resolve
-from recipe_core.plans.serving_candidates import one_case
-from recipe_core.recipe import deployment_of, make_recipe
+from recipe_core.plans.plans import estimate_batch, plan_candidate, plan_cases, plan_splits
+from recipe_core.plans.problem import resolve_problem
+from recipe_core.plans.serving_candidates import stated_serving_case
+from recipe_core.recipe import make_recipe, row_deployment
 from recipe_core.request.candidate import CandidateRequest
 from tests.conftest import LLAMA_70B, make_request
 from tests.fixtures.deployments import ALONE, DEVICES, EMBEDDING
@@ -41,7 +41,7 @@ def planned(*args, options=None, workload=None, **candidate):
 def launched(*args, **parts):
     table, row = planned(*args, **parts)
     assert table.reasons(row) == []
-    return launch(deployment_of(table, row))
+    return launch(row_deployment(table, row))
 
 
 @over("name", engine_names())
@@ -126,7 +126,7 @@ def test_what_cannot_start_is_refused(place, asked, reason):
     found, row = planned(*place, **asked)
     assert reason in " ".join(found.reasons(row))
     if reason == "do not fit into 2 nodes":
-        assert reason in str(refusal(launch, deployment_of(found, row), kind=NoAnswer))
+        assert reason in str(refusal(launch, row_deployment(found, row), kind=NoAnswer))
 
 
 @over("options, says", table("engines", "options_that_contradict_or_leak_are"))
@@ -188,13 +188,13 @@ def test_every_feasible_split_at_the_top_of_a_plan_starts(seed):
     draw, started = random.Random(seed), Counter()
     for _ in range(26):
         request = asked(draw)
-        table = plan(request)
+        table = plan_splits(request)
         for row in map(int, table.order[:TOP]):
             other = table.setting(row).needs_other_checkpoint
             assert any("Needs a checkpoint" in note for note in table.estimate(row).notes) == other
             if other:
                 continue
-            processes = launch(deployment_of(table, row)).processes
+            processes = launch(row_deployment(table, row)).processes
             placed = [(p.node, d) for p in processes for d in p.devices]
             assert len(placed) == len(set(placed)) == table.columns["gpus"][row]
             started[table.setting(row).engine.name] += 1
@@ -212,8 +212,8 @@ def test_a_stated_split_is_refused_with_the_words_of_its_launch(seed, count):
         degrees = draw.choice((1, 2, 4)), draw.randint(1, 7), draw.randint(1, 6)
         split = dict(zip(("tp", "pp", "dp"), degrees, strict=True))
         model, place = draw.choice(MODELS), draw.choice(((6, 2), (5, 3), (3, 3), (7, 2)))
-        found = resolve(make_request(model, "b200-sxm", *place))
-        chosen, cases = one_case(found, CandidateRequest(engine=engine, **split))
+        found = resolve_problem(make_request(model, "b200-sxm", *place))
+        chosen, cases = stated_serving_case(found, CandidateRequest(engine=engine, **split))
         broken = any(rule.broken[0] for rule in serving_refusals(chosen, cases))
         if broken or chosen.needs_other_checkpoint or not chosen.cache_can_be_had:
             continue
@@ -221,10 +221,10 @@ def test_a_stated_split_is_refused_with_the_words_of_its_launch(seed, count):
         placed = [rule.say(0) for rule in place_rules(chosen, cases) if rule.broken[0]]
         assert set(placed) <= set(table.reasons(0))
         if not placed:
-            assert launch(deployment_of(table, 0)).processes
+            assert launch(row_deployment(table, 0)).processes
             seen["starts"] += 1
             continue
-        error = refusal(launch, deployment_of(table, 0), kind=NoAnswer)
+        error = refusal(launch, row_deployment(table, 0), kind=NoAnswer)
         said, _, fix = placed[0].partition("; ")
         assert (error.message, error.hint) == (f"{said}.", f"{fix.capitalize()}.")
         seen["refused"] += 1
@@ -238,7 +238,7 @@ def test_an_estimate_a_check_and_a_recipe_say_that_a_split_finds_no_room():
         for per_node in (8, 6)
     )
     assert estimate_batch([fits.to_json()])[0]["feasible"]
-    answer, verdict = estimate_batch([request.to_json()])[0], check_request(request)
+    answer, verdict = estimate_batch([request.to_json()])[0], judge_request(request)
     (said,) = answer["reasons"]
     assert said.startswith("3 servers of 4 devices do not fit into 2 nodes of 6; use fewer")
     assert (answer["feasible"], "serving" in answer) == (False, False)
@@ -281,9 +281,9 @@ def test_a_search_refuses_what_cannot_be_started(hardware, engine, degrees, kv, 
     request = make_request("meta-llama/Llama-3.1-8B-Instruct", *hardware)
     changed = {"engines": (engine,), "kv_dtypes": (kv,)}
     options = request.options.model_copy(update=changed)
-    table = plan(request.model_copy(update={"options": options}))
+    table = plan_splits(request.model_copy(update={"options": options}))
     split = dict(zip(("tp", "pp", "dp"), degrees, strict=True))
     rows = [n for n in range(len(table)) if split.items() <= table.candidate(n).items()]
     assert rows
     assert all(any(says in reason for reason in table.reasons(n)) for n in rows)
-    refusal(launch, deployment_of(table, rows[0]), kind=RecipeError)
+    refusal(launch, row_deployment(table, rows[0]), kind=RecipeError)

@@ -14,7 +14,7 @@ import yaml
 from recipe_core.base.errors import NoAnswer
 from recipe_core.base.units import GIB
 from recipe_core.commands.ground import Ground
-from recipe_core.commands.judge import check_command, check_commands
+from recipe_core.commands.judge import check_commands, judge_command
 from recipe_core.engines import options
 from recipe_core.engines.grammar import grammars
 from recipe_core.engines.history import Change, History, release_key
@@ -45,7 +45,7 @@ FLASH = f"deepseek-ai/DeepSeek-V4-Flash -tp 4 --kv-cache-dtype fp8 {INDEXER}"
 
 
 def check(command, **ground):
-    return check_command(command, Ground.of(**{"hardware": "b200-sxm:8"} | ground))
+    return judge_command(command, Ground.of(**{"hardware": "b200-sxm:8"} | ground))
 
 
 def in_image(image, words):

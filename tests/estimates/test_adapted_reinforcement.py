@@ -4,7 +4,7 @@ import pytest
 
 from recipe_core.base.errors import InputError
 from recipe_core.plans.plan_json import can_bundle
-from recipe_core.plans.plans import plan, plan_candidate
+from recipe_core.plans.plans import plan_candidate, plan_splits
 from recipe_core.request.schema import PlanRequest
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
@@ -31,11 +31,11 @@ def best(*args, **more):
 @over("model, devices, fits_whole", table("reinforcement", "adapters"))
 def test_published_sizes_fit_with_adapters(model, devices, fits_whole):
     """verl-project/verl, examples/tuning: ``qwen2-*_grpo-lora_*_h100_fsdp_vllm.sh``."""
-    adapted = plan(request(model, devices))
+    adapted = plan_splits(request(model, devices))
     assert adapted.best is not None
     assert adapted.candidate(adapted.best_row)["engine"] == "verl"
     assert can_bundle(adapted, adapted.best_row)
-    assert (plan(request(model, devices, adapters=None)).best is not None) is fits_whole
+    assert (plan_splits(request(model, devices, adapters=None)).best is not None) is fits_whole
 
 
 def test_only_adapters_are_sent_and_the_engine_keeps_its_weights_on_the_host():

@@ -27,8 +27,8 @@ from recipe_core.hardware.profile import Transfers
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.models.catalog import catalog_model
 from recipe_core.models.spec import layer_kinds
-from recipe_core.plans.plans import plan as plan_of
 from recipe_core.plans.plans import plan_candidate
+from recipe_core.plans.plans import plan_splits as plan_of
 from recipe_core.request.schema import PlanRequest
 from recipe_core.scaling.service import service_of
 from tests.commands.test_check import check, ground

@@ -7,7 +7,7 @@ import pytest
 
 from recipe_core.base.errors import ModelError, NoAnswer
 from recipe_core.commands.ground import Ground
-from recipe_core.commands.judge import check_command
+from recipe_core.commands.judge import judge_command
 from recipe_core.estimates.serving import batch_window
 from recipe_core.estimates.serving.batch_window import (
     Window,
@@ -17,7 +17,7 @@ from recipe_core.estimates.serving.batch_window import (
 )
 from recipe_core.models.catalog import load_model
 from recipe_core.models.config.read import read_config
-from recipe_core.plans.plans import plan, plan_candidate
+from recipe_core.plans.plans import plan_candidate, plan_splits
 from recipe_core.recipe.decision import decide
 from recipe_core.request.schema import PlanRequest
 from recipe_core.views.charts.views import VIEWS, Focus
@@ -65,7 +65,7 @@ def test_an_encoder_has_no_cache_and_no_tokens_and_plans_beside_others_on_a_proc
         assert figures["input_tokens_per_s"] == pytest.approx(512 * figures["requests_per_s"])
         assert "tpot_s" not in result.bands
         assert "head" not in result.breakdown_s.prefill
-    assert plan(PlanRequest.parse({**request().to_json(), "hardware": {"device": "cpu"}}))
+    assert plan_splits(PlanRequest.parse({**request().to_json(), "hardware": {"device": "cpu"}}))
 
 
 def test_more_load_never_lowers_throughput_and_arrivals_are_served_below_it():
@@ -122,7 +122,7 @@ def test_what_is_no_encoder_is_refused(config, says):
 
 @over("command verdict says", table("encoders.yaml", "commands"))
 def test_commands_that_embed_are_judged(command, verdict, says):
-    answer = check_command(command, Ground.of(hardware="h100-sxm:1"))
+    answer = judge_command(command, Ground.of(hardware="h100-sxm:1"))
     assert answer["verdict"] == verdict
     assert says in json.dumps(answer)
     if verdict == "fits":
@@ -131,7 +131,7 @@ def test_commands_that_embed_are_judged(command, verdict, says):
 
 @over("load", [{"concurrency": 64}, OPEN | {"request_rate": 50}, STATIC], share=3)
 def test_every_view_of_a_split_is_drawn(load):
-    board = plan(request(workload=load))
+    board = plan_splits(request(workload=load))
     row = int(board.order[0])
     for view in VIEWS.values():
         if "serving" in view.kinds:
@@ -249,7 +249,7 @@ TRITON = "triton-onnxruntime"
 
 def test_a_plan_judges_every_window_and_says_what_each_costs_and_saves():
     options = {"engines": [TRITON, "tei"], "batch_windows_ms": [0, 5, 20]}
-    table = plan(request(workload=ARRIVALS, options=options))
+    table = plan_splits(request(workload=ARRIVALS, options=options))
     order = list(map(int, table.order))
     rows = {table.candidate(row).get("batch_window_ms"): table.estimate(row) for row in order}
     assert set(rows) == {0.0, 5.0, 20.0, None}  # TEI waits for nobody, and is judged once

@@ -26,11 +26,11 @@ from recipe_core.hardware.cluster import cluster, device
 from recipe_core.hardware.prices import offers
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.models.catalog import catalog_model
-from recipe_core.plans.plans import estimate_batch, plan, plan_candidate
-from recipe_core.plans.problem import resolve
+from recipe_core.plans.plans import estimate_batch, plan_candidate, plan_splits
+from recipe_core.plans.problem import resolve_problem
 from recipe_core.plans.rank import nearest_row
-from recipe_core.plans.serving_candidates import one_case
-from recipe_core.request.link import from_query, left_out, to_query
+from recipe_core.plans.serving_candidates import stated_serving_case
+from recipe_core.request.link import from_query, link_omissions, to_query
 from recipe_core.request.schema import PlanRequest
 from recipe_core.views.schemas import schema
 from tests.conftest import LLAMA_70B, make_request, request_values
@@ -72,7 +72,7 @@ def test_recorded_requests_survive_their_links():
         ("drafts of a split", make_request(candidate={"speculative": drafts})),
         ("images", make_request("google/gemma-4-E4B-it", workload={"images": {}, "audio": {}})),
     ):
-        if left_out(request) is None:
+        if link_omissions(request) is None:
             assert from_query(to_query(request)) == (request, []), name
 
 
@@ -83,7 +83,7 @@ def test_layers_are_spread_over_stages_as_vllm_does():
 
 @over("name", MODELS, share=3)
 def test_memory_never_rises_with_tp(name):
-    table = plan(make_request(name, "h100-sxm"))
+    table = plan_splits(make_request(name, "h100-sxm"))
     c = table.columns
     uneven = ("divisible", "evenly", "multiple")
     legal = [
@@ -111,7 +111,7 @@ def test_throughput_never_exceeds_the_roofline(name, chip, mode, lengths, load):
     field = {"closed": "concurrency", "static": "batch", "offline": "requests"}[mode]
     workload = {"mode": mode, "concurrency": None, field: load}
     workload |= dict(zip(("input_tokens", "output_tokens"), lengths, strict=True))
-    table = plan(make_request(name, chip, workload=workload))
+    table = plan_splits(make_request(name, chip, workload=workload))
     profile, model, c = device(chip), catalog_model(name), table.columns
     ok = c["feasible"]
     rate, tpot_s = c["output_tokens_per_s"][ok], c["tpot_s"][ok]
@@ -159,7 +159,7 @@ def assert_holds(estimate):
 @over("name", [name for name, _ in asked("estimate", "plan")], share=6)
 def test_estimates_are_what_the_schema_says(name):
     """The best rows of a request and any others, refused ones too, with causes and percentiles."""
-    table = plan(dict(asked("estimate", "plan"))[name])
+    table = plan_splits(dict(asked("estimate", "plan"))[name])
     drawn = random.Random(name).sample(range(len(table)), min(8, len(table)))
     for row in {*map(int, table.order[:2]), *drawn}:
         assert_holds(table.estimate(row))
@@ -168,7 +168,7 @@ def test_estimates_are_what_the_schema_says(name):
 
 def test_parts_of_memory_and_percentiles_have_their_names():
     assert tuple(TrainingStage.__slots__) == tuple(f"{part}_bytes" for part in PARTS)
-    values = plan(make_request()).best.estimate.to_json()
+    values = plan_splits(make_request()).best.estimate.to_json()
     values["serving"] |= {"ttft_p95_s": 1.0, "tpot_p99.9_s": 0.1}
     assert ADAPTER.validate_python(values).to_json()["serving"]["tpot_p99.9_s"] == 0.1
     for name in ("ttft_p95", "percentiles_s", "watts_p50_s"):
@@ -177,7 +177,7 @@ def test_parts_of_memory_and_percentiles_have_their_names():
 
 
 def test_a_figure_comes_with_its_band():
-    table = plan(make_request())
+    table = plan_splits(make_request())
     estimate = table.spec.detailed(table, table.best_row)
     parts = estimate.to_json()
     values = {**parts["cost"], **parts["energy"], **parts["serving"]}
@@ -216,14 +216,14 @@ def test_of_one_request_times_per_token_hold_what_the_throughput_says():
 
 
 def test_a_split_that_cannot_run_has_no_figures_and_estimates_are_values():
-    table = plan(make_request(LLAMA_70B, "rtx-4090", 1))
+    table = plan_splits(make_request(LLAMA_70B, "rtx-4090", 1))
     estimate = table.estimate(nearest_row(table))
     assert not estimate.feasible
     assert estimate.predictions() == {}
     with pytest.raises(AttributeError, match="cannot run"):
         _ = estimate.tpot_s
     # Equal, copied and pickled as such; nothing changes one
-    table = plan(make_request())
+    table = plan_splits(make_request())
     estimate = table.best.estimate
     assert estimate == table.best.estimate
     assert copy.deepcopy(estimate) == pickle.loads(pickle.dumps(estimate)) == estimate
@@ -299,7 +299,7 @@ SLOW = {"mode": "open", "concurrency": None, "request_rate": 0.01}
 @pytest.mark.parametrize("name", ["h100-sxm", "mi300x", "b200-sxm", "l4", "rx-7900-xtx"])
 @pytest.mark.parametrize("workload", [{}, {"concurrency": 1}, SLOW])
 def test_power_is_between_idle_and_the_limit(name, workload):
-    table = plan(make_request(MODELS[0], name, 4, workload=workload))
+    table = plan_splits(make_request(MODELS[0], name, 4, workload=workload))
     profile, rows = device(name), table.columns
     some = rows["feasible"]
     assert some.any()
@@ -310,7 +310,7 @@ def test_power_is_between_idle_and_the_limit(name, workload):
 
 def test_a_full_replica_is_busy_all_the_time_and_what_waits_for_no_work_draws_nothing():
     full, block = (
-        estimate_serving(*one_case(resolve(request), request.candidate))
+        estimate_serving(*stated_serving_case(resolve_problem(request), request.candidate))
         for request in (
             make_request(candidate=SPLIT | {"tp": 4}, workload=workload)
             for workload in ({"concurrency": 4000}, {})

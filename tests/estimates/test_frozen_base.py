@@ -9,8 +9,8 @@ from recipe_core.estimates.training.frozen_base import dequantize_s, frozen_base
 from recipe_core.estimates.training.memory import parameters_by_stage, training_memory
 from recipe_core.estimates.training.optimizer_states import optimizer_state_bytes, update_bytes
 from recipe_core.estimates.training.schedule import training_step_parts
-from recipe_core.plans.problem import resolve
-from recipe_core.plans.training_candidates import settings
+from recipe_core.plans.problem import resolve_problem
+from recipe_core.plans.training_candidates import training_settings
 from tests.fixtures.rows import over, table
 from tests.fixtures.training import training_answer as answer
 from tests.fixtures.training import training_columns as cases
@@ -26,7 +26,7 @@ SHORT = {"sequence_length": 256, "global_batch": 8, "tokens": 1e7}
 @over("model engine device picoseconds", table("frozen_bases", "passes"))
 def test_a_pass_over_a_base_takes_what_was_published(model, engine, device, picoseconds):
     asked = training_request({"engine": engine}, 1, model, {"device": device}, **QLORA)
-    chosen = settings(resolve(asked))[0]
+    chosen = training_settings(resolve_problem(asked))[0]
     layer = chosen.model.layers[0]
     weights = sum(item.numel for item in layer.tensors(chosen.model.hidden) if item.matrices)
     seconds = dequantize_s(chosen, cases(1), layer)[0]

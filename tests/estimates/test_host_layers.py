@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from recipe_core.commands.ground import Ground
-from recipe_core.commands.judge import check_command
+from recipe_core.commands.judge import judge_command
 from recipe_core.hardware.host_links import host_links
 
 GROUND = Ground.of(hardware="rtx-4090:1", concurrency=1)
@@ -14,7 +14,7 @@ GROUND = Ground.of(hardware="rtx-4090:1", concurrency=1)
 def estimated(model, words):
     """The estimate of a command on one device that serves one request."""
     command = f"llama-server -hf {model} -c 4096 -np 1 {words}"
-    return check_command(command, GROUND, folders=False)["estimate"]
+    return judge_command(command, GROUND, folders=False)["estimate"]
 
 
 def test_layers_on_the_host_leave_the_device_and_are_read_at_its_memorys_rate():

@@ -3,7 +3,7 @@
 import pytest
 
 from recipe_core.plans.plan_json import can_bundle
-from recipe_core.plans.plans import plan, plan_candidate
+from recipe_core.plans.plans import plan_candidate, plan_splits
 from recipe_core.request.edit import change
 from recipe_core.request.schema import PlanRequest
 from recipe_core.views.explanations.operators import time_text
@@ -41,7 +41,7 @@ def test_published_runs_on_two_cards(model, device, method, micro_batch, gib, st
 
 @pytest.mark.parametrize("device", ["rtx-3090", "rtx-4090"])
 def test_a_plan_keeps_parameters_on_the_host_where_nothing_fits_otherwise(device):
-    plans = plan(two_cards(device=device))
+    plans = plan_splits(two_cards(device=device))
     best = plans.candidate(plans.best_row)
     assert (best["offload"], best["zero_stage"], best["dp"]) == ("parameters", 3, 2)
     assert {plans.candidate(int(row)).get("offload") for row in plans.order} == {"parameters"}
@@ -52,8 +52,8 @@ def test_a_plan_keeps_parameters_on_the_host_where_nothing_fits_otherwise(device
 
 
 def test_without_the_host_it_is_refused_and_with_it_what_fits_stays_where_it_is():
-    assert not plan(two_cards({"offload": "none"})).feasible.any()
-    small = plan(two_cards(model="meta-llama/Llama-2-7b-hf"))
+    assert not plan_splits(two_cards({"offload": "none"})).feasible.any()
+    small = plan_splits(two_cards(model="meta-llama/Llama-2-7b-hf"))
     assert {small.candidate(int(row)).get("offload") for row in small.order} == {None}
 
 

@@ -20,8 +20,8 @@ from recipe_core.estimates.network import (
 from recipe_core.estimates.serving.operators import Step, serving_step_parts
 from recipe_core.hardware.cluster import cluster
 from recipe_core.hardware.request import HardwareRequest
-from recipe_core.plans.problem import resolve
-from recipe_core.plans.serving_candidates import one_case
+from recipe_core.plans.problem import resolve_problem
+from recipe_core.plans.serving_candidates import stated_serving_case
 from tests.conftest import LLAMA_70B, make_request
 from tests.fixtures.catalogues import table
 from tests.fixtures.sizes import examples
@@ -159,7 +159,7 @@ def without_kernels(where):
 def _parts(model="deepseek-ai/DeepSeek-V3", exchange=None, **candidate):
     split = {"engine": "vllm", "tp": 1, "pp": 1, "dp": 1, "ep": 1} | candidate
     request = make_request(model, per_node=8, nodes=4, candidate=split)
-    chosen, case = one_case(resolve(request), request.candidate)
+    chosen, case = stated_serving_case(resolve_problem(request), request.candidate)
     engine = chosen.engine
     changed = engine.split.exchange.model_copy(update=exchange or {})
     rules = engine.split.model_copy(update={"exchange": changed})

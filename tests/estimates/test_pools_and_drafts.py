@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from recipe_core.base.errors import InputError
-from recipe_core.commands.request_verdict import check_request
+from recipe_core.commands.request_verdict import judge_request
 from recipe_core.estimates.columns.exchange import dispatching_cases
 from recipe_core.estimates.serving.continuous_batching import decode_step
 from recipe_core.estimates.serving.estimates import estimate_serving
@@ -19,9 +19,9 @@ from recipe_core.estimates.serving.weights import draft_layer, draft_projection
 from recipe_core.launch.serving.start import launch
 from recipe_core.models.catalog import catalog_model
 from recipe_core.plans.plans import estimate_batch, plan_candidate
-from recipe_core.plans.problem import resolve
-from recipe_core.plans.serving_candidates import one_case
-from recipe_core.recipe import deployment_of, make_recipe, relaunch
+from recipe_core.plans.problem import resolve_problem
+from recipe_core.plans.serving_candidates import stated_serving_case
+from recipe_core.recipe import make_recipe, relaunch, row_deployment
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.split_key import split_name
 from tests.conftest import make_request, request_values
@@ -54,7 +54,7 @@ def asked(*args, **parts):
 
 def exact(request):
     """The setting and the one case of a request."""
-    return one_case(resolve(request), request.candidate)
+    return stated_serving_case(resolve_problem(request), request.candidate)
 
 
 def columns(*args, **parts):
@@ -178,7 +178,7 @@ def exchange_s(setting, cases):
 
 def started_with(request, *roles):
     """What is launched, and the first process in one of the roles."""
-    started = launch(deployment_of(*plan_candidate(request)))
+    started = launch(row_deployment(*plan_candidate(request)))
     return started, next(p for p in started.processes if p.role in roles)
 
 
@@ -256,7 +256,7 @@ def test_recipes_checks_and_descriptions_keep_pools():
     request = asked()
     roles = {process.role for process in relaunch(make_recipe(request)).processes}
     assert roles == {"router", "prefill", "decode"}
-    answer = check_request(request)
+    answer = judge_request(request)
     assert (answer["ok"], answer["candidate"]["prefill"]["replicas"]) == (True, 2)
     request = asked(speculative={"tokens": 2, "acceptance": 0.6})
     table, row = plan_candidate(request)

@@ -8,9 +8,9 @@ from recipe_core.estimates.training.reinforcement import at_longest, at_mean, fo
 from recipe_core.estimates.training.results import PHASE_TITLES
 from recipe_core.estimates.training.schedule import training_step_parts
 from recipe_core.estimates.training.shared_devices import beside_bytes
-from recipe_core.plans.plans import plan, plan_candidate
-from recipe_core.plans.problem import resolve
-from recipe_core.plans.training_candidates import one_case
+from recipe_core.plans.plans import plan_candidate, plan_splits
+from recipe_core.plans.problem import resolve_problem
+from recipe_core.plans.training_candidates import stated_training_case
 from recipe_core.request.edit import change
 from recipe_core.request.schema import PlanRequest
 from recipe_core.views.estimates import estimate_text
@@ -31,8 +31,8 @@ def request(rollout=None, nodes=1, split=None, **work):
 
 
 def estimates(*args, **more):
-    asked = resolve(request(*args, **more))
-    return estimate_training(*one_case(asked, asked.candidate))
+    asked = resolve_problem(request(*args, **more))
+    return estimate_training(*stated_training_case(asked, asked.candidate))
 
 
 def answer(*args, **more):
@@ -137,7 +137,7 @@ def test_text_and_plans_show_phases_and_rank_by_the_whole_step():
     assert lines["Rollout"].numbers.startswith(f"{128 * 8 * 768:,}")
     values = request(nodes=1).to_json() | {"candidate": None}
     values["options"] |= {"engines": ["verl"], "nodes": "all"}
-    table = plan(PlanRequest.parse(values))
+    table = plan_splits(PlanRequest.parse(values))
     assert "rollout" in table.tabled
     best = table.best_row
     rollout_s = table.estimate(best).reinforcement.phases_s["rollout"]

@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from recipe_core.compression.required import detail_estimate
+from recipe_core.compression.required import detail_row_estimate
 from recipe_core.estimates.serving import simulate as simulator
 from recipe_core.estimates.serving.operators import Step, serving_step_parts, total
 from recipe_core.estimates.serving.scheduler import Replica, Rules, StepTimes
 from recipe_core.estimates.serving.simulate import EXACT, FIGURES, MOST, Spread, simulate_serving
-from recipe_core.plans.plans import estimate_batch, plan, plan_candidate
+from recipe_core.plans.plans import estimate_batch, plan_candidate, plan_splits
 from recipe_core.plans.remedies import helpful_changes
 from recipe_core.plans.serving_search import NEAREST
 from recipe_core.request.schema import PlanRequest
@@ -223,7 +223,7 @@ def test_goodput_is_the_share_of_requests_that_keep_every_limit():
 
 
 def test_cases_are_independent_columns_and_too_many_requests_not_simulated():
-    block = plan(make_request(LLAMA_8B, per_node=4)).blocks[0].estimates
+    block = plan_splits(make_request(LLAMA_8B, per_node=4)).blocks[0].estimates
     rows = np.flatnonzero(block.feasible)
     together, alone = (
         block.simulated(some).simulation.percentiles_s["ttft_s"][95.0] for some in (rows, rows[2:3])
@@ -236,7 +236,7 @@ def test_cases_are_independent_columns_and_too_many_requests_not_simulated():
 
 
 def limited_plan(**limits):
-    return plan(make_request(objective={"limits": limits}))
+    return plan_splits(make_request(objective={"limits": limits}))
 
 
 def best_figures(percentile):
@@ -278,7 +278,7 @@ def test_a_higher_percentile_passes_no_more_and_a_remedy_for_one_works():
 
 def test_percentiles_are_in_the_estimate_of_one_candidate_and_in_lists_only_when_asked():
     values = request_values(LLAMA_8B, per_node=1, candidate=SPLIT)
-    figures = detail_estimate(*plan_candidate(PlanRequest.parse(values))).serving.to_json()
+    figures = detail_row_estimate(*plan_candidate(PlanRequest.parse(values))).serving.to_json()
     asked = values | {"objective": {"limits": {"percentile": 95}}}
     longer = asked | {"workload": values["workload"] | {"output_tokens": 512}}
     plain, with_p95, longer = (

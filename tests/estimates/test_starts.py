@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from recipe_core.base.errors import InputError
 from recipe_core.calibration.validation.cold_starts import cold_start_errors, source_half
-from recipe_core.commands.request_verdict import check_request
+from recipe_core.commands.request_verdict import judge_request
 from recipe_core.engines.spec import engine, engine_names
 from recipe_core.estimates.measured.starts import published_starts
 from recipe_core.estimates.serving import starts
@@ -24,7 +24,7 @@ from recipe_core.models.catalog import by_convention, catalog_model, load_model
 from recipe_core.models.spec import NO_TOWER
 from recipe_core.plans.front import front_of_columns
 from recipe_core.plans.plan_json import doubt_text
-from recipe_core.plans.plans import estimate_batch, plan, plan_candidate
+from recipe_core.plans.plans import estimate_batch, plan_candidate, plan_splits
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.start import Start
 from recipe_core.views.plan_words import against_best
@@ -108,7 +108,7 @@ def test_the_longest_context_is_the_last_that_starts_and_what_just_suffices_as_l
 
 
 def test_rows_that_may_not_start_say_why_and_are_on_no_front():
-    table = plan(PlanRequest.parse(LLAMA))
+    table = plan_splits(PlanRequest.parse(LLAMA))
     assert {table.state(row) for row in table.order} == {"uncertain"}
     view = table.to_json(top=2)
     assert view["counts"]["uncertain"] == len(table.order)
@@ -119,7 +119,7 @@ def test_rows_that_may_not_start_say_why_and_are_on_no_front():
     assert f"{first['doubt']}." in first["estimate"]["notes"]
     # what does start is found although rows are ranked
     assert {"workload.max_context"} in [set(change.fields) for change in table.changes()]
-    table = plan(PlanRequest.parse(LLAMA | {"hardware": H100S | {"per_node": 8}}))
+    table = plan_splits(PlanRequest.parse(LLAMA | {"hardware": H100S | {"per_node": 8}}))
     assert table.uncertain.any()
     assert table.holds.any()
     assert not front_of_columns(table)[table.uncertain].any()
@@ -135,7 +135,7 @@ def test_a_request_is_judged_in_three_ways():
     hopeless |= {"candidate": SPLIT | {"memory_fraction": 0.8}}
     uncertain = MINIMAX | {"candidate": SPLIT}
     answers = [
-        check_request(PlanRequest.parse(uncertain | changes)) for changes in (holds, {}, hopeless)
+        judge_request(PlanRequest.parse(uncertain | changes)) for changes in (holds, {}, hopeless)
     ]
     verdicts = [(answer["verdict"], answer["ok"]) for answer in answers]
     assert verdicts == [("holds", True), ("uncertain", None), ("cannot run", False)]

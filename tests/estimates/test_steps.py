@@ -27,9 +27,9 @@ from recipe_core.hardware.cluster import device, device_names, priors, roofline
 from recipe_core.hardware.profile import Family
 from recipe_core.models.catalog import catalog_model
 from recipe_core.models.mlp import MoeMlp
-from recipe_core.plans.plans import plan
-from recipe_core.plans.problem import resolve
-from recipe_core.plans.serving_candidates import one_case
+from recipe_core.plans.plans import plan_splits
+from recipe_core.plans.problem import resolve_problem
+from recipe_core.plans.serving_candidates import stated_serving_case
 from tests.conftest import LLAMA_70B, make_request
 from tests.fixtures.catalogues import table
 from tests.fixtures.rows import over
@@ -117,7 +117,7 @@ def asked(model=LLAMA, name="vllm", concurrency=32):
     load = {"mode": "closed", "concurrency": concurrency, "output_tokens": 128}
     split = {"engine": name, "tp": 1, "pp": 1, "dp": 1}
     request = make_request(model, per_node=1, workload=load, candidate=split)
-    setting, cases = one_case(resolve(request), request.candidate)
+    setting, cases = stated_serving_case(resolve_problem(request), request.candidate)
     return setting, cases, serving_memory(setting, cases, np.ones(1))
 
 
@@ -233,7 +233,7 @@ MODELS += ("Qwen/Qwen3-Next-80B-A3B-Instruct",)
 
 
 def legal(model, **options):
-    block = plan(make_request(model, nodes=2, options=options)).blocks[0]
+    block = plan_splits(make_request(model, nodes=2, options=options)).blocks[0]
     return block.setting, block.cases.take(block.legal)
 
 

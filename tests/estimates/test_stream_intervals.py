@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from recipe_core.commands.ground import Ground
-from recipe_core.commands.judge import check_command, read_command
+from recipe_core.commands.judge import judge_command, read_command
 from recipe_core.engines.spec import engine, engine_names
 from recipe_core.estimates.serving.estimates import estimate_serving
 from recipe_core.estimates.serving.operators import total
 from recipe_core.estimates.serving.simulate import simulate_serving
-from recipe_core.plans.plans import plan, plan_candidate
+from recipe_core.plans.plans import plan_candidate, plan_splits
 from recipe_core.plans.remedies import fixes
 from recipe_core.recipe import relaunch
-from recipe_core.recipe.convert import convert
+from recipe_core.recipe.convert import convert_to_recipe
 from recipe_core.request.edit import change
 from tests.conftest import make_request
 from tests.estimates.test_simulate import ran
@@ -111,7 +111,7 @@ def test_the_objective_chooses_what_is_left_open(parts, expected):
 
 def test_every_load_of_a_plan_has_its_own_and_intervals_are_options_of_engines():
     options = {"engines": ["sglang"], "loads": [64]}
-    board = plan(request_of(LONG | {"concurrency": 8}, options=options))
+    board = plan_splits(request_of(LONG | {"concurrency": 8}, options=options))
     found = {
         (float(board.columns["load"][row]), board.candidate(row)["scheduler_recv_interval"])
         for row in map(int, board.order)
@@ -156,11 +156,11 @@ def test_a_command_is_read_and_written_again(stream, receive):
     command = f"sglang serve --model-path {QWEN} --tp-size 8"
     command += f" --stream-interval {stream}" if stream else ""
     command += f" --scheduler-recv-interval {receive}" if receive else ""
-    found = convert(command, ground)
+    found = convert_to_recipe(command, ground)
     assert not [lost for lost in found.lost if "interval" in lost.what]
     words = relaunch(found.recipe).processes[0].argv
     for candidate in (
-        check_command(command, ground, folders=False)["candidate"],
+        judge_command(command, ground, folders=False)["candidate"],
         read_command(list(words)).meant.candidate,
     ):
         assert [candidate[field] for field in SLOW] == [stream or 1, receive or 1]

@@ -17,9 +17,9 @@ from recipe_core.estimates.training.run import goodput, interval_s
 from recipe_core.estimates.training.schedule import bubble_micro_batches, training_step_parts
 from recipe_core.estimates.training.stages import stage_layer_counts
 from recipe_core.plans.front import front_of_columns
-from recipe_core.plans.plans import plan, plan_candidate
-from recipe_core.plans.problem import resolve
-from recipe_core.plans.training_candidates import settings, shared_columns
+from recipe_core.plans.plans import plan_candidate, plan_splits
+from recipe_core.plans.problem import resolve_problem
+from recipe_core.plans.training_candidates import shared_columns, training_settings
 from recipe_core.request.schema import PlanRequest
 from tests.fixtures.catalogues import table
 from tests.fixtures.rows import over
@@ -45,7 +45,7 @@ def test_young_dalys_interval_loses_least():
 
 
 def test_a_plan_ranks_by_throughput_has_a_front_and_chooses_what_is_left_open():
-    table = plan(training_request(nodes=1, global_batch=64))
+    table = plan_splits(training_request(nodes=1, global_batch=64))
     view = table.to_json(5)["candidates"]
     rates = [each["estimate"]["training"]["tokens_per_s"] for each in view]
     assert rates == sorted(rates, reverse=True)
@@ -63,12 +63,12 @@ def test_a_plan_ranks_by_throughput_has_a_front_and_chooses_what_is_left_open():
 
 def test_the_fewest_devices_that_train_a_model_are_found_or_the_nearest_is_named():
     value = values(nodes=2, global_batch=64) | {"objective": {"optimize": "gpus"}}
-    first = plan(PlanRequest.parse(value)).to_json(1)["candidates"][0]["candidate"]
+    first = plan_splits(PlanRequest.parse(value)).to_json(1)["candidates"][0]["candidate"]
     assert 1 < first["tp"] * first["pp"] * first["cp"] * first["dp"] <= 4
     # a 70B model on one node: not with AdamW's states on the devices, but on more nodes
     value = values(model="meta-llama/Llama-3.1-70B", sequence_length=4096, global_batch=64)
     value |= {"hardware": {"device": "a100-sxm-40gb"}, "options": {"nodes": "all"}}
-    view = plan(PlanRequest.parse(value)).to_json(3)
+    view = plan_splits(PlanRequest.parse(value)).to_json(3)
     assert not view["candidates"]
     assert all("memory" in reason or "needs" in reason for reason in view["nearest"]["reasons"])
     nodes = [change["set"].get("hardware.nodes", 1) for change in view["nearest"]["changes"]]
@@ -77,10 +77,10 @@ def test_the_fewest_devices_that_train_a_model_are_found_or_the_nearest_is_named
 
 def test_a_loss_is_made_in_pieces_beside_rows_that_fit():
     """Columns with and without a pipeline: only what did not fit is computed again."""
-    asked = resolve(training_request({"engine": "torchtitan"}, 1))
+    asked = resolve_problem(training_request({"engine": "torchtitan"}, 1))
     columns = {"pp": np.array([1, 2, 1]), "dp": np.array([8, 4, 8]), "recompute": 2}
     columns |= {"micro_batch": np.array([16, 1, 1]), "zero_stage": 3}
-    setting = settings(asked)[0]
+    setting = training_settings(asked)[0]
     cases = training_cases(3, **columns, **shared_columns(asked, asked.cluster))
     cases, mem = decide_loss_chunks(setting, cases)
     assert cases.fused_loss.tolist() == [1, 0, 0]

@@ -18,10 +18,10 @@ from recipe_core.estimates.training.starts import (
 )
 from recipe_core.plans.front import front_of_columns
 from recipe_core.plans.plan_json import doubt_text
-from recipe_core.plans.plans import estimate_batch, plan
-from recipe_core.plans.problem import resolve
+from recipe_core.plans.plans import estimate_batch, plan_splits
+from recipe_core.plans.problem import resolve_problem
 from recipe_core.plans.table import replan
-from recipe_core.plans.training_candidates import one_case
+from recipe_core.plans.training_candidates import stated_training_case
 from recipe_core.request.edit import change
 from recipe_core.request.schema import PlanRequest
 from recipe_core.views.plans import plan_text, state_text
@@ -85,7 +85,7 @@ def test_estimates_and_checks_of_requests_say_it_and_why():
 
 
 def test_what_surely_starts_is_ranked_first_and_the_rest_by_how_likely_it_starts():
-    found = plan(training_request(nodes=1, global_batch=64))
+    found = plan_splits(training_request(nodes=1, global_batch=64))
     chance, rate = (found.columns[name] for name in ("start_probability", "tokens_per_s"))
     best, unsure = found.best_row, found.uncertain
     assert (unsure == (found.runs & is_training_uncertain(chance))).all()
@@ -108,7 +108,7 @@ def test_what_surely_starts_is_ranked_first_and_the_rest_by_how_likely_it_starts
 
 
 def test_where_no_split_surely_starts_the_most_probable_comes_first_and_says_so():
-    found = plan(training_request(sequence_length=5120, **LORA))
+    found = plan_splits(training_request(sequence_length=5120, **LORA))
     chance = found.columns["start_probability"]
     assert not found.certain.any()
     assert chance[found.best_row] == chance[found.feasible].max() < SURE
@@ -130,7 +130,7 @@ def test_where_no_split_surely_starts_the_most_probable_comes_first_and_says_so(
     ids=["lora", "pretrain", "grpo"],
 )
 def test_the_best_split_probably_starts(values):
-    answer = plan(PlanRequest.parse(values)).to_json(1)
+    answer = plan_splits(PlanRequest.parse(values)).to_json(1)
     (best,) = answer["candidates"]
     memory = best["estimate"]["memory"]
     assert best["state"] == "holds"
@@ -140,8 +140,8 @@ def test_the_best_split_probably_starts(values):
 
 
 def test_a_step_that_samples_has_the_range_of_published_ones():
-    asked = resolve(PlanRequest.parse(GRPO))
-    sampled = estimate_training(*one_case(asked, asked.candidate))
+    asked = resolve_problem(PlanRequest.parse(GRPO))
+    sampled = estimate_training(*stated_training_case(asked, asked.candidate))
     own = training_band(sampled.setting, "step_s")
     published = next(one for one in training_bands().bands if one.metric == "sampled_step_s")
     with (DATA / "grpo-steps.csv").open(encoding="utf-8") as file:

@@ -14,8 +14,8 @@ from recipe_core.estimates.serving.estimates import estimate_serving
 from recipe_core.estimates.serving.memory import activation_bytes
 from recipe_core.estimates.serving.operators import Step, serving_step_parts, total
 from recipe_core.estimates.serving.rates import resident_limit
-from recipe_core.plans.problem import resolve
-from recipe_core.plans.serving_candidates import one_case
+from recipe_core.plans.problem import resolve_problem
+from recipe_core.plans.serving_candidates import stated_serving_case
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.schema import PlanRequest
 from scripts import example_arithmetic as example
@@ -32,7 +32,9 @@ def read():
 def library():
     """Setting, cases and estimate of the example's request."""
     request = PlanRequest.parse(example.REQUEST)
-    setting, cases = one_case(resolve(request), request.candidate or CandidateRequest())
+    setting, cases = stated_serving_case(
+        resolve_problem(request), request.candidate or CandidateRequest()
+    )
     return setting, cases, estimate_serving(setting, cases)
 
 
@@ -104,7 +106,9 @@ def test_arithmetic_of_loads(monkeypatch, prompt, answer, requests):
         monkeypatch.setattr(example, name, value)
     workload = {"input_tokens": prompt, "output_tokens": answer, "concurrency": requests}
     request = PlanRequest.parse({**example.REQUEST, "workload": workload})
-    setting, cases = one_case(resolve(request), request.candidate or CandidateRequest())
+    setting, cases = stated_serving_case(
+        resolve_problem(request), request.candidate or CandidateRequest()
+    )
     judged = estimate_serving(setting, cases)
     served, data = judged.serving, read()
     loop = example.Loop(data)

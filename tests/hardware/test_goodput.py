@@ -14,9 +14,9 @@ from recipe_core.hardware.failures import NODE_DAYS_HOURS, failures, node_failur
 from recipe_core.hardware.microbench.disk import measure_disk
 from recipe_core.hardware.storage import measured_tier, storage_names, storage_tier
 from recipe_core.launch.training.start import training_launch
-from recipe_core.plans.launch_rules import unable
-from recipe_core.plans.plan_json import launch_note
-from recipe_core.plans.plans import plan, plan_candidate
+from recipe_core.plans.launch_rules import launch_lacks
+from recipe_core.plans.plan_json import plan_launch_note
+from recipe_core.plans.plans import plan_candidate, plan_splits
 from recipe_core.request.link import from_query, to_query
 from recipe_core.request.schema import PlanRequest
 from tests.fixtures.refusals import refusal
@@ -205,7 +205,7 @@ def test_phases_are_estimated_each_by_itself_and_plans_rank_by_the_whole_run():
     assert [last["peak_memory_bytes"], peak] == pytest.approx([alone["peak_memory_bytes"]] * 2)
     value = request(phases=RAMP, spare_nodes=1).to_json()
     value["candidate"] = None
-    table = plan(PlanRequest.parse(value | {"options": {"nodes": "all"}}))
+    table = plan_splits(PlanRequest.parse(value | {"options": {"nodes": "all"}}))
     first, second = (table.estimate(int(row)).run for row in table.order[:2])
     assert first.run_tokens_per_s >= second.run_tokens_per_s
     columns = [table.columns[name][table.order[0]] for name in ("goodput", "wall_s", "run_mfu")]
@@ -262,8 +262,8 @@ def test_megatron_is_told_an_even_ramp_and_others_are_refused_by_name():
     parts = [64 + 64 * int(seen / (sequences / increments)) for seen in (0, sequences // 2)]
     assert parts == [64, 128]
     for phases in table("goodput", "no_even_ramps"):
-        assert "no even ramp" in launch_note(ramped("megatron", phases))
-    (lack,) = unable(ramped("torchtitan", STEADY).setting(0))
+        assert "no even ramp" in plan_launch_note(ramped("megatron", phases))
+    (lack,) = launch_lacks(ramped("torchtitan", STEADY).setting(0))
     assert lack.what == "a ramp of the batch"
     # phases of one shape are launched as one run
     whole = ramped("megatron", [{"tokens": 5e11}, {"tokens": 5e11}])

@@ -17,8 +17,8 @@ from recipe_core.hardware.prices import offers, offers_of
 from recipe_core.hardware.profile import RUNTIMES, Fabric
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.payload.launcher.machine import parse_xpu_smi
-from recipe_core.plans.plan_json import launch_note
-from recipe_core.plans.plans import plan
+from recipe_core.plans.plan_json import plan_launch_note
+from recipe_core.plans.plans import plan_splits
 from recipe_core.plans.rank import refused_rows
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.size import SizeRequest
@@ -162,7 +162,7 @@ def test_devices_that_are_announced_say_so_and_are_chosen_by_nobody_else():
             "workload": {"concurrency": 4},
             "options": {"engines": ["vllm"]},
         }
-        found = plan(PlanRequest.parse(values))
+        found = plan_splits(PlanRequest.parse(values))
         assert said in plan_text(found, 1)
         estimate = found.estimate(found.best_row).to_json()
         assert estimate["notes"].count(said) == 1
@@ -191,7 +191,7 @@ def test_old_devices_compute_in_fp16_and_engines_without_kernels_for_them_are_re
             "workload": {"input_tokens": 512, "output_tokens": 64, "concurrency": 1},
             "options": {"engines": engines},
         }
-        found = plan(PlanRequest.parse(values))
+        found = plan_splits(PlanRequest.parse(values))
         split = found.candidate(found.best_row)
         assert (split["weight_dtype"], split["kv_dtype"]) == (weights, "fp16"), name
         able = {found.candidate(int(row))["engine"] for row in found.order}
@@ -209,7 +209,7 @@ def test_training_on_a_device_no_framework_drives_is_an_estimate_only(name):
     workload = {"kind": "training", "sequence_length": 2048, "global_batch": 16}
     table = planned(name, "Qwen/Qwen3-0.6B", 4, workload)
     assert len(table.order) > 0
-    assert device(name).title in launch_note(table)
+    assert device(name).title in plan_launch_note(table)
 
 
 def test_devices_are_found_by_the_names_people_type_and_differ_as_published():
@@ -294,7 +294,7 @@ def test_every_price_is_stated_named_or_the_cheapest_of_its_commitment_or_unknow
 def planned(name, model="Qwen/Qwen3-4B", per_node=1, workload=None, **options):
     hardware = {"device": name, "per_node": per_node}
     request = {"model": model, "hardware": hardware, "workload": workload or {"concurrency": 4}}
-    return plan(PlanRequest.parse(request | {"options": options}))
+    return plan_splits(PlanRequest.parse(request | {"options": options}))
 
 
 @over("name, engine", table("hardware", "driven").items())

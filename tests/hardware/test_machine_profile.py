@@ -36,7 +36,7 @@ from recipe_core.hardware.microbench.run import Measured
 from recipe_core.hardware.profile import Device
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.payload.launcher import machine
-from recipe_core.plans.plans import plan
+from recipe_core.plans.plans import plan_splits
 from tests.conftest import make_request, request_values
 from tests.fixtures.command_line import recipe
 from tests.fixtures.paths import DATA
@@ -214,7 +214,7 @@ def ours_with(**host):
 
 
 def best(profile, **parts):
-    found = plan(make_request(device=profile, model="Qwen/Qwen3-0.6B", per_node=1, **parts))
+    found = plan_splits(make_request(device=profile, model="Qwen/Qwen3-0.6B", per_node=1, **parts))
     return found.estimate(int(found.order[0])).to_json()
 
 

@@ -15,8 +15,8 @@ from recipe_core.hardware.offer_import import Terms, accelerator, import_table
 from recipe_core.hardware.offer_search import offered_devices, select_offers
 from recipe_core.hardware.offers import Offer, last_day
 from recipe_core.hardware.request import HardwareRequest
-from recipe_core.plans.plans import plan
-from recipe_core.plans.problem import resolve
+from recipe_core.plans.plans import plan_splits
+from recipe_core.plans.problem import resolve_problem
 from recipe_core.request.edit import change, select_split
 from recipe_core.request.link import DEFAULT
 from tests.fixtures.command_line import recipe
@@ -149,7 +149,7 @@ def test_a_cluster_beside_the_first_is_priced_under_its_commitment_and_term():
     """A spot price beside an on-demand one would compare what is not alike."""
     on_demand = HardwareRequest(device="h200-sxm", commitment="on-demand")
     priced = HardwareRequest(device="b200-sxm", usd_per_device_hour=3.0)
-    clusters = resolve(mixed(SPOT, MI300X, MI355X, on_demand, priced)).clusters
+    clusters = resolve_problem(mixed(SPOT, MI300X, MI355X, on_demand, priced)).clusters
     assert [each.commitment for each in clusters] == ["spot", "spot", "spot", "on-demand", None]
     _, spot, unknown, _, stated = clusters
     assert spot.offer.commitment == "spot"
@@ -158,14 +158,14 @@ def test_a_cluster_beside_the_first_is_priced_under_its_commitment_and_term():
     assert stated.usd_per_device_hour == 3.0
     # an unknown price of the first makes no other on demand
     unpriced = {"hardware": {"device": "mi355x", "commitment": "spot"}}
-    first, other = resolve(mixed(unpriced, HardwareRequest(device="h100-sxm"))).clusters
+    first, other = resolve_problem(mixed(unpriced, HardwareRequest(device="h100-sxm"))).clusters
     assert (first.usd_per_device_hour, first.price_text()[:8]) == (None, "unknown.")
     assert "reclaim" not in first.price_note
     assert other.commitment == "spot"
     known = [each for each in prices.offers_of(device("a100-sxm-40gb")) if each.term_months == 36]
     reserved = next(each.name for each in known if each.status == "published")
     first = {"hardware": {"device": "a100-sxm-40gb", "offer": reserved}}
-    own, other = resolve(mixed(first, HardwareRequest(device="l4"))).clusters
+    own, other = resolve_problem(mixed(first, HardwareRequest(device="l4"))).clusters
     assert (own.price.term_months, other.price.term_months, other.asked.term_months) == (36, 36, 36)
 
 
@@ -173,17 +173,20 @@ def test_taking_a_split_of_another_cluster_keeps_the_commitments():
     """Also where only the other one commits to something."""
 
     def priced(request):
-        return [(each.device.name, each.usd_per_device_hour) for each in resolve(request).clusters]
+        return [
+            (each.device.name, each.usd_per_device_hour)
+            for each in resolve_problem(request).clusters
+        ]
 
     back = HardwareRequest(device="mi300x", commitment="spot")
     for request in (mixed(SPOT, MI300X), mixed({}, back)):
         after = change(request, select_split(request, "vllm.bf16.bf16.tp8.pp1.dp1.ep1.on1"))
         assert priced(after) == priced(request)[::-1]
     # the request of a row has the price of the row
-    table = plan(mixed(SPOT, MI300X, MI355X))
+    table = plan_splits(mixed(SPOT, MI300X, MI355X))
     rows = {table.setting(int(row)).cluster.device.name: int(row) for row in table.order}
     for row in rows.values():
-        found, alone = table.setting(row).cluster, resolve(table.request_of(row)).cluster
+        found, alone = table.setting(row).cluster, resolve_problem(table.request_of(row)).cluster
         assert alone.usd_per_device_hour == found.usd_per_device_hour
         assert alone.price_note == found.price_note
 

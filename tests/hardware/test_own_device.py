@@ -13,7 +13,7 @@ from recipe_core.base.errors import HardwareError
 from recipe_core.bundle.verify import check_bundle, read_bundle
 from recipe_core.bundle.write import write_bundle
 from recipe_core.commands.ground import Ground
-from recipe_core.commands.judge import check_command
+from recipe_core.commands.judge import judge_command
 from recipe_core.doors.api import create_api
 from recipe_core.doors.cli import load_commands
 from recipe_core.estimates.measured.support import device_support
@@ -23,13 +23,13 @@ from recipe_core.hardware.prices import offers_of
 from recipe_core.hardware.profile import Device
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.hardware.upload import template, uploaded_profile
-from recipe_core.plans.plans import estimate_batch, plan, plan_candidate
+from recipe_core.plans.plans import estimate_batch, plan_candidate, plan_splits
 from recipe_core.plans.rank import nearest_row
 from recipe_core.recipe import Recipe, make_recipe, recipe_request
-from recipe_core.recipe.diff import diff
+from recipe_core.recipe.diff import diff_recipes
 from recipe_core.recipe.lockcheck import verify_lock
-from recipe_core.recipe.resolve import hardware_named, machine_of, recipe_for, resolve
-from recipe_core.request.describe import summary
+from recipe_core.recipe.resolve import hardware_named, machine_of, recipe_for, resolve_recipe
+from recipe_core.request.describe import request_summary
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT, MAX_VALUE, from_query, to_query
 from recipe_core.request.schema import PlanRequest
@@ -154,12 +154,12 @@ def test_profiles_and_clusters_of_one_name_are_told_apart():
     assert steps[2] < steps[0]
     beside = {"hardware": [{"device": SLOW}, {"device": "h100-sxm"}]}
     request = make_request(device=OURS, options=beside)
-    table = plan(request)
+    table = plan_splits(request)
     devices = [table.setting(int(row)).cluster.device for row in table.order]
     assert {each.memory_bandwidth_bytes_per_s.value for each in devices} == {1e12, 3.35e12}
     assert devices[0] == device("h100-sxm")
-    assert summary(request).count("my-h100") == 2
-    alone = plan(make_request(device=OURS)).setting(0).cluster.device
+    assert request_summary(request).count("my-h100") == 2
+    alone = plan_splits(make_request(device=OURS)).setting(0).cluster.device
     assert (alone, is_own(alone)) == (device(OURS), True)
 
 
@@ -184,7 +184,7 @@ def test_a_link_holds_the_profile():
     _, ignored = from_query({"options.hardware": json.dumps([bad])})
     assert "tdp_watts.value 0 " in ignored[0]
     request = make_request(options={"hardware": [{"device": "l40s"}, bad]})
-    error = refusal(plan, request, kind=HardwareError)
+    error = refusal(plan_splits, request, kind=HardwareError)
     assert error.field == "options.hardware.1.device.tdp_watts.value"
 
 
@@ -216,7 +216,9 @@ def test_files_are_read_only_where_asked_line_by_line_by_the_command_line(path):
     assert read_profile(str(path)) == OURS
     beside = [{"device": str(path)}, {"device": "l40s"}]
     values = request_values(device=str(path), options={"hardware": beside})
-    assert "with_profiles" in str(refusal(plan, PlanRequest.parse(values), kind=HardwareError))
+    assert "with_profiles" in str(
+        refusal(plan_splits, PlanRequest.parse(values), kind=HardwareError)
+    )
     request = PlanRequest.parse(with_profiles(values))
     assert request.hardware.device == OURS
     assert [each.device_name for each in request.options.hardware] == ["my-h100", "l40s"]
@@ -231,7 +233,7 @@ def test_files_are_read_only_where_asked_line_by_line_by_the_command_line(path):
         assert "error" not in first
         assert "cannot read" in second["error"]["message"]
     command = "vllm serve meta-llama/Llama-3.1-70B-Instruct -tp 1"
-    answer = check_command(command, Ground.of(hardware=OURS))
+    answer = judge_command(command, Ground.of(hardware=OURS))
     assert answer["verdict"] == "cannot start"
     assert answer["hardware"]["device"] == OURS
     # a file that is too large or gone is refused
@@ -252,7 +254,7 @@ def test_a_recipe_and_its_bundle_hold_the_whole_profile(recipe, path, tmp_path):
     assert table.estimate(row).serving.to_json() == recipe.estimate["serving"]
     values = recipe.model_dump(mode="json")
     values["request"]["hardware"]["device"] = str(path)
-    refused = refusal(plan, recipe_request(Recipe.parse(values)), kind=HardwareError)
+    refused = refusal(plan_splits, recipe_request(Recipe.parse(values)), kind=HardwareError)
     assert "paths are not read" in str(refused)
     bundle = tmp_path / "bundle"
     write_bundle(recipe, bundle)
@@ -271,7 +273,7 @@ def test_a_recipe_and_its_bundle_hold_the_whole_profile(recipe, path, tmp_path):
 
 def test_another_profile_is_another_recipe(recipe, path):
     slower = make_recipe(make_request(device=SLOW))
-    found = diff(recipe, slower)
+    found = diff_recipes(recipe, slower)
     fields = {row["field"] for rows in found["changed"].values() for row in rows}
     speed = "request.hardware.device.memory_bandwidth_bytes_per_s.value"
     assert not found["same"]
@@ -285,14 +287,14 @@ def test_another_profile_is_another_recipe(recipe, path):
     there = hardware_named(f"{path}:8", files=True)
     assert (there.device, there.per_node) == (SLOW, 8)
     assert "paths are not read" in str(refusal(hardware_named, f"{path}:8", kind=HardwareError))
-    assert resolve(recipe, machine_of(there, recipe)).applied == ()
+    assert resolve_recipe(recipe, machine_of(there, recipe)).applied == ()
     assert recipe_for(recipe, there)[0].request["hardware"]["device"] == plain(device(SLOW))
 
 
 @over("workload, fields", product([{"concurrency": 8}, TRAINING], LIMITS), share=9)
 def test_nothing_that_a_profile_may_say_breaks_an_estimate(fields, workload, tmp_path):
     values = request_values("Qwen/Qwen3-0.6B", OURS | fields)
-    board = plan(PlanRequest.parse({**values, "workload": workload}))
+    board = plan_splits(PlanRequest.parse({**values, "workload": workload}))
     row = board.best_row
     if row is None:
         assert board.reasons(nearest_row(board))

@@ -16,8 +16,8 @@ from recipe_core.engines.training_programs import training_engine, usual
 from recipe_core.estimates.training.stages import stage_layer_counts
 from recipe_core.launch.training.sources import chats, corpus, preferences
 from recipe_core.launch.training.start import launch_reasons, training_launch
-from recipe_core.plans.plans import plan, search_plan
-from recipe_core.plans.problem import resolve
+from recipe_core.plans.plans import plan_splits, search_plan
+from recipe_core.plans.problem import resolve_problem
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.schema import PlanRequest
 from tests.fixtures.paths import DATA
@@ -60,11 +60,11 @@ def tables(engine, chance):
         for (nodes, per_node), batch in chance.sample(every, examples(len(every), least=6)):
             asked = request(engine, LLAMA_8B, nodes, {"per_node": per_node}, batch)
             cut = {} if engine == "accelerate" else {"cp": 1}
-            yield search_plan(resolve(asked), CandidateRequest(tp=1, pp=1, ep=1, **cut))
+            yield search_plan(resolve_problem(asked), CandidateRequest(tp=1, pp=1, ep=1, **cut))
         return
     other = {"torchtitan": [QWEN_MOE], "megatron": [MIXTRAL]}.get(engine, [])
     for model, nodes in product([LLAMA_8B, *other], (2, 1)):
-        yield search_plan(resolve(request(engine, model, nodes)))
+        yield search_plan(resolve_problem(request(engine, model, nodes)))
 
 
 @cache
@@ -330,7 +330,7 @@ def test_accelerate_loads_what_is_rendered(tmp_path):
 
 
 def test_primus_gets_megatrons_names_in_a_file():
-    found = plan(request("megatron", MIXTRAL, hardware={"device": "mi300x"}))
+    found = plan_splits(request("megatron", MIXTRAL, hardware={"device": "mi300x"}))
     row = next(row for row in found.order if not launch_reasons(*found.detail(row)))
     launch, candidate = training_launch(*found.detail(row)), found.candidate(row)
     overrides = yaml.safe_load(launch.files["primus.yaml"])["modules"]["pre_trainer"]["overrides"]
@@ -385,7 +385,7 @@ def test_every_option_is_told_or_refused_by_its_name(engine):
 
 
 def test_models_without_a_torchtitan_configuration_are_refused():
-    found = plan(request("torchtitan", MIXTRAL))
+    found = plan_splits(request("torchtitan", MIXTRAL))
     assert not len(found.order)
     for row in range(0, len(found), 7):
         assert MIXTRAL in launch_reasons(*found.detail(row))[0]

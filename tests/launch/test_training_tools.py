@@ -19,7 +19,7 @@ from recipe_core.engines.training_programs import training_engine, usual
 from recipe_core.launch.training.sources import chats, preferences, rows
 from recipe_core.launch.training.start import launch_reasons, training_launch
 from recipe_core.payload.trainer import start_tool
-from recipe_core.plans.plans import plan, plan_candidate
+from recipe_core.plans.plans import plan_candidate, plan_splits
 from recipe_core.recipe import make_recipe
 from tests.fixtures.packages import package
 from tests.fixtures.paths import ROOT
@@ -72,7 +72,7 @@ def rendered(engine):
     odd = {"lora_rank": 8, "lora_alpha": 24}
     asked = [request(engine, method) for method in METHODS[engine]]
     asked.append(request(engine, "lora", {"precision": "fp16"}, **odd))
-    for plans in map(plan, asked):
+    for plans in map(plan_splits, asked):
         rows = [int(row) for row in plans.order]
         picked = map(plans.detail, chance.sample(rows, min(len(rows), EACH)))
         out += [(*each, training_launch(*each)) for each in picked if not launch_reasons(*each)]

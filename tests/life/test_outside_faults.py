@@ -19,7 +19,7 @@ import yaml
 
 from recipe_core.base.errors import NoAnswer
 from recipe_core.bundle.write import bundle_files
-from recipe_core.compression.required import detail_estimate
+from recipe_core.compression.required import detail_row_estimate
 from recipe_core.plans.plans import plan_candidate
 from recipe_core.recipe import make_recipe
 from recipe_core.recipe.build import Additions
@@ -42,7 +42,7 @@ def built(name, **place):
 
 def estimated(name):
     plan, row = plan_candidate(PlanRequest.parse(REQUESTS[name]))
-    return detail_estimate(plan, row).to_json()
+    return detail_row_estimate(plan, row).to_json()
 
 
 def pod(files, path="targets/jobset/jobset.yaml"):
@@ -243,6 +243,6 @@ def test_a_node_that_cannot_hold_what_its_processes_load_is_not_started():
         stated = request | {"candidate": split | {"micro_batch": 1, "recompute": "full"}}
         plan, row = plan_candidate(PlanRequest.parse(stated))
         assert plan.feasible[row]
-        said[engine] = " ".join(detail_estimate(plan, row).to_json()["notes"])
+        said[engine] = " ".join(detail_row_estimate(plan, row).to_json()["notes"])
     assert "of whole models at once" in said["accelerate"]
     assert "of whole models at once" not in said["deepspeed"]

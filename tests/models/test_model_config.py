@@ -11,7 +11,7 @@ import pytest
 from recipe_core.base.errors import ModelError
 from recipe_core.commands.arguments import read_arguments
 from recipe_core.commands.ground import Ground
-from recipe_core.commands.judge import check_command
+from recipe_core.commands.judge import judge_command
 from recipe_core.commands.meaning import meaning_of
 from recipe_core.models import spec
 from recipe_core.models.catalog import catalog_entry, catalog_model, load_model
@@ -303,7 +303,7 @@ def test_a_launch_leaves_out_what_the_estimate_leaves_out():
     # data-parallel encoders are whole on every rank
     def weights(*words):
         command = ["vllm", "serve", QWEN, "-tp", "4", "--max-model-len", "8192", *words]
-        return check_command(command, Ground.of(hardware="h100-sxm:4"))["start_bytes"]
+        return judge_command(command, Ground.of(hardware="h100-sxm:4"))["start_bytes"]
 
     (tower,) = catalog_model(QWEN).towers
     more = weights("--mm-encoder-tp-mode", "data") - weights()

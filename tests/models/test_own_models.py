@@ -16,7 +16,7 @@ from recipe_core.models.refresh import refresh
 from recipe_core.models.spec import UNPLACED
 from recipe_core.models.uploaded import essential, renamed, uploaded_config
 from recipe_core.models.variants import variants
-from recipe_core.plans.plans import plan
+from recipe_core.plans.plans import plan_splits
 from recipe_core.recipe.build import Additions, make_recipe, redecide
 from recipe_core.recipe.place import Parameters
 from recipe_core.request.describe import model_name
@@ -229,7 +229,7 @@ def test_a_config_without_a_place_of_weights_asks_for_it():
         known = name == "monitoring" or "Where the weights of this model are is not known" in reason
         assert known, name
     assert "--model FOLDER_OR_ID" in bundle.files["README.md"].decode()
-    table = plan(request)
+    table = plan_splits(request)
     command = start_command(table, int(table.order[0]), folders=False)
     assert f"serve {UNPLACED}" in command
     assert "serve acme-tiny" not in command

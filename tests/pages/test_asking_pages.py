@@ -13,7 +13,7 @@ from streamlit.testing.v1 import AppTest
 
 from recipe_core.doors.settings import variable
 from recipe_core.models.catalog import catalog_entry, catalog_ids
-from recipe_core.plans.plans import plan
+from recipe_core.plans.plans import plan_splits
 from recipe_core.request.examples import examples
 from recipe_core.request.link import link_query
 from recipe_core.request.phases import Phase
@@ -212,7 +212,7 @@ def test_steps_of_a_limit_do_not_follow_the_other_limits() -> None:
 def test_a_limit_says_how_many_splits_keep_it() -> None:
     limited = "objective.py?objective.limits.tpot_ms=40"
     app, free = (opened(link, model=LLAMA_70B) for link in (limited, "objective.py"))
-    board, every = (plan(page.session_state["request"]) for page in (app, free))
+    board, every = (plan_splits(page.session_state["request"]) for page in (app, free))
     line = f"{len(board.order)} of {int(board.runs.sum())} splits keep it"
     assert line in words(app).split("\n")
     assert f"{len(every.order)} splits without this limit" in words(free).split("\n")

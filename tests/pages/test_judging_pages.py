@@ -21,8 +21,8 @@ from recipe_core.compression.advisor.answer import formats_answer
 from recipe_core.estimates.measured import serving_runs
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT, from_query
-from recipe_core.request.packed import pack
-from recipe_core.request.shelf import MAX_KEPT, Kept, Shelf, keep, shelf_of, shelf_query
+from recipe_core.request.packed import pack_values
+from recipe_core.request.shelf import MAX_KEPT, Kept, Shelf, keep_choice, shelf_of, shelf_query
 from recipe_core.views import formats as view
 from tests.fixtures.opening import (
     LLAMA_70B,
@@ -171,7 +171,7 @@ def test_checkpoints_that_were_made_stand_beside_what_was_expected(place: Path) 
 EIGHT = chosen(TP8, {"model": LLAMA_70B})
 AMD = chosen(TP4, {"hardware.device": "mi300x", "workload.concurrency": 16})
 RUN = "torchtitan.bf16.tp1.pp1.v1.cp1.ep1.dp8.z3.mb2.full"
-TWO = keep(keep((), EIGHT), AMD)
+TWO = keep_choice(keep_choice((), EIGHT), AMD)
 
 
 def side(shelf: Shelf, **query: str) -> AppTest:
@@ -227,7 +227,7 @@ def test_a_name_is_edited_in_place_and_a_bad_one_is_refused() -> None:
 
 
 def test_a_removed_choice_leaves_the_link_and_the_baseline_where_it_was() -> None:
-    shelf = keep(TWO, chosen(RUN, {"workload.kind": "training"}))
+    shelf = keep_choice(TWO, chosen(RUN, {"workload.kind": "training"}))
     app = put(side(shelf), "_baseline", 2)
     assert kept_of(press(app, "remove-0")) == [shelf[1].name, shelf[2].name]
     assert app.selectbox(key="_baseline").value == 1
@@ -264,14 +264,14 @@ def test_a_choice_that_can_no_longer_be_evaluated_says_why() -> None:
 def test_a_ninth_choice_is_refused_in_words() -> None:
     shelf: Shelf = ()
     for load in range(1, MAX_KEPT + 1):
-        shelf = keep(shelf, change(EIGHT, {"workload.concurrency": load}), str(load))
+        shelf = keep_choice(shelf, change(EIGHT, {"workload.concurrency": load}), str(load))
     app = opened("compare.py", pins=TP8, **shelf_query(shelf))
     assert "the most that may be" in press(app, f"keep-{TP8}").error[0].value
     assert len(app.session_state["kept"]) == MAX_KEPT
 
 
 def test_what_a_link_keeps_and_nobody_can_read_is_named() -> None:
-    bad = pack([["bad", {**TWO[0].query, "hardware.device": "h100-smx"}]])
+    bad = pack_values([["bad", {**TWO[0].query, "hardware.device": "h100-smx"}]])
     for text, said in (("~1.AAAA", "cut off or changed"), (bad, "bad was left out")):
         app = opened(kept=text)
         assert said in app.warning[0].value.replace("\\", "")

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from streamlit.testing.v1 import AppTest
 
 from recipe_core.models.catalog import catalog_entry
-from recipe_core.plans.plans import plan
+from recipe_core.plans.plans import plan_splits
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.shelf import Kept, shelf_query
 from recipe_core.views.charts.views import views_of
@@ -122,7 +122,7 @@ def test_no_text_of_a_user_is_markdown(page: str, kind: str) -> None:
     app = opened_with(request(kind), page)
     assert assert_verbatim(app) > 0
     if page == "compare.py":
-        for view in views_of(plan(request(kind))):
+        for view in views_of(plan_splits(request(kind))):
             assert_verbatim(open_view(app, view.title))
     if page == "recipe.py" and kind == "serving":
         for tab in TABS:

@@ -11,17 +11,17 @@ from recipe_core.estimates.rules.applied import ROUNDED, applied_techniques
 from recipe_core.estimates.serving import accuracy
 from recipe_core.estimates.serving.accuracy import accuracy_of
 from recipe_core.models.variants import base_of, stored_as
-from recipe_core.plans.alternatives import alternatives
+from recipe_core.plans.alternatives import find_alternatives
 from recipe_core.plans.front import front_of_columns, front_with_accuracy, pareto_front
 from recipe_core.plans.plan_json import checkpoint_of
-from recipe_core.plans.plans import estimate_batch, plan
-from recipe_core.plans.problem import resolve
+from recipe_core.plans.plans import estimate_batch, plan_splits
+from recipe_core.plans.problem import resolve_problem
 from recipe_core.plans.rank import nearest_row
 from recipe_core.plans.remedies import fixes
-from recipe_core.plans.serving_candidates import engine_of, setting
+from recipe_core.plans.serving_candidates import requested_engine, serving_setting
 from recipe_core.plans.serving_kind import AS_GOOD, accuracy_lost, explain_estimate
 from recipe_core.request.edit import change
-from recipe_core.request.presets import aim_of, aims
+from recipe_core.request.presets import aims, request_aim
 from recipe_core.views.charts.accuracy import cost_against_loss, three_axes
 from recipe_core.views.explanations.formats import format_points
 from tests.conftest import make_request
@@ -33,14 +33,14 @@ FORMATS = {"weight_dtypes": ["auto", "fp8", "int4"], "kv_dtypes": ["auto", "fp8"
 
 def formats_of(model, weights, cache_="auto", device="h100-sxm", engine=None, **parts):
     """The setting of a model's formats on a device."""
-    problem = resolve(make_request(model, device, 1, **parts))
-    return setting(problem, engine_of(engine, problem.cluster), weights, cache_)
+    problem = resolve_problem(make_request(model, device, 1, **parts))
+    return serving_setting(problem, requested_engine(engine, problem.cluster), weights, cache_)
 
 
 @cache
 def planned(model=MIDDLE, **objective):
     whole = {k: dict(v) if isinstance(v, tuple) else v for k, v in objective.items()}
-    return plan(make_request(model, per_node=2, options=FORMATS, objective=whole))
+    return plan_splits(make_request(model, per_node=2, options=FORMATS, objective=whole))
 
 
 def at_least(share):
@@ -72,7 +72,7 @@ def test_formats_are_techniques_by_what_the_engine_does_on_the_device():
 @over("device technique reason", table("accuracy_in_plans", "run"))
 def test_a_plan_refuses_what_the_engine_refuses_in_its_words(device, technique, reason):
     options = {"engines": ["vllm"], "compression": {"technique": technique}}
-    made = plan(make_request(SMALL, device, 1, options=options))
+    made = plan_splits(make_request(SMALL, device, 1, options=options))
     nearest = nearest_row(made)
     assert (nearest is None) == (not reason)
     assert nearest is None or any(reason in sentence for sentence in made.reasons(nearest))
@@ -88,8 +88,10 @@ def test_what_is_published_in_a_narrow_or_16_bit_format_is_its_own_base():
     assert (copy.base, copy.techniques) == ("deepseek-ai/DeepSeek-V3", ("nvfp4_w4a4_kv_fp8",))
     plain = accuracy_of(formats_of(MIDDLE, "auto"))
     assert (plain.value, plain.low, plain.nearest) == (1.0, 1.0, ())
-    problem = resolve(make_request("Qwen/Qwen3-Embedding-8B", per_node=1))
-    vectors = setting(problem, engine_of(None, problem.cluster, "embed"), "fp8", "auto")
+    problem = resolve_problem(make_request("Qwen/Qwen3-Embedding-8B", per_node=1))
+    vectors = serving_setting(
+        problem, requested_engine(None, problem.cluster, "embed"), "fp8", "auto"
+    )
     assert not accuracy_of(vectors).known  # figures are of models that generate text
 
 
@@ -121,7 +123,7 @@ def test_what_is_unknown_does_not_keep_a_limit_and_says_so(monkeypatch):
     monkeypatch.setattr(accuracy, "_retained_accuracy", kept)
     request = make_request(MIDDLE, per_node=1, options={"weight_dtypes": ["int4"]})
     limited = change(request, {"objective.limits.accuracy_recovery": 0.5})
-    made, free = plan(limited), plan(request)
+    made, free = plan_splits(limited), plan_splits(request)
     assert len(free.order) > len(made.order) == 0
     (sentence,) = made.reasons(0)
     assert "unknown: no published figure is near" in sentence
@@ -131,13 +133,15 @@ def test_what_is_unknown_does_not_keep_a_limit_and_says_so(monkeypatch):
 
 def test_a_refused_format_is_helped_by_the_smallest_that_keeps_the_limit_and_siblings_are_named():
     request = make_request("Qwen/Qwen3-8B-AWQ", per_node=1, options={"kv_dtypes": ["auto"]})
-    made = plan(change(request, {"objective.limits.accuracy_recovery": 0.9999}))
+    made = plan_splits(change(request, {"objective.limits.accuracy_recovery": 0.9999}))
     first = made.changes()[0]
     assert first.fields["model"] in (MIDDLE, stored_as(MIDDLE, "fp8"))
-    assert len(plan(change(made.request, first.fields)).order)
+    assert len(plan_splits(change(made.request, first.fields)).order)
     assert "model" in fixes(made, 0)[0].fields
     request = make_request(MIDDLE, per_node=1, objective={"optimize": "cost"})
-    offered = alternatives(plan(change(request, {"objective.limits.accuracy_recovery": 0.98})))
+    offered = find_alternatives(
+        plan_splits(change(request, {"objective.limits.accuracy_recovery": 0.98}))
+    )
     changed = [choice for choice in offered if choice.formats]
     assert changed
     for choice in changed:  # alternatives say what other formats keep
@@ -150,7 +154,7 @@ def test_a_refused_format_is_helped_by_the_smallest_that_keeps_the_limit_and_sib
         (SMALL, None, "make one with recipe compress"),
     ):
         assert checkpoint_of(formats_of(model, "int4")) == name
-        answer = plan(make_request(model, per_node=1, options=options)).to_json()
+        answer = plan_splits(make_request(model, per_node=1, options=options)).to_json()
         by_format = {case["candidate"]["weight_dtype"]: case for case in answer["candidates"]}
         assert by_format["int4"]["checkpoint"] == name
         assert "checkpoint" not in by_format["bf16"]
@@ -167,7 +171,7 @@ def test_weights_move_the_choice_to_accuracy_and_the_front_of_three_axes_has_no_
     kept = np.array([1.0, 1 - AS_GOOD, np.nan, 1.02])  # a score's noise counts as twice the cost
     assert accuracy_lost(kept) / AS_GOOD == pytest.approx([1.0, 2.0, 51.0, 1.0])
     chosen = change(make_request(MIDDLE), dict(aims(make_request(MIDDLE))["all-three"].changes))
-    assert aim_of(chosen) == "all-three"
+    assert request_aim(chosen) == "all-three"
     assert set(chosen.objective.goals) == {"accuracy", "cost", "tpot"}
     made = planned(optimize="cost")
     names = ("usd_per_million_output_tokens", "tpot_s", "accuracy_lost")
@@ -176,7 +180,7 @@ def test_weights_move_the_choice_to_accuracy_and_the_front_of_three_axes_has_no_
     assert on.sum() > front_of_columns(made, *names[:2]).sum()
     marks = [case["pareto_accuracy"] for case in planned().to_json(top=50)["candidates"]]
     assert any(marks)
-    alone = plan(make_request(MIDDLE, per_node=1))
+    alone = plan_splits(make_request(MIDDLE, per_node=1))
     assert front_with_accuracy(alone) is None
     assert "pareto_accuracy" not in alone.to_json(top=1)["candidates"][0]
 

@@ -25,8 +25,8 @@ from recipe_core.models.constants import constants
 from recipe_core.plans import titan_models as titan
 from recipe_core.plans.launch_facts import LaunchFacts
 from recipe_core.plans.megatron_model import layer_pattern, megatron_model
-from recipe_core.plans.plan_json import launch_note
-from recipe_core.plans.plans import plan, plan_candidate
+from recipe_core.plans.plan_json import plan_launch_note
+from recipe_core.plans.plans import plan_candidate, plan_splits
 from recipe_core.plans.rank import nearest_row
 from recipe_core.plans.remedies import change_label, fixes
 from recipe_core.recipe.decision import decide, decide_split
@@ -55,14 +55,14 @@ def training(model, device, preset, **fields):
 
 def builds_or_says_why(request):
     """The best split starts; without one every row says why, and a note where nothing starts."""
-    splits = plan(request)
+    splits = plan_splits(request)
     best = splits.best
     if best is None:
         assert splits.reasons(nearest_row(splits))
-    elif launch_note(splits) is None:
+    elif plan_launch_note(splits) is None:
         assert decide_split(best).started().processes
     else:
-        assert "bundle" in launch_note(splits)
+        assert "bundle" in plan_launch_note(splits)
         refused = refusal(decide_split(best).started, kind=NoAnswer)
         assert "candidate." not in f"{refused.message} {refused.hint}"
 
@@ -128,12 +128,14 @@ def test_every_default_builds_or_says_why():
 
 @over("model preset fields framework", table("launchable", "frameworks"))
 def test_the_default_framework_follows_what_is_asked(model, preset, fields, framework):
-    splits = plan(training(model, "h200-sxm", preset, **fields))
+    splits = plan_splits(training(model, "h200-sxm", preset, **fields))
     assert {block.setting.engine for block in splits.blocks} == {framework}
 
 
 def test_a_framework_that_cannot_launch_the_method_is_refused_with_a_cure():
-    refused = plan(training(LLAMA_8B, "a100-sxm-80gb", "lora", candidate__engine="torchtitan"))
+    refused = plan_splits(
+        training(LLAMA_8B, "a100-sxm-80gb", "lora", candidate__engine="torchtitan")
+    )
     assert refused.best is None
     tools = "Plain torch (torchrun), TRL, LLaMA-Factory, Axolotl or Unsloth"
     sentence = f"torchtitan cannot launch LoRA: use {tools}"
@@ -141,30 +143,32 @@ def test_a_framework_that_cannot_launch_the_method_is_refused_with_a_cure():
     cure = refused.changes()[0]
     assert dict(cure.fields) == {"candidate.engine": "torch"}
     assert change_label(cure.fields) == "Train with torch"
-    cured = plan(change(refused.request, cure.fields))
+    cured = plan_splits(change(refused.request, cure.fields))
     assert decide_split(cured.best).started().processes
     assert len(refused) < len(cured)  # degrees that no launch has are listed once
 
 
 def test_several_frameworks_and_clusters_are_judged_each_by_what_is_launched():
-    splits = plan(training(LLAMA_8B, "h100-sxm", "lora", options__engines=("torchtitan", "torch")))
+    splits = plan_splits(
+        training(LLAMA_8B, "h100-sxm", "lora", options__engines=("torchtitan", "torch"))
+    )
     engines = np.array([splits.setting(row).engine for row in range(len(splits))])
     assert set(engines[splits.order]) == {"torch"}
     assert splits.rules()["framework"][engines == "torchtitan"].all()
     asked = training(LLAMA_8B, "h100-sxm", "pretrain", candidate__precision="fp8")
     beside = HardwareRequest(device="gaudi3", per_node=8)
-    note = launch_note(plan(change(asked, {"options.hardware": (beside,)}))) or ""
+    note = plan_launch_note(plan_splits(change(asked, {"options.hardware": (beside,)}))) or ""
     assert note.startswith("No framework launches")
     assert "on Gaudi 3" in note
     assert "figures there are estimates" in note
-    assert launch_note(plan(asked)) is None
+    assert plan_launch_note(plan_splits(asked)) is None
 
 
 def test_refused_rows_are_those_that_cannot_be_launched_and_the_best_one_is_built():
     """The plan's rules and the launch's reasons are of one mind."""
     chance = random.Random(7)
     for name in training_data().frameworks:
-        splits = plan(training(SMALL, "h100-sxm", "pretrain", candidate__engine=name))
+        splits = plan_splits(training(SMALL, "h100-sxm", "pretrain", candidate__engine=name))
         refused = [code for code in splits.rules() if code.startswith(("launch", "framework"))]
         rules = np.any([splits.rules()[code] for code in refused], axis=0)
         for row in chance.sample(range(len(splits)), min(len(splits), examples(120, least=30))):
@@ -173,28 +177,28 @@ def test_refused_rows_are_those_that_cannot_be_launched_and_the_best_one_is_buil
     assert set(facts().preferred) == set(facts().engines) == set(training_data().frameworks)
     for preset in ("pretrain", "finetune", "lora", "qlora"):
         asked = training(SMALL, "mi300x", preset)
-        assert decide(asked).candidate == plan(asked).best.candidate
+        assert decide(asked).candidate == plan_splits(asked).best.candidate
 
 
 def test_what_no_framework_launches_is_said_and_offload_offered_where_one_has_it():
-    splits = plan(training(LLAMA_8B, "h100-sxm", "lora", workload__optimizer="muon"))
+    splits = plan_splits(training(LLAMA_8B, "h100-sxm", "lora", workload__optimizer="muon"))
     assert splits.best is not None
     note = "No framework launches Muon: figures are estimates, without a bundle."
     answer = splits.to_json(1)
-    assert launch_note(splits) == answer["launch_note"] == note
+    assert plan_launch_note(splits) == answer["launch_note"] == note
     assert answer["candidates"][0]["bundle"] is False
-    step = plan(training(LLAMA_8B, "h100-sxm", "pretrain", workload__tokens=None))
-    assert "token budget" in (launch_note(step) or "")
-    bundled = plan(training(SMALL, "h100-sxm", "lora")).to_json(1)
+    step = plan_splits(training(LLAMA_8B, "h100-sxm", "pretrain", workload__tokens=None))
+    assert "token budget" in (plan_launch_note(step) or "")
+    bundled = plan_splits(training(SMALL, "h100-sxm", "lora")).to_json(1)
     assert (bundled["launch_note"], bundled["candidates"][0]["bundle"]) == (None, True)
     stated = {"hardware__per_node": 2, "candidate__offload": "none"}
-    splits = plan(training("meta-llama/Llama-3.1-70B", "l40s", "lora", **stated))
+    splits = plan_splits(training("meta-llama/Llama-3.1-70B", "l40s", "lora", **stated))
     assert splits.best is None
     offered = [*splits.changes(), *fixes(splits, nearest_row(splits))]
     assert not any("candidate.offload" in remedy.fields for remedy in offered)  # with adapters
     for remedy in splits.changes():
-        assert launch_note(plan(change(splits.request, remedy.fields))) is None
-    splits = plan(training(MIXTRAL, "h100-sxm", "pretrain"))
+        assert plan_launch_note(plan_splits(change(splits.request, remedy.fields))) is None
+    splits = plan_splits(training(MIXTRAL, "h100-sxm", "pretrain"))
     assert splits.best is None
     offered = [remedy.fields for remedy in splits.changes() if "candidate.offload" in remedy.fields]
     assert offered[0]["candidate.engine"] == "deepspeed"
@@ -241,7 +245,7 @@ def test_a_stored_format_is_read_or_refused(model, reads):
 @over("model device nodes", table("launchable", "large"), share=4)
 def test_large_models_with_experts_have_a_bundle(model, device, nodes):
     batch = {"sequence_length": 4096, "global_batch": 16 * nodes, "tokens": 1e11}
-    splits = plan(training_request(None, nodes, model, {"device": device}, **batch))
+    splits = plan_splits(training_request(None, nodes, model, {"device": device}, **batch))
     assert splits.best.candidate["engine"] == "torchtitan"
     assert len(training_launch(*splits.detail(splits.best_row)).processes) == nodes
 

@@ -12,15 +12,15 @@ import recipe_core as rb
 from recipe_core.base.intervals import NORMAL, factor_at, probability_below, scores_below
 from recipe_core.doors.worker import pickle_message
 from recipe_core.plans import alternatives as beside
-from recipe_core.plans.alternatives import alternatives, safer
-from recipe_core.plans.confidence import signed_correlation, together
+from recipe_core.plans.alternatives import find_alternatives, find_safer_row
+from recipe_core.plans.confidence import joint_probability, signed_correlation
 from recipe_core.plans.legal import count_keeping
 from recipe_core.plans.limits import LIMITS
 from recipe_core.plans.plan_json import measure_text, split_label
-from recipe_core.plans.plans import estimate_batch, plan
+from recipe_core.plans.plans import estimate_batch, plan_splits
 from recipe_core.plans.rank import beats, count_ties, nearest_row, refused_rows, rows_beyond_limits
 from recipe_core.plans.remedies import (
-    advice,
+    advice_text,
     change_label,
     fixes,
     helpful_changes,
@@ -43,7 +43,7 @@ LLAMA, LIMITED = CASES["throughput"], CASES["cost"]
 def planned(query):
     request, ignored = from_query(query)
     assert not ignored
-    return plan(request)
+    return plan_splits(request)
 
 
 @cache
@@ -53,10 +53,10 @@ def case(name):
 
 @over("changes code", table("search", "fixed"))
 def test_a_change_that_is_offered_lets_the_split_run(changes, code):
-    board = plan(change(DEFAULT, changes))
+    board = plan_splits(change(DEFAULT, changes))
     rows = [int(row) for row in refused_rows(board) if code in board.codes(int(row))]
     row, fix = next((row, fix) for row in rows for fix in fixes(board, row) if fix.fields)
-    after = plan(change(board.request, fix.fields))
+    after = plan_splits(change(board.request, fix.fields))
     key = board.key(row)
     if weights := fix.fields.get("options.weight_dtypes"):
         key = key.replace(".bf16.", f".{weights[0]}.", 1)
@@ -79,13 +79,13 @@ def test_the_nearest_split_that_fits_differs_least(query):
 
 @over("changes", table("search", "nothing_fits"), share=3)
 def test_where_nothing_fits_changes_let_something_in(changes):
-    board = plan(change(DEFAULT, changes))
+    board = plan_splits(change(DEFAULT, changes))
     assert board.best is None
     offered = helpful_changes(board)
     assert 1 <= len(offered) <= 3
     assert [remedy.fields for remedy in board.changes()] == [remedy.fields for remedy in offered]
     for remedy in offered:
-        after = plan(change(board.request, remedy.fields))
+        after = plan_splits(change(board.request, remedy.fields))
         assert after.best.candidate == remedy.candidate
         assert remedy.split == split_label(after, after.best_row) or after.kind == "serving"
         assert str(remedy).startswith(next(iter(remedy.fields)))
@@ -99,7 +99,7 @@ def test_where_nothing_fits_changes_let_something_in(changes):
 def test_each_limit_refuses_and_looser_ones_let_the_named_split_in(kind, limits):
     fields = {f"objective.limits.{name}": value for name, value in limits.items()}
     base = change(DEFAULT, {"workload.kind": kind})
-    board = plan(change(base, fields))
+    board = plan_splits(change(base, fields))
     assert not len(board.order)
     [looser] = looser_limits(board)
     assert sorted(looser.fields) == sorted(fields)
@@ -110,19 +110,19 @@ def test_each_limit_refuses_and_looser_ones_let_the_named_split_in(kind, limits)
         assert board.changes()[0].fields == looser.fields
     elif kind == "training":
         assert [len(board.reasons(row)) for row in rows_beyond_limits(board)[:3]] == [2, 2, 2]
-    assert looser.key in {split.key for split in plan(change(base, looser.fields)).ranked}
+    assert looser.key in {split.key for split in plan_splits(change(base, looser.fields)).ranked}
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_each_is_what_its_own_plan_says_and_improves_the_goal_or_gains_for_it(name):
     before = case(name)
-    choices = alternatives(before)
+    choices = find_alternatives(before)
     assert choices
     assert len({choice.kind for choice in choices}) == len(choices) <= 5
     better = [choice.better for choice in choices if choice.kind != "sure"]
     assert better == sorted(better, reverse=True)  # those that improve come first
     for choice in choices:
-        after = plan(change(before.request, choice.fields))
+        after = plan_splits(change(before.request, choice.fields))
         row = after.find(choice.key)
         assert row is not None, choice
         assert after.feasible[row]
@@ -138,12 +138,12 @@ def test_each_is_what_its_own_plan_says_and_improves_the_goal_or_gains_for_it(na
         if name == "stated" and choice.kind not in ("fewer", "more"):
             assert choice.fields["candidate"] is None  # left to the ranking again
     if name == "clusters":  # another process gives the same
-        sent = alternatives(pickle.loads(pickle_message(before)))
+        sent = find_alternatives(pickle.loads(pickle_message(before)))
         assert [choice.label for choice in sent] == [choice.label for choice in choices]
 
 
 def test_cheaper_formats_are_offered_and_nothing_beside_a_large_plan_or_where_nothing_runs():
-    choices = alternatives(case("cost"))
+    choices = find_alternatives(case("cost"))
     value = choices[0].to_json()
     assert (value["set"], value["label"]) == (dict(choices[0].fields), choices[0].label)
     by_kind = {choice.kind: choice for choice in choices}
@@ -157,41 +157,41 @@ def test_cheaper_formats_are_offered_and_nothing_beside_a_large_plan_or_where_no
     chosen = planned(LIMITED | {"hardware.device": "a100-sxm-80gb"})
     device = chosen.problem.cluster.device
     known = {"cache": device.kv_dtypes, "weights": device.weight_dtypes}
-    for choice in alternatives(chosen):
+    for choice in find_alternatives(chosen):
         if choice.kind in known:
             assert choice.what.removesuffix(f" {choice.kind}") in known[choice.kind]
     large = planned(CASES["training"] | {"hardware.nodes": "2"})
     assert len(large) > beside.MOST_ROWS
-    choices = alternatives(large)
+    choices = find_alternatives(large)
     assert {choice.kind for choice in choices} <= {"fewer", "more"}
     assert all("hardware.nodes" not in choice.fields for choice in choices)
-    assert alternatives(planned(LLAMA | {"hardware.per_node": "1"})) == []
+    assert find_alternatives(planned(LLAMA | {"hardware.per_node": "1"})) == []
     shares = {-0.152: "−15 %", 0.001: "same", 12.0: "+1,200 %", -0.004: "same"}
-    assert {share: beside.share_text(share) for share in shares} == shares
+    assert {share: beside.share_change_text(share) for share in shares} == shares
 
 
 def test_the_safe_split_is_the_best_of_the_sure_ones_and_a_surer_load_is_offered_first():
     doubtful = planned(LIMITED | {"objective.limits.tpot_ms": "35"})
     best = doubtful.best_row
     assert doubtful.chances[best] < beside.SURE
-    safe = safer(doubtful, best)
+    safe = find_safer_row(doubtful, best)
     assert doubtful.chances[safe] >= beside.SURE
     ranked = [int(row) for row in doubtful.order]
     before = ranked[: ranked.index(safe)]
     assert all(doubtful.chances[row] < beside.SURE or doubtful.queues[row] for row in before)
-    asked = plan(change(doubtful.request, {"objective.confidence": beside.SURE}))
+    asked = plan_splits(change(doubtful.request, {"objective.confidence": beside.SURE}))
     assert asked.candidate(asked.best_row) == doubtful.candidate(safe)
     free, limited = case("throughput"), case("cost")
-    assert safer(free, free.best_row) is None
+    assert find_safer_row(free, free.best_row) is None
     if limited.chances[limited.best_row] >= beside.SURE:
-        assert safer(limited, limited.best_row) is None
+        assert find_safer_row(limited, limited.best_row) is None
     searched = case("searched")
     assert searched.chances[searched.best_row] < beside.SURE
-    first = alternatives(searched)[0]
+    first = find_alternatives(searched)[0]
     assert (first.kind, first.fields) == ("sure", {"objective.confidence": beside.SURE})
     assert first.change > 0  # it costs more
     assert "keeps the limit with 8" in first.label
-    sure = plan(change(searched.request, first.fields))
+    sure = plan_splits(change(searched.request, first.fields))
     assert sure.chances[sure.best_row] >= beside.SURE
 
 
@@ -228,7 +228,7 @@ def test_several_limits_hold_together_as_drawn_normals_do(scores, shared):
     np.fill_diagonal(correlation, 1.0)
     drawn = np.random.default_rng(1).multivariate_normal(np.zeros(size), correlation, 200_000)
     counted = (drawn <= np.array(scores)).all(axis=1).mean()
-    [found] = together(np.array(scores)[:, None], correlation)
+    [found] = joint_probability(np.array(scores)[:, None], correlation)
     assert found == pytest.approx(counted, abs=0.01)
     assert found <= min(NORMAL.cdf(score) for score in scores) + 1e-9
 
@@ -248,9 +248,9 @@ def test_one_limit_holds_as_its_figure_says_also_of_a_run_and_what_is_certain_or
     assert set(np.unique(chance)) == {0.0, 1.0}
     assert (chance == (few.columns["gpus"][few.runs] <= 4)).all()
     run = training_request(nodes=1, sequence_length=4096, tokens=1e9)
-    free = plan(run)
+    free = plan_splits(run)
     limit = 1.5 * float(free.columns["wall_s"][free.best_row])
-    limited = plan(change(run, {"objective.limits.wall_hours": limit / 3600}))
+    limited = plan_splits(change(run, {"objective.limits.wall_hours": limit / 3600}))
     row = limited.best_row
     step, wall = (float(limited.columns[name][row]) for name in ("step_s", "wall_s"))
     own = limited.estimate(row).step_s.probability_below(step * limit / wall)
@@ -270,7 +270,7 @@ def test_a_looser_limit_never_holds_less_likely_and_what_makes_one_sure_is_plann
     assert nothing.best is None
     assert nothing.changes()
     for offered in nothing.changes():
-        assert plan(change(nothing.request, offered.fields)).best is not None
+        assert plan_splits(change(nothing.request, offered.fields)).best is not None
 
 
 @pytest.mark.parametrize("asked", [0.6, 0.8, 0.95])
@@ -297,9 +297,9 @@ def test_a_remedy_names_the_split_that_works_where_it_is_not_the_nearest(
     nothing = within(tpot_ms=tpot_ms, ttft_ms=ttft_ms, confidence=0.9)
     row, changes = nearest_row(nothing), nothing.changes()
     assert split_label(nothing, row) == near
-    assert advice(changes, nothing.candidate(row)) == f"It works with {said}"
+    assert advice_text(changes, nothing.candidate(row)) == f"It works with {said}"
     assert f"  It works with {said}" in plan_text(nothing, 3).splitlines()
-    after = plan(change(nothing.request, changes[0].fields))
+    after = plan_splits(change(nothing.request, changes[0].fields))
     assert after.candidate(after.best_row) == changes[0].candidate
     assert after.chances[after.best_row] >= changes[0].fields["objective.confidence"]
 

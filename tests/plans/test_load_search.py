@@ -8,20 +8,20 @@ import numpy as np
 import recipe_core as rb
 from recipe_core.base.budget import Budget, limited
 from recipe_core.base.errors import LimitError
-from recipe_core.commands.request_verdict import check_request
+from recipe_core.commands.request_verdict import judge_request
 from recipe_core.plans.legal import count_keeping
 from recipe_core.plans.load import CLOSE
 from recipe_core.plans.plan_json import split_label
-from recipe_core.plans.plans import estimate_batch, plan, plan_candidate, plan_least_loads
+from recipe_core.plans.plans import estimate_batch, plan_candidate, plan_least_loads, plan_splits
 from recipe_core.plans.rank import log_score
-from recipe_core.recipe.build import make_recipe, rebuilt, recipe_request
-from recipe_core.request.describe import summary
+from recipe_core.recipe.build import make_recipe, rebuild_recipe, recipe_request
+from recipe_core.request.describe import request_summary
 from recipe_core.request.edit import change, select_split
 from recipe_core.request.link import DEFAULT, from_query, to_query
 from recipe_core.request.presets import preset_changes, preset_of
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.size import SizeRequest
-from recipe_core.request.split_key import load_of, split_of
+from recipe_core.request.split_key import key_load, key_split
 from tests.conftest import request_values
 from tests.fixtures.recipes import fallback_request
 from tests.fixtures.refusals import refusal
@@ -47,7 +47,7 @@ def request(*args, **more):
 
 @cache
 def searched_70b():
-    return plan(request())
+    return plan_splits(request())
 
 
 def by_split(splits):
@@ -62,10 +62,10 @@ def by_split(splits):
 
 @over("case", [values(**parts) for parts in table("search", "loads").values()], share=2)
 def test_every_split_is_at_its_best_load(case):
-    searched = plan(PlanRequest.parse(case))
+    searched = plan_splits(PlanRequest.parse(case))
     listed = {"workload": {"mode": "closed", "concurrency": DENSE[0]}}
     listed |= {"options": case["options"] | {"loads": DENSE[1:]}}
-    dense = plan(PlanRequest.parse(case | listed))
+    dense = plan_splits(PlanRequest.parse(case | listed))
     assert (searched.request.load_searched, dense.request.load_searched) == (True, False)
     best, mine = by_split(dense), by_split(searched)
     assert set(mine) == set(best)
@@ -80,7 +80,7 @@ def test_every_split_is_at_its_best_load(case):
 
 
 def test_the_best_within_a_limit_is_not_that_of_one_load_and_moves_are_of_the_limit():
-    stated, searched = plan(request(workload={"concurrency": 64})), searched_70b()
+    stated, searched = plan_splits(request(workload={"concurrency": 64})), searched_70b()
     assert (str(stated.best), str(searched.best)) == ("tp 8", "tp 4 · dp 2")
     assert searched.columns["load"][searched.best_row] > 128
     outputs = [s.columns["output_tokens_per_s"][s.best_row] for s in (stated, searched)]
@@ -90,12 +90,12 @@ def test_the_best_within_a_limit_is_not_that_of_one_load_and_moves_are_of_the_li
     assert "limit on time per output token -20%" in flips
     assert not any(what.startswith("concurrency") for what in flips)
     for step in (16.0, 40.0, 60.0):
-        again = plan(change(searched.request, {"objective.limits.tpot_ms": step}))
+        again = plan_splits(change(searched.request, {"objective.limits.tpot_ms": step}))
         assert count_keeping(searched, "tpot", step) == len(again.order)
 
 
 def test_the_next_larger_load_misses_the_limit_or_queues():
-    searched = plan(request(workload=LONG))
+    searched = plan_splits(request(workload=LONG))
     for row in map(int, searched.order[searched.certain[searched.order]]):
         loaded = searched.request_of(row)
         load = loaded.workload.concurrency
@@ -109,7 +109,7 @@ def test_the_next_larger_load_misses_the_limit_or_queues():
     assert {searched.state(row) for row in map(int, searched.order)} == {"holds", "uncertain"}
     for percentile in (None, 95.0):  # what may not start is under the load that it holds if it does
         limits = {"tpot_ms": 80, "percentile": percentile}
-        searched = plan(request(per_node=2, limits=limits, workload=LONG))
+        searched = plan_splits(request(per_node=2, limits=limits, workload=LONG))
         doubtful = [row for row in map(int, searched.order) if searched.state(row) == "uncertain"]
         assert doubtful
         loads = searched.columns["load"][doubtful]
@@ -118,16 +118,16 @@ def test_the_next_larger_load_misses_the_limit_or_queues():
 
 
 def test_a_split_that_keeps_the_limit_at_no_load_says_so_of_the_smallest():
-    searched = plan(request(limits={"tpot_ms": 30}))
+    searched = plan_splits(request(limits={"tpot_ms": 30}))
     row = searched.find("vllm.bf16.bf16.tp1.pp2.dp1.ep1")
     assert (searched.columns["load"][row], searched.state(row)) == (1, "cannot run")
     assert searched.reasons(row)[0].startswith("at one request in flight: time per output token 54")
     pair = searched.find("vllm.bf16.bf16.tp1.pp2.dp2.ep1")
     assert searched.reasons(pair)[0].startswith("at 2 requests in flight: ")
-    nothing = plan(request(limits={"tpot_ms": 5}))
+    nothing = plan_splits(request(limits={"tpot_ms": 5}))
     assert nothing.best is None
     for offered in nothing.changes():
-        assert plan(change(nothing.request, offered.fields)).best is not None
+        assert plan_splits(change(nothing.request, offered.fields)).best is not None
 
 
 def test_a_load_that_cannot_be_searched_has_to_be_stated():
@@ -140,7 +140,7 @@ def test_a_load_that_cannot_be_searched_has_to_be_stated():
     sized = refusal(SizeRequest.parse, {**values(), "hardware": "any"})
     assert sized.field == "workload.concurrency"
     with limited(Budget(candidates=60)):
-        assert refusal(plan, request(), kind=LimitError).field == "workload.concurrency"
+        assert refusal(plan_splits, request(), kind=LimitError).field == "workload.concurrency"
 
 
 def test_a_link_keeps_whether_the_load_is_searched_and_without_one_it_is_where_it_can_be():
@@ -190,7 +190,7 @@ def test_the_first_limit_on_time_opens_the_usual_load_and_a_preset_leaves_it_ope
     assert change(queue, {"workload.mode": "closed"}).load_searched
     assert load_after(opened, objective__limits__tpot_ms=None) == 32
     assert load_after(preset(change(opened, {"workload.concurrency": 5}), "chat")) == 64
-    assert "most requests in flight within the limits" in summary(request())
+    assert "most requests in flight within the limits" in request_summary(request())
 
 
 def preset(asked, name):
@@ -198,7 +198,7 @@ def preset(asked, name):
 
 
 def test_json_and_frames_say_load_and_state():
-    searched = plan(request(workload=LONG))
+    searched = plan_splits(request(workload=LONG))
     answer = searched.to_json(3)
     loads = searched.columns["load"][searched.order[:3]].tolist()
     assert [case["load"] for case in answer["candidates"]] == loads
@@ -207,7 +207,7 @@ def test_json_and_frames_say_load_and_state():
     assert counts["holds"] + counts["uncertain"] == counts["feasible"] > 0
     for state in ("holds", "uncertain"):
         assert (states == state).sum() == counts[state] > 0
-    crowded = plan(request(limits={}, workload={"concurrency": 512}))
+    crowded = plan_splits(request(limits={}, workload={"concurrency": 512}))
     answer = crowded.to_json()
     queues = [case for case in answer["candidates"] if case["state"] == "queues"]
     assert queues[0]["queue"].startswith(f"holds {queues[0]['holds_requests']} of 512 at once")
@@ -221,26 +221,26 @@ def test_an_estimate_a_verdict_a_batch_and_each_of_several_clusters_search_the_l
     split = PlanRequest.parse(stated)
     alone, row = plan_candidate(split)
     assert len(alone) == 1
-    searched = plan(split)
+    searched = plan_splits(split)
     place = by_split(searched)[("vllm", 4, 1, 2, 1, 1, "bf16")]
     assert alone.columns["load"][row] == searched.columns["load"][place]
-    verdict = check_request(split)
+    verdict = judge_request(split)
     assert verdict["ok"]
     several = estimate_batch([stated, stated | {"workload": {"concurrency": 64}}, whole])
     first, second, best = (answer["serving"]["tpot_s"] for answer in several)
     assert first == verdict["estimate"]["serving"]["tpot_s"] == best
     assert second < first
-    both = plan(request(options={"hardware": [{"device": "h200", "per_node": 8}]}))
+    both = plan_splits(request(options={"hardware": [{"device": "h200", "per_node": 8}]}))
     for number, name in enumerate(("h100-sxm", "h200")):
         rows = both.clusters_of_rows == number
-        loads = plan(request(device=name)).columns["load"]
+        loads = plan_splits(request(device=name)).columns["load"]
         assert both.columns["load"][rows].tolist() == loads.tolist()
 
 
 def test_a_percentile_lowers_the_load_of_the_best_splits():
     limits = {"ttft_ms": 400, "tpot_ms": 20}
-    means = plan(request(LLAMA_8B, per_node=1, limits=limits))
-    tails = plan(request(LLAMA_8B, per_node=1, limits={**limits, "percentile": 95}))
+    means = plan_splits(request(LLAMA_8B, per_node=1, limits=limits))
+    tails = plan_splits(request(LLAMA_8B, per_node=1, limits={**limits, "percentile": 95}))
     load = tails.columns["load"][tails.best_row]
     assert 1 <= load < means.columns["load"][means.best_row]
     more = change(tails.best.request, {"workload.concurrency": math.ceil(load * 1.3)})
@@ -250,7 +250,7 @@ def test_a_percentile_lowers_the_load_of_the_best_splits():
 
 def test_a_recipe_holds_the_load_that_was_found():
     asked = request(LLAMA_8B, per_node=2, limits={"tpot_ms": 20})
-    splits = plan(asked)
+    splits = plan_splits(asked)
     recipe = make_recipe(asked)
     found = recipe_request(recipe)
     assert found.workload == splits.best.request.workload
@@ -261,7 +261,7 @@ def test_a_recipe_holds_the_load_that_was_found():
         if "hardware" not in fallback.changes:
             after, row = plan_candidate(fallback_request(found, fallback))
             assert after.holds[row]
-    assert rebuilt(recipe) == recipe
+    assert rebuild_recipe(recipe) == recipe
     stated = PlanRequest.parse({**values(LLAMA_8B, per_node=2), "candidate": splits.best.candidate})
     assert make_recipe(stated).request["workload"]["concurrency"] > 1
     workload = {k: v for k, v in recipe.request["workload"].items() if k != "concurrency"}
@@ -271,25 +271,25 @@ def test_a_recipe_holds_the_load_that_was_found():
 
 def test_a_key_names_the_load_exactly_where_a_plan_has_several():
     asked = request(workload={"concurrency": 64}, options={"loads": [16, 128]})
-    listed = plan(asked)
+    listed = plan_splits(asked)
     row = next(row for row in map(int, listed.order) if listed.columns["load"][row] == 128)
     key = listed.key(row)
     assert key.endswith(".load128")
-    assert load_of(key) == 128
-    assert "load" not in (split_of(key) or {})
+    assert key_load(key) == 128
+    assert "load" not in (key_split(key) or {})
     assert split_label(listed, row).endswith("128 in flight")
     assert listed.columns["load"][listed.find(key.removesuffix(".load128"))] == 64
     settled = change(asked, select_split(asked, key))
     assert (load_after(settled), sorted(settled.options.loads)) == (128, [16, 64])
-    after = plan(settled)
+    after = plan_splits(settled)
     assert after.candidate(after.find(key)) == listed.candidate(row)
     alone, only = plan_candidate(settled)
     assert alone.columns["load"][only] == 128
     arriving = {"mode": "open", "request_rate": 0.3}
-    listed = plan(request(limits={}, workload=arriving, options={"loads": [1.25]}))
+    listed = plan_splits(request(limits={}, workload=arriving, options={"loads": [1.25]}))
     keys = {row: listed.key(row) for row in map(int, listed.order)}
     assert {row: listed.find(key) for row, key in keys.items()} == {row: row for row in keys}
-    assert set(map(load_of, keys.values())) == {0.3, 1.25}
+    assert set(map(key_load, keys.values())) == {0.3, 1.25}
     assert listed.measures["load"].title == "Requests that arrive"
     searched = searched_70b()
     assert not any("load" in searched.key(row) for row in map(int, searched.order))

@@ -13,8 +13,8 @@ from recipe_core.estimates.training.starts import SURE
 from recipe_core.plans.front import pareto_front
 from recipe_core.plans.limits import LIMITS
 from recipe_core.plans.plan_json import split_label
-from recipe_core.plans.plans import plan, plan_together
-from recipe_core.plans.problem import resolve
+from recipe_core.plans.plans import plan_splits, plan_together
+from recipe_core.plans.problem import resolve_problem
 from recipe_core.plans.rank import beats, nearest_row
 from recipe_core.recipe.build import make_recipe
 from recipe_core.request.edit import change, select_split
@@ -50,7 +50,7 @@ def plain(kind):
 
 
 def planned(values):
-    return plan(PlanRequest.parse(values))
+    return plan_splits(PlanRequest.parse(values))
 
 
 def changed(values, path, value):
@@ -162,7 +162,7 @@ def shape(values):
 def test_json_of_both_kinds_has_the_same_names():
     for edits in ({}, HUGE):  # where nothing runs, too
         serving, training = (
-            shape(plan(change(PlanRequest.parse(values), edits)).to_json())
+            shape(plan_splits(change(PlanRequest.parse(values), edits)).to_json())
             for values in REQUESTS.values()
         )
         assert serving == training
@@ -181,7 +181,7 @@ def test_splits_of_a_plan_and_its_frame(kind):
     assert (refused.feasible, refused.rank, bool(refused.reasons)) == (False, None, True)
     assert splits.changes() == []
     for split in (best, refused):
-        alone = plan(split.request)
+        alone = plan_splits(split.request)
         row = alone.find(split.key)
         assert alone.candidate(row) == split.candidate
         assert alone.estimate(row) == split.estimate
@@ -225,7 +225,7 @@ def test_sensitivity_is_really_planned_and_answers_on_the_command_line(kind, tmp
     assert len(flips) >= 4
     assert {flip.flips for flip in flips} <= {True, False}
     for flip in flips:
-        after = plan(change(splits.request, flip.fields)).best
+        after = plan_splits(change(splits.request, flip.fields)).best
         assert flip.candidate == (after and after.candidate)
         if after is not None and splits.best and flip.flips is False:
             for name in ("engine", "tp", "pp", "dp"):
@@ -273,7 +273,7 @@ def test_check_answers_for_a_split_with_a_better_one_or_says_why_not(kind, api, 
 
     request = change(PlanRequest.parse(REQUESTS[kind]), HUGE)  # where nothing runs
     verdict = api.post("/check", json=request.to_json()).json()
-    offered = [remedy.to_json() for remedy in plan(request).changes()]
+    offered = [remedy.to_json() for remedy in plan_splits(request).changes()]
     assert (verdict["ok"], verdict["better"]) == (False, None)
     assert verdict["changes"] == json.loads(json.dumps(offered)) != []
 
@@ -304,7 +304,7 @@ def request(*beside, **edits):
 
 @cache
 def several():
-    return plan(request(*BESIDE))
+    return plan_splits(request(*BESIDE))
 
 
 def figures(splits, rows):
@@ -316,7 +316,7 @@ def test_a_plan_over_several_clusters_is_that_of_each_and_rows_know_theirs():
     splits = several()
     numbers, places = splits.clusters_of_rows, (TRAINING["hardware"], *BESIDE)
     for k, device in enumerate(("8 × H100 SXM", "8 × MI300X", "4 × H100 SXM")):
-        own = plan(request(hardware=places[k]))
+        own = plan_splits(request(hardware=places[k]))
         rows = np.flatnonzero(numbers == k)
         assert len(rows) == len(own)
         ranked = splits.order[numbers[splits.order] == k]
@@ -346,7 +346,7 @@ def test_a_price_may_move_the_choice_of_clusters_a_recipe_is_of_and_an_unknown_d
     moves = [flip.what for flip in several().sensitivity()]
     assert moves[:2] == ["price -20%", "price +20%"]
     assert not any("price" in flip.what for flip in plain("training").sensitivity())
-    flips = plan(request(*BESIDE, objective__optimize="cost")).sensitivity()
+    flips = plan_splits(request(*BESIDE, objective__optimize="cost")).sensitivity()
     assert {flip.what for flip in flips} >= set(moves[:2])
     built = make_recipe(request(*BESIDE))
     assert built.request["hardware"]["device"] == several().best.request.hardware.device
@@ -354,9 +354,12 @@ def test_a_price_may_move_the_choice_of_clusters_a_recipe_is_of_and_an_unknown_d
     devices = {fall.device for fall in built.fallbacks if fall.kind == "other-device"}
     assert devices <= {"h100-sxm", "mi300x"}
     assert write_bundle(built, tmp_path / "bundle")
-    problems = [resolve(request()), resolve(request(workload__sequence_length=2048))]
+    problems = [
+        resolve_problem(request()),
+        resolve_problem(request(workload__sequence_length=2048)),
+    ]
     together, sources = plan_together(problems)
-    assert np.bincount(sources).tolist() == [len(plan(p.request)) for p in problems]
+    assert np.bincount(sources).tolist() == [len(plan_splits(p.request)) for p in problems]
     assert split_label(together, len(together) - 1)
     unknown = refusal(training_with, "options.hardware", [{"device": "h1000"}])
     assert unknown.field == "options.hardware.0.device"
@@ -371,7 +374,7 @@ def test_a_limit_on_a_run_keeps_what_is_below_it_and_needs_tokens(name, column, 
     values = free.columns[column][free.order] / unit
     bound = float(f"{np.median(values):.3g}")
     limited = request(*BESIDE, **{f"objective__limits__{name}": bound})
-    splits = plan(change(limited, {"options.hardware": ()}))
+    splits = plan_splits(change(limited, {"options.hardware": ()}))
     assert (splits.columns[column][splits.order] <= bound * unit).all()
     assert len(splits.order) == (values <= bound).sum()
     assert shown_limit(splits, shown) == pytest.approx(bound * unit * splits.measures[shown].factor)

@@ -15,7 +15,7 @@ from recipe_core.hardware.request import HardwareRequest
 from recipe_core.models.tensors import PART_TITLES
 from recipe_core.plans.limits import LIMITS
 from recipe_core.plans.plan_json import cluster_title, measure_text, split_label, split_labels
-from recipe_core.plans.plans import plan, plan_candidate
+from recipe_core.plans.plans import plan_candidate, plan_splits
 from recipe_core.plans.rank import refused_rows
 from recipe_core.request import split_key
 from recipe_core.request.edit import change
@@ -38,7 +38,7 @@ def planned(name):
 
 
 def made(changes):
-    return plan(change(DEFAULT, changes))
+    return plan_splits(change(DEFAULT, changes))
 
 
 @pytest.mark.parametrize("name", ["serving", "training"])
@@ -78,19 +78,21 @@ def test_every_row_has_its_own_key_is_found_by_it_and_estimated_alike_alone(name
 def test_labels_name_what_differs_devices_that_are_there_and_numbers_that_read_well():
     board = made(BOARDS["serving"] | {"options.weight_dtypes": ("bf16", "fp8")})
     assert len({split_label(board, row) for row in range(len(board))}) == len(board)
-    assert split_key.degrees({"tp": 4, "pp": 1, "dp": 2, "ep": 8}) == "tp 4 · dp 2 · ep 8"
+    assert (
+        split_key.split_degrees_text({"tp": 4, "pp": 1, "dp": 2, "ep": 8}) == "tp 4 · dp 2 · ep 8"
+    )
     split = {"tp": 1, "pp": 4, "cp": 1, "dp": 8, "ep": 1, "virtual_stages": 2, "zero_stage": 1}
     split |= {"micro_batch": 2, "recompute": "full"}
     whole = split_key.training_split(split)
     assert whole == "dp 8 · pp 4 × 2 · zero 1 · micro-batch 2 · full recompute"
-    assert split_key.short_name(split) == whole.replace("micro-batch", "mb")
+    assert split_key.split_short_name(split) == whole.replace("micro-batch", "mb")
     board = planned("pooled")
     labelled = [split_label(board, int(row)) for row in board.order]
     assert len(set(labelled)) == len(labelled)
     assert any("prefill on" in label for label in labelled)
     some = next(int(row) for row in board.order if "prefill" in board.candidate(int(row)))
     short = split_label(board, some).replace(", prefill on ", " + ")
-    assert split_key.short_name(board.candidate(some)) == short
+    assert split_key.split_short_name(board.candidate(some)) == short
     counts = {8.03e9: "8.03 B", 630e6: "630 M", 671e9: "671 B", 1500: "1.50 k", 12: "12.0"}
     assert {value: units.count(value) for value in counts} == counts
     assert units.per_second(3.35e12, "B") == "3.35 TB/s"
@@ -205,7 +207,7 @@ def test_causes_are_those_of_physics_and_of_the_row():
     assert "network" not in decode  # of one device
     interference = answer["breakdown_s"]["decode"]["prefill_interference"]
     assert decode["queue"] == pytest.approx(interference)
-    splits = plan(make_request())
+    splits = plan_splits(make_request())
     causes_of(
         splits.spec.detailed(splits, splits.best_row).to_json()
     )  # not of the plan's first row
@@ -214,14 +216,16 @@ def test_causes_are_those_of_physics_and_of_the_row():
 def test_what_is_asked_for_is_a_column_of_the_terminals_table(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     plain, energy = make_request(), change(make_request(), {"objective.optimize": "energy"})
-    assert "Energy" not in plan_text(plan(plain), 3)
-    text = plan_text(plan(energy), 3)
-    assert objective_measures(plan(energy)) == ("watts", "joules")
+    assert "Energy" not in plan_text(plan_splits(plain), 3)
+    text = plan_text(plan_splits(energy), 3)
+    assert objective_measures(plan_splits(energy)) == ("watts", "joules")
     assert ("Power" in text, "Energy" in text) == (True, True)
-    joules = measure_text(plan(energy), "joules", plan(energy).best_row).removesuffix(" J")
+    joules = measure_text(plan_splits(energy), "joules", plan_splits(energy).best_row).removesuffix(
+        " J"
+    )
     assert f" {joules} " in text
     limited = change(make_request(), {"objective.limits.request_latency_ms": 1e6})
-    assert "Request" in plan_text(plan(limited), 3)
+    assert "Request" in plan_text(plan_splits(limited), 3)
 
 
 def test_rows_that_differ_in_their_draft_alone_say_it():
@@ -230,7 +234,7 @@ def test_rows_that_differ_in_their_draft_alone_say_it():
         {"tokens": 4, "acceptance": 0.4, "method": "ngram"},
     ]
     options = {"engines": ["vllm"], "speculative": drafts}
-    drafted = plan(make_request(options=options, workload={"concurrency": 4}))
+    drafted = plan_splits(make_request(options=options, workload={"concurrency": 4}))
     found = {label.partition(", ")[2] for label in split_labels(drafted, drafted.order)}
     assert found == {"", "eagle 3 at 0.7", "ngram 4 at 0.4"}
     names = split_labels(drafted, drafted.order)
@@ -241,7 +245,7 @@ def test_rows_that_differ_in_their_draft_alone_say_it():
 def test_a_queue_says_when_it_is_worked_off_and_for_how_much_and_keeps_a_deadline(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     queue = {"mode": "offline", "requests": 2_000_000, "concurrency": None}
-    splits = plan(make_request(workload=queue, objective={"optimize": "cost"}))
+    splits = plan_splits(make_request(workload=queue, objective={"optimize": "cost"}))
     best = splits.best_row
     wall_s = 2e6 * 256 / splits.columns["output_tokens_per_s"][best]
     usd = splits.columns["usd_per_hour"][best] * wall_s / 3600
@@ -254,13 +258,15 @@ def test_a_queue_says_when_it_is_worked_off_and_for_how_much_and_keeps_a_deadlin
     assert low[0] < usd < high[0]
     hours = wall_s / 3600
     for limits in ({"wall_hours": hours * 0.9}, {"usd": usd * 0.9}):
-        none = plan(make_request(workload=queue, objective={"optimize": "cost", "limits": limits}))
+        none = plan_splits(
+            make_request(workload=queue, objective={"optimize": "cost", "limits": limits})
+        )
         kept = none.columns["wall_s"] / 3600 if "wall_hours" in limits else none.columns["usd"]
         assert (kept[none.order] <= next(iter(limits.values()))).all()
         assert none.best_row is None or none.candidate(none.best_row) != splits.candidate(best)
     sure = {"limits": {"wall_hours": hours * 1.05}, "confidence": 0.9}
-    assert not plan(make_request(workload=queue, objective=sure)).feasible[best]
+    assert not plan_splits(make_request(workload=queue, objective=sure)).feasible[best]
     for workload in ({}, {"mode": "open", "request_rate": 1.0, "concurrency": None}):
         request = make_request(workload=workload, objective={"limits": {"wall_hours": 3}})
-        assert "mode: offline" in str(refusal(plan, request))
+        assert "mode: offline" in str(refusal(plan_splits, request))
     assert change(splits.request, {"workload.mode": "closed"}).objective.limits.wall_hours is None

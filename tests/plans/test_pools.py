@@ -11,7 +11,7 @@ from recipe_core.base import budget
 from recipe_core.base.budget import Budget
 from recipe_core.estimates.rules.rules import place_rules
 from recipe_core.plans import serving_candidates
-from recipe_core.plans.plans import plan
+from recipe_core.plans.plans import plan_splits
 from recipe_core.plans.rank import log_score
 from recipe_core.plans.serving_kind import prefill_pools
 from tests.conftest import make_request
@@ -55,9 +55,9 @@ def test_the_best_pair_is_that_of_all_pairs(model, place, workload, objective, m
     request = make_request(
         model, **PLACES[place], workload=workload, objective=objective, options=options
     )
-    found = plan(request)
+    found = plan_splits(request)
     monkeypatch.setattr(serving_candidates, "pool_pairs", every_pair)
-    every = plan(request)
+    every = plan_splits(request)
     assert prefill_pools(found).sum() < prefill_pools(every).sum()
     best = best_pair(every)
     assert best is not None
@@ -80,7 +80,7 @@ def test_a_whole_rack_is_searched_in_seconds_and_its_pools_serve_at_one_rate():
     )
     began = time.process_time()
     with budget.limited(Budget()) as account:
-        splits = plan(request)
+        splits = plan_splits(request)
     assert time.process_time() - began < 9  # alone on a core it takes three
     assert account.planned < 200_000
     pooled = np.flatnonzero(prefill_pools(splits))
@@ -98,7 +98,7 @@ def test_every_pair_can_be_placed_and_every_number_of_devices_has_one():
     request = make_request(
         "Qwen/Qwen3-8B", nodes=2, workload={"concurrency": 64}, options={"disaggregated": True}
     )
-    splits = plan(request)
+    splits = plan_splits(request)
     rows = np.flatnonzero(prefill_pools(splits))
     assert set(splits.columns["gpus"][rows].tolist()) == set(range(2, 17))
     for block in splits.blocks:

@@ -11,7 +11,7 @@ from recipe_core.base.budget import Budget, Cancelled
 from recipe_core.base.errors import LimitError
 from recipe_core.estimates.columns.splits import ExpertSharing, count_splits, enumerate_splits
 from recipe_core.plans import serving_candidates
-from recipe_core.plans.plans import plan, plan_candidate
+from recipe_core.plans.plans import plan_candidate, plan_splits
 from recipe_core.request.schema import PlanRequest
 from tests.conftest import make_request
 from tests.fixtures.refusals import refusal
@@ -24,12 +24,12 @@ MIXTRAL = "mistralai/Mixtral-8x7B-Instruct-v0.1"
 def refused_above(request):
     """What a request is refused with where one candidate fewer than it takes is allowed."""
     with budget.limited(Budget(None)) as account:
-        rows = len(plan(request))
+        rows = len(plan_splits(request))
     assert account.planned == rows
     with budget.limited(Budget(rows)):
-        assert len(plan(request)) == rows
+        assert len(plan_splits(request)) == rows
     with budget.limited(Budget(rows - 1)):
-        refused = refusal(plan, request, kind=LimitError)
+        refused = refusal(plan_splits, request, kind=LimitError)
     assert f"{rows - 1:,}" in refused.message
     return refused
 
@@ -55,38 +55,38 @@ def test_a_plan_has_as_many_candidates_as_were_counted(options):
 def test_nothing_is_made_of_what_is_too_large(monkeypatch):
     """Five million candidates: counted from a few hundred splits, and refused."""
     made = []
-    whole = serving_candidates._varied
+    whole = serving_candidates._expand_variants
     monkeypatch.setattr(
-        serving_candidates, "_varied", lambda *args: made.append(args) or whole(*args)
+        serving_candidates, "_expand_variants", lambda *args: made.append(args) or whole(*args)
     )
     options = {"loads": [*range(1, 257)], "max_batched_tokens": [*range(64, 4097, 64)]}
-    refused = refusal(plan, make_request(nodes=8, options=options), kind=LimitError)
+    refused = refusal(plan_splits, make_request(nodes=8, options=options), kind=LimitError)
     assert (made, refused.field) == ([], "options.loads")
     fitting = int(refused.hint.rpartition(" ")[2].rstrip("."))
     fewer = make_request(nodes=8, options=options | {"loads": options["loads"][: fitting - 1]})
     with budget.limited(Budget(seconds=1e-9)):  # it fits by number, and begins
-        assert "took longer" in str(refusal(plan, fewer, kind=LimitError))
+        assert "took longer" in str(refusal(plan_splits, fewer, kind=LimitError))
 
 
 def test_splits_alone_or_several_options_together_may_be_too_many():
     options = {"engines": ["tensorrt-llm"], "context_parallel": True}
     asked = partial(make_request, MIXTRAL, options=options)
     with budget.limited(Budget(20_000)):
-        refused = refusal(plan, asked(nodes=512), kind=LimitError)
+        refused = refusal(plan_splits, asked(nodes=512), kind=LimitError)
         assert refused.field == "hardware.nodes"
         nodes = int(refused.hint.partition(", ")[2].split()[0].replace(",", ""))
-        assert len(plan(asked(nodes=nodes))) <= 20_000
-        refusal(plan, asked(nodes=nodes + 1), kind=LimitError)
+        assert len(plan_splits(asked(nodes=nodes))) <= 20_000
+        refusal(plan_splits, asked(nodes=nodes + 1), kind=LimitError)
     options = {"loads": [*range(1, 30)], "max_batched_tokens": [*range(1024, 30_000, 1024)]}
     with budget.limited(Budget(100)):
-        refused = refusal(plan, make_request(options=options), kind=LimitError)
+        refused = refusal(plan_splits, make_request(options=options), kind=LimitError)
     assert all(f"options.{name}" in refused.message for name in options)
 
 
 def test_a_calculation_ends_at_its_next_chunk_and_one_stated_split_has_no_size():
     left = iter([False, False, True])
     with budget.limited(Budget(), lambda: next(left, True)) as account, pytest.raises(Cancelled):
-        plan(make_request(nodes=2, options={"engines": ["vllm", "sglang", "tensorrt-llm"]}))
+        plan_splits(make_request(nodes=2, options={"engines": ["vllm", "sglang", "tensorrt-llm"]}))
     assert account.planned
     stated = {"tp": 8, "pp": 1, "dp": 512}
     with budget.limited(Budget(10)):
@@ -99,7 +99,7 @@ P95 = {"objective": {"limits": {"percentile": 95, "tpot_ms": 60}}}
 def watched(**parts):
     seen = []
     with progress.watched(lambda *step: seen.append(step)):
-        return plan(make_request(**P95, **parts)), seen
+        return plan_splits(make_request(**P95, **parts)), seen
 
 
 def test_every_simulated_split_is_a_step_at_which_a_watcher_ends_the_work():
@@ -121,11 +121,11 @@ def test_every_simulated_split_is_a_step_at_which_a_watcher_ends_the_work():
             raise Cancelled
 
     with pytest.raises(Cancelled), progress.watched(enough):
-        plan(make_request(**P95))
+        plan_splits(make_request(**P95))
     assert seen == [0, 1, 2]
     # nobody watches any more, and nothing is left of what was ended
-    assert plan(make_request(**P95)).order.size
+    assert plan_splits(make_request(**P95)).order.size
     # means have no steps
     with progress.watched(lambda *_: pytest.fail("nothing is simulated")):
-        plan(make_request())
+        plan_splits(make_request())
         progress.step()

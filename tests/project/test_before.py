@@ -22,7 +22,7 @@ from recipe_core.recipe.decision import decide
 from recipe_core.request.edit import SHARED
 from recipe_core.request.link import from_query, link_query
 from recipe_core.request.schema import PlanRequest
-from recipe_core.request.split_key import key_of, read_pins, split_key, split_of
+from recipe_core.request.split_key import candidate_key, key_split, read_pins, split_key
 from tests.fixtures import command_line
 from tests.fixtures.opening import opened, query_of
 from tests.fixtures.paths import DATA
@@ -130,7 +130,9 @@ def test_a_link_means_the_same_request(link):
     request, ignored = from_query(query)
     assert (request, ignored) == (PlanRequest.parse(link["request"]), [])
     assert_holds(request.to_json(), link["request"])
-    assert (key_of(request.candidate.model_dump()) if request.candidate else None) == link["split"]
+    assert (candidate_key(request.candidate.model_dump()) if request.candidate else None) == link[
+        "split"
+    ]
     assert read_pins(query.get("pins", ""), MAX_PINS) == (link["pins"], [])
     assert link_query(request, link["pins"]) == query  # and a copy of it is the same link
 
@@ -138,7 +140,7 @@ def test_a_link_means_the_same_request(link):
 @over("link", DECIDED)
 def test_the_splits_of_a_link_are_in_its_plan(link):
     whole_plan = {name: value for name, value in link["request"].items() if name != "candidate"}
-    stated = split_of(link["split"]) or {}
+    stated = key_split(link["split"]) or {}
     if link["request"]["workload"].get("kind") == "training":  # what all of its splits share
         whole_plan["candidate"] = {name: stated[name] for name in ("engine", "precision")}
     words = ("plan", "-", "--top", "5000", "--json")
@@ -147,7 +149,7 @@ def test_the_splits_of_a_link_are_in_its_plan(link):
     names = {split_key(row["candidate"]) for row in json.loads(done.stdout)["candidates"]}
     wanted = {name.partition(".on")[0] for name in (*link["pins"], link["split"])}
     for name in wanted - names:  # plans refuse by now what no bundle could be made of
-        candidate = {**whole_plan.get("candidate", {}), **(split_of(name) or {})}
+        candidate = {**whole_plan.get("candidate", {}), **(key_split(name) or {})}
         with pytest.raises(NoAnswer):
             decide(PlanRequest.parse({**whole_plan, "candidate": candidate})).started()
 

@@ -16,7 +16,7 @@ from recipe_core.calibration.run_files import (
 from recipe_core.calibration.store import Overlay
 from recipe_core.compression.advisor.advise import advise
 from recipe_core.estimates.serving.accuracy import accuracy_of
-from recipe_core.plans.plans import plan
+from recipe_core.plans.plans import plan_splits
 from recipe_core.views.calibrated import calibrated_lines, calibrated_sentence
 from recipe_core.views.measured import calibration_text
 from tests.conftest import make_request
@@ -52,7 +52,7 @@ def request(method="auto", **objective):
 
 
 def accuracy(own, method="auto", **objective):
-    made = plan(request(method, **objective), corrections=own)
+    made = plan_splits(request(method, **objective), corrections=own)
     answer = made.estimate(made.best_row).to_json()["accuracy"]
     assert answer["value"] == made.columns["accuracy"][made.best_row]
     return answer
@@ -75,31 +75,31 @@ def test_a_plan_says_what_was_measured_until_it_is_taken_back(store, tmp_path):
     after = accuracy(own)
     assert after["value"] == KEPT
     assert after["basis"].startswith(f"measured here on {TODAY.date()}: 99.95%")
-    shown = plan(request(), corrections=own)
+    shown = plan_splits(request(), corrections=own)
     near = accuracy_of(shown.setting(shown.best_row), nearest=2).nearest
     assert [figure.source == "measured here" for figure in near] == [True, False, False]
     # a calibration is no bar to training, a bundle's own measurement is
     training = training_request(nodes=1, model="Qwen/Qwen3-0.6B", sequence_length=1024)
-    assert len(plan(training, corrections=own))
+    assert len(plan_splits(training, corrections=own))
     again, removed = Overlay.at(store).undo()
     assert [entry.name for entry in removed] == [f"{MODEL} int4_weight_only"]
     assert not again.compressions
     assert accuracy(corrections_from_sources(None)) == before
     store.joinpath("calibration.json").unlink()
     alone = corrections_from_sources(tmp_path / "bundle")
-    assert "not of training" in str(refusal(plan, training, corrections=alone))
+    assert "not of training" in str(refusal(plan_splits, training, corrections=alone))
 
 
 def test_times_stay_those_of_the_formulas_and_accuracy_that_of_the_measurement(tmp_path):
     own = corrections_from_sources(bundle(tmp_path / "bundle"))
-    alone, moved = (plan(request(), corrections=known) for known in (None, own))
+    alone, moved = (plan_splits(request(), corrections=known) for known in (None, own))
     assert alone.to_frame()["tpot_s"].equals(moved.to_frame()["tpot_s"])
     assert calibrated_lines(own)[0].startswith("calibrated by 1 measured checkpoint;")
     assert "accuracy: measured here on" in calibrated_sentence(moved, moved.best_row)
     estimates = [made.estimate(made.best_row).to_json() for made in (alone, moved)]
     assert estimates[0]["basis"] == estimates[1]["basis"]
     limits = {"limits": {"accuracy_recovery": 0.99}}
-    alone, moved = (plan(request(**limits), corrections=known) for known in (None, own))
+    alone, moved = (plan_splits(request(**limits), corrections=known) for known in (None, own))
     assert alone.best_row is None, "by published figures INT4 keeps less"
     assert moved.best_row is not None
     assert not moved.rules()["limit-accuracy"].any()

@@ -16,7 +16,7 @@ from recipe_core.plans.plans import plan_candidate
 from recipe_core.recipe import Additions, Recipe, make_recipe, passing_on, recipe_request, relaunch
 from recipe_core.recipe.build import with_claims
 from recipe_core.recipe.decision import decide
-from recipe_core.recipe.diff import diff, diff_text
+from recipe_core.recipe.diff import diff_recipes, diff_text
 from recipe_core.recipe.fallbacks import fallbacks
 from recipe_core.recipe.migrate import migrate
 from recipe_core.recipe.parameters import read_parameters
@@ -226,16 +226,16 @@ def fields(found):
 def test_what_changed_is_named_once_with_both_values_and_what_it_does():
     splits = ({"tp": 4, "pp": 1, "dp": 1}, {"tp": 2, "pp": 1, "dp": 2})
     before, after = (recipe_of("Qwen/Qwen3-8B", "h100-sxm", 4, candidate=s) for s in splits)
-    same = diff(before, before)
+    same = diff_recipes(before, before)
     assert (same["same"], same["changed"]) == (True, {})
     assert all(row["ratio"] in (1, None) for row in same["estimate"])
     assert "no difference" in diff_text(same)
-    found = diff(before, after)
+    found = diff_recipes(before, after)
     assert fields(found)["candidate.tp"] == (4, 2)
     assert fields(found)["engine.options.tensor_parallel_size"] == (4, 2)
     assert not any(name.startswith("request.candidate") for name in fields(found))
     assert "model.id" not in fields(found)
-    back = fields(diff(after, before))
+    back = fields(diff_recipes(after, before))
     assert back == {name: values[::-1] for name, values in fields(found).items()}
     (row,) = [row for row in found["estimate"] if row["figure"] == "serving.tpot_s"]
     first, second = (each.estimate["serving"]["tpot_s"] for each in (before, after))
@@ -246,7 +246,7 @@ def test_what_changed_is_named_once_with_both_values_and_what_it_does():
     # parameters and options of the user differ too
     request = passing_on(qwen(), {}, {"VLLM_LOGGING_LEVEL": "INFO"})
     mine = make_recipe(request, Additions(parameters=Parameters(port=9000)))
-    found = fields(diff(make_recipe(qwen()), mine))
+    found = fields(diff_recipes(make_recipe(qwen()), mine))
     assert found["parameters.port"] == (8000, 9000)
     assert found["environment.VLLM_LOGGING_LEVEL"] == (None, "INFO")
 

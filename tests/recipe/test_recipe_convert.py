@@ -13,10 +13,10 @@ from recipe_core.commands.ground import Ground
 from recipe_core.launch.serving.start import launch
 from recipe_core.launch.serving.vllm_ranks import WAYS
 from recipe_core.recipe import relaunch
-from recipe_core.recipe.convert import convert
+from recipe_core.recipe.convert import convert_to_recipe
 from recipe_core.recipe.place import Parameters
 from recipe_core.recipe.published import read_published
-from recipe_core.request.describe import short_name
+from recipe_core.request.describe import model_short_name
 from tests.fixtures.deployments import ASKED, deployments
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import table
@@ -32,7 +32,7 @@ def drawn(name):
     for deployment in deployments(name, 80, seed=21):
         options = draw.choice(PASSED[name])
         own = {"engine_options": options, "environment": draw.choice(VARIABLES)}
-        served = short_name(deployment.setting.model.name)
+        served = model_short_name(deployment.setting.model.name)
         asked = replace(deployment, served_name=served, **own)
         try:
             started = launch(asked)
@@ -112,7 +112,7 @@ def test_what_is_started_converts_to_what_is_started(name, form):
         # a command does not say the acceptance of the drafts that are drawn
         ground = Ground.of(hardware=hardware, nodes=cluster.nodes, acceptance=0.7)
         try:
-            found = convert(written, ground)
+            found = convert_to_recipe(written, ground)
         except NoAnswer:  # drawn without a look at memory
             continue
         again = relaunch(found.recipe)
@@ -145,7 +145,7 @@ def test_one_rank_of_several_becomes_the_recipe_of_all_and_a_draft_stays():
         "--data-parallel-rank 3 --enable-expert-parallel --data-parallel-address 10.0.0.1 "
         "--data-parallel-rpc-port 13345"
     )
-    found = convert(command, H100)
+    found = convert_to_recipe(command, H100)
     assert found.recipe.engine.options["data_parallel_external_lb"] is True
     every = [process.argv for process in relaunch(found.recipe).processes]
     ranks = [argv[argv.index("--data-parallel-rank") + 1] for argv in every]
@@ -154,14 +154,14 @@ def test_one_rank_of_several_becomes_the_recipe_of_all_and_a_draft_stays():
     draft = '{"method":"eagle","num_speculative_tokens":3,"model":"someone/a-draft"}'
     serve = "vllm serve deepseek-ai/DeepSeek-V3 -tp 8 --max-model-len 4096"
     ground = Ground.of(hardware="h200-sxm:8", acceptance=0.7)
-    found = convert(f"{serve} --speculative-config '{draft}'", ground)
+    found = convert_to_recipe(f"{serve} --speculative-config '{draft}'", ground)
     assert found.recipe.engine.options["speculative_config"] == yaml.safe_load(draft)
 
 
 def test_what_cannot_be_carried_over_is_said():
     command = "HF_TOKEN=hf_secret FOO=1 CUDA_VISIBLE_DEVICES=0,1 VLLM_LOGGING_LEVEL=INFO "
     command += "vllm serve Qwen/Qwen3-8B --api-key k --no-such-flag 3 --seed 7"
-    found = convert(command, H100)
+    found = convert_to_recipe(command, H100)
     said = lost(found)
     for part in ("--no-such-flag 3", "HF_TOKEN", "FOO", "CUDA_VISIBLE_DEVICES", "--api-key"):
         assert part in said
@@ -170,7 +170,7 @@ def test_what_cannot_be_carried_over_is_said():
     assert found.recipe.lock.seeds["seed"] == 7
     # words of launch.json that the launcher fills are no address of anything
     words = ["vllm", "serve", "Qwen/Qwen3-8B", "--host", "${host}", "--port", "${port}"]
-    found = convert(words, H100)
+    found = convert_to_recipe(words, H100)
     assert found.recipe.parameters == Parameters()
     assert "--host ${host}: left open" in lost(found)
     assert "--port ${port}: left open" in lost(found)
@@ -183,7 +183,7 @@ def test_an_image_is_taken_over_unless_it_is_open_or_changes_without_notice():
         ("$TAG", None, "vllm/vllm-openai:$TAG: left open"),
     ):
         run = f"docker run --gpus all --ipc=host vllm/vllm-openai:{tag} --model Qwen/Qwen3-8B"
-        found = convert(run, H100)
+        found = convert_to_recipe(run, H100)
         assert found.recipe.parameters.image == kept
         assert why in lost(found)
         assert ("without notice" in lost(found)) is (tag == "latest")
@@ -191,17 +191,17 @@ def test_an_image_is_taken_over_unless_it_is_open_or_changes_without_notice():
 
 def test_what_starts_nothing_or_has_no_address_is_no_recipe():
     serve = "vllm serve Qwen/Qwen3-8B"
-    assert "takes int" in str(refusal(convert, f"{serve} -tp many", H100))
+    assert "takes int" in str(refusal(convert_to_recipe, f"{serve} -tp many", H100))
     large = "vllm serve meta-llama/Llama-3.1-70B-Instruct"
-    assert "short" in str(refusal(convert, large, H100, kind=NoAnswer))
+    assert "short" in str(refusal(convert_to_recipe, large, H100, kind=NoAnswer))
     for words, field in (("--host 'a b'", "host"), ("--port 99999", "port")):
-        assert refusal(convert, f"{serve} {words}", H100).field == f"parameters.{field}"
+        assert refusal(convert_to_recipe, f"{serve} {words}", H100).field == f"parameters.{field}"
 
 
 def test_published_forms_are_read_and_others_refused():
     source = read_published(table("recipe", "rendering"))
     assert source.hardware == "h200"
-    found = convert(source, Ground.of(hardware="h200:2"))
+    found = convert_to_recipe(source, Ground.of(hardware="h200:2"))
     assert found.recipe.candidate["tp"] == 2
     assert found.recipe.engine.options["reasoning_parser"] == "qwen3"
     assert "companions: not read" in lost(found)

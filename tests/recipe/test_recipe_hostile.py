@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from recipe_core.base.errors import BundleError, RecipeError
 from recipe_core.bundle.write import bundle_files
 from recipe_core.recipe import Recipe
-from recipe_core.recipe.build import rebuilt
-from recipe_core.recipe.diff import diff, diff_text
+from recipe_core.recipe.build import rebuild_recipe
+from recipe_core.recipe.diff import diff_recipes, diff_text
 from recipe_core.recipe.lockcheck import verify_lock
 from recipe_core.recipe.migrate import migrate
 from recipe_core.recipe.resolve import hardware_named, recipe_for
@@ -70,8 +70,8 @@ def read(path, value):
 def test_no_value_anywhere_crashes_a_comparison(path, value):
     recipe = read(path, value)
     if recipe is not None:
-        assert diff_text(diff(whole(), recipe))
-        assert diff_text(diff(recipe, whole()))
+        assert diff_text(diff_recipes(whole(), recipe))
+        assert diff_text(diff_recipes(recipe, whole()))
 
 
 SLOW = {"suppress_health_check": [HealthCheck.too_slow], "phases": [Phase.generate]}
@@ -84,7 +84,7 @@ def test_no_value_anywhere_crashes_what_a_recipe_is_used_for(path, value):
     if recipe is None:
         return
     with suppress(RecipeError):
-        bundle_files(rebuilt(recipe))
+        bundle_files(rebuild_recipe(recipe))
     with suppress(RecipeError):
         if recipe.lock:
             verify_lock(recipe, recipe.lock)

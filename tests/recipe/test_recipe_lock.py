@@ -26,7 +26,7 @@ from recipe_core.recipe import Additions, make_recipe, passing_on, registry
 from recipe_core.recipe.lock import ImageLock, pinned_packages
 from recipe_core.recipe.lockcheck import verify_lock
 from recipe_core.recipe.place import Parameters
-from recipe_core.recipe.registry import image_digest, place_of
+from recipe_core.recipe.registry import image_digest, image_place
 from tests.conftest import make_request, request_values
 from tests.fixtures.command_line import recipe as run
 from tests.fixtures.recipes import recipe_for_request, recipe_of
@@ -266,9 +266,9 @@ def test_what_a_registry_refuses_is_said(host, monkeypatch, tmp_path):
 @over("reference, place", table("recipe", "references"))
 def test_a_reference_is_an_address_or_refused(reference, place):
     if place:
-        assert place_of(reference).url == f"https://{place}"
+        assert image_place(reference).url == f"https://{place}"
     else:
-        assert "no image with a tag" in str(refusal(place_of, reference))
+        assert "no image with a tag" in str(refusal(image_place, reference))
 
 
 def test_the_lock_takes_the_digest_from_the_registry(host, tmp_path):

@@ -15,9 +15,15 @@ from recipe_core.payload.launcher.plan import load_plan
 from recipe_core.payload.launcher.variants import advice
 from recipe_core.recipe import Additions, make_recipe, passing_on, with_variants
 from recipe_core.recipe import variants as rules
-from recipe_core.recipe.parameters import read_variants
+from recipe_core.recipe.parameters import parse_recipe_variants
 from recipe_core.recipe.place import Parameters
-from recipe_core.recipe.resolve import hardware_named, machine_of, recipe_for, resolve, settings_of
+from recipe_core.recipe.resolve import (
+    hardware_named,
+    machine_of,
+    recipe_for,
+    resolve_recipe,
+    settings_of,
+)
 from recipe_core.recipe.variants import Change, Machine, Settings, Variant, When, matching
 from tests.conftest import make_request
 from tests.fixtures.command_line import recipe as run
@@ -80,8 +86,8 @@ def test_what_is_removed_is_gone_and_what_is_set_is_there(settings, change):
 
 @given(SETTINGS, SETTINGS)
 def test_a_difference_makes_one_of_the_other(before, after):
-    assert_same_but_for_order(rules.difference(before, after).applied(before), after)
-    assert rules.difference(before, before) == Change()
+    assert_same_but_for_order(rules.settings_change(before, after).applied(before), after)
+    assert rules.settings_change(before, before) == Change()
 
 
 MI300X = Machine(
@@ -103,7 +109,7 @@ def test_all_conditions_must_hold():
 
 def test_wrong_variants_are_named():
     for value, field in table("recipe", "wrong_variants"):
-        assert refusal(read_variants, [value]).field == f"variants.0.{field}"
+        assert refusal(parse_recipe_variants, [value]).field == f"variants.0.{field}"
     with pytest.raises(ValidationError, match=r"options\.a is both set and removed"):
         Change.model_validate({"set": {"options": {"a": 1}}, "remove": {"options": ["a"]}})
     for text in ("mi300x:", "mi300x:0", "mi300x:many", "nosuch:8"):
@@ -122,7 +128,7 @@ def test_a_variant_is_the_recipe_of_that_hardware():
         assert found.settings == settings_of(there)
         layers = {name: layer for name, layer in there.provenance.items() if name[:8] == "options."}
         assert layers.items() <= found.provenance.items()
-    found = resolve(computed, machine_of(hardware_named("h100-sxm:8"), computed))
+    found = resolve_recipe(computed, machine_of(hardware_named("h100-sxm:8"), computed))
     assert (found.applied, found.settings) == ((), settings_of(computed))
     with pytest.raises(NoAnswer, match="cannot run"):  # too large for an L4
         with_variants(recipe, request, Additions(), [hardware_named("l4:1")])
@@ -136,8 +142,8 @@ def test_what_the_user_set_stays():
     options = {"max_num_seqs": 8, "tool_call_parser": "x"}
     mine = {"name": "mine", "when": {"vendor": "amd"}, "set": {"options": options}}
     asked = passing_on(small(candidate={"max_num_seqs": 64}), {"tool_call_parser": "hermes"}, {})
-    recipe = make_recipe(asked, Additions(variants=read_variants([mine])))
-    found = resolve(recipe, machine_of(hardware_named("mi300x:1"), recipe))
+    recipe = make_recipe(asked, Additions(variants=parse_recipe_variants([mine])))
+    found = resolve_recipe(recipe, machine_of(hardware_named("mi300x:1"), recipe))
     kept = {"max_num_seqs": 64, "tool_call_parser": "hermes"}
     assert kept.items() <= found.settings.options.items()
     assert (len(found.kept), "mine" in found.kept[0]) == (2, True)
@@ -172,7 +178,7 @@ def test_the_launcher_finds_the_variants_that_resolving_applies(tmp_path):
         {"name": "older", "when": {"device": "a100-sxm-80gb", "engine": "vllm<0.1"}, **noted},
     ]
     request = make_request("Qwen/Qwen3-32B", "h100-sxm", 8, candidate={"tp": 2, "pp": 1, "dp": 1})
-    recipe = make_recipe(request, Additions(variants=read_variants(written)))
+    recipe = make_recipe(request, Additions(variants=parse_recipe_variants(written)))
     plan = load_plan(write_bundle(recipe, tmp_path / "bundle"))
     seen = set()
     for name in device_names():

@@ -8,11 +8,11 @@ from recipe_core.base.data_files import DataFile
 from recipe_core.request import metrics as registry
 from recipe_core.request.metrics import (
     Goal,
+    column_metric,
     goals_of,
     is_more_better,
     limit_rules,
     limits_by_name,
-    metric_of,
     metrics,
     metrics_of,
     time_to_finish,
@@ -60,7 +60,7 @@ def test_ends_of_a_band_are_better_as_their_metric_is_and_a_long_run_is_in_days(
     assert not is_more_better("ttft_s")
     assert time_to_finish(47 * 3600).unit.symbol == "h"
     assert time_to_finish(49 * 3600).unit.symbol == "days"
-    assert metric_of("ttft_s").phrase(0.25) == "250 ms to first token"
+    assert column_metric("ttft_s").phrase(0.25) == "250 ms to first token"
 
 
 def test_a_mistake_in_the_file_is_named():

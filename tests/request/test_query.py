@@ -21,7 +21,14 @@ from recipe_core.request import link, packed
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.edit import change, value_of
 from recipe_core.request.link import DEFAULT, FIELDS, TRAINING, from_query, to_query
-from recipe_core.request.packed import MAX_TEXT, MAX_UNPACKED, is_packed, pack, shorter, unpack
+from recipe_core.request.packed import (
+    MAX_TEXT,
+    MAX_UNPACKED,
+    is_packed,
+    pack_values,
+    shorter,
+    unpack_values,
+)
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.serving_workload import LOADS
 from recipe_core.request.split_key import read_pins
@@ -194,10 +201,10 @@ def test_bad_parameters_and_pins_are_named_rates_packed_and_what_may_be_private_
     request = change(DEFAULT, private)
     assert request.options.environment == private["options.environment"]
     assert to_query(request) == {"v": "1"}
-    sentence = link.left_out(request) or ""
+    sentence = link.link_omissions(request) or ""
     assert "leaves out tool_call_parser, NCCL_SOCKET_IFNAME, kv_offload:" in sentence
     assert "eth1" not in sentence
-    assert link.left_out(DEFAULT) is None
+    assert link.link_omissions(DEFAULT) is None
     options = {"limit_mm_per_prompt.image": 2}  # whose names have dots
     request = change(DEFAULT, {"options.engine_options": options})
     assert change(request, {"hardware.nodes": 2}).options.engine_options == options
@@ -221,41 +228,41 @@ def stream(data, version="1", dictionary=packed._DICTIONARY):
 @settings(max_examples=examples(300))
 @given(values, st.data())
 def test_what_is_packed_comes_back_unless_it_was_cut_or_changed(value, data):
-    text = pack(value)
+    text = pack_values(value)
     assert is_packed(text)
     assert urlencode({"a": text}) == f"a={text}"  # no letter needs an escape
-    assert unpack(text) == value
+    assert unpack_values(text) == value
     place = data.draw(st.integers(len("~1."), len(text) - 1))
-    assert "cut off or changed" in str(refusal(unpack, text[:place]))
+    assert "cut off or changed" in str(refusal(unpack_values, text[:place]))
     letter = data.draw(st.sampled_from(string.ascii_letters + string.digits + "-_"))
     with suppress(InputError):  # the last letter has bits that no byte holds
-        assert unpack(text[:place] + letter + text[place + 1 :]) == value
+        assert unpack_values(text[:place] + letter + text[place + 1 :]) == value
 
 
 @settings(max_examples=examples(300))
 @given(st.text(max_size=80) | st.binary(max_size=200).map(stream))
 def test_any_text_is_read_or_refused(text):
     try:
-        value = unpack(text)
+        value = unpack_values(text)
     except InputError:
         return
-    assert unpack(pack(value)) == value
+    assert unpack_values(pack_values(value)) == value
 
 
 def test_no_stream_becomes_more_than_may_be_and_what_is_no_packed_text_is_said():
     bomb = stream(b"0" * (80 << 20))
     assert len(bomb) > MAX_TEXT  # so large a bomb is not even looked at
-    assert "characters; the limit is" in str(refusal(unpack, bomb))
+    assert "characters; the limit is" in str(refusal(unpack_values, bomb))
     largest = stream(b'"' + b"0" * (30 << 20) + b'"')
     assert len(largest) < MAX_TEXT
-    assert f"more than {MAX_UNPACKED:,} bytes" in str(refusal(unpack, largest))
-    assert unpack(stream(b'"' + b"0" * (MAX_UNPACKED - 2) + b'"'))
+    assert f"more than {MAX_UNPACKED:,} bytes" in str(refusal(unpack_values, largest))
+    assert unpack_values(stream(b'"' + b"0" * (MAX_UNPACKED - 2) + b'"'))
     cut = [stream(b"[1]", dictionary=b"another dictionary"), stream(b"[1]") + "AAAA"]
     rows = [*table("query", "not_packed"), *((text, "cut off or changed") for text in cut)]
     for text, said in rows:
         if isinstance(text, dict):
             text = stream(**text | {"data": text["data"].encode("latin-1")})
-        assert said in str(refusal(unpack, text)), text
+        assert said in str(refusal(unpack_values, text)), text
 
 
 def test_the_dictionary_of_a_version_never_changes_and_short_values_stay_legible():
@@ -263,7 +270,7 @@ def test_the_dictionary_of_a_version_never_changes_and_short_values_stay_legible
     digest = hashlib.sha256(packed._DICTIONARY).hexdigest()
     assert (packed.VERSION, digest[:16]) == (1, "98a913296f8427fb")
     old = "~1.ePmQfAf8i45WggS5BTDEq7HFBUgC3asmQM2xAB8TEjE"
-    assert unpack(old) == [["Qwen3-8B", {"model": "Qwen/Qwen3-8B", "candidate.tp": "4"}]]
+    assert unpack_values(old) == [["Qwen3-8B", {"model": "Qwen/Qwen3-8B", "candidate.tp": "4"}]]
     small = {"model_type": "llama", "hidden_size": 64}
     assert json.loads(shorter(small)) == small
     assert is_packed(shorter(plain(device("h100-sxm"))))

@@ -15,20 +15,20 @@ from recipe_core.hardware.ownership import OwnershipCost
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.hardware.upload import template, uploaded_profile
 from recipe_core.plans.legal import count_keeping
-from recipe_core.plans.plans import plan
-from recipe_core.recipe.build import make_recipe, rebuilt, redecide
+from recipe_core.plans.plans import plan_splits
+from recipe_core.recipe.build import make_recipe, rebuild_recipe, redecide
 from recipe_core.request import shelf as shelves
-from recipe_core.request.describe import steps_of, summary
+from recipe_core.request.describe import request_summary, training_steps_text
 from recipe_core.request.edit import TRAINING_TOKENS, change, select_split
 from recipe_core.request.link import DEFAULT, START_LOADS, to_query
 from recipe_core.request.metrics import limits_by_name
 from recipe_core.request.objective import Limits
-from recipe_core.request.packed import pack
-from recipe_core.request.presets import aim_of, aims, preset_changes, preset_of, presets
+from recipe_core.request.packed import pack_values
+from recipe_core.request.presets import aims, preset_changes, preset_of, presets, request_aim
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.serving_workload import LOADS
-from recipe_core.request.shelf import keep, shelf_of, shelf_query
-from recipe_core.request.split_key import cluster_of, key_of, split_key, split_of
+from recipe_core.request.shelf import keep_choice, shelf_of, shelf_query
+from recipe_core.request.split_key import candidate_key, key_cluster, key_split, split_key
 from recipe_core.request.supervision import Supervision
 from tests.conftest import LLAMA_70B, make_request, request_values
 from tests.fixtures.refusals import refusal
@@ -67,14 +67,14 @@ def test_supervision_is_kept_by_training_without_replicas_and_by_a_recipe_but_ch
     run = change(request, {"workload.kind": "training"})
     assert run.options.supervision == Supervision(crash_budget=9)
     kept = change(run, {f"{FIELD}.min_available": 1})
-    assert refusal(plan, kept).field == f"{FIELD}.min_available"
+    assert refusal(plan_splits, kept).field == f"{FIELD}.min_available"
     stated = {"hang_s": 20, "crash_budget": 1}
     changed = make_request(options={"supervision": stated})
-    before, after = plan(make_request()), plan(changed)
+    before, after = plan_splits(make_request()), plan_splits(changed)
     assert [split.key for split in after.ranked] == [split.key for split in before.ranked]
     recipe = make_recipe(changed)
     assert redecide(recipe).request.options.supervision == Supervision(**stated)
-    assert rebuilt(recipe).digest == recipe.digest
+    assert rebuild_recipe(recipe).digest == recipe.digest
     options = {k: v for k, v in recipe.request["options"].items() if k != "supervision"}
     older = recipe.model_copy(update={"request": {**recipe.request, "options": options}})
     assert redecide(older).request.options.supervision == Supervision()
@@ -88,10 +88,10 @@ def test_presets_fit_and_presets_and_aims_are_recognised(request_):
     for name in presets(request_):
         after = change(request_, preset_changes(request_, name))
         assert preset_of(after) == name
-        assert plan(after).best_row is not None
+        assert plan_splits(after).best_row is not None
     for name, aim in aims(request_).items():
-        assert aim_of(change(request_, aim.changes)) == name
-    assert aim_of(change(request_, {"objective.weights.cost": 2.0})) is None
+        assert request_aim(change(request_, aim.changes)) == name
+    assert request_aim(change(request_, {"objective.weights.cost": 2.0})) is None
     assert preset_of(DEFAULT) == "chat"
     for changes in ({"workload.input_tokens": 1000}, {"workload.input_spread": 0.3}):
         assert preset_of(change(DEFAULT, changes)) is None
@@ -100,7 +100,7 @@ def test_presets_fit_and_presets_and_aims_are_recognised(request_):
 @pytest.mark.parametrize("name", ["tpot", "ttft", "usd", "usd_hour", "gpus", "output"])
 def test_the_count_of_a_step_is_what_the_plan_then_has(name):
     request = change(DEFAULT, {"model": LLAMA_70B, "objective.limits.ttft_ms": 400.0})
-    board = plan(request)
+    board = plan_splits(request)
     measure = board.measures[name]
     steps = limits_by_name()[measure.limit].steps_up_to(8)
     assert list(steps) == sorted(steps)
@@ -108,13 +108,13 @@ def test_the_count_of_a_step_is_what_the_plan_then_has(name):
     counts = [count_keeping(board, name, step) for step in steps]
     assert counts == sorted(counts, reverse=measure.more_is_better)
     for step in (*steps, None):
-        after = plan(change(request, {f"objective.limits.{measure.limit}": step}))
+        after = plan_splits(change(request, {f"objective.limits.{measure.limit}": step}))
         assert count_keeping(board, name, step) == len(after.order)
 
 
 def test_steps_of_a_limit_are_round_its_own_and_the_stated_one_and_any_measure_is_counted():
-    board = plan(change(DEFAULT, {"objective.limits.tpot_ms": 7.777}))
-    assert 7.777 in limits_by_name()["tpot_ms"].steps_up_to(8, stated=7.777)
+    board = plan_splits(change(DEFAULT, {"objective.limits.tpot_ms": 7.777}))
+    assert 7.777 in limits_by_name()["tpot_ms"].steps_up_to(8, stated_step=7.777)
     assert (
         count_keeping(board, "tpot", 7.777) == len(board.order) < count_keeping(board, "tpot", None)
     )
@@ -125,10 +125,10 @@ def test_steps_of_a_limit_are_round_its_own_and_the_stated_one_and_any_measure_i
         assert all(float(f"{step:.{digits}g}") == step for step in steps), name
     assert limits_by_name()["gpus"].steps_up_to(12) == (1, 2, 4, 8, 12)
     cpu = {"hardware.device": "cpu", "hardware.per_node": 1}
-    board = plan(change(DEFAULT, cpu | {"model": "Qwen/Qwen3-0.6B"}))
+    board = plan_splits(change(DEFAULT, cpu | {"model": "Qwen/Qwen3-0.6B"}))
     assert not np.isfinite(board.raw("usd")).any()
     assert count_keeping(board, "usd", 1e9) == 0
-    board = plan(TRAINING)
+    board = plan_splits(TRAINING)
     most = board.raw("gpus")[board.runs].max()
     assert (
         count_keeping(board, "gpus", most) == count_keeping(board, "gpus", None) == len(board.order)
@@ -145,14 +145,16 @@ def test_devices_say_how_well_they_are_known_owning_what_makes_no_sense_and_requ
     for name, value in bad.items():  # its sums: tests/sizing/test_buying.py
         assert name in str(refusal(OwnershipCost.of, **{name: value}))
     said = "Llama-3.1-8B-Instruct · 8 × H100 SXM5 · 64 requests in flight, 1,024 → 256 tokens"
-    assert summary(DEFAULT) == f"{said} · throughput"
+    assert request_summary(DEFAULT) == f"{said} · throughput"
     beside = (HardwareRequest(device="mi300x", per_node=8, nodes=2),)
-    several = summary(change(DEFAULT, {"options.hardware": beside}))
+    several = request_summary(change(DEFAULT, {"options.hardware": beside}))
     assert "8 × H100 SXM5 or 16 × MI300X in 2 nodes" in several
     run = "pre-train, 256 × 4,096 tokens per step, 10.0 B tokens · time to finish"
-    assert summary(TRAINING).endswith(run)
-    assert steps_of(TRAINING.workload) == "10.0 B tokens in steps of 1.05 M: 9,537 steps."
-    assert summary(change(DEFAULT, {"workload.mode": "open"})).count("requests/s") == 1
+    assert request_summary(TRAINING).endswith(run)
+    assert (
+        training_steps_text(TRAINING.workload) == "10.0 B tokens in steps of 1.05 M: 9,537 steps."
+    )
+    assert request_summary(change(DEFAULT, {"workload.mode": "open"})).count("requests/s") == 1
 
 
 @over("edits then", table("request", "bought"))
@@ -187,7 +189,7 @@ def test_training_starts_from_its_usual_run_and_keeps_model_and_hardware():
         change(DEFAULT, {"model": "EleutherAI/pythia-12b"}), {"workload.kind": "training"}
     )
     assert short.workload.sequence_length == 2048  # all that the model has
-    assert len(plan(short))
+    assert len(plan_splits(short))
 
 
 def test_taking_a_split_swaps_clusters_and_its_key_is_read_back():
@@ -201,14 +203,14 @@ def test_taking_a_split_swaps_clusters_and_its_key_is_read_back():
     candidate = change(request, select_split(request, key)).candidate
     pools = (candidate.tp, candidate.replicas, candidate.prefill.tp, candidate.prefill.replicas)
     assert pools == (2, 2, 1, 4)
-    assert key_of(candidate.model_dump()) == key
+    assert candidate_key(candidate.model_dump()) == key
     for key in table("request", "keys"):
-        candidate = split_of(key)
-        assert split_key(candidate, cluster_of(key)) == key
-        assert key_of(candidate) == key.split(".on")[0]
-    assert split_of("vllm.tp4") is None
+        candidate = key_split(key)
+        assert split_key(candidate, key_cluster(key)) == key
+        assert candidate_key(candidate) == key.split(".on")[0]
+    assert key_split("vllm.tp4") is None
     for open_split in ({"tp": 4, "pp": 1}, {"micro_batch": 4}):
-        assert key_of(open_split) is None
+        assert candidate_key(open_split) is None
 
 
 def chosen(key, fields):
@@ -217,14 +219,14 @@ def chosen(key, fields):
 
 
 SERVED, ON_MI300X, RUN = (chosen(*row) for row in table("request", "kept"))
-FEW = keep(keep(keep((), SERVED), ON_MI300X), RUN)
+FEW = keep_choice(keep_choice(keep_choice((), SERVED), ON_MI300X), RUN)
 
 
 def test_a_name_says_what_tells_a_choice_from_others():
     bf16 = "vllm.bf16.bf16.tp4.pp1.dp2.ep1"
     other_format = chosen(bf16, {"hardware.device": "mi300x"})
     other_load = change(ON_MI300X, {"workload.concurrency": 8})
-    assert [kept.name for kept in keep(keep(FEW, other_format), other_load)] == [
+    assert [kept.name for kept in keep_choice(keep_choice(FEW, other_format), other_load)] == [
         "Llama-3.1-70B-Instruct · H100 SXM5 · tp 8",
         "Llama-3.1-8B-Instruct · MI300X · tp 4 · dp 2",
         "Llama-3.1-8B-Instruct · H100 SXM5 · dp 4 · tp 2 · zero 1 · mb 2",
@@ -234,21 +236,21 @@ def test_a_name_says_what_tells_a_choice_from_others():
 
 
 def test_nothing_is_kept_twice_or_beyond_the_most_and_renamed_in_its_place_as_is_allowed():
-    assert keep(FEW, SERVED, "again") == FEW
-    assert shelves.holds(FEW, RUN)
+    assert keep_choice(FEW, SERVED, "again") == FEW
+    assert shelves.shelf_holds(FEW, RUN)
     shelf = ()
     for load in range(1, shelves.MAX_KEPT + 1):
-        shelf = keep(shelf, change(SERVED, {"workload.concurrency": load}), "same name")
+        shelf = keep_choice(shelf, change(SERVED, {"workload.concurrency": load}), "same name")
     assert len({kept.name for kept in shelf}) == shelves.MAX_KEPT
-    assert "the most that may be" in str(refusal(keep, shelf, SERVED))
-    assert "whole split" in str(refusal(keep, (), DEFAULT))
-    assert keep(shelves.without(shelf, 2), SERVED)[-1].request == SERVED
-    shelf = shelves.renamed(FEW, 1, "  ours,\tcheap ")
+    assert "the most that may be" in str(refusal(keep_choice, shelf, SERVED))
+    assert "whole split" in str(refusal(keep_choice, (), DEFAULT))
+    assert keep_choice(shelves.remove_from_shelf(shelf, 2), SERVED)[-1].request == SERVED
+    shelf = shelves.rename_on_shelf(FEW, 1, "  ours,\tcheap ")
     assert [kept.name for kept in shelf] == [FEW[0].name, "ours, cheap", FEW[2].name]
-    assert shelves.renamed(shelf, 1, "ours, cheap") == shelf
+    assert shelves.rename_on_shelf(shelf, 1, "ours, cheap") == shelf
     rows = [("x" * (shelves.MAX_NAME + 1), "not 81"), (FEW[1].name, "name of another choice")]
     for name, said in (*table("request", "bad_names"), *rows):
-        assert said in str(refusal(shelves.renamed, FEW, 0, name))
+        assert said in str(refusal(shelves.rename_on_shelf, FEW, 0, name))
 
 
 names = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=shelves.MAX_NAME)
@@ -264,14 +266,16 @@ requests = st.builds(
 def test_what_is_kept_survives_its_link(choices):
     shelf = ()
     for name, request in choices:
-        shelf = keep(shelf, request, name[:70])
+        shelf = keep_choice(shelf, request, name[:70])
     assert shelf_of(shelf_query(shelf)) == (shelf, [])
 
 
 def test_a_link_with_all_that_may_be_kept_stays_short():
     shelf = FEW
     for load in range(shelves.MAX_KEPT - len(FEW)):
-        shelf = keep(shelf, change(SERVED, {"workload.concurrency": 2**load}), f"load {load}")
+        shelf = keep_choice(
+            shelf, change(SERVED, {"workload.concurrency": 2**load}), f"load {load}"
+        )
     assert len(urlencode(shelf_query(shelf))) < 1500
     own = {"hardware.device": uploaded_profile(template(device("h100-sxm")).encode(), "mine.yaml")}
     ours = tuple(shelves.Kept(str(n), change(kept.request, own)) for n, kept in enumerate(shelf))
@@ -286,23 +290,23 @@ UNREAD = [
     *(([["a", FIELDS | more]], said) for more, said in table("request", "unread")),
     ([["x" * 5000, FIELDS]], "kept 1: a name has 1 to 80"),
     ([["a", {}]], "does not state a whole split"),
-    ([["a", {**FIELDS, "hardware.device": pack([0])[:-4]}]], "cut off or changed"),
+    ([["a", {**FIELDS, "hardware.device": pack_values([0])[:-4]}]], "cut off or changed"),
 ]
 
 
 def test_what_cannot_be_read_of_a_link_or_is_too_much_is_left_out_and_said():
     """A choice with one bad field would be another choice under the same name."""
     for values, said in UNREAD:
-        shelf, (ignored,) = shelf_of({"kept": pack([*values, ["good", FIELDS]])})
+        shelf, (ignored,) = shelf_of({"kept": pack_values([*values, ["good", FIELDS]])})
         assert [kept.name for kept in shelf] == ["good"]
         assert said in ignored
-    no_list = pack({})
+    no_list = pack_values({})
     for text in ("a", "~1.AAAA", "~7.AAAA", "[]", "~1." + "A" * 70_000, no_list):
         shelf, (ignored,) = shelf_of({"kept": text})
         assert (shelf, ignored[:4]) == ((), "kept")
         assert ("is not a list" in ignored) == (text == no_list)
     many = [[str(n), {**FIELDS, "workload.concurrency": str(n)}] for n in range(1, 2000)]
-    shelf, ignored = shelf_of({"kept": pack(many)})
+    shelf, ignored = shelf_of({"kept": pack_values(many)})
     assert len(shelf) == shelves.MAX_KEPT
     assert ignored == [
         f"kept: {len(many):,} choices are kept; the first {shelves.MAX_KEPT} are read."

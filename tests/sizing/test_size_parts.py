@@ -5,12 +5,12 @@ import json
 import pytest
 
 from recipe_core.base.errors import RecipeError
-from recipe_core.plans.plans import plan
+from recipe_core.plans.plans import plan_splits
 from recipe_core.request import open_hardware
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT, from_query
 from recipe_core.request.size import Market
-from recipe_core.request.split_key import key_of
+from recipe_core.request.split_key import candidate_key
 from recipe_core.sizing.answer import Answer
 from recipe_core.sizing.parts import answer_in_parts
 from recipe_core.sizing.size import size
@@ -57,9 +57,9 @@ def test_a_part_has_a_row_for_each_of_its_devices_and_growth_sizes_nothing_again
 
 def placed(own, request, row):
     """The wizard's request once it took a row, its plan, and the row's place in it."""
-    taken = change(own, open_hardware.take(own, request, row))
-    planned = plan(taken)
-    place = planned.find(key_of(taken.candidate.model_dump()))
+    taken = change(own, open_hardware.take_size_row(own, request, row))
+    planned = plan_splits(taken)
+    place = planned.find(candidate_key(taken.candidate.model_dump()))
     assert place is not None
     assert planned.feasible[place]
     return taken, planned, place

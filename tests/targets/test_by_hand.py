@@ -11,7 +11,7 @@ import pytest
 from recipe_core.base.errors import InputError, NoAnswer
 from recipe_core.bundle.replace import replace_folder
 from recipe_core.payload.launcher.plan import load_plan
-from recipe_core.plans.plans import plan
+from recipe_core.plans.plans import plan_splits
 from recipe_core.plans.rank import refused_rows
 from recipe_core.recipe import Additions, make_recipe, with_parameters
 from recipe_core.request.edit import change, select_split
@@ -113,7 +113,7 @@ def test_main_files_have_commands_and_every_target_has_a_name():
 @over("name", QUERIES)
 def test_the_command_is_the_first_that_the_bundle_types(name):
     request = from_query(QUERIES[name])[0]
-    board = plan(request)
+    board = plan_splits(request)
     row = int(board.order[min(1, len(board.order) - 1)])
     made = bundle_for_request(change(request, select_split(request, board.key(row))))
     addresses = read_addresses("", made.context.nodes)
@@ -124,7 +124,7 @@ def test_the_command_is_the_first_that_the_bundle_types(name):
 
 
 def test_a_percentile_is_not_simulated_for_a_command(monkeypatch):
-    board = plan(make_request(objective={"limits": {"ttft_ms": 8000, "percentile": 95}}))
+    board = plan_splits(make_request(objective={"limits": {"ttft_ms": 8000, "percentile": 95}}))
     simulate = "recipe_core.estimates.serving.estimates.simulate_serving"
     monkeypatch.setattr(simulate, lambda *_, **__: pytest.fail("simulated"))
     assert "vllm serve" in start_command(board, int(board.order[0]))
@@ -132,7 +132,7 @@ def test_a_percentile_is_not_simulated_for_a_command(monkeypatch):
 
 def test_a_split_that_its_framework_cannot_be_told_says_why():
     training = {"workload.kind": "training", "workload.tokens": "1e10"}
-    board = plan(from_query({"model": "Qwen/Qwen3-1.7B", **training})[0])
+    board = plan_splits(from_query({"model": "Qwen/Qwen3-1.7B", **training})[0])
     stages = board.columns["zero_stage"]
     rows = [int(row) for row in refused_rows(board) if stages[row] == 1]
     refused = next(row for row in rows if board.codes(row) == {"launch-sharding"})

@@ -11,7 +11,7 @@ from recipe_core.estimates.serving.results import TIME_TITLES
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.plans.front import front_of_measures
 from recipe_core.plans.plan_json import cluster_title, held_text, queue_text, split_label
-from recipe_core.plans.plans import plan
+from recipe_core.plans.plans import plan_splits
 from recipe_core.plans.rank import nearest_row, rows_beyond_limits
 from recipe_core.plans.serving_kind import explain_estimate
 from recipe_core.request.edit import change
@@ -406,7 +406,7 @@ def test_curves_mark_the_request_and_scaling_is_drawn_beside_proportion():
 
 
 def test_labels_of_loads_are_whole_and_never_on_each_other():
-    saturated = plan(change(DEFAULT, {"model": "Qwen/Qwen3-32B", "hardware.device": "l40s"}))
+    saturated = plan_splits(change(DEFAULT, {"model": "Qwen/Qwen3-32B", "hardware.device": "l40s"}))
     rows = {split_label(saturated, int(row)): int(row) for row in saturated.order[:3]}
     loads = {name: curves.load_curve(saturated, row) for name, row in rows.items()}
     spots = {name: curves.crossing(saturated, row, 0.06) for name, row in rows.items()}
@@ -441,7 +441,7 @@ def test_a_view_is_registered_once_left_out_where_it_lacks_something_and_has_key
     offered = {view.name for view in views.views_of(planned(("hardware.per_node", 1)))}
     assert offered == {"memory", "frontier", "arithmetic"}
     cpu = {"hardware.device": "cpu", "hardware.per_node": 1, "model": "Qwen/Qwen3-0.6B"}
-    splits = plan(change(DEFAULT, cpu))
+    splits = plan_splits(change(DEFAULT, cpu))
     (note,) = views.VIEWS["cost"].draw(views.Focus(splits, splits.best_row))
     assert isinstance(note, views.Note)
     for splits in (planned(), training()):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from recipe_core.estimates.serving.estimates import estimate_serving
 from recipe_core.estimates.training.schedule import bubble_micro_batches
-from recipe_core.plans.plans import plan, plan_candidate
+from recipe_core.plans.plans import plan_candidate, plan_splits
 from recipe_core.plans.rank import refused_rows
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT
@@ -88,7 +88,7 @@ def lines(times):
 
 
 def served(changes):
-    return plan(change(DEFAULT, changes))
+    return plan_splits(change(DEFAULT, changes))
 
 
 def parts_hold(times, title, parts):

@@ -9,7 +9,7 @@ import pytest
 
 from recipe_core.base.units import gib
 from recipe_core.bundle import browse
-from recipe_core.plans.plans import plan
+from recipe_core.plans.plans import plan_splits
 from recipe_core.recipe import make_recipe, recipe_request
 from recipe_core.recipe.other_engines import other_engines
 from recipe_core.recipe.provenance import LAYERS
@@ -55,7 +55,7 @@ class Seen(HTMLParser):
 def report(name):
     request = request_of(name)
     bundle = bundle_for_request(request)
-    return bundle, plan(request), html_report(bundle, plan(request))
+    return bundle, plan_splits(request), html_report(bundle, plan_splits(request))
 
 
 def request_of(name):
@@ -114,7 +114,7 @@ def test_text_of_a_request_is_never_markup(tiny_config):
     model = tiny_config | {"_name_or_path": "</script><script>alert(1)</script><img src=x>"}
     workload = {"input_tokens": 128, "output_tokens": 128, "concurrency": 4}
     request = make_request(model, per_node=1, workload=workload)
-    html = html_report(bundle_for_request(request), plan(request))
+    html = html_report(bundle_for_request(request), plan_splits(request))
     seen = Seen(html)
     assert "img" not in seen.tags
     assert "alert(1)" in seen.text

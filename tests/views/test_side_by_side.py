@@ -13,7 +13,7 @@ from recipe_core.hardware.ownership import HOURS_PER_MONTH
 from recipe_core.plans.plan_json import measure_text
 from recipe_core.plans.plans import plan_candidate
 from recipe_core.request.edit import change, select_split
-from recipe_core.request.link import DEFAULT, left_out
+from recipe_core.request.link import DEFAULT, link_omissions
 from recipe_core.targets.start_command import start_command, start_words
 from recipe_core.views import charts
 from recipe_core.views import side_by_side as side
@@ -119,7 +119,7 @@ def test_serving_and_training_share_few_figures_and_cautions_name_what_differs()
     other = evaluated("other", change(REQUESTS["eight"], {"workload.concurrency": 8}))
     assert "differ in load:" in side.cautions([choice("eight"), other])[0]
     private = change(REQUESTS["eight"], {"options.environment": {"TOKEN": "secret"}})
-    assert side.cautions([evaluated("private", private)]) == [left_out(private)]
+    assert side.cautions([evaluated("private", private)]) == [link_omissions(private)]
 
 
 def test_commands_are_compared_option_by_option():

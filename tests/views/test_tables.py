@@ -8,7 +8,7 @@ import pytest
 
 from recipe_core.plans.front import front_of_measures
 from recipe_core.plans.plan_json import cluster_title, held_text, measure_text
-from recipe_core.plans.plans import plan
+from recipe_core.plans.plans import plan_splits
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT
 from recipe_core.views import charts, exports, tables
@@ -88,7 +88,7 @@ def test_filters_keep_what_they_name():
 
 
 def test_a_table_reads_back_as_it_was_written():
-    splits = plan(REQUEST)
+    splits = plan_splits(REQUEST)
     frame = tables.export_frame(splits, splits.order, ["tpot", "usd", "gpus"])
     tpot, cost = "Time per output token (ms)", "Cost per million output tokens ($)"
     measured = [f"{title}{end}" for title in (tpot, cost) for end in ("", ", low", ", high")]
@@ -120,7 +120,7 @@ def test_files_are_named_after_the_request_and_a_chart_is_one_file_without_a_net
     assert len(name) <= exports.LONGEST_NAME + len("-splits")
     for asked, known in (("svg", "svg"), ("../exe", "png")):
         assert exports.picture_config("a", asked)["toImageButtonOptions"]["format"] == known
-    splits = plan(REQUEST)
+    splits = plan_splits(REQUEST)
     page = exports.chart_page(charts.tradeoff(splits, *splits.axes), "chart").decode()
     assert page.startswith("<!doctype html>")
     assert "Time per output token (ms)" in page

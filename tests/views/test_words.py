@@ -8,12 +8,12 @@ import pytest
 from recipe_core.base.data_files import DataFile
 from recipe_core.estimates.rules.refusal import RULE_TITLES
 from recipe_core.hardware.ownership import HOURS_PER_MONTH
-from recipe_core.plans.legal import NEVER, legal
+from recipe_core.plans.legal import NEVER, legal_rows
 from recipe_core.plans.plan_json import split_label
-from recipe_core.plans.plans import plan
+from recipe_core.plans.plans import plan_splits
 from recipe_core.plans.rank import nearest_row
 from recipe_core.request.link import FIELDS, from_query
-from recipe_core.request.metrics import metric_of, metrics
+from recipe_core.request.metrics import column_metric, metrics
 from recipe_core.request.schema import describe_field
 from recipe_core.views import glossary
 from recipe_core.views import verdict as words
@@ -32,7 +32,7 @@ RUN = {"workload.kind": "training"}
 def _planned(*query):
     request, ignored = from_query(LLAMA | dict(query))
     assert not ignored
-    return plan(request)
+    return plan_splits(request)
 
 
 def planned(query=(), **limits):
@@ -43,11 +43,11 @@ def planned(query=(), **limits):
 
 def test_splits_that_divide_nothing_are_not_counted_and_runs_are_what_can_run():
     every = planned({"workload.max_context": "24576"})
-    never = ~legal(every)
+    never = ~legal_rows(every)
     assert set(every.columns["tp"][never].tolist()) == {3, 5, 6, 7}
     assert not every.feasible[never].any()
     held, doubtful = int(every.holds.sum()), int((every.feasible & every.uncertain).sum())
-    of = int(legal(every).sum())
+    of = int(legal_rows(every).sum())
     assert of < len(every)
     said = f"{held} of {of} legal splits hold the load · {doubtful} may not start"
     assert words.counts(every) == said
@@ -131,7 +131,7 @@ def test_every_word_of_the_field_is_explained_in_the_file():
 
 def test_help_is_the_term_s_text_and_a_mistake_in_the_file_is_named():
     ttft, field = glossary.glossary().terms["ttft"].text, "objective.limits.ttft_ms"
-    assert metric_of("ttft_s").help == ttft == glossary.term_help("ttft")
+    assert column_metric("ttft_s").help == ttft == glossary.term_help("ttft")
     assert glossary.field_help(field).startswith(describe_field(field))
     assert ttft in glossary.field_help(field)
     assert glossary.field_help("hardware.nodes") == describe_field("hardware.nodes")

@@ -10,7 +10,7 @@ from recipe_core.base.errors import RecipeError
 from recipe_core.engines.grammar import meanings
 from recipe_core.engines.spec import engine
 from recipe_core.engines.tuning import tunables
-from recipe_core.plans.plans import plan
+from recipe_core.plans.plans import plan_splits
 from recipe_core.recipe import Recipe, recipe_request
 from recipe_core.recipe.build import recipe_of
 from recipe_core.recipe.decision import decide
@@ -99,7 +99,7 @@ def first_splits(recipe: Recipe, count: int) -> list[dict[str, int]]:
     request = recipe_request(recipe).model_copy(update={"candidate": None})
     same = {name: recipe.candidate.get(name) for name in ("engine", "weight_dtype", "kv_dtype")}
     out = [recipe_degrees]
-    everything = plan(request)
+    everything = plan_splits(request)
     for row in map(int, everything.order):
         candidate = everything.candidate(row)
         alike = all(candidate.get(name) == value for name, value in same.items())

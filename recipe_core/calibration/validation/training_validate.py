@@ -29,8 +29,8 @@ from recipe_core.estimates.training.fits import memory_rule
 from recipe_core.estimates.training.memory import Memory, training_memory
 from recipe_core.estimates.training.schedule import training_step_parts
 from recipe_core.plans.plans import shared_key
-from recipe_core.plans.problem import resolve
-from recipe_core.plans.training_candidates import one_case
+from recipe_core.plans.problem import resolve_problem
+from recipe_core.plans.training_candidates import stated_training_case
 from recipe_core.request.schema import PlanRequest
 
 TIME, MEMORY = "step_s", "peak_memory_gib"
@@ -90,12 +90,12 @@ def group_training_runs(runs: Sequence[TrainingRun]) -> tuple[list[RunGroup], Co
         try:
             with without_corrections():
                 requests = map(run.request, run.recomputations)
-                problems = [resolve(PlanRequest.parse(request)) for request in requests]
+                problems = [resolve_problem(PlanRequest.parse(request)) for request in requests]
         except RecipeError as error:
             wrong[error.message] += 1
             continue
         for problem in problems:
-            pair = one_case(problem, problem.candidate)
+            pair = stated_training_case(problem, problem.candidate)
             if pair is None:
                 raise InputError(f"{run.id} has no split.", field="table")
             members.setdefault(shared_key(problem, pair[0]), []).append((n, *pair))

@@ -19,12 +19,12 @@ from recipe_core.accuracy.technique import Technique, technique, techniques
 from recipe_core.base import budget, progress
 from recipe_core.base.errors import InputError
 from recipe_core.compression.advisor.change import Change, NoChange, change_of, runs_weights
-from recipe_core.compression.advisor.combine import Pair, pairs
-from recipe_core.compression.advisor.estimated import estimated
+from recipe_core.compression.advisor.combine import Pair, technique_pairs
+from recipe_core.compression.advisor.estimated import estimated_entry
 from recipe_core.compression.advisor.figures import Split
-from recipe_core.compression.advisor.judged import Base, Judged, base_of, judged
+from recipe_core.compression.advisor.judged import Base, Judged, advice_base, judge_change
 from recipe_core.compression.advisor.matrix import Matrix, matrix_of
-from recipe_core.compression.advisor.ranked import ranked
+from recipe_core.compression.advisor.ranked import rank_formats
 from recipe_core.compression.advisor.row import (
     CACHE_EFFECT,
     EFFECTS,
@@ -69,9 +69,9 @@ class Advice:
 
     def row(self, name: str) -> FormatRow:
         """The row of a technique; raises InputError where the advice has none."""
-        for one in self.rows:
-            if one.name == name:
-                return one
+        for row in self.rows:
+            if row.name == name:
+                return row
         raise InputError(
             f"{name!r} was not judged.", field="technique", hint="See techniques.yaml."
         )
@@ -128,68 +128,73 @@ def advise(
         InputError: for training, an unknown technique, and for what a plan refuses.
         RecipeError: when there is no split at all.
     """
-    named = {name: technique(name) for name in names or techniques()}
-    base = base_of(request, folders=folders, corrections=corrections)
+    by_name = {name: technique(name) for name in names or techniques()}
+    base = advice_base(request, folders=folders, corrections=corrections)
     limit = request.objective.limits.accuracy_recovery
     rows: list[FormatRow] = []
     shared: Shared = {}
-    with progress.task(len(named)):
-        for name, one in named.items():
+    with progress.task(len(by_name)):
+        for name, method in by_name.items():
             budget.spend()
-            rows.append(_row(name, one, base, request, limit, shared))
+            rows.append(_advise_row(name, method, base, request, limit, shared))
             progress.step()
-    ordered = ranked(rows, base, request.objective)
-    return Advice(request, base, ordered, pairs(base, ordered), limit)
+    ordered = rank_formats(rows, base, request.objective)
+    return Advice(request, base, ordered, technique_pairs(base, ordered), limit)
 
 
 # Judged changes by what tells their plans apart.
 Shared = dict[Any, Judged]
 
 
-def _row(
-    name: str, one: Technique, base: Base, request: PlanRequest, limit: float | None, shared: Shared
+def _advise_row(
+    name: str,
+    technique: Technique,
+    base: Base,
+    request: PlanRequest,
+    limit: float | None,
+    shared: Shared,
 ) -> FormatRow:
-    support = _support(name, base)
-    change = change_of(name, one, base.setting, support.verdict)
-    kept = _kept(name, base, request, change)
+    support = _support_on_base(name, base)
+    change = change_of(name, technique, base.setting, support.verdict)
+    accuracy = _accuracy_of_change(name, base, request, change)
     row = FormatRow(
         name,
-        one,
+        technique,
         support,
         "estimated",
-        _effect(name, one, support),
+        _effect_text(name, technique, support),
         "",
         "",
         None,
         None,
-        kept,
-        None if limit is None or not kept.known else kept.value >= limit,
-        _checkpoints(one, base),
+        accuracy,
+        None if limit is None or not accuracy.known else accuracy.value >= limit,
+        _stored_checkpoints(technique, base),
         None,
         (),
     )
-    state = _without_figures(one, support, change, base)
+    state = _without_figures(technique, support, change, base)
     if state is not None:
-        return replace(row, state=state, why=_why(support, change))
+        return replace(row, state=state, why=_missing_reason(support, change))
     assert isinstance(change, Change)  # noqa: S101 - what is none has a state
     alone = SLOWER if support.verdict in MEMORY_ALONE else ""
     key = (change.key, bool(alone))
     if key not in shared:
-        shared[key] = judged(base, change, alone)
-    own, best = shared[key].own, shared[key].best
+        shared[key] = judge_change(base, change, alone)
+    same_split, best = shared[key].own, shared[key].best
     return replace(
         row,
-        state=_state(own, best, alone),
-        why=alone or _no_split(own, best),
+        state=_figures_state(same_split, best, alone),
+        why=alone or _no_split(same_split, best),
         way=change.way,
-        own=own,
+        own=same_split,
         best=best,
-        fields=_fields(name, one, row.checkpoints, change, base),
+        fields=_request_edits(name, technique, row.checkpoints, change, base),
         notes=change.notes,
     )
 
 
-def _support(name: str, base: Base) -> Support:
+def _support_on_base(name: str, base: Base) -> Support:
     device, engine = base.setting.cluster.device, base.setting.engine.name
     if engine in runners():
         return support_of(name, engine, device, base.setting.engine.version)
@@ -197,7 +202,9 @@ def _support(name: str, base: Base) -> Support:
     return Support(name, engine, device.name, "unknown", note=note)
 
 
-def _kept(name: str, base: Base, request: PlanRequest, change: Change | NoChange) -> Retained:
+def _accuracy_of_change(
+    name: str, base: Base, request: PlanRequest, change: Change | NoChange
+) -> Retained:
     """What a technique keeps of the base; of a sibling by its name, which tells its size."""
     model, kind = base.setting.model, request.objective.accuracy_of
     if not model.generates:
@@ -213,25 +220,25 @@ def _kept(name: str, base: Base, request: PlanRequest, change: Change | NoChange
     expected = estimate_retained(
         model.name,
         name,
-        method=sibling if estimated(name).shape == "sibling" else "",
+        method=sibling if estimated_entry(name).shape == "sibling" else "",
         benchmark=benchmark,
         parameters_b=round(model.parameters / 1e9, 3),
         nearest=NEAREST,
     )
-    names = [one for one in (model.name, model.weights) if one]
+    names = [model_id for model_id in (model.name, model.weights) if model_id]
     return with_own_figure(expected, base.setting.compressed, names, name, benchmark=benchmark)
 
 
-def _effect(name: str, one: Technique, support: Support) -> str:
-    if one.kind == "kv cache" and support.verdict == "native":
+def _effect_text(name: str, technique: Technique, support: Support) -> str:
+    if technique.kind == "kv cache" and support.verdict == "native":
         return CACHE_EFFECT
-    if estimated(name).shape in ("layers", "width", "experts", "sibling") and support.runs:
+    if estimated_entry(name).shape in ("layers", "width", "experts", "sibling") and support.runs:
         return SHAPE_EFFECT
     return EFFECTS[support.verdict]
 
 
 def _without_figures(
-    one: Technique, support: Support, change: Change | NoChange, base: Base
+    technique: Technique, support: Support, change: Change | NoChange, base: Base
 ) -> State | None:
     if isinstance(change, NoChange) and change.already:
         return "already"
@@ -239,23 +246,23 @@ def _without_figures(
         return "refused"
     if isinstance(change, NoChange):
         return "void"
-    if support.verdict == "unknown" and not _known_to_plans(one, change, base):
+    if support.verdict == "unknown" and not _known_to_plans(technique, change, base):
         return "unknown"
     return None
 
 
-def _known_to_plans(one: Technique, change: Change, base: Base) -> bool:
+def _known_to_plans(technique: Technique, change: Change, base: Base) -> bool:
     """Whether the files that plans are made by say that the engine runs the formats here."""
     if change.way == "estimated":
         return False
     engine, device = base.setting.engine, base.setting.cluster.device
-    weights, cache = one.weight_dtype, one.kv_dtype
+    weights, cache = technique.weight_dtype, technique.kv_dtype
     return (weights is None or runs_weights(engine, device, weights)) and (
         cache is None or (cache in engine.free_kv_dtypes and cache in device.kv_dtypes)
     )
 
 
-def _why(support: Support, change: Change | NoChange) -> str:
+def _missing_reason(support: Support, change: Change | NoChange) -> str:
     if isinstance(change, NoChange) and (change.already or support.verdict != "refused"):
         return _sentence(change.why)
     if support.verdict == "unknown" and not support.source:
@@ -268,45 +275,49 @@ def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}"
 
 
-def _state(own: Split, best: Split | None, alone: str) -> State:
+def _figures_state(same_split: Split, best: Split | None, alone: str) -> State:
     if alone:
         return "memory only"
-    return "estimated" if own.runs or best is not None else "no split"
+    return "estimated" if same_split.runs or best is not None else "no split"
 
 
-def _no_split(own: Split, best: Split | None) -> str:
-    if own.runs or best is not None:
+def _no_split(same_split: Split, best: Split | None) -> str:
+    if same_split.runs or best is not None:
         return ""
-    return _sentence(own.reasons[0] if own.reasons else "no split of the hardware runs it")
+    return _sentence(
+        same_split.reasons[0] if same_split.reasons else "no split of the hardware runs it"
+    )
 
 
 # The request with it
 
 
-def _checkpoints(one: Technique, base: Base) -> tuple[str, ...]:
-    if one.weight_dtype is None or one.removed:
+def _stored_checkpoints(technique: Technique, base: Base) -> tuple[str, ...]:
+    if technique.weight_dtype is None or technique.removed:
         return ()
     stored = variants(base.setting.model.name)
-    return tuple(name for name, dtype in stored.items() if dtype.split("-")[0] == one.weight_dtype)
+    return tuple(
+        name for name, dtype in stored.items() if dtype.split("-")[0] == technique.weight_dtype
+    )
 
 
-def _fields(
-    name: str, one: Technique, checkpoints: tuple[str, ...], change: Change, base: Base
+def _request_edits(
+    name: str, technique: Technique, checkpoints: tuple[str, ...], change: Change, base: Base
 ) -> dict[str, Any] | None:
     """Edits that put a technique into the request; None where no plan has it."""
-    if estimated(name).shape == "sibling":
+    if estimated_entry(name).shape == "sibling":
         return {"model": change.model.name}
-    if change.way == "estimated" or (one.weight_dtype is None and one.kv_dtype is None):
+    if change.way == "estimated" or (technique.weight_dtype is None and technique.kv_dtype is None):
         return None
     fields: dict[str, Any] = {}
-    if one.weight_dtype is not None:
-        fields["options.weight_dtypes"] = ["auto" if checkpoints else one.weight_dtype]
+    if technique.weight_dtype is not None:
+        fields["options.weight_dtypes"] = ["auto" if checkpoints else technique.weight_dtype]
     if checkpoints:
         fields["model"] = checkpoints[0]
-    elif one.weight_dtype is not None and _can_be_made(name, one.weight_dtype, base):
+    elif technique.weight_dtype is not None and _can_be_made(name, technique.weight_dtype, base):
         fields["options.compression"] = {"technique": name}
-    if one.kv_dtype is not None:
-        fields["options.kv_dtypes"] = [one.kv_dtype]
+    if technique.kv_dtype is not None:
+        fields["options.kv_dtypes"] = [technique.kv_dtype]
     return fields
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from recipe_core.accuracy.support import Verdict
 from recipe_core.accuracy.technique import Technique
-from recipe_core.compression.advisor.estimated import Estimated, Shape, estimated
+from recipe_core.compression.advisor.estimated import Estimated, Shape, estimated_entry
 from recipe_core.engines.spec import Engine
 from recipe_core.estimates.columns.serving import WIDE, Setting
 from recipe_core.estimates.rules.kernels import reply_on_format
@@ -25,14 +25,14 @@ WIDTH_STEP = 256
 _SIZE = re.compile(r"\d+(?:\.\d+)?[bm](?:-a\d+(?:\.\d+)?b)?(?=$|[-_.])", re.IGNORECASE)
 
 
-def smaller(model: ModelSpec, shape: Shape, removed: float) -> ModelSpec | None:
+def shrink_model(model: ModelSpec, shape: Shape, removed: float) -> ModelSpec | None:
     """The model without a share ``removed`` of its weights; None where it has nothing of the kind.
 
     A share of layers, of all parameters (width, factors) or of routed experts; a sibling is the
     model of its family in the catalog whose size is nearest to what would be left.
     """
     if shape == "sibling":
-        return sibling(model, removed)
+        return find_sibling(model, removed)
     cut: dict[Shape, Callable[[ModelSpec, float], ModelSpec | None]] = {
         "layers": _fewer_layers,
         "width": _narrower,
@@ -58,26 +58,26 @@ def _narrower(model: ModelSpec, removed: float) -> ModelSpec | None:
     of_blocks = sum(n for name, n in parts.items() if name in ("mlp", "moe.experts", "moe.shared"))
     if not of_blocks:
         return None
-    kept = 1 - removed * model.language_parameters / of_blocks
-    if kept <= 0:
+    share = 1 - removed * model.language_parameters / of_blocks
+    if share <= 0:
         return None
-    return replace(model, layers=tuple(_cut_block(layer, kept) for layer in model.layers))
+    return replace(model, layers=tuple(_cut_block(layer, share) for layer in model.layers))
 
 
-def _cut_block(layer: Layer, kept: float) -> Layer:
+def _cut_block(layer: Layer, share: float) -> Layer:
     mlp = layer.mlp
     if isinstance(mlp, DenseMlp):
-        return replace(layer, mlp=replace(mlp, intermediate=_width(mlp.intermediate, kept)))
+        return replace(layer, mlp=replace(mlp, intermediate=_width(mlp.intermediate, share)))
     if isinstance(mlp, MoeMlp):
-        width = _width(mlp.intermediate, kept)
-        shared = _width(mlp.shared_intermediate, kept) if mlp.shared_intermediate else 0
+        width = _width(mlp.intermediate, share)
+        shared = _width(mlp.shared_intermediate, share) if mlp.shared_intermediate else 0
         return replace(layer, mlp=replace(mlp, intermediate=width, shared_intermediate=shared))
     return layer
 
 
-def _width(width: int, kept: float) -> int:
+def _width(width: int, share: float) -> int:
     step = WIDTH_STEP if width >= 4 * WIDTH_STEP else max(width // 8, 1)
-    return max(round(width * kept / step), 1) * step
+    return max(round(width * share / step), 1) * step
 
 
 def _fewer_experts(model: ModelSpec, removed: float) -> ModelSpec | None:
@@ -95,7 +95,7 @@ def _cut_experts(layer: Layer, removed: float) -> Layer:
     return replace(layer, mlp=replace(mlp, experts=experts))
 
 
-def sibling(model: ModelSpec, removed: float) -> ModelSpec | None:
+def find_sibling(model: ModelSpec, removed: float) -> ModelSpec | None:
     """The smaller unquantised model of the family whose size is nearest; None without any.
 
     A family: ids of the catalog that differ in the size they name, or else in minor versions too.
@@ -103,33 +103,35 @@ def sibling(model: ModelSpec, removed: float) -> ModelSpec | None:
     if not in_catalog(model.name):
         return None
     parameters = model.language_parameters * (1 - removed)
-    for family in (_family, _generation):
-        near = [
-            catalog_model(other)
-            for other in catalog_ids()
-            if family(other) == family(model.name) and other != model.name
+    for family in (_model_family_id, _generation_id):
+        relatives = [
+            catalog_model(relative)
+            for relative in catalog_ids()
+            if family(relative) == family(model.name) and relative != model.name
         ]
-        near = [
-            other
-            for other in near
-            if other.quantization is None
-            and other.task == model.task
-            and other.language_parameters < 0.9 * model.language_parameters
+        relatives = [
+            relative
+            for relative in relatives
+            if relative.quantization is None
+            and relative.task == model.task
+            and relative.language_parameters < 0.9 * model.language_parameters
         ]
-        if near:
-            return min(near, key=lambda other: abs(other.language_parameters - parameters))
+        if relatives:
+            return min(
+                relatives, key=lambda relative: abs(relative.language_parameters - parameters)
+            )
     return None
 
 
-def _family(name: str) -> str:
+def _model_family_id(name: str) -> str:
     """An id without the size that it names."""
     owner, _, rest = name.casefold().partition("/")
     return f"{owner}/{_SIZE.sub('*', rest)}"
 
 
-def _generation(name: str) -> str:
+def _generation_id(name: str) -> str:
     """The family without minor versions: Llama 3.1 and 3.2 are one."""
-    return re.sub(r"(\d)\.\d+", r"\1", _family(name))
+    return re.sub(r"(\d)\.\d+", r"\1", _model_family_id(name))
 
 
 # Format that stands for every one that is stored small and multiplied in 16 bit.
@@ -172,12 +174,12 @@ class Change:
         """What tells plans apart: techniques that store and multiply alike share one."""
         return self.model.digest, self.weight_dtype, self.kv_dtype, self.assumed
 
-    def with_cache_of(self, other: Change) -> Change:
+    def with_cache_of(self, cached: Change) -> Change:
         return replace(
             self,
-            kv_dtype=other.kv_dtype,
-            assumed=self.assumed or other.assumed,
-            notes=(*self.notes, *other.notes),
+            kv_dtype=cached.kv_dtype,
+            assumed=self.assumed or cached.assumed,
+            notes=(*self.notes, *cached.notes),
         )
 
 
@@ -200,42 +202,42 @@ def change_of(
         base: model, device, engine and formats of the base.
         verdict: how the engine runs it on the device.
     """
-    how = estimated(name)
-    if how.unknown:
-        return NoChange(how.unknown)
-    if how.shape:
-        return _shaped(technique, how, base)
-    weights = _weights(technique, how, base, verdict)
+    entry = estimated_entry(name)
+    if entry.unknown:
+        return NoChange(entry.unknown)
+    if entry.shape:
+        return _shape_change(technique, entry, base)
+    weights = _weights_change(technique, entry, base, verdict)
     if technique.kv_bits >= 16 or isinstance(weights, NoChange):
         return weights
-    return _cached(weights, how, base)
+    return _cache_change(weights, entry, base)
 
 
-def _shaped(technique: Technique, how: Estimated, base: Setting) -> Change | NoChange:
-    assert how.shape is not None  # noqa: S101 - the caller looked
-    model = smaller(base.model, how.shape, technique.removed)
+def _shape_change(technique: Technique, entry: Estimated, base: Setting) -> Change | NoChange:
+    assert entry.shape is not None  # noqa: S101 - the caller looked
+    model = shrink_model(base.model, entry.shape, technique.removed)
     if model is None:
-        return NoChange(f"the model {LACKS.get(how.shape, 'is too small for it')}")
-    return Change(model, reshaped=True, notes=_notes(how))
+        return NoChange(f"the model {LACKS.get(entry.shape, 'is too small for it')}")
+    return Change(model, reshaped=True, notes=_doubt_notes(entry))
 
 
-def _notes(how: Estimated) -> tuple[str, ...]:
-    return (how.doubt,) if how.doubt else ()
+def _doubt_notes(entry: Estimated) -> tuple[str, ...]:
+    return (entry.doubt,) if entry.doubt else ()
 
 
 # Weights
 
 
-def _weights(
-    technique: Technique, how: Estimated, base: Setting, verdict: Verdict
+def _weights_change(
+    technique: Technique, entry: Estimated, base: Setting, verdict: Verdict
 ) -> Change | NoChange:
-    if technique.weight_bits >= 16 and how.stored_bits is None:
+    if technique.weight_bits >= 16 and entry.stored_bits is None:
         return Change(base.model)
     if base.weight_dtype not in WIDE:
         return _stored_already(technique, base)
-    if technique.weight_dtype is not None and _is_format(technique, how, base, verdict):
-        return Change(base.model, technique.weight_dtype, notes=_notes(how))
-    return _stored_small(technique, how, base, verdict)
+    if technique.weight_dtype is not None and _is_planned_format(technique, entry, base, verdict):
+        return Change(base.model, technique.weight_dtype, notes=_doubt_notes(entry))
+    return _stored_small(technique, entry, base, verdict)
 
 
 def _stored_already(technique: Technique, base: Setting) -> NoChange:
@@ -249,16 +251,18 @@ def _stored_already(technique: Technique, base: Setting) -> NoChange:
     )
 
 
-def _is_format(technique: Technique, how: Estimated, base: Setting, verdict: Verdict) -> bool:
+def _is_planned_format(
+    technique: Technique, entry: Estimated, base: Setting, verdict: Verdict
+) -> bool:
     device, dtype = base.cluster.device, technique.weight_dtype
-    if dtype is None or dtype not in device.weight_dtypes or how.stored_bits is not None:
+    if dtype is None or dtype not in device.weight_dtypes or entry.stored_bits is not None:
         return False
     engine = base.engine.wraps or base.engine.name
-    told = reply_on_format(base.engine, device.architecture, dtype, "")
-    if told is None or told.verdict == "unknown":
+    support = reply_on_format(base.engine, device.architecture, dtype, "")
+    if support is None or support.verdict == "unknown":
         if no_kernels(engine, device.architecture, dtype, "") is not None:
             return False
-    elif not told.runs:
+    elif not support.runs:
         return False
     planned_wide = compute_dtype(dtype, device.peak_flops_per_s) in WIDE
     return planned_wide != (technique.act_bits < 16 and verdict == "native")
@@ -266,8 +270,8 @@ def _is_format(technique: Technique, how: Estimated, base: Setting, verdict: Ver
 
 def runs_weights(engine: Engine, device: Device, dtype: str) -> bool:
     """Whether tables or files of engines or devices say that the engine runs ``dtype`` weights."""
-    told = reply_on_format(engine, device.architecture, dtype, "")
-    if dtype in engine.online_weight_dtypes or (told is not None and told.runs):
+    support = reply_on_format(engine, device.architecture, dtype, "")
+    if dtype in engine.online_weight_dtypes or (support is not None and support.runs):
         return True
     name = engine.wraps or engine.name
     return any(
@@ -278,45 +282,45 @@ def runs_weights(engine: Engine, device: Device, dtype: str) -> bool:
 
 
 def _stored_small(
-    technique: Technique, how: Estimated, base: Setting, verdict: Verdict
+    technique: Technique, entry: Estimated, base: Setting, verdict: Verdict
 ) -> Change | NoChange:
     """Weights of so many bits, multiplied in the technique's format or in 16 bit."""
     device = base.cluster.device
     dtype = WEIGHT_ONLY
-    native = verdict == "native" and (technique.act_bits < 16 or how.rate > 1)
+    native = verdict == "native" and (technique.act_bits < 16 or entry.rate > 1)
     if native:
-        product = _format_at(how, device)
+        product = _format_at(entry, device)
         if product is None:
             return NoChange(f"no rate of such products is known of {device.title}")
         dtype = product
     quantization = Quantization(
-        dtype, WHOLE if how.whole else MATRIX_ROLES, value_bytes=stored_bits(technique, how) / 8
+        dtype, WHOLE if entry.whole else MATRIX_ROLES, value_bytes=stored_bits(technique, entry) / 8
     )
     model = replace(base.model, quantization=quantization)
-    return Change(model, assumed=True, notes=_notes(how))
+    return Change(model, assumed=True, notes=_doubt_notes(entry))
 
 
-def _format_at(how: Estimated, device: Device) -> str | None:
+def _format_at(entry: Estimated, device: Device) -> str | None:
     """A format of the device whose products run at the technique's rate; None where none does.
 
     Sparse products run at a multiple of their dense rate, which another format has.
     """
     peaks = {str(name): peak.value for name, peak in device.peak_flops_per_s.items()}
-    if how.computes not in peaks:
+    if entry.computes not in peaks:
         return None
-    if how.rate == 1:
-        return how.computes
-    rate = how.rate * peaks[how.computes]
+    if entry.rate == 1:
+        return entry.computes
+    rate = entry.rate * peaks[entry.computes]
     return next((name for name, peak in peaks.items() if abs(peak / rate - 1) < 0.02), None)
 
 
-def stored_bits(technique: Technique, how: Estimated | None = None) -> float:
+def stored_bits(technique: Technique, entry: Estimated | None = None) -> float:
     """Bits a weight with its scales.
 
     Nominal whole bits don't count scales: a 16-bit one and a zero point for each group.
     """
-    if how is not None and how.stored_bits is not None:
-        return how.stored_bits
+    if entry is not None and entry.stored_bits is not None:
+        return entry.stored_bits
     bits = technique.weight_bits
     if technique.group and technique.group.isdecimal() and bits == int(bits):
         return bits + (SCALE_BITS + bits) / int(technique.group)
@@ -326,10 +330,10 @@ def stored_bits(technique: Technique, how: Estimated | None = None) -> float:
 # Cache
 
 
-def _cached(weights: Change, how: Estimated, base: Setting) -> Change | NoChange:
+def _cache_change(weights: Change, entry: Estimated, base: Setting) -> Change | NoChange:
     if not base.caches:
         return NoChange("an encoder keeps no KV cache")
-    dtype = how.kv
+    dtype = entry.kv
     if dtype is None or dtype not in BYTES_PER_VALUE:
         return NoChange("no plan counts the bytes of such a cache")
     if dtype == base.kv_dtype:

@@ -12,7 +12,7 @@ from recipe_core.accuracy.retained import Retained
 from recipe_core.accuracy.runners import runners
 from recipe_core.compression.advisor.change import Change, NoChange, change_of
 from recipe_core.compression.advisor.figures import Split
-from recipe_core.compression.advisor.judged import Base, judged
+from recipe_core.compression.advisor.judged import Base, judge_change
 from recipe_core.compression.advisor.row import FormatRow
 
 # Figures whose product is held against what is estimated for both.
@@ -60,28 +60,28 @@ class Pair:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        kept = self.kept
-        known = kept is not None and kept.known
+        accuracy = self.kept
+        is_known = accuracy is not None and accuracy.known
         return {
             "techniques": [self.first, self.second],
             "effect": self.effect,
             "sentence": self.sentence,
             "product": self.product,
             "estimated": self.both,
-            "retained": {"value": kept.value, "low": kept.low, "high": kept.high}
-            if kept is not None and known
+            "retained": {"value": accuracy.value, "low": accuracy.low, "high": accuracy.high}
+            if accuracy is not None and is_known
             else None,
         }
 
 
-def pairs(base: Base, rows: Sequence[FormatRow]) -> tuple[Pair, ...]:
+def technique_pairs(base: Base, rows: Sequence[FormatRow]) -> tuple[Pair, ...]:
     """Pairs of techniques that both are among ``rows``, those that multiply first."""
     by_name = {row.name: row for row in rows}
     engine = base.setting.engine.name
     if engine not in runners():
         return ()
     out = [
-        _pair(base, by_name[first], by_name[second])
+        _combine_pair(base, by_name[first], by_name[second])
         for first, second in TRIED
         if first in by_name and second in by_name
     ]
@@ -89,14 +89,14 @@ def pairs(base: Base, rows: Sequence[FormatRow]) -> tuple[Pair, ...]:
     return tuple(sorted(out, key=lambda pair: order.index(pair.effect)))
 
 
-def _pair(base: Base, first: FormatRow, second: FormatRow) -> Pair:
+def _combine_pair(base: Base, first: FormatRow, second: FormatRow) -> Pair:
     answer = combination(
         first.name, second.name, base.setting.engine.name, base.setting.cluster.device
     )
     multiplies = answer.effect == "multiply"
-    both = _together(base, first, second) if multiplies else None
-    product = None if both is None else _product(base.own, first, second)
-    kept = combine_retained([first.kept, second.kept]) if multiplies else None
+    both = _judge_together(base, first, second) if multiplies else None
+    product = None if both is None else _ratio_product(base.own, first, second)
+    accuracy = combine_retained([first.kept, second.kept]) if multiplies else None
     return Pair(
         first.name,
         second.name,
@@ -104,23 +104,29 @@ def _pair(base: Base, first: FormatRow, second: FormatRow) -> Pair:
         answer.sentence,
         product,
         None if both is None else _ratios(both, base.own),
-        kept,
+        accuracy,
     )
 
 
-def _together(base: Base, first: FormatRow, second: FormatRow) -> Split | None:
+def _judge_together(base: Base, first: FormatRow, second: FormatRow) -> Split | None:
     """Both at once on the split of the base: weights of the first in what the second leaves.
 
     Its cache, or its smaller model; None for other pairs.
     """
     if first.own is None or second.own is None or not (first.own.runs and second.own.runs):
         return None
-    other = change_of(second.name, second.technique, base.setting, second.support.verdict)
-    if isinstance(other, NoChange) or not (other.reshaped or second.technique.kind == "kv cache"):
+    second_change = change_of(second.name, second.technique, base.setting, second.support.verdict)
+    if isinstance(second_change, NoChange) or not (
+        second_change.reshaped or second.technique.kind == "kv cache"
+    ):
         return None
-    setting = replace(base.setting, model=other.model)
+    setting = replace(base.setting, model=second_change.model)
     change = change_of(first.name, first.technique, setting, first.support.verdict)
-    return judged(base, change.with_cache_of(other)).own if isinstance(change, Change) else None
+    return (
+        judge_change(base, change.with_cache_of(second_change)).own
+        if isinstance(change, Change)
+        else None
+    )
 
 
 def _ratios(split: Split, base: Split) -> dict[str, float]:
@@ -128,8 +134,12 @@ def _ratios(split: Split, base: Split) -> dict[str, float]:
     return {name: ratio for name, ratio in ratios.items() if ratio is not None}
 
 
-def _product(base: Split, first: FormatRow, second: FormatRow) -> dict[str, float]:
+def _ratio_product(base: Split, first: FormatRow, second: FormatRow) -> dict[str, float]:
     assert first.own is not None  # noqa: S101 - both were judged
     assert second.own is not None  # noqa: S101
-    one, other = _ratios(first.own, base), _ratios(second.own, base)
-    return {name: one[name] * other[name] for name in SHOWN if name in one and name in other}
+    first_ratios, second_ratios = _ratios(first.own, base), _ratios(second.own, base)
+    return {
+        name: first_ratios[name] * second_ratios[name]
+        for name in SHOWN
+        if name in first_ratios and name in second_ratios
+    }

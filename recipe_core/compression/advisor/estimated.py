@@ -47,12 +47,12 @@ class _File(Sourced):
 
 
 @cache
-def _entries() -> dict[str, Estimated]:
+def _estimated_entries() -> dict[str, Estimated]:
     return FILE.read_as(_File).techniques
 
 
-def estimated(technique: str) -> Estimated:
+def estimated_entry(technique: str) -> Estimated:
     """How a technique is estimated; as plain stored bits where nothing more is needed."""
     if technique.startswith(f"{FAMILY_OF_FILES}_"):
-        return _entries()[FAMILY_OF_FILES]
-    return _entries().get(technique, Estimated())
+        return _estimated_entries()[FAMILY_OF_FILES]
+    return _estimated_entries().get(technique, Estimated())

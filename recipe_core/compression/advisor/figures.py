@@ -87,7 +87,7 @@ class Split:
         }
 
 
-def split_of(plan: Plan, row: int, why: str = "") -> Split:
+def split_figures(plan: Plan, row: int, why: str = "") -> Split:
     """What a row of a plan does.
 
     ``why``: the reason for which times are not known, so that memory alone is said. A split that

@@ -7,16 +7,16 @@ from typing import Any
 
 from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.compression.advisor.change import Change
-from recipe_core.compression.advisor.figures import Split, split_of
+from recipe_core.compression.advisor.figures import Split, split_figures
 from recipe_core.estimates.columns.corrections import Corrections
 from recipe_core.estimates.columns.serving import WIDE, Cases, Setting
 from recipe_core.models.catalog import catalog_model
 from recipe_core.models.variants import variants
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plans import plan_cases, plan_stated, search_plan
-from recipe_core.plans.problem import Problem, ServingProblem, resolve
+from recipe_core.plans.problem import Problem, ServingProblem, resolve_problem
 from recipe_core.plans.rank import nearest_row
-from recipe_core.plans.serving_candidates import setting
+from recipe_core.plans.serving_candidates import serving_setting
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.objective import Objective
 from recipe_core.request.schema import PlanRequest
@@ -41,7 +41,7 @@ class Base:
     notes: tuple[str, ...] = ()
 
 
-def base_of(
+def advice_base(
     request: PlanRequest, *, folders: bool = True, corrections: Corrections | None = None
 ) -> Base:
     """The base of a request.
@@ -56,33 +56,35 @@ def base_of(
             field="workload.kind",
             hint="Ask for a serving workload.",
         )
-    asked, notes = _in_own_format(request)
-    problem = resolve(asked, folders=folders, corrections=corrections)
+    plain_request, notes = _in_own_format(request)
+    problem = resolve_problem(plain_request, folders=folders, corrections=corrections)
     plan = search_plan(problem)
-    row = _row(plan)
+    row = _best_or_nearest_row(plan)
     narrowed = plan.request_of(row).model_copy(update={"candidate": None})
     options = narrowed.options.model_copy(update={"engines": (plan.setting(row).engine.name,)})
-    if asked.load_searched:
-        narrowed = narrowed.model_copy(update={"workload": asked.workload})
-    narrowed = narrowed.model_copy(update={"options": options, "objective": asked.objective})
+    if plain_request.load_searched:
+        narrowed = narrowed.model_copy(update={"workload": plain_request.workload})
+    narrowed = narrowed.model_copy(
+        update={"options": options, "objective": plain_request.objective}
+    )
     problem = replace(problem, request=narrowed, clusters=(plan.setting(row).cluster,))
-    best = split_of(plan, row)
-    kept, kept_row = _stated(request, problem) or (plan, row)
-    block, place = kept.at(kept_row)
-    own = split_of(kept, kept_row)
+    best = split_figures(plan, row)
+    base_plan, kept_row = _stated_split_plan(request, problem) or (plan, row)
+    block, place = base_plan.at(kept_row)
+    same_split = split_figures(base_plan, kept_row)
     return Base(
         narrowed,
         problem,
         block.setting,
         block.cases.take([place]),
-        own,
+        same_split,
         best,
-        kept is not plan,
+        base_plan is not plan,
         tuple(notes),
     )
 
 
-def _row(plan: Plan) -> int:
+def _best_or_nearest_row(plan: Plan) -> int:
     if not len(plan):
         raise RecipeError(
             "there is no split of these devices.", field="hardware", hint="Add devices."
@@ -92,7 +94,7 @@ def _row(plan: Plan) -> int:
     return row
 
 
-def _stated(request: PlanRequest, problem: ServingProblem) -> tuple[Plan, int] | None:
+def _stated_split_plan(request: PlanRequest, problem: ServingProblem) -> tuple[Plan, int] | None:
     """The split that the request states in full, in the base's format; None without one."""
     if request.candidate is None:
         return None
@@ -152,29 +154,29 @@ class Judged:
     best: Split | None
 
 
-def judged(base: Base, change: Change, why: str = "") -> Judged:
+def judge_change(base: Base, change: Change, why: str = "") -> Judged:
     """A change, judged on the split of the base and on its best one.
 
     ``why``: the reason for which times are not known, so that memory alone is said.
     """
-    problem = _problem(base, change)
-    one = setting(
+    problem = _changed_problem(base, change)
+    changed_setting = serving_setting(
         problem, base.setting.engine, change.weight_dtype, change.kv_dtype, base.setting.cluster
     )
-    own = split_of(plan_cases(problem, one, base.case), 0, why)
+    same_split = split_figures(plan_cases(problem, changed_setting, base.case), 0, why)
     if why:
-        return Judged(own, None)
+        return Judged(same_split, None)
     try:
         plan = search_plan(problem)
     except InputError:
         raise
     except RecipeError:
-        return Judged(own, None)
+        return Judged(same_split, None)
     row = plan.best_row
-    return Judged(own, None if row is None else split_of(plan, row))
+    return Judged(same_split, None if row is None else split_figures(plan, row))
 
 
-def _problem(base: Base, change: Change) -> Problem[Any]:
+def _changed_problem(base: Base, change: Change) -> Problem[Any]:
     """The base's problem with the change in place of its formats."""
     options = base.request.options.model_copy(
         update={"weight_dtypes": (change.weight_dtype,), "kv_dtypes": (change.kv_dtype,)}

@@ -38,9 +38,9 @@ class Matrix:
         """Plain values: every cell with its verdict, the words it rests on, and where they are."""
         return {
             "engines_on": self.device,
-            "by_engine": _plain(self.by_engine),
+            "by_engine": _cells_json(self.by_engine),
             "hardware_under": self.engine,
-            "by_hardware": _plain(self.by_hardware),
+            "by_hardware": _cells_json(self.by_hardware),
         }
 
 
@@ -48,24 +48,25 @@ def matrix_of(engine: str, device: Device) -> Matrix:
     names = [
         name for name in techniques() if not name.startswith("gguf_") or name in SHOWN_OF_FILES
     ]
-    here = family_of(device)
+    family = family_of(device)
     by_engine = {
-        name: {other: support_of(name, other, device) for other in runners()} for name in names
+        name: {column: support_of(name, column, device) for column in runners()} for name in names
     }
     by_hardware: dict[str, dict[str, Support]] = {}
     if engine in runners():
         by_hardware = {
-            name: {other: support_of(name, engine, other) for other in families()} for name in names
+            name: {column: support_of(name, engine, column) for column in families()}
+            for name in names
         }
     return Matrix(
         engine,
         device.name,
-        _known(by_engine, engine) if here else {},
-        _known(by_hardware, here or ""),
+        _known_cells(by_engine, engine) if family else {},
+        _known_cells(by_hardware, family or ""),
     )
 
 
-def _known(cells: Cells, first: str) -> Cells:
+def _known_cells(cells: Cells, first: str) -> Cells:
     """Without rows and columns of which nothing is known.
 
     Columns in the order of how much is known, ``first`` before all.
@@ -86,14 +87,14 @@ def _known(cells: Cells, first: str) -> Cells:
     }
 
 
-def _plain(cells: Cells) -> dict[str, Any]:
+def _cells_json(cells: Cells) -> dict[str, Any]:
     return {
-        name: {column: _cell(support) for column, support in row.items()}
+        name: {column: _cell_json(support) for column, support in row.items()}
         for name, row in cells.items()
     }
 
 
-def _cell(support: Support) -> dict[str, Any]:
+def _cell_json(support: Support) -> dict[str, Any]:
     return {
         "verdict": support.verdict,
         "words": support.words or support.note or None,

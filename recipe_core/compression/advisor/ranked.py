@@ -39,22 +39,24 @@ PLACES: tuple[State, ...] = (
 )
 
 
-def ranked(rows: Sequence[FormatRow], base: Base, objective: Objective) -> tuple[FormatRow, ...]:
+def rank_formats(
+    rows: Sequence[FormatRow], base: Base, objective: Objective
+) -> tuple[FormatRow, ...]:
     """The rows, those that run within the limit on accuracy first, each best by the objective.
 
     A technique whose accuracy is unknown comes after those that keep a limit on it. Without a limit
     those come last that may keep less than `SURELY_KEPT`, unless accuracy is a goal.
     """
     runs = [row for row in rows if row.state == "estimated" and row.runs]
-    runs.sort(key=lambda row: (_beyond(row, objective), _log_score(row, base, objective)))
+    runs.sort(key=lambda row: (_limit_class(row, objective), _log_score(row, base, objective)))
     numbered = [replace(row, rank=number) for number, row in enumerate(runs, 1)]
-    named = {row.name for row in runs}
-    rest = [row for row in rows if row.name not in named]
+    ranked_names = {row.name for row in runs}
+    rest = [row for row in rows if row.name not in ranked_names]
     rest.sort(key=lambda row: PLACES.index(row.state))
-    return tuple(_marked([*numbered, *rest], objective))
+    return tuple(_mark_best([*numbered, *rest], objective))
 
 
-def _beyond(row: FormatRow, objective: Objective) -> int:
+def _limit_class(row: FormatRow, objective: Objective) -> int:
     """0 within the limit on accuracy, or what is surely kept, 1 where it is unknown, 2 beyond."""
     within = row.within
     if objective.limits.accuracy_recovery is None:
@@ -91,19 +93,21 @@ def _log_figure(split: Split, name: str, base: Split) -> float:
     return sign * math.log(value / base.values.get(name, 1.0))
 
 
-def _marked(rows: list[FormatRow], objective: Objective) -> list[FormatRow]:
+def _mark_best(rows: list[FormatRow], objective: Objective) -> list[FormatRow]:
     """The rows with what each is the best at among the first group, those within the limit."""
-    most = 0 if objective.limits.accuracy_recovery is not None else 1
+    worst_class = 0 if objective.limits.accuracy_recovery is not None else 1
     able = [
         row
         for row in rows
-        if row.own is not None and row.state == "estimated" and _beyond(row, objective) <= most
+        if row.own is not None
+        and row.state == "estimated"
+        and _limit_class(row, objective) <= worst_class
     ]
     marks: dict[str, list[str]] = {}
     for goal, name in BEST_AT.items():
-        known = [row for row in able if row.own is not None and name in row.own.values]
-        if known:
-            winner = min(known, key=lambda row: _signed(row, name))
+        measured = [row for row in able if row.own is not None and name in row.own.values]
+        if measured:
+            winner = min(measured, key=lambda row: _signed_figure(row, name))
             marks.setdefault(winner.name, []).append(goal)
     sure = [row for row in able if row.kept.known]
     if sure:
@@ -112,6 +116,6 @@ def _marked(rows: list[FormatRow], objective: Objective) -> list[FormatRow]:
     return [replace(row, best_at=tuple(marks.get(row.name, ()))) for row in rows]
 
 
-def _signed(row: FormatRow, name: str) -> float:
+def _signed_figure(row: FormatRow, name: str) -> float:
     assert row.own is not None  # noqa: S101 - the caller looked
     return row.own.values[name] * (-1 if is_more_better(FIGURES[name]) else 1)

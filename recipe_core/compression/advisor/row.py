@@ -64,8 +64,8 @@ class FormatRow:
 
     def to_json(self, base: Split, best: Split) -> dict[str, Any]:
         """Plain values; ``docs/guide/compress.md`` says what each is."""
-        kept = self.kept
-        figures = {"value": kept.value, "low": kept.low, "high": kept.high}
+        accuracy = self.kept
+        figures = {"value": accuracy.value, "low": accuracy.low, "high": accuracy.high}
         return {
             "technique": self.name,
             "title": self.technique.title,
@@ -84,10 +84,10 @@ class FormatRow:
             "rank": self.rank,
             "best_at": list(self.best_at),
             "accuracy": {
-                "retained": figures if kept.known else None,
-                "basis": kept.basis,
+                "retained": figures if accuracy.known else None,
+                "basis": accuracy.basis,
                 "within_limit": self.within,
-                "nearest": [figure.to_json() for figure in kept.nearest],
+                "nearest": [figure.to_json() for figure in accuracy.nearest],
             },
             "same_split": None if self.own is None else self.own.to_json(base),
             "best_split": None if self.best is None else self.best.to_json(best),

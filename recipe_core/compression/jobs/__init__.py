@@ -4,7 +4,7 @@ Pure functions over numbers or arrays. From a model's layers to the matrices tha
 from these to seconds and bytes by method; ``estimate`` is the one call.
 """
 
-from recipe_core.compression.jobs.estimate import Job, estimate
+from recipe_core.compression.jobs.estimate import Job, estimate_job
 from recipe_core.estimates.serving.compression_results import CompressionEstimate
 
-__all__ = ["CompressionEstimate", "Job", "estimate"]
+__all__ = ["CompressionEstimate", "Job", "estimate_job"]

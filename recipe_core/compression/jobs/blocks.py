@@ -40,22 +40,22 @@ class Block:
         return float(np.sum(self.inputs * self.outputs * self.times * share))
 
 
-def blocks(model: ModelSpec) -> tuple[Block, ...]:
+def layer_blocks(model: ModelSpec) -> tuple[Block, ...]:
     """The distinct layers of a model.
 
     Keys and values are two matrices, gate and up projections too: so tools round them, and each has
     a Hessian of its own (LLM Compressor, ``modifiers/gptq``).
     """
-    return tuple(_block(layer, model.hidden, count) for layer, count in model.kinds)
+    return tuple(_layer_block(layer, model.hidden, count) for layer, count in model.kinds)
 
 
-def _block(layer: Layer, hidden: int, count: int) -> Block:
+def _layer_block(layer: Layer, hidden: int, count: int) -> Block:
     rows: list[tuple[float, float, float, float]] = []
     for item in layer.tensors(hidden):
         if item.role not in MATRIX_ROLES or item.role == "experts":
             continue
         for matrix in item.matrices:
-            parts = _parts(item.name, matrix, layer)
+            parts = _module_count(item.name, matrix, layer)
             rows.append((matrix.inputs, matrix.outputs / parts, parts, 1.0))
     if isinstance(mlp := layer.mlp, MoeMlp):
         inside, share = mlp.expert_hidden(hidden), mlp.top_k / mlp.experts
@@ -66,7 +66,7 @@ def _block(layer: Layer, hidden: int, count: int) -> Block:
     return Block(inputs, outputs, times, active, count)
 
 
-def _parts(name: str, matrix: Matrix, layer: Layer) -> int:
+def _module_count(name: str, matrix: Matrix, layer: Layer) -> int:
     """Modules that a row of the tensor table stands for."""
     if name == "attention.kv":
         return 2

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from recipe_core.compression.jobs import memory
-from recipe_core.compression.jobs.blocks import Block, blocks
-from recipe_core.compression.jobs.numbers import numbers
+from recipe_core.compression.jobs.blocks import Block, layer_blocks
+from recipe_core.compression.jobs.numbers import job_numbers
 from recipe_core.estimates.serving.compression_results import CompressionEstimate, Duration
 from recipe_core.hardware.host_links import link_rates
 from recipe_core.hardware.profile import Device
@@ -47,7 +47,7 @@ class Rates:
         half = peaks.get("bf16") or peaks.get("fp16") or single
         bandwidth = device.memory_bandwidth_bytes_per_s.value
         link = bandwidth if device.runtime == "cpu" else min(link_rates(device))
-        return cls(half, single, bandwidth, link * numbers().link_share.value)
+        return cls(half, single, bandwidth, link * job_numbers().link_share.value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +84,13 @@ class Job:
     @property
     def output_bytes(self) -> float:
         """Bytes of the result: matrices of layers at the technique's bits, the rest as it was."""
-        matrices = sum(block.weights * block.count for block in blocks(self.model))
+        matrices = sum(block.weights * block.count for block in layer_blocks(self.model))
         wide = bytes_per_value(self.model.dtype)
         rest = max(self.model.parameters - matrices, 0.0)
         return matrices * min(self.weight_bits / 8, wide) + rest * wide
 
 
-def estimate(
+def estimate_job(
     job: Job, device: Device, *, devices: int = 1, usd_per_device_hour: float | None = None
 ) -> CompressionEstimate:
     """What a job takes on a device, or on several that hold the model together.
@@ -101,7 +101,7 @@ def estimate(
         devices: of a resident model; layers still run one after the other.
         usd_per_device_hour: price of each of them; None where it is not known.
     """
-    rates, factor = Rates.of(device), numbers().factor.value
+    rates, factor = Rates.of(device), job_numbers().factor.value
     phases = tuple((name, seconds) for name, seconds in _phases(job, rates) if seconds > 0)
     seconds = sum(part for _, part in phases)
     device_bytes, host_bytes = memory.device_bytes(job, devices), memory.host_bytes(job)
@@ -126,12 +126,12 @@ def estimate(
 
 def _phases(job: Job, rates: Rates) -> Iterator[tuple[str, float]]:
     """Seconds by what they are spent on."""
-    known, layers = numbers(), blocks(job.model)
+    constants, layers = job_numbers(), layer_blocks(job.model)
     wide = job.model.parameters * 2.0 if job.wide_copy else 0.0
-    yield "start", known.start_s.value
+    yield "start", constants.start_s.value
     yield (
         "read and write",
-        (job.base_bytes + job.output_bytes + 2 * wide) / (known.load_bytes_per_s.value),
+        (job.base_bytes + job.output_bytes + 2 * wide) / (constants.load_bytes_per_s.value),
     )
     per_layer = _of_method(job)
     names: dict[str, float] = {"move layers": job.base_bytes * 2 / rates.link}
@@ -153,12 +153,12 @@ def forward(job: Job, block: Block, rates: Rates) -> Iterator[tuple[str, float]]
     """
     if not job.samples:
         return
-    known = numbers()
+    constants = job_numbers()
     flops = CALIBRATED_TWICE * 2 * block.touched(everywhere=job.everywhere) * job.texts
-    calls = CALIBRATED_TWICE * job.samples * block.modules * known.hook_s.value
-    yield "calibration", flops / (rates.half * known.matrix_share.value) + calls
+    calls = CALIBRATED_TWICE * job.samples * block.modules * constants.hook_s.value
+    yield "calibration", flops / (rates.half * constants.matrix_share.value) + calls
     if job.observed:
-        yield "ranges of activations", job.samples * block.modules * known.call_s.value
+        yield "ranges of activations", job.samples * block.modules * constants.call_s.value
 
 
 def round_to_nearest(job: Job, block: Block, rates: Rates) -> Iterator[tuple[str, float]]:
@@ -174,26 +174,26 @@ def gptq(job: Job, block: Block, rates: Rates) -> Iterator[tuple[str, float]]:
     ``H = 2 X Xᵀ``; ``4/3 · n³`` to factorise, invert and factorise it again; ``2 m n²`` to carry
     errors on; and ``n`` steps of some small kernels.
     """
-    known = numbers()
+    constants = job_numbers()
     yield from forward(job, block, rates)
     share = 1.0 if job.everywhere else block.active
     square = block.inputs**2 * block.times
-    single = rates.single * known.single_share.value
+    single = rates.single * constants.single_share.value
     yield "Hessians", float((2 * square * job.texts * share).sum()) / single
     inverse = 4 / 3 * (block.inputs**3 * block.times).sum()
-    yield "inverses", float(inverse) / (rates.single * known.cholesky_share.value)
+    yield "inverses", float(inverse) / (rates.single * constants.cholesky_share.value)
     updates = float((2 * block.outputs * square).sum()) / single
-    columns = float((block.inputs * block.times).sum()) * known.column_s.value
+    columns = float((block.inputs * block.times).sum()) * constants.column_s.value
     yield "columns", updates + columns
 
 
 def awq(job: Job, block: Block, rates: Rates) -> Iterator[tuple[str, float]]:
     """AWQ: every scale of the grid is tried on the layer's modules with all texts."""
-    known = numbers()
+    constants = job_numbers()
     yield from forward(job, block, rates)
-    flops = known.grid.value * 2 * block.touched(everywhere=job.everywhere) * job.texts
-    tries = known.grid.value * 10 * FP32 * block.weights / rates.memory
-    yield "grid of scales", flops / (rates.half * known.matrix_share.value) + tries
+    flops = constants.grid.value * 2 * block.touched(everywhere=job.everywhere) * job.texts
+    tries = constants.grid.value * 10 * FP32 * block.weights / rates.memory
+    yield "grid of scales", flops / (rates.half * constants.matrix_share.value) + tries
     yield from rounding(job, block, rates)
 
 
@@ -202,13 +202,13 @@ def autoround(job: Job, block: Block, rates: Rates) -> Iterator[tuple[str, float
 
     Besides, passes over each weight with its rounding, gradient and scales.
     """
-    known = numbers()
+    constants = job_numbers()
     yield from forward(job, block, rates)
-    tokens = known.tuned_batch.value * job.tokens
+    tokens = constants.tuned_batch.value * job.tokens
     flops = 6 * block.touched(everywhere=job.everywhere) * tokens
-    step_s = flops / (rates.half * known.matrix_share.value)
-    step_s += known.value_passes.value * block.weights / rates.memory
-    yield "tuning", known.iterations.value * step_s
+    step_s = flops / (rates.half * constants.matrix_share.value)
+    step_s += constants.value_passes.value * block.weights / rates.memory
+    yield "tuning", constants.iterations.value * step_s
 
 
 Layers = Callable[[Job, Block, Rates], Iterator[tuple[str, float]]]

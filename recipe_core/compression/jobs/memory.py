@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from recipe_core.compression.jobs.blocks import Block, blocks
-from recipe_core.compression.jobs.numbers import numbers
+from recipe_core.compression.jobs.blocks import Block, layer_blocks
+from recipe_core.compression.jobs.numbers import job_numbers
 from recipe_core.models.dtypes import bytes_per_value
 
 if TYPE_CHECKING:
@@ -29,12 +29,14 @@ def device_bytes(job: Job, devices: int = 1) -> float:
     counted in the 32 bit in which they are kept, and the workspace of one matrix with them.
     """
     wide = bytes_per_value(job.model.dtype)
-    largest = max((_layer(job, block, wide) for block in blocks(job.model)), default=0.0)
+    largest = max(
+        (_layer_work_bytes(job, block, wide) for block in layer_blocks(job.model)), default=0.0
+    )
     texts = job.tokens * job.model.hidden * HALF * 8 if job.samples else 0.0
-    whole = job.model.parameters * wide / devices if job.resident else 0.0
+    resident_bytes = job.model.parameters * wide / devices if job.resident else 0.0
     if job.method == "AutoRound":
         texts = _tuned_texts(job)
-    return numbers().context_bytes.value + whole + largest + texts
+    return job_numbers().context_bytes.value + resident_bytes + largest + texts
 
 
 def host_bytes(job: Job) -> float:
@@ -45,14 +47,14 @@ def host_bytes(job: Job) -> float:
     """
     between = job.texts * job.model.hidden * HALF * 2
     base = 0.0 if job.resident else job.model.parameters * bytes_per_value(job.model.dtype)
-    return numbers().host_base_bytes.value + base + between
+    return job_numbers().host_base_bytes.value + base + between
 
 
-def _layer(job: Job, block: Block, wide: float) -> float:
+def _layer_work_bytes(job: Job, block: Block, wide: float) -> float:
     """What the method keeps of one layer while it works on it."""
     weights = block.weights * wide
     if job.method == "AutoRound":
-        return block.weights * numbers().tuned_bytes.value
+        return block.weights * job_numbers().tuned_bytes.value
     if job.method in ("GPTQ", "SparseGPT"):
         hessians = float(np.sum(FP32 * block.inputs**2 * block.times))
         work = float(np.max(2 * FP32 * block.inputs * (block.outputs + block.inputs)))
@@ -69,10 +71,10 @@ def _tuned_texts(job: Job) -> float:
     Inputs of a block with and without rounding, the output that is matched, and a batch's
     activations for the backward pass.
     """
-    middle = max((_middle(block) for block in blocks(job.model)), default=0.0)
-    kept = job.texts * job.model.hidden * HALF * 3
-    batch = numbers().tuned_batch.value * job.tokens
-    return kept + batch * HALF * (HIDDEN_COPIES * job.model.hidden + MIDDLE_COPIES * middle)
+    middle = max((_middle(block) for block in layer_blocks(job.model)), default=0.0)
+    text_bytes = job.texts * job.model.hidden * HALF * 3
+    batch = job_numbers().tuned_batch.value * job.tokens
+    return text_bytes + batch * HALF * (HIDDEN_COPIES * job.model.hidden + MIDDLE_COPIES * middle)
 
 
 def _middle(block: Block) -> float:

@@ -38,5 +38,5 @@ class Numbers(Sourced):
 
 
 @cache
-def numbers() -> Numbers:
+def job_numbers() -> Numbers:
     return FILE.read_as(Numbers)

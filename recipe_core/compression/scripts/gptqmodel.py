@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recipe_core.compression.scripts.work import CompressionLaunch, Work, launch_of, script
+from recipe_core.compression.scripts.work import CompressionLaunch, Work, script, script_launch
 
 _GROUP = 128
 _CLASSES = {"GPTQ": "GPTQConfig", "AWQ": "AWQConfig"}
@@ -33,4 +33,4 @@ def launch(work: Work) -> CompressionLaunch:
         "from transformers import AutoTokenizer",
     )
     constants = {"BITS": int(work.chosen.scheme), "GROUP": _GROUP}
-    return launch_of(work, script(work, constants, _BODY, *imports))
+    return script_launch(work, script(work, constants, _BODY, *imports))

@@ -6,8 +6,8 @@ from recipe_core.compression.scripts.work import (
     GGUF_FILE,
     CompressionLaunch,
     Work,
-    launch_of,
     script,
+    script_launch,
 )
 
 _BODY = '''
@@ -46,4 +46,4 @@ def launch(work: Work) -> CompressionLaunch:
     }
     imports = ("import os", "import shutil", "import subprocess")
     text = script(work, constants, _BODY, *imports, calibrated=False)
-    return launch_of(work, text, loaded=GGUF_FILE)
+    return script_launch(work, text, loaded=GGUF_FILE)

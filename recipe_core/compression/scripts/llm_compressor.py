@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from recipe_core.compression.scripts.work import CompressionLaunch, Work, launch_of, script
+from recipe_core.compression.scripts.work import CompressionLaunch, Work, script, script_launch
 
 # Scales of an FP8 cache, one a tensor.
 _KV = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
@@ -81,8 +81,11 @@ def launch(work: Work) -> CompressionLaunch:
         "GROUP": work.chosen.group,
         "CALIBRATED": work.chosen.samples > 0,
     }
-    body = _RECIPE.format(lines="\n".join(f"        {_call(*one)}," for one in recipe)) + _BODY
-    return launch_of(work, script(work, constants, body, *imports))
+    body = (
+        _RECIPE.format(lines="\n".join(f"        {_call(*modifier)}," for modifier in recipe))
+        + _BODY
+    )
+    return script_launch(work, script(work, constants, body, *imports))
 
 
 def _call(name: str, values: Mapping[str, Any]) -> str:
@@ -95,7 +98,7 @@ def modifiers(work: Work) -> list[tuple[str, dict[str, Any]]]:
     """Modifiers by the name of their class, with arguments, in the order they are applied."""
     compression = work.chosen
     if compression.kind.kind == "sparsity":
-        return [_sparse(work)]
+        return [_sparsity_modifier(work)]
     rounding: dict[str, Any] = {"targets": ["Linear"], "scheme": compression.scheme}
     if compression.kv:
         rounding["kv_cache_scheme"] = _KV
@@ -114,7 +117,7 @@ def _tuning(work: Work) -> dict[str, Any]:
     return {"enable_torch_compile": False} if work.runtime == "cpu" else {}
 
 
-def _sparse(work: Work) -> tuple[str, dict[str, Any]]:
+def _sparsity_modifier(work: Work) -> tuple[str, dict[str, Any]]:
     """A modifier that removes half of the weights."""
     compression = work.chosen
     if compression.method == "magnitude":

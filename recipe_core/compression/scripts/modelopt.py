@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recipe_core.compression.scripts.work import CompressionLaunch, Work, launch_of, script
+from recipe_core.compression.scripts.work import CompressionLaunch, Work, script, script_launch
 
 _IMPORTS = (
     "import modelopt.torch.quantization as mtq",
@@ -43,4 +43,4 @@ def launch(work: Work) -> CompressionLaunch:
         "KV": work.chosen.kv,
         "DEVICES": None if work.runtime == "cpu" else "auto",
     }
-    return launch_of(work, script(work, constants, _BODY, *_IMPORTS))
+    return script_launch(work, script(work, constants, _BODY, *_IMPORTS))

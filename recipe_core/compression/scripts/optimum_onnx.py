@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from recipe_core.compression.scripts.optimum_openvino import TASKS
-from recipe_core.compression.scripts.work import CompressionLaunch, Work, launch_of, script
+from recipe_core.compression.scripts.work import CompressionLaunch, Work, script, script_launch
 
 _BODY = """
 def main():
@@ -29,4 +29,4 @@ def launch(work: Work) -> CompressionLaunch:
     """A script that leaves ONNX files with 8-bit weights and activations."""
     constants = {"TASK": TASKS[work.model.task], "FORMAT": work.chosen.scheme}
     imports = ("import shutil", "import subprocess")
-    return launch_of(work, script(work, constants, _BODY, *imports, calibrated=False))
+    return script_launch(work, script(work, constants, _BODY, *imports, calibrated=False))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recipe_core.compression.scripts.work import CompressionLaunch, Work, launch_of, script
+from recipe_core.compression.scripts.work import CompressionLaunch, Work, script, script_launch
 
 _BODY = """
 def main():
@@ -32,4 +32,4 @@ def launch(work: Work) -> CompressionLaunch:
         "MORE": list(_GROUPS.get(work.chosen.scheme, ())),
     }
     imports = ("import shutil", "import subprocess")
-    return launch_of(work, script(work, constants, _BODY, *imports, calibrated=False))
+    return script_launch(work, script(work, constants, _BODY, *imports, calibrated=False))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recipe_core.compression.scripts.work import CompressionLaunch, Work, launch_of, script
+from recipe_core.compression.scripts.work import CompressionLaunch, Work, script, script_launch
 
 _ALGORITHMS = {"RTN": None, "GPTQ": "gptq", "AWQ": "awq", "SmoothQuant": "smoothquant"}
 _IMPORTS = (
@@ -48,4 +48,4 @@ def launch(work: Work) -> CompressionLaunch:
         "CALIBRATED": work.chosen.samples > 0,
         "DEVICES": None if work.runtime == "cpu" else "auto",
     }
-    return launch_of(work, script(work, constants, _BODY, *_IMPORTS))
+    return script_launch(work, script(work, constants, _BODY, *_IMPORTS))

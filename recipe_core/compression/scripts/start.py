@@ -30,13 +30,13 @@ _SHARES = ("sparse_unstructured", "layer_pruning", "low_rank")
 VERIFY = ("python3", f"${{root}}/{PROGRAM}", "${job}")
 
 
-def compression_launch(chosen: Chosen, model: ModelSpec, runtime: str) -> CompressionLaunch:
+def compression_launch(choice: Chosen, model: ModelSpec, runtime: str) -> CompressionLaunch:
     """What makes a checkpoint, with every file that it needs in the bundle.
 
     Raises:
         NoAnswer: for a model that the tool does not know.
     """
-    tool = chosen.program
+    tool = choice.program
     if not model.generates and tool.format == DECODERS:
         raise NoAnswer(
             f"{tool.title} makes checkpoints of models that go on with texts; {model.name} does "
@@ -44,38 +44,38 @@ def compression_launch(chosen: Chosen, model: ModelSpec, runtime: str) -> Compre
             field="options.compression.tool",
             hint="Use optimum-onnx or optimum-openvino, whose engines serve such models.",
         )
-    launch: CompressionLaunch = MODULES.module(chosen.tool, None).launch(
-        Work(chosen, model, runtime)
+    launch: CompressionLaunch = MODULES.module(choice.tool, None).launch(
+        Work(choice, model, runtime)
     )
     files = {
         **launch.files,
-        JOB: to_json(job_document(chosen, model)),
+        JOB: to_json(job_document(choice, model)),
         REQUIREMENTS: "".join(f"{line}\n" for line in launch.requirements),
         PROGRAM: compress_py(),
-        **_program(),
+        **_compressor_files(),
     }
     return replace(launch, files=files)
 
 
-def job_document(chosen: Chosen, model: ModelSpec) -> dict[str, Any]:
+def job_document(choice: Chosen, model: ModelSpec) -> dict[str, Any]:
     """``job.json`` as the room ``compressor`` reads it; its folders are filled by the launcher."""
-    verify, kind = chosen.request.verify, chosen.kind
+    verify, kind = choice.request.verify, choice.kind
     return {
         "schema_version": 1,
         "source": model.source,
-        "output": output_folder(chosen, model),
-        "technique": chosen.technique,
-        "tool": chosen.tool,
-        "format": chosen.format,
-        "method": chosen.method.lower(),
+        "output": output_folder(choice, model),
+        "technique": choice.technique,
+        "tool": choice.tool,
+        "format": choice.format,
+        "method": choice.method.lower(),
         "options": {
-            "group": chosen.group if chosen.group > 1 else None,
-            "removed": kind.removed if chosen.technique in _SHARES else None,
+            "group": choice.group if choice.group > 1 else None,
+            "removed": kind.removed if choice.technique in _SHARES else None,
         },
         "calibration": {
-            "text": chosen.text,
-            "samples": chosen.samples or 1,
-            "tokens": chosen.tokens,
+            "text": choice.text,
+            "samples": choice.samples or 1,
+            "tokens": choice.tokens,
         },
         "verify": {
             "text": verify.text,
@@ -87,11 +87,11 @@ def job_document(chosen: Chosen, model: ModelSpec) -> dict[str, Any]:
     }
 
 
-def output_folder(chosen: Chosen, model: ModelSpec) -> str:
-    return f"./run/compressed/{chosen.output(model.name)}"
+def output_folder(choice: Chosen, model: ModelSpec) -> str:
+    return f"./run/compressed/{choice.output(model.name)}"
 
 
-def _program() -> dict[str, str]:
+def _compressor_files() -> dict[str, str]:
     """The room ``compressor`` as files of a bundle."""
     paths = [path for pattern in _SHIPPED for path in sorted(_FOLDER.rglob(pattern))]
     return {

@@ -107,7 +107,7 @@ def script(
     return "\n".join(lines) + "\n" + shared + "\n\n" + body.strip("\n") + "\n"
 
 
-def launch_of(
+def script_launch(
     work: Work, text: str, *, loaded: str = "", env: Mapping[str, str] | None = None
 ) -> CompressionLaunch:
     return CompressionLaunch(

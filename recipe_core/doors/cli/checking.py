@@ -102,17 +102,17 @@ def _check_file(source: str, ground: dict[str, Any], as_json: bool) -> None:
 
 
 def _check_request(source: str, as_json: bool) -> NoReturn:
-    from recipe_core.commands.request_verdict import check_request
+    from recipe_core.commands.request_verdict import judge_request
     from recipe_core.views.estimates import check_text
 
-    answer = check_request(plan_request(source))
+    answer = judge_request(plan_request(source))
     show(answer, check_text, as_json)
     raise typer.Exit(1 if answer["ok"] is False else 0)
 
 
 def _check_command(command: str, ground: dict[str, Any], as_json: bool) -> NoReturn:
     from recipe_core.commands.ground import Ground
-    from recipe_core.commands.judge import check_command
+    from recipe_core.commands.judge import judge_command
     from recipe_core.views.commands import verdict_text
 
     if "hardware" not in ground:
@@ -121,7 +121,7 @@ def _check_command(command: str, ground: dict[str, Any], as_json: bool) -> NoRet
             field="hardware",
             hint="For example --hardware h100-sxm --gpus 8.",
         )
-    answer = check_command(command, Ground.of(**ground))
+    answer = judge_command(command, Ground.of(**ground))
     show(answer, verdict_text, as_json)
     if problem := answer.get("error"):
         error = InputError(problem["message"], field=problem["field"], hint=problem["hint"])

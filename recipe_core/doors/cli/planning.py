@@ -13,7 +13,7 @@ from typer import Argument, Option
 from recipe_core.base.documents import finite
 from recipe_core.base.errors import InputError
 from recipe_core.base.resources import load_tool
-from recipe_core.compression.required import detail_estimate
+from recipe_core.compression.required import detail_row_estimate
 from recipe_core.doors.cli.program import (
     Json,
     Measured,
@@ -144,7 +144,7 @@ def estimate_command(
     values = plan_request(request, corrections)
     with working("Estimating …"):
         plan, row = plan_candidate(values, corrections=corrections)
-        answer = detail_estimate(plan, row).to_json()
+        answer = detail_row_estimate(plan, row).to_json()
     with working("Tracing the model …"):
         trace, text = _trace(plan, row) if traced else (None, "")
     if as_json:
@@ -171,12 +171,12 @@ def _trace(plan: Any, row: int) -> tuple[dict[str, Any], str]:
 
 
 def _estimate_lines(path: Path, corrections: Any) -> None:
-    from recipe_core.compression.required import estimate_json
+    from recipe_core.compression.required import row_estimate_json
     from recipe_core.plans.plans import estimate_batch
 
     values = read_lines(path)
     with working(f"Estimating {len(values):,} requests …"):
-        answers = estimate_batch(values, corrections, estimate_json)
+        answers = estimate_batch(values, corrections, row_estimate_json)
     emit_lines(answers)
 
 

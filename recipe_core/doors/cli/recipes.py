@@ -111,13 +111,15 @@ def _make_recipe(
     measured: list[Path] | None,
 ) -> Any:
     from recipe_core.recipe import Additions, make_recipe, passing_on, with_claims, with_variants
-    from recipe_core.recipe.parameters import read_parameters, read_variants
+    from recipe_core.recipe.parameters import parse_recipe_variants, read_parameters
     from recipe_core.recipe.resolve import hardware_named
 
     values = passing_on(request, _pairs(options, "option"), _pairs(env, "env"))
     additions = Additions(
         parameters=read_parameters(_pairs(sets, "set")),
-        variants=read_variants(read_document(variants, field="variants")) if variants else (),
+        variants=parse_recipe_variants(read_document(variants, field="variants"))
+        if variants
+        else (),
     )
     with working("Building …"):
         recipe = make_recipe(values, additions)
@@ -224,11 +226,11 @@ def resolve_command(
     """Which variants of a bundle apply to other hardware; -o writes the bundle for it."""
     from recipe_core.bundle.verify import read_bundle
     from recipe_core.bundle.write import write_bundle
-    from recipe_core.recipe.resolve import hardware_named, machine_of, recipe_for, resolve
+    from recipe_core.recipe.resolve import hardware_named, machine_of, recipe_for, resolve_recipe
     from recipe_core.views.overview import resolved_text
 
     recipe, machine = read_bundle(bundle).recipe, hardware_named(hardware, files=True)
-    resolution = resolve(recipe, machine_of(machine, recipe))
+    resolution = resolve_recipe(recipe, machine_of(machine, recipe))
     if output is not None:
         with working("Building …"):
             write_bundle(recipe_for(recipe, machine)[0], output)
@@ -248,9 +250,9 @@ def diff_command(
     as_json: Json = False,
 ) -> None:
     """The differences between two recipes and between their estimates."""
-    from recipe_core.recipe.diff import diff, diff_text
+    from recipe_core.recipe.diff import diff_recipes, diff_text
 
-    differences = diff(_read_recipe(before), _read_recipe(after))
+    differences = diff_recipes(_read_recipe(before), _read_recipe(after))
     emit(differences) if as_json else typer.echo(diff_text(differences))
 
 
@@ -284,7 +286,7 @@ def convert_command(
     """Turn a vLLM or SGLang command, or a published recipe, into a recipe; -o writes its bundle."""
     from recipe_core.bundle.write import write_bundle
     from recipe_core.commands.ground import Ground
-    from recipe_core.recipe.convert import convert
+    from recipe_core.recipe.convert import convert_to_recipe
     from recipe_core.views.overview import conversion_text
 
     published, device = _read_source(source, ground["hardware"], choice)
@@ -296,7 +298,7 @@ def convert_command(
         )
     ground |= {"hardware": device, **read_own_device(device, ground["gpus"])}
     with working("Converting …"):
-        conversion = convert(published, Ground.of(**ground))
+        conversion = convert_to_recipe(published, Ground.of(**ground))
         if output is not None:
             write_bundle(conversion.recipe, output)
             _echo_runs(output)

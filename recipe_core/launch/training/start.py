@@ -14,7 +14,12 @@ from recipe_core.estimates.training.estimates import TrainingEstimates
 from recipe_core.launch.modules import LaunchFolder
 from recipe_core.launch.process import Launch
 from recipe_core.launch.training.job import Job, Unsupported, incomplete, job_of
-from recipe_core.plans.launch_rules import able, split_rules, titles, unable
+from recipe_core.plans.launch_rules import (
+    able_frameworks,
+    framework_titles,
+    launch_lacks,
+    split_rules,
+)
 
 MODULES = LaunchFolder(
     "recipe_core.launch.training",
@@ -51,9 +56,9 @@ def _refused(job: Job, estimates: TrainingEstimates, row: int) -> Iterator[Unsup
     """Refusals in order: what the run lacks, what its framework cannot launch, then the split."""
     yield from incomplete(job)
     setting, cases = estimates.setting, estimates.cases.take([row])
-    frameworks = able(setting, job.offload, job.fused_loss)
-    instead = f"Use {titles(frameworks)}." if frameworks else ""
-    for lack in unable(setting, job.offload, job.fused_loss):
+    frameworks = able_frameworks(setting, job.offload, job.fused_loss)
+    instead = f"Use {framework_titles(frameworks)}." if frameworks else ""
+    for lack in launch_lacks(setting, job.offload, job.fused_loss):
         reason = f"{setting.framework.title} cannot launch {lack.what}."
         elsewhere = bool(frameworks) and not lack.hint
         field = "candidate.engine" if elsewhere else lack.field

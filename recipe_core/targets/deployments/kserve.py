@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from recipe_core.commands.launches import Launch, launch_of
+from recipe_core.commands.launches import Launch, first_launch
 from recipe_core.targets.deployments.containers import engines_in, pod_container, pod_environment
 from recipe_core.targets.deployments.deployed import DeployedEngine, Left
 from recipe_core.targets.deployments.documents import (
@@ -102,7 +102,7 @@ def _served(
 ) -> Iterator[DeployedEngine | Left]:
     """VLLM as KServe's own server starts it."""
     line = line_of(container) or line_of(document)
-    launch = launch_of(("vllm", "serve", *words), pod_environment(container))
+    launch = first_launch(("vllm", "serve", *words), pod_environment(container))
     if launch is None:
         yield Left(where, line, "its arguments could not be read.")
         return

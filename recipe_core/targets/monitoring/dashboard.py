@@ -6,7 +6,7 @@ import hashlib
 from typing import TYPE_CHECKING, Any
 
 from recipe_core.engines.release import Metrics
-from recipe_core.request.metrics import metric_of
+from recipe_core.request.metrics import column_metric
 from recipe_core.targets.monitoring.metrics import Exporter, engine_metrics, exporter
 from recipe_core.targets.monitoring.rules import jobs, recorded, series
 from recipe_core.targets.monitoring.thresholds import Thresholds, thresholds
@@ -68,7 +68,7 @@ def _engine(context: Context, m: Metrics, t: Thresholds) -> list[dict[str, Any]]
     for name, t_limit in (("ttft", t.ttft), ("tpot", t.tpot)):
         note = f"Estimated {serving[f'{name}_s']:.4g} s; the line is {t_limit.basis}."
         queries = {"mean": f"{name}_seconds:mean", "95 %": f"{name}_seconds:p95"}
-        add(metric_of(f"{name}_s").title, "s", t_limit.value, note, queries)
+        add(column_metric(f"{name}_s").title, "s", t_limit.value, note, queries)
     note = f"Estimated {serving['output_tokens_per_s']:.4g} output tokens/s at full load."
     queries = {"output": "output_tokens_per_second", "prompt": "prompt_tokens_per_second"}
     add("Tokens per second", "short", t.tokens_per_s, note, queries)

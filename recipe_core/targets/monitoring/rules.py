@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from recipe_core.engines.release import Metrics
-from recipe_core.recipe.text_rows import is_pooled
-from recipe_core.request.metrics import metric_of
+from recipe_core.recipe.text_rows import is_pooled_estimate
+from recipe_core.request.metrics import column_metric
 from recipe_core.targets.monitoring.metrics import Exporter, engine_metrics, exporter
 from recipe_core.targets.monitoring.thresholds import MEMORY, Threshold, Thresholds, thresholds
 from recipe_core.targets.supervise import duration
@@ -46,7 +46,7 @@ def series(context: Context, m: Metrics) -> dict[str, str]:
     """Recorded expressions by name, over all copies, for alerts and the dashboard."""
     selector, times = _selector(context), {"ttft": m.ttft, "tpot": m.tpot or m.itl}
     output_tokens, expressions = m.output_tokens, {}
-    if is_pooled(context.estimate):  # a vector or a score has no tokens to time
+    if is_pooled_estimate(context.estimate):  # a vector or a score has no tokens to time
         times, output_tokens = {}, None
     for name, metric in times.items():
         if metric:
@@ -100,7 +100,7 @@ def _engine_alerts(context: Context, m: Metrics, t: Thresholds) -> dict[str, Any
     down, text = f"up{{{_selector(context)}}} == 0", "{{$labels.instance}} does not answer"
     alerts = [_alert("RecipeDown", down, silent, "critical", text)]
     alerts += [
-        _slow(context, m, name, metric_of(f"{name}_s").label, getattr(t, name))
+        _slow(context, m, name, column_metric(f"{name}_s").label, getattr(t, name))
         for name in ("ttft", "tpot")
         if f"{name}_seconds:mean" in known
     ]

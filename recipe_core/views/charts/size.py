@@ -11,7 +11,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from recipe_core.base.units import chance_text, significant
-from recipe_core.request.metrics import Limit, Unit, limits_by_name, metric_of
+from recipe_core.request.metrics import Limit, Unit, column_metric, limits_by_name
 from recipe_core.views import size_view
 from recipe_core.views.charts.figures import Drawing, axis, categories
 from recipe_core.views.charts.style import DASHES, FRAME, SYMBOLS, Palette, fill, stroke
@@ -37,12 +37,12 @@ def axes_of(answer: Row) -> list[str]:
 
 def limit_of(axis: str) -> Limit:
     """The limit that bounds an axis."""
-    limited = metric_of("tpot_s" if axis == INTERACTIVITY else axis)
+    limited = column_metric("tpot_s" if axis == INTERACTIVITY else axis)
     return limits_by_name()[limited.limit or ""]
 
 
 def _unit(axis: str) -> Unit:
-    return metric_of(axis).unit if axis == INTERACTIVITY else limit_of(axis).unit
+    return column_metric(axis).unit if axis == INTERACTIVITY else limit_of(axis).unit
 
 
 # How devices are told apart
@@ -142,7 +142,7 @@ def cost_against(
     x, y, _ = _unzipped(frontier(points, higher))
     ink = {**shape, "color": draw.colours.ink, "width": 3}
     draw.curve("Cheapest of all devices", x, y, ink, legendrank=1000, opacity=0.35)
-    title = f"{metric_of(axis_name).title} ({_unit(axis_name).symbol})"
+    title = f"{column_metric(axis_name).title} ({_unit(axis_name).symbol})"
     up = axis("$ for the run" if axis_name == "wall_s" else "$ a month", type="log")
     up |= _money_ticks([cost for _, cost, _ in points])
     reach = {}

@@ -20,7 +20,7 @@ from recipe_core.models.dtypes import bytes_per_value
 from recipe_core.plans.front import pareto_front
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import checkpoint_of
-from recipe_core.plans.serving_candidates import setting
+from recipe_core.plans.serving_candidates import serving_setting
 
 # Weight formats that are compared beside 16 bit, where the device has kernels for them.
 WEIGHTS = ("fp8", "int8", "int4", "mxfp4", "nvfp4")
@@ -82,7 +82,7 @@ def _settings(plan: Plan, row: int) -> Iterator[Setting]:
     pairs = {(planned.weight_dtype, planned.kv_dtype)}
     caches = ["auto", *(dtype for dtype in device.kv_dtypes if dtype not in WIDE)]
     for weights, cache in product((model.dtype, "auto", *WEIGHTS), caches):
-        candidate = setting(plan.problem, engine, weights, cache, planned.cluster)
+        candidate = serving_setting(plan.problem, engine, weights, cache, planned.cluster)
         weights, cache = candidate.weight_dtype, candidate.kv_dtype
         able = weights in device.weight_dtypes and cache in engine.kv_dtypes
         if able and (weights, cache) not in pairs:

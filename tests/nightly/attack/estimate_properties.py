@@ -11,7 +11,7 @@ from recipe_core.estimates.serving.starts import DOUBT
 from recipe_core.hardware.cluster import device
 from recipe_core.models.catalog import load_model
 from recipe_core.models.spec import ModelSpec, MoeMlp
-from recipe_core.recipe.text_rows import is_pooled
+from recipe_core.recipe.text_rows import is_pooled_estimate
 from recipe_core.request.serving_workload import LOADS
 
 Request = dict[str, Any]
@@ -96,7 +96,7 @@ def starts_in_memory(request: Request, answer: Answer) -> bool | None:
 
 def _requests_per_s(request: Request, answer: Answer) -> float:
     serving = answer["serving"]  # embeddings and scores have no other output
-    tokens = 1 if is_pooled(answer) else request["workload"]["output_tokens"]
+    tokens = 1 if is_pooled_estimate(answer) else request["workload"]["output_tokens"]
     return serving["output_tokens_per_s"] / tokens
 
 
@@ -119,7 +119,7 @@ def reads_weights(request: Request, answer: Answer) -> bool | None:
     """Every step reads the weights of every stage, at no more than the data sheet's bandwidth."""
     workload, model = request["workload"], spec(request["model"])
     plain = workload["kind"] == "serving" and "speculative" not in workload
-    plain = plain and not is_pooled(answer)  # which decodes nothing
+    plain = plain and not is_pooled_estimate(answer)  # which decodes nothing
     if not plain or any(isinstance(layer.mlp, MoeMlp) for layer, _ in model.kinds):
         return None
     memory = answer["memory"]
@@ -142,7 +142,7 @@ def below_peak(request: Request, answer: Answer) -> bool:
     workload = request["workload"]
     model, place = spec(request["model"]), device(request["hardware"]["device"])
     prompt = workload["input_tokens"] * (1 - workload.get("prefix_hit", 0.0))
-    outputs = 0 if is_pooled(answer) else workload["output_tokens"]
+    outputs = 0 if is_pooled_estimate(answer) else workload["output_tokens"]
     tokens = _requests_per_s(request, answer) * (prompt + outputs)
     ends = 2 * model.vocabulary * model.hidden
     flops = 2 * max(model.active_parameters - ends, 0) * tokens

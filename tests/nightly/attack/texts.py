@@ -12,7 +12,7 @@ import yaml
 from recipe_core.bundle.write import Bundle, bundle_of
 from recipe_core.models.catalog import catalog_entry
 from recipe_core.recipe import Additions, make_recipe
-from recipe_core.recipe.parameters import read_parameters, read_variants
+from recipe_core.recipe.parameters import parse_recipe_variants, read_parameters
 from recipe_core.request.schema import PlanRequest
 from tests.fixtures.hostile import hostile
 from tests.fixtures.paths import DATA
@@ -93,7 +93,8 @@ def build(case: Case, place: Field, payload: str) -> Bundle:
     part = texts(place.part, lambda text: known.get(text, text.replace("{}", payload)))
     body = _merged(deepcopy(case.body()), part)
     additions = Additions(
-        parameters=read_parameters(body["parameters"]), variants=read_variants(body["variants"])
+        parameters=read_parameters(body["parameters"]),
+        variants=parse_recipe_variants(body["variants"]),
     )
     request = PlanRequest.parse(body["request"])
     return bundle_of(make_recipe(request, additions, folders=False))
