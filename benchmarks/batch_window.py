@@ -109,7 +109,7 @@ def session(folder: Path) -> Any:
     """ONNX Runtime with the exported checkpoint, on one thread."""
     import onnxruntime
 
-    module = encoder_export.encoder(str(folder), "embed", "fp32")
+    module = encoder_export.load_encoder(str(folder), "embed", "fp32")
     path = folder / "model.onnx"
     encoder_export.to_onnx(module, NAMES, encoder_export.OUTPUTS["embed"], path)
     options = onnxruntime.SessionOptions()

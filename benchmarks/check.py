@@ -23,7 +23,7 @@ import yaml
 
 from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.commands.files import Item, check_items
-from recipe_core.hardware.cluster import device
+from recipe_core.hardware.cluster import device_profile
 from recipe_core.targets.deployments.judge import entries_of
 
 VERDICTS = ("fits", "tight", "uncertain", "cannot start", "unknown", "not read")
@@ -102,7 +102,7 @@ def _command(document: dict[str, Any], bare: bool) -> str | None:
 
 def _profile(hardware: str) -> str | None:
     try:
-        return device(COUNTED.sub("", hardware).replace("_", "-")).name
+        return device_profile(COUNTED.sub("", hardware).replace("_", "-")).name
     except RecipeError:
         return None
 

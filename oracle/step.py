@@ -46,7 +46,7 @@ from oracle.parallel import (
     shard,
     tensor_parallel,
 )
-from recipe_core.models.catalog import load_model
+from recipe_core.models.catalog import load_model_spec
 
 SCHEDULES = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe, "interleaved": ScheduleInterleaved1F1B}
 MESH = ("pipeline", "replicate", "shard", "tensor")
@@ -144,7 +144,7 @@ def chunk(task: Task, number: int, layers: list[int], mesh: DeviceMesh, meter: M
     """A chunk of the model on the meta device, parallelised, before it is given memory."""
     frozen = task.lora_rank > 0
     stored = "bf16" if frozen else task.states
-    model: Any = build(load_model(task.config), stored).train().requires_grad_(True)
+    model: Any = build(load_model_spec(task.config), stored).train().requires_grad_(True)
     model.config._attn_implementation = ATTENTION
     model.config._experts_implementation = "grouped_mm"
     keep_layers(model, layers)

@@ -16,7 +16,7 @@ import _names as names
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
-from recipe_core.hardware.cluster import chip_title, device
+from recipe_core.hardware.cluster import chip_title, device_profile
 from recipe_core.plans.alternatives import find_safer_row
 from recipe_core.plans.confidence import SURE
 from recipe_core.plans.plan import Plan
@@ -134,7 +134,7 @@ def lines(given: Answer) -> None:
         two_lines(ICONS["error"], "The request cannot be planned", "", short)
     elif given is None:
         hardware = common.request().hardware
-        title = chip_title(device(hardware.device))
+        title = chip_title(device_profile(hardware.device))
         assumed = f"{hardware.devices:,} × {title} assumed until you choose"
         two_lines(ICONS["open"], "No hardware is chosen yet", "", assumed)
     else:

@@ -24,9 +24,9 @@ from recipe_core.base import budget, progress
 from recipe_core.base.errors import RecipeError
 from recipe_core.doors.pool import server_pool
 from recipe_core.doors.serve import folders_allowed
-from recipe_core.hardware.cluster import device, is_own
+from recipe_core.hardware.cluster import device_profile, is_own
 from recipe_core.hardware.profile import Device
-from recipe_core.models.catalog import load_model
+from recipe_core.models.catalog import load_model_spec
 from recipe_core.models.spec import ModelSpec
 from recipe_core.plans.alternatives import Alternative
 from recipe_core.plans.alternatives import find_alternatives as plan_alternatives
@@ -226,7 +226,7 @@ def pick_device(
 ) -> None:
     """Draw a widget on the device: ``names``, and the request's where that is a custom profile."""
     value = request().hardware.device
-    current = device(value)
+    current = device_profile(value)
     edit(
         widget,
         label,
@@ -234,7 +234,7 @@ def pick_device(
         read=lambda _: current.name,
         write=lambda name: value if name == current.name else name,
         options=[*names, *([current.name] if is_own(current) else [])],
-        format_func=lambda name: title(current if name == current.name else device(name)),
+        format_func=lambda name: title(current if name == current.name else device_profile(name)),
         **options,
     )
 
@@ -377,7 +377,7 @@ def model() -> ModelSpec:
     Raises:
         RecipeError: where it cannot be read.
     """
-    model = load_model(request().model, folders=folders_allowed())
+    model = load_model_spec(request().model, folders=folders_allowed())
     st.session_state["known_model"] = request().model  # where an unknown name may go back to
     return model
 

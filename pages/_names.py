@@ -10,7 +10,7 @@ import streamlit as st
 
 from recipe_core.base.errors import RecipeError
 from recipe_core.doors.serve import folders_allowed
-from recipe_core.models.catalog import load_model
+from recipe_core.models.catalog import load_model_spec
 from recipe_core.models.nearest import nearest_models
 
 
@@ -21,7 +21,7 @@ def known(name: str) -> Mapping[str, Any]:
     """
     st.session_state.pop("unmatched", None)
     try:
-        load_model(name, folders=folders_allowed())
+        load_model_spec(name, folders=folders_allowed())
     except RecipeError as error:
         st.session_state["unmatched"] = (name, error)
         return {}

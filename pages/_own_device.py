@@ -9,7 +9,7 @@ from recipe_core.base.errors import RecipeError
 from recipe_core.hardware.cluster import is_own
 from recipe_core.hardware.custom import MAX_BYTES
 from recipe_core.hardware.profile import Device
-from recipe_core.hardware.upload import template, uploaded_profile
+from recipe_core.hardware.upload import profile_template, uploaded_profile
 
 EXAMPLE = """schema_version: 1
 name: my-h100
@@ -62,7 +62,7 @@ def draw(chip: Device, name: str) -> None:
             )
             st.download_button(
                 "Download your profile" if is_own(chip) else f"Start from {name}",
-                lambda: template(chip).encode(),
+                lambda: profile_template(chip).encode(),
                 file_name=f"{chip.name}.yaml" if is_own(chip) else f"my-{chip.name}.yaml",
                 mime="application/yaml",
                 on_click="ignore",

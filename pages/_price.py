@@ -10,7 +10,7 @@ import _numbers as numbers
 import streamlit as st
 
 from recipe_core.base.units import usd
-from recipe_core.hardware.cluster import cluster, device
+from recipe_core.hardware.cluster import cluster, device_profile
 from recipe_core.hardware.offers import Offer
 from recipe_core.hardware.ownership import OwnershipCost
 from recipe_core.hardware.prices import default_offer, offers_of
@@ -51,7 +51,7 @@ def price_changes(mode: str) -> dict[str, object]:
 
 def owning() -> OwnershipCost:
     """The cost of own hardware, as entered."""
-    watts = device(common.request().hardware.device).tdp_watts.value
+    watts = device_profile(common.request().hardware.device).tdp_watts.value
     return OwnershipCost.of(**{"watts": watts, **st.session_state.get("owning", {})})
 
 
@@ -116,7 +116,7 @@ def stated_price() -> None:
 def offer_list() -> None:
     """Offers for the device, cheapest first, by commitment."""
     hardware = common.request().hardware
-    offers = offers_of(device(hardware.device))
+    offers = offers_of(device_profile(hardware.device))
     selected = next((offer for offer in offers if offer.name == hardware.offer), None)
     kind = selected.commitment if selected else hardware.commitment or "on-demand"
     offered = {offer.commitment for offer in offers} | {"on-demand", kind}

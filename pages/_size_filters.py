@@ -11,8 +11,8 @@ import streamlit as st
 
 from recipe_core.base.described import description_of
 from recipe_core.base.units import GIB
-from recipe_core.hardware.cluster import device, device_names
-from recipe_core.hardware.prices import offers
+from recipe_core.hardware.cluster import device_names, device_profile
+from recipe_core.hardware.prices import all_offers
 from recipe_core.request.ranges import range_of
 from recipe_core.request.size import Market
 
@@ -58,7 +58,7 @@ def named(field: str, label: str, options: Sequence[str], placeholder: str, **re
 
 def draw() -> None:
     """Devices, providers, regions, sizes, what is doubted, and machines that one has."""
-    every = offers()
+    every = all_offers()
     providers = sorted({offer.provider for offer in every}, key=str.casefold)
     regions = sorted({offer.region for offer in every if offer.region}, key=str.casefold)
     names = st.columns(3)
@@ -112,7 +112,7 @@ def market_number(
 
 def device_title(name: str) -> str:
     """A device as people write it."""
-    return device(name).title
+    return device_profile(name).title
 
 
 def own_machines() -> None:

@@ -10,7 +10,7 @@ import streamlit as st
 
 from recipe_core.base.errors import RecipeError
 from recipe_core.base.units import count
-from recipe_core.models.uploaded import LONGEST_NAME, MAX_BYTES, renamed, uploaded_config
+from recipe_core.models.uploaded import LONGEST_NAME, MAX_BYTES, rename_config, uploaded_config
 from recipe_core.request.describe import model_name
 from recipe_core.request.link import DEFAULT
 
@@ -57,7 +57,7 @@ def stated() -> None:
         return
     try:
         name, place = st.session_state[NAME] or "", st.session_state[PLACE] or ""
-        common.apply({"model": renamed(model, name, place)})
+        common.apply({"model": rename_config(model, name, place)})
     except RecipeError as error:
         st.session_state["refused"] = error.plain
 

@@ -15,14 +15,14 @@ from recipe_core.doors.serve import folders_allowed
 from recipe_core.estimates.measured.support import device_support
 from recipe_core.hardware.cluster import (
     cluster,
-    device,
     device_names,
+    device_profile,
     fabric,
     fabric_names,
     is_own,
     short_title,
 )
-from recipe_core.hardware.detect.machine import detect
+from recipe_core.hardware.detect.machine import detect_machine
 from recipe_core.hardware.profile import Device
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.request.describe import hardware_name
@@ -56,9 +56,9 @@ LEVELS = {
 }
 DEFAULT = ""
 request = common.request()
-chip = device(request.hardware.device)
+chip = device_profile(request.hardware.device)
 by_vendor = {
-    vendor: [name for name in device_names(announced=True) if device(name).vendor == vendor]
+    vendor: [name for name in device_names(announced=True) if device_profile(name).vendor == vendor]
     for vendor in VENDORS
 }
 by_vendor = {vendor: names for vendor, names in by_vendor.items() if names}
@@ -146,7 +146,7 @@ def known() -> None:
         rows = {
             "Engines": ", ".join(basis.engines) or "none",
             "Published runs": f"{basis.runs:,} in this package" if basis.runs else "none",
-            **({"Known as": device(chip.known_as).title} if chip.known_as else {}),
+            **({"Known as": device_profile(chip.known_as).title} if chip.known_as else {}),
             "In a node": joined.fabric.title,
             "Between nodes": joined.network.title,
             "Price": joined.price_text(),
@@ -183,7 +183,7 @@ def cards() -> None:
 
 def add_cluster(name: str) -> dict[str, object]:
     """One node of another device beside the request's."""
-    other = HardwareRequest(device=name, per_node=device(name).node.devices)
+    other = HardwareRequest(device=name, per_node=device_profile(name).node.devices)
     return {"options.hardware": (*request.options.hardware, other)}
 
 
@@ -203,7 +203,7 @@ def beside() -> None:
         add_cluster,
         options=device_names(),
         index=None,
-        format_func=lambda name: device(name).title,
+        format_func=lambda name: device_profile(name).title,
         placeholder="Pick a device to add one standard node of it",
     )
 
@@ -211,7 +211,7 @@ def beside() -> None:
 def other_cluster(n: int, other: HardwareRequest) -> None:
     """The n-th other cluster: its size and price, and a button that removes it."""
     left, counts, remove = st.columns([2, 4, 1], vertical_alignment="bottom")
-    name = common.escape(short_title(device(other.device)))
+    name = common.escape(short_title(device_profile(other.device)))
     left.markdown(f"**{name}** · {common.escape(hardware_name(other))}")
 
     def box(label: str, field: str, **options: Any) -> None:
@@ -221,7 +221,7 @@ def other_cluster(n: int, other: HardwareRequest) -> None:
             getattr(other, field),
             lambda value: common.change_to({"options.hardware": replaced(n, field, value)}),
             range_of(f"options.hardware.0.{field}"),
-            name=f"{label} of {short_title(device(other.device))}",
+            name=f"{label} of {short_title(device_profile(other.device))}",
             help=field_help(f"hardware.{field}"),
             **options,
         )
@@ -267,7 +267,7 @@ def detection() -> None:
             return
         if st.button("Detect", key="detect", icon=":material/search:"):
             with st.spinner("Querying the drivers"):
-                st.session_state["detected"] = detect()
+                st.session_state["detected"] = detect_machine()
         machine = st.session_state.get("detected")
         if machine is None:
             st.caption(
@@ -275,7 +275,11 @@ def detection() -> None:
                 "Nothing leaves this machine."
             )
             return
-        title = device(machine.matched).title if machine.matched else "a device without a profile"
+        title = (
+            device_profile(machine.matched).title
+            if machine.matched
+            else "a device without a profile"
+        )
         rule = common.escape(machine.matched_by or "no rule")
         st.markdown(f"**{machine.count} × {common.escape(title)}**, identified by {rule}.")
         for note in machine.notes:

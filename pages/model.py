@@ -13,10 +13,10 @@ import streamlit as st
 from recipe_core.base.errors import RecipeError
 from recipe_core.base.units import count
 from recipe_core.doors.serve import folders_allowed
-from recipe_core.hardware.cluster import device
+from recipe_core.hardware.cluster import device_profile
 from recipe_core.models.catalog import catalog_ids
 from recipe_core.models.spec import ModelSpec
-from recipe_core.models.variants import variants
+from recipe_core.models.variants import model_variants
 from recipe_core.views.glossary import field_help, term_help
 
 WORK = {"serving": "Serve", "training": "Train"}
@@ -63,7 +63,7 @@ def search() -> None:
 def formats(spec: ModelSpec) -> None:
     """Checkpoints of the same model, and the formats to evaluate."""
     model = common.request().model
-    same = variants(model) if isinstance(model, str) else {}
+    same = model_variants(model) if isinstance(model, str) else {}
     if len(same) > 1:
         common.choose(
             st.pills,
@@ -76,7 +76,7 @@ def formats(spec: ModelSpec) -> None:
             help="The same model in other number formats, from the catalog",
             wrap=True,
         )
-    chip = device(common.request().hardware.device)
+    chip = device_profile(common.request().hardware.device)
     if common.training():
         common.edit(
             st.segmented_control,

@@ -10,7 +10,7 @@ from recipe_core.base.units import significant
 from recipe_core.doors.serve import folders_allowed
 from recipe_core.engines.frameworks import training_data
 from recipe_core.engines.spec import default_engine, engine, engine_names
-from recipe_core.hardware.cluster import device
+from recipe_core.hardware.cluster import device_profile
 from recipe_core.plans.framework_choices import framework_choices
 from recipe_core.plans.legal import count_keeping
 from recipe_core.plans.plan import Plan
@@ -49,7 +49,7 @@ JUDGED_ON = {
 
 request = common.request()
 workload = request.workload
-chip = device(request.hardware.device)
+chip = device_profile(request.hardware.device)
 training = common.training()
 METRICS = metrics_of("training" if training else "closed")
 

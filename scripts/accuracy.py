@@ -41,7 +41,7 @@ from recipe_core.calibration.validation.validate import (
     split_ranking,
 )
 from recipe_core.estimates.measured.serving_runs import SOURCES, Run, listing_ids, published_runs
-from recipe_core.hardware.cluster import device
+from recipe_core.hardware.cluster import device_profile
 from recipe_core.models.catalog import catalog_model, in_catalog
 
 ROOT = Path(__file__).parent.parent
@@ -209,7 +209,7 @@ def peak_shares(runs: list[Run]) -> dict[str, float]:
             * requests_per_s
             * (run.input_tokens + run.output_tokens)
         )
-        peak = max(figure.value for figure in device(run.device).peak_flops_per_s.values())
+        peak = max(figure.value for figure in device_profile(run.device).peak_flops_per_s.values())
         shares[run.id] = flops_per_s / (peak * run.nodes * run.per_node)
     return shares
 

@@ -19,7 +19,7 @@ from recipe_core.engines.spec import engine, release_key
 from recipe_core.estimates.columns.serving import Setting
 from recipe_core.estimates.serving.logged_cache import COUNTED_RIGHT
 from recipe_core.estimates.serving.memory import Memory, serving_memory
-from recipe_core.models.catalog import load_model
+from recipe_core.models.catalog import load_model_spec
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plans import plan_candidate
 from recipe_core.request.schema import PlanRequest
@@ -231,7 +231,7 @@ def request(
     if re.search(r"fp8 KV", setup):
         candidate["kv_dtype"] = "fp8"
     model = reading.meant or str(row.model)
-    context = int(number(r"max_model_len[=~](\d+)", setup, load_model(model).max_context))
+    context = int(number(r"max_model_len[=~](\d+)", setup, load_model_spec(model).max_context))
     workload = {
         "input_tokens": 512,
         "output_tokens": 512,

@@ -18,7 +18,7 @@ import pandas as pd
 import publish_runs
 
 from recipe_core.calibration.validation.validate import format_table
-from recipe_core.hardware.cluster import device
+from recipe_core.hardware.cluster import device_profile
 from recipe_core.plans.plans import estimate_batch
 
 ROOT = Path(__file__).parent.parent
@@ -46,7 +46,7 @@ def pool(run: pd.Series, name: str, per_node: int) -> dict[str, int]:
 
 def request(run: pd.Series) -> dict[str, Any]:
     """A run as a request; pools start on nodes of their own."""
-    profile = device(str(publish_runs.device_name(run.gpu)))
+    profile = device_profile(str(publish_runs.device_name(run.gpu)))
     per_node = profile.node.devices
     prefill, decode = (pool(run, name, per_node) for name in ("prefill", "decode"))
     groups = [p["replicas"] * -(-p["tp"] * p["dp"] // per_node) for p in (prefill, decode)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from recipe_core.base.units import long_duration
 from recipe_core.estimates.serving.cold_start import ColdStart, cold_start
-from recipe_core.hardware.cluster import device
+from recipe_core.hardware.cluster import device_profile
 from recipe_core.request.start import Start
 
 PLACES = ("tmpfs", "nvme", "ebs-gp3", "efs", "s3", "hub")
@@ -25,7 +25,7 @@ def estimated(start: Start, engine: str, size: str) -> ColdStart:
         engine=engine,
         weights_bytes=weights_bytes,
         devices=devices,
-        device=device("h100-sxm"),
+        device=device_profile("h100-sxm"),
     )
 
 

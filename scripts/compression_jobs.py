@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from recipe_core.compression.jobs import CompressionEstimate, Job, estimate_job
-from recipe_core.hardware.cluster import device
+from recipe_core.hardware.cluster import device_profile
 from recipe_core.models.catalog import catalog_model
 
 TABLE = Path(__file__).resolve().parents[1] / "tests" / "data" / "compression_jobs.csv"
@@ -35,7 +35,7 @@ def job_estimate(row: dict[str, str]) -> CompressionEstimate:
         observed=row["observed"] == "yes",
         everywhere=row["everywhere"] == "yes",
     )
-    return estimate_job(job, device(row["device"]))
+    return estimate_job(job, device_profile(row["device"]))
 
 
 def main() -> int:

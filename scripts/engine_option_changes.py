@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from recipe_core.engines.history import release_key
-from recipe_core.engines.options import FOLDER, differences, laid_over
+from recipe_core.engines.options import FOLDER, laid_over, option_differences
 
 Table = dict[str, Any]
 
@@ -41,7 +41,7 @@ def written(table: Table, same_in: list[str], newer: Table | None) -> str:
         sections: dict[str, Any] = {"options": table["options"]}
     else:
         lines.append(f"differs_from: {newer['version']}")
-        sections = differences(newer["options"], table["options"])
+        sections = option_differences(newer["options"], table["options"])
         check(newer, table, sections)
     for name, section in sections.items():
         lines.append(f"{name}:")

@@ -52,7 +52,7 @@ from recipe_core.estimates.bands import BandFile
 from recipe_core.estimates.measured.serving_runs import SPLIT, listing_ids
 from recipe_core.estimates.serving import bands as serving_bands
 from recipe_core.estimates.training import bands as training_bands
-from recipe_core.hardware.cluster import device, roofline
+from recipe_core.hardware.cluster import device_profile, roofline
 
 ROOT = Path(__file__).parent.parent
 PHYSICS = ROOT / "recipe_core" / "estimates"
@@ -74,7 +74,9 @@ def estimates_left_out(problem: Problem) -> pd.DataFrame:
     """Every row with the estimate of a fit without its source, or without its fold of models."""
     rows = problem.rows
     x = problem.shipped()
-    runtimes = rows.device.map({name: device(name).runtime for name in rows.device.unique()})
+    runtimes = rows.device.map(
+        {name: device_profile(name).runtime for name in rows.device.unique()}
+    )
     keys = rows.run.map(lambda run: run.engine) + "/" + runtimes
     alone = keys.map(rows.source.groupby(keys).nunique()).eq(1).to_numpy()
     models = sorted(rows.model[alone].unique())
@@ -132,7 +134,7 @@ def _latencies(table: pd.DataFrame) -> pd.DataFrame:
 
 def described(table: pd.DataFrame, setup: tuple[str, ...]) -> pd.DataFrame:
     """Residuals with the groups that they are of."""
-    known = {name: device(name) for name in table.device.unique()}
+    known = {name: device_profile(name) for name in table.device.unique()}
     fitted = {
         name: "fitted" if roofline(of, "gemm", "any").status in ("fitted", "measured") else "prior"
         for name, of in known.items()

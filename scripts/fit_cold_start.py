@@ -36,7 +36,7 @@ from recipe_core.calibration.validation.cold_starts import (
 from recipe_core.estimates.measured.starts import PUBLISHED_STARTS, MeasuredStart, published_starts
 from recipe_core.estimates.serving.cold_start import kernels_of
 from recipe_core.estimates.serving.start_numbers import FILE, Spread, StartNumbers, start_numbers
-from recipe_core.hardware.cluster import device
+from recipe_core.hardware.cluster import device_profile
 
 Array = NDArray[np.float64]
 PRIOR = 1.25
@@ -253,7 +253,7 @@ def _kernels(row: dict[str, str], note: str) -> str:
     name = row["model"].casefold()
     dtype = next((dtype for words, dtype in FORMATS if re.search(words, name)), None)
     profile = DEVICES.get(row["device"])
-    kernels = kernels_of(dtype, device(profile) if profile else None)
+    kernels = kernels_of(dtype, device_profile(profile) if profile else None)
     return "other" if kernels == "native" and "no native" in note else kernels
 
 

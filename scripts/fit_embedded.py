@@ -30,7 +30,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from recipe_core.bundle.write import write_bundle
 from recipe_core.estimates.serving.estimates import estimate_serving
-from recipe_core.hardware.cluster import device
+from recipe_core.hardware.cluster import device_profile
 from recipe_core.payload.launcher.main import main as launcher
 from recipe_core.plans.problem import resolve_problem
 from recipe_core.plans.serving_candidates import stated_serving_case
@@ -118,7 +118,7 @@ def without_engine(request: PlanRequest) -> tuple[float, float, float]:
 
 def main(source: Path, name: str) -> None:
     rows, times, first = [], [], []
-    loads = LOADS[device(name).runtime]
+    loads = LOADS[device_profile(name).runtime]
     with tempfile.TemporaryDirectory() as folder:
         for layers in LAYERS:
             model = Path(folder) / f"layers-{layers}"

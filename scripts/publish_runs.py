@@ -31,7 +31,7 @@ import pandas as pd
 from recipe_core.base.errors import HardwareError
 from recipe_core.calibration.validation.validate import CELL
 from recipe_core.estimates.measured.serving_runs import FIGURES, PUBLISHED, SPLIT, Run
-from recipe_core.hardware.cluster import device
+from recipe_core.hardware.cluster import device_profile
 
 WANTED = 400
 LOADS_OF_A_CURVE = 3
@@ -64,7 +64,7 @@ def device_name(gpu: str) -> str | None:
     """The profile of a device as the data writes it ("H100-SXM-80GB"); None where there is none."""
     for name in (gpu, "-".join(part for part in gpu.split("-") if not part.endswith("GB"))):
         try:
-            return device(name).name
+            return device_profile(name).name
         except HardwareError:
             continue
     return None

@@ -13,7 +13,7 @@ from recipe_core.base.errors import InputError, unknown
 from recipe_core.base.provenance import Sourced
 from recipe_core.base.resources import PACKAGE
 from recipe_core.base.types import Text
-from recipe_core.hardware.cluster import device as device_of
+from recipe_core.hardware.cluster import device_profile as device_of
 from recipe_core.hardware.profile import Device
 
 FILE = DataFile(PACKAGE / "accuracy" / "families.yaml", "hardware")

@@ -17,7 +17,7 @@ from recipe_core.base.errors import RecipeError
 from recipe_core.bundle.compress import compression_document, served_model
 from recipe_core.engines.spec import engine
 from recipe_core.estimates.rules.kernels import support_by_release
-from recipe_core.hardware.cluster import device, device_names
+from recipe_core.hardware.cluster import device_names, device_profile
 from recipe_core.launch.access import engine_words
 from recipe_core.launch.process import Launch, Process
 from recipe_core.launch.startup import limit_s
@@ -319,13 +319,13 @@ def _kinds(recipe: Recipe, variant: Variant) -> list[dict[str, Any]]:
         names = [recipe.device.name]
     return [
         {"profile": profile.name, "runtime": profile.runtime, "names": list(profile.aliases)}
-        for profile in map(device, names)
+        for profile in map(device_profile, names)
         if variant.when.model_copy(update={"count": None}).holds(_one(recipe, profile.name))
     ]
 
 
 def _one(recipe: Recipe, name: str) -> Machine:
-    profile = device(name)
+    profile = device_profile(name)
     return Machine(
         vendor=profile.vendor,
         architecture=profile.architecture,

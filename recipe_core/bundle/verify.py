@@ -308,7 +308,7 @@ def _variants(recipe: Recipe, names: list[str], count: int) -> tuple[str, ...]:
     if len(names) != 1:
         return ()
     try:
-        profile = cluster.device(names[0])
+        profile = cluster.device_profile(names[0])
     except HardwareError:
         return ()
     host = machine_of(HardwareRequest(device=profile.name, per_node=count), recipe)

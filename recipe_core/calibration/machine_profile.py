@@ -21,13 +21,13 @@ from recipe_core import __version__
 from recipe_core.base.documents import parse_yaml, read_text, to_yaml, write_whole
 from recipe_core.base.errors import InputError, NoAnswer, RecipeError
 from recipe_core.calibration.roofline_fit import RooflineFit, fit_roofline
-from recipe_core.hardware.cluster import device, device_names, fabric
-from recipe_core.hardware.custom import BASE, MAX_BYTES, is_path
-from recipe_core.hardware.detect.machine import Found, detect
+from recipe_core.hardware.cluster import device_names, device_profile, fabric
+from recipe_core.hardware.custom import BASE, MAX_BYTES, is_profile_path
+from recipe_core.hardware.detect.machine import Found, detect_machine
 from recipe_core.hardware.microbench.clock import Deadline
 from recipe_core.hardware.microbench.collectives import Reduced
 from recipe_core.hardware.microbench.disk import DiskRates, measure_disk
-from recipe_core.hardware.microbench.host import Ratios, ratios, together
+from recipe_core.hardware.microbench.host import Ratios, host_ratios, merge_host_times
 from recipe_core.hardware.microbench.points import Point
 from recipe_core.hardware.microbench.run import (
     FULL_S,
@@ -35,8 +35,10 @@ from recipe_core.hardware.microbench.run import (
     QUICK_S,
     Measured,
     check_torch,
-    chosen,
-    measure,
+    measure_device,
+)
+from recipe_core.hardware.microbench.run import (
+    device_kind as chosen,
 )
 from recipe_core.hardware.profile import Device, Dtype, Fabric, Family
 
@@ -92,10 +94,10 @@ def profile_machine(
         tell(f"storage of {disk}")
         rates = measure_disk(disk)
     deadline = Deadline(total_s)
-    machine = detect()
+    machine = detect_machine()
     if ranks is None:
         ranks = machine.count if device_kind != "cpu" else 0
-    measured = measure(device_kind, deadline, quick=quick, ranks=ranks, tell=tell)
+    measured = measure_device(device_kind, deadline, quick=quick, ranks=ranks, tell=tell)
     measured.disk = rates
     return assemble_profile(machine, measured)
 
@@ -108,7 +110,7 @@ def assemble_profile(machine: Found, measured: Measured) -> Profiled:
     """
     busy = min(measured.load / measured.cpus, MOST_BUSY)
     spread = total_spread(measured, busy)
-    base = device(machine.matched) if machine.matched and measured.kind != "cpu" else None
+    base = device_profile(machine.matched) if machine.matched and measured.kind != "cpu" else None
     peaks = _peak_rates(measured, base)
     bandwidth = base.memory_bandwidth_bytes_per_s.value if base else measured.bandwidth_bytes_per_s
     rooflines = _fit_rooflines(measured.points, peaks, bandwidth)
@@ -134,7 +136,7 @@ def assemble_profile(machine: Found, measured: Measured) -> Profiled:
             name: _measured_figure(value) for name, value in reached.items()
         }
     values["sources"] = {**values.get("sources", {}), SOURCE: _profile_source(machine, measured)}
-    return Profiled(values, device(values), measured, spread, busy)
+    return Profiled(values, device_profile(values), measured, spread, busy)
 
 
 def total_spread(measured: Measured, busy: float) -> float:
@@ -160,8 +162,8 @@ def _host_entry(measured: Measured, spread: float) -> dict[str, Any]:
     What engines spend on the host of an accelerator was measured on hosts of such machines, not on
     the reference of this loop.
     """
-    times = together([measured.host, *filter(None, [measured.host_at_end])])
-    slow = ratios(times) if measured.kind == "cpu" else Ratios(1.0, 1.0, 1.0)
+    times = merge_host_times([measured.host, *filter(None, [measured.host_at_end])])
+    slow = host_ratios(times) if measured.kind == "cpu" else Ratios(1.0, 1.0, 1.0)
     steps = ", ".join(
         f"{layers} layers x {tokens}: {seconds * 1e3:.2f} ms"
         for (layers, tokens), seconds in times.steps.items()
@@ -418,7 +420,7 @@ def check_output(path: Path) -> None:
     Raises:
         InputError: names the fix.
     """
-    if not is_path(str(path)):
+    if not is_profile_path(str(path)):
         hint = "For example -o machine.yaml."
         raise InputError(f"{path} does not end in .yaml or .yml.", field="output", hint=hint)
     if not path.parent.is_dir():

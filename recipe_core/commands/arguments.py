@@ -11,7 +11,11 @@ from recipe_core.base.documents import parse_json
 from recipe_core.base.errors import InputError
 from recipe_core.commands.unknown_words import beginning, closest, explained, since
 from recipe_core.engines.grammar import grammars
-from recipe_core.engines.option_releases import Judged, pinned, replacement
+from recipe_core.engines.option_releases import (
+    ReleaseTable,
+    option_replacement,
+    pinned_release_table,
+)
 from recipe_core.engines.options import Option
 from recipe_core.engines.spec import engine
 
@@ -116,7 +120,7 @@ class Arguments:
     """
 
     engine: str
-    judged: Judged
+    judged: ReleaseTable
     values: dict[str, Any] = field(default_factory=dict)
     open: dict[str, str] = field(default_factory=dict)
     positional: list[str] = field(default_factory=list)
@@ -138,7 +142,7 @@ class Arguments:
 def read_arguments(
     name: str,
     words: Sequence[str],
-    judged: Judged | None = None,
+    judged: ReleaseTable | None = None,
     program: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
 ) -> Arguments:
@@ -147,7 +151,7 @@ def read_arguments(
     Where the table is not that of the release that runs, all that it lacks or refuses is a warning.
     ``env``: variables of the server, of which some stand for options.
     """
-    return _Reader(name, words, judged or pinned(name), program).read(env or {})
+    return _Reader(name, words, judged or pinned_release_table(name), program).read(env or {})
 
 
 def is_open(text: str) -> bool:
@@ -157,7 +161,7 @@ def is_open(text: str) -> bool:
 
 class _Reader:
     def __init__(
-        self, name: str, words: Sequence[str], judged: Judged, program: Sequence[str]
+        self, name: str, words: Sequence[str], judged: ReleaseTable, program: Sequence[str]
     ) -> None:
         self.table, self.grammar = judged.table, grammars()[name]
         self.start = self.grammar.start_of(program)
@@ -262,7 +266,7 @@ class _Reader:
         self.flag, self.option = option.flag, option.name
         if option.deprecated:
             message = f"{option.flag} is deprecated in {self.title}."
-            hint = replacement(self.out.engine, option.flag, self.table)
+            hint = option_replacement(self.out.engine, option.flag, self.table)
             self.out.say("warning", "deprecated", option.flag, message, hint)
         if option.type == "switch":
             self._switch(option, flag, glued)
@@ -324,7 +328,7 @@ class _Reader:
         value = parse_option_value(option, text)
         if value is None:
             message = f"{option.flag} takes {_shortened_choices(option)}, not {text[:80]!r}."
-            hint = replacement(self.out.engine, option.flag, self.table, value=text)
+            hint = option_replacement(self.out.engine, option.flag, self.table, value=text)
             if hint is None and self._may_suggest():
                 hint = closest(text, option.choices)
             self.out.say(self.out.refusal, "value", option.flag, message, hint)
@@ -340,7 +344,7 @@ class _Reader:
             if key in option.keys:
                 continue
             message = f"{option.flag} has no key {key[:80]!r} in {self.title}"
-            hint = replacement(self.out.engine, option.flag, self.table, key=key)
+            hint = option_replacement(self.out.engine, option.flag, self.table, key=key)
             when = since(self.out.engine, self.table.version, option.flag, key)
             if hint is None and not when and self._may_suggest():
                 hint = closest(key, option.keys)

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from recipe_core.base.errors import InputError
 from recipe_core.base.types import Count, Share, Text, Tokens
-from recipe_core.hardware.cluster import device
+from recipe_core.hardware.cluster import device_profile
 from recipe_core.request.metrics import Goal
 
 DEFAULT_INPUT, DEFAULT_OUTPUT, DEFAULT_CONCURRENCY = 1024, 256, 64
@@ -59,7 +59,7 @@ class Ground(BaseModel):
             raise InputError(message, field=str(first["loc"][0]), hint=hint) from None
         ground._check_count()
         ground._check_release()
-        device(ground.device)
+        device_profile(ground.device)
         return ground
 
     def _check_count(self) -> None:

@@ -32,9 +32,9 @@ from recipe_core.commands.start_rules import check_rules
 from recipe_core.commands.verdict import Case, Group, Ready, Unknown, View
 from recipe_core.commands.words import MAX_CHARACTERS, read_script
 from recipe_core.engines.grammar import programs
-from recipe_core.engines.option_releases import Judged, memory_release
+from recipe_core.engines.option_releases import ReleaseTable, memory_release
 from recipe_core.estimates.columns.serving import Cases, Setting
-from recipe_core.hardware.cluster import device, fabric, fits_node
+from recipe_core.hardware.cluster import device_profile, fabric, fits_node
 from recipe_core.models.catalog import BY_NAME
 from recipe_core.models.spec import ModelSpec
 from recipe_core.plans.plans import plan_splits, shared_key
@@ -123,7 +123,7 @@ def prepare_command(case: Case, ground: Ground, *, folders: bool = True) -> Read
 # Reading
 
 
-Release = Callable[[Launch], Judged]
+Release = Callable[[Launch], ReleaseTable]
 
 
 def _first_case(
@@ -296,7 +296,7 @@ def _resolve_command(case: Case, request: dict[str, Any], models: Models) -> Ser
 
 
 def _command_hardware(case: Case, ground: Ground) -> dict[str, Any]:
-    chip = device(ground.device)
+    chip = device_profile(ground.device)
     node = chip.node
     used, per_node = case.meant.devices, ground.per_node or node.devices
     nodes = ground.nodes or case.meant.nodes or 1

@@ -15,7 +15,7 @@ from itertools import pairwise
 from recipe_core.commands.images import engine_by_name, image_start
 from recipe_core.commands.words import Script, Words, read_script
 from recipe_core.engines.grammar import grammars
-from recipe_core.engines.option_releases import Judged
+from recipe_core.engines.option_releases import ReleaseTable
 
 # Shells inside shells that are read.
 MAX_DEPTH = 3
@@ -80,7 +80,7 @@ class Launch:
     assigned: Mapping[str, str] = field(default_factory=dict)
     workdir: str | None = None
     mounts: tuple[str, ...] = ()
-    judged: Judged | None = None
+    judged: ReleaseTable | None = None
 
     @property
     def visible_devices(self) -> int | None:

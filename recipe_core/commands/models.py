@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from recipe_core.base.errors import ModelError, RecipeError
-from recipe_core.models.catalog import load_model
+from recipe_core.models.catalog import load_model_spec
 from recipe_core.models.spec import ModelSpec
 
 
@@ -18,7 +18,7 @@ class Models:
         """The model of a name; raises what looking it up raised."""
         if name not in self._known:
             try:
-                self._known[name] = load_model(name, folders=self.folders)
+                self._known[name] = load_model_spec(name, folders=self.folders)
             except RecipeError as error:
                 self._known[name] = error
             except (OSError, RuntimeError, ValueError) as error:  # no path can have this name

@@ -18,7 +18,7 @@ from recipe_core.commands.launches import Launch
 from recipe_core.commands.render import Rendered
 from recipe_core.commands.verdict import OK, Case, View
 from recipe_core.engines.grammar import grammars
-from recipe_core.engines.option_releases import successor
+from recipe_core.engines.option_releases import option_successor
 from recipe_core.engines.options import Meaning, Option, OptionTable
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.serving.memory import serving_memory
@@ -114,7 +114,7 @@ def _replacement_words(
         return [place.flag, word], {place.flag: word}
     before = _value_words(launch.args, place)
     if error.code == "value" and option is not None and len(before) == 1:
-        after = successor(table.engine, option.flag, table, value=before[0])
+        after = option_successor(table.engine, option.flag, table, value=before[0])
         if after is not None:
             text = str(after.value(before[0]))
             return _respell_option(launch.args, place, text), {option.flag: text}
@@ -125,7 +125,7 @@ def _replacement_words(
 
 def _succeeding(place: Place, before: list[str], table: OptionTable) -> list[str]:
     """The words that stand for a gone option; none where they cannot say the same."""
-    after = successor(table.engine, place.flag, table)
+    after = option_successor(table.engine, place.flag, table)
     if after is None:
         return []
     option = table.by_name[after.option]
@@ -174,7 +174,7 @@ def _new_keys(arguments: Arguments, option: Option, value: dict[str, Any]) -> di
     table = arguments.judged.table
     out = {key: part for key, part in value.items() if key in option.keys}
     for key in value.keys() - out.keys():
-        after = successor(table.engine, option.flag, table, key=key)
+        after = option_successor(table.engine, option.flag, table, key=key)
         new = after.value(value[key]) if after and after.option == option.name else None
         if after is not None and after.path and new is not None:
             out.setdefault(after.path, new)

@@ -13,7 +13,7 @@ from recipe_core.engines.grammar import grammars
 from recipe_core.engines.options import MEANINGS, Meaning
 from recipe_core.engines.spec import Engine
 from recipe_core.launch.process import Deployment, Launch, Process
-from recipe_core.launch.serving.start import launch
+from recipe_core.launch.serving.start import launch_deployment
 from recipe_core.launch.serving.vllm_ranks import WAYS
 
 DEFAULT_PORT = 8000
@@ -69,7 +69,7 @@ def render_commands(
     """
     spec, options = deployment.setting.engine, _beyond_candidate(deployment, values)
     ways = {name: options[name] for name in WAYS if name in options}
-    started = launch(replace(deployment, engine_options=ways))
+    started = launch_deployment(replace(deployment, engine_options=ways))
     out = []
     for process in started.processes:
         words = _fill_words(process.argv, _placeholders(started, process, model, options))

@@ -11,7 +11,12 @@ from recipe_core.commands.images import image_is_of, image_tag
 from recipe_core.commands.launches import Launch
 from recipe_core.commands.verdict import Case
 from recipe_core.engines.grammar import grammars
-from recipe_core.engines.option_releases import Judged, judged, newest, pinned
+from recipe_core.engines.option_releases import (
+    ReleaseTable,
+    newest_release_table,
+    pinned_release_table,
+    release_table,
+)
 from recipe_core.engines.spec import engine
 
 _TAG = re.compile(r"v?(\d{1,4}\.\d{1,4}\.\d{1,4}[^-]*)(-.*)?", re.DOTALL)
@@ -19,7 +24,7 @@ _INSIDE = re.compile(r"(?<![\d.])\d{1,4}\.\d{1,4}\.\d{1,4}(?![\d.])")
 _MOVING = re.compile(r"latest(-.*)?")
 
 
-def running_release(launch: Launch, release: str | None = None) -> Judged:
+def running_release(launch: Launch, release: str | None = None) -> ReleaseTable:
     """The release of a command: what the user states, else its image's tag, else the pinned one.
 
     A program of another project chooses its own, and adds options. The tag "latest" is taken for
@@ -28,20 +33,24 @@ def running_release(launch: Launch, release: str | None = None) -> Judged:
     """
     start = grammars()[launch.engine].start_of(launch.program)
     if start is not None and start.around:
-        return replace(judged(launch.engine, release), exact=False)
+        return replace(release_table(launch.engine, release), exact=False)
     if release is not None:
-        return judged(launch.engine, release)
+        return release_table(launch.engine, release)
     if launch.image is None:
-        return pinned(launch.engine)
+        return pinned_release_table(launch.engine)
     tag, official = image_tag(launch.image.partition("@")[0]), _is_official(launch)
     if (tag is None and "@" not in launch.image) or (tag and _MOVING.fullmatch(tag)):
-        return newest(launch.engine) if official else judged(launch.engine, None)
-    return judged(launch.engine, _release_in_tag(launch, tag or "", official), official=official)
+        return (
+            newest_release_table(launch.engine) if official else release_table(launch.engine, None)
+        )
+    return release_table(
+        launch.engine, _release_in_tag(launch, tag or "", official), official=official
+    )
 
 
-def by_pinned(launch: Launch) -> Judged:
+def by_pinned(launch: Launch) -> ReleaseTable:
     """What a command runs, judged by the pinned release, which a recipe of it will start."""
-    current, table = running_release(launch), pinned(launch.engine).table
+    current, table = running_release(launch), pinned_release_table(launch.engine).table
     return replace(current, table=table, exact=current.exact and current.table is table)
 
 
@@ -62,7 +71,9 @@ def _release_in_tag(launch: Launch, tag: str, official: bool) -> str | None:
     return inside[0] if inside and is_engine else None
 
 
-def about_release(launch: Launch, release: Judged, stated_release: str | None) -> Iterator[Finding]:
+def about_release(
+    launch: Launch, release: ReleaseTable, stated_release: str | None
+) -> Iterator[Finding]:
     """What to know of the release that a command runs, and of the table that judges it."""
     title, table = engine(launch.engine).title, release.table.version
     basis = f"judged with the options of {title} {table}"

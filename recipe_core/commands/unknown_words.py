@@ -9,7 +9,12 @@ from functools import cache, lru_cache
 
 from recipe_core.engines.grammar import grammars
 from recipe_core.engines.history import release_key
-from recipe_core.engines.option_releases import came, left, releases, replacement
+from recipe_core.engines.option_releases import (
+    first_release_with,
+    first_release_without,
+    option_replacement,
+    releases,
+)
 from recipe_core.engines.options import Option, OptionTable, option_table
 
 
@@ -38,7 +43,7 @@ def explained(name: str, version: str, flag: str, suggest: bool) -> tuple[int, s
     gone = grammar.gone.get(flag)
     if gone is not None:
         takes = 1 << 20 if gone.takes == "many" else gone.takes
-        hint = replacement(name, flag, table)
+        hint = option_replacement(name, flag, table)
         return takes, f"{'has no' if when else 'no longer has'} {flag}{when}.", hint
     options = beginning(table, flag) if grammar.abbreviations and flag.startswith("--") else []
     if len(options) > 1:
@@ -61,7 +66,7 @@ def _words_of(name: str, flag: str) -> int:
 
 def since(name: str, version: str, flag: str, key: str | None = None) -> str:
     """When a flag or key that a release lacks came or went, to end a sentence; empty if unknown."""
-    first, last = came(name, flag, key), left(name, flag, key)
+    first, last = first_release_with(name, flag, key), first_release_without(name, flag, key)
     if first is not None and release_key(version) < release_key(first):
         return f"; it came with {first}"
     if last is not None and release_key(version) >= release_key(last):

@@ -314,13 +314,13 @@ def convert(body: Body, folders: bool = False) -> Json:
 
 
 def _recipe(body: Body, folders: bool) -> Recipe:
-    from recipe_core.models.catalog import load_model
+    from recipe_core.models.catalog import load_model_spec
     from recipe_core.recipe import Recipe, recipe_request
 
     if "lock" in body:
         recipe = Recipe.parse(body)
         # raises for a path where none may be read
-        load_model(recipe_request(recipe).model, folders=folders)
+        load_model_spec(recipe_request(recipe).model, folders=folders)
         return recipe
     if "request" not in body:
         return public.build(_request(body, folders), folders=folders)

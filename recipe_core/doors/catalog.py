@@ -16,23 +16,23 @@ def clean(value: Json) -> Json:
 
 def models(name: str | None = None, *, folders: bool = False) -> Json:
     """The ids in the model catalog, or one model by its id or by its dimensions in short."""
-    from recipe_core.models.catalog import catalog_entry, catalog_ids, in_catalog, load_model
+    from recipe_core.models.catalog import catalog_entry, catalog_ids, in_catalog, load_model_spec
     from recipe_core.views.views import model_view
 
     if name is None:
         return {"models": catalog_ids()}
     entry = catalog_entry(name) if in_catalog(name) else None
-    return clean(model_view(load_model(name, folders=folders), entry))
+    return clean(model_view(load_model_spec(name, folders=folders), entry))
 
 
 def hardware(name: str | None = None) -> Json:
     """The names of device profiles, or one device with sources and offers."""
-    from recipe_core.hardware.cluster import device, device_names
+    from recipe_core.hardware.cluster import device_names, device_profile
     from recipe_core.views.views import hardware_view
 
     if name is None:
         return {"hardware": device_names(announced=True)}
-    return clean(hardware_view(device(name)))
+    return clean(hardware_view(device_profile(name)))
 
 
 def offers(

@@ -129,15 +129,15 @@ def load_pages() -> None:
 
 def read_first_page() -> None:
     """Read the data files of the first page, which then come from memory."""
-    from recipe_core.models.catalog import load_model
-    from recipe_core.models.variants import variants
+    from recipe_core.models.catalog import load_model_spec
+    from recipe_core.models.variants import model_variants
     from recipe_core.request.examples import examples
     from recipe_core.request.link import DEFAULT, from_query
     from recipe_core.views.glossary import field_help
 
     from_query({})
-    load_model(DEFAULT.model, folders=False)
-    variants(str(DEFAULT.model))
+    load_model_spec(DEFAULT.model, folders=False)
+    model_variants(str(DEFAULT.model))
     field_help("model")
     _ = [example.asked for example in examples().values()]
 

@@ -23,15 +23,15 @@ NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 VERSION = re.compile(r"\d+\.\d+\.\d+|b\d+")  # llama.cpp numbers its builds
 
 
-def check_engine(engine: Engine, file: DataFile) -> None:
+def check_engine_files(engine: Engine, file: DataFile) -> None:
     """Raise InputError for the first thing that an engine's files lack."""
-    for rule in (_identity, _runtimes, _limits):
+    for rule in (_identity_flaws, _runtime_flaws, _batching_flaws):
         for where, text, hint in rule(engine, file):
             raise file.problem(where, text, hint)
     _check_options(engine)
 
 
-def _identity(engine: Engine, file: DataFile) -> Iterator[Flaw]:
+def _identity_flaws(engine: Engine, file: DataFile) -> Iterator[Flaw]:
     """Files are found by name, options by version: both have to be said once and for all."""
     if not NAME.fullmatch(engine.name):
         hint = "Use small letters and digits, with dashes between them."
@@ -41,19 +41,19 @@ def _identity(engine: Engine, file: DataFile) -> Iterator[Flaw]:
         yield "name", f"{engine.name!r} is not the name of the file", hint
     if not VERSION.fullmatch(engine.version):
         yield "version", f"{engine.version!r} is not a release", "Give one, such as 1.2.0."
-    others = [each.command for installs in engine.installs.values() for each in installs]
-    if any("latest" in command for command in (engine.install, *others)):
+    commands = [install.command for installs in engine.installs.values() for install in installs]
+    if any("latest" in command for command in (engine.install, *commands)):
         yield "install", "names a version that moves (latest)", f"Install {engine.version}."
 
 
-def _runtimes(engine: Engine, _file: DataFile) -> Iterator[Flaw]:
+def _runtime_flaws(engine: Engine, _file: DataFile) -> Iterator[Flaw]:
     runtimes = ", ".join(engine.runtimes)
-    stated = (
+    by_runtime = (
         ("default_on", engine.default_on),
         ("images", engine.images),
         ("installs", engine.installs),
     )
-    for field, used in stated:
+    for field, used in by_runtime:
         for runtime in sorted(set(used) - set(engine.runtimes)):
             hint = f"Add it to `runtimes` ({runtimes}), or leave it out here."
             yield field, f"{runtime!r} is not a runtime of this engine", hint
@@ -63,7 +63,7 @@ def _runtimes(engine: Engine, _file: DataFile) -> Iterator[Flaw]:
             yield f"overheads.{runtime}", "is missing", hint
 
 
-def _limits(engine: Engine, _file: DataFile) -> Iterator[Flaw]:
+def _batching_flaws(engine: Engine, _file: DataFile) -> Iterator[Flaw]:
     if not any(b.memory_at_least_bytes == 0 and not b.not_on for b in engine.batching):
         hint = "Add an entry with memory_at_least_bytes: 0 and without not_on."
         yield "batching", "has no limits for a device of any size", hint

@@ -305,8 +305,8 @@ class Calibration(_Data):
 
     def pace(self, device: Device, dtype: str) -> float:
         """Rate of matrix products in training, relative to the roofline of the products alone."""
-        known = self.sustained_fp8 if dtype == "fp8" else self.sustained
-        pace = known.get(device.architecture[:-1], known[device.runtime]).value
+        sustained = self.sustained_fp8 if dtype == "fp8" else self.sustained
+        pace = sustained.get(device.architecture[:-1], sustained[device.runtime]).value
         return pace * (1.0 if device.sustained_share is None else device.sustained_share.value)
 
 
@@ -351,18 +351,21 @@ class TrainingData(_Data):
     @classmethod
     def _complete(cls, value: Any) -> Any:
         entries: dict[str, dict[str, Any]] = value["frameworks"]
-        return {**value, "frameworks": {name: _whole(entries, name) for name in entries}}
+        return {
+            **value,
+            "frameworks": {name: _complete_framework(entries, name) for name in entries},
+        }
 
 
-def _whole(entries: Mapping[str, dict[str, Any]], name: str) -> dict[str, Any]:
+def _complete_framework(entries: Mapping[str, dict[str, Any]], name: str) -> dict[str, Any]:
     """An entry with all that it takes over; raises ValueError for an unknown ``same_as``."""
-    own = dict(entries[name])
-    base = own.pop("same_as", None)
+    entry = dict(entries[name])
+    base = entry.pop("same_as", None)
     if base is None:
-        return own
+        return entry
     if base not in entries or "same_as" in entries[base]:
         raise ValueError(f"frameworks.{name}.same_as: {base!r} is no framework of its own")
-    return {**entries[base], **own}
+    return {**entries[base], **entry}
 
 
 @cache
@@ -378,8 +381,8 @@ def framework(name: str) -> Framework:
     Raises:
         InputError: names the known ones.
     """
-    known = training_data().frameworks
-    if name not in known:
-        message, hint = unknown("training engine", name, list(known))
+    frameworks = training_data().frameworks
+    if name not in frameworks:
+        message, hint = unknown("training engine", name, list(frameworks))
         raise InputError(message, field="candidate.engine", hint=hint)
-    return known[name]
+    return frameworks[name]

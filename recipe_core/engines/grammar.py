@@ -117,7 +117,7 @@ class OffloadWords(_Data):
             value = value.get(self.key) if isinstance(value, Mapping) else None
         if value in (None, False) or (self.values and value not in self.values):
             return False
-        return all(options.get(name) not in others for name, others in self.unless.items())
+        return all(options.get(name) not in excluded for name, excluded in self.unless.items())
 
 
 class Start(_Data):
@@ -167,7 +167,7 @@ class Automatic(_Data):
     def leaves(self, name: str, values: Mapping[str, Any]) -> bool:
         """Whether an option is left to the engine."""
         if name not in self.options or any(
-            str(values.get(other)) in off for other, off in self.unless.items()
+            str(values.get(option)) in off for option, off in self.unless.items()
         ):
             return False
         return name not in values or str(values[name]) in self.options[name]
@@ -255,7 +255,7 @@ def grammars() -> dict[str, Grammar]:
     }
 
 
-def meanings(spec: Engine) -> Mapping[str, Meaning]:
+def option_meanings(spec: Engine) -> Mapping[str, Meaning]:
     """What options of an engine, or of the one that it wraps, say about a candidate."""
     grammar = grammars().get(spec.wraps or spec.name)
     return grammar.means if grammar else spec.options.means
@@ -265,7 +265,7 @@ def meanings(spec: Engine) -> Mapping[str, Meaning]:
 LIMITS: tuple[Meaning, ...] = ("media_limits", "encoder_mode")
 
 
-def placed(spec: Engine) -> tuple[str, ...]:
+def placed_options(spec: Engine) -> tuple[str, ...]:
     """Options of an engine, or of the one it wraps, that differ for each process."""
     grammar = grammars().get(spec.wraps or spec.name)
     return grammar.placed if grammar else ()

@@ -91,11 +91,11 @@ class History(_Data):
     changes: Annotated[tuple[Change, ...], Field(min_length=1)]
     later: tuple[Later, ...] = ()
 
-    def told_of(self, asked: tuple[int, ...], pinned: tuple[int, ...]) -> list[Rules]:
+    def rules_of_release(self, release: tuple[int, ...], pinned: tuple[int, ...]) -> list[Rules]:
         """What a release does otherwise than the pinned one, the nearest to that one first."""
-        if asked > pinned:
-            return [rules for rules in self.later if release_key(rules.since) <= asked]
-        return [rules for rules in self.changes if asked < release_key(rules.before)]
+        if release > pinned:
+            return [rules for rules in self.later if release_key(rules.since) <= release]
+        return [rules for rules in self.changes if release < release_key(rules.before)]
 
     @model_validator(mode="after")
     def _in_order(self) -> History:

@@ -20,7 +20,7 @@ _START = re.compile(r"v?(\d{1,4}\.\d{1,4}\.\d{1,4})(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class ReleaseTable:
     """The release that a command runs, where that is known, and the table that judges it.
 
     ``exact``: whether the table is that release's own; if not, what it lacks may be there.
@@ -44,21 +44,21 @@ def releases(name: str) -> tuple[str, ...]:
     return tuple(sorted(filter(RELEASE.fullmatch, names), key=release_key))
 
 
-def pinned(name: str) -> Judged:
+def pinned_release_table(name: str) -> ReleaseTable:
     """The release that bundles start."""
     spec = engine(name)
-    return Judged(spec.version, spec.options, exact=not spec.options.partial)
+    return ReleaseTable(spec.version, spec.options, exact=not spec.options.partial)
 
 
-def newest(name: str) -> Judged:
+def newest_release_table(name: str) -> ReleaseTable:
     """The newest release that has a table, for a container that moves with releases."""
-    known = releases(name)
-    if not known:
-        return pinned(name)
-    return Judged(None, option_table(name, known[-1]), exact=True, moving=True)
+    table_releases = releases(name)
+    if not table_releases:
+        return pinned_release_table(name)
+    return ReleaseTable(None, option_table(name, table_releases[-1]), exact=True, moving=True)
 
 
-def judged(name: str, version: str | None, *, official: bool = True) -> Judged:
+def release_table(name: str, version: str | None, *, official: bool = True) -> ReleaseTable:
     """The table for a release, as its tag or its user calls it: "0.25.0", "v0.9.1", "0.11.0rc1".
 
     Without a table of its own it is the nearest one; of an unknown release (None) the pinned one's.
@@ -66,15 +66,19 @@ def judged(name: str, version: str | None, *, official: bool = True) -> Judged:
     """
     start = _START.fullmatch(version or "")
     if start is None:
-        return Judged(version, engine(name).options, exact=False)
+        return ReleaseTable(version, engine(name).options, exact=False)
     number = start[1]
     table = option_table(name, number) if number in releases(name) else _same_table(name, number)
     if table is not None:
-        return Judged(version and version.removeprefix("v"), table, exact=official and not start[2])
-    known = releases(name)
-    nearest = min(known, key=lambda release: _distance(release, number), default=None)
+        return ReleaseTable(
+            version and version.removeprefix("v"), table, exact=official and not start[2]
+        )
+    table_releases = releases(name)
+    nearest = min(
+        table_releases, key=lambda release: _release_distance(release, number), default=None
+    )
     table = option_table(name, nearest) if nearest else engine(name).options
-    return Judged(version and version.removeprefix("v"), table, exact=False)
+    return ReleaseTable(version and version.removeprefix("v"), table, exact=False)
 
 
 def _same_table(name: str, version: str) -> OptionTable | None:
@@ -82,11 +86,14 @@ def _same_table(name: str, version: str) -> OptionTable | None:
     return next((table for table in tables if version in table.same_in), None)
 
 
-def _distance(release: str, version: str) -> tuple[int, ...]:
+def _release_distance(release: str, version: str) -> tuple[int, ...]:
     """How far two releases are apart: in the first number first; of equal ones the newer wins."""
     pairs = zip(release_key(release), release_key(version), strict=True)
     newer = release_key(release) > release_key(version)
-    return (*(abs(one - other) for one, other in pairs), int(not newer))
+    return (
+        *(abs(release_part - version_part) for release_part, version_part in pairs),
+        int(not newer),
+    )
 
 
 def memory_release(spec: Engine, version: str | None) -> str | None:
@@ -98,11 +105,11 @@ def memory_release(spec: Engine, version: str | None) -> str | None:
     if start is None or spec.history is None or start[1] == spec.version:
         return None
     newest = release_key(spec.history.newest or spec.version)
-    known = release_key(spec.history.oldest) <= release_key(start[1]) <= newest
-    return start[1] if known else None
+    covered = release_key(spec.history.oldest) <= release_key(start[1]) <= newest
+    return start[1] if covered else None
 
 
-def came(name: str, flag: str, key: str | None = None) -> str | None:
+def first_release_with(name: str, flag: str, key: str | None = None) -> str | None:
     """The first release with a flag (or a key of its JSON); None where all tables or none have it.
 
     Only of those that have it without a break up to the newest. A flag that is gone did not come
@@ -113,29 +120,34 @@ def came(name: str, flag: str, key: str | None = None) -> str | None:
     have = [
         release
         for release, table in tables
-        if _has(table, flag, key) and not (gone and flag in table.by_spelling[flag].inverse)
+        if _has_spelling(table, flag, key)
+        and not (gone and flag in table.by_spelling[flag].inverse)
     ]
-    known = releases(name)
-    if not have or have[-1] != known[-1] or have[0] == known[0]:
+    table_releases = releases(name)
+    if not have or have[-1] != table_releases[-1] or have[0] == table_releases[0]:
         return None
     return have[0]
 
 
-def left(name: str, flag: str, key: str | None = None) -> str | None:
+def first_release_without(name: str, flag: str, key: str | None = None) -> str | None:
     """The first release without a flag (or a key) that older ones have; None if there is none."""
-    known = releases(name)
-    have = [n for n, release in enumerate(known) if _has(option_table(name, release), flag, key)]
-    if not have or have[-1] + 1 == len(known):
+    table_releases = releases(name)
+    have = [
+        n
+        for n, release in enumerate(table_releases)
+        if _has_spelling(option_table(name, release), flag, key)
+    ]
+    if not have or have[-1] + 1 == len(table_releases):
         return None
-    return known[have[-1] + 1]
+    return table_releases[have[-1] + 1]
 
 
-def _has(table: OptionTable, flag: str, key: str | None) -> bool:
+def _has_spelling(table: OptionTable, flag: str, key: str | None) -> bool:
     option = table.by_spelling.get(flag)
     return option is not None and (key is None or key in option.keys)
 
 
-def successor(
+def option_successor(
     name: str, flag: str, table: OptionTable, *, key: str | None = None, value: str | None = None
 ) -> Successor | None:
     """What takes the place of a gone flag, of a key of its JSON or of one of its values.
@@ -153,7 +165,7 @@ def successor(
     return Successor(option.name, new_flag, path or None, gone.values, gone.note)
 
 
-def replacement(
+def option_replacement(
     name: str, flag: str, table: OptionTable, *, key: str | None = None, value: str | None = None
 ) -> str | None:
     """What to write for a gone word in the release of a table, as a sentence; None if unknown."""
@@ -163,7 +175,7 @@ def replacement(
     note = f" ({gone.note})" if gone.note else ""
     if gone.use == "nothing":
         return f"Leave it out{note}."
-    if successor(name, flag, table, key=key, value=value) is None:
+    if option_successor(name, flag, table, key=key, value=value) is None:
         return None
     if not note and len(gone.values) == 1:
         note = f" ({next(iter(gone.values.values()))})"

@@ -38,7 +38,7 @@ def laid_over(newer: Rows, changes: dict[str, Any]) -> Rows:
     for flag in changes.get("drop", ()):
         del rows[flag]
     for flag, fields in changes.get("change", {}).items():
-        rows[flag] = _changed(rows[flag], fields)
+        rows[flag] = _change_row(rows[flag], fields)
     for flag, row in changes.get("options", {}).items():
         if flag in rows:
             raise ValueError(f"{flag} is there already")
@@ -46,17 +46,17 @@ def laid_over(newer: Rows, changes: dict[str, Any]) -> Rows:
     return dict(sorted(rows.items()))
 
 
-def _changed(row: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
+def _change_row(row: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
     out = dict(row)
     for name, value in fields.items():
         if name in LISTS:
-            out[name] = _members(out.get(name, []), value)
+            out[name] = _change_members(out.get(name, []), value)
         else:
             out[name] = value
     return {name: value for name, value in out.items() if value not in (None, [])}
 
 
-def _members(values: list[str], change: dict[str, list[str]]) -> list[str]:
+def _change_members(values: list[str], change: dict[str, list[str]]) -> list[str]:
     dropped, added = change.get("drop", []), change.get("add", [])
     if missing := sorted(set(dropped) - set(values)):
         raise KeyError(missing[0])
@@ -65,13 +65,13 @@ def _members(values: list[str], change: dict[str, list[str]]) -> list[str]:
     return [value for value in values if value not in dropped] + added
 
 
-def differences(newer: Rows, older: Rows) -> dict[str, Any]:
+def option_differences(newer: Rows, older: Rows) -> dict[str, Any]:
     """What `laid_over` makes the older rows of, from the newer ones; sections without any left out.
 
     Members of lists may come back in another order.
     """
     shared = [flag for flag in older if flag in newer]
-    change = {flag: fields for flag in shared if (fields := _row(newer[flag], older[flag]))}
+    change = {flag: fields for flag in shared if (fields := _row_changes(newer[flag], older[flag]))}
     sections = {
         "drop": sorted(set(newer) - set(older)),
         "options": {flag: row for flag, row in sorted(older.items()) if flag not in newer},
@@ -80,7 +80,7 @@ def differences(newer: Rows, older: Rows) -> dict[str, Any]:
     return {name: section for name, section in sections.items() if section}
 
 
-def _row(newer: dict[str, Any], older: dict[str, Any]) -> dict[str, Any]:
+def _row_changes(newer: dict[str, Any], older: dict[str, Any]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for name in {**newer, **older}:
         now, then = newer.get(name), older.get(name)
@@ -311,7 +311,7 @@ def option_table(engine: str, version: str) -> OptionTable:
             option that it does not list.
     """
     file = table_file(engine, version)
-    table = file.validated(_complete(file, engine), OptionTable)
+    table = file.validated(_complete_table(file, engine), OptionTable)
     for field, value, expected in (
         ("engine", table.engine, engine),
         ("version", table.version, version),
@@ -326,7 +326,7 @@ def option_table(engine: str, version: str) -> OptionTable:
     return table
 
 
-def _complete(file: DataFile, engine: str, above: tuple[str, ...] = ()) -> Any:
+def _complete_table(file: DataFile, engine: str, above: tuple[str, ...] = ()) -> Any:
     """A table's plain values; a file of differences is laid over the release it differs from."""
     values = file.read()
     if not isinstance(values, dict) or "differs_from" not in values:
@@ -334,7 +334,7 @@ def _complete(file: DataFile, engine: str, above: tuple[str, ...] = ()) -> Any:
     newer = str(values.pop("differs_from"))
     if newer in above or len(above) > LONGEST_CHAIN:
         raise file.problem("differs_from", "leads back to itself", "Name a complete table.")
-    rows = _complete(table_file(engine, newer), engine, (*above, newer))["options"]
+    rows = _complete_table(table_file(engine, newer), engine, (*above, newer))["options"]
     changes = {name: values.pop(name, {}) for name in ("drop", "change", "options")}
     try:
         return {**values, "options": laid_over(rows, changes)}

@@ -75,7 +75,7 @@ class _File(Sourced):
 
 
 @cache
-def _file() -> _File:
+def _reproducibility_file() -> _File:
     return DataFile(FILE, "engines").read_as(_File)
 
 
@@ -87,4 +87,4 @@ def reproducibility(engine: str) -> Reproducibility:
         source="assumed",
         status="assumed",
     )
-    return _file().engines.get(engine, plain)
+    return _reproducibility_file().engines.get(engine, plain)

@@ -18,13 +18,13 @@ from recipe_core.base.data_files import DataFile
 from recipe_core.base.errors import InputError, unknown
 from recipe_core.base.provenance import Quantity, Sourced, Status
 from recipe_core.base.types import Task
-from recipe_core.engines.checks import check_engine
+from recipe_core.engines.checks import check_engine_files
 from recipe_core.engines.history import BatchLimits, History, last_told, release_key
 from recipe_core.engines.kv_offload import KvWay, Through
 from recipe_core.engines.memory import MemoryUse, rules_then
 from recipe_core.engines.options import OptionTable, option_table
 from recipe_core.engines.release import ApiKey, ContainerImage, Floor, Install, Metrics
-from recipe_core.engines.wrapping import complete
+from recipe_core.engines.wrapping import complete_engine
 from recipe_core.hardware.profile import Family, Runtime
 
 FOLDER = Path(__file__).with_name("serving")
@@ -335,12 +335,12 @@ class Engine(Sourced):
         Raises:
             InputError: for what is no release, or one whose rules the file does not tell.
         """
-        asked = self._release(release)
-        if self.history is None or asked == release_key(self.version):
+        numbers = self._release(release)
+        if self.history is None or numbers == release_key(self.version):
             return self
-        changes = self.history.told_of(asked, release_key(self.version))
+        changes = self.history.rules_of_release(numbers, release_key(self.version))
         fraction = last_told(c.fraction for c in changes)
-        whole = last_told(c.whole_prompts for c in changes)
+        whole_prompts = last_told(c.whole_prompts for c in changes)
         batching = last_told(c.batching for c in changes) or self.batching
         use, context = self.memory, last_told(c.context_bytes for c in changes) or 0.0
         parallel = last_told(c.parallel_bytes for c in changes)
@@ -356,19 +356,23 @@ class Engine(Sourced):
         }
         memory = use.with_values(**{k: v for k, v in values.items() if v is not None})
         memory = memory.model_copy(update=rules_then(memory, changes))
-        told: dict[str, Any] = {"as_of": release, "memory": memory, "batching": batching}
-        if whole is not None and longest_tokens <= (whole.longest_tokens or longest_tokens):
-            tokens = {"max_batched_tokens": max(int(longest_tokens), whole.least_tokens)}
-            told["batching"] = tuple(limits.model_copy(update=tokens) for limits in batching)
-            told |= {"chunked_prefill": False, "mixes_prompts": False}
-        return self.model_copy(update=told)
+        updates: dict[str, Any] = {"as_of": release, "memory": memory, "batching": batching}
+        if whole_prompts is not None and longest_tokens <= (
+            whole_prompts.longest_tokens or longest_tokens
+        ):
+            tokens = {"max_batched_tokens": max(int(longest_tokens), whole_prompts.least_tokens)}
+            updates["batching"] = tuple(limits.model_copy(update=tokens) for limits in batching)
+            updates |= {"chunked_prefill": False, "mixes_prompts": False}
+        return self.model_copy(update=updates)
 
     def with_whole_encoders(self) -> Engine:
         """The engine when every rank holds encoders whole, for batches of its own: memory alone."""
         if self.memory.encoder is None:
             return self
-        whole = self.memory.encoder.model_copy(update={"sharded": False})
-        return self.model_copy(update={"memory": self.memory.model_copy(update={"encoder": whole})})
+        encoder = self.memory.encoder.model_copy(update={"sharded": False})
+        return self.model_copy(
+            update={"memory": self.memory.model_copy(update={"encoder": encoder})}
+        )
 
     def without_graphs(self) -> Engine:
         """The engine when it captures no graphs (eager execution): of its memory alone."""
@@ -378,17 +382,17 @@ class Engine(Sourced):
         """A release as numbers; raises InputError where its rules are not known."""
         field, oldest = "candidate.engine_version", self.history and self.history.oldest
         newest = (self.history and self.history.newest) or self.version
-        known = f"{oldest} to {newest}" if oldest else self.version
-        hint = f"Use {known}, or leave it out."
+        release_range = f"{oldest} to {newest}" if oldest else self.version
+        hint = f"Use {release_range}, or leave it out."
         if not re.fullmatch(r"\d{1,4}\.\d{1,4}(\.\d{1,4})?", release):
             raise InputError(
                 f"{release!r} is not a release such as 0.11.0.", field=field, hint=hint
             )
-        asked = release_key(release)
-        if not release_key(oldest or self.version) <= asked <= release_key(newest):
+        numbers = release_key(release)
+        if not release_key(oldest or self.version) <= numbers <= release_key(newest):
             message = f"memory rules of {self.title} {release} are not known."
             raise InputError(message, field=field, hint=hint)
-        return asked
+        return numbers
 
     @property
     def options(self) -> OptionTable:
@@ -441,24 +445,24 @@ class Engine(Sourced):
 
 
 @cache
-def _files() -> dict[str, Path]:
+def _engine_files() -> dict[str, Path]:
     return {path.stem: path for path in sorted(FOLDER.glob("*.yaml"))}
 
 
 def engine_names() -> list[str]:
-    return list(_files())
+    return list(_engine_files())
 
 
 @cache
 def engine(name: str) -> Engine:
     """An engine by name; raises InputError for an unknown one, or a flaw in its files."""
-    path = _files().get(name.casefold())
+    path = _engine_files().get(name.casefold())
     if path is None:
         message, hint = unknown("engine", name, engine_names())
         raise InputError(message, field="candidate.engine", hint=hint)
     file = DataFile(path, "engines")
-    spec = file.validated(complete(file), Engine)
-    check_engine(spec, file)
+    spec = file.validated(complete_engine(file), Engine)
+    check_engine_files(spec, file)
     return spec
 
 

@@ -72,17 +72,19 @@ class Answer:
 
 def releases_asked(engine: str) -> tuple[str, ...]:
     """Releases of an engine that have a table, oldest first."""
-    found = (RELEASE_FILE.fullmatch(path.stem) for path in _files())
-    names = [match["release"] for match in found if match and match["engine"] == engine]
-    return tuple(sorted(names, key=_key))
+    matches = (RELEASE_FILE.fullmatch(path.stem) for path in _support_tables())
+    names = [match["release"] for match in matches if match and match["engine"] == engine]
+    return tuple(sorted(names, key=_support_release_key))
 
 
 def architectures_asked(engine: str, release: str) -> tuple[str, ...]:
     """Architectures that the table of a release that was asked names, in alphabetical order."""
-    return tuple(sorted({architecture for _, _, architecture in _table(engine, release)}))
+    return tuple(sorted({architecture for _, _, architecture in _support_table(engine, release)}))
 
 
-def answer(engine: str, release: str, architecture: str, kind: Kind, subject: str) -> Answer | None:
+def support_answer(
+    engine: str, release: str, architecture: str, kind: Kind, subject: str
+) -> Answer | None:
     """What a release answers to a question; None where nobody asked the engine such questions.
 
     A release without a table has the answer of its neighbours where these agree; one that is newer
@@ -91,45 +93,54 @@ def answer(engine: str, release: str, architecture: str, kind: Kind, subject: st
     that was not asked have the answer of the next wider and the next narrower ones, or of "gqa *",
     any width.
     """
-    asked = releases_asked(engine)
-    if not asked:
+    table_releases = releases_asked(engine)
+    if not table_releases:
         return None
-    if release in asked:
-        return _told(engine, release, architecture, kind, subject)
+    if release in table_releases:
+        return _release_answer(engine, release, architecture, kind, subject)
     try:
-        place = sum(_key(one) < _key(release) for one in asked)
+        place = sum(
+            _support_release_key(neighbour) < _support_release_key(release)
+            for neighbour in table_releases
+        )
     except ValueError:  # a build that is no release
         return Answer("unknown", words=f"{release} is no release that was asked", asked=False)
-    nearest = asked[max(place - 1, 0) : place + 1]
-    near = [_told(engine, one, architecture, kind, subject) for one in nearest]
-    found = [one for one in near if one is not None]
-    if not found:
+    nearest = table_releases[max(place - 1, 0) : place + 1]
+    neighbours = [
+        _release_answer(engine, neighbour, architecture, kind, subject) for neighbour in nearest
+    ]
+    answers = [neighbour for neighbour in neighbours if neighbour is not None]
+    if not answers:
         return None
-    same = {one.verdict for one in found}
+    same = {neighbour.verdict for neighbour in answers}
     settled = architecture in SETTLED and not any(word in subject for word in RECENT)
     older = place == 0 and not settled
-    if len(same) == 1 and (len(near) == 2 or (same == {"yes"} and not older)):
-        return replace(found[-1], asked=False)
-    told = ", ".join(f"{one.verdict} in {one.release}" for one in found)
-    words = f"{told}; {release} was not asked"
-    return replace(found[-1], verdict="unknown", words=words, asked=False)
+    if len(same) == 1 and (len(neighbours) == 2 or (same == {"yes"} and not older)):
+        return replace(answers[-1], asked=False)
+    verdicts = ", ".join(f"{neighbour.verdict} in {neighbour.release}" for neighbour in answers)
+    words = f"{verdicts}; {release} was not asked"
+    return replace(answers[-1], verdict="unknown", words=words, asked=False)
 
 
-def _told(engine: str, release: str, architecture: str, kind: Kind, subject: str) -> Answer | None:
+def _release_answer(
+    engine: str, release: str, architecture: str, kind: Kind, subject: str
+) -> Answer | None:
     """What the table of a release says; "unknown" for an architecture that was left out."""
-    table = _table(engine, release)
-    found = table.get((kind, subject, architecture)) or _wider(table, architecture, kind, subject)
-    if found is not None:
-        return replace(found, release=release)
+    table = _support_table(engine, release)
+    table_answer = table.get((kind, subject, architecture)) or _neighbour_width_answer(
+        table, architecture, kind, subject
+    )
+    if table_answer is not None:
+        return replace(table_answer, release=release)
     if kind in ("model", "build"):
         return None
-    if (kind, subject) in _subjects(engine, release):
+    if (kind, subject) in _asked_subjects(engine, release):
         words = f"nobody asked about {architecture}"
         return Answer("unknown", words=words, release=release)
     return None
 
 
-def _wider(
+def _neighbour_width_answer(
     table: dict[tuple[str, str, str], Answer], architecture: str, kind: str, subject: str
 ) -> Answer | None:
     """The common answer of heads that are the next wider and the next narrower ones."""
@@ -142,42 +153,42 @@ def _wider(
         return None
     widths = sorted(
         int(of[1])
-        for where, other, arch in table
-        if where == kind and arch == architecture and other.startswith(HEADS)
-        if len(of := other.split(" ")) == 3 and of[2] == words[2]
+        for where, row_subject, arch in table
+        if where == kind and arch == architecture and row_subject.startswith(HEADS)
+        if len(of := row_subject.split(" ")) == 3 and of[2] == words[2]
     )
     width = int(words[1])
-    near = [w for w in widths if w < width][-1:] + [w for w in widths if w > width][:1]
-    found = [table[kind, f"{HEADS}{w} {words[2]}", architecture] for w in near]
-    if len({one.verdict for one in found}) == 1:
-        return found[0]
+    neighbours = [w for w in widths if w < width][-1:] + [w for w in widths if w > width][:1]
+    answers = [table[kind, f"{HEADS}{w} {words[2]}", architecture] for w in neighbours]
+    if len({neighbour.verdict for neighbour in answers}) == 1:
+        return answers[0]
     return None
 
 
 @cache
-def _files() -> tuple[Path, ...]:
+def _support_tables() -> tuple[Path, ...]:
     return tuple(sorted(FOLDER.glob("*.csv")))
 
 
-def _key(release: str) -> tuple[int, ...]:
+def _support_release_key(release: str) -> tuple[int, ...]:
     """Numbers that sort releases by age; raises ValueError for what is no release."""
     return release_key(release.removeprefix("b"))
 
 
 @cache
-def _subjects(engine: str, release: str) -> frozenset[tuple[str, str]]:
-    return frozenset((kind, subject) for kind, subject, _ in _table(engine, release))
+def _asked_subjects(engine: str, release: str) -> frozenset[tuple[str, str]]:
+    return frozenset((kind, subject) for kind, subject, _ in _support_table(engine, release))
 
 
 @cache
-def _table(engine: str, release: str) -> dict[tuple[str, str, str], Answer]:
-    asked = releases_asked(engine)
-    place = asked.index(release)
-    told = dict(_table(engine, asked[place - 1])) if place else {}
+def _support_table(engine: str, release: str) -> dict[tuple[str, str, str], Answer]:
+    table_releases = releases_asked(engine)
+    place = table_releases.index(release)
+    answers = dict(_support_table(engine, table_releases[place - 1])) if place else {}
     with (FOLDER / f"{engine}-{release}.csv").open(newline="", encoding="utf-8") as rows:
         for row in csv.DictReader(rows):
-            verdict, chosen, words, source = (row[name] for name in COLUMNS[3:])
-            found = Answer(cast(Verdict, verdict), chosen, words, source)
+            verdict, backends, words, source = (row[name] for name in COLUMNS[3:])
+            row_answer = Answer(cast(Verdict, verdict), backends, words, source)
             for architecture in row["architectures"].split():
-                told[row["kind"], row["subject"], architecture] = found
-    return told
+                answers[row["kind"], row["subject"], architecture] = row_answer
+    return answers

@@ -313,7 +313,7 @@ class _Facts(_Data):
 
 
 @cache
-def facts() -> _Facts:
+def program_facts() -> _Facts:
     """The file ``programs.yaml``."""
     return PROGRAMS.read_as(_Facts)
 
@@ -324,7 +324,7 @@ def training_engine(name: str) -> TrainingEngine:
     Raises:
         InputError: for an unknown name, or a framework without an entry in ``programs.yaml``.
     """
-    engines = facts().engines
+    engines = program_facts().engines
     if name in training_data().frameworks and name not in engines:
         hint = "Add its version, module, install, requires and source."
         raise PROGRAMS.problem(f"engines.{name}", "is missing", hint)
@@ -336,7 +336,7 @@ def training_engine(name: str) -> TrainingEngine:
 
 def install_on(name: str, runtime: str) -> str:
     """The shell command that installs a framework with the runtime's build of torch."""
-    build = facts().torch_builds.get(runtime)
+    build = program_facts().torch_builds.get(runtime)
     program = training_engine(name).install
     torch = training_engine(name).torch
     return f"{build.command.format(torch=torch)} && {program}" if build else program
@@ -358,13 +358,13 @@ class Hyper:
     seed: int = 0
 
 
-def usual(parameters: int, steps: int, method: str) -> Hyper:
+def usual_hyperparameters(parameters: int, steps: int, method: str) -> Hyper:
     """Customary values: the learning rate falls with the logarithm of the parameters.
 
     Fine-tuning all weights takes a tenth of the rate, adapters pre-training's (Schulman et al.,
     LoRA without regret, 2025), DPO the rate of its authors. One step in a hundred warms up.
     """
-    h = facts().hyperparameters
+    h = program_facts().hyperparameters
     rate = max(h.rate.at_one - h.rate.per_log * math.log(max(parameters, 1)), h.rate.least)
     rate *= h.finetune_share.value if method == "finetune" else 1.0
     rate = h.dpo.rate if method == "dpo" else rate

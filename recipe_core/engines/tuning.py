@@ -34,13 +34,15 @@ class _File(Sourced):
 
 
 @cache
-def _file() -> _File:
+def _tuning_file() -> _File:
     return DataFile(FILE, "engines").read_as(_File)
 
 
 def tunables(spec: Engine, runtime: str) -> tuple[Tunable, ...]:
     """The options of an engine's version that are worth varying on a runtime."""
-    known = _file().engines.get(spec.name, ())
+    engine_tunables = _tuning_file().engines.get(spec.name, ())
     return tuple(
-        one for one in known if runtime in one.runtimes and one.option in spec.options.by_name
+        tunable
+        for tunable in engine_tunables
+        if runtime in tunable.runtimes and tunable.option in spec.options.by_name
     )

@@ -24,7 +24,7 @@ _OWN: dict[str, Any] = {
 }
 
 
-def complete(file: DataFile) -> Any:
+def complete_engine(file: DataFile) -> Any:
     """What an engine's file says, with what it takes over; not yet held to the schema.
 
     Raises:
@@ -33,12 +33,12 @@ def complete(file: DataFile) -> Any:
     document = file.read()
     if not isinstance(document, dict) or "wraps" not in document:
         return document
-    inner = _inner(document["wraps"], file)
+    inner = _wrapped_document(document["wraps"], file)
     merged = {part: inner[part] | document.get(part, {}) for part in ("sources", "split")}
     return inner | _OWN | document | merged
 
 
-def _inner(name: Any, file: DataFile) -> dict[str, Any]:
+def _wrapped_document(name: Any, file: DataFile) -> dict[str, Any]:
     """The document of the engine inside; raises where there is none or it wraps another itself."""
     path = file.path.with_name(f"{name}.yaml")
     inner = DataFile(path, file.field).read() if path.is_file() else None

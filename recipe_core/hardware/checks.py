@@ -27,22 +27,22 @@ def check_device(
     ``fabric`` and ``dtypes`` find a link by name and the formats by architecture.
     """
     rules = (
-        _name(profile, file),
-        _links(profile, fabric),
-        _formats(profile, dtypes()),
-        _fitted(profile),
+        _name_flaws(profile, file),
+        _link_flaws(profile, fabric),
+        _format_flaws(profile, dtypes()),
+        _fit_flaws(profile),
     )
     for where, text, hint in chain.from_iterable(rules):
         raise file.problem(where, text, hint)
 
 
-def _name(profile: Device, file: DataFile) -> Iterator[Flaw]:
+def _name_flaws(profile: Device, file: DataFile) -> Iterator[Flaw]:
     if profile.name != file.path.stem:
         hint = f"Rename the file to {profile.name}.yaml, or set `name: {file.path.stem}`."
         yield "name", f"{profile.name!r} is not the name of the file", hint
 
 
-def _links(profile: Device, fabric: Callable[[str], Fabric]) -> Iterator[Flaw]:
+def _link_flaws(profile: Device, fabric: Callable[[str], Fabric]) -> Iterator[Flaw]:
     node = profile.node
     inside = [("fabric", node.fabric), *(("alternatives", name) for name in node.alternatives)]
     links = [(field, name, "scale-up") for field, name in inside]
@@ -57,7 +57,7 @@ def _links(profile: Device, fabric: Callable[[str], Fabric]) -> Iterator[Flaw]:
             yield f"node.{field}", f"{name!r} is a {link.kind} link", f"Name a {kind} one."
 
 
-def _formats(profile: Device, formats: DtypeFile) -> Iterator[Flaw]:
+def _format_flaws(profile: Device, formats: DtypeFile) -> Iterator[Flaw]:
     """Which formats an architecture runs is said once, in rows that its devices share.
 
     Of one that is announced nobody knows what engines run: the vendor's word counts.
@@ -67,30 +67,30 @@ def _formats(profile: Device, formats: DtypeFile) -> Iterator[Flaw]:
     rows = [row for row in formats.support if profile.architecture in row.architectures]
     runs = {row.dtype for row in rows if set(row.engines.values()) != {"none"}}
     native = {row.dtype for row in rows if row.silicon == "native"}
-    for field, verb, dtypes, known in (
+    for field, verb, dtypes, supported in (
         ("weight_dtypes", "runs", profile.weight_dtypes, runs),
         ("peak_flops_per_s", "multiplies", profile.peak_flops_per_s, native),
     ):
         for dtype in dtypes:
-            if dtype not in known:
+            if dtype not in supported:
                 architecture = profile.architecture
                 fix = f"add {architecture} to its row of hw_profiles/dtypes.yaml"
                 text = f"{dtype} is not a format that {architecture} {verb}"
                 yield field, text, f"Leave it out, or {fix}."
 
 
-def _fitted(profile: Device) -> Iterator[Flaw]:
+def _fit_flaws(profile: Device) -> Iterator[Flaw]:
     """A fitted figure can be fitted again: its source says by which command."""
-    for where, figure in _figures(profile, ""):
+    for where, figure in _profile_figures(profile, ""):
         if figure.status == "fitted" and profile.sources[figure.source].command is None:
             hint = "Give the command that fits it, or another status."
             yield f"sources.{figure.source}", f"has no command, and {where} is fitted", hint
 
 
-def _figures(value: object, where: str) -> Iterator[tuple[str, Quantity | Roofline]]:
+def _profile_figures(value: object, where: str) -> Iterator[tuple[str, Quantity | Roofline]]:
     if isinstance(value, Quantity | Roofline):
         yield where, value
     elif isinstance(value, BaseModel | dict):
         items = value.items() if isinstance(value, dict) else iter(value)
         for name, item in items:
-            yield from _figures(item, f"{where}.{name}" if where else str(name))
+            yield from _profile_figures(item, f"{where}.{name}" if where else str(name))

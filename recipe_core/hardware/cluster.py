@@ -13,7 +13,7 @@ from recipe_core.base.errors import HardwareError, unknown
 from recipe_core.base.resources import root
 from recipe_core.hardware import custom
 from recipe_core.hardware.checks import check_device
-from recipe_core.hardware.files import data_file, named, read
+from recipe_core.hardware.files import files_by_name, profile_data_file, read_profile_file
 from recipe_core.hardware.nodes import Cluster as Cluster
 from recipe_core.hardware.prices import price_of
 from recipe_core.hardware.profile import (
@@ -33,41 +33,49 @@ SHARED = ("priors", "dtypes")  # files of hw_profiles/ that are about every devi
 
 
 @cache
-def _files() -> dict[str, Path]:
-    return {name: path for name, path in named(root("hw_profiles")).items() if name not in SHARED}
+def _profile_files() -> dict[str, Path]:
+    return {
+        name: path
+        for name, path in files_by_name(root("hw_profiles")).items()
+        if name not in SHARED
+    }
 
 
 def device_names(*, announced: bool = False) -> list[str]:
     """Names of the shipped devices, sorted; with those that are no more than ``announced``."""
-    return [name for name in _files() if announced or name not in _announced()]
+    return [name for name in _profile_files() if announced or name not in _announced_devices()]
 
 
 @cache
-def _announced() -> frozenset[str]:
+def _announced_devices() -> frozenset[str]:
     """Devices that are announced, off a line of their files: parsing all takes a second."""
     line = re.compile(r"^announced:", re.MULTILINE)
-    files = _files().items()
+    files = _profile_files().items()
     return frozenset(name for name, path in files if line.search(path.read_text("utf-8")))
 
 
-def device(name: str | Mapping[str, Any]) -> Device:
+def device_profile(name: str | Mapping[str, Any]) -> Device:
     """The profile of a device: a shipped one by name or alias, or a custom one as plain values.
 
     Raises:
         HardwareError: names close ones when there is none, or the wrong field of a profile.
     """
-    return _shipped(name) if isinstance(name, str) else _custom(custom.canonical(name))
+    return (
+        _shipped_device(name)
+        if isinstance(name, str)
+        else _custom_device(custom.canonical_text(name))
+    )
 
 
 @lru_cache(maxsize=256)
-def _custom(text: str) -> Device:
+def _custom_device(text: str) -> Device:
     """A profile that is not shipped, by its content."""
     values = json.loads(text)
     base = values.get(custom.BASE)
     if base is not None:
-        values = custom.merged(_base(base, custom.BASE), values)
-    profile = custom.validated(values)
-    if not is_own(profile) or profile.name in _aliases():
+        values = custom.merge_profile(_base_device(base, custom.BASE), values)
+    profile = custom.validate_profile(values)
+    if not is_own(profile) or profile.name in _device_aliases():
         message = f"{profile.name!r} is the name of a shipped device."
         hint = f"Choose another, such as my-{profile.name}."
         raise HardwareError(message, field=f"{custom.FIELD}.name", hint=hint)
@@ -77,9 +85,9 @@ def _custom(text: str) -> Device:
     return profile.model_copy(update={"known_as": _known_as(profile)})
 
 
-def _base(name: Any, field: str) -> Device:
+def _base_device(name: Any, field: str) -> Device:
     try:
-        return _shipped(str(name))
+        return _shipped_device(str(name))
     except HardwareError as error:
         raise HardwareError(
             error.message, field=f"{custom.FIELD}.{field}", hint=error.hint
@@ -92,7 +100,7 @@ def _known_as(profile: Device) -> str:
     Raises:
         HardwareError: when that is another kind of device.
     """
-    shipped = _base(profile.known_as, "known_as")
+    shipped = _base_device(profile.known_as, "known_as")
     if shipped.runtime != profile.runtime:
         message = f"{shipped.name} runs {shipped.runtime}, this device {profile.runtime}."
         raise HardwareError(
@@ -115,13 +123,15 @@ def _check_links(profile: Device) -> None:
         field = f"{custom.FIELD}.node.{key}"
         for name in names:
             if fabric(name, field).kind != kind:
-                known = ", ".join(link for link in fabric_names() if fabric(link).kind == kind)
+                links_of_kind = ", ".join(
+                    link for link in fabric_names() if fabric(link).kind == kind
+                )
                 message = f"{name!r} is not a {kind} link."
-                raise HardwareError(message, field=field, hint=f"Available: {known}.")
+                raise HardwareError(message, field=field, hint=f"Available: {links_of_kind}.")
 
 
 def is_own(profile: Device) -> bool:
-    return profile.name not in _files()
+    return profile.name not in _profile_files()
 
 
 def short_title(profile: Device) -> str:
@@ -145,43 +155,43 @@ def chip_title(profile: Device) -> str:
     return re.sub(r" \d+ GB( unified)?$", "", title)
 
 
-def plain(profile: Device) -> dict[str, Any]:
+def device_values(profile: Device) -> dict[str, Any]:
     return profile.model_dump(mode="json", exclude_none=True)
 
 
 @cache
-def _shipped(name: str) -> Device:
-    if custom.is_path(name):
+def _shipped_device(name: str) -> Device:
+    if custom.is_profile_path(name):
         message = f"{name[:200]!r} is a path; paths are not read here."
         hint = "Use the command line, call hardware.custom.with_profiles, or pass the profile."
         raise HardwareError(message, field=custom.FIELD, hint=hint)
-    files = _files()
+    files = _profile_files()
     key = name.casefold()
     if key not in files:
-        key = _aliases().get(key, key)
+        key = _device_aliases().get(key, key)
     if key not in files:
         message, hint = unknown("device", name, device_names(announced=True))
         raise HardwareError(message, field=custom.FIELD, hint=hint)
-    profile = read(files[key], Device)
-    check_device(profile, data_file(files[key]), fabric, dtypes)
+    profile = read_profile_file(files[key], Device)
+    check_device(profile, profile_data_file(files[key]), fabric, dtypes)
     return profile
 
 
 @cache
-def _aliases() -> dict[str, str]:
+def _device_aliases() -> dict[str, str]:
     """Names of devices by their aliases; raises where one is the alias of two."""
     names: dict[str, str] = {}
     for name in device_names(announced=True):
-        for alias in map(str.casefold, _shipped(name).aliases):
+        for alias in map(str.casefold, _shipped_device(name).aliases):
             if names.setdefault(alias, name) != name:
-                file = data_file(_files()[name])
+                file = profile_data_file(_profile_files()[name])
                 hint = "Leave it to one of them."
                 raise file.problem("aliases", f"{alias!r} is an alias of {names[alias]}", hint)
     return names
 
 
 def fabric_names() -> list[str]:
-    return list(named(root("hw_profiles") / "fabrics"))
+    return list(files_by_name(root("hw_profiles") / "fabrics"))
 
 
 @cache
@@ -191,7 +201,7 @@ def fabric(name: str, field: str = "hardware.fabric") -> Fabric:
     Raises:
         HardwareError: names close ones when there is none.
     """
-    files = named(root("hw_profiles") / "fabrics")
+    files = files_by_name(root("hw_profiles") / "fabrics")
     if name not in files:
         message, hint = unknown("fabric", name, list(files))
         raise HardwareError(message, field=field, hint=hint)
@@ -200,18 +210,18 @@ def fabric(name: str, field: str = "hardware.fabric") -> Fabric:
 
 @cache
 def _read_fabric(path: Path) -> Fabric:
-    return read(path, Fabric)
+    return read_profile_file(path, Fabric)
 
 
 @cache
 def priors() -> Priors:
     """Roofline numbers for devices without their own."""
-    return read(root("hw_profiles") / "priors.yaml", Priors)
+    return read_profile_file(root("hw_profiles") / "priors.yaml", Priors)
 
 
 @cache
 def dtypes() -> DtypeFile:
-    return read(root("hw_profiles") / "dtypes.yaml", DtypeFile)
+    return read_profile_file(root("hw_profiles") / "dtypes.yaml", DtypeFile)
 
 
 @cache
@@ -269,7 +279,7 @@ def cluster(request: HardwareRequest) -> Cluster:
         HardwareError: for an unknown device, fabric, network or offer, or more devices in a node
             than its fabric joins, or than a node of a rack holds.
     """
-    alone = device(request.device)
+    alone = device_profile(request.device)
     profile = in_its_node(alone, request.per_node)
     inside = fabric(request.fabric or profile.node.fabric)
     if inside.kind != "scale-up":
@@ -296,7 +306,7 @@ def in_its_node(profile: Device, per_node: int) -> Device:
     """The profile of a device in nodes of so many: another where several share what one has."""
     if profile.several_a_node is None or per_node <= profile.node.devices:
         return profile
-    return device(profile.several_a_node)
+    return device_profile(profile.several_a_node)
 
 
 def fits_node(profile: Device, inside: Fabric, devices: int) -> bool:
@@ -314,14 +324,14 @@ def in_nodes(name: str | Mapping[str, Any], per_node: int, nodes: int) -> dict[s
 
     As stated where the device is unknown, or does not fill nodes.
     """
-    stated = {"device": name, "per_node": per_node, "nodes": nodes}
+    hardware = {"device": name, "per_node": per_node, "nodes": nodes}
     try:
-        node = device(name).node
+        node = device_profile(name).node
     except HardwareError:
-        return stated
+        return hardware
     if per_node <= node.devices or per_node % node.devices or not fabric(node.fabric).spans_nodes:
-        return stated
-    return {**stated, "per_node": node.devices, "nodes": nodes * per_node // node.devices}
+        return hardware
+    return {**hardware, "per_node": node.devices, "nodes": nodes * per_node // node.devices}
 
 
 def _check_domain(request: HardwareRequest, inside: Fabric, profile: Device) -> None:

@@ -39,7 +39,7 @@ _PLAUSIBLE = {
 # --- reading
 
 
-def is_path(device: object) -> bool:
+def is_profile_path(device: object) -> bool:
     return isinstance(device, str) and device.casefold().endswith(SUFFIXES)
 
 
@@ -65,11 +65,11 @@ def plain_profile(text: str, name: str) -> dict[str, Any]:
             field=FIELD,
             hint="Start from `recipe hardware NAME --template`.",
         )
-    plain: dict[str, Any] = json.loads(canonical(value))
+    plain: dict[str, Any] = json.loads(canonical_text(value))
     return plain
 
 
-def canonical(profile: Mapping[str, Any]) -> str:
+def canonical_text(profile: Mapping[str, Any]) -> str:
     """A profile's plain values as one text, its identity; dates are texts.
 
     Raises:
@@ -95,12 +95,12 @@ def with_profiles(value: Any) -> Any:
         return value
     out = dict(value)
     if isinstance(out.get("hardware"), Mapping):
-        out["hardware"] = _read_open(_read(out["hardware"]))
+        out["hardware"] = _read_open(_read_device_path(out["hardware"]))
     options = out.get("options")
     if isinstance(options, Mapping) and isinstance(options.get("hardware"), list | tuple):
         out["options"] = {
             **options,
-            "hardware": [_read(hardware) for hardware in options["hardware"]],
+            "hardware": [_read_device_path(hardware) for hardware in options["hardware"]],
         }
     return out
 
@@ -112,14 +112,16 @@ def _read_open(hardware: Any) -> Any:
         return hardware
     out = dict(market)
     if isinstance(out.get("devices"), list | tuple):
-        out["devices"] = [read_profile(name) if is_path(name) else name for name in out["devices"]]
+        out["devices"] = [
+            read_profile(name) if is_profile_path(name) else name for name in out["devices"]
+        ]
     if isinstance(out.get("owned"), list | tuple):
-        out["owned"] = [_read(owned) for owned in out["owned"]]
+        out["owned"] = [_read_device_path(owned) for owned in out["owned"]]
     return {**hardware, "any": out}
 
 
-def _read(hardware: Any) -> Any:
-    if isinstance(hardware, Mapping) and is_path(hardware.get("device")):
+def _read_device_path(hardware: Any) -> Any:
+    if isinstance(hardware, Mapping) and is_profile_path(hardware.get("device")):
         return {**hardware, "device": read_profile(hardware["device"])}
     return hardware
 
@@ -127,7 +129,7 @@ def _read(hardware: Any) -> Any:
 # --- completing and checking
 
 
-def merged(base: Device, changes: Mapping[str, Any]) -> dict[str, Any]:
+def merge_profile(base: Device, changes: Mapping[str, Any]) -> dict[str, Any]:
     """A profile that is based on a shipped one, complete.
 
     Raises:
@@ -150,12 +152,12 @@ def merged(base: Device, changes: Mapping[str, Any]) -> dict[str, Any]:
         out["roofline"] = dict(shipped["roofline"])
         for family, cells in changes["roofline"].items():
             replaces = not isinstance(cells, Mapping) or "any" in cells
-            known = {} if replaces else shipped["roofline"].get(family, {})
-            out["roofline"][family] = {**known, **cells} if known else cells
+            shipped_cells = {} if replaces else shipped["roofline"].get(family, {})
+            out["roofline"][family] = {**shipped_cells, **cells} if shipped_cells else cells
     return out
 
 
-def validated(profile: Mapping[str, Any]) -> Device:
+def validate_profile(profile: Mapping[str, Any]) -> Device:
     """A complete profile as a Device.
 
     Raises:
@@ -165,7 +167,7 @@ def validated(profile: Mapping[str, Any]) -> Device:
     try:
         return Device.model_validate(profile)
     except ValidationError as error:
-        raise _problem(error) from None
+        raise _profile_problem(error) from None
 
 
 def _check_units(profile: Mapping[str, Any]) -> None:
@@ -191,7 +193,7 @@ _HINTS = {
 }
 
 
-def _problem(error: ValidationError) -> HardwareError:
+def _profile_problem(error: ValidationError) -> HardwareError:
     details = error.errors(include_url=False)
     # A misspelt field explains the one that is missing, so it goes first.
     first = next((error for error in details if error["type"] == "extra_forbidden"), details[0])
@@ -201,7 +203,7 @@ def _problem(error: ValidationError) -> HardwareError:
         hint = "Add it, or set based_on to a shipped device that has it."
         return HardwareError("is missing.", field=field, hint=hint)
     if first["type"] == "extra_forbidden":
-        hint = f"Available: {', '.join(_known(path[:-1]))}."
+        hint = f"Available: {', '.join(_profile_fields(path[:-1]))}."
         return HardwareError("is not a known field.", field=field, hint=hint)
     message = first["msg"].removeprefix("Value error, ")
     else_hint = "See docs/reference/hardware.md."
@@ -215,7 +217,7 @@ def _problem(error: ValidationError) -> HardwareError:
     return HardwareError(f"{message[0].lower()}{message[1:]}{shown}.", field=field, hint=hint)
 
 
-def _known(path: list[str]) -> list[str]:
+def _profile_fields(path: list[str]) -> list[str]:
     """The fields that a profile has at a path."""
     schema: Any = Device
     for step in path:

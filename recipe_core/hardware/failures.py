@@ -97,7 +97,7 @@ class FailureFile(Sourced):
 
 
 @cache
-def failures() -> FailureFile:
+def failure_file() -> FailureFile:
     """The shipped figures.
 
     Raises:
@@ -132,21 +132,24 @@ def node_failures(
     Raises:
         InputError: for a number of devices that is not positive.
     """
-    file = failures()
+    file = failure_file()
     size = whole("devices_per_node", devices_per_node) / DEVICES_PER_NODE
     settled = [fleet for fleet in file.fleets if not fleet.new_nodes]
-    known = [fleet for fleet in settled if fleet.architecture == architecture]
+    fleets_of_architecture = [fleet for fleet in settled if fleet.architecture == architecture]
     rates = [fleet.failures_per_1000_node_days.value for fleet in settled]
     median = statistics.median(
-        fleet.failures_per_1000_node_days.value for fleet in known or settled
+        fleet.failures_per_1000_node_days.value for fleet in fleets_of_architecture or settled
     )
     share = file.gpu_share.value
     hours = NODE_DAYS_HOURS / (1 - share + share * size)
-    basis = "; ".join(fleet.fleet for fleet in known) or f"median of {len(settled)} fleets"
+    basis = (
+        "; ".join(fleet.fleet for fleet in fleets_of_architecture)
+        or f"median of {len(settled)} fleets"
+    )
     return NodeFailures(hours / median, hours / max(rates), hours / min(rates), basis)
 
 
-def repair_hours(how: Literal["own", "rented"] = "own") -> float:
+def repair_hours(ownership: Literal["own", "rented"] = "own") -> float:
     """Mean hours from a failure to a node that can start a replica again.
 
     Own nodes: ``drained · repair + (1 - drained) · restart``. Rented ones are replaced. The time in
@@ -155,11 +158,11 @@ def repair_hours(how: Literal["own", "rented"] = "own") -> float:
     Raises:
         InputError: for another word.
     """
-    repair = failures().repair
-    if how == "rented":
+    repair = failure_file().repair
+    if ownership == "rented":
         return repair.replace_hours.value
-    if how != "own":
-        message, hint = unknown("kind of node", how, ("own", "rented"))
+    if ownership != "own":
+        message, hint = unknown("kind of node", ownership, ("own", "rented"))
         raise InputError(message, field="repair", hint=hint)
     drained = repair.drained_share.value
     return drained * repair.repair_hours.value + (1 - drained) * repair.restart_hours.value
@@ -193,29 +196,32 @@ def spot_market(architecture: str | None = None, provider: str | None = None) ->
     Raises:
         InputError: for a provider without traces.
     """
-    traces = _of_provider(provider)
-    known = [trace for trace in traces if trace.architecture == architecture]
-    chosen = known or [trace for trace in traces if trace.architecture != HOST]
-    lost = [trace for trace in chosen if trace.counts != "refusals" and trace.instance_hours]
+    traces = _traces_of_provider(provider)
+    traces_of_architecture = [trace for trace in traces if trace.architecture == architecture]
+    market_traces = traces_of_architecture or [
+        trace for trace in traces if trace.architecture != HOST
+    ]
+    lost = [trace for trace in market_traces if trace.counts != "refusals" and trace.instance_hours]
     rates = [trace.losses / trace.instance_hours for trace in lost]
-    asked = sum(trace.instances * trace.days for trace in chosen)
-    names = sorted({f"{trace.provider} {trace.device} ({trace.trace})" for trace in chosen})
+    instance_days = sum(trace.instances * trace.days for trace in market_traces)
+    names = sorted({f"{trace.provider} {trace.device} ({trace.trace})" for trace in market_traces})
     return SpotMarket(
         reclaims_per_hour=sum(t.losses for t in lost) / sum(t.instance_hours for t in lost),
         low=min(rates),
         high=max(rates),
-        held=sum(trace.held * trace.instances * trace.days for trace in chosen) / asked,
+        held=sum(trace.held * trace.instances * trace.days for trace in market_traces)
+        / instance_days,
         basis="; ".join(names),
     )
 
 
-def _of_provider(provider: str | None) -> Sequence[SpotTrace]:
-    traces = failures().spot
+def _traces_of_provider(provider: str | None) -> Sequence[SpotTrace]:
+    traces = failure_file().spot
     if provider is None:
         return traces
-    chosen = [trace for trace in traces if trace.provider == provider]
-    if not chosen:
-        known = sorted({trace.provider for trace in traces})
-        message, hint = unknown("provider of spot traces", provider, known)
+    provider_traces = [trace for trace in traces if trace.provider == provider]
+    if not provider_traces:
+        providers = sorted({trace.provider for trace in traces})
+        message, hint = unknown("provider of spot traces", provider, providers)
         raise InputError(message, field="provider", hint=hint)
-    return chosen
+    return provider_traces

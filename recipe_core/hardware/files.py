@@ -13,19 +13,19 @@ from recipe_core.base.errors import HardwareError
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def read(path: Path, schema: type[Model]) -> Model:
+def read_profile_file(path: Path, schema: type[Model]) -> Model:
     """A file as its schema.
 
     Raises:
         HardwareError: names the file, the field, its value and the fix.
     """
-    return data_file(path).read_as(schema)
+    return profile_data_file(path).read_as(schema)
 
 
-def data_file(path: Path) -> DataFile:
+def profile_data_file(path: Path) -> DataFile:
     """A file of ``hw_profiles/``, whose problems are HardwareErrors."""
     return DataFile(path, "hardware", HardwareError)
 
 
-def named(folder: Path) -> dict[str, Path]:
+def files_by_name(folder: Path) -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}

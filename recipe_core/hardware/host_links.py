@@ -46,7 +46,7 @@ def host_links() -> HostLinks:
 
 def link_rates(device: Device) -> tuple[float, float]:
     """Bytes per second to the device, and from it: as its profile measured, else by its kind."""
-    usual = _usual(device)
+    usual = _usual_link_rate(device)
     measured = device.transfers
     if measured is None:
         return usual, usual
@@ -54,7 +54,7 @@ def link_rates(device: Device) -> tuple[float, float]:
     return to.value if to else usual, back.value if back else usual
 
 
-def _usual(device: Device) -> float:
+def _usual_link_rate(device: Device) -> float:
     names = {device.name, device.known_as}
     for link in host_links().links:
         if names & set(link.devices) or device.architecture in link.architectures:

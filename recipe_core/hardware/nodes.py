@@ -67,11 +67,11 @@ class Cluster:
         """
         count, unit = np.asarray(replicas, dtype=np.float64), self.unit
         if unit < self.per_node:
-            taken = count * devices
+            occupied = count * devices
         else:
             sharing, spanned = max(self.per_node // devices, 1), -(-devices // self.per_node)
-            taken = np.ceil(count / sharing) * spanned * self.per_node
-        return np.asarray(np.ceil(taken / unit) * unit) if unit > 1 else count * devices
+            occupied = np.ceil(count / sharing) * spanned * self.per_node
+        return np.asarray(np.ceil(occupied / unit) * unit) if unit > 1 else count * devices
 
     @property
     def price_note(self) -> str | None:
@@ -100,7 +100,7 @@ class Cluster:
         return self.fabric.spans_nodes
 
 
-def beside(hardware: HardwareRequest, first: Cluster) -> HardwareRequest:
+def cluster_beside(hardware: HardwareRequest, first: Cluster) -> HardwareRequest:
     """A cluster that stands beside the first one of a request: priced under the same commitment.
 
     Unless it states a price, an offer or a commitment of its own.

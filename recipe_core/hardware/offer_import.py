@@ -13,12 +13,12 @@ from typing import Any, cast, get_args
 
 from recipe_core.base.documents import read_text, write_whole
 from recipe_core.base.errors import HardwareError, InputError, unknown
-from recipe_core.hardware.cluster import device, device_names
+from recipe_core.hardware.cluster import device_names, device_profile
 from recipe_core.hardware.offer_tables import (
     COLUMNS,
     offer_name,
     offer_of,
-    read_rows,
+    read_csv_rows,
     shipped_offers,
     to_table,
 )
@@ -54,7 +54,7 @@ class Imported:
         return {"offers": len(self.offers), "unknown": self.unknown, "skipped": self.skipped}
 
 
-def imported_table(
+def import_offer_file(
     table: Path,
     output: Path,
     accelerators: Sequence[str],
@@ -74,9 +74,9 @@ def imported_table(
         InputError: as ``import_table``, and for files that cannot be read or written.
     """
     pairs = [text.partition("=") for text in accelerators]
-    for name, _, named in pairs:
-        if not (name and named):
-            message = f"{name or named!r:.80} is not NAME=DEVICE."
+    for name, _, device_name in pairs:
+        if not (name and device_name):
+            message = f"{name or device_name!r:.80} is not NAME=DEVICE."
             raise InputError(message, field="accelerator", hint="Such as H100=h100-pcie.")
     status = status or "quoted"
     if status not in get_args(OfferStatus):
@@ -87,16 +87,18 @@ def imported_table(
             last_day(terms["date"])
         except ValueError as error:
             raise InputError(f"{error}.", field="date", hint="Such as 2026-11-20.") from None
-    known = {name: named for name, _, named in pairs}
-    stated = Terms(status=cast(OfferStatus, status), accelerators=known, **terms)
-    taken = {offer.name for offer in shipped_offers()}
+    accelerator_devices = {name: device_name for name, _, device_name in pairs}
+    table_terms = Terms(status=cast(OfferStatus, status), accelerators=accelerator_devices, **terms)
+    shipped_names = {offer.name for offer in shipped_offers()}
     text = read_text(table, field=FIELD, limit=MOST_BYTES)
-    done = import_table(text, table.name, stated, taken)
+    done = import_table(text, table.name, table_terms, shipped_names)
     write_whole(output, to_table(done.offers).encode())
     return done
 
 
-def import_table(text: str, name: str, terms: Terms, taken: set[str] | None = None) -> Imported:
+def import_table(
+    text: str, name: str, terms: Terms, taken_names: set[str] | None = None
+) -> Imported:
     """A SkyPilot catalogue, or a table with our columns or provider, device and price, as offers.
 
     Args:
@@ -109,11 +111,11 @@ def import_table(text: str, name: str, terms: Terms, taken: set[str] | None = No
         InputError: for a table of another kind, a wrong value (names line, column, value and fix),
             and where no line is an offer.
     """
-    rows = list(read_rows(text, name, None, (), FIELD, most=MOST_LINES))
+    rows = list(read_csv_rows(text, name, None, (), FIELD, max_rows=MOST_LINES))
     headings = set().union(*(row for _, row in rows[:1000])) if rows else set()
-    reader = _own
+    reader = _table_offers
     if "AcceleratorName" in headings:
-        reader = _skypilot
+        reader = _skypilot_offers
         if terms.provider is None:
             raise InputError(
                 "a SkyPilot catalogue does not name its provider.",
@@ -122,22 +124,22 @@ def import_table(text: str, name: str, terms: Terms, taken: set[str] | None = No
             )
     counts = _Counts()
     values = list(reader(rows, name, terms, counts))
-    names = set(taken or ())
-    found = []
-    for each in values:
-        where = each.pop("where")
-        if "name" not in each or each["name"] in names:
-            each["name"] = offer_name(each, names)
-        found.append(offer_of(each, where, FIELD))
-        names.add(each["name"])
-    if not found:
+    names = set(taken_names or ())
+    offers = []
+    for offer_values in values:
+        where = offer_values.pop("where")
+        if "name" not in offer_values or offer_values["name"] in names:
+            offer_values["name"] = offer_name(offer_values, names)
+        offers.append(offer_of(offer_values, where, FIELD))
+        names.add(offer_values["name"])
+    if not offers:
         why = counts.text()
         raise InputError(
             f"{name} has no offer for a known device{f': {why}' if why else ''}.",
             field=FIELD,
             hint=f"Columns: {', '.join(COLUMNS)}; or those of a SkyPilot catalogue.",
         )
-    return Imported(tuple(found), dict(counts.unknown), dict(counts.skipped))
+    return Imported(tuple(offers), dict(counts.unknown), dict(counts.skipped))
 
 
 @dataclass(slots=True)
@@ -149,11 +151,11 @@ class _Counts:
 
     def text(self) -> str:
         """Both in words."""
-        every = self.unknown + self.skipped
-        return ", ".join(f"{name:.60} ({count})" for name, count in every.most_common(12))
+        dropped_lines = self.unknown + self.skipped
+        return ", ".join(f"{name:.60} ({count})" for name, count in dropped_lines.most_common(12))
 
 
-def _number(row: Mapping[str, str], column: str, where: str) -> float:
+def _cell_number(row: Mapping[str, str], column: str, where: str) -> float:
     """A cell as a number; 0 where it is empty."""
     cell = row.get(column, "0")
     try:
@@ -169,7 +171,7 @@ def _number(row: Mapping[str, str], column: str, where: str) -> float:
     return value
 
 
-def _skypilot(
+def _skypilot_offers(
     rows: list[tuple[int, dict[str, str]]], name: str, terms: Terms, counts: _Counts
 ) -> Iterator[dict[str, Any]]:
     """Offers of a catalogue: the cheapest zone of each instance, region and commitment.
@@ -179,42 +181,42 @@ def _skypilot(
     cheapest: dict[tuple[str, ...], dict[str, Any]] = {}
     for line, row in rows:
         where = f"{name}, line {line}"
-        named = row.get("AcceleratorName", "")
-        if not named:
+        accelerator_name = row.get("AcceleratorName", "")
+        if not accelerator_name:
             counts.skipped["without accelerators"] += 1
             continue
         instance = row.get("InstanceType", "")
         if not instance:
             counts.skipped["accelerators without a machine"] += 1
             continue
-        devices = _number(row, "AcceleratorCount", where)
+        devices = _cell_number(row, "AcceleratorCount", where)
         if devices < 1 or devices != int(devices):
             counts.skipped["parts of an accelerator"] += 1
             continue
-        found, assumed = accelerator(
-            named, f"{instance} {row.get('GpuInfo', '')}", terms.accelerators
+        device_name, assumed = accelerator_device(
+            accelerator_name, f"{instance} {row.get('GpuInfo', '')}", terms.accelerators
         )
-        if found is None:
-            counts.unknown[f"{named}{assumed}"] += 1
+        if device_name is None:
+            counts.unknown[f"{accelerator_name}{assumed}"] += 1
             continue
         prices = {
-            "on-demand": _number(row, "Price", where),
-            "spot": _number(row, "SpotPrice", where),
+            "on-demand": _cell_number(row, "Price", where),
+            "spot": _cell_number(row, "SpotPrice", where),
         }
         if not any(prices.values()):
             counts.skipped["without a price"] += 1
         for commitment, price in prices.items():
-            key = (instance, found, row.get("Region", ""), commitment)
+            key = (instance, device_name, row.get("Region", ""), commitment)
             if not price:
                 continue
             usd = terms.usd(price / devices)
-            known = cheapest.get(key)
-            several = known is not None and known[PRICE] != usd
-            if known is None or usd < known[PRICE]:
+            previous = cheapest.get(key)
+            several = previous is not None and previous[PRICE] != usd
+            if previous is None or usd < previous[PRICE]:
                 cheapest[key] = {
                     "where": where,
                     "provider": terms.provider,
-                    "device": found,
+                    "device": device_name,
                     PRICE: usd,
                     "commitment": commitment,
                     "devices_per_node": int(devices),
@@ -231,26 +233,28 @@ def _skypilot(
     yield from cheapest.values()
 
 
-def _own(
+def _table_offers(
     rows: list[tuple[int, dict[str, str]]], name: str, terms: Terms, counts: _Counts
 ) -> Iterator[dict[str, Any]]:
     """Offers of a table with our columns; ``price`` is that of a device."""
     for line, row in rows:
         where = f"{name}, line {line}"
-        if other := sorted(set(row) - {*COLUMNS, "price"}):
+        if unknown_columns := sorted(set(row) - {*COLUMNS, "price"}):
             raise InputError(
-                f"{where}: unknown column {other[0]!r:.80}.",
+                f"{where}: unknown column {unknown_columns[0]!r:.80}.",
                 field=FIELD,
                 hint=f"Columns: {', '.join(COLUMNS)} or price.",
             )
         column = "price" if "price" in row else PRICE
-        if not (price := _number(row, column, where)):
+        if not (price := _cell_number(row, column, where)):
             counts.skipped["without a price"] += 1
             continue
-        named = row.get("device", "")
-        found, assumed = accelerator(named, row.get("instance", ""), terms.accelerators)
-        if found is None:
-            counts.unknown[f"{named or 'no device'}{assumed}"] += 1
+        device_text = row.get("device", "")
+        device_name, assumed = accelerator_device(
+            device_text, row.get("instance", ""), terms.accelerators
+        )
+        if device_name is None:
+            counts.unknown[f"{device_text or 'no device'}{assumed}"] += 1
             continue
         values: dict[str, Any] = {
             "commitment": "on-demand",
@@ -259,7 +263,7 @@ def _own(
             "status": terms.status,
             **({"provider": terms.provider} if terms.provider else {}),
             **row,
-            "device": found,
+            "device": device_name,
             PRICE: terms.usd(price),
             "note": terms.note(row.get("note", ""), assumed),
             "where": where,
@@ -283,41 +287,43 @@ _FORMS = (
 )
 
 
-def accelerator(name: str, said: str, own: Mapping[str, str]) -> tuple[str | None, str]:
+def accelerator_device(
+    name: str, description: str, caller_devices: Mapping[str, str]
+) -> tuple[str | None, str]:
     """The device that a table calls ``name``, by what it says of it beside; and what is assumed.
 
     None where it is unknown, or where SXM and PCIe share the name and nothing says which. ``own``:
     devices by names of the caller, before all others.
     """
-    if name in own:
-        return device(own[name]).name, ""
+    if name in caller_devices:
+        return device_profile(caller_devices[name]).name, ""
     if name in device_names():
         return name, ""
-    word = _word(name)
+    word = _letters_and_digits(name)
     pattern = _WHOLE.get(word)
     if pattern is None:
-        return _by_word().get(word), ""
-    text = said.casefold()
+        return _devices_by_word().get(word), ""
+    text = description.casefold()
     if word == "a100" and "81920" in text:
         pattern = _WHOLE["a10080gb"]
     forms = [form for form, shown in _FORMS if shown.search(text)]
     if not forms and word == "h200":
         return "h200-sxm", "form unstated, SXM assumed"
-    named = pattern.format(forms[0]) if len(forms) == 1 else ""
-    return (named, "") if named in device_names() else (None, " of an unknown form")
+    device_name = pattern.format(forms[0]) if len(forms) == 1 else ""
+    return (device_name, "") if device_name in device_names() else (None, " of an unknown form")
 
 
 @cache
-def _by_word() -> dict[str, str]:
+def _devices_by_word() -> dict[str, str]:
     """Devices by their names and aliases in letters and digits."""
-    found: dict[str, str] = {}
+    devices: dict[str, str] = {}
     for name in device_names():
-        for alias in (name, *device(name).aliases):
-            found.setdefault(_word(alias), name)
-    return found
+        for alias in (name, *device_profile(name).aliases):
+            devices.setdefault(_letters_and_digits(alias), name)
+    return devices
 
 
-def _word(name: str) -> str:
+def _letters_and_digits(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.casefold())
 
 
@@ -354,9 +360,9 @@ class Terms:
             raise InputError(
                 f"{rate} is not a rate.", field="usd_per_unit", hint="Give dollars for one unit."
             )
-        for chosen in self.accelerators.values():
+        for device_name in self.accelerators.values():
             try:
-                device(chosen)
+                device_profile(device_name)
             except HardwareError as error:
                 raise HardwareError(error.message, field="accelerator", hint=error.hint) from None
 
@@ -367,7 +373,7 @@ class Terms:
     def usd(self, price: float) -> float:
         return round(price * (self.usd_per_unit or 1.0), 6)
 
-    def note(self, *said: str) -> str | None:
+    def note(self, *remarks: str) -> str | None:
         """What an offer says, with the exchange if there was one."""
         rate = f"{self.currency.upper()} at {self.usd_per_unit:g} USD" if self.usd_per_unit else ""
-        return "; ".join(filter(None, (*said, rate))) or None
+        return "; ".join(filter(None, (*remarks, rate))) or None

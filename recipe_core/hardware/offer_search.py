@@ -6,9 +6,9 @@ from collections import Counter
 from typing import get_args
 
 from recipe_core.base.errors import HardwareError, InputError, unknown
-from recipe_core.hardware.cluster import device as device_named
+from recipe_core.hardware.cluster import device_profile as device_named
 from recipe_core.hardware.offers import Offer
-from recipe_core.hardware.prices import offers
+from recipe_core.hardware.prices import all_offers
 from recipe_core.hardware.profile import Commitment
 
 
@@ -29,26 +29,28 @@ def select_offers(
     Raises:
         InputError: for an unknown device, provider or commitment.
     """
-    found = list(offers())
+    matches = list(all_offers())
     if device is not None:
-        name = _device(device, found)
-        found = [offer for offer in found if offer.device == name]
+        name = _offered_device(device, matches)
+        matches = [offer for offer in matches if offer.device == name]
     if provider is not None:
-        found = _of_provider(found, provider)
+        matches = _offers_of_provider(matches, provider)
     if commitment is not None:
         if commitment not in get_args(Commitment):
             message, hint = unknown("commitment", commitment, get_args(Commitment))
             raise InputError(message, field="commitment", hint=hint)
-        found = [offer for offer in found if offer.commitment == commitment]
-    return [offer for offer in found if region is None or _has(offer.region or "", region)]
+        matches = [offer for offer in matches if offer.commitment == commitment]
+    return [
+        offer for offer in matches if region is None or _contains_word(offer.region or "", region)
+    ]
 
 
 def offered_devices() -> dict[str, int]:
-    return dict(sorted(Counter(offer.device for offer in offers()).items()))
+    return dict(sorted(Counter(offer.device for offer in all_offers()).items()))
 
 
-def _device(name: str, known: list[Offer]) -> str:
-    if any(offer.device == name for offer in known):
+def _offered_device(name: str, listed_offers: list[Offer]) -> str:
+    if any(offer.device == name for offer in listed_offers):
         return name
     try:
         return device_named(name).name
@@ -56,16 +58,16 @@ def _device(name: str, known: list[Offer]) -> str:
         raise HardwareError(error.message, field="device", hint=error.hint) from None
 
 
-def _of_provider(found: list[Offer], provider: str) -> list[Offer]:
-    every = sorted({offer.provider for offer in offers()})
+def _offers_of_provider(listed_offers: list[Offer], provider: str) -> list[Offer]:
+    providers = sorted({offer.provider for offer in all_offers()})
     first = f"{provider.casefold()}-"
-    names = {offer.provider for offer in offers() if offer.name.startswith(first)}
-    names |= {name for name in every if _has(name, provider)}
+    names = {offer.provider for offer in all_offers() if offer.name.startswith(first)}
+    names |= {name for name in providers if _contains_word(name, provider)}
     if not names:
-        message, hint = unknown("provider", provider, every)
+        message, hint = unknown("provider", provider, providers)
         raise InputError(message, field="provider", hint=hint)
-    return [offer for offer in found if offer.provider in names]
+    return [offer for offer in listed_offers if offer.provider in names]
 
 
-def _has(text: str, word: str) -> bool:
+def _contains_word(text: str, word: str) -> bool:
     return word.casefold() in text.casefold()

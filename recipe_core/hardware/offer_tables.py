@@ -20,7 +20,7 @@ from recipe_core.base.documents import read_text
 from recipe_core.base.errors import InputError, unknown
 from recipe_core.base.provenance import Source, Sourced
 from recipe_core.base.resources import root
-from recipe_core.hardware.files import read
+from recipe_core.hardware.files import read_profile_file
 from recipe_core.hardware.offers import Offer
 
 # The environment variable with the path of an operator's own table.
@@ -48,27 +48,27 @@ class OfferSources(Sourced):
 
 def shipped_offers() -> tuple[Offer, ...]:
     """The offers of ``hw_profiles/offers/``."""
-    return _shipped(root("hw_profiles") / "offers")
+    return _parse_shipped_offers(root("hw_profiles") / "offers")
 
 
 def shipped_offers_of(device: str) -> tuple[Offer, ...]:
     """Those of one device: a plan needs few, and looking is quicker than reading a thousand."""
-    return _shipped(root("hw_profiles") / "offers", device)
+    return _parse_shipped_offers(root("hw_profiles") / "offers", device)
 
 
 @cache
-def _shipped(folder: Path, device: str | None = None) -> tuple[Offer, ...]:
-    found: list[Offer] = []
-    for name, head, lines in _lines(folder):
+def _parse_shipped_offers(folder: Path, device: str | None = None) -> tuple[Offer, ...]:
+    offers: list[Offer] = []
+    for name, head, lines in _offer_table_lines(folder):
         if device is not None:  # an offer is one line
             lines = tuple(line for line in lines if f",{device}," in line)
         if lines:
-            found += parse_table("\n".join((head, *lines)), name)
-    return tuple(found)
+            offers += parse_table("\n".join((head, *lines)), name)
+    return tuple(offers)
 
 
 @cache
-def _lines(folder: Path) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
+def _offer_table_lines(folder: Path) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
     """Of each table its name, the line of headings and the others."""
     out = []
     for path in sorted(folder.glob("*.csv")):
@@ -79,7 +79,7 @@ def _lines(folder: Path) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
 
 @cache
 def offer_sources() -> Mapping[str, Source]:
-    return read(root("hw_profiles") / "offers" / "sources.yaml", OfferSources).sources
+    return read_profile_file(root("hw_profiles") / "offers" / "sources.yaml", OfferSources).sources
 
 
 def own_offers() -> tuple[Offer, ...]:
@@ -98,11 +98,11 @@ def own_offers() -> tuple[Offer, ...]:
         raise InputError(
             f"cannot read {name!r:.120}.", field=OWN, hint="Set it to the path of a CSV file."
         ) from None
-    return _own(path, state.st_mtime_ns, state.st_size)
+    return _operator_offers(path, state.st_mtime_ns, state.st_size)
 
 
 @lru_cache(maxsize=4)
-def _own(path: str, _changed_ns: int, _size: int) -> tuple[Offer, ...]:
+def _operator_offers(path: str, _changed_ns: int, _size: int) -> tuple[Offer, ...]:
     """The operator's offers as of a state of the file: an edited one is read again."""
     # Only the name: callers of a server read the message.
     name = Path(path).name
@@ -111,16 +111,16 @@ def _own(path: str, _changed_ns: int, _size: int) -> tuple[Offer, ...]:
     except InputError as error:
         message = error.message.replace(path, name)
         raise InputError(message, field=OWN, hint=error.hint) from None
-    own = parse_table(text, name, field=OWN, defaults={"status": "quoted", "source": name})
-    taken = {offer.name for offer in shipped_offers()}
-    for offer in own:
-        if offer.name in taken:
+    offers = parse_table(text, name, field=OWN, defaults={"status": "quoted", "source": name})
+    shipped_names = {offer.name for offer in shipped_offers()}
+    for offer in offers:
+        if offer.name in shipped_names:
             raise InputError(
                 f"{name}: name: {offer.name!r} is the name of a shipped offer.",
                 field=OWN,
                 hint=f"Choose another, such as my-{offer.name:.61}, or leave the column empty.",
             )
-    return own
+    return offers
 
 
 def parse_table(
@@ -141,28 +141,28 @@ def parse_table(
     Raises:
         InputError: names line, column, value and fix.
     """
-    taken: set[str] = set()
-    found: list[Offer] = []
-    for line, row in read_rows(text, name, COLUMNS, _NEEDED, field):
+    names: set[str] = set()
+    offers: list[Offer] = []
+    for line, row in read_csv_rows(text, name, COLUMNS, _NEEDED, field):
         values = {**(defaults or {}), **row}
         if "name" not in values:
-            values["name"] = offer_name(values, taken)
+            values["name"] = offer_name(values, names)
         where = f"{name}, line {line}"
-        if values["name"] in taken:
+        if values["name"] in names:
             message = f"{where}, name: {values['name']!r:.80} is there twice."
             raise InputError(message, field=field, hint="Rename one, or leave the column empty.")
-        found.append(offer_of(values, where, field))
-        taken.add(values["name"])
-    return tuple(found)
+        offers.append(offer_of(values, where, field))
+        names.add(values["name"])
+    return tuple(offers)
 
 
-def read_rows(
+def read_csv_rows(
     text: str,
     name: str,
     columns: Iterable[str] | None,
     needed: Iterable[str],
     field: str,
-    most: int = MOST_ROWS,
+    max_rows: int = MOST_ROWS,
 ) -> Iterator[tuple[int, dict[str, str]]]:
     """Lines of a CSV with their numbers: the cells that are not empty, by column.
 
@@ -182,8 +182,8 @@ def read_rows(
         headings = [heading.strip() for heading in next(reader, [])]
         _check_headings(headings, name, columns, needed, field)
         for cells in reader:
-            if reader.line_num > most:
-                raise InputError(f"{name} has more than {most:,} lines.", field=field)
+            if reader.line_num > max_rows:
+                raise InputError(f"{name} has more than {max_rows:,} lines.", field=field)
             if len(cells) > len(headings):
                 raise InputError(
                     f"{name}, line {reader.line_num}: {len(cells)} cells under {len(headings)} "
@@ -210,10 +210,10 @@ def _check_headings(
     needed: Iterable[str],
     field: str,
 ) -> None:
-    known = list(columns) if columns is not None else headings
+    allowed = list(columns) if columns is not None else headings
     for heading in headings:
-        if heading not in known:
-            message, hint = unknown("column", heading, known)
+        if heading not in allowed:
+            message, hint = unknown("column", heading, allowed)
             raise InputError(f"{name}, line 1: {message}", field=field, hint=hint)
         if headings.count(heading) > 1:
             message = f"{name}, line 1: the column {heading!r:.80} is there twice."
@@ -221,7 +221,7 @@ def _check_headings(
     for heading in needed:
         if heading not in headings:
             message = f"{name}, line 1: the column {heading!r} is missing."
-            raise InputError(message, field=field, hint=f"Columns: {', '.join(known)}.")
+            raise InputError(message, field=field, hint=f"Columns: {', '.join(allowed)}.")
 
 
 def offer_of(values: Mapping[str, Any], where: str, field: str) -> Offer:
@@ -244,7 +244,7 @@ def offer_of(values: Mapping[str, Any], where: str, field: str) -> Offer:
         raise InputError(message, field=field, hint=hint) from None
 
 
-def offer_name(values: Mapping[str, Any], taken: set[str]) -> str:
+def offer_name(values: Mapping[str, Any], names: set[str]) -> str:
     """A name for an offer that has none, numbered if taken: ``verda-h100-sxm-fin-03-spot``."""
     term = f"{values['term_months']}m" if values.get("term_months") else ""
     parts = [values.get(key, "") for key in ("provider", "instance", "device", "region")]
@@ -254,11 +254,11 @@ def offer_name(values: Mapping[str, Any], taken: set[str]) -> str:
         words[2] = ""
     if commitment != "on-demand":
         words += [slug(str(commitment)), slug(term)]
-    whole = "-".join(filter(None, words))[:60].strip("-.") or "offer"
-    name, count = whole, 1
-    while name in taken:
+    base_name = "-".join(filter(None, words))[:60].strip("-.") or "offer"
+    name, count = base_name, 1
+    while name in names:
         count += 1
-        name = f"{whole[: 63 - len(str(count))]}-{count}"
+        name = f"{base_name[: 63 - len(str(count))]}-{count}"
     return name
 
 

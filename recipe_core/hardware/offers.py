@@ -47,7 +47,7 @@ def _digits(text: str) -> bool:
     return text.isascii() and text.isdecimal()
 
 
-def _dated(text: str) -> str:
+def _check_date(text: str) -> str:
     last_day(text)
     return text
 
@@ -77,14 +77,14 @@ class Offer(_Data):
     most_per_node: Annotated[int, Field(ge=1, le=1024)] | None = None
     instance: Line | None = None
     region: Line | None = None
-    date: Annotated[str, AfterValidator(_dated)]
+    date: Annotated[str, AfterValidator(_check_date)]
     source: Line
     status: OfferStatus = "published"
     note: Line | None = None
 
     @property
     def terms(self) -> str:
-        return terms(self.commitment, self.term_months)
+        return offer_terms(self.commitment, self.term_months)
 
     @property
     def largest(self) -> int:
@@ -98,9 +98,9 @@ class Offer(_Data):
     def basis(self) -> str:
         """Name, terms, date, status if it is not published, and note; the same on every day."""
         status = None if self.status == "published" else self.status
-        said = "; ".join(filter(None, (status, self.note)))
+        remarks = "; ".join(filter(None, (status, self.note)))
         text = f"{self.name}, {self.terms}, {self.date}"
-        return f"{text}: {said}" if said else text
+        return f"{text}: {remarks}" if remarks else text
 
     def age_days(self, today: datetime.date | None = None) -> int:
         """Days since the last day of its date."""
@@ -124,8 +124,8 @@ class Offer(_Data):
     def warning(self, today: datetime.date | None = None) -> str | None:
         """What a choice that this price decides says of it; None where there is little to doubt."""
         aged = (f"{self.age_days(today)} days old",) if self.age_days(today) > AGED_DAYS else ()
-        said = " and ".join(aged + self.doubts)
-        return f"The price that decides, {self.name}, is {said}." if said else None
+        doubts = " and ".join(aged + self.doubts)
+        return f"The price that decides, {self.name}, is {doubts}." if doubts else None
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Offer:
@@ -136,6 +136,6 @@ class Offer(_Data):
         return self
 
 
-def terms(commitment: Commitment, term_months: int | None = None) -> str:
+def offer_terms(commitment: Commitment, term_months: int | None = None) -> str:
     """``on-demand``, ``spot``, ``reserved for 12 months``."""
     return f"{commitment} for {term_months} months" if term_months else commitment

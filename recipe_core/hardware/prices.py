@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from recipe_core.base.errors import HardwareError, unknown
 from recipe_core.base.units import usd
 from recipe_core.hardware.offer_tables import own_offers, shipped_offers, shipped_offers_of
-from recipe_core.hardware.offers import Offer, terms
+from recipe_core.hardware.offers import Offer, offer_terms
 from recipe_core.hardware.profile import Commitment, Device
 from recipe_core.hardware.request import HardwareRequest
 
@@ -39,16 +39,16 @@ class Price:
 UNKNOWN = Price()
 
 
-def offers() -> tuple[Offer, ...]:
+def all_offers() -> tuple[Offer, ...]:
     """All price offers, cheapest first.
 
     Raises:
         InputError: for an operator's own table that cannot be read.
     """
-    return tuple(sorted((*shipped_offers(), *own_offers()), key=_price))
+    return tuple(sorted((*shipped_offers(), *own_offers()), key=_offer_order))
 
 
-def _price(offer: Offer) -> tuple[float, str]:
+def _offer_order(offer: Offer) -> tuple[float, str]:
     return offer.usd_per_device_hour, offer.name
 
 
@@ -56,8 +56,8 @@ def offers_of(profile: Device) -> list[Offer]:
     """Offers for a device, also those for the shipped one that it is known as, cheapest first."""
     names = {profile.name, profile.known_as or profile.name}
     shipped = [offer for name in names for offer in shipped_offers_of(name)]
-    every = [offer for offer in (*shipped, *own_offers()) if offer.device in names]
-    return sorted(every, key=_price)
+    device_offers = [offer for offer in (*shipped, *own_offers()) if offer.device in names]
+    return sorted(device_offers, key=_offer_order)
 
 
 def price_of(request: HardwareRequest, profile: Device) -> Price:
@@ -76,7 +76,7 @@ def price_of(request: HardwareRequest, profile: Device) -> Price:
             )
         basis = "stated in the request"
         if request.commitment:
-            basis += f", {terms(request.commitment, request.term_months)}"
+            basis += f", {offer_terms(request.commitment, request.term_months)}"
         return Price(request.usd_per_device_hour, basis, request.commitment, request.term_months)
     if request.offer is not None:
         offer: Offer | None = _named_offer(request, profile)
@@ -86,14 +86,14 @@ def price_of(request: HardwareRequest, profile: Device) -> Price:
         return Price(
             commitment=request.commitment,
             term_months=request.term_months,
-            remark=_nobody(request, profile),
+            remark=_no_offer_note(request, profile),
         )
     return Price(
         offer.usd_per_device_hour,
         offer.basis,
         offer.commitment,
         offer.term_months,
-        _remark(offer, request.per_node),
+        _offer_remark(offer, request.per_node),
         offer,
     )
 
@@ -133,7 +133,7 @@ def _named_offer(request: HardwareRequest, profile: Device) -> Offer:
         raise HardwareError(message, field="hardware.offer", hint=hint)
     same_commitment = request.commitment in (None, offer.commitment)
     if not same_commitment or request.term_months not in (None, offer.term_months):
-        requested = terms(request.commitment or offer.commitment, request.term_months)
+        requested = offer_terms(request.commitment or offer.commitment, request.term_months)
         raise HardwareError(
             f"{offer.name} is {offer.terms}, not {requested}.",
             field="hardware.commitment",
@@ -142,7 +142,7 @@ def _named_offer(request: HardwareRequest, profile: Device) -> Offer:
     return offer
 
 
-def _remark(offer: Offer, per_node: int) -> str | None:
+def _offer_remark(offer: Offer, per_node: int) -> str | None:
     """What to know of an offer for nodes of ``per_node`` devices; None for nothing."""
     out = []
     if offer.status == "unverified":
@@ -154,21 +154,21 @@ def _remark(offer: Offer, per_node: int) -> str | None:
             "per device."
         )
     elif offer.devices_per_node > per_node:
-        whole = usd(offer.usd_per_machine_hour)
+        machine_price = usd(offer.usd_per_machine_hour)
         out.append(
-            f"{offer.name} is rented as a machine with {offer.devices_per_node} devices, {whole} "
+            f"{offer.name} is rented as a machine with {offer.devices_per_node} devices, {machine_price} "
             "per hour: idle ones are paid for."
         )
     return " ".join(out) or None
 
 
-def _nobody(request: HardwareRequest, profile: Device) -> str | None:
+def _no_offer_note(request: HardwareRequest, profile: Device) -> str | None:
     """That no offer of the commitment is known; None where none was asked for."""
     if request.commitment in (None, "on-demand"):
         return None
-    asked = terms(request.commitment or "on-demand", request.term_months)
-    known = ", ".join(dict.fromkeys(offer.terms for offer in offers_of(profile))) or "none"
+    wanted_terms = offer_terms(request.commitment or "on-demand", request.term_months)
+    offered_terms = ", ".join(dict.fromkeys(offer.terms for offer in offers_of(profile))) or "none"
     return (
-        f"No offer for {profile.name} is {asked} (known: {known}), so its price is unknown: state "
+        f"No offer for {profile.name} is {wanted_terms} (known: {offered_terms}), so its price is unknown: state "
         "your own as usd_per_device_hour."
     )

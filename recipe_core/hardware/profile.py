@@ -45,7 +45,7 @@ Shared = Annotated[float, Field(ge=1e-4, le=1)]
 Ratio = Annotated[float, Field(ge=0.01, le=1000)]
 
 
-def _absent(value: object) -> bool:
+def _is_absent(value: object) -> bool:
     """Whether a field is left out of what is written: files and digests without it stay as is."""
     return value is None
 
@@ -141,7 +141,7 @@ class NodeSpec(_Data):
     alternatives: Annotated[tuple[Name, ...], Field(max_length=16)] = ()
     network: Name
     host_memory_bytes: Quantity | None = None
-    collectives: Annotated[Collectives | None, Field(exclude_if=_absent)] = None
+    collectives: Annotated[Collectives | None, Field(exclude_if=_is_absent)] = None
 
 
 class Announced(_Data):
@@ -175,10 +175,10 @@ class Device(Sourced):
     vendor: Vendor
     runtime: Runtime
     architecture: Annotated[str, Field(pattern=r"^[a-z0-9_\-]{1,32}$")]
-    driven_by: Annotated[Line | None, Field(exclude_if=_absent)] = None
+    driven_by: Annotated[Line | None, Field(exclude_if=_is_absent)] = None
     aliases: Annotated[tuple[Line, ...], Field(max_length=64)] = ()
     known_as: Name | None = None
-    announced: Annotated[Announced | None, Field(exclude_if=_absent)] = None
+    announced: Annotated[Announced | None, Field(exclude_if=_is_absent)] = None
     memory_bytes: Quantity
     reserved_bytes: Quantity | None = None
     unified: Annotated[bool, Field(exclude_if=lambda value: not value)] = False
@@ -188,14 +188,14 @@ class Device(Sourced):
     kv_dtypes: Annotated[tuple[Dtype, ...], Field(min_length=1)]
     tdp_watts: Quantity
     idle_watts: Quantity | None = None
-    sustained_share: Annotated[Quantity | None, Field(exclude_if=_absent)] = None
-    several_a_node: Annotated[Name | None, Field(exclude_if=_absent)] = None
-    price_usd: Annotated[Quantity | None, Field(exclude_if=_absent)] = None
+    sustained_share: Annotated[Quantity | None, Field(exclude_if=_is_absent)] = None
+    several_a_node: Annotated[Name | None, Field(exclude_if=_is_absent)] = None
+    price_usd: Annotated[Quantity | None, Field(exclude_if=_is_absent)] = None
     roofline: dict[Family, dict[Dtype | Literal["any"], Roofline]] = Field(default_factory=dict)
     node: NodeSpec
-    host: Annotated[HostSpeed | None, Field(exclude_if=_absent)] = None
-    transfers: Annotated[Transfers | None, Field(exclude_if=_absent)] = None
-    disk: Annotated[Disk | None, Field(exclude_if=_absent)] = None
+    host: Annotated[HostSpeed | None, Field(exclude_if=_is_absent)] = None
+    transfers: Annotated[Transfers | None, Field(exclude_if=_is_absent)] = None
+    disk: Annotated[Disk | None, Field(exclude_if=_is_absent)] = None
 
     @property
     def announcement(self) -> str | None:

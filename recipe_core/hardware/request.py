@@ -59,8 +59,8 @@ class HardwareRequest(BaseModel):
     @property
     def states_price(self) -> bool:
         """Whether it says anything of its price."""
-        stated = (self.offer, self.usd_per_device_hour, self.commitment)
-        return any(value is not None for value in stated)
+        price_fields = (self.offer, self.usd_per_device_hour, self.commitment)
+        return any(value is not None for value in price_fields)
 
     @property
     def devices(self) -> int:

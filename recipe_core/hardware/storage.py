@@ -15,7 +15,7 @@ from recipe_core.base.arrays import Float
 from recipe_core.base.errors import HardwareError, unknown
 from recipe_core.base.provenance import Quantity, Sourced
 from recipe_core.base.resources import root
-from recipe_core.hardware.files import data_file, named, read
+from recipe_core.hardware.files import files_by_name, profile_data_file, read_profile_file
 from recipe_core.hardware.profile import Device, Line, Name
 
 FIELD = "workload.storage"
@@ -41,15 +41,15 @@ class StorageTier(Sourced):
 
     def read_rate(self, nodes: Float | float) -> Float:
         """Bytes per second that so many nodes read together (one per number of nodes)."""
-        return _rate(self.read_bytes_per_s_per_node, self.read_bytes_per_s, nodes)
+        return _storage_rate(self.read_bytes_per_s_per_node, self.read_bytes_per_s, nodes)
 
     def write_rate(self, nodes: Float | float) -> Float:
         """Bytes per second that so many nodes write together (one per number of nodes)."""
-        return _rate(self.write_bytes_per_s_per_node, self.write_bytes_per_s, nodes)
+        return _storage_rate(self.write_bytes_per_s_per_node, self.write_bytes_per_s, nodes)
 
 
-def _rate(per_node: Quantity, whole: Quantity | None, nodes: Float | float) -> Float:
-    bound = np.inf if whole is None else whole.value
+def _storage_rate(per_node: Quantity, limit: Quantity | None, nodes: Float | float) -> Float:
+    bound = np.inf if limit is None else limit.value
     return np.minimum(np.asarray(nodes, dtype=float) * per_node.value, bound)
 
 
@@ -72,7 +72,7 @@ def measured_tier(profile: Device) -> StorageTier | None:
 
 
 def storage_names() -> list[str]:
-    return list(named(root("hw_profiles") / "storage"))
+    return list(files_by_name(root("hw_profiles") / "storage"))
 
 
 @cache
@@ -82,12 +82,14 @@ def storage_tier(name: str) -> StorageTier:
     Raises:
         HardwareError: names close ones when there is none, or the wrong field of its file.
     """
-    files = named(root("hw_profiles") / "storage")
+    files = files_by_name(root("hw_profiles") / "storage")
     if name not in files:
         message, hint = unknown("storage tier", name, list(files))
         raise HardwareError(message, field=FIELD, hint=hint)
-    tier = read(files[name], StorageTier)
+    tier = read_profile_file(files[name], StorageTier)
     if tier.name != name:
         hint = f"Rename the file to {tier.name}.yaml, or set `name: {name}`."
-        raise data_file(files[name]).problem("name", f"{tier.name!r} is not its file's name", hint)
+        raise profile_data_file(files[name]).problem(
+            "name", f"{tier.name!r} is not its file's name", hint
+        )
     return tier

@@ -7,7 +7,7 @@ from typing import Any
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import HardwareError
 from recipe_core.base.uploads import text_of
-from recipe_core.hardware.cluster import device, is_own, plain
+from recipe_core.hardware.cluster import device_profile, device_values, is_own
 from recipe_core.hardware.custom import BASE, FIELD, MAX_BYTES, plain_profile
 from recipe_core.hardware.profile import Device
 
@@ -34,15 +34,15 @@ def uploaded_profile(data: bytes, name: str) -> dict[str, Any]:
         FIELD,
     )
     profile = plain_profile(text, name)
-    device(profile)
+    device_profile(profile)
     return profile
 
 
-def template(profile: Device) -> str:
+def profile_template(profile: Device) -> str:
     """A file to start from: a shipped device under a new name, or a custom profile as it is."""
     if is_own(profile):
-        return to_yaml(plain(profile))
-    values = {name: value for name, value in plain(profile).items() if value}
+        return to_yaml(device_values(profile))
+    values = {name: value for name, value in device_values(profile).items() if value}
     first = {
         "schema_version": 1,
         "name": f"my-{profile.name}",

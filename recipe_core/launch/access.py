@@ -28,26 +28,26 @@ def with_key(started: Launch, spec: Engine) -> Launch:
     Raises:
         NoAnswer: for an engine, or a router before its pools, that asks nobody for a key.
     """
-    way = spec.api_key
-    if way is None:
+    api_key = spec.api_key
+    if api_key is None:
         message = f"{spec.title} {spec.version} asks no caller for a key."
         raise NoAnswer(message, field=FIELD, hint=_IN_FRONT)
     routers = [process for process in started.processes if process.role == "router"]
-    if routers and way.router_option is None:
+    if routers and api_key.router_option is None:
         message = (
             f"the router before the pools of {spec.title} ({routers[0].argv[0]}) asks no caller "
             "for a key, and passes none on."
         )
         raise NoAnswer(message, field=FIELD, hint=f"Serve without pools. Or: {_IN_FRONT}")
-    if way.option is None and way.guard is None:
+    if api_key.option is None and api_key.guard is None:
         return started
 
     def keyed(process: Process) -> Process:
         if not process.answers:
             return process
-        option = way.router_option if process.role == "router" else way.option
-        words = ["python3", f"${{root}}/{SCRIPT}", way.variable, *([option] if option else [])]
-        guard = () if option or way.guard is None else (way.guard, GUARD)
+        option = api_key.router_option if process.role == "router" else api_key.option
+        words = ["python3", f"${{root}}/{SCRIPT}", api_key.variable, *([option] if option else [])]
+        guard = () if option or api_key.guard is None else (api_key.guard, GUARD)
         return replace(process, argv=(*words, "--", *process.argv, *guard))
 
     return replace(

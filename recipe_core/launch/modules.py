@@ -44,7 +44,7 @@ class LaunchFolder:
                 field="candidate.engine",
                 hint="Name the engine in small letters, digits and dashes, or set its `launcher`.",
             )
-        module = _imported(f"{self.package}.{name}")
+        module = _import_launcher(f"{self.package}.{name}")
         file = f"{self.package.replace('.', '/')}/{name}.py"
         missing = [(one, form) for one, form in self.defines if not hasattr(module, one)]
         if not missing:
@@ -61,5 +61,5 @@ class LaunchFolder:
 
 
 @cache
-def _imported(module: str) -> ModuleType | None:
+def _import_launcher(module: str) -> ModuleType | None:
     return import_module(module) if find_spec(module) else None

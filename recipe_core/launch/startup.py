@@ -38,7 +38,7 @@ def startup_rates() -> Rates:
     return DataFile(PACKAGE / "launch" / "startup.yaml", "startup").read_as(Rates)
 
 
-def is_folder(model: str) -> bool:
+def names_folder(model: str) -> bool:
     return model.startswith(("/", "./", "../", "~"))
 
 
@@ -60,7 +60,7 @@ def weights_s(weights_bytes: int, model: str, rate_mb_per_s: float | None) -> fl
     """Seconds of ``limit_s`` in which the weights arrive and are read."""
     rates = startup_rates()
     rate = rate_mb_per_s * MEGABYTE if rate_mb_per_s else None
-    if is_folder(model):
+    if names_folder(model):
         return weights_bytes / (rate or rates.read_bytes_per_s.value)
     arrival = weights_bytes / (rate or rates.fetch_bytes_per_s.value)
     return arrival + weights_bytes / rates.read_bytes_per_s.value

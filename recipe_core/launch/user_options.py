@@ -8,7 +8,7 @@ from typing import Any
 
 from recipe_core.base.errors import InputError
 from recipe_core.base.texts import check_texts
-from recipe_core.engines.grammar import LIMITS, meanings, placed
+from recipe_core.engines.grammar import LIMITS, option_meanings, placed_options
 from recipe_core.engines.options import OptionTable
 from recipe_core.engines.spec import Engine, engine
 
@@ -56,7 +56,7 @@ def check_options(
         InputError: for an option that this version does not have, a value of the wrong type or that
             no command can carry, a secret, or what the candidate, the workload or the launch sets.
     """
-    means, by_place = meanings(spec), placed(spec)
+    means, by_place = option_meanings(spec), placed_options(spec)
     out: dict[str, Any] = {}
     for word, value in values.items():
         name = word.replace("-", "_")
@@ -105,6 +105,6 @@ def check_environment(values: Mapping[str, str]) -> dict[str, str]:
     return dict(values)
 
 
-def inner(spec: Engine) -> Engine:
+def wrapped_engine(spec: Engine) -> Engine:
     """The engine that does the work: itself, or the one it wraps."""
     return engine(spec.wraps) if spec.wraps else spec

@@ -20,12 +20,12 @@ from recipe_core.base.errors import ModelError, unknown
 from recipe_core.base.provenance import Source
 from recipe_core.base.texts import check_name
 from recipe_core.base.types import Task
-from recipe_core.models.config.read import WRONG, read_config
+from recipe_core.models.config.read import WRONG, read_model_config
 from recipe_core.models.config.shorthand import shape_config
-from recipe_core.models.constants import constants
-from recipe_core.models.derived import Convention, meanings
-from recipe_core.models.folders import is_folder, looks_like_path, path_of, read_folder
-from recipe_core.models.other_kinds import other_kind, unmodelled
+from recipe_core.models.constants import model_constants
+from recipe_core.models.derived import Convention, name_meanings
+from recipe_core.models.folders import is_model_folder, looks_like_path, path_of, read_folder
+from recipe_core.models.other_kinds import other_kind, unmodelled_feature
 from recipe_core.models.own_models import own_config
 from recipe_core.models.revision import split_revision
 from recipe_core.models.spec import NO_TOWER, ModelSpec
@@ -93,18 +93,18 @@ class CatalogEntry(BaseModel):
 
 
 @cache
-def _files() -> dict[str, Path]:
+def _catalog_files() -> dict[str, Path]:
     return {
         path.stem.replace("--", "/", 1).casefold(): path for path in sorted(FOLDER.glob("*.yaml"))
     }
 
 
 def catalog_ids() -> list[str]:
-    return [path.stem.replace("--", "/", 1) for path in _files().values()]
+    return [path.stem.replace("--", "/", 1) for path in _catalog_files().values()]
 
 
 def in_catalog(model_id: str) -> bool:
-    return model_id.casefold() in _files() or model_id.casefold() in _by_alias()
+    return model_id.casefold() in _catalog_files() or model_id.casefold() in _by_alias()
 
 
 @cache
@@ -114,7 +114,7 @@ def catalog_entry(model_id: str) -> CatalogEntry:
     Raises:
         ModelError: names close ids when there is none, or what is wrong with its file.
     """
-    path = _files().get(model_id.casefold()) or _by_alias().get(model_id.casefold())
+    path = _catalog_files().get(model_id.casefold()) or _by_alias().get(model_id.casefold())
     if path is None:
         message, hint = unknown("model", model_id, catalog_ids())
         raise ModelError(
@@ -135,7 +135,7 @@ def _check_entry(entry: CatalogEntry, file: DataFile) -> None:
     if unread := set(entry.aliases) - set(_aliases_in(file.path)):
         hint = "Write one a line, after `- ` and without quotes, directly below `aliases:`."
         raise file.problem("aliases", f"{min(unread)!r} is not on a line of its own", hint)
-    base = _files().get(entry.same_as.casefold()) if entry.same_as else file.path
+    base = _catalog_files().get(entry.same_as.casefold()) if entry.same_as else file.path
     if base is None or (entry.same_as and catalog_entry(entry.same_as).same_as):
         reason = "borrows from another model itself" if base else "is not in the catalog"
         raise file.problem("same_as", f"{entry.same_as!r} {reason}", "Name one with a config.")
@@ -144,7 +144,9 @@ def _check_entry(entry: CatalogEntry, file: DataFile) -> None:
 @cache
 def _by_alias() -> dict[str, Path]:
     """Catalog files by casefolded alias, off those lines alone: parsing all takes a second."""
-    return {alias.casefold(): path for path in _files().values() for alias in _aliases_in(path)}
+    return {
+        alias.casefold(): path for path in _catalog_files().values() for alias in _aliases_in(path)
+    }
 
 
 def _aliases_in(path: Path) -> list[str]:
@@ -164,8 +166,8 @@ def catalog_model(model_id: str) -> ModelSpec:
     name = next(
         name for name in (entry.id, *entry.aliases) if name.casefold() == model_id.casefold()
     )
-    config = {**_config(entry), **constants().get(name.casefold(), {})}
-    model = _with_encoders(read_config(config, name), entry)
+    config = {**_entry_config(entry), **model_constants().get(name.casefold(), {})}
+    model = _with_encoders(read_model_config(config, name), entry)
     return model.pooled(entry.task) if entry.task else model
 
 
@@ -186,14 +188,14 @@ def _with_encoders(model: ModelSpec, entry: CatalogEntry) -> ModelSpec:
     return replace(model, towers=(*model.towers, *towers), notes=(*notes, note))
 
 
-def _config(entry: CatalogEntry) -> dict[str, Any]:
+def _entry_config(entry: CatalogEntry) -> dict[str, Any]:
     return {**(catalog_entry(entry.same_as).config if entry.same_as else {}), **entry.config}
 
 
 @lru_cache(256)  # bounded: anybody may ask for any name
 def derived_model(model_id: str) -> ModelSpec | None:
     """A model of the catalog under another owner or in another format, by its name; else None."""
-    for name, convention in meanings(model_id):
+    for name, convention in name_meanings(model_id):
         if (read := _read_by_name(model_id, name, convention)) is None:
             continue
         model, base = read
@@ -212,7 +214,7 @@ def by_convention(model_id: str) -> ModelSpec | None:
 
     None where no convention reads the name.
     """
-    for name, convention in meanings(model_id):
+    for name, convention in name_meanings(model_id):
         read = _read_by_name(model_id, name, convention) if convention else None
         if read is not None:
             return read[0]
@@ -226,11 +228,13 @@ def _read_by_name(
 
     With the catalog's name; None where there is none, or models of two owners that differ.
     """
-    entries = next((alike for ending in _LIKE_NOTHING if (alike := _called(f"{name}{ending}"))), ())
+    entries = next(
+        (alike for ending in _LIKE_NOTHING if (alike := _entries_by_name(f"{name}{ending}"))), ()
+    )
     if len(entries) != 1:
         return None
-    base, config = catalog_model(entries[0].id), _config(entries[0])
-    model = read_config(config, model_id)
+    base, config = catalog_model(entries[0].id), _entry_config(entries[0])
+    model = read_model_config(config, model_id)
     if convention is None:
         return model, base.name
     if not convention.concerns(base):
@@ -239,20 +243,27 @@ def _read_by_name(
 
 
 def _in_format(base: ModelSpec, convention: Convention) -> ModelSpec:
-    model = read_config(convention.applied(base.config, base), base.name)
+    model = read_model_config(convention.applied(base.config, base), base.name)
     if model.quantization is None:
         return model
     return replace(model, quantization=replace(model.quantization, by_name=True))
 
 
-def _of_files(model_id: str) -> Convention | None:
+def _file_convention(model_id: str) -> Convention | None:
     """What a name says of a repository of files whose format its ``config.json`` does not tell."""
-    return next((each for _, each in meanings(model_id) if each and each.files), None)
+    return next(
+        (
+            convention
+            for _, convention in name_meanings(model_id)
+            if convention and convention.files
+        ),
+        None,
+    )
 
 
-def _called(name: str) -> tuple[CatalogEntry, ...]:
+def _entries_by_name(name: str) -> tuple[CatalogEntry, ...]:
     """Entries with this name under any owner; one of those that share architecture and format."""
-    entries = map(catalog_entry, _by_name().get(name.casefold(), ()))
+    entries = map(catalog_entry, _ids_by_name().get(name.casefold(), ()))
     return tuple(
         {
             (entry.same_as or entry.id, str(entry.config.get("quantization_config"))): entry
@@ -262,15 +273,15 @@ def _called(name: str) -> tuple[CatalogEntry, ...]:
 
 
 @cache
-def _by_name() -> dict[str, list[str]]:
+def _ids_by_name() -> dict[str, list[str]]:
     """Ids and aliases, casefolded, by their names without owners."""
     out: dict[str, list[str]] = {}
-    for model_id in (*_files(), *_by_alias()):
+    for model_id in (*_catalog_files(), *_by_alias()):
         out.setdefault(model_id.rpartition("/")[2], []).append(model_id)
     return out
 
 
-def load_model(model: str | Mapping[str, Any], *, folders: bool = True) -> ModelSpec:
+def load_model_spec(model: str | Mapping[str, Any], *, folders: bool = True) -> ModelSpec:
     """The model a request names.
 
     Without ``folders`` a name is judged by its form alone: neither files nor users of this machine
@@ -288,22 +299,26 @@ def load_model(model: str | Mapping[str, Any], *, folders: bool = True) -> Model
     """
     if isinstance(model, Mapping):
         weights = checked_weights(model.get("weights"))
-        return replace(read_config(model, _own_name(model)), stated_weights=weights)
+        return replace(read_model_config(model, _own_name(model)), stated_weights=weights)
     check_name(model, "model", ModelError)
     if (shape := shape_config(model)) is not None:
-        return read_config(shape[1], model)
+        return read_model_config(shape[1], model)
     if not looks_like_path(model) and in_catalog(split_revision(model)[0]):
-        return _named(model, online=folders)
+        return _model_by_name(model, online=folders)
     if folders:
         path = path_of(model)
-        return read_folder(path) if is_folder(model, path) else _named(model, online=True)
+        return (
+            read_folder(path)
+            if is_model_folder(model, path)
+            else _model_by_name(model, online=True)
+        )
     if looks_like_path(model):
         raise ModelError(
             f"{model[:80]!r} is a path; this server does not read paths.",
             field="model",
             hint="Send the config.json inline.",
         )
-    return _named(model, online=False)
+    return _model_by_name(model, online=False)
 
 
 def _own_name(config: Mapping[str, Any]) -> str:
@@ -335,7 +350,7 @@ def checked_weights(weights: object) -> str | None:
     return weights
 
 
-def _named(model: str, *, online: bool) -> ModelSpec:
+def _model_by_name(model: str, *, online: bool) -> ModelSpec:
     """A model of the catalog, else of the hub (``owner/name``), else what its name says."""
     model, revision = split_revision(model)
     try:
@@ -345,9 +360,9 @@ def _named(model: str, *, online: bool) -> ModelSpec:
             raise
         broken: ModelError | None = None
         tried = ""
-        if online and (known := own_config(model)) is not None:
-            return read_config(known[1], known[0])
-        files = _of_files(model)
+        if online and (machine_config := own_config(model)) is not None:
+            return read_model_config(machine_config[1], machine_config[0])
+        files = _file_convention(model)
         if files is not None and (derived := derived_model(model)) is not None:
             return derived
         if online:
@@ -355,7 +370,7 @@ def _named(model: str, *, online: bool) -> ModelSpec:
             from recipe_core.models.hub import NotOnHubError, hub_config
 
             try:
-                read = read_config(hub_config(model.partition(":")[0], revision), model)
+                read = read_model_config(hub_config(model.partition(":")[0], revision), model)
                 return read if files is None else _in_format(read, files)
             except NotOnHubError as error:
                 tried = f" ({error.message})"
@@ -363,12 +378,14 @@ def _named(model: str, *, online: bool) -> ModelSpec:
                 broken = error
         if (derived := derived_model(model)) is not None:
             return derived
-        if (other := other_kind(model)) is not None:
-            message = f"{model} is not a language model: it makes {other.makes}."
-            raise ModelError(message, field="model", hint=f"Not modelled: {other.why}.") from None
+        if (model_kind := other_kind(model)) is not None:
+            message = f"{model} is not a language model: it makes {model_kind.makes}."
+            raise ModelError(
+                message, field="model", hint=f"Not modelled: {model_kind.why}."
+            ) from None
         if broken is not None:  # the name is right, and what the hub says of it is wrong
             raise broken from None
-        if (feature := unmodelled(model)) is not None:
+        if (feature := unmodelled_feature(model)) is not None:
             message = f"{model}: {feature} not modelled yet."
             raise ModelError(message, field="model", hint=WRONG) from None
         raise ModelError(unlisted.message, field="model", hint=f"{unlisted.hint}{tried}") from None

@@ -25,7 +25,7 @@ _DAMAGED = (
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-def checkpoint_bytes(folder: Path) -> int | None:
+def safetensors_bytes(folder: Path) -> int | None:
     """Bytes of all tensors in a model folder, or None when it holds no readable safetensors files.
 
     The index's ``total_size`` when there is one, else the offsets in each file's header; no tensor
@@ -48,14 +48,14 @@ def checkpoint_bytes(folder: Path) -> int | None:
 def _tensor_bytes(file: Path) -> int:
     """Bytes of the tensors of one file: the last offset in its header."""
     with file.open("rb") as stream:
-        header: dict[str, Any] = json.loads(_header(stream))
+        header: dict[str, Any] = json.loads(_read_header(stream))
     return max(
         (entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"),
         default=0,
     )
 
 
-def _header(stream: BinaryIO) -> bytes:
+def _read_header(stream: BinaryIO) -> bytes:
     """The header of a safetensors file (format: 8-byte length, JSON, data)."""
     (length,) = struct.unpack("<Q", stream.read(8))
     if length > MAX_HEADER_BYTES:
@@ -100,4 +100,4 @@ def checkpoint_digest(folder: Path) -> Fingerprint | None:
 
 def _header_digest(file: Path) -> str:
     with file.open("rb") as stream:
-        return hashlib.sha256(_header(stream)).hexdigest()
+        return hashlib.sha256(_read_header(stream)).hexdigest()

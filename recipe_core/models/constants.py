@@ -45,7 +45,7 @@ class _File(_Data):
 
 
 @cache
-def constants() -> dict[str, dict[str, Any]]:
+def model_constants() -> dict[str, dict[str, Any]]:
     """Fields by the casefolded id or alias of a model.
 
     Raises:

@@ -61,7 +61,7 @@ class Convention(BaseModel):
         parts = {part: text for part, text in match.groupdict().items() if text}
         if self.quantization is None or not match.re.groupindex:
             return match[1], self
-        filled = _filled(self.quantization, parts)
+        filled = _fill_parts(self.quantization, parts)
         return match[1], self.model_copy(update={"quantization": filled})
 
     def applied(self, config: Mapping[str, Any], base: ModelSpec) -> dict[str, Any]:
@@ -80,27 +80,27 @@ def _is_hybrid(base: ModelSpec) -> bool:
     return any(isinstance(attention, LinearAttention) for attention, _ in base.mixers)
 
 
-def _filled(value: Any, parts: Mapping[str, str]) -> Any:
+def _fill_parts(value: Any, parts: Mapping[str, str]) -> Any:
     """A quantisation with what the name says in place of its parts; digits are numbers."""
     if isinstance(value, Mapping):
-        return {key: _filled(item, parts) for key, item in value.items()}
+        return {key: _fill_parts(item, parts) for key, item in value.items()}
     if isinstance(value, list):
-        return [_filled(item, parts) for item in value]
+        return [_fill_parts(item, parts) for item in value]
     match = _PART.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         return value
     *names, usual = match[1].split("|")
-    said = next((parts[name] for name in names if name in parts), usual)
-    return int(said) if said.isdigit() else said
+    text = next((parts[name] for name in names if name in parts), usual)
+    return int(text) if text.isdigit() else text
 
 
 @cache
-def conventions() -> tuple[Convention, ...]:
+def naming_conventions() -> tuple[Convention, ...]:
     """All conventions, in the order in which they are tried."""
     return tuple(TypeAdapter(list[Convention]).validate_python(read_shipped(CONVENTIONS)))
 
 
-def meanings(model_id: str) -> list[tuple[str, Convention | None]]:
+def name_meanings(model_id: str) -> list[tuple[str, Convention | None]]:
     """The models that an id may stand for, most likely first, with the convention it follows.
 
     First what its publisher's conventions say, then a copy of another owner's model (None), then
@@ -109,7 +109,7 @@ def meanings(model_id: str) -> list[tuple[str, Convention | None]]:
     owner, _, name = model_id.partition("/")
     publishers: list[tuple[str, Convention | None]] = []
     general: list[tuple[str, Convention | None]] = []
-    for convention in conventions():
+    for convention in naming_conventions():
         if read := convention.read(owner, name):
             (publishers if convention.publishers else general).append(read)
     return [*publishers, (name, None), *general]

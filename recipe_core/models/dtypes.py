@@ -42,7 +42,7 @@ def compute_dtype(dtype: str, native: Collection[str]) -> str:
     if compute in native:
         return compute
     if compute in ("mxfp4", "nvfp4"):
-        other = "nvfp4" if compute == "mxfp4" else "mxfp4"
-        if other in native:
-            return other
+        stand_in = "nvfp4" if compute == "mxfp4" else "mxfp4"
+        if stand_in in native:
+            return stand_in
     return next(half for half in _HALF if half in native)

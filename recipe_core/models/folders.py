@@ -8,8 +8,8 @@ from pathlib import Path
 from recipe_core.base.documents import parse_json, read_text
 from recipe_core.base.errors import ModelError
 from recipe_core.base.units import gib
-from recipe_core.models.checkpoint import checkpoint_bytes
-from recipe_core.models.config.read import read_config
+from recipe_core.models.checkpoint import safetensors_bytes
+from recipe_core.models.config.read import read_model_config
 from recipe_core.models.revision import split_revision
 from recipe_core.models.spec import ModelSpec
 
@@ -24,7 +24,7 @@ def looks_like_path(model: str) -> bool:
     return name.startswith(("/", ".", "~")) or "\\" in name or name.count("/") > 1
 
 
-def is_folder(model: str, path: Path) -> bool:
+def is_model_folder(model: str, path: Path) -> bool:
     return path.is_absolute() or model.startswith(".") or path.exists()
 
 
@@ -59,10 +59,10 @@ def read_folder(path: Path) -> ModelSpec:
             field="model",
             hint="Set `model` to a folder with one, or to a catalog id.",
         )
-    model = read_config(
+    model = read_model_config(
         parse_json(read_text(file, field="model"), str(file)), str(file.parent.resolve())
     )
-    size = checkpoint_bytes(file.parent)
+    size = safetensors_bytes(file.parent)
     notes = model.notes
     if size is not None and abs(size / model.counted_bytes - 1) > CHECKPOINT_TOLERANCE:
         counted = gib(model.counted_bytes)

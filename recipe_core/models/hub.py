@@ -48,15 +48,15 @@ def hub_config(model_id: str, revision: str | None = None) -> dict[str, Any]:
         ModelError: when it wants a licence to be accepted first, or answers what is no config.
     """
     try:
-        return _config(_asked(model_id, revision), model_id)
+        return _parse_hub_config(_request_config(model_id, revision), model_id)
     except ModelError as error:
-        path = _snapshot(model_id, revision)
+        path = _snapshot_config(model_id, revision)
         if path is None:
             raise error from None
-    return _config(_text(path), model_id)
+    return _parse_hub_config(_read_cached_text(path), model_id)
 
 
-def _config(text: str, model_id: str) -> dict[str, Any]:
+def _parse_hub_config(text: str, model_id: str) -> dict[str, Any]:
     name = f"the {FILE} of {model_id}"
     try:
         config = parse_json(text, name, constants=True)
@@ -72,14 +72,14 @@ def _config(text: str, model_id: str) -> dict[str, Any]:
     return config
 
 
-def _text(path: Path) -> str:
+def _read_cached_text(path: Path) -> str:
     try:
         return read_text(path, field="model")
     except InputError as error:
         raise ModelError(error.message, field="model", hint=error.hint) from None
 
 
-def _asked(model_id: str, revision: str | None) -> str:
+def _request_config(model_id: str, revision: str | None) -> str:
     """The text of a model's config.json, as the hub has it now."""
     from huggingface_hub import constants
 
@@ -88,13 +88,13 @@ def _asked(model_id: str, revision: str | None) -> str:
         message = f"{model_id!r:.100} is no id of the hub."
         raise NotOnHubError(message, field="model", hint="Check the id.")
     if constants.HF_HUB_OFFLINE or endpoint in _SILENT:
-        raise _unreachable(model_id, _SILENT.get(endpoint))
+        raise _unreachable_error(model_id, _SILENT.get(endpoint))
     url = f"{endpoint}/{quote(model_id)}/resolve/{quote(revision or 'main', safe='')}/{FILE}"
     try:
-        answer = _fetched(url)
+        answer = _fetch_from_hub(url)
     except UnreachableError as error:
         _SILENT[endpoint] = str(error)
-        raise _unreachable(model_id, str(error)) from None
+        raise _unreachable_error(model_id, str(error)) from None
     except FetchError as error:
         raise ModelError(
             f"{endpoint} gives no {FILE} of {model_id}: {error}.",
@@ -102,7 +102,7 @@ def _asked(model_id: str, revision: str | None) -> str:
             hint=f"Check the network and HF_ENDPOINT. {_FOLDER_HINT}",
         ) from None
     if answer.status != HTTPStatus.OK:
-        raise _refused(model_id, revision, answer)
+        raise _hub_error(model_id, revision, answer)
     try:
         return answer.body.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -111,7 +111,7 @@ def _asked(model_id: str, revision: str | None) -> str:
         ) from None
 
 
-def _fetched(url: str) -> Answer:
+def _fetch_from_hub(url: str) -> Answer:
     deadline = Deadline(SECONDS)
     token = None
     with suppress(Exception):  # it may ask for a new token, in ways of its own
@@ -128,7 +128,7 @@ def _fetched(url: str) -> Answer:
     )
 
 
-def _unreachable(model_id: str, reason: str | None) -> NotOnHubError:
+def _unreachable_error(model_id: str, reason: str | None) -> NotOnHubError:
     because = f": {reason}" if reason else ""
     return NotOnHubError(
         f"{model_id} is not in the catalog, and the hub cannot be reached{because}.",
@@ -137,7 +137,7 @@ def _unreachable(model_id: str, reason: str | None) -> NotOnHubError:
     )
 
 
-def _refused(model_id: str, revision: str | None, answer: Answer) -> ModelError:
+def _hub_error(model_id: str, revision: str | None, answer: Answer) -> ModelError:
     """The error for what is no success: the hub says why in a header."""
     code = answer.headers.get("X-Error-Code", "")
     if code == "GatedRepo":
@@ -160,12 +160,12 @@ def _refused(model_id: str, revision: str | None, answer: Answer) -> ModelError:
     )
 
 
-def _snapshot(model_id: str, revision: str | None) -> Path | None:
+def _snapshot_config(model_id: str, revision: str | None) -> Path | None:
     """The config.json of a snapshot that the hub's client library has downloaded; None without."""
     from huggingface_hub import try_to_load_from_cache
 
     try:
-        found = try_to_load_from_cache(model_id, FILE, revision=revision)
+        cached_path = try_to_load_from_cache(model_id, FILE, revision=revision)
     except (OSError, ValueError):
         return None
-    return Path(found) if isinstance(found, str) else None
+    return Path(cached_path) if isinstance(cached_path, str) else None

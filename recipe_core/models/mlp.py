@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from recipe_core.models.tensors import Matrix, Tensor, projections, tensor
 
 
-def _block(hidden: int, intermediate: int, matrices: int) -> tuple[Matrix, Matrix]:
+def _mlp_matrices(hidden: int, intermediate: int, matrices: int) -> tuple[Matrix, Matrix]:
     """Up (with the gate, where there is one) and down."""
     return Matrix((matrices - 1) * intermediate, hidden), Matrix(
         hidden, intermediate, cuts_inputs=True
@@ -29,7 +29,7 @@ class DenseMlp:
     def tensors(self, hidden: int) -> list[Tensor]:
         return [
             projections(
-                "mlp", "linear", "tensor", *_block(hidden, self.intermediate, self.matrices)
+                "mlp", "linear", "tensor", *_mlp_matrices(hidden, self.intermediate, self.matrices)
             )
         ]
 
@@ -79,7 +79,7 @@ class MoeMlp:
                     "moe.shared",
                     "shared",
                     "tensor",
-                    *_block(hidden, self.shared_intermediate, self.matrices),
+                    *_mlp_matrices(hidden, self.shared_intermediate, self.matrices),
                 )
             )
         if self.latent:

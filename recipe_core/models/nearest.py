@@ -18,7 +18,7 @@ ALIKE = 0.72
 _WORDS = re.compile(r"\d+(?:\.\d+)?(?:[bmk](?![a-z]))?|[a-z]+")
 
 
-def nearest_models(text: str, known: Sequence[str] | None = None) -> list[str]:
+def nearest_models(text: str, model_ids: Sequence[str] | None = None) -> list[str]:
     """Up to five ids of the catalog that read like a text, the most alike first.
 
     Words and numbers are compared one by one, so that ``llama70b`` finds
@@ -31,37 +31,42 @@ def nearest_models(text: str, known: Sequence[str] | None = None) -> list[str]:
         known: the ids to look among; left out, the catalog's.
     """
     text = text[:LONGEST_NAME]
-    whole, without_owner = _words(text), _words(text.rpartition("/")[2])
+    text_words, without_owner = _split_name(text), _split_name(text.rpartition("/")[2])
     ranked = []
-    for name in catalog_ids() if known is None else known:
-        others = _words(name)
-        alike = max(_likeness(whole, others), 0.95 * _likeness(without_owner, others))
+    for name in catalog_ids() if model_ids is None else model_ids:
+        name_words = _split_name(name)
+        alike = max(
+            _name_likeness(text_words, name_words), 0.95 * _name_likeness(without_owner, name_words)
+        )
         if alike >= ALIKE:
-            ranked.append((round(alike, 2), -len(_words(name.rpartition("/")[2])), name))
+            ranked.append((round(alike, 2), -len(_split_name(name.rpartition("/")[2])), name))
     return [name for *_, name in sorted(ranked, reverse=True)[:NAMES]]
 
 
 @lru_cache(2048)  # bounded: people type anything
-def _words(name: str) -> tuple[str, ...]:
+def _split_name(name: str) -> tuple[str, ...]:
     return tuple(_WORDS.findall(name.casefold()))
 
 
-def _likeness(words: Sequence[str], others: Sequence[str]) -> float:
+def _name_likeness(words: Sequence[str], name_words: Sequence[str]) -> float:
     """0 to 1: how well each word is found among others."""
     if not words:
         return 0.0
-    alike = [max((_alike(word, other) for other in others), default=0.0) for word in words]
+    alike = [
+        max((_word_likeness(word, name_word) for name_word in name_words), default=0.0)
+        for word in words
+    ]
     letters = [len(word) for word in words]
     return sum(a * n for a, n in zip(alike, letters, strict=True)) / sum(letters)
 
 
-def _alike(word: str, other: str) -> float:
+def _word_likeness(word: str, name_word: str) -> float:
     """Likeness of two words; numbers are equal or not, since 7b is not almost 70b."""
-    if word == other:
+    if word == name_word:
         return 1.0
-    if word[0].isdigit() or other[0].isdigit():
-        return 0.95 if other.rstrip("bmk") == word else 0.0  # people leave the unit out
-    if len(word) >= 3 and other.startswith(word):  # the start of a word, as people shorten
+    if word[0].isdigit() or name_word[0].isdigit():
+        return 0.95 if name_word.rstrip("bmk") == word else 0.0  # people leave the unit out
+    if len(word) >= 3 and name_word.startswith(word):  # the start of a word, as people shorten
         return 0.9
-    matcher = SequenceMatcher(None, word, other, autojunk=False)
+    matcher = SequenceMatcher(None, word, name_word, autojunk=False)
     return matcher.ratio() if matcher.quick_ratio() > 0.5 else 0.0

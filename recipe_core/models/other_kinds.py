@@ -37,22 +37,22 @@ class _File(BaseModel):
 
 
 @cache
-def _file() -> _File:
+def _other_kinds_file() -> _File:
     path = Path(__file__).with_name("other_kinds.yaml")
     return DataFile(path, "model", ModelError).read_as(_File)
 
 
 def other_kinds() -> dict[str, OtherKind]:
-    return _file().kinds
+    return _other_kinds_file().kinds
 
 
-def unmodelled(model_id: str) -> str | None:
+def unmodelled_feature(model_id: str) -> str | None:
     """What of a model's architecture is not modelled, by its name: ``…layers are``; else None.
 
     Names are all that is known of a model whose ``config.json`` is not at hand.
     """
     name = model_id.rpartition("/")[2]
-    for field, names in _file().architectures.items():
+    for field, names in _other_kinds_file().architectures.items():
         if re.fullmatch(names, name, re.IGNORECASE):
             return not_modelled()[field]
     return None

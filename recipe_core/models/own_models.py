@@ -31,13 +31,13 @@ def is_id(text: str) -> bool:
 def default_folder(environment: Mapping[str, str] | None = None) -> Path | None:
     """Where the models of this machine lie, or would; None where that is switched off."""
     environment = os.environ if environment is None else environment
-    if (stated := environment.get(VARIABLE)) is not None:
-        return Path(stated).expanduser() if stated else None
+    if (configured := environment.get(VARIABLE)) is not None:
+        return Path(configured).expanduser() if configured else None
     data = environment.get("XDG_DATA_HOME") or "~/.local/share"
     return Path(data).expanduser() / "recipe-builder" / "models"
 
 
-def file_of(folder: Path, model_id: str) -> Path:
+def own_model_file(folder: Path, model_id: str) -> Path:
     return folder / f"{model_id.replace('/', '--', 1).casefold()}.json"
 
 
@@ -50,20 +50,20 @@ def own_config(model_id: str, folder: Path | None = None) -> tuple[str, dict[str
     folder = folder or default_folder()
     if folder is None or not is_id(model_id):
         return None
-    path = file_of(folder, model_id)
+    path = own_model_file(folder, model_id)
     if not path.is_file():
         return None
     try:
         value = parse_json(read_text(path, limit=2 * MAX_BYTES), str(path))
     except InputError as error:
         raise ModelError(error.message, field="model", hint="Refresh it, or delete it.") from None
-    named = value.get("id") if isinstance(value, dict) else None
+    stored_id = value.get("id") if isinstance(value, dict) else None
     config = value.get("config") if isinstance(value, dict) else None
-    same = isinstance(named, str) and named.casefold() == model_id.casefold()
+    same = isinstance(stored_id, str) and stored_id.casefold() == model_id.casefold()
     if not same or not isinstance(config, dict):
         message = f"{path} does not hold the config of {model_id}."
         raise ModelError(message, field="model", hint="Refresh it, or delete it.")
-    return str(named), config
+    return str(stored_id), config
 
 
 def own_ids(folder: Path | None = None) -> list[str]:
@@ -75,7 +75,7 @@ def own_ids(folder: Path | None = None) -> list[str]:
     return sorted(name.replace("--", "/", 1) for name in names)
 
 
-def keep(folder: Path, model_id: str, config: Mapping[str, Any], origin: str) -> str:
+def keep_own_model(folder: Path, model_id: str, config: Mapping[str, Any], origin: str) -> str:
     """Write a model's config, and say whether it is "new", "changed" or the "same".
 
     Raises:
@@ -83,7 +83,7 @@ def keep(folder: Path, model_id: str, config: Mapping[str, Any], origin: str) ->
     """
     content = {"schema_version": 1, "id": model_id, "origin": origin, "config": config}
     data = (json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
-    path, state = file_of(folder, model_id), "new"
+    path, state = own_model_file(folder, model_id), "new"
     if path.is_file():
         try:
             before = own_config(model_id, folder)

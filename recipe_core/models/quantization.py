@@ -42,8 +42,8 @@ class Quantization:
         """The format of a role; None for one that is not quantised."""
         if role not in self.roles:
             return None
-        own = Stored(self.dtype, self.block, self.value_bytes, self.group)
-        return dict(self.mixed).get(role, own)
+        default_format = Stored(self.dtype, self.block, self.value_bytes, self.group)
+        return dict(self.mixed).get(role, default_format)
 
     def dtype_of(self, role: Role, base: str) -> str:
         """The stored format of a role; ``base`` for what is not quantised."""

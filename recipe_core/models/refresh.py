@@ -13,9 +13,9 @@ from typing import Any
 
 from recipe_core.base.documents import parse_json, read_text
 from recipe_core.base.errors import InputError, ModelError
-from recipe_core.models.config.read import read_config
+from recipe_core.models.config.read import read_model_config
 from recipe_core.models.hub import hub_config
-from recipe_core.models.own_models import MAX_BYTES, is_id, keep, own_ids
+from recipe_core.models.own_models import MAX_BYTES, is_id, keep_own_model, own_ids
 
 # Files of a folder that are looked at.
 MAX_FILES = 20_000
@@ -46,7 +46,7 @@ class Refreshed:
         }
 
 
-def refresh(
+def refresh_configs(
     origin: str,
     out: Path,
     *,
@@ -69,26 +69,28 @@ def refresh(
         hint = "Give an id of the hub, such as Qwen/Qwen3-8B."
         raise InputError(f"{only!r:.80} is no id of a model.", field="name", hint=hint)
     result = Refreshed(str(out))
-    for model_id, config in _configs(origin, out, only, fetch):
+    for model_id, config in _read_configs(origin, out, only, fetch):
         if only is not None and model_id.casefold() != only.casefold():
             continue
         if isinstance(config, InputError):
             result.refused[model_id] = str(config)
             continue
         try:
-            read_config(config, model_id)
+            read_model_config(config, model_id)
         except ModelError as error:
             result.refused[model_id] = str(error)
             continue
         states = {"new": result.new, "changed": result.changed, "same": result.same}
-        states[keep(out, model_id, config, "hub" if origin == "hub" else "folder")].append(model_id)
+        states[
+            keep_own_model(out, model_id, config, "hub" if origin == "hub" else "folder")
+        ].append(model_id)
     return result
 
 
 Read = tuple[str, Mapping[str, Any] | InputError]
 
 
-def _configs(
+def _read_configs(
     origin: str, out: Path, only: str | None, fetch: Callable[[str], Mapping[str, Any]]
 ) -> Iterator[Read]:
     """Ids with their configs, or with what is wrong with them."""
@@ -98,19 +100,19 @@ def _configs(
         if not ids:
             hint = "Name a model, or give a file of ids."
             raise InputError(f"{out} holds no models to refresh.", field="refresh", hint=hint)
-        yield from _fetched(ids, fetch)
+        yield from _fetch_configs(ids, fetch)
     elif path.is_dir():
         yield from _in_folder(path)
     elif path.is_file():
         lines = read_text(path, field="refresh", limit=MAX_BYTES).splitlines()
         ids = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-        yield from _fetched(ids, fetch)
+        yield from _fetch_configs(ids, fetch)
     else:
         hint = "Give hub, a folder of configs, or a text file of ids."
         raise InputError(f"{origin!r:.200} does not exist.", field="refresh", hint=hint)
 
 
-def _fetched(ids: Iterable[str], fetch: Callable[[str], Mapping[str, Any]]) -> Iterator[Read]:
+def _fetch_configs(ids: Iterable[str], fetch: Callable[[str], Mapping[str, Any]]) -> Iterator[Read]:
     listed = list(dict.fromkeys(ids))
     if len(listed) > MAX_IDS:
         message = f"{len(listed):,} ids; at most {MAX_IDS:,} are asked of the hub at once."
@@ -142,7 +144,7 @@ def _in_folder(folder: Path) -> Iterator[Read]:
         if model_id is None or path.is_symlink() or not path.is_file():
             continue
         try:
-            yield model_id, _read(path)
+            yield model_id, _read_local_config(path)
         except InputError as error:
             yield model_id, error
 
@@ -160,18 +162,18 @@ def _id_of(parts: tuple[str, ...]) -> str | None:
     return model_id if is_id(model_id) else None
 
 
-def _read(path: Path) -> Mapping[str, Any]:
+def _read_local_config(path: Path) -> Mapping[str, Any]:
     """A config, with the quantisation that NVIDIA's tools write beside it."""
-    config = _object(path)
+    config = _read_object(path)
     beside = path.with_name(path.name.removesuffix(CONFIG) + QUANTIZED)
     if path.name.endswith(CONFIG) and beside.is_file() and not beside.is_symlink():
-        stored = _object(beside).get("quantization")
+        stored = _read_object(beside).get("quantization")
         if isinstance(stored, Mapping) and not config.get("quantization_config"):
             return {**config, "quantization_config": {"quant_method": "modelopt", **stored}}
     return config
 
 
-def _object(path: Path) -> dict[str, Any]:
+def _read_object(path: Path) -> dict[str, Any]:
     value = parse_json(read_text(path, limit=MAX_BYTES), path.name, constants=True)
     if not isinstance(value, dict):
         raise InputError(f"{path.name} is not an object.")

@@ -105,7 +105,7 @@ class Layer:
         return [*out, tensor("norm", len(halves) * hidden, "norm", "replicated")]
 
 
-def _stated(part: Layer | Tensor) -> dict[str, Any]:
+def _digest_fields(part: Layer | Tensor) -> dict[str, Any]:
     """The fields of a part for a digest: without a format of its own where it has none.
 
     So digests hold from versions that knew no such formats, nor index keys, nor groups, which
@@ -354,10 +354,10 @@ class ModelSpec:
     @cached_property
     def digest(self) -> str:
         """Hash of everything that shapes an estimate; equal for equal architectures of any name."""
-        kinds = [[type(kind.attention).__name__, _stated(kind)] for kind, _ in self.kinds]
+        kinds = [[type(kind.attention).__name__, _digest_fields(kind)] for kind, _ in self.kinds]
         shape = [kinds[k] for k in self.order]
         quantization = None if self.quantization is None else self.quantization.fingerprint
-        extras = [_stated(item) for item in self.extras]
+        extras = [_digest_fields(item) for item in self.extras]
         sizes = [
             self.hidden,
             self.vocabulary,

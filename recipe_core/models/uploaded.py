@@ -15,7 +15,7 @@ from recipe_core.base.errors import ModelError
 from recipe_core.base.texts import check_name
 from recipe_core.base.uploads import text_of
 from recipe_core.models.catalog import checked_weights
-from recipe_core.models.config.read import read_config
+from recipe_core.models.config.read import read_model_config
 
 # The largest file that is read; configs have a few thousand bytes, those that list quantised
 # modules up to some hundred thousand.
@@ -53,21 +53,23 @@ def uploaded_config(data: bytes, name: str) -> dict[str, Any]:
             field="model",
             hint="Upload the model's config.json.",
         )
-    stated = str(config.get("name") or config.get("_name_or_path") or "").rstrip("/")
+    stated_name = str(config.get("name") or config.get("_name_or_path") or "").rstrip("/")
     file = name.replace("\\", "/").rsplit("/", 1)[-1].removesuffix(".json")
-    label = stated.rsplit("/", 1)[-1].lstrip("-.~") or ("" if file in _NAMELESS else file)
-    return essential(config, label or _kind_and_size(config), weights=config.get("weights"))
+    label = stated_name.rsplit("/", 1)[-1].lstrip("-.~") or ("" if file in _NAMELESS else file)
+    return essential_config(config, label or _kind_and_size(config), weights=config.get("weights"))
 
 
 def _kind_and_size(config: Mapping[str, Any]) -> str:
     """``llama-8.03b``: what a config is called that says no name."""
-    spec = read_config(config, "the config")
+    spec = read_model_config(config, "the config")
     kind = re.sub(r"[^\w.-]+", "-", str(config.get("model_type") or "model"))
     billions = f"{spec.parameters / 1e9:.3g}b"
     return f"{kind}-{billions if spec.parameters >= 1e8 else f'{spec.parameters / 1e6:.3g}m'}"
 
 
-def essential(config: Mapping[str, Any], name: str, *, weights: object = None) -> dict[str, Any]:
+def essential_config(
+    config: Mapping[str, Any], name: str, *, weights: object = None
+) -> dict[str, Any]:
     """A config without the fields that change nothing, so that it fits a link.
 
     Raises:
@@ -76,11 +78,11 @@ def essential(config: Mapping[str, Any], name: str, *, weights: object = None) -
     place = checked_weights(weights)
     label = check_name(name.strip()[:LONGEST_NAME], "model.name", ModelError)
     fields = {key: value for key, value in config.items() if key not in ADDED}
-    spec = read_config(fields, label)
+    spec = read_model_config(fields, label)
     for field in sorted(set(fields) - {"model_type"}):
         rest = {key: value for key, value in fields.items() if key != field}
         try:
-            without = read_config(rest, label)
+            without = read_model_config(rest, label)
         except ModelError:
             continue
         if (without.digest, without.notes) == (spec.digest, spec.notes):
@@ -90,7 +92,7 @@ def essential(config: Mapping[str, Any], name: str, *, weights: object = None) -
     return {**added, **fields}
 
 
-def renamed(config: Mapping[str, Any], name: str, weights: str) -> dict[str, Any]:
+def rename_config(config: Mapping[str, Any], name: str, weights: str) -> dict[str, Any]:
     """An inline config with another name and another place of its weights; empty leaves it open.
 
     Raises:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import lru_cache
 
 from recipe_core.models.catalog import catalog_entry, catalog_ids, catalog_model, in_catalog
-from recipe_core.models.derived import meanings
+from recipe_core.models.derived import name_meanings
 
 
-def variants(model_id: str) -> dict[str, str]:
+def model_variants(model_id: str) -> dict[str, str]:
     """Ids of the catalog that hold the same model, with the format of their weights.
 
     The unquantised one first; empty for models outside the catalog.
@@ -19,50 +19,68 @@ def variants(model_id: str) -> dict[str, str]:
     """
     if not in_catalog(model_id):
         return {}
-    tail, root = _tail(catalog_entry(model_id).id), _root(model_id)
+    tail, root = _name_tail(catalog_entry(model_id).id), _root_architecture(model_id)
     context = catalog_model(model_id).max_context
 
-    def alike(other: str) -> bool:
-        return _root(other) == root and catalog_model(other).max_context == context
+    def alike(candidate: str) -> bool:
+        return (
+            _root_architecture(candidate) == root
+            and catalog_model(candidate).max_context == context
+        )
 
     # Names first: what they rule out is not read.
     base = min(
-        (_tail(other) for other in catalog_ids() if _tail(other) in tail and alike(other)), key=len
+        (
+            _name_tail(candidate)
+            for candidate in catalog_ids()
+            if _name_tail(candidate) in tail and alike(candidate)
+        ),
+        key=len,
     )
-    same = [other for other in catalog_ids() if base in _tail(other) and alike(other)]
+    same = [
+        candidate
+        for candidate in catalog_ids()
+        if base in _name_tail(candidate) and alike(candidate)
+    ]
     return {
-        other: catalog_model(other).weight_dtype
-        for other in sorted(same, key=lambda other: (_tail(other) != base, _tail(other)))
+        candidate: catalog_model(candidate).weight_dtype
+        for candidate in sorted(
+            same, key=lambda candidate: (_name_tail(candidate) != base, _name_tail(candidate))
+        )
     }
 
 
 @lru_cache(256)  # bounded: anybody may ask for any name
-def base_of(model_id: str) -> str | None:
+def base_checkpoint(model_id: str) -> str | None:
     """The checkpoint that another was quantised from; None for one that is no copy.
 
     The catalog's, unquantised or as it was published first; where the catalog has none, what the
     ending of the name leaves of it.
     """
-    first = next(iter(variants(model_id)), None)
+    first = next(iter(model_variants(model_id)), None)
     if first is not None and first.casefold() != catalog_entry(model_id).id.casefold():
         return first
-    for name, convention in meanings(model_id):
+    for name, convention in name_meanings(model_id):
         if convention is not None:
-            known = (other for other in catalog_ids() if _tail(other) == name.casefold())
-            return next(known, name)
+            catalog_bases = (
+                candidate for candidate in catalog_ids() if _name_tail(candidate) == name.casefold()
+            )
+            return next(catalog_bases, name)
     return None
 
 
 @lru_cache(256)
 def stored_as(model_id: str, dtype: str) -> str | None:
     """The first checkpoint of the catalog that holds the same model in a format; None without."""
-    return next((name for name, stored in variants(model_id).items() if stored == dtype), None)
+    return next(
+        (name for name, stored in model_variants(model_id).items() if stored == dtype), None
+    )
 
 
-def _tail(model_id: str) -> str:
+def _name_tail(model_id: str) -> str:
     return model_id.split("/")[-1].casefold()
 
 
-def _root(model_id: str) -> str:
+def _root_architecture(model_id: str) -> str:
     entry = catalog_entry(model_id)
     return (entry.same_as or entry.id).casefold()

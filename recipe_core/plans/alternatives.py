@@ -20,7 +20,7 @@ from recipe_core.estimates.columns.serving import Setting
 from recipe_core.estimates.rules.applied import applied_techniques
 from recipe_core.estimates.serving.accuracy import accuracy_of
 from recipe_core.hardware.cluster import short_title
-from recipe_core.models.variants import variants
+from recipe_core.models.variants import model_variants
 from recipe_core.plans.plan_json import device_word, measure_text
 from recipe_core.plans.problem import MAX_DEVICES
 from recipe_core.plans.rank import is_row_priced
@@ -298,7 +298,7 @@ def _checkpoint_edits(setting: Setting, request: PlanRequest) -> Iterator[_Edit]
         return
     device, weight_dtype = setting.cluster.device, setting.weight_dtype
     by_format: dict[str, str] = {}
-    for name, dtype in variants(request.model).items():
+    for name, dtype in model_variants(request.model).items():
         if dtype in device.weight_dtypes and dtype != weight_dtype:
             by_format.setdefault(dtype, name)
     for dtype, name in [*by_format.items()][:OTHER_CHECKPOINTS]:

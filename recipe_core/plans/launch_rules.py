@@ -23,8 +23,8 @@ from recipe_core.engines.training_programs import (
     Conditions,
     RequestRule,
     SplitRule,
-    facts,
     launch_rules,
+    program_facts,
     training_engine,
 )
 from recipe_core.estimates.columns.training import (
@@ -238,7 +238,7 @@ def able_frameworks(
     """The frameworks that can launch what is asked, the preferred ones first."""
     return tuple(
         name
-        for name in facts().preferred
+        for name in program_facts().preferred
         if not any(launch_lacks(on_framework(setting, name), offload, in_pieces))
     )
 
@@ -262,7 +262,7 @@ def default_framework(
     if names:
         return names[0]
     return min(
-        facts().preferred,
+        program_facts().preferred,
         key=lambda name: len(list(launch_lacks(on_framework(setting, name), offload, in_pieces))),
     )
 
@@ -270,7 +270,7 @@ def default_framework(
 def ways_out(setting: TrainingSetting, offload: str, in_pieces: bool) -> list[dict[str, object]]:
     """Changes to a request that no framework can launch after which one can, the fewest first."""
     out: list[dict[str, object]] = []
-    for name in facts().preferred:
+    for name in program_facts().preferred:
         lacks = list(launch_lacks(on_framework(setting, name), offload, in_pieces))
         changes: dict[str, object] = {lack.field: lack.value for lack in lacks}
         if lacks and all(lack.hint for lack in lacks) and changes not in out:
@@ -280,7 +280,7 @@ def ways_out(setting: TrainingSetting, offload: str, in_pieces: bool) -> list[di
 
 def launchable_names(part: str) -> frozenset[str]:
     """What any framework can launch of a part: ``methods``, ``optimizers``, and so on."""
-    programs = facts().engines.values()
+    programs = program_facts().engines.values()
     return frozenset(name for program in programs for name in getattr(program.launches, part))
 
 

@@ -15,9 +15,9 @@ from recipe_core.base.errors import HardwareError, InputError, ModelError
 from recipe_core.estimates.columns.corrections import Corrections
 from recipe_core.estimates.columns.standing import standing_corrections
 from recipe_core.hardware.cluster import Cluster, cluster
-from recipe_core.hardware.nodes import beside
+from recipe_core.hardware.nodes import cluster_beside
 from recipe_core.hardware.request import HardwareRequest
-from recipe_core.models.catalog import load_model
+from recipe_core.models.catalog import load_model_spec
 from recipe_core.models.spec import ModelSpec
 from recipe_core.models.towers import PARTS, Modality
 from recipe_core.request.candidate import CandidateRequest, ServingCandidate, TrainingCandidate
@@ -88,7 +88,7 @@ def resolve_problem(
     model = _requested_model(request, folders)
     request, model = _apply_task(request, model)
     first = _requested_cluster(request, request.hardware, 0)
-    alternatives = [beside(hardware, first) for hardware in request.options.hardware]
+    alternatives = [cluster_beside(hardware, first) for hardware in request.options.hardware]
     rest = [_requested_cluster(request, hardware, k) for k, hardware in enumerate(alternatives, 1)]
     clusters = (first, *rest)
     workload = request.workload
@@ -125,7 +125,7 @@ def _requested_cluster(request: PlanRequest, hardware: HardwareRequest, k: int) 
 
 def _requested_model(request: PlanRequest, folders: bool) -> ModelSpec:
     if isinstance(request.model, str):
-        return load_model(request.model, folders=folders)
+        return load_model_spec(request.model, folders=folders)
     return _inline_model(to_json(request.model, indent=None))
 
 
@@ -164,7 +164,7 @@ def _inline_model(config: str) -> ModelSpec:
         values = parse_json(config, "the config")
     except InputError as error:
         raise ModelError(error.message, field="model", hint=error.hint) from None
-    return load_model(values)
+    return load_model_spec(values)
 
 
 # What the other kind has

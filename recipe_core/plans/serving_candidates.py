@@ -20,7 +20,7 @@ from recipe_core.base.arrays import Bool, Int
 from recipe_core.base.errors import InputError
 from recipe_core.base.types import Task
 from recipe_core.engines.candidate_options import COLUMNS, OPTIONS, STATED, USUAL, CandidateOption
-from recipe_core.engines.grammar import meanings
+from recipe_core.engines.grammar import option_meanings
 from recipe_core.engines.history import BatchLimits
 from recipe_core.engines.spec import Engine, Interval, default_engine, engine
 from recipe_core.estimates.columns.reuse import ReuseCurve
@@ -328,7 +328,7 @@ def _optional_columns(spec: Engine, candidate: CandidateRequest) -> dict[str, fl
     """
     out: dict[str, float] = {}
     # An engine may parse an interval's option and pass it on to none of its engines.
-    offered = {*meanings(spec).values()} - {*INTERVALS}
+    offered = {*option_meanings(spec).values()} - {*INTERVALS}
     offered |= {*(spec.intervals.options if spec.intervals else ())}
     for name, usual in USUAL.items():
         value = getattr(candidate, name)

@@ -14,7 +14,7 @@ from recipe_core.estimates.columns.serving import WIDE, Setting
 from recipe_core.estimates.serving.accuracy import accuracy_of
 from recipe_core.estimates.serving.starts import longest_context, start_errors
 from recipe_core.models.dtypes import bytes_per_value
-from recipe_core.models.variants import variants
+from recipe_core.models.variants import model_variants
 from recipe_core.plans.kind import Cures, Fields
 from recipe_core.plans.limits import LIMITS
 from recipe_core.plans.rank import nearest_row
@@ -112,7 +112,7 @@ def _wider_formats(setting: Setting, floor: float) -> list[tuple[str, str | None
     With the catalog's checkpoint to be loaded for each; None where the engine makes the format of
     the request's own while it loads.
     """
-    catalogued = variants(setting.model.name)
+    catalogued = model_variants(setting.model.name)
     out: dict[str, str | None] = {}
     for name, dtype in catalogued.items():
         out.setdefault(dtype, name)

@@ -14,7 +14,7 @@ import numpy as np
 from recipe_core.base import budget
 from recipe_core.base.arrays import Bool, Int
 from recipe_core.engines.frameworks import framework, training_data
-from recipe_core.engines.training_programs import facts, training_engine
+from recipe_core.engines.training_programs import program_facts, training_engine
 from recipe_core.estimates.columns.training import (
     OFFLOADS,
     RECOMPUTE,
@@ -31,7 +31,7 @@ from recipe_core.estimates.columns.training import (
 from recipe_core.estimates.rules.training_rules import training_refusals
 from recipe_core.estimates.training.activations import recomputed_modules
 from recipe_core.hardware.cluster import Cluster
-from recipe_core.hardware.failures import failures, node_failures, spot_market
+from recipe_core.hardware.failures import failure_file, node_failures, spot_market
 from recipe_core.hardware.ownership import HOURS_PER_MONTH
 from recipe_core.hardware.storage import StorageTier, measured_tier, storage_tier
 from recipe_core.plans.launch_rules import default_framework, launch_degree_rules, on_framework
@@ -62,7 +62,7 @@ def failures_of(workload: TrainingWorkload, place: Cluster) -> Failures:
     Raises:
         HardwareError: for a storage tier that nobody knows.
     """
-    usual, published = training_data().run, failures()
+    usual, published = training_data().run, failure_file()
     mtbf_hours, basis, node_loss = workload.device_mtbf_hours, None, 1.0
     if mtbf_hours is None:
         nodes = node_failures(place.device.architecture, place.per_node)
@@ -104,7 +104,7 @@ def _add_reclaims(
     what they rest on.
     """
     provider = place.offer.provider if place.offer else None
-    traced = {trace.provider for trace in failures().spot}
+    traced = {trace.provider for trace in failure_file().spot}
     market = spot_market(place.device.architecture, provider if provider in traced else None)
     failed, reclaims = 1 / mtbf_hours, market.reclaims_per_hour / place.per_node
     lost = (failed * node_loss + reclaims) / (failed + reclaims)
@@ -127,7 +127,7 @@ def training_setting(
 
     Raises InputError for an unknown framework.
     """
-    workload, any_name = problem.workload, name or facts().preferred[0]
+    workload, any_name = problem.workload, name or program_facts().preferred[0]
     candidate = problem.candidate
     shared = TrainingSetting(
         model=with_device_note(problem.model, place.device),

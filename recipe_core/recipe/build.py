@@ -9,7 +9,7 @@ from typing import Any
 from recipe_core import __version__
 from recipe_core.base.errors import InputError, NoAnswer
 from recipe_core.estimates.columns.standing import without_corrections
-from recipe_core.hardware.cluster import device, plain
+from recipe_core.hardware.cluster import device_profile, device_values
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.launch.process import Launch
 from recipe_core.models.catalog import in_catalog
@@ -152,7 +152,7 @@ def whole_profiles(request: PlanRequest) -> PlanRequest:
 def _whole_profile(hardware: HardwareRequest) -> HardwareRequest:
     if isinstance(hardware.device, str):
         return hardware
-    return hardware.model_copy(update={"device": plain(device(hardware.device))})
+    return hardware.model_copy(update={"device": device_values(device_profile(hardware.device))})
 
 
 def _refuse_secrets(recipe: Recipe) -> None:

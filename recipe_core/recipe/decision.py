@@ -12,7 +12,7 @@ from recipe_core.engines.release import ContainerImage
 from recipe_core.engines.training_programs import install_on, training_engine
 from recipe_core.hardware.cluster import Cluster
 from recipe_core.launch.process import Candidate, Deployment, Launch
-from recipe_core.launch.serving.start import launch
+from recipe_core.launch.serving.start import launch_deployment
 from recipe_core.launch.training.start import launch_reasons, training_launch
 from recipe_core.models.spec import ModelSpec
 from recipe_core.plans.limits import LIMITS
@@ -147,7 +147,7 @@ def _serving_decision(plan: Plan, row: int, request: PlanRequest) -> Decision:
         estimate=row_estimate_json(plan, row),
         gpus=int(plan.columns["gpus"][row]),
         max_context=deployment.max_context,
-        started=lambda: launch(deployment),
+        started=lambda: launch_deployment(deployment),
     )
 
 
@@ -208,7 +208,7 @@ def start_reasons(plan: Plan, row: int) -> list[str]:
     if plan.kind == "training":
         return launch_reasons(*plan.detail(row))
     try:
-        launch(row_deployment(plan, row))
+        launch_deployment(row_deployment(plan, row))
     except RecipeError as error:
         return [error.message]
     return []

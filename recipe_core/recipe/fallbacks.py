@@ -19,9 +19,9 @@ import numpy as np
 from recipe_core.base.arrays import Int
 from recipe_core.base.errors import RecipeError
 from recipe_core.engines.spec import engine
-from recipe_core.hardware.cluster import Cluster, device, device_names
-from recipe_core.hardware.nodes import beside
-from recipe_core.hardware.prices import offers
+from recipe_core.hardware.cluster import Cluster, device_names, device_profile
+from recipe_core.hardware.nodes import cluster_beside
+from recipe_core.hardware.prices import all_offers
 from recipe_core.hardware.profile import Device
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.plans.plan import Plan
@@ -229,7 +229,7 @@ def _on_other_devices(
     ]
     if not places:
         return None
-    first, *rest = (beside(hardware, decision.cluster) for hardware in places)
+    first, *rest = (cluster_beside(hardware, decision.cluster) for hardware in places)
     engines = original.options.engines
     if original.candidate and original.candidate.engine:
         engines = (original.candidate.engine,)
@@ -246,7 +246,9 @@ def _requested_clusters(decision: Decision, request: PlanRequest) -> list[Hardwa
     """The clusters of the request's options that have another device than the decision."""
     home_device = decision.cluster.device
     return [
-        hardware for hardware in request.options.hardware if device(hardware.device) != home_device
+        hardware
+        for hardware in request.options.hardware
+        if device_profile(hardware.device) != home_device
     ]
 
 
@@ -270,9 +272,11 @@ def _hardware_values(hardware: HardwareRequest | None) -> dict[str, Any]:
 
 def likely_devices(home: Device) -> list[Device]:
     """Devices for rent on demand that are nearest in memory, a few of each vendor."""
-    rented = {offer.device for offer in offers() if offer.commitment == "on-demand"} - {home.name}
+    rented = {offer.device for offer in all_offers() if offer.commitment == "on-demand"} - {
+        home.name
+    }
     by_vendor: dict[str, list[Device]] = {}
-    for profile in map(device, sorted(rented & set(device_names()))):
+    for profile in map(device_profile, sorted(rented & set(device_names()))):
         by_vendor.setdefault(profile.vendor, []).append(profile)
     nearest = [
         sorted(group, key=lambda d: abs(np.log(d.usable_memory_bytes / home.usable_memory_bytes)))

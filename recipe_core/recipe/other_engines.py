@@ -10,7 +10,7 @@ from recipe_core.base.errors import RecipeError
 from recipe_core.engines.frameworks import training_data
 from recipe_core.engines.spec import default_engine, engine, engine_names
 from recipe_core.engines.training_programs import training_engine
-from recipe_core.hardware.cluster import device
+from recipe_core.hardware.cluster import device_profile
 from recipe_core.plans.plans import plan_candidate
 from recipe_core.recipe.decision import start_reasons
 from recipe_core.recipe.text_rows import TextRow, text_rows
@@ -74,7 +74,7 @@ def _engine_changes(
 ) -> tuple[str, str, dict[str, Any]]:
     spec = engine(name)
     split = {field: candidate[field] for field in _SHARED if candidate.get(field) is not None}
-    usual = default_engine(device(request.hardware.device).runtime).name
+    usual = default_engine(device_profile(request.hardware.device).runtime).name
     engines = dict.fromkeys([*(request.options.engines or (usual,)), name])
     changes = {"candidate": {**split, "engine": name}, "options.engines": tuple(engines)}
     return spec.title, spec.version, changes

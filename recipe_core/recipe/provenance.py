@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from recipe_core.engines.candidate_options import OPTIONS, USUAL
-from recipe_core.engines.grammar import meanings
+from recipe_core.engines.grammar import option_meanings
 from recipe_core.engines.options import Meaning
 from recipe_core.launch.process import Launch
 from recipe_core.launch.serving.rules import Rule, rules_for
@@ -65,7 +65,7 @@ def provenance(decision: Decision, started: Launch, request: PlanRequest) -> dic
 
     ``request`` is the one that the user wrote.
     """
-    means = meanings(decision.deployment.setting.engine) if decision.deployment else {}
+    means = option_meanings(decision.deployment.setting.engine) if decision.deployment else {}
     layers = {f"candidate.{field}": field_layer(field, request) for field in decision.candidate}
     for name in started.options:
         layer = _option_layer(means.get(name), request, decision.candidate)

@@ -15,7 +15,7 @@ from recipe_core.base.documents import to_json
 from recipe_core.base.errors import HardwareError, InputError
 from recipe_core.base.texts import check_name
 from recipe_core.commands.launches import Launch
-from recipe_core.hardware.cluster import device
+from recipe_core.hardware.cluster import device_profile
 
 # Where a document keeps its rendered command, besides at its top.
 _RENDERED = ("recommended_command", "recommended", "rendering")
@@ -220,7 +220,7 @@ def _mappings(value: Any) -> list[Mapping[str, Any]]:
 def _device_spellings(device_name: str) -> frozenset[str]:
     """What documents may call a device (H100, MI300X), casefolded; nothing for an unknown one."""
     try:
-        profile = device(device_name)
+        profile = device_profile(device_name)
     except HardwareError:
         return frozenset()
     return frozenset(name.casefold() for name in (profile.name, *profile.aliases))

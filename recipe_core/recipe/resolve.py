@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from recipe_core.base.errors import InputError
-from recipe_core.hardware.cluster import device
-from recipe_core.hardware.custom import is_path, read_profile
+from recipe_core.hardware.cluster import device_profile
+from recipe_core.hardware.custom import is_profile_path, read_profile
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.recipe.build import Additions, make_recipe, recipe_request, redecide
 from recipe_core.recipe.decision import Decision, decide
@@ -68,8 +68,8 @@ def hardware_named(text: str, field: str = "hardware", *, files: bool = False) -
     ``files``: the name may be the path of a profile (``mine.yaml:8``), which is read.
     """
     name, colon, count = text.partition(":")
-    custom = read_profile(name) if files and is_path(name) else None
-    profile = device(custom or name)
+    custom = read_profile(name) if files and is_profile_path(name) else None
+    profile = device_profile(custom or name)
     if colon and not (count.isdecimal() and 0 < int(count[:9]) <= 1 << 20):
         message = f"{text!r} is not a device or device:count."
         raise InputError(message, field=field, hint="For example mi300x:8.")
@@ -81,7 +81,7 @@ def hardware_named(text: str, field: str = "hardware", *, files: bool = False) -
 
 def machine_of(hardware: HardwareRequest, recipe: Recipe) -> Machine:
     """Devices with the recipe's engine, as conditions see them."""
-    profile = device(hardware.device)
+    profile = device_profile(hardware.device)
     return Machine(
         vendor=profile.vendor,
         architecture=profile.architecture,

@@ -9,7 +9,7 @@ from recipe_core.base.documents import parse_json
 from recipe_core.base.errors import InputError, unknown
 from recipe_core.engines.options import Option
 from recipe_core.engines.spec import Engine
-from recipe_core.launch.user_options import FIELD, inner
+from recipe_core.launch.user_options import FIELD, wrapped_engine
 from recipe_core.models.revision import split_revision
 from recipe_core.request.schema import PlanRequest
 
@@ -34,7 +34,7 @@ def passed_options(request: PlanRequest, spec: Engine) -> dict[str, Any]:
             type, a revision that it cannot be told.
     """
     revision = split_revision(request.model)[1] if isinstance(request.model, str) else None
-    if revision and "revision" not in inner(spec).options.by_name:
+    if revision and "revision" not in wrapped_engine(spec).options.by_name:
         message = f"{spec.title} cannot load a revision ({revision})."
         raise InputError(message, field="model", hint="Download it and give the snapshot's folder.")
     options = typed_options(spec, request.options.engine_options)
@@ -56,7 +56,7 @@ def typed_options(spec: Engine, words: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _engine_option(spec: Engine, word: str) -> Option:
-    name, table = word.lstrip("-").replace("-", "_"), inner(spec).options
+    name, table = word.lstrip("-").replace("-", "_"), wrapped_engine(spec).options
     option = table.by_name.get(name) or table.by_spelling.get(word)
     if option is None:
         message, hint = unknown(f"{spec.title} {spec.version} option", word, list(table.by_name))

@@ -7,7 +7,7 @@ import re
 
 from recipe_core.base.errors import HardwareError
 from recipe_core.base.units import count, significant
-from recipe_core.hardware.cluster import chip_title, device
+from recipe_core.hardware.cluster import chip_title, device_profile
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.request.presets import aims, request_aim
 from recipe_core.request.schema import PlanRequest
@@ -39,7 +39,7 @@ def hardware_name(hardware: HardwareRequest) -> str:
     """``16 × H100 SXM5 in 2 nodes``; a device that nobody knows by what it is called."""
     nodes = f" in {hardware.nodes:,} nodes" if hardware.nodes > 1 else ""
     try:
-        title = chip_title(device(hardware.device))
+        title = chip_title(device_profile(hardware.device))
     except HardwareError:
         title = hardware.device_name
     return f"{hardware.devices:,} × {title}{nodes}"

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from recipe_core.base.errors import RecipeError
-from recipe_core.engines.training_programs import facts
-from recipe_core.hardware.cluster import cluster, device
-from recipe_core.hardware.nodes import beside
+from recipe_core.engines.training_programs import program_facts
+from recipe_core.hardware.cluster import cluster, device_profile
+from recipe_core.hardware.nodes import cluster_beside
 from recipe_core.hardware.request import HardwareRequest
-from recipe_core.models.catalog import load_model
+from recipe_core.models.catalog import load_model_spec
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.link import (
     START_LOADS,
@@ -125,7 +125,7 @@ def _keep_budget(fields: dict[str, Any], changes: Mapping[str, Any]) -> None:
 def _keep_method(fields: dict[str, Any], changes: Mapping[str, Any]) -> None:
     """Take out a framework that does not launch a new method where another does, and its data."""
     method, name = fields["workload.method"], fields.get("candidate.engine")
-    programs = facts().engines
+    programs = program_facts().engines
     able = {
         framework for framework, program in programs.items() if method in program.launches.methods
     }
@@ -161,7 +161,7 @@ def _keep_media(fields: dict[str, Any]) -> None:
     if not media_fields and fields.get("workload.modalities") is None:
         return
     try:
-        towers = load_model(fields["model"], folders=False).towers
+        towers = load_model_spec(fields["model"], folders=False).towers
     except RecipeError:
         return  # an unknown model is refused by its own name
     read = {tower.modality for tower in towers}
@@ -210,7 +210,7 @@ def _other_kind(fields: Mapping[str, Any], kind: str) -> dict[str, Any]:
 def _positions(model: Any) -> int:
     """The longest sequence a model takes; the usual one where the model is unknown."""
     try:
-        return load_model(model, folders=False).max_context
+        return load_model_spec(model, folders=False).max_context
     except RecipeError:
         return TRAINING.sequence_length
 
@@ -252,8 +252,8 @@ def _swap_device(fields: dict[str, Any], old: HardwareRequest, changes: Mapping[
     for name in ("fabric", "network", "offer", "usd_per_device_hour", "commitment", "term_months"):
         fields[f"hardware.{name}"] = changes.get(f"hardware.{name}")
     if "hardware.per_node" not in changes:
-        usual = device(fields["hardware.device"]).node.devices
-        was_full = old.per_node >= device(old.device).node.devices
+        usual = device_profile(fields["hardware.device"]).node.devices
+        was_full = old.per_node >= device_profile(old.device).node.devices
         fields["hardware.per_node"] = usual if was_full else min(old.per_node, usual)
 
 
@@ -272,8 +272,8 @@ def select_split(request: PlanRequest, key: str) -> dict[str, Any]:
         clusters = list(request.options.hardware)
         # Each keeps the commitment that it was priced under.
         first = cluster(request.hardware)
-        hardware = beside(clusters[place - 1], first)
-        clusters = [beside(option, first) for option in clusters]
+        hardware = cluster_beside(clusters[place - 1], first)
+        clusters = [cluster_beside(option, first) for option in clusters]
         clusters[place - 1] = _keep_on_demand(request.hardware, hardware)
         for name, value in hardware.model_dump().items():
             changes[f"hardware.{name}"] = value

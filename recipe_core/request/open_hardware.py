@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from recipe_core.base.documents import parse_json
 from recipe_core.base.errors import RecipeError
 from recipe_core.engines.spec import default_engine
-from recipe_core.hardware.cluster import device
+from recipe_core.hardware.cluster import device_profile
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.request.edit import change, select_split, shared_candidate
 from recipe_core.request.first_error import first_error
@@ -83,7 +83,7 @@ def take_size_row(
     changes["objective.confidence"] = size.objective.confidence
     changes |= {f"objective.weights.{goal}": None for goal in request.objective.weights}
     if not request.is_training and not request.options.engines:
-        usual = default_engine(device(row["request"]["device"]).runtime).name
+        usual = default_engine(device_profile(row["request"]["device"]).runtime).name
         if row["engine"] != usual:
             changes["options.engines"] = (usual, row["engine"])
     if isinstance(size.workload, ServingWorkload) and request.load_searched:
@@ -146,5 +146,5 @@ def _parse_market(values: Mapping[str, Any]) -> Market:
     except ValidationError as error:
         raise first_error(error, values, Market) from None
     for name in (*market.devices, *(owned.device for owned in market.owned)):
-        device(name)
+        device_profile(name)
     return market

@@ -15,7 +15,7 @@ from typing import Any
 
 from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.base.texts import flaw_of_name
-from recipe_core.hardware.cluster import chip_title, device
+from recipe_core.hardware.cluster import chip_title, device_profile
 from recipe_core.request.describe import model_name, workload_name
 from recipe_core.request.link import from_query, to_query
 from recipe_core.request.packed import pack_values, unpack_values
@@ -108,7 +108,7 @@ def _default_names(request: PlanRequest) -> Iterator[str]:
     split = request.candidate.model_dump() if request.candidate else {}
     parts = [
         model_name(request),
-        chip_title(device(request.hardware.device)),
+        chip_title(device_profile(request.hardware.device)),
         split_short_name(split),
     ]
     formats = split.get("precision") or split.get("weight_dtype") or ""

@@ -25,7 +25,7 @@ from recipe_core.hardware.cluster import Cluster
 from recipe_core.hardware.failures import (
     DEVICES_PER_NODE,
     HOST,
-    failures,
+    failure_file,
     node_failures,
     repair_hours,
     spot_market,
@@ -143,7 +143,7 @@ def reclaims(architecture: str | None = None, provider: str | None = None) -> Re
         architecture: as in ``hw_profiles/``.
         provider: as in ``hw_profiles/offers/``; all traces count where it has none, or is None.
     """
-    file = failures()
+    file = failure_file()
     notices = {name: notice.value for name, notice in file.reclaim_notice_s.items()}
     shortest = min(notices.values())
     notice_s = shortest if provider is None else notices.get(provider, shortest)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from recipe_core.base.errors import HardwareError, unknown
-from recipe_core.hardware.cluster import cluster, device, device_names, fabric
+from recipe_core.hardware.cluster import cluster, device_names, device_profile, fabric
 from recipe_core.hardware.custom import FIELD
 from recipe_core.hardware.offers import Offer
 from recipe_core.hardware.ownership import OwnershipCost
-from recipe_core.hardware.prices import offers, offers_of
+from recipe_core.hardware.prices import all_offers, offers_of
 from recipe_core.hardware.profile import Device
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.request.size import AnyHardware, Market, Owned, SizeRequest
@@ -81,8 +81,8 @@ def choices(request: SizeRequest) -> Iterator[Choice]:
 def _check_providers(market: Market) -> None:
     """Refuse a provider that offers nothing at all: it would only bar every device."""
     for k, name in enumerate(market.providers):
-        if not any(_sells(offer, name) for offer in offers()):
-            known = sorted({offer.provider for offer in offers()})
+        if not any(_sells(offer, name) for offer in all_offers()):
+            known = sorted({offer.provider for offer in all_offers()})
             message, hint = unknown("provider", name, known)
             raise HardwareError(message, field=f"hardware.any.providers.{k}", hint=hint)
 
@@ -94,7 +94,7 @@ def _sells(offer: Offer, name: str) -> bool:
 
 def _profile(name: Named, field: str) -> Device:
     try:
-        return device(name)
+        return device_profile(name)
     except HardwareError as error:
         inside = (error.field or "").removeprefix(FIELD)
         raise HardwareError(error.message, field=f"{field}{inside}", hint=error.hint) from None

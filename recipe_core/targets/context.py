@@ -9,9 +9,9 @@ from typing import Any, Literal
 from recipe_core.base.errors import HardwareError
 from recipe_core.engines.release import ApiKey
 from recipe_core.engines.spec import engine
-from recipe_core.hardware.cluster import device
+from recipe_core.hardware.cluster import device_profile
 from recipe_core.launch.process import Launch
-from recipe_core.launch.startup import is_folder
+from recipe_core.launch.startup import names_folder
 from recipe_core.models.spec import UNPLACED
 from recipe_core.recipe.place import Parameters
 from recipe_core.request.scaling import Scaling
@@ -104,7 +104,7 @@ class Context:
     def devices_of_node(self) -> float:
         """Devices that a node has; infinity for a profile that is not shipped."""
         try:
-            return device(self.device).node.devices
+            return device_profile(self.device).node.devices
         except HardwareError:
             return math.inf
 
@@ -157,7 +157,7 @@ class Context:
 
     @property
     def model_is_folder(self) -> bool:
-        return is_folder(self.model_source)
+        return names_folder(self.model_source)
 
     @property
     def mounted(self) -> dict[str, str]:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from recipe_core.base.documents import read_shipped
 from recipe_core.base.errors import HardwareError
 from recipe_core.base.provenance import Sourced
-from recipe_core.hardware.cluster import device
+from recipe_core.hardware.cluster import device_profile
 
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?", re.ASCII)
 
@@ -139,6 +139,6 @@ def node_affinity(profile: str, vendor: str, runtime: str) -> dict[str, Any] | N
 def _aliases(profile: str) -> tuple[str, ...]:
     """Other names of the device; none for a profile that is not shipped."""
     try:
-        return device(profile).aliases
+        return device_profile(profile).aliases
     except HardwareError:
         return ()

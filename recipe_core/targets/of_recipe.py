@@ -7,7 +7,7 @@ from dataclasses import replace
 from recipe_core.launch.access import with_key
 from recipe_core.launch.process import Launch
 from recipe_core.launch.serving.kv_offload import rank_bytes
-from recipe_core.launch.training.container import BUILD, containerfile
+from recipe_core.launch.training.container import BUILD, training_containerfile
 from recipe_core.models.spec import UNPLACED
 from recipe_core.recipe.decision import Decision
 from recipe_core.recipe.names import dns_label
@@ -111,4 +111,4 @@ def image_file(decision: Decision, runtime: str) -> str | None:
     """The Containerfile of a framework without a published image; None if not needed or known."""
     if decision.deployment is not None or decision.image is not None:
         return None
-    return containerfile(decision.engine, runtime)
+    return training_containerfile(decision.engine, runtime)

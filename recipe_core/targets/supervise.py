@@ -90,7 +90,7 @@ def saves_on(context: Context) -> tuple[str, ...]:
 
 def stop_s(context: Context) -> int:
     """Seconds that a trainer which is told to stop has for its step and a checkpoint."""
-    return job.stop_s(*_step_and_write(context))
+    return job.stop_grace_s(*_step_and_write(context))
 
 
 def before_limit_s(context: Context) -> int:

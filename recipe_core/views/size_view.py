@@ -13,8 +13,8 @@ from recipe_core.base.errors import RecipeError
 from recipe_core.base.units import chance_text, days, significant, usd
 from recipe_core.engines.frameworks import framework
 from recipe_core.engines.spec import engine
-from recipe_core.hardware.cluster import device, short_title
-from recipe_core.hardware.offers import terms
+from recipe_core.hardware.cluster import device_profile, short_title
+from recipe_core.hardware.offers import offer_terms
 from recipe_core.request.metrics import limits_by_name, metrics_of
 from recipe_core.request.split_key import split_name
 from recipe_core.views.columns import UNKNOWN, Column, known_columns
@@ -49,7 +49,7 @@ def key(row: Row) -> str:
 def short(row: Row) -> str:
     """A device in few characters: ``H100 SXM 80 GB``."""
     try:
-        title = short_title(device(row["device"]))
+        title = short_title(device_profile(row["device"]))
     except RecipeError:  # a profile of one's own is known by what the answer says of it
         title = row["title"]
     return f"{title}, owned" if row.get("owned") else title
@@ -319,7 +319,7 @@ def offer_facts(row: Row) -> dict[str, str]:
         "Offer": f"{offer['provider']} ({offer['name']})",
         "Price": f"{usd(offer['usd_per_device_hour'])}{doubt(row)} per device-hour",
         "Region": offer["region"] or "not stated",
-        "Commitment": terms(offer["commitment"], offer["term_months"]),
+        "Commitment": offer_terms(offer["commitment"], offer["term_months"]),
         "Date and status": ", ".join([offer["date"], offer["status"]]),
     }
     if offer["marks"]:

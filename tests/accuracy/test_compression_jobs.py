@@ -22,7 +22,7 @@ from recipe_core.compression.jobs import Job, estimate_job
 from recipe_core.compression.jobs.numbers import job_numbers
 from recipe_core.compression.scripts.start import compression_launch
 from recipe_core.compression.scripts.work import SCRIPT
-from recipe_core.hardware.cluster import device
+from recipe_core.hardware.cluster import device_profile
 from recipe_core.models.catalog import catalog_model
 from recipe_core.recipe.decision import decide
 from recipe_core.request.compression import Compression
@@ -137,7 +137,7 @@ def test_times_and_memory_are_near_published_ones():
 def job(method, samples=128, **more):
     values = {"tool": "", "technique": "int4_weight_only", "weight_bits": 4, "tokens": 2048, **more}
     asked = Job(model=BASE, method=method, samples=samples, **values)
-    return estimate_job(asked, device("h100-sxm"), usd_per_device_hour=3.6)
+    return estimate_job(asked, device_profile("h100-sxm"), usd_per_device_hour=3.6)
 
 
 def test_more_text_takes_longer_and_the_host_holds_the_base():

@@ -16,7 +16,7 @@ from recipe_core.accuracy.technique import techniques
 from recipe_core.engines.options import FOLDER, option_table
 from recipe_core.estimates.measured.serving_runs import published_runs
 from recipe_core.estimates.rules.applied import weights_refusal
-from recipe_core.hardware.cluster import device, device_names
+from recipe_core.hardware.cluster import device_names, device_profile
 from recipe_core.plans.problem import resolve_problem
 from recipe_core.plans.serving_candidates import requested_engine, serving_setting
 from recipe_core.request.schema import PlanRequest
@@ -66,7 +66,7 @@ def test_there_are_many_rows_and_each_is_of_something_known():
 
 def test_every_shipped_device_has_a_family():
     assert [name for name in device_names() if not family_of(name)] == []
-    assert family_of(device("h100-sxm")) == family_of("h100-sxm") == "hopper"
+    assert family_of(device_profile("h100-sxm")) == family_of("h100-sxm") == "hopper"
     # hardware that skips no zeros is a group; Trainium has patterns of its own
     dense = {name for name, family in families().items() if not family.sparse_2_4}
     assert dense - {"trainium"} == set(hardware_groups()["dense-only"].families)
@@ -105,7 +105,7 @@ def test_published_patterns_hold(technique, engine, name, verdict):
     """Also on edge devices, and of a format that left an engine, by older releases only."""
     engine, _, version = engine.partition(" ")
     release = {"version": version} if version else {}
-    answer = support_of(technique, engine, device(name), **release)
+    answer = support_of(technique, engine, device_profile(name), **release)
     assert answer.verdict == verdict
     assert answer.url.startswith("https://")
 

@@ -22,7 +22,7 @@ from recipe_core.bundle.write import bundle_files
 from recipe_core.commands import arguments, unknown_words
 from recipe_core.commands.ground import Ground
 from recipe_core.commands.judge import judge_command
-from recipe_core.models.checkpoint import checkpoint_bytes
+from recipe_core.models.checkpoint import safetensors_bytes
 from recipe_core.request import link
 from recipe_core.request.link import FIELDS
 from recipe_core.request.ranges import range_of
@@ -218,12 +218,12 @@ def test_an_index_or_header_of_any_kind_says_no_size(tmp_path):
     texts = ("[" * 100_000, f"{size}1e999}}}}", '{"metadata": []}', "null", '"x"')
     for text in (*texts, f"{size}{'9' * 5000}}}}}"):
         (tmp_path / "model.safetensors.index.json").write_text(text)
-        assert checkpoint_bytes(tmp_path) is None
+        assert safetensors_bytes(tmp_path) is None
     (tmp_path / "model.safetensors.index.json").unlink()
     for header in (b"[" * 100_000, b'{"a": {"data_offsets": []}}', b'{"a": 1}'):
         data = len(header).to_bytes(8, "little") + header
         (tmp_path / "model.safetensors").write_bytes(data)
-        assert checkpoint_bytes(tmp_path) is None
+        assert safetensors_bytes(tmp_path) is None
 
 
 WHOLE = Range(whole=True, least=1, most=1 << 40)

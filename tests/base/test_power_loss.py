@@ -8,7 +8,7 @@ from recipe_core.bundle import replace as builds
 from recipe_core.bundle.replace import recover, replace_folder
 from recipe_core.bundle.write import write_bundle, zip_bytes
 from recipe_core.calibration.store import Overlay
-from recipe_core.models.own_models import keep, own_config
+from recipe_core.models.own_models import keep_own_model, own_config
 from recipe_core.payload.launcher import state
 from recipe_core.payload.launcher.compress_run import finish
 from recipe_core.payload.launcher.files import read_object, sha256
@@ -55,7 +55,7 @@ def test_a_model_and_a_state_are_the_old_or_the_new(tmp_path, monkeypatch):
 
     def work():
         for number in (1, 2):
-            keep(root / "deep" / "own", "me/one", {"n": number}, "hub")
+            keep_own_model(root / "deep" / "own", "me/one", {"n": number}, "hub")
             state.save(root / "run", USUAL)
             known.append(number)
 

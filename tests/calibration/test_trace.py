@@ -15,7 +15,7 @@ from oracle.training import trace_many, trace_training
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.units import GIB
 from recipe_core.estimates.training.memory import PARTS
-from recipe_core.models.catalog import load_model
+from recipe_core.models.catalog import load_model_spec
 from recipe_core.plans.plans import plan_candidate
 from recipe_core.request.schema import PlanRequest
 from tests.conftest import request_values
@@ -169,7 +169,7 @@ def step_request(model=LLAMA_BASE, layers=None, sequence_length=4096, global_bat
     more = split.pop("more", {})
     candidate = {"engine": "torchtitan", "tp": 1, "pp": 1, "dp": 8, "zero_stage": 3}
     candidate |= {"micro_batch": 1, "recompute": "none"} | split
-    config = dict(load_model(model).config) | ({"num_hidden_layers": layers} if layers else {})
+    config = dict(load_model_spec(model).config) | ({"num_hidden_layers": layers} if layers else {})
     devices = candidate["tp"] * candidate["pp"] * candidate["dp"]
     workload = {"kind": "training", "sequence_length": sequence_length}
     workload |= {"global_batch": global_batch or candidate["dp"]}
@@ -213,7 +213,7 @@ def test_a_traced_step_holds_and_sends_what_is_published_of_fsdp_and_pipelines(t
     """fp32 parameters and AdamW's two moments stay; gradients come and go with a micro-batch."""
     stage = traces["FSDP 8"]["stages"][0]
     hybrid = traces["HSDP 4 × 8, 2 micro-batches"]["stages"][0]
-    shard = load_model(LLAMA_BASE).parameters / 8 * 4
+    shard = load_model_spec(LLAMA_BASE).parameters / 8 * 4
     assert stage["parameters_bytes"] == pytest.approx(shard, rel=1e-3)
     assert stage["optimizer_bytes"] == pytest.approx(2 * shard, rel=1e-3)
     assert stage["gradients_bytes"] == 0

@@ -12,7 +12,7 @@ from recipe_core.base.documents import read_document
 from recipe_core.base.resources import PACKAGE
 from recipe_core.calibration.validation import training_validate, validate
 from recipe_core.estimates.measured import serving_runs, training_runs
-from recipe_core.hardware.cluster import device
+from recipe_core.hardware.cluster import device_profile
 from recipe_core.models.catalog import catalog_ids
 from recipe_core.plans.plans import estimate_batch
 from recipe_core.request.schema import PlanRequest
@@ -208,7 +208,7 @@ def test_shipped_runs_are_many_and_from_many_known_sources():
     assert serving_runs.PUBLISHED.stat().st_size < 120_000
     assert len({each.id for each in runs}) == len(runs)
     assert len(devices) >= 15
-    assert {device(name).vendor for name in devices} == {"nvidia", "amd"}
+    assert {device_profile(name).vendor for name in devices} == {"nvidia", "amd"}
     assert {each.mode for each in runs} >= {"closed", "static", "offline"}
     assert all(any(getattr(each, figure) for each in runs) for figure in serving_runs.FIGURES)
     assert sources == set(known)

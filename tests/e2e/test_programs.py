@@ -18,7 +18,7 @@ from recipe_core.base.documents import to_json
 from recipe_core.bundle.verify import read_bundle
 from recipe_core.calibration.trials import verify as module
 from recipe_core.calibration.trials.verify import Choice, verify_outputs
-from recipe_core.hardware.cluster import device
+from recipe_core.hardware.cluster import device_profile
 from recipe_core.hardware.custom import read_profile
 from tests.conftest import request_values
 from tests.fixtures.engines import build
@@ -42,7 +42,7 @@ def test_the_demo_plans_builds_starts_answers_measures_and_stops(tmp_path, demo_
     folder = tmp_path / "demo"
     shutil.copytree(demo_model, folder / "model")
     shown = run(sys.executable, ROOT / "scripts" / "demo.py", folder)
-    machine = device(read_profile(str(folder / "machine.yaml")))
+    machine = device_profile(read_profile(str(folder / "machine.yaml")))
     assert machine.roofline["gemm"]["bf16"].status == "fitted"
     for words in (
         *("model: up to date", "$ recipe profile", "calibrated by 1 own run"),
@@ -93,7 +93,7 @@ def test_this_machine_is_measured_planned_on_and_learned_from(tmp_path, demo_mod
     """How near the first plan was depends on what else runs here; that is not asserted."""
     out, request, runs = (tmp_path / name for name in ("machine.yaml", "request.json", "runs.json"))
     assert "gemm bf16" in run(*RECIPE, *PROFILE, out)
-    ours = device(read_profile(str(out)))
+    ours = device_profile(read_profile(str(out)))
     measured = (ours.host, ours.memory_bandwidth_bytes_per_s, ours.peak_flops_per_s["bf16"])
     assert {figure.status for figure in measured} == {"measured"}
     assert "median error" in str(ours.roofline["gemm"]["bf16"].note)

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from recipe_core.engines.training_programs import facts, training_engine
+from recipe_core.engines.training_programs import program_facts, training_engine
 from recipe_core.launch.process import Launch
 from recipe_core.launch.training.start import training_launch
 from recipe_core.plans.plans import plan_candidate, plan_splits
@@ -71,7 +71,7 @@ def test_what_is_installed_here_is_what_bundles_are_pinned_to() -> None:
     script = (ROOT / "scripts" / "torchtitan_cpu").read_text()
     container = training_engine("torchtitan").container
     assert container
-    torch = facts().bases["cuda"][container.base].torch
+    torch = program_facts().bases["cuda"][container.base].torch
     assert f'"{" ".join((f"torch=={torch}", *container.packages))}"' in script
 
 

@@ -15,8 +15,8 @@ from recipe_core.engines.release import ContainerImage
 from recipe_core.engines.spec import default_engine, engine, engine_names
 from recipe_core.estimates.rules import placement
 from recipe_core.estimates.rules.rules import place_rules, serving_refusals
-from recipe_core.launch.serving.groups import _packed
-from recipe_core.launch.serving.start import launch
+from recipe_core.launch.serving.groups import _pack_groups
+from recipe_core.launch.serving.start import launch_deployment
 from recipe_core.payload.launcher.plan import Filler, Parameters
 from recipe_core.plans.plans import estimate_batch, plan_candidate, plan_cases, plan_splits
 from recipe_core.plans.problem import resolve_problem
@@ -41,7 +41,7 @@ def planned(*args, options=None, workload=None, **candidate):
 def launched(*args, **parts):
     table, row = planned(*args, **parts)
     assert table.reasons(row) == []
-    return launch(row_deployment(table, row))
+    return launch_deployment(row_deployment(table, row))
 
 
 @over("name", engine_names())
@@ -126,7 +126,7 @@ def test_what_cannot_start_is_refused(place, asked, reason):
     found, row = planned(*place, **asked)
     assert reason in " ".join(found.reasons(row))
     if reason == "do not fit into 2 nodes":
-        assert reason in str(refusal(launch, row_deployment(found, row), kind=NoAnswer))
+        assert reason in str(refusal(launch_deployment, row_deployment(found, row), kind=NoAnswer))
 
 
 @over("options, says", table("engines", "options_that_contradict_or_leak_are"))
@@ -194,7 +194,7 @@ def test_every_feasible_split_at_the_top_of_a_plan_starts(seed):
             assert any("Needs a checkpoint" in note for note in table.estimate(row).notes) == other
             if other:
                 continue
-            processes = launch(row_deployment(table, row)).processes
+            processes = launch_deployment(row_deployment(table, row)).processes
             placed = [(p.node, d) for p in processes for d in p.devices]
             assert len(placed) == len(set(placed)) == table.columns["gpus"][row]
             started[table.setting(row).engine.name] += 1
@@ -221,10 +221,10 @@ def test_a_stated_split_is_refused_with_the_words_of_its_launch(seed, count):
         placed = [rule.say(0) for rule in place_rules(chosen, cases) if rule.broken[0]]
         assert set(placed) <= set(table.reasons(0))
         if not placed:
-            assert launch(row_deployment(table, 0)).processes
+            assert launch_deployment(row_deployment(table, 0)).processes
             seen["starts"] += 1
             continue
-        error = refusal(launch, row_deployment(table, 0), kind=NoAnswer)
+        error = refusal(launch_deployment, row_deployment(table, 0), kind=NoAnswer)
         said, _, fix = placed[0].partition("; ")
         assert (error.message, error.hint) == (f"{said}.", f"{fix.capitalize()}.")
         seen["refused"] += 1
@@ -261,7 +261,7 @@ def test_what_packs_by_count_packs_one_by_one(seed):
         fits = bool(placement.fits_in_nodes(servers, *place))
         sizes = [(devices, over) for count, devices, over in kinds for _ in range(count)]
         try:
-            _packed(sizes, per_node, nodes)
+            _pack_groups(sizes, per_node, nodes)
             assert fits, (kinds, per_node, nodes)
         except NoAnswer:
             assert not fits, (kinds, per_node, nodes)
@@ -286,4 +286,4 @@ def test_a_search_refuses_what_cannot_be_started(hardware, engine, degrees, kv, 
     rows = [n for n in range(len(table)) if split.items() <= table.candidate(n).items()]
     assert rows
     assert all(any(says in reason for reason in table.reasons(n)) for n in rows)
-    refusal(launch, row_deployment(table, rows[0]), kind=RecipeError)
+    refusal(launch_deployment, row_deployment(table, rows[0]), kind=RecipeError)

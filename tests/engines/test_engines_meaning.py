@@ -17,7 +17,7 @@ from recipe_core.base.errors import NoAnswer
 from recipe_core.commands.arguments import read_arguments
 from recipe_core.commands.meaning import meaning_of
 from recipe_core.engines.spec import engine, engine_names
-from recipe_core.launch.serving.start import launch
+from recipe_core.launch.serving.start import launch_deployment
 from recipe_core.launch.serving.vllm_ranks import NODE
 from recipe_core.recipe import make_recipe
 from tests.conftest import make_request
@@ -181,7 +181,7 @@ def test_every_output_says_what_was_estimated(name):
     seen = Counter()
     for deployment in deployments(name, EACH, seed=3):
         try:
-            started = launch(deployment)
+            started = launch_deployment(deployment)
         except NoAnswer:
             seen["not started"] += 1
             continue
@@ -258,7 +258,7 @@ def test_every_external_rank_is_told_its_number_and_where_the_first_one_is():
 def test_what_cannot_be_asked_is_refused_by_its_field(engine, given, field, says):
     alone = (d for d in deployments(engine, 100, seed=1) if d.candidate.prefill is None)
     deployment = next(d for d in alone if d.candidate.devices == 2)
-    error = refusal(launch, replace(deployment, engine_options=given))
+    error = refusal(launch_deployment, replace(deployment, engine_options=given))
     assert (error.field, says in str(error)) == (f"options.engine_options.{field}", True)
 
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 import pytest
 
 from recipe_core.base.errors import NoAnswer
-from recipe_core.launch.serving.start import launch
-from recipe_core.models.catalog import load_model
+from recipe_core.launch.serving.start import launch_deployment
+from recipe_core.models.catalog import load_model_spec
 from tests.fixtures.deployments import ASKED, DRAFT_CHECKPOINT, MODELS, deployments
 from tests.fixtures.paths import ROOT
 
@@ -44,7 +44,7 @@ def python_with(engine: str) -> str:
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     """A folder with the config.json of every model, by its id."""
-    configs, out = {model: dict(load_model(model).config) for model in MODELS}, {}
+    configs, out = {model: dict(load_model_spec(model).config) for model in MODELS}, {}
     for config in configs.values():
         config["architectures"] = [f"{CLASSES[config['model_type']]}ForCausalLM"]
     configs[DRAFT_CHECKPOINT] = configs[MODELS[0]] | EAGLE3
@@ -74,7 +74,7 @@ def lines(engine, folders, count):
     out, left, ways = defaultdict(list), count, [{}, *(ASKED.values() if engine == "vllm" else ())]
     for n, deployment in enumerate(deployments(engine, 10 * count, seed=7)):
         try:
-            started = launch(replace(deployment, engine_options=ways[n % len(ways)]))
+            started = launch_deployment(replace(deployment, engine_options=ways[n % len(ways)]))
         except NoAnswer:
             continue
         for process in started.processes:

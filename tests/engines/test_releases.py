@@ -19,17 +19,17 @@ from recipe_core.engines import options
 from recipe_core.engines.grammar import grammars
 from recipe_core.engines.history import Change, History, release_key
 from recipe_core.engines.option_releases import (
-    came,
-    judged,
-    left,
+    first_release_with,
+    first_release_without,
     memory_release,
-    newest,
-    pinned,
+    newest_release_table,
+    option_replacement,
+    option_successor,
+    pinned_release_table,
+    release_table,
     releases,
-    replacement,
-    successor,
 )
-from recipe_core.engines.options import differences, laid_over, option_table
+from recipe_core.engines.options import laid_over, option_differences, option_table
 from recipe_core.engines.spec import engine
 from recipe_core.plans.plans import estimate_batch, plan_candidate
 from recipe_core.recipe.decision import decide
@@ -93,7 +93,7 @@ def test_tables_are_those_of_the_engines_own_parser(name):
     script = ROOT / "scripts" / "engine_options.py"
     done = subprocess.run([python, script, name], capture_output=True, text=True, check=True)
     written = yaml.safe_load(done.stdout[done.stdout.index("schema_version:") :])
-    ours = judged(name, written["version"])
+    ours = release_table(name, written["version"])
     assert ours.exact
     theirs = type(ours.table).model_validate(written | {"same_in": ours.table.same_in})
     for flag, option in theirs.options.items():
@@ -107,7 +107,7 @@ def test_tables_are_those_of_the_engines_own_parser(name):
 
 @over("name, version, table, exact", table("releases", "the_table_of_a_release_is_its_own"))
 def test_the_table_of_a_release_is_its_own_or_the_nearest(name, version, table, exact):
-    found = judged(name, version)
+    found = release_table(name, version)
     assert (found.table.version, found.exact) == (table, exact)
 
 
@@ -117,8 +117,8 @@ def test_answers_are_those_of_the_release(command, judged_on, wanted):
 
 
 def test_the_pinned_and_the_newest_release_have_tables():
-    assert pinned("vllm").table is engine("vllm").options
-    assert newest("vllm").table.version == releases("vllm")[-1]
+    assert pinned_release_table("vllm").table is engine("vllm").options
+    assert newest_release_table("vllm").table.version == releases("vllm")[-1]
     option = option_table("vllm", "0.33.0").by_spelling["--disable-chunked-prefill"]
     assert option.flag == "--enable-chunked-prefill"
     # rules of memory are known for some releases; for others, those of the pinned one
@@ -191,28 +191,30 @@ def test_a_better_command_is_one_of_its_release(command, releases_):
 
 def test_when_options_and_keys_came_and_went():
     for which, name, words, release in table("releases", "came_and_left"):
-        assert {"came": came, "left": left}[which](name, *words) == release
+        assert {"came": first_release_with, "left": first_release_without}[which](
+            name, *words
+        ) == release
     # what differs gives the older rows again
     newer, older, changes = table("releases", "differing").values()
-    assert differences(newer, older) == changes
+    assert option_differences(newer, older) == changes
     assert laid_over(newer, changes) == older
 
 
 def test_successors_of_what_is_gone():
     table, flag = engine("vllm").options, "--attention-config"
-    cache = successor("vllm", flag, table, key="use_fp4_indexer_cache")
+    cache = option_successor("vllm", flag, table, key="use_fp4_indexer_cache")
     assert (cache.option, cache.path) == ("attention_config", "indexer_kv_dtype")
     assert (cache.value(True), cache.value(False)) == ("mxfp4", None)
     older = option_table("vllm", "0.23.0")  # which has neither the successor nor a reason to use it
-    assert successor("vllm", flag, older, key="use_fp4_indexer_cache") is None
-    assert successor("vllm", "--calculate-kv-scales", table) is None  # left out
-    mori = successor("vllm", "--all2all-backend", table, value="mori")
+    assert option_successor("vllm", flag, older, key="use_fp4_indexer_cache") is None
+    assert option_successor("vllm", "--calculate-kv-scales", table) is None  # left out
+    mori = option_successor("vllm", "--all2all-backend", table, value="mori")
     assert mori.value("mori") == "mori_high_throughput"
-    prefill = successor("sglang", "--nsa-prefill-backend", engine("sglang").options)
+    prefill = option_successor("sglang", "--nsa-prefill-backend", engine("sglang").options)
     assert (prefill.option, prefill.value("fa3")) == ("dsa_prefill_backend", "fa3")
     answer = check("vllm serve Qwen/Qwen3-30B-A3B -tp 4 --all2all-backend mori")
     assert "Use --all2all-backend (mori_high_throughput" in " ".join(answer["reasons"])
-    assert replacement("vllm", "--foo", engine("vllm").options) is None
+    assert option_replacement("vllm", "--foo", engine("vllm").options) is None
 
 
 @over("name", READ)

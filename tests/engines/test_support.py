@@ -3,9 +3,9 @@
 import pytest
 
 from recipe_core.engines.spec import engine, engine_names
-from recipe_core.engines.support import FOLDER, answer, releases_asked
+from recipe_core.engines.support import FOLDER, releases_asked, support_answer
 from recipe_core.estimates.rules.kernels import reply_on_format
-from recipe_core.hardware.cluster import device, device_names, dtypes
+from recipe_core.hardware.cluster import device_names, device_profile, dtypes
 from recipe_core.views.views import hardware_view
 from tests.fixtures.rows import over, table
 
@@ -14,7 +14,7 @@ from tests.fixtures.rows import over, table
 def test_answers_are_those_of_public_outcomes(
     name, release, architecture, kind, subject, verdict, asked
 ):
-    found = answer(name, release, architecture, kind, subject)
+    found = support_answer(name, release, architecture, kind, subject)
     if verdict is None:
         assert found is None
         return
@@ -36,20 +36,27 @@ def test_every_pinned_release_was_asked_and_every_file_is_of_an_engine():
 
 def test_architectures_of_shipped_devices_are_asked_where_the_engine_runs_on_them():
     left_out = {
-        device(name).architecture
+        device_profile(name).architecture
         for name in device_names()
-        if device(name).runtime in ("cuda", "rocm")
-        if answer("vllm", "0.32.0", device(name).architecture, "attention", "gqa 128 auto") is None
+        if device_profile(name).runtime in ("cuda", "rocm")
+        if support_answer(
+            "vllm", "0.32.0", device_profile(name).architecture, "attention", "gqa 128 auto"
+        )
+        is None
         or "nobody asked"
-        in answer("vllm", "0.32.0", device(name).architecture, "attention", "gqa 128 auto").words
+        in support_answer(
+            "vllm", "0.32.0", device_profile(name).architecture, "attention", "gqa 128 auto"
+        ).words
     }
     assert left_out <= {"sm_70"}  # refused as a whole: the release holds no code for it
-    assert answer("vllm", "0.32.0", "sm_70", "build", "code").verdict == "no"
+    assert support_answer("vllm", "0.32.0", "sm_70", "build", "code").verdict == "no"
 
 
 @pytest.mark.parametrize("release", ["nightly", "main", ""])
 def test_what_is_no_release_is_unknown(release):
-    assert answer("vllm", release, "sm_90", "attention", "gqa 128 auto").verdict == "unknown"
+    assert (
+        support_answer("vllm", release, "sm_90", "attention", "gqa 128 auto").verdict == "unknown"
+    )
 
 
 def test_what_releases_were_asked_is_said_by_their_tables_alone():
@@ -69,7 +76,7 @@ def test_what_releases_were_asked_is_said_by_their_tables_alone():
     ]
     assert repeated == []
     h100, mi300x, b60 = (
-        hardware_view(device(name))["dtype_support"]
+        hardware_view(device_profile(name))["dtype_support"]
         for name in ("h100-sxm", "mi300x", "arc-pro-b60")
     )
     # of three ways to store int4 SGLang refuses one on ROCm, and was not asked about the others

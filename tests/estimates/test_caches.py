@@ -21,7 +21,7 @@ from recipe_core.estimates.serving.logged_cache import logged_tokens
 from recipe_core.estimates.serving.memory import serving_memory
 from recipe_core.estimates.serving.operators import Step, serving_step_parts
 from recipe_core.estimates.serving.simulate import simulate_serving
-from recipe_core.hardware.cluster import cluster, device
+from recipe_core.hardware.cluster import cluster, device_profile
 from recipe_core.hardware.host_links import link_rates
 from recipe_core.hardware.profile import Transfers
 from recipe_core.hardware.request import HardwareRequest
@@ -66,7 +66,7 @@ def estimate(*args, **more):
 
 
 def test_a_measured_link_goes_before_the_table():
-    chip = device("h100-sxm")
+    chip = device_profile("h100-sxm")
     rate = chip.memory_bandwidth_bytes_per_s.model_copy(update={"value": 2.0e10})
     measured = chip.model_copy(update={"transfers": Transfers(to_device_bytes_per_s=rate)})
     assert (link_rates(chip), link_rates(measured)) == ((50e9, 50e9), (2e10, 50e9))

@@ -15,8 +15,8 @@ from recipe_core.estimates.serving.batch_window import (
     batch_capacity,
     circulating_batches,
 )
-from recipe_core.models.catalog import load_model
-from recipe_core.models.config.read import read_config
+from recipe_core.models.catalog import load_model_spec
+from recipe_core.models.config.read import read_model_config
 from recipe_core.plans.plans import plan_candidate, plan_splits
 from recipe_core.recipe.decision import decide
 from recipe_core.request.schema import PlanRequest
@@ -94,7 +94,7 @@ def test_a_bundle_says_how_it_is_asked_unless_a_decoder_needs_overrides_to_score
 
 @over("config parameters context", table("encoders.yaml", "counted"))
 def test_every_parameter_of_an_encoder_is_counted(config, parameters, context):
-    model = read_config(config, "x")
+    model = read_model_config(config, "x")
     assert model.parameters == parameters
     assert model.max_context == context
     assert (model.task, model.is_encoder) == ("embed", True)
@@ -102,22 +102,24 @@ def test_every_parameter_of_an_encoder_is_counted(config, parameters, context):
 
 
 def test_windows_and_tasks_are_read():
-    layers = read_config({"model_type": "modernbert"}, "x").layers
+    layers = read_model_config({"model_type": "modernbert"}, "x").layers
     assert [layer.attention.window for layer in layers[:4]] == [None, 128, 128, None]
     config = {"model_type": "xlm-roberta", "architectures": ["XLMRobertaForSequenceClassification"]}
-    assert read_config(config, "x").task == "score"
-    assert load_model("Qwen/Qwen3-Reranker-4B").task == "score"
-    assert load_model(QWEN_8B).task == "generate"
+    assert read_model_config(config, "x").task == "score"
+    assert load_model_spec("Qwen/Qwen3-Reranker-4B").task == "score"
+    assert load_model_spec(QWEN_8B).task == "generate"
     # a decoder that sees all is an encoder
-    config = load_model("google/gemma-3-270m-it").config | {"use_bidirectional_attention": True}
-    model = read_config(config, "x")
+    config = load_model_spec("google/gemma-3-270m-it").config | {
+        "use_bidirectional_attention": True
+    }
+    model = read_model_config(config, "x")
     assert (model.is_encoder, model.task) == (True, "embed")
 
 
 @over("config says", table("encoders.yaml", "refused"))
 def test_what_is_no_encoder_is_refused(config, says):
     with pytest.raises(ModelError, match=says):
-        read_config(config, "x")
+        read_model_config(config, "x")
 
 
 @over("command verdict says", table("encoders.yaml", "commands"))

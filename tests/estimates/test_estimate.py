@@ -22,8 +22,8 @@ from recipe_core.estimates.serving.operators import Step, serving_step_parts, to
 from recipe_core.estimates.serving.weights import stage_layer_bounds
 from recipe_core.estimates.training.memory import PARTS
 from recipe_core.estimates.training.results import TrainingStage
-from recipe_core.hardware.cluster import cluster, device
-from recipe_core.hardware.prices import offers
+from recipe_core.hardware.cluster import cluster, device_profile
+from recipe_core.hardware.prices import all_offers
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.models.catalog import catalog_model
 from recipe_core.plans.plans import estimate_batch, plan_candidate, plan_splits
@@ -112,7 +112,7 @@ def test_throughput_never_exceeds_the_roofline(name, chip, mode, lengths, load):
     workload = {"mode": mode, "concurrency": None, field: load}
     workload |= dict(zip(("input_tokens", "output_tokens"), lengths, strict=True))
     table = plan_splits(make_request(name, chip, workload=workload))
-    profile, model, c = device(chip), catalog_model(name), table.columns
+    profile, model, c = device_profile(chip), catalog_model(name), table.columns
     ok = c["feasible"]
     rate, tpot_s = c["output_tokens_per_s"][ok], c["tpot_s"][ok]
     peak = max(figure.value for figure in profile.peak_flops_per_s.values())
@@ -266,7 +266,9 @@ def test_a_named_offer_is_taken_and_said(machine, paid):
     """Of a machine that is rented whole, devices that the split leaves idle are paid for too."""
     wanted = ("h100-sxm", "Lambda", machine, "on-demand")
     named = next(
-        o for o in offers() if (o.device, o.provider, o.devices_per_node, o.commitment) == wanted
+        o
+        for o in all_offers()
+        if (o.device, o.provider, o.devices_per_node, o.commitment) == wanted
     )
     found = estimate_of(hardware={"offer": named.name})
     assert found["cost"]["devices_rented"] == paid
@@ -300,7 +302,7 @@ SLOW = {"mode": "open", "concurrency": None, "request_rate": 0.01}
 @pytest.mark.parametrize("workload", [{}, {"concurrency": 1}, SLOW])
 def test_power_is_between_idle_and_the_limit(name, workload):
     table = plan_splits(make_request(MODELS[0], name, 4, workload=workload))
-    profile, rows = device(name), table.columns
+    profile, rows = device_profile(name), table.columns
     some = rows["feasible"]
     assert some.any()
     each = rows["watts"][some] / rows["gpus"][some]

@@ -16,7 +16,7 @@ from recipe_core.estimates.serving.operators import Step, serving_step_parts, to
 from recipe_core.estimates.serving.pools import transfer_bytes, transfer_s
 from recipe_core.estimates.serving.speculative import engine_step, tokens_per_step
 from recipe_core.estimates.serving.weights import draft_layer, draft_projection
-from recipe_core.launch.serving.start import launch
+from recipe_core.launch.serving.start import launch_deployment
 from recipe_core.models.catalog import catalog_model
 from recipe_core.plans.plans import estimate_batch, plan_candidate
 from recipe_core.plans.problem import resolve_problem
@@ -178,7 +178,7 @@ def exchange_s(setting, cases):
 
 def started_with(request, *roles):
     """What is launched, and the first process in one of the roles."""
-    started = launch(row_deployment(*plan_candidate(request)))
+    started = launch_deployment(row_deployment(*plan_candidate(request)))
     return started, next(p for p in started.processes if p.role in roles)
 
 

@@ -18,9 +18,9 @@ from recipe_core.estimates.serving import starts
 from recipe_core.estimates.serving.cold_start import cold_start
 from recipe_core.estimates.serving.memory import serving_memory
 from recipe_core.estimates.serving.start_numbers import engine_start, place_names, start_numbers
-from recipe_core.hardware.cluster import device
+from recipe_core.hardware.cluster import device_profile
 from recipe_core.launch.startup import startup_rates
-from recipe_core.models.catalog import by_convention, catalog_model, load_model
+from recipe_core.models.catalog import by_convention, catalog_model, load_model_spec
 from recipe_core.models.spec import NO_TOWER
 from recipe_core.plans.front import front_of_columns
 from recipe_core.plans.plan_json import doubt_text
@@ -147,7 +147,7 @@ def test_a_request_is_judged_in_three_ways():
 
 
 def test_a_config_that_states_blocks_refuses_and_a_format_by_name_does_not():
-    assert load_model("acme/MiniMax-M2-FP8", folders=False).quantization.by_name
+    assert load_model_spec("acme/MiniMax-M2-FP8", folders=False).quantization.by_name
     split = SPLIT | {"tp": 8, "engine": "sglang"}  # vLLM 0.32 cuts blocks of experts finer
     values = MINIMAX | {"model": "acme/MiniMax-M2-FP8", "candidate": split}
     values["hardware"] = {"device": "h200-sxm", "per_node": 8}
@@ -175,7 +175,7 @@ def test_a_config_that_states_blocks_refuses_and_a_format_by_name_does_not():
 
 
 def start(of=None, name="vllm", gb=140.0, devices=4, chip="h100-sxm", **more):
-    place = {"devices": devices, "device": device(chip)}
+    place = {"devices": devices, "device": device_profile(chip)}
     asked = of or Start(node="ready")
     return cold_start(asked, engine=name, weights_bytes=gb * 1e9, **place, **more)
 

@@ -23,7 +23,7 @@ from recipe_core.estimates.serving.rates import solve_serving
 from recipe_core.estimates.serving.routing import SPREAD, crowding, distinct_experts
 from recipe_core.estimates.serving.simulate import simulate_serving
 from recipe_core.estimates.serving.speculative import engine_step, engine_steps
-from recipe_core.hardware.cluster import device, device_names, priors, roofline
+from recipe_core.hardware.cluster import device_names, device_profile, priors, roofline
 from recipe_core.hardware.profile import Family
 from recipe_core.models.catalog import catalog_model
 from recipe_core.models.mlp import MoeMlp
@@ -42,17 +42,20 @@ def test_every_runtime_has_priors_and_only_experts_sort_tokens_and_move_rows():
     for runtime, families in priors().roofline.items():
         assert set(families) == set(typing.get_args(Family)), runtime
     for name in device_names():
-        for family, shapes in device(name).roofline.items():
+        for family, shapes in device_profile(name).roofline.items():
             for dtype, shape in shapes.items():
                 sorts = (shape.row_efficiency is not None, shape.sort_s == 0 or family == "moe")
                 assert sorts == (family == "moe", True), f"{name} {family} {dtype}"
-    assert roofline(device("h100-sxm"), "mla_decode", "fp8").status == "fitted"
-    assert roofline(device("l40s"), "mla_decode", "fp8") == priors().roofline["cuda"]["mla_decode"]
+    assert roofline(device_profile("h100-sxm"), "mla_decode", "fp8").status == "fitted"
+    assert (
+        roofline(device_profile("l40s"), "mla_decode", "fp8")
+        == priors().roofline["cuda"]["mla_decode"]
+    )
 
 
 def old_processor():
     """A processor whose 16-bit products are emulated, at a fifth of its fp32 rate."""
-    machine = device("cpu")
+    machine = device_profile("cpu")
     fast = machine.peak_flops_per_s["fp32"]
     slow = fast.model_copy(update={"value": fast.value / 5})
     return machine.model_copy(update={"peak_flops_per_s": {"fp32": fast, "bf16": slow}})
@@ -63,15 +66,15 @@ def test_kernels_that_widen_multiply_in_fp32_only_where_that_is_faster():
     assert product_dtype(old, "bf16") == "bf16"
     assert product_dtype(old, "bf16", widens=True) == "fp32"
     assert product_dtype(old, "int4", widens=True) == "fp32"
-    assert product_dtype(device("xeon-6980p"), "bf16", widens=True) == "bf16"  # AMX
-    assert product_dtype(device("h100-sxm"), "fp8", widens=True) == "fp8"
+    assert product_dtype(device_profile("xeon-6980p"), "bf16", widens=True) == "bf16"  # AMX
+    assert product_dtype(device_profile("h100-sxm"), "fp8", widens=True) == "fp8"
     slow, fast = (operator_s(old, "gemm", "int4", flops, none, widens=w) for w in (False, True))
     assert slow / fast == pytest.approx(5, rel=0.01)
-    assert operator_s(device("h100-sxm"), "gemm", "bf16", none, none) == 0
+    assert operator_s(device_profile("h100-sxm"), "gemm", "bf16", none, none) == 0
 
 
 def test_experts_take_their_products_and_many_tokens_touch_all():
-    chip = device("h200-sxm")
+    chip = device_profile("h200-sxm")
     shape = roofline(chip, "moe", "bf16")
     flops, weights, rows, tokens = (np.array([v]) for v in (1e12, 1e9, 1e8, float(SORT_TOKENS)))
     products = operator_s(chip, "moe", "bf16", flops, weights)

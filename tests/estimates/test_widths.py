@@ -4,7 +4,7 @@ import pytest
 
 from recipe_core.estimates.columns.dims import ParallelDims
 from recipe_core.estimates.serving.weights import layer_weight_bytes, vocabulary_bytes
-from recipe_core.models.catalog import catalog_model, load_model
+from recipe_core.models.catalog import catalog_model, load_model_spec
 from recipe_core.models.spec import MATRIX_ROLES
 from recipe_core.plans.plans import plan_candidate
 from tests.conftest import make_request
@@ -49,7 +49,9 @@ def test_publishers_leave_different_parts_of_hybrids_unquantised():
     19.75 GiB on one device (club-3090 issue 1047).
     """
     published = {"Inferact": 25.53, "unsloth": 22.85, "nvidia": 21.21}
-    specs = {name: load_model(f"{name}/Qwen3.8-27B-NVFP4", folders=False) for name in published}
+    specs = {
+        name: load_model_spec(f"{name}/Qwen3.8-27B-NVFP4", folders=False) for name in published
+    }
     counted = {name: spec.counted_bytes / 1e9 for name, spec in specs.items()}
     assert counted == pytest.approx(published, rel=0.02)
     for spec in specs.values():

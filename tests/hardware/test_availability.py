@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from recipe_core.base import bounded
 from recipe_core.base.bounded import number, whole
 from recipe_core.hardware import failures as shipped
-from recipe_core.hardware.failures import FailureFile, failures, node_failures, repair_hours
+from recipe_core.hardware.failures import FailureFile, failure_file, node_failures, repair_hours
 from recipe_core.hardware.failures import spot_market as market
-from recipe_core.hardware.prices import offers
+from recipe_core.hardware.prices import all_offers
 from recipe_core.sizing import kept_up as availability
 from recipe_core.sizing.kept_up import Domains, distribution, spares, spot, up_at_least
 from tests.fixtures.paths import ROOT
@@ -161,7 +161,7 @@ def test_extra_devices_hold_the_goodput_and_no_instance_is_idle(rate, restart, d
 
 
 def test_rates_are_those_of_fleets_and_traces_and_documented():
-    llama = next(fleet for fleet in failures().fleets if "Llama 3" in fleet.fleet)
+    llama = next(fleet for fleet in failure_file().fleets if "Llama 3" in fleet.fleet)
     rate = llama.failures_per_1000_node_days.value
     assert rate == pytest.approx(419 / (2048 * 54) * 1e3, rel=1e-3)
     h100 = node_failures("sm_90")
@@ -186,13 +186,13 @@ def test_rates_are_those_of_fleets_and_traces_and_documented():
     assert host.held > 0.98 > anything.held
     assert market(provider="Google Cloud") == market("sm_80")
     assert host.basis.startswith("Google Cloud CPU")
-    file, document = failures(), shipped.FILE.read()
+    file, document = failure_file(), shipped.FILE.read()
     for trace in file.spot:
         hours = trace.held * trace.instances * trace.days * 24
         assert trace.instance_hours == pytest.approx(hours, rel=0.05, abs=2)
     used = {trace.provider for trace in file.spot} | set(file.reclaim_notice_s)
     used |= {each.provider for each in file.agreements}
-    assert used - {offer.provider for offer in offers()} == {"io.net"}
+    assert used - {offer.provider for offer in all_offers()} == {"io.net"}
     cited = json.dumps(document)
     for name in document["sources"]:
         assert f'"source": "{name}"' in cited
@@ -203,7 +203,7 @@ def test_rates_are_those_of_fleets_and_traces_and_documented():
     text = " ".join(page.split())
     every, spots, hosts = node_failures(), market(), market("x86_64")
     for figure in (
-        *(f"| {fleet.failures_per_1000_node_days.value:g} |" for fleet in failures().fleets),
+        *(f"| {fleet.failures_per_1000_node_days.value:g} |" for fleet in failure_file().fleets),
         f"{every.mtbf_hours:,.0f} hours between failures",
         f"({every.low_hours:,.0f} to {every.high_hours:,.0f})",
         f"{repair_hours():.1f} h`",

@@ -9,8 +9,8 @@ import pytest
 
 from recipe_core.base.errors import HardwareError
 from recipe_core.estimates.training.spares import erlang_b
-from recipe_core.hardware.cluster import device
-from recipe_core.hardware.failures import NODE_DAYS_HOURS, failures, node_failures
+from recipe_core.hardware.cluster import device_profile
+from recipe_core.hardware.failures import NODE_DAYS_HOURS, failure_file, node_failures
 from recipe_core.hardware.microbench.disk import measure_disk
 from recipe_core.hardware.storage import measured_tier, storage_names, storage_tier
 from recipe_core.launch.training.start import training_launch
@@ -76,12 +76,12 @@ def test_failures_and_slow_nodes_are_those_of_fleets_unless_stated():
     waits = run_of(repair_s=86_400.0)["time_shares"]["waiting"]
     mtbf_hours = node_failures("sm_90").mtbf_hours * 8
     all_wait = run_of(repair_s=86_400.0, device_mtbf_hours=mtbf_hours)["time_shares"]["waiting"]
-    assert waits / all_wait == pytest.approx(failures().repair.drained_share.value, rel=0.1)
+    assert waits / all_wait == pytest.approx(failure_file().repair.drained_share.value, rel=0.1)
     # spares without a repair time assume a day
     day = run_of(spare_nodes=1, device_mtbf_hours=500.0, repair_s=86_400.0)
     assert run_of(spare_nodes=1, device_mtbf_hours=500.0) == day
     # MegaScale: 0.5 % of the machines of 12,288 GPUs are a tenth slower; one of 1,536 surely is
-    share = failures().slow_nodes.share.value
+    share = failure_file().slow_nodes.share.value
     large = {"dp": 1536}, {"nodes": 1536, "device": "a100-sxm-80gb"}
     kept = run_of(*large, global_batch=1536, slow_node_share=share)
     gone = run_of(*large, global_batch=1536)
@@ -303,8 +303,8 @@ def test_a_step_waits_for_the_tier_or_the_measured_disk_of_a_profile():
         ({"storage_bytes_per_s": 2e9}, 2e9),
     ):
         assert run_of({}, {"device": own}, **workload)["checkpoint_s"] == pytest.approx(size / rate)
-    assert measured_tier(device(own)).latency_s.value == pytest.approx(5e-5)
-    assert measured_tier(device("h100-sxm")) is None
+    assert measured_tier(device_profile(own)).latency_s.value == pytest.approx(5e-5)
+    assert measured_tier(device_profile("h100-sxm")) is None
 
 
 def test_a_disk_is_measured_in_bounded_time_and_left_clean_or_refused(tmp_path, monkeypatch):

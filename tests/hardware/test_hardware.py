@@ -11,9 +11,9 @@ from recipe_core.base.resources import root
 from recipe_core.estimates.measured.serving_runs import published_runs
 from recipe_core.estimates.measured.training_runs import published_training_runs
 from recipe_core.hardware import cluster as clusters
-from recipe_core.hardware.cluster import device, device_names, fabric, fabric_names
-from recipe_core.hardware.custom import validated
-from recipe_core.hardware.prices import offers, offers_of
+from recipe_core.hardware.cluster import device_names, device_profile, fabric, fabric_names
+from recipe_core.hardware.custom import validate_profile
+from recipe_core.hardware.prices import all_offers, offers_of
 from recipe_core.hardware.profile import RUNTIMES, Fabric
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.payload.launcher.machine import parse_xpu_smi
@@ -39,13 +39,13 @@ def cluster(**fields):
 
 @over("name", device_names())
 def test_every_profile_is_complete_and_shown(name):
-    profile = device(name)
+    profile = device_profile(name)
     node = profile.node
     assert profile.name == name
     assert (fabric(node.fabric).kind, fabric(node.network).kind) == ("scale-up", "scale-out")
     assert profile.runtime in clusters.priors().roofline
     assert {"bf16", "fp16", "fp32"} & set(profile.kv_dtypes)
-    assert offers_of(profile) == [offer for offer in offers() if offer.device == name]
+    assert offers_of(profile) == [offer for offer in all_offers() if offer.device == name]
     shown = hardware_view(profile)
     assert set(shown["links"]) == {node.fabric, node.network, *node.alternatives}
     assert shown["dtype_support"]
@@ -99,7 +99,7 @@ def test_every_figure_has_unit_source_and_status(file):
 def test_memory_is_near_the_marketed_size_and_the_system_keeps_a_part_of_shared_memory():
     marketed, shared = table("hardware", "marketed"), table("hardware", "shared")
     for name, gigabytes in (marketed | shared).items():
-        profile = device(name)
+        profile = device_profile(name)
         memory_bytes = profile.memory_bytes.value
         assert 0.92 <= memory_bytes / (gigabytes * 1e9) <= 1.075, name
         kept = 1 - profile.usable_memory_bytes / memory_bytes
@@ -108,7 +108,7 @@ def test_memory_is_near_the_marketed_size_and_the_system_keeps_a_part_of_shared_
         else:
             assert 0 <= kept < 0.1, name
     for name, gib in (("h100-sxm", 79.18), ("mi300x", 191.98), ("rtx-4090", 23.52)):
-        assert device(name).usable_memory_bytes / 2**30 == pytest.approx(gib, abs=0.05)
+        assert device_profile(name).usable_memory_bytes / 2**30 == pytest.approx(gib, abs=0.05)
 
 
 def test_every_fabric_validates_and_runs_of_a_rack_are_read_in_its_nodes():
@@ -150,7 +150,7 @@ def test_devices_that_are_announced_say_so_and_are_chosen_by_nobody_else():
     assert names == {"mi455x", "vr200"}
     listed = recipe("hardware").stdout
     for name in names:
-        profile = device(name)
+        profile = device_profile(name)
         assert profile.announced.source in profile.sources
         assert hardware_view(profile)["announced"]["date"] == "2026-01"
         assert any(name in line and "announced 2026-01" in line for line in listed.splitlines())
@@ -178,7 +178,7 @@ def test_devices_that_are_announced_say_so_and_are_chosen_by_nobody_else():
     assert {"h100-sxm", "t4"} <= chosen
     assert not names & chosen
     with pytest.raises(HardwareError, match="mi455x"):
-        device("mi455y")  # named where it is what was meant
+        device_profile("mi455y")  # named where it is what was meant
 
 
 def test_old_devices_compute_in_fp16_and_engines_without_kernels_for_them_are_refused():
@@ -200,8 +200,8 @@ def test_old_devices_compute_in_fp16_and_engines_without_kernels_for_them_are_re
         for engine in {"vllm", "sglang"} - set(runs):
             title = {"vllm": "vLLM", "sglang": "SGLang"}[engine]
             assert any(title in text and "does not start" in text for text in said), (name, engine)
-    assert not {"bf16", "fp8"} & set(device("v100-sxm-16gb").weight_dtypes)
-    assert "bf16" not in device("t4").peak_flops_per_s
+    assert not {"bf16", "fp8"} & set(device_profile("v100-sxm-16gb").weight_dtypes)
+    assert "bf16" not in device_profile("t4").peak_flops_per_s
 
 
 @over("name", ["gaudi3", "tpu-v5e", "tpu-v5p", "tpu-v6e", "tpu-v7x", "trainium2", "trainium3"])
@@ -209,28 +209,32 @@ def test_training_on_a_device_no_framework_drives_is_an_estimate_only(name):
     workload = {"kind": "training", "sequence_length": 2048, "global_batch": 16}
     table = planned(name, "Qwen/Qwen3-0.6B", 4, workload)
     assert len(table.order) > 0
-    assert device(name).title in plan_launch_note(table)
+    assert device_profile(name).title in plan_launch_note(table)
 
 
 def test_devices_are_found_by_the_names_people_type_and_differ_as_published():
     typed = table("hardware", "typed")
-    assert {said: device(said).name for said in typed} == typed
-    owners = [(alias.casefold(), name) for name in device_names() for alias in device(name).aliases]
+    assert {said: device_profile(said).name for said in typed} == typed
+    owners = [
+        (alias.casefold(), name)
+        for name in device_names()
+        for alias in device_profile(name).aliases
+    ]
     assert len(dict(owners)) == len(owners)
     assert [pair for pair in owners if pair[0] in device_names() and pair[0] != pair[1]] == []
     # H800: NVLink; H20: products and memory; MI308X: compute units of the same package.
-    h800, h100, h20 = (device(name) for name in ("h800-sxm", "h100-sxm", "h20"))
+    h800, h100, h20 = (device_profile(name) for name in ("h800-sxm", "h100-sxm", "h20"))
     assert h800.peak_flops_per_s["bf16"].value == h100.peak_flops_per_s["bf16"].value
     link, full = fabric(h800.node.fabric), fabric(h100.node.fabric)
     assert link.bandwidth_bytes_per_s.value == 200e9 < full.bandwidth_bytes_per_s.value
     assert h20.peak_flops_per_s["bf16"].value < 0.16 * h100.peak_flops_per_s["bf16"].value
     assert h20.memory_bandwidth_bytes_per_s.value > h100.memory_bandwidth_bytes_per_s.value
-    cut, rates = (device(name).peak_flops_per_s for name in ("mi308x", "mi300x"))
+    cut, rates = (device_profile(name).peak_flops_per_s for name in ("mi308x", "mi300x"))
     shares = [cut[dtype].value / rate.value for dtype, rate in rates.items()]
     assert shares == pytest.approx([80 / 304] * len(shares), rel=1e-3)
-    assert clusters.roofline(device("h100-sxm"), "gemm", "bf16").status == "fitted"
+    assert clusters.roofline(device_profile("h100-sxm"), "gemm", "bf16").status == "fitted"
     prior = clusters.priors().roofline["cuda"]["gemm"]
-    assert clusters.roofline(device("rtx-4090"), "gemm", "bf16") == prior
+    assert clusters.roofline(device_profile("rtx-4090"), "gemm", "bf16") == prior
     rows = [row for row in clusters.dtypes().support if row.dtype == "fp8"]
     encodings = {name: row.encoding for row in rows for name in row.architectures}
     found = [encodings[name] for name in ("gfx942", "gfx950", "sm_90")]
@@ -239,7 +243,9 @@ def test_devices_are_found_by_the_names_people_type_and_differ_as_published():
 
 def holding(per_node, commitment):
     """Offers of machines with so many H100 that are not unverified, cheapest first."""
-    fitting = [offer for offer in offers_of(device("h100-sxm")) if offer.largest >= per_node]
+    fitting = [
+        offer for offer in offers_of(device_profile("h100-sxm")) if offer.largest >= per_node
+    ]
     known = [offer for offer in fitting if offer.status != "unverified"]
     return [offer for offer in known if offer.commitment == commitment]
 
@@ -278,7 +284,7 @@ def test_every_price_is_stated_named_or_the_cheapest_of_its_commitment_or_unknow
     # a spot price is not above the same machine's on-demand price
     machines = {
         (offer.provider, offer.device, offer.instance, offer.region, offer.commitment): offer
-        for offer in offers()
+        for offer in all_offers()
         if offer.status == "published" and offer.devices_per_node == 8
     }
     shares = [
@@ -301,7 +307,7 @@ def planned(name, model="Qwen/Qwen3-4B", per_node=1, workload=None, **options):
 def test_an_edge_device_serves_a_model_that_fits(name, engine):
     table = planned(name)
     best = int(table.order[0])
-    weights_bytes, bandwidth = 4.0e9 * 2, device(name).memory_bandwidth_bytes_per_s.value
+    weights_bytes, bandwidth = 4.0e9 * 2, device_profile(name).memory_bandwidth_bytes_per_s.value
     assert table.estimate(best).serving.tpot_s > weights_bytes / bandwidth
     assert table.setting(best).engine.name == engine
 
@@ -315,16 +321,18 @@ def test_what_does_not_run_says_why_and_a_vendor_may_have_several_runtimes():
         assert len(found.order) == 0
         assert all(said in found.reasons(row)[0] for row in range(len(found)))
     assert RUNTIMES["intel"] == ("hpu", "xpu", "npu")
-    intel = map(device, ("gaudi3", "arc-b580", "intel-npu-lunar-lake"))
+    intel = map(device_profile, ("gaudi3", "arc-b580", "intel-npu-lunar-lake"))
     assert {found.runtime for found in intel} == {*RUNTIMES["intel"]}
-    plain = json.loads(device("arc-b580").model_dump_json(exclude_none=True))
-    error = refusal(validated, plain | {"name": "mine", "runtime": "rocm"}, kind=HardwareError)
+    plain = json.loads(device_profile("arc-b580").model_dump_json(exclude_none=True))
+    error = refusal(
+        validate_profile, plain | {"name": "mine", "runtime": "rocm"}, kind=HardwareError
+    )
     assert "hpu or xpu or npu, not rocm" in str(error)
     names = ("Intel(R) Arc(TM) B580 Graphics", "Intel(R) Arc(TM) Pro B60 Graphics")
     rows = [{"device_id": n, "device_name": name} for n, name in enumerate(names)]
     found = parse_xpu_smi("log line\n" + json.dumps({"device_list": rows}))
     assert [gpu.index for gpu in found] == [0, 1]
-    assert [device(gpu.name).name for gpu in found] == ["arc-b580", "arc-pro-b60"]
+    assert [device_profile(gpu.name).name for gpu in found] == ["arc-b580", "arc-pro-b60"]
 
 
 def test_published_speeds_of_llama_cpp_are_met():

@@ -21,7 +21,7 @@ from recipe_core.doors.cli import load_commands
 from recipe_core.estimates.bands import widen_band
 from recipe_core.estimates.roofline import operator_s
 from recipe_core.estimates.serving import bands as serving_bands
-from recipe_core.hardware.cluster import cluster, device, fabric, host_speed, plain
+from recipe_core.hardware.cluster import cluster, device_profile, device_values, fabric, host_speed
 from recipe_core.hardware.custom import read_profile
 from recipe_core.hardware.detect import links as parsed
 from recipe_core.hardware.detect import machine as detection
@@ -61,7 +61,7 @@ def points_of(noise=0.0, dtype="bf16"):
     draw = np.random.default_rng(3)
     figure = {"source": "profile", "status": "measured"}
     known = {
-        **plain(device("cpu")),
+        **device_values(device_profile("cpu")),
         "name": "known",
         "memory_bandwidth_bytes_per_s": {"value": BANDWIDTH, **figure},
         "peak_flops_per_s": {name: {"value": PEAK, **figure} for name in (dtype, "bf16")},
@@ -116,7 +116,7 @@ def test_a_profile_is_a_complete_device_with_residuals(tmp_path):
     profiled = calm()
     path = tmp_path / "machine.yaml"
     profiling.write_profile(path, profiled)
-    ours = device(read_profile(str(path)))
+    ours = device_profile(read_profile(str(path)))
     assert ours == profiled.device
     assert (ours.name, ours.known_as, ours.runtime) == ("some-cpu-2-cores", "cpu", "cpu")
     assert ours.memory_bytes.value == 8 << 30
@@ -136,7 +136,7 @@ def test_a_profile_is_a_complete_device_with_residuals(tmp_path):
 
 
 def test_a_known_accelerator_is_held_against_its_datasheet_an_unknown_one_against_its_best_rates():
-    base = device("h100-sxm")
+    base = device_profile("h100-sxm")
     points = [replace(point, timing=replace(point.timing, seconds=1e-5)) for point in points_of()]
     found = found_here(matched="h100-sxm", profile={"title": "H100", "memory_bytes": None})
     measured = measured_here(
@@ -208,7 +208,11 @@ def test_disks_loads_and_collectives_are_part_of_the_profile():
 
 
 def ours_with(**host):
-    known = {name: value for name, value in plain(device("cpu")).items() if name != "host"}
+    known = {
+        name: value
+        for name, value in device_values(device_profile("cpu")).items()
+        if name != "host"
+    }
     values = {"host": {"source": "profile", "status": "measured", **host}} if host else {}
     return {**known, "name": "ours", "known_as": "cpu", **values}
 
@@ -266,7 +270,7 @@ def test_files_and_seconds_that_are_no_profiles_are_refused(tmp_path):
 
 def test_the_command_writes_what_a_plan_reads(tmp_path, monkeypatch):
     pytest.importorskip("torch", reason="NOT TESTED: recipe profile, torch is missing")
-    monkeypatch.setattr(profiling, "measure", lambda *_, **__: measured_here())
+    monkeypatch.setattr(profiling, "measure_device", lambda *_, **__: measured_here())
     out, request = tmp_path / "machine.yaml", tmp_path / "request.json"
     values = request_values(device=str(out), model="Qwen/Qwen3-0.6B", per_node=1)
     request.write_text(json.dumps(values))
@@ -323,7 +327,7 @@ def test_machines_are_found_by_what_tools_print(bench, monkeypatch, programs, en
         tool(bench, name, answers if isinstance(answers, dict) else nvidia(*answers))
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    found = detection.detect()
+    found = detection.detect_machine()
     notes = wanted.get("notes", [""])[0]
     assert any(notes in note for note in [*found.notes, ""])
     assert_says(asdict(found), {name: wanted[name] for name in wanted if name != "notes"})
@@ -332,30 +336,30 @@ def test_machines_are_found_by_what_tools_print(bench, monkeypatch, programs, en
         Device.model_validate(found.profile)
         known = found.links.fabric if found.links else None
         fabric = f"\n  fabric: {known}" if known else ""
-        assert detection.describe(found).endswith(f"nodes: 1{fabric}")
+        assert detection.detected_text(found).endswith(f"nodes: 1{fabric}")
 
 
 def test_what_a_process_gets_is_assumed_or_told_by_torch(bench, monkeypatch):
     tool(bench, "nvidia-smi", nvidia("hgx-h100", "topo-hgx-h100.txt"))
-    assumed = detection.detect().allocatable_memory_bytes["value"]
+    assumed = detection.detect_machine().allocatable_memory_bytes["value"]
     assert assumed == pytest.approx(79.18 * 2**30, rel=1e-3)
     tool(bench, "nvidia-smi", nvidia("l40s", "topo-l40s-pcie.txt"))
     seen = {"cuda": "12.8", "hip": None, "devices": [["NVIDIA L40S", 47_697_362_944, "sm_89"]] * 4}
     monkeypatch.setattr(tools, "ask_torch", lambda notes: seen)
-    found = detection.detect()
+    found = detection.detect_machine()
     memory = found.allocatable_memory_bytes
     assert (memory["value"], memory["status"]) == (47_697_362_944, "measured")
     assert found.versions["torch's CUDA"] == "12.8"
     # bridged pairs lie on PCIe, and an unknown device is not guessed
     monkeypatch.setattr(tools, "ask_torch", lambda notes: {})
     tool(bench, "nvidia-smi", nvidia("h100-nvl", "topo-h100-nvl-pairs.txt"))
-    pairs = detection.detect().request["hardware"]
+    pairs = detection.detect_machine().request["hardware"]
     assert cluster(HardwareRequest(**pairs)).beyond.name == "pcie5"
     tool(bench, "nvidia-smi", nvidia("p100", "topo-dgx1-mesh.txt"))
-    found = detection.detect()
+    found = detection.detect_machine()
     assert {"memory_bandwidth_bytes_per_s", "peak_flops_per_s", "node"} <= set(found.unknown)
     assert "partial mesh" in found.links.note
-    assert "memory_bandwidth_bytes_per_s: no tool" in detection.describe(found)
+    assert "memory_bandwidth_bytes_per_s: no tool" in detection.detected_text(found)
 
 
 def test_this_machine_for_real():
@@ -381,14 +385,14 @@ def test_islands_links_and_names_of_tools():
         ("topo-l40s-pcie", [1, 1, 1, 1]),
     ):
         pairs = parsed.parse_nvidia_topo((HARDWARE / f"{topology}.txt").read_text())
-        found = parsed.islands(pairs, sorted({first for first, _ in pairs}))
+        found = parsed.link_islands(pairs, sorted({first for first, _ in pairs}))
         assert sorted(map(len, found)) == sizes
-    assert parsed.links({}, [0], device("l40s")) is None
-    assert parsed.links({(0, 1): "NV18"}, [0, 1], device("h100-sxm")) is None
+    assert parsed.machine_links({}, [0], device_profile("l40s")) is None
+    assert parsed.machine_links({(0, 1): "NV18"}, [0, 1], device_profile("h100-sxm")) is None
     # an unknown PCIe generation names no fabric
     pairs = {(0, 1): "PHB", (1, 0): "PHB"}
-    assert parsed.links(pairs, [0, 1], device("rtx-3090"), 2).fabric is None
-    assert parsed.links(pairs, [0, 1], device("t4"), 3).fabric == "pcie3"
+    assert parsed.machine_links(pairs, [0, 1], device_profile("rtx-3090"), 2).fabric is None
+    assert parsed.machine_links(pairs, [0, 1], device_profile("t4"), 3).fabric == "pcie3"
     # matrices leave out network cards
     pairs = parsed.parse_nvidia_topo((HARDWARE / "topo-hgx-h100.txt").read_text())
     assert (len(pairs), set(pairs.values())) == (8 * 7, {"NV18"})

@@ -9,9 +9,19 @@ import pytest
 
 from recipe_core.base.errors import NoAnswer
 from recipe_core.hardware.microbench import host, memory, run
-from recipe_core.hardware.microbench.clock import Deadline, EventClock, HostClock, spread_of, timed
-from recipe_core.hardware.microbench.collectives import SIZES, measure_collectives, parse
-from recipe_core.hardware.microbench.points import Bench, Case, in_turn, measured
+from recipe_core.hardware.microbench.clock import (
+    Deadline,
+    EventClock,
+    HostClock,
+    log_spread,
+    time_work,
+)
+from recipe_core.hardware.microbench.collectives import (
+    SIZES,
+    measure_collectives,
+    parse_collectives,
+)
+from recipe_core.hardware.microbench.points import Bench, Case, in_turn, measure_cases
 from tests.fixtures.refusals import refusal
 
 torch = pytest.importorskip("torch", reason="NOT TESTED: micro-benchmarks, torch is missing")
@@ -44,14 +54,14 @@ def steps(slow, late):
 
 
 def test_a_time_is_the_median_of_batches_and_events_count_what_the_stream_does():
-    steady = timed(lambda: None, Ticks(1e-3), budget_s=0.0)
+    steady = time_work(lambda: None, Ticks(1e-3), budget_s=0.0)
     assert (steady.seconds, steady.spread, steady.batches) == (pytest.approx(1e-3), 0.0, 3)
-    wild = timed(lambda: None, Ticks(1e-3, 1e-3, 4e-3), budget_s=0.02)
+    wild = time_work(lambda: None, Ticks(1e-3, 1e-3, 4e-3), budget_s=0.02)
     assert wild.seconds == pytest.approx(1e-3)
     # spread: the standard deviation of logarithms without outliers
     draws = np.exp(np.random.default_rng(0).normal(0, 0.1, 2000)).tolist()
-    assert spread_of(draws) == pytest.approx(0.1, rel=0.1)
-    assert spread_of([*draws, 1e9]) == pytest.approx(0.1, rel=0.1)
+    assert log_spread(draws) == pytest.approx(0.1, rel=0.1)
+    assert log_spread([*draws, 1e9]) == pytest.approx(0.1, rel=0.1)
     cuda = Mock()
     start, end = cuda.Event.side_effect = (cuda.start, cuda.end)
     start.elapsed_time.return_value = 4.0
@@ -81,16 +91,16 @@ def case(flops=1e6, *, dtype="bf16", fails=False):
 def test_what_a_device_refuses_or_time_does_not_allow_is_left_out_and_said_once():
     notes = []
     fails = [case(dtype="fp8", fails=True)] * 2
-    points = list(measured([*fails, case()], HERE, Deadline(60), 1.0, notes))
+    points = list(measure_cases([*fails, case()], HERE, Deadline(60), 1.0, notes))
     assert [point.dtype for point in points] == ["bf16"]
     bench = Bench(torch.device("cpu"), Ticks(1e-3), 1, 1)
-    assert len(list(measured([case(1.0), case(1e12)], bench, Deadline(60), 1.0, notes))) == 1
+    assert len(list(measure_cases([case(1.0), case(1e12)], bench, Deadline(60), 1.0, notes))) == 1
     assert notes == [
         "not measured, gemm fp8 1 x 1: not implemented for 'Float8'",
         "1 of 2 shapes of gemm did not fit in the time",
     ]
     # the first cases are measured however late it is
-    assert len(list(measured([case()] * 3, HERE, Deadline(-1), 1.0, [], needed=2))) == 2
+    assert len(list(measure_cases([case()] * 3, HERE, Deadline(-1), 1.0, [], needed=2))) == 2
 
 
 def test_work_of_every_family_runs_here_and_is_counted_as_the_estimate_counts_it():
@@ -123,13 +133,15 @@ def test_work_of_every_family_runs_here_and_is_counted_as_the_estimate_counts_it
         assert (work.flops, work.moved_bytes) == (flops, moved_bytes)
     assert product.dtype == "bf16"
     for dtype in ("bf16", "fp32", "fp16", "int8"):
-        assert tuple(operators._product(HERE, dtype, 4, 64, 128).make()().shape) == (4, 128), dtype
+        assert tuple(operators._product_case(HERE, dtype, 4, 64, 128).make()().shape) == (4, 128), (
+            dtype
+        )
     # weights are more than a cache holds
-    arrays = operators.stored(HERE, "bf16", 128, 128)
+    arrays = operators.stored_arrays(HERE, "bf16", 128, 128)
     assert sum(each.nbytes for each in arrays) >= 4 * HERE.cache_bytes
     assert len({each.data_ptr() for each in arrays}) == len(arrays)
     assert torch.isfinite(arrays[0].float()).all()
-    large = operators.stored(HERE, "fp32", 1 << 12, 1 << 11)
+    large = operators.stored_arrays(HERE, "fp32", 1 << 12, 1 << 11)
     assert [tuple(each.shape) for each in large] == [(1 << 12, 1 << 11)] * 2
 
 
@@ -162,13 +174,13 @@ def test_layers_are_steps_of_real_operators_and_the_host_is_measured_once_at_lea
     middle = host.host_times([cells, cells, slower])
     assert middle.steps == {cell: step for cell, (_, step) in cells.items()}
     assert middle.request_s == pytest.approx(5e-3)
-    both = host.together([host.host_times([cells]), host.host_times([slower])])
+    both = host.merge_host_times([host.host_times([cells]), host.host_times([slower])])
     assert (both.steps[2, 1], both.rounds) == (pytest.approx(math.sqrt(2) * 1e-3), 2)
-    found = host.ratios(host.HostTimes(steps(1, 1), host.REFERENCE["request_s"], 0.0, 1))
+    found = host.host_ratios(host.HostTimes(steps(1, 1), host.REFERENCE["request_s"], 0.0, 1))
     assert (found.layers, found.sequences, found.requests) == pytest.approx((1, 1, 1))
     for slow, late in ((1, 1), (3, 3), (2, 1), (1, 2)):
         request_s = 2 * host.REFERENCE["request_s"]
-        found = host.ratios(host.HostTimes(steps(slow, late), request_s, 0.0, 1))
+        found = host.host_ratios(host.HostTimes(steps(slow, late), request_s, 0.0, 1))
         # what tells a layer from a token is held to what both have in common
         assert (found.layers, found.sequences) == pytest.approx((slow, late), rel=0.25)
         assert found.requests == pytest.approx(math.sqrt(2 * math.sqrt(slow * late)), rel=0.1)
@@ -205,18 +217,18 @@ def test_ranks_of_this_machine_reduce_every_size():
 
 
 def test_ranks_have_a_limit_and_the_device_is_what_torch_sees_or_what_is_named(monkeypatch):
-    rows = parse("warning\n[rank0] collective [1024, 0.5]\ncollective [2048, 1]\nx", 4)
+    rows = parse_collectives("warning\n[rank0] collective [1024, 0.5]\ncollective [2048, 1]\nx", 4)
     found = [(row.ranks, row.size_bytes, row.seconds) for row in rows]
     assert found == [(4, 1024.0, 0.5), (4, 2048.0, 1.0)]
     many = {"quick": True, "ranks": 1000, "tell": lambda _: None}
-    assert "1000 ranks" in str(refusal(run.measure, "cpu", Deadline(60), **many))
+    assert "1000 ranks" in str(refusal(run.measure_device, "cpu", Deadline(60), **many))
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     assert measure_collectives(2, "gloo", 0.1) == []
 
     def chosen(seen, hip, name):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: seen)
         monkeypatch.setattr(torch.version, "hip", hip)
-        return run.chosen(name)
+        return run.device_kind(name)
 
     kinds = {
         (False, None, None): "cpu",
@@ -240,7 +252,9 @@ def test_ranks_have_a_limit_and_the_device_is_what_torch_sees_or_what_is_named(m
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="NOT TESTED: no GPU in this machine")
 def test_an_accelerator_is_measured_by_events():
-    found = run.measure(run.chosen(None), Deadline(60), quick=True, ranks=0, tell=lambda _: None)
+    found = run.measure_device(
+        run.device_kind(None), Deadline(60), quick=True, ranks=0, tell=lambda _: None
+    )
     assert found.to_device_bytes_per_s
     assert found.launch_s < 1e-3
     families = {point.family for point in found.points}

@@ -10,8 +10,8 @@ from fastapi.testclient import TestClient
 from recipe_core.doors.api import create_api
 from recipe_core.doors.catalog import offers_for
 from recipe_core.hardware import offer_tables, offers, prices
-from recipe_core.hardware.cluster import cluster, device, device_names
-from recipe_core.hardware.offer_import import Terms, accelerator, import_table
+from recipe_core.hardware.cluster import cluster, device_names, device_profile
+from recipe_core.hardware.offer_import import Terms, accelerator_device, import_table
 from recipe_core.hardware.offer_search import offered_devices, select_offers
 from recipe_core.hardware.offers import Offer, last_day
 from recipe_core.hardware.request import HardwareRequest
@@ -162,7 +162,9 @@ def test_a_cluster_beside_the_first_is_priced_under_its_commitment_and_term():
     assert (first.usd_per_device_hour, first.price_text()[:8]) == (None, "unknown.")
     assert "reclaim" not in first.price_note
     assert other.commitment == "spot"
-    known = [each for each in prices.offers_of(device("a100-sxm-40gb")) if each.term_months == 36]
+    known = [
+        each for each in prices.offers_of(device_profile("a100-sxm-40gb")) if each.term_months == 36
+    ]
     reserved = next(each.name for each in known if each.status == "published")
     first = {"hardware": {"device": "a100-sxm-40gb", "offer": reserved}}
     own, other = resolve_problem(mixed(first, HardwareRequest(device="l4"))).clusters
@@ -198,7 +200,7 @@ def test_an_operators_prices_are_read_beside_the_shipped_ones(monkeypatch, tmp_p
     assert found.usd_per_device_hour == 1.5
     assert found.price_basis == "our-cloud-h100-sxm, on-demand, 2026-11-20: quoted"
     assert (found.offer.status, found.offer.source) == ("quoted", "mine.csv")
-    assert len(prices.offers()) == len(offer_tables.shipped_offers()) + 2
+    assert len(prices.all_offers()) == len(offer_tables.shipped_offers()) + 2
     path.write_text(f"{HEAD}\nOur cloud,h100-sxm,1.4,on-demand,2026-11-21,8\n")
     assert cluster(HardwareRequest(device="h100-sxm")).usd_per_device_hour == 1.4
     # a missing table is an error without its folder
@@ -209,7 +211,7 @@ def test_an_operators_prices_are_read_beside_the_shipped_ones(monkeypatch, tmp_p
 @over("lines, place, value", table("offers", "bad_tables"))
 def test_a_bad_table_is_named_with_line_column_and_fix(tmp_path, monkeypatch, lines, place, value):
     own_table(tmp_path, monkeypatch, *(line.replace("HEAD", HEAD) for line in lines))
-    error = refusal(prices.offers)
+    error = refusal(prices.all_offers)
     assert (error.field, bool(error.hint), "/" in error.message) == (offer_tables.OWN, True, False)
     for part in ("mine.csv", place, value):
         assert part in error.message
@@ -271,7 +273,7 @@ def test_tables_of_others_and_of_ones_own_become_offers():
     reasons = ("parts of an accelerator", "accelerators without a machine", "without accelerators")
     assert done.skipped == dict.fromkeys((*reasons, "without a price"), 1)
     for name, text, device_name in table("offers", "names_of_accelerators"):
-        assert accelerator(name, text, {})[0] == device_name, name
+        assert accelerator_device(name, text, {})[0] == device_name, name
     # the caller may say what a name means
     known = {"K80": "l4", "H100": "h100-pcie"}
     done = import_table(CATALOGUE, "vms.csv", Terms(provider="x", accelerators=known))

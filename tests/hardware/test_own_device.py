@@ -17,12 +17,19 @@ from recipe_core.commands.judge import judge_command
 from recipe_core.doors.api import create_api
 from recipe_core.doors.cli import load_commands
 from recipe_core.estimates.measured.support import device_support
-from recipe_core.hardware.cluster import cluster, device, device_names, is_own, plain, roofline
+from recipe_core.hardware.cluster import (
+    cluster,
+    device_names,
+    device_profile,
+    device_values,
+    is_own,
+    roofline,
+)
 from recipe_core.hardware.custom import MAX_BYTES, read_profile, with_profiles
 from recipe_core.hardware.prices import offers_of
 from recipe_core.hardware.profile import Device
 from recipe_core.hardware.request import HardwareRequest
-from recipe_core.hardware.upload import template, uploaded_profile
+from recipe_core.hardware.upload import profile_template, uploaded_profile
 from recipe_core.plans.plans import estimate_batch, plan_candidate, plan_splits
 from recipe_core.plans.rank import nearest_row
 from recipe_core.recipe import Recipe, make_recipe, recipe_request
@@ -41,7 +48,7 @@ from tests.fixtures.rows import over, table
 
 MEASURED = {"source": "ours", "status": "measured"}
 OURS = table("own_device", "ours")
-WHOLE = plain(device(OURS))
+WHOLE = device_values(device_profile(OURS))
 SLOW = OURS | {"memory_bandwidth_bytes_per_s": {"value": 1e12, **MEASURED}}
 TRAINING = {"kind": "training", "sequence_length": 4096, "global_batch": 64, "tokens": 1e8}
 
@@ -51,7 +58,7 @@ def figure(value):
 
 
 def uploaded(values):
-    return device(uploaded_profile(values.encode(), "mine.yaml"))
+    return device_profile(uploaded_profile(values.encode(), "mine.yaml"))
 
 
 @pytest.fixture(scope="module")
@@ -67,37 +74,43 @@ def path(tmp_path):
 
 
 def test_what_a_profile_leaves_out_is_its_bases_and_a_whole_one_needs_none():
-    base, ours = device("h100-sxm"), device(OURS)
+    base, ours = device_profile("h100-sxm"), device_profile(OURS)
     assert ours.memory_bytes.value == 64e9
     assert roofline(ours, "gemm", "bf16").compute_efficiency == 0.5
     assert roofline(ours, "gemm", "fp8") == roofline(base, "gemm", "fp8")
     assert ours.tdp_watts == base.tdp_watts
     assert (ours.name, ours.known_as, ours.aliases) == ("my-h100", "h100-sxm", base.aliases)
     assert {"ours", "sheet"} <= set(ours.sources)
-    any_dtype = device(OURS | {"roofline": {"gemm": {"any": OURS["roofline"]["gemm"]["bf16"]}}})
+    any_dtype = device_profile(
+        OURS | {"roofline": {"gemm": {"any": OURS["roofline"]["gemm"]["bf16"]}}}
+    )
     assert roofline(any_dtype, "gemm", "fp8").compute_efficiency == 0.5
     assert roofline(any_dtype, "moe", "bf16") == roofline(base, "moe", "bf16")
-    alone = plain(device("mi300x")) | {"name": "mi400", "title": "Ours"}
+    alone = device_values(device_profile("mi300x")) | {"name": "mi400", "title": "Ours"}
     del alone["roofline"]
-    assert device(alone).known_as is None
-    assert device_support(device(alone)).level == "computed"
+    assert device_profile(alone).known_as is None
+    assert device_support(device_profile(alone)).level == "computed"
     profiles, split = (alone, "mi300x", alone | {"known_as": "mi300x"}), {"tp": 2, "pp": 1, "dp": 1}
     requests = [request_values(device=each, per_node=2, candidate=split) for each in profiles]
     bases = [answer["basis"]["usd_per_hour"] for answer in estimate_batch(requests)]
     assert (bases[0], bases[2]) == ("unknown", bases[1])
-    assert bases[1].startswith(tuple(offer.name for offer in offers_of(device("mi300x"))))
-    assert device_support(device("h100-sxm")).level == "measured"
-    found = device_support(device(OURS))
+    assert bases[1].startswith(tuple(offer.name for offer in offers_of(device_profile("mi300x"))))
+    assert device_support(device_profile("h100-sxm")).level == "measured"
+    found = device_support(device_profile(OURS))
     assert (found.level, found.runs, "Your profile" in found.basis_text) == ("calibrated", 0, True)
 
 
 @over("name", device_names(), share=8)
 def test_a_template_is_a_profile_that_computes_the_same(name):
-    shipped = device(name)
-    again = uploaded(template(shipped))
-    changed = {field for field, value in plain(again).items() if value != plain(shipped).get(field)}
+    shipped = device_profile(name)
+    again = uploaded(profile_template(shipped))
+    changed = {
+        field
+        for field, value in device_values(again).items()
+        if value != device_values(shipped).get(field)
+    }
     assert changed == {"name", "title", "known_as"}
-    assert uploaded(template(again)) == again
+    assert uploaded(profile_template(again)) == again
 
 
 def filled(value):
@@ -121,7 +134,7 @@ def test_a_wrong_profile_names_field_value_and_fix(fields, field, said):
 
 
 def test_the_documented_profile_is_one_and_a_date_of_yaml_a_text():
-    assert uploaded(to_yaml(OURS).replace("'2026-11-20'", "2026-11-20")) == device(OURS)
+    assert uploaded(to_yaml(OURS).replace("'2026-11-20'", "2026-11-20")) == device_profile(OURS)
     text = (ROOT / "docs" / "reference" / "hardware.md").read_text()
     ours = uploaded(text.split("```yaml\n")[1].split("```")[0])
     assert roofline(ours, "attention_decode", "fp8").compute_efficiency == 0.6
@@ -157,10 +170,10 @@ def test_profiles_and_clusters_of_one_name_are_told_apart():
     table = plan_splits(request)
     devices = [table.setting(int(row)).cluster.device for row in table.order]
     assert {each.memory_bandwidth_bytes_per_s.value for each in devices} == {1e12, 3.35e12}
-    assert devices[0] == device("h100-sxm")
+    assert devices[0] == device_profile("h100-sxm")
     assert request_summary(request).count("my-h100") == 2
     alone = plan_splits(make_request(device=OURS)).setting(0).cluster.device
-    assert (alone, is_own(alone)) == (device(OURS), True)
+    assert (alone, is_own(alone)) == (device_profile(OURS), True)
 
 
 def test_a_link_holds_the_profile():
@@ -172,7 +185,7 @@ def test_a_link_holds_the_profile():
     assert from_query(to_query(other)) == (other, [])
     shipped = change(other, {"hardware.device": "mi300x"}).hardware
     assert shipped == HardwareRequest(device="mi300x", per_node=4)
-    largest = max(len(json.dumps(plain(device(name)))) for name in device_names())
+    largest = max(len(json.dumps(device_values(device_profile(name)))) for name in device_names())
     assert largest < MAX_BYTES < MAX_VALUE
     unknown_field = [json.dumps(OURS | {"memory": 1}), "memory_bytes"]
     for value, said in [unknown_field, *table("own_device", "bad_links")]:
@@ -247,9 +260,9 @@ def test_a_recipe_and_its_bundle_hold_the_whole_profile(recipe, path, tmp_path):
     held = recipe.request["hardware"]["device"]
     assert held == WHOLE
     assert "based_on" not in held
-    assert device(held) == device(OURS)
+    assert device_profile(held) == device_profile(OURS)
     assert (recipe.device.name, recipe.device.memory_bytes) == ("my-h100", 64_000_000_000)
-    assert recipe.lock.device.profile_digest == device(OURS).digest
+    assert recipe.lock.device.profile_digest == device_profile(OURS).digest
     table, row = plan_candidate(recipe_request(recipe))
     assert table.estimate(row).serving.to_json() == recipe.estimate["serving"]
     values = recipe.model_dump(mode="json")
@@ -288,7 +301,9 @@ def test_another_profile_is_another_recipe(recipe, path):
     assert (there.device, there.per_node) == (SLOW, 8)
     assert "paths are not read" in str(refusal(hardware_named, f"{path}:8", kind=HardwareError))
     assert resolve_recipe(recipe, machine_of(there, recipe)).applied == ()
-    assert recipe_for(recipe, there)[0].request["hardware"]["device"] == plain(device(SLOW))
+    assert recipe_for(recipe, there)[0].request["hardware"]["device"] == device_values(
+        device_profile(SLOW)
+    )
 
 
 @over("workload, fields", product([{"concurrency": 8}, TRAINING], LIMITS), share=9)

@@ -12,7 +12,7 @@ from recipe_core.base.errors import NoAnswer
 from recipe_core.engines.spec import engine, engine_names
 from recipe_core.launch.access import SCRIPT, with_key
 from recipe_core.launch.serving import keyed
-from recipe_core.launch.serving.start import launch
+from recipe_core.launch.serving.start import launch_deployment
 from tests.fixtures.agents import finished
 from tests.fixtures.deployments import deployments
 from tests.fixtures.rows import over, table
@@ -85,7 +85,7 @@ def test_each_engine_asks_in_its_way_or_says_that_it_cannot(name):
     assert (spec.api_key is None) == (way is None)
     for deployment in deployments(name, 4):
         with suppress(NoAnswer):
-            plain = launch(deployment)
+            plain = launch_deployment(deployment)
             if way is None or (name == "vllm" and plain.processes[0].role == "router"):
                 with pytest.raises(NoAnswer, match="asks no caller for a key"):
                     with_key(plain, spec)

@@ -10,7 +10,7 @@ import yaml
 
 from recipe_core.base.errors import NoAnswer
 from recipe_core.launch.training.start import launch_reasons, training_launch
-from recipe_core.launch.training.tasks import tasks
+from recipe_core.launch.training.tasks import sample_tasks
 from recipe_core.payload.trainer import ray_node, reward
 from recipe_core.plans.plans import plan_candidate
 from tests.fixtures.packages import package_folder
@@ -202,7 +202,7 @@ def test_openrlhf_reads_what_was_estimated(case):
     assert bool(config["critic"]["model_name_or_path"]) is loop.sampling.critic
     assert (config["algo"]["kl"]["init_coef"] > 0) is work.reference
     rows = config["data"]["max_samples"]
-    assert rows <= len(tasks(work.prompts))
+    assert rows <= len(sample_tasks(work.prompts))
     assert rows // work.prompts * train["num_episodes"] == estimates.run.steps[place]
 
 
@@ -240,9 +240,9 @@ def test_the_rule_rewards_the_last_number_and_tasks_have_right_answers():
     assert reward.score("no number", "7") == 0.0
     assert reward.compute_score("any", "so it is -2", "-2", extra_info={}) == 1.0
     for prompts in (1, 96, 1000):
-        assert len(tasks(prompts)) >= 256
-        assert len(tasks(prompts)) % prompts == 0
-    for question, answer in tasks(128):
+        assert len(sample_tasks(prompts)) >= 256
+        assert len(sample_tasks(prompts)) % prompts == 0
+    for question, answer in sample_tasks(128):
         first, boxes, more, used = (int(word) for word in question.split() if word.isdigit())
         assert first + boxes * more - used == int(answer) >= 1
 

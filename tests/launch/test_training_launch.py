@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from recipe_core.base.errors import NoAnswer
-from recipe_core.engines.training_programs import training_engine, usual
+from recipe_core.engines.training_programs import training_engine, usual_hyperparameters
 from recipe_core.estimates.training.stages import stage_layer_counts
-from recipe_core.launch.training.sources import chats, corpus, preferences
+from recipe_core.launch.training.sources import sample_chats, sample_preferences, story_corpus
 from recipe_core.launch.training.start import launch_reasons, training_launch
 from recipe_core.plans.plans import plan_splits, search_plan
 from recipe_core.plans.problem import resolve_problem
@@ -395,24 +395,29 @@ def test_models_without_a_torchtitan_configuration_are_refused():
 
 
 def test_the_learning_rate_falls_with_size_and_has_a_floor():
-    rates = [usual(size, 1000, "pretrain").learning_rate for size in (10**6, 10**8, 10**9, 10**12)]
+    rates = [
+        usual_hyperparameters(size, 1000, "pretrain").learning_rate
+        for size in (10**6, 10**8, 10**9, 10**12)
+    ]
     assert rates == sorted(rates, reverse=True)
     assert rates[1] == pytest.approx(0.003239 - 0.0001395 * 18.4207, rel=0.01)
     assert rates[-1] == 1.5e-4
-    assert usual(10**9, 1000, "finetune").learning_rate == pytest.approx(rates[2] / 10, rel=0.01)
-    assert usual(10**9, 1000, "qlora").learning_rate == rates[2]
-    assert usual(10**9, 1000, "dpo").learning_rate == 1e-6
+    assert usual_hyperparameters(10**9, 1000, "finetune").learning_rate == pytest.approx(
+        rates[2] / 10, rel=0.01
+    )
+    assert usual_hyperparameters(10**9, 1000, "qlora").learning_rate == rates[2]
+    assert usual_hyperparameters(10**9, 1000, "dpo").learning_rate == 1e-6
     error = refusal(training_engine, "torchtitn")
     assert "'torchtitn'" in error.message
     assert error.hint == "Did you mean 'torchtitan' or 'torch'?"
 
 
 def test_the_text_is_the_same_every_time_and_small():
-    assert corpus() is corpus()
-    assert 200_000 < len(corpus()) < 400_000
-    assert corpus().isascii()
-    assert chats() is chats()
-    assert preferences() is preferences()
+    assert story_corpus() is story_corpus()
+    assert 200_000 < len(story_corpus()) < 400_000
+    assert story_corpus().isascii()
+    assert sample_chats() is sample_chats()
+    assert sample_preferences() is sample_preferences()
 
 
 def loading(engine, **stated):

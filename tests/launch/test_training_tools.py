@@ -15,8 +15,8 @@ import pytest
 from recipe_core.base.errors import NoAnswer
 from recipe_core.bundle.write import bundle_files
 from recipe_core.engines.frameworks import TrainingData, framework, training_data
-from recipe_core.engines.training_programs import training_engine, usual
-from recipe_core.launch.training.sources import chats, preferences, rows
+from recipe_core.engines.training_programs import training_engine, usual_hyperparameters
+from recipe_core.launch.training.sources import json_lines, sample_chats, sample_preferences
 from recipe_core.launch.training.start import launch_reasons, training_launch
 from recipe_core.payload.trainer import start_tool
 from recipe_core.plans.plans import plan_candidate, plan_splits
@@ -123,7 +123,7 @@ def trainer_fields(estimates, row):
     """What any tool over transformers' trainer must have understood."""
     setting, dims = estimates.setting, estimates.cases.dims(row)
     steps = int(estimates.run.steps[row])
-    h = usual(setting.model.language_parameters, steps, setting.method)
+    h = usual_hyperparameters(setting.model.language_parameters, steps, setting.method)
     same = ("learning_rate", "warmup_steps", "weight_decay", "seed")
     return {
         **{name: getattr(h, name) for name in same},
@@ -337,10 +337,10 @@ def test_unsloth_is_launched_on_one_node():
 
 
 def test_sample_data_are_conversations_and_preferences_and_each_method_has_its_own():
-    for row in chats():
+    for row in sample_chats():
         roles = [message["role"] for message in row["messages"]]
         assert roles == ["system", *["user", "assistant"] * (len(roles) // 2)]
-    for row in preferences():
+    for row in sample_preferences():
         (prompt,), (chosen,), (rejected,) = row["prompt"], row["chosen"], row["rejected"]
         assert (prompt["role"], chosen["role"], rejected["role"]) == ("user", *["assistant"] * 2)
         assert chosen["content"] != rejected["content"]
@@ -354,7 +354,7 @@ def test_sample_data_are_conversations_and_preferences_and_each_method_has_its_o
 def test_data_are_laid_where_tools_read_them(tmp_path: Path):
     """LLaMA-Factory's answers are one message; of a line that is no object the number is said."""
     source, place = tmp_path / "mine.jsonl", tmp_path / "run" / "data" / "rows.jsonl"
-    source.write_text(rows(preferences()[:3]))
+    source.write_text(json_lines(sample_preferences()[:3]))
     start_tool.lay(source, place, single=False)
     assert place.read_text() == source.read_text()
     start_tool.lay(source, place, single=True)

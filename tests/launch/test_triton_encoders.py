@@ -136,7 +136,7 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def module(checkpoint):
-    return encoder_export.encoder(str(checkpoint), "embed", "fp32")
+    return encoder_export.load_encoder(str(checkpoint), "embed", "fp32")
 
 
 @pytest.fixture(scope="module")
@@ -145,8 +145,8 @@ def onnx_file(checkpoint, tmp_path_factory):
     pytest.importorskip("onnxscript")
     folder = tmp_path_factory.mktemp("onnx")
     words = ["--model", str(checkpoint), "--task", "embed", "--backend", "onnxruntime"]
-    options = encoder_export.arguments().parse_args([*words, "--output", str(folder)])
-    return encoder_export.export(options)
+    options = encoder_export.encoder_export_parser().parse_args([*words, "--output", str(folder)])
+    return encoder_export.export_encoder(options)
 
 
 def texts(rows, length, seed=0):
@@ -215,7 +215,7 @@ def test_pooling_is_that_of_sentence_transformers(checkpoint, kind, tmp_path):
     word = {"cls": "cls_token", "mean": "mean_tokens", "last": "lasttoken"}[kind]
     stated = json.dumps({f"pooling_mode_{word}": True})
     (folder / "1_Pooling" / "config.json").write_text(stated)
-    made, given = encoder_export.encoder(str(folder), "embed", "fp32"), texts(3, 9)
+    made, given = encoder_export.load_encoder(str(folder), "embed", "fp32"), texts(3, 9)
     ids, mask = (torch.from_numpy(given[name]) for name in NAMES)
     with torch.no_grad():
         hidden = made.model(input_ids=ids, attention_mask=mask).last_hidden_state.numpy()
@@ -296,14 +296,14 @@ def test_a_server_exports_once_and_then_starts(tmp_path):
         "(out / 'model.onnx').write_text('made'); (out / 'tokenizer.json').write_text('{}')"
     )
     places = [str(source), str(target), "m", "m-encoder", "model.onnx"]
-    encoder_start.prepare(places, [sys.executable, "-c", program])
+    encoder_start.prepare_repository(places, [sys.executable, "-c", program])
     assert (target / "m-encoder" / "1" / "model.onnx").read_text() == "made"
     assert (target / "m" / "1" / "tokenizer.json").read_text() == "{}"
     fails = [sys.executable, "-c", "raise SystemExit(1)"]
-    encoder_start.prepare(places, fails)  # not run again
+    encoder_start.prepare_repository(places, fails)  # not run again
     (target / "m-encoder" / "1" / "model.onnx").unlink()
     with pytest.raises(SystemExit, match="could not be made here"):
-        encoder_start.prepare(places, fails)
+        encoder_start.prepare_repository(places, fails)
 
 
 def test_the_export_says_what_it_lacks(tmp_path, monkeypatch):

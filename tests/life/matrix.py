@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 import yaml
 
 from recipe_core.base.errors import RecipeError
-from recipe_core.engines.training_programs import facts
+from recipe_core.engines.training_programs import program_facts
 from recipe_core.recipe.build import Additions, make_recipe, redecide
 from recipe_core.recipe.place import Parameters
 from recipe_core.request.schema import PlanRequest
@@ -51,7 +51,7 @@ class Cell:
 
 def frameworks() -> tuple[str, ...]:
     """Every framework of training, in the builder's order."""
-    return tuple(facts().preferred)
+    return tuple(program_facts().preferred)
 
 
 def cells() -> list[Cell]:

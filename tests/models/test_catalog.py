@@ -5,7 +5,13 @@ from collections import Counter
 import pytest
 
 from recipe_core.base.errors import ModelError
-from recipe_core.models.catalog import FOLDER, catalog_entry, catalog_ids, catalog_model, load_model
+from recipe_core.models.catalog import (
+    FOLDER,
+    catalog_entry,
+    catalog_ids,
+    catalog_model,
+    load_model_spec,
+)
 from recipe_core.models.nearest import NAMES, nearest_models
 from recipe_core.models.other_kinds import other_kind, other_kinds
 from tests.fixtures.paths import DATA
@@ -24,7 +30,7 @@ def test_the_catalog_is_broad_and_its_files_small():
     unknown = []
     for name in names:
         try:
-            load_model(name, folders=False)
+            load_model_spec(name, folders=False)
         except ModelError:
             unknown.append(name)
     assert len(names) == 305
@@ -65,7 +71,7 @@ def test_models_of_other_kinds_say_what_they_make():
     assert not {name.casefold() for name in names} & {name.casefold() for name in catalog_ids()}
     assert other_kind("Qwen/Qwen3-8B") is None
     with pytest.raises(ModelError, match="makes images") as caught:
-        load_model("qwen/QWEN-image", folders=False)
+        load_model_spec("qwen/QWEN-image", folders=False)
     assert "denoising" in str(caught.value)
 
 

@@ -10,7 +10,7 @@ from huggingface_hub import constants
 from recipe_core.base.errors import ModelError
 from recipe_core.base.web import Deadline
 from recipe_core.models import hub
-from recipe_core.models.catalog import catalog_entry, load_model
+from recipe_core.models.catalog import catalog_entry, load_model_spec
 from recipe_core.models.hub import hub_config
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
@@ -79,9 +79,9 @@ def asked(monkeypatch, tmp_path):
 
 def test_a_config_comes_from_the_hub_and_leaves_nothing_on_the_disk(asked, tmp_path):
     for name in ("good", "renamed", "away"):
-        assert load_model(f"owner/{name}").parameters > 5e8
-    load_model("owner/good@refs/pr/1")
-    load_model("owner/good@refs/pr/1")
+        assert load_model_spec(f"owner/{name}").parameters > 5e8
+    load_model_spec("owner/good@refs/pr/1")
+    load_model_spec("owner/good@refs/pr/1")
     assert [path for path, _ in asked] == [
         "/owner/good/resolve/main/config.json",
         "/owner/renamed/resolve/main/config.json",
@@ -100,7 +100,7 @@ def test_a_config_comes_from_the_hub_and_leaves_nothing_on_the_disk(asked, tmp_p
 def test_what_is_wrong_with_an_answer_is_said_by_name(name, says, asked):
     asked.clear()
     hub._SILENT.clear()
-    error = refusal(load_model, f"owner/{name}", kind=ModelError)
+    error = refusal(load_model_spec, f"owner/{name}", kind=ModelError)
     assert says in str(error), str(error)
     assert error.field.startswith("model")
     assert (bool(error.hint), TOKEN in str(error)) == (True, False)
@@ -117,16 +117,16 @@ def test_a_snapshot_answers_for_a_hub_that_does_not_and_a_silent_hub_is_left_alo
     (folder / "refs").mkdir()
     (folder / "refs" / "main").write_text("abc")
     (folder / "snapshots" / "abc" / "config.json").write_bytes(CONFIG)
-    assert load_model("owner/down").parameters > 5e8
+    assert load_model_spec("owner/down").parameters > 5e8
     refusal(hub_config, "owner/dripping", kind=hub.NotOnHubError)
     before = len(asked)
-    error = refusal(load_model, "owner/good", kind=ModelError)
+    error = refusal(load_model_spec, "owner/good", kind=ModelError)
     assert "the hub cannot be reached: no whole answer within 10 s" in str(error)
     hub._SILENT.clear()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    refusal(load_model, "owner/good", kind=ModelError)
-    assert load_model("owner/down").parameters > 5e8
+    refusal(load_model_spec, "owner/good", kind=ModelError)
+    assert load_model_spec("owner/down").parameters > 5e8
     assert len(asked) == before
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
-    assert os.strerror(111) in str(refusal(load_model, "owner/good", kind=ModelError))
+    assert os.strerror(111) in str(refusal(load_model_spec, "owner/good", kind=ModelError))

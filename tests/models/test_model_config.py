@@ -14,8 +14,8 @@ from recipe_core.commands.ground import Ground
 from recipe_core.commands.judge import judge_command
 from recipe_core.commands.meaning import meaning_of
 from recipe_core.models import spec
-from recipe_core.models.catalog import catalog_entry, catalog_model, load_model
-from recipe_core.models.config.read import read_config
+from recipe_core.models.catalog import catalog_entry, catalog_model, load_model_spec
+from recipe_core.models.config.read import read_model_config
 from recipe_core.models.spec import CompressedAttention, DenseMlp, MoeMlp
 from recipe_core.recipe.decision import decide
 from recipe_core.request.describe import workload_name
@@ -45,9 +45,12 @@ def test_a_compressed_past_is_read_from_layer_types_too():
         "layer_types": [words[ratio] for ratio in named["compress_ratios"][:43]],
         "mlp_layer_types": ["hash_moe"] * 3 + ["moe"] * 40,
     }
-    assert read_config(config, "x").layers == catalog_model("deepseek-ai/DeepSeek-V4-Flash").layers
+    assert (
+        read_model_config(config, "x").layers
+        == catalog_model("deepseek-ai/DeepSeek-V4-Flash").layers
+    )
     config["compress_rates"] = {sparse: 8, heavy: 64}
-    assert {layer.attention.ratio for layer in read_config(config, "x").layers} == {0, 8, 64}
+    assert {layer.attention.ratio for layer in read_model_config(config, "x").layers} == {0, 8, 64}
     # vLLM 0.32.0, models/deepseek_v4: 584 bytes an entry in fp8, 132 an index key, fp32 states
     layers = catalog_model("deepseek-ai/DeepSeek-V4-Flash").layers
     sparse, heavy = layers[2].attention, layers[3].attention
@@ -60,20 +63,22 @@ def test_a_compressed_past_is_read_from_layer_types_too():
 
 def test_a_folder_is_read(tmp_path, tiny_config):
     (tmp_path / "config.json").write_text(json.dumps(tiny_config))
-    model = load_model(str(tmp_path))
+    model = load_model_spec(str(tmp_path))
     assert isinstance(model.layers[0].attention, spec.GroupedAttention)
     layer = 256 * 256 * 2 + 2 * 256 * 128 + 3 * 256 * 512 + 512
     assert model.parameters == 2 * 1024 * 256 + 4 * layer + 256
-    refused = refusal(load_model, str(tmp_path), folders=False, kind=ModelError)
+    refused = refusal(load_model_spec, str(tmp_path), folders=False, kind=ModelError)
     assert "path" in str(refused)  # servers can refuse them
     # multimodal models are read from their text part
-    both = read_config({"text_config": tiny_config, "vision_config": {"hidden_size": 64}}, "vl")
+    both = read_model_config(
+        {"text_config": tiny_config, "vision_config": {"hidden_size": 64}}, "vl"
+    )
     assert (both.hidden, "vision" in both.notes[0]) == (256, True)
     # and a missing tie is said aloud
     untied = {
         k: v for k, v in tiny_config.items() if k not in ("tie_word_embeddings", "model_type")
     }
-    assert any("tie_word_embeddings" in note for note in read_config(untied, "x").notes)
+    assert any("tie_word_embeddings" in note for note in read_model_config(untied, "x").notes)
 
 
 @over("name, layer, half, kind, fields", table("model_config", "layers"))
@@ -103,37 +108,37 @@ def test_nemotron_layers_are_one_half_each():
 
 
 def test_layers_that_share_a_cache_keep_none(tiny_config):
-    model = read_config({**tiny_config, "num_kv_shared_layers": 2}, "x")
+    model = read_model_config({**tiny_config, "num_kv_shared_layers": 2}, "x")
     caches = [layer.attention.kv_values_per_head for layer in model.layers if layer.attention]
     assert caches == [64, 64, 0, 0]
-    plain = read_config(tiny_config, "x")
+    plain = read_model_config(tiny_config, "x")
     assert plain.parameters - model.parameters == 2 * 256 * 4 * 64
     # embeddings for each layer are parameters
     more = {"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 512}
-    extra = read_config({**tiny_config, **more}, "x").parameters - plain.parameters
+    extra = read_model_config({**tiny_config, **more}, "x").parameters - plain.parameters
     assert extra == 512 * 4 * 16 + 256 * 4 * 16 + 4 * 2 * 256 * 16
 
 
 def test_fields_may_stand_in_an_object_for_each_half_of_a_layer(tiny_config):
     mpt = {"model_type": "mpt", "d_model": 64, "n_heads": 4, "n_layers": 1, "vocab_size": 8}
     told = ({"alibi": True}, {"attn_type": "multiquery_attention"})
-    alone, shared = (read_config(mpt | {"attn_config": each}, "x").layers[0] for each in told)
+    alone, shared = (read_model_config(mpt | {"attn_config": each}, "x").layers[0] for each in told)
     assert (alone.attention.kv_heads, shared.attention.kv_heads) == (4, 1)
     assert alone.mlp == DenseMlp(256, gated=False)
-    above = read_config({**tiny_config, "attn_config": {"num_key_value_heads": 1}}, "x")
-    assert above.layers == read_config(tiny_config, "x").layers
+    above = read_model_config({**tiny_config, "attn_config": {"num_key_value_heads": 1}}, "x")
+    assert above.layers == read_model_config(tiny_config, "x").layers
     # a dense block may run beside the experts
     arctic = catalog_model("Snowflake/snowflake-arctic-instruct")
     mixed = [mlp for mlp, _ in arctic.mlps if isinstance(mlp, MoeMlp)]
     assert {(mlp.experts, mlp.shared_intermediate) for mlp in mixed} == {(128, 7168)}
-    every_second = read_config(dict(arctic.config) | {"moe_layer_frequency": 2}, "x")
+    every_second = read_model_config(dict(arctic.config) | {"moe_layer_frequency": 2}, "x")
     kinds = [isinstance(layer.mlp, MoeMlp) for layer in every_second.layers[:4]]
     assert kinds == [False, True, False, True]
 
 
 def test_what_is_left_out_is_said_aloud(tiny_config):
     more = {"attn_res_block_size": 12, "mla_use_output_gate": True}
-    said, plain = (read_config(tiny_config | each, "x").notes for each in (more, {}))
+    said, plain = (read_model_config(tiny_config | each, "x").notes for each in (more, {}))
     assert [note.split()[0] for note in said if note not in plain] == ["Output", "Residuals"]
     assert set(said) & set(catalog_model("moonshotai/Kimi-K3").notes)
     # so is block diffusion
@@ -145,26 +150,26 @@ def test_what_is_left_out_is_said_aloud(tiny_config):
 @over("stated, scaling, context", table("model_config", "stretched"))
 def test_rope_scaling_stretches_the_context_only_once(tiny_config, stated, scaling, context):
     fields = {"max_position_embeddings": stated, "rope_scaling": scaling}
-    model = read_config({**tiny_config, **fields}, "x")
+    model = read_model_config({**tiny_config, **fields}, "x")
     assert model.max_context == context
     assert any("extends the context" in note for note in model.notes) == (context != stated)
 
 
 def test_lists_fit_the_layers_and_may_go_on_to_the_draft_layers(tiny_config):
     listed = {**tiny_config, "layer_types": ["full_attention"] * 5}
-    assert len(read_config({**listed, "num_nextn_predict_layers": 1}, "x").layers) == 4
-    assert "lists 5 layers" in str(refusal(read_config, listed, "x", kind=ModelError))
+    assert len(read_model_config({**listed, "num_nextn_predict_layers": 1}, "x").layers) == 4
+    assert "lists 5 layers" in str(refusal(read_model_config, listed, "x", kind=ModelError))
     for heads in ([4] * 3, [4, 4, 4, "four"], [4, 4, 4, 3], [4, 4, 4, 0]):
         config = {**tiny_config, "num_attention_heads_per_layer": heads}
-        said = str(refusal(read_config, config, "tiny", kind=ModelError))
+        said = str(refusal(read_model_config, config, "tiny", kind=ModelError))
         assert re.search(r"layers|whole number|not divisible|not between", said)
     # depth does not matter, and a vision-only model is refused
     deep: dict[str, object] = {}
     for _ in range(500):
         deep = {"text_config": deep}
-    assert "missing" in str(refusal(read_config, deep, "deep", kind=ModelError))
+    assert "missing" in str(refusal(read_model_config, deep, "deep", kind=ModelError))
     vision = table("model_config", "vision")
-    assert "vocab_size" in str(refusal(read_config, vision, "vit", kind=ModelError))
+    assert "vocab_size" in str(refusal(read_model_config, vision, "vit", kind=ModelError))
 
 
 def test_heads_windows_and_latents_may_be_listed():
@@ -186,7 +191,7 @@ NOT_NUMBERS = catalogues.table("small_models.yaml", "not_numbers")
 @over("change, says", [*table("model_config", "malformed"), *NOT_NUMBERS])
 def test_what_cannot_be_modelled_is_an_error_that_names_the_field(tiny_config, change, says):
     config = {key: value for key, value in (tiny_config | change).items() if value is not None}
-    error = refusal(read_config, config, "broken", kind=ModelError)
+    error = refusal(read_model_config, config, "broken", kind=ModelError)
     assert says in str(error)
     assert error.field.startswith("model")
 
@@ -210,12 +215,12 @@ def test_a_compressed_past_is_read_layer_by_layer(name, ratios):
 
 
 def test_names_are_found_whatever_their_case_and_by_alias():
-    assert load_model("QWEN/qwen3-8b").name == "Qwen/Qwen3-8B"
+    assert load_model_spec("QWEN/qwen3-8b").name == "Qwen/Qwen3-8B"
     # what is served is what was asked for
     base, chat = "meta-llama/Meta-Llama-3.1-8B", "meta-llama/Llama-3.1-8B-Instruct"
-    assert load_model(base.lower()).name == base
-    assert load_model(base).digest == load_model(chat).digest
-    assert "Qwen3-32B" in str(refusal(load_model, "qwen/qwen3-23b", kind=ModelError))
+    assert load_model_spec(base.lower()).name == base
+    assert load_model_spec(base).digest == load_model_spec(chat).digest
+    assert "Qwen3-32B" in str(refusal(load_model_spec, "qwen/qwen3-23b", kind=ModelError))
 
 
 QWEN, GEMMA = "Qwen/Qwen3-VL-8B-Instruct", "google/gemma-4-E4B-it"
@@ -243,7 +248,7 @@ def test_a_model_counts_its_towers_beside_the_language_model():
     assert model.parameters_by_part["vision encoder"] == model.towers[0].parameters
     assert model.active_parameters < model.language_parameters
     # experts of image tokens are weights
-    extras = {item.name: item for item in load_model("baidu/ERNIE-4.5-VL-28B-A3B-PT").extras}
+    extras = {item.name: item for item in load_model_spec("baidu/ERNIE-4.5-VL-28B-A3B-PT").extras}
     assert extras["image_experts"].numel == 27 * 64 * 3 * 2560 * 512
     # a text-only model is another architecture
     assert model.serving(None) is model
@@ -262,7 +267,9 @@ def test_a_model_counts_its_towers_beside_the_language_model():
 
 def test_a_tower_that_is_not_known_is_counted_by_its_sizes_or_not_at_all():
     def read(**vision):
-        return read_config({"text_config": table("towers", "text"), "vision_config": vision}, "x")
+        return read_model_config(
+            {"text_config": table("towers", "text"), "vision_config": vision}, "x"
+        )
 
     model = read(**VISION, model_type="new")
     assert model.towers[0].layers == 3

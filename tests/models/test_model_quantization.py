@@ -9,11 +9,11 @@ from recipe_core.accuracy.technique import technique
 from recipe_core.base.errors import ModelError
 from recipe_core.doors import answers
 from recipe_core.models import catalog, hub
-from recipe_core.models.catalog import catalog_entry, catalog_ids, catalog_model, load_model
+from recipe_core.models.catalog import catalog_entry, catalog_ids, catalog_model, load_model_spec
 from recipe_core.models.config.formats import GGUF_BITS
-from recipe_core.models.config.modules import match
-from recipe_core.models.config.read import read_config
-from recipe_core.models.derived import conventions, meanings
+from recipe_core.models.config.modules import match_modules
+from recipe_core.models.config.read import read_model_config
+from recipe_core.models.derived import name_meanings, naming_conventions
 from recipe_core.models.spec import LinearAttention
 from tests.conftest import request_values
 from tests.fixtures.refusals import refusal
@@ -21,7 +21,7 @@ from tests.fixtures.rows import over, table
 
 
 def quantized(tiny_config, raw):
-    return read_config({**tiny_config, "quantization_config": raw}, "x")
+    return read_model_config({**tiny_config, "quantization_config": raw}, "x")
 
 
 @over("raw, dtype, block, value_bytes", table("model_quantization", "quantisers"))
@@ -76,9 +76,9 @@ def test_foreign_regexes_are_never_run_and_simple_ones_become_globs(tiny_config)
         model = quantized(tiny_config, {"quant_method": "fp8", "ignore": [pattern]})
         assert any("not understood" in note for note in model.notes)
     alternatives = r"re:.*mlp\.(gate|up|gate_up|down)_proj.*"
-    found = match([alternatives, r"re:model\.layers\.\d+\.self_attn\.o_proj$"])
+    found = match_modules([alternatives, r"re:model\.layers\.\d+\.self_attn\.o_proj$"])
     assert found.everywhere == {"mlp", "attention.o"}
-    assert match(["gate", "mlp.gate", "model.norm"]).everywhere == set()
+    assert match_modules(["gate", "mlp.gate", "model.norm"]).everywhere == set()
 
 
 @over("name, experts, gigabytes", table("model_quantization", "gigabytes"))
@@ -108,7 +108,7 @@ def test_what_was_not_quantised_again_stays_fp8(tiny_config):
 @over("model_id, base, weights, cache", table("model_quantization", "a_name_says_model_and_format"))
 def test_a_name_says_model_and_format(model_id, base, weights, cache):
     assert not catalog.in_catalog(model_id)
-    model = load_model(model_id, folders=False)
+    model = load_model_spec(model_id, folders=False)
     assert (model.name, model.weight_dtype, model.kv_dtype) == (model_id, weights, cache)
     assert model.parameters == catalog_model(base).parameters
     assert f"its name is read as {base}" in model.notes[-1]
@@ -118,7 +118,7 @@ def test_a_name_says_model_and_format(model_id, base, weights, cache):
     "model_id, value_bytes, gigabytes", table("model_quantization", "a_name_says_bits_and_groups")
 )
 def test_bits_groups_and_files_of_a_name_are_counted(model_id, value_bytes, gigabytes):
-    model = load_model(model_id, folders=False)
+    model = load_model_spec(model_id, folders=False)
     assert model.quantization.by_name
     assert model.quantization.value_bytes == value_bytes
     assert model.counted_bytes / 1e9 == pytest.approx(gigabytes, abs=0.01)
@@ -129,12 +129,12 @@ def test_a_gguf_file_has_the_bits_and_the_technique_of_its_type():
         if kind != "MXFP4":  # as the experts of gpt-oss are stored; no technique of files
             assert technique(f"gguf_{kind.lower()}").weight_bits == bits
     for said, plain in {"UD-Q4_K_XL": "q4_k_m", "Q8_K_XL": "q8_0", "IQ4_XS": "iq4_xs"}.items():
-        model = load_model(f"x/Qwen3-14B-GGUF:{said}", folders=False)
+        model = load_model_spec(f"x/Qwen3-14B-GGUF:{said}", folders=False)
         assert checkpoint_making(model).technique == f"gguf_{plain}"
         assert model.quantization.roles >= {"embedding", "head", "attention", "linear"}
-    experts = load_model("ggml-org/gpt-oss-20b-GGUF:MXFP4", folders=False).quantization
+    experts = load_model_spec("ggml-org/gpt-oss-20b-GGUF:MXFP4", folders=False).quantization
     assert (experts.dtype, experts.roles) == ("mxfp4", {"experts"})
-    error = refusal(load_model, "x/Qwen3-14B-GGUF:Q9_K", folders=False, kind=ModelError)
+    error = refusal(load_model_spec, "x/Qwen3-14B-GGUF:Q9_K", folders=False, kind=ModelError)
     assert "'Q9_K' is no type of a GGUF file" in str(error)
 
 
@@ -142,16 +142,16 @@ def test_the_config_of_a_repository_of_files_does_not_say_their_format(monkeypat
     """Those of GGUF hold the config.json of the base, which is not quantised."""
     asked = []
     monkeypatch.setattr(hub, "hub_config", lambda *a: asked.append(a) or tiny_config)
-    model = load_model("nobody/Tiny-GGUF:Q8_0")
+    model = load_model_spec("nobody/Tiny-GGUF:Q8_0")
     assert asked == [("nobody/Tiny-GGUF", None)]
     assert (model.weight_dtype, model.quantization.by_name) == ("int8", True)
-    known = load_model("unsloth/Qwen3-14B-GGUF:Q4_K_M")
+    known = load_model_spec("unsloth/Qwen3-14B-GGUF:Q4_K_M")
     assert (known.weight_dtype, len(asked)) == ("int4", 1)
 
 
 @over("model_id, feature", table("model_quantization", "not_modelled_by_name"))
 def test_what_a_name_says_is_not_modelled_is_named(model_id, feature):
-    error = refusal(load_model, model_id, folders=False, kind=ModelError)
+    error = refusal(load_model_spec, model_id, folders=False, kind=ModelError)
     assert feature in str(error)
     assert "not modelled" in str(error)
     assert "Did you mean" not in str(error)
@@ -159,7 +159,7 @@ def test_what_a_name_says_is_not_modelled_is_named(model_id, feature):
 
 @over("base", ["moonshotai/Kimi-Linear-48B-A3B-Instruct", "Qwen/Qwen3-Next-80B-A3B-Instruct"])
 def test_copies_of_hybrids_keep_their_cache_and_linear_attention(base):
-    plain, copy = catalog_model(base), load_model(f"x/{base.split('/')[1]}-AWQ", folders=False)
+    plain, copy = catalog_model(base), load_model_spec(f"x/{base.split('/')[1]}-AWQ", folders=False)
     assert copy.mixers == plain.mixers
     assert (copy.dtype, copy.kv_dtype) == (plain.dtype, plain.kv_dtype)
     linear = [layer for layer in copy.layers if isinstance(layer.attention, LinearAttention)]
@@ -172,20 +172,20 @@ def test_other_names_stay_unknown():
     names = "nobody/nothing-FP8 nvidia/-FP4 FP8 amd/FP8-KV x/y-Qwen3-14B Qwen/Qwen3-14B-FP9"
     for model_id in names.split():
         assert catalog.derived_model(model_id) is None
-        error = refusal(load_model, model_id, folders=False, kind=ModelError)
+        error = refusal(load_model_spec, model_id, folders=False, kind=ModelError)
         assert "unknown model" in str(error)
 
 
 def test_a_publishers_own_convention_comes_before_another_owners_copy():
     """Qwen's own Qwen3-32B-FP8 is in blocks; what NVIDIA calls so is not."""
     base = "Qwen3-235B-A22B"
-    read = [name for name, _ in meanings(f"nvidia/{base}-FP8")]
+    read = [name for name, _ in name_meanings(f"nvidia/{base}-FP8")]
     assert read[:2] == [base, f"{base}-FP8"]
     for owner, weights in (("nvidia", "fp8"), ("someone", "fp8-block")):
-        assert load_model(f"{owner}/{base}-FP8", folders=False).weight_dtype == weights
+        assert load_model_spec(f"{owner}/{base}-FP8", folders=False).weight_dtype == weights
     # a longer ending comes before the one that it ends in
     names = ("x/y-GPTQ-Int4", "x/y-GPTQ-Int8", "x/y-AWQ-INT4", "RedHatAI/y-NVFP4-FP8")
-    first = [next(each.ending[:9] for _, each in meanings(name) if each) for name in names]
+    first = [next(each.ending[:9] for _, each in name_meanings(name) if each) for name in names]
     assert first == ["(-(int)?(", "(-(int)?(", "(-(int4|4", "-nvfp4-fp"]
 
 
@@ -198,17 +198,17 @@ def test_conventions_agree_with_the_members_whose_configuration_is_known():
         if own.quantization is None or base is None or catalog_model(base).quantization is not None:
             continue
         plain = catalog_model(base)
-        rules = (each for _, each in meanings(model_id) if each and each.concerns(plain))
+        rules = (each for _, each in name_meanings(model_id) if each and each.concerns(plain))
         if (convention := next(rules, None)) is None:
             continue
         stored = convention.applied(catalog_entry(base).config, plain)
-        alone = load_model({**stored, "_name_or_path": model_id})
+        alone = load_model_spec({**stored, "_name_or_path": model_id})
         errors[model_id] = abs(alone.counted_bytes / own.counted_bytes - 1)
     assert len(errors) > 40
     assert statistics.median(errors.values()) < 1e-3
     assert sum(error < 0.03 for error in errors.values()) >= 0.85 * len(errors)
     # members that conventions name are in the catalog
-    for each in conventions():
+    for each in naming_conventions():
         assert each.like is None or catalog.in_catalog(each.like)
         assert each.like is None or each.read(*each.like.split("/"))
 
@@ -219,6 +219,6 @@ def test_estimates_of_derived_models_say_so():
     assert answer["feasible"]
     assert any("its name is read as Qwen/Qwen3-14B" in note for note in answer["notes"])
     # In the 4-bit mixtures whose parts are known, Laguna and Inkling, attention is in bf16.
-    model = load_model("someone/Mixtral-8x7B-Instruct-v0.1-NVFP4", folders=False)
+    model = load_model_spec("someone/Mixtral-8x7B-Instruct-v0.1-NVFP4", folders=False)
     assert "attention" not in model.quantization.roles
     assert "experts" in model.quantization.roles

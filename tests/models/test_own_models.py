@@ -8,14 +8,14 @@ import pytest
 from recipe_core.base.errors import ModelError
 from recipe_core.bundle.write import bundle_of
 from recipe_core.models import own_models, uploaded
-from recipe_core.models.catalog import catalog_entry, catalog_ids, load_model
-from recipe_core.models.checkpoint import checkpoint_bytes
-from recipe_core.models.config.read import read_config
-from recipe_core.models.own_models import VARIABLE, file_of, is_id, own_ids
-from recipe_core.models.refresh import refresh
+from recipe_core.models.catalog import catalog_entry, catalog_ids, load_model_spec
+from recipe_core.models.checkpoint import safetensors_bytes
+from recipe_core.models.config.read import read_model_config
+from recipe_core.models.own_models import VARIABLE, is_id, own_ids, own_model_file
+from recipe_core.models.refresh import refresh_configs
 from recipe_core.models.spec import UNPLACED
-from recipe_core.models.uploaded import essential, renamed, uploaded_config
-from recipe_core.models.variants import variants
+from recipe_core.models.uploaded import essential_config, rename_config, uploaded_config
+from recipe_core.models.variants import model_variants
 from recipe_core.plans.plans import plan_splits
 from recipe_core.recipe.build import Additions, make_recipe, redecide
 from recipe_core.recipe.place import Parameters
@@ -52,7 +52,7 @@ def test_a_folder_is_kept_once_and_says_what_it_could_not_read(configs, tmp_path
     out = tmp_path / "deep" / "own"
 
     def refreshed():
-        return refresh(str(configs), out).to_json()
+        return refresh_configs(str(configs), out).to_json()
 
     answer = refreshed()
     assert answer["new"] == ["me/one", "they/three", "you/two"]
@@ -72,18 +72,21 @@ def test_a_folder_is_kept_once_and_says_what_it_could_not_read(configs, tmp_path
 
 def test_what_is_kept_is_found_by_its_id(configs, tmp_path, monkeypatch):
     monkeypatch.setenv(VARIABLE, str(tmp_path / "own"))
-    refresh(str(configs), tmp_path / "own")
-    model = load_model("Me/One")
-    assert (model.name, model.parameters) == ("me/one", load_model("Qwen/Qwen3-0.6B").parameters)
-    assert load_model("they/three").weight_dtype == "fp8"
+    refresh_configs(str(configs), tmp_path / "own")
+    model = load_model_spec("Me/One")
+    assert (model.name, model.parameters) == (
+        "me/one",
+        load_model_spec("Qwen/Qwen3-0.6B").parameters,
+    )
+    assert load_model_spec("they/three").weight_dtype == "fp8"
     # public servers do not tell what this machine has
-    refusal(load_model, "me/one", folders=False, kind=ModelError)
+    refusal(load_model_spec, "me/one", folders=False, kind=ModelError)
     # a file that was tampered with is named
-    path = file_of(tmp_path / "own", "me/one")
+    path = own_model_file(tmp_path / "own", "me/one")
     path.write_text(json.dumps({"id": "you/two", "config": QWEN}))
-    error = refusal(load_model, "me/one", kind=ModelError)
+    error = refusal(load_model_spec, "me/one", kind=ModelError)
     assert "does not hold the config of me/one" in str(error)
-    assert refresh(str(configs), tmp_path / "own").to_json()["changed"] == ["me/one"]
+    assert refresh_configs(str(configs), tmp_path / "own").to_json()["changed"] == ["me/one"]
 
 
 def test_the_hub_is_asked_for_ids(tmp_path):
@@ -97,19 +100,19 @@ def test_the_hub_is_asked_for_ids(tmp_path):
 
     ids = tmp_path / "ids.txt"
     ids.write_text("# mine\nme/one\nme/gone\n../etc/passwd\nme/one\n")
-    answer = refresh(str(ids), tmp_path / "own", fetch=fetch).to_json()
+    answer = refresh_configs(str(ids), tmp_path / "own", fetch=fetch).to_json()
     assert asked == ["me/one", "me/gone"]
     assert answer["new"] == ["me/one"]
     assert [row["id"] for row in answer["not_modelled"]] == ["../etc/passwd", "me/gone"]
-    assert refresh("hub", tmp_path / "own", fetch=fetch).to_json()["same"] == 1
-    assert refresh("hub", tmp_path / "own", only="me/two", fetch=fetch).to_json()["new"]
+    assert refresh_configs("hub", tmp_path / "own", fetch=fetch).to_json()["same"] == 1
+    assert refresh_configs("hub", tmp_path / "own", only="me/two", fetch=fetch).to_json()["new"]
 
 
 def test_ids_are_safe_as_paths_and_an_origin_that_is_none_refused(tmp_path):
     for text in ("a", "a/b/c", "../b", "a/..", "-a/b", "a/b\n", "a--b/c", ""):
         assert not is_id(text)
-    assert "does not exist" in str(refusal(refresh, str(tmp_path / "nowhere"), tmp_path))
-    assert "no models to refresh" in str(refusal(refresh, "hub", tmp_path / "own"))
+    assert "does not exist" in str(refusal(refresh_configs, str(tmp_path / "nowhere"), tmp_path))
+    assert "no models to refresh" in str(refusal(refresh_configs, "hub", tmp_path / "own"))
 
 
 def test_the_command_tells_what_changed(configs, tmp_path):
@@ -132,27 +135,27 @@ def safetensors(path, tensors):
 
 
 def test_headers_are_added_up_the_index_comes_first_and_damaged_files_say_nothing(tmp_path):
-    assert checkpoint_bytes(tmp_path) is None
+    assert safetensors_bytes(tmp_path) is None
     safetensors(tmp_path / "a.safetensors", {"x": 10, "y": 20})
     safetensors(tmp_path / "b.safetensors", {"z": 5})
-    assert checkpoint_bytes(tmp_path) == 35
+    assert safetensors_bytes(tmp_path) == 35
     index = {"metadata": {"total_size": 123}, "weight_map": {}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert checkpoint_bytes(tmp_path) == 123
+    assert safetensors_bytes(tmp_path) == 123
     (tmp_path / "model.safetensors.index.json").unlink()
     for damaged in (b"", b"\xff" * 8, struct.pack("<Q", 4) + b"{{{{"):
         (tmp_path / "a.safetensors").write_bytes(damaged)
-        assert checkpoint_bytes(tmp_path) is None
+        assert safetensors_bytes(tmp_path) is None
 
 
 def test_a_folder_whose_files_hold_something_else_says_so(tmp_path, tiny_config):
     (tmp_path / "config.json").write_text(json.dumps(tiny_config))
-    plain = load_model(str(tmp_path))
+    plain = load_model_spec(str(tmp_path))
     assert plain.checkpoint_bytes is None
     safetensors(tmp_path / "model.safetensors", {"all": int(plain.counted_bytes)})
-    assert load_model(str(tmp_path)).notes == plain.notes
+    assert load_model_spec(str(tmp_path)).notes == plain.notes
     safetensors(tmp_path / "model.safetensors", {"all": int(plain.counted_bytes * 1.5)})
-    assert "files on disk hold" in load_model(str(tmp_path)).notes[-1]
+    assert "files on disk hold" in load_model_spec(str(tmp_path)).notes[-1]
 
 
 @over("name", table("own_models", "shortened"))
@@ -161,7 +164,7 @@ def test_what_is_left_of_a_config_is_the_same_model(name):
     dropped = {"architectures": ["Some"], "id2label": labels, "bos_token_id": 1}
     config = catalog_entry(name).config | dropped
     left = uploaded_config(json.dumps(config).encode(), "config.json")
-    assert read_config(left, "left").digest == read_config(config, "whole").digest
+    assert read_model_config(left, "left").digest == read_model_config(config, "whole").digest
     assert not set(dropped) & set(left)
     assert left["name"].startswith(str(config["model_type"]))
     assert "weights" not in left
@@ -180,28 +183,28 @@ def test_a_config_keeps_its_own_name():
         left = uploaded_config(json.dumps(config).encode(), file)
         return left["name"], left.get("weights")
 
-    assert essential(QWEN, "my-model")["name"] == "my-model"
+    assert essential_config(QWEN, "my-model")["name"] == "my-model"
     # the id is often that of the model it was trained from: no place of these weights
     assert read(QWEN | {"_name_or_path": "me/mine"}, "x.json") == ("mine", None)
     assert read(QWEN, "acme-7b.json") == ("acme-7b", None)
     assert read(QWEN) == ("qwen3-0.596b", None)
-    placed = essential(QWEN, "mine") | {"weights": "/data/mine"}
+    placed = essential_config(QWEN, "mine") | {"weights": "/data/mine"}
     assert read(placed) == ("mine", "/data/mine")
-    error = refusal(load_model, {**QWEN, "weights": ["me/mine"]}, kind=ModelError)
+    error = refusal(load_model_spec, {**QWEN, "weights": ["me/mine"]}, kind=ModelError)
     assert error.field == "model.weights"
 
 
 @over("name, weights, said", table("own_models", "names_and_places_that_no_command"))
 def test_names_and_places_that_no_command_can_carry_are_refused(name, weights, said):
-    first = essential(QWEN, "first")
-    assert said in str(refusal(renamed, first, name, weights, kind=ModelError))
+    first = essential_config(QWEN, "first")
+    assert said in str(refusal(rename_config, first, name, weights, kind=ModelError))
     if name:
         named = {**QWEN, "name": name, "weights": weights or None}
-        assert said in str(refusal(load_model, named, kind=ModelError))
+        assert said in str(refusal(load_model_spec, named, kind=ModelError))
 
 
 def asked(**model):
-    return change(DEFAULT, {"model": {**essential(QWEN, "acme-tiny"), **model}})
+    return change(DEFAULT, {"model": {**essential_config(QWEN, "acme-tiny"), **model}})
 
 
 def test_the_name_and_the_weights_of_a_config_are_in_its_bundle():
@@ -250,12 +253,14 @@ def test_adapters_of_a_config_ask_for_the_weights_they_stand_beside():
 
 
 def test_checkpoints_of_one_model_are_found_and_distilled_ones_are_not():
-    found = variants("Qwen/Qwen3-32B")
+    found = model_variants("Qwen/Qwen3-32B")
     assert next(iter(found)) == "Qwen/Qwen3-32B"
     assert (found["Qwen/Qwen3-32B-FP8"], found["Qwen/Qwen3-32B-AWQ"]) == ("fp8-block", "int4")
-    assert variants("qwen/qwen3-32b-fp8") == found
-    llama = variants("meta-llama/Llama-3.1-70B-Instruct")
+    assert model_variants("qwen/qwen3-32b-fp8") == found
+    llama = model_variants("meta-llama/Llama-3.1-70B-Instruct")
     assert "deepseek-ai/DeepSeek-R1-Distill-Llama-70B" in catalog_ids()
     assert not any("Distill" in name or "3.3" in name for name in llama)
-    assert "Qwen/Qwen3-8B-Base" not in variants("Qwen/Qwen3-8B")  # the same shape for shorter texts
-    assert variants("somebody/else") == {}
+    assert "Qwen/Qwen3-8B-Base" not in model_variants(
+        "Qwen/Qwen3-8B"
+    )  # the same shape for shorter texts
+    assert model_variants("somebody/else") == {}

@@ -10,7 +10,7 @@ from recipe_core.accuracy.retained import Retained
 from recipe_core.estimates.rules.applied import ROUNDED, applied_techniques
 from recipe_core.estimates.serving import accuracy
 from recipe_core.estimates.serving.accuracy import accuracy_of
-from recipe_core.models.variants import base_of, stored_as
+from recipe_core.models.variants import base_checkpoint, stored_as
 from recipe_core.plans.alternatives import find_alternatives
 from recipe_core.plans.front import front_of_columns, front_with_accuracy, pareto_front
 from recipe_core.plans.plan_json import checkpoint_of
@@ -82,7 +82,7 @@ def test_what_is_published_in_a_narrow_or_16_bit_format_is_its_own_base():
     for model in ("deepseek-ai/DeepSeek-V3", "openai/gpt-oss-120b"):
         narrow = formats_of(model, "auto")
         kept = accuracy_of(narrow)
-        assert (base_of(model), kept.value, kept.low, kept.high) == (None, 1.0, 1.0, 1.0)
+        assert (base_checkpoint(model), kept.value, kept.low, kept.high) == (None, 1.0, 1.0, 1.0)
         assert f"published in {narrow.model.weight_dtype}" in kept.basis
     copy = applied_techniques(formats_of("nvidia/DeepSeek-V3.1-NVFP4", "auto", device="b200-sxm"))
     assert (copy.base, copy.techniques) == ("deepseek-ai/DeepSeek-V3", ("nvfp4_w4a4_kv_fp8",))

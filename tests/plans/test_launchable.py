@@ -16,12 +16,17 @@ from recipe_core.base.errors import NoAnswer
 from recipe_core.engines.frameworks import training_data
 from recipe_core.engines.megatron import MEGATRON, MegatronModels, megatron_models
 from recipe_core.engines.spec import engine, engine_names
-from recipe_core.engines.training_programs import SplitRule, facts, launch_rules, training_engine
-from recipe_core.hardware.cluster import device
+from recipe_core.engines.training_programs import (
+    SplitRule,
+    launch_rules,
+    program_facts,
+    training_engine,
+)
+from recipe_core.hardware.cluster import device_profile
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.launch.training.start import launch_reasons, training_launch
-from recipe_core.models.catalog import catalog_ids, catalog_model, in_catalog, load_model
-from recipe_core.models.constants import constants
+from recipe_core.models.catalog import catalog_ids, catalog_model, in_catalog, load_model_spec
+from recipe_core.models.constants import model_constants
 from recipe_core.plans import titan_models as titan
 from recipe_core.plans.launch_facts import LaunchFacts
 from recipe_core.plans.megatron_model import layer_pattern, megatron_model
@@ -94,7 +99,7 @@ def test_launch_rules_name_facts_that_there_are():
     shared = [rules.expand((name,)) for name in rules.shared]
     framework = [
         rules.expand((*engine.launches.degree_rules, *engine.launches.rules))
-        for engine in facts().engines.values()
+        for engine in program_facts().engines.values()
     ]
     listed = (rules.degrees, rules.nodes, rules.splits, *shared, *framework)
     for rule in (rule for group in listed for rule in group):
@@ -113,7 +118,7 @@ def test_every_default_builds_or_says_why():
         for model in SERVED
         for where in DEVICES
         for name in (None, *engine_names())
-        if name is None or device(where).runtime in engine(name).runtimes
+        if name is None or device_profile(where).runtime in engine(name).runtimes
         for preset in preset_file().serving
     ]
     for model, where, preset, name in sampled("serving", walks, 80, least=16):
@@ -174,7 +179,11 @@ def test_refused_rows_are_those_that_cannot_be_launched_and_the_best_one_is_buil
         for row in chance.sample(range(len(splits)), min(len(splits), examples(120, least=30))):
             if splits.codes(row) <= {*refused, "memory"}:
                 assert bool(launch_reasons(*splits.detail(row))) == rules[row]
-    assert set(facts().preferred) == set(facts().engines) == set(training_data().frameworks)
+    assert (
+        set(program_facts().preferred)
+        == set(program_facts().engines)
+        == set(training_data().frameworks)
+    )
     for preset in ("pretrain", "finetune", "lora", "qlora"):
         asked = training(SMALL, "mi300x", preset)
         assert decide(asked).candidate == plan_splits(asked).best.candidate
@@ -292,7 +301,7 @@ def test_what_it_cannot_be_told_of_a_split_is_said(model, split, length, said):
 
 
 BASES = table("launchable", "bases")
-NAMES = sorted({*catalog_ids(), *constants()})
+NAMES = sorted({*catalog_ids(), *model_constants()})
 
 
 def words_of(base, fields):
@@ -302,7 +311,7 @@ def words_of(base, fields):
         for name, value in fields.items()
     }
     config = BASES["llama"] | BASES[base] | fields
-    return megatron_model(load_model({name: v for name, v in config.items() if v is not None}))
+    return megatron_model(load_model_spec({name: v for name, v in config.items() if v is not None}))
 
 
 def attention(said):
@@ -354,8 +363,10 @@ def test_every_field_of_every_model_has_a_word_or_refuses_its_launch():
 
 
 def test_known_families_constants_patterns_and_frameworks_are_as_the_table_says():
-    assert all(in_catalog(name) for name in constants())
-    assert all({"rope_theta", "rms_norm_eps"} <= fields.keys() for fields in constants().values())
+    assert all(in_catalog(name) for name in model_constants())
+    assert all(
+        {"rope_theta", "rms_norm_eps"} <= fields.keys() for fields in model_constants().values()
+    )
     assert catalog_model("Qwen/Qwen2.5-7B").config["rope_theta"] == 1_000_000
     for name in NAMES:
         model = catalog_model(name)
@@ -370,7 +381,7 @@ def test_known_families_constants_patterns_and_frameworks_are_as_the_table_says(
     assert layer_pattern([False] * 3 + [True] * 58) == "[0]*3+[1]*58"
     assert layer_pattern([True]) == "[1]*1"
     # Built by the model's own class from its config, from a shipped one, or from words.
-    kinds = {name: engine.launches.models for name, engine in facts().engines.items()}
+    kinds = {name: engine.launches.models for name, engine in program_facts().engines.items()}
     assert kinds["megatron"] == "words"
     assert {kinds[name] for name in ("torch", "deepspeed", "accelerate")} == {"any"}
     document = yaml.safe_load(Path(MEGATRON.path).read_text(encoding="utf-8"))

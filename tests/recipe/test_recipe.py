@@ -10,7 +10,7 @@ from recipe_core.base.documents import parse_yaml, to_yaml
 from recipe_core.base.errors import BundleError, NoAnswer
 from recipe_core.bundle.manifest import MANIFEST
 from recipe_core.bundle.write import bundle_files
-from recipe_core.engines.grammar import meanings
+from recipe_core.engines.grammar import option_meanings
 from recipe_core.engines.spec import engine, engine_names
 from recipe_core.plans.plans import plan_candidate
 from recipe_core.recipe import Additions, Recipe, make_recipe, passing_on, recipe_request, relaunch
@@ -103,7 +103,7 @@ def test_what_hardware_asks_for_is_the_architectures():
     assert found.provenance["environment.VLLM_NO_USAGE_STATS"] == "base"
     for spec in map(engine, engine_names()):  # every meaning is of an option there is
         assert set(spec.options.means) <= set(spec.options.by_name)
-        assert meanings(spec)
+        assert option_meanings(spec)
 
 
 def test_what_a_user_adds_is_the_users_and_the_request_alone_makes_the_recipe_again():

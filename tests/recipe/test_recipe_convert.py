@@ -10,7 +10,7 @@ import yaml
 
 from recipe_core.base.errors import NoAnswer
 from recipe_core.commands.ground import Ground
-from recipe_core.launch.serving.start import launch
+from recipe_core.launch.serving.start import launch_deployment
 from recipe_core.launch.serving.vllm_ranks import WAYS
 from recipe_core.recipe import relaunch
 from recipe_core.recipe.convert import convert_to_recipe
@@ -35,7 +35,7 @@ def drawn(name):
         served = model_short_name(deployment.setting.model.name)
         asked = replace(deployment, served_name=served, **own)
         try:
-            started = launch(asked)
+            started = launch_deployment(asked)
         except NoAnswer:
             continue
         groups = {process.group for process in started.processes}

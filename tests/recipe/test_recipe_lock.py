@@ -18,8 +18,8 @@ from recipe_core.base.errors import NoAnswer
 from recipe_core.base.web import Deadline
 from recipe_core.bundle.write import bundle_files
 from recipe_core.engines.spec import engine
-from recipe_core.engines.training_programs import facts, install_on
-from recipe_core.models.catalog import load_model
+from recipe_core.engines.training_programs import install_on, program_facts
+from recipe_core.models.catalog import load_model_spec
 from recipe_core.models.checkpoint import checkpoint_digest
 from recipe_core.models.revision import snapshot_of, split_revision
 from recipe_core.recipe import Additions, make_recipe, passing_on, registry
@@ -67,7 +67,7 @@ def test_a_lock_pins_what_is_started():
     assert lock.recipe_digest == recipe.digest
     assert (lock.engine.name, lock.engine.version) == (recipe.engine.name, recipe.engine.version)
     assert lock.engine.packages == {"vllm": f"=={recipe.engine.version}"}
-    assert lock.model.architecture_digest == load_model("Qwen/Qwen3-8B").digest
+    assert lock.model.architecture_digest == load_model_spec("Qwen/Qwen3-8B").digest
     assert (lock.seeds["bench"], lock.determinism) == (1, {})  # nothing promises equal runs
     asked = passing_on(qwen(), {"seed": "42"}, {"VLLM_BATCH_INVARIANT": "1"})
     stated = make_recipe(asked).lock
@@ -97,7 +97,7 @@ def test_packages_are_read_off_the_install():
     from_a_wheel = pinned_packages(f"pip install {wheel} --extra-index-url https://host/whl/cpu")
     assert from_a_wheel == {"vllm": "==0.32.0+cpu"}
     # frameworks are installed beside the torch of their devices
-    for name, runtime in itertools.product(facts().engines, ("rocm", "cpu")):
+    for name, runtime in itertools.product(program_facts().engines, ("rocm", "cpu")):
         first = install_on(name, runtime).split(" && ")[0]
         assert f"--index-url https://download.pytorch.org/whl/{runtime}" in first
     assert "index-url" not in install_on("torchtitan", "cuda")

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from recipe_core.base.errors import NoAnswer
 from recipe_core.bundle.verify import read_bundle
 from recipe_core.bundle.write import write_bundle
-from recipe_core.hardware.cluster import device, device_names
+from recipe_core.hardware.cluster import device_names, device_profile
 from recipe_core.payload.launcher.machine import Device as LaunchDevice
 from recipe_core.payload.launcher.machine import Machine as LaunchMachine
 from recipe_core.payload.launcher.plan import load_plan
@@ -182,7 +182,7 @@ def test_the_launcher_finds_the_variants_that_resolving_applies(tmp_path):
     plan = load_plan(write_bundle(recipe, tmp_path / "bundle"))
     seen = set()
     for name in device_names():
-        profile = device(name)
+        profile = device_profile(name)
         for count in (1, 8, 16):
             alias = (profile.aliases or (name,))[0]
             names = [] if profile.runtime == "cpu" else [alias] * count
@@ -196,7 +196,7 @@ def test_the_launcher_finds_the_variants_that_resolving_applies(tmp_path):
                 assert found == wanted, (name, count)
             seen |= found
     assert seen == {"instinct", "large", "many"}
-    here = launch_machine("rocm", [device("mi300x").aliases[0]] * 8)
+    here = launch_machine("rocm", [device_profile("mi300x").aliases[0]] * 8)
     said, how = advice(plan.variants, here, 1, tmp_path / "bundle") or ("", "")
     assert "instinct" in said
     words = how.partition(": recipe ")[2].replace("OTHER.zip", str(tmp_path / "other.zip")).split()

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recipe_core.base.errors import InputError
-from recipe_core.hardware.cluster import device, device_names, plain
-from recipe_core.hardware.upload import template, uploaded_profile
+from recipe_core.hardware.cluster import device_names, device_profile, device_values
+from recipe_core.hardware.upload import profile_template, uploaded_profile
 from recipe_core.models.catalog import catalog_entry, catalog_ids
 from recipe_core.request import link, packed
 from recipe_core.request.candidate import CandidateRequest
@@ -273,7 +273,7 @@ def test_the_dictionary_of_a_version_never_changes_and_short_values_stay_legible
     assert unpack_values(old) == [["Qwen3-8B", {"model": "Qwen/Qwen3-8B", "candidate.tp": "4"}]]
     small = {"model_type": "llama", "hidden_size": 64}
     assert json.loads(shorter(small)) == small
-    assert is_packed(shorter(plain(device("h100-sxm"))))
+    assert is_packed(shorter(device_values(device_profile("h100-sxm"))))
     scrambled = random.Random(0).randbytes(600).hex()
     assert len(shorter(scrambled)) <= len(scrambled) + 2
     # A model of such a name, though nobody has one, would still be the same in a link.
@@ -284,7 +284,10 @@ def test_the_dictionary_of_a_version_never_changes_and_short_values_stay_legible
 
 
 def test_a_link_with_a_profile_of_ones_own_or_a_config_of_a_known_model_stays_short():
-    profiles = [uploaded_profile(template(device(n)).encode(), "mine.yaml") for n in device_names()]
+    profiles = [
+        uploaded_profile(profile_template(device_profile(n)).encode(), "mine.yaml")
+        for n in device_names()
+    ]
     configs = [{"_name_or_path": "ours", **catalog_entry(n).config} for n in catalog_ids()]
     changed = [{"hardware.device": profile} for profile in profiles]
     for changes in [*changed, *({"model": config} for config in configs)]:

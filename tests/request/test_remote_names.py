@@ -15,8 +15,8 @@ import pytest
 from recipe_core.base.errors import ModelError, RecipeError
 from recipe_core.base.resources import PACKAGE, root
 from recipe_core.doors import answers, catalog
-from recipe_core.hardware.cluster import device, fabric
-from recipe_core.models.catalog import load_model
+from recipe_core.hardware.cluster import device_profile, fabric
+from recipe_core.models.catalog import load_model_spec
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
 
@@ -67,7 +67,7 @@ def refused(name):
 
     Names alike are suggested by their letters: they are left out too.
     """
-    error = refusal(load_model, name, folders=False, kind=ModelError)
+    error = refusal(load_model_spec, name, folders=False, kind=ModelError)
     assert error.field == "model"
     named = repr(name)[1:-1]
     text = str(error).replace(named[:80], "NAME") if named else str(error)
@@ -80,11 +80,11 @@ def test_no_name_is_looked_up_and_what_exists_is_answered_as_what_does_not(folde
         for name in (*chain(*PAIRS), *ODD):
             refused(name)
         with pytest.raises(AssertionError, match="looked"):  # the guard sees a look
-            load_model("realdir")
+            load_model_spec("realdir")
     assert [refused(real) for real, _ in PAIRS] == [refused(other) for _, other in PAIRS]
     for name, said in (("realdir", "config"), ("nosuchdir", "unknown model")):
         with pytest.raises(ModelError, match=said):  # a folder is read where that is allowed
-            load_model(name)
+            load_model_spec(name)
 
 
 REQUEST = {
@@ -119,7 +119,7 @@ def test_no_name_of_hardware_or_an_engine_is_a_path(path, folder, monkeypatch):
         )
     )
     looks = [
-        *(partial(look, path) for look in (device, fabric)),
+        *(partial(look, path) for look in (device_profile, fabric)),
         *(partial(look, path) for look in (catalog.engines, catalog.schema, catalog.models)),
         *(partial(answers.plan, REQUEST | changes) for changes in asked),
         *(partial(answers.convert, given) for given in (command, *documents)),

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recipe_core.estimates.measured.support import device_support
-from recipe_core.hardware.cluster import device, device_names
+from recipe_core.hardware.cluster import device_names, device_profile
 from recipe_core.hardware.ownership import OwnershipCost
 from recipe_core.hardware.request import HardwareRequest
-from recipe_core.hardware.upload import template, uploaded_profile
+from recipe_core.hardware.upload import profile_template, uploaded_profile
 from recipe_core.plans.legal import count_keeping
 from recipe_core.plans.plans import plan_splits
 from recipe_core.recipe.build import make_recipe, rebuild_recipe, redecide
@@ -136,11 +136,11 @@ def test_steps_of_a_limit_are_round_its_own_and_the_stated_one_and_any_measure_i
 
 
 def test_devices_say_how_well_they_are_known_owning_what_makes_no_sense_and_requests_a_line():
-    levels = {name: device_support(device(name)).level for name in device_names()}
+    levels = {name: device_support(device_profile(name)).level for name in device_names()}
     assert (levels["h100-sxm"], levels["rtx-5090"]) == ("measured", "computed")
     assert set(levels.values()) <= {"measured", "calibrated", "computed", "unsupported"}
-    assert device_support(device("h100-sxm")).runs > 10
-    assert "vllm" in device_support(device("mi300x")).engines
+    assert device_support(device_profile("h100-sxm")).runs > 10
+    assert "vllm" in device_support(device_profile("mi300x")).engines
     bad = {"years": 0, "pue": 0.9, "use": 0, "capex_usd": float("nan"), "wheels": 4}
     for name, value in bad.items():  # its sums: tests/sizing/test_buying.py
         assert name in str(refusal(OwnershipCost.of, **{name: value}))
@@ -277,7 +277,11 @@ def test_a_link_with_all_that_may_be_kept_stays_short():
             shelf, change(SERVED, {"workload.concurrency": 2**load}), f"load {load}"
         )
     assert len(urlencode(shelf_query(shelf))) < 1500
-    own = {"hardware.device": uploaded_profile(template(device("h100-sxm")).encode(), "mine.yaml")}
+    own = {
+        "hardware.device": uploaded_profile(
+            profile_template(device_profile("h100-sxm")).encode(), "mine.yaml"
+        )
+    }
     ours = tuple(shelves.Kept(str(n), change(kept.request, own)) for n, kept in enumerate(shelf))
     assert len(urlencode(shelf_query(ours))) < 4000
     assert shelf_of(shelf_query(ours)) == (ours, [])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import recipe_core as rb
-from recipe_core.hardware.cluster import device
+from recipe_core.hardware.cluster import device_profile
 from recipe_core.hardware.offers import last_day
 from recipe_core.hardware.prices import offers_of
 from recipe_core.plans.rank import beats_elsewhere
@@ -73,7 +73,7 @@ def test_every_row_adds_up_exactly():
 
 def test_machines_of_eight_are_paid_for_whole_and_one_device_alone_where_it_can_be():
     """12 × MI355X come in two machines of eight: 16 are paid for, in a plan as in a sizing."""
-    eight = next(row for row in offers_of(device("mi355x")) if row.devices_per_node == 8)
+    eight = next(row for row in offers_of(device_profile("mi355x")) if row.devices_per_node == 8)
     hardware = {"device": "mi355x", "nodes": 2, "per_node": 8, "offer": eight.name}
     plan = rb.plan(asked(objective={"optimize": "cost"}) | {"hardware": hardware})
     twelve = np.flatnonzero(plan.runs & (plan.columns["gpus"] == 12))
@@ -131,7 +131,9 @@ def test_filters_narrow_what_is_chosen_from():
     every = names()
     assert "cpu" not in every
     assert len(every) >= 30
-    assert names(vendors=["amd"]) == {name for name in every if device(name).vendor == "amd"}
+    assert names(vendors=["amd"]) == {
+        name for name in every if device_profile(name).vendor == "amd"
+    }
     assert names(devices=["l4", "mi300x"]) == {"l4", "mi300x"}
     assert "l40s" not in names(memory_bytes_at_least=90e9)
     assert "cpu" in names(vendors=["cpu"])
@@ -342,7 +344,7 @@ def _enumerated(values):
     most, goal = values["hardware"]["any"]["most_devices"], values["objective"]["optimize"]
     column = {"cost": COST, "gpus": "gpus", "tpot": "tpot_s"}[goal]
     for name in values["hardware"]["any"]["devices"]:
-        profile = device(name)
+        profile = device_profile(name)
         offered = [offer for offer in offers_of(profile) if offer.commitment == "on-demand"]
         sure = [offer for offer in offered if offer.status != "unverified"] or offered
         seen = set()

@@ -12,7 +12,7 @@ from recipe_core.commands.arguments import read_arguments
 from recipe_core.commands.meaning import meaning_of
 from recipe_core.engines.spec import engine, engine_names
 from recipe_core.launch.process import Process
-from recipe_core.launch.serving.start import launch
+from recipe_core.launch.serving.start import launch_deployment
 from recipe_core.launch.training.start import training_launch
 from recipe_core.targets import Image, refusals, target_files
 from recipe_core.targets.kserve_llm import files
@@ -32,7 +32,7 @@ from tests.fixtures.training import TRAINERS, training_table
 
 def of(deployment):
     """The context of a random deployment; raises NoAnswer if its engine cannot start this way."""
-    started, device = launch(deployment), deployment.setting.cluster.device
+    started, device = launch_deployment(deployment), deployment.setting.cluster.device
     spec = engine(deployment.candidate.engine)
     image = spec.image(device.runtime, device.architecture)
     used = max(

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from recipe_core.launch.training.job import stop_s
+from recipe_core.launch.training.job import stop_grace_s
 from recipe_core.targets import target_files
 from tests.fixtures.rows import over
 from tests.fixtures.targets import (
@@ -153,7 +153,7 @@ def test_scripts_are_clean_for_shellcheck(name, tmp_path):
 def test_pods_stop_a_trainer_no_sooner_than_it_has_written_a_checkpoint():
     estimate = {"training": {"step_s": 40.0}, "run": {"checkpoint_s": 300.0}}
     value = replace(context(training(), engine="torch"), estimate=estimate)
-    least = stop_s(40.0, 300.0)
+    least = stop_grace_s(40.0, 300.0)
     graces = {spec["terminationGracePeriodSeconds"] for _, spec, _ in pod_specs(value)}
     assert graces == {least}
     assert least > 340

@@ -21,7 +21,7 @@ from recipe_core.base.units import GIB
 from recipe_core.calibration.importers.imported import Imported
 from recipe_core.estimates.measured.serving_runs import LOADS, Run
 from recipe_core.estimates.measured.training_runs import DIMENSIONS, TrainingRun
-from recipe_core.hardware.cluster import device
+from recipe_core.hardware.cluster import device_profile
 from recipe_core.models.catalog import catalog_entry, catalog_model, in_catalog
 
 FILE, REQUEST, STATED = "the file", "the request", "an option"
@@ -144,7 +144,7 @@ def _common_run_columns(measurement: Imported) -> dict[str, Any]:
 def device_name(text: str) -> str:
     """The profile's name of a device, by its name or an alias; empty for an unknown one."""
     try:
-        return device(text).name if text else ""
+        return device_profile(text).name if text else ""
     except RecipeError:
         return ""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from recipe_core.base.errors import RecipeError
-from recipe_core.engines.grammar import meanings
+from recipe_core.engines.grammar import option_meanings
 from recipe_core.engines.spec import engine
 from recipe_core.engines.tuning import tunables
 from recipe_core.plans.plans import plan_splits
@@ -58,7 +58,7 @@ def tunable_knobs(recipe: Recipe, splits: int) -> tuple[Knob, ...]:
 
 def _all_knobs(recipe: Recipe, splits: int) -> Iterator[Knob]:
     spec = engine(recipe.engine.name)
-    settable = set(meanings(spec).values())
+    settable = set(option_meanings(spec).values())
     candidate, user_options = recipe.candidate, recipe.request["options"].get("engine_options", {})
     for name, factors in LADDERS.items():
         if name in settable and candidate.get(name):

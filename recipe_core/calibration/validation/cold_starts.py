@@ -24,7 +24,7 @@ from recipe_core.estimates.serving.start_numbers import (
     place_by_name,
     start_numbers,
 )
-from recipe_core.hardware.cluster import device
+from recipe_core.hardware.cluster import device_profile
 from recipe_core.request.start import Start
 
 # Phases that are no part of a total, by where it begins.
@@ -111,7 +111,7 @@ def _start_setup(run: MeasuredStart) -> Setup:
 
 def _link_rate(name: str) -> float:
     try:
-        return link_bytes_per_s(device(name) if name else None)
+        return link_bytes_per_s(device_profile(name) if name else None)
     except InputError:  # tables name devices that no profile has
         return link_bytes_per_s(None)
 

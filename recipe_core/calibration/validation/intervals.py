@@ -32,7 +32,7 @@ from recipe_core.base.arrays import Float
 from recipe_core.base.intervals import BAND, LEVELS, NORMAL, Level
 from recipe_core.calibration.validation.validate import CELL, align_table
 from recipe_core.estimates.bands import KEYS, Band, BandFile, better_score, normal_probability
-from recipe_core.hardware.cluster import device
+from recipe_core.hardware.cluster import device_profile
 
 # Cells that the next wider group counts as.
 POOLED = 20.0
@@ -364,9 +364,11 @@ def coverage_tables(figures: pd.DataFrame) -> dict[str, pd.DataFrame]:
     rows = figures[figures.figure.ne("total_tokens_per_s")]
     rows = rows.assign(
         weight=1.0 / rows.groupby(["figure", *CELL]).measured.transform("size"),
-        vendor=rows.device.map({name: device(name).vendor for name in rows.device.unique()}),
+        vendor=rows.device.map(
+            {name: device_profile(name).vendor for name in rows.device.unique()}
+        ),
         architecture=rows.device.map(
-            {name: device(name).architecture for name in rows.device.unique()}
+            {name: device_profile(name).architecture for name in rows.device.unique()}
         ),
         **{f"low_{BAND}": rows.low, f"high_{BAND}": rows.high},
     )

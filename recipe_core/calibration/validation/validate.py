@@ -22,7 +22,7 @@ from recipe_core.estimates.measured.serving_runs import (
     Run,
     listing_ids,
 )
-from recipe_core.hardware.cluster import device
+from recipe_core.hardware.cluster import device_profile
 from recipe_core.plans.plans import estimate_batch
 
 CELL = ("source", "device", "model")
@@ -105,7 +105,14 @@ def _run_figure_rows(run: Run, answer: dict[str, Any]) -> Iterable[tuple[Any, ..
         intervals = answer["intervals"][quantity]
         ends = [end * scale for level in SHOWN_LEVELS for end in intervals[level]]
         fields = [getattr(run, name) for name in _RUN_FIELDS]
-        yield (*fields, device(run.device).vendor, figure, measured, estimated * scale, *ends)
+        yield (
+            *fields,
+            device_profile(run.device).vendor,
+            figure,
+            measured,
+            estimated * scale,
+            *ends,
+        )
 
 
 def group_errors(figures: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:

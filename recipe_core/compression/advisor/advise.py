@@ -33,7 +33,7 @@ from recipe_core.compression.advisor.row import (
     State,
 )
 from recipe_core.estimates.columns.corrections import Corrections
-from recipe_core.models.variants import variants
+from recipe_core.models.variants import model_variants
 from recipe_core.request.compression import Compression
 from recipe_core.request.schema import PlanRequest
 
@@ -295,7 +295,7 @@ def _no_split(same_split: Split, best: Split | None) -> str:
 def _stored_checkpoints(technique: Technique, base: Base) -> tuple[str, ...]:
     if technique.weight_dtype is None or technique.removed:
         return ()
-    stored = variants(base.setting.model.name)
+    stored = model_variants(base.setting.model.name)
     return tuple(
         name for name, dtype in stored.items() if dtype.split("-")[0] == technique.weight_dtype
     )

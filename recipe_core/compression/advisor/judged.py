@@ -11,7 +11,7 @@ from recipe_core.compression.advisor.figures import Split, split_figures
 from recipe_core.estimates.columns.corrections import Corrections
 from recipe_core.estimates.columns.serving import WIDE, Cases, Setting
 from recipe_core.models.catalog import catalog_model
-from recipe_core.models.variants import variants
+from recipe_core.models.variants import model_variants
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plans import plan_cases, plan_stated, search_plan
 from recipe_core.plans.problem import Problem, ServingProblem, resolve_problem
@@ -107,7 +107,7 @@ def _in_own_format(request: PlanRequest) -> tuple[PlanRequest, list[str]]:
     """The request for the unquantised checkpoint, by means, without a split of its own."""
     notes, model = [], request.model
     if isinstance(model, str):
-        names = variants(model)
+        names = model_variants(model)
         base = next((name for name, dtype in names.items() if dtype in WIDE), None)
         if base is not None and catalog_model(model).weight_dtype not in WIDE:
             notes.append(f"The base is {base}, the unquantised checkpoint of {model}.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from recipe_core.compression.scripts.work import GGUF_FILE, PROGRAM, CompressionLaunch, Work
 
 
-def launch(work: Work) -> CompressionLaunch:
+def compress_embedded(work: Work) -> CompressionLaunch:
     return CompressionLaunch(
         argv=("python3", f"${{root}}/{PROGRAM}", "${job}"),
         files={},

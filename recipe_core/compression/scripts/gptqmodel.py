@@ -22,7 +22,7 @@ if __name__ == "__main__":
 """
 
 
-def launch(work: Work) -> CompressionLaunch:
+def compress_gptqmodel(work: Work) -> CompressionLaunch:
     """A script whose result most engines load."""
     imports = (
         "import os",

@@ -37,7 +37,7 @@ if __name__ == "__main__":
 '''
 
 
-def launch(work: Work) -> CompressionLaunch:
+def compress_llama_cpp(work: Work) -> CompressionLaunch:
     """A script that leaves one GGUF file."""
     constants = {
         "TYPE": work.chosen.scheme,

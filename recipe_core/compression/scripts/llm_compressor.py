@@ -65,7 +65,7 @@ if __name__ == "__main__":
 """
 
 
-def launch(work: Work) -> CompressionLaunch:
+def compress_llm_compressor(work: Work) -> CompressionLaunch:
     """A script that calls ``oneshot`` and saves in the format of compressed-tensors."""
     recipe = modifiers(work)
     classes = sorted({name for name, _ in recipe})

@@ -36,7 +36,7 @@ if __name__ == "__main__":
 """
 
 
-def launch(work: Work) -> CompressionLaunch:
+def compress_modelopt(work: Work) -> CompressionLaunch:
     """A script whose result TensorRT-LLM, vLLM and SGLang load."""
     constants = {
         "SCHEME": work.chosen.scheme,

@@ -25,7 +25,7 @@ if __name__ == "__main__":
 """
 
 
-def launch(work: Work) -> CompressionLaunch:
+def compress_optimum_onnx(work: Work) -> CompressionLaunch:
     """A script that leaves ONNX files with 8-bit weights and activations."""
     constants = {"TASK": TASKS[work.model.task], "FORMAT": work.chosen.scheme}
     imports = ("import shutil", "import subprocess")

@@ -24,7 +24,7 @@ TASKS = {
 _GROUPS = {"int4": ("--group-size", "128", "--group-size-fallback", "adjust", "--ratio", "1.0")}
 
 
-def launch(work: Work) -> CompressionLaunch:
+def compress_optimum_openvino(work: Work) -> CompressionLaunch:
     """A script that leaves a model of OpenVINO with its tokenizer."""
     constants = {
         "TASK": TASKS[work.model.task],

@@ -39,7 +39,7 @@ if __name__ == "__main__":
 """
 
 
-def launch(work: Work) -> CompressionLaunch:
+def compress_quark(work: Work) -> CompressionLaunch:
     """A script whose result vLLM and SGLang load."""
     constants = {
         "SCHEME": work.chosen.scheme,

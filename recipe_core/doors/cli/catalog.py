@@ -81,14 +81,14 @@ def models_command(
 def _refresh_models(origin: str, name: str | None, out: Path | None, as_json: bool) -> None:
     """Print what a refresh of this machine's own models found, the reasons included."""
     from recipe_core.models.own_models import VARIABLE, default_folder
-    from recipe_core.models.refresh import refresh
+    from recipe_core.models.refresh import refresh_configs
 
     folder = out or default_folder()
     if folder is None:
         message = f"{VARIABLE} is empty, which switches the models of this machine off."
         raise InputError(message, field="out", hint="Give a folder: --out FOLDER.")
     with working("reading configs"):
-        answer = refresh(origin, folder, only=name).to_json()
+        answer = refresh_configs(origin, folder, only=name).to_json()
     if as_json:
         emit(answer)
         return
@@ -115,25 +115,25 @@ def hardware_command(
         _detect_machine(name, as_json)
         return
     from recipe_core.base.units import gib
-    from recipe_core.hardware.cluster import device, device_names
-    from recipe_core.hardware.custom import is_path, read_profile
+    from recipe_core.hardware.cluster import device_names, device_profile
+    from recipe_core.hardware.custom import is_profile_path, read_profile
     from recipe_core.hardware.prices import offers_of
-    from recipe_core.hardware.upload import template
+    from recipe_core.hardware.upload import profile_template
     from recipe_core.views.views import hardware_view, offers_text
 
     def profile(entry: str) -> Device:
-        return device(read_profile(entry) if is_path(entry) else entry)
+        return device_profile(read_profile(entry) if is_profile_path(entry) else entry)
 
     if as_template:
         if name is None:
             message = "--template needs a device to start from."
             hint = "For example: recipe hardware h100-sxm --template."
             raise InputError(message, field="hardware", hint=hint)
-        typer.echo(template(profile(name)), nl=False)
+        typer.echo(profile_template(profile(name)), nl=False)
         return
 
     def line(entry: str) -> str:
-        d = device(entry)
+        d = device_profile(entry)
         memory = f"{gib(d.usable_memory_bytes):>10}"
         bandwidth = f"{d.memory_bandwidth_bytes_per_s.value / 1e12:5.2f} TB/s"
         when = f", announced {d.announced.date}" if d.announced else ""
@@ -152,7 +152,7 @@ def hardware_command(
 
 
 def _detect_machine(name: str | None, as_json: bool) -> None:
-    from recipe_core.hardware.detect.machine import describe, detect
+    from recipe_core.hardware.detect.machine import detect_machine, detected_text
 
     if name is not None:
         raise InputError(
@@ -161,8 +161,8 @@ def _detect_machine(name: str | None, as_json: bool) -> None:
             hint=f"Omit {name!r}, or --detect.",
         )
     with working("Reading this machine …"):
-        machine = detect()
-    emit(machine.to_json()) if as_json else typer.echo(describe(machine))
+        machine = detect_machine()
+    emit(machine.to_json()) if as_json else typer.echo(detected_text(machine))
 
 
 @app.command("engines")
@@ -263,10 +263,10 @@ def _refuse_filters(*filters: Any) -> None:
 
 
 def _import_offers(table: Path, output: Path, as_json: bool, terms: dict[str, Any]) -> None:
-    from recipe_core.hardware.offer_import import imported_table
+    from recipe_core.hardware.offer_import import import_offer_file
 
     accelerators, status = terms.pop("accelerator") or [], terms.pop("status")
-    imported = imported_table(table, output, accelerators, status, terms)
+    imported = import_offer_file(table, output, accelerators, status, terms)
     if as_json:
         emit(imported.to_json())
         return

@@ -52,7 +52,7 @@ def read_ran_request(source: str) -> tuple[dict[str, Any], str | None]:
     Raises:
         InputError: for a file that is neither a request, a recipe nor a bundle.
     """
-    from recipe_core.hardware.custom import is_path, with_profiles
+    from recipe_core.hardware.custom import is_profile_path, with_profiles
 
     path = Path(source)
     if source != "-" and (path.is_dir() or path.suffix == ".zip"):
@@ -68,7 +68,7 @@ def read_ran_request(source: str) -> tuple[dict[str, Any], str | None]:
     hardware = raw.get("hardware")
     name = hardware.get("device") if isinstance(hardware, dict) else None
     values: dict[str, Any] = with_profiles(raw)
-    return values, name if is_path(name) else None
+    return values, name if is_profile_path(name) else None
 
 
 def _request_of_recipe(source: str) -> dict[str, Any]:

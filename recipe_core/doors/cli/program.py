@@ -281,10 +281,10 @@ def read_own_device(hardware: str | None, gpus: int | None) -> dict[str, Any]:
     Raises:
         InputError: for a bad count, or one that contradicts ``gpus``.
     """
-    from recipe_core.hardware.custom import is_path, read_profile
+    from recipe_core.hardware.custom import is_profile_path, read_profile
 
     path, _, count = (hardware or "").partition(":")
-    if not is_path(path):
+    if not is_profile_path(path):
         return {}
     if count and (not count.isdecimal() or gpus not in (None, int(count))):
         raise InputError(

@@ -24,7 +24,7 @@ from recipe_core.estimates.columns.serving import WIDE, Setting
 from recipe_core.models.catalog import catalog_model, in_catalog
 from recipe_core.models.dtypes import bytes_per_value, compute_dtype
 from recipe_core.models.spec import ModelSpec
-from recipe_core.models.variants import base_of, stored_as
+from recipe_core.models.variants import base_checkpoint, stored_as
 
 # Bytes a value over those of the base's format from which nothing is lost.
 WIDER = 1.5
@@ -53,7 +53,7 @@ class Applied:
 def applied_techniques(setting: Setting) -> Applied:
     """Techniques of a setting's formats, beside the base of its model."""
     model = setting.model
-    base = base_of(model.name) if model.quantization is not None else None
+    base = base_checkpoint(model.name) if model.quantization is not None else None
     base_spec = _catalog_spec(base) if base is not None else model
     weights, method = _technique_of_weights(setting, base_spec)
     cached = "" if _same_cache(setting, base_spec) else cache_technique(setting.kv_dtype)

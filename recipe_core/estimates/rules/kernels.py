@@ -13,7 +13,13 @@ from typing import Any
 
 from recipe_core.engines.spec import Engine
 from recipe_core.engines.spec import engine as engine_named
-from recipe_core.engines.support import Answer, Kind, answer, architectures_asked, releases_asked
+from recipe_core.engines.support import (
+    Answer,
+    Kind,
+    architectures_asked,
+    releases_asked,
+    support_answer,
+)
 from recipe_core.estimates.columns.serving import WIDE, Setting
 from recipe_core.hardware.cluster import roofline
 from recipe_core.models.attention import EncoderAttention, GroupedAttention, LinearAttention
@@ -190,7 +196,9 @@ def reply_on_weights(
     Of several ways to store a format the best answer, and none where all that were asked are
     refused but not all were asked. ``query``: engine, release, architecture.
     """
-    replies = [answer(*query, "weights", f"{part} {form}") for form in _forms(writer, dtype)]
+    replies = [
+        support_answer(*query, "weights", f"{part} {form}") for form in _forms(writer, dtype)
+    ]
     best = min((reply for reply in replies if reply is not None), key=_reply_rank, default=None)
     return None if best is not None and best.verdict == "no" and None in replies else best
 
@@ -205,7 +213,7 @@ def replies_on_cuts(setting: Setting, part: str, dtype: str) -> list[Answer]:
     name, release, _ = _kernel_release(setting.engine)
     architecture = setting.cluster.device.architecture
     replies = (
-        answer(name, release, architecture, "cut", f"{part} {form}")
+        support_answer(name, release, architecture, "cut", f"{part} {form}")
         for form in _forms(_checkpoint_writer(setting), dtype)
     )
     return sorted((reply for reply in replies if reply is not None), key=_reply_rank)
@@ -331,7 +339,7 @@ class _Asking:
         self.known = Known()
 
     def _ask(self, kind: Kind, subject: str) -> Answer | None:
-        return answer(*self.asked, kind, subject)
+        return support_answer(*self.asked, kind, subject)
 
     def _add(self, **marks: Any) -> None:
         """Add to sentences and set marks; a refusal stays one."""

@@ -55,8 +55,8 @@ def parse_rocm_topo(text: str) -> Pairs:
     pairs: Pairs = {}
     for key, value in system.items():
         if match := _ROCM_PAIR.fullmatch(key):
-            one, other = int(match[1]), int(match[2])
-            pairs[one, other] = pairs[other, one] = str(value).upper()
+            index, peer = int(match[1]), int(match[2])
+            pairs[index, peer] = pairs[peer, index] = str(value).upper()
     return pairs
 
 
@@ -71,7 +71,7 @@ def parse_amd_topo(text: str) -> Pairs:
     }
 
 
-def islands(pairs: Pairs, devices: list[int]) -> list[set[int]]:
+def link_islands(pairs: Pairs, devices: list[int]) -> list[set[int]]:
     """Groups of devices that direct links connect, in one or several steps."""
     groups: list[set[int]] = []
     for device in devices:
@@ -82,14 +82,14 @@ def islands(pairs: Pairs, devices: list[int]) -> list[set[int]]:
     return groups
 
 
-def links(
+def machine_links(
     pairs: Pairs, devices: list[int], profile: Device | None, pcie_generation: int | None = None
 ) -> Links | None:
     """What joins ``devices``; None for one device, or where the matrix lacks one of them."""
     inside = {pair: link for pair, link in pairs.items() if set(pair) <= set(devices)}
     if len(devices) < 2 or len(inside) < len(devices) * (len(devices) - 1):
         return None
-    groups = islands(inside, devices)
+    groups = link_islands(inside, devices)
     domain = min(map(len, groups))
     if domain == 1:
         note = f"over PCIe ({', '.join(sorted(set(inside.values())))})"
@@ -106,7 +106,7 @@ def links(
         return Links(kind, domain, per_pair, None, note)
     alone = domain == len(devices)
     note = f"all to all ({names})" if alone else f"groups of {domain} ({names}), PCIe between them"
-    return Links(kind, domain, per_pair, _direct(profile, domain, alone=alone), note)
+    return Links(kind, domain, per_pair, _direct_fabric(profile, domain, alone=alone), note)
 
 
 def _sold_with(profile: Device | None) -> list[Fabric]:
@@ -115,7 +115,7 @@ def _sold_with(profile: Device | None) -> list[Fabric]:
     return [fabric(name) for name in (profile.node.fabric, *profile.node.alternatives)]
 
 
-def _direct(profile: Device | None, domain: int, *, alone: bool) -> str | None:
+def _direct_fabric(profile: Device | None, domain: int, *, alone: bool) -> str | None:
     """The device's fabric that makes such groups; a switch may be used in part, a bridge not."""
     for link in _sold_with(profile):
         if link.topology in ("mesh", "ring", "switch") and link.domain is not None:

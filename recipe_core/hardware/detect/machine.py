@@ -17,9 +17,9 @@ from typing import Any
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import HardwareError
 from recipe_core.base.units import gib, per_second, significant
-from recipe_core.hardware.cluster import device, device_names
+from recipe_core.hardware.cluster import device_names, device_profile
 from recipe_core.hardware.detect import tools
-from recipe_core.hardware.detect.links import Links, links
+from recipe_core.hardware.detect.links import Links, machine_links
 from recipe_core.hardware.detect.tools import Readings
 from recipe_core.hardware.profile import Device
 from recipe_core.payload.launcher import machine
@@ -54,7 +54,7 @@ class Found:
         return {"schema_version": 1, **asdict(self)}
 
 
-def detect() -> Found:
+def detect_machine() -> Found:
     """Read this machine."""
     host = machine.detect()
     notes, versions, readings = list(host.notes), tools.read_versions(), Readings()
@@ -74,16 +74,19 @@ def detect() -> Found:
     if torch_devices:
         readings.torch_memory_bytes = min(memory for _, memory, _ in torch_devices)
     devices = _most_frequent(devices, notes)
-    told = [*(device.architecture for device in devices), *(arch for _, _, arch in torch_devices)]
-    readings.architecture = next(filter(None, told), None)
+    architectures = [
+        *(device.architecture for device in devices),
+        *(arch for _, _, arch in torch_devices),
+    ]
+    readings.architecture = next(filter(None, architectures), None)
     if runtime == "cuda":
         tools.read_nvidia(readings, versions, notes)
     elif runtime == "rocm":
         tools.read_amd(versions, notes)
-    return _described(host, runtime, devices, readings, versions, notes)
+    return _found_machine(host, runtime, devices, readings, versions, notes)
 
 
-def _described(
+def _found_machine(
     host: machine.Machine,
     runtime: str,
     devices: list[machine.Device],
@@ -93,11 +96,13 @@ def _described(
 ) -> Found:
     memory_bytes = devices[0].memory_bytes if devices else host.memory_bytes
     known_bytes = memory_bytes or readings.torch_memory_bytes
-    profile, by = _match(runtime, devices, readings.architecture, known_bytes, notes)
-    pairs = tools.read_pairs(runtime, notes) if len(devices) > 1 else {}
-    joined = links(pairs, [item.index for item in devices], profile, readings.pcie_generation)
+    profile, by = _match_profile(runtime, devices, readings.architecture, known_bytes, notes)
+    pairs = tools.read_link_pairs(runtime, notes) if len(devices) > 1 else {}
+    joined = machine_links(
+        pairs, [item.index for item in devices], profile, readings.pcie_generation
+    )
     name = devices[0].name if devices else host.cpu_name
-    facts = _facts(profile, runtime, name, readings, memory_bytes)
+    facts = _profile_facts(profile, runtime, name, readings, memory_bytes)
     count = max(1, len(devices))
     if runtime == "cpu" and profile:
         notes.append(
@@ -115,7 +120,9 @@ def _described(
         count=count,
         devices=[asdict(item) for item in devices],
         profile=facts,
-        allocatable_memory_bytes=_allocatable(runtime, profile, memory_bytes, readings, host),
+        allocatable_memory_bytes=_allocatable_memory(
+            runtime, profile, memory_bytes, readings, host
+        ),
         links=joined,
         host={
             "cpu": host.cpu_name,
@@ -124,13 +131,15 @@ def _described(
             "available_bytes": host.available_bytes,
         },
         versions=versions,
-        request=_request(profile, count, joined),
+        request=_hardware_request(profile, count, joined),
         unknown=sorted(key for key, value in facts.items() if value is None),
         notes=notes,
     )
 
 
-def _request(profile: Device | None, count: int, joined: Links | None) -> dict[str, Any] | None:
+def _hardware_request(
+    profile: Device | None, count: int, joined: Links | None
+) -> dict[str, Any] | None:
     if profile is None:
         return None
     hardware = {"device": profile.name, "per_node": count, "nodes": 1}
@@ -139,7 +148,7 @@ def _request(profile: Device | None, count: int, joined: Links | None) -> dict[s
     return {"hardware": hardware}
 
 
-def _match(
+def _match_profile(
     runtime: str,
     devices: list[machine.Device],
     architecture: str | None,
@@ -151,13 +160,13 @@ def _match(
     By the driver's name when the memory agrees, else by architecture and memory if only one fits.
     """
     if runtime == "cpu":
-        return device("cpu"), "the lack of an accelerator"
+        return device_profile("cpu"), "the lack of an accelerator"
     name = devices[0].name
     try:
-        profile = device(name)
+        profile = device_profile(name)
     except HardwareError:
         profile = None
-    if profile and (memory_bytes is None or _close(memory_bytes, profile, _ECC)):
+    if profile and (memory_bytes is None or _memory_agrees(memory_bytes, profile, _ECC)):
         return profile, "driver name"
     if profile and memory_bytes is not None:
         notes.append(
@@ -168,24 +177,24 @@ def _match(
         return None, None
     alike = [
         candidate
-        for candidate in map(device, device_names())
+        for candidate in map(device_profile, device_names())
         if candidate.runtime == runtime
         and candidate.architecture == architecture
         and memory_bytes is not None
-        and _close(memory_bytes, candidate, 0.005)
+        and _memory_agrees(memory_bytes, candidate, 0.005)
     ]
     generic = name in ("AMD GPU", "AMD Radeon Graphics")  # drivers that do not know the card's name
     return (alike[0], "architecture and memory") if generic and len(alike) == 1 else (None, None)
 
 
-def _close(memory_bytes: int, profile: Device, tolerance: float) -> bool:
+def _memory_agrees(memory_bytes: int, profile: Device, tolerance: float) -> bool:
     return any(
-        abs(memory_bytes / known - 1) <= tolerance
-        for known in (profile.memory_bytes.value, profile.usable_memory_bytes)
+        abs(memory_bytes / profile_bytes - 1) <= tolerance
+        for profile_bytes in (profile.memory_bytes.value, profile.usable_memory_bytes)
     )
 
 
-def _facts(
+def _profile_facts(
     profile: Device | None, runtime: str, name: str, readings: Readings, memory_bytes: int | None
 ) -> dict[str, Any]:
     """The profile with what was read here in its place; of an unknown device only that."""
@@ -207,8 +216,8 @@ def _facts(
         }
     }
     if profile:
-        known = profile.model_dump(mode="json", exclude_none=True, exclude={"roofline"})
-        return {**known, **readout, "sources": {**known["sources"], **source}}
+        profile_values = profile.model_dump(mode="json", exclude_none=True, exclude={"roofline"})
+        return {**profile_values, **readout, "sources": {**profile_values["sources"], **source}}
     slug = re.sub(r"[^a-z0-9]+", "-", name.casefold()).strip("-") or "unknown"
     required = [key for key, field in Device.model_fields.items() if field.is_required()]
     return {
@@ -225,7 +234,7 @@ def _facts(
     }
 
 
-def _allocatable(
+def _allocatable_memory(
     runtime: str,
     profile: Device | None,
     memory_bytes: int | None,
@@ -266,31 +275,35 @@ def _most_frequent(devices: list[machine.Device], notes: list[str]) -> list[mach
     if len(counts) < 2:
         return devices
     name = counts.most_common(1)[0][0]
-    left = ", ".join(f"{count} × {other}" for other, count in counts.items() if other != name)
-    notes.append(f"a request has one kind of device; ignored: {left}")
+    ignored = ", ".join(
+        f"{count} × {device_name}" for device_name, count in counts.items() if device_name != name
+    )
+    notes.append(f"a request has one kind of device; ignored: {ignored}")
     return [item for item in devices if item.name == name]
 
 
-def describe(detected: Found) -> str:
+def detected_text(detected: Found) -> str:
     """The machine as lines for a terminal; the request comes last."""
     facts, host = detected.profile, detected.host
     match = "no profile matches"
     if detected.matched:
         match = f"profile {detected.matched}, by {detected.matched_by}"
     name = detected.devices[0]["name"] if detected.devices else host["cpu"]
-    available = f"{_amount(host['available_bytes'])} available"
+    available = f"{_memory_text(host['available_bytes'])} available"
     rows = [
         ("Device", f"{detected.count} × {name} ({match})"),
         ("Architecture", facts["architecture"] or "unknown"),
-        ("Memory", _shown(facts["memory_bytes"], gib)),
+        ("Memory", _figure_text(facts["memory_bytes"], gib)),
         ("Allocatable", _allocatable_text(detected.allocatable_memory_bytes)),
         (
             "Memory bandwidth",
-            _shown(facts["memory_bandwidth_bytes_per_s"], lambda value: per_second(value, "B")),
+            _figure_text(
+                facts["memory_bandwidth_bytes_per_s"], lambda value: per_second(value, "B")
+            ),
         ),
-        ("Power limit", _shown(facts["tdp_watts"], lambda value: f"{significant(value)} W")),
+        ("Power limit", _figure_text(facts["tdp_watts"], lambda value: f"{significant(value)} W")),
         ("Links", _links_text(detected)),
-        ("Host", f"{host['cpus']} cores, {_amount(host['memory_bytes'])}, {available}"),
+        ("Host", f"{host['cpus']} cores, {_memory_text(host['memory_bytes'])}, {available}"),
         ("Versions", ", ".join(f"{tool} {version}" for tool, version in detected.versions.items())),
         *(("Unknown", f"{field}: no tool here reports it") for field in detected.unknown),
         *(("Note", note) for note in detected.notes),
@@ -312,14 +325,14 @@ def _allocatable_text(memory: dict[str, Any] | None) -> str:
     return f"{gib(memory['value'])} ({memory['status']}: {memory['note']})"
 
 
-def _shown(figure: dict[str, Any] | None, show: Callable[[float], str]) -> str:
+def _figure_text(figure: dict[str, Any] | None, show: Callable[[float], str]) -> str:
     if figure is None:
         return "unknown"
     origin = "read here" if figure["source"] == "machine" else "from the profile"
     return f"{show(figure['value'])} ({figure['status']}, {origin})"
 
 
-def _amount(value: int | None) -> str:
+def _memory_text(value: int | None) -> str:
     return gib(value) if value else "unknown memory"
 
 

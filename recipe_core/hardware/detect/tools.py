@@ -46,7 +46,7 @@ class Readings:
     torch_memory_bytes: int | None = None
 
 
-def ask(argv: list[str], notes: list[str]) -> str | None:
+def ask_tool(argv: list[str], notes: list[str]) -> str | None:
     """A tool's output; None where it is missing, or fails (with a note)."""
     if shutil.which(argv[0]) is None:
         return None
@@ -79,7 +79,7 @@ def ask_torch(notes: list[str]) -> dict[str, Any]:
     """What torch sees, in a separate process: importing it takes seconds and may fail."""
     if importlib.util.find_spec("torch") is None:
         return {}
-    output = ask([sys.executable, "-c", _TORCH], notes)
+    output = ask_tool([sys.executable, "-c", _TORCH], notes)
     try:
         return dict(json.loads(output.strip().splitlines()[-1])) if output else {}
     except (ValueError, IndexError):
@@ -89,14 +89,16 @@ def ask_torch(notes: list[str]) -> dict[str, Any]:
 
 def ask_gaudi(notes: list[str]) -> list[machine.Device]:
     """Intel's cards, which the launcher does not look for: no engine here runs on them."""
-    output = ask(["hl-smi", "-Q", "name,memory.total", "-f", "csv,noheader"], notes)
+    output = ask_tool(["hl-smi", "-Q", "name,memory.total", "-f", "csv,noheader"], notes)
     return machine.parse_nvidia_smi(output.replace("MiB", "")) if output else []
 
 
 def read_nvidia(readings: Readings, versions: dict[str, str], notes: list[str]) -> None:
     """Fill in what nvidia-smi reports."""
     fields = "driver_version,power.limit,pcie.link.gen.max,mig.mode.current"
-    output = ask(["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"], notes)
+    output = ask_tool(
+        ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"], notes
+    )
     cells: list[str] = []
     if output and output.strip():
         cells = [cell.strip() for cell in output.splitlines()[0].split(",")]
@@ -107,14 +109,14 @@ def read_nvidia(readings: Readings, versions: dict[str, str], notes: list[str]) 
         readings.pcie_generation = int(generation) if generation.isdigit() else None
         if mig == "Enabled":
             notes.append("MIG is enabled: a process gets a slice of the card described here")
-    if match := re.search(r"CUDA Version:\s*([\d.]+)", ask(["nvidia-smi"], notes) or ""):
+    if match := re.search(r"CUDA Version:\s*([\d.]+)", ask_tool(["nvidia-smi"], notes) or ""):
         versions["CUDA of the driver"] = match[1]
 
 
 def read_amd(versions: dict[str, str], notes: list[str]) -> None:
     """Fill in what rocm-smi or amd-smi reports."""
-    shown = ask(["rocm-smi", "--showproductname", "--showdriverversion", "--json"], notes)
-    shown = shown or ask(["amd-smi", "static", "--asic", "--driver", "--json"], notes) or ""
+    shown = ask_tool(["rocm-smi", "--showproductname", "--showdriverversion", "--json"], notes)
+    shown = shown or ask_tool(["amd-smi", "static", "--asic", "--driver", "--json"], notes) or ""
     if match := _AMD_DRIVER.search(shown):
         versions["driver"] = match[1]
     release = Path("/opt/rocm/.info/version")
@@ -122,7 +124,7 @@ def read_amd(versions: dict[str, str], notes: list[str]) -> None:
         versions["ROCm"] = release.read_text(encoding="utf-8").strip()
 
 
-def read_pairs(runtime: str, notes: list[str]) -> Pairs:
+def read_link_pairs(runtime: str, notes: list[str]) -> Pairs:
     """The matrix of links, by the first tool that prints one."""
     attempts = {
         "cuda": [(["nvidia-smi", "topo", "-m"], parse_nvidia_topo)],
@@ -132,7 +134,7 @@ def read_pairs(runtime: str, notes: list[str]) -> Pairs:
         ],
     }
     for argv, parse in attempts.get(runtime, []):
-        output = ask(argv, notes)
+        output = ask_tool(argv, notes)
         try:
             if output and (pairs := parse(output)):
                 return pairs

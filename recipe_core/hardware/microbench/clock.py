@@ -66,7 +66,7 @@ class Timing:
     batches: int
 
 
-def timed(work: Work, clock: Clock, budget_s: float, batch_s: float = BATCH_S) -> Timing:
+def time_work(work: Work, clock: Clock, budget_s: float, batch_s: float = BATCH_S) -> Timing:
     """The time of a call, measured for about ``budget_s`` seconds after one that is not counted.
 
     A batch has as many calls as fit in ``batch_s``. At least ``FEWEST`` batches are timed, however
@@ -78,10 +78,10 @@ def timed(work: Work, clock: Clock, budget_s: float, batch_s: float = BATCH_S) -
     until, times = time.perf_counter() + budget_s, list[float]()
     while len(times) < FEWEST or (len(times) < MOST and time.perf_counter() < until):
         times.append(max(clock.seconds(work, calls) / calls, 1e-9))
-    return Timing(median(times), spread_of(times), len(times))
+    return Timing(median(times), log_spread(times), len(times))
 
 
-def spread_of(values: list[float]) -> float:
+def log_spread(values: list[float]) -> float:
     """Standard deviation of the logarithms of positive values, by their median deviation."""
     logs = [math.log(value) for value in values]
     middle = median(logs)

@@ -49,10 +49,10 @@ def measure_collectives(ranks: int, backend: str, seconds: float) -> list[Reduce
         )
     except (OSError, subprocess.SubprocessError):
         return []
-    return parse(done.stdout, ranks)
+    return parse_collectives(done.stdout, ranks)
 
 
-def parse(output: str, ranks: int) -> list[Reduced]:
+def parse_collectives(output: str, ranks: int) -> list[Reduced]:
     """The measured sizes in a rank's output."""
     rows = []
     for line in output.splitlines():

@@ -45,16 +45,16 @@ def measure_disk(folder: Path, size: int = DISK_BYTES, seconds: float = DISK_S) 
     Raises:
         InputError: for what is no folder that can be written, or has less than twice ``size`` free.
     """
-    _check(folder, size)
+    _check_disk_room(folder, size)
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".recipe-disk-") as file:
             number, share = file.fileno(), seconds / 3
-            written, write_s = _write(number, size, share)
+            written, write_s = _write_blocks(number, size, share)
             path = Path(file.name)
-            _forget(number)
-            read, read_s, direct = _read(path, share)
-            _forget(number)
-            reads, random_s = _windows(number, written, share)
+            _forget_cached_pages(number)
+            read, read_s, direct = _read_sequential(path, share)
+            _forget_cached_pages(number)
+            reads, random_s = _read_windows(number, written, share)
     except OSError as error:
         raise InputError(
             f"{folder} cannot be measured: {error.strerror}.",
@@ -64,7 +64,7 @@ def measure_disk(folder: Path, size: int = DISK_BYTES, seconds: float = DISK_S) 
     return DiskRates(written / write_s, read / read_s, reads / random_s, written, direct)
 
 
-def _check(folder: Path, size: int) -> None:
+def _check_disk_room(folder: Path, size: int) -> None:
     if not folder.is_dir():
         hint = "Name an existing folder on the storage to measure."
         raise InputError(f"{folder} is not a folder.", field="disk", hint=hint)
@@ -81,7 +81,7 @@ def _check(folder: Path, size: int) -> None:
         )
 
 
-def _write(number: int, size: int, seconds: float) -> tuple[int, float]:
+def _write_blocks(number: int, size: int, seconds: float) -> tuple[int, float]:
     """Bytes written until they are on the disk, and the time; at least a few blocks."""
     block, written, start = os.urandom(_BLOCK), 0, time.perf_counter()
     while written < size:
@@ -92,11 +92,11 @@ def _write(number: int, size: int, seconds: float) -> tuple[int, float]:
     return written, time.perf_counter() - start
 
 
-def _forget(number: int) -> None:
+def _forget_cached_pages(number: int) -> None:
     os.posix_fadvise(number, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _read(path: Path, seconds: float) -> tuple[int, float, bool]:
+def _read_sequential(path: Path, seconds: float) -> tuple[int, float, bool]:
     """Bytes read in sequence, the time, and whether past the kernel's cache."""
     try:
         total, taken_s = _read_all(path, os.O_RDONLY | os.O_DIRECT, seconds)
@@ -119,7 +119,7 @@ def _read_all(path: Path, flags: int, seconds: float) -> tuple[int, float]:
         os.close(number)
 
 
-def _windows(number: int, size: int, seconds: float) -> tuple[int, float]:
+def _read_windows(number: int, size: int, seconds: float) -> tuple[int, float]:
     """Windows read at random places of the mapped file, each at most once, and the time."""
     starts = list(range(0, size - WINDOW_BYTES + 1, WINDOW_BYTES))
     random.Random(0).shuffle(starts)  # noqa: S311 - places, not secrets

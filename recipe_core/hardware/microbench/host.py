@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from recipe_core.base.errors import NoAnswer
-from recipe_core.hardware.microbench.clock import Deadline, spread_of
+from recipe_core.hardware.microbench.clock import Deadline, log_spread
 
 if TYPE_CHECKING:
     import torch
@@ -79,7 +79,7 @@ class Ratios:
 PULL = 0.3
 
 
-def ratios(times: HostTimes) -> Ratios:
+def host_ratios(times: HostTimes) -> Ratios:
     """How slow this host is, part by part, by least squares over the steps.
 
     With ``c`` the mean ratio of whole steps, ``L`` and ``S`` solve ``step = c·step_s +
@@ -280,19 +280,21 @@ def host_times(rounds: list[dict[tuple[int, int], tuple[float, float]]]) -> Host
     steps = {cell: median(times[cell][1] for times in rounds) for cell in sorted(rounds[0])}
     # of a request alone and of several that come together, which wait for each other
     waits = [times[cell][0] - times[cell][1] for times in rounds for cell in steps]
-    spreads = [spread_of([times[cell][1] for times in rounds]) for cell in steps]
+    spreads = [log_spread([times[cell][1] for times in rounds]) for cell in steps]
     return HostTimes(steps, max(median(waits), 1e-6), median(spreads), len(rounds))
 
 
-def together(every: list[HostTimes]) -> HostTimes:
+def merge_host_times(measurements: list[HostTimes]) -> HostTimes:
     """Several measurements as one: geometric means, weighted by their rounds."""
-    weights = np.array([times.rounds for times in every], dtype=float)
+    weights = np.array([times.rounds for times in measurements], dtype=float)
     weights /= weights.sum()
 
     def mean(values: list[float]) -> float:
         return float(np.exp(weights @ np.log(values)))
 
-    steps = {cell: mean([times.steps[cell] for times in every]) for cell in every[0].steps}
-    request_s = mean([times.request_s for times in every])
-    spread = max(times.spread for times in every)
-    return HostTimes(steps, request_s, spread, sum(times.rounds for times in every))
+    steps = {
+        cell: mean([times.steps[cell] for times in measurements]) for cell in measurements[0].steps
+    }
+    request_s = mean([times.request_s for times in measurements])
+    spread = max(times.spread for times in measurements)
+    return HostTimes(steps, request_s, spread, sum(times.rounds for times in measurements))

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from recipe_core.hardware.microbench.clock import Timing, Work, timed
+from recipe_core.hardware.microbench.clock import Timing, Work, time_work
 from recipe_core.hardware.microbench.points import Bench
 
 READ_BYTES = 1 << 28
@@ -24,7 +24,7 @@ def memory_bandwidth(bench: Bench, seconds: float) -> tuple[float, Timing]:
     size = int(max(READ_BYTES, 4 * bench.cache_bytes))
     size = int(min(size, bench.memory_bytes / 8))
     values = torch.ones(size // 4, device=bench.device)
-    timing = timed(values.sum, bench.clock, seconds, batch_s=1e-3)
+    timing = time_work(values.sum, bench.clock, seconds, batch_s=1e-3)
     return values.nbytes / timing.seconds, timing
 
 
@@ -32,8 +32,8 @@ def launch_s(bench: Bench, seconds: float) -> float:
     """Seconds between the starts of kernels that do nothing much: what a launch costs."""
     import torch
 
-    one = torch.zeros(16, device=bench.device)
-    return timed(lambda: one.add_(1), bench.clock, seconds).seconds
+    tensor = torch.zeros(16, device=bench.device)
+    return time_work(lambda: tensor.add_(1), bench.clock, seconds).seconds
 
 
 def host_copies(bench: Bench, seconds: float) -> tuple[float, float]:
@@ -41,14 +41,14 @@ def host_copies(bench: Bench, seconds: float) -> tuple[float, float]:
     import torch
 
     pinned = torch.empty(COPY_BYTES, dtype=torch.uint8, pin_memory=bench.accelerated)
-    there = torch.empty(COPY_BYTES, dtype=torch.uint8, device=bench.device)
+    on_device = torch.empty(COPY_BYTES, dtype=torch.uint8, device=bench.device)
 
     def rate(work: Work) -> float:
-        return COPY_BYTES / timed(work, bench.clock, seconds / 2, batch_s=1e-3).seconds
+        return COPY_BYTES / time_work(work, bench.clock, seconds / 2, batch_s=1e-3).seconds
 
     return (
-        rate(lambda: there.copy_(pinned, non_blocking=True)),
-        rate(lambda: pinned.copy_(there, non_blocking=True)),
+        rate(lambda: on_device.copy_(pinned, non_blocking=True)),
+        rate(lambda: pinned.copy_(on_device, non_blocking=True)),
     )
 
 
@@ -80,12 +80,12 @@ def disk_rates(folder: Path, size: int = DISK_BYTES) -> tuple[float | None, floa
         os.fsync(file.fileno())
         number = file.fileno()
         os.posix_fadvise(number, 0, 0, os.POSIX_FADV_DONTNEED)
-        cold = _read(file)
-        warm = max(_read(file) for _ in range(2))
+        cold = _read_rate(file)
+        warm = max(_read_rate(file) for _ in range(2))
     return (cold if cold < 0.7 * warm else None), warm
 
 
-def _read(file: Any) -> float:
+def _read_rate(file: Any) -> float:
     file.seek(0)
     buffer, total, start = bytearray(_BLOCK), 0, time.perf_counter()
     while count := file.readinto(buffer):

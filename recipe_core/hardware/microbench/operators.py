@@ -33,18 +33,18 @@ def torch_dtype(dtype: Dtype) -> torch.dtype:
     """Torch's word for a format."""
     import torch
 
-    named: dict[str, torch.dtype] = {
+    torch_dtypes: dict[str, torch.dtype] = {
         "fp32": torch.float32,
         "bf16": torch.bfloat16,
         "fp16": torch.float16,
         "fp8": torch.float8_e4m3fn,
         "int8": torch.int8,
     }
-    return named[dtype]
+    return torch_dtypes[dtype]
 
 
 @cache
-def _store(bench: Bench) -> torch.Tensor:
+def _shared_store(bench: Bench) -> torch.Tensor:
     """Bytes that no cache holds, which all cases read: numbers of a normal distribution in bf16.
 
     In the other formats the same bits are numbers too; how fast a product is does not depend on
@@ -52,19 +52,19 @@ def _store(bench: Bench) -> torch.Tensor:
     """
     import torch
 
-    most = min(4 * bench.cache_bytes, MOST_COPIES_BYTES, bench.memory_bytes / 8)
+    store_bytes = min(4 * bench.cache_bytes, MOST_COPIES_BYTES, bench.memory_bytes / 8)
     some = torch.randn(1 << 21, device=bench.device).bfloat16()
-    whole = some.repeat(max(1, math.ceil(most / some.nbytes)) + 1)
-    return whole.view(torch.uint8)
+    repeated = some.repeat(max(1, math.ceil(store_bytes / some.nbytes)) + 1)
+    return repeated.view(torch.uint8)
 
 
-def stored(bench: Bench, dtype: Dtype, *shape: int) -> list[torch.Tensor]:
+def stored_arrays(bench: Bench, dtype: Dtype, *shape: int) -> list[torch.Tensor]:
     """Arrays of a shape, of which each is out of the cache when its turn comes again."""
     size = int(math.prod(shape) * BYTES[dtype])
-    store, word = _store(bench), torch_dtype(dtype)
+    store, word = _shared_store(bench), torch_dtype(dtype)
     if size > store.nbytes // 2:
-        whole = store.repeat(math.ceil(size / store.nbytes))
-        return [part[:size].view(word).view(shape) for part in (whole, whole.clone())]
+        repeated = store.repeat(math.ceil(size / store.nbytes))
+        return [part[:size].view(word).view(shape) for part in (repeated, repeated.clone())]
     aligned = -(-size // 64) * 64
     starts = range(0, store.nbytes - size, aligned)
     return [store[start : start + size].view(word).view(shape) for start in starts]
@@ -81,16 +81,16 @@ def product_cases(bench: Bench, quick: bool) -> list[Case]:
         for inner, outer in widths:
             if inner == 384 and count > 128:  # the widths of very small models, for their start-up
                 continue
-            cases += [_product(bench, dtype, count, inner, outer) for dtype in formats]
+            cases += [_product_case(bench, dtype, count, inner, outer) for dtype in formats]
     return cases
 
 
-def _product(bench: Bench, dtype: Dtype, rows: int, inner: int, outer: int) -> Case:
+def _product_case(bench: Bench, dtype: Dtype, rows: int, inner: int, outer: int) -> Case:
     weight_bytes = BYTES[dtype] * inner * outer
     activation = max(ACTIVATION_BYTES, BYTES[dtype]) if dtype != "fp32" else 4.0
 
     def make() -> Work:
-        return in_turn(list(_products(bench, dtype, rows, inner, outer)))
+        return in_turn(list(_product_calls(bench, dtype, rows, inner, outer)))
 
     return Case(
         "gemm",
@@ -102,12 +102,12 @@ def _product(bench: Bench, dtype: Dtype, rows: int, inner: int, outer: int) -> C
     )
 
 
-def _products(
+def _product_calls(
     bench: Bench, dtype: Dtype, rows: int, inner: int, outer: int
 ) -> Iterator[Callable[[], Any]]:
     import torch
 
-    word, weights = torch_dtype(dtype), stored(bench, dtype, outer, inner)
+    word, weights = torch_dtype(dtype), stored_arrays(bench, dtype, outer, inner)
     if dtype == "int8":
         # fewer rows are refused by torch's kernels on GPUs, whose callers pad them
         x = torch.randint(-8, 8, (max(rows, 32) if bench.accelerated else rows, inner))
@@ -117,9 +117,9 @@ def _products(
         return
     if dtype == "fp8":
         wide = torch.randn(max(rows, 16), inner, device=bench.device)
-        x, one = wide.to(word), torch.ones((), device=bench.device)
+        x, scale = wide.to(word), torch.ones((), device=bench.device)
         for w in weights:
-            scaled = partial(torch._scaled_mm, scale_a=one, scale_b=one)
+            scaled = partial(torch._scaled_mm, scale_a=scale, scale_b=scale)
             yield partial(scaled, x, w.t(), out_dtype=torch.bfloat16)
         return
     x = torch.randn(rows, inner, device=bench.device).to(word)
@@ -134,10 +134,10 @@ def prefill_cases(bench: Bench, quick: bool) -> list[Case]:
     )
     if bench.accelerated:
         lengths = (*lengths, 8192)
-    return [_prefill(bench, length) for length in lengths]
+    return [_prefill_case(bench, length) for length in lengths]
 
 
-def _prefill(bench: Bench, tokens: int) -> Case:
+def _prefill_case(bench: Bench, tokens: int) -> Case:
     import torch
 
     def make() -> Work:
@@ -173,10 +173,10 @@ def decode_cases(bench: Bench, quick: bool) -> list[Case]:
     grid = grid[:5] if quick else grid
     if bench.accelerated:
         grid = (*grid, (64, 2048), (128, 1024))
-    return [_decode(bench, sequences, context) for sequences, context in grid]
+    return [_decode_case(bench, sequences, context) for sequences, context in grid]
 
 
-def _decode(bench: Bench, sequences: int, context: int) -> Case:
+def _decode_case(bench: Bench, sequences: int, context: int) -> Case:
     import torch
 
     width = HEADS * 2 * HEAD_WIDTH
@@ -185,7 +185,7 @@ def _decode(bench: Bench, sequences: int, context: int) -> Case:
     def make() -> Work:
         q = torch.randn(sequences, HEADS, 1, HEAD_WIDTH, device=bench.device).bfloat16()
         attend = torch.nn.functional.scaled_dot_product_attention
-        caches = stored(bench, "bf16", 2, sequences, HEADS, context, HEAD_WIDTH)
+        caches = stored_arrays(bench, "bf16", 2, sequences, HEADS, context, HEAD_WIDTH)
         calls = [partial(attend, q, kv[0], kv[1]) for kv in caches]
         return in_turn(calls)
 
@@ -203,10 +203,10 @@ def elementwise_cases(bench: Bench, quick: bool) -> list[Case]:
     """Sums of two arrays, from what fits in a cache to what does not."""
     largest = 24 if not quick or bench.accelerated else 22
     sizes = [1 << power for power in (*range(10, largest, 2), largest)]
-    return [_elementwise(bench, size) for size in sizes]
+    return [_elementwise_case(bench, size) for size in sizes]
 
 
-def _elementwise(bench: Bench, values: int) -> Case:
+def _elementwise_case(bench: Bench, values: int) -> Case:
     import torch
 
     def make() -> Work:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from recipe_core.hardware.microbench.clock import Clock, Deadline, Timing, Work, timed
+from recipe_core.hardware.microbench.clock import Clock, Deadline, Timing, Work, time_work
 from recipe_core.hardware.profile import Dtype, Family
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Rates:
         self.bytes_per_s = max(self.bytes_per_s, point.moved_bytes / point.timing.seconds)
 
 
-def measured(
+def measure_cases(
     cases: list[Case],
     bench: Bench,
     deadline: Deadline,
@@ -95,15 +95,15 @@ def measured(
     ends = deadline.spent_s + min(seconds, deadline.left_s)
     rates, refused, late = Rates({}, 0.0), dict[str, str](), 0
     for place, case in enumerate(cases):
-        left = ends - deadline.spent_s
+        left_s = ends - deadline.spent_s
         if case.dtype in refused:
             continue
-        if place >= needed and (left <= 0 or 6 * rates.seconds(case) > left):
+        if place >= needed and (left_s <= 0 or 6 * rates.seconds(case) > left_s):
             late += 1
             continue
         try:
             work = case.make()
-            timing = timed(work, bench.clock, max(left, 0.0) / (len(cases) - place))
+            timing = time_work(work, bench.clock, max(left_s, 0.0) / (len(cases) - place))
         except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
             first = next(iter(str(error).splitlines()), type(error).__name__)
             refused[case.dtype] = f"{case.family} {case.dtype} {case.shape}: {first[:160]}"

@@ -22,7 +22,7 @@ from recipe_core.hardware.microbench.memory import (
     memory_bandwidth,
     model_cache,
 )
-from recipe_core.hardware.microbench.points import Bench, Case, Point, measured
+from recipe_core.hardware.microbench.points import Bench, Case, Point, measure_cases
 from recipe_core.payload.launcher import machine
 
 Kind = Literal["cuda", "rocm", "cpu"]
@@ -80,7 +80,7 @@ def check_torch() -> None:
         )
 
 
-def chosen(name: str | None) -> Kind:
+def device_kind(name: str | None) -> Kind:
     """The device to measure: the one that is named, else an accelerator where torch sees one.
 
     Raises:
@@ -91,17 +91,19 @@ def chosen(name: str | None) -> Kind:
         raise InputError(f"{name!r} is not a device.", field="device", hint=hint)
     import torch
 
-    seen: Kind = "cpu"
+    visible_kind: Kind = "cpu"
     if torch.cuda.is_available():
-        seen = "rocm" if torch.version.hip else "cuda"
-    if name not in (None, "cpu", seen):
-        other = f"it sees {seen}" if seen != "cpu" else "it sees no accelerator"
-        raise InputError(
-            f"torch {torch.__version__} does not see a {name} device; {other}.",
-            field="device",
-            hint=f"Install torch for {name} (pytorch.org) and its driver, or use --device {seen}.",
+        visible_kind = "rocm" if torch.version.hip else "cuda"
+    if name not in (None, "cpu", visible_kind):
+        visible_text = (
+            f"it sees {visible_kind}" if visible_kind != "cpu" else "it sees no accelerator"
         )
-    return name or seen
+        raise InputError(
+            f"torch {torch.__version__} does not see a {name} device; {visible_text}.",
+            field="device",
+            hint=f"Install torch for {name} (pytorch.org) and its driver, or use --device {visible_kind}.",
+        )
+    return name or visible_kind
 
 
 def bench_of(kind: Kind) -> Bench:
@@ -127,7 +129,7 @@ def cpu_cache_bytes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -
     return float(max(sizes, default=_DEFAULT_CACHE))
 
 
-def measure(
+def measure_device(
     kind: Kind, deadline: Deadline, *, quick: bool, ranks: int, tell: Callable[[str], None]
 ) -> Measured:
     """Run the benchmarks of a device; at most until the deadline, less what fitting takes.
@@ -172,10 +174,10 @@ def measure(
         )
         for title, cases, share, needed in sections:
             tell(title)
-            points += measured(cases, bench, deadline, share * total_s, notes, needed=needed)
+            points += measure_cases(cases, bench, deadline, share * total_s, notes, needed=needed)
     tell("memory bandwidth again, launches, copies, disk")
     later, again = memory_bandwidth(bench, 0.02 * total_s)
-    found = Measured(
+    measurements = Measured(
         kind=kind,
         torch=str(torch.__version__),
         cpus=len(os.sched_getaffinity(0)),
@@ -190,22 +192,24 @@ def measure(
     )
     if bench.accelerated:
         copied = host_copies(bench, 0.03 * total_s)
-        found.to_device_bytes_per_s, found.from_device_bytes_per_s = copied
-    _read_disk(found, quick)
+        measurements.to_device_bytes_per_s, measurements.from_device_bytes_per_s = copied
+    _read_disk(measurements, quick)
     tell("host again")
-    found.host_at_end = measure_host(deadline, max(0.0, deadline.left_s - 2.0))
-    found.load_after, found.seconds = os.getloadavg()[0], deadline.spent_s
-    return found
+    measurements.host_at_end = measure_host(deadline, max(0.0, deadline.left_s - 2.0))
+    measurements.load_after, measurements.seconds = os.getloadavg()[0], deadline.spent_s
+    return measurements
 
 
-def _read_disk(found: Measured, quick: bool) -> None:
+def _read_disk(measurements: Measured, quick: bool) -> None:
     """Disk rates of the model cache; a note where its disk cannot be written."""
     folder = existing_parent(model_cache())
     try:
         cold, warm = disk_rates(folder, (1 << 25) if quick else (1 << 28))
     except OSError as error:
-        found.notes.append(f"the disk of the model cache was not measured: {error.strerror}")
+        measurements.notes.append(f"the disk of the model cache was not measured: {error.strerror}")
         return
-    found.disk_cold_bytes_per_s, found.disk_warm_bytes_per_s = cold, warm
+    measurements.disk_cold_bytes_per_s, measurements.disk_warm_bytes_per_s = cold, warm
     if cold is None:
-        found.notes.append("the disk of the model cache reads no slower than memory: no cold rate")
+        measurements.notes.append(
+            "the disk of the model cache reads no slower than memory: no cold rate"
+        )

@@ -15,7 +15,7 @@ import time
 from statistics import fmean
 
 
-async def sequence(port: int, tokens: int) -> tuple[float, float]:
+async def time_sequence(port: int, tokens: int) -> tuple[float, float]:
     """Seconds to the first token and between tokens of one request."""
     start = time.perf_counter()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -37,7 +37,7 @@ async def sequence(port: int, tokens: int) -> tuple[float, float]:
 
 async def main(port: int, sequences: int, tokens: int) -> None:
     """Run all sequences at once and print the means."""
-    done = await asyncio.gather(*(sequence(port, tokens) for _ in range(sequences)))
+    done = await asyncio.gather(*(time_sequence(port, tokens) for _ in range(sequences)))
     firsts, steps = zip(*done, strict=True)
     print(fmean(firsts), fmean(steps))  # noqa: T201 - its answer
 

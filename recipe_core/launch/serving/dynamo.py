@@ -11,8 +11,8 @@ from recipe_core.base.placeholders import pieces
 from recipe_core.engines.spec import engine
 from recipe_core.launch.process import Deployment, Launch, Role
 from recipe_core.launch.serving import rules, vllm
-from recipe_core.launch.serving.groups import Group, groups
-from recipe_core.launch.serving.processes import HEAD, MASTER_PORT, processes, router
+from recipe_core.launch.serving.groups import Group, engine_groups
+from recipe_core.launch.serving.processes import HEAD, MASTER_PORT, group_processes, router_process
 from recipe_core.launch.serving.vllm_ranks import refuse_ways
 from recipe_core.launch.user_options import check_options
 
@@ -21,50 +21,50 @@ FRONTEND, WORKER = ("python3", "-m", "dynamo.frontend"), ("python3", "-m", "dyna
 _TYPES = {"server": "worker", "prefill": "prefill", "decode": "decode"}
 
 
-def launch(deployment: Deployment) -> Launch:
+def launch_dynamo(deployment: Deployment) -> Launch:
     """A frontend, and a worker for each engine.
 
     Workers on one node find each other by files, on several by etcd (``ETCD_ENDPOINTS``).
     """
     setting = deployment.setting
-    placed = groups(deployment)
+    placed = engine_groups(deployment)
     extra = check_options(
         deployment.engine_options,
         setting.engine,
         engine("vllm").options,
-        vllm.split_options(deployment, placed[0]),
+        vllm.vllm_options(deployment, placed[0]),
     )
     refuse_ways(extra, setting.engine.title)
     one_node = len({place.node for group in placed for place in group.places}) == 1
     discovery = {"discovery_backend": "file" if one_node else "etcd"}
     env = {"DYN_FILE_KV": "${run}/discovery"} if one_node else {}
     front = setting.engine.argv({"http_host": "${host}", "http_port": "${port}", **discovery})
-    workers = processes(
+    workers = group_processes(
         placed,
-        lambda group, rank: _words(deployment, group, rank, extra, discovery),
-        lambda group, rank: rules.environment(deployment) | env | _ports(group, rank),
+        lambda group, rank: _dynamo_worker_words(deployment, group, rank, extra, discovery),
+        lambda group, rank: rules.rule_environment(deployment) | env | _dynamo_ports(group, rank),
         first_port=1,
     )
     return Launch(
-        processes=(router((*FRONTEND, *front), placed, env), *workers),
-        options=vllm.split_options(deployment, placed[-1]) | extra,
+        processes=(router_process((*FRONTEND, *front), placed, env), *workers),
+        options=vllm.vllm_options(deployment, placed[-1]) | extra,
         health="/health",
         startup_timeout_s=vllm.STARTUP_TIMEOUT_S,
         api_path="/v1/completions",
         api_model=deployment.served_name,
         api_body={"ignore_eos": True, "temperature": 0},
         requires=() if one_node else ("etcd",),
-        files={GRAPH: to_yaml(graph(deployment, placed, extra))},
+        files={GRAPH: to_yaml(dynamo_graph(deployment, placed, extra))},
     )
 
 
-def _ports(group: Group, rank: int) -> dict[str, str]:
+def _dynamo_ports(group: Group, rank: int) -> dict[str, str]:
     """The port of a worker's health checks, and in a pool that of its cached blocks."""
     ports = {"DYN_SYSTEM_PORT": "${port}"}
     return ports if group.role == "server" else {**ports, **vllm.side_channel(group, rank)}
 
 
-def _words(
+def _dynamo_worker_words(
     deployment: Deployment,
     group: Group,
     rank: int,
@@ -73,12 +73,14 @@ def _words(
 ) -> tuple[str, ...]:
     return (
         *WORKER,
-        *_arguments(deployment, group, rank, extra),
+        *_dynamo_worker_arguments(deployment, group, rank, extra),
         *deployment.setting.engine.argv(discovery),
     )
 
 
-def _arguments(deployment: Deployment, group: Group, rank: int, extra: dict[str, Any]) -> list[str]:
+def _dynamo_worker_arguments(
+    deployment: Deployment, group: Group, rank: int, extra: dict[str, Any]
+) -> list[str]:
     """Words of a worker on one of its nodes, without where it finds the others."""
     options = {
         "model": "${model}",
@@ -101,7 +103,9 @@ def _arguments(deployment: Deployment, group: Group, rank: int, extra: dict[str,
     return [*engine("vllm").argv(options), *deployment.setting.engine.argv(worker)]
 
 
-def graph(deployment: Deployment, placed: list[Group], extra: dict[str, Any]) -> dict[str, Any]:
+def dynamo_graph(
+    deployment: Deployment, placed: list[Group], extra: dict[str, Any]
+) -> dict[str, Any]:
     """The ``DynamoGraphDeployment``: a frontend and a component for each kind of worker.
 
     Dynamo's operator adds ranks and addresses.
@@ -118,13 +122,13 @@ def graph(deployment: Deployment, placed: list[Group], extra: dict[str, Any]) ->
     for group in placed:
         kinds.setdefault(group.role, []).append(group)
     components = [
-        _component(deployment, members, extra, image.reference) for members in kinds.values()
+        _graph_component(deployment, members, extra, image.reference) for members in kinds.values()
     ]
     frontend = {
         "name": "Frontend",
         "type": "frontend",
         "replicas": 1,
-        "podTemplate": _pod({"image": image.reference}),
+        "podTemplate": _dynamo_pod({"image": image.reference}),
     }
     name = deployment.served_name.lower().replace(".", "-").replace("_", "-")
     return {
@@ -135,19 +139,19 @@ def graph(deployment: Deployment, placed: list[Group], extra: dict[str, Any]) ->
     }
 
 
-def _component(
+def _graph_component(
     deployment: Deployment, members: list[Group], extra: dict[str, Any], image: str
 ) -> dict[str, Any]:
     first = members[0]
     # The operator numbers the nodes itself, so that the words are those of one node.
     alone = Group(first.number, first.role, first.split, first.places[:1])
     words = [
-        _in_kubernetes(word, deployment.setting.model.source)
-        for word in _arguments(deployment, alone, 0, extra)
+        _kubernetes_word(word, deployment.setting.model.source)
+        for word in _dynamo_worker_arguments(deployment, alone, 0, extra)
     ]
     env = [
         {"name": key, "value": quoting.kubernetes(value)}
-        for key, value in rules.environment(deployment).items()
+        for key, value in rules.rule_environment(deployment).items()
     ]
     container = {
         "image": image,
@@ -160,17 +164,17 @@ def _component(
         "name": f"{first.role.capitalize()}Worker",
         "type": _TYPES[first.role],
         "replicas": len(members),
-        "podTemplate": _pod(container),
+        "podTemplate": _dynamo_pod(container),
     }
     if first.nodes > 1:
         component["multinode"] = {"nodeCount": first.nodes}
     return component
 
 
-def _in_kubernetes(word: str, model: str) -> str:
+def _kubernetes_word(word: str, model: str) -> str:
     """A word of a container's command; the model is the only placeholder of a worker's."""
     return "".join(quoting.kubernetes(model if is_name else text) for is_name, text in pieces(word))
 
 
-def _pod(container: dict[str, Any]) -> dict[str, Any]:
+def _dynamo_pod(container: dict[str, Any]) -> dict[str, Any]:
     return {"spec": {"containers": [{"name": "main", **container}]}}

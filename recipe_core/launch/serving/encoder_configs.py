@@ -38,7 +38,7 @@ class Served:
         return self.runtime == "cuda"
 
 
-def front_config(served: Served, stated: Mapping[str, Any]) -> ModelConfig:
+def front_config(served: Served, options: Mapping[str, Any]) -> ModelConfig:
     """The model that clients ask, whose batcher waits for the window."""
     inputs = ("query", "text") if served.task == "score" else ("text",)
     answer = _ANSWERS[served.task]
@@ -54,8 +54,8 @@ def front_config(served: Served, stated: Mapping[str, Any]) -> ModelConfig:
         instances=served.instances,
         on_gpu=False,
         window_us=served.window_us,
-        preferred=tuple(stated.get("preferred_batch_size", ())),
-        queue=stated.get("max_queue_size", 0),
+        preferred=tuple(options.get("preferred_batch_size", ())),
+        queue=options.get("max_queue_size", 0),
         parameters={
             "encoder": served.encoder,
             "inputs": ",".join(served.inputs),
@@ -66,7 +66,7 @@ def front_config(served: Served, stated: Mapping[str, Any]) -> ModelConfig:
     )
 
 
-def encoder_config(served: Served, stated: Mapping[str, Any]) -> ModelConfig:
+def encoder_config(served: Served, options: Mapping[str, Any]) -> ModelConfig:
     return ModelConfig(
         name=served.encoder,
         backend=served.backend,
@@ -75,12 +75,12 @@ def encoder_config(served: Served, stated: Mapping[str, Any]) -> ModelConfig:
         outputs=(Place(OUTPUTS[served.task], "TYPE_FP32", (-1, served.width)),),
         instances=served.instances,
         on_gpu=served.on_gpu,
-        accelerator=_accelerator(served, stated.get("execution_accelerator")),
-        parameters=_parameters(served, stated),
+        accelerator=_execution_provider(served, options.get("execution_accelerator")),
+        parameters=_backend_parameters(served, options),
     )
 
 
-def _accelerator(served: Served, name: str | None) -> tuple[str, Mapping[str, str]] | None:
+def _execution_provider(served: Served, name: str | None) -> tuple[str, Mapping[str, str]] | None:
     """An execution provider of ONNX Runtime; TensorRT's builds engines for a range of shapes.
 
     Raises:
@@ -111,17 +111,17 @@ def _accelerator(served: Served, name: str | None) -> tuple[str, Mapping[str, st
     }
 
 
-def _parameters(served: Served, stated: Mapping[str, Any]) -> dict[str, str]:
+def _backend_parameters(served: Served, options: Mapping[str, Any]) -> dict[str, str]:
     """Parameters of the backend: OpenVINO's device and hints, threads of ONNX Runtime."""
     out: dict[str, str] = {}
     if served.backend == "openvino":
         out = {
             "TARGET_DEVICE": "CPU",
-            "PERFORMANCE_HINT": stated.get("performance_hint", "LATENCY"),
+            "PERFORMANCE_HINT": options.get("performance_hint", "LATENCY"),
         }
         if served.precision == "bf16":
             out["HINT_BF16"] = "YES"
-    if (threads := stated.get("intra_op_thread_count")) is not None:
+    if (threads := options.get("intra_op_thread_count")) is not None:
         name = "INFERENCE_NUM_THREADS" if served.backend == "openvino" else "intra_op_thread_count"
         out[name] = str(threads)
     return out
@@ -190,7 +190,7 @@ class ModelConfig:
                 {"key": key, "value": {"string_value": value}}
                 for key, value in self.parameters.items()
             ]
-        return _message(fields, "")
+        return _pbtxt_message(fields, "")
 
     def _batching(self, window_us: int) -> dict[str, object]:
         out: dict[str, object] = {"max_queue_delay_microseconds": window_us}
@@ -200,30 +200,32 @@ class ModelConfig:
             out["default_queue_policy"] = {"max_queue_size": self.queue}
         return out
 
-    def _accelerators(self, name: str, stated: Mapping[str, str]) -> dict[str, object]:
-        one: dict[str, object] = {"name": name}
-        if stated:
-            one["parameters"] = [{"key": key, "value": value} for key, value in stated.items()]
+    def _accelerators(self, name: str, parameters: Mapping[str, str]) -> dict[str, object]:
+        accelerator: dict[str, object] = {"name": name}
+        if parameters:
+            accelerator["parameters"] = [
+                {"key": key, "value": value} for key, value in parameters.items()
+            ]
         which = "gpu_execution_accelerator" if self.on_gpu else "cpu_execution_accelerator"
-        return {which: [one]}
+        return {which: [accelerator]}
 
 
-def _message(fields: Mapping[str, object], indent: str) -> str:
-    return "".join(_field(name, value, indent) for name, value in fields.items())
+def _pbtxt_message(fields: Mapping[str, object], indent: str) -> str:
+    return "".join(_pbtxt_field(name, value, indent) for name, value in fields.items())
 
 
-def _field(name: str, value: object, indent: str) -> str:
+def _pbtxt_field(name: str, value: object, indent: str) -> str:
     """One field; a list of messages is the field repeated."""
     if isinstance(value, Mapping):
-        return f"{indent}{name} {{\n{_message(value, indent + '  ')}{indent}}}\n"
+        return f"{indent}{name} {{\n{_pbtxt_message(value, indent + '  ')}{indent}}}\n"
     if isinstance(value, Sequence) and not isinstance(value, str):
         if value and isinstance(value[0], Mapping):
-            return "".join(_field(name, one, indent) for one in value)
-        return f"{indent}{name}: [{', '.join(map(_scalar, value))}]\n"
-    return f"{indent}{name}: {_scalar(value)}\n"
+            return "".join(_pbtxt_field(name, message, indent) for message in value)
+        return f"{indent}{name}: [{', '.join(map(_pbtxt_scalar, value))}]\n"
+    return f"{indent}{name}: {_pbtxt_scalar(value)}\n"
 
 
-def _scalar(value: object) -> str:
+def _pbtxt_scalar(value: object) -> str:
     if isinstance(value, Word):
         return value.name
     if isinstance(value, bool):

@@ -44,17 +44,17 @@ def pooling_of(folder: Path) -> tuple[str, bool]:
     kinds = [str(module.get("type", "")) for module in json.loads(modules.read_text("utf-8"))]
     normalises = any(kind.endswith("Normalize") for kind in kinds)
     path = folder / "1_Pooling" / "config.json"
-    stated: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    pooling: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
     words = {"cls_token": "cls", "mean_tokens": "mean", "lasttoken": "last"}
     for word, kind in words.items():
-        if stated.get(f"pooling_mode_{word}"):
+        if pooling.get(f"pooling_mode_{word}"):
             return kind, normalises
-    if stated.get("pooling_mode", "mean") in ("cls", "mean", "last"):
-        return str(stated.get("pooling_mode", "mean")), normalises
+    if pooling.get("pooling_mode", "mean") in ("cls", "mean", "last"):
+        return str(pooling.get("pooling_mode", "mean")), normalises
     raise ExportError(f"{path} states no pooling that is known: {', '.join(words)}")
 
 
-def encoder(folder: str, task: str, precision: str) -> Any:
+def load_encoder(folder: str, task: str, precision: str) -> Any:
     """The checkpoint as a torch module of token numbers and mask, with the result as output.
 
     ``forward(input_ids, attention_mask[, token_type_ids])``, each (batch, tokens) of int64; the
@@ -102,7 +102,7 @@ def encoder(folder: str, task: str, precision: str) -> Any:
     return Encoder().eval()
 
 
-def example(names: Sequence[str], batch: int = 2, tokens: int = 8) -> tuple[Any, ...]:
+def trace_inputs(names: Sequence[str], batch: int = 2, tokens: int = 8) -> tuple[Any, ...]:
     """Inputs of a trace: two texts, one of them shorter."""
     import torch
 
@@ -121,7 +121,7 @@ def to_onnx(module: Any, names: Sequence[str], output: str, path: Path) -> None:
     shapes = {name: {0: batch, 1: tokens} for name in names}
     torch.onnx.export(
         module,
-        example(names),
+        trace_inputs(names),
         str(path),
         input_names=list(names),
         output_names=[output],
@@ -176,16 +176,16 @@ def trtexec_words(
     ]
 
 
-def export(options: argparse.Namespace) -> Path:
+def export_encoder(options: argparse.Namespace) -> Path:
     """Write the file of the backend, and the tokenizer beside it; the path of the file."""
     names = options.inputs.split(",")
     folder = Path(options.output)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / FILES[options.backend]
-    source = options.model if Path(options.model).is_dir() else _downloaded(options.model)
-    _tokenizer(source, folder)
+    source = options.model if Path(options.model).is_dir() else _download_model(options.model)
+    _save_tokenizer(source, folder)
     stored = options.precision if options.backend != "openvino" else "fp32"
-    module = encoder(source, options.task, stored)
+    module = load_encoder(source, options.task, stored)
     with tempfile.TemporaryDirectory() as scratch:
         plain = Path(scratch) / "model.onnx"
         to_onnx(module, names, OUTPUTS[options.task], plain)
@@ -201,13 +201,13 @@ def export(options: argparse.Namespace) -> Path:
     return path
 
 
-def _downloaded(model: str) -> str:
+def _download_model(model: str) -> str:
     from huggingface_hub import snapshot_download
 
     return snapshot_download(model, ignore_patterns=["*.bin", "*.h5", "*.onnx", "*.msgpack"])
 
 
-def _tokenizer(source: str, folder: Path) -> None:
+def _save_tokenizer(source: str, folder: Path) -> None:
     """The tokenizer as one file, which a server reads without transformers."""
     path = Path(source) / "tokenizer.json"
     if path.is_file():
@@ -218,7 +218,7 @@ def _tokenizer(source: str, folder: Path) -> None:
     AutoTokenizer.from_pretrained(source).backend_tokenizer.save(str(folder / "tokenizer.json"))
 
 
-def arguments() -> argparse.ArgumentParser:
+def encoder_export_parser() -> argparse.ArgumentParser:
     """What the program takes."""
     parser = argparse.ArgumentParser(description="Export an encoder for a backend of Triton.")
     parser.add_argument("--model", required=True, help="a folder, or an id of the hub")
@@ -235,7 +235,7 @@ def arguments() -> argparse.ArgumentParser:
 def main(words: Sequence[str]) -> int:
     """Export; 1 with a message where that is not possible."""
     try:
-        sys.stdout.write(f"{export(arguments().parse_args(words))}\n")
+        sys.stdout.write(f"{export_encoder(encoder_export_parser().parse_args(words))}\n")
     except (ExportError, ImportError, subprocess.CalledProcessError) as error:
         sys.stderr.write(f"encoder_export: {error}\n")
         return 1

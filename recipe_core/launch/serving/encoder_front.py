@@ -34,8 +34,10 @@ class TritonPythonModel:
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """One batch: all texts of the requests that Triton gathered, in one call."""
-        texts = [_texts(request, "text") for request in requests]
-        queries = [_texts(request, "query") for request in requests] if self.pairs else texts
+        texts = [_request_texts(request, "text") for request in requests]
+        queries = (
+            [_request_texts(request, "query") for request in requests] if self.pairs else texts
+        )
         rows: list[Any] = [text for of_one in texts for text in of_one]
         if self.pairs:
             flat_queries = [query for of_one in queries for query in of_one]
@@ -62,7 +64,7 @@ class TritonPythonModel:
         ]
 
 
-def _texts(request: Any, name: str) -> list[str]:
+def _request_texts(request: Any, name: str) -> list[str]:
     values = pb_utils.get_input_tensor_by_name(request, name).as_numpy().ravel()
     return [v.decode("utf-8") if isinstance(v, bytes) else str(v) for v in values]
 
@@ -71,8 +73,8 @@ def read_tokenizer(path: Path, max_tokens: int) -> Tokenizer:
     """The tokenizer, told to pad a batch to its longest text and to cut longer ones."""
     tokenizer = Tokenizer.from_file(str(path))
     padding = tokenizer.padding or {}
-    found = ((word, tokenizer.token_to_id(word)) for word in PADS)
-    word, number = next(((w, n) for w, n in found if n is not None), (PADS[0], 0))
+    pads = ((word, tokenizer.token_to_id(word)) for word in PADS)
+    word, number = next(((w, n) for w, n in pads if n is not None), (PADS[0], 0))
     tokenizer.enable_padding(
         pad_id=padding.get("pad_id", number), pad_token=padding.get("pad_token", word)
     )
@@ -84,9 +86,11 @@ def tokens_of(tokenizer: Tokenizer, rows: Sequence[Any]) -> dict[str, Any]:
     """Texts, or pairs of them, as the inputs of an encoder: each (texts, longest) of int64."""
     encoded = tokenizer.encode_batch(list(rows))
     return {
-        "input_ids": np.array([one.ids for one in encoded], dtype=np.int64),
-        "attention_mask": np.array([one.attention_mask for one in encoded], dtype=np.int64),
-        "token_type_ids": np.array([one.type_ids for one in encoded], dtype=np.int64),
+        "input_ids": np.array([encoding.ids for encoding in encoded], dtype=np.int64),
+        "attention_mask": np.array(
+            [encoding.attention_mask for encoding in encoded], dtype=np.int64
+        ),
+        "token_type_ids": np.array([encoding.type_ids for encoding in encoded], dtype=np.int64),
     }
 
 

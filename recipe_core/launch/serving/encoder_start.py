@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 
-def prepare(places: list[str], export: list[str]) -> None:
+def prepare_repository(places: list[str], export: list[str]) -> None:
     """Copy the repository and export once, whichever server of a machine comes first.
 
     Raises:
@@ -42,7 +42,7 @@ def main(words: list[str]) -> None:
     """Prepare, and start the server in this process's place."""
     first = words.index("--")
     second = words.index("--", first + 1)
-    prepare(words[:first], words[first + 1 : second])
+    prepare_repository(words[:first], words[first + 1 : second])
     program = words[second + 1 :]
     os.execvp(program[0], program)  # noqa: S606 - as the launcher starts all words of the bundle
 

@@ -52,7 +52,7 @@ class Group:
         return len(self.places)
 
 
-def groups(deployment: Deployment) -> list[Group]:
+def engine_groups(deployment: Deployment) -> list[Group]:
     """Every engine of a deployment, prefill pools first.
 
     Raises:
@@ -67,12 +67,14 @@ def groups(deployment: Deployment) -> list[Group]:
     engines: list[tuple[Role, Split]] = []
     sizes: list[tuple[int, int]] = []
     for role, pool in pools:
-        servers = _servers(deployment, pool)
+        servers = _servers_of_pool(deployment, pool)
         devices, nodes, count = int(servers.devices), int(servers.nodes), int(servers.count)
         split = replace(pool, dp=devices // (pool.tp * pool.pp), replicas=1)
         engines += [(role, split)] * count
         sizes += [(devices, nodes)] * count
-    places = _packed(sizes, deployment.setting.cluster.per_node, deployment.setting.cluster.nodes)
+    places = _pack_groups(
+        sizes, deployment.setting.cluster.per_node, deployment.setting.cluster.nodes
+    )
     return [Group(n, role, split, places[n]) for n, (role, split) in enumerate(engines)]
 
 
@@ -118,7 +120,7 @@ def ranks_of_node(group: Group, option: str) -> int:
     return max(per_node // size, 1)
 
 
-def _servers(deployment: Deployment, pool: Split) -> placement.Servers:
+def _servers_of_pool(deployment: Deployment, pool: Split) -> placement.Servers:
     setting = deployment.setting
     rules, is_moe, cluster = setting.engine.split, setting.model.is_moe, setting.cluster
     # The rule of placement works on columns; this is one row of them.
@@ -132,7 +134,9 @@ def _servers(deployment: Deployment, pool: Split) -> placement.Servers:
     return servers
 
 
-def _packed(sizes: Sequence[tuple[int, int]], per_node: int, nodes: int) -> list[tuple[Place, ...]]:
+def _pack_groups(
+    sizes: Sequence[tuple[int, int]], per_node: int, nodes: int
+) -> list[tuple[Place, ...]]:
     """Places of groups of (devices, nodes), in the order of ``sizes``.
 
     Groups over several nodes get empty ones; of the others the larger go first, each to the first

@@ -36,7 +36,7 @@ class Guard:
 
     def __init__(self, app: App) -> None:
         self.app = app
-        self.expected = key_of(os.environ[REMEMBERED]).encode()
+        self.expected = caller_key(os.environ[REMEMBERED]).encode()
 
     async def __call__(
         self, scope: Message, receive: Callable[[], Awaitable[Message]], send: Send
@@ -55,31 +55,35 @@ class Guard:
         path = scope["path"].removeprefix(scope.get("root_path", "")).rstrip("/")
         if path in OPEN or scope.get("method") == "OPTIONS":  # browsers ask ahead without the key
             return True
-        given = [value for name, value in scope["headers"] if name.lower() == b"authorization"]
-        scheme, _, key = (given[0] if given else b"").partition(b" ")
+        credentials = [
+            value for name, value in scope["headers"] if name.lower() == b"authorization"
+        ]
+        scheme, _, key = (credentials[0] if credentials else b"").partition(b" ")
         return scheme.lower() == b"bearer" and hmac.compare_digest(key, self.expected)
 
 
-def key_of(variable: str) -> str:
+def caller_key(variable: str) -> str:
     """The key; exits with 2, which no restart cures, where the variable is empty."""
     key = os.environ.get(variable, "")
     if not key:
-        fail(2, f"{variable} is not set: anybody would be answered. Set it to the callers' key.")
+        exit_with(
+            2, f"{variable} is not set: anybody would be answered. Set it to the callers' key."
+        )
     return key
 
 
-def fail(code: int, message: str) -> NoReturn:
+def exit_with(code: int, message: str) -> NoReturn:
     """Exit with the code and say why."""
     sys.stderr.write(message + "\n")
     raise SystemExit(code)
 
 
-def hide(key: str) -> None:
+def hide_key(key: str) -> None:
     """Take the key out of everything that this process logs: some log their own options."""
-    made = logging.getLogRecordFactory()
+    make_record = logging.getLogRecordFactory()
 
-    def record(*arguments: Any, **named: Any) -> logging.LogRecord:
-        entry = made(*arguments, **named)
+    def record(*arguments: Any, **keywords: Any) -> logging.LogRecord:
+        entry = make_record(*arguments, **keywords)
         message = entry.getMessage()
         if key in message:
             entry.msg, entry.args = message.replace(key, HIDDEN), ()
@@ -99,14 +103,14 @@ def run_here(words: list[str]) -> int:
         sys.argv = words[2:]
         runpy.run_module(words[2], run_name="__main__", alter_sys=True)
         return 0
-    found = [*entry_points(group="console_scripts", name=words[0])]
-    if not found:
-        start_again(words[0], interpreter_of(words[0]))
+    programs = [*entry_points(group="console_scripts", name=words[0])]
+    if not programs:
+        start_again(words[0], python_of_program(words[0]))
     sys.argv = words
-    return int(found[0].load()() or 0)
+    return int(programs[0].load()() or 0)
 
 
-def interpreter_of(program: str) -> str | None:
+def python_of_program(program: str) -> str | None:
     """The Python in the first lines of a program, which pip writes in one of two ways."""
     path = which(program)
     lines = Path(path).read_bytes()[:1024].decode("utf-8", "replace").splitlines() if path else []
@@ -119,7 +123,7 @@ def interpreter_of(program: str) -> str | None:
 def start_again(name: str, interpreter: str | None) -> NoReturn:
     """Run the same words in the Python that has it, once."""
     if interpreter is None or AGAIN in os.environ:
-        fail(127, f"{name} is not installed for {sys.executable}")
+        exit_with(127, f"{name} is not installed for {sys.executable}")
     os.environ[AGAIN] = "1"
     os.execv(interpreter, [interpreter, __file__, *sys.argv[1:]])  # noqa: S606 - no shell
 
@@ -132,17 +136,17 @@ def run_instead(variable: str, words: list[str]) -> NoReturn:
     try:
         os.execvp(beside if os.access(beside, os.X_OK) else words[0], words)  # noqa: S606 - as the launcher starts all words of the bundle
     except FileNotFoundError:
-        fail(127, f"{words[0]} is not installed")
+        exit_with(127, f"{words[0]} is not installed")
 
 
 def main(words: list[str]) -> int:
     """Run the words after the two dashes."""
     end = words.index("--")
     variable, *option = words[:end]
-    key, program = key_of(variable), words[end + 1 :]
+    key, program = caller_key(variable), words[end + 1 :]
     if not option:
         run_instead(variable, program)
-    hide(key)
+    hide_key(key)
     return run_here([*program, option[0], key])
 
 

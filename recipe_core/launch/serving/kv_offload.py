@@ -20,7 +20,7 @@ FOLDER = "/var/tmp/kv-cache"  # noqa: S108 - blocks may go with a restart, and a
 GB = 1e9
 
 
-def _asked(deployment: Deployment) -> tuple[Offload, KvWay] | None:
+def _kv_offload_way(deployment: Deployment) -> tuple[Offload, KvWay] | None:
     offload = deployment.setting.offload
     if offload is None or offload.connector is None:
         return None
@@ -37,12 +37,12 @@ def rank_bytes(deployment: Deployment) -> float:
     return (offload.host_bytes or 0.0) / (candidate.tp * candidate.pp)
 
 
-def options(deployment: Deployment) -> dict[str, Any]:
+def offload_options(deployment: Deployment) -> dict[str, Any]:
     """Options of the engine; none without tiers."""
-    asked = _asked(deployment)
-    if asked is None:
+    offloading = _kv_offload_way(deployment)
+    if offloading is None:
         return {}
-    offload, _ = asked
+    offload, _ = offloading
     rank, ranks = rank_bytes(deployment), deployment.candidate.tp * deployment.candidate.pp
     if offload.through == "native":
         return {"kv_offloading_size": rank * ranks / GIB, "kv_offloading_backend": "native"}
@@ -70,12 +70,12 @@ def _whole_gb(rank: float) -> int:
     return round(rank / GB)
 
 
-def environment(deployment: Deployment) -> dict[str, str]:
+def offload_environment(deployment: Deployment) -> dict[str, str]:
     """Variables of the engine's processes; none without tiers."""
-    asked = _asked(deployment)
-    if asked is None:
+    offloading = _kv_offload_way(deployment)
+    if offloading is None:
         return {}
-    offload, _ = asked
+    offload, _ = offloading
     if offload.through == "lmcache":
         # ranks find each other's blocks by hashes, which must not differ between processes
         return {"LMCACHE_CONFIG_FILE": f"${{root}}/{CONFIG}", "PYTHONHASHSEED": "0"}
@@ -85,15 +85,15 @@ def environment(deployment: Deployment) -> dict[str, str]:
     return {}
 
 
-def files(deployment: Deployment) -> dict[str, str]:
+def offload_files(deployment: Deployment) -> dict[str, str]:
     """Files that the engine reads from the bundle; none without LMCache."""
-    asked = _asked(deployment)
-    if asked is None or asked[0].through != "lmcache":
+    offloading = _kv_offload_way(deployment)
+    if offloading is None or offloading[0].through != "lmcache":
         return {}
-    offload, way = asked
+    offload, kv_way = offloading
     ranks = deployment.candidate.tp * deployment.candidate.pp
     config: dict[str, Any] = {
-        "chunk_size": way.block_tokens,
+        "chunk_size": kv_way.block_tokens,
         "local_cpu": True,
         "max_local_cpu_size": round(rank_bytes(deployment) / GIB, 3),
     }
@@ -101,19 +101,19 @@ def files(deployment: Deployment) -> dict[str, str]:
         config["local_disk"] = folder_of(offload.disk)
         config["max_local_disk_size"] = round(offload.disk.capacity_bytes / ranks / GIB, 3)
     if offload.remote is not None:
-        config |= {"remote_url": _url(offload.remote), "remote_serde": "naive"}
+        config |= {"remote_url": _remote_store_url(offload.remote), "remote_serde": "naive"}
     return {CONFIG: to_yaml(config)}
 
 
-def requires(deployment: Deployment) -> tuple[str, ...]:
+def offload_modules(deployment: Deployment) -> tuple[str, ...]:
     """Modules that the engine's interpreter must find."""
-    asked = _asked(deployment)
-    return (asked[1].package,) if asked and asked[1].package else ()
+    offloading = _kv_offload_way(deployment)
+    return (offloading[1].package,) if offloading and offloading[1].package else ()
 
 
 def folder_of(store: Store) -> str:
     return store.path or FOLDER
 
 
-def _url(store: Store) -> str:
+def _remote_store_url(store: Store) -> str:
     return store.url or f"fs://localhost:0{folder_of(store)}"

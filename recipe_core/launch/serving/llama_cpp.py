@@ -6,8 +6,8 @@ from typing import Any
 
 from recipe_core.launch.process import Deployment, Launch, Split
 from recipe_core.launch.serving import rules
-from recipe_core.launch.serving.groups import groups
-from recipe_core.launch.serving.processes import processes
+from recipe_core.launch.serving.groups import engine_groups
+from recipe_core.launch.serving.processes import group_processes
 from recipe_core.launch.user_options import check_options
 
 STARTUP_TIMEOUT_S = 900
@@ -15,15 +15,15 @@ ALL_LAYERS = 999
 _CACHE_WORDS = {"fp16": "f16", "bf16": "bf16", "fp32": "f32"}
 
 
-def launch(deployment: Deployment) -> Launch:
+def launch_llama_cpp(deployment: Deployment) -> Launch:
     """One server a replica; ``${model}`` is a GGUF file."""
     engine = deployment.setting.engine
-    placed = groups(deployment)
-    options = split_options(deployment, placed[0].split)
+    placed = engine_groups(deployment)
+    options = llama_cpp_options(deployment, placed[0].split)
     extra = check_options(deployment.engine_options, engine, engine.options, options)
     argv = ("llama-server", *engine.argv(options | extra))
-    started = processes(
-        placed, lambda group, rank: argv, lambda group, rank: rules.environment(deployment)
+    started = group_processes(
+        placed, lambda group, rank: argv, lambda group, rank: rules.rule_environment(deployment)
     )
     return Launch(
         processes=tuple(started),
@@ -36,7 +36,7 @@ def launch(deployment: Deployment) -> Launch:
     )
 
 
-def slots(deployment: Deployment) -> int:
+def server_slots(deployment: Deployment) -> int:
     """Requests at once.
 
     Each slot holds an entire context from the start, so only as many as the estimated cache covers.
@@ -45,7 +45,7 @@ def slots(deployment: Deployment) -> int:
     return max(1, min(deployment.candidate.max_num_seqs, covered))
 
 
-def split_options(deployment: Deployment, split: Split) -> dict[str, Any]:
+def llama_cpp_options(deployment: Deployment, split: Split) -> dict[str, Any]:
     """Every option that the estimate depends on; nothing is left to be fitted to the memory."""
     candidate = deployment.candidate
     cache = _CACHE_WORDS[candidate.kv_dtype]
@@ -55,8 +55,8 @@ def split_options(deployment: Deployment, split: Split) -> dict[str, Any]:
         "alias": deployment.served_name,
         "host": "${host}",
         "port": "${port}",
-        "ctx_size": deployment.max_context * slots(deployment),
-        "parallel": slots(deployment),
+        "ctx_size": deployment.max_context * server_slots(deployment),
+        "parallel": server_slots(deployment),
         "no_kv_unified": True,
         "batch_size": candidate.max_batched_tokens,
         "cache_type_k": cache,
@@ -69,4 +69,4 @@ def split_options(deployment: Deployment, split: Split) -> dict[str, Any]:
         options["split_mode"] = "layer" if split.pp > 1 else "none"
     if split.pp > 1:
         options["tensor_split"] = ",".join(["1"] * split.pp)
-    return options | rules.options(deployment)
+    return options | rules.rule_options(deployment)

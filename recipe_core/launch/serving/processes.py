@@ -20,7 +20,7 @@ def _only_first(_: Group) -> bool:
     return False
 
 
-def processes(
+def group_processes(
     groups: Sequence[Group],
     words: Words,
     env: Environment,
@@ -54,12 +54,12 @@ def processes(
     return out
 
 
-def router(
+def router_process(
     argv: Sequence[str], groups: Sequence[Group], env: dict[str, str] | None = None
 ) -> Process:
     """The process that requests go to where pools answer; it uses no device."""
     return Process("router", tuple(argv), env or {}, 0, (), 0, "router", len(groups))
 
 
-def url(group: Group, first_port: int = 1) -> str:
+def group_url(group: Group, first_port: int = 1) -> str:
     return f"http://${{node{group.places[0].node}}}:${{port{first_port + group.number}}}"

@@ -20,7 +20,7 @@ WAIT_S = 1800  # as long as the engine itself may take to start
 PAUSE_S = 1.0
 
 
-def start(*words: str, devices: str) -> list[str]:
+def ray_start_words(*words: str, devices: str) -> list[str]:
     return ["ray", "start", *words, f"--num-gpus={devices}", "--disable-usage-stats", "--block"]
 
 
@@ -46,7 +46,7 @@ def wait_for_nodes(nodes: int, cluster: str, until: float) -> None:
     ray.shutdown()
 
 
-def head(nodes: str, address: str, port: str, devices: str, program: list[str]) -> int:
+def run_ray_head(nodes: str, address: str, port: str, devices: str, program: list[str]) -> int:
     """Ray and the engine side by side; the engine's exit code."""
     until, cluster = time.monotonic() + WAIT_S, f"{address}:{port}"
     os.environ["RAY_ADDRESS"] = cluster
@@ -54,7 +54,9 @@ def head(nodes: str, address: str, port: str, devices: str, program: list[str]) 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     started = [
         subprocess.Popen(
-            start("--head", f"--node-ip-address={address}", f"--port={port}", devices=devices)
+            ray_start_words(
+                "--head", f"--node-ip-address={address}", f"--port={port}", devices=devices
+            )
         )
     ]
     try:
@@ -71,21 +73,21 @@ def head(nodes: str, address: str, port: str, devices: str, program: list[str]) 
             child.wait()
 
 
-def join(address: str, port: str, own_address: str, devices: str) -> NoReturn:
+def join_ray_head(address: str, port: str, own_address: str, devices: str) -> NoReturn:
     """Become Ray on this node, once there is a head."""
     wait_for(address, port, time.monotonic() + WAIT_S)
     node = f"--node-ip-address={own_address}"
-    words = start(f"--address={address}:{port}", node, devices=devices)
+    words = ray_start_words(f"--address={address}:{port}", node, devices=devices)
     os.execvp(words[0], words)  # noqa: S606 - as the launcher starts all words of the bundle
 
 
 def main(words: list[str]) -> int:
     """Be the first node, or one of the others."""
     if words[0] == "join":
-        join(*words[1:])
+        join_ray_head(*words[1:])
     end = words.index("--")
     nodes, address, port, devices = words[1:end]
-    return head(nodes, address, port, devices, words[end + 1 :])
+    return run_ray_head(nodes, address, port, devices, words[end + 1 :])
 
 
 if __name__ == "__main__":

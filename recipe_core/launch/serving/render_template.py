@@ -13,12 +13,12 @@ from string import Template
 from typing import Any
 
 
-def filled(value: Any, names: dict[str, str]) -> Any:
+def fill_names(value: Any, names: dict[str, str]) -> Any:
     """A JSON value with the names in its texts replaced; raises KeyError for an unknown name."""
     if isinstance(value, dict):
-        return {key: filled(inner, names) for key, inner in value.items()}
+        return {key: fill_names(inner, names) for key, inner in value.items()}
     if isinstance(value, list):
-        return [filled(inner, names) for inner in value]
+        return [fill_names(inner, names) for inner in value]
     if not isinstance(value, str):
         return value
     text = Template(value).substitute(names)
@@ -30,7 +30,7 @@ def main(words: list[str]) -> None:
     end = words.index("--")
     template, target, *pairs = words[:end]
     names = dict(pair.split("=", 1) for pair in pairs)
-    content = filled(json.loads(Path(template).read_text(encoding="utf-8")), names)
+    content = fill_names(json.loads(Path(template).read_text(encoding="utf-8")), names)
     path = Path(target)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -11,7 +11,7 @@ from recipe_core.base.data_files import DataFile
 from recipe_core.base.errors import InputError
 from recipe_core.base.provenance import Sourced, Status
 from recipe_core.engines.candidate_options import USUAL
-from recipe_core.engines.grammar import meanings
+from recipe_core.engines.grammar import option_meanings
 from recipe_core.engines.options import FOLDER, OptionTable
 from recipe_core.hardware.profile import Runtime, Vendor
 from recipe_core.launch.process import Deployment
@@ -94,7 +94,7 @@ def told_options(deployment: Deployment, table: OptionTable | None = None) -> di
     the options are those of the engine's command.
     """
     spec, values = deployment.setting.engine, deployment.candidate.options
-    words = {meaning: name for name, meaning in meanings(spec).items()}
+    words = {meaning: name for name, meaning in option_meanings(spec).items()}
     places = table or spec.options
     out: dict[str, float] = {}
     for name, usual in USUAL.items():
@@ -110,7 +110,7 @@ def _is_chosen(deployment: Deployment, name: str) -> bool:
     return offered is not None and name in offered.options and offered.chosen_on(architecture)
 
 
-def environment(deployment: Deployment) -> dict[str, str]:
+def rule_environment(deployment: Deployment) -> dict[str, str]:
     """Variables by the rules, then the user's own."""
     variables: dict[str, str] = {}
     for rule in rules_for(deployment):
@@ -118,7 +118,7 @@ def environment(deployment: Deployment) -> dict[str, str]:
     return {**variables, **deployment.environment}
 
 
-def options(deployment: Deployment) -> dict[str, Any]:
+def rule_options(deployment: Deployment) -> dict[str, Any]:
     """Options by the rules; of two rules alike the later counts."""
     out: dict[str, Any] = {}
     for rule in rules_for(deployment):
@@ -126,12 +126,12 @@ def options(deployment: Deployment) -> dict[str, Any]:
     return out
 
 
-def towers(deployment: Deployment) -> dict[str, Any]:
+def tower_options(deployment: Deployment) -> dict[str, Any]:
     """Options that leave towers out, as the estimate does; none where it has them all.
 
     With one switch where no tower stays, else by limits of 0, where the engine has them.
     """
-    model, names = deployment.setting.model, meanings(deployment.setting.engine)
+    model, names = deployment.setting.model, option_meanings(deployment.setting.engine)
     by_meaning = {meaning: name for name, meaning in names.items()}
     if not model.left_out:
         return {}

@@ -8,8 +8,14 @@ from recipe_core.engines.options import OptionTable, option_table
 from recipe_core.estimates.columns.exchange import dispatches, exchange_dispatch
 from recipe_core.launch.process import Deployment, Launch
 from recipe_core.launch.serving import kv_offload, rules
-from recipe_core.launch.serving.groups import Group, groups
-from recipe_core.launch.serving.processes import HEAD, MASTER_PORT, processes, router, url
+from recipe_core.launch.serving.groups import Group, engine_groups
+from recipe_core.launch.serving.processes import (
+    HEAD,
+    MASTER_PORT,
+    group_processes,
+    group_url,
+    router_process,
+)
 from recipe_core.launch.user_options import check_options
 
 STARTUP_TIMEOUT_S = 1800
@@ -20,7 +26,7 @@ _DISPATCHED = {"fp8-block": ("fp8", "deep_gemm"), "nvfp4": ("nvfp4", "flashinfer
 _CACHE_WORDS = {"fp8": "fp8_e4m3", "bf16": "bf16"}
 
 
-def launch(deployment: Deployment) -> Launch:
+def launch_sglang(deployment: Deployment) -> Launch:
     """Servers for the split.
 
     Replicas within a node are SGLang's own data parallelism behind one address; further replicas
@@ -28,24 +34,24 @@ def launch(deployment: Deployment) -> Launch:
     experts) is one server, whose tp counts all of its ranks.
     """
     setting = deployment.setting
-    placed = groups(deployment)
-    options = split_options(deployment, placed[-1])
+    placed = engine_groups(deployment)
+    options = sglang_options(deployment, placed[-1])
     extra = check_options(
         deployment.engine_options, setting.engine, setting.engine.options, options
     )
     pools = deployment.candidate.prefill is not None
-    started = processes(
+    started = group_processes(
         placed,
         lambda group, rank: (
             "sglang",
             "serve",
             *setting.engine.argv(_of_node(deployment, group, rank) | extra),
         ),
-        lambda group, rank: _environment(deployment, group),
+        lambda group, rank: _sglang_environment(deployment, group),
         first_port=int(pools),
     )
     if pools:
-        started.insert(0, router(_router(placed), placed))
+        started.insert(0, router_process(_sglang_router_words(placed), placed))
     return Launch(
         processes=tuple(started),
         options=options | extra,
@@ -54,11 +60,13 @@ def launch(deployment: Deployment) -> Launch:
         api_path="/v1/completions",
         api_model=deployment.served_name,
         api_body={"ignore_eos": True, "temperature": 0},
-        requires=("sglang_router", "nixl", *_dispatcher(deployment, placed)) if pools else (),
+        requires=("sglang_router", "nixl", *_dispatcher_modules(deployment, placed))
+        if pools
+        else (),
     )
 
 
-def split_options(deployment: Deployment, group: Group) -> dict[str, Any]:
+def sglang_options(deployment: Deployment, group: Group) -> dict[str, Any]:
     """Every option that the estimate depends on; limits count all ranks of attention together."""
     candidate, split, engine = deployment.candidate, group.split, deployment.setting.engine
     within = split.dp if split.ep > 1 else 1
@@ -69,10 +77,10 @@ def split_options(deployment: Deployment, group: Group) -> dict[str, Any]:
         "served_model_name": deployment.served_name,
         "tp_size": split.tp * within,
         "pp_size": split.pp,
-        **_replicas(engine.options, split.dp, within),
+        **_data_parallel_options(engine.options, split.dp, within),
         "ep_size": split.ep,
         "dtype": deployment.activation_word,
-        "kv_cache_dtype": _cache_word(deployment),
+        "kv_cache_dtype": _sglang_cache_word(deployment),
         "context_length": deployment.max_context,
         "max_running_requests": candidate.max_num_seqs * within,
         "chunked_prefill_size": candidate.max_batched_tokens * within,
@@ -80,7 +88,7 @@ def split_options(deployment: Deployment, group: Group) -> dict[str, Any]:
         "enable_metrics": True,
     }
     if split.ep > 1:
-        options |= _exchange(deployment, group)
+        options |= _exchange_options(deployment, group)
     if candidate.cp > 1 and group.role != "prefill":
         options["dcp_size"] = candidate.cp
     if candidate.block_size != engine.memory.block_tokens:
@@ -94,15 +102,15 @@ def split_options(deployment: Deployment, group: Group) -> dict[str, Any]:
         options["disaggregation_bootstrap_port"] = BOOTSTRAP_PORT + group.number
     return (
         options
-        | kv_offload.options(deployment)
+        | kv_offload.offload_options(deployment)
         | rules.told_options(deployment)
-        | _draft(deployment)
-        | rules.options(deployment)
-        | rules.towers(deployment)
+        | _sglang_draft_options(deployment)
+        | rules.rule_options(deployment)
+        | rules.tower_options(deployment)
     )
 
 
-def _sent(deployment: Deployment, group: Group) -> str | None:
+def _dispatch_format(deployment: Deployment, group: Group) -> str | None:
     """The format in which a decode pool dispatches tokens; None where it gathers them."""
     setting, candidate, split = deployment.setting, deployment.candidate, group.split
     if group.role != "decode" or candidate.speculative is not None:
@@ -114,9 +122,9 @@ def _sent(deployment: Deployment, group: Group) -> str | None:
     return between.sent[setting.stored_dtype("experts")] if between else None
 
 
-def _exchange(deployment: Deployment, group: Group) -> dict[str, Any]:
+def _exchange_options(deployment: Deployment, group: Group) -> dict[str, Any]:
     """The exchange of tokens that the estimate counts."""
-    sent = _sent(deployment, group)
+    sent = _dispatch_format(deployment, group)
     if sent is None:
         return {"moe_a2a_backend": "none"}
     word, runner = _DISPATCHED[sent]
@@ -132,23 +140,25 @@ def _exchange(deployment: Deployment, group: Group) -> dict[str, Any]:
     }
 
 
-def _dispatcher(deployment: Deployment, placed: list[Group]) -> tuple[str, ...]:
-    return ("deep_ep",) if any(_sent(deployment, group) for group in placed) else ()
+def _dispatcher_modules(deployment: Deployment, placed: list[Group]) -> tuple[str, ...]:
+    return ("deep_ep",) if any(_dispatch_format(deployment, group) for group in placed) else ()
 
 
-def _environment(deployment: Deployment, group: Group) -> dict[str, str]:
+def _sglang_environment(deployment: Deployment, group: Group) -> dict[str, str]:
     """Variables by the rules and the user's, and the slots of a dispatch; its default is 128."""
-    variables, sent = {}, _sent(deployment, group)
+    variables, sent = {}, _dispatch_format(deployment, group)
     if sent is not None:
-        most = deployment.candidate.max_num_seqs
-        variables["SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"] = str(most)
+        max_sequences = deployment.candidate.max_num_seqs
+        variables["SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"] = str(max_sequences)
     if sent == "nvfp4":  # scales that the dispatch needs are prepared only so
         variables["SGLANG_MOE_NVFP4_DISPATCH"] = "1"
-    return variables | kv_offload.environment(deployment) | rules.environment(deployment)
+    return (
+        variables | kv_offload.offload_environment(deployment) | rules.rule_environment(deployment)
+    )
 
 
 def _of_node(deployment: Deployment, group: Group, rank: int) -> dict[str, Any]:
-    options = split_options(deployment, group)
+    options = sglang_options(deployment, group)
     if group.nodes == 1:
         return options
     return options | {
@@ -158,7 +168,7 @@ def _of_node(deployment: Deployment, group: Group, rank: int) -> dict[str, Any]:
     }
 
 
-def _draft(deployment: Deployment) -> dict[str, Any]:
+def _sglang_draft_options(deployment: Deployment) -> dict[str, Any]:
     """Options of a draft: a chain (top-k 1), where a step verifies one token more than drafted."""
     draft = deployment.candidate.speculative
     if draft is None:
@@ -180,12 +190,12 @@ def _draft(deployment: Deployment) -> dict[str, Any]:
     }
 
 
-def _cache_word(deployment: Deployment) -> str:
+def _sglang_cache_word(deployment: Deployment) -> str:
     """SGLang's name for the cache format: "auto" follows the activations."""
     return _CACHE_WORDS.get(deployment.candidate.kv_dtype, "auto")
 
 
-def _router(placed: list[Group]) -> list[str]:
+def _sglang_router_words(placed: list[Group]) -> list[str]:
     """The router's words: prefill servers with the port for their caches, and decode servers."""
     table = option_table(*ROUTER)
     words = [
@@ -195,14 +205,14 @@ def _router(placed: list[Group]) -> list[str]:
         *table.argv({"host": "${host}", "port": "${port}", "pd_disaggregation": True}),
     ]
     for group in placed:
-        address: str | list[str] = url(group)
+        address: str | list[str] = group_url(group)
         if group.role == "prefill":
-            address = [url(group), str(BOOTSTRAP_PORT + group.number)]
+            address = [group_url(group), str(BOOTSTRAP_PORT + group.number)]
         words += table.argv({group.role: address})
     return words
 
 
-def _replicas(table: OptionTable, dp: int, within: int) -> dict[str, Any]:
+def _data_parallel_options(table: OptionTable, dp: int, within: int) -> dict[str, Any]:
     """Data parallelism, of attention where ranks are within tp; before 0.5.22 with a switch."""
     if within == 1:
         return {"dp_size": dp}

@@ -22,7 +22,7 @@ MODULES = LaunchFolder(
 )
 
 
-def launch(deployment: Deployment) -> Launch:
+def launch_deployment(deployment: Deployment) -> Launch:
     """The processes of a deployment.
 
     Raises:
@@ -31,16 +31,16 @@ def launch(deployment: Deployment) -> Launch:
             module starts the engine.
         InputError: for the user's own options and variables.
     """
-    setting = made(deployment)
+    setting = with_made_checkpoint(deployment)
     engine = setting.engine
     if setting.needs_other_checkpoint:
         stored = setting.model.weight_dtype
         dtype = setting.weight_dtype
         message = f"{setting.model.name} stores {stored} weights, which {engine.title} cannot load"
-        other = stored_as(setting.model.name, dtype)
-        named = f"Name {other}, which" if other else "Name a checkpoint that"
+        checkpoint = stored_as(setting.model.name, dtype)
+        advice = f"Name {checkpoint}, which" if checkpoint else "Name a checkpoint that"
         hint = (
-            f"{named} stores {dtype}, have it made (options.compression), or use "
+            f"{advice} stores {dtype}, have it made (options.compression), or use "
             "weight_dtype: auto."
         )
         raise NoAnswer(f"{message} as {dtype}.", field="candidate.weight_dtype", hint=hint)
@@ -54,13 +54,13 @@ def launch(deployment: Deployment) -> Launch:
     return started
 
 
-def made(deployment: Deployment) -> Setting:
+def with_made_checkpoint(deployment: Deployment) -> Setting:
     """The setting with the checkpoint that is made: stored in its format, as engines see it."""
-    chosen, setting = deployment.compression, deployment.setting
-    if chosen is None or chosen.format == "gguf":
+    compression, setting = deployment.compression, deployment.setting
+    if compression is None or compression.format == "gguf":
         return setting
-    stored = Quantization(setting.weight_dtype, MATRIX_ROLES, scheme=chosen.tool)
+    stored = Quantization(setting.weight_dtype, MATRIX_ROLES, scheme=compression.tool)
     return replace(setting, model=replace(setting.model, quantization=stored))
 
 
-__all__ = ["Deployment", "Launch", "launch"]
+__all__ = ["Deployment", "Launch", "launch_deployment"]

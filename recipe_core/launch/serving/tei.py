@@ -6,8 +6,8 @@ from typing import Any
 
 from recipe_core.launch.process import Deployment, Launch
 from recipe_core.launch.serving import rules
-from recipe_core.launch.serving.groups import groups
-from recipe_core.launch.serving.processes import processes
+from recipe_core.launch.serving.groups import engine_groups
+from recipe_core.launch.serving.processes import group_processes
 from recipe_core.launch.user_options import check_options
 
 STARTUP_TIMEOUT_S = 1800
@@ -15,18 +15,20 @@ STARTUP_TIMEOUT_S = 1800
 _DTYPES = {"bf16": "float16", "fp16": "float16", "fp32": "float32"}
 
 
-def launch(deployment: Deployment) -> Launch:
+def launch_tei(deployment: Deployment) -> Launch:
     """One router per replica, each on a device of its own.
 
     Its answers are vectors or scores, for which the launcher has no benchmark.
     """
     engine = deployment.setting.engine
-    placed = groups(deployment)
-    options = split_options(deployment)
+    placed = engine_groups(deployment)
+    options = tei_options(deployment)
     extra = check_options(deployment.engine_options, engine, engine.options, options)
     argv = (engine.program, *engine.argv(options | extra))
-    environment = rules.environment(deployment)
-    started = processes(placed, lambda group, rank: argv, lambda group, rank: dict(environment))
+    environment = rules.rule_environment(deployment)
+    started = group_processes(
+        placed, lambda group, rank: argv, lambda group, rank: dict(environment)
+    )
     return Launch(
         processes=tuple(started),
         options=options | extra,
@@ -37,7 +39,7 @@ def launch(deployment: Deployment) -> Launch:
     )
 
 
-def split_options(deployment: Deployment) -> dict[str, Any]:
+def tei_options(deployment: Deployment) -> dict[str, Any]:
     """Every option that the estimate depends on."""
     candidate, setting = deployment.candidate, deployment.setting
     longest = min(deployment.max_context, setting.model.max_context)
@@ -53,4 +55,4 @@ def split_options(deployment: Deployment) -> dict[str, Any]:
     }
     if (word := _DTYPES.get(setting.weight_dtype)) is not None:
         options["dtype"] = word
-    return options | rules.options(deployment)
+    return options | rules.rule_options(deployment)

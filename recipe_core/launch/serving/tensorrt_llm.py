@@ -12,8 +12,8 @@ from recipe_core.engines.options import option_table
 from recipe_core.engines.spec import engine
 from recipe_core.launch.process import Deployment, Draft, Launch
 from recipe_core.launch.serving import rules
-from recipe_core.launch.serving.groups import Group, groups
-from recipe_core.launch.serving.processes import processes, router, url
+from recipe_core.launch.serving.groups import Group, engine_groups
+from recipe_core.launch.serving.processes import group_processes, group_url, router_process
 from recipe_core.launch.startup import weights_s
 from recipe_core.launch.user_options import check_options
 
@@ -29,26 +29,29 @@ LARGEST_GRAPH = 512
 _DECODING = {"mtp": "MTP", "eagle": "Eagle", "ngram": "NGram"}
 
 
-def launch(deployment: Deployment) -> Launch:
+def launch_tensorrt_llm(deployment: Deployment) -> Launch:
     """Servers for the split.
 
     Replicas are servers of their own; pools stand behind ``trtllm-serve disaggregated``.
     """
     setting, candidate = deployment.setting, deployment.candidate
-    placed = groups(deployment)
-    options, config = split_options(deployment, placed[-1]), config_of(deployment, placed[-1])
+    placed = engine_groups(deployment)
+    options, config = (
+        tensorrt_llm_options(deployment, placed[-1]),
+        config_of(deployment, placed[-1]),
+    )
     extra = check_options(
         deployment.engine_options, setting.engine, setting.engine.options, options
     )
     pools = candidate.prefill is not None
     several = any(group.nodes > 1 for group in placed)
-    env = rules.environment(deployment)
+    env = rules.rule_environment(deployment)
     if several:
         env["OMPI_MCA_plm_rsh_args"] = f"-p {SSH_PORT}"
-    started = processes(
+    started = group_processes(
         placed,
-        lambda group, rank: _words(
-            setting.engine.argv(split_options(deployment, group) | extra), group, rank
+        lambda group, rank: _trtllm_words(
+            setting.engine.argv(tensorrt_llm_options(deployment, group) | extra), group, rank
         ),
         lambda group, rank: dict(env),
         first_port=int(pools),
@@ -57,8 +60,11 @@ def launch(deployment: Deployment) -> Launch:
     if pools:
         weights = setting.model.checkpoint_bytes or setting.model.counted_bytes
         wait_s = math.ceil(STARTUP_TIMEOUT_S + weights_s(int(weights), setting.model.source, None))
-        started.insert(0, router(_router(placed, wait_s), placed))
-        files |= {FILLED: FILLER.read_text(encoding="utf-8"), POOLS: to_json(_pools(placed))}
+        started.insert(0, router_process(_pool_server_words(placed, wait_s), placed))
+        files |= {
+            FILLED: FILLER.read_text(encoding="utf-8"),
+            POOLS: to_json(_pool_server_config(placed)),
+        }
     return Launch(
         processes=tuple(started),
         options=options | config | extra,
@@ -77,27 +83,27 @@ def _config_path(group: Group) -> str:
     return CONFIG if group.role == "server" else f"engine/tensorrt-llm-{group.role}.yaml"
 
 
-def _pools(placed: list[Group]) -> dict[str, Any]:
+def _pool_server_config(placed: list[Group]) -> dict[str, Any]:
     """What the server before the pools reads, once filled: its address and those behind it."""
     out: dict[str, Any] = {"hostname": "$host", "port": "$port", "backend": "pytorch"}
     for part, role in (("context_servers", "prefill"), ("generation_servers", "decode")):
-        urls = [f"${_name(group)}" for group in placed if group.role == role]
+        urls = [f"${_pool_variable(group)}" for group in placed if group.role == role]
         out[part] = {"num_instances": len(urls), "urls": urls}
     return out
 
 
-def _name(group: Group) -> str:
+def _pool_variable(group: Group) -> str:
     return f"{group.role}{group.number}"
 
 
-def _router(placed: list[Group], wait_s: int) -> list[str]:
+def _pool_server_words(placed: list[Group], wait_s: int) -> list[str]:
     """The server before the pools: its file is filled with addresses when it starts.
 
     It waits ``wait_s`` seconds for them.
     """
     addresses = {"host": "${host}", "port": "${port}"}
     for group in placed:
-        addresses[_name(group)] = url(group).removeprefix("http://")
+        addresses[_pool_variable(group)] = group_url(group).removeprefix("http://")
     pairs = [f"{name}={value}" for name, value in addresses.items()]
     table = option_table("tensorrt-llm-disaggregated", engine("tensorrt-llm").version)
     words = table.argv({"c": FILLED_POOLS, "t": wait_s, "r": REQUEST_TIMEOUT_S})
@@ -113,7 +119,7 @@ def _router(placed: list[Group], wait_s: int) -> list[str]:
     ]
 
 
-def _words(argv: list[str], group: Group, rank: int) -> tuple[str, ...]:
+def _trtllm_words(argv: list[str], group: Group, rank: int) -> tuple[str, ...]:
     """One process per node; the first of several starts all ranks by MPI, the others serve SSH."""
     serve = ("trtllm-serve", "${model}", *argv)
     if group.nodes == 1:
@@ -134,7 +140,7 @@ def _words(argv: list[str], group: Group, rank: int) -> tuple[str, ...]:
     )
 
 
-def split_options(deployment: Deployment, group: Group) -> dict[str, Any]:
+def tensorrt_llm_options(deployment: Deployment, group: Group) -> dict[str, Any]:
     """Options of the command line. Limits are those of a rank of data-parallel attention."""
     candidate, split = deployment.candidate, group.split
     options: dict[str, Any] = {
@@ -188,7 +194,7 @@ def config_of(deployment: Deployment, group: Group) -> dict[str, Any]:
     table = option_table("tensorrt-llm-config", engine("tensorrt-llm").version)
     config |= rules.told_options(deployment, table)
     if candidate.speculative is not None:
-        config["speculative_config"] = _draft(candidate.speculative)
+        config["speculative_config"] = _trtllm_draft_config(candidate.speculative)
     if group.role in ("prefill", "decode"):  # its buffer must hold the longest prompt
         config["cache_transceiver_config"] = {
             "backend": "NIXL",
@@ -200,7 +206,7 @@ def config_of(deployment: Deployment, group: Group) -> dict[str, Any]:
     return config
 
 
-def _draft(draft: Draft) -> dict[str, Any]:
+def _trtllm_draft_config(draft: Draft) -> dict[str, Any]:
     out: dict[str, Any] = {"decoding_type": _DECODING[draft.method]}
     if draft.method == "mtp":
         return {**out, "num_nextn_predict_layers": draft.tokens}

@@ -6,27 +6,27 @@ from typing import Any
 
 from recipe_core.launch.process import Deployment, Launch, Split
 from recipe_core.launch.serving import rules
-from recipe_core.launch.serving.groups import groups
-from recipe_core.launch.serving.processes import processes
+from recipe_core.launch.serving.groups import engine_groups
+from recipe_core.launch.serving.processes import group_processes
 from recipe_core.launch.user_options import check_options
 
 STARTUP_TIMEOUT_S = 1800
 
 
-def launch(deployment: Deployment) -> Launch:
+def launch_tgi(deployment: Deployment) -> Launch:
     """One launcher per replica; it starts one process per shard."""
     engine = deployment.setting.engine
-    placed = groups(deployment)
-    options = split_options(deployment, placed[0].split)
+    placed = engine_groups(deployment)
+    options = tgi_options(deployment, placed[0].split)
     extra = check_options(deployment.engine_options, engine, engine.options, options)
     argv = ("text-generation-launcher", *engine.argv(options | extra))
     # TGI makes a cache of what a full prefill leaves free, times this share.
     share = {"TGI_WIGGLE_ROOM": str(deployment.candidate.memory_fraction)}
-    environment = rules.environment(deployment) | share
-    started = processes(
+    environment = rules.rule_environment(deployment) | share
+    started = group_processes(
         placed,
         lambda group, rank: argv,
-        lambda group, rank: dict(environment) | _apart(group.number),
+        lambda group, rank: dict(environment) | _shard_environment(group.number),
     )
     return Launch(
         processes=tuple(started),
@@ -39,11 +39,11 @@ def launch(deployment: Deployment) -> Launch:
     )
 
 
-def _apart(number: int) -> dict[str, str]:
+def _shard_environment(number: int) -> dict[str, str]:
     return {"MASTER_PORT": str(29500 + number), "SHARD_UDS_PATH": f"${{run}}/shard-{number}"}
 
 
-def split_options(deployment: Deployment, split: Split) -> dict[str, Any]:
+def tgi_options(deployment: Deployment, split: Split) -> dict[str, Any]:
     """Every option that the estimate depends on."""
     candidate, setting = deployment.candidate, deployment.setting
     options: dict[str, Any] = {
@@ -67,4 +67,4 @@ def split_options(deployment: Deployment, split: Split) -> dict[str, Any]:
         options["dtype"] = deployment.activation_word
     if candidate.kv_dtype == "fp8":
         options["kv_cache_dtype"] = "fp8_e4m3fn"
-    return options | rules.options(deployment)
+    return options | rules.rule_options(deployment)

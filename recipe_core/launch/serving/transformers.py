@@ -9,8 +9,8 @@ from typing import Any
 
 from recipe_core.launch.process import Deployment, Launch
 from recipe_core.launch.serving import rules
-from recipe_core.launch.serving.groups import groups
-from recipe_core.launch.serving.processes import processes
+from recipe_core.launch.serving.groups import engine_groups
+from recipe_core.launch.serving.processes import group_processes
 from recipe_core.launch.user_options import check_options
 
 STARTUP_TIMEOUT_S = 600
@@ -19,17 +19,17 @@ _REQUIRES = ("torch", "openai", "fastapi", "uvicorn", "accelerate")
 _EXACT_LENGTH = json.dumps({"eos_token_id": -1, "do_sample": False})
 
 
-def launch(deployment: Deployment) -> Launch:
+def launch_transformers(deployment: Deployment) -> Launch:
     """One server per replica, on consecutive ports."""
-    options = _options(deployment)
+    options = _transformers_options(deployment)
     engine = deployment.setting.engine
     options |= check_options(deployment.engine_options, engine, engine.options, options)
     argv = ("transformers", "serve", "${model}", *engine.argv(options))
-    environment = _environment(deployment)
-    placed = groups(deployment)
+    environment = _transformers_environment(deployment)
+    placed = engine_groups(deployment)
     return Launch(
         processes=tuple(
-            processes(placed, lambda group, rank: argv, lambda group, rank: dict(environment))
+            group_processes(placed, lambda group, rank: argv, lambda group, rank: dict(environment))
         ),
         options=options,
         health="/health",
@@ -41,7 +41,7 @@ def launch(deployment: Deployment) -> Launch:
     )
 
 
-def _options(deployment: Deployment) -> dict[str, Any]:
+def _transformers_options(deployment: Deployment) -> dict[str, Any]:
     candidate = deployment.candidate
     return {
         "host": "${host}",
@@ -55,9 +55,9 @@ def _options(deployment: Deployment) -> dict[str, Any]:
     }
 
 
-def _environment(deployment: Deployment) -> dict[str, str]:
+def _transformers_environment(deployment: Deployment) -> dict[str, str]:
     """A model folder needs no hub."""
-    variables = rules.environment(deployment)
+    variables = rules.rule_environment(deployment)
     if PurePath(deployment.setting.model.source).is_absolute():
         return {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": "${run}/hub", **variables}
     return variables

@@ -8,10 +8,10 @@ from recipe_core.base.documents import to_json, to_yaml
 from recipe_core.base.errors import NoAnswer
 from recipe_core.launch.process import Deployment, Launch
 from recipe_core.launch.serving import rules, tensorrt_llm, vllm
-from recipe_core.launch.serving.groups import Group, groups
-from recipe_core.launch.serving.processes import processes
+from recipe_core.launch.serving.groups import Group, engine_groups
+from recipe_core.launch.serving.processes import group_processes
 from recipe_core.launch.serving.vllm_ranks import refuse_ways
-from recipe_core.launch.user_options import check_options, inner
+from recipe_core.launch.user_options import check_options, wrapped_engine
 
 FOLDER = "engine/repository"
 # The backend's model in the container, which reads its options from ``LLM_CONFIG_PATH``.
@@ -22,7 +22,7 @@ instance_group [ { count: 1, kind: KIND_MODEL } ]
 """
 
 
-def launch(deployment: Deployment) -> Launch:
+def launch_triton(deployment: Deployment) -> Launch:
     """One server per replica, each with ports of its own.
 
     The repository names the model, not the launcher.
@@ -34,28 +34,28 @@ def launch(deployment: Deployment) -> Launch:
             field="candidate.dp",
             hint="Use replicas (ep 1), or the engine without Triton.",
         )
-    placed = groups(deployment)
+    placed = engine_groups(deployment)
     extra = check_options(
         deployment.engine_options,
         engine,
-        inner(engine).options,
-        vllm.split_options(deployment, placed[0]),
+        wrapped_engine(engine).options,
+        vllm.vllm_options(deployment, placed[0]),
     )
     refuse_ways(extra, engine.title)
     vllm_backend = engine.wraps == "vllm"
-    env = rules.environment(deployment)
+    env = rules.rule_environment(deployment)
     if vllm_backend:
         options = {**_vllm_options(deployment, placed[0]), **extra}
-        files = _repository(deployment, options)
+        files = _vllm_repository_files(deployment, options)
         name, repository = deployment.served_name, f"${{root}}/{FOLDER}"
     else:
         options = _llmapi_options(deployment, placed[0])
         files = {LLMAPI_OPTIONS: to_yaml(options)}
         name, repository = "tensorrt_llm", LLMAPI
         env["LLM_CONFIG_PATH"] = f"${{root}}/{LLMAPI_OPTIONS}"
-    started = processes(
+    started = group_processes(
         placed,
-        lambda group, rank: _words(deployment, repository, group),
+        lambda group, rank: _tritonserver_words(deployment, repository, group),
         lambda group, rank: dict(env),
     )
     return Launch(
@@ -69,7 +69,7 @@ def launch(deployment: Deployment) -> Launch:
     )
 
 
-def _words(deployment: Deployment, repository: str, group: Group) -> tuple[str, ...]:
+def _tritonserver_words(deployment: Deployment, repository: str, group: Group) -> tuple[str, ...]:
     argv = deployment.setting.engine.argv(
         {
             "model_repository": repository,
@@ -92,7 +92,7 @@ def _vllm_options(deployment: Deployment, group: Group) -> dict[str, Any]:
     }
 
 
-def _repository(deployment: Deployment, options: dict[str, Any]) -> dict[str, str]:
+def _vllm_repository_files(deployment: Deployment, options: dict[str, Any]) -> dict[str, str]:
     folder = f"{FOLDER}/{deployment.served_name}"
     return {f"{folder}/config.pbtxt": _INSTANCE, f"{folder}/1/model.json": to_json(options)}
 
@@ -102,7 +102,7 @@ def _llmapi_options(deployment: Deployment, group: Group) -> dict[str, Any]:
 
     It holds the options of the command line and those of the engine's file, by one set of names.
     """
-    options = tensorrt_llm.split_options(deployment, group)
+    options = tensorrt_llm.tensorrt_llm_options(deployment, group)
     server = ("host", "port", "config", "free_gpu_memory_fraction")
     return {
         "model": deployment.setting.model.source,

@@ -18,8 +18,8 @@ from recipe_core.launch.process import Deployment, Launch
 from recipe_core.launch.serving import rules
 from recipe_core.launch.serving.encoder_configs import Served, encoder_config, front_config
 from recipe_core.launch.serving.encoder_export import FILES
-from recipe_core.launch.serving.groups import Group, groups
-from recipe_core.launch.serving.processes import processes
+from recipe_core.launch.serving.groups import Group, engine_groups
+from recipe_core.launch.serving.processes import group_processes
 from recipe_core.launch.user_options import check_options
 
 STARTUP_TIMEOUT_S = 1800
@@ -48,16 +48,16 @@ PACKAGES = (
 )
 
 
-def launch(deployment: Deployment) -> Launch:
+def launch_triton_encoders(deployment: Deployment) -> Launch:
     """One server per replica, each on a device of its own with ports of its own."""
     engine = deployment.setting.engine
     served = served_of(deployment)
-    placed = groups(deployment)
-    options, extra, of_model = _options(deployment, served)
-    environment = rules.environment(deployment)
-    started = processes(
+    placed = engine_groups(deployment)
+    options, extra, of_model = _encoder_options(deployment, served)
+    environment = rules.rule_environment(deployment)
+    started = group_processes(
         placed,
-        lambda group, rank: _words(deployment, served, group, extra),
+        lambda group, rank: _encoder_server_words(deployment, served, group, extra),
         lambda group, rank: dict(environment),
     )
     return Launch(
@@ -69,7 +69,10 @@ def launch(deployment: Deployment) -> Launch:
         api_model=served.name,
         api_body={"query": "Which words are these?"} if served.task == "score" else {},
         requires=("tokenizers", "numpy"),
-        files={**_files(served, of_model), CONTAINER: _containerfile(engine.images)},
+        files={
+            **_encoder_repository_files(served, of_model),
+            CONTAINER: _triton_containerfile(engine.images),
+        },
     )
 
 
@@ -104,7 +107,7 @@ def served_of(deployment: Deployment) -> Served:
         runtime=runtime,
         task=setting.model.task,
         precision=precision,
-        inputs=_inputs(deployment),
+        inputs=_encoder_inputs(deployment),
         width=setting.model.hidden if setting.model.task == "embed" else 1,
         batch=int(batch),
         tokens=longest,
@@ -113,7 +116,7 @@ def served_of(deployment: Deployment) -> Served:
     )
 
 
-def _inputs(deployment: Deployment) -> tuple[str, ...]:
+def _encoder_inputs(deployment: Deployment) -> tuple[str, ...]:
     """Inputs of the encoder: segments too where a pair of texts is told apart by them."""
     model = deployment.setting.model
     segments = any(
@@ -124,7 +127,7 @@ def _inputs(deployment: Deployment) -> tuple[str, ...]:
     return ("input_ids", "attention_mask", *pairs)
 
 
-def _options(
+def _encoder_options(
     deployment: Deployment, served: Served
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """What the estimate depends on, and the user's options of the server and of the models."""
@@ -143,7 +146,7 @@ def _options(
     return options, extra, of_model
 
 
-def _words(
+def _encoder_server_words(
     deployment: Deployment, served: Served, group: Group, extra: Mapping[str, Any]
 ) -> tuple[str, ...]:
     """Export where that was not done yet, then serve."""
@@ -172,19 +175,19 @@ def _words(
     )
 
 
-def _files(served: Served, stated: Mapping[str, Any]) -> dict[str, str]:
+def _encoder_repository_files(served: Served, options: Mapping[str, Any]) -> dict[str, str]:
     """Both models of the repository, and the programs that fill it."""
     front, encoder = f"{FOLDER}/{served.name}", f"{FOLDER}/{served.encoder}"
     return {
-        f"{front}/config.pbtxt": front_config(served, stated).text(),
+        f"{front}/config.pbtxt": front_config(served, options).text(),
         f"{front}/1/model.py": (HERE / "encoder_front.py").read_text(encoding="utf-8"),
-        f"{encoder}/config.pbtxt": encoder_config(served, stated).text(),
+        f"{encoder}/config.pbtxt": encoder_config(served, options).text(),
         START: (HERE / "encoder_start.py").read_text(encoding="utf-8"),
         EXPORT: (HERE / "encoder_export.py").read_text(encoding="utf-8"),
     }
 
 
-def _containerfile(images: Mapping[Any, Any]) -> str:
+def _triton_containerfile(images: Mapping[Any, Any]) -> str:
     """An image with what the front and the export need besides Triton."""
     base = next(image.reference for choices in images.values() for image in choices)
     packages = " ".join(PACKAGES)

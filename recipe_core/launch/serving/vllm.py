@@ -9,8 +9,8 @@ from recipe_core.engines.options import option_table
 from recipe_core.engines.spec import engine
 from recipe_core.launch.process import Deployment, Launch
 from recipe_core.launch.serving import kv_offload, rules
-from recipe_core.launch.serving.groups import Group, groups
-from recipe_core.launch.serving.processes import processes, router, url
+from recipe_core.launch.serving.groups import Group, engine_groups
+from recipe_core.launch.serving.processes import group_processes, group_url, router_process
 from recipe_core.launch.serving.vllm_ranks import Way, way_of
 from recipe_core.launch.user_options import check_options
 from recipe_core.models.config.encoder import encoder_task
@@ -23,7 +23,7 @@ _PATHS = {"generate": "/v1/completions", "embed": "/v1/embeddings", "score": "/s
 SIDE_CHANNEL_PORT, RANKS_A_GROUP = 5600, 64
 
 
-def launch(deployment: Deployment) -> Launch:
+def launch_vllm(deployment: Deployment) -> Launch:
     """Servers for the split.
 
     Replicas of a dense model within a node, and data-parallel attention with shared experts, are
@@ -34,31 +34,33 @@ def launch(deployment: Deployment) -> Launch:
     The user's options may name another balancer or Ray (``vllm_ranks``).
     """
     setting = deployment.setting
-    placed = groups(deployment)
-    options = split_options(deployment, placed[0])
+    placed = engine_groups(deployment)
+    options = vllm_options(deployment, placed[0])
     user_options = check_options(
         deployment.engine_options, setting.engine, engine("vllm").options, options
     )
-    way, extra = way_of(user_options)
-    placed = way.cut(placed)
+    layout, extra = way_of(user_options)
+    placed = layout.cut(placed)
     pools = deployment.candidate.prefill is not None
-    started = processes(
+    started = group_processes(
         placed,
-        lambda group, rank: way.words(group, rank, _words(deployment, group, rank, way, extra)),
+        lambda group, rank: layout.words(
+            group, rank, _vllm_words(deployment, group, rank, layout, extra)
+        ),
         lambda group, rank: (
-            kv_offload.environment(deployment)
-            | rules.environment(deployment)
-            | way.environment(group, rank)
+            kv_offload.offload_environment(deployment)
+            | rules.rule_environment(deployment)
+            | layout.environment(group, rank)
             | (side_channel(group, rank) if pools else {})
         ),
         first_port=int(pools),
-        everywhere=way.answers,
+        everywhere=layout.answers,
     )
     if pools:
-        started.insert(0, router(_router(placed), placed))
+        started.insert(0, router_process(_vllm_router_words(placed), placed))
     return Launch(
         processes=tuple(started),
-        options=split_options(deployment, placed[-1]) | user_options,
+        options=vllm_options(deployment, placed[-1]) | user_options,
         health="/health",
         startup_timeout_s=STARTUP_TIMEOUT_S,
         api_path=_PATHS[setting.model.task],
@@ -66,14 +68,14 @@ def launch(deployment: Deployment) -> Launch:
         api_body={"ignore_eos": True, "temperature": 0} if setting.model.generates else {},
         requires=(
             *(("vllm-router", "nixl") if pools else ()),
-            *(("ray",) if way.ray else ()),
-            *kv_offload.requires(deployment),
+            *(("ray",) if layout.ray else ()),
+            *kv_offload.offload_modules(deployment),
         ),
-        files=way.files(placed) | kv_offload.files(deployment),
+        files=layout.files(placed) | kv_offload.offload_files(deployment),
     )
 
 
-def split_options(deployment: Deployment, group: Group) -> dict[str, Any]:
+def vllm_options(deployment: Deployment, group: Group) -> dict[str, Any]:
     """Every option that the estimate depends on, stated even where it is the default.
 
     The default block size is not stated: attention backends demand different ones (some refuse 16),
@@ -97,7 +99,7 @@ def engine_arguments(deployment: Deployment, group: Group) -> dict[str, Any]:
         "data_parallel_size": split.dp,
         "enable_expert_parallel": split.ep > 1,
         "dtype": deployment.activation_word,
-        "kv_cache_dtype": _cache_word(deployment),
+        "kv_cache_dtype": _vllm_cache_word(deployment),
         "max_model_len": deployment.max_context,
         "max_num_seqs": candidate.max_num_seqs,
         "max_num_batched_tokens": candidate.max_batched_tokens,
@@ -118,16 +120,16 @@ def engine_arguments(deployment: Deployment, group: Group) -> dict[str, Any]:
     stored = model.weight_dtype
     if candidate.weight_dtype == "fp8" and stored != "fp8":
         options["quantization"] = "fp8"  # at load
-    if (draft := _draft(deployment)) is not None:
+    if (draft := _vllm_draft_config(deployment)) is not None:
         options["speculative_config"] = draft
     if group.role in ("prefill", "decode"):
         options["kv_transfer_config"] = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
     return (
         options
-        | kv_offload.options(deployment)
+        | kv_offload.offload_options(deployment)
         | rules.told_options(deployment)
-        | rules.options(deployment)
-        | rules.towers(deployment)
+        | rules.rule_options(deployment)
+        | rules.tower_options(deployment)
     )
 
 
@@ -138,8 +140,8 @@ def _check_scorer(deployment: Deployment) -> None:
     (``model_executor/models/config.py``); a recipe cannot carry these.
     """
     model = deployment.setting.model
-    stated = model.task == "score" and encoder_task(model.config) != "score"
-    if stated and "hf_overrides" not in deployment.engine_options:
+    decoder_scores = model.task == "score" and encoder_task(model.config) != "score"
+    if decoder_scores and "hf_overrides" not in deployment.engine_options:
         raise NoAnswer(
             f"vLLM scores with {model.name} only by hf_overrides, which name the tokens of its "
             "answer; a bundle has none.",
@@ -148,17 +150,17 @@ def _check_scorer(deployment: Deployment) -> None:
         )
 
 
-def _words(
-    deployment: Deployment, group: Group, rank: int, way: Way, extra: dict[str, Any]
+def _vllm_words(
+    deployment: Deployment, group: Group, rank: int, layout: Way, extra: dict[str, Any]
 ) -> list[str]:
     """The engine on a node of a group: the first answers, the others where the way says so."""
-    options = split_options(deployment, group) | way.options(group, rank)
+    options = vllm_options(deployment, group) | layout.options(group, rank)
     if options.get("headless"):
         options = {name: value for name, value in options.items() if name not in ("host", "port")}
     return ["vllm", "serve", "${model}", *engine("vllm").argv(options | extra)]
 
 
-def _draft(deployment: Deployment) -> dict[str, Any] | None:
+def _vllm_draft_config(deployment: Deployment) -> dict[str, Any] | None:
     draft = deployment.candidate.speculative
     if draft is None:
         return None
@@ -170,10 +172,10 @@ def _draft(deployment: Deployment) -> dict[str, Any] | None:
     return out
 
 
-def _cache_word(deployment: Deployment) -> str:
+def _vllm_cache_word(deployment: Deployment) -> str:
     """VLLM's name for the cache format: "auto" follows the activations."""
-    named = deployment.candidate.kv_dtype
-    return named if named in ("fp8", "nvfp4") else "auto"
+    kv_dtype = deployment.candidate.kv_dtype
+    return kv_dtype if kv_dtype in ("fp8", "nvfp4") else "auto"
 
 
 def side_channel(group: Group, rank: int) -> dict[str, str]:
@@ -185,7 +187,7 @@ def side_channel(group: Group, rank: int) -> dict[str, str]:
     }
 
 
-def _router(placed: list[Group]) -> list[str]:
+def _vllm_router_words(placed: list[Group]) -> list[str]:
     """The router's words: every prefill and decode server by address."""
     table = option_table(*ROUTER)
     decode = [group for group in placed if group.role == "decode"]
@@ -197,6 +199,6 @@ def _router(placed: list[Group]) -> list[str]:
     }
     words = ["vllm-router", *table.argv(options)]
     for group in placed:
-        words += table.argv({group.role: url(group)})
+        words += table.argv({group.role: group_url(group)})
     ranks = 1 if decode[0].part else decode[0].split.dp
     return [*words, *table.argv({"kv_connector": "nixl", "intra_node_data_parallel_size": ranks})]

@@ -7,11 +7,11 @@ from typing import Any
 from recipe_core.base.documents import to_yaml
 from recipe_core.launch.process import Launch
 from recipe_core.launch.training.embedded import train_json
-from recipe_core.launch.training.job import Job, environment, processes, training
+from recipe_core.launch.training.job import Job, job_launch, torch_environment, trainer_processes
 from recipe_core.launch.training.sources import trainer_files
 
 
-def launch(job: Job) -> Launch:
+def launch_accelerate(job: Job) -> Launch:
     """Transformers' trainer under Accelerate."""
     config, settings = accelerate_config(job), train_json(job)
     model = ("--model", "${model}") if job.has_home else ()
@@ -24,8 +24,11 @@ def launch(job: Job) -> Launch:
         return ("accelerate", "launch", *config_file, *rank, *meeting, *script)
 
     files = trainer_files(settings, "train_hf.py", "hf") | {"accelerate.yaml": to_yaml(config)}
-    return training(
-        job, processes(job, words, environment(job)), settings | {"accelerate": config}, files
+    return job_launch(
+        job,
+        trainer_processes(job, words, torch_environment(job)),
+        settings | {"accelerate": config},
+        files,
     )
 
 
@@ -35,7 +38,7 @@ def accelerate_config(job: Job) -> dict[str, Any]:
     out: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
         "debug": False,
-        "distributed_type": _distributed(job, plain=plain),
+        "distributed_type": _distributed_type(job, plain=plain),
         "main_training_function": "main",
         "mixed_precision": job.setting.precision,
         "num_machines": job.nodes,
@@ -70,7 +73,7 @@ def accelerate_config(job: Job) -> dict[str, Any]:
     return out
 
 
-def _distributed(job: Job, *, plain: bool) -> str:
+def _distributed_type(job: Job, *, plain: bool) -> str:
     cpu = job.setting.cluster.device.runtime == "cpu"
     if not cpu and not plain:
         return "FSDP"

@@ -11,38 +11,45 @@ from __future__ import annotations
 from typing import Any
 
 from recipe_core.base.documents import to_json, to_yaml
-from recipe_core.engines.training_programs import facts
+from recipe_core.engines.training_programs import program_facts
 from recipe_core.launch.process import Launch
 from recipe_core.launch.training.deepspeed import ds_config
 from recipe_core.launch.training.job import (
     KEPT_CHECKPOINTS,
     Job,
-    environment,
-    processes,
+    job_launch,
+    torch_environment,
     torchrun,
-    training,
+    trainer_processes,
 )
 from recipe_core.launch.training.tuning import (
     ATTENTION,
     CHECKPOINTS,
     ROWS,
+    adapter_targets,
     optimizer_words,
     rows_per_device,
     start_files,
-    started,
-    targets,
+    tool_start_words,
 )
 
 _LIGER = "axolotl.integrations.liger.LigerPlugin"
 _KERNELS = tuple(f"lora_{part}_kernel" for part in ("mlp", "qkv", "o", "embedding"))
 
 
-def launch(job: Job) -> Launch:
+def launch_axolotl(job: Job) -> Launch:
     """Axolotl's command line, which starts torchrun with the words after two dashes."""
     config, zero = axolotl_config(job), {} if by_fsdp(job) else tool_ds_config(job)
     places = ("--base-model", "${model}", "--output-dir", CHECKPOINTS)
     divided = ("--deepspeed", "${root}/ds_config.json") if zero else ()
-    start = (*started(job), "axolotl", "train", "${root}/axolotl.yaml", "--launcher", "torchrun")
+    start = (
+        *tool_start_words(job),
+        "axolotl",
+        "train",
+        "${root}/axolotl.yaml",
+        "--launcher",
+        "torchrun",
+    )
 
     def words(node: int) -> tuple[str, ...]:
         return (*start, *places, *divided, "--", *torchrun(job, node)[1:])
@@ -53,7 +60,7 @@ def launch(job: Job) -> Launch:
         **start_files(job),
     }
     recorded = {**config, **({"deepspeed": zero} if zero else {})}
-    return training(job, processes(job, words, environment(job)), recorded, files)
+    return job_launch(job, trainer_processes(job, words, torch_environment(job)), recorded, files)
 
 
 def by_fsdp(job: Job) -> bool:
@@ -111,10 +118,10 @@ def axolotl_config(job: Job) -> dict[str, Any]:
     }
     if job.fused_loss:  # of Liger's kernels the loss alone, as estimated
         out |= {"plugins": [_LIGER], "liger_fused_linear_cross_entropy": True}
-    return out | _data(job) | _adapters(job) | _sharded(job)
+    return out | _axolotl_dataset_config(job) | _axolotl_adapters(job) | _fsdp_fields(job)
 
 
-def _sharded(job: Job) -> dict[str, Any]:
+def _fsdp_fields(job: Job) -> dict[str, Any]:
     """FSDP's fields, where it divides the model; all of it is divided by default."""
     if not by_fsdp(job):
         return {}
@@ -133,13 +140,13 @@ def _sharded(job: Job) -> dict[str, Any]:
     }
 
 
-def _data(job: Job) -> dict[str, Any]:
+def _axolotl_dataset_config(job: Job) -> dict[str, Any]:
     # A file, by whose name it is JSON: beside any other path it looks for data files on the hub.
     rows: dict[str, Any] = {"path": ROWS, "split": "train"}
     if job.setting.method == "dpo":
         columns = {"field_messages": "prompt", "field_chosen": "chosen"}
         columns |= {"field_rejected": "rejected", "type": "chat_template.default"}
-        beta = facts().hyperparameters.dpo.beta
+        beta = program_facts().hyperparameters.dpo.beta
         return {"rl": "dpo", "rl_beta": beta, "datasets": [rows | columns]}
     learnt: dict[str, Any] = {"type": "chat_template", "field_messages": "messages"}
     learnt |= {"roles_to_train": ["assistant"], "train_on_eos": "turn"}
@@ -152,7 +159,7 @@ def _data(job: Job) -> dict[str, Any]:
     return {"datasets": [rows | learnt]} | packing
 
 
-def _adapters(job: Job) -> dict[str, Any]:
+def _axolotl_adapters(job: Job) -> dict[str, Any]:
     setting = job.setting
     if not setting.frozen:
         return {}
@@ -165,10 +172,10 @@ def _adapters(job: Job) -> dict[str, Any]:
         "lora_dropout": 0.0,
         # Left out, Axolotl turns its own kernels on, which the estimate does not count.
         **dict.fromkeys(_KERNELS, False),
-        **_targets(job),
+        **_axolotl_lora_targets(job),
     }
 
 
-def _targets(job: Job) -> dict[str, Any]:
-    names = targets(job)
+def _axolotl_lora_targets(job: Job) -> dict[str, Any]:
+    names = adapter_targets(job)
     return {"lora_target_modules": [*names]} if names else {"lora_target_linear": True}

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from recipe_core.engines.training_programs import facts, training_engine
+from recipe_core.engines.training_programs import program_facts, training_engine
 
 PATH = "container/Containerfile"
 BUILD = "Build one from container/Containerfile, and name it with a tag or a digest."
 
 
-def containerfile(name: str, runtime: str) -> str | None:
+def training_containerfile(name: str, runtime: str) -> str | None:
     """A Containerfile: torch's image of that runtime, and the framework's packages, pinned.
 
     None where no base is known (other runtimes than CUDA), or the framework is not a package.
     """
     container = training_engine(name).container
-    base = facts().bases.get(runtime, {}).get(container.base) if container else None
+    base = program_facts().bases.get(runtime, {}).get(container.base) if container else None
     if container is None or base is None:
         return None
     # The base's own torch is named, so that no dependency replaces it.

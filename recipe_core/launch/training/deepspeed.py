@@ -7,13 +7,13 @@ from typing import Any
 from recipe_core.base.documents import to_json
 from recipe_core.launch.process import Launch
 from recipe_core.launch.training.embedded import train_json
-from recipe_core.launch.training.job import Job, environment, processes, training
+from recipe_core.launch.training.job import Job, job_launch, torch_environment, trainer_processes
 from recipe_core.launch.training.sources import trainer_files
 
 _OPTIMIZERS = {"adamw": "AdamW", "lion": "Lion", "muon": "Muon"}
 
 
-def launch(job: Job) -> Launch:
+def launch_deepspeed(job: Job) -> Launch:
     """DeepSpeed's launcher on every node, without ssh; transformers' trainer runs under it."""
     config, settings = ds_config(job), train_json(job)
     model = ("--model", "${model}") if job.has_home else ()
@@ -26,8 +26,11 @@ def launch(job: Job) -> Launch:
         return ("deepspeed", *sizes, *meeting, "--node_rank", str(node), *script)
 
     files = trainer_files(settings, "train_hf.py", "hf") | {"ds_config.json": to_json(config)}
-    return training(
-        job, processes(job, words, environment(job)), settings | {"deepspeed": config}, files
+    return job_launch(
+        job,
+        trainer_processes(job, words, torch_environment(job)),
+        settings | {"deepspeed": config},
+        files,
     )
 
 

@@ -9,22 +9,22 @@ from recipe_core.launch.training.job import (
     KEPT_CHECKPOINTS,
     Job,
     elastic_torchrun,
-    environment,
-    processes,
+    job_launch,
     short_name,
+    torch_environment,
     torchrun,
-    training,
+    trainer_processes,
 )
-from recipe_core.launch.training.sources import data_file, trainer_files
+from recipe_core.launch.training.sources import trainer_files, training_data_file
 
 SCHEDULES = ("1f1b", "interleaved", "gpipe")
 OPTIMIZERS = ("adamw", "sgd")
 
 
-def launch(job: Job) -> Launch:
+def launch_embedded(job: Job) -> Launch:
     """One torchrun per node; elastic where fewer nodes are asked for, and the run can go on so."""
-    least = job.setting.failures.min_nodes
-    fewest = job.nodes if least is None else max(least, job.fewest_nodes())
+    min_nodes = job.setting.failures.min_nodes
+    fewest = job.nodes if min_nodes is None else max(min_nodes, job.fewest_nodes())
     elastic = fewest < job.nodes
     settings = train_json(job, elastic=elastic)
     model = ("--model", "${model}") if job.has_home else ()
@@ -35,8 +35,8 @@ def launch(job: Job) -> Launch:
         start = elastic_torchrun(job, fewest, name) if elastic else torchrun(job, node)
         return (*start, *words)
 
-    started = processes(job, of_node, environment(job))
-    return training(job, started, settings, trainer_files(settings, "train.py", "main"))
+    started = trainer_processes(job, of_node, torch_environment(job))
+    return job_launch(job, started, settings, trainer_files(settings, "train.py", "main"))
 
 
 def train_json(job: Job, **more: Any) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def train_json(job: Job, **more: Any) -> dict[str, Any]:
         "clip_norm": h.clip_norm,
     }
     model: dict[str, Any] = {
-        "config": None if job.has_home else _config(job),
+        "config": None if job.has_home else _bare_model_config(job),
         "weights": "pretrained" if job.from_weights else "random",
         "tokenizer": "model" if job.has_home else "data",
     }
@@ -85,7 +85,7 @@ def train_json(job: Job, **more: Any) -> dict[str, Any]:
         "schema_version": 1,
         "name": f"{short_name(setting.model.name)} on {job.dims.devices} x {device.title}",
         "model": model,
-        "data": [data_file(job.data_format)],
+        "data": [training_data_file(job.data_format)],
         "data_format": job.data_format,
         "packed": setting.packed,
         "steps": job.steps,
@@ -109,7 +109,7 @@ def train_json(job: Job, **more: Any) -> dict[str, Any]:
     } | more
 
 
-def _config(job: Job) -> dict[str, Any]:
+def _bare_model_config(job: Job) -> dict[str, Any]:
     """The model's ``config.json`` without what only a stored checkpoint has."""
     dropped = (
         "_name_or_path",

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from recipe_core.base.errors import InputError
-from recipe_core.engines.training_programs import Hyper, training_engine, usual
+from recipe_core.engines.training_programs import Hyper, training_engine, usual_hyperparameters
 from recipe_core.estimates.columns.dims import ParallelDims
 from recipe_core.estimates.columns.rollout import Sampling
 from recipe_core.estimates.columns.training import (
@@ -140,13 +140,15 @@ class Job:
         return self.setting.model.weights is not None or self.from_weights
 
 
-def job_of(estimates: TrainingEstimates, row: int) -> Job:
+def training_job(estimates: TrainingEstimates, row: int) -> Job:
     """A row of an estimate; degrees, batch and budget exactly as they were estimated."""
     c, setting = estimates.cases, estimates.setting
     budget = float(estimates.run.steps[row])
     steps = int(budget) if math.isfinite(budget) else None
     interval = float(estimates.run.checkpoint_interval_s[row]) / float(estimates.step_s[row])
-    whole = math.floor(interval) if math.isfinite(interval) else 1  # never later than planned
+    interval_steps = (
+        math.floor(interval) if math.isfinite(interval) else 1
+    )  # never later than planned
     dims, layers = c.dims(row), stage_layer_counts(setting, c.take([row]))[0][0]
     return Job(
         setting=setting,
@@ -168,21 +170,21 @@ def job_of(estimates: TrainingEstimates, row: int) -> Job:
         fused_loss=bool(c.fused_loss[row]),
         activation_offload=bool(c.activation_offload[row]),
         steps=steps,
-        checkpoint_steps=max(1, min(whole, steps or 1)),
-        stop_s=stop_s(float(estimates.step_s[row]), float(estimates.run.checkpoint_s[row])),
+        checkpoint_steps=max(1, min(interval_steps, steps or 1)),
+        stop_s=stop_grace_s(float(estimates.step_s[row]), float(estimates.run.checkpoint_s[row])),
         host_bytes=estimates.host_bytes(row),
         flops_per_token=float(flops_per_token(setting, estimates.lengths[[row]])[0]),
-        hyper=usual(
+        hyper=usual_hyperparameters(
             setting.model.language_parameters,
             steps or 1,
             setting.method,
         ),
-        fewest_nodes=lambda: fewest_nodes(estimates, row),
-        rollout=_rollout(estimates, row),
+        fewest_nodes=lambda: fewest_elastic_nodes(estimates, row),
+        rollout=_rollout_job(estimates, row),
     )
 
 
-def _rollout(estimates: TrainingEstimates, row: int) -> RolloutJob | None:
+def _rollout_job(estimates: TrainingEstimates, row: int) -> RolloutJob | None:
     loop = estimates.reinforcement
     if loop is None:
         return None
@@ -201,7 +203,7 @@ def _rollout(estimates: TrainingEstimates, row: int) -> RolloutJob | None:
     )
 
 
-def fewest_nodes(estimates: TrainingEstimates, row: int) -> int:
+def fewest_elastic_nodes(estimates: TrainingEstimates, row: int) -> int:
     """Nodes that a run can go on with: each number from it up divides the batch and fits memory."""
     setting, planned = estimates.setting, estimates.cases.take([row])
     nodes, sizes = int(planned.nodes_used[0]), elastic_nodes(estimates.cases, 1, row)
@@ -222,7 +224,7 @@ class Unsupported:
     hint: str
 
 
-def incomplete(job: Job) -> Iterator[Unsupported]:
+def run_refusals(job: Job) -> Iterator[Unsupported]:
     """What a run lacks, and products of its split that do not come out."""
     if job.steps is None:
         reason = "a run needs a token budget."
@@ -233,7 +235,7 @@ def incomplete(job: Job) -> Iterator[Unsupported]:
         yield Unsupported(error.field or "candidate", error.message, error.hint or "")
 
 
-def stop_s(step_s: float, checkpoint_s: float) -> int:
+def stop_grace_s(step_s: float, checkpoint_s: float) -> int:
     """Seconds that a run which is told to stop gets: its step and a checkpoint, with room."""
     return math.ceil(STOP_ROOM * (step_s + checkpoint_s)) + STOP_LEAST_S
 
@@ -261,7 +263,7 @@ def elastic_torchrun(job: Job, fewest: int, name: str) -> tuple[str, ...]:
     return ("torchrun", *nodes, *processes, *meeting)
 
 
-def processes(
+def trainer_processes(
     job: Job, words: Callable[[int], tuple[str, ...]], env: dict[str, str]
 ) -> tuple[Process, ...]:
     """One launching process per node, with all of its devices."""
@@ -272,7 +274,7 @@ def processes(
     )
 
 
-def training(
+def job_launch(
     job: Job, started: tuple[Process, ...], options: dict[str, Any], files: dict[str, str]
 ) -> Launch:
     """A launch without addresses to ask."""
@@ -302,7 +304,7 @@ def node_host_bytes(job: Job) -> int:
     return math.ceil(job.processes_per_node * job.host_bytes + float(copied))
 
 
-def environment(job: Job) -> dict[str, str]:
+def torch_environment(job: Job) -> dict[str, str]:
     """Variables that any framework on torch wants."""
     # torchrun kills its processes 30 s after a signal unless this says otherwise.
     saves = "signal" in training_engine(job.setting.engine).saves_on

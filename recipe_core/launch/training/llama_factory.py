@@ -7,17 +7,17 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from recipe_core.base.documents import to_json, to_yaml
-from recipe_core.engines.training_programs import facts
+from recipe_core.engines.training_programs import program_facts
 from recipe_core.launch.process import Launch
 from recipe_core.launch.training.axolotl import tool_ds_config
-from recipe_core.launch.training.job import Job, environment, processes, training
+from recipe_core.launch.training.job import Job, job_launch, torch_environment, trainer_processes
 from recipe_core.launch.training.tuning import (
     CHECKPOINTS,
     ROWS,
+    adapter_targets,
     kernel_modules,
     start_files,
-    started,
-    targets,
+    tool_start_words,
     trainer_arguments,
 )
 
@@ -26,14 +26,17 @@ _DATASET, _INFO = "sample", "data/dataset_info.json"
 _TAGS = {"user": "user", "assistant": "assistant", "system": "system"}
 
 
-def launch(job: Job) -> Launch:
+def launch_llama_factory(job: Job) -> Launch:
     """LLaMA-Factory's command line, which starts torchrun by what stands in the environment."""
     config, zero = llama_factory_config(job), tool_ds_config(job)
     places = ("model_name_or_path=${model}", f"output_dir={CHECKPOINTS}")
     paths = ("dataset_dir=${run}/data", "deepspeed=${root}/ds_config.json")
-    own = ("llamafactory-cli", "train", "${root}/llama_factory.yaml", *places, *paths)
+    command = ("llamafactory-cli", "train", "${root}/llama_factory.yaml", *places, *paths)
     laid = ("--single", "--beside", f"${{root}}/{_INFO}")
-    words = (*started(job, *laid, "--splits-words"), *own)  # its launcher.py joins and splits them
+    words = (
+        *tool_start_words(job, *laid, "--splits-words"),
+        *command,
+    )  # its launcher.py joins and splits them
     meeting = {
         "FORCE_TORCHRUN": "1",
         "NNODES": str(job.nodes),
@@ -41,7 +44,7 @@ def launch(job: Job) -> Launch:
         "MASTER_ADDR": "${head}",
         "MASTER_PORT": "${port}",
     }
-    plain = processes(job, lambda _: words, environment(job) | meeting)
+    plain = trainer_processes(job, lambda _: words, torch_environment(job) | meeting)
     ranked = tuple(
         replace(process, env={**process.env, "NODE_RANK": str(process.node)}) for process in plain
     )
@@ -51,9 +54,11 @@ def launch(job: Job) -> Launch:
         _INFO: to_json(dataset_info(job)),
         **start_files(job),
     }
-    made = training(job, ranked, {**config, "deepspeed": zero}, files)
+    trainer_launch = job_launch(job, ranked, {**config, "deepspeed": zero}, files)
     # without the package it takes another kernel and goes on
-    return replace(made, requires=(*made.requires, *kernel_modules(job, "flash_attn")))
+    return replace(
+        trainer_launch, requires=(*trainer_launch.requires, *kernel_modules(job, "flash_attn"))
+    )
 
 
 def llama_factory_config(job: Job) -> dict[str, Any]:
@@ -73,13 +78,13 @@ def llama_factory_config(job: Job) -> dict[str, Any]:
         **trainer_arguments(job),
     }
     if dpo:
-        out |= {"pref_loss": "sigmoid", "pref_beta": facts().hyperparameters.dpo.beta}
+        out |= {"pref_loss": "sigmoid", "pref_beta": program_facts().hyperparameters.dpo.beta}
     else:
         out |= {"packing": setting.packed, "train_on_prompt": False, "mask_history": False}
-    return out | _adapters(job)
+    return out | _llama_factory_adapters(job)
 
 
-def _adapters(job: Job) -> dict[str, Any]:
+def _llama_factory_adapters(job: Job) -> dict[str, Any]:
     setting = job.setting
     if not setting.frozen:
         return {}
@@ -87,7 +92,7 @@ def _adapters(job: Job) -> dict[str, Any]:
         "lora_rank": setting.lora_rank,
         "lora_alpha": int(setting.lora_alpha),
         "lora_dropout": 0.0,
-        "lora_target": ",".join(targets(job)) or "all",
+        "lora_target": ",".join(adapter_targets(job)) or "all",
     }
     if setting.method == "qlora":
         out |= {"quantization_bit": 4, "quantization_type": "nf4", "double_quantization": True}
@@ -98,12 +103,12 @@ def _adapters(job: Job) -> dict[str, Any]:
 def dataset_info(job: Job) -> dict[str, Any]:
     """What LLaMA-Factory reads the sample's columns by."""
     tags = {f"{role}_tag": name for role, name in _TAGS.items()}
-    named = {"role_tag": "role", "content_tag": "content", **tags}
+    message_tags = {"role_tag": "role", "content_tag": "content", **tags}
     row: dict[str, Any] = {
         "file_name": PurePosixPath(ROWS).name,
         "formatting": "sharegpt",
         "columns": {"messages": "messages"},
-        "tags": named,
+        "tags": message_tags,
     }
     if job.setting.method == "dpo":
         row["ranking"] = True

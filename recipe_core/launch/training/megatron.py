@@ -10,11 +10,11 @@ from recipe_core.base.documents import to_yaml
 from recipe_core.launch.process import Launch
 from recipe_core.launch.training.job import (
     Job,
-    environment,
-    processes,
+    job_launch,
     short_name,
+    torch_environment,
     torchrun,
-    training,
+    trainer_processes,
 )
 from recipe_core.models.attention import LatentAttention
 from recipe_core.plans.megatron_model import megatron_model
@@ -25,44 +25,50 @@ _SCOPES = {"attention": "attn", "layer": "full", "iteration": "full_iteration"}
 PRIMUS_CONFIG = "primus.yaml"
 
 
-def launch(job: Job) -> Launch:
+def launch_megatron(job: Job) -> Launch:
     """Torchrun on ``pretrain_gpt``, or Primus' launcher on AMD."""
-    options = arguments(job)
+    options = megatron_arguments(job)
     if job.setting.cluster.device.runtime == "rocm":
-        return _primus(job, options)
-    words = ("-m", "pretrain_gpt", *argv(options))
-    variables = environment(job)
+        return _launch_primus(job, options)
+    words = ("-m", "pretrain_gpt", *megatron_words(options))
+    variables = torch_environment(job)
     if job.setting.cuda_graphs != "none":
         variables["NCCL_GRAPH_REGISTER"] = "0"  # it does not go with segments that grow
     if job.zero_stage < 2:  # Megatron-FSDP must not have it
-        variables["CUDA_DEVICE_MAX_CONNECTIONS"] = _connections(job)
-    started = processes(job, lambda node: (*torchrun(job, node), *words), variables)
-    return training(job, started, options, {})
+        variables["CUDA_DEVICE_MAX_CONNECTIONS"] = _max_connections(job)
+    started = trainer_processes(job, lambda node: (*torchrun(job, node), *words), variables)
+    return job_launch(job, started, options, {})
 
 
-def _connections(job: Job) -> str:
+def _max_connections(job: Job) -> str:
     """One keeps kernels of tp and cp in order; an overlapped exchange of tokens wants many."""
     ordered = job.dims.tp > 1 or job.dims.cp > 1
     return "32" if job.overlap_experts and not ordered else "1"
 
 
-def argv(options: dict[str, Any]) -> tuple[str, ...]:
+def megatron_words(options: dict[str, Any]) -> tuple[str, ...]:
     """Megatron's words: ``--some-name value``; true is a flag alone, false is left out."""
     words: list[str] = []
     for name, value in options.items():
         if value is not False:
             words.append(f"--{name.replace('_', '-')}")
             values = value if isinstance(value, tuple) else (value,)
-            words += (str(one) for one in values if one is not True)
+            words += (str(element) for element in values if element is not True)
     return tuple(words)
 
 
-def arguments(job: Job) -> dict[str, Any]:
+def megatron_arguments(job: Job) -> dict[str, Any]:
     """Every estimated value, also where it is Megatron's default, by the name of its argument."""
-    return _model(job) | _split(job) | _run(job) | _graphs(job) | _length(job)
+    return (
+        _megatron_model_arguments(job)
+        | _megatron_split_arguments(job)
+        | _megatron_run_arguments(job)
+        | _megatron_graph_arguments(job)
+        | _length_arguments(job)
+    )
 
 
-def _model(job: Job) -> dict[str, Any]:
+def _megatron_model_arguments(job: Job) -> dict[str, Any]:
     model = job.setting.model
     out = megatron_model(model).words | {
         "max_position_embeddings": max(job.sequence_length, model.max_context),
@@ -79,7 +85,7 @@ def _model(job: Job) -> dict[str, Any]:
     return out
 
 
-def _split(job: Job) -> dict[str, Any]:
+def _megatron_split_arguments(job: Job) -> dict[str, Any]:
     out: dict[str, Any] = {
         "tensor_model_parallel_size": job.dims.tp,
         "pipeline_model_parallel_size": job.dims.pp,
@@ -89,7 +95,7 @@ def _split(job: Job) -> dict[str, Any]:
         "overlap_grad_reduce": True,
         "overlap_param_gather": job.zero_stage > 0,
     }
-    out |= _pipeline(job)
+    out |= _pipeline_arguments(job)
     if job.moe is not None:
         out |= {
             "expert_model_parallel_size": job.ep,
@@ -107,7 +113,7 @@ def _split(job: Job) -> dict[str, Any]:
     return out
 
 
-def _pipeline(job: Job) -> dict[str, Any]:
+def _pipeline_arguments(job: Job) -> dict[str, Any]:
     """How layers lie on stages: evenly, evenly with both ends counted as layers, or as listed."""
     out: dict[str, Any] = {}
     if predictions := job.setting.mtp_layers:
@@ -126,10 +132,10 @@ def _pipeline(job: Job) -> dict[str, Any]:
 
 def reserves_ends(job: Job) -> bool:
     """Whether chunks come out even only with embedding and loss as one layer each: 126 + 2."""
-    whole = job.layers + 2
-    if job.layers % job.cuts == 0 or whole % job.cuts:
+    layers_with_ends = job.layers + 2
+    if job.layers % job.cuts == 0 or layers_with_ends % job.cuts:
         return False
-    full = whole // job.dims.pp
+    full = layers_with_ends // job.dims.pp
     return job.stage_layers == (full - 1, *[full] * (job.dims.pp - 2), full - 1)
 
 
@@ -145,7 +151,7 @@ def pipeline_layout(job: Job) -> str:
     return f"E{words}{'m' * predictions}L"
 
 
-def _run(job: Job) -> dict[str, Any]:
+def _megatron_run_arguments(job: Job) -> dict[str, Any]:
     h, setting = job.hyper, job.setting
     out: dict[str, Any] = {
         "micro_batch_size": job.dims.micro_batch,
@@ -211,7 +217,7 @@ def _run(job: Job) -> dict[str, Any]:
     return out
 
 
-def _graphs(job: Job) -> dict[str, Any]:
+def _megatron_graph_arguments(job: Job) -> dict[str, Any]:
     """What is captured: by Transformer Engine, a whole iteration by Megatron Core itself."""
     graphs = job.setting.cuda_graphs
     if graphs == "none":
@@ -232,15 +238,15 @@ def _attention_backend(job: Job) -> str:
     FlashAttention 2 takes keys and values of one width only, which latent attention has not.
     """
     setting = job.setting
-    named = {"eager": "unfused", "flash2": "flash", "cudnn": "fused"}
-    if setting.attention in named:
-        return named[setting.attention]
+    backends = {"eager": "unfused", "flash2": "flash", "cudnn": "fused"}
+    if setting.attention in backends:
+        return backends[setting.attention]
     usual, _ = setting.framework.kernels_on(setting.cluster.device.architecture)
     latent = any(isinstance(kind, LatentAttention) for kind, _ in setting.model.mixers)
     return "auto" if latent or usual != "flash2" else "flash"
 
 
-def _length(job: Job) -> dict[str, Any]:
+def _length_arguments(job: Job) -> dict[str, Any]:
     """How long the run is and warms up: in steps, or in sequences where the batch grows.
 
     Megatron takes a ramp for runs that are counted in samples only; it adds ``increment`` each time
@@ -257,7 +263,7 @@ def _length(job: Job) -> dict[str, Any]:
     }
 
 
-def _primus(job: Job, options: dict[str, Any]) -> Launch:
+def _launch_primus(job: Job, options: dict[str, Any]) -> Launch:
     """Primus takes the same names in a file; its launcher reads torchrun's from the environment."""
     overrides = {k: list(v) if isinstance(v, tuple) else v for k, v in options.items()}
     experiment = {
@@ -282,8 +288,8 @@ def _primus(job: Job, options: dict[str, Any]) -> Launch:
         "MASTER_ADDR": "${head}",
         "MASTER_PORT": "${port}",
     }
-    started = processes(job, lambda _: words, environment(job) | meeting)
+    started = trainer_processes(job, lambda _: words, torch_environment(job) | meeting)
     ranked = tuple(
         replace(process, env={**process.env, "NODE_RANK": str(process.node)}) for process in started
     )
-    return training(job, ranked, overrides, {PRIMUS_CONFIG: to_yaml(experiment)})
+    return job_launch(job, ranked, overrides, {PRIMUS_CONFIG: to_yaml(experiment)})

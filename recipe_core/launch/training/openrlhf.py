@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from recipe_core.engines.training_programs import facts
+from recipe_core.engines.training_programs import program_facts
 from recipe_core.launch.process import Launch
 from recipe_core.launch.training.job import KEPT_CHECKPOINTS, Job
-from recipe_core.launch.training.ray_job import pool, ray_launch, rollout_of
+from recipe_core.launch.training.ray_job import pool_devices, ray_launch, rollout_of
 from recipe_core.launch.training.sources import REWARD, TASKS
-from recipe_core.launch.training.tasks import tasks
+from recipe_core.launch.training.tasks import sample_tasks
 
 
-def launch(job: Job) -> Launch:
+def launch_openrlhf(job: Job) -> Launch:
     """``openrlhf.cli.train_ppo_ray``, which Ray spreads over the nodes."""
-    options = arguments(job)
-    program = ("python3", "-m", "openrlhf.cli.train_ppo_ray", *argv(options))
+    options = openrlhf_arguments(job)
+    program = ("python3", "-m", "openrlhf.cli.train_ppo_ray", *openrlhf_words(options))
     return ray_launch(job, program, options, {})
 
 
-def argv(options: dict[str, Any]) -> tuple[str, ...]:
+def openrlhf_words(options: dict[str, Any]) -> tuple[str, ...]:
     """OpenRLHF's words: ``--part.name value``; true is a flag alone, false is left out."""
     words: list[str] = []
     for name, value in options.items():
@@ -33,12 +33,18 @@ def argv(options: dict[str, Any]) -> tuple[str, ...]:
     return tuple(words)
 
 
-def arguments(job: Job) -> dict[str, Any]:
+def openrlhf_arguments(job: Job) -> dict[str, Any]:
     """Every estimated value, also where it is OpenRLHF's default."""
-    return {**_places(job), **_split(job), **_rollout(job), **_updates(job), **_run(job)}
+    return {
+        **_openrlhf_path_arguments(job),
+        **_openrlhf_split_arguments(job),
+        **_openrlhf_rollout_arguments(job),
+        **_openrlhf_update_arguments(job),
+        **_openrlhf_run_arguments(job),
+    }
 
 
-def _places(job: Job) -> dict[str, Any]:
+def _openrlhf_path_arguments(job: Job) -> dict[str, Any]:
     out = {
         "actor.model_name_or_path": "${model}",
         "data.prompt_dataset": f"${{root}}/{TASKS}",
@@ -54,9 +60,9 @@ def _places(job: Job) -> dict[str, Any]:
     return out
 
 
-def _split(job: Job) -> dict[str, Any]:
+def _openrlhf_split_arguments(job: Job) -> dict[str, Any]:
     """Devices of the models that train or score, and how DeepSpeed divides their states."""
-    roll, trains = rollout_of(job), pool(job.dims.devices, job.per_node)
+    roll, trains = rollout_of(job), pool_devices(job.dims.devices, job.per_node)
     out: dict[str, Any] = {}
     for model in ("actor", "ref", "critic", "reward"):
         out[f"{model}.num_nodes"] = trains.nodes
@@ -76,7 +82,7 @@ def _split(job: Job) -> dict[str, Any]:
     }
 
 
-def _rollout(job: Job) -> dict[str, Any]:
+def _openrlhf_rollout_arguments(job: Job) -> dict[str, Any]:
     roll = rollout_of(job)
     work = roll.work
     return {
@@ -94,8 +100,8 @@ def _rollout(job: Job) -> dict[str, Any]:
     }
 
 
-def _updates(job: Job) -> dict[str, Any]:
-    roll, h, usual = rollout_of(job), job.hyper, facts().hyperparameters.reinforcement
+def _openrlhf_update_arguments(job: Job) -> dict[str, Any]:
+    roll, h, usual = rollout_of(job), job.hyper, program_facts().hyperparameters.reinforcement
     grouped = not roll.sampling.critic
     out: dict[str, Any] = {
         "algo.advantage.estimator": "group_norm" if grouped else "gae",
@@ -122,11 +128,11 @@ def _updates(job: Job) -> dict[str, Any]:
     return out
 
 
-def _run(job: Job) -> dict[str, Any]:
+def _openrlhf_run_arguments(job: Job) -> dict[str, Any]:
     """As many passes over the tasks as make the steps; a pass has a whole number of them."""
     prompts, steps = rollout_of(job).work.prompts, job.steps or 1
-    most = len(tasks(prompts)) // prompts
-    per_episode = max(k for k in range(1, most + 1) if steps % k == 0)
+    max_steps_per_episode = len(sample_tasks(prompts)) // prompts
+    per_episode = max(k for k in range(1, max_steps_per_episode + 1) if steps % k == 0)
     return {
         "data.max_samples": per_episode * prompts,
         "train.num_episodes": steps // per_episode,

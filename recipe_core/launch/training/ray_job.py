@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from recipe_core.launch.process import Launch, Process
-from recipe_core.launch.training.job import Job, RolloutJob, training
+from recipe_core.launch.training.job import Job, RolloutJob, job_launch
 from recipe_core.launch.training.sources import RAY_NODE, reward_files
 
 
@@ -18,7 +18,7 @@ class Pool:
     per_node: int
 
 
-def pool(devices: int, per_node: int) -> Pool:
+def pool_devices(devices: int, per_node: int) -> Pool:
     """So many devices on as few nodes as they fill."""
     nodes = max(math.ceil(devices / per_node), 1)
     return Pool(nodes, devices // nodes)
@@ -32,32 +32,34 @@ def rollout_of(job: Job) -> RolloutJob:
 
 def devices_of(job: Job) -> Pool:
     """All devices, those that only sample among them."""
-    return pool(job.dims.devices + rollout_of(job).devices, job.per_node)
+    return pool_devices(job.dims.devices + rollout_of(job).devices, job.per_node)
 
 
 def ray_launch(
     job: Job, program: tuple[str, ...], recorded: dict[str, object], files: dict[str, str]
 ) -> Launch:
     """The program on one node, or on the first of several that Ray joins."""
-    every = devices_of(job)
-    several = every.nodes > 1
-    devices = tuple(range(every.per_node))
+    all_devices = devices_of(job)
+    several = all_devices.nodes > 1
+    devices = tuple(range(all_devices.per_node))
 
     def words(node: int) -> tuple[str, ...]:
         if not several:
             return program
-        ranks = ("--nodes", str(every.nodes), "--node-rank", str(node))
-        meeting = ("--head", "${head}", "--port", "${port}", "--gpus", str(every.per_node))
+        ranks = ("--nodes", str(all_devices.nodes), "--node-rank", str(node))
+        meeting = ("--head", "${head}", "--port", "${port}", "--gpus", str(all_devices.per_node))
         return ("python3", f"${{root}}/{RAY_NODE}.py", *ranks, *meeting, "--", *program)
 
     started = tuple(
-        Process(f"trainer-{node}", words(node), _variables(), 0, devices, node=node, role="trainer")
-        for node in range(every.nodes)
+        Process(
+            f"trainer-{node}", words(node), _ray_variables(), 0, devices, node=node, role="trainer"
+        )
+        for node in range(all_devices.nodes)
     )
     more = reward_files(rollout_of(job).work.prompts, several_nodes=several)
-    return training(job, started, recorded, more | files)
+    return job_launch(job, started, recorded, more | files)
 
 
-def _variables() -> dict[str, str]:
+def _ray_variables() -> dict[str, str]:
     """Without torch's expandable segments, in which a sleeping engine frees nothing."""
     return {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "TOKENIZERS_PARALLELISM": "true"}

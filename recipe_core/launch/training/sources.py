@@ -115,27 +115,27 @@ _ENDS = (
 
 
 @cache
-def corpus() -> str:
+def story_corpus() -> str:
     """Some 300 kB of paragraphs, an empty line between them."""
     chance = random.Random(_SEED)  # noqa: S311 - text, not secrets
     return "\n\n".join(_story(chance) for _ in range(_STORIES)) + "\n"
 
 
 @cache
-def chats() -> tuple[dict[str, Any], ...]:
+def sample_chats() -> tuple[dict[str, Any], ...]:
     """Conversations of two questions about dishes and their answers."""
     chance = random.Random(_SEED + 1)  # noqa: S311
-    return tuple({"messages": _chat(chance)} for _ in range(_STORIES))
+    return tuple({"messages": _sample_chat(chance)} for _ in range(_STORIES))
 
 
 @cache
-def preferences() -> tuple[dict[str, Any], ...]:
+def sample_preferences() -> tuple[dict[str, Any], ...]:
     """Questions with the answer that fits the dish, and one that belongs to another dish."""
     chance = random.Random(_SEED + 2)  # noqa: S311
-    return tuple(_preference(chance) for _ in range(_STORIES))
+    return tuple(_sample_preference(chance) for _ in range(_STORIES))
 
 
-def _chat(chance: random.Random) -> list[dict[str, str]]:
+def _sample_chat(chance: random.Random) -> list[dict[str, str]]:
     cook, dish = chance.choice(_COOKS), chance.choice(sorted(_DISHES))
     first, second = chance.sample(range(len(_QUESTIONS)), 2)
     turns = [
@@ -150,10 +150,10 @@ def _chat(chance: random.Random) -> list[dict[str, str]]:
     return turns
 
 
-def _preference(chance: random.Random) -> dict[str, Any]:
-    dish, other = chance.sample(sorted(_DISHES), 2)
+def _sample_preference(chance: random.Random) -> dict[str, Any]:
+    dish, second_dish = chance.sample(sorted(_DISHES), 2)
     question, answer = chance.choice(_QUESTIONS)
-    good, bad = (answer.format(*_DISHES[name], dish=dish) for name in (dish, other))
+    good, bad = (answer.format(*_DISHES[name], dish=dish) for name in (dish, second_dish))
     return {
         "prompt": [{"role": "user", "content": question.format(dish=dish)}],
         "chosen": [{"role": "assistant", "content": good}],
@@ -162,7 +162,7 @@ def _preference(chance: random.Random) -> dict[str, Any]:
 
 
 def _story(chance: random.Random) -> str:
-    cook, other = chance.sample(_COOKS, 2)
+    cook, second_cook = chance.sample(_COOKS, 2)
     dish = chance.choice(sorted(_DISHES))
     needs, tool, until, saying = _DISHES[dish]
     time, guest, place = chance.choice(_TIMES), chance.choice(_GUESTS), chance.choice(_PLACES)
@@ -173,7 +173,7 @@ def _story(chance: random.Random) -> str:
         f"{cook} takes {tool} and cooks the {dish} for {time}, {until}.",
         saying,
         f"A guest asks: What is in the {dish}? {cook} says: In the {dish} there are {needs}.",
-        f"{other} brings the {dish} to {guest}.",
+        f"{second_cook} brings the {dish} to {guest}.",
         chance.choice(_ENDS),
     ]
     # The first sentence names cook and dish; of the others some are left out, so that texts vary.
@@ -188,56 +188,60 @@ _FOLDER = PACKAGE / "payload" / "trainer"
 _OF_TOOLS = (REWARD, RAY_NODE, "start_tool", "unsloth_sft")
 
 
-def data_file(data_format: str) -> str:
+def training_data_file(data_format: str) -> str:
     return "data/text.txt" if data_format == "text" else f"data/{data_format}.jsonl"
 
 
 def trainer_files(settings: dict[str, Any], script: str, module: str) -> dict[str, str]:
     """``trainer/``, a script of a few lines that starts it, ``train.json`` and sample data."""
     names = (path.stem for path in sorted(_FOLDER.glob("*.py")) if path.stem not in _OF_TOOLS)
-    files = _sources(*names)
+    files = _trainer_sources(*names)
     files[script] = train_py(script, module)
     data_format = settings["data_format"]
-    data = corpus() if data_format == "text" else rows(SAMPLES[data_format]())
-    return files | {"train.json": to_json(settings), data_file(data_format): data}
+    data = story_corpus() if data_format == "text" else json_lines(SAMPLES[data_format]())
+    return files | {"train.json": to_json(settings), training_data_file(data_format): data}
 
 
 def program_files(*names: str) -> dict[str, str]:
     """These programs of ``trainer/``, which need nothing else of it."""
-    return _sources("__init__", *names)
+    return _trainer_sources("__init__", *names)
 
 
 # Words before those of a program for which something has to be laid or fetched.
 START = ("python3", "${root}/start.py")
 
 
-def starter() -> dict[str, str]:
+def starter_files() -> dict[str, str]:
     return {"start.py": train_py("start.py", "start_tool"), **program_files("start_tool")}
 
 
 def reward_files(prompts: int, *, several_nodes: bool) -> dict[str, str]:
     """Tasks, the rule that rewards answers and, for several nodes, what joins them."""
-    files = {f"{REWARD}.py": _source(REWARD), TASKS: task_rows(prompts)}
+    files = {f"{REWARD}.py": _trainer_source(REWARD), TASKS: task_rows(prompts)}
     if several_nodes:
         files |= program_files(RAY_NODE)
         files[f"{RAY_NODE}.py"] = train_py(f"{RAY_NODE}.py", RAY_NODE)
     return files
 
 
-def _sources(*names: str) -> dict[str, str]:
-    return {f"trainer/{name}.py": _source(name) for name in names}
+def _trainer_sources(*names: str) -> dict[str, str]:
+    return {f"trainer/{name}.py": _trainer_source(name) for name in names}
 
 
-def _source(name: str) -> str:
+def _trainer_source(name: str) -> str:
     return (_FOLDER / f"{name}.py").read_text(encoding="utf-8")
 
 
-def data_files() -> dict[str, str]:
-    return {"data/text.jsonl": rows({"text": text} for text in corpus().strip().split("\n\n"))}
+def text_data_files() -> dict[str, str]:
+    return {
+        "data/text.jsonl": json_lines(
+            {"text": text} for text in story_corpus().strip().split("\n\n")
+        )
+    }
 
 
-SAMPLES = {"chat": chats, "preference": preferences}
+SAMPLES = {"chat": sample_chats, "preference": sample_preferences}
 
 
-def rows(records: Iterable[dict[str, Any]]) -> str:
+def json_lines(records: Iterable[dict[str, Any]]) -> str:
     return "".join(f"{to_json(record, indent=None).strip()}\n" for record in records)

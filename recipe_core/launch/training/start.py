@@ -13,7 +13,7 @@ from recipe_core.engines.training_programs import training_engine
 from recipe_core.estimates.training.estimates import TrainingEstimates
 from recipe_core.launch.modules import LaunchFolder
 from recipe_core.launch.process import Launch
-from recipe_core.launch.training.job import Job, Unsupported, incomplete, job_of
+from recipe_core.launch.training.job import Job, Unsupported, run_refusals, training_job
 from recipe_core.plans.launch_rules import (
     able_frameworks,
     framework_titles,
@@ -34,9 +34,9 @@ def training_launch(estimates: TrainingEstimates, row: int) -> Launch:
         NoAnswer: when the framework cannot be told one of them, with the first reason and what to
             change; or when no module starts it.
     """
-    job = job_of(estimates, row)
+    job = training_job(estimates, row)
     module = _module(job)
-    if (refusal := next(_refused(job, estimates, row), None)) is not None:
+    if (refusal := next(_launch_refusals(job, estimates, row), None)) is not None:
         raise NoAnswer(refusal.reason, field=refusal.field, hint=refusal.hint)
     started: Launch = module.launch(job)
     return started
@@ -44,17 +44,17 @@ def training_launch(estimates: TrainingEstimates, row: int) -> Launch:
 
 def launch_reasons(estimates: TrainingEstimates, row: int) -> list[str]:
     """Why a split that was estimated cannot be started; empty where it can."""
-    job = job_of(estimates, row)
+    job = training_job(estimates, row)
     try:
         _module(job)
     except NoAnswer as error:  # no module starts the framework
         return [error.message]
-    return [refusal.reason for refusal in _refused(job, estimates, row)]
+    return [refusal.reason for refusal in _launch_refusals(job, estimates, row)]
 
 
-def _refused(job: Job, estimates: TrainingEstimates, row: int) -> Iterator[Unsupported]:
+def _launch_refusals(job: Job, estimates: TrainingEstimates, row: int) -> Iterator[Unsupported]:
     """Refusals in order: what the run lacks, what its framework cannot launch, then the split."""
-    yield from incomplete(job)
+    yield from run_refusals(job)
     setting, cases = estimates.setting, estimates.cases.take([row])
     frameworks = able_frameworks(setting, job.offload, job.fused_loss)
     instead = f"Use {framework_titles(frameworks)}." if frameworks else ""

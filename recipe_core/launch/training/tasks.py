@@ -21,14 +21,14 @@ _ASK = "Think step by step, and end with the number."
 
 
 @cache
-def tasks(prompts: int) -> tuple[tuple[str, str], ...]:
+def sample_tasks(prompts: int) -> tuple[tuple[str, str], ...]:
     """Questions with their answers: as many whole steps of ``prompts`` as make ``LEAST``."""
     chance = random.Random(_SEED)  # noqa: S311 - text, not secrets
     steps = max(-(-LEAST // prompts), 1)
-    return tuple(_task(chance) for _ in range(steps * prompts))
+    return tuple(_sample_task(chance) for _ in range(steps * prompts))
 
 
-def _task(chance: random.Random) -> tuple[str, str]:
+def _sample_task(chance: random.Random) -> tuple[str, str]:
     cook, thing = chance.choice(_COOKS), chance.choice(_THINGS)
     first, more, boxes, used = (chance.randint(2, top) for top in (90, 40, 9, 60))
     total = first + more * boxes
@@ -50,6 +50,6 @@ def task_rows(prompts: int) -> str:
             "label": answer,
             "extra_info": {"index": k},
         }
-        for k, (question, answer) in enumerate(tasks(prompts))
+        for k, (question, answer) in enumerate(sample_tasks(prompts))
     )
     return "\n".join(to_json(row, indent=None) for row in rows) + "\n"

@@ -14,12 +14,12 @@ from recipe_core.launch.process import Launch
 from recipe_core.launch.training.job import (
     KEPT_CHECKPOINTS,
     Job,
-    environment,
-    processes,
+    job_launch,
+    torch_environment,
     torchrun,
-    training,
+    trainer_processes,
 )
-from recipe_core.launch.training.sources import START, data_files, starter
+from recipe_core.launch.training.sources import START, starter_files, text_data_files
 from recipe_core.plans.titan_models import TitanModel, shipped_configuration
 
 # The script that starts torchtitan, and the module that torchtitan finds it as.
@@ -77,7 +77,7 @@ def dense_shard(job: Job) -> int:
     return max(job.dims.sharded // job.dims.cp, 1) if job.zero_stage else 1
 
 
-def _reshard(job: Job) -> str:
+def _reshard_policy(job: Job) -> str:
     """When FSDP shards parameters again after the forward pass.
 
     ZeRO-3 leaves the head's unit gathered for the backward pass that follows at once; in a pipeline
@@ -88,28 +88,28 @@ def _reshard(job: Job) -> str:
     return "always" if job.dims.pp > 1 else "default"
 
 
-def launch(job: Job) -> Launch:
+def launch_torchtitan(job: Job) -> Launch:
     """One torchrun per node on torchtitan's own entry; its text is a folder of one file."""
-    model, options = shipped_configuration(job.setting.model), settings(job)
+    model, options = shipped_configuration(job.setting.model), torchtitan_settings(job)
     assert model is not None  # noqa: S101 - refused otherwise
     # It reads a tokenizer, and weights to start from, in a folder, and downloads neither.
     fetch = ("--model", "${model}", "--fetch", "model" if job.from_weights else "tokenizer", "--")
     program = (f"${{root}}/{SCRIPT}", "--module", MODULE, "--config", "run")
-    words = (*program, *argv(options), _RECOMPUTE[job.recompute])
+    words = (*program, *torchtitan_words(options), _RECOMPUTE[job.recompute])
     recorded = {
         "module": model.module,
         "flavor": model.flavor,
-        "converters": [name for name, _ in converters(job)],
+        "converters": [name for name, _ in float8_converters(job)],
         "activation_checkpoint": job.recompute,
         **options,
     }
-    started = processes(
-        job, lambda node: (*START, *fetch, *torchrun(job, node), *words), environment(job)
+    started = trainer_processes(
+        job, lambda node: (*START, *fetch, *torchrun(job, node), *words), torch_environment(job)
     )
-    files = data_files() | starter() | {SCRIPT: configuration(job, model)}
-    needs = ("torchao",) * bool(converters(job)) + ("fla",) * ("l" in model.mixers)
-    made = training(job, started, recorded, files)
-    return replace(made, requires=(*made.requires, *needs))
+    files = text_data_files() | starter_files() | {SCRIPT: torchtitan_configuration(job, model)}
+    needs = ("torchao",) * bool(float8_converters(job)) + ("fla",) * ("l" in model.mixers)
+    trainer_launch = job_launch(job, started, recorded, files)
+    return replace(trainer_launch, requires=(*trainer_launch.requires, *needs))
 
 
 # The model
@@ -120,7 +120,7 @@ def attention_backend(job: Job, model: TitanModel) -> str:
     return "varlen" if model.module == "gpt_oss" and job.dims.cp == 1 else "flex"
 
 
-def converters(job: Job) -> tuple[tuple[str, str], ...]:
+def float8_converters(job: Job) -> tuple[tuple[str, str], ...]:
     """Classes of ``torchtitan.components.quantization``, each with its arguments, for 8 bits.
 
     As the registry's own configurations in 8 bits have them: the head and routers stay in bf16.
@@ -130,11 +130,17 @@ def converters(job: Job) -> tuple[tuple[str, str], ...]:
         return ()
     if blocks_scales(job.setting.cluster.device.architecture):
         layers = 'fqns=["attention", "shared_experts", "feed_forward"]'
-        found = (("MXFP8LinearConverter", layers), ("MXFP8GroupedExpertsConverter", _PADDING))
+        converter_classes = (
+            ("MXFP8LinearConverter", layers),
+            ("MXFP8GroupedExpertsConverter", _PADDING),
+        )
     else:
-        kept = 'filter_fqns=["lm_head", "router.gate", "vision_encoder"]'
-        found = (("Float8LinearConverter", kept), ("Float8GroupedExpertsConverter", ""))
-    return found if job.moe else found[:1]
+        unconverted = 'filter_fqns=["lm_head", "router.gate", "vision_encoder"]'
+        converter_classes = (
+            ("Float8LinearConverter", unconverted),
+            ("Float8GroupedExpertsConverter", ""),
+        )
+    return converter_classes if job.moe else converter_classes[:1]
 
 
 def blocks_scales(architecture: str) -> bool:
@@ -143,15 +149,15 @@ def blocks_scales(architecture: str) -> bool:
     return kind == "sm" and number.isdigit() and int(number) >= 100
 
 
-def configuration(job: Job, model: TitanModel) -> str:
+def torchtitan_configuration(job: Job, model: TitanModel) -> str:
     """The Python file with the function that gives torchtitan its configuration."""
-    classes = converters(job)
-    made = "".join(
+    classes = float8_converters(job)
+    converter_lines = "".join(
         f"\n            quantization.{name}.Config(model_compile_enabled=True"
         f"{', ' * bool(arguments)}{arguments}),"
         for name, arguments in classes
     )
-    more = f"\n        converters=[{made}\n        ]," if classes else ""
+    more = f"\n        converters=[{converter_lines}\n        ]," if classes else ""
     return _CONFIGURATION.format(
         name=MODULE,
         module=model.module,
@@ -166,7 +172,7 @@ def configuration(job: Job, model: TitanModel) -> str:
 # Its command line
 
 
-def argv(options: dict[str, Any]) -> tuple[str, ...]:
+def torchtitan_words(options: dict[str, Any]) -> tuple[str, ...]:
     """Words of tyro: ``--section.name value``; what is true or false is a flag of its own."""
     words: list[str] = []
     for name, value in options.items():
@@ -178,7 +184,7 @@ def argv(options: dict[str, Any]) -> tuple[str, ...]:
     return tuple(words)
 
 
-def settings(job: Job) -> dict[str, Any]:
+def torchtitan_settings(job: Job) -> dict[str, Any]:
     """Every estimated value, also where it is torchtitan's default."""
     h, shard = job.hyper, dense_shard(job)
     piped = job.dims.pp > 1
@@ -200,7 +206,7 @@ def settings(job: Job) -> dict[str, Any]:
         "training.disable-cuda-graphs": True,
         "parallelism.data-parallel-replicate-degree": job.dims.dp // shard,
         "parallelism.data-parallel-shard-degree": shard,
-        "parallelism.fsdp-reshard-after-forward": _reshard(job),
+        "parallelism.fsdp-reshard-after-forward": _reshard_policy(job),
         "parallelism.tensor-parallel-degree": job.dims.tp,
         "parallelism.enable-sequence-parallel": job.sequence_parallel,
         "parallelism.pipeline-parallel-degree": job.dims.pp,

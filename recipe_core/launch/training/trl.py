@@ -6,29 +6,29 @@ from dataclasses import replace
 from typing import Any
 
 from recipe_core.base.documents import to_yaml
-from recipe_core.engines.training_programs import facts
+from recipe_core.engines.training_programs import program_facts
 from recipe_core.launch.process import Launch
 from recipe_core.launch.training.accelerate import accelerate_config
-from recipe_core.launch.training.job import Job, environment, processes, training
+from recipe_core.launch.training.job import Job, job_launch, torch_environment, trainer_processes
 from recipe_core.launch.training.tuning import (
     ATTENTION,
     CHECKPOINTS,
     DTYPES,
     ROWS,
-    exchange,
+    adapter_targets,
+    gradient_exchange_options,
     kernel_modules,
     start_files,
-    started,
-    targets,
+    tool_start_words,
     trainer_arguments,
 )
 
 
-def launch(job: Job) -> Launch:
+def launch_trl(job: Job) -> Launch:
     """TRL's command line on every node, from the newest checkpoint on where there is one."""
     accelerate, config = whole_model(accelerate_config(job)), trl_config(job)
     command = "dpo" if job.setting.method == "dpo" else "sft"
-    start = started(job, "--checkpoints", CHECKPOINTS)
+    start = tool_start_words(job, "--checkpoints", CHECKPOINTS)
     files_ = ("--config", "${root}/trl.yaml", "--accelerate_config", "${root}/accelerate.yaml")
     places = ("--model_name_or_path", "${model}", "--output_dir", CHECKPOINTS)
 
@@ -43,8 +43,12 @@ def launch(job: Job) -> Launch:
         **start_files(job),
     }
     recorded = {"command": command, **config, "accelerate": accelerate}
-    made = training(job, processes(job, words, environment(job)), recorded, files)
-    return replace(made, requires=(*made.requires, *kernel_modules(job, "kernels")))
+    trainer_launch = job_launch(
+        job, trainer_processes(job, words, torch_environment(job)), recorded, files
+    )
+    return replace(
+        trainer_launch, requires=(*trainer_launch.requires, *kernel_modules(job, "kernels"))
+    )
 
 
 def whole_model(accelerate: dict[str, Any]) -> dict[str, Any]:
@@ -58,7 +62,7 @@ def whole_model(accelerate: dict[str, Any]) -> dict[str, Any]:
 def trl_config(job: Job) -> dict[str, Any]:
     """Every estimated value, by the name of TRL's argument, also where it is TRL's default."""
     setting, sharded = job.setting, job.zero_stage > 0
-    out = trainer_arguments(job) | exchange(job)
+    out = trainer_arguments(job) | gradient_exchange_options(job)
     # Under FSDP Accelerate keeps what is trained in fp32; adapters are in fp32 by themselves.
     narrow = sharded or setting.frozen
     out |= {
@@ -70,17 +74,17 @@ def trl_config(job: Job) -> dict[str, Any]:
         "use_cpu": setting.cluster.device.runtime == "cpu",
     }
     if setting.method == "dpo":
-        out |= {"beta": facts().hyperparameters.dpo.beta, "loss_type": ["sigmoid"]}
+        out |= {"beta": program_facts().hyperparameters.dpo.beta, "loss_type": ["sigmoid"]}
         out |= {"precompute_ref_log_probs": False}
     else:
         out |= {"packing": setting.packed, "packing_strategy": "wrapped"}
         out |= {"assistant_only_loss": True}
     if job.dims.cp > 1:  # each rank takes two pieces of a sequence
         out["pad_to_multiple_of"] = 2 * job.dims.cp
-    return out | _adapters(job)
+    return out | _trl_adapters(job)
 
 
-def _adapters(job: Job) -> dict[str, Any]:
+def _trl_adapters(job: Job) -> dict[str, Any]:
     setting = job.setting
     if not setting.frozen:
         return {}
@@ -89,7 +93,7 @@ def _adapters(job: Job) -> dict[str, Any]:
         "lora_r": setting.lora_rank,
         "lora_alpha": int(setting.lora_alpha),
         "lora_dropout": 0.0,
-        "lora_target_modules": [*(targets(job) or ("all-linear",))],
+        "lora_target_modules": [*(adapter_targets(job) or ("all-linear",))],
     }
     if setting.method == "qlora":
         out |= {

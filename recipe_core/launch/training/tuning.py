@@ -5,7 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from recipe_core.launch.training.job import KEPT_CHECKPOINTS, Job
-from recipe_core.launch.training.sources import SAMPLES, START, data_file, rows, starter
+from recipe_core.launch.training.sources import (
+    SAMPLES,
+    START,
+    json_lines,
+    starter_files,
+    training_data_file,
+)
 from recipe_core.request.training_workload import Attention
 
 # Where checkpoints go, and in the end the trained model or its adapters.
@@ -47,32 +53,32 @@ def kernel_modules(job: Job, package: str) -> tuple[str, ...]:
     return (package,) if job.setting.attention in ("flash2", "flash3") else ()
 
 
-def targets(job: Job) -> tuple[str, ...]:
+def adapter_targets(job: Job) -> tuple[str, ...]:
     """Names of the matrices that get adapters; empty for every linear layer of a block."""
     return MATRICES.get(job.setting.lora_targets, ())
 
 
 def data_path(job: Job) -> str:
-    return data_file(_format(job))
+    return training_data_file(_sample_format(job))
 
 
-def data_files(job: Job) -> dict[str, str]:
+def sample_data_files(job: Job) -> dict[str, str]:
     """The sample data: chats, or preferences for DPO."""
-    return {data_path(job): rows(SAMPLES[_format(job)]())}
+    return {data_path(job): json_lines(SAMPLES[_sample_format(job)]())}
 
 
-def _format(job: Job) -> str:
+def _sample_format(job: Job) -> str:
     return "preference" if job.setting.method == "dpo" else "chat"
 
 
-def started(job: Job, *options: str) -> tuple[str, ...]:
+def tool_start_words(job: Job, *options: str) -> tuple[str, ...]:
     """Words before a tool's own, which lay its data in the run's folder and start it there."""
     data = ("--data", f"${{root}}/{data_path(job)}", "--lay", f"${{run}}/{ROWS}")
     return (*START, *data, "--folder", "${run}", *options, "--")
 
 
 def start_files(job: Job) -> dict[str, str]:
-    return starter() | data_files(job)
+    return starter_files() | sample_data_files(job)
 
 
 def rows_per_device(job: Job) -> int:
@@ -116,7 +122,7 @@ def optimizer_words(job: Job, field: str) -> dict[str, Any]:
     return words | (momentum if job.setting.optimizer_name == "sgd" else {})
 
 
-def exchange(job: Job) -> dict[str, Any]:
+def gradient_exchange_options(job: Job) -> dict[str, Any]:
     """When replicas exchange gradients, as Accelerate is told."""
     once = job.sync_step or job.zero_stage == 0
     return {"accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": not once}}}

@@ -7,13 +7,19 @@ from typing import Any
 from recipe_core.base.documents import to_json
 from recipe_core.launch.entry import train_py
 from recipe_core.launch.process import Launch
-from recipe_core.launch.training.job import Job, environment, processes, torchrun, training
+from recipe_core.launch.training.job import (
+    Job,
+    job_launch,
+    torch_environment,
+    torchrun,
+    trainer_processes,
+)
 from recipe_core.launch.training.sources import program_files
 from recipe_core.launch.training.tuning import (
     DTYPES,
-    data_files,
+    adapter_targets,
     data_path,
-    targets,
+    sample_data_files,
     trainer_arguments,
 )
 
@@ -21,7 +27,7 @@ from recipe_core.launch.training.tuning import (
 _TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
-def launch(job: Job) -> Launch:
+def launch_unsloth(job: Job) -> Launch:
     """One process a device."""
     settings = unsloth_settings(job)
     script = ("${root}/train_unsloth.py", "--config", "${root}/unsloth.json")
@@ -30,10 +36,12 @@ def launch(job: Job) -> Launch:
         "unsloth.json": to_json(settings),
         "train_unsloth.py": train_py("train_unsloth.py", "unsloth_sft"),
         **program_files("start_tool", "unsloth_sft"),
-        **data_files(job),
+        **sample_data_files(job),
     }
-    started = processes(job, lambda node: (*torchrun(job, node), *words), environment(job))
-    return training(job, started, settings, files)
+    started = trainer_processes(
+        job, lambda node: (*torchrun(job, node), *words), torch_environment(job)
+    )
+    return job_launch(job, started, settings, files)
 
 
 def unsloth_settings(job: Job) -> dict[str, Any]:
@@ -67,7 +75,9 @@ def unsloth_settings(job: Job) -> dict[str, Any]:
             "lora_alpha": int(setting.lora_alpha),
             "lora_dropout": 0.0,
             "bias": "none",
-            "target_modules": [name for name in _TARGETS if name in (targets(job) or _TARGETS)],
+            "target_modules": [
+                name for name in _TARGETS if name in (adapter_targets(job) or _TARGETS)
+            ],
             "use_gradient_checkpointing": mode,
             "random_state": seed,
         },

@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from recipe_core.base.documents import to_yaml
-from recipe_core.engines.training_programs import facts
+from recipe_core.engines.training_programs import program_facts
 from recipe_core.launch.process import Launch
 from recipe_core.launch.training.job import KEPT_CHECKPOINTS, Job, short_name
-from recipe_core.launch.training.ray_job import pool, ray_launch, rollout_of
+from recipe_core.launch.training.ray_job import pool_devices, ray_launch, rollout_of
 from recipe_core.launch.training.sources import REWARD, TASKS
-from recipe_core.launch.training.tuning import targets
+from recipe_core.launch.training.tuning import adapter_targets
 
 # Name of the configuration, and of its file without the ending.
 CONFIG = "verl"
 _KL_ESTIMATOR = "low_var_kl"
 
 
-def launch(job: Job) -> Launch:
+def launch_verl(job: Job) -> Launch:
     """``verl.trainer.main_ppo`` with the bundle's configuration; paths are words of its command."""
     config = verl_config(job)
     places = {
@@ -39,22 +39,22 @@ def verl_config(job: Job) -> dict[str, Any]:
     return {
         "hydra": {"searchpath": ["pkg://verl.trainer.config"]},
         "defaults": ["ppo_trainer", "_self_"],
-        "data": _data(job),
+        "data": _verl_data_config(job),
         "actor_rollout_ref": {
             "hybrid_engine": not rollout_of(job).sampling.apart,
-            "model": _model(job) | _merged(job),
-            "actor": _actor(job),
-            "ref": _reference(job),
-            "rollout": _rollout(job),
+            "model": _verl_model_config(job) | _verl_merge_config(job),
+            "actor": _verl_actor_config(job),
+            "ref": _verl_reference_config(job),
+            "rollout": _verl_rollout_config(job),
         },
-        "critic": _critic(job),
+        "critic": _verl_critic_config(job),
         "reward": {"custom_reward_function": {"name": "compute_score"}},
-        "algorithm": _algorithm(job),
-        "trainer": _trainer(job),
+        "algorithm": _verl_algorithm_config(job),
+        "trainer": _verl_trainer_config(job),
     }
 
 
-def _model(job: Job) -> dict[str, Any]:
+def _verl_model_config(job: Job) -> dict[str, Any]:
     """What is trained of a model; with adapters, actor and critic have theirs, of one size."""
     setting = job.setting
     out: dict[str, Any] = {
@@ -63,15 +63,15 @@ def _model(job: Job) -> dict[str, Any]:
     }
     if setting.frozen:
         out |= {"lora_rank": setting.lora_rank, "lora_alpha": int(setting.lora_alpha)}
-        out["target_modules"] = [*targets(job)] or "all-linear"
+        out["target_modules"] = [*adapter_targets(job)] or "all-linear"
     return out
 
 
-def _merged(job: Job) -> dict[str, Any]:
+def _verl_merge_config(job: Job) -> dict[str, Any]:
     return {"lora": {"merge": rollout_of(job).sampling.merged}} if job.setting.frozen else {}
 
 
-def _data(job: Job) -> dict[str, Any]:
+def _verl_data_config(job: Job) -> dict[str, Any]:
     work = rollout_of(job).work
     return {
         "train_batch_size": work.prompts,
@@ -88,11 +88,11 @@ def _mini_batch(job: Job) -> int:
     return job.dims.global_batch // rollout_of(job).work.samples
 
 
-def _sharding(job: Job, *, offload: bool) -> dict[str, Any]:
+def _verl_fsdp_config(job: Job, *, offload: bool) -> dict[str, Any]:
     """How FSDP2 divides states; ``offload``: they wait on the host while they are not used."""
-    whole = job.dims.sharded >= job.dims.dp * job.dims.cp
+    fully_sharded = job.dims.sharded >= job.dims.dp * job.dims.cp
     return {
-        "fsdp_size": -1 if whole else job.dims.sharded,
+        "fsdp_size": -1 if fully_sharded else job.dims.sharded,
         "reshard_after_forward": job.zero_stage == 3,
         "param_offload": offload,
         "optimizer_offload": offload,
@@ -101,7 +101,7 @@ def _sharding(job: Job, *, offload: bool) -> dict[str, Any]:
     }
 
 
-def _optimizer(job: Job, rate: float) -> dict[str, Any]:
+def _verl_optimizer_config(job: Job, rate: float) -> dict[str, Any]:
     h = job.hyper
     return {
         "lr": rate,
@@ -111,8 +111,8 @@ def _optimizer(job: Job, rate: float) -> dict[str, Any]:
     }
 
 
-def _actor(job: Job) -> dict[str, Any]:
-    roll, reinforcement = rollout_of(job), facts().hyperparameters.reinforcement
+def _verl_actor_config(job: Job) -> dict[str, Any]:
+    roll, reinforcement = rollout_of(job), program_facts().hyperparameters.reinforcement
     grouped = not roll.sampling.critic
     rate = reinforcement.adapter_rate if job.setting.frozen else reinforcement.rate
     return {
@@ -125,21 +125,21 @@ def _actor(job: Job) -> dict[str, Any]:
         "kl_loss_coef": reinforcement.kl,
         "kl_loss_type": _KL_ESTIMATOR,
         "grad_clip": job.hyper.clip_norm,
-        "fsdp_config": _sharding(job, offload=roll.offload),
-        "optim": _optimizer(job, rate),
+        "fsdp_config": _verl_fsdp_config(job, offload=roll.offload),
+        "optim": _verl_optimizer_config(job, rate),
     }
 
 
-def _reference(job: Job) -> dict[str, Any]:
+def _verl_reference_config(job: Job) -> dict[str, Any]:
     roll = rollout_of(job)
-    states = _sharding(job, offload=roll.offload)
+    states = _verl_fsdp_config(job, offload=roll.offload)
     return {
         "log_prob_max_token_len_per_gpu": roll.packed_tokens,
         "fsdp_config": states | {"model_dtype": "bfloat16", "optimizer_offload": False},
     }
 
 
-def _rollout(job: Job) -> dict[str, Any]:
+def _verl_rollout_config(job: Job) -> dict[str, Any]:
     roll = rollout_of(job)
     out: dict[str, Any] = {
         "name": roll.work.engine,
@@ -158,38 +158,40 @@ def _rollout(job: Job) -> dict[str, Any]:
         # The engine loads the base itself, and is sent adapters, gathered layer by layer.
         out |= {"load_format": "safetensors", "layered_summon": True}
     if roll.sampling.apart:
-        own = pool(roll.devices, job.per_node)
-        out |= {"nnodes": own.nodes, "n_gpus_per_node": own.per_node}
+        rollout_pool = pool_devices(roll.devices, job.per_node)
+        out |= {"nnodes": rollout_pool.nodes, "n_gpus_per_node": rollout_pool.per_node}
         out["checkpoint_engine"] = {"backend": "nccl"}
     return out
 
 
-def _critic(job: Job) -> dict[str, Any]:
+def _verl_critic_config(job: Job) -> dict[str, Any]:
     roll = rollout_of(job)
     return {
         "enable": roll.sampling.critic,
         "strategy": "fsdp2",
         "ppo_max_token_len_per_gpu": roll.packed_tokens,
         "grad_clip": job.hyper.clip_norm,
-        "model": _model(job),
-        "fsdp": _sharding(job, offload=roll.offload),
-        "optim": _optimizer(job, facts().hyperparameters.reinforcement.critic_rate),
+        "model": _verl_model_config(job),
+        "fsdp": _verl_fsdp_config(job, offload=roll.offload),
+        "optim": _verl_optimizer_config(
+            job, program_facts().hyperparameters.reinforcement.critic_rate
+        ),
     }
 
 
-def _algorithm(job: Job) -> dict[str, Any]:
+def _verl_algorithm_config(job: Job) -> dict[str, Any]:
     roll = rollout_of(job)
     critic = roll.sampling.critic
     return {
         "adv_estimator": "gae" if critic else "grpo",
         "use_kl_in_reward": roll.work.reference and critic,
-        "kl_ctrl": {"kl_coef": facts().hyperparameters.reinforcement.kl},
+        "kl_ctrl": {"kl_coef": program_facts().hyperparameters.reinforcement.kl},
         "rollout_correction": {"bypass_mode": not roll.work.old_log_probs},
     }
 
 
-def _trainer(job: Job) -> dict[str, Any]:
-    roll, trains = rollout_of(job), pool(job.dims.devices, job.per_node)
+def _verl_trainer_config(job: Job) -> dict[str, Any]:
+    roll, trains = rollout_of(job), pool_devices(job.dims.devices, job.per_node)
     out: dict[str, Any] = {
         "nnodes": trains.nodes,
         "n_gpus_per_node": trains.per_node,

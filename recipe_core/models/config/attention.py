@@ -41,33 +41,35 @@ def attention_layers(
     shared = read.whole(("num_kv_shared_layers",), len(words), default=0, minimum=0)
     index_shared = [word == "shared" for word in read.words("indexer_types", length=len(words))]
     listed = read.wholes("num_attention_heads_per_layer", MAX_WIDTH, length=len(words))
-    known: dict[tuple[LayerWord, bool, bool, int | None], Attention | None] = {}
+    attentions: dict[tuple[LayerWord, bool, bool, int | None], Attention | None] = {}
     out: list[Attention | None] = []
     for i, word in enumerate(words):
         flags = (i >= len(words) - shared, bool(index_shared) and index_shared[i])
         heads = listed[i] if listed else None
         key = (word, *flags, heads)
-        if key not in known:
+        if key not in attentions:
             fields = {} if heads is None else {HEADS[0]: heads}
             inner = Reader({**read.config, **fields}, read.field)
-            known[key] = None if word == "mlp" else _attention(inner, hidden, word, *flags)
-        out.append(known[key])
+            attentions[key] = (
+                None if word == "mlp" else _layer_attention(inner, hidden, word, *flags)
+            )
+        out.append(attentions[key])
     return out
 
 
-def _attention(
+def _layer_attention(
     read: Reader, hidden: int, word: LayerWord, borrows: bool, index_shared: bool
 ) -> Attention:
     if word == "linear":
         return linear_attention(read, hidden)
     if word in _RATIO_OF or read.has("o_lora_rank"):
-        return _compressed(read, word)
+        return _read_compressed_attention(read, word)
     if read.has("kv_lora_rank"):
-        return _latent(read, word, index_shared)
-    return _grouped(read, hidden, word, borrows)
+        return _read_latent_attention(read, word, index_shared)
+    return _read_grouped_attention(read, hidden, word, borrows)
 
 
-def window_of(read: Reader, word: LayerWord) -> int | None:
+def layer_window(read: Reader, word: LayerWord) -> int | None:
     """How many tokens a layer of this kind sees, None for all."""
     if word == "chunked":
         return read.whole(("attention_chunk_size",), MAX_CONTEXT)
@@ -76,7 +78,7 @@ def window_of(read: Reader, word: LayerWord) -> int | None:
     return None
 
 
-def _latent(read: Reader, word: LayerWord, index_shared: bool) -> LatentAttention:
+def _read_latent_attention(read: Reader, word: LayerWord, index_shared: bool) -> LatentAttention:
     """A latent for all tokens, or for a window of them with shapes of its own (dots3-note)."""
     prefix = "swa_" if word == "sliding" and read.has("swa_kv_lora_rank") else ""
     indexed = read.has("index_topk") and word != "sliding"
@@ -90,7 +92,7 @@ def _latent(read: Reader, word: LayerWord, index_shared: bool) -> LatentAttentio
         nope_head_dim=nope,
         rope_head_dim=_rope_width(read, prefix, nope),
         v_head_dim=read.whole((f"{prefix}v_head_dim",), MAX_WIDTH),
-        window=window_of(read, word),
+        window=layer_window(read, word),
         index_heads=read.whole(("index_n_heads",), MAX_WIDTH) if indexes else 0,
         index_head_dim=read.whole(("index_head_dim",), MAX_WIDTH) if indexes else 0,
         attends=read.whole(("index_topk",), MAX_CONTEXT) if indexed else None,
@@ -106,7 +108,7 @@ def _rope_width(read: Reader, prefix: str, nope: int) -> int:
     return read.whole((f"{prefix}qk_rope_head_dim",), MAX_WIDTH, default=usual)
 
 
-def _compressed(read: Reader, word: LayerWord) -> CompressedAttention:
+def _read_compressed_attention(read: Reader, word: LayerWord) -> CompressedAttention:
     """A window, and beside it entries for the past where the layer's word says so (DeepSeek-V4)."""
     if word not in ("sliding", *_RATIO_OF):
         raise read.error(
@@ -135,18 +137,20 @@ def _compressed(read: Reader, word: LayerWord) -> CompressedAttention:
     )
 
 
-def _variants(read: Reader, word: LayerWord) -> tuple[Reader, str, str]:
+def _head_fields(read: Reader, word: LayerWord) -> tuple[Reader, str, str]:
     """Where the heads of this kind of layer are: an object, and prefixes of the general names."""
     if word == "sliding" and read.has("attention_other_setting"):
         return read.inside("attention_other_setting"), "", ""
     return (read, "swa_", "swa_") if word == "sliding" else (read, "", "global_")
 
 
-def _grouped(read: Reader, hidden: int, word: LayerWord, borrows: bool) -> GroupedAttention:
-    nested, prefix, dim_prefix = _variants(read, word)
+def _read_grouped_attention(
+    read: Reader, hidden: int, word: LayerWord, borrows: bool
+) -> GroupedAttention:
+    nested, prefix, dim_prefix = _head_fields(read, word)
     heads = nested.whole(([f"{prefix}{HEADS[0]}"] if prefix else []) + list(HEADS), MAX_WIDTH)
     shared_kv = word != "sliding" and bool(read.config.get("attention_k_eq_v"))
-    kv_heads = _kv_heads(read, nested, heads, prefix, shared_kv)
+    kv_heads = _kv_head_count(read, nested, heads, prefix, shared_kv)
     if heads % kv_heads:
         raise nested.error(
             KV_HEADS[0], f"{heads} attention heads are not divisible by {kv_heads} KV heads."
@@ -167,7 +171,7 @@ def _grouped(read: Reader, hidden: int, word: LayerWord, borrows: bool) -> Group
             MAX_WIDTH,
             default=head_dim,
         ),
-        window=window_of(read, word),
+        window=layer_window(read, word),
         bias=read.has("attention_bias", "qkv_bias", "add_qkv_bias", "use_qkv_bias"),
         gate=_gate_width(read, heads, head_dim),
         shared_kv=shared_kv,
@@ -175,7 +179,7 @@ def _grouped(read: Reader, hidden: int, word: LayerWord, borrows: bool) -> Group
     )
 
 
-def _kv_heads(read: Reader, nested: Reader, heads: int, prefix: str, shared_kv: bool) -> int:
+def _kv_head_count(read: Reader, nested: Reader, heads: int, prefix: str, shared_kv: bool) -> int:
     config = read.config
     # Falcon's first architecture states multi-query attention without a number of KV heads.
     multi_query = (

@@ -67,22 +67,26 @@ class EncoderParts:
 
 
 @cache
-def _families() -> dict[str, _Family]:
+def _encoder_families() -> dict[str, _Family]:
     values = cast("dict[str, Any]", read_shipped(Path(__file__).with_name("encoders.yaml")))
     return {name: _Family.model_validate(value) for name, value in values.items()}
 
 
 def is_encoder(config: Config) -> bool:
     """Whether a config is of an encoder that is modelled; one that decodes (``is_decoder``) not."""
-    return str(config.get("model_type")) in _families() and not config.get("is_decoder")
+    return str(config.get("model_type")) in _encoder_families() and not config.get("is_decoder")
 
 
 def with_defaults(config: Config) -> Config:
     """The fields under today's names, with the defaults of their family underneath."""
-    family = _families()[str(config.get("model_type"))]
-    stated = {name: value for name, value in config.items() if value is not None}
-    older = {new: stated[old] for old, new in _ALSO.items() if old in stated and new not in stated}
-    return {**family.config, **older, **stated}
+    family = _encoder_families()[str(config.get("model_type"))]
+    config_fields = {name: value for name, value in config.items() if value is not None}
+    older = {
+        new: config_fields[old]
+        for old, new in _ALSO.items()
+        if old in config_fields and new not in config_fields
+    }
+    return {**family.config, **older, **config_fields}
 
 
 def encoder_parts(read: Reader) -> EncoderParts:
@@ -91,47 +95,52 @@ def encoder_parts(read: Reader) -> EncoderParts:
     Raises:
         ModelError: naming the field, its value and what is wrong with it.
     """
-    family = _families()[str(read.config["model_type"])]
+    family = _encoder_families()[str(read.config["model_type"])]
     hidden = read.whole(("hidden_size",), MAX_WIDTH)
     count = read.whole(("num_hidden_layers",), MAX_LAYERS)
     width = read.whole(("intermediate_size",), MAX_WIDTH)
-    attentions = _attentions(read, family, hidden, count)
-    mlps = [_mlp(read, family, width, number) for number in range(count)]
+    attentions = _encoder_attentions(read, family, hidden, count)
+    mlps = [_encoder_mlp(read, family, width, number) for number in range(count)]
     layers = tuple(Layer(attention, mlp) for attention, mlp in zip(attentions, mlps, strict=True))
     positions = read.whole(("max_position_embeddings",), MAX_CONTEXT)
-    longest = positions - (family.offset if _learned(read, family) else 0)
+    longest = positions - (family.offset if _has_position_table(read, family) else 0)
     if longest < 1:
         raise read.error("max_position_embeddings", f"{positions} leaves no token a position.")
-    return EncoderParts(layers, _extras(read, family, hidden, layers, positions), longest)
+    return EncoderParts(layers, _encoder_extras(read, family, hidden, layers, positions), longest)
 
 
 def encoder_task(config: Config) -> Task:
     """Whether a checkpoint embeds texts or scores them, by the class that its config names."""
     names = config.get("architectures")
-    named = str(names[0]) if isinstance(names, list) and names else ""
-    return "score" if named.endswith(("ForSequenceClassification", "ForRanking")) else "embed"
+    class_name = str(names[0]) if isinstance(names, list) and names else ""
+    return "score" if class_name.endswith(("ForSequenceClassification", "ForRanking")) else "embed"
 
 
-def seeing_all(config: Config, layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
+def attend_all_layers(config: Config, layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
     """A decoder's layers, where its config lets every token attend to all of its text.
 
     Such a model embeds or scores (EmbeddingGemma, Llama's bidirectional copies).
     """
-    stated = config.get("use_bidirectional_attention") is True or config.get("is_causal") is False
-    if not stated or not all(type(layer.attention) is GroupedAttention for layer in layers):
+    sees_all = config.get("use_bidirectional_attention") is True or config.get("is_causal") is False
+    if not sees_all or not all(type(layer.attention) is GroupedAttention for layer in layers):
         return layers
     return tuple(
         replace(
             layer,
             attention=EncoderAttention(
-                **{one.name: getattr(layer.attention, one.name) for one in fields(GroupedAttention)}
+                **{
+                    dimension.name: getattr(layer.attention, dimension.name)
+                    for dimension in fields(GroupedAttention)
+                }
             ),
         )
         for layer in layers
     )
 
 
-def _attentions(read: Reader, family: _Family, hidden: int, count: int) -> list[EncoderAttention]:
+def _encoder_attentions(
+    read: Reader, family: _Family, hidden: int, count: int
+) -> list[EncoderAttention]:
     """The attention of each layer; of some families most see a window only (ModernBERT)."""
     heads = read.whole(("num_attention_heads",), MAX_WIDTH)
     if hidden % heads:
@@ -147,21 +156,21 @@ def _attentions(read: Reader, family: _Family, hidden: int, count: int) -> list[
     words = read.words("layer_types", length=count)
     if words:
         return [local if word == "sliding_attention" else full for word in words]
-    every = read.whole(("global_attn_every_n_layers",), MAX_LAYERS, default=1)
-    return [local if number % every else full for number in range(count)]
+    interval = read.whole(("global_attn_every_n_layers",), MAX_LAYERS, default=1)
+    return [local if number % interval else full for number in range(count)]
 
 
-def _mlp(read: Reader, family: _Family, width: int, number: int) -> Mlp:
+def _encoder_mlp(read: Reader, family: _Family, width: int, number: int) -> Mlp:
     """The feed-forward of a layer; every so many layers have experts (nomic-embed v2)."""
-    every = read.whole(("moe_every_n_layers",), MAX_LAYERS, default=0, minimum=0)
-    if every and number % every == 1 % every and read.has("num_experts"):
+    interval = read.whole(("moe_every_n_layers",), MAX_LAYERS, default=0, minimum=0)
+    if interval and number % interval == 1 % interval and read.has("num_experts"):
         experts = read.whole(("num_experts",), MAX_EXPERTS)
         picked = read.whole(("moe_top_k",), MAX_EXPERTS)
         return MoeMlp(experts, picked, width, gated=False)
-    return DenseMlp(width, gated=_gated(read, family))
+    return DenseMlp(width, gated=_has_encoder_gate(read, family))
 
 
-def _gated(read: Reader, family: _Family) -> bool:
+def _has_encoder_gate(read: Reader, family: _Family) -> bool:
     """Whether a feed-forward has a gate: as its fields say (Jina, Nomic), else as its family."""
     for name in ("feed_forward_type", "activation_function"):
         if isinstance(word := read.config.get(name), str):
@@ -169,13 +178,13 @@ def _gated(read: Reader, family: _Family) -> bool:
     return family.gated
 
 
-def _learned(read: Reader, family: _Family) -> bool:
+def _has_position_table(read: Reader, family: _Family) -> bool:
     """Whether positions have a table; ALiBi and rotations have none."""
-    stated = read.config.get("position_embedding_type")
-    return family.positions == "learned" and stated in (None, "absolute")
+    positions = read.config.get("position_embedding_type")
+    return family.positions == "learned" and positions in (None, "absolute")
 
 
-def _extras(
+def _encoder_extras(
     read: Reader, family: _Family, hidden: int, layers: tuple[Layer, ...], positions: int
 ) -> tuple[Tensor, ...]:
     """Tables of positions and segments, the pooler, and biases and norms beyond the layers'.
@@ -184,14 +193,14 @@ def _extras(
     embedding takes the latter's place in encoders that end without one.
     """
     out = []
-    if _learned(read, family):
+    if _has_position_table(read, family):
         rows = tensor("position_embedding", positions * hidden, "embedding", "replicated")
         out.append(rows)
     if kinds := read.whole(("type_vocab_size",), MAX_VOCABULARY, default=0, minimum=0):
         out.append(tensor("type_embedding", kinds * hidden, "embedding", "replicated"))
     if family.pooler and read.config.get("add_pooling_layer") is not False:
         out.append(tensor("pooler", hidden * hidden + hidden, "unquantized", "replicated"))
-    small = _biases(read, family, hidden, layers)
+    small = _encoder_bias_values(read, family, hidden, layers)
     if family.norm_bias:
         small += (2 * len(layers) + 1) * hidden
     if family.unnormed:  # such an encoder ends with a norm, and has one after the embedding
@@ -201,12 +210,16 @@ def _extras(
     return tuple(out)
 
 
-def _biases(read: Reader, family: _Family, hidden: int, layers: tuple[Layer, ...]) -> int:
+def _encoder_bias_values(
+    read: Reader, family: _Family, hidden: int, layers: tuple[Layer, ...]
+) -> int:
     """Biases that the layers' own tensors leave out: of attention outputs and feed-forwards."""
     count = 0
     up = read.config.get("mlp_fc1_bias", read.config.get("mlp_bias"))
     down = read.config.get("mlp_fc2_bias", read.config.get("mlp_bias"))
-    plain = family.mlp_bias == "all" and not _gated(read, family)  # gates have none (Jina)
+    plain = family.mlp_bias == "all" and not _has_encoder_gate(
+        read, family
+    )  # gates have none (Jina)
     up = plain if up is None else bool(up)
     down = family.mlp_bias != "none" if down is None else bool(down)
     for layer in layers:

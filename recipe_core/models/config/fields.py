@@ -22,7 +22,7 @@ MAX_LAYERS, MAX_WIDTH, MAX_VOCABULARY, MAX_EXPERTS, MAX_CONTEXT = (
 DRAFTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers", "mtp_num_layers")
 
 
-def _shown(value: Any) -> str:
+def _one_line_repr(value: Any) -> str:
     """A value for an error message, cut to one readable line."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
@@ -62,9 +62,11 @@ class Reader:
     def _checked(self, name: str, value: Any, minimum: int, maximum: int) -> int:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not math.isfinite(value) or value != int(value):
-            raise self.error(name, f"{_shown(value)} is not a whole number.")
+            raise self.error(name, f"{_one_line_repr(value)} is not a whole number.")
         if not minimum <= value <= maximum:
-            raise self.error(name, f"{_shown(value)} is not between {minimum:,} and {maximum:,}.")
+            raise self.error(
+                name, f"{_one_line_repr(value)} is not between {minimum:,} and {maximum:,}."
+            )
         return int(value)
 
     def number(self, name: str, maximum: float) -> float:
@@ -76,7 +78,7 @@ class Reader:
             or not 0 < value <= maximum
         ):
             raise self.error(
-                name, f"{_shown(value)} is not a number above 0 and up to {maximum:,}."
+                name, f"{_one_line_repr(value)} is not a number above 0 and up to {maximum:,}."
             )
         return float(value)
 
@@ -90,7 +92,7 @@ class Reader:
         values = self._list(name, length)
         for value in values:
             if not isinstance(value, str):
-                raise self.error(name, f"lists {_shown(value)}, which is not a string.")
+                raise self.error(name, f"lists {_one_line_repr(value)}, which is not a string.")
         return [str(value) for value in values]
 
     def _list(self, name: str, length: int | None) -> list[Any]:
@@ -98,7 +100,7 @@ class Reader:
         if values is None or values == []:
             return []
         if not isinstance(values, list):
-            raise self.error(name, f"{_shown(values)} is not a list.")
+            raise self.error(name, f"{_one_line_repr(values)} is not a list.")
         if length is not None and len(values) == length + self._drafts():
             values = values[:length]  # some configs go on to list their draft layers
         if length is not None and len(values) != length:
@@ -114,5 +116,5 @@ class Reader:
         if value is None:
             value = {}
         if not isinstance(value, Mapping):
-            raise self.error(name, f"{_shown(value)} is not an object.")
+            raise self.error(name, f"{_one_line_repr(value)} is not an object.")
         return Reader(cast("Config", value), f"{self.field}.{name}")

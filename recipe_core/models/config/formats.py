@@ -35,7 +35,7 @@ class Format:
         return Stored(self.dtype, self.block, self.value_bytes, group)
 
 
-def fp8(scales: str, block: int = 128) -> Format:
+def fp8_format(scales: str, block: int = 128) -> Format:
     """Fp8 weights with one scale a tensor, a channel (row) or a square block."""
     if scales == "block":
         return Format("fp8-block", block, scales="block")
@@ -50,10 +50,10 @@ def grouped_int(bits: int, group: int, *, zero_points: bool) -> Format:
 
 def algorithm_format(name: str) -> Format | None:
     """The format of a ``quant_algo`` of NVIDIA Model Optimizer; None where it is unknown."""
-    known = {
-        "FP8": fp8("tensor"),
-        "FP8_PER_CHANNEL_PER_TOKEN": fp8("channel"),
-        "FP8_PB_WO": fp8("block"),
+    algorithm_formats = {
+        "FP8": fp8_format("tensor"),
+        "FP8_PER_CHANNEL_PER_TOKEN": fp8_format("channel"),
+        "FP8_PB_WO": fp8_format("block"),
         "NVFP4": Format("nvfp4"),
         "W4A16_NVFP4": Format("nvfp4"),
         "NVFP4_AWQ": Format("nvfp4"),
@@ -68,10 +68,10 @@ def algorithm_format(name: str) -> Format | None:
         "INT8_SQ": Format("int8"),
         "W8A16": Format("int8"),
     }
-    return known.get(name.upper())
+    return algorithm_formats.get(name.upper())
 
 
-def compressed(weights: Reader, format_name: str) -> Format:
+def compressed_tensors_format(weights: Reader, format_name: str) -> Format:
     """A ``weights`` object of compressed-tensors: bits, type, strategy, group or block size."""
     bits = weights.whole(("num_bits",), 16)
     kind = str(weights.config.get("type", "int"))
@@ -89,18 +89,18 @@ def compressed(weights: Reader, format_name: str) -> Format:
 def _fp8(weights: Reader, strategy: str, group: int) -> Format:
     if strategy == "block":
         sizes = weights.wholes("block_structure", MAX_WIDTH, length=2)
-        return fp8("block", sizes[0] if sizes else 128)
+        return fp8_format("block", sizes[0] if sizes else 128)
     if group == 32:
         return Format("fp8", None, 1 + 1 / 32)
-    return fp8("channel" if strategy == "channel" else "tensor")
+    return fp8_format("channel" if strategy == "channel" else "tensor")
 
 
-def quark(weight: Reader) -> Format:
+def quark_format(weight: Reader) -> Format:
     """A ``weight`` object of AMD Quark: dtype, scheme and group size."""
     dtype = str(weight.config.get("dtype", "")).lower()
     group = weight.whole(("group_size",), MAX_WIDTH, default=0, minimum=-1)
     if dtype.startswith("fp8"):
-        return fp8("channel" if weight.config.get("qscheme") == "per_channel" else "tensor")
+        return fp8_format("channel" if weight.config.get("qscheme") == "per_channel" else "tensor")
     if dtype in ("fp4", "mxfp4"):
         return Format("mxfp4")
     if dtype in ("int4", "uint4", "int8", "uint8"):
@@ -145,25 +145,25 @@ GGUF_BITS: dict[str, float] = {
 _PLAIN_GGUF = {"Q3_K_XL": "Q3_K_L", "Q8_K_XL": "Q8_0", "MXFP4_MOE": "MXFP4"}
 
 
-def gguf_type(said: str) -> str | None:
+def gguf_type(file_type: str) -> str | None:
     """The plain type of a GGUF file by how it is called; None for one that is not known.
 
     Publishers call mixtures of their own ``_L`` and ``_XL``: a little more than the plain one.
     """
-    name = said.upper()
+    name = file_type.upper()
     name = _PLAIN_GGUF.get(name, name)
     stem = re.sub(r"_X?L$", "", name)
     return next((t for t in (name, f"{stem}_M", stem, f"{stem}_0") if t in GGUF_BITS), None)
 
 
-def gguf(read: Reader) -> Format:
+def gguf_format(read: Reader) -> Format:
     """A GGUF file by its ``file_type``: bits over the whole file, next to 4 or to 8 of them."""
-    said = str(read.config.get("file_type", ""))
-    plain = gguf_type(said)
+    file_type = str(read.config.get("file_type", ""))
+    plain = gguf_type(file_type)
     if plain is None:
-        known = ", ".join(GGUF_BITS)
+        type_names = ", ".join(GGUF_BITS)
         raise read.error(
-            "file_type", f"{said[:40]!r} is no type of a GGUF file.", f"Known: {known}."
+            "file_type", f"{file_type[:40]!r} is no type of a GGUF file.", f"Known: {type_names}."
         )
     bits = GGUF_BITS[plain]
     integers = "int4" if bits <= 6 else "int8"

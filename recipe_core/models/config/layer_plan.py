@@ -50,8 +50,15 @@ STATE_FIELDS = (
 )
 
 
-def mixers(read: Reader, layers: int) -> list[LayerWord]:
-    for rule in (_by_pattern, _by_type_list, _by_ratio, _by_index, _by_interval, _by_window_fields):
+def layer_mixers(read: Reader, layers: int) -> list[LayerWord]:
+    for rule in (
+        _words_by_pattern,
+        _words_by_type_list,
+        _words_by_ratio,
+        _words_by_index,
+        _words_by_interval,
+        _words_by_window_fields,
+    ):
         words = rule(read, layers)
         if words is not None:
             return words
@@ -80,7 +87,7 @@ def routed_letters(read: Reader, layers: int) -> list[bool] | None:
     return [word == "moe" for word in words] if "mlp" in words or "moe" in words else None
 
 
-def _by_pattern(read: Reader, layers: int) -> list[LayerWord] | None:
+def _words_by_pattern(read: Reader, layers: int) -> list[LayerWord] | None:
     pattern = read.config.get("hybrid_override_pattern")
     if not pattern:
         return None
@@ -97,7 +104,7 @@ def _by_pattern(read: Reader, layers: int) -> list[LayerWord] | None:
     return [_LETTERS[letter] for letter in pattern]
 
 
-def _by_type_list(read: Reader, layers: int) -> list[LayerWord] | None:
+def _words_by_type_list(read: Reader, layers: int) -> list[LayerWord] | None:
     for name in ("layers_block_type", "layer_types"):
         words = read.words(name, length=layers)
         strange = sorted(set(words) - set(_WORDS))
@@ -108,7 +115,7 @@ def _by_type_list(read: Reader, layers: int) -> list[LayerWord] | None:
     return None
 
 
-def _by_ratio(read: Reader, layers: int) -> list[LayerWord] | None:
+def _words_by_ratio(read: Reader, layers: int) -> list[LayerWord] | None:
     """Tokens that an entry of each layer's past stands for (DeepSeek-V4)."""
     ratios = read.wholes("compress_ratios", MAX_WIDTH, length=layers)
     strange = sorted(set(ratios) - set(_RATIOS))
@@ -121,7 +128,7 @@ def _by_ratio(read: Reader, layers: int) -> list[LayerWord] | None:
     return [_RATIOS[ratio] for ratio in ratios] or None
 
 
-def _by_index(read: Reader, layers: int) -> list[LayerWord] | None:
+def _words_by_index(read: Reader, layers: int) -> list[LayerWord] | None:
     """Lists that name the attention layers, or mark each layer with 0 or 1."""
     if read.has("attn_layer_indices"):
         full = set(read.wholes("attn_layer_indices", MAX_LAYERS))
@@ -144,7 +151,7 @@ def _by_index(read: Reader, layers: int) -> list[LayerWord] | None:
     return None
 
 
-def _by_interval(read: Reader, layers: int) -> list[LayerWord] | None:
+def _words_by_interval(read: Reader, layers: int) -> list[LayerWord] | None:
     if read.has("full_attention_interval", "layer_group_size"):
         interval = read.whole(("full_attention_interval", "layer_group_size"), MAX_LAYERS)
         return ["full" if (i + 1) % interval == 0 else "linear" for i in range(layers)]
@@ -158,10 +165,10 @@ def _by_interval(read: Reader, layers: int) -> list[LayerWord] | None:
     return None
 
 
-def _by_window_fields(read: Reader, layers: int) -> list[LayerWord] | None:
+def _words_by_window_fields(read: Reader, layers: int) -> list[LayerWord] | None:
     # Layers with rotary positions attend within chunks (Llama 4).
     if read.has("attention_chunk_size"):
-        return _chunked(read, layers)
+        return _chunked_words(read, layers)
     if read.config.get("use_sliding_window") is False or not read.has("sliding_window"):
         return None
     if read.has("sliding_window_pattern"):
@@ -172,7 +179,7 @@ def _by_window_fields(read: Reader, layers: int) -> list[LayerWord] | None:
     return ["full" if i < first else "sliding" for i in range(layers)]
 
 
-def _chunked(read: Reader, layers: int) -> list[LayerWord]:
+def _chunked_words(read: Reader, layers: int) -> list[LayerWord]:
     rotary = read.wholes("no_rope_layers", 1, length=layers)
     if not rotary:
         interval = read.whole(("no_rope_layer_interval",), MAX_LAYERS, default=4)

@@ -46,11 +46,11 @@ _TWO_MATRIX_ACTIVATIONS = ("relu", "relu2", "gelu_new", "gelu_fast", "gelu", "qu
 
 def mlp_layers(read: Reader, hidden: int, layers: int) -> list[Mlp]:
     """The feed-forward block of each layer: dense, or experts where the config puts them."""
-    gated = _gated(read)
+    gated = _has_gate_matrix(read)
     if not read.has(*EXPERTS) or read.whole(EXPERTS, MAX_EXPERTS) == 1:
         return _dense_layers(read, hidden, layers, gated)
-    moe = _experts(read, hidden, gated)
-    sparse = _sparse(read, layers)
+    moe = _expert_mlp(read, hidden, gated)
+    sparse = _expert_layers(read, layers)
     if all(sparse):
         return [moe] * layers
     dense = DenseMlp(read.whole(_DENSE_FFN, MAX_WIDTH), gated)
@@ -73,17 +73,17 @@ def _dense_layers(read: Reader, hidden: int, layers: int, gated: bool) -> list[M
     return [DenseMlp(2 * width if i >= layers - borrowing else width, gated) for i in range(layers)]
 
 
-def _experts(read: Reader, hidden: int, gated: bool) -> MoeMlp:
+def _expert_mlp(read: Reader, hidden: int, gated: bool) -> MoeMlp:
     experts, top_k = read.whole(EXPERTS, MAX_EXPERTS), read.whole(TOP_K, MAX_EXPERTS)
     if top_k > experts:
         raise read.error(TOP_K[0], f"{top_k} experts per token exceed the {experts} experts.")
     width = read.whole((*_EXPERT_FFN, *FFN), MAX_WIDTH)
-    beside = _beside(read, hidden, width)
+    beside = _width_beside_experts(read, hidden, width)
     latent = read.whole(("moe_latent_size", "routed_expert_hidden_size"), MAX_WIDTH, default=0)
     return MoeMlp(experts, top_k, width, beside, gated, latent, read.has("expert_bias"))
 
 
-def _beside(read: Reader, hidden: int, expert: int) -> int:
+def _width_beside_experts(read: Reader, hidden: int, expert: int) -> int:
     """Width of what every token uses next to the routed experts.
 
     A dense block (Gemma 4, Grok-2; Arctic's is square) or shared experts.
@@ -93,7 +93,7 @@ def _beside(read: Reader, hidden: int, expert: int) -> int:
     return hidden if read.has("use_residual") else _shared_width(read, expert)
 
 
-def _gated(read: Reader) -> bool:
+def _has_gate_matrix(read: Reader) -> bool:
     """Whether the block has a gate matrix: by the family, else by the activation.
 
     GELU and ReLU blocks have none.
@@ -120,9 +120,9 @@ def _shared_width(read: Reader, expert: int) -> int:
     return 0
 
 
-def _sparse(read: Reader, layers: int) -> list[bool]:
+def _expert_layers(read: Reader, layers: int) -> list[bool]:
     letters = routed_letters(read, layers)
-    listed = letters if letters is not None else _listed(read, layers)
+    listed = letters if letters is not None else _listed_expert_layers(read, layers)
     if listed is not None:
         return listed
     if read.has("expert_layer_period"):
@@ -137,7 +137,7 @@ def _sparse(read: Reader, layers: int) -> list[bool]:
         minimum=0,
     )
     last = layers - 1
-    if _ends(read):
+    if _has_last_expert_layer(read):
         last = read.whole(("moe_layer_end_index",), MAX_LAYERS, default=layers - 1, minimum=0)
     dense_only = set(read.wholes("mlp_only_layers", MAX_LAYERS))
     offset = 1 if read.has(*_EVERY) else 0
@@ -147,12 +147,12 @@ def _sparse(read: Reader, layers: int) -> list[bool]:
     ]
 
 
-def _ends(read: Reader) -> bool:
+def _has_last_expert_layer(read: Reader) -> bool:
     """Whether a last expert layer is named (-1 says there is none)."""
     return read.config.get("moe_layer_end_index") not in (None, -1)
 
 
-def _listed(read: Reader, layers: int) -> list[bool] | None:
+def _listed_expert_layers(read: Reader, layers: int) -> list[bool] | None:
     if isinstance(read.config.get("moe_layer_freq"), list):
         return [bool(mark) for mark in read.wholes("moe_layer_freq", 1, length=layers)]
     if read.has("mlp_layer_types"):

@@ -25,33 +25,33 @@ _EXPERT_HOMES = ("mlp", "block_sparse_moe", "feed_forward", "mixer", "moe", "ffn
 _OTHER_PARTS = ("visual", "vision", "*vision", "*visual", "mtp", "*mtp", "mm_", "multi_modal")
 
 
-def _paths(homes: Sequence[str], modules: Sequence[str]) -> tuple[str, ...]:
+def _module_paths(homes: Sequence[str], modules: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"{home}.{module}" for home in homes for module in modules)
 
 
 # How each tensor's modules are called in checkpoints, after the layer's own prefix.
 MODULES: dict[str, tuple[str, ...]] = {
-    "attention.q": _paths(_ATTENTION, ("q_proj", "qkv_proj")),
-    "attention.kv": _paths(_ATTENTION, ("k_proj", "v_proj", "qkv_proj")),
-    "attention.o": _paths(_ATTENTION, ("o_proj",)),
-    "attention.q_a": _paths(_ATTENTION, ("q_a_proj", "wq_a")),
-    "attention.q_b": _paths(_ATTENTION, ("q_b_proj", "wq_b")),
-    "attention.kv_a": _paths(_ATTENTION, ("kv_a_proj_with_mqa", "wkv")),
-    "attention.kv_b": _paths(_ATTENTION, ("kv_b_proj",)),
-    "attention.o_a": _paths(_ATTENTION, ("o_a_proj", "wo_a")),
-    "attention.o_b": _paths(_ATTENTION, ("o_b_proj", "wo_b")),
-    "attention.indexer": _paths(_ATTENTION, ("indexer.wq_b",)),
-    "mixer.in": _paths(_MIXERS, ("in_proj", "in_proj_qkvz", "in_proj_qkv")),
-    "mixer.out": _paths(_MIXERS, ("out_proj",)),
-    "mlp": _paths(
+    "attention.q": _module_paths(_ATTENTION, ("q_proj", "qkv_proj")),
+    "attention.kv": _module_paths(_ATTENTION, ("k_proj", "v_proj", "qkv_proj")),
+    "attention.o": _module_paths(_ATTENTION, ("o_proj",)),
+    "attention.q_a": _module_paths(_ATTENTION, ("q_a_proj", "wq_a")),
+    "attention.q_b": _module_paths(_ATTENTION, ("q_b_proj", "wq_b")),
+    "attention.kv_a": _module_paths(_ATTENTION, ("kv_a_proj_with_mqa", "wkv")),
+    "attention.kv_b": _module_paths(_ATTENTION, ("kv_b_proj",)),
+    "attention.o_a": _module_paths(_ATTENTION, ("o_a_proj", "wo_a")),
+    "attention.o_b": _module_paths(_ATTENTION, ("o_b_proj", "wo_b")),
+    "attention.indexer": _module_paths(_ATTENTION, ("indexer.wq_b",)),
+    "mixer.in": _module_paths(_MIXERS, ("in_proj", "in_proj_qkvz", "in_proj_qkv")),
+    "mixer.out": _module_paths(_MIXERS, ("out_proj",)),
+    "mlp": _module_paths(
         ("mlp", "feed_forward", "mixer"), ("gate_proj", "up_proj", "down_proj", "gate_up_proj")
     ),
-    "moe.experts": _paths(
+    "moe.experts": _module_paths(
         _EXPERT_HOMES,
         ("experts.0.gate_proj", "experts.0.up_proj", "experts.0.down_proj", "experts.0.w1"),
     ),
     "moe.shared": (
-        *_paths(_EXPERT_HOMES, ("shared_experts.up_proj", "shared_expert.up_proj")),
+        *_module_paths(_EXPERT_HOMES, ("shared_experts.up_proj", "shared_expert.up_proj")),
         "share_expert.up_proj",
     ),
     "moe.latent": ("mixer.fc1_latent_proj",),
@@ -78,12 +78,12 @@ class Matched:
         return self.everywhere | self.by_layer.get(layer, set())
 
 
-def match(patterns: Iterable[str], *, beside: bool = False) -> Matched:
+def match_modules(patterns: Iterable[str], *, beside: bool = False) -> Matched:
     """What the patterns of one list mean together."""
     names, out = BESIDE if beside else MODULES, Matched()
     tensors: dict[str, frozenset[str]] = {}
     for pattern in patterns:
-        globs = _globs(pattern)
+        globs = _pattern_globs(pattern)
         if globs is None:
             out.strange.append(pattern[:80])
             continue
@@ -110,7 +110,7 @@ def _tensors(glob: str, names: dict[str, tuple[str, ...]]) -> frozenset[str]:
     )
 
 
-def _globs(pattern: str) -> list[str] | None:
+def _pattern_globs(pattern: str) -> list[str] | None:
     """A pattern as globs; None for regexes beyond a small subset.
 
     The subset: dots, stars, classes of digits and one level of alternatives.

@@ -11,15 +11,15 @@ from recipe_core.models.config.fields import MAX_WIDTH, Reader
 from recipe_core.models.config.formats import (
     Format,
     algorithm_format,
-    compressed,
-    fp8,
-    gguf,
+    compressed_tensors_format,
+    fp8_format,
+    gguf_format,
     gguf_type,
     grouped_int,
-    quark,
+    quark_format,
     unknown_format,
 )
-from recipe_core.models.config.modules import MAX_PATTERNS, Matched, match
+from recipe_core.models.config.modules import MAX_PATTERNS, Matched, match_modules
 from recipe_core.models.quantization import Quantization
 from recipe_core.models.spec import Layer
 from recipe_core.models.tensors import MATRIX_ROLES, Role, Stored
@@ -68,7 +68,7 @@ class Quantized:
     notes: tuple[str, ...] = ()
 
 
-def quantized(
+def read_quantization(
     raw: Any, layers: tuple[Layer, ...], hidden: int, field: str, *, beside: bool
 ) -> Quantized:
     """Apply a raw ``quantization_config`` to a model's layers; ``field`` is its place in errors."""
@@ -79,9 +79,9 @@ def quantized(
     # ModelOpt's file nests everything once more.
     if isinstance(read.config.get("quantization"), Mapping):
         read = read.inside("quantization")
-    scheme = _scheme(read)
-    left_out = match(scheme.left_out, beside=beside)
-    marked, formats, roles = _apply(scheme, left_out, layers, hidden, beside=beside)
+    scheme = _read_scheme(read)
+    left_out = match_modules(scheme.left_out, beside=beside)
+    marked, formats, roles = _apply_formats(scheme, left_out, layers, hidden, beside=beside)
     if not roles:
         notes: tuple[str, ...] = ("The quantisation excludes every matrix.",)
         return Quantized(layers, None, scheme.kv_dtype, notes)
@@ -93,7 +93,7 @@ def quantized(
         for role, form in sorted(formats.items(), key=lambda entry: entry[0])
         if form.dtype != main.dtype
     )
-    notes = _notes(left_out, mixed)
+    notes = _quantization_notes(left_out, mixed)
     written = f"{scheme.method}/{main.scales}" if main.scales else scheme.method
     quantization = Quantization(
         main.dtype,
@@ -107,7 +107,7 @@ def quantized(
     return Quantized(marked, quantization, scheme.kv_dtype, notes)
 
 
-def _notes(left_out: Matched, mixed: Sequence[tuple[Role, Stored]]) -> tuple[str, ...]:
+def _quantization_notes(left_out: Matched, mixed: Sequence[tuple[Role, Stored]]) -> tuple[str, ...]:
     notes = []
     if left_out.strange:
         patterns = ", ".join(left_out.strange[:3])
@@ -118,12 +118,12 @@ def _notes(left_out: Matched, mixed: Sequence[tuple[Role, Stored]]) -> tuple[str
     return tuple(notes)
 
 
-def _apply(
+def _apply_formats(
     scheme: Scheme, left_out: Matched, layers: tuple[Layer, ...], hidden: int, *, beside: bool
 ) -> tuple[tuple[Layer, ...], dict[Role, Format], set[Role]]:
     """Mark each layer's unquantised tensors, and find the prevailing format of every role."""
     rules = [
-        (rule.format, match(rule.targets, beside=beside) if rule.targets else None)
+        (rule.format, match_modules(rule.targets, beside=beside) if rule.targets else None)
         for rule in scheme.rules
     ]
     votes: dict[Role, Counter[Format]] = {}
@@ -135,7 +135,7 @@ def _apply(
         for layer in set(layers)
     }
     for i, layer in enumerate(layers):
-        skipped, unquantized, here = left_out.of(i), set[str](), dict[str, Format]()
+        skipped, unquantized, layer_formats = left_out.of(i), set[str](), dict[str, Format]()
         for item in tables[layer]:
             role_of[item.name] = item.role
             form = None
@@ -145,9 +145,9 @@ def _apply(
                 unquantized.add(item.name)
             else:
                 votes.setdefault(item.role, Counter())[form] += item.numel
-                here[item.name] = form
+                layer_formats[item.name] = form
         plain.append(unquantized)
-        turned.append(here)
+        turned.append(layer_formats)
     formats: dict[Role, Format] = {
         role: count.most_common(1)[0][0] for role, count in votes.items()
     }
@@ -159,45 +159,47 @@ def _apply(
         formats["head"] = head
     roles |= formats.keys()
     marked = []
-    for layer, names, here in zip(layers, plain, turned, strict=True):
+    for layer, names, layer_formats in zip(layers, plain, turned, strict=True):
         exceptions = tuple(sorted(name for name in names if role_of[name] in roles))
         stored = tuple(
             (name, form.stored)
-            for name, form in sorted(here.items())
+            for name, form in sorted(layer_formats.items())
             if form.dtype != formats[role_of[name]].dtype
         )
         marked.append(replace(layer, unquantized=exceptions, stored=stored))
     return tuple(marked), formats, roles
 
 
-def _scheme(read: Reader) -> Scheme:
+def _read_scheme(read: Reader) -> Scheme:
     """The rules of whichever quantiser wrote this."""
     method = str(read.config.get("quant_method") or "").lower()
     if method == "gguf":
-        form = gguf(read)
+        form = gguf_format(read)
         kind = f"gguf/{gguf_type(str(read.config['file_type']))}"
         if form.dtype == "mxfp4":
             return Scheme((Rule(form, _EXPERTS),), (), None, kind)
         return Scheme((Rule(form),), (), None, kind, whole=form)
     # Of an fp8 checkpoint that was quantised again, the modules left out are still fp8.
     requantized = method == "fp8" and read.has("quantized_layers")
-    left_out = () if requantized else _patterns(read, LEFT_OUT)
-    return Scheme(_rules(read, method), left_out, _cache_format(read), method or "modelopt")
+    left_out = () if requantized else _module_patterns(read, LEFT_OUT)
+    return Scheme(
+        _quantizer_rules(read, method), left_out, _cache_format(read), method or "modelopt"
+    )
 
 
-def _patterns(read: Reader, names: Iterable[str]) -> tuple[str, ...]:
+def _module_patterns(read: Reader, names: Iterable[str]) -> tuple[str, ...]:
     patterns = tuple(word for name in names for word in read.words(name))
     if len(patterns) > MAX_PATTERNS:
         raise read.error("ignore", f"lists {len(patterns):,} modules, more than {MAX_PATTERNS:,}.")
     return patterns
 
 
-def _rules(read: Reader, method: str) -> tuple[Rule, ...]:
+def _quantizer_rules(read: Reader, method: str) -> tuple[Rule, ...]:
     if method in ("fp8", "fbgemm_fp8"):
         sizes = read.wholes("weight_block_size", MAX_WIDTH, length=2)
-        form = fp8("channel" if method == "fbgemm_fp8" else "tensor")
+        form = fp8_format("channel" if method == "fbgemm_fp8" else "tensor")
         if sizes:
-            form = fp8("block", sizes[0])
+            form = fp8_format("block", sizes[0])
         return (*_four_bit_experts(read), Rule(form))
     if method == "mxfp4":
         return (Rule(Format("mxfp4"), _EXPERTS),)
@@ -210,7 +212,7 @@ def _rules(read: Reader, method: str) -> tuple[Rule, ...]:
         "awq_marlin",
         "gptq_marlin",
     ):
-        return (Rule(_integer(read, method)),)
+        return (Rule(_integer_format(read, method)),)
     if method in ("bitsandbytes", "bnb"):
         return (Rule(_bitsandbytes(read)),)
     if method == "quark":
@@ -239,7 +241,7 @@ def _four_bit_experts(read: Reader) -> tuple[Rule, ...]:
     return (Rule(form, _EXPERTS),)
 
 
-def _integer(read: Reader, method: str) -> Format:
+def _integer_format(read: Reader, method: str) -> Format:
     bits = read.whole(("bits", "w_bit"), 16, default=4)
     if bits not in (4, 8):
         raise unknown_format(read, "bits", f"{bits}-bit {method} is")
@@ -267,8 +269,8 @@ def _quark_rules(read: Reader) -> tuple[Rule, ...]:
     for pattern in layered.config:
         weight = layered.inside(pattern).inside("weight")
         if weight.config:
-            rules.append(Rule(quark(weight), (str(pattern),)))
-    return (*rules, Rule(quark(read.inside("global_quant_config").inside("weight"))))
+            rules.append(Rule(quark_format(weight), (str(pattern),)))
+    return (*rules, Rule(quark_format(read.inside("global_quant_config").inside("weight"))))
 
 
 def _modelopt_mixed(read: Reader) -> tuple[Rule, ...]:
@@ -293,7 +295,7 @@ def _compressed_rules(read: Reader) -> tuple[Rule, ...]:
         group = groups.inside(name)
         if not group.has("weights"):
             continue
-        form = compressed(
+        form = compressed_tensors_format(
             group.inside("weights"),
             str(group.config.get("format") or read.config.get("format") or ""),
         )

@@ -17,10 +17,10 @@ from recipe_core.base.errors import ModelError
 from recipe_core.models.attention import Attention, GroupedAttention
 from recipe_core.models.config.attention import HEAD_DIM, HEADS, attention_layers
 from recipe_core.models.config.encoder import (
+    attend_all_layers,
     encoder_parts,
     encoder_task,
     is_encoder,
-    seeing_all,
     with_defaults,
 )
 from recipe_core.models.config.fields import (
@@ -33,10 +33,10 @@ from recipe_core.models.config.fields import (
     Config,
     Reader,
 )
-from recipe_core.models.config.layer_plan import halves_apart, mixers
+from recipe_core.models.config.layer_plan import halves_apart, layer_mixers
 from recipe_core.models.config.mlp import mlp_layers
-from recipe_core.models.config.quantization import quantized
-from recipe_core.models.config.towers import towers
+from recipe_core.models.config.quantization import read_quantization
+from recipe_core.models.config.towers import read_towers
 from recipe_core.models.mlp import DenseMlp
 from recipe_core.models.spec import (
     DRAFTS_UNCOUNTED,
@@ -60,11 +60,12 @@ def nas_layers(read: Reader, hidden: int, layers: int) -> tuple[Layer, ...]:
     ):
         raise read.error("block_configs", f"is not a list of {layers} objects, one per layer.")
     return tuple(
-        _layer(read, cast("Mapping[str, Any]", block), hidden, i) for i, block in enumerate(blocks)
+        _nas_layer(read, cast("Mapping[str, Any]", block), hidden, i)
+        for i, block in enumerate(blocks)
     )
 
 
-def _layer(read: Reader, block: Mapping[str, Any], hidden: int, index: int) -> Layer:
+def _nas_layer(read: Reader, block: Mapping[str, Any], hidden: int, index: int) -> Layer:
     inner = Reader(block, f"{read.field}.block_configs.{index}")
     attention, mlp = inner.inside("attention"), inner.inside("ffn")
     for half in (attention, mlp):
@@ -73,12 +74,12 @@ def _layer(read: Reader, block: Mapping[str, Any], hidden: int, index: int) -> L
                 "replace_with_linear", "layers replaced by one matrix are not modelled yet."
             )
     return Layer(
-        None if attention.has("no_op") else _attention(read, attention, hidden),
-        None if mlp.has("no_op") else _mlp(mlp, hidden),
+        None if attention.has("no_op") else _nas_attention(read, attention, hidden),
+        None if mlp.has("no_op") else _nas_mlp(mlp, hidden),
     )
 
 
-def _attention(read: Reader, block: Reader, hidden: int) -> GroupedAttention:
+def _nas_attention(read: Reader, block: Reader, hidden: int) -> GroupedAttention:
     heads, group = read.whole(HEADS, MAX_WIDTH), block.whole(("n_heads_in_group",), MAX_WIDTH)
     if heads % group:
         raise block.error(
@@ -89,7 +90,7 @@ def _attention(read: Reader, block: Reader, hidden: int) -> GroupedAttention:
     return GroupedAttention(heads, heads // group, dim, dim, window)
 
 
-def _mlp(block: Reader, hidden: int) -> DenseMlp:
+def _nas_mlp(block: Reader, hidden: int) -> DenseMlp:
     """DeciLM's width for ``ffn_mult``: two thirds of twice the multiple, rounded up to 256."""
     if block.has("intermediate_size"):
         return DenseMlp(block.whole(("intermediate_size",), MAX_WIDTH))
@@ -172,13 +173,13 @@ _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
 @cache
-def _families() -> dict[str, dict[str, Any]]:
+def _config_families() -> dict[str, dict[str, Any]]:
     return cast(
         "dict[str, dict[str, Any]]", read_shipped(Path(__file__).with_name("families.yaml"))
     )
 
 
-def read_config(config: Any, name: str, *, field: str = "model") -> ModelSpec:
+def read_model_config(config: Any, name: str, *, field: str = "model") -> ModelSpec:
     """The model that a ``config.json`` describes.
 
     Args:
@@ -200,8 +201,8 @@ def read_config(config: Any, name: str, *, field: str = "model") -> ModelSpec:
     _refuse_unmodelled(read)
     hidden = read.whole(_HIDDEN, MAX_WIDTH)
     vocabulary = read.whole(_VOCABULARY, MAX_VOCABULARY)
-    layers = _layers(read, hidden, _layer_count(read))
-    stored = quantized(
+    layers = _config_layers(read, hidden, _layer_count(read))
+    stored = read_quantization(
         _stored_as(config, read),
         layers,
         hidden,
@@ -210,21 +211,21 @@ def read_config(config: Any, name: str, *, field: str = "model") -> ModelSpec:
     )
     drafts = read.whole(DRAFTS, MAX_LAYERS, default=0, minimum=0)
     notes += [*_visible_gaps(read, drafts), *stored.notes]
-    shown = seeing_all(read.config, stored.layers)
+    shown = attend_all_layers(read.config, stored.layers)
     model = ModelSpec(
         name=name,
         hidden=hidden,
         vocabulary=vocabulary,
         layers=shown,
-        tied_embeddings=_tied(config, read, notes),
+        tied_embeddings=_has_tied_embeddings(config, read, notes),
         max_context=max_context(read, notes),
-        dtype=_dtype(config, read),
+        dtype=_config_dtype(config, read),
         quantization=stored.quantization,
         config=dict(config),
         kv_dtype=stored.kv_dtype or _cache_dtype(layers),
         draft_layers=drafts,
-        extras=_extras(read, hidden, stored.layers),
-        towers=towers(config, hidden, field, notes),
+        extras=_extra_tensors(read, hidden, stored.layers),
+        towers=read_towers(config, hidden, field, notes),
         notes=tuple(notes),
     )
     return model.pooled(encoder_task(config)) if model.is_encoder else model
@@ -235,7 +236,7 @@ def _read_encoder(config: Config, name: str, field: str) -> ModelSpec:
     read = Reader(with_defaults(config), field)
     parts = encoder_parts(read)
     hidden = read.whole(("hidden_size",), MAX_WIDTH)
-    stored = quantized(_stored_as(config, read), parts.layers, hidden, field, beside=False)
+    stored = read_quantization(_stored_as(config, read), parts.layers, hidden, field, beside=False)
     return ModelSpec(
         name=name,
         hidden=hidden,
@@ -243,7 +244,7 @@ def _read_encoder(config: Config, name: str, field: str) -> ModelSpec:
         layers=stored.layers,
         tied_embeddings=True,
         max_context=parts.max_context,
-        dtype=_dtype(config, read),
+        dtype=_config_dtype(config, read),
         quantization=stored.quantization,
         config=dict(config),
         extras=parts.extras,
@@ -277,7 +278,7 @@ def _with_halves(text: Config, field: str) -> Config:
 
 def _with_family(text: Config) -> Config:
     return {
-        **_families().get(str(text.get("model_type")), {}),
+        **_config_families().get(str(text.get("model_type")), {}),
         **{key: value for key, value in text.items() if value is not None},
     }
 
@@ -338,17 +339,17 @@ def _layer_count(read: Reader) -> int:
     return read.whole(_LAYERS, MAX_LAYERS, default=min(len(listed), MAX_LAYERS) or None)
 
 
-def _layers(read: Reader, hidden: int, count: int) -> tuple[Layer, ...]:
+def _config_layers(read: Reader, hidden: int, count: int) -> tuple[Layer, ...]:
     if read.has("block_configs"):
         return nas_layers(read, hidden, count)
-    words = mixers(read, count)
+    words = layer_mixers(read, count)
     attentions = _with_index_keys(read, attention_layers(read, hidden, words))
     width = read.whole(("hidden_size_per_layer_input",), MAX_WIDTH, default=0, minimum=0)
     # With only a mixer in every layer, there is no feed-forward width to read.
     if halves_apart(read, words) and "mlp" not in words:
         return tuple(Layer(attention, None) for attention in attentions)
     mlps = mlp_layers(read, hidden, count)
-    apart, streams = "mlp" in words, _streams(read)
+    apart, streams = "mlp" in words, _residual_streams(read)
     pairs = zip(attentions, mlps, strict=True)
     return tuple(
         Layer(attention, None if apart and attention is not None else mlp, (), width, streams)
@@ -376,12 +377,12 @@ def _with_index_keys(
     ]
 
 
-def _streams(read: Reader) -> int:
+def _residual_streams(read: Reader) -> int:
     """Residual streams that hyper-connections keep (1: an ordinary residual)."""
     return read.whole(("hc_mult",), MAX_EXPERTS, default=1)
 
 
-def _extras(read: Reader, hidden: int, layers: Sequence[Layer]) -> tuple[Tensor, ...]:
+def _extra_tensors(read: Reader, hidden: int, layers: Sequence[Layer]) -> tuple[Tensor, ...]:
     """Tensors outside the layers.
 
     Per-layer input embeddings (a row a token), learned positions, what joins residual streams, and
@@ -401,19 +402,19 @@ def _extras(read: Reader, hidden: int, layers: Sequence[Layer]) -> tuple[Tensor,
     for expert in read.wholes("image_expert_widths", MAX_WIDTH):
         values = 3 * hidden * expert * experts
         out.append(tensor("image_experts", values, "experts", "tensor", 0.0))
-    streams = _streams(read)
+    streams = _residual_streams(read)
     if streams > 1:
         out.append(tensor("hyper_head", streams * (streams * hidden + 1) + 1, "norm", "replicated"))
     return tuple(out)
 
 
-def _dtype(config: Config, read: Reader) -> str:
+def _config_dtype(config: Config, read: Reader) -> str:
     sources = [(part, name) for part in (read.config, config) for name in ("torch_dtype", "dtype")]
     dtype = next((part[name] for part, name in sources if part.get(name)), None)
     return _DTYPES.get(str(dtype).removeprefix("torch."), "bf16")
 
 
-def _tied(config: Config, read: Reader, notes: list[str]) -> bool:
+def _has_tied_embeddings(config: Config, read: Reader, notes: list[str]) -> bool:
     for source in (config, read.config):
         if source.get("tie_word_embeddings") is not None:
             return bool(source["tie_word_embeddings"])

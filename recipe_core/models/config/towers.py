@@ -92,37 +92,41 @@ class _Families(BaseModel):
 
 
 @cache
-def _families() -> dict[tuple[str, str], Family]:
+def _tower_families() -> dict[tuple[str, str], Family]:
     """Families by what their tower reads, and by model type."""
     file = DataFile(Path(__file__).with_name("towers.yaml"), "towers", ModelError)
     listed = file.read_as(_Families)
     return {(family.modality, name): family for family in listed.families for name in family.types}
 
 
-def _family(config: Config, part: Config, modality: Modality) -> Family | None:
+def _tower_family(config: Config, part: Config, modality: Modality) -> Family | None:
     """The family of a tower: by both types, by that of the whole config, else by its own."""
     outer, inner = str(config.get("model_type")), str(part.get("model_type"))
     types = (f"{outer}/{inner}", outer, inner)
-    known = (_families().get((modality, name)) for name in types)
-    return next((family for family in known if family is not None), None)
+    families = (_tower_families().get((modality, name)) for name in types)
+    return next((family for family in families if family is not None), None)
 
 
-def towers(config: Config, text_hidden: int, field: str, notes: list[str]) -> tuple[Tower, ...]:
+def read_towers(
+    config: Config, text_hidden: int, field: str, notes: list[str]
+) -> tuple[Tower, ...]:
     """The towers of a config, and a note about each that is not or not wholly counted.
 
     Raises:
         ModelError: for a size that is no whole number within limits.
     """
     out = []
-    for modality, name, part in _parts(config):
-        if (tower := _tower(config, part, modality, text_hidden, f"{field}.{name}", notes)) is None:
+    for modality, name, part in _tower_parts(config):
+        if (
+            tower := _read_tower(config, part, modality, text_hidden, f"{field}.{name}", notes)
+        ) is None:
             notes.append(f"The {PARTS[modality]} {NO_TOWER}")
         else:
             out.append(tower)
     return tuple(out)
 
 
-def _parts(config: Config) -> Iterator[tuple[Modality, str, Mapping[str, Any]]]:
+def _tower_parts(config: Config) -> Iterator[tuple[Modality, str, Mapping[str, Any]]]:
     """Objects that describe a tower, at the top or in the object that holds all encoders."""
     outer = [config, *(config[name] for name in _NESTED if isinstance(config.get(name), Mapping))]
     for modality, names in _PLACES.items():
@@ -133,7 +137,7 @@ def _parts(config: Config) -> Iterator[tuple[Modality, str, Mapping[str, Any]]]:
                 break
 
 
-def _tower(
+def _read_tower(
     config: Config,
     part: Mapping[str, Any],
     modality: Modality,
@@ -142,7 +146,7 @@ def _tower(
     notes: list[str],
 ) -> Tower | None:
     """One tower; None where its config has neither sizes nor a family that knows them."""
-    family = _family(config, part, modality)
+    family = _tower_family(config, part, modality)
     if family is None:
         kind = str(part.get("model_type") or config.get("model_type") or "of no named type")
         family = Family(types=("other",), source="sizes", modality=modality)
@@ -243,7 +247,7 @@ class _Sizes:
             embedding_weights=sum(map(self._numel, family.embedding)),
             projector_weights=copies * sum(map(self._numel, family.projector)),
             positions=self.positions,
-            outputs=copies * self.widths["out" if "out" in _names(family) else "text"],
+            outputs=copies * self.widths["out" if "out" in _projector_widths(family) else "text"],
             patch=self.widths["patch"] if modality == "image" else 0,
             item_tokens=tokens,
             repeats=family.repeats,
@@ -251,5 +255,5 @@ class _Sizes:
         )
 
 
-def _names(family: Family) -> set[Width]:
+def _projector_widths(family: Family) -> set[Width]:
     return {width for weights in family.projector for width in weights}

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from recipe_core.base.data_files import DataFile
 from recipe_core.base.errors import HardwareError
 from recipe_core.base.provenance import Sourced
-from recipe_core.hardware.cluster import device, device_names
+from recipe_core.hardware.cluster import device_names, device_profile
 from recipe_core.targets.deployments.deployed import Place
 from recipe_core.targets.names import names as written_names
 
@@ -93,7 +93,7 @@ def _of_machine(kind: str) -> str | None:
 def _profile(text: str) -> str | None:
     """A shipped device by its name or an alias, whatever stands between letters and digits."""
     try:
-        return device(text).name
+        return device_profile(text).name
     except HardwareError:
         pass
     return _plain_names().get(_plain(text))
@@ -103,7 +103,7 @@ def _profile(text: str) -> str | None:
 def _plain_names() -> dict[str, str]:
     out: dict[str, str] = {}
     for name in device_names():
-        for alias in (name, *device(name).aliases):
+        for alias in (name, *device_profile(name).aliases):
             out.setdefault(_plain(alias), name)
     return out
 
@@ -142,4 +142,4 @@ def chosen(
 
 def _memory(asked: tuple[str, int | None]) -> float:
     profile, number = asked
-    return device(profile).memory_bytes.value * (number or 1)
+    return device_profile(profile).memory_bytes.value * (number or 1)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from recipe_core.estimates.serving.cold_start import cold_start
-from recipe_core.hardware.cluster import device, device_names
+from recipe_core.hardware.cluster import device_names, device_profile
 
 if TYPE_CHECKING:  # targets ask for thresholds themselves
     from recipe_core.targets.context import Context
@@ -73,7 +73,7 @@ def warm_up_s(context: Context) -> int:
         weights_bytes=context.weights_bytes,
         devices=context.nodes * context.devices_per_node,
         nodes=context.nodes,
-        device=device(context.device) if known else None,
+        device=device_profile(context.device) if known else None,
         weight_dtype=context.weight_dtype,
     )
     return round(min(longest, max(shortest, start.seconds)))

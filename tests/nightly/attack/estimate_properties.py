@@ -8,8 +8,8 @@ from functools import cache
 from typing import Any
 
 from recipe_core.estimates.serving.starts import DOUBT
-from recipe_core.hardware.cluster import device
-from recipe_core.models.catalog import load_model
+from recipe_core.hardware.cluster import device_profile
+from recipe_core.models.catalog import load_model_spec
 from recipe_core.models.spec import ModelSpec, MoeMlp
 from recipe_core.recipe.text_rows import is_pooled_estimate
 from recipe_core.request.serving_workload import LOADS
@@ -27,7 +27,7 @@ tensors may stay in the processor's cache."""
 @cache
 def spec(name: str) -> ModelSpec:
     """A model of the catalog."""
-    return load_model(name)
+    return load_model_spec(name)
 
 
 def near(value: float, expected: float, rounding: float = 1e-9) -> bool:
@@ -126,7 +126,7 @@ def reads_weights(request: Request, answer: Answer) -> bool | None:
     weights = sum(stage["weights_bytes"] for stage in memory.get("stages") or [memory])
     looked_up = 0 if model.tied_embeddings else model.vocabulary * model.hidden
     read = READ_SHARE * weights * (1 - looked_up / model.parameters)
-    bandwidth = device(request["hardware"]["device"]).memory_bandwidth_bytes_per_s.value
+    bandwidth = device_profile(request["hardware"]["device"]).memory_bandwidth_bytes_per_s.value
     return bool(answer["serving"]["tpot_s"] >= read / bandwidth)
 
 
@@ -140,7 +140,7 @@ def below_peak(request: Request, answer: Answer) -> bool:
     if "training" in answer:
         return bool(answer["training"]["mfu"] <= 1)
     workload = request["workload"]
-    model, place = spec(request["model"]), device(request["hardware"]["device"])
+    model, place = spec(request["model"]), device_profile(request["hardware"]["device"])
     prompt = workload["input_tokens"] * (1 - workload.get("prefix_hit", 0.0))
     outputs = 0 if is_pooled_estimate(answer) else workload["output_tokens"]
     tokens = _requests_per_s(request, answer) * (prompt + outputs)

@@ -16,7 +16,7 @@ from typing import Any
 
 from recipe_core.engines.frameworks import training_data
 from recipe_core.engines.spec import engine, engine_names
-from recipe_core.hardware.cluster import device, device_names, in_nodes
+from recipe_core.hardware.cluster import device_names, device_profile, in_nodes
 from recipe_core.models.catalog import catalog_ids
 from recipe_core.models.spec import ModelSpec
 from recipe_core.plans.plans import estimate_batch
@@ -74,7 +74,7 @@ def _tp(rng: random.Random, model: ModelSpec, capacity: float, bytes_each: float
 
 def _serving(rng: random.Random) -> Request:
     name, hardware = rng.choice(catalog_ids()), in_nodes(rng.choice(device_names()), 8, 16)
-    model, place = spec(name), device(hardware["device"])
+    model, place = spec(name), device_profile(hardware["device"])
     runs = [known for known in engine_names() if place.runtime in engine(known).runtimes]
     engines = runs or engine_names()
     stored = 1.0 if model.weight_dtype.startswith("fp8") else 2.0
@@ -107,7 +107,7 @@ def _serving(rng: random.Random) -> Request:
 
 def _training(rng: random.Random) -> Request:
     name, hardware = rng.choice(catalog_ids()), in_nodes(rng.choice(device_names()), 8, 16)
-    model, place = spec(name), device(hardware["device"])
+    model, place = spec(name), device_profile(hardware["device"])
     dp, micro_batch = rng.choice((1, 2, 4, 8)), rng.choice((1, 1, 2, 4))
     candidate = {
         "engine": rng.choice(list(training_data().frameworks)),

@@ -13,7 +13,7 @@ from tests.payload.trainer.conftest import CONFIG, needs_torch
 pytestmark = needs_torch
 torch = pytest.importorskip("torch")
 
-from recipe_core.launch.training.sources import chats, preferences
+from recipe_core.launch.training.sources import sample_chats, sample_preferences
 from recipe_core.payload.trainer.chats import CHATML, Reader
 from recipe_core.payload.trainer.data import IGNORED
 from recipe_core.payload.trainer.errors import TrainError
@@ -31,7 +31,7 @@ def lines(path, records):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    return lines(tmp_path_factory.mktemp("data") / "chat.jsonl", chats()[:60])
+    return lines(tmp_path_factory.mktemp("data") / "chat.jsonl", sample_chats()[:60])
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +147,7 @@ def test_a_chat_has_the_same_loss_wherever_it_stands(tokenizer, data):
 def test_the_sample_data_of_bundles_are_read_once_and_split_over_replicas(
     tokenizer, tmp_path, kind
 ):
-    records, make = {"chat": (chats, Chats), "preference": (preferences, Pairs)}[kind]
+    records, make = {"chat": (sample_chats, Chats), "preference": (sample_preferences, Pairs)}[kind]
     data = lines(tmp_path / "data.jsonl", records()[:40])
     path = token_file((data,), tokenizer, tmp_path / "tokens", kind)
     assert path == token_file((data,), tokenizer, tmp_path / "tokens", kind)
