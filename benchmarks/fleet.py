@@ -18,7 +18,7 @@ from recipe_core.scaling.capacity import capacity_per_s
 from recipe_core.scaling.fleet import Fleet, Service, StartTime
 from recipe_core.scaling.flow import simulate_flow
 from recipe_core.scaling.requests import simulate_requests
-from recipe_core.scaling.shares import gaps, shares_of
+from recipe_core.scaling.shares import draw_arrival_gaps, shares_of
 from recipe_core.scaling.traces.load import Lengths, Load
 from recipe_core.scaling.traces.trace import Trace
 
@@ -75,7 +75,7 @@ def lengths(seed=0):
 def arrivals(load, seed):
     rng = np.random.default_rng(seed)
     reached = np.concatenate([[0.0], np.cumsum(load.rates * load.interval_s)])
-    places = np.cumsum(gaps(rng, load.burstiness, int(reached[-1] * 1.2) + 300))
+    places = np.cumsum(draw_arrival_gaps(rng, load.burstiness, int(reached[-1] * 1.2) + 300))
     edges = np.arange(len(reached)) * load.interval_s
     at = np.interp(places[places < reached[-1]], reached, edges)
     chosen = rng.choice(len(load.lengths.weight), len(at), p=load.lengths.weight)

@@ -39,9 +39,9 @@ from recipe_core.scaling.outcome import Outcome  # noqa: E402
 from recipe_core.scaling.policies import controller_of  # noqa: E402
 from recipe_core.scaling.requests import simulate_requests  # noqa: E402
 from recipe_core.scaling.signals import Controller, Signals  # noqa: E402
-from recipe_core.scaling.traces.arrivals import arrivals  # noqa: E402
+from recipe_core.scaling.traces.arrivals import draw_requests  # noqa: E402
 from recipe_core.scaling.traces.load import Lengths, Load  # noqa: E402
-from recipe_core.scaling.traces.shapes import shape  # noqa: E402
+from recipe_core.scaling.traces.shapes import shape_rates  # noqa: E402
 from recipe_core.scaling.traces.trace import Trace  # noqa: E402
 from recipe_core.targets.autoscale import KEDA  # noqa: E402
 from recipe_core.targets.read_scaling import read_scaling  # noqa: E402
@@ -96,7 +96,7 @@ def emitted(bundle: Path) -> Scaling:
 
 def day_of(rate_per_s: float, span_s: float) -> Load:
     """A working day of a code assistant, compressed; its busiest hour has ``rate_per_s``."""
-    hours = shape("azure-code")[DAY]
+    hours = shape_rates("azure-code")[DAY]
     lengths = Lengths(np.array([32.0]), np.array([float(OUTPUT_TOKENS)]), np.array([1.0]))
     rates = hours / hours.max() * rate_per_s
     return Load(rates, span_s / len(rates), lengths, 1.5, source="azure-code, compressed")
@@ -168,7 +168,7 @@ def compared(model: Path, most: int, starts: float, work: Path) -> dict[str, Any
         scaling = emitted(fleet.bundle)
         span_s = float(np.clip(starts * fleet.start_times_s[0], SHORTEST_S, LONGEST_S))
         load = day_of(PEAK * SLOTS / full_s, span_s)
-        trace = arrivals(load, seed=1)
+        trace = draw_requests(load, seed=1)
         fleet.begin()
         live_rule = controller_of([scaling], capacity_per_s=SLOTS / full_s, start_s=0.0)
         samples = live(fleet, trace, live_rule, live_rule.interval_s)

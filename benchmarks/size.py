@@ -45,13 +45,13 @@ def in_process(model: str, rounds: int) -> dict[str, float]:
     """Seconds of the first sizing in this process, and the median of the next."""
     from recipe_core.request.size import SizeRequest
     from recipe_core.sizing.answer import Answer
-    from recipe_core.sizing.size import size
+    from recipe_core.sizing.size import size_devices
 
     asked = SizeRequest.parse(request(model))
     taken, whole = [], []
     for _ in range(rounds + 1):
         start = time.perf_counter()
-        sizing = size(asked)
+        sizing = size_devices(asked)
         ranked = sizing.devices
         taken.append(time.perf_counter() - start)
         Answer(sizing).to_json()

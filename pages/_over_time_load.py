@@ -18,7 +18,7 @@ from recipe_core.request.link import START_LOADS
 from recipe_core.request.over_time import DAY_S, HOUR_S, MOST_RATES, OverTime
 from recipe_core.request.ranges import range_of
 from recipe_core.scaling.traces.load import Load
-from recipe_core.scaling.traces.loads import load_of
+from recipe_core.scaling.traces.loads import build_load
 from recipe_core.scaling.traces.shapes import shape_names
 from recipe_core.views import charts
 from recipe_core.views import traces as views
@@ -128,7 +128,7 @@ def load() -> Load:
     Raises:
         RecipeError: where the load names a shape that is not known.
     """
-    return load_of(current(), workload())
+    return build_load(current(), workload())
 
 
 # --- a published shape ---------------------------------------------------------------------------

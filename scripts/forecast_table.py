@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 
 from recipe_core.base.arrays import Float
-from recipe_core.scaling.traces.forecast import predictor
-from recipe_core.scaling.traces.shapes import shape
+from recipe_core.scaling.traces.forecast import build_predictor
+from recipe_core.scaling.traces.shapes import shape_rates
 
 DAY_S, WEEK_S = 86_400, 604_800
 TEN_MINUTES_S, THREE_MINUTES_S = 600, 180
@@ -29,7 +29,7 @@ WEEKS = 3
 def errors(series: Float, kind: str, season: int, tested: int, ahead: tuple[int, ...]) -> Float:
     """Mean absolute errors over the mean, by how many intervals ahead, over the last values."""
     begin = len(series) - tested
-    forecast = predictor(kind, season=season, history=series[:begin])
+    forecast = build_predictor(kind, season=season, history=series[:begin])
     missed: list[list[float]] = [[] for _ in ahead]
     for now in range(begin, len(series)):
         values = forecast.predict(max(ahead))
@@ -63,7 +63,7 @@ def main(path: str) -> None:
     noise = np.random.default_rng(SEED)
     for name in SHAPES:
         steps = 3600 // THREE_MINUTES_S
-        smooth = np.tile(np.repeat(shape(name), steps), WEEKS)
+        smooth = np.tile(np.repeat(shape_rates(name), steps), WEEKS)
         rates = 100 * smooth * np.maximum(noise.normal(1, NOISE, len(smooth)), 0)
         row(name, rates, THREE_MINUTES_S, (1, 20), weekly=True)
 

@@ -176,9 +176,9 @@ def check(body: Body, folders: bool = False) -> Json:
 
 def trace(body: Body, folders: bool = False) -> Json:  # noqa: ARG001 - as every answer
     """The description of a trace, which is ``text`` of a file by the ``name``."""
-    from recipe_core.scaling.traces.describe import description
+    from recipe_core.scaling.traces.describe import describe_traffic
 
-    return clean(description(_trace(body)))
+    return clean(describe_traffic(_trace(body)))
 
 
 def check_simulation(body: Body, folders: bool = False) -> Json:  # noqa: ARG001 - as every answer
@@ -221,7 +221,7 @@ def _simulation(body: Body) -> _Simulation:
     """The parts of the body of a simulation, all of them held to their types."""
     from recipe_core.request.scaling import policies_named
     from recipe_core.request.size import SizeRequest
-    from recipe_core.scaling.setup import check_request
+    from recipe_core.scaling.setup import check_simulation_request
 
     _check_fields(body, "request", "trace", "policies", "days")
     request = _part(body, "request")
@@ -231,7 +231,7 @@ def _simulation(body: Body) -> _Simulation:
     if asks_for_any(request):
         SizeRequest.parse(request)
     else:
-        check_request(PlanRequest.parse(request), traced=trace is not None)
+        check_simulation_request(PlanRequest.parse(request), traced=trace is not None)
     policies, days = policies_named(body.get("policies")), body.get("days")
     bounded = None if days is None else number("days", days, above=0, most=366)
     return _Simulation(request, trace, policies, bounded)

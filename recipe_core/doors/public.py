@@ -96,7 +96,7 @@ def size(
     from recipe_core.sizing import size as sizing
 
     parsed = request if isinstance(request, SizeRequest) else SizeRequest.parse(_values(request))
-    return sizing.size(parsed, folders=folders, corrections=_learned(measured, folders))
+    return sizing.size_devices(parsed, folders=folders, corrections=_learned(measured, folders))
 
 
 def compress(
@@ -161,12 +161,12 @@ def simulate(
         InputError: for a request or a trace that cannot be read, and where no limit bounds a time.
         RecipeError: when no split can serve the model.
     """
-    from recipe_core.scaling.answer import over_time
+    from recipe_core.scaling.answer import simulate_over_time
 
     corrections = _learned(measured, folders)
     values = as_request(request, folders=folders, corrections=corrections)
     load = trace_of(Path(trace)) if isinstance(trace, str | Path) else trace
-    return over_time(
+    return simulate_over_time(
         values, trace=load, policies=policies, days=days, folders=folders, corrections=corrections
     )
 
@@ -361,9 +361,9 @@ def as_request(
     values = _values(value)
     if not asks_for_any(values):
         return PlanRequest.parse(values)
-    from recipe_core.sizing.size import settled
+    from recipe_core.sizing.size import settle_hardware
 
-    return settled(values, folders=folders, corrections=corrections)
+    return settle_hardware(values, folders=folders, corrections=corrections)
 
 
 def _values(value: Any) -> Any:

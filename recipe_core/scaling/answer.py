@@ -19,7 +19,7 @@ from recipe_core.estimates.columns.corrections import Corrections
 from recipe_core.request.scaling import POLICIES, Policy, Scaling, policies_named
 from recipe_core.request.schema import PlanRequest
 from recipe_core.scaling.bounds import always_peak, clairvoyant
-from recipe_core.scaling.confirm import checked
+from recipe_core.scaling.confirm import check_worst_hour
 from recipe_core.scaling.result import (
     Bounds,
     Checked,
@@ -30,9 +30,9 @@ from recipe_core.scaling.result import (
     StartAnswer,
     StartPhase,
 )
-from recipe_core.scaling.says import Replays, against, load_answer, policy_answer
-from recipe_core.scaling.search import ROUNDS, search
-from recipe_core.scaling.setup import Deployment, deployment_of
+from recipe_core.scaling.says import Replays, compare_cost, load_answer, policy_answer
+from recipe_core.scaling.search import ROUNDS, search_policies
+from recipe_core.scaling.setup import Deployment, prepare_deployment
 from recipe_core.scaling.simulated import STEP_S, Simulation
 from recipe_core.scaling.spaces import space_of
 from recipe_core.scaling.traces.rates import Rates
@@ -52,7 +52,7 @@ FAR = 0.05
 REPLAYS = 1 + len(SEEDS) + 2
 
 
-def over_time(
+def simulate_over_time(
     request: PlanRequest,
     *,
     trace: Trace | Rates | None = None,
@@ -80,27 +80,27 @@ def over_time(
         NoAnswer: where no split can run within the limits.
     """
     names = policies_named(policies)
-    deployment = deployment_of(
+    deployment = prepare_deployment(
         request, trace=trace, days=days, folders=folders, corrections=corrections
     )
-    stated = request.options.scaling
-    searched = _searched(stated, names)
+    scaling = request.options.scaling
+    searched = _policies_to_search(scaling, names)
     rounds = ROUNDS if searched else 0
     with progress.task(2 + rounds + REPLAYS + 1):
         simulation = Simulation.of(deployment)
         progress.step()
-        finalists = _finalists(simulation, searched, deployment.attainment)
-        if stated is not None and (names is None or stated.policy in names):
-            finalists[stated.policy] = [stated]
-        replays = _replayed(simulation, finalists, deployment.attainment)
-        bounds = _bounds(simulation, deployment)
+        finalists = _search_finalists(simulation, searched, deployment.attainment)
+        if scaling is not None and (names is None or scaling.policy in names):
+            finalists[scaling.policy] = [scaling]
+        replays = _replay_finalists(simulation, finalists, deployment.attainment)
+        bounds = _simulate_bounds(simulation, deployment)
         progress.step()
-        answer = _answer(deployment, simulation, replays, bounds)
+        answer = _build_over_time_answer(deployment, simulation, replays, bounds)
         progress.step()
     return answer
 
 
-def over_time_json(
+def simulate_over_time_json(
     request: Mapping[str, Any],
     *,
     policies: Sequence[str] | None = None,
@@ -112,19 +112,19 @@ def over_time_json(
     Raises:
         RecipeError: as ``over_time``.
     """
-    asked = PlanRequest.parse(request)
-    return over_time(asked, policies=policies, days=days, folders=folders).to_json()
+    plan_request = PlanRequest.parse(request)
+    return simulate_over_time(plan_request, policies=policies, days=days, folders=folders).to_json()
 
 
-def _searched(stated: Scaling | None, names: Sequence[Policy] | None) -> list[Policy]:
+def _policies_to_search(scaling: Scaling | None, names: Sequence[Policy] | None) -> list[Policy]:
     """Policies whose parameters are searched."""
     if names is None:
-        return [] if stated is not None else list(POLICIES)
-    return [name for name in names if stated is None or name != stated.policy]
+        return [] if scaling is not None else list(POLICIES)
+    return [name for name in names if scaling is None or name != scaling.policy]
 
 
-def _finalists(
-    simulation: Simulation, policies: Sequence[Policy], wanted: float
+def _search_finalists(
+    simulation: Simulation, policies: Sequence[Policy], attainment: float
 ) -> dict[Policy, list[Scaling]]:
     """The best few parameters of each policy; policies that are nothing of their own are left out.
 
@@ -133,27 +133,29 @@ def _finalists(
     if not policies:
         return {}
     spaces = [space_of(policy, simulation.need) for policy in policies]
-    best = search(spaces, simulation.part(SEARCHED_DAYS).outcomes, wanted)
-    return {policy: [one.scaling for one in tried] for policy, tried in best.items() if tried}
+    best = search_policies(spaces, simulation.part(SEARCHED_DAYS).outcomes, attainment)
+    return {policy: [trial.scaling for trial in tried] for policy, tried in best.items() if tried}
 
 
-def _replayed(
-    simulation: Simulation, finalists: Mapping[Policy, Sequence[Scaling]], wanted: float
+def _replay_finalists(
+    simulation: Simulation, finalists: Mapping[Policy, Sequence[Scaling]], attainment: float
 ) -> dict[Policy, tuple[Scaling, Replays]]:
     """The best of each policy's finalists over the whole time, with its range."""
-    every = [scaling for scalings in finalists.values() for scaling in scalings]
+    all_scalings = [scaling for scalings in finalists.values() for scaling in scalings]
     best: dict[Policy, tuple[Scaling, Replays]] = {}
-    for scaling, outcome in zip(every, simulation.outcomes(every), strict=True):
-        replay, known = Replays(outcome), best.get(scaling.policy)
-        if known is None or _order(replay, wanted) < _order(known[1], wanted):
+    for scaling, outcome in zip(all_scalings, simulation.outcomes(all_scalings), strict=True):
+        replay, best_pair = Replays(outcome), best.get(scaling.policy)
+        if best_pair is None or _replay_sort_key(replay, attainment) < _replay_sort_key(
+            best_pair[1], attainment
+        ):
             best[scaling.policy] = (scaling, replay)
     progress.step()
     return _with_ranges(simulation, best)
 
 
-def _order(replay: Replays, wanted: float) -> tuple[float, ...]:
+def _replay_sort_key(replay: Replays, attainment: float) -> tuple[float, ...]:
     """Sorts the better first, as in the search."""
-    if replay.attainment >= wanted:
+    if replay.attainment >= attainment:
         return (0.0, replay.rented_s, -replay.attainment)
     return (1.0, -replay.attainment, replay.rented_s)
 
@@ -179,35 +181,38 @@ def _with_ranges(
     }
 
 
-def _bounds(simulation: Simulation, deployment: Deployment) -> Bounds:
-    fleet, load, wanted = simulation.fleet, simulation.load, deployment.attainment
-    peak = always_peak(fleet, load, wanted, interval_s=simulation.interval_s, step_s=STEP_S)
+def _simulate_bounds(simulation: Simulation, deployment: Deployment) -> Bounds:
+    fleet, load, attainment = simulation.fleet, simulation.load, deployment.attainment
+    peak = always_peak(fleet, load, attainment, interval_s=simulation.interval_s, step_s=STEP_S)
     count = int(peak.most_replicas)
-    least = clairvoyant(fleet, load, wanted, interval_s=simulation.interval_s)
+    clairvoyant_outcome = clairvoyant(fleet, load, attainment, interval_s=simulation.interval_s)
     always = Scaling(policy="fixed", min_replicas=count, max_replicas=count)
     return Bounds(
-        always_peak=policy_answer("always_peak", always, Replays(peak), fleet, wanted),
-        clairvoyant=policy_answer("clairvoyant", None, Replays(least), fleet, wanted),
+        always_peak=policy_answer("always_peak", always, Replays(peak), fleet, attainment),
+        clairvoyant=policy_answer(
+            "clairvoyant", None, Replays(clairvoyant_outcome), fleet, attainment
+        ),
     )
 
 
-def _answer(
+def _build_over_time_answer(
     deployment: Deployment,
     simulation: Simulation,
     replays: Mapping[Policy, tuple[Scaling, Replays]],
     bounds: Bounds,
 ) -> OverTimeAnswer:
-    fleet, wanted = simulation.fleet, deployment.attainment
-    ordered = sorted(replays.values(), key=lambda pair: _order(pair[1], wanted))
-    best = _best(ordered, wanted)
+    fleet, attainment = simulation.fleet, deployment.attainment
+    ordered = sorted(replays.values(), key=lambda pair: _replay_sort_key(pair[1], attainment))
+    best = _pick_scaling_policy(ordered, attainment)
     policies = []
     for scaling, replay in ordered:
         closer = None
         if scaling.policy == best or len(ordered) == 1:
-            closer = checked(simulation, scaling, replay.outcome)
-        policies.append(policy_answer(scaling.policy, scaling, replay, fleet, wanted, closer))
+            closer = check_worst_hour(simulation, scaling, replay.outcome)
+        policies.append(policy_answer(scaling.policy, scaling, replay, fleet, attainment, closer))
     bounds = Bounds(
-        always_peak=_held(bounds.always_peak, bounds), clairvoyant=_held(bounds.clairvoyant, bounds)
+        always_peak=_compare_bounds(bounds.always_peak, bounds),
+        clairvoyant=_compare_bounds(bounds.clairvoyant, bounds),
     )
     return OverTimeAnswer(
         candidate=deployment.candidate,
@@ -219,38 +224,40 @@ def _answer(
         service=ServiceAnswer(
             requests_per_s=simulation.need.capacity_per_s, slots=fleet.service.slots
         ),
-        start=_start(deployment),
+        start=_build_start_answer(deployment),
         load=load_answer(simulation.load),
         limits=dict(fleet.limits_s),
-        attainment_wanted=wanted,
+        attainment_wanted=attainment,
         best=best,
-        policies=tuple(_held(policy, bounds) for policy in policies),
+        policies=tuple(_compare_bounds(policy, bounds) for policy in policies),
         bounds=bounds,
-        kv_tiers=_tiers(deployment),
-        notes=tuple(_notes(deployment, policies, best)),
+        kv_tiers=_kv_tiers_json(deployment),
+        notes=tuple(_over_time_notes(deployment, policies, best)),
     )
 
 
-def _best(ordered: Sequence[tuple[Scaling, Replays]], wanted: float) -> Policy | None:
+def _pick_scaling_policy(
+    ordered: Sequence[tuple[Scaling, Replays]], attainment: float
+) -> Policy | None:
     """The cheapest policy that reaches the wanted share and that a bundle can hold."""
     for scaling, replay in ordered:
-        if replay.attainment >= wanted and scaling.policy not in UNWRITTEN:
+        if replay.attainment >= attainment and scaling.policy not in UNWRITTEN:
             return scaling.policy
     return None
 
 
-def _held(policy: PolicyAnswer, bounds: Bounds) -> PolicyAnswer:
-    ratios = against(policy, bounds.always_peak, bounds.clairvoyant)
+def _compare_bounds(policy: PolicyAnswer, bounds: Bounds) -> PolicyAnswer:
+    ratios = compare_cost(policy, bounds.always_peak, bounds.clairvoyant)
     return policy.model_copy(update={"against": ratios})
 
 
-def _tiers(deployment: Deployment) -> tuple[dict[str, Any], ...] | None:
+def _kv_tiers_json(deployment: Deployment) -> tuple[dict[str, Any], ...] | None:
     """What each tier below the devices' cache adds; None where the request has none."""
     tiers = deployment.plan.estimate(deployment.row).kv_tiers
     return tuple(tier.to_json() for tier in tiers) if isinstance(tiers, list) else None
 
 
-def _start(deployment: Deployment) -> StartAnswer:
+def _build_start_answer(deployment: Deployment) -> StartAnswer:
     start = deployment.start
     return StartAnswer(
         seconds=start.seconds,
@@ -267,33 +274,33 @@ def _start(deployment: Deployment) -> StartAnswer:
             for phase in start.phases
         ),
         savings=tuple(
-            Saving(change=one.change, text=one.text, seconds=one.seconds_saved)
-            for one in start.savings
+            Saving(change=saving.change, text=saving.text, seconds=saving.seconds_saved)
+            for saving in start.savings
         ),
     )
 
 
-def _notes(
+def _over_time_notes(
     deployment: Deployment, policies: Sequence[PolicyAnswer], best: Policy | None
 ) -> list[str]:
     notes = list(deployment.notes)
-    chosen = next((one for one in policies if one.name == best), None)
+    best_policy = next((policy for policy in policies if policy.name == best), None)
     for policy in policies:
         if policy.checked is not None:
-            notes += _about_check(policy.name, policy.checked)
-    if chosen is not None and chosen.scaling is not None:
-        notes += _to_write(chosen.scaling)
-        cheaper = [one for one in policies if one.name in UNWRITTEN and one.meets]
+            notes += _worst_hour_notes(policy.name, policy.checked)
+    if best_policy is not None and best_policy.scaling is not None:
+        notes += _gateway_metric_notes(best_policy.scaling)
+        cheaper = [policy for policy in policies if policy.name in UNWRITTEN and policy.meets]
         notes += [
-            f"{one.name} would cost {one.gpu_hours / chosen.gpu_hours:.0%} of "
-            f"{chosen.name}; no autoscaler runs it as it is, so that it is not chosen."
-            for one in cheaper
-            if one.gpu_hours < chosen.gpu_hours
+            f"{policy.name} would cost {policy.gpu_hours / best_policy.gpu_hours:.0%} of "
+            f"{best_policy.name}; no autoscaler runs it as it is, so that it is not chosen."
+            for policy in cheaper
+            if policy.gpu_hours < best_policy.gpu_hours
         ]
     return notes
 
 
-def _about_check(name: str, check: Checked) -> list[str]:
+def _worst_hour_notes(name: str, check: Checked) -> list[str]:
     if abs(check.attainment - check.flow) <= FAR:
         return []
     return [
@@ -303,7 +310,7 @@ def _about_check(name: str, check: Checked) -> list[str]:
     ]
 
 
-def _to_write(scaling: Scaling) -> list[str]:
+def _gateway_metric_notes(scaling: Scaling) -> list[str]:
     """What a bundle needs to be told besides the request."""
     rates = any(trigger.metric == "request-rate" for trigger in scaling.triggers)
     if scaling.policy not in ("hpa", "keda") or not (rates or scaling.min_replicas == 0):

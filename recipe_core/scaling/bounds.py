@@ -29,8 +29,8 @@ class Constant:
     replicas: Float
     interval_s: float = 60.0
 
-    def decide(self, seen: Signals) -> Float:
-        return np.broadcast_to(self.replicas, seen.ready.shape)
+    def decide(self, signals: Signals) -> Float:
+        return np.broadcast_to(self.replicas, signals.ready.shape)
 
 
 def always_peak(
@@ -105,59 +105,75 @@ def clairvoyant(
     intervals = max(int(np.ceil(load.span_s / interval_s - 1e-9)), 1)
     _, arrived = arrivals_of(load, intervals, interval_s, seed)
     rates = arrived / interval_s
-    most = int(np.ceil(_most_useful(shares.curve.fastest, rates))) + 1
-    count = np.arange(most + 1.0)
-    u, kept_each = _hull(fleet, load)
+    most_replicas = int(np.ceil(_most_useful_replicas(shares.curve.fastest, rates))) + 1
+    count = np.arange(most_replicas + 1.0)
+    u, kept_per_replica = _concave_hull(fleet, load)
     with np.errstate(divide="ignore", invalid="ignore"):
-        each = np.where(count > 0, rates[:, None] / count, 0.0)
-    kept = interval_s * count * np.interp(each, u, kept_each)
-    gains = np.maximum(np.diff(kept, axis=1), 0.0)
+        per_replica = np.where(count > 0, rates[:, None] / count, 0.0)
+    kept_requests = interval_s * count * np.interp(per_replica, u, kept_per_replica)
+    gains = np.maximum(np.diff(kept_requests, axis=1), 0.0)
     order = np.argsort(-gains, axis=None, kind="stable")
     reached = np.cumsum(gains.reshape(-1)[order])
-    wanted = attainment * float(arrived.sum())
-    taken = min(int(np.searchsorted(reached, wanted * (1 - 1e-12))) + 1, len(order))
-    if wanted <= 0:
-        taken = 0
-    replicas = np.bincount(order[:taken] // most, minlength=intervals).astype(float)
-    kept_now = np.take_along_axis(kept, replicas.astype(np.int64)[:, None], axis=1)[:, 0]
-    return _outcome(arrived, np.minimum(kept_now, arrived), replicas, interval_s, fleet.devices)
+    needed_requests = attainment * float(arrived.sum())
+    replica_intervals = min(
+        int(np.searchsorted(reached, needed_requests * (1 - 1e-12))) + 1, len(order)
+    )
+    if needed_requests <= 0:
+        replica_intervals = 0
+    replicas = np.bincount(order[:replica_intervals] // most_replicas, minlength=intervals).astype(
+        float
+    )
+    kept_now = np.take_along_axis(kept_requests, replicas.astype(np.int64)[:, None], axis=1)[:, 0]
+    return _bound_outcome(
+        arrived, np.minimum(kept_now, arrived), replicas, interval_s, fleet.devices
+    )
 
 
-def _most_useful(fastest: float, rates: Float) -> float:
+def _most_useful_replicas(fastest: float, rates: Float) -> float:
     """Replicas beyond which more of them keep hardly more: loads of a twentieth."""
     return float(rates.max(initial=0.0)) / (0.05 * fastest)
 
 
-def _hull(fleet: Fleet, load: Load) -> tuple[Float, Float]:
+def _concave_hull(fleet: Fleet, load: Load) -> tuple[Float, Float]:
     """Rates of a replica, and the concave majorant of what it keeps at up to each of them."""
     shares = shares_of(fleet, load)
     rates = np.linspace(0.0, shares.curve.fastest, _RATES)
-    kept = np.maximum.reduce(
+    kept_per_s = np.maximum.reduce(
         [rates * shares.by_rate(rates, np.full(_RATES, float(g))) for g in GROUPS]
     )
-    kept = np.maximum.accumulate(kept)
+    kept_per_s = np.maximum.accumulate(kept_per_s)
     corners = [0]
     for k in range(1, _RATES):
         while len(corners) > 1:
             a, b = corners[-2], corners[-1]
-            if (kept[b] - kept[a]) * (k - a) > (kept[k] - kept[a]) * (b - a):
+            if (kept_per_s[b] - kept_per_s[a]) * (k - a) > (kept_per_s[k] - kept_per_s[a]) * (
+                b - a
+            ):
                 break
             corners.pop()
         corners.append(k)
-    return rates, np.interp(rates, rates[corners], kept[corners])
+    return rates, np.interp(rates, rates[corners], kept_per_s[corners])
 
 
-def _outcome(
-    arrived: Float, kept: Float, replicas: Float, interval_s: float, devices: int
+def _bound_outcome(
+    arrived: Float, kept_requests: Float, replicas: Float, interval_s: float, devices: int
 ) -> Outcome:
     none = np.zeros(len(arrived))
     series = Series(
-        interval_s, arrived, kept, replicas, none, replicas, none, none, np.full(len(none), np.nan)
+        interval_s,
+        arrived,
+        kept_requests,
+        replicas,
+        none,
+        replicas,
+        none,
+        none,
+        np.full(len(none), np.nan),
     )
     return Outcome(
         span_s=len(arrived) * interval_s,
         requests=float(arrived.sum()),
-        kept=float(kept.sum()),
+        kept=float(kept_requests.sum()),
         replica_s=float(replicas.sum()) * interval_s,
         rented_s=float(replicas.sum()) * devices * interval_s,
         starts=float(np.maximum(np.diff(replicas), 0.0).sum()),

@@ -25,7 +25,7 @@ def capacity_per_s(
 
     Requests per second; 0 where a lone request does not keep them.
     """
-    return float(_capacities(fleet, load, attainment, np.array([float(replicas)]))[0])
+    return float(_replica_capacities(fleet, load, attainment, np.array([float(replicas)]))[0])
 
 
 def replicas_for(fleet: Fleet, load: Load, rates: Float, attainment: float = ATTAINMENT) -> Int:
@@ -35,22 +35,22 @@ def replicas_for(fleet: Fleet, load: Load, rates: Float, attainment: float = ATT
     """
     shares = shares_of(fleet, load)
     counts = np.array(sorted({*range(1, 9), *GROUPS, *np.geomspace(8, GROUPS[-1], 9)}))
-    each = _capacities(fleet, load, attainment, counts)
-    if not each[-1] > 0:
-        each = np.full(len(counts), shares.curve.fastest)
+    capacities = _replica_capacities(fleet, load, attainment, counts)
+    if not capacities[-1] > 0:
+        capacities = np.full(len(counts), shares.curve.fastest)
     rates = np.asarray(rates, dtype=float)
-    needed = np.maximum(np.ceil(rates / each[-1] - 1e-9), rates > 0)
+    needed = np.maximum(np.ceil(rates / capacities[-1] - 1e-9), rates > 0)
     while True:  # fewer replicas carry less each; from the last of GROUPS on all carry the same
-        short = (needed > 0) & (needed * np.interp(needed, counts, each) < rates * (1 - 1e-9))
+        short = (needed > 0) & (needed * np.interp(needed, counts, capacities) < rates * (1 - 1e-9))
         if not short.any():
             return np.asarray(needed, dtype=np.int64)
         needed = needed + short
 
 
-def _capacities(fleet: Fleet, load: Load, attainment: float, replicas: Float) -> Float:
+def _replica_capacities(fleet: Fleet, load: Load, attainment: float, replicas: Float) -> Float:
     shares = shares_of(fleet, load)
     rates = np.linspace(0.0, shares.curve.fastest, _RATES)
-    kept = shares.by_rate(rates[:, None], np.broadcast_to(replicas, (_RATES, len(replicas))))
-    enough = kept >= attainment
+    share_kept = shares.by_rate(rates[:, None], np.broadcast_to(replicas, (_RATES, len(replicas))))
+    enough = share_kept >= attainment
     last = np.where(enough.any(axis=0), _RATES - 1 - np.argmax(enough[::-1], axis=0), 0)
     return np.asarray(np.maximum.accumulate(rates[last]))

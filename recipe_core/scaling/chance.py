@@ -20,7 +20,7 @@ BAND = 2 * 1.2815515655446004
 _AT_ONCE = 1024
 
 
-def spread_of(start: StartTime) -> float:
+def start_log_spread(start: StartTime) -> float:
     """Standard deviation of the logarithm of a start's seconds; 0 without a band."""
     if start.low_s <= 0 or start.high_s <= start.low_s:
         return 0.0
@@ -59,14 +59,14 @@ class Chance:
         fails, reclaimed = self._waits[number]
         return Draw(
             float(self.starts_s(fleet.start, number, 1)[0]),
-            _after(fails, events.failures_per_hour),
-            _after(reclaimed, events.reclaims_per_hour),
+            _seconds_until_event(fails, events.failures_per_hour),
+            _seconds_until_event(reclaimed, events.reclaims_per_hour),
         )
 
     def starts_s(self, start: StartTime, first: int, count: int) -> Float:
         """Seconds of the starts of so many orders, from number ``first`` on."""
         self._reach(first + count)
-        spread = spread_of(start)
+        spread = start_log_spread(start)
         if spread == 0.0:
             return np.full(count, start.seconds)
         return start.seconds * np.exp(spread * self._normal[first : first + count])
@@ -82,10 +82,10 @@ class Chance:
             self._waits = np.concatenate([self._waits, more])
 
 
-def _after(drawn: float, per_hour: float) -> float:
+def _seconds_until_event(drawn: float, per_hour: float) -> float:
     return float(drawn) * 3600.0 / per_hour if per_hour > 0 else inf
 
 
 def mean_start_s(start: StartTime) -> float:
     """Seconds of a mean start, which is longer than the middle one."""
-    return start.seconds * exp(spread_of(start) ** 2 / 2)
+    return start.seconds * exp(start_log_spread(start) ** 2 / 2)

@@ -13,7 +13,7 @@ from recipe_core.scaling.traces.rates import Rates
 from recipe_core.scaling.traces.trace import Trace
 
 
-def request_with(
+def request_with_policy(
     request: PlanRequest,
     answer: OverTimeAnswer,
     *,
@@ -33,8 +33,8 @@ def request_with(
     Raises:
         NoAnswer: where the answer has no such policy, or none that reaches the wanted share.
     """
-    chosen = answer.chosen if policy is None else answer.policy(policy)
-    if chosen is None or chosen.scaling is None:
+    policy_answer = answer.chosen if policy is None else answer.policy(policy)
+    if policy_answer is None or policy_answer.scaling is None:
         raise NoAnswer(
             f"no policy keeps the limits for {answer.attainment_wanted:.2%} of requests."
             if policy is None
@@ -42,11 +42,15 @@ def request_with(
             field="policies",
             hint="Loosen a limit, or lower workload.over_time.attainment.",
         )
-    options = request.options.model_copy(update={"scaling": chosen.scaling, "simulated": None})
+    options = request.options.model_copy(
+        update={"scaling": policy_answer.scaling, "simulated": None}
+    )
     candidate = CandidateRequest.model_validate(answer.candidate)
-    whole = with_load(request, trace, days)
-    whole = whole.model_copy(update={"options": options, "candidate": candidate})
-    whole = with_share(whole, answer.per_replica)
-    known = simulated_of(whole, chosen, answer.load.span_s)
-    options = options.model_copy(update={"simulated": known})
-    return whole.model_copy(update={"options": options})
+    replica_request = with_load(request, trace, days)
+    replica_request = replica_request.model_copy(
+        update={"options": options, "candidate": candidate}
+    )
+    replica_request = with_share(replica_request, answer.per_replica)
+    simulated = simulated_of(replica_request, policy_answer, answer.load.span_s)
+    options = options.model_copy(update={"simulated": simulated})
+    return replica_request.model_copy(update={"options": options})

@@ -18,8 +18,8 @@ from recipe_core.request.scaling import Scaling
 from recipe_core.scaling.outcome import Outcome
 from recipe_core.scaling.requests import simulate_requests
 from recipe_core.scaling.result import Checked
-from recipe_core.scaling.simulated import Simulation, part_of
-from recipe_core.scaling.traces.arrivals import arrivals
+from recipe_core.scaling.simulated import Simulation, load_part
+from recipe_core.scaling.traces.arrivals import draw_requests
 from recipe_core.scaling.traces.load import Load
 
 # Requests of a window and of the time before it at most: some two seconds.
@@ -30,7 +30,7 @@ SEED = 11
 INTERVAL_S = 60.0
 
 
-def checked(simulation: Simulation, scaling: Scaling, outcome: Outcome) -> Checked | None:
+def check_worst_hour(simulation: Simulation, scaling: Scaling, outcome: Outcome) -> Checked | None:
     """The worst hour of a policy, request by request; None where nothing comes in it.
 
     Args:
@@ -39,9 +39,9 @@ def checked(simulation: Simulation, scaling: Scaling, outcome: Outcome) -> Check
         outcome: of the policy by flows.
     """
     worst_s, _ = outcome.worst_interval
-    warm_s, from_s, to_s = window_of(simulation.load, worst_s)
-    part = part_of(simulation.load, warm_s, to_s)
-    trace = arrivals(part, SEED)
+    warm_s, from_s, to_s = choose_worst_window(simulation.load, worst_s)
+    part = load_part(simulation.load, warm_s, to_s)
+    trace = draw_requests(part, SEED)
     if not len(trace):
         return None
     series = outcome.series
@@ -58,43 +58,43 @@ def checked(simulation: Simulation, scaling: Scaling, outcome: Outcome) -> Check
         span_s=part.span_s,
     )
     inside = by_requests.series
-    share, requests = _share(
+    share, requests = _kept_share_between(
         inside.arrived, inside.kept, INTERVAL_S, from_s - warm_s, to_s - warm_s
     )
-    flow, _ = _share(series.arrived, series.kept, series.interval_s, from_s, to_s)
+    flow, _ = _kept_share_between(series.arrived, series.kept, series.interval_s, from_s, to_s)
     if not requests:
         return None
     return Checked(attainment=share, flow=flow, requests=round(requests), window=(from_s, to_s))
 
 
-def window_of(load: Load, worst_s: float) -> tuple[float, float, float]:
+def choose_worst_window(load: Load, worst_s: float) -> tuple[float, float, float]:
     """Second at which to begin, and the window around the worst moment, all in whole intervals.
 
     Windows begin at a full hour of the load, so that policies find their hour of the week.
     """
     last_s = load.span_s
     length = HOUR_S
-    while length < min(DAY_S, last_s) and _requests(load, worst_s, length) < FEWEST_REQUESTS:
+    while length < min(DAY_S, last_s) and _requests_around(load, worst_s, length) < FEWEST_REQUESTS:
         length *= 2
-    while length > 600.0 and _requests(load, worst_s, 2 * length) > MOST_REQUESTS:
+    while length > 600.0 and _requests_around(load, worst_s, 2 * length) > MOST_REQUESTS:
         length /= 2
     from_s = max(min(worst_s - length / 2, last_s - length), 0.0)
     from_s = math.floor(from_s / load.interval_s) * load.interval_s
     to_s = min(max(from_s + length, worst_s + INTERVAL_S), last_s)
     warm_s = math.floor(max(from_s - min(length, HOUR_S), 0.0) / HOUR_S) * HOUR_S
-    if _requests(load, (warm_s + to_s) / 2, to_s - warm_s) > 2 * MOST_REQUESTS:
+    if _requests_around(load, (warm_s + to_s) / 2, to_s - warm_s) > 2 * MOST_REQUESTS:
         warm_s = from_s
     return warm_s, from_s, to_s
 
 
-def _requests(load: Load, middle_s: float, length_s: float) -> float:
-    return part_of(
+def _requests_around(load: Load, middle_s: float, length_s: float) -> float:
+    return load_part(
         load, max(middle_s - length_s / 2, 0.0), min(middle_s + length_s / 2, load.span_s)
     ).requests
 
 
-def _share(
-    arrived: Float, kept: Float, interval_s: float, from_s: float, to_s: float
+def _kept_share_between(
+    arrived: Float, kept_requests: Float, interval_s: float, from_s: float, to_s: float
 ) -> tuple[float, float]:
     """The share that was kept of what arrived between two moments, and how many arrived."""
     first = int(from_s // interval_s)
@@ -102,4 +102,4 @@ def _share(
     requests = float(np.nansum(arrived[first:last]))
     if not requests:
         return 1.0, 0.0
-    return float(min(max(np.nansum(kept[first:last]) / requests, 0.0), 1.0)), requests
+    return float(min(max(np.nansum(kept_requests[first:last]) / requests, 0.0), 1.0)), requests

@@ -54,7 +54,7 @@ def curve_of(service: Service, lengths: Lengths) -> Curve:
     numbers = [getattr(service, name) for name in service.__dataclass_fields__]
     key = (*(np.asarray(n, dtype=float).tobytes() for n in numbers), *(a.tobytes() for a in arrays))
     if key not in _curves:
-        _curves[key] = _computed(service, lengths)
+        _curves[key] = _measure_curve(service, lengths)
         if len(_curves) > _KEPT:
             _curves.popitem(last=False)
     _curves.move_to_end(key)
@@ -77,11 +77,11 @@ def share_alone(service: Service, lengths: Lengths, limits_s: Mapping[str, float
         "tpot_s": np.full_like(ttft_s, tpot_s),
         "request_latency_s": ttft_s + (lengths.output_tokens - 1) * tpot_s,
     }
-    kept = np.all([times[name] <= limit for name, limit in limits_s.items()], axis=0)
-    return float((kept * lengths.weight).sum() / lengths.weight.sum())
+    keeps_limits = np.all([times[name] <= limit for name, limit in limits_s.items()], axis=0)
+    return float((keeps_limits * lengths.weight).sum() / lengths.weight.sum())
 
 
-def sampled(lengths: Lengths, count: int, rng: np.random.Generator) -> tuple[Float, Float]:
+def sample_lengths(lengths: Lengths, count: int, rng: np.random.Generator) -> tuple[Float, Float]:
     """Input and output tokens of so many requests, in a random order.
 
     Each length comes as often as its weight says (a systematic sample), so that no chance of the
@@ -89,41 +89,43 @@ def sampled(lengths: Lengths, count: int, rng: np.random.Generator) -> tuple[Flo
     """
     reached = np.cumsum(lengths.weight) / lengths.weight.sum()
     places = (np.arange(count) + rng.random()) / max(count, 1)
-    chosen = np.minimum(np.searchsorted(reached, places), len(reached) - 1)
-    chosen = rng.permutation(chosen)
-    return lengths.input_tokens[chosen], lengths.output_tokens[chosen]
+    indices = np.minimum(np.searchsorted(reached, places), len(reached) - 1)
+    indices = rng.permutation(indices)
+    return lengths.input_tokens[indices], lengths.output_tokens[indices]
 
 
-def with_begun(
+def sample_begun_requests(
     lengths: Lengths, begun: int, count: int, rng: np.random.Generator
 ) -> tuple[Float, Float]:
     """So many requests, the first of which have a part of their answer behind them.
 
     Those that are met inside are the longer the more of them there is to do.
     """
-    inputs, outputs = sampled(lengths, count - begun, rng)
+    inputs, outputs = sample_lengths(lengths, count - begun, rng)
     longer = Lengths(
         lengths.input_tokens, lengths.output_tokens, lengths.weight * lengths.output_tokens
     )
-    first_in, first_out = sampled(longer, begun, rng)
+    first_in, first_out = sample_lengths(longer, begun, rng)
     first_out = np.maximum(np.ceil(first_out * rng.random(begun)), 1.0)
     return np.concatenate([first_in, inputs]), np.concatenate([first_out, outputs])
 
 
-def most_inside(service: Service, lengths: Lengths) -> float:
+def max_requests_inside(service: Service, lengths: Lengths) -> float:
     """Requests of the mean lengths that a replica holds at once."""
-    held = service.cache_tokens(lengths.input_tokens, lengths.output_tokens)
-    mean = float(np.average(held, weights=lengths.weight))
+    cache_tokens = service.cache_tokens(lengths.input_tokens, lengths.output_tokens)
+    mean = float(np.average(cache_tokens, weights=lengths.weight))
     return max(min(float(service.slots), service.pool_tokens / mean), 1.0)
 
 
-def _computed(service: Service, lengths: Lengths) -> Curve:
-    most = int(most_inside(service, lengths))
-    counts = np.unique(np.round(np.geomspace(1, most, POINTS)).astype(np.int64))
+def _measure_curve(service: Service, lengths: Lengths) -> Curve:
+    most_in_flight = int(max_requests_inside(service, lengths))
+    counts = np.unique(np.round(np.geomspace(1, most_in_flight, POINTS)).astype(np.int64))
     steps = Steps(service)
     rate, ttft_s, tpot_s = (
         np.array(figures)
-        for figures in zip(*(closed_loop(steps, lengths, int(n)) for n in counts), strict=True)
+        for figures in zip(
+            *(measure_closed_loop(steps, lengths, int(n)) for n in counts), strict=True
+        )
     )
     rate = np.maximum.accumulate(rate)
     fastest = float(rate[-1])
@@ -140,11 +142,13 @@ def _computed(service: Service, lengths: Lengths) -> Curve:
     )
 
 
-def closed_loop(steps: Steps, lengths: Lengths, in_flight: int) -> tuple[float, float, float]:
+def measure_closed_loop(
+    steps: Steps, lengths: Lengths, in_flight: int
+) -> tuple[float, float, float]:
     """Ends per second, mean seconds to first token from entering, and between tokens."""
     more = max(_EACH[0], _EACH[1] * in_flight)
     # those that come last keep the replica full until the counted ones have ended
-    records, outputs = looped(steps, lengths, in_flight, more + 2 * in_flight)
+    records, outputs = run_closed_loop(steps, lengths, in_flight, more + 2 * in_flight)
     first, entered, done = (np.array(t) for t in (records.first, records.entered, records.done))
     start_s, end_s = (np.sort(entered)[in_flight + k] for k in (more // 4, more - 1))
     inside_s = np.clip(done, start_s, end_s) - np.clip(entered, start_s, end_s)
@@ -159,13 +163,15 @@ def closed_loop(steps: Steps, lengths: Lengths, in_flight: int) -> tuple[float, 
     return rate, float((first - entered)[counted].mean()), tpot_s
 
 
-def looped(steps: Steps, lengths: Lengths, in_flight: int, count: int) -> tuple[Records, Float]:
+def run_closed_loop(
+    steps: Steps, lengths: Lengths, in_flight: int, count: int
+) -> tuple[Records, Float]:
     """A replica with always so many requests in flight, until so many more have come.
 
     Returns its records and the output tokens of each request.
     """
     rng = np.random.default_rng(7)
-    inputs, outputs = with_begun(lengths, in_flight, in_flight + count, rng)
+    inputs, outputs = sample_begun_requests(lengths, in_flight, in_flight + count, rng)
     records = Records.of(steps.service, inputs, outputs)
     records.prompt[:in_flight] = [1.0] * in_flight
     replica = Replica(0, steps, records)

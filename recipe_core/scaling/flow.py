@@ -16,9 +16,9 @@ import numpy as np
 
 from recipe_core.base.arrays import Float
 from recipe_core.scaling.chance import Chance
-from recipe_core.scaling.curve import most_inside
+from recipe_core.scaling.curve import max_requests_inside
 from recipe_core.scaling.fleet import Fleet, Service
-from recipe_core.scaling.groups import CELLS, EXPECTED, RANDOM, Groups, Starting, cut
+from recipe_core.scaling.groups import CELLS, EXPECTED, RANDOM, Groups, Starting, split_reduction
 from recipe_core.scaling.outcome import Outcome
 from recipe_core.scaling.replica import Steps
 from recipe_core.scaling.shares import GROUPS, Shares, shares_of
@@ -58,8 +58,16 @@ def simulate_flow(
     """
     interval_s = interval_s or max(60.0, load.span_s / INTERVALS)
     dt_s = step_s or float(np.clip(load.span_s / STEPS, SHORTEST_S, LONGEST_S))
-    each = max(int(np.ceil(interval_s / dt_s - 1e-9)), 1)
-    run = _Flow(fleet, load, controller, np.broadcast_to(begin, (columns,)), seed, interval_s, each)
+    interval_steps = max(int(np.ceil(interval_s / dt_s - 1e-9)), 1)
+    run = _Flow(
+        fleet,
+        load,
+        controller,
+        np.broadcast_to(begin, (columns,)),
+        seed,
+        interval_s,
+        interval_steps,
+    )
     return run.outcomes()
 
 
@@ -74,19 +82,19 @@ class _Flow:
         begin: Float,
         seed: int,
         interval_s: float,
-        each: int,
+        interval_steps: int,
     ) -> None:
         columns = len(begin)
         self.fleet, self.load, self.controller = fleet, load, controller
         self.shares: Shares = shares_of(fleet, load)
-        self.interval_s, self.dt_s = interval_s, interval_s / each
+        self.interval_s, self.dt_s = interval_s, interval_s / interval_steps
         self.intervals = max(int(np.ceil(load.span_s / interval_s - 1e-9)), 1)
-        self.steps = self.intervals * each
+        self.steps = self.intervals * interval_steps
         self.groups = Groups(self.shares.curve, begin)
         chance = Chance(seed)
         self.starting = Starting(fleet.start, self.dt_s, columns, chance)
         self.starting.begin(begin)
-        self.tally = Tally(fleet, self.shares, columns, self.intervals, each, self.dt_s)
+        self.tally = Tally(fleet, self.shares, columns, self.intervals, interval_steps, self.dt_s)
         self.wanted = begin.astype(float)
         self.expected, self.requests = arrivals_of(load, self.steps, self.dt_s, seed)
         self._arriving = np.stack([self.expected, self.requests], axis=1)[:, :, np.newaxis]
@@ -103,7 +111,7 @@ class _Flow:
         self._drain_s = Drains(self.shares, load.lengths)
         self._entering = by_cells(self.shares, self.shares.waiting)
         self._met = by_cells(self.shares, self.shares.met)
-        self._used = 1.0 / most_inside(fleet.service, load.lengths)
+        self._used = 1.0 / max_requests_inside(fleet.service, load.lengths)
         self._arrived = 0.0
         self._again = np.zeros(columns)
 
@@ -178,14 +186,14 @@ class _Flow:
 
     def _tick(self, step: int, at_s: float) -> None:
         self.groups.join()
-        seen = self._signals(step, at_s)
-        self.wanted = wanted = np.zeros_like(seen.ready) + self.controller.decide(seen)
-        there = seen.ready + seen.starting
-        more = np.maximum(wanted - there, 0.0)
+        signals = self._signals(step, at_s)
+        self.wanted = desired = np.zeros_like(signals.ready) + self.controller.decide(signals)
+        current = signals.ready + signals.starting
+        more = np.maximum(desired - current, 0.0)
         if more.any():
             self._order(step, more)
-        if (wanted < there).any():
-            cancelled, ended = cut(wanted, seen.ready, seen.starting)
+        if (desired < current).any():
+            cancelled, ended = split_reduction(desired, signals.ready, signals.starting)
             if cancelled.any():
                 self.starting.cancel(step, cancelled)
                 self._pay_kept(step, cancelled)
@@ -203,12 +211,12 @@ class _Flow:
 
     def _end(self, step: int, count: Float) -> Float:
         """Ends replicas, which serve what they have; requests in each of them."""
-        left = self.groups.remove(count)
+        in_flight = self.groups.remove(count)
         rest_s = (self.steps - step) * self.dt_s
-        self._pay(count, np.minimum(self._drain_s.seconds(left), rest_s))
+        self._pay(count, np.minimum(self._drain_s.seconds(in_flight), rest_s))
         self._pay_kept(step, count)
         self._close(step)
-        return left
+        return in_flight
 
     def _close(self, step: int) -> None:
         """Notes columns in which nothing is ready any more."""
@@ -229,20 +237,20 @@ class _Flow:
         groups, shares = self.groups, self.shares
         x, ready = groups.in_flight[RANDOM], groups.ready
         inside = np.minimum(x, groups.full)
-        there = groups.replicas
+        replicas = groups.replicas
         row, cells = np.minimum(ready, GROUPS[-1]).astype(np.int64), groups.cells(inside)
         beyond = x - inside
-        waits = beyond[0] * there[0] + beyond[1] * there[1] + groups.gateway[RANDOM]
+        waits = beyond[0] * replicas[0] + beyond[1] * replicas[1] + groups.gateway[RANDOM]
         mean = self._entering[row, cells]
-        entering = mean[0] * there[0] + mean[1] * there[1]
+        entering = mean[0] * replicas[0] + mean[1] * replicas[1]
         entering = np.maximum(np.round(entering + np.sqrt(entering) * self._noise[step]), 0.0)
         met = self._met[row, cells]
-        running = np.maximum(met[0] * there[0] + met[1] * there[1] - entering, 0.0)
-        each = np.maximum(ready, 1.0)
+        running = np.maximum(met[0] * replicas[0] + met[1] * replicas[1] - entering, 0.0)
+        ready_or_one = np.maximum(ready, 1.0)
         waiting = np.round(waits) + entering
 
         def times_s() -> tuple[Float, Float]:
-            ttft_s, tpot_s = shares.curve.now(running / each, waiting / each)
+            ttft_s, tpot_s = shares.curve.now(running / ready_or_one, waiting / ready_or_one)
             dark = ready <= 0
             return np.where(dark, np.inf, ttft_s), np.where(dark, np.inf, tpot_s)
 
@@ -253,7 +261,7 @@ class _Flow:
             starting=self.starting.count.copy(),
             running=np.round(running),
             waiting=waiting,
-            kv_usage=np.minimum(running / each * self._used, 1.0),
+            kv_usage=np.minimum(running / ready_or_one * self._used, 1.0),
             arrived=np.full(len(ready), self._arrived),
             times_s=times_s,
         )
@@ -275,11 +283,11 @@ class _Flow:
 
     def _lose(self, step: int, lost: Float, notice_s: float) -> None:
         """Replicas end; requests that do not end within the notice are sent again, too late."""
-        left = self.groups.remove(lost)
+        in_flight = self.groups.remove(lost)
         self.tally.lost += lost
         curve = self.shares.curve
-        each = np.interp(left, curve.in_flight, curve.rate) / np.maximum(left, 1e-9)
-        again = lost * left * np.exp(-each * notice_s)
+        end_rate = np.interp(in_flight, curve.in_flight, curve.rate) / np.maximum(in_flight, 1e-9)
+        again = lost * in_flight * np.exp(-end_rate * notice_s)
         row = step * self.dt_s // self.interval_s
         self.tally.sums["kept"][int(row)] -= again
         self._again = self._again + again

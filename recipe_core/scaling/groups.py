@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from recipe_core.base.arrays import Float, Int
-from recipe_core.scaling.chance import Chance, spread_of
+from recipe_core.scaling.chance import Chance, start_log_spread
 from recipe_core.scaling.curve import Curve
 from recipe_core.scaling.fleet import StartTime
 
@@ -63,10 +63,10 @@ class Groups:
         ahead = x[:, OLD] - x[:, NEW]
         lower_new = np.minimum(np.maximum(ahead, 0.0) * count[NEW], requests) * (count[NEW] > 0)
         lower_old = np.minimum(np.maximum(-ahead, 0.0) * count[OLD], requests - lower_new)
-        each = (requests - lower_new - lower_old) / np.maximum(count.sum(axis=0), 1.0)
+        per_replica = (requests - lower_new - lower_old) / np.maximum(count.sum(axis=0), 1.0)
         reached = np.empty_like(x)
-        reached[:, OLD] = each + lower_old / np.maximum(count[OLD], 1.0)
-        reached[:, NEW] = each + lower_new / np.maximum(count[NEW], 1.0)
+        reached[:, OLD] = per_replica + lower_old / np.maximum(count[OLD], 1.0)
+        reached[:, NEW] = per_replica + lower_new / np.maximum(count[NEW], 1.0)
         return reached
 
     def cells(self, inside: Float) -> Int:
@@ -76,9 +76,9 @@ class Groups:
         """Requests arrive over a step, and leave."""
         x = self.in_flight
         ends = self._ends_of(x)
-        ahead = _after(x, reached, ends, dt_s)
+        ahead = _in_flight_after_step(x, reached, ends, dt_s)
         # the mean over the step, not its beginning: a replica that was empty does not stay as quick
-        self.in_flight = _after(x, reached, self._ends_of((x + ahead) / 2), dt_s)
+        self.in_flight = _in_flight_after_step(x, reached, self._ends_of((x + ahead) / 2), dt_s)
 
     def settle(self, reached: Float, dt_s: float) -> None:
         """Begin as if such arrivals had come for long: replicas are neither empty nor crowded."""
@@ -133,11 +133,11 @@ class Groups:
         count = np.minimum(count, replicas.sum(axis=0))
         newest = np.minimum(count, replicas[NEW])
         x = self.in_flight[EXPECTED]
-        left = x[NEW] * newest + x[OLD] * (count - newest)
+        requests = x[NEW] * newest + x[OLD] * (count - newest)
         replicas[NEW] -= newest
         replicas[OLD] -= count - newest
         self.in_flight *= replicas > 0
-        return np.asarray(left / np.maximum(count, 1.0))
+        return np.asarray(requests / np.maximum(count, 1.0))
 
     def _open_gateway(self) -> None:
         """What waits at the gateway goes to the replicas that are ready now."""
@@ -150,7 +150,7 @@ class Groups:
         self.gateway = np.where(opens, 0.0, self.gateway)
 
 
-def _after(x: Float, reached: Float, ends: Float, dt_s: float) -> Float:
+def _in_flight_after_step(x: Float, reached: Float, ends: Float, dt_s: float) -> Float:
     """Requests in flight after a step in which so many arrived, and each ended at a rate."""
     exponent = ends * -dt_s
     return np.asarray(x + np.expm1(exponent) * (x + reached / exponent))
@@ -160,7 +160,7 @@ class Starting:
     """Orders that are not ready yet, by the step at which they will be, of all columns."""
 
     def __init__(self, start: StartTime, dt_s: float, columns: int, chance: Chance) -> None:
-        longest_s = max(start.seconds, start.high_s) * np.exp(_LATEST * spread_of(start))
+        longest_s = max(start.seconds, start.high_s) * np.exp(_LATEST * start_log_spread(start))
         self._length = int(np.ceil(longest_s / dt_s)) + 2
         self._ring = np.zeros((self._length, columns))
         self._any = [False] * self._length
@@ -201,14 +201,14 @@ class Starting:
         """Takes back so many orders of each column, those first that would be ready last."""
         latest = (step - 1 - np.arange(self._length)) % self._length
         for column in np.flatnonzero(count > 0).tolist():
-            there = self._ring[latest, column]
-            before = np.cumsum(there) - there
-            self._ring[latest, column] = there - np.clip(count[column] - before, 0.0, there)
+            orders = self._ring[latest, column]
+            before = np.cumsum(orders) - orders
+            self._ring[latest, column] = orders - np.clip(count[column] - before, 0.0, orders)
         self.count = self.count - count
 
 
-def cut(wanted: Float, ready: Float, starting: Float) -> tuple[Float, Float]:
+def split_reduction(desired: Float, ready: Float, starting: Float) -> tuple[Float, Float]:
     """Orders to take back and replicas to end where fewer are wanted."""
-    fewer = np.maximum(ready + starting - wanted, 0.0)
+    fewer = np.maximum(ready + starting - desired, 0.0)
     cancelled = np.minimum(fewer, starting)
     return cancelled, np.minimum(fewer - cancelled, ready)

@@ -20,7 +20,7 @@ from recipe_core.scaling.simulated import OWN_MACHINES
 HOURS = MONTH_S / HOUR_S
 
 
-def devices_rented(place: Cluster, scaling: Scaling, replicas: int, devices: int) -> int:
+def rented_devices(place: Cluster, scaling: Scaling, replicas: int, devices: int) -> int:
     """Devices that are paid for while so many replicas run under a policy.
 
     Args:
@@ -34,7 +34,7 @@ def devices_rented(place: Cluster, scaling: Scaling, replicas: int, devices: int
     return int(place.rented(replicas, devices))
 
 
-def bounds_of(scaling: Scaling) -> tuple[int, int]:
+def replica_bounds_of(scaling: Scaling) -> tuple[int, int]:
     """Fewest and most replicas of a policy; all of them where their number is fixed."""
     low = scaling.max_replicas if scaling.policy == "fixed" else scaling.min_replicas
     return low, scaling.max_replicas
@@ -50,32 +50,36 @@ def rented_replicas(request: PlanRequest, place: Cluster, devices: int) -> Rente
     """
     scaling = request.options.scaling
     assert scaling is not None  # noqa: S101 - asked for where one is stated
-    low, high = bounds_of(scaling)
-    least, most = (devices_rented(place, scaling, count, devices) for count in (low, high))
+    low, high = replica_bounds_of(scaling)
+    fewest_devices, most_devices = (
+        rented_devices(place, scaling, count, devices) for count in (low, high)
+    )
     price = place.usd_per_device_hour
-    known = request.options.simulated
+    simulated = request.options.simulated
     return RentedReplicas(
         policy=scaling.policy,
         min_replicas=low,
         max_replicas=high,
         devices_per_replica=devices,
-        devices_rented_at_least=least,
-        devices_rented_at_most=most,
-        usd_per_month_at_least=_usd(least * HOURS, price),
-        usd_per_month_at_most=_usd(most * HOURS, price),
-        simulated=None if known is None else _simulated(known, request, price),
+        devices_rented_at_least=fewest_devices,
+        devices_rented_at_most=most_devices,
+        usd_per_month_at_least=_rented_usd(fewest_devices * HOURS, price),
+        usd_per_month_at_most=_rented_usd(most_devices * HOURS, price),
+        simulated=None if simulated is None else _price_simulated(simulated, request, price),
     )
 
 
-def _simulated(known: Simulated, request: PlanRequest, price: float | None) -> SimulatedReplicas:
+def _price_simulated(
+    simulated: Simulated, request: PlanRequest, price: float | None
+) -> SimulatedReplicas:
     return SimulatedReplicas(
-        current=known.of == digest_of(request),
-        **known.model_dump(),
-        usd_per_month=_usd(known.device_hours_per_month, price),
+        current=simulated.of == digest_of(request),
+        **simulated.model_dump(),
+        usd_per_month=_rented_usd(simulated.device_hours_per_month, price),
     )
 
 
-def _usd(hours: float, price: float | None) -> float | None:
+def _rented_usd(hours: float, price: float | None) -> float | None:
     return None if price is None else hours * price
 
 

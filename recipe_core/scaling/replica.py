@@ -174,24 +174,24 @@ class Replica:
             self.next_at, self._step_s = inf, 0.0
             return
         self._began, self._step_s = now, self._steps.decode_s[len(self._decoding)]
-        left = (self._decoding[0][0] - self._tokens) / self._yield
-        self.next_at = now + max(ceil(left - _EPSILON), 1) * self._step_s
+        steps_left = (self._decoding[0][0] - self._tokens) / self._yield
+        self.next_at = now + max(ceil(steps_left - _EPSILON), 1) * self._step_s
 
     def _chunks(self, now: float) -> list[tuple[list[float], float]]:
         """Prompts of the next step with their tokens in it; lets requests enter."""
         service, records = self._steps.service, self._records
-        left = self._budget - (len(self._decoding) if service.mixes else 0)
+        budget = self._budget - (len(self._decoding) if service.mixes else 0)
         chunks: list[tuple[list[float], float]] = []
         for prompt in self._prompts:
-            if left < 1:
+            if budget < 1:
                 return chunks
-            tokens = min(prompt[1], left)
+            tokens = min(prompt[1], budget)
             chunks.append((prompt, tokens))
-            left -= tokens
-        while self.waiting and (left >= 1 or (not chunks and not self._decoding)):
+            budget -= tokens
+        while self.waiting and (budget >= 1 or (not chunks and not self._decoding)):
             request = self.waiting[0]
             tokens = records.prompt[request]
-            if not self._room(request) or (not service.chunked and chunks and tokens > left):
+            if not self._room(request) or (not service.chunked and chunks and tokens > budget):
                 break
             self.waiting.popleft()
             self.inside += 1
@@ -200,9 +200,9 @@ class Replica:
             prompt = [request, tokens]
             self._prompts.append(prompt)
             if service.chunked:
-                tokens = min(tokens, max(left, 1.0))
+                tokens = min(tokens, max(budget, 1.0))
             chunks.append((prompt, tokens))
-            left -= tokens
+            budget -= tokens
         return chunks
 
     def _run_prompts(self, now: float, chunks: list[tuple[list[float], float]]) -> None:
@@ -230,11 +230,11 @@ class Replica:
     def _side_by_side(self, tokens: float, decoding: int, prompts: int) -> tuple[float, float]:
         """Seconds that prompts add which stages and ranks share, and the lag of their own."""
         service = self._steps.service
-        each = service.chunk_tokens / (service.stages * service.ranks)
+        lane_tokens = service.chunk_tokens / (service.stages * service.ranks)
         across = min(service.ranks, prompts)
-        batches = min(service.stages, max(decoding + prompts, ceil(tokens / across / each)))
+        batches = min(service.stages, max(decoding + prompts, ceil(tokens / across / lane_tokens)))
         added = self._steps.prompt_s(tokens / across / batches, decoding)
         if batches == 1:
             return added, 0.0
-        own = self._steps.prompt_s(min(tokens / across, each), decoding)
-        return added, own - added
+        unsplit_s = self._steps.prompt_s(min(tokens / across, lane_tokens), decoding)
+        return added, unsplit_s - added

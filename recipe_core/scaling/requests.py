@@ -113,7 +113,7 @@ class _Run:
         self._due: list[tuple[float, int]] = []  # (next_at, number), a heap with stale entries
         self._calendar: list[tuple[float, int, int]] = []
         self._arrived, self._in_flight = 0, 0
-        self._lengths = lengths_of(trace)
+        self._lengths = sample_trace_lengths(trace)
         self._curve: Curve | None = None
 
     def begin(self) -> None:
@@ -225,8 +225,8 @@ class _Run:
         self._ready[member.number] = member
         self.lives.ready[member.number] = now
         heappush(self._loads, loads_key(0, member.number))
-        for seconds, what in member.draw.ends():
-            heappush(self._calendar, (now + seconds, what, member.number))
+        for seconds, event in member.draw.ends():
+            heappush(self._calendar, (now + seconds, event, member.number))
         self._open_gateway(now)
 
     def _drain(self, now: float, member: _Member) -> None:
@@ -245,17 +245,17 @@ class _Run:
         lives.drained[number] = min(lives.drained[number], now)
         lives.ended[number] = now
 
-    def _happen(self, now: float, what: int, number: int) -> None:
+    def _happen(self, now: float, event: int, number: int) -> None:
         """A start is over, a node fails, spot capacity is reclaimed."""
         member = self._members.get(number)
         if member is None:
             return
-        if what == READY:
+        if event == READY:
             self._starting.pop(number)
             self._become_ready(now, member)
             return
         self.lives.lost.add(number)
-        if what == RECLAIMED:
+        if event == RECLAIMED:
             heappush(self._calendar, (now + self.fleet.events.notice_s, KILLED, number))
             if member.ready:
                 self._drain(now, member)
@@ -272,12 +272,12 @@ class _Run:
     # the policy
 
     def _tick(self, now: float) -> None:
-        wanted = int(np.asarray(self.controller.decide(self._signals(now))).reshape(-1)[0])
-        self.lives.wanted.append((now, wanted))
-        there = len(self._ready) + len(self._starting)
-        for _ in range(wanted - there):
+        desired = int(np.asarray(self.controller.decide(self._signals(now))).reshape(-1)[0])
+        self.lives.wanted.append((now, desired))
+        current = len(self._ready) + len(self._starting)
+        for _ in range(desired - current):
             self._order(now)
-        for member in self._newest(there - wanted):
+        for member in self._newest(current - desired):
             if member.number in self._starting:
                 self._end(now, member)
             else:
@@ -306,31 +306,31 @@ class _Run:
         return Signals(
             at_s=now,
             hour=(self.start_hour + now / 3600.0) % 168.0,
-            ready=_one(len(ready)),
-            starting=_one(len(self._starting)),
-            running=_one(inside),
-            waiting=_one(waiting),
-            kv_usage=_one(usage),
-            arrived=_one(self._arrived),
+            ready=_one_column(len(ready)),
+            starting=_one_column(len(self._starting)),
+            running=_one_column(inside),
+            waiting=_one_column(waiting),
+            kv_usage=_one_column(usage),
+            arrived=_one_column(self._arrived),
             times_s=partial(self._times_s, len(ready), inside, waiting),
         )
 
     def _times_s(self, ready: int, inside: int, waiting: int) -> tuple[Float, Float]:
         """Times to first token and between tokens that a request now would see, about."""
         if not ready:
-            return _one(inf), _one(inf)
+            return _one_column(inf), _one_column(inf)
         if self._curve is None:
             self._curve = curve_of(self.fleet.service, self._lengths)
-        return self._curve.now(_one(inside / ready), _one(waiting / ready))
+        return self._curve.now(_one_column(inside / ready), _one_column(waiting / ready))
 
 
-def lengths_of(trace: Trace, most: int = 512) -> Lengths:
+def sample_trace_lengths(trace: Trace, limit: int = 512) -> Lengths:
     """Lengths of so many requests of a trace at most, evenly from all of it."""
-    count = min(len(trace), most)
+    count = min(len(trace), limit)
     if not count:
         return Lengths(np.ones(1), np.ones(1), np.ones(1))
-    chosen = np.linspace(0, len(trace) - 1, count).astype(np.int64)
-    inputs, outputs = trace.input_tokens[chosen], trace.output_tokens[chosen]
+    indices = np.linspace(0, len(trace) - 1, count).astype(np.int64)
+    inputs, outputs = trace.input_tokens[indices], trace.output_tokens[indices]
     return Lengths(inputs.astype(float), outputs.astype(float), np.full(count, 1 / count))
 
 
@@ -339,5 +339,5 @@ def loads_key(in_flight: int, number: int) -> int:
     return in_flight * _NUMBERS + number
 
 
-def _one(value: float) -> Float:
+def _one_column(value: float) -> Float:
     return np.array([float(value)])

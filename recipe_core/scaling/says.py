@@ -57,17 +57,19 @@ class Replays:
 
         Where nothing is missed on that day, it alone changes.
         """
-        value, every = self.attainment, [self.attainment]
+        value, shares = self.attainment, [self.attainment]
         if self.day is not None:
             missed = 1 - self.day.attainment
-            for other in self.others:
-                change = (1 - other.attainment) - missed
+            for rerun in self.others:
+                change = (1 - rerun.attainment) - missed
                 if missed > LEAST_MISSED:
-                    whole = (1 - value) * (missed + change) / missed
+                    missed_overall = (1 - value) * (missed + change) / missed
                 else:
-                    whole = 1 - value + change * self.day.requests / self.outcome.requests
-                every.append(1 - min(whole, 1 - value + max(change, 0.0)))
-        return Band(value=_share(value), low=_share(min(every)), high=_share(max(every)))
+                    missed_overall = 1 - value + change * self.day.requests / self.outcome.requests
+                shares.append(1 - min(missed_overall, 1 - value + max(change, 0.0)))
+        return Band(
+            value=_clip_share(value), low=_clip_share(min(shares)), high=_clip_share(max(shares))
+        )
 
 
 def policy_answer(
@@ -75,33 +77,33 @@ def policy_answer(
     scaling: Scaling | None,
     replays: Replays,
     fleet: Fleet,
-    wanted: float,
+    attainment: float,
     checked: Checked | None = None,
 ) -> PolicyAnswer:
     """A policy, before it is held against the bounds."""
     first = replays.outcome
     at_s, share = first.worst_interval
     price = fleet.usd_per_device_hour
-    there = first.series.ready + first.series.starting
+    replicas = first.series.ready + first.series.starting
     return PolicyAnswer(
         name=name,
         scaling=scaling,
-        meets=replays.attainment >= wanted,
+        meets=replays.attainment >= attainment,
         attainment=replays.shares(),
         replica_hours=first.replica_s / HOUR_S,
         gpu_hours=first.device_hours,
         usd=first.usd(price),
         usd_per_month=first.usd_per_month(price),
         worst_interval=WorstInterval(
-            at_s=at_s, share=_share(share), seconds=first.series.interval_s
+            at_s=at_s, share=_clip_share(share), seconds=first.series.interval_s
         ),
         cold_starts=first.starts,
         requests_delayed=first.delayed,
         replicas_lost=first.lost,
         replicas=ReplicaCounts(
-            min=float(np.rint(there.min())),
-            mean=float(there.mean()),
-            max=float(np.rint(max(there.max(), first.most_replicas))),
+            min=float(np.rint(replicas.min())),
+            mean=float(replicas.mean()),
+            max=float(np.rint(max(replicas.max(), first.most_replicas))),
         ),
         against=Against(always_peak=None, clairvoyant=None),
         checked=checked,
@@ -109,7 +111,9 @@ def policy_answer(
     )
 
 
-def against(policy: PolicyAnswer, always_peak: PolicyAnswer, clairvoyant: PolicyAnswer) -> Against:
+def compare_cost(
+    policy: PolicyAnswer, always_peak: PolicyAnswer, clairvoyant: PolicyAnswer
+) -> Against:
     """The cost of a policy beside that of the bounds."""
     hours = policy.gpu_hours
     return Against(
@@ -132,7 +136,7 @@ def load_answer(load: Load) -> LoadAnswer:
         output_tokens=load.lengths.mean_output,
         start_hour=load.start_hour,
         interval_s=step,
-        rates_per_s=_plain(_means(load.rates, round(step / load.interval_s))),
+        rates_per_s=_round_series(_mean_rows(load.rates, round(step / load.interval_s))),
     )
 
 
@@ -140,57 +144,57 @@ def series_answer(series: Series) -> SeriesAnswer:
     """A series with fewer points: sums of requests, means of the rest."""
     step = step_s(series.interval_s * len(series.arrived), series.interval_s)
     count = round(step / series.interval_s)
-    known = np.isfinite(series.ttft_s)
-    weight = np.where(known, np.maximum(series.arrived, 1e-9), 0.0)
-    waited = _sums(np.where(known, series.ttft_s, 0.0) * weight, count)
-    total = _sums(weight, count)
+    has_ttft = np.isfinite(series.ttft_s)
+    weight = np.where(has_ttft, np.maximum(series.arrived, 1e-9), 0.0)
+    waited = _sum_rows(np.where(has_ttft, series.ttft_s, 0.0) * weight, count)
+    total = _sum_rows(weight, count)
     ttft_s = np.divide(waited, total, out=np.full(len(total), np.nan), where=total > 0)
     return SeriesAnswer(
         interval_s=step,
-        arrived=_plain(_sums(series.arrived, count)),
-        kept=_plain(_sums(series.kept, count)),
-        ready=_plain(_means(series.ready, count)),
-        starting=_plain(_means(series.starting, count)),
-        wanted=_plain(_means(series.wanted, count)),
-        waiting=_plain(_means(series.waiting, count)),
-        running=_plain(_means(series.running, count)),
-        ttft_s=tuple(_short(value) if np.isfinite(value) else None for value in ttft_s),
+        arrived=_round_series(_sum_rows(series.arrived, count)),
+        kept=_round_series(_sum_rows(series.kept, count)),
+        ready=_round_series(_mean_rows(series.ready, count)),
+        starting=_round_series(_mean_rows(series.starting, count)),
+        wanted=_round_series(_mean_rows(series.wanted, count)),
+        waiting=_round_series(_mean_rows(series.waiting, count)),
+        running=_round_series(_mean_rows(series.running, count)),
+        ttft_s=tuple(_five_digits(value) if np.isfinite(value) else None for value in ttft_s),
     )
 
 
 def step_s(span_s: float, interval_s: float) -> float:
     """The shortest length of intervals, whole ones of ``interval_s``, that are few enough."""
     for step in STEPS_S:
-        whole = step / interval_s
-        if whole >= 1 and float(whole).is_integer() and span_s / step <= MOST_POINTS:
+        intervals = step / interval_s
+        if intervals >= 1 and float(intervals).is_integer() and span_s / step <= MOST_POINTS:
             return float(step)
     return float(interval_s * max(1, -(-int(span_s / interval_s) // MOST_POINTS)))
 
 
-def _groups(values: Float, count: int) -> Float:
+def _pad_into_rows(values: Float, count: int) -> Float:
     """Rows of ``count`` values, the last one filled with what is nothing."""
     rest = -len(values) % count
     return np.pad(values, (0, rest), constant_values=np.nan).reshape(-1, count)
 
 
-def _sums(values: Float, count: int) -> Float:
-    return np.asarray(np.nansum(_groups(values, count), axis=1))
+def _sum_rows(values: Float, count: int) -> Float:
+    return np.asarray(np.nansum(_pad_into_rows(values, count), axis=1))
 
 
-def _means(values: Float, count: int) -> Float:
-    return np.asarray(np.nanmean(_groups(values, count), axis=1))
+def _mean_rows(values: Float, count: int) -> Float:
+    return np.asarray(np.nanmean(_pad_into_rows(values, count), axis=1))
 
 
-def _plain(values: Float) -> tuple[float, ...]:
-    return tuple(_short(value) for value in np.maximum(values, 0.0))
+def _round_series(values: Float) -> tuple[float, ...]:
+    return tuple(_five_digits(value) for value in np.maximum(values, 0.0))
 
 
-def _short(value: float) -> float:
+def _five_digits(value: float) -> float:
     """Five digits: a chart shows no more, and answers are a third as long."""
     return float(f"{value:.5g}")
 
 
-def _share(value: float) -> float:
+def _clip_share(value: float) -> float:
     return float(min(max(value, 0.0), 1.0))
 
 

@@ -52,15 +52,15 @@ class Tried:
     attainment: float
     rented_s: float
 
-    def order(self, wanted: float) -> tuple[float, ...]:
+    def order(self, attainment: float) -> tuple[float, ...]:
         """Sorts the better first: those that reach the wanted share by cost, then by distance."""
-        if self.attainment >= wanted - SLACK:
+        if self.attainment >= attainment - SLACK:
             return (0.0, self.rented_s, -self.attainment)
         return (1.0, -self.attainment, self.rented_s)
 
 
 @dataclass(slots=True)
-class _Searched:
+class _PolicySearch:
     """The search of one policy: values tried on each axis, and what came of each point."""
 
     space: Space
@@ -84,20 +84,20 @@ class _Searched:
                 self.values.setdefault(axis, set()).add(value)
         return out
 
-    def best(self, wanted: float, count: int) -> list[tuple[float, ...]]:
+    def best(self, attainment: float, count: int) -> list[tuple[float, ...]]:
         """The best points, the first one first; of equal ones the first tried."""
-        return sorted(self.tried, key=lambda point: self.tried[point].order(wanted))[:count]
+        return sorted(self.tried, key=lambda point: self.tried[point].order(attainment))[:count]
 
-    def finalists(self, wanted: float) -> list[Tried]:
+    def finalists(self, attainment: float) -> list[Tried]:
         """The best ones, and the best of those that miss fewer requests by margins."""
-        points = self.best(wanted, FINALISTS)
+        points = self.best(attainment, FINALISTS)
         for margin in MARGINS:
-            points += self.best(max(1 - (1 - wanted) * margin, 0.0), 1)
+            points += self.best(max(1 - (1 - attainment) * margin, 0.0), 1)
         return [self.tried[point] for point in dict.fromkeys(points)]
 
 
-def search(
-    spaces: Sequence[Space], simulate: Simulate, wanted: float, rounds: int = ROUNDS
+def search_policies(
+    spaces: Sequence[Space], simulate: Simulate, attainment: float, rounds: int = ROUNDS
 ) -> dict[Policy, list[Tried]]:
     """The best of each policy, the first one first; none where it is nothing of its own.
 
@@ -113,57 +113,60 @@ def search(
     Raises:
         Cancelled, LimitError: where the request's budget ends it (``base/budget``).
     """
-    searched = [_Searched(space) for space in spaces]
+    searched = [_PolicySearch(space) for space in spaces]
     for number in range(rounds):
         if number == 0:
-            batches = [one.new(first_points(one.space.axes)) for one in searched]
+            batches = [search.new(first_points(search.space.axes)) for search in searched]
         else:
-            batches = [one.new(_finer(one, wanted)) for one in searched]
-        _simulated(searched, batches, simulate)
+            batches = [search.new(_refine_points(search, attainment)) for search in searched]
+        _simulate_batches(searched, batches, simulate)
         progress.step()
-    return {one.space.policy: one.finalists(wanted) for one in searched}
+    return {search.space.policy: search.finalists(attainment) for search in searched}
 
 
-def _simulated(
-    searched: Sequence[_Searched],
+def _simulate_batches(
+    searched: Sequence[_PolicySearch],
     batches: Sequence[Mapping[tuple[float, ...], Scaling]],
     simulate: Simulate,
 ) -> None:
     """Simulate the batches of all policies together, and note what came of each point."""
     scalings = [scaling for batch in batches for scaling in batch.values()]
     outcomes = iter(simulate(scalings) if scalings else ())
-    for one, batch in zip(searched, batches, strict=True):
+    for search, batch in zip(searched, batches, strict=True):
         for point, scaling in batch.items():
             outcome = next(outcomes)
-            one.tried[point] = Tried(scaling, outcome.attainment, outcome.rented_s)
+            search.tried[point] = Tried(scaling, outcome.attainment, outcome.rented_s)
 
 
-def first_points(axes: Sequence[Axis], most: int = FIRST) -> list[tuple[float, ...]]:
+def first_points(axes: Sequence[Axis], limit: int = FIRST) -> list[tuple[float, ...]]:
     """The grid over the axes' first values; where it is too large, evenly spread points of it.
 
     Points are then taken at steps of the golden section, so that every value of every axis is met.
     """
     grid = list(product(*(axis.values for axis in axes)))
-    if len(grid) <= most:
+    if len(grid) <= limit:
         return grid
     step = round(len(grid) * (math.sqrt(5) - 1) / 2)
     while math.gcd(step, len(grid)) != 1:
         step += 1
-    return [grid[number * step % len(grid)] for number in range(most)]
+    return [grid[number * step % len(grid)] for number in range(limit)]
 
 
-def _finer(one: _Searched, wanted: float) -> list[tuple[float, ...]]:
+def _refine_points(search: _PolicySearch, attainment: float) -> list[tuple[float, ...]]:
     """Points between the best ones and their neighbours: on every axis, and on every two."""
     out: list[tuple[float, ...]] = []
-    for point in one.best(wanted, AROUND):
-        moves = [_moves(axis, value, one.values) for axis, value in zip_axes(one.space, point)]
+    for point in search.best(attainment, AROUND):
+        moves = [
+            _neighbour_values(axis, value, search.values)
+            for axis, value in zip_axes(search.space, point)
+        ]
         singles = [
-            _moved(point, {number: value})
+            _move_point(point, {number: value})
             for number, values in enumerate(moves)
             for value in values
         ]
         pairs = [
-            _moved(point, {first: a, second: b})
+            _move_point(point, {first: a, second: b})
             for first in range(len(moves))
             for second in range(first + 1, len(moves))
             for a in moves[first]
@@ -177,9 +180,11 @@ def zip_axes(space: Space, point: tuple[float, ...]) -> Iterable[tuple[Axis, flo
     return zip(space.axes, point, strict=True)
 
 
-def _moves(axis: Axis, value: float, known: Mapping[str, set[float]]) -> list[float]:
+def _neighbour_values(
+    axis: Axis, value: float, values_by_axis: Mapping[str, set[float]]
+) -> list[float]:
     """Values to try beside one: the neighbours among those tried, and those half way to them."""
-    values = sorted(known[axis.name])
+    values = sorted(values_by_axis[axis.name])
     place = values.index(value)
     out = []
     for neighbour in values[max(place - 1, 0) : place] + values[place + 1 : place + 2]:
@@ -188,7 +193,7 @@ def _moves(axis: Axis, value: float, known: Mapping[str, set[float]]) -> list[fl
     return out
 
 
-def _moved(point: tuple[float, ...], changes: Mapping[int, float]) -> tuple[float, ...]:
+def _move_point(point: tuple[float, ...], changes: Mapping[int, float]) -> tuple[float, ...]:
     return tuple(changes.get(number, value) for number, value in enumerate(point))
 
 
@@ -214,30 +219,30 @@ class Together:
         self._due_s = [0.0] * len(controllers)
         self._wanted = np.zeros(first)
 
-    def decide(self, seen: Signals) -> Float:
+    def decide(self, signals: Signals) -> Float:
         """Replicas that should be there, one number a column."""
         for number, (controller, columns) in enumerate(self._parts):
-            if seen.at_s < self._due_s[number] - 1e-6:
+            if signals.at_s < self._due_s[number] - 1e-6:
                 continue
             every_s = max(controller.interval_s, self.interval_s)
-            self._due_s[number] = (np.floor((seen.at_s + 1e-6) / every_s) + 1) * every_s
-            self._wanted[columns] = controller.decide(_columns(seen, columns))
+            self._due_s[number] = (np.floor((signals.at_s + 1e-6) / every_s) + 1) * every_s
+            self._wanted[columns] = controller.decide(_slice_signals(signals, columns))
         return self._wanted.copy()
 
 
-def _columns(seen: Signals, columns: slice) -> Signals:
+def _slice_signals(signals: Signals, columns: slice) -> Signals:
     def times_s() -> tuple[Float, Float]:
-        ttft_s, tpot_s = seen.times_s()
+        ttft_s, tpot_s = signals.times_s()
         return ttft_s[columns], tpot_s[columns]
 
     return Signals(
-        seen.at_s,
-        seen.hour,
-        seen.ready[columns],
-        seen.starting[columns],
-        seen.running[columns],
-        seen.waiting[columns],
-        seen.kv_usage[columns],
-        seen.arrived[columns],
+        signals.at_s,
+        signals.hour,
+        signals.ready[columns],
+        signals.starting[columns],
+        signals.running[columns],
+        signals.waiting[columns],
+        signals.kv_usage[columns],
+        signals.arrived[columns],
         times_s,
     )

@@ -44,7 +44,7 @@ def service_of(plan: Plan, row: int, lengths: Lengths | None = None) -> Service:
     """
     block, i = plan.at(row)
     setting, cases = block.setting, block.cases.take([i])
-    _check(setting, cases)
+    _refuse_unserved_split(setting, cases)
     estimates, place = plan.detail(row)
     memory = estimates.memory.take(np.array([place]))
     cases = estimates.cases.take(np.array([place]))  # with the prompts that its caches find
@@ -52,9 +52,9 @@ def service_of(plan: Plan, row: int, lengths: Lengths | None = None) -> Service:
     steps, prompts = (scales.steps[0], scales.prompts[0]) if scales is not None else (1.0, 1.0)
     if not setting.model.generates:
         fullest = int(most_prompts(setting, cases, memory)[0])
-        return _pooled(setting, cases, max(fullest, 1), float(prompts))
+        return _pooling_service(setting, cases, max(fullest, 1), float(prompts))
     ranks = int(cases.dp[0]) if bool(cases.shares_experts[0]) else 1
-    return _generating(
+    return _generating_service(
         setting,
         cases,
         ranks,
@@ -64,7 +64,7 @@ def service_of(plan: Plan, row: int, lengths: Lengths | None = None) -> Service:
     )
 
 
-def _check(setting: Setting, cases: Cases) -> None:
+def _refuse_unserved_split(setting: Setting, cases: Cases) -> None:
     if bool(cases.disaggregated[0]):
         raise NoAnswer(
             "this split has a prefill pool of its own; over time only servers that compute "
@@ -84,7 +84,7 @@ def _own_lengths(cases: Cases) -> Lengths:
     return Lengths(cases.input_tokens, cases.output_tokens, np.ones(1))
 
 
-def _generating(
+def _generating_service(
     setting: Setting,
     cases: Cases,
     ranks: int,
@@ -97,8 +97,8 @@ def _generating(
     if not setting.engine.chunked_prefill:  # a whole prompt runs in one step
         chunk = max(chunk, float(lengths.input_tokens.max()))
     mixes = setting.engine.chunked_prefill and setting.engine.mixes_prompts
-    sequences = _from_zero(max(slots / stages / ranks, 2.0), NODES[0])
-    tokens = _from_zero(max(chunk, 2.0), NODES[1])
+    sequences = _geometric_from_zero(max(slots / stages / ranks, 2.0), NODES[0])
+    tokens = _geometric_from_zero(max(chunk, 2.0), NODES[1])
     seconds = _grid_s(setting, cases, sequences, tokens, lengths)
     lanes = np.arange(slots + 1) / (stages * ranks)
     lanes[1:] = np.maximum(lanes[1:], 1.0)
@@ -162,12 +162,12 @@ def _grid_s(
     return np.broadcast_to(seconds, n.shape).reshape(len(sequences), len(tokens))
 
 
-def _pooled(setting: Setting, cases: Cases, fullest: int, scale: float) -> Service:
+def _pooling_service(setting: Setting, cases: Cases, fullest: int, scale: float) -> Service:
     """The service of a server whose requests end with their prompt: embeddings and scores."""
     fixed_s, token_s = request_overheads(setting)
     prompt = max(float(cases.input_tokens[0]) * (1 - float(cases.prefix_hit[0])), 1.0)
     chunk = max(float(cases.max_batched_tokens[0]), prompt)
-    tokens = _from_zero(max(min(chunk, fullest * prompt), 2.0), NODES[1])
+    tokens = _geometric_from_zero(max(min(chunk, fullest * prompt), 2.0), NODES[1])
     zero = np.zeros(len(tokens))
     context = np.full(len(tokens), float(cases.input_tokens[0]) - prompt / 2)
     columns = cases.take(np.zeros(len(tokens), dtype=np.int64))
@@ -195,6 +195,6 @@ def _pooled(setting: Setting, cases: Cases, fullest: int, scale: float) -> Servi
     )
 
 
-def _from_zero(most: float, count: int) -> Float:
+def _geometric_from_zero(highest: float, count: int) -> Float:
     """Points from 1 to ``most``, each so many times the one before, after a 0."""
-    return np.concatenate([np.zeros(1), np.geomspace(1.0, most, count - 1)])
+    return np.concatenate([np.zeros(1), np.geomspace(1.0, highest, count - 1)])

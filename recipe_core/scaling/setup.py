@@ -46,7 +46,7 @@ from recipe_core.scaling.outcome import HOUR_S
 from recipe_core.scaling.service import service_of
 from recipe_core.scaling.traces.from_trace import over_time_of, workload_fields
 from recipe_core.scaling.traces.load import Load
-from recipe_core.scaling.traces.loads import load_of
+from recipe_core.scaling.traces.loads import build_load
 from recipe_core.scaling.traces.rates import Rates
 from recipe_core.scaling.traces.trace import Trace
 
@@ -60,7 +60,9 @@ SIMULATED = 4
 WORSE = 2.0
 
 
-def least_devices(chosen: Plan, load: Load, limits: Mapping[str, float], wanted: float) -> int:
+def least_devices(
+    serving_plan: Plan, load: Load, limits: Mapping[str, float], attainment: float
+) -> int:
     """The row whose servers need the least device-hours for the rates of a load; ties by rank.
 
     Servers are ordered by what their row serves at the load of the plan, which is the largest
@@ -68,33 +70,39 @@ def least_devices(chosen: Plan, load: Load, limits: Mapping[str, float], wanted:
     alone (long prompts) are passed over; of the first few others what each serves within the limits
     is simulated. Under arrivals at a rate every row serves the same, and the plan's best stays.
     """
-    rows = chosen.order
-    workload = chosen.request.workload
+    rows = serving_plan.order
+    workload = serving_plan.request.workload
     if not isinstance(workload, ServingWorkload) or workload.mode != "closed":
         return int(rows[0])
-    used = np.array([replicas_of(chosen, int(row)).devices for row in rows], dtype=float)
-    servers = chosen.columns["gpus"][rows] / used
-    tokens_per_s = chosen.columns["output_tokens_per_s"][rows]
+    used = np.array([replicas_of(serving_plan, int(row)).devices for row in rows], dtype=float)
+    servers = serving_plan.columns["gpus"][rows] / used
+    tokens_per_s = serving_plan.columns["output_tokens_per_s"][rows]
     needed = _device_time(load, tokens_per_s / servers / load.lengths.mean_output, used)
-    enough = 1 - (1 - wanted) / 2
+    enough = 1 - (1 - attainment) / 2
     able: dict[int, float] = {}  # device-hours by row
     shares: dict[int, float] = {}  # of requests within the limits, alone
-    seen: set[tuple[int, ...]] = set()
+    seen_servers: set[tuple[int, ...]] = set()
     for place in np.argsort(np.round(needed, 6), kind="stable").tolist():
         row = int(rows[place])
-        server = tuple(int(chosen.columns[name][row]) for name in ("tp", "pp", "ep", "cp"))
-        if server in seen:
+        server = tuple(int(serving_plan.columns[name][row]) for name in ("tp", "pp", "ep", "cp"))
+        if server in seen_servers:
             continue
-        seen.add(server)
-        least = min((needed[place], *able.values()))
-        if len(able) == SIMULATED or needed[place] > WORSE * least or len(seen) > TRIED:
+        seen_servers.add(server)
+        least_time = min((needed[place], *able.values()))
+        if (
+            len(able) == SIMULATED
+            or needed[place] > WORSE * least_time
+            or len(seen_servers) > TRIED
+        ):
             break
-        service = service_of(chosen, row, load.lengths)
+        service = service_of(serving_plan, row, load.lengths)
         shares[row] = share_alone(service, load.lengths, limits)
         if shares[row] >= enough:
             able[row] = needed[place]
     if len(able) > 1:
-        return min(able, key=lambda row: _simulated_time(chosen, row, load, limits, wanted))
+        return min(
+            able, key=lambda row: _simulated_time(serving_plan, row, load, limits, attainment)
+        )
     return next(iter(able), max(shares, key=lambda row: shares[row]))
 
 
@@ -106,12 +114,12 @@ def _device_time(load: Load, capacity_per_s: Float, devices: Float) -> Float:
 
 
 def _simulated_time(
-    chosen: Plan, row: int, load: Load, limits: Mapping[str, float], wanted: float
+    serving_plan: Plan, row: int, load: Load, limits: Mapping[str, float], attainment: float
 ) -> float:
-    devices = replicas_of(chosen, row).devices
-    service = service_of(chosen, row, load.lengths)
+    devices = replicas_of(serving_plan, row).devices
+    service = service_of(serving_plan, row, load.lengths)
     alone = Fleet(service, StartTime(0.0, 0.0, 0.0), devices, None, limits)
-    capacity = np.array([capacity_per_s(alone, load, wanted)])
+    capacity = np.array([capacity_per_s(alone, load, attainment)])
     return float(_device_time(load, capacity, np.array([float(devices)]))[0])
 
 
@@ -157,10 +165,10 @@ def reclaims(architecture: str | None = None, provider: str | None = None) -> Re
         and trace.counts != "refusals"
         and trace.instance_hours
     ]
-    known = [trace for trace in traces if trace.architecture == architecture]
+    same_architecture = [trace for trace in traces if trace.architecture == architecture]
     rates = [
         trace.losses / trace.instance_hours
-        for trace in known or [trace for trace in traces if trace.architecture != HOST]
+        for trace in same_architecture or [trace for trace in traces if trace.architecture != HOST]
     ]
     return Reclaims(
         per_hour=statistics.median(rates),
@@ -180,7 +188,7 @@ def events_of(
     devices_per_node: int = DEVICES_PER_NODE,
     spot: bool = False,
     provider: str | None = None,
-    how: Literal["own", "rented"] = "rented",
+    ownership: Literal["own", "rented"] = "rented",
 ) -> Events:
     """What happens to one replica on ``nodes`` of ``devices_per_node`` each.
 
@@ -200,13 +208,13 @@ def events_of(
     """
     count = whole("nodes", nodes)
     node = node_failures(architecture, devices_per_node)
-    taken = reclaims(architecture, provider) if spot else None
+    spot_reclaims = reclaims(architecture, provider) if spot else None
     return Events(
         failures_per_hour=count / node.mtbf_hours,
-        repair_s=repair_hours(how) * HOUR_S,
-        reclaims_per_hour=count * taken.per_hour if taken else 0.0,
-        notice_s=taken.notice_s if taken else 0.0,
-        available=taken.held if taken else 1.0,
+        repair_s=repair_hours(ownership) * HOUR_S,
+        reclaims_per_hour=count * spot_reclaims.per_hour if spot_reclaims else 0.0,
+        notice_s=spot_reclaims.notice_s if spot_reclaims else 0.0,
+        available=spot_reclaims.held if spot_reclaims else 1.0,
     )
 
 
@@ -235,7 +243,7 @@ class Deployment:
         return self.plan.candidate(self.row)
 
 
-def deployment_of(
+def prepare_deployment(
     request: PlanRequest,
     *,
     trace: Trace | Rates | None = None,
@@ -256,45 +264,47 @@ def deployment_of(
         InputError: without a load over time or a limit on time.
         NoAnswer: where no split can run within the limits.
     """
-    limits = time_limits(request)
+    limits = required_time_limits(request)
     request = with_load(request, trace, days)
     workload = request.workload
     if not isinstance(workload, ServingWorkload) or workload.over_time is None:  # see with_load
         raise InputError("is missing.", field="workload.over_time")
-    load = load_of(workload.over_time, workload)
-    wanted = workload.over_time.attainment
-    chosen, row = _split(request, load, limits, wanted, folders, corrections)
-    shared = shared_load(request, replicas_of(chosen, row).count)
-    chosen, row = one_replica(chosen, row)
-    devices, nodes = replicas_of(chosen, row).devices, replicas_of(chosen, row).nodes
-    cluster = chosen.setting(row).cluster
+    load = build_load(workload.over_time, workload)
+    attainment = workload.over_time.attainment
+    serving_plan, row = _plan_replica_split(request, load, limits, attainment, folders, corrections)
+    shared = shared_load(request, replicas_of(serving_plan, row).count)
+    serving_plan, row = one_replica(serving_plan, row)
+    devices, nodes = replicas_of(serving_plan, row).devices, replicas_of(serving_plan, row).nodes
+    cluster = serving_plan.setting(row).cluster
     price = cluster.usd_per_device_hour
-    start, _ = start_of(chosen, row)
+    start, _ = start_of(serving_plan, row)
     fleet = Fleet(
-        service=service_of(chosen, row, load.lengths),
+        service=service_of(serving_plan, row, load.lengths),
         start=StartTime(start.seconds, start.low_s, start.high_s),
         devices=devices,
         usd_per_hour=None if price is None else price * devices,
         limits_s=limits,
-        events=_events(cluster, nodes),
+        events=_replica_events(cluster, nodes),
         rent=cluster.rented,
     )
-    basis, notes = _price_text(cluster, devices)
-    return Deployment(request, chosen, row, shared, fleet, start, load, wanted, basis, notes)
+    basis, notes = _replica_price_text(cluster, devices)
+    return Deployment(
+        request, serving_plan, row, shared, fleet, start, load, attainment, basis, notes
+    )
 
 
-def check_request(request: PlanRequest, *, traced: bool) -> None:
+def check_simulation_request(request: PlanRequest, *, traced: bool) -> None:
     """Whether a request has what a simulation needs; ``traced``: a trace is its load.
 
     Raises:
         InputError: without a limit on time, or without a load over time.
     """
-    time_limits(request)
+    required_time_limits(request)
     if not traced:
         with_load(request)
 
 
-def time_limits(request: PlanRequest) -> dict[str, float]:
+def required_time_limits(request: PlanRequest) -> dict[str, float]:
     """Seconds by figure that every request must keep.
 
     Raises:
@@ -330,7 +340,7 @@ def with_load(
     if not isinstance(workload, ServingWorkload):
         raise InputError("is no serving.", field="workload.kind", hint="Use plan.")
     if trace is not None:
-        workload = _traced(workload, trace)
+        workload = _with_trace(workload, trace)
     if workload.over_time is None:
         raise InputError(
             "is missing.",
@@ -343,21 +353,21 @@ def with_load(
     return request.model_copy(update={"workload": workload})
 
 
-def _traced(workload: ServingWorkload, trace: Trace | Rates) -> ServingWorkload:
+def _with_trace(workload: ServingWorkload, trace: Trace | Rates) -> ServingWorkload:
     """The workload with a trace's rates, lengths and reuse; what else is stated stays.
 
     So do a stated shape, under which the trace gives lengths and bursts, a share of found prompts,
     the longest request, and a load other than arrivals at a rate.
     """
-    stated = workload.over_time
-    shape = stated.shape if stated else None
-    days = stated.days if stated and shape else None
+    over_time = workload.over_time
+    shape = over_time.shape if over_time else None
+    days = over_time.days if over_time and shape else None
     if isinstance(trace, Rates):
         fields = {"over_time": over_time_of(trace, days=days, shape=shape).to_json()}
     else:
         fields = workload_fields(trace, days=days, shape=shape)
-    if stated is not None:
-        fields["over_time"] |= _stated(stated)
+    if over_time is not None:
+        fields["over_time"] |= _load_fields_kept(over_time)
     if workload.mode != "open":
         fields.pop("mode", None)
         fields.pop("request_rate", None)
@@ -368,7 +378,7 @@ def _traced(workload: ServingWorkload, trace: Trace | Rates) -> ServingWorkload:
     return ServingWorkload.model_validate(workload.model_dump(exclude_none=True) | fields)
 
 
-def _stated(over_time: OverTime) -> dict[str, Any]:
+def _load_fields_kept(over_time: OverTime) -> dict[str, Any]:
     """What of a load a trace does not replace."""
     names = ["attainment", "growth_per_month"]
     if over_time.shape is not None:
@@ -377,11 +387,11 @@ def _stated(over_time: OverTime) -> dict[str, Any]:
     return {name: values[name] for name in names if name in values}
 
 
-def _split(
+def _plan_replica_split(
     request: PlanRequest,
     load: Load,
     bounds: Mapping[str, float],
-    wanted: float,
+    attainment: float,
     folders: bool,
     corrections: Corrections | None,
 ) -> tuple[Plan, int]:
@@ -398,41 +408,41 @@ def _split(
     options = request.options.model_copy(update={"disaggregated": False})
     plain = request.model_copy(update={"objective": objective, "options": options})
     if request.candidate is not None:
-        chosen, row = plan_candidate(plain, folders=folders, corrections=corrections)
+        serving_plan, row = plan_candidate(plain, folders=folders, corrections=corrections)
     else:
-        chosen = plan_splits(plain, folders=folders, corrections=corrections)
+        serving_plan = plan_splits(plain, folders=folders, corrections=corrections)
         best = (
-            nearest_row(chosen)
-            if chosen.best_row is None
-            else least_devices(chosen, load, bounds, wanted)
+            nearest_row(serving_plan)
+            if serving_plan.best_row is None
+            else least_devices(serving_plan, load, bounds, attainment)
         )
         if best is None:
             raise NoAnswer("no split of the hardware can run.", field="hardware")
         row = best
-    if not chosen.runs[row]:
-        reasons = "; ".join(chosen.reasons(row))
+    if not serving_plan.runs[row]:
+        reasons = "; ".join(serving_plan.reasons(row))
         raise NoAnswer(
-            f"{split_label(chosen, row)} cannot run: {reasons}.",
+            f"{split_label(serving_plan, row)} cannot run: {reasons}.",
             field="hardware",
             hint="See recipe plan.",
         )
-    return chosen, row
+    return serving_plan, row
 
 
-def start_of(chosen: Plan, row: int) -> tuple[ColdStart, int]:
+def start_of(serving_plan: Plan, row: int) -> tuple[ColdStart, int]:
     """The cold start of one server of a row, as the request's start finds it, and its devices.
 
     Raises:
         InputError: for training, and for places of weights that do not exist.
     """
-    if chosen.kind == "training":
+    if serving_plan.kind == "training":
         hint = "Ask for a serving workload."
         raise InputError("is training, which no replica serves.", field="workload.kind", hint=hint)
-    replica = replicas_of(chosen, row)
-    setting = chosen.setting(row)
+    replica = replicas_of(serving_plan, row)
+    setting = serving_plan.setting(row)
     model = setting.model
     start = cold_start(
-        chosen.request.options.start,
+        serving_plan.request.options.start,
         engine=setting.engine.name,
         weights_bytes=float(model.checkpoint_bytes or model.counted_bytes),
         devices=replica.devices,
@@ -443,7 +453,7 @@ def start_of(chosen: Plan, row: int) -> tuple[ColdStart, int]:
     return start, replica.devices
 
 
-def _events(cluster: Cluster, nodes: int) -> Events:
+def _replica_events(cluster: Cluster, nodes: int) -> Events:
     """Failures of the nodes of a replica, and reclaims where the price is spot."""
     offer = cluster.offer
     return events_of(
@@ -455,7 +465,7 @@ def _events(cluster: Cluster, nodes: int) -> Events:
     )
 
 
-def _price_text(cluster: Cluster, devices: int) -> tuple[str | None, tuple[str, ...]]:
+def _replica_price_text(cluster: Cluster, devices: int) -> tuple[str | None, tuple[str, ...]]:
     """Where the price of a replica is from, and what to know of it."""
     if cluster.usd_per_device_hour is None:
         note = f"No price of {cluster.device.title} is known: policies are compared by GPU-hours."

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from recipe_core.base.arrays import Float, Int
-from recipe_core.scaling.curve import Curve, curve_of, looped, with_begun
+from recipe_core.scaling.curve import Curve, curve_of, run_closed_loop, sample_begun_requests
 from recipe_core.scaling.fleet import Fleet, Service
 from recipe_core.scaling.replica import Records, Replica, Steps
 from recipe_core.scaling.timeline import latencies
@@ -57,14 +57,14 @@ class Shares:
         """Share within limits at a rate of each replica in the long run; 0 beyond the fastest."""
         curve = self.curve
         flight = np.interp(per_replica, curve.rate, curve.in_flight)
-        kept = self.kept(flight, np.zeros(np.shape(flight)), replicas)
-        return np.where(per_replica > curve.fastest, 0.0, kept)
+        share_kept = self.kept(flight, np.zeros(np.shape(flight)), replicas)
+        return np.where(per_replica > curve.fastest, 0.0, share_kept)
 
     def kept(self, in_flight: Float, wait_s: Float, replicas: Float) -> Float:
         """Share within limits; arrays of one shape."""
-        x, u = _place(self.in_flight, in_flight)
-        w, v = _place(self.waits_s, wait_s)
-        g, t = _group(replicas)
+        x, u = _locate_cells(self.in_flight, in_flight)
+        w, v = _locate_cells(self.waits_s, wait_s)
+        g, t = _locate_groups(replicas)
         low = self._plane(g, x, u, w, v)
         return np.asarray(
             low + t * (self._plane(np.minimum(g + 1, len(GROUPS) - 1), x, u, w, v) - low)
@@ -72,28 +72,28 @@ class Shares:
 
     def _plane(self, g: Int, x: Int, u: Float, w: Int, v: Float) -> Float:
         share = self.share
-        near = share[g, x, w] * (1 - v) + share[g, x, w + 1] * v
-        far = share[g, x + 1, w] * (1 - v) + share[g, x + 1, w + 1] * v
-        return np.asarray(near * (1 - u) + far * u)
+        lower = share[g, x, w] * (1 - v) + share[g, x, w + 1] * v
+        upper = share[g, x + 1, w] * (1 - v) + share[g, x + 1, w + 1] * v
+        return np.asarray(lower * (1 - u) + upper * u)
 
     def mean(self, figure: Float, in_flight: Float, replicas: Float) -> Float:
         """``ttft_s`` or ``waiting`` at numbers in flight and of replicas."""
-        x, u = _place(self.in_flight, in_flight)
-        g, t = _group(replicas)
+        x, u = _locate_cells(self.in_flight, in_flight)
+        g, t = _locate_groups(replicas)
         more = np.minimum(g + 1, len(GROUPS) - 1)
         low = figure[g, x] * (1 - u) + figure[g, x + 1] * u
         high = figure[more, x] * (1 - u) + figure[more, x + 1] * u
         return np.asarray(low + t * (high - low))
 
 
-def _place(nodes: Float, at: Float) -> tuple[Int, Float]:
+def _locate_cells(nodes: Float, at: Float) -> tuple[Int, Float]:
     """The cell of each point, and where in it; points outside are moved to the ends."""
     at = np.clip(at, nodes[0], nodes[-1])
     cell = np.clip(np.searchsorted(nodes, at, side="right") - 1, 0, len(nodes) - 2)
     return cell, (at - nodes[cell]) / (nodes[cell + 1] - nodes[cell])
 
 
-def _group(replicas: Float) -> tuple[Int, Float]:
+def _locate_groups(replicas: Float) -> tuple[Int, Float]:
     """Between which of ``GROUPS`` a number is; what is random falls with its inverse."""
     inverse = 1.0 / np.clip(replicas, 1.0, GROUPS[-1])
     nodes = 1.0 / np.array(GROUPS)
@@ -113,7 +113,7 @@ def shares_of(fleet: Fleet, load: Load) -> Shares:
         tuple(sorted(fleet.limits_s.items())),
     )
     if key not in _tables:
-        _tables[key] = _computed(service, lengths, load.burstiness, fleet.limits_s)
+        _tables[key] = _measure_shares(service, lengths, load.burstiness, fleet.limits_s)
         if len(_tables) > _KEPT:
             _tables.popitem(last=False)
     _tables.move_to_end(key)
@@ -130,7 +130,7 @@ class _Sample:
     met: float
 
 
-def _computed(
+def _measure_shares(
     service: Service, lengths: Lengths, burstiness: float, limits_s: Mapping[str, float]
 ) -> Shares:
     curve, steps = curve_of(service, lengths), Steps(service)
@@ -141,10 +141,12 @@ def _computed(
     for group, counted in zip(GROUPS, _COUNTED, strict=True):
         column = []
         for rate, flight in zip(rates, steady, strict=True):
-            trace, begun = _arrivals(lengths, rate * group, flight * group, counted, burstiness)
-            column.append(_steady(steps, trace, begun, group, limits_s))
+            trace, begun = _draw_arrivals(
+                lengths, rate * group, flight * group, counted, burstiness
+            )
+            column.append(_sample_steady_state(steps, trace, begun, group, limits_s))
         samples.append(column)
-    full = [_crowded(steps, lengths, float(flight), limits_s) for flight in crowded]
+    full = [_sample_crowded_replica(steps, lengths, float(flight), limits_s) for flight in crowded]
     longest = max(float(s.slack_s[np.isfinite(s.slack_s)].max(initial=0.0)) for s in samples[0])
     waits_s = np.concatenate([[0.0], np.geomspace(0.01, 1.0, WAITS - 2), [1.001]])
     waits_s = waits_s * (longest if longest > 0 else 1.0)
@@ -158,34 +160,34 @@ def _computed(
         ]
         for column in samples
     ]
-    share = np.array([[_survival(s.slack_s, waits_s) for s in column] for column in columns])
+    share = np.array([[_share_at_least(s.slack_s, waits_s) for s in column] for column in columns])
     return Shares(
         curve,
         np.concatenate([[0.0], steady, crowded]),
         waits_s,
-        np.array([_falling(np.concatenate([group[:1], group])) for group in share]),
-        _with_first([[s.ttft_s for s in column] for column in columns]),
-        _with_first([[s.waiting for s in column] for column in columns], empty=True),
-        _with_first([[s.met for s in column] for column in columns], empty=True),
+        np.array([_enforce_falling(np.concatenate([group[:1], group])) for group in share]),
+        _prepend_first([[s.ttft_s for s in column] for column in columns]),
+        _prepend_first([[s.waiting for s in column] for column in columns], empty=True),
+        _prepend_first([[s.met for s in column] for column in columns], empty=True),
     )
 
 
-def _with_first(rows: list[list[float]], *, empty: bool = False) -> Float:
+def _prepend_first(rows: list[list[float]], *, empty: bool = False) -> Float:
     return np.array([[0.0 if empty else row[0], *row] for row in rows])
 
 
-def _survival(slack_s: Float, waits_s: Float) -> Float:
+def _share_at_least(slack_s: Float, waits_s: Float) -> Float:
     """Share of requests whose slack is at least each wait."""
     ordered = np.sort(slack_s)
     return np.asarray(1 - np.searchsorted(ordered, waits_s, side="left") / len(ordered))
 
 
-def _falling(share: Float) -> Float:
+def _enforce_falling(share: Float) -> Float:
     """The nearest shares that do not grow with what is in flight (pooled neighbours), by column."""
-    return np.stack([_pooled(column) for column in share.T], axis=1)
+    return np.stack([_pool_violators(column) for column in share.T], axis=1)
 
 
-def _pooled(values: Float) -> Float:
+def _pool_violators(values: Float) -> Float:
     blocks: list[tuple[float, int]] = []
     for value in values.tolist():
         mean, size = value, 1
@@ -196,7 +198,7 @@ def _pooled(values: Float) -> Float:
     return np.repeat([mean for mean, _ in blocks], [size for _, size in blocks])
 
 
-def gaps(rng: np.random.Generator, burstiness: float, count: int) -> Float:
+def draw_arrival_gaps(rng: np.random.Generator, burstiness: float, count: int) -> Float:
     """Gaps between arrivals with a mean of 1 and a coefficient of variation: gamma distributed."""
     if burstiness == 1.0:
         return rng.exponential(1.0, count)
@@ -204,21 +206,21 @@ def gaps(rng: np.random.Generator, burstiness: float, count: int) -> Float:
     return rng.gamma(shape, 1.0 / shape, count)
 
 
-def _arrivals(
+def _draw_arrivals(
     lengths: Lengths, rate: float, flight: float, counted: int, burstiness: float
 ) -> tuple[Trace, int]:
     """Requests at a rate, after those that are there at the beginning, and how many these are."""
     rng = np.random.default_rng(11)
     begun = int(flight)
     count = begun + max(counted, begun) * 5 // 4
-    inputs, outputs = with_begun(lengths, begun, count, rng)
-    between = gaps(rng, burstiness, count - begun)
+    inputs, outputs = sample_begun_requests(lengths, begun, count, rng)
+    between = draw_arrival_gaps(rng, burstiness, count - begun)
     arrival_s = np.cumsum(between) / between.mean() / rate
     arrival_s = np.concatenate([np.zeros(begun), arrival_s])
     return Trace(arrival_s, inputs.astype(np.int64), outputs.astype(np.int64)), begun
 
 
-def _steady(
+def _sample_steady_state(
     steps: Steps, trace: Trace, begun: int, group: int, limits_s: Mapping[str, float]
 ) -> _Sample:
     """A group of replicas under arrivals; the first fifth of them is not counted."""
@@ -232,7 +234,9 @@ def _steady(
     run_group(steps, records, reached, group)
     first = begun + (len(trace) - begun) // 5
     counted = np.arange(first, len(trace))
-    sample = _sampled(service, trace, records, trace.arrival_s, reached, counted, limits_s)
+    sample = _sample_counted_requests(
+        service, trace, records, trace.arrival_s, reached, counted, limits_s
+    )
     return replace(sample, waiting=sample.waiting / group, met=sample.met / group)
 
 
@@ -244,27 +248,29 @@ def run_group(steps: Steps, records: Records, reached: Float, group: int) -> Non
         for replica in replicas:
             while replica.next_at < at:
                 replica.step()
-        least = min(replicas, key=lambda replica: replica.in_flight)
-        least.add(at, request)
+        least_loaded = min(replicas, key=lambda replica: replica.in_flight)
+        least_loaded.add(at, request)
     for replica in replicas:
         while replica.in_flight:
             replica.step()
 
 
-def _crowded(
+def _sample_crowded_replica(
     steps: Steps, lengths: Lengths, flight: float, limits_s: Mapping[str, float]
 ) -> _Sample:
     """A replica with always so many requests inside; they have no wait but for a step."""
     in_flight = max(round(flight), 1)
-    records, outputs = looped(steps, lengths, in_flight, 2 * in_flight + _COUNTED[0])
+    records, outputs = run_closed_loop(steps, lengths, in_flight, 2 * in_flight + _COUNTED[0])
     entered = np.array(records.entered)
     tokens = outputs.astype(np.int64)
     trace = Trace(entered, tokens, tokens)
     counted = np.arange(in_flight, len(outputs) - in_flight)
-    return _sampled(steps.service, trace, records, entered, entered, counted, limits_s)
+    return _sample_counted_requests(
+        steps.service, trace, records, entered, entered, counted, limits_s
+    )
 
 
-def _sampled(
+def _sample_counted_requests(
     service: Service,
     trace: Trace,
     records: Records,

@@ -41,6 +41,6 @@ class Controller(Protocol):
 
     interval_s: float
 
-    def decide(self, seen: Signals) -> Float:
+    def decide(self, signals: Signals) -> Float:
         """Replicas that should be there (ready and starting), one number a column, whole."""
         ...

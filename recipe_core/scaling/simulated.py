@@ -15,7 +15,7 @@ from recipe_core.request.over_time import DAY_S, HOUR_S, WEEK_S, OverTime
 from recipe_core.request.scaling import Metric, Policy, Scaling
 from recipe_core.request.serving_workload import ServingWorkload
 from recipe_core.scaling.capacity import capacity_per_s, replicas_for
-from recipe_core.scaling.curve import curve_of, most_inside
+from recipe_core.scaling.curve import curve_of, max_requests_inside
 from recipe_core.scaling.fleet import Fleet
 from recipe_core.scaling.flow import simulate_flow
 from recipe_core.scaling.outcome import Outcome
@@ -23,9 +23,9 @@ from recipe_core.scaling.policies import controller_of
 from recipe_core.scaling.search import Together
 from recipe_core.scaling.setup import Deployment
 from recipe_core.scaling.signals import Controller
-from recipe_core.scaling.spaces import WEEK_HOURS, Need, needed
+from recipe_core.scaling.spaces import WEEK_HOURS, Need, needed_replicas
 from recipe_core.scaling.traces.load import Load
-from recipe_core.scaling.traces.loads import load_of
+from recipe_core.scaling.traces.loads import build_load
 
 # Of the flow.
 STEP_S = 30.0
@@ -59,18 +59,18 @@ class Simulation:
         curve = curve_of(fleet.service, load.lengths)
         in_flight = float(np.interp(capacity, curve.rate, curve.in_flight))
         need = Need(
-            replicas=needed(
+            replicas=needed_replicas(
                 load.rates, lambda rates: replicas_for(fleet, load, rates).astype(np.float64)
             ),
             interval_s=load.interval_s,
             capacity_per_s=capacity,
             in_flight=max(in_flight, 1.0),
-            kv_usage=min(in_flight / most_inside(fleet.service, load.lengths), 1.0),
+            kv_usage=min(in_flight / max_requests_inside(fleet.service, load.lengths), 1.0),
             start_s=fleet.start.seconds,
             start_hour=load.start_hour,
             gauges=gauges_of(deployment.plan.setting(deployment.row).engine),
         )
-        return cls(fleet, load, need, _history(deployment), interval_of(load.span_s))
+        return cls(fleet, load, need, _load_history(deployment), series_interval_of(load.span_s))
 
     def outcomes(
         self, scalings: Sequence[Scaling], *, seed: int = 0, fleet: Fleet | None = None
@@ -103,7 +103,7 @@ class Simulation:
 
     def controller(self, scalings: Sequence[Scaling]) -> Controller:
         """The controllers of policies side by side."""
-        batches = [list(same) for _, same in groupby(scalings, key=_batch)]
+        batches = [list(same) for _, same in groupby(scalings, key=_batch_key)]
         return Together([(self.batch(batch), len(batch)) for batch in batches], PACE_S)
 
     def batch(
@@ -129,17 +129,19 @@ class Simulation:
     def begin(self, scalings: Sequence[Scaling]) -> Float:
         """Replicas of each policy at the beginning: those that the load needs there, in bounds."""
         first = int(self.need.replicas[0])
-        return np.array([float(_first(one, first, self.need.start_hour)) for one in scalings])
+        return np.array(
+            [float(_initial_replicas(scaling, first, self.need.start_hour)) for scaling in scalings]
+        )
 
     def part(self, days: float) -> Simulation:
         """The same over the hardest days: those around the busiest interval, with the quietest one.
 
         The simulation itself where it is no longer than that.
         """
-        from_s, to_s = hardest(self.load, days)
+        from_s, to_s = hardest_days(self.load, days)
         if to_s - from_s >= self.load.span_s:
             return self
-        load = part_of(self.load, from_s, to_s)
+        load = load_part(self.load, from_s, to_s)
         first = int(from_s // self.load.interval_s)
         replicas = self.need.replicas[first : first + len(load.rates)]
         need = replace(self.need, replicas=replicas, start_hour=load.start_hour)
@@ -161,7 +163,7 @@ class Simulation:
         return replace(self.load, rates=rates)
 
 
-def _batch(scaling: Scaling) -> tuple[object, ...]:
+def _batch_key(scaling: Scaling) -> tuple[object, ...]:
     """What scalings of one controller share."""
     return (scaling.policy, scaling.interval_s, scaling.window_s if _learns(scaling) else None)
 
@@ -170,16 +172,16 @@ def _learns(scaling: Scaling) -> bool:
     return scaling.policy in ("predictive", "dynamo")
 
 
-def _first(scaling: Scaling, needed_first: int, hour: int) -> int:
+def _initial_replicas(scaling: Scaling, needed_first: int, hour: int) -> int:
     if scaling.policy == "fixed":
         return scaling.max_replicas
-    here = [p.replicas for p in scaling.periods if p.from_hour <= hour < p.to_hour]
+    period_replicas = [p.replicas for p in scaling.periods if p.from_hour <= hour < p.to_hour]
     if scaling.policy == "schedule":
-        return max(here, default=scaling.min_replicas)
+        return max(period_replicas, default=scaling.min_replicas)
     return min(max(needed_first, scaling.min_replicas), scaling.max_replicas)
 
 
-def _history(deployment: Deployment) -> Load | None:
+def _load_history(deployment: Deployment) -> Load | None:
     """Two weeks before the beginning, where the load repeats; else nothing is known of them."""
     workload = deployment.request.workload
     over_time = workload.over_time if isinstance(workload, ServingWorkload) else None
@@ -189,7 +191,9 @@ def _history(deployment: Deployment) -> Load | None:
     days = HISTORY_DAYS * DAY_S // period_s * period_s / DAY_S
     if days <= 0 or (over_time.shape is None and over_time.days * DAY_S <= period_s):
         return None
-    return load_of(over_time.model_copy(update={"days": days, "growth_per_month": 0.0}), workload)
+    return build_load(
+        over_time.model_copy(update={"days": days, "growth_per_month": 0.0}), workload
+    )
 
 
 def _period_s(over_time: OverTime) -> float:
@@ -212,7 +216,7 @@ def gauges_of(engine: Engine) -> frozenset[Metric]:
     return frozenset(metric for metric, parts in names.items() if all(parts))
 
 
-def part_of(load: Load, from_s: float, to_s: float) -> Load:
+def load_part(load: Load, from_s: float, to_s: float) -> Load:
     """The load from one second to another, by its intervals."""
     first = int(from_s // load.interval_s)
     last = max(math.ceil(to_s / load.interval_s - 1e-9), first + 1)
@@ -220,7 +224,7 @@ def part_of(load: Load, from_s: float, to_s: float) -> Load:
     return replace(load, rates=load.rates[first:last], start_hour=hour)
 
 
-def hardest(load: Load, days: float) -> tuple[float, float]:
+def hardest_days(load: Load, days: float) -> tuple[float, float]:
     """From and to of whole days, in seconds: with the busiest interval, and the quietest beside it.
 
     Where the load is no longer, all of it.
@@ -237,7 +241,7 @@ def hardest(load: Load, days: float) -> tuple[float, float]:
     return begin * load.interval_s, (begin + length) * load.interval_s
 
 
-def interval_of(span_s: float) -> float:
+def series_interval_of(span_s: float) -> float:
     """Length of the intervals of a simulation's series: a minute, longer for months."""
     if span_s <= 15 * DAY_S:
         return 60.0

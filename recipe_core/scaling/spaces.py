@@ -68,8 +68,8 @@ class Need:
             out[hour] = int(np.quantile(some, share, method="higher"))
         for hour in np.flatnonzero(out < 0):
             same = out[hour % 24 :: 24]
-            known = same[same >= 0]
-            out[hour] = int(known.max()) if len(known) else self.peak
+            reached_hours = same[same >= 0]
+            out[hour] = int(reached_hours.max()) if len(reached_hours) else self.peak
         return out
 
 
@@ -112,8 +112,8 @@ def space_of(policy: Policy, need: Need) -> Space:
 # Policies without a metric
 
 
-def _fixed(need: Need) -> Space:
-    counts = _counts(max(1, need.quantile(0.25)), math.ceil(1.25 * need.peak) + 1, 24)
+def _fixed_space(need: Need) -> Space:
+    counts = _replica_counts(max(1, need.quantile(0.25)), math.ceil(1.25 * need.peak) + 1, 24)
 
     def at(point: Point) -> Scaling:
         count = int(point["replicas"])
@@ -122,7 +122,7 @@ def _fixed(need: Need) -> Space:
     return Space("fixed", (Axis("replicas", counts, whole=True),), at)
 
 
-def _schedule(need: Need) -> Space:
+def _schedule_space(need: Need) -> Space:
     lead = math.ceil(need.start_s / HOUR_S)
     axes = (
         Axis("headroom", (0.0, 0.05, 0.1, 0.2, 0.35, 0.5)),
@@ -151,7 +151,7 @@ def schedule_of(hours: Int, *, lead: int = 0, merge: float = 0.0) -> Scaling | N
         The policy; None where all hours are alike, which is a fixed number.
     """
     ahead = np.max([np.roll(hours, -by) for by in range(lead + 1)], axis=0)
-    merged = _merged(ahead, merge)
+    merged = _merge_hours(ahead, merge)
     base = int(merged.min())
     if base == int(merged.max()):
         return None
@@ -169,7 +169,7 @@ def schedule_of(hours: Int, *, lead: int = 0, merge: float = 0.0) -> Scaling | N
     )
 
 
-def _merged(hours: Int, share: float) -> Int:
+def _merge_hours(hours: Int, share: float) -> Int:
     """Neighbouring hours within a share of their largest number, raised to it."""
     out, begin = hours.copy(), 0
     for hour in range(1, len(hours) + 1):
@@ -180,12 +180,12 @@ def _merged(hours: Int, share: float) -> Int:
     return out
 
 
-def _predictive(need: Need) -> Space:
+def _predictive_space(need: Need) -> Space:
     leads = (1.0, 1.5, 2.0)
     axes = (
         Axis("headroom", (0.0, 0.1, 0.2, 0.35, 0.6, 1.0)),
         Axis("lead", leads, exact=True),
-        Axis("least", _least(need, zero=True), whole=True, exact=True),
+        Axis("least", _min_replica_counts(need, zero=True), whole=True, exact=True),
         Axis("down", (0.0, 600.0)),
     )
 
@@ -195,7 +195,7 @@ def _predictive(need: Need) -> Space:
             headroom=round(point["headroom"], 3),
             lead_s=_whole_s(need.start_s * point["lead"]),
             down_delay_s=_whole_s(point["down"]),
-            **_bounds(need, point),
+            **_replica_bounds(need, point),
         )
 
     return Space("predictive", axes, at)
@@ -204,14 +204,14 @@ def _predictive(need: Need) -> Space:
 # Policies that follow a metric
 
 
-def _behaving(policy: Policy) -> Callable[[Need], Space]:
+def _behavior_space_of(policy: Policy) -> Callable[[Need], Space]:
     """HPA and KEDA: a target, the fewest replicas, and how long the most of late are kept."""
 
     def space(need: Need) -> Space:
-        metric = _gauge(need)
+        metric = _followed_metric(need)
         axes = (
             Axis("target", (0.3, 0.45, 0.6, 0.75, 0.9, 1.1)),
-            Axis("least", _least(need, zero=policy == "keda"), whole=True, exact=True),
+            Axis("least", _min_replica_counts(need, zero=policy == "keda"), whole=True, exact=True),
             Axis("down", (60.0, 300.0, 900.0, 2700.0)),
             Axis("tolerance", (0.02, 0.1), exact=True),
         )
@@ -219,10 +219,10 @@ def _behaving(policy: Policy) -> Callable[[Need], Space]:
         def at(point: Point) -> Scaling:
             return Scaling(
                 policy=policy,
-                triggers=(_trigger(need, metric, point["target"]),),
+                triggers=(_capacity_trigger(need, metric, point["target"]),),
                 down_delay_s=_whole_s(point["down"]),
                 tolerance=None if point["tolerance"] == 0.1 else point["tolerance"],
-                **_bounds(need, point),
+                **_replica_bounds(need, point),
             )
 
         return Space(policy, axes, at)
@@ -230,27 +230,29 @@ def _behaving(policy: Policy) -> Callable[[Need], Space]:
     return space
 
 
-def _kpa(need: Need) -> Space:
+def _kpa_space(need: Need) -> Space:
     axes = (
         Axis("target", (0.3, 0.45, 0.6, 0.75, 0.9, 1.1)),
         Axis("window", (30.0, 60.0, 180.0, 600.0)),
-        Axis("least", _least(need, zero=True), whole=True, exact=True),
+        Axis("least", _min_replica_counts(need, zero=True), whole=True, exact=True),
         Axis("down", (0.0, 300.0, 1200.0)),
     )
 
     def at(point: Point) -> Scaling:
         return Scaling(
             policy="kpa",
-            triggers=(_trigger(need, "in-flight", point["target"]),),
+            triggers=(_capacity_trigger(need, "in-flight", point["target"]),),
             window_s=_whole_s(point["window"]),
             down_delay_s=_whole_s(point["down"]),
-            **_bounds(need, point),
+            **_replica_bounds(need, point),
         )
 
     return Space("kpa", axes, at)
 
 
-def _delaying(policy: Policy, metric: Metric, up: tuple[float, ...]) -> Callable[[Need], Space]:
+def _delay_space_of(
+    policy: Policy, metric: Metric, up: tuple[float, ...]
+) -> Callable[[Need], Space]:
     """SkyServe and Ray Serve: a target, and delays before replicas are ordered and ended."""
 
     def space(need: Need) -> Space:
@@ -258,16 +260,16 @@ def _delaying(policy: Policy, metric: Metric, up: tuple[float, ...]) -> Callable
             Axis("target", (0.3, 0.45, 0.6, 0.75, 0.9, 1.1)),
             Axis("up", up),
             Axis("down", (120.0, 600.0, 1200.0, 3000.0)),
-            Axis("least", _least(need, zero=True), whole=True, exact=True),
+            Axis("least", _min_replica_counts(need, zero=True), whole=True, exact=True),
         )
 
         def at(point: Point) -> Scaling:
             return Scaling(
                 policy=policy,
-                triggers=(_trigger(need, metric, point["target"]),),
+                triggers=(_capacity_trigger(need, metric, point["target"]),),
                 up_delay_s=_whole_s(point["up"]),
                 down_delay_s=_whole_s(point["down"]),
-                **_bounds(need, point),
+                **_replica_bounds(need, point),
             )
 
         return Space(policy, axes, at)
@@ -275,81 +277,81 @@ def _delaying(policy: Policy, metric: Metric, up: tuple[float, ...]) -> Callable
     return space
 
 
-def _dynamo(need: Need) -> Space:
+def _dynamo_space(need: Need) -> Space:
     axes = (
         Axis("headroom", (0.0, 0.1, 0.25, 0.5, 1.0)),
-        Axis("least", _least(need, zero=False), whole=True, exact=True),
+        Axis("least", _min_replica_counts(need, zero=False), whole=True, exact=True),
     )
 
     def at(point: Point) -> Scaling:
         return Scaling(
-            policy="dynamo", headroom=round(point["headroom"], 3), **_bounds(need, point)
+            policy="dynamo", headroom=round(point["headroom"], 3), **_replica_bounds(need, point)
         )
 
     return Space("dynamo", axes, at)
 
 
-def _llm_d(need: Need) -> Space:
+def _llm_d_space(need: Need) -> Space:
     axes = (
         Axis("cache", (0.4, 0.6, 0.8, 0.9)),
         Axis("queue", (1.0, 2.0, 5.0)),
-        Axis("least", _least(need, zero=False), whole=True, exact=True),
+        Axis("least", _min_replica_counts(need, zero=False), whole=True, exact=True),
     )
 
     def at(point: Point) -> Scaling:
-        cache = Trigger(metric="kv-usage", target=_grained(point["cache"]))
-        queue = Trigger(metric="waiting", target=_grained(point["queue"]))
-        return Scaling(policy="llm-d", triggers=(cache, queue), **_bounds(need, point))
+        cache = Trigger(metric="kv-usage", target=_round_target(point["cache"]))
+        queue = Trigger(metric="waiting", target=_round_target(point["queue"]))
+        return Scaling(policy="llm-d", triggers=(cache, queue), **_replica_bounds(need, point))
 
     return Space("llm-d", axes, at)
 
 
 _SPACES: dict[Policy, Callable[[Need], Space]] = {
-    "fixed": _fixed,
-    "schedule": _schedule,
-    "predictive": _predictive,
-    "hpa": _behaving("hpa"),
-    "keda": _behaving("keda"),
-    "kpa": _kpa,
-    "skyserve": _delaying("skyserve", "request-rate", (0.0, 60.0, 300.0)),
-    "ray-serve": _delaying("ray-serve", "in-flight", (0.0, 30.0, 120.0)),
-    "dynamo": _dynamo,
-    "llm-d": _llm_d,
+    "fixed": _fixed_space,
+    "schedule": _schedule_space,
+    "predictive": _predictive_space,
+    "hpa": _behavior_space_of("hpa"),
+    "keda": _behavior_space_of("keda"),
+    "kpa": _kpa_space,
+    "skyserve": _delay_space_of("skyserve", "request-rate", (0.0, 60.0, 300.0)),
+    "ray-serve": _delay_space_of("ray-serve", "in-flight", (0.0, 30.0, 120.0)),
+    "dynamo": _dynamo_space,
+    "llm-d": _llm_d_space,
 }
 
 
 # Values
 
 
-def _counts(low: int, high: int, most: int) -> tuple[float, ...]:
+def _replica_counts(low: int, high: int, points: int) -> tuple[float, ...]:
     """Whole numbers from low to high, at most so many of them."""
-    spread = np.unique(np.round(np.geomspace(max(low, 1), max(high, low, 1), most)))
+    spread = np.unique(np.round(np.geomspace(max(low, 1), max(high, low, 1), points)))
     return tuple(float(count) for count in spread)
 
 
-def _least(need: Need, *, zero: bool) -> tuple[float, ...]:
+def _min_replica_counts(need: Need, *, zero: bool) -> tuple[float, ...]:
     """Fewest replicas: none where nothing comes at times, else parts of the need."""
     quantiles = {max(need.quantile(share), 1) for share in (0.0, 0.25, 0.5, 0.75)} | {1}
     idle = {0} if zero and (need.replicas == 0).any() else set()
     return tuple(float(count) for count in sorted(idle | quantiles))
 
 
-def _bounds(need: Need, point: Point) -> dict[str, Any]:
+def _replica_bounds(need: Need, point: Point) -> dict[str, Any]:
     """Bounds of the number of replicas; the most leave room for a late start."""
-    least = int(point["least"])
+    min_replicas = int(point["least"])
     return {
-        "min_replicas": least,
-        "max_replicas": max(math.ceil(1.5 * need.peak), need.peak + 2, least),
+        "min_replicas": min_replicas,
+        "max_replicas": max(math.ceil(1.5 * need.peak), need.peak + 2, min_replicas),
     }
 
 
-def _gauge(need: Need) -> Metric:
+def _followed_metric(need: Need) -> Metric:
     """What an autoscaler of Kubernetes follows: requests in flight where the engine tells them."""
     order: tuple[Metric, ...] = ("in-flight", "running", "kv-usage", "waiting")
     return next((metric for metric in order if metric in need.gauges), "request-rate")
 
 
-def _trigger(need: Need, metric: Metric, share: float) -> Trigger:
+def _capacity_trigger(need: Need, metric: Metric, share: float) -> Trigger:
     """The trigger whose target is a share of what a replica has at its capacity."""
     full: dict[Metric, float] = {
         "waiting": max(need.in_flight / 4, 1.0),
@@ -358,10 +360,10 @@ def _trigger(need: Need, metric: Metric, share: float) -> Trigger:
         "kv-usage": need.kv_usage,
         "request-rate": need.capacity_per_s,
     }
-    return Trigger(metric=metric, target=_grained(full[metric] * share))
+    return Trigger(metric=metric, target=_round_target(full[metric] * share))
 
 
-def _grained(value: float) -> float:
+def _round_target(value: float) -> float:
     """A target with three digits, as Kubernetes can read it."""
     digits = 2 - math.floor(math.log10(value)) if value > 0 else 0
     return max(round(round(value, min(digits, 3)) * GRAIN) / GRAIN, 1 / GRAIN)
@@ -371,7 +373,7 @@ def _whole_s(seconds: float) -> float:
     return float(min(round(seconds), LONGEST_S))
 
 
-def needed(rates: Float, replicas_of: Callable[[Float], Float]) -> Int:
+def needed_replicas(rates: Float, replicas_of: Callable[[Float], Float]) -> Int:
     """Whole replicas of every interval; rates that occur again are asked for once."""
     unique, place = np.unique(rates, return_inverse=True)
     return np.ceil(np.asarray(replicas_of(unique)) - 1e-9).astype(np.int64)[place]

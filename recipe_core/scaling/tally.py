@@ -22,16 +22,22 @@ class Tally:
     """
 
     def __init__(
-        self, fleet: Fleet, shares: Shares, columns: int, intervals: int, each: int, dt_s: float
+        self,
+        fleet: Fleet,
+        shares: Shares,
+        columns: int,
+        intervals: int,
+        interval_steps: int,
+        dt_s: float,
     ) -> None:
-        self.shares, self._each, self._dt_s = shares, each, dt_s
+        self.shares, self._each, self._dt_s = shares, interval_steps, dt_s
         self._limit_s = fleet.limits_s.get("ttft_s", np.inf)
         self.sums = {name: np.zeros((intervals, columns)) for name in _SUMS}
         self.arrived = np.zeros(intervals)
         self.replica_s, self.rented_s = np.zeros(columns), np.zeros(columns)
         self.starts, self._rented = np.zeros(columns), fleet.rented
         self.lost, self.most = np.zeros(columns), np.zeros(columns)
-        size = min(max(_BLOCK // (columns * each), 1), intervals) * each
+        size = min(max(_BLOCK // (columns * interval_steps), 1), intervals) * interval_steps
         self._flight, self._random, self._share, self._line_s, self._count = (
             np.zeros((size, 2, columns)) for _ in range(5)
         )
@@ -45,7 +51,7 @@ class Tally:
         share: Float,
         line_s: Float,
         requests: float,
-        others: tuple[Float, Float],
+        starting_and_desired: tuple[Float, Float],
     ) -> None:
         """Takes a step's figures. ``share``: of its arrivals, of each group; 0 at the gateway."""
         k = self._filled
@@ -53,7 +59,7 @@ class Tally:
         self._random[k] = groups.in_flight[RANDOM]
         self._line_s[k], self._count[k] = line_s, groups.replicas
         self._gateway[k], self._requests[k] = groups.gateway[EXPECTED], requests
-        self._starting[k], self._wanted[k] = others
+        self._starting[k], self._wanted[k] = starting_and_desired
         self._filled = k + 1
         if self._filled == self._size:
             self.flush()
@@ -71,13 +77,13 @@ class Tally:
         line_s = np.maximum(line_s, self._chance_s(flight))
         replicas = np.broadcast_to(ready[:, None], inside.shape)
         weight = self._share[:n] * self._requests[:n, None, None]
-        kept = shares.kept(self._met(flight, count, line_s), line_s, replicas)
+        share_kept = shares.kept(self._met(flight, count, line_s), line_s, replicas)
         ttft_s = shares.mean(shares.ttft_s, inside, replicas) + line_s
         late = (line_s > min(self._limit_s, 1.0)) & (self._starting[:n, None] > 0)
         met = shares.mean(shares.met, inside, replicas)
         entering = np.minimum(shares.mean(shares.waiting, inside, replicas), met)
         figures = {
-            "kept": (kept * weight).sum(axis=1),
+            "kept": (share_kept * weight).sum(axis=1),
             "ready": ready,
             "starting": self._starting[:n],
             "wanted": self._wanted[:n],
@@ -90,19 +96,19 @@ class Tally:
         for name, values in figures.items():
             self.sums[name][rows] += values.reshape(-1, self._each, values.shape[1]).sum(axis=1)
         self.arrived[rows] += self._requests[:n].reshape(-1, self._each).sum(axis=1)
-        there = ready + self._starting[:n]
-        self.replica_s += there.sum(axis=0) * self._dt_s
-        self.rented_s += self._rented(there).sum(axis=0) * self._dt_s
-        self.most = np.maximum(self.most, there.max(axis=0))
+        paid_replicas = ready + self._starting[:n]
+        self.replica_s += paid_replicas.sum(axis=0) * self._dt_s
+        self.rented_s += self._rented(paid_replicas).sum(axis=0) * self._dt_s
+        self.most = np.maximum(self.most, paid_replicas.max(axis=0))
         self._done, self._filled = self._done + n, 0
 
-    def pay(self, there: Float, ended: Float, seconds: Float | float) -> None:
+    def pay(self, present: Float, ended: Float, seconds: Float | float) -> None:
         """Replicas that are no more among those that are ``there`` are paid for so long.
 
         Of machines that others use too only what these do not need.
         """
         self.replica_s += ended * seconds
-        self.rented_s += (self._rented(there + ended) - self._rented(there)) * seconds
+        self.rented_s += (self._rented(present + ended) - self._rented(present)) * seconds
 
     def _chance_s(self, flight: Float) -> Float:
         """Waits in line of the random variant, where replicas are too busy for a steady state.
@@ -128,9 +134,9 @@ class Tally:
             later_s / self._dt_s, float(last)
         ).astype(np.int64)
         steps = np.minimum(steps, last)
-        there = np.where(count > 0, flight, flight[:, ::-1])
-        there = np.minimum(np.take_along_axis(there, steps, axis=0), curve.full)
-        return np.asarray(np.where(there > 0, there, inside))
+        later_flight = np.where(count > 0, flight, flight[:, ::-1])
+        later_flight = np.minimum(np.take_along_axis(later_flight, steps, axis=0), curve.full)
+        return np.asarray(np.where(later_flight > 0, later_flight, inside))
 
     def opened(
         self, column: int, steps: Int, requests: Float, wait_s: Float, flight: float
@@ -138,9 +144,9 @@ class Tally:
         """Requests of some steps leave the gateway after their waits."""
         full = self.shares.curve.full
         inside = np.full(len(steps), min(flight, full))
-        kept = self.shares.kept(inside, wait_s, np.ones(len(steps)))
+        share_kept = self.shares.kept(inside, wait_s, np.ones(len(steps)))
         rows = steps // self._each
-        np.add.at(self.sums["kept"][:, column], rows, kept * requests)
+        np.add.at(self.sums["kept"][:, column], rows, share_kept * requests)
         np.add.at(self.sums["ttft_s"][:, column], rows, wait_s * requests)
         np.add.at(self.sums["delayed"][:, column], rows, requests)
 
@@ -150,7 +156,7 @@ class Tally:
     def _outcome(self, column: int, span_s: float, interval_s: float) -> Outcome:
         sums = {name: values[:, column] for name, values in self.sums.items()}
         arrived = self.arrived
-        kept = np.clip(sums["kept"], 0.0, arrived)
+        kept_requests = np.clip(sums["kept"], 0.0, arrived)
         means = {
             name: sums[name] / self._each
             for name in ("ready", "starting", "wanted", "waiting", "running")
@@ -159,7 +165,7 @@ class Tally:
         return Outcome(
             span_s=span_s,
             requests=float(arrived.sum()),
-            kept=float(kept.sum()),
+            kept=float(kept_requests.sum()),
             replica_s=float(self.replica_s[column]),
             rented_s=float(self.rented_s[column]),
             starts=float(self.starts[column]),
@@ -167,6 +173,6 @@ class Tally:
             lost=float(self.lost[column]),
             most_replicas=float(self.most[column]),
             series=Series(
-                interval_s=interval_s, arrived=arrived, kept=kept, ttft_s=ttft_s, **means
+                interval_s=interval_s, arrived=arrived, kept=kept_requests, ttft_s=ttft_s, **means
             ),
         )

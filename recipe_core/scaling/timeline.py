@@ -55,7 +55,9 @@ def latencies(
     return first_s - trace.arrival_s, tpot_s, done_s - trace.arrival_s
 
 
-def within(limits_s: Mapping[str, float], ttft_s: Float, tpot_s: Float, latency_s: Float) -> Bool:
+def keeps_all_limits(
+    limits_s: Mapping[str, float], ttft_s: Float, tpot_s: Float, latency_s: Float
+) -> Bool:
     """Requests that ended and kept every limit."""
     keeps = np.isfinite(latency_s)
     figures = {"ttft_s": ttft_s, "tpot_s": tpot_s, "request_latency_s": latency_s}
@@ -66,11 +68,11 @@ def within(limits_s: Mapping[str, float], ttft_s: Float, tpot_s: Float, latency_
 
 def mean_counts(begins: Float, ends: Float, edges: Float) -> Float:
     """Mean number of what lasts from a beginning to an end, in each interval between edges."""
-    seconds = np.diff(_integral(begins, edges) - _integral(ends, edges))
+    seconds = np.diff(_seconds_since(begins, edges) - _seconds_since(ends, edges))
     return np.asarray(seconds / np.diff(edges))
 
 
-def _integral(times: Float, at: Float) -> Float:
+def _seconds_since(times: Float, at: Float) -> Float:
     """Seconds since each of the times, together, at some moments."""
     times = np.sort(times[np.isfinite(times)])
     sums = np.concatenate([np.zeros(1), np.cumsum(times)])
@@ -90,8 +92,8 @@ def outcome_of(
     edges = np.append(np.arange(0.0, span_s, interval_s), span_s)
     entered, first, done = (np.array(t) for t in (records.entered, records.first, records.done))
     ttft_s, tpot_s, latency_s = latencies(fleet.service, trace, first, done)
-    kept = within(fleet.limits_s, ttft_s, tpot_s, latency_s)
-    kept[np.array(sorted(lives.sent_again), dtype=np.int64)] = False
+    keeps_limits = keeps_all_limits(fleet.limits_s, ttft_s, tpot_s, latency_s)
+    keeps_limits[np.array(sorted(lives.sent_again), dtype=np.int64)] = False
     ordered, ready, drained, ended = (
         np.array(t, dtype=float) for t in (lives.ordered, lives.ready, lives.drained, lives.ended)
     )
@@ -99,16 +101,18 @@ def outcome_of(
     up_from, up_to = np.minimum(ready, ended), np.minimum(drained, ended)
     ready_now = mean_counts(ready, np.where(np.isfinite(ready), up_to, inf), edges)
     place = np.minimum((trace.arrival_s // interval_s).astype(np.int64), len(edges) - 2)
-    arrived = _by_interval(place, np.ones(len(trace)), edges)
+    arrived = _sum_by_interval(place, np.ones(len(trace)), edges)
     with np.errstate(invalid="ignore"):
-        mean_ttft_s = _by_interval(place, ttft_s, edges) / np.where(arrived > 0, arrived, np.nan)
+        mean_ttft_s = _sum_by_interval(place, ttft_s, edges) / np.where(
+            arrived > 0, arrived, np.nan
+        )
     series = Series(
         interval_s=interval_s,
         arrived=arrived,
-        kept=_by_interval(place, kept.astype(float), edges),
+        kept=_sum_by_interval(place, keeps_limits.astype(float), edges),
         ready=ready_now,
         starting=mean_counts(ordered, up_from, edges),
-        wanted=_stepwise(lives.wanted, edges, float((ready == 0.0).sum())),
+        wanted=_step_means(lives.wanted, edges, float((ready == 0.0).sum())),
         waiting=mean_counts(trace.arrival_s, np.minimum(entered, done), edges),
         running=mean_counts(entered, done, edges),
         ttft_s=mean_ttft_s,
@@ -116,33 +120,33 @@ def outcome_of(
     return Outcome(
         span_s=span_s,
         requests=float(len(trace)),
-        kept=float(kept.sum()),
+        kept=float(keeps_limits.sum()),
         replica_s=float((paid_to - paid_from).sum()),
         rented_s=_rented_s(fleet, paid_from, paid_to),
         starts=float((ordered > 0.0).sum()),
-        delayed=float(_delayed(fleet.service, trace, entered, lives)),
+        delayed=float(_count_delayed(fleet.service, trace, entered, lives)),
         lost=float(len(lives.lost)),
-        most_replicas=_most(ordered, ended, span_s),
+        most_replicas=_most_replicas(ordered, ended, span_s),
         series=series,
     )
 
 
-def _by_interval(place: Int, values: Float, edges: Float) -> Float:
+def _sum_by_interval(place: Int, values: Float, edges: Float) -> Float:
     sums: Float = np.bincount(place, weights=values, minlength=len(edges) - 1).astype(float)
     return sums
 
 
-def _stepwise(said: list[tuple[float, float]], edges: Float, begin: float) -> Float:
+def _step_means(changes: list[tuple[float, float]], edges: Float, begin: float) -> Float:
     """Mean of what was last said, in each interval."""
-    times = np.array([0.0, *(at for at, _ in said)])
-    values = np.array([begin, *(value for _, value in said)])
+    times = np.array([0.0, *(at for at, _ in changes)])
+    values = np.array([begin, *(value for _, value in changes)])
     areas = np.concatenate([np.zeros(1), np.cumsum(values[:-1] * np.diff(times))])
     last = np.searchsorted(times, edges, side="right") - 1
     reached = areas[last] + values[last] * (edges - times[last])
     return np.asarray(np.diff(reached) / np.diff(edges))
 
 
-def _delayed(service: Service, trace: Trace, entered: Float, lives: Lives) -> int:
+def _count_delayed(service: Service, trace: Trace, entered: Float, lives: Lives) -> int:
     """Requests that arrived while a replica was starting and waited for more than a step."""
     met = np.array(lives.met_start, dtype=np.int64)
     inputs = trace.input_tokens[met]
@@ -156,11 +160,11 @@ def _rented_s(fleet: Fleet, paid_from: Float, paid_to: Float) -> float:
     times = np.concatenate([paid_from, paid_to])
     change = np.concatenate([np.ones(len(paid_from)), -np.ones(len(paid_to))])
     order = np.argsort(times, kind="stable")
-    there = np.cumsum(change[order])[:-1]
-    return float((fleet.rented(there) * np.diff(times[order])).sum())
+    replicas = np.cumsum(change[order])[:-1]
+    return float((fleet.rented(replicas) * np.diff(times[order])).sum())
 
 
-def _most(ordered: Float, ended: Float, span_s: float) -> float:
+def _most_replicas(ordered: Float, ended: Float, span_s: float) -> float:
     """Most replicas that were there at once."""
     ended = ended[ended < span_s]
     times = np.concatenate([ordered, ended])

@@ -17,7 +17,7 @@ from recipe_core.request.serving_workload import LOADS, ServingWorkload
 from recipe_core.request.size import SizeRequest
 from recipe_core.sizing import growth as growing
 from recipe_core.sizing.capacity import LargestLoad
-from recipe_core.sizing.rungs import steps_of
+from recipe_core.sizing.rungs import ladder_steps
 from recipe_core.sizing.sized import SizedDevice
 
 HORIZON_MONTHS = 36
@@ -51,7 +51,7 @@ class MonthlyCost:
         return asdict(self) | {"running_usd": self.running_usd, "total_usd": self.total_usd}
 
 
-def monthly_cost(own: OwnershipCost, devices: int = 1) -> MonthlyCost:
+def monthly_cost(cost: OwnershipCost, devices: int = 1) -> MonthlyCost:
     """What ``devices`` cost in a month of 730 hours, written off over their life.
 
     Raises:
@@ -59,10 +59,10 @@ def monthly_cost(own: OwnershipCost, devices: int = 1) -> MonthlyCost:
     """
     hours = whole("devices", devices) * HOURS_PER_MONTH
     return MonthlyCost(
-        capital_usd=own.standing_capital_usd_per_hour * hours,
-        upkeep_usd=own.standing_upkeep_usd_per_hour * hours,
-        staff_usd=own.standing_staff_usd_per_hour * hours,
-        power_usd=own.power_usd_per_hour * own.use * hours,
+        capital_usd=cost.standing_capital_usd_per_hour * hours,
+        upkeep_usd=cost.standing_upkeep_usd_per_hour * hours,
+        staff_usd=cost.standing_staff_usd_per_hour * hours,
+        power_usd=cost.power_usd_per_hour * cost.use * hours,
     )
 
 
@@ -89,7 +89,7 @@ class BuyOrRent:
 
 
 def buy_or_rent(
-    own: OwnershipCost,
+    cost: OwnershipCost,
     rented_usd_per_hour: float,
     devices: int = 1,
     *,
@@ -113,10 +113,10 @@ def buy_or_rent(
         InputError: for values out of range.
     """
     horizon = whole("months", months, most=LONGEST_MONTHS)
-    monthly = monthly_cost(own, devices)
+    monthly = monthly_cost(cost, devices)
     rent = _rent_per_month(rented_usd_per_hour, rented_share) * devices
     month = np.arange(LONGEST_MONTHS + 1)
-    up_front = own.capex_usd * devices * _purchases(own, month) + month * monthly.running_usd
+    up_front = cost.capex_usd * devices * _purchases(cost, month) + month * monthly.running_usd
     rented = month * rent
     # A rounding of sums does not move the month.
     paid = (up_front <= rented * (1 + ROUNDING)) & (month > 0)
@@ -134,7 +134,7 @@ def buy_or_rent(
 
 
 def highest_price(
-    own: OwnershipCost,
+    cost: OwnershipCost,
     rented_usd_per_hour: float,
     months: int = HORIZON_MONTHS,
     *,
@@ -150,12 +150,12 @@ def highest_price(
         InputError: for values out of range.
     """
     horizon = whole("months", months, most=LONGEST_MONTHS)
-    gift = monthly_cost(own.model_copy(update={"capex_usd": 0.0}))
+    gift = monthly_cost(cost.model_copy(update={"capex_usd": 0.0}))
     saved = _rent_per_month(rented_usd_per_hour, rented_share) - gift.running_usd
     if saved < 0:
         return None
     month = np.arange(1, horizon + 1)
-    paid_per_capex = _purchases(own, month) + month * (own.upkeep + own.staff) / 12
+    paid_per_capex = _purchases(cost, month) + month * (cost.upkeep + cost.staff) / 12
     return float(np.max(month * saved / paid_per_capex))
 
 
@@ -164,11 +164,11 @@ def _rent_per_month(usd_per_hour: float, share: float) -> float:
     return price * HOURS_PER_MONTH * number("rented_share", share, above=0, most=1)
 
 
-def _purchases(own: OwnershipCost, month: Any) -> Float:
+def _purchases(cost: OwnershipCost, month: Any) -> Float:
     """Prices of a device paid until the end of each month, less what sold ones brought."""
-    lives = month / (own.years * 12)
+    lives = month / (cost.years * 12)
     bought = np.maximum(np.ceil(lives - ROUNDING), 1)
-    return np.asarray(bought - own.residual * np.floor(lives + ROUNDING))
+    return np.asarray(bought - cost.residual * np.floor(lives + ROUNDING))
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,7 @@ class Mixture:
         return asdict(self)
 
 
-def mixture(
+def cheapest_mixture(
     load_by_hour: Sequence[float],
     capacity_per_unit: float,
     owned_usd_per_hour: float,
@@ -221,7 +221,7 @@ def mixture(
     Raises:
         InputError: for values out of range, not 24 of them, or no load at all.
     """
-    load = _loads(load_by_hour, peak_load)
+    load = _check_hourly_loads(load_by_hour, peak_load)
     capacity = number("capacity_per_unit", capacity_per_unit, above=0)
     owned = number("owned_usd_per_hour", owned_usd_per_hour, least=0)
     rented = number("rented_usd_per_hour", rented_usd_per_hour, least=0)
@@ -257,7 +257,7 @@ def mixture(
     )
 
 
-def _loads(values: Sequence[float], peak: float | None) -> Float:
+def _check_hourly_loads(values: Sequence[float], peak: float | None) -> Float:
     """24 loads as an array, scaled to ``peak`` where it is given."""
     if len(values) != HOURS_OF_A_DAY:
         raise InputError(
@@ -278,7 +278,7 @@ def _loads(values: Sequence[float], peak: float | None) -> Float:
 Json = dict[str, Any]
 
 
-def load_of(workload: ServingWorkload) -> float:
+def workload_load(workload: ServingWorkload) -> float:
     return float(getattr(workload, LOADS[workload.mode]))
 
 
@@ -286,64 +286,68 @@ def grow_choices(
     request: SizeRequest, loads: Mapping[str, tuple[SizedDevice, LargestLoad]]
 ) -> growing.Choices | None:
     """Every device through the months, by name; None where the request states no growth."""
-    asked, workload = request.growth, request.workload
-    if asked is None or not isinstance(workload, ServingWorkload):
+    growth, workload = request.growth, request.workload
+    if growth is None or not isinstance(workload, ServingWorkload):
         return None
     ladders = {}
-    for name, (one, load) in loads.items():
-        if one.best is not None and load.value is not None:
-            ladders[name] = steps_of(one, one.best, load.value)
+    for name, (device, load) in loads.items():
+        if device.best is not None and load.value is not None:
+            ladders[name] = ladder_steps(device, device.best, load.value)
     if not ladders:
         return None
-    return growing.grow_all(ladders, load_of(workload), asked.per_month, asked.months)
+    return growing.grow_ladders(ladders, workload_load(workload), growth.per_month, growth.months)
 
 
-def availability_of(request: SizeRequest, one: SizedDevice, row: int) -> Json | None:
+def availability_of(request: SizeRequest, device: SizedDevice, row: int) -> Json | None:
     """Spare replicas of a row, and what it does while a machine is lost.
 
     None where the request does not ask.
     """
-    asked = request.availability
-    if asked is None or request.is_training:
+    availability = request.availability
+    if availability is None or request.is_training:
         return None
-    upkeep, (replicas, devices) = one.machine_upkeep(row), one.replicas_of(row)
+    upkeep, (replicas, devices) = device.machine_upkeep(row), device.replicas_of(row)
     price = upkeep.place.usd_per_device_hour
-    rented = int(one.rented[row])
+    rented = int(device.rented[row])
     return {
         **upkeep.spares(replicas, devices).to_json(),
         "node_mtbf_hours": upkeep.mtbf_hours,
-        "node_mtbf_basis": "stated" if asked.node_mtbf_hours else upkeep.failures.basis,
+        "node_mtbf_basis": "stated" if availability.node_mtbf_hours else upkeep.failures.basis,
         "repair_hours": upkeep.repair_hours,
         "devices_rented": rented,
         "usd_per_hour": None if price is None else rented * price,
-        "node_lost": node_lost(one, row),
+        "node_lost": plan_without_node(device, row),
         "spot": upkeep.spot_json(replicas, devices),
     }
 
 
-def node_lost(one: SizedDevice, row: int) -> Json | None:
+def plan_without_node(device: SizedDevice, row: int) -> Json | None:
     """The figures of a row under the same load on the replicas that are left without one machine.
 
     None where the split of those that are left cannot be judged.
     """
-    replicas, devices = one.replicas_of(row)
-    domains = one.machine_upkeep(row).domains(replicas, devices)
-    left = max(replicas - domains.replicas_per_node, 0)
+    replicas, devices = device.replicas_of(row)
+    domains = device.machine_upkeep(row).domains(replicas, devices)
+    replicas_left = max(replicas - domains.replicas_per_node, 0)
     down = {"runs": False, "figures": None, "confidence": 0.0, "holds": False}
-    if left < 1:
+    if replicas_left < 1:
         return {"replicas": 0, **down}
-    asked = one.plan.request_of(row)
-    candidate = asked.candidate.model_copy(update={"dp": left}) if asked.candidate else None
+    row_request = device.plan.request_of(row)
+    candidate = (
+        row_request.candidate.model_copy(update={"dp": replicas_left})
+        if row_request.candidate
+        else None
+    )
     try:
-        after = replan_stated(one.plan, asked.model_copy(update={"candidate": candidate}))
+        after = replan_stated(device.plan, row_request.model_copy(update={"candidate": candidate}))
     except RecipeError:
         return None
     if after is None or not after.runs[0]:
-        return {"replicas": left, **down}
+        return {"replicas": replicas_left, **down}
     names = ("ttft_s", "tpot_s", "request_latency_s", "output_tokens_per_s")
     chance = float(after.chances[0])
     return {
-        "replicas": left,
+        "replicas": replicas_left,
         "runs": True,
         "figures": {name: float(after.columns[name][0]) for name in names},
         "confidence": chance if after.stated_limits else None,
@@ -352,49 +356,57 @@ def node_lost(one: SizedDevice, row: int) -> Json | None:
 
 
 def purchase_of(
-    request: SizeRequest, one: SizedDevice, row: int, load: LargestLoad | None
+    request: SizeRequest, device: SizedDevice, row: int, load: LargestLoad | None
 ) -> Json | None:
     """Buying the devices of a row against renting them; None where the request does not ask."""
-    asked, place = request.purchase, one.plan.setting(row).cluster
+    purchase, place = request.purchase, device.plan.setting(row).cluster
     price = place.usd_per_device_hour
-    if asked is None or price is None or one.machine(row).owned:
+    if purchase is None or price is None or device.machine(row).owned:
         return None
-    devices = int(one.rented[row])
-    watts = float(one.plan.columns["watts"][row]) / int(one.plan.columns["gpus"][row])
-    stated = {
-        name: getattr(asked, name)
+    devices = int(device.rented[row])
+    watts = float(device.plan.columns["watts"][row]) / int(device.plan.columns["gpus"][row])
+    cost_fields = {
+        name: getattr(purchase, name)
         for name in ("years", "residual", "usd_per_kwh", "pue", "upkeep", "staff", "use")
     }
-    own = OwnershipCost.of(capex_usd=asked.usd_per_device or 0.0, watts=watts, **stated)
-    highest = highest_price(own, price, asked.months, rented_share=asked.use)
-    out: Json = {"highest_usd_per_device": highest, "within_months": asked.months}
-    if asked.usd_per_device is None:
+    cost = OwnershipCost.of(capex_usd=purchase.usd_per_device or 0.0, watts=watts, **cost_fields)
+    highest = highest_price(cost, price, purchase.months, rented_share=purchase.use)
+    out: Json = {"highest_usd_per_device": highest, "within_months": purchase.months}
+    if purchase.usd_per_device is None:
         return out
-    curve = buy_or_rent(own, price, devices, months=asked.months, rented_share=asked.use)
-    return {**out, **curve.to_json(), "mixture": _mixture(request, one, row, own, load)}
+    curve = buy_or_rent(cost, price, devices, months=purchase.months, rented_share=purchase.use)
+    return {
+        **out,
+        **curve.to_json(),
+        "mixture": _mix_owned_and_rented(request, device, row, cost, load),
+    }
 
 
-def _mixture(
-    request: SizeRequest, one: SizedDevice, row: int, own: OwnershipCost, load: LargestLoad | None
+def _mix_owned_and_rented(
+    request: SizeRequest,
+    device: SizedDevice,
+    row: int,
+    cost: OwnershipCost,
+    load: LargestLoad | None,
 ) -> Json | None:
     """An owned base and a rented peak of whole units, by the hours of a day."""
-    asked, workload = request.purchase, request.workload
-    price = one.plan.setting(row).cluster.usd_per_device_hour
-    known = load is not None and load.value is not None
-    if asked is None or not asked.day or not known or price is None:
+    purchase, workload = request.purchase, request.workload
+    price = device.plan.setting(row).cluster.usd_per_device_hour
+    has_load = load is not None and load.value is not None
+    if purchase is None or not purchase.day or not has_load or price is None:
         return None
     if not isinstance(workload, ServingWorkload) or load is None or load.value is None:
         return None
-    steps = steps_of(one, row, load.value, spares=False)
+    steps = ladder_steps(device, row, load.value, spares=False)
     unit = min(steps, key=lambda step: step.units / step.capacity)
-    idle = own.model_copy(update={"use": 1.0}).idle_usd_per_hour * unit.units
-    working = idle + own.power_usd_per_hour * unit.units
-    found = mixture(
-        asked.day,
+    idle = cost.model_copy(update={"use": 1.0}).idle_usd_per_hour * unit.units
+    working = idle + cost.power_usd_per_hour * unit.units
+    cheapest = cheapest_mixture(
+        purchase.day,
         unit.capacity,
         working,
         price * unit.units,
-        peak_load=load_of(workload),
+        peak_load=workload_load(workload),
         owned_idle_usd_per_hour=idle,
     )
-    return {**found.to_json(), "unit_devices": unit.units}
+    return {**cheapest.to_json(), "unit_devices": unit.units}

@@ -17,8 +17,8 @@ from recipe_core.request.split_key import split_name
 from recipe_core.sizing.afterwards import availability_of, grow_choices, purchase_of
 from recipe_core.sizing.capacity import LargestLoad, largest_load
 from recipe_core.sizing.growth import Choices
-from recipe_core.sizing.rungs import steps_of
-from recipe_core.sizing.size import Sizing, hardware_of
+from recipe_core.sizing.rungs import ladder_steps
+from recipe_core.sizing.size import Sizing, row_plan_request
 from recipe_core.sizing.sized import SizedDevice
 from recipe_core.sizing.wins import winning_limits, winning_loads
 
@@ -41,102 +41,108 @@ class Answer:
     def _names(self) -> dict[int, str]:
         """By identity a name of each device that no other has: a device may also be owned."""
         out: dict[int, str] = {}
-        for one in self.sizing.sized:
-            owned = any(machine.owned for machine in one.choice.machines)
-            name = plain = f"{one.profile.name} (owned)" if owned else one.profile.name
+        for device in self.sizing.sized:
+            owned = any(machine.owned for machine in device.choice.machines)
+            name = plain = f"{device.profile.name} (owned)" if owned else device.profile.name
             number = 1
             while name in out.values():
                 number += 1
                 name = f"{plain} {number}"
-            out[id(one)] = name
+            out[id(device)] = name
         return out
 
-    def _key(self, one: SizedDevice) -> str:
-        return self._names[id(one)]
+    def _key(self, device: SizedDevice) -> str:
+        return self._names[id(device)]
 
     # rows
 
-    def rows(self, one: SizedDevice, rows: Sequence[int]) -> list[Json]:
+    def rows(self, device: SizedDevice, rows: Sequence[int]) -> list[Json]:
         """Numbers of devices: what is used, rented and idle, their cost, and how sure they are."""
-        return [self._row(one, row) for row in rows]
+        return [self._row(device, row) for row in rows]
 
-    def _row(self, one: SizedDevice, row: int) -> Json:
-        plan = one.plan
-        place, machine = plan.setting(row).cluster, one.machine(row)
-        used, rented = int(plan.columns["gpus"][row]), int(one.rented[row])
+    def _row(self, device: SizedDevice, row: int) -> Json:
+        plan = device.plan
+        place, machine = plan.setting(row).cluster, device.machine(row)
+        used, rented = int(plan.columns["gpus"][row]), int(device.rented[row])
         split = plan.candidate(row)
-        spare = one.spares(row)
-        chance = float(one.confidence[row])
+        spare = device.spares(row)
+        chance = float(device.confidence[row])
         return {
-            "device": one.profile.name,
-            "title": one.profile.title,
-            "vendor": one.profile.vendor,
+            "device": device.profile.name,
+            "title": device.profile.title,
+            "vendor": device.profile.vendor,
             "count": used,
             "units": rented // place.unit,
             "unit_devices": place.unit,
             "devices_rented": rented,
             "spares": spare,
-            "idle": rented - used - spare * one.replicas_of(row)[1],
+            "idle": rented - used - spare * device.replicas_of(row)[1],
             "per_node": machine.hardware.per_node,
             "owned": machine.owned,
             "split": split,
             "label": split_name(split),
             "engine": split["engine"],
-            **self._money(one, row),
-            **self._power(one, row),
+            **self._money(device, row),
+            **self._power(device, row),
             "confidence": chance if plan.stated_limits else None,
-            "holds": bool(one.holds[row]),
+            "holds": bool(device.holds[row]),
             "queue": queue_text(plan, row) or None,
             "offer": offer_json(place.offer, self.today),
-            "headroom": headroom(one, row),
+            "headroom": headroom(device, row),
         }
 
-    def _money(self, one: SizedDevice, row: int) -> Json:
+    def _money(self, device: SizedDevice, row: int) -> Json:
         """An hour, a month of 730 of them, and a million tokens, in US dollars."""
-        columns, dearer = one.plan.columns, float(one.dearer[row])
-        per_hour = _known(columns["usd_per_hour"][row] * dearer)
+        columns, dearer = device.plan.columns, float(device.dearer[row])
+        per_hour = _finite_or_none(columns["usd_per_hour"][row] * dearer)
         out: Json = {
             "usd_per_hour": per_hour,
             "usd_per_month": None if per_hour is None else per_hour * HOURS_PER_MONTH,
         }
         for name in ("usd_per_million_output_tokens", "usd_per_million_tokens", "usd"):
             if name in columns:
-                out[name] = _known(columns[name][row] * dearer)
+                out[name] = _finite_or_none(columns[name][row] * dearer)
         if "wall_s" in columns:
-            out["wall_s"] = _known(columns["wall_s"][row])
+            out["wall_s"] = _finite_or_none(columns["wall_s"][row])
         if "usd_per_million_output_tokens" not in out:
             out["usd_per_million_output_tokens"] = None
         return out
 
-    def _power(self, one: SizedDevice, row: int) -> Json:
-        columns = one.plan.columns
+    def _power(self, device: SizedDevice, row: int) -> Json:
+        columns = device.plan.columns
         watts = float(columns["watts"][row])
         names = ("ttft_s", "tpot_s", "request_latency_s", "output_tokens_per_s")
         training = ("step_s", "tokens_per_s")
-        figures = {name: _known(columns[name][row]) for name in names + training if name in columns}
+        figures = {
+            name: _finite_or_none(columns[name][row])
+            for name in names + training
+            if name in columns
+        }
         return {
             "watts": watts,
-            "joules_per_token": _known(columns["joules_per_token"][row]),
+            "joules_per_token": _finite_or_none(columns["joules_per_token"][row]),
             "kwh_per_month": watts * HOURS_PER_MONTH / 1e3,
             "figures": figures,
         }
 
-    def ladder(self, one: SizedDevice) -> list[Json]:
+    def ladder(self, device: SizedDevice) -> list[Json]:
         """Every number of rented devices, rising: the row of each, and the highest confidence.
 
         ``dominated``: another one that costs no more, or takes no more devices where prices are
         unknown, is as sure.
         """
-        rungs = self.rows(one, one.ladder)
+        rungs = self.rows(device, device.ladder)
         surest = -1.0
         prices = [rung["usd_per_hour"] or rung["devices_rented"] for rung in rungs]
-        order = sorted(range(len(rungs)), key=lambda k: (prices[k], -one.confidence[one.ladder[k]]))
+        order = sorted(
+            range(len(rungs)), key=lambda k: (prices[k], -device.confidence[device.ladder[k]])
+        )
         for k in order:
-            chance = float(one.confidence[one.ladder[k]])
+            chance = float(device.confidence[device.ladder[k]])
             rungs[k]["dominated"] = chance <= surest
             surest = max(surest, chance)
-        for rung, row in zip(rungs, one.ladder, strict=True):
-            highest = one.highest_confidence(row) if one.plan.stated_limits else None
+        for rung, row in zip(rungs, device.ladder, strict=True):
+            highest = device.highest_confidence(row) if device.plan.stated_limits else None
             rung["highest_confidence"] = highest
         return rungs
 
@@ -145,9 +151,9 @@ class Answer:
     @cached_property
     def loads(self) -> dict[str, LargestLoad]:
         return {
-            self._key(one): largest_load(one.plan, one.best)
-            for one in (*self.sizing.devices, *self.sizing.unpriced)
-            if one.best is not None and one.plan.kind == "serving"
+            self._key(device): largest_load(device.plan, device.best)
+            for device in (*self.sizing.devices, *self.sizing.unpriced)
+            if device.best is not None and device.plan.kind == "serving"
         }
 
     @cached_property
@@ -158,12 +164,12 @@ class Answer:
     @cached_property
     def _winning_loads(self) -> dict[str, float | None]:
         ladders = {}
-        for one in self.sizing.devices:
-            load = self.loads.get(self._key(one))
-            if load is None or load.value is None or one.best is None:
+        for device in self.sizing.devices:
+            load = self.loads.get(self._key(device))
+            if load is None or load.value is None or device.best is None:
                 continue
-            steps = steps_of(one, one.best, load.value)
-            ladders[self._key(one)] = (
+            steps = ladder_steps(device, device.best, load.value)
+            ladders[self._key(device)] = (
                 np.array([step.capacity for step in steps]),
                 np.array([step.usd_per_hour for step in steps]),
             )
@@ -173,58 +179,58 @@ class Answer:
         field = next(iter(self.loads.values())).field
         return winning_loads(ladders, float(getattr(workload, field)))
 
-    def device(self, one: SizedDevice, *, ladder: bool = True) -> Json:
+    def device(self, device: SizedDevice, *, ladder: bool = True) -> Json:
         """The best row of a device with its ladder, and what would make it win."""
-        assert one.best is not None  # noqa: S101 - only devices on which something holds
-        key = self._key(one)
+        assert device.best is not None  # noqa: S101 - only devices on which something holds
+        key = self._key(device)
         load = self.loads.get(key)
         return {
-            **self.rows(one, [one.best])[0],
-            "request": hardware_of(one, one.best).to_json()["hardware"],
+            **self.rows(device, [device.best])[0],
+            "request": row_plan_request(device, device.best).to_json()["hardware"],
             "largest_load": load.to_json() if load else None,
-            "beats_best": self.sizing.beats_best(one),
-            "usd_per_device_hour_to_win": self.sizing.price_to_win(one),
-            "wins_at": self._wins_at(one),
-            **({"ladder": self.ladder(one)} if ladder else {}),
-            **self._afterwards(one, one.best, load),
+            "beats_best": self.sizing.beats_best(device),
+            "usd_per_device_hour_to_win": self.sizing.price_to_win(device),
+            "wins_at": self._wins_at(device),
+            **({"ladder": self.ladder(device)} if ladder else {}),
+            **self._afterwards(device, device.best, load),
         }
 
-    def _wins_at(self, one: SizedDevice) -> Json:
+    def _wins_at(self, device: SizedDevice) -> Json:
         """What would make a device win, each moved alone; of the best its price only."""
-        other = one is not self.sizing.best
+        can_win = device is not self.sizing.best
         return {
-            "usd_per_device_hour": self.sizing.price_to_win(one),
-            "limits": self._winning_limits.get(self._key(one), {}) if other else {},
-            "load": self._winning_loads.get(self._key(one)) if other else None,
+            "usd_per_device_hour": self.sizing.price_to_win(device),
+            "limits": self._winning_limits.get(self._key(device), {}) if can_win else {},
+            "load": self._winning_loads.get(self._key(device)) if can_win else None,
         }
 
-    def _afterwards(self, one: SizedDevice, row: int, load: LargestLoad | None) -> Json:
+    def _afterwards(self, device: SizedDevice, row: int, load: LargestLoad | None) -> Json:
         """Growth, availability and purchase, as far as the request asks for them."""
         request = self.sizing.request
         growths = self.growth.growths if self.growth else {}
-        grown = growths.get(self._key(one))
+        grown = growths.get(self._key(device))
         parts = {
             "growth": grown.to_json() if grown else None,
-            "availability": availability_of(request, one, row),
-            "purchase": purchase_of(request, one, row, load),
+            "availability": availability_of(request, device, row),
+            "purchase": purchase_of(request, device, row, load),
         }
         return {name: part for name, part in parts.items() if part is not None}
 
     @cached_property
     def growth(self) -> Choices | None:
         """Every device through the months; None where the request states no growth."""
-        found = {self._key(one): one for one in self.sizing.devices}
-        loads = {key: (found[key], load) for key, load in self.loads.items() if key in found}
+        devices = {self._key(device): device for device in self.sizing.devices}
+        loads = {key: (devices[key], load) for key, load in self.loads.items() if key in devices}
         return grow_choices(self.sizing.request, loads)
 
-    def refusal(self, one: SizedDevice) -> Json:
+    def refusal(self, device: SizedDevice) -> Json:
         """A device on which nothing holds, with the reason, and the row that is nearest."""
-        near = one.nearest
+        nearest = device.nearest
         return {
-            "device": one.profile.name,
-            "title": one.profile.title,
-            "reasons": [one.reason()],
-            "nearest": None if near is None else self.rows(one, [near])[0],
+            "device": device.profile.name,
+            "title": device.profile.title,
+            "reasons": [device.reason()],
+            "nearest": None if nearest is None else self.rows(device, [nearest])[0],
         }
 
     @property
@@ -239,7 +245,7 @@ class Answer:
     def to_json(self) -> Json:
         """The whole answer, as the contract writes it."""
         sizing = self.sizing
-        devices = [self.device(one) for one in sizing.devices]
+        devices = [self.device(device) for device in sizing.devices]
         barred = [
             {
                 "device": choice.profile.name,
@@ -250,35 +256,35 @@ class Answer:
             for choice in sizing.barred
         ]
         corrections = sizing.corrections
-        own = {} if corrections is None else {"own_runs": corrections.to_json()}
+        own_runs = {} if corrections is None else {"own_runs": corrections.to_json()}
         return {
             "schema_version": SCHEMA_VERSION,
             "best": devices[0] if devices else None,
             "price_warning": self.price_warning,
             "devices": devices,
-            "unpriced": [self.device(one) for one in sizing.unpriced],
+            "unpriced": [self.device(device) for device in sizing.unpriced],
             "refused": [*map(self.refusal, sizing.refused), *barred],
             **({"growth": self.growth.to_json()} if self.growth else {}),
-            **own,
+            **own_runs,
         }
 
 
-def headroom(one: SizedDevice, row: int) -> Json:
+def headroom(device: SizedDevice, row: int) -> Json:
     """By stated limit: the limit, what is estimated and its 80 % band, and the share left."""
-    limits, out = one.plan.request.objective.limits, {}
+    limits, out = device.plan.request.objective.limits, {}
     for code, rule in LIMITS.items():
         bound = rule.bound(limits)
         if bound is None:
             continue
-        value = float(one.bounded[code][row]) * (one.dearer[row] if rule.priced else 1.0)
-        low, high = (value * factor for factor in one.band_factors(rule.column, row))
-        left = value / bound - 1 if rule.at_least else 1 - value / bound
+        value = float(device.bounded[code][row]) * (device.dearer[row] if rule.priced else 1.0)
+        low, high = (value * factor for factor in device.band_factors(rule.column, row))
+        share_left = value / bound - 1 if rule.at_least else 1 - value / bound
         out[rule.name] = {
             "limit": bound * rule.factor,
-            "value": _known(value * rule.factor),
-            "low": _known(low * rule.factor),
-            "high": _known(high * rule.factor),
-            "share_left": _known(left),
+            "value": _finite_or_none(value * rule.factor),
+            "low": _finite_or_none(low * rule.factor),
+            "high": _finite_or_none(high * rule.factor),
+            "share_left": _finite_or_none(share_left),
         }
     return out
 
@@ -294,6 +300,6 @@ def offer_json(offer: Offer | None, today: datetime.date | None = None) -> Json 
     }
 
 
-def _known(value: Any) -> float | None:
+def _finite_or_none(value: Any) -> float | None:
     number = float(value)
     return number if np.isfinite(number) else None

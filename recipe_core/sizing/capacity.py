@@ -70,43 +70,43 @@ def largest_load(plan: Plan, row: int) -> LargestLoad:
         row: one that runs.
     """
     workload = plan.problem.workload
-    field, whole = LOADS[workload.mode], workload.mode != "open"
+    field, integral = LOADS[workload.mode], workload.mode != "open"
     now = float(getattr(workload, field))
-    low, high = (1.0 if whole else LEAST_RATE), LARGEST
+    low, high = (1.0 if integral else LEAST_RATE), LARGEST
     if workload.mode == "offline":
         high = MOST_QUEUED
     limits = plan.request.objective.limits
     mean = without_percentile(plan.request)
-    holds, codes, loads = _scan(mean, plan, row, _grid(low, high, whole))
-    monotone = _one_range(holds)
-    start, end = _range(loads, holds, now)
+    holds, codes, loads = _judge_loads(mean, plan, row, _load_grid(low, high, integral))
+    monotone = _is_one_range(holds)
+    start, end = _range_of_load(loads, holds, now)
     if start is None:
         return LargestLoad(None, field, True, codes[0], monotone)
     if end == len(loads) - 1:
         return LargestLoad(None, field, False, (), monotone)
     low, high, codes_at = loads[end], loads[end + 1], codes[end + 1]
-    while not _closed(low, high, whole):
-        holds, codes, loads = _scan(mean, plan, row, _grid(low, high, whole))
-        monotone &= _one_range(holds)
+    while not _is_close(low, high, integral):
+        holds, codes, loads = _judge_loads(mean, plan, row, _load_grid(low, high, integral))
+        monotone &= _is_one_range(holds)
         last = int(np.argmin(holds)) - 1 if not holds.all() else len(loads) - 1
         last = max(last, 0)
         low, high, codes_at = loads[last], loads[last + 1], codes[last + 1]
     if limits.percentile is not None:
-        low, codes_at = _simulated(plan, row, low, whole, codes_at)
+        low, codes_at = _bisect_simulated_load(plan, row, low, integral, codes_at)
     value = float(low) if np.isfinite(low) else None
     return LargestLoad(value, field, True, codes_at, monotone)
 
 
-def _grid(low: float, high: float, whole: bool) -> Float:
+def _load_grid(low: float, high: float, integral: bool) -> Float:
     loads = np.geomspace(low, high, POINTS)
-    return np.unique(np.round(loads)) if whole else loads
+    return np.unique(np.round(loads)) if integral else loads
 
 
-def _closed(low: float, high: float, whole: bool) -> bool:
-    return high - low <= 1 if whole else high <= low * (1 + CLOSE)
+def _is_close(low: float, high: float, integral: bool) -> bool:
+    return high - low <= 1 if integral else high <= low * (1 + CLOSE)
 
 
-def _scan(
+def _judge_loads(
     request: PlanRequest, plan: Plan, row: int, loads: Float
 ) -> tuple[Bool, list[tuple[str, ...]], Float]:
     """Which of some loads hold, and the codes of the rules that each breaks."""
@@ -120,11 +120,11 @@ def _scan(
     return judged.holds, codes, loads
 
 
-def _one_range(holds: Bool) -> bool:
+def _is_one_range(holds: Bool) -> bool:
     return int(np.abs(np.diff(np.r_[0, holds.astype(int), 0])).sum()) <= 2
 
 
-def _range(loads: Float, holds: Bool, now: float) -> tuple[int | None, int]:
+def _range_of_load(loads: Float, holds: Bool, now: float) -> tuple[int | None, int]:
     """First and last place of the range that holds the load of now, else of the longest one."""
     edges = np.flatnonzero(np.diff(np.r_[0, holds.astype(int), 0]))
     ranges = list(zip(edges[::2].tolist(), (edges[1::2] - 1).tolist(), strict=True))
@@ -137,20 +137,20 @@ def _range(loads: Float, holds: Bool, now: float) -> tuple[int | None, int]:
     return max(ranges, key=lambda ends: ends[1] - ends[0])
 
 
-def _simulated(
-    plan: Plan, row: int, most: float, whole: bool, codes: tuple[str, ...]
+def _bisect_simulated_load(
+    plan: Plan, row: int, mean_load: float, integral: bool, codes: tuple[str, ...]
 ) -> tuple[float, tuple[str, ...]]:
     """The largest load whose simulated percentile holds: bisected below the one of the means."""
     broken = {float("inf"): codes}
 
     def keeps(_places: Int, loads: Float) -> Bool:
-        holds, ends, _ = _scan(plan.request, plan, row, loads)
+        holds, ends, _ = _judge_loads(plan.request, plan, row, loads)
         broken.update(
             (load, end)
-            for load, held, end in zip(loads.tolist(), holds, ends, strict=True)
-            if not held
+            for load, within_limits, end in zip(loads.tolist(), holds, ends, strict=True)
+            if not within_limits
         )
         return holds
 
-    [load] = bisect_loads(keeps, np.array([most]), whole_requests=whole)
+    [load] = bisect_loads(keeps, np.array([mean_load]), whole_requests=integral)
     return float(load), broken[min(broken)]

@@ -111,7 +111,7 @@ def load_by_month(load: float, growth_per_month: float, months: int = HORIZON_MO
     return np.asarray(start * factor ** np.arange(whole("months", months, most=LONGEST_HORIZON)))
 
 
-def grow(
+def grow_ladder(
     ladder: Sequence[Step], load: float, growth_per_month: float, months: int = HORIZON_MONTHS
 ) -> Growth:
     """One choice through the months: the cheapest step that carries each month's load.
@@ -128,11 +128,11 @@ def grow(
     Raises:
         InputError: for values out of range, or a ladder that is empty or not sorted.
     """
-    steps = _sorted("ladder", ladder)
-    return _growth(steps, load_by_month(load, growth_per_month, months), growth_per_month)
+    steps = _check_ladder("ladder", ladder)
+    return _grow_steps(steps, load_by_month(load, growth_per_month, months), growth_per_month)
 
 
-def grow_all(
+def grow_ladders(
     ladders: Mapping[str, Sequence[Step]],
     load: float,
     growth_per_month: float,
@@ -145,17 +145,19 @@ def grow_all(
     """
     if not ladders:
         raise InputError("has no choices.", field="ladders", hint="Give one at least.")
-    sorted_ladders = {name: _sorted(f"ladders.{name}", each) for name, each in ladders.items()}
+    sorted_ladders = {
+        name: _check_ladder(f"ladders.{name}", ladder) for name, ladder in ladders.items()
+    }
     loads = load_by_month(load, growth_per_month, months)
     growths = {
-        name: _growth(steps, loads, growth_per_month) for name, steps in sorted_ladders.items()
+        name: _grow_steps(steps, loads, growth_per_month) for name, steps in sorted_ladders.items()
     }
     names = list(growths)
     costs = np.array([growth.usd_by_month for growth in growths.values()], dtype=float)
     costs[np.isnan(costs)] = np.inf
     by_month = [
-        names[place] if np.isfinite(least) else None
-        for place, least in zip(costs.argmin(axis=0), costs.min(axis=0), strict=True)
+        names[place] if np.isfinite(cost) else None
+        for place, cost in zip(costs.argmin(axis=0), costs.min(axis=0), strict=True)
     ]
     lasting = {
         name: growth.total_usd for name, growth in growths.items() if growth.total_usd is not None
@@ -172,7 +174,7 @@ def grow_all(
     )
 
 
-def _sorted(field: str, ladder: Sequence[Step]) -> tuple[Step, ...]:
+def _check_ladder(field: str, ladder: Sequence[Step]) -> tuple[Step, ...]:
     """The ladder as it is; raises where it is empty or its counts do not rise."""
     steps = tuple(ladder)
     if not steps:
@@ -188,8 +190,8 @@ def _sorted(field: str, ladder: Sequence[Step]) -> tuple[Step, ...]:
     return steps
 
 
-def _growth(ladder: tuple[Step, ...], load: Float, growth_per_month: float) -> Growth:
-    used = _steps(ladder, load)
+def _grow_steps(ladder: tuple[Step, ...], load: Float, growth_per_month: float) -> Growth:
+    used = _cheapest_steps(ladder, load)
     prices = np.array([step.usd_per_hour for step in ladder]) * HOURS_PER_MONTH
     carried = used != NO_STEP
     first = used[0]
@@ -203,16 +205,17 @@ def _growth(ladder: tuple[Step, ...], load: Float, growth_per_month: float) -> G
         load=tuple(load.tolist()),
         steps=tuple(place if place != NO_STEP else None for place in used.tolist()),
         usd_by_month=tuple(
-            cost if known else None for cost, known in zip(usd.tolist(), carried, strict=True)
+            cost if is_carried else None
+            for cost, is_carried in zip(usd.tolist(), carried, strict=True)
         ),
-        holds_until=(_first(outgrown) or len(load)) - 1 if carried[0] else None,
-        next_unit_month=_first(growing) if carried[0] else None,
-        ends_month=_first(~carried),
+        holds_until=(_first_month(outgrown) or len(load)) - 1 if carried[0] else None,
+        next_unit_month=_first_month(growing) if carried[0] else None,
+        ends_month=_first_month(~carried),
         total_usd=float(usd.sum()) if carried.all() else None,
     )
 
 
-def _steps(ladder: tuple[Step, ...], load: Float) -> Int:
+def _cheapest_steps(ladder: tuple[Step, ...], load: Float) -> Int:
     """The place of the cheapest step that carries each load; -1 where none does.
 
     Steps sorted by capacity: those from the first that carries the load carry it too, so that the
@@ -224,10 +227,12 @@ def _steps(ladder: tuple[Step, ...], load: Float) -> Int:
     cheapest = np.full(len(ladder) + 1, NO_STEP)
     for place in range(len(ladder) - 1, -1, -1):
         later = cheapest[place + 1]
-        here = order[place]
-        cheapest[place] = here if later == NO_STEP or price[here] <= price[later] else later
+        candidate = order[place]
+        cheapest[place] = (
+            candidate if later == NO_STEP or price[candidate] <= price[later] else later
+        )
     return np.asarray(cheapest[np.searchsorted(capacity[order], load, side="left")])
 
 
-def _first(months: Any) -> int | None:
+def _first_month(months: Any) -> int | None:
     return int(np.argmax(months)) if months.any() else None

@@ -100,7 +100,7 @@ def expected_share(domains: Domains, availability: float) -> float:
     return float(share**domains.nodes_per_replica)
 
 
-def distribution(domains: Domains, availability: float) -> Float:
+def up_distribution(domains: Domains, availability: float) -> Float:
     """The probability that exactly 0, 1, …, ``replicas`` replicas are up, as an array.
 
     Full nodes are binomial, each with all of its replicas; the last node, where it is not full,
@@ -112,7 +112,9 @@ def distribution(domains: Domains, availability: float) -> Float:
     share = expected_share(domains, availability)
     full, rest = divmod(domains.replicas, domains.replicas_per_node)
     up = np.zeros(domains.replicas + 1)
-    up[: full * domains.replicas_per_node + 1 : domains.replicas_per_node] = _binomial(full, share)
+    up[: full * domains.replicas_per_node + 1 : domains.replicas_per_node] = (
+        _binomial_probabilities(full, share)
+    )
     if rest:
         last_up = share * up[:-rest]
         up *= 1 - share
@@ -120,7 +122,7 @@ def distribution(domains: Domains, availability: float) -> Float:
     return up
 
 
-def _binomial(n: int, share: float) -> Float:
+def _binomial_probabilities(n: int, share: float) -> Float:
     """Probabilities of 0 … n successes, by logarithms: n over k is no float beyond n = 1,029."""
     if share in (0.0, 1.0):
         return np.asarray(np.eye(1, n + 1, n if share else 0)[0])
@@ -130,13 +132,13 @@ def _binomial(n: int, share: float) -> Float:
     return np.asarray(weights / weights.sum())
 
 
-def up_at_least(domains: Domains, availability: float, k: int) -> float:
+def chance_up_at_least(domains: Domains, availability: float, k: int) -> float:
     """The probability that at least ``k`` replicas are up; 0 for more than there are.
 
     Raises:
         InputError: as ``expected_share``, or for a negative ``k``.
     """
-    up = distribution(domains, availability)
+    up = up_distribution(domains, availability)
     return min(1.0, float(up[whole("k", k, least=0) :].sum()))
 
 
@@ -173,7 +175,7 @@ class Spares:
         return asdict(self) | {"hours_short_per_month": self.hours_short_per_month}
 
 
-def spares(needed: Domains, availability: float, target: float | None) -> Spares:
+def find_spares(needed: Domains, availability: float, target: float | None) -> Spares:
     """The fewest spare replicas with which as many are up as are ``needed``.
 
     So many with the probability ``target``; without one on average.
@@ -193,7 +195,7 @@ def spares(needed: Domains, availability: float, target: float | None) -> Spares
     n, share = needed.replicas, expected_share(needed, availability)
 
     def chance(k: int) -> float:
-        return up_at_least(needed.resized(n + k), availability, n)
+        return chance_up_at_least(needed.resized(n + k), availability, n)
 
     def enough(k: int) -> bool:
         if goal is None:
@@ -253,7 +255,7 @@ class Spot:
         return asdict(self)
 
 
-def spot(
+def price_spot(
     reclaims_per_hour: float,
     restart_s: float,
     *,
@@ -261,7 +263,7 @@ def spot(
     devices: int = 1,
     devices_per_instance: int = 1,
     instances_per_replica: int = 1,
-    held: float = 1.0,
+    held_share: float = 1.0,
 ) -> Spot:
     """What spot instances hold and cost.
 
@@ -285,9 +287,12 @@ def spot(
     """
     rate = number("reclaims_per_hour", reclaims_per_hour, least=0)
     seconds = number("restart_s", restart_s, least=0)
-    share = number("held", held, above=0, most=1)
+    share = number("held", held_share, above=0, most=1)
     price = None if usd_per_hour is None else number("usd_per_hour", usd_per_hour, least=0)
-    wanted, size = whole("devices", devices), whole("devices_per_instance", devices_per_instance)
+    needed_devices, size = (
+        whole("devices", devices),
+        whole("devices_per_instance", devices_per_instance),
+    )
     spanned = whole("instances_per_replica", instances_per_replica)
     useful = math.exp(-spanned * rate * seconds / 3600)
     if useful * share < LEAST_USEFUL:
@@ -297,7 +302,7 @@ def spot(
             field="reclaims_per_hour",
             hint="Take on-demand instances, or start faster.",
         )
-    instances = math.ceil(wanted / (useful * share) / size - ROUNDING)
+    instances = math.ceil(needed_devices / (useful * share) / size - ROUNDING)
     return Spot(
         reclaims_per_hour=rate,
         restart_s=seconds,
@@ -306,8 +311,8 @@ def spot(
         lost_share=1 - useful * share,
         usd_per_hour=price,
         usd_per_useful_hour=None if price is None else price / useful,
-        devices=wanted,
-        extra_devices=max(instances * size - wanted, 0),
+        devices=needed_devices,
+        extra_devices=max(instances * size - needed_devices, 0),
     )
 
 
@@ -342,8 +347,8 @@ class Upkeep:
     @property
     def mtbf_hours(self) -> float:
         """Mean time between failures of a machine."""
-        stated = self.asked.node_mtbf_hours if self.asked else None
-        return stated or self.failures.mtbf_hours
+        stated_hours = self.asked.node_mtbf_hours if self.asked else None
+        return stated_hours or self.failures.mtbf_hours
 
     @property
     def repair_hours(self) -> float:
@@ -356,8 +361,8 @@ class Upkeep:
         """How replicas lie on what is lost at once: machines, or what of them is rented as spot."""
         per_node = self.place.per_node
         if self.market is not None:
-            whole = -(-devices // self.place.unit) * self.place.unit
-            per_node = min(per_node, max(whole, self.place.unit))
+            rented_devices = -(-devices // self.place.unit) * self.place.unit
+            per_node = min(per_node, max(rented_devices, self.place.unit))
         return Domains.of(replicas, devices, per_node)
 
     @property
@@ -379,7 +384,7 @@ class Upkeep:
             InputError: where no number of them is enough.
         """
         target = self.asked.target if self.asked else None
-        return spares(self.domains(replicas, devices), self.up, target)
+        return find_spares(self.domains(replicas, devices), self.up, target)
 
     def rented(self, replicas: int, devices: int) -> int:
         return int(self.place.rented(replicas, devices))
@@ -388,13 +393,13 @@ class Upkeep:
         """What reclaims cost, where machines are taken back."""
         if (market := self.market) is None:
             return None
-        held = spot(
+        capacity = price_spot(
             market.reclaims_per_hour,
             RESTART_S,
             usd_per_hour=self.place.usd_per_device_hour,
             devices=replicas * devices,
             devices_per_instance=self.place.unit,
             instances_per_replica=self.domains(replicas, devices).nodes_per_replica,
-            held=market.held,
+            held_share=market.held,
         )
-        return {**held.to_json(), "basis": market.basis}
+        return {**capacity.to_json(), "basis": market.basis}

@@ -48,42 +48,44 @@ class Choice:
     """Why there is no machine, or no price."""
 
 
-def choices(request: SizeRequest) -> Iterator[Choice]:
+def iter_device_choices(request: SizeRequest) -> Iterator[Choice]:
     """Every device that the request lets in, in the order of their names or as listed.
 
     Raises:
         HardwareError: for a device or a provider that there is not, naming the field.
     """
     if not isinstance(request.hardware, AnyHardware):
-        yield _as_asked(request.hardware)
+        yield _named_cluster_choice(request.hardware)
         return
     market = request.market
     _check_providers(market)
     listed = market.devices or tuple(device_names())
-    seen: list[Device] = []
+    profiles: list[Device] = []
     for k, name in enumerate(listed):
-        profile = _profile(name, f"hardware.any.devices.{k}")
-        if profile in seen:
+        profile = _find_profile(name, f"hardware.any.devices.{k}")
+        if profile in profiles:
             continue
-        seen.append(profile)
-        if not market.devices and not _usual(profile, market):
+        profiles.append(profile)
+        if not market.devices and not _is_usual_device(profile, market):
             continue
         if (market.vendors and profile.vendor not in market.vendors) or (
             market.memory_bytes_at_least
             and profile.memory_bytes.value < market.memory_bytes_at_least
         ):
             continue
-        yield _offered(profile, name, market)
+        yield _offered_choice(profile, name, market)
     for k, owned in enumerate(market.owned):
-        yield _owned(owned, _profile(owned.device, f"hardware.any.owned.{k}.device"), market)
+        yield _owned_choice(
+            owned, _find_profile(owned.device, f"hardware.any.owned.{k}.device"), market
+        )
 
 
 def _check_providers(market: Market) -> None:
     """Refuse a provider that offers nothing at all: it would only bar every device."""
     for k, name in enumerate(market.providers):
         if not any(_sells(offer, name) for offer in all_offers()):
-            known = sorted({offer.provider for offer in all_offers()})
-            message, hint = unknown("provider", name, known)
+            providers = sorted({offer.provider for offer in all_offers()})
+            message, hint = unknown("provider", name, providers)
             raise HardwareError(message, field=f"hardware.any.providers.{k}", hint=hint)
 
 
@@ -92,7 +94,7 @@ def _sells(offer: Offer, name: str) -> bool:
     return word in offer.provider.casefold() or offer.name.startswith(f"{word}-")
 
 
-def _profile(name: Named, field: str) -> Device:
+def _find_profile(name: Named, field: str) -> Device:
     try:
         return device_profile(name)
     except HardwareError as error:
@@ -100,58 +102,64 @@ def _profile(name: Named, field: str) -> Device:
         raise HardwareError(error.message, field=f"{field}{inside}", hint=error.hint) from None
 
 
-def _usual(profile: Device, market: Market) -> bool:
+def _is_usual_device(profile: Device, market: Market) -> bool:
     """Whether a device is chosen from without being named: processors are not."""
     return profile.vendor != "cpu" or "cpu" in market.vendors
 
 
-def _as_asked(hardware: HardwareRequest) -> Choice:
+def _named_cluster_choice(hardware: HardwareRequest) -> Choice:
     """The one cluster that a request names."""
     place = cluster(hardware)
-    whole = hardware.per_node >= place.device.node.devices
-    machine = Machine(hardware, hardware.devices, whole or hardware.nodes > 1)
+    is_full_node = hardware.per_node >= place.device.node.devices
+    machine = Machine(hardware, hardware.devices, is_full_node or hardware.nodes > 1)
     priced = place.usd_per_device_hour is not None
-    return Choice(place.device, (machine,), priced, "" if priced else _no_price(place.device))
+    return Choice(place.device, (machine,), priced, "" if priced else _no_price_text(place.device))
 
 
-def _owned(owned: Owned, profile: Device, market: Market) -> Choice:
+def _owned_choice(owned: Owned, profile: Device, market: Market) -> Choice:
     """Machines that one has, priced as stated or by their power."""
     per_node = min(owned.per_node or profile.node.devices, owned.count)
     power = OwnershipCost(capex_usd=0.0, upkeep=0.0, watts=profile.tdp_watts.value)
     price = owned.usd_per_device_hour or power.usd_per_device_hour
-    most = min(owned.count, market.most_devices)
+    most_devices = min(owned.count, market.most_devices)
     hardware = HardwareRequest(
         device=owned.device,
         per_node=per_node,
-        nodes=-(-most // per_node),
+        nodes=-(-most_devices // per_node),
         usd_per_device_hour=price,
     )
-    return Choice(profile, (Machine(hardware, most, networked=True, owned=True),), priced=True)
+    return Choice(
+        profile, (Machine(hardware, most_devices, networked=True, owned=True),), priced=True
+    )
 
 
-def _offered(profile: Device, name: Named, market: Market) -> Choice:
-    every = [offer for offer in offers_of(profile) if _commits(offer, market)]
-    if not every:
+def _offered_choice(profile: Device, name: Named, market: Market) -> Choice:
+    device_offers = [offer for offer in offers_of(profile) if _has_allowed_term(offer, market)]
+    if not device_offers:
         commitments = " or ".join(market.commitments)
-        machine = _machine(profile, name, None, market)
+        machine = _machine_of_offer(profile, name, None, market)
         why = f"no {commitments} price of {profile.title} is known"
         return Choice(profile, (machine,) if machine else (), priced=False, why=why)
-    wanted = [offer for offer in every if _wanted(offer, market)]
-    kept = _worth(wanted, profile, market)
-    found = [one for offer in kept if (one := _machine(profile, name, offer, market))]
-    if found:
-        return Choice(profile, tuple(found), priced=True)
-    return Choice(profile, (), priced=True, why=_no_offer(profile, every, market))
+    passing_offers = [offer for offer in device_offers if _passes_filters(offer, market)]
+    best_offers = _drop_beaten_offers(passing_offers, profile, market)
+    machines = [
+        offered_machine
+        for offer in best_offers
+        if (offered_machine := _machine_of_offer(profile, name, offer, market))
+    ]
+    if machines:
+        return Choice(profile, tuple(machines), priced=True)
+    return Choice(profile, (), priced=True, why=_no_offer_text(profile, device_offers, market))
 
 
-def _commits(offer: Offer, market: Market) -> bool:
+def _has_allowed_term(offer: Offer, market: Market) -> bool:
     if offer.commitment not in market.commitments:
         return False
     short = market.term_months is None or (offer.term_months or 0) <= market.term_months
     return offer.commitment != "reserved" or short
 
 
-def _wanted(offer: Offer, market: Market) -> bool:
+def _passes_filters(offer: Offer, market: Market) -> bool:
     """Whether an offer passes the filters on providers, regions and how sure a price is."""
     if market.providers and not any(_sells(offer, name) for name in market.providers):
         return False
@@ -164,7 +172,7 @@ def _wanted(offer: Offer, market: Market) -> bool:
     return market.unverified or offer.status != "unverified"
 
 
-def _worth(offers: Sequence[Offer], profile: Device, market: Market) -> list[Offer]:
+def _drop_beaten_offers(offers: Sequence[Offer], profile: Device, market: Market) -> list[Offer]:
     """Offers that no other one beats: as cheap, in units as small, of machines as large, networked.
 
     Unverified ones only where there are no others.
@@ -184,14 +192,14 @@ def _worth(offers: Sequence[Offer], profile: Device, market: Market) -> list[Off
         if not any(
             better.devices_per_node <= offer.devices_per_node
             and better.largest >= offer.largest
-            and _networked(better, profile, market) >= _networked(offer, profile, market)
+            and _is_networked(better, profile, market) >= _is_networked(offer, profile, market)
             for better in out
         ):
             out.append(offer)
     return out
 
 
-def _networked(offer: Offer, profile: Device, market: Market) -> bool:
+def _is_networked(offer: Offer, profile: Device, market: Market) -> bool:
     """Whether what is rented are full nodes, which have the network of their device's profile.
 
     Offers say nothing of networks, and devices that are rented one by one may stand anywhere.
@@ -200,7 +208,9 @@ def _networked(offer: Offer, profile: Device, market: Market) -> bool:
     return offer.devices_per_node >= max(full, 2)
 
 
-def _machine(profile: Device, name: Named, offer: Offer | None, market: Market) -> Machine | None:
+def _machine_of_offer(
+    profile: Device, name: Named, offer: Offer | None, market: Market
+) -> Machine | None:
     """The machines of an offer, or nodes of the device where nobody offers it.
 
     None where a machine is larger than asked for, or takes more devices than may be rented.
@@ -208,11 +218,11 @@ def _machine(profile: Device, name: Named, offer: Offer | None, market: Market) 
     usual = profile.node.devices
     per_node = offer.largest if offer else usual
     unit = offer.devices_per_node if offer else 1
-    most = min(market.largest_node or per_node, market.most_devices)
+    most_devices = min(market.largest_node or per_node, market.most_devices)
     if unit > market.most_devices or (market.largest_node and unit > market.largest_node):
         return None
-    per_node = min(per_node, most)
-    if not _joined(profile, per_node):  # a rack, or a machine of several boards
+    per_node = min(per_node, most_devices)
+    if not _fabric_joins(profile, per_node):  # a rack, or a machine of several boards
         per_node = min(per_node, usual)
     return Machine(
         HardwareRequest(
@@ -223,27 +233,29 @@ def _machine(profile: Device, name: Named, offer: Offer | None, market: Market) 
             commitment=None if offer else market.commitments[0],
         ),
         market.most_devices,
-        networked=offer is None or _networked(offer, profile, market),
+        networked=offer is None or _is_networked(offer, profile, market),
         elastic=unit < per_node,
     )
 
 
-def _joined(profile: Device, per_node: int) -> bool:
+def _fabric_joins(profile: Device, per_node: int) -> bool:
     inside = fabric(profile.node.fabric)
     if inside.spans_nodes:
         return per_node <= profile.node.devices
     return inside.joins(per_node)
 
 
-def _no_price(profile: Device) -> str:
+def _no_price_text(profile: Device) -> str:
     return f"no price of {profile.title} is known"
 
 
-def _no_offer(profile: Device, every: Sequence[Offer], market: Market) -> str:
+def _no_offer_text(profile: Device, device_offers: Sequence[Offer], market: Market) -> str:
     """Why none of a device's offers is taken."""
-    known = ", ".join(sorted({offer.provider for offer in every}))
-    smallest = min(offer.devices_per_node for offer in every)
-    most = min(market.largest_node or market.most_devices, market.most_devices)
-    if smallest > most:
-        return f"{profile.title} is rented {smallest} at a time; at most {most} are asked for"
-    return f"no offer of {profile.title} passes the filters; offered by {known}"
+    providers = ", ".join(sorted({offer.provider for offer in device_offers}))
+    smallest = min(offer.devices_per_node for offer in device_offers)
+    most_devices = min(market.largest_node or market.most_devices, market.most_devices)
+    if smallest > most_devices:
+        return (
+            f"{profile.title} is rented {smallest} at a time; at most {most_devices} are asked for"
+        )
+    return f"no offer of {profile.title} passes the filters; offered by {providers}"

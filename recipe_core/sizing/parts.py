@@ -14,8 +14,8 @@ from typing import Any
 
 from recipe_core.request.size import SizeRequest
 from recipe_core.sizing.answer import SCHEMA_VERSION, Answer
-from recipe_core.sizing.market import choices
-from recipe_core.sizing.size import Sizing, by_means, simulated, size
+from recipe_core.sizing.market import iter_device_choices
+from recipe_core.sizing.size import Sizing, request_by_means, simulate_best_devices, size_devices
 from recipe_core.sizing.sized import SizedDevice
 
 # Devices of a part: about half a second, of training a second.
@@ -26,7 +26,7 @@ Json = dict[str, Any]
 
 
 def answer_in_parts(
-    asked: Mapping[str, Any], parts: int, *, digest: str = "", folders: bool = True
+    values: Mapping[str, Any], parts: int, *, digest: str = "", folders: bool = True
 ) -> Json:
     """The answer over the first ``parts`` parts of the devices, with how many devices those are.
 
@@ -42,45 +42,50 @@ def answer_in_parts(
     Raises:
         RecipeError: as ``size``.
     """
-    request = SizeRequest.parse(asked)
-    means = by_means(request).model_copy(update=dict.fromkeys(AFTERWARDS))
-    wanted = list(choices(request))
+    request = SizeRequest.parse(values)
+    means = request_by_means(request).model_copy(update=dict.fromkeys(AFTERWARDS))
+    all_choices = list(iter_device_choices(request))
     part_size = TRAINING_PART if request.is_training else PART
-    some = [wanted[n : n + part_size] for n in range(0, len(wanted), part_size)] or [[]]
-    sized = _latest(json.dumps(means.model_dump(mode="json"), sort_keys=True), digest, folders)
+    some = [all_choices[n : n + part_size] for n in range(0, len(all_choices), part_size)] or [[]]
+    sized = _latest_parts(
+        json.dumps(means.model_dump(mode="json"), sort_keys=True), digest, folders
+    )
     for n, part in enumerate(some[:parts]):
         if n not in sized:
-            sized[n] = size(means, folders=folders, among=part)
-    found = reduce(Sizing.merged, [sized[n] for n in range(len(some[:parts]))])
-    found = replace(found, request=request)
-    count = {"sized": sum(map(len, some[:parts])), "of": len(wanted)}
+            sized[n] = size_devices(means, folders=folders, among=part)
+    sizing = reduce(Sizing.merged, [sized[n] for n in range(len(some[:parts]))])
+    sizing = replace(sizing, request=request)
+    count = {"sized": sum(map(len, some[:parts])), "of": len(all_choices)}
     if parts < len(some):
-        return {**_rows(found), **count}
+        return {**_best_rows_json(sizing), **count}
     if request.objective.limits.percentile is not None:
-        found = simulated(found)
-    return {**Answer(found).to_json(), **count}
+        sizing = simulate_best_devices(sizing)
+    return {**Answer(sizing).to_json(), **count}
 
 
 @lru_cache(maxsize=1)
-def _latest(text: str, digest: str, folders: bool) -> dict[int, Sizing]:  # noqa: ARG001 - the key
+def _latest_parts(text: str, digest: str, folders: bool) -> dict[int, Sizing]:  # noqa: ARG001 - the key
     """The parts of a request that this process has sized, by number; the caller adds to them."""
     return {}
 
 
-def _rows(found: Sizing) -> Json:
+def _best_rows_json(sizing: Sizing) -> Json:
     """The best row of each device so far."""
-    answer = Answer(found)
+    answer = Answer(sizing)
 
     def best(devices: Sequence[SizedDevice]) -> list[Json]:
         return [
-            row for one in devices if one.best is not None for row in answer.rows(one, [one.best])
+            row
+            for device in devices
+            if device.best is not None
+            for row in answer.rows(device, [device.best])
         ]
 
-    devices = best(found.devices)
+    devices = best(sizing.devices)
     return {
         "schema_version": SCHEMA_VERSION,
         "best": devices[0] if devices else None,
         "devices": devices,
-        "unpriced": best(found.unpriced),
+        "unpriced": best(sizing.unpriced),
         "refused": [],
     }

@@ -67,14 +67,14 @@ class SizedDevice:
 
     def machine_upkeep(self, row: int) -> Upkeep:
         """How replicas on the machines of a row stay up."""
-        asked = None if self.plan.kind == "training" else self.availability
-        return Upkeep(self.plan.setting(row).cluster, self.machine(row).owned, asked)
+        availability = None if self.plan.kind == "training" else self.availability
+        return Upkeep(self.plan.setting(row).cluster, self.machine(row).owned, availability)
 
     def upkeep(self, row: int) -> Upkeep | None:
         """The same where spares count: availability is asked for, or machines are taken back."""
-        one = self.machine_upkeep(row)
-        counts = one.asked is not None or one.market is not None
-        return one if counts and self.plan.kind == "serving" else None
+        upkeep = self.machine_upkeep(row)
+        counts = upkeep.asked is not None or upkeep.market is not None
+        return upkeep if counts and self.plan.kind == "serving" else None
 
     @cached_property
     def working(self) -> Int:
@@ -84,7 +84,7 @@ class SizedDevice:
     @cached_property
     def rented(self) -> Int:
         """Devices that are paid for by row, those of spares among them; 0 where none can run."""
-        out, known = self.working.copy(), {}
+        out, by_replicas = self.working.copy(), {}
         starts = np.cumsum([0, *map(len, self.plan.blocks)])
         for start, block in zip(starts.tolist(), self.plan.blocks, strict=False):
             rows = start + np.flatnonzero(block.runs)
@@ -93,9 +93,9 @@ class SizedDevice:
             for row in rows.tolist():
                 replicas, devices = self.replicas_of(row)
                 key = id(upkeep.place), replicas, devices
-                if key not in known:
-                    known[key] = _with_spares(upkeep, replicas, devices)
-                out[row] = max(known[key], out[row])
+                if key not in by_replicas:
+                    by_replicas[key] = _rented_with_spares(upkeep, replicas, devices)
+                out[row] = max(by_replicas[key], out[row])
         return out
 
     def spares(self, row: int) -> int:
@@ -136,17 +136,22 @@ class SizedDevice:
         """Rows that run on no more devices than there may be, each server on one network."""
         machines = self.choice.machines
         of = self._machine_of
-        most = np.array([machine.most for machine in machines])[of]
+        most_devices = np.array([machine.most for machine in machines])[of]
         per_node = np.array([machine.hardware.per_node for machine in machines])[of]
         joined = np.array([machine.networked for machine in machines])[of]
         networked = joined | (self._joined <= per_node)
-        return self.plan.runs & (self.rented <= most) & networked & self._in_last(most, per_node)
+        return (
+            self.plan.runs
+            & (self.rented <= most_devices)
+            & networked
+            & self._in_last(most_devices, per_node)
+        )
 
-    def _in_last(self, most: Int, per_node: Int) -> Bool:
+    def _in_last(self, most_devices: Int, per_node: Int) -> Bool:
         """Whether servers fit where the last of the machines that one has is not full."""
         owned = np.array([machine.owned for machine in self.choice.machines])[self._machine_of]
         server = self._server
-        room = most // per_node * (per_node // server) + most % per_node // server
+        room = most_devices // per_node * (per_node // server) + most_devices % per_node // server
         used = np.nan_to_num(self.plan.columns["gpus"])
         return np.asarray(~owned | (server > per_node) | (room * server >= used))
 
@@ -211,14 +216,16 @@ class SizedDevice:
     def band_factors(self, column: str, row: int) -> Ends:
         """The ends of the 80 % band of a column, as factors of a row's estimate."""
         block, i = self.plan.at(row)
-        known = block.physics.uncertain(block.setting, column)
-        if known is None:
+        band = block.physics.uncertain(block.setting, column)
+        if band is None:
             return 1.0, 1.0
         if self.plan.problem.corrections is None:
-            return known.factors[BAND]
+            return band.factors[BAND]
         estimates, place = block.detail(i)
-        left = block.physics.left(estimates, known.metric)
-        return narrow_interval(known.factors[BAND], 1.0 if left is None else float(left[place]))
+        width_left = block.physics.left(estimates, band.metric)
+        return narrow_interval(
+            band.factors[BAND], 1.0 if width_left is None else float(width_left[place])
+        )
 
     @cached_property
     def nearest(self) -> int | None:
@@ -238,8 +245,8 @@ class SizedDevice:
         none = np.where(self.plan.uncertain, 1.0, 0.0)
         if not self.plan.queues.any():
             return none
-        held = self.plan.columns["held_requests"] / self.plan.columns["load"]
-        return np.where(self.plan.queues, 1 - np.nan_to_num(held), none)
+        held_share = self.plan.columns["held_requests"] / self.plan.columns["load"]
+        return np.where(self.plan.queues, 1 - np.nan_to_num(held_share), none)
 
     @cached_property
     def ladder(self) -> list[int]:
@@ -270,14 +277,14 @@ class SizedDevice:
         rows = np.flatnonzero(holding & np.isfinite(self.scores))
         chance = np.nan_to_num(self.confidence[rows])
         order = rows[np.lexsort((-chance, self.scores[rows], self.rented[rows]))]
-        kept, likeliest, rented = [], -1.0, -1
+        candidate_rows, likeliest, rented = [], -1.0, -1
         for row in order.tolist():
             if self.rented[row] != rented:
                 likeliest, rented = -1.0, int(self.rented[row])
             if self.confidence[row] > likeliest:
-                kept.append(row)
+                candidate_rows.append(row)
                 likeliest = float(self.confidence[row])
-        return np.array(kept, dtype=np.int64)
+        return np.array(candidate_rows, dtype=np.int64)
 
     def highest_confidence(self, row: int) -> float:
         """The highest probability, over all splits on as many rented devices as a row's.
@@ -298,14 +305,14 @@ class SizedDevice:
         rank = np.full(len(self.plan), len(self.plan))
         rank[self.order] = np.arange(len(self.order))
         rungs = sorted((row for row in self.ladder if self.holds[row]), key=lambda row: rank[row])
-        asked = replace(self.plan.problem, request=plan_request(request, self.choice))
+        problem = replace(self.plan.problem, request=device_plan_request(request, self.choice))
         blocks: list[Any] = []
 
         def with_rows(rows: Sequence[int]) -> SizedDevice:
             for row in rows:
                 block, i = self.plan.at(row)
-                blocks.extend(plan_cases(asked, block.setting, block.cases.take([i])).blocks)
-            return replace(self, plan=Plan(self.plan.spec, asked, list(blocks)))
+                blocks.extend(plan_cases(problem, block.setting, block.cases.take([i])).blocks)
+            return replace(self, plan=Plan(self.plan.spec, problem, list(blocks)))
 
         out = self
         for start in range(0, min(len(rungs), MOST_SIMULATED), SIMULATED_AT_ONCE):
@@ -320,12 +327,12 @@ class SizedDevice:
 
         Without ``rungs``.
         """
-        found: dict[tuple[Any, int], int] = {}
+        first_rows: dict[tuple[Any, int], int] = {}
         for row in (*rungs, *map(int, self.order[:number])):
             block, _ = self.plan.at(row)
-            found.setdefault((block.setting.engine.name, int(self.rented[row])), row)
-        known = set(rungs)
-        return [row for row in found.values() if row not in known]
+            first_rows.setdefault((block.setting.engine.name, int(self.rented[row])), row)
+        rung_rows = set(rungs)
+        return [row for row in first_rows.values() if row not in rung_rows]
 
     def unsimulated(self, percentile: float) -> SizedDevice:
         """The device without a row that holds, as no percentile of it is known."""
@@ -338,19 +345,19 @@ class SizedDevice:
             return self.unknown
         if self.nearest is None:
             return self._cannot_run()
-        row, most = self.nearest, int(self.rented[self.allowed].max())
-        asked, chance = self.plan.request.objective.confidence, float(self.confidence[row])
-        if asked is not None and self.plan.codes(row) == {"confidence"}:
+        row, most_devices = self.nearest, int(self.rented[self.allowed].max())
+        confidence, chance = self.plan.request.objective.confidence, float(self.confidence[row])
+        if confidence is not None and self.plan.codes(row) == {"confidence"}:
             return (
-                f"with up to {most} devices the limits hold with {below_text(chance, asked)} at "
-                f"best; {asked:.0%} is asked for"
+                f"with up to {most_devices} devices the limits hold with {below_text(chance, confidence)} at "
+                f"best; {confidence:.0%} is asked for"
             )
         if queueing := queue_text(self.plan, row):
             broken = "; ".join([f"the likeliest split {queueing}", *self.plan.reasons(row)])
-            return f"with up to {most} devices no split holds the load: {broken}"
+            return f"with up to {most_devices} devices no split holds the load: {broken}"
         broken = "; ".join(self.plan.reasons(row))
         return (
-            f"with up to {most} devices the limits hold with {chance_text(chance)} at best: "
+            f"with up to {most_devices} devices the limits hold with {chance_text(chance)} at best: "
             f"{broken}"
         )
 
@@ -370,33 +377,35 @@ class SizedDevice:
         return "; ".join(self.plan.reasons(row))
 
 
-def engines_for(profile: Device) -> tuple[str, ...]:
+def fitted_engines_for(profile: Device) -> tuple[str, ...]:
     """Engines whose times are fitted on the device's runtime and that split tensors.
 
     The usual engine alone where there is none.
     """
-    found = []
+    fitted_engines = []
     for name in engine_names():
         spec = engine(name)
         overhead = spec.overheads.get(profile.runtime)
         fitted = overhead is not None and overhead.status == "fitted"
         if fitted and spec.split.tensor and spec.wraps is None:
-            found.append(name)
-    return tuple(found) or (default_engine(profile.runtime).name,)
+            fitted_engines.append(name)
+    return tuple(fitted_engines) or (default_engine(profile.runtime).name,)
 
 
-def plan_request(request: SizeRequest, choice: Choice) -> PlanRequest:
+def device_plan_request(request: SizeRequest, choice: Choice) -> PlanRequest:
     """The plan's request over all machines of a device.
 
     Limits on money do not bind a device without a price: they say at which one it would do.
     """
-    first, *others = (machine.hardware for machine in choice.machines)
+    first, *other_hardware = (machine.hardware for machine in choice.machines)
     options = request.options
-    fields: dict[str, Any] = {"hardware": tuple(others)}
+    fields: dict[str, Any] = {"hardware": tuple(other_hardware)}
     if not request.is_training and not options.engines:
-        fields["engines"] = engines_for(choice.profile)
+        fields["engines"] = fitted_engines_for(choice.profile)
     objective = request.objective
-    money = dict.fromkeys(MONEY) if not choice.priced else {"usd_per_hour": most_per_hour(request)}
+    money = (
+        dict.fromkeys(MONEY) if not choice.priced else {"usd_per_hour": hourly_price_limit(request)}
+    )
     limits = objective.limits.model_copy(update=money)
     return request.on(first).model_copy(
         update={
@@ -410,12 +419,12 @@ def plan_request(request: SizeRequest, choice: Choice) -> PlanRequest:
 MONEY = tuple(rule.name for rule in LIMITS.values() if rule.priced)
 
 
-def most_per_hour(request: SizeRequest) -> float | None:
+def hourly_price_limit(request: SizeRequest) -> float | None:
     """The highest price of an hour that the limits and the budget of a month allow."""
-    stated = request.objective.limits.usd_per_hour
+    hourly_limit = request.objective.limits.usd_per_hour
     budget = request.market.usd_per_month
     by_month = None if budget is None else budget / HOURS_PER_MONTH
-    return min((price for price in (stated, by_month) if price is not None), default=None)
+    return min((price for price in (hourly_limit, by_month) if price is not None), default=None)
 
 
 def size_device(
@@ -430,13 +439,13 @@ def size_device(
     Raises:
         InputError: for names that are not known, as a plan does.
     """
-    asked = plan_request(request, choice)
-    problem = resolve_problem(asked, folders=folders, corrections=corrections)
+    device_request = device_plan_request(request, choice)
+    problem = resolve_problem(device_request, folders=folders, corrections=corrections)
     plan = search_plan(problem, request.candidate)
     return SizedDevice(choice, plan, availability=request.availability)
 
 
-def _with_spares(upkeep: Upkeep, replicas: int, devices: int) -> int:
+def _rented_with_spares(upkeep: Upkeep, replicas: int, devices: int) -> int:
     """Devices that are rented with spares; more than anybody has where no number is enough."""
     try:
         return upkeep.rented(upkeep.spares(replicas, devices).replicas, devices)

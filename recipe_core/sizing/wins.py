@@ -33,43 +33,45 @@ def winning_limits(devices: Sequence[SizedDevice]) -> list[dict[str, float]]:
         bound = rule.bound(limits)
         if bound is None or rule.column == "gpus":
             continue
-        scores = np.stack([_scores(one, rule.name, factors) for one in devices])
-        for k, factor in enumerate(_winning(scores, factors)):
+        scores = np.stack([_scores_by_limit(device, rule.name, factors) for device in devices])
+        for k, factor in enumerate(_winning_factors(scores, factors)):
             if factor is not None and factor != 1.0:
-                stated = float(getattr(limits, rule.name)) * factor
-                out[k][rule.name] = float(significant(stated, 3).replace(",", ""))
+                moved_limit = float(getattr(limits, rule.name)) * factor
+                out[k][rule.name] = float(significant(moved_limit, 3).replace(",", ""))
     return out
 
 
-def _scores(one: SizedDevice, name: str, factors: Float) -> Float:
+def _scores_by_limit(device: SizedDevice, name: str, factors: Float) -> Float:
     """The best score of a device by the factor of one limit; infinite where nothing holds.
 
     Of each number of rented devices the best split and the likeliest.
     """
-    plan, best = one.plan, np.full(len(factors), np.inf)
+    plan, best = device.plan, np.full(len(factors), np.inf)
     objective = plan.request.objective
-    rows = one.candidates
+    rows = device.candidates
     ends = np.cumsum([len(block) for block in plan.blocks])
     numbers = np.searchsorted(ends, rows, side="right")
     for k in np.unique(numbers).tolist():
         inside = rows[numbers == k]
         block = plan.blocks[k]
-        chance, held = moved_confidence(
+        chance, holds = moved_confidence(
             block, objective.limits, inside - ends[k] + len(block), name, factors
         )
         if objective.confidence is not None:
-            held = held & (chance >= objective.confidence)
-        score = np.where(held, one.scores[inside][:, None], np.inf)
+            holds = holds & (chance >= objective.confidence)
+        score = np.where(holds, device.scores[inside][:, None], np.inf)
         best = np.minimum(best, score.min(axis=0))
     return best
 
 
-def _winning(scores: Float, factors: Float) -> list[float | None]:
+def _winning_factors(scores: Float, factors: Float) -> list[float | None]:
     """For each device the factor nearest to 1 at which its score is the least."""
     out: list[float | None] = []
-    for k, own in enumerate(scores):
+    for k, device_scores in enumerate(scores):
         rest = np.delete(scores, k, axis=0)
-        wins = np.isfinite(own) & (own < (rest.min(axis=0) if len(rest) else np.inf))
+        wins = np.isfinite(device_scores) & (
+            device_scores < (rest.min(axis=0) if len(rest) else np.inf)
+        )
         if not wins.any():
             out.append(None)
             continue
@@ -93,8 +95,8 @@ def winning_loads(
         for j, load in enumerate(loads):
             carrying = usd_per_hour[capacity >= load]
             costs[k, j] = carrying.min() if len(carrying) else np.inf
-    found = _winning(costs, loads / now) if names else []
+    factors = _winning_factors(costs, loads / now) if names else []
     return {
         name: None if factor is None else float(significant(now * factor, 3).replace(",", ""))
-        for name, factor in zip(names, found, strict=True)
+        for name, factor in zip(names, factors, strict=True)
     }

@@ -13,7 +13,7 @@ from recipe_core.recipe.decision import Decision
 from recipe_core.recipe.names import dns_label
 from recipe_core.recipe.place import Parameters
 from recipe_core.recipe.schema import Recipe
-from recipe_core.scaling.policies.table import check
+from recipe_core.scaling.policies.table import check_scaling
 from recipe_core.targets.context import NAME_ONE, Context, Image
 from recipe_core.targets.scale.bounds import refuse_other_bounds
 
@@ -29,7 +29,7 @@ def target_context(recipe: Recipe, decision: Decision, started: Launch) -> Conte
     """
     scaling = decision.request.options.scaling
     if scaling is not None and recipe.kind == "serving":
-        check(scaling)
+        check_scaling(scaling)
         refuse_other_bounds(scaling, recipe.parameters, started)
     # What a cluster serves is made on a machine first, and put where the parameter `model` says.
     making = decision.deployment is not None and decision.deployment.compression is not None

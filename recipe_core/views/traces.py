@@ -14,12 +14,12 @@ import numpy as np
 
 from recipe_core.base.units import count, long_duration, percent_text, significant, trimmed
 from recipe_core.request.over_time import DAY_S, HOUR_S, OverTime
-from recipe_core.scaling.traces.describe import description
+from recipe_core.scaling.traces.describe import describe_traffic
 from recipe_core.scaling.traces.from_trace import over_time_of, workload_fields
 from recipe_core.scaling.traces.load import Load
 from recipe_core.scaling.traces.rates import Rates
 from recipe_core.scaling.traces.read import read_load
-from recipe_core.scaling.traces.shapes import published, shape, shape_names
+from recipe_core.scaling.traces.shapes import find_shape, shape_names, shape_rates
 from recipe_core.scaling.traces.trace import Trace
 from recipe_core.views.columns import Column, terminal
 
@@ -74,7 +74,7 @@ def look_at_trace(data: bytes, name: str) -> TraceLook:
     """
     load = read_load(data, name)
     fields = {} if isinstance(load, Rates) else workload_fields(load)
-    return TraceLook(load, description(load), fields)
+    return TraceLook(load, describe_traffic(load), fields)
 
 
 def traffic_text(facts: Json) -> str:
@@ -228,13 +228,13 @@ def shape_title(name: str) -> str:
     """A published week as people write it; its name where it is not known."""
     if name not in shape_names():
         return name
-    title = published(name).facts.title
+    title = find_shape(name).facts.title
     return f"{title[0].upper()}{title[1:]}"
 
 
 def shape_note(name: str) -> str:
     """Whose hours a published week has, and where it is from."""
-    week = published(name)
+    week = find_shape(name)
     error = week.facts.error
     accuracy = f" Hours are within {error.value:.0%}." if error else ""
     return f"{week.facts.note} Clock: {week.facts.clock}.{accuracy} Source: {week.source}."
@@ -242,5 +242,5 @@ def shape_note(name: str) -> str:
 
 def hourly_rates(over_time: OverTime) -> list[float]:
     """Requests per second in each hour of the week of a shape, from its beginning on."""
-    rates = np.roll(shape(over_time.shape or ""), -over_time.start_hour)
+    rates = np.roll(shape_rates(over_time.shape or ""), -over_time.start_hour)
     return [float(f"{rate:.3g}") for rate in rates * (over_time.mean_rate or 1.0)]

@@ -16,7 +16,7 @@ from recipe_core.request.link import DEFAULT, from_query
 from recipe_core.request.open_hardware import size_request
 from recipe_core.request.shelf import Kept, keep_choice, shelf_of, shelf_query
 from recipe_core.request.size import Market
-from recipe_core.sizing.size import size
+from recipe_core.sizing.size import size_devices
 from tests.fixtures.wizard import (
     LLAMA_70B,
     MOST_TABS,
@@ -66,7 +66,7 @@ def test_from_an_empty_wizard_to_the_bundle_of_the_cheapest_hardware(page, addre
     wait_for_query(page, "objective.limits.tpot_ms", "40")
     sized(page)
     request, _ = from_query(query(page))
-    cheapest = size(size_request(request, Market())).choice.hardware
+    cheapest = size_devices(size_request(request, Market())).choice.hardware
     follow(page, "Compare its splits", QUESTIONS["compare"])
     page.go_back()
     sized(page)

@@ -18,7 +18,13 @@ from recipe_core.hardware.failures import FailureFile, failure_file, node_failur
 from recipe_core.hardware.failures import spot_market as market
 from recipe_core.hardware.prices import all_offers
 from recipe_core.sizing import kept_up as availability
-from recipe_core.sizing.kept_up import Domains, distribution, spares, spot, up_at_least
+from recipe_core.sizing.kept_up import (
+    Domains,
+    chance_up_at_least,
+    find_spares,
+    price_spot,
+    up_distribution,
+)
 from tests.fixtures.paths import ROOT
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import table
@@ -43,7 +49,7 @@ def by_outcome(domains, share):
 
 @given(PACKED | SPANNING, SHARES)
 def test_the_distribution_is_that_of_every_outcome(domains, share):
-    found = distribution(domains, share)
+    found = up_distribution(domains, share)
     assert found == pytest.approx(by_outcome(domains, share), abs=1e-12)
     mean = (found * np.arange(domains.replicas + 1)).sum() / domains.replicas
     assert mean == pytest.approx(availability.expected_share(domains, share), abs=1e-12)
@@ -63,18 +69,18 @@ def test_availability_packing_and_spares_by_hand():
     assert Domains.of(5, 1, 1) == Domains(5)
     assert [Domains(n, replicas_per_node=2).nodes for n in (1, 2, 3)] == [1, 1, 2]
     assert Domains(3, nodes_per_replica=2).nodes == 6
-    found = spares(Domains(4), 0.99, 0.999)
+    found = find_spares(Domains(4), 0.99, 0.999)
     # P(at least 4 of 5) = 0.99^5 + 5 · 0.01 · 0.99^4 = 0.99902
     assert (found.spares, found.nodes) == (1, 5)
     assert found.up_probability == pytest.approx(0.99**5 + 0.05 * 0.99**4)
     assert found.up_probability_without == pytest.approx(0.99**4)
     # The second replica of a node that holds two is no spare: it fails with the first.
-    assert spares(Domains(1, replicas_per_node=2), 0.99, 0.999).spares == 2
+    assert find_spares(Domains(1, replicas_per_node=2), 0.99, 0.999).spares == 2
     # many are counted without overflow, and a target out of reach is named
-    assert 10 < spares(Domains(5000, replicas_per_node=2), 0.998, 0.9999).spares < 50
-    assert distribution(Domains(100_000), 0.5).sum() == pytest.approx(1)
+    assert 10 < find_spares(Domains(5000, replicas_per_node=2), 0.998, 0.9999).spares < 50
+    assert up_distribution(Domains(100_000), 0.5).sum() == pytest.approx(1)
     for share in (0.0, 1e-9):
-        error = refusal(spares, Domains(10), share, 0.9)
+        error = refusal(find_spares, Domains(10), share, 0.9)
         assert (error.field, "0.9" in error.message, bool(error.hint)) == ("target", True, True)
 
 
@@ -89,27 +95,27 @@ def test_availability_rises_with_time_between_failures_and_falls_with_repair(mtb
 @given(PACKED | SPANNING, SHARES, SHARES, st.integers(0, 12))
 def test_more_replicas_and_better_nodes_keep_more_up(domains, one, other, k):
     worse, better = sorted((one, other))
-    chance = up_at_least(domains, worse, k)
+    chance = chance_up_at_least(domains, worse, k)
     assert 0 <= chance <= 1
-    assert up_at_least(domains, better, k) >= chance - 1e-12
-    assert up_at_least(domains.resized(domains.replicas + 1), worse, k) >= chance - 1e-12
-    assert up_at_least(domains, worse, k + 1) <= chance + 1e-12
-    assert up_at_least(domains, worse, 0) == pytest.approx(1)
-    assert up_at_least(domains, worse, domains.replicas + 1) == 0
+    assert chance_up_at_least(domains, better, k) >= chance - 1e-12
+    assert chance_up_at_least(domains.resized(domains.replicas + 1), worse, k) >= chance - 1e-12
+    assert chance_up_at_least(domains, worse, k + 1) <= chance + 1e-12
+    assert chance_up_at_least(domains, worse, 0) == pytest.approx(1)
+    assert chance_up_at_least(domains, worse, domains.replicas + 1) == 0
 
 
 @given(PACKED | SPANNING, st.floats(0.5, 1), st.floats(0.01, 0.9999))
 def test_spares_are_the_fewest(domains, share, target):
-    found = spares(domains, share, target)
+    found = find_spares(domains, share, target)
     wanted = domains.replicas
     larger = (domains.resized(wanted + k) for k in itertools.count())
-    chances = (up_at_least(group, share, wanted) for group in larger)
+    chances = (chance_up_at_least(group, share, wanted) for group in larger)
     assert found.spares == next(k for k, chance in enumerate(chances) if chance >= target - 1e-12)
     assert found.replicas == domains.replicas + found.spares
     assert found.nodes == domains.resized(found.replicas).nodes >= found.nodes_needed
     assert found.up_probability >= max(target, found.up_probability_without) - 1e-12
     assert found.hours_short_per_month == pytest.approx(730 * (1 - found.up_probability))
-    assert spares(domains, share, 1 - (1 - target) / 2).spares >= found.spares
+    assert find_spares(domains, share, 1 - (1 - target) / 2).spares >= found.spares
 
 
 def test_numbers_of_every_kind_are_taken_and_what_makes_no_sense_is_refused_by_name():
@@ -126,20 +132,22 @@ def test_numbers_of_every_kind_are_taken_and_what_makes_no_sense_is_refused_by_n
 
 
 def test_spot_by_hand():
-    found = spot(0.5, 720, usd_per_hour=2.0, devices=10)
+    found = price_spot(0.5, 720, usd_per_hour=2.0, devices=10)
     assert found.useful_share == pytest.approx(math.exp(-0.1))
     assert found.lost_share == pytest.approx(1 - math.exp(-0.1))
     assert found.usd_per_useful_hour == pytest.approx(2 / math.exp(-0.1))
     assert found.extra_devices == 2  # 10 / 0.905 = 11.05
-    assert spot(0.5, 720, devices=10, devices_per_instance=8).extra_devices == 6
-    assert spot(0.5, 720, devices=10, held=0.5).extra_devices == 13
-    assert spot(0.5, 720, instances_per_replica=3).useful_share == pytest.approx(math.exp(-0.3))
-    free = spot(0, 720, devices=10)
+    assert price_spot(0.5, 720, devices=10, devices_per_instance=8).extra_devices == 6
+    assert price_spot(0.5, 720, devices=10, held_share=0.5).extra_devices == 13
+    assert price_spot(0.5, 720, instances_per_replica=3).useful_share == pytest.approx(
+        math.exp(-0.3)
+    )
+    free = price_spot(0, 720, devices=10)
     assert (free.extra_devices, free.lost_share, free.usd_per_useful_hour) == (0, 0, None)
     # the useful share is that of drawn lives
     lives = np.random.default_rng(1).exponential(1 / 0.5, 200_000)
     useful = np.maximum(lives - 0.2, 0).sum() / lives.sum()
-    assert spot(0.5, 720).useful_share == pytest.approx(useful, rel=0.005)
+    assert price_spot(0.5, 720).useful_share == pytest.approx(useful, rel=0.005)
 
 
 @given(
@@ -150,14 +158,14 @@ def test_spot_by_hand():
     held=st.floats(0.1, 1),
 )
 def test_extra_devices_hold_the_goodput_and_no_instance_is_idle(rate, restart, devices, size, held):
-    found = spot(rate, restart, devices=devices, devices_per_instance=size, held=held)
+    found = price_spot(rate, restart, devices=devices, devices_per_instance=size, held_share=held)
     share = 1 - found.lost_share
     asked = devices + found.extra_devices
     assert asked % size == 0
     assert asked * share >= devices * (1 - 1e-6)
     assert (asked - size) * share < devices
-    assert spot(rate + 0.1, restart).useful_share <= found.useful_share
-    assert spot(rate, restart + 1).useful_share <= found.useful_share
+    assert price_spot(rate + 0.1, restart).useful_share <= found.useful_share
+    assert price_spot(rate, restart + 1).useful_share <= found.useful_share
 
 
 def test_rates_are_those_of_fleets_and_traces_and_documented():

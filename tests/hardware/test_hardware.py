@@ -22,7 +22,7 @@ from recipe_core.plans.plans import plan_splits
 from recipe_core.plans.rank import refused_rows
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.size import SizeRequest
-from recipe_core.sizing.market import choices
+from recipe_core.sizing.market import iter_device_choices
 from recipe_core.views.plans import plan_text
 from recipe_core.views.views import hardware_view
 from scripts.edge_speeds import ratios
@@ -174,7 +174,7 @@ def test_devices_that_are_announced_say_so_and_are_chosen_by_nobody_else():
         assert said in estimate["notes"]
         assert estimate["memory"]["start_probability"] <= 0.5
     anything = {"model": "Qwen/Qwen3-8B", "hardware": "any", "workload": {"concurrency": 4}}
-    chosen = {each.profile.name for each in choices(SizeRequest.parse(anything))}
+    chosen = {each.profile.name for each in iter_device_choices(SizeRequest.parse(anything))}
     assert {"h100-sxm", "t4"} <= chosen
     assert not names & chosen
     with pytest.raises(HardwareError, match="mi455x"):

@@ -15,7 +15,7 @@ from recipe_core.request.link import from_query
 from recipe_core.request.open_hardware import size_request
 from recipe_core.request.size import Market
 from recipe_core.sizing.answer import Answer
-from recipe_core.sizing.size import size
+from recipe_core.sizing.size import size_devices
 from recipe_core.views import over_time, size_view
 from tests.fixtures.opening import (
     LLAMA_70B,
@@ -50,7 +50,7 @@ def sized(**query: str) -> AppTest:
 
 def core(query: dict[str, str]) -> dict[str, Any]:
     request, _ = from_query({name: value for name, value in query.items() if name != "any"})
-    return Answer(size(size_request(request, Market(**json.loads(query["any"]))))).to_json()
+    return Answer(size_devices(size_request(request, Market(**json.loads(query["any"]))))).to_json()
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from recipe_core.scaling.flow import simulate_flow
 from recipe_core.scaling.requests import simulate_requests
 from recipe_core.scaling.service import service_of
 from recipe_core.scaling.setup import events_of, reclaims
-from recipe_core.scaling.shares import gaps
+from recipe_core.scaling.shares import draw_arrival_gaps
 from recipe_core.scaling.traces.load import Lengths, Load
 from recipe_core.scaling.traces.trace import Trace
 from tests.conftest import make_request
@@ -187,7 +187,7 @@ def arrivals(load, seed=5):
     """Gaps of the load's burstiness, bent to its rates."""
     rng = np.random.default_rng(seed)
     reached = np.concatenate([[0.0], np.cumsum(load.rates * load.interval_s)])
-    places = np.cumsum(gaps(rng, load.burstiness, int(reached[-1] * 1.2) + 300))
+    places = np.cumsum(draw_arrival_gaps(rng, load.burstiness, int(reached[-1] * 1.2) + 300))
     edges = np.arange(len(reached)) * load.interval_s
     at = np.interp(places[places < reached[-1]], reached, edges)
     chosen = rng.choice(3, len(at), p=LENGTHS.weight)
@@ -346,7 +346,7 @@ def test_only_spot_instances_are_reclaimed():
     assert events_of("sm_80", spot=True, provider="Another cloud") == spot
     assert events_of("sm_70", spot=True, provider="Amazon Web Services").notice_s == 120
     assert events_of("sm_90").repair_s == pytest.approx(300, rel=0.01)  # replaced in 5 minutes
-    assert events_of("sm_90", how="own").repair_s > 8 * 3600
+    assert events_of("sm_90", ownership="own").repair_s > 8 * 3600
 
 
 def test_reclaims_of_a100_are_those_of_the_spothedge_traces():

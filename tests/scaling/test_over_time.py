@@ -10,16 +10,16 @@ from recipe_core.base.budget import Cancelled
 from recipe_core.base.documents import read_document
 from recipe_core.request.scaling import POLICIES, Scaling
 from recipe_core.request.schema import PlanRequest
-from recipe_core.scaling.answer import over_time
-from recipe_core.scaling.chosen import request_with
-from recipe_core.scaling.confirm import window_of
+from recipe_core.scaling.answer import simulate_over_time
+from recipe_core.scaling.chosen import request_with_policy
+from recipe_core.scaling.confirm import choose_worst_window
 from recipe_core.scaling.curve import share_alone
 from recipe_core.scaling.outcome import Outcome, Series
 from recipe_core.scaling.says import Replays, load_answer, series_answer
-from recipe_core.scaling.search import Together, first_points, search
-from recipe_core.scaling.setup import deployment_of
+from recipe_core.scaling.search import Together, first_points, search_policies
+from recipe_core.scaling.setup import prepare_deployment
 from recipe_core.scaling.signals import Signals
-from recipe_core.scaling.simulated import hardest, part_of
+from recipe_core.scaling.simulated import hardest_days, load_part
 from recipe_core.scaling.spaces import Axis, Need, schedule_of, space_of
 from recipe_core.scaling.traces.load import Lengths, Load
 from recipe_core.scaling.traces.read import read_load
@@ -49,7 +49,7 @@ def request(**over_time_):
 
 @pytest.fixture(scope="module")
 def answer():
-    return over_time(request(), policies=["fixed", "keda", "schedule"])
+    return simulate_over_time(request(), policies=["fixed", "keda", "schedule"])
 
 
 @pytest.mark.nightly
@@ -60,7 +60,7 @@ def test_a_replica_is_the_server_that_needs_the_least_devices():
     wide["workload"]["max_context"] = 100_000
     wide["model"] = "meta-llama/Llama-3.1-8B-Instruct"
     wide["objective"]["limits"]["ttft_ms"] = 4000
-    long = deployment_of(PlanRequest.parse(wide))
+    long = prepare_deployment(PlanRequest.parse(wide))
     assert long.fleet.devices > 1
     assert share_alone(long.fleet.service, long.load.lengths, long.fleet.limits_s) > 0.99
 
@@ -92,21 +92,21 @@ def test_a_higher_share_is_never_cheaper_progress_told_and_what_is_missing_named
     costs, progressed = [], []
     for attainment in (0.9, 0.999):
         with progress.watched(lambda done, steps: progressed.append((done, steps))):
-            found = over_time(request(attainment=attainment), policies=["fixed"])
+            found = simulate_over_time(request(attainment=attainment), policies=["fixed"])
         costs.append(found.policies[0].replica_hours)
         assert progressed[-1][0] == progressed[-1][1] > 5
     assert costs == sorted(costs)
-    error = refusal(over_time, make_request())
+    error = refusal(simulate_over_time, make_request())
     assert error.field == "objective.limits"
     assert "ttft_ms" in error.hint
     limited = make_request(objective={"limits": {"tpot_ms": 50}})
-    assert refusal(over_time, limited).field == "workload.over_time"
-    assert "'keda'" in str(refusal(over_time, limited, policies=["kedaa"]))
+    assert refusal(simulate_over_time, limited).field == "workload.over_time"
+    assert "'keda'" in str(refusal(simulate_over_time, limited, policies=["kedaa"]))
 
 
 def test_the_written_request_builds_a_bundle_with_the_chosen_numbers(answer, tmp_path):
     scaling = answer.policy("keda").scaling
-    whole = request_with(request(), answer, policy="keda")
+    whole = request_with_policy(request(), answer, policy="keda")
     assert whole.options.scaling == scaling
     assert whole.candidate.dp == 1
     path, bundle = tmp_path / "chosen.yaml", tmp_path / "bundle"
@@ -126,7 +126,7 @@ def test_a_trace_is_the_load_in_place_of_the_requests():
     asked = values()
     del asked["workload"]["over_time"]
     trace = read_load(text.encode(), "small.csv")
-    found = over_time(PlanRequest.parse(asked), trace=trace, policies=["fixed"])
+    found = simulate_over_time(PlanRequest.parse(asked), trace=trace, policies=["fixed"])
     assert found.load.requests == pytest.approx(400, rel=0.05)
     assert found.load.input_tokens == pytest.approx(324.5, rel=0.02)
     assert "small.csv" in found.load.source
@@ -138,15 +138,15 @@ WEEK = Load(np.tile(np.arange(24.0), 7) + np.repeat(np.arange(7.0), 24), 3600.0,
 
 
 def test_the_hardest_day_has_the_busiest_hour_and_keeps_its_hour_of_the_week():
-    begin, end = hardest(WEEK, 1.0)
+    begin, end = hardest_days(WEEK, 1.0)
     assert (begin, end) == (6 * 86_400.0, 7 * 86_400.0)
-    part = part_of(WEEK, begin, end)
+    part = load_part(WEEK, begin, end)
     assert part.rates.max() == WEEK.rates.max()
     assert (len(part.rates), part.start_hour) == (24, 144)
-    assert hardest(WEEK, 7.0) == (0.0, WEEK.span_s)
+    assert hardest_days(WEEK, 7.0) == (0.0, WEEK.span_s)
     # a window lies in the load around its worst moment
     for worst_s in (0.0, 1e5, WEEK.span_s - 60.0):
-        warm_s, from_s, to_s = window_of(WEEK, worst_s)
+        warm_s, from_s, to_s = choose_worst_window(WEEK, worst_s)
         assert 0 <= warm_s <= from_s <= worst_s < to_s <= WEEK.span_s
         assert warm_s % 3600 == 0
 
@@ -198,10 +198,10 @@ def fixed_outcomes(scalings):
 def test_the_fewest_replicas_that_reach_the_share_are_found_between_the_grids_points():
     busy = need(DEMAND * 20)
     assert 137 not in space_of("fixed", busy).axes[0].values
-    best = search([space_of("fixed", busy)], fixed_outcomes, 0.99, rounds=6)["fixed"]
+    best = search_policies([space_of("fixed", busy)], fixed_outcomes, 0.99, rounds=6)["fixed"]
     assert best[0].scaling.max_replicas == 137
     # where none reaches it the nearest is best
-    best = search([space_of("fixed", need())], fixed_outcomes, 0.999999)["fixed"]
+    best = search_policies([space_of("fixed", need())], fixed_outcomes, 0.999999)["fixed"]
     assert best[0].scaling.max_replicas == max(space_of("fixed", need()).axes[0].values)
 
 
@@ -226,7 +226,7 @@ def test_all_policies_are_columns_of_one_simulation_a_round_and_the_best_always_
         return [outcome(1.0, 5.0) for _ in scalings]
 
     spaces = [space_of(policy, need()) for policy in POLICIES]
-    first, again = (search(spaces, alike, 0.99, rounds=2) for _ in range(2))
+    first, again = (search_policies(spaces, alike, 0.99, rounds=2) for _ in range(2))
     assert first == again
     assert len(batches) == 4
     assert batches[0] > 300
@@ -244,16 +244,16 @@ class Says:
 
 def test_a_large_grid_is_thinned_a_search_ended_and_controllers_decide_for_their_own():
     values = tuple(range(7))
-    points = first_points([Axis(name, values) for name in "abcd"], most=60)
+    points = first_points([Axis(name, values) for name in "abcd"], limit=60)
     assert len(points) == len(set(points)) == 60
     assert [set(column) for column in zip(*points, strict=True)] == [set(values)] * 4
     steps = []
     space = [space_of("fixed", need())]
     with progress.watched(lambda done, all_: steps.append((done, all_))), progress.task(2):
-        search(space, fixed_outcomes, 0.99)
+        search_policies(space, fixed_outcomes, 0.99)
     assert steps[-1] == (2, 2)
     with budget.limited(budget.Budget(), lambda: True), pytest.raises(Cancelled):
-        search(space, fixed_outcomes, 0.99)
+        search_policies(space, fixed_outcomes, 0.99)
     together = Together([(Says(15.0, 1.0), 2), (Says(2.0, 5.0), 1)])
     assert together.interval_s == 2.0
     ready, zeros = np.array([1.0, 2.0, 3.0]), np.zeros(3)
@@ -282,4 +282,4 @@ def test_a_schedule_has_each_hours_replicas_and_merges_equal_ones():
     assert (by_hour(merged) >= BUSY).all()
     assert schedule_of(np.full(168, 4)) is None  # a flat load has none
     flat = [space_of("schedule", need(np.full(24, 4)))]
-    assert search(flat, fixed_outcomes, 0.5) == {"schedule": []}
+    assert search_policies(flat, fixed_outcomes, 0.5) == {"schedule": []}

@@ -20,7 +20,7 @@ from recipe_core.scaling.policies import (
 )
 from recipe_core.scaling.policies.behavior import Limits
 from recipe_core.scaling.policies.forecasts import counts_of
-from recipe_core.scaling.policies.table import ROWS, check
+from recipe_core.scaling.policies.table import ROWS, check_scaling
 from recipe_core.scaling.policies.windows import MovingMax, MovingMean, MovingRate, MovingSum
 from recipe_core.scaling.signals import Signals
 from recipe_core.scaling.traces.load import Lengths, Load
@@ -199,7 +199,7 @@ def test_idle_windows_are_zero_rates_over_theirs_and_a_batch_has_one_policy():
 
 @over("fields field", FILE["refused"])
 def test_what_a_policy_does_not_know_is_refused_by_name(fields, field):
-    error = refusal(check, Scaling.model_validate(fields))
+    error = refusal(check_scaling, Scaling.model_validate(fields))
     assert str(error.field).startswith(f"options.scaling.{field}")
     assert error.hint
 
@@ -257,15 +257,15 @@ def run_hpa(g):
 
 def hpa_steps(g):
     if g.get("policy") == "default":
-        usual = behavior.hpa_usual()
+        usual = behavior.hpa_defaults()
         numbers = (usual.up_pods, usual.up_percent, usual.period_s)
-        limit, steps, nearer = behavior.most_up, g["steps"], np.minimum
+        limit, steps, nearer = behavior.highest_allowed, g["steps"], np.minimum
     else:
         assert g["select"] == "Max"
         by_type = {policy["type"]: policy for policy in g["scale_down"]}
         pods, percent = by_type["Pods"], by_type["Percent"]
         numbers = (pods["value"], percent["value"], pods["period"])
-        limit, steps, nearer = behavior.most_down, 2, np.maximum
+        limit, steps, nearer = behavior.lowest_allowed, 2, np.maximum
     limits, current, reached = Limits(*map(number, numbers)), g.current, []
     changes = MovingSum(limits.period_s)
     for step in range(steps):
@@ -289,7 +289,7 @@ def run_keda(g):
         return {"active": bool(active[0])}
     wanted = hpa.by_average_value(g.replicas, g.metric, g.threshold, TOLERANCE)
     assert wanted == 4
-    return int(keda.with_activation(active, wanted, g.min)[0])
+    return int(keda.replicas_with_activation(active, wanted, g.min)[0])
 
 
 def run_kpa(g):
@@ -314,7 +314,7 @@ def kpa_look(g, rates, panic, at_s):
     stable, panicked = (
         kpa.desired_pods(mean, g.target, g.ready, rates, **more) for mean in (g.stable, g.panic)
     )
-    over = kpa.over_panic(g.panic, g.target, g.ready, rates)
+    over = kpa.is_over_panic(g.panic, g.target, g.ready, rates)
     return int(panic.apply(at_s, over, stable, panicked)[0])
 
 
@@ -322,15 +322,15 @@ def run_skyserve(g):
     if "requests" in g:
         bounds = (g.target_qps, g.min, g.max)
         return int(skyserve.replicas_by_rate(g.requests, g["window"], *bounds)[0])
-    held = skyserve.Held(g.target, number(0), number(0))
+    held = skyserve.DelayedTarget(g.target, number(0), number(0))
     for _ in range(g["evaluations"]):
-        held = skyserve.held_back(held, g.wanted, 1, number(15), number(60))
+        held = skyserve.next_target(held, g.wanted, 1, number(15), number(60))
     return int(held.target[0])
 
 
 def run_ray(g):
     if g.get("current") == 0:
-        return int(ray_serve.from_zero(number(0), g.ongoing, g["upscaling_factor"])[0])
+        return int(ray_serve.replicas_from_zero(number(0), g.ongoing, g["upscaling_factor"])[0])
     idle = isinstance(g.get("steps"), int)
     looks = [{}] * g["steps"] if idle else g.get("steps") or [g | {"decided": g["current"]}]
     delays = ray_serve.Delays(g.upscale_delay, g.downscale_delay, g.downscale_delay)
@@ -365,7 +365,7 @@ def run_llm_d(g):
         safe = g.get("scale_down_safe", False)
         return llm_d.next_variants(variants, scale_up=g["scale_up"], scale_down_safe=safe)
     replicas = np.array(g["replicas"], dtype=float).reshape(-1, 2)
-    state = llm_d.saturation(replicas[:, 0], replicas[:, 1], np.ones(len(replicas)), WVA)
+    state = llm_d.analyse_saturation(replicas[:, 0], replicas[:, 1], np.ones(len(replicas)), WVA)
     names = ("scale_up", "scale_down_safe", "non_saturated", "spare_kv", "spare_queue")
     return {name: getattr(state, name).item() for name in names}
 

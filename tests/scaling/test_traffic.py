@@ -11,16 +11,16 @@ from recipe_core.base.errors import InputError
 from recipe_core.request.over_time import LengthPoint, OverTime
 from recipe_core.request.serving_workload import ServingWorkload
 from recipe_core.scaling.traces import from_trace
-from recipe_core.scaling.traces.arrivals import arrivals
+from recipe_core.scaling.traces.arrivals import draw_requests
 from recipe_core.scaling.traces.bursts import burstiness, dispersion, interarrival_cv, rounding_s
-from recipe_core.scaling.traces.describe import describe, describe_rates, description
-from recipe_core.scaling.traces.forecast import KINDS, Kalman, predictor
+from recipe_core.scaling.traces.describe import describe_rates, describe_trace, describe_traffic
+from recipe_core.scaling.traces.forecast import KINDS, Kalman, build_predictor
 from recipe_core.scaling.traces.load import Lengths, Load
-from recipe_core.scaling.traces.loads import hour_of_week, load_of, smooth
+from recipe_core.scaling.traces.loads import build_load, load_hours_of_week, smooth_hourly_rates
 from recipe_core.scaling.traces.rates import Rates
-from recipe_core.scaling.traces.reuse import needed_blocks, reuse_curve, tokens_in_blocks
+from recipe_core.scaling.traces.reuse import measure_prefix_reuse, needed_blocks, tokens_in_blocks
 from recipe_core.scaling.traces.seasonal import Seasonal
-from recipe_core.scaling.traces.shapes import published, shape, shape_names
+from recipe_core.scaling.traces.shapes import find_shape, shape_names, shape_rates
 from recipe_core.scaling.traces.trace import Blocks, Trace
 from tests.fixtures.sizes import examples
 
@@ -29,22 +29,22 @@ ONE = Lengths(np.ones(1), np.ones(1), np.ones(1))
 
 
 def loaded(**over_time):
-    return load_of(OverTime(**over_time), WORKLOAD)
+    return build_load(OverTime(**over_time), WORKLOAD)
 
 
 def test_shapes_are_weeks_with_a_mean_of_one_and_what_their_sources_say():
     for name in shape_names():
-        week = published(name)
+        week = find_shape(name)
         assert week.rates.shape == (168,)
         assert week.rates.mean() == pytest.approx(1)
         assert (week.rates > 0).all()
         assert week.source
         assert week.to_json()["name"] == name
-    code, conversation = shape("azure-code"), shape("azure-conversation")
+    code, conversation = shape_rates("azure-code"), shape_rates("azure-conversation")
     assert code.max() == pytest.approx(3.0, abs=0.02)
     assert conversation.max() == pytest.approx(1.65, abs=0.02)
     assert code.max() / code.min() == pytest.approx(29, abs=1)
-    assert published("azure-code").to_json()["weekday_to_weekend"] == pytest.approx(3.07, abs=0.02)
+    assert find_shape("azure-code").to_json()["weekday_to_weekend"] == pytest.approx(3.07, abs=0.02)
     with pytest.raises(InputError, match="'azure_code'") as error:
         loaded(shape="azure_code", mean_rate=1)
     assert "azure-code" in str(error.value.hint)
@@ -53,19 +53,19 @@ def test_shapes_are_weeks_with_a_mean_of_one_and_what_their_sources_say():
 def test_a_shape_keeps_its_hours_begins_at_one_and_has_no_jumps():
     load = loaded(shape="azure-code", mean_rate=10)
     hours = load.rates.reshape(168, -1).mean(axis=1)
-    np.testing.assert_allclose(hours, 10 * shape("azure-code"))
+    np.testing.assert_allclose(hours, 10 * shape_rates("azure-code"))
     assert np.abs(np.diff(np.log(load.rates))).max() < 0.25
     assert load.span_s == 7 * 86_400
     late = loaded(shape="azure-code", mean_rate=1, start_hour=30, days=1)
     hours = late.rates.reshape(24, -1).mean(axis=1)
-    np.testing.assert_allclose(hours, shape("azure-code")[30:54])
-    assert hour_of_week(late)[[0, -1]].tolist() == [30, 53]
+    np.testing.assert_allclose(hours, shape_rates("azure-code")[30:54])
+    assert load_hours_of_week(late)[[0, -1]].tolist() == [30, 53]
 
 
 @given(st.lists(st.floats(0, 100), min_size=2, max_size=30))
 @settings(max_examples=examples(500), deadline=None)
 def test_smooth_rates_keep_means_and_stay_positive(hours):
-    joined = smooth(np.asarray(hours))
+    joined = smooth_hourly_rates(np.asarray(hours))
     assert (joined >= 0).all()
     np.testing.assert_allclose(joined.reshape(len(hours), -1).mean(axis=1), hours, atol=1e-9)
 
@@ -87,26 +87,26 @@ def test_rates_repeat_and_grow_and_lengths_are_those_of_the_workload():
 
 def test_the_same_seed_gives_the_same_bits_and_lengths_have_their_weights():
     load = loaded(shape="azure-code", mean_rate=0.1, burstiness=2)
-    one, same, other = (arrivals(load, seed) for seed in (7, 7, 8))
+    one, same, other = (draw_requests(load, seed) for seed in (7, 7, 8))
     assert one.arrival_s.tobytes() == same.arrival_s.tobytes()
     assert one.input_tokens.tobytes() == same.input_tokens.tobytes()
     assert one.arrival_s.tobytes() != other.arrival_s.tobytes()
     lengths = Lengths(*map(np.asarray, ([1.0, 9.0], [2.0, 4.0], [0.25, 0.75])))
-    trace = arrivals(Load(np.full(1, 100.0), 1000.0, lengths), 5)
+    trace = draw_requests(Load(np.full(1, 100.0), 1000.0, lengths), 5)
     assert float(np.mean(trace.input_tokens == 9)) == pytest.approx(0.75, abs=0.01)
     assert ((trace.input_tokens == 9) == (trace.output_tokens == 4)).all()
     with pytest.raises(InputError, match="one by one the limit"):
-        arrivals(Load(np.full(10, 1e5), 3600.0, ONE))
+        draw_requests(Load(np.full(10, 1e5), 3600.0, ONE))
 
 
 @pytest.mark.parametrize("burst", [0.5, 1.0, 3.0])
 def test_intervals_have_their_rate_and_gaps_the_burstiness(burst):
     load, edges = Load(np.asarray([1.0, 0, 5, 2]), 100.0, ONE, burst), np.arange(5) * 100.0
-    drawn = [np.histogram(arrivals(load, seed).arrival_s, edges)[0] for seed in range(200)]
+    drawn = [np.histogram(draw_requests(load, seed).arrival_s, edges)[0] for seed in range(200)]
     mean, error = np.mean(drawn, axis=0), np.std(drawn, axis=0) / 200**0.5
     assert (np.abs(mean - [100, 0, 500, 200]) <= 4 * error).all()
     assert not np.asarray(drawn)[:, 1].any()
-    gaps = np.diff(arrivals(Load(np.full(10, 50.0), 1000.0, ONE, burst), 1).arrival_s)
+    gaps = np.diff(draw_requests(Load(np.full(10, 50.0), 1000.0, ONE, burst), 1).arrival_s)
     assert gaps.std() / gaps.mean() == pytest.approx(burst, rel=0.03)
     assert gaps.mean() == pytest.approx(1 / 50, rel=0.02)
 
@@ -116,7 +116,7 @@ MONDAY_S = 4 * 86_400.0  # the first of 1970
 
 def made(rate=5.0, hours=1.0, burst=1.0, seed=3):
     """Requests of one rate with lengths that are long-tailed and correlated."""
-    plain = arrivals(Load(np.full(1, rate), hours * 3600, ONE, burst), seed)
+    plain = draw_requests(Load(np.full(1, rate), hours * 3600, ONE, burst), seed)
     random = np.random.default_rng(seed)
     common = random.normal(size=len(plain))
     other = 0.6 * common + 0.8 * random.normal(size=len(plain))
@@ -131,7 +131,7 @@ def even(count, gap_s=1.0, **more):
 
 def test_gaps_burstiness_and_sessions_are_described_and_one_request_is_a_trace():
     trace = even(601)
-    answer = describe(trace)
+    answer = describe_trace(trace)
     assert answer["interarrival_cv"] == 0
     assert answer["dispersion"] == {"1_s": 0, "60_s": 0}
     assert answer["rate_per_s"] == pytest.approx(601 / 600)
@@ -144,11 +144,11 @@ def test_gaps_burstiness_and_sessions_are_described_and_one_request_is_a_trace()
     for burst in (0.5, 2.0, 4.0):
         assert burstiness(made(rate=30, burst=burst), 600.0) == pytest.approx(burst, rel=0.1)
     trace = even(6, 10.0, sessions=np.asarray([0, 1, 0, 1, 0, 2]))
-    found = describe(trace)["sessions"]
+    found = describe_trace(trace)["sessions"]
     assert (found["number"], found["gap_s"]["p50"]) == (3, 20)
     assert found["turns"] == {"mean": 2, "p50": 2, "max": 3}
     alone = {"requests": 1, "rate_per_s": 0, "interarrival_cv": None}
-    assert alone.items() <= describe(even(1)).items()
+    assert alone.items() <= describe_trace(even(1)).items()
     ServingWorkload(**{"request_rate": 1.0, **from_trace.workload_fields(even(1))})
 
 
@@ -164,7 +164,7 @@ def test_rounded_stamps_do_not_look_like_bursts(burst):
 
 def test_lengths_keep_means_percentiles_and_correlation():
     trace = made(rate=10)
-    found = from_trace.lengths_of(trace)
+    found = from_trace.group_trace_lengths(trace)
     assert len(found.weight) <= 256
     assert found.mean_input == pytest.approx(trace.input_tokens.mean())
     assert found.mean_output == pytest.approx(trace.output_tokens.mean())
@@ -178,14 +178,16 @@ def test_lengths_keep_means_percentiles_and_correlation():
     linked = both[0, 1] / np.sqrt(both[0, 0] * both[1, 1])
     exact = np.corrcoef(trace.input_tokens, trace.output_tokens)[0, 1]
     assert linked == pytest.approx(exact, abs=0.1)
-    few = from_trace.points(from_trace.lengths_of(even(50)))  # few different lengths stay exact
+    few = from_trace.length_points_of(
+        from_trace.group_trace_lengths(even(50))
+    )  # few different lengths stay exact
     assert [(one.input_tokens, one.output_tokens, one.weight) for one in few] == [(100, 10, 1)]
 
 
 @pytest.mark.parametrize("hours", [0.3, 1.0, 30.0])
 def test_rates_of_a_trace_keep_its_requests(hours):
     trace = made(rate=2, hours=hours)
-    interval_s, rates = from_trace.rates_in(trace, from_trace.interval_of(trace.span_s))
+    interval_s, rates = from_trace.rates_in(trace, from_trace.trace_interval_of(trace.span_s))
     lost = len(trace) - rates.sum() * interval_s
     assert lost + 1e-6 >= 0
     assert lost <= 2 * rates.max() * interval_s if hours > 24 else lost < 1e-6
@@ -194,22 +196,24 @@ def test_rates_of_a_trace_keep_its_requests(hours):
 def test_a_trace_becomes_a_load_or_is_spread_over_a_published_week():
     trace = made(rate=3, burst=2)
     workload = ServingWorkload(**from_trace.workload_fields(trace))
-    load = load_of(workload.over_time, workload)
+    load = build_load(workload.over_time, workload)
     assert load.requests == pytest.approx(len(trace), rel=1e-4)
     assert load.lengths.mean_input == pytest.approx(trace.input_tokens.mean(), rel=1e-3)
-    assert len(arrivals(load, 1)) == pytest.approx(len(trace), rel=0.1)
+    assert len(draw_requests(load, 1)) == pytest.approx(len(trace), rel=0.1)
     with pytest.raises(InputError, match="too many"):
         from_trace.over_time_of(made(rate=0.01, hours=24 * 30), interval_s=60)
     # an hour is spread over a published week
     trace = made(rate=4)
     dated = Trace(trace.arrival_s, trace.input_tokens, trace.output_tokens, began_s=MONDAY_S)
     week = from_trace.over_time_of(dated, shape="azure-code")
-    assert week.mean_rate == pytest.approx(trace.rate_per_s / shape("azure-code")[0], rel=0.01)
+    assert week.mean_rate == pytest.approx(
+        trace.rate_per_s / shape_rates("azure-code")[0], rel=0.01
+    )
     undated = from_trace.over_time_of(trace, shape="azure-code")
     assert undated.mean_rate == pytest.approx(4, rel=0.05)
     assert (week.days, week.start_hour, week.rates) == (7, 0, ())
     assert len(week.lengths) > 100
-    hours = [from_trace.hour_of_week(at) for at in (MONDAY_S, MONDAY_S + 25 * 3600, 0, None)]
+    hours = [from_trace.trace_hour_of_week(at) for at in (MONDAY_S, MONDAY_S + 25 * 3600, 0, None)]
     assert hours == [0, 25, 72, 0]
 
 
@@ -221,10 +225,10 @@ def test_reuse_and_rates_go_into_the_workload():
     assert hits == sorted(hits)
     day = 10 + 5 * np.sin(np.arange(144) / 144 * 2 * np.pi)
     rates = Rates(np.tile(day, 14), 600.0, np.zeros(2016, dtype=np.bool_), 2.0, "made")
-    answer = description(rates)
+    answer = describe_traffic(rates)
     assert answer == describe_rates(rates)
     assert answer["correlation"] == {"day": pytest.approx(1), "week": pytest.approx(1)}
-    over_time = OverTime(**from_trace.fields_of(rates)["over_time"])
+    over_time = OverTime(**from_trace.traffic_fields(rates)["over_time"])
     assert (over_time.days, over_time.burstiness, len(over_time.rates)) == (14, 2, 2016)
 
 
@@ -270,7 +274,9 @@ def test_hits_are_those_of_a_played_cache(requests, size):
 @given(REQUESTS)
 @settings(max_examples=examples(500), deadline=None)
 def test_a_larger_cache_never_holds_less(requests):
-    curve = reuse_curve(trace_of(requests, [16 * len(one) + 1 for one in requests]), per_octave=2)
+    curve = measure_prefix_reuse(
+        trace_of(requests, [16 * len(one) + 1 for one in requests]), per_octave=2
+    )
     if curve is None:
         assert not any(requests)
         return
@@ -283,11 +289,11 @@ def test_a_larger_cache_never_holds_less(requests):
 def test_the_last_block_is_not_full_and_without_blocks_there_is_no_curve():
     trace = trace_of([[1, 2], [1, 2, 3]], [20, 40])
     assert tokens_in_blocks(trace.blocks, trace.input_tokens).tolist() == [16, 4, 16, 16, 8]
-    curve = reuse_curve(trace)
+    curve = measure_prefix_reuse(trace)
     assert curve.unlimited == pytest.approx(32 / 60)
     assert curve.block_unlimited == pytest.approx(2 / 5)
     ones = np.ones(3, dtype=np.int64)
-    assert reuse_curve(Trace(np.arange(3.0), ones, ones)) is None
+    assert measure_prefix_reuse(Trace(np.arange(3.0), ones, ones)) is None
 
 
 DAY = 24
@@ -301,7 +307,7 @@ def days(number, noise=0.0):
 
 def error_of(kind, series, ahead, first):
     """Mean absolute error over the mean, of forecasts made after ``first`` values."""
-    made = predictor(kind, season=DAY, history=series[:first])
+    made = build_predictor(kind, season=DAY, history=series[:first])
     errors = []
     for n in range(first, len(series) - ahead):
         errors.append(abs(made.predict(ahead)[-1] - series[n + ahead - 1]))
@@ -312,9 +318,9 @@ def error_of(kind, series, ahead, first):
 @pytest.mark.parametrize("kind", KINDS)
 def test_forecasts_begin_at_nothing_keep_a_level_stay_positive_and_repeat(kind):
     def forecast(history, ahead):
-        return predictor(kind, season=DAY, history=history).predict(ahead)
+        return build_predictor(kind, season=DAY, history=history).predict(ahead)
 
-    assert predictor(kind, season=DAY).predict(3).tolist() == [0, 0, 0]
+    assert build_predictor(kind, season=DAY).predict(3).tolist() == [0, 0, 0]
     np.testing.assert_allclose(forecast(np.full(5 * DAY, 40.0), 6), 40, rtol=1e-3)
     fall = np.maximum(200.0 - 2 * np.arange(101), 0)
     assert (forecast(fall, 50) >= 0).all()
@@ -329,7 +335,7 @@ def test_a_kalman_filter_repeats_until_it_has_five_values_and_is_that_of_its_equ
         assert made.predict(2).tolist() == [value, value]
     made.observe(18.0)
     assert made.predict(2)[1] > made.predict(2)[0] > 16
-    line = predictor("kalman", history=10 + 3 * np.arange(200.0))
+    line = build_predictor("kalman", history=10 + 3 * np.arange(200.0))
     np.testing.assert_allclose(line.predict(3), 10 + 3 * np.arange(200, 203), rtol=1e-3)
     series = np.random.default_rng(1).normal(50, 10, 40)
     state, spread = np.asarray([series[0], 0.0]), np.diag([10.0, 1.0])
@@ -339,7 +345,7 @@ def test_a_kalman_filter_repeats_until_it_has_five_values_and_is_that_of_its_equ
         gain = spread[:, 0] / (spread[0, 0] + 10)
         state = state + gain * (value - state[0])
         spread = spread - np.outer(gain, spread[0])
-    ahead = predictor("kalman", history=series).predict(1)
+    ahead = build_predictor("kalman", history=series).predict(1)
     assert ahead[0] == pytest.approx((move @ state)[0])
 
 
@@ -359,10 +365,10 @@ def test_arima_finds_an_autoregression_and_unknown_forecasts_are_named():
     random, series = np.random.default_rng(2), np.full(300, 50.0)
     for n in range(1, len(series)):
         series[n] = 50 + 0.8 * (series[n - 1] - 50) + random.normal()
-    ahead = predictor("arima", history=series, refit=100).predict(3)
+    ahead = build_predictor("arima", history=series, refit=100).predict(3)
     expected = 50 + (series[-1] - 50) * 0.8 ** np.arange(1, 4)
     np.testing.assert_allclose(ahead, expected, atol=0.7)
     with pytest.raises(InputError, match="'prophet'"):
-        predictor("prophet")
+        build_predictor("prophet")
     with pytest.raises(InputError, match="season 0 is too short"):
-        predictor("seasonal")
+        build_predictor("seasonal")

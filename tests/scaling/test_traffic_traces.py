@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from recipe_core.base.errors import InputError
 from recipe_core.request.serving_workload import ServingWorkload
-from recipe_core.scaling.traces.describe import describe
+from recipe_core.scaling.traces.describe import describe_trace
 from recipe_core.scaling.traces.formats import content
-from recipe_core.scaling.traces.formats.content import unpacked
-from recipe_core.scaling.traces.formats.mooncake import roots
+from recipe_core.scaling.traces.formats.content import unpack_trace_file
+from recipe_core.scaling.traces.formats.mooncake import chain_roots
 from recipe_core.scaling.traces.formats.names import time_column
 from recipe_core.scaling.traces.formats.registry import FORMATS
 from recipe_core.scaling.traces.rates import Rates
@@ -78,7 +78,7 @@ def test_mooncake_is_sorted_with_blocks_and_bailian_has_chains_of_chats():
 @settings(max_examples=examples(600), deadline=None)
 def test_roots_of_chains_are_those_of_walking_up(parents):
     parents = [p if p < n else -1 for n, p in enumerate(parents)]
-    found = roots(np.arange(len(parents)), np.asarray(parents, dtype=np.int64))
+    found = chain_roots(np.arange(len(parents)), np.asarray(parents, dtype=np.int64))
     for n, root in enumerate(found):
         while parents[n] >= 0:
             n = parents[n]
@@ -147,7 +147,7 @@ def test_gzip_is_unpacked_in_all_its_members_but_no_bomb(text):
     packed = b"".join(map(gzip.compress, half))
     assert len(read(packed)) == len(read(text))
     with pytest.raises(InputError, match="larger than 1 MiB"):
-        unpacked(gzip.compress(b"0" * 3_000_000), 1 << 20)
+        unpack_trace_file(gzip.compress(b"0" * 3_000_000), 1 << 20)
 
 
 def test_what_is_small_and_would_be_large_is_refused_by_what_comes_out(monkeypatch):
@@ -264,7 +264,7 @@ def test_figures_show_the_trace_gaps_beside_a_poisson_process_and_little():
     assert max(charts.requests_over_time(made).data[0].y) == 4
     density = charts.lengths_density(made).data[0]
     assert np.nansum(density.customdata) == pytest.approx(1)
-    hits = charts.hits_by_cache(describe(made)["prefix_hit"])
+    hits = charts.hits_by_cache(describe_trace(made)["prefix_hit"])
     assert hits.data[0].y[-1] > 0.9
     assert alt_text(made).startswith("Requests per second over")
     for dark in (False, True):

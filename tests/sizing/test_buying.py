@@ -8,8 +8,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from recipe_core.hardware.ownership import HOURS_PER_MONTH, OwnershipCost
-from recipe_core.sizing.afterwards import buy_or_rent, highest_price, mixture, monthly_cost
-from recipe_core.sizing.growth import Step, grow, grow_all, load_by_month
+from recipe_core.sizing.afterwards import buy_or_rent, cheapest_mixture, highest_price, monthly_cost
+from recipe_core.sizing.growth import Step, grow_ladder, grow_ladders, load_by_month
 from tests.fixtures.refusals import refusal
 
 STATED = {"capex_usd": 24_000, "years": 4, "watts": 1000, "usd_per_kwh": 0.1, "pue": 1.0}
@@ -114,19 +114,19 @@ OFFICE = [1.0] * 8 + [4.0] * 8 + [1.0] * 8
 
 def test_mixtures_and_relative_loads_by_hand():
     """The second to fourth unit work 8 of 24 hours: renting them costs 16 a day, owning 24."""
-    found, dear = (mixture(OFFICE, 1.0, 1.0, price) for price in (2.0, 4.0))
+    found, dear = (cheapest_mixture(OFFICE, 1.0, 1.0, price) for price in (2.0, 4.0))
     assert (found.owned_units, found.idle_share) == (1, 0)
     assert found.usd_per_month == pytest.approx((24 + 48) * 730 / 24)
     assert found.all_owned_usd_per_month == pytest.approx(96 * 730 / 24)
     assert found.all_rented_usd_per_month == pytest.approx(96 * 730 / 24)
     assert (dear.owned_units, dear.idle_share) == (4, pytest.approx(48 / 96))
-    assert mixture(OFFICE, 10.0, 1.0, 2.0, peak_load=40.0) == found
-    assert mixture([0.1] * 24, 0.05, 1.0, 2.0, peak_load=0.3).needed_units[0] == 6
+    assert cheapest_mixture(OFFICE, 10.0, 1.0, 2.0, peak_load=40.0) == found
+    assert cheapest_mixture([0.1] * 24, 0.05, 1.0, 2.0, peak_load=0.3).needed_units[0] == 6
 
 
 @given(LOADS, st.floats(0.5, 20), PRICES, PRICES, st.floats(0, 1))
 def test_the_mixture_is_the_cheapest_of_all(load, capacity, owned, rented, idle):
-    found = mixture(load, capacity, owned, rented, owned_idle_usd_per_hour=owned * idle)
+    found = cheapest_mixture(load, capacity, owned, rented, owned_idle_usd_per_hour=owned * idle)
     costs = []
     for base in range(max(found.needed_units) + 1):
         day = 0.0
@@ -157,29 +157,29 @@ def ladders(draw):
 
 def test_moments_of_loads_that_double_stay_fall_or_leave_the_ladder_by_hand():
     def moments(ladder, *loads):
-        found = grow(ladder, *loads)
+        found = grow_ladder(ladder, *loads)
         return found.holds_until, found.next_unit_month, found.ends_month
 
-    assert grow(LADDER, 8.0, 1.0, 4).load == (8, 16, 32, 64)
+    assert grow_ladder(LADDER, 8.0, 1.0, 4).load == (8, 16, 32, 64)
     assert moments(LADDER, 8.0, 1.0, 4) == (0, 1, 3)
     # 8 · 1.1^2 = 9.68 and 8 · 1.1^3 = 10.6; 8 · 1.1^16 = 36.8 and 8 · 1.1^17 = 40.4
     assert moments(LADDER, 8.0, 0.1) == (2, 3, 17)
-    assert len(grow(LADDER, 8.0, 0.1).load) == 36
+    assert len(grow_ladder(LADDER, 8.0, 0.1).load) == 36
     assert moments(LADDER, 10.0, 0.0, 12) == (11, None, None)
     assert moments(LADDER, 32.0, -0.5, 4) == (3, None, None)
     assert moments(LADDER, 50.0, 0.1, 3) == (None, None, 0)
     assert moments(LADDER[:1], 8.0, 1.0, 3) == (0, None, 1)
-    shrinks = grow(LADDER, 50.0, -0.5, 3)
+    shrinks = grow_ladder(LADDER, 50.0, -0.5, 3)
     assert (shrinks.steps, shrinks.next_unit_month) == ((None, 2, 1), None)
     # a larger step that costs less is taken
     ladder = [Step(1, 8, 10.0, 50.0), Step(2, 16, 30.0, 40.0), Step(3, 24, 20.0, 40.0)]
-    assert grow(ladder, 5.0, 1.0, 3).steps == (2, 2, 2)
-    assert grow(ladder, 25.0, 0.0, 1).steps == (1,)
+    assert grow_ladder(ladder, 5.0, 1.0, 3).steps == (2, 2, 2)
+    assert grow_ladder(ladder, 25.0, 0.0, 1).steps == (1,)
 
 
 @given(ladders(), st.floats(0.1, 1e3), st.floats(-0.5, 1), st.integers(1, 60))
 def test_the_cheapest_step_that_carries_the_load_is_paid(ladder, load, growth, months):
-    found = grow(ladder, load, growth, months)
+    found = grow_ladder(ladder, load, growth, months)
     for value, place, usd in zip(found.load, found.steps, found.usd_by_month, strict=True):
         enough = [step.usd_per_hour for step in ladder if step.capacity >= value]
         if place is None:
@@ -204,8 +204,8 @@ def test_the_cheapest_step_that_carries_the_load_is_paid(ladder, load, growth, m
 @given(st.lists(ladders(), min_size=1, max_size=4), st.floats(0.1, 100), st.floats(-0.3, 0.3))
 def test_choices_together_are_those_alone(several, load, growth):
     named = {str(place): ladder for place, ladder in enumerate(several)}
-    found = grow_all(named, load, growth, 12)
-    alone = {name: grow(ladder, load, growth, 12) for name, ladder in named.items()}
+    found = grow_ladders(named, load, growth, 12)
+    alone = {name: grow_ladder(ladder, load, growth, 12) for name, ladder in named.items()}
     assert found.growths == alone
     totals = {name: each.total_usd for name, each in alone.items() if each.total_usd is not None}
     assert totals.get(found.cheapest) == min(totals.values(), default=None)
@@ -227,14 +227,14 @@ def test_what_makes_no_sense_is_refused_by_name():
         ("months", partial(buy_or_rent, months=601), PLAIN, 1.0),
         ("rented_share", partial(buy_or_rent, rented_share=0), PLAIN, 1.0),
         ("months", highest_price, PLAIN, 1.0, 0),
-        ("load_by_hour", mixture, [1.0] * 23, 1, 1, 1),
-        ("load_by_hour", mixture, [0.0] * 24, 1, 1, 1),
-        ("load_by_hour.23", mixture, [1.0] * 23 + [-1], 1, 1, 1),
-        ("capacity_per_unit", mixture, OFFICE, 0, 1, 1),
-        ("capacity_per_unit", mixture, OFFICE, 1e-9, 1, 1),
-        ("capacity_per_unit", mixture, [1e30] * 24, 1e-300, 1, 1),
-        ("peak_load", partial(mixture, peak_load=0), OFFICE, 1, 1, 1),
-        ("owned_idle_usd_per_hour", partial(mixture, **idle), OFFICE, 1, 1, 1),
+        ("load_by_hour", cheapest_mixture, [1.0] * 23, 1, 1, 1),
+        ("load_by_hour", cheapest_mixture, [0.0] * 24, 1, 1, 1),
+        ("load_by_hour.23", cheapest_mixture, [1.0] * 23 + [-1], 1, 1, 1),
+        ("capacity_per_unit", cheapest_mixture, OFFICE, 0, 1, 1),
+        ("capacity_per_unit", cheapest_mixture, OFFICE, 1e-9, 1, 1),
+        ("capacity_per_unit", cheapest_mixture, [1e30] * 24, 1e-300, 1, 1),
+        ("peak_load", partial(cheapest_mixture, peak_load=0), OFFICE, 1, 1, 1),
+        ("owned_idle_usd_per_hour", partial(cheapest_mixture, **idle), OFFICE, 1, 1, 1),
         ("count", Step, 0, 8, 1.0, 1.0),
         ("units", Step, 1, 0, 1.0, 1.0),
         ("capacity", Step, 1, 8, 0.0, 1.0),
@@ -242,10 +242,10 @@ def test_what_makes_no_sense_is_refused_by_name():
         ("load", load_by_month, 0, 0.1),
         ("growth_per_month", load_by_month, 1, -1),
         ("months", load_by_month, 1, 0.1, 121),
-        ("ladder", grow, [], 1, 0.1),
-        ("ladder", grow, LADDER[::-1], 1, 0.1),
-        ("ladders", grow_all, {}, 1, 0.1),
-        ("ladders.b", grow_all, {"a": LADDER, "b": LADDER[:1] * 2}, 1, 0.1),
+        ("ladder", grow_ladder, [], 1, 0.1),
+        ("ladder", grow_ladder, LADDER[::-1], 1, 0.1),
+        ("ladders", grow_ladders, {}, 1, 0.1),
+        ("ladders.b", grow_ladders, {"a": LADDER, "b": LADDER[:1] * 2}, 1, 0.1),
     ]
     errors = [refusal(*call) for _, *call in calls]
     assert [error.field for error in errors] == [field for field, *_ in calls]

@@ -13,7 +13,7 @@ from recipe_core.request.size import Market
 from recipe_core.request.split_key import candidate_key
 from recipe_core.sizing.answer import Answer
 from recipe_core.sizing.parts import answer_in_parts
-from recipe_core.sizing.size import size
+from recipe_core.sizing.size import size_devices
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
 
@@ -39,7 +39,7 @@ def in_parts(request, parts):
 def test_the_last_part_is_the_whole_answer(percentile):
     own = wizard(**{"objective.limits.percentile": percentile})
     request = open_hardware.size_request(own, MARKET)
-    whole = Answer(size(request)).to_json()
+    whole = Answer(size_devices(request)).to_json()
     assert in_parts(request, 9) == {**whole, "sized": 8, "of": 8}
     assert in_parts(request, 2)["best"] == whole["best"]
 

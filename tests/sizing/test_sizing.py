@@ -15,8 +15,8 @@ from recipe_core.hardware.prices import offers_of
 from recipe_core.plans.rank import beats_elsewhere
 from recipe_core.request.size import SizeRequest
 from recipe_core.sizing.answer import Answer
-from recipe_core.sizing.market import choices
-from recipe_core.sizing.size import size
+from recipe_core.sizing.market import iter_device_choices
+from recipe_core.sizing.size import size_devices
 from recipe_core.views.size_text import size_text
 from recipe_core.views.size_view import DOUBT
 from tests.conftest import LLAMA_70B
@@ -40,11 +40,11 @@ def asked(model=LLAMA_70B, limits=None, objective=None, workload=None, **market)
 
 
 def sized(*args, **parts):
-    return size(SizeRequest.parse(asked(*args, **parts)))
+    return size_devices(SizeRequest.parse(asked(*args, **parts)))
 
 
 def answer_to(values):
-    return Answer(size(SizeRequest.parse(values))).to_json()
+    return Answer(size_devices(SizeRequest.parse(values))).to_json()
 
 
 def answered(*args, **parts):
@@ -126,7 +126,7 @@ def test_the_rows_of_an_answer_are_what_an_estimate_of_their_hardware_says():
 def test_filters_narrow_what_is_chosen_from():
     def names(**market):
         request = SizeRequest.parse(asked(**market))
-        return {choice.profile.name for choice in choices(request)}
+        return {choice.profile.name for choice in iter_device_choices(request)}
 
     every = names()
     assert "cpu" not in every
@@ -382,7 +382,7 @@ def test_the_answer_is_that_of_enumeration(seed):
         column = {"cost": COST, "gpus": "count"}.get(values["objective"]["optimize"])
         expected = _enumerated(values)
         found = {}
-        answer = size(SizeRequest.parse(values))
+        answer = size_devices(SizeRequest.parse(values))
         for device_rows in answer.devices:
             row = Answer(answer).rows(device_rows, [device_rows.best])[0]
             found[row["device"]] = row[column] if column else row["figures"]["tpot_s"]
@@ -450,7 +450,7 @@ def test_what_a_spot_market_takes_back_counts_in_devices_price_and_rank():
     reclaims = up["spot"]["reclaims_per_hour"] * up["spot"]["restart_s"] / 3600
     assert up["node_availability"] == pytest.approx(1 / (1 + failures + reclaims))
     assert "9 × NVIDIA H100 SXM5 80 GB (3 spare), $10.62 an hour" in size_text(
-        Answer(size(SizeRequest.parse(asked_for | {"availability": {"target": 0.999}})))
+        Answer(size_devices(SizeRequest.parse(asked_for | {"availability": {"target": 0.999}})))
     ).replace(DOUBT, "")
 
 
@@ -512,7 +512,7 @@ def test_a_queue_of_requests_has_its_own_price_and_hours_and_a_deadline():
             in_time = hours * 3600 / wall_s * JOB["requests"]
             assert load["value"] == pytest.approx(in_time, rel=1e-3)
     assert "rtx-5090" not in devices_of({"devices": rows})  # takes 17 hours
-    text = size_text(Answer(size(SizeRequest.parse(values)))).replace(DOUBT, "")
+    text = size_text(Answer(size_devices(SizeRequest.parse(values)))).replace(DOUBT, "")
     assert f"${rows[0]['usd']:.2f} for the job of {rows[0]['wall_s'] / 3600:.3g} h" in text
     huge = values | {"workload": JOB | {"requests": 10**12}}
     huge["objective"] = {"limits": {}}

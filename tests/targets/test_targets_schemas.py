@@ -10,7 +10,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from recipe_core.sizing.size import settled
+from recipe_core.sizing.size import settle_hardware
 from recipe_core.targets import target_files
 from tests.conftest import request_values
 from tests.fixtures.cluster_schemas import assert_valid, custom, key_of, manifests, validate
@@ -215,7 +215,7 @@ def pods_in(value):
 def test_a_spot_offer_that_a_sizing_chose_reaches_the_targets():
     market = {"devices": ["h100-sxm"], "commitments": ["spot"], "providers": ["Google"]}
     asked_for = request_values("meta-llama/Llama-3.1-8B-Instruct") | {"hardware": {"any": market}}
-    chosen = settled(asked_for | {"options": {"engines": ["vllm"]}})
+    chosen = settle_hardware(asked_for | {"options": {"engines": ["vllm"]}})
     files = bundle_for_request(chosen).files
     tasks = [text for path, text in files.items() if "targets/skypilot/" in path]
     assert any("use_spot: true" in str(text) for text in tasks)

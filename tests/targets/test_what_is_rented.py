@@ -13,12 +13,12 @@ from recipe_core.recipe.decision import decide
 from recipe_core.recipe.place import Parameters
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.size import SizeRequest
-from recipe_core.scaling.answer import over_time
-from recipe_core.scaling.chosen import request_with
-from recipe_core.scaling.rented import bounds_of
-from recipe_core.scaling.setup import deployment_of
+from recipe_core.scaling.answer import simulate_over_time
+from recipe_core.scaling.chosen import request_with_policy
+from recipe_core.scaling.rented import replica_bounds_of
+from recipe_core.scaling.setup import prepare_deployment
 from recipe_core.sizing.answer import Answer
-from recipe_core.sizing.size import size
+from recipe_core.sizing.size import size_devices
 from recipe_core.targets import each_target
 from recipe_core.targets.layout import replica_devices
 from tests.fixtures.rows import over, table
@@ -166,12 +166,12 @@ def refused(split, target):
 @over("split, policy", list(product(SPLITS, WRITTEN_BY)), share=7)
 def test_files_rent_the_devices_that_were_simulated_at_every_count(split, policy):
     request = request_of(*SPLITS[split], policy)
-    devices = deployment_of(request).fleet.devices
+    devices = prepare_deployment(request).fleet.devices
     scaling, found = request.options.scaling, bundle(request)
     launch, facts = found.context.launch, found.recipe.estimate["scaling"]
     used = sum(len(process.devices) for process in launch.processes)
     assert facts["devices_per_replica"] == replica_devices(launch) == used == devices
-    least, most = bounds_of(scaling)
+    least, most = replica_bounds_of(scaling)
     for target in WRITTEN_BY[policy]:
         documents = written(found.context, target)
         if isinstance(documents, str):
@@ -198,11 +198,11 @@ def test_a_bundle_repeats_what_was_simulated_until_its_request_changes():
     """One policy, from a stated dp of 8 to the hours that its bundle's README states."""
     candidate = {"engine": "vllm", "tp": 1, "pp": 1, "dp": 8}
     request = request_of(DENSE, candidate, "keda")
-    answer = over_time(request)
+    answer = simulate_over_time(request)
     policy = answer.policy("keda")
     assert answer.candidate["dp"] == answer.devices_per_replica == 1
     assert answer.per_replica == {"workload.concurrency": 8}
-    chosen = PlanRequest.parse(request_with(request, answer, policy="keda").to_json())
+    chosen = PlanRequest.parse(request_with_policy(request, answer, policy="keda").to_json())
     found = bundle(chosen)
     simulated = found.recipe.estimate["scaling"]["simulated"]
     assert simulated["current"]
@@ -222,9 +222,9 @@ def test_whole_machines_are_paid_whole_and_shared_but_by_skyserve():
     offer = {"offer": WHOLE}
     request = request_of(DENSE, {"engine": "vllm", "tp": 1, "pp": 1, "dp": 1}, "fixed")
     request = request.model_copy(update={"hardware": request.hardware.model_copy(update=offer)})
-    fleet = deployment_of(request).fleet
+    fleet = prepare_deployment(request).fleet
     assert [int(fleet.rented(count)) for count in (1.0, 8.0, 9.0)] == [8, 8, 16]
-    answer = over_time(request, policies=["fixed", "skyserve"])
+    answer = simulate_over_time(request, policies=["fixed", "skyserve"])
     shared, alone = answer.policy("fixed"), answer.policy("skyserve")
     assert alone.gpu_hours == pytest.approx(8 * alone.replica_hours)
     assert shared.gpu_hours < 8 * shared.replica_hours or shared.replicas.max == 1
@@ -281,7 +281,7 @@ MARKET = ("h100-sxm", "l40s", "a100-sxm-80gb", "l4", "mi300x")
 @settings(max_examples=examples(4), deadline=None)
 @given(sizes())
 def test_a_size_is_what_its_bundle_starts_and_its_readme_is_paid_for(values):
-    sizing = size(SizeRequest.parse(values))
+    sizing = size_devices(SizeRequest.parse(values))
     best = sizing.best
     if best is None:
         return

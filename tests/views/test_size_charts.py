@@ -6,7 +6,7 @@ import pytest
 
 from recipe_core.request.size import SizeRequest
 from recipe_core.sizing.answer import Answer
-from recipe_core.sizing.size import size
+from recipe_core.sizing.size import size_devices
 from recipe_core.views import charts, columns, size_text, size_view
 from recipe_core.views.charts.size import frontier
 from tests.fixtures.rows import table
@@ -16,7 +16,7 @@ from tests.fixtures.rows import table
 def found(name, **limits):
     value = table("size_charts", name)
     value["objective"]["limits"] = limits
-    return Answer(size(SizeRequest.parse(value)))
+    return Answer(size_devices(SizeRequest.parse(value)))
 
 
 @cache

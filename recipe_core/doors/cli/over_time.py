@@ -66,7 +66,7 @@ def _write_request(values: Any, answer: Any, trace: Path | None, path: Path) -> 
     """Write the request whose bundle is scaled as the chosen policy was simulated."""
     from recipe_core.base.documents import to_json, to_yaml, write_whole
     from recipe_core.doors.public import trace_of
-    from recipe_core.scaling.chosen import request_with
+    from recipe_core.scaling.chosen import request_with_policy
 
     if answer.chosen is None:
         raise NoAnswer(
@@ -79,7 +79,7 @@ def _write_request(values: Any, answer: Any, trace: Path | None, path: Path) -> 
             f"{path.name!r} has an unknown suffix.", field="output", hint="Use .yaml or .json."
         )
     load = None if trace is None else trace_of(trace)
-    plain = request_with(values, answer, trace=load).to_json()
+    plain = request_with_policy(values, answer, trace=load).to_json()
     text = to_json(plain) + "\n" if path.suffix == ".json" else to_yaml(plain)
     write_whole(path, text.encode())
 
@@ -152,15 +152,19 @@ def trace_command(
         _print_shapes(as_json)
         return
     from recipe_core.base.documents import to_yaml
-    from recipe_core.scaling.traces.describe import description
-    from recipe_core.scaling.traces.from_trace import fields_of
+    from recipe_core.scaling.traces.describe import describe_traffic
+    from recipe_core.scaling.traces.from_trace import traffic_fields
     from recipe_core.scaling.traces.read import read_load
     from recipe_core.views.traces import traffic_text
 
     name = "" if file == "-" else Path(file).name
     with working("Reading …"):
         traffic = read_load(_read_bytes(file), name, unit=unit, model=model)
-        answer = fields_of(traffic, days=days, shape=shape) if workload else description(traffic)
+        answer = (
+            traffic_fields(traffic, days=days, shape=shape)
+            if workload
+            else describe_traffic(traffic)
+        )
     if as_json:
         emit(answer)
     elif workload:
@@ -170,10 +174,10 @@ def trace_command(
 
 
 def _print_shapes(as_json: bool) -> None:
-    from recipe_core.scaling.traces.shapes import published, shape_names
+    from recipe_core.scaling.traces.shapes import find_shape, shape_names
     from recipe_core.views.traces import shapes_text
 
-    answers = [published(name).to_json() for name in shape_names()]
+    answers = [find_shape(name).to_json() for name in shape_names()]
     if as_json:
         emit(answers)
     else:

@@ -98,13 +98,13 @@ def size_command(
     """Say which hardware, how many, at what cost and how sure: REQUEST with `hardware: any`."""
     from recipe_core.request.size import SizeRequest
     from recipe_core.sizing.answer import Answer
-    from recipe_core.sizing.size import size
+    from recipe_core.sizing.size import size_devices
     from recipe_core.views.size_text import size_text
 
     values = SizeRequest.parse(read_request(request))
     corrections = learn_own_runs(measured, no_calibration)
     with working("Sizing every device …"):
-        sizing = size(values, corrections=corrections)
+        sizing = size_devices(values, corrections=corrections)
         answer = Answer(sizing)
         text = "" if as_json else size_text(answer, top, ladder)
     if as_json:

@@ -265,11 +265,11 @@ def plan_request(source: str, corrections: Any = None) -> Any:
     if not asks_for_any(values):
         return PlanRequest.parse(values)
     from recipe_core.request.size import SizeRequest
-    from recipe_core.sizing.size import size
+    from recipe_core.sizing.size import size_devices
     from recipe_core.views.size_text import choice_text
 
     with working("Sizing every device …"):
-        sizing = size(SizeRequest.parse(values), corrections=corrections)
+        sizing = size_devices(SizeRequest.parse(values), corrections=corrections)
         request = sizing.choice
     typer.echo(choice_text(sizing), err=True)
     return request

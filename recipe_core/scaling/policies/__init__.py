@@ -22,7 +22,7 @@ from recipe_core.scaling.policies.predictive import Predictive
 from recipe_core.scaling.policies.ray_serve import RayServe
 from recipe_core.scaling.policies.schedule import Schedule
 from recipe_core.scaling.policies.skyserve import SkyServe
-from recipe_core.scaling.policies.table import FIELD, ROWS, check, default_triggers
+from recipe_core.scaling.policies.table import FIELD, ROWS, check_scaling, default_triggers
 from recipe_core.scaling.signals import Controller
 from recipe_core.scaling.traces.load import Load
 
@@ -30,7 +30,7 @@ __all__ = ["controller_of"]
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
+class _PolicyInputs:
     """What a batch of policies is made from."""
 
     scalings: Sequence[Scaling]
@@ -66,12 +66,12 @@ def controller_of(
     if len(policies) != 1:
         raise ValueError(f"a batch has scalings of one policy, not of {sorted(policies)}")
     for scaling in scalings:
-        check(scaling)
+        check_scaling(scaling)
     (policy,) = policies
     triggers = default_triggers(policy, slots=slots, capacity_per_s=capacity_per_s)
     _check_triggered(scalings, triggers)
-    given = _Given(scalings, triggers, capacity_per_s, start_s, history, limits_s or {})
-    return _MAKERS[policy](given)
+    inputs = _PolicyInputs(scalings, triggers, capacity_per_s, start_s, history, limits_s or {})
+    return _MAKERS[policy](inputs)
 
 
 def _check_triggered(scalings: Sequence[Scaling], triggers: Sequence[Trigger]) -> None:
@@ -84,23 +84,23 @@ def _check_triggered(scalings: Sequence[Scaling], triggers: Sequence[Trigger]) -
             )
 
 
-def _dynamo(given: _Given) -> Controller:
-    return Dynamo(given.scalings, given.capacity_per_s, given.limits_s)
+def _make_dynamo(inputs: _PolicyInputs) -> Controller:
+    return Dynamo(inputs.scalings, inputs.capacity_per_s, inputs.limits_s)
 
 
-def _predictive(given: _Given) -> Controller:
-    return Predictive(given.scalings, given.capacity_per_s, given.start_s, given.history)
+def _make_predictive(inputs: _PolicyInputs) -> Controller:
+    return Predictive(inputs.scalings, inputs.capacity_per_s, inputs.start_s, inputs.history)
 
 
-_MAKERS: Mapping[Policy, Callable[[_Given], Controller]] = {
-    "fixed": lambda given: Fixed(given.scalings),
-    "schedule": lambda given: Schedule(given.scalings),
-    "predictive": _predictive,
-    "hpa": lambda given: Hpa(given.scalings, given.triggers),
-    "keda": lambda given: Keda(given.scalings, given.triggers),
-    "kpa": lambda given: Kpa(given.scalings, given.triggers),
-    "skyserve": lambda given: SkyServe(given.scalings, given.triggers),
-    "ray-serve": lambda given: RayServe(given.scalings, given.triggers),
-    "dynamo": _dynamo,
-    "llm-d": lambda given: LlmD(given.scalings, given.triggers),
+_MAKERS: Mapping[Policy, Callable[[_PolicyInputs], Controller]] = {
+    "fixed": lambda inputs: Fixed(inputs.scalings),
+    "schedule": lambda inputs: Schedule(inputs.scalings),
+    "predictive": _make_predictive,
+    "hpa": lambda inputs: Hpa(inputs.scalings, inputs.triggers),
+    "keda": lambda inputs: Keda(inputs.scalings, inputs.triggers),
+    "kpa": lambda inputs: Kpa(inputs.scalings, inputs.triggers),
+    "skyserve": lambda inputs: SkyServe(inputs.scalings, inputs.triggers),
+    "ray-serve": lambda inputs: RayServe(inputs.scalings, inputs.triggers),
+    "dynamo": _make_dynamo,
+    "llm-d": lambda inputs: LlmD(inputs.scalings, inputs.triggers),
 }

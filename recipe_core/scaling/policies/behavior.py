@@ -13,8 +13,8 @@ import numpy as np
 
 from recipe_core.base.arrays import Bool, Float
 from recipe_core.request.scaling import Scaling
-from recipe_core.scaling.policies.columns import numbers, whole_down, whole_up
-from recipe_core.scaling.policies.defaults import default
+from recipe_core.scaling.policies.columns import parameters, whole_down, whole_up
+from recipe_core.scaling.policies.defaults import default_of
 from recipe_core.scaling.policies.windows import MovingMax, MovingSum
 
 
@@ -30,7 +30,7 @@ class Limits:
     period_s: Float
 
 
-def stabilised(current: Float, lowest: Float, highest: Float) -> Float:
+def stabilise(current: Float, lowest: Float, highest: Float) -> Float:
     """The number between the windows' recommendations that is next to ``current``.
 
     lowest: the lowest recommendation of the window for going up; highest: the highest one of the
@@ -40,14 +40,14 @@ def stabilised(current: Float, lowest: Float, highest: Float) -> Float:
     return number
 
 
-def most_up(before: Float, limits: Limits) -> Float:
+def highest_allowed(before: Float, limits: Limits) -> Float:
     """Largest number that the policies allow, by the replicas at the beginning of the period."""
     by_percent = whole_up(before * (1 + limits.percent / 100))
-    most: Float = np.maximum(before + limits.pods, by_percent)
-    return most
+    ceiling: Float = np.maximum(before + limits.pods, by_percent)
+    return ceiling
 
 
-def most_down(before: Float, limits: Limits) -> Float:
+def lowest_allowed(before: Float, limits: Limits) -> Float:
     """Smallest number that the policies allow, by the replicas at the beginning of the period."""
     by_percent = whole_down(before * (1 - limits.percent / 100))
     fewest: Float = np.minimum(before - limits.pods, by_percent)
@@ -55,7 +55,7 @@ def most_down(before: Float, limits: Limits) -> Float:
 
 
 @dataclass(frozen=True, slots=True)
-class Usual:
+class HpaDefaults:
     """What an HPA does where a scaling says nothing: windows in seconds, and policies."""
 
     up_window_s: float
@@ -67,30 +67,34 @@ class Usual:
     period_s: float
 
 
-def hpa_usual() -> Usual:
+def hpa_defaults() -> HpaDefaults:
     """The defaults of autoscaling/v2."""
-    return Usual(
-        up_window_s=default("hpa", "up_window_s"),
-        down_window_s=default("hpa", "down_window_s"),
-        up_pods=default("hpa", "up_pods"),
-        up_percent=default("hpa", "up_percent"),
+    return HpaDefaults(
+        up_window_s=default_of("hpa", "up_window_s"),
+        down_window_s=default_of("hpa", "down_window_s"),
+        up_pods=default_of("hpa", "up_pods"),
+        up_percent=default_of("hpa", "up_percent"),
         down_pods=0.0,
-        down_percent=default("hpa", "down_percent"),
-        period_s=default("hpa", "period_s"),
+        down_percent=default_of("hpa", "down_percent"),
+        period_s=default_of("hpa", "period_s"),
     )
 
 
 class Behavior:
     """Recommendations of a batch, and what it did within the policies' periods."""
 
-    def __init__(self, scalings: Sequence[Scaling], interval_s: float, usual: Usual) -> None:
-        self._up, self._down = _up(scalings, usual), _down(scalings, usual)
-        down_window_s = numbers(scalings, lambda one: one.down_delay_s, usual.down_window_s)
-        up_window_s = numbers(scalings, lambda one: one.up_delay_s, usual.up_window_s)
+    def __init__(
+        self, scalings: Sequence[Scaling], interval_s: float, defaults: HpaDefaults
+    ) -> None:
+        self._up, self._down = _up_limits(scalings, defaults), _down_limits(scalings, defaults)
+        down_window_s = parameters(
+            scalings, lambda scaling: scaling.down_delay_s, defaults.down_window_s
+        )
+        up_window_s = parameters(scalings, lambda scaling: scaling.up_delay_s, defaults.up_window_s)
         self._highest = MovingMax(down_window_s)
         self._lowest = MovingMax(up_window_s)  # of negated recommendations
-        self._up_changes = _changes(self._up.period_s, interval_s)
-        self._down_changes = _changes(self._down.period_s, interval_s)
+        self._up_changes = _track_changes(self._up.period_s, interval_s)
+        self._down_changes = _track_changes(self._down.period_s, interval_s)
 
     def begin(self, at_s: float, current: Float) -> None:
         """The HPA starts with the number that is there as its first recommendation."""
@@ -112,10 +116,10 @@ class Behavior:
         is recommended.
         """
         highest, lowest = self._window(at_s, desired, off)
-        number = stabilised(current, lowest, highest)
+        number = stabilise(current, lowest, highest)
         number = np.minimum(np.maximum(number, low), high)
-        ceiling = most_up(_before(self._up_changes, at_s, current), self._up)
-        floor = most_down(_before(self._down_changes, at_s, current), self._down)
+        ceiling = highest_allowed(_replicas_before(self._up_changes, at_s, current), self._up)
+        floor = lowest_allowed(_replicas_before(self._down_changes, at_s, current), self._down)
         number = np.minimum(number, np.maximum(ceiling, current))
         number = np.maximum(number, np.minimum(floor, current))
         number = number if off is None else np.where(off, current, number)
@@ -131,22 +135,30 @@ class Behavior:
         return self._highest.add(at_s, upper), -self._lowest.add(at_s, -lower)
 
 
-def _up(scalings: Sequence[Scaling], usual: Usual) -> Limits:
-    pods = numbers(scalings, lambda one: one.up_step, usual.up_pods)
-    percent = np.array([usual.up_percent * (one.up_step is None) for one in scalings])
-    return Limits(pods, percent, numbers(scalings, lambda one: one.up_period_s, usual.period_s))
+def _up_limits(scalings: Sequence[Scaling], defaults: HpaDefaults) -> Limits:
+    pods = parameters(scalings, lambda scaling: scaling.up_step, defaults.up_pods)
+    percent = np.array([defaults.up_percent * (scaling.up_step is None) for scaling in scalings])
+    return Limits(
+        pods, percent, parameters(scalings, lambda scaling: scaling.up_period_s, defaults.period_s)
+    )
 
 
-def _down(scalings: Sequence[Scaling], usual: Usual) -> Limits:
-    pods = numbers(scalings, lambda one: one.down_step, usual.down_pods)
-    percent = np.array([usual.down_percent * (one.down_step is None) for one in scalings])
-    return Limits(pods, percent, numbers(scalings, lambda one: one.down_period_s, usual.period_s))
+def _down_limits(scalings: Sequence[Scaling], defaults: HpaDefaults) -> Limits:
+    pods = parameters(scalings, lambda scaling: scaling.down_step, defaults.down_pods)
+    percent = np.array(
+        [defaults.down_percent * (scaling.down_step is None) for scaling in scalings]
+    )
+    return Limits(
+        pods,
+        percent,
+        parameters(scalings, lambda scaling: scaling.down_period_s, defaults.period_s),
+    )
 
 
-def _changes(periods_s: Float, interval_s: float) -> MovingSum | None:
+def _track_changes(periods_s: Float, interval_s: float) -> MovingSum | None:
     """Changes within the periods; None where no period reaches back to the last look."""
     return MovingSum(periods_s) if periods_s.max() > interval_s else None
 
 
-def _before(changes: MovingSum | None, at_s: float, current: Float) -> Float:
+def _replicas_before(changes: MovingSum | None, at_s: float, current: Float) -> Float:
     return current if changes is None else current - changes.total(at_s)

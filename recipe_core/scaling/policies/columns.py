@@ -29,12 +29,12 @@ def whole_down(number: Float) -> Float:
     return rounded
 
 
-def numbers(
+def parameters(
     scalings: Sequence[Scaling], of: Callable[[Scaling], float | None], default: float
 ) -> Float:
     """A parameter of every column; ``default`` where it is left out."""
-    stated = (of(scaling) for scaling in scalings)
-    return np.array([default if number is None else float(number) for number in stated])
+    values = (of(scaling) for scaling in scalings)
+    return np.array([default if number is None else float(number) for number in values])
 
 
 def same_number(
@@ -45,7 +45,7 @@ def same_number(
     Raises:
         ValueError: they differ. Simulate such scalings one batch after the other.
     """
-    values = np.unique(numbers(scalings, of, default))
+    values = np.unique(parameters(scalings, of, default))
     if len(values) > 1:
         raise ValueError(f"columns of one batch look at different intervals: {values.tolist()} s")
     return float(values[0])
@@ -59,23 +59,23 @@ class Paced(ABC):
 
     def __init__(self, scalings: Sequence[Scaling], interval_s: float) -> None:
         self.interval_s = interval_s
-        self._low = numbers(scalings, lambda scaling: scaling.min_replicas, 0)
-        self._high = numbers(scalings, lambda scaling: scaling.max_replicas, 1)
+        self._low = parameters(scalings, lambda scaling: scaling.min_replicas, 0)
+        self._high = parameters(scalings, lambda scaling: scaling.max_replicas, 1)
         self._wanted = self._low
         self._due_s = -np.inf
 
-    def decide(self, seen: Signals) -> Float:
+    def decide(self, signals: Signals) -> Float:
         """Replicas that should be there, one number a column. Not to be written to."""
-        if seen.at_s < self._due_s - SLACK_S:
+        if signals.at_s < self._due_s - SLACK_S:
             return self._wanted
         if self._due_s == -np.inf:
-            self._wanted = self._bounded(np.rint(seen.ready + seen.starting))
-            self._begin(seen)
-        self._due_s = next_look(seen.at_s, self.interval_s)
-        self._wanted = self._look(seen)
+            self._wanted = self._bounded(np.rint(signals.ready + signals.starting))
+            self._begin(signals)
+        self._due_s = next_look(signals.at_s, self.interval_s)
+        self._wanted = self._look(signals)
         return self._wanted
 
-    def _begin(self, _seen: Signals, /) -> None:
+    def _begin(self, _signals: Signals, /) -> None:
         """What is to be done before the first look."""
         return
 
@@ -84,7 +84,7 @@ class Paced(ABC):
         return bounded
 
     @abstractmethod
-    def _look(self, seen: Signals, /) -> Float:
+    def _look(self, signals: Signals, /) -> Float:
         """The new number of replicas; ``self._wanted`` is the last one."""
 
 
@@ -93,13 +93,13 @@ def next_look(at_s: float, interval_s: float) -> float:
     return (math.floor((at_s + SLACK_S) / interval_s) + 1) * interval_s
 
 
-def requests(seen: Signals) -> Float:
-    return seen.waiting + seen.running
+def open_requests(signals: Signals) -> Float:
+    return signals.waiting + signals.running
 
 
-def waiting(seen: Signals) -> Bool:
+def has_waiting(signals: Signals) -> Bool:
     """Where requests wait, for a replica or in one."""
-    wait: Bool = seen.waiting > ROUNDING
+    wait: Bool = signals.waiting > ROUNDING
     return wait
 
 
@@ -131,21 +131,22 @@ class Meter:
         self._means = {name: MovingMean(gauge_windows_s) for name in gauges}
         self._rate = MovingRate(rate_windows_s) if "request-rate" in metrics else None
 
-    def read(self, seen: Signals) -> dict[Metric, Float]:
+    def read(self, signals: Signals) -> dict[Metric, Float]:
         """The totals at this look."""
         totals: dict[Metric, Float] = {
-            name: mean.add(seen.at_s, _total(name, seen)) for name, mean in self._means.items()
+            name: mean.add(signals.at_s, _metric_total(name, signals))
+            for name, mean in self._means.items()
         }
         if self._rate is not None:
-            totals["request-rate"] = self._rate.add(seen.at_s, seen.arrived)[1]
+            totals["request-rate"] = self._rate.add(signals.at_s, signals.arrived)[1]
         return totals
 
 
-def _total(metric: Metric, seen: Signals) -> Float:
+def _metric_total(metric: Metric, signals: Signals) -> Float:
     if metric == "waiting":
-        return seen.waiting.copy()
+        return signals.waiting.copy()
     if metric == "running":
-        return seen.running.copy()
+        return signals.running.copy()
     if metric == "kv-usage":
-        return seen.kv_usage * seen.ready
-    return requests(seen)
+        return signals.kv_usage * signals.ready
+    return open_requests(signals)

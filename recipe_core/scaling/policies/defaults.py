@@ -48,5 +48,5 @@ def all_defaults() -> Defaults:
 
 
 @cache
-def default(policy: Policy, name: str) -> float:
+def default_of(policy: Policy, name: str) -> float:
     return all_defaults().policies[policy].defaults[name].value

@@ -11,13 +11,12 @@ import numpy as np
 
 from recipe_core.base.arrays import Float
 from recipe_core.request.scaling import Scaling
-from recipe_core.scaling.policies.columns import Paced, next_look, numbers, whole_up
-from recipe_core.scaling.policies.columns import same_number as same
-from recipe_core.scaling.policies.defaults import default
+from recipe_core.scaling.policies.columns import Paced, next_look, parameters, same_number, whole_up
+from recipe_core.scaling.policies.defaults import default_of
 from recipe_core.scaling.policies.forecasts import Arrivals
 from recipe_core.scaling.policies.windows import SLACK_S
 from recipe_core.scaling.signals import Signals
-from recipe_core.scaling.traces.forecast import predictor
+from recipe_core.scaling.traces.forecast import build_predictor
 
 # The forecast that is simulated, by the planner's name of it (``load_predictor``).
 PREDICTOR = "kalman"
@@ -68,33 +67,35 @@ class Dynamo(Paced):
         capacity_per_s: float,
         limits_s: Mapping[str, float],
     ) -> None:
-        load_s = default("dynamo", "load_interval_s")
-        super().__init__(scalings, same(scalings, lambda one: one.interval_s, load_s))
-        interval_s = default("dynamo", "throughput_interval_s")
-        self._forecast_s = same(scalings, lambda one: one.window_s, interval_s)
+        load_s = default_of("dynamo", "load_interval_s")
+        super().__init__(
+            scalings, same_number(scalings, lambda scaling: scaling.interval_s, load_s)
+        )
+        interval_s = default_of("dynamo", "throughput_interval_s")
+        self._forecast_s = same_number(scalings, lambda scaling: scaling.window_s, interval_s)
         self._forecast_due_s = -np.inf
         self._capacity_per_s = capacity_per_s
-        self._ttft_s = np.asarray(limits_s.get("ttft_s", default("dynamo", "ttft_s")))
-        self._itl_s = np.asarray(limits_s.get("tpot_s", default("dynamo", "itl_s")))
-        held = 1 - default("dynamo", "down_sensitivity")
-        sensitivity = 1 - numbers(scalings, lambda one: one.tolerance, held)
+        self._ttft_s = np.asarray(limits_s.get("ttft_s", default_of("dynamo", "ttft_s")))
+        self._itl_s = np.asarray(limits_s.get("tpot_s", default_of("dynamo", "itl_s")))
+        default_tolerance = 1 - default_of("dynamo", "down_sensitivity")
+        sensitivity = 1 - parameters(scalings, lambda scaling: scaling.tolerance, default_tolerance)
         self._sensitivity = sensitivity[:, np.newaxis]  # the last axis is of the engines
-        self._headroom = numbers(scalings, lambda one: one.headroom, 0.0)
-        self._arrivals = Arrivals(predictor(PREDICTOR), self._forecast_s)
+        self._headroom = parameters(scalings, lambda scaling: scaling.headroom, 0.0)
+        self._arrivals = Arrivals(build_predictor(PREDICTOR), self._forecast_s)
         self._floor = self._low
 
-    def _begin(self, seen: Signals, /) -> None:
-        self._arrivals.begin(seen)
+    def _begin(self, signals: Signals, /) -> None:
+        self._arrivals.begin(signals)
         self._floor = self._low
-        self._forecast_due_s = next_look(seen.at_s, self._forecast_s)
+        self._forecast_due_s = next_look(signals.at_s, self._forecast_s)
 
-    def _look(self, seen: Signals, /) -> Float:
-        if seen.at_s >= self._forecast_due_s - SLACK_S:
-            self._forecast_due_s = next_look(seen.at_s, self._forecast_s)
-            rate = self._arrivals.rates(seen, 1)
+    def _look(self, signals: Signals, /) -> Float:
+        if signals.at_s >= self._forecast_due_s - SLACK_S:
+            self._forecast_due_s = next_look(signals.at_s, self._forecast_s)
+            rate = self._arrivals.rates(signals, 1)
             floor = replicas_by_forecast(np.asarray(rate[0]), self._capacity_per_s, self._headroom)
             self._floor = self._bounded(floor)
-        ttft_s, tpot_s = seen.times_s()
+        ttft_s, tpot_s = signals.times_s()
         change = change_of_aggregated(
             ttft_s[..., np.newaxis],
             tpot_s[..., np.newaxis],
@@ -103,4 +104,4 @@ class Dynamo(Paced):
             self._sensitivity,
         )
         number = self._bounded(np.maximum(self._wanted + change, self._floor))
-        return np.where(seen.starting > 0, self._wanted, number)
+        return np.where(signals.starting > 0, self._wanted, number)

@@ -13,9 +13,9 @@ import numpy as np
 
 from recipe_core.base.arrays import Float
 from recipe_core.request.scaling import Metric, Scaling, Trigger
-from recipe_core.scaling.policies.behavior import Behavior, hpa_usual
-from recipe_core.scaling.policies.columns import Meter, Paced, Targets, numbers, whole_up
-from recipe_core.scaling.policies.defaults import default
+from recipe_core.scaling.policies.behavior import Behavior, hpa_defaults
+from recipe_core.scaling.policies.columns import Meter, Paced, Targets, parameters, whole_up
+from recipe_core.scaling.policies.defaults import default_of
 from recipe_core.scaling.policies.windows import Delayed
 from recipe_core.scaling.signals import Signals
 
@@ -82,17 +82,17 @@ class Hpa(Paced):
     """
 
     def __init__(self, scalings: Sequence[Scaling], triggers: Sequence[Trigger]) -> None:
-        super().__init__(scalings, default("hpa", "sync_period_s"))
+        super().__init__(scalings, default_of("hpa", "sync_period_s"))
         self._metrics = Metrics(scalings, triggers)
         self._tolerance = tolerances(scalings)
-        self._behavior = Behavior(scalings, self.interval_s, hpa_usual())
+        self._behavior = Behavior(scalings, self.interval_s, hpa_defaults())
 
-    def _begin(self, seen: Signals, /) -> None:
-        self._behavior.begin(seen.at_s, self._wanted)
+    def _begin(self, signals: Signals, /) -> None:
+        self._behavior.begin(signals.at_s, self._wanted)
 
-    def _look(self, seen: Signals, /) -> Float:
+    def _look(self, signals: Signals, /) -> Float:
         current = self._wanted
-        totals, measured = self._metrics.read(seen)
+        totals, measured = self._metrics.read(signals)
         missing = np.maximum(current - measured, 0.0)
         desired = np.zeros_like(current)
         for metric, total in totals.items():
@@ -102,7 +102,7 @@ class Hpa(Paced):
             if self._metrics.targets.partial[metric]:
                 replicas = np.where(np.isinf(target), 0.0, replicas)
             desired = np.maximum(desired, replicas)
-        return self._behavior.apply(seen.at_s, current, desired, self._low, self._high)
+        return self._behavior.apply(signals.at_s, current, desired, self._low, self._high)
 
 
 class Metrics:
@@ -110,16 +110,16 @@ class Metrics:
 
     def __init__(self, scalings: Sequence[Scaling], triggers: Sequence[Trigger]) -> None:
         self.targets = Targets(scalings, triggers)
-        gauge_s = numbers(scalings, lambda scaling: scaling.window_s, 0.0)
-        rate_s = numbers(
-            scalings, lambda scaling: scaling.window_s, default("hpa", "rate_window_s")
+        gauge_s = parameters(scalings, lambda scaling: scaling.window_s, 0.0)
+        rate_s = parameters(
+            scalings, lambda scaling: scaling.window_s, default_of("hpa", "rate_window_s")
         )
         self._meter = Meter(list(self.targets.of), gauge_s, rate_s)
-        self._delayed: Delayed[tuple[Totals, Float]] = Delayed(default("hpa", "scrape_delay_s"))
+        self._delayed: Delayed[tuple[Totals, Float]] = Delayed(default_of("hpa", "scrape_delay_s"))
 
-    def read(self, seen: Signals) -> tuple[Totals, Float]:
-        return self._delayed.add(seen.at_s, (self._meter.read(seen), seen.ready.copy()))
+    def read(self, signals: Signals) -> tuple[Totals, Float]:
+        return self._delayed.add(signals.at_s, (self._meter.read(signals), signals.ready.copy()))
 
 
 def tolerances(scalings: Sequence[Scaling]) -> Float:
-    return numbers(scalings, lambda scaling: scaling.tolerance, default("hpa", "tolerance"))
+    return parameters(scalings, lambda scaling: scaling.tolerance, default_of("hpa", "tolerance"))

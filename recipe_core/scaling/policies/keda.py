@@ -12,10 +12,16 @@ import numpy as np
 from recipe_core.base.arrays import Bool, Float
 from recipe_core.request.scaling import Scaling, Trigger
 from recipe_core.scaling.policies import hpa
-from recipe_core.scaling.policies.behavior import Behavior, hpa_usual
-from recipe_core.scaling.policies.columns import ROUNDING, Paced, next_look, numbers, requests
-from recipe_core.scaling.policies.columns import same_number as same
-from recipe_core.scaling.policies.defaults import default
+from recipe_core.scaling.policies.behavior import Behavior, hpa_defaults
+from recipe_core.scaling.policies.columns import (
+    ROUNDING,
+    Paced,
+    next_look,
+    open_requests,
+    parameters,
+    same_number,
+)
+from recipe_core.scaling.policies.defaults import default_of
 from recipe_core.scaling.policies.windows import SLACK_S, Delayed
 from recipe_core.scaling.signals import Signals
 
@@ -26,7 +32,7 @@ def is_active(metric: Float, activation: Float) -> Bool:
     return active
 
 
-def with_activation(active: Bool, replicas: Float, low: Float) -> Float:
+def replicas_with_activation(active: Bool, replicas: Float, low: Float) -> Float:
     """Replicas once the cooldown is over: activation wins over the target.
 
     An inactive column goes to 0 whatever the target asks for, unless it keeps at least one.
@@ -53,39 +59,41 @@ class Keda(Paced):
     """
 
     def __init__(self, scalings: Sequence[Scaling], triggers: Sequence[Trigger]) -> None:
-        sync_s = default("hpa", "sync_period_s")
-        polling_s = same(
-            scalings, lambda one: one.interval_s, default("keda", "polling_interval_s")
+        sync_s = default_of("hpa", "sync_period_s")
+        polling_s = same_number(
+            scalings, lambda scaling: scaling.interval_s, default_of("keda", "polling_interval_s")
         )
         self._to_zero = np.array([scaling.min_replicas == 0 for scaling in scalings])
         self._some_to_zero = bool(self._to_zero.any())
         super().__init__(scalings, min(sync_s, polling_s) if self._some_to_zero else sync_s)
         self._sync_s, self._polling_s = sync_s, polling_s
         self._sync_due_s = self._poll_due_s = -np.inf
-        self._cooldown_s = numbers(scalings, lambda one: one.idle_s, default("keda", "cooldown_s"))
+        self._cooldown_s = parameters(
+            scalings, lambda scaling: scaling.idle_s, default_of("keda", "cooldown_s")
+        )
         self._active_s = np.zeros(len(scalings))
         self._metrics = hpa.Metrics(scalings, triggers)
-        self._gateway: Delayed[Float] = Delayed(default("hpa", "scrape_delay_s"))
+        self._gateway: Delayed[Float] = Delayed(default_of("hpa", "scrape_delay_s"))
         self._tolerance = hpa.tolerances(scalings)
-        self._behavior = Behavior(scalings, self.interval_s, hpa_usual())
+        self._behavior = Behavior(scalings, self.interval_s, hpa_defaults())
         self._fewest = np.maximum(self._low, 1.0)
 
-    def _begin(self, seen: Signals, /) -> None:
-        self._behavior.begin(seen.at_s, self._wanted)
-        self._active_s = np.full_like(self._wanted, seen.at_s)
+    def _begin(self, signals: Signals, /) -> None:
+        self._behavior.begin(signals.at_s, self._wanted)
+        self._active_s = np.full_like(self._wanted, signals.at_s)
 
-    def _look(self, seen: Signals, /) -> Float:
-        totals, _ = self._metrics.read(seen)
+    def _look(self, signals: Signals, /) -> Float:
+        totals, _ = self._metrics.read(signals)
         number = self._wanted
-        if seen.at_s >= self._sync_due_s - SLACK_S:
-            self._sync_due_s = next_look(seen.at_s, self._sync_s)
-            number = self._synced(seen.at_s, totals)
+        if signals.at_s >= self._sync_due_s - SLACK_S:
+            self._sync_due_s = next_look(signals.at_s, self._sync_s)
+            number = self._synced(signals.at_s, totals)
         if not self._some_to_zero:
             return number
-        gateway = self._gateway.add(seen.at_s, requests(seen))
-        if seen.at_s >= self._poll_due_s - SLACK_S:
-            self._poll_due_s = next_look(seen.at_s, self._polling_s)
-            number = self._polled(seen.at_s, number, self._active(totals, gateway))
+        gateway = self._gateway.add(signals.at_s, open_requests(signals))
+        if signals.at_s >= self._poll_due_s - SLACK_S:
+            self._poll_due_s = next_look(signals.at_s, self._polling_s)
+            number = self._polled(signals.at_s, number, self._active(totals, gateway))
         return number
 
     def _synced(self, at_s: float, totals: hpa.Totals) -> Float:
@@ -100,7 +108,7 @@ class Keda(Paced):
         return self._behavior.apply(at_s, current, desired, self._fewest, self._high, off)
 
     def _active(self, totals: hpa.Totals, gateway: Float) -> Bool:
-        activation = default("keda", "activation") + ROUNDING
+        activation = default_of("keda", "activation") + ROUNDING
         active = is_active(gateway, np.asarray(activation))
         for metric, total in totals.items():
             triggered = np.isfinite(self._metrics.targets.of[metric])
@@ -110,5 +118,5 @@ class Keda(Paced):
     def _polled(self, at_s: float, number: Float, active: Bool) -> Float:
         self._active_s = np.where(active, at_s, self._active_s)
         warm = at_s - self._active_s < self._cooldown_s - SLACK_S
-        number = with_activation(active | warm, number, self._low)
+        number = replicas_with_activation(active | warm, number, self._low)
         return np.where((number == 0) & active, self._fewest, number)

@@ -16,13 +16,13 @@ from recipe_core.scaling.policies.columns import (
     Meter,
     Paced,
     Targets,
-    numbers,
-    requests,
-    waiting,
+    has_waiting,
+    open_requests,
+    parameters,
     whole_down,
     whole_up,
 )
-from recipe_core.scaling.policies.defaults import default
+from recipe_core.scaling.policies.defaults import default_of
 from recipe_core.scaling.policies.windows import SLACK_S, MovingMax
 from recipe_core.scaling.signals import Signals
 
@@ -51,15 +51,15 @@ def desired_pods(
     is any traffic.
     """
     pods = np.maximum(ready, 1.0)
-    wanted = whole_up(mean / target)
+    desired = whole_up(mean / target)
     fewest = whole_down(pods / rates.max_down) if reachable else np.zeros_like(pods)
-    number = np.minimum(np.maximum(wanted, fewest), whole_up(pods * rates.max_up))
+    number = np.minimum(np.maximum(desired, fewest), whole_up(pods * rates.max_up))
     if activation_scale > 1:
-        number = np.where(wanted > 0, np.maximum(number, activation_scale), number)
+        number = np.where(desired > 0, np.maximum(number, activation_scale), number)
     return number
 
 
-def over_panic(panic_mean: Float, target: Float, ready: Float, rates: Rates) -> Bool:
+def is_over_panic(panic_mean: Float, target: Float, ready: Float, rates: Rates) -> Bool:
     """Whether ceil(panic mean / target), unclamped, is ``panic_threshold`` times the pods."""
     over: Bool = whole_up(panic_mean / target) >= rates.panic_threshold * np.maximum(ready, 1.0)
     return over
@@ -116,51 +116,58 @@ class Kpa(Paced):
     """
 
     def __init__(self, scalings: Sequence[Scaling], triggers: Sequence[Trigger]) -> None:
-        super().__init__(scalings, default("kpa", "evaluation_period_s"))
-        stable_s = numbers(scalings, lambda one: one.window_s, default("kpa", "stable_window_s"))
-        panic_s = stable_s * default("kpa", "panic_window")
+        super().__init__(scalings, default_of("kpa", "evaluation_period_s"))
+        stable_s = parameters(
+            scalings, lambda scaling: scaling.window_s, default_of("kpa", "stable_window_s")
+        )
+        panic_s = stable_s * default_of("kpa", "panic_window")
         self._targets = Targets(scalings, triggers)
         metrics = list(self._targets.of)
         self._stable_meter = Meter(metrics, stable_s, stable_s)
         self._panic_meter = Meter(metrics, panic_s, panic_s)
-        self._rates = Rates(*(default("kpa", name) for name in RATES))
+        self._rates = Rates(*(default_of("kpa", name) for name in RATES))
         self._panic = Panic(len(scalings), stable_s)
-        delay_s = default("kpa", "scale_down_delay_s")
-        self._delay = MovingMax(numbers(scalings, lambda one: one.down_delay_s, delay_s))
-        retention_s = numbers(scalings, lambda one: one.idle_s, default("kpa", "pod_retention_s"))
-        self._grace_s = np.maximum(retention_s, default("kpa", "grace_s"))
+        delay_s = default_of("kpa", "scale_down_delay_s")
+        self._delay = MovingMax(parameters(scalings, lambda scaling: scaling.down_delay_s, delay_s))
+        retention_s = parameters(
+            scalings, lambda scaling: scaling.idle_s, default_of("kpa", "pod_retention_s")
+        )
+        self._grace_s = np.maximum(retention_s, default_of("kpa", "grace_s"))
         self._busy_s = np.zeros(len(scalings))
 
-    def _begin(self, seen: Signals, /) -> None:
-        self._panic.begin(seen.at_s, seen.ready)
-        self._busy_s = np.full_like(self._wanted, seen.at_s)
+    def _begin(self, signals: Signals, /) -> None:
+        self._panic.begin(signals.at_s, signals.ready)
+        self._busy_s = np.full_like(self._wanted, signals.at_s)
 
-    def _look(self, seen: Signals, /) -> Float:
-        stable, panic, over = self._desired(seen)
-        number = self._panic.apply(seen.at_s, over, stable, panic)
-        number = self._delay.add(seen.at_s, number)
-        self._busy_s = np.where(number > 0, seen.at_s, self._busy_s)
-        grace = seen.at_s - self._busy_s < self._grace_s - SLACK_S
+    def _look(self, signals: Signals, /) -> Float:
+        stable, panic, over = self._desired(signals)
+        number = self._panic.apply(signals.at_s, over, stable, panic)
+        number = self._delay.add(signals.at_s, number)
+        self._busy_s = np.where(number > 0, signals.at_s, self._busy_s)
+        grace = signals.at_s - self._busy_s < self._grace_s - SLACK_S
         number = np.maximum(number, (self._wanted > 0) & grace)
-        number = np.maximum(number, (self._wanted == 0) & waiting(seen))
+        number = np.maximum(number, (self._wanted == 0) & has_waiting(signals))
         return self._bounded(number)
 
-    def _desired(self, seen: Signals) -> tuple[Float, Float, Bool]:
+    def _desired(self, signals: Signals) -> tuple[Float, Float, Bool]:
         """Pods by the stable and the panic mean, and where that is a panic."""
-        stable_totals, panic_totals = self._stable_meter.read(seen), self._panic_meter.read(seen)
-        stable = panic = np.zeros_like(seen.ready)
-        unready = seen.ready <= 0
-        over = np.zeros(len(seen.ready), dtype=bool)
+        stable_totals, panic_totals = (
+            self._stable_meter.read(signals),
+            self._panic_meter.read(signals),
+        )
+        stable = panic = np.zeros_like(signals.ready)
+        unready = signals.ready <= 0
+        over = np.zeros(len(signals.ready), dtype=bool)
         for metric, total in stable_totals.items():
             target = self._targets.of[metric]
             panicked = panic_totals[metric]
             if metric != "request-rate":
                 # Nothing was recorded at zero: what the activator holds is the whole mean.
-                total = np.where(unready, requests(seen), total)
-                panicked = np.where(unready, requests(seen), panicked)
-            stable = np.maximum(stable, desired_pods(total, target, seen.ready, self._rates))
-            panic = np.maximum(panic, desired_pods(panicked, target, seen.ready, self._rates))
-            over = over | over_panic(panicked, target, seen.ready, self._rates)
+                total = np.where(unready, open_requests(signals), total)
+                panicked = np.where(unready, open_requests(signals), panicked)
+            stable = np.maximum(stable, desired_pods(total, target, signals.ready, self._rates))
+            panic = np.maximum(panic, desired_pods(panicked, target, signals.ready, self._rates))
+            over = over | is_over_panic(panicked, target, signals.ready, self._rates)
         return stable, panic, over
 
 
@@ -169,4 +176,4 @@ RATES = ("max_up", "max_down", "panic_threshold")
 
 def default_target() -> float:
     """Requests at once in a pod without a trigger: 70 % of 100."""
-    return default("kpa", "concurrency_target") * default("kpa", "concurrency_utilisation")
+    return default_of("kpa", "concurrency_target") * default_of("kpa", "concurrency_utilisation")

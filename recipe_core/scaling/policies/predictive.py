@@ -11,15 +11,15 @@ from recipe_core.request.scaling import Scaling
 from recipe_core.scaling.policies.columns import (
     ROUNDING,
     Paced,
+    has_waiting,
     next_look,
-    numbers,
-    requests,
-    waiting,
+    open_requests,
+    parameters,
+    same_number,
     whole_up,
 )
-from recipe_core.scaling.policies.columns import same_number as same
-from recipe_core.scaling.policies.defaults import default
-from recipe_core.scaling.policies.forecasts import Arrivals, seasonal
+from recipe_core.scaling.policies.defaults import default_of
+from recipe_core.scaling.policies.forecasts import Arrivals, seasonal_predictor
 from recipe_core.scaling.policies.windows import SLACK_S, MovingMax
 from recipe_core.scaling.signals import Signals
 from recipe_core.scaling.traces.load import Load
@@ -47,42 +47,46 @@ class Predictive(Paced):
         start_s: float,
         history: Load | None = None,
     ) -> None:
-        look_s = default("predictive", "interval_s")
-        super().__init__(scalings, same(scalings, lambda one: one.interval_s, look_s))
-        window_s = default("predictive", "window_s")
-        self._window_s = same(scalings, lambda one: one.window_s, window_s)
+        look_s = default_of("predictive", "interval_s")
+        super().__init__(
+            scalings, same_number(scalings, lambda scaling: scaling.interval_s, look_s)
+        )
+        window_s = default_of("predictive", "window_s")
+        self._window_s = same_number(scalings, lambda scaling: scaling.window_s, window_s)
         self._learn_due_s = -np.inf
         self._capacity_per_s = capacity_per_s
-        self._lead_s = numbers(scalings, lambda one: one.lead_s, start_s)
+        self._lead_s = parameters(scalings, lambda scaling: scaling.lead_s, start_s)
         self._steps = np.ceil(self._lead_s / self._window_s).astype(int)
-        self._headroom = numbers(
-            scalings, lambda one: one.headroom, default("predictive", "headroom")
+        self._headroom = parameters(
+            scalings, lambda scaling: scaling.headroom, default_of("predictive", "headroom")
         )
-        self._idle_s = numbers(scalings, lambda one: one.idle_s, default("predictive", "idle_s"))
-        self._highest = MovingMax(numbers(scalings, lambda one: one.down_delay_s, 0.0))
+        self._idle_s = parameters(
+            scalings, lambda scaling: scaling.idle_s, default_of("predictive", "idle_s")
+        )
+        self._highest = MovingMax(parameters(scalings, lambda scaling: scaling.down_delay_s, 0.0))
         self._busy_s = np.zeros(len(scalings))
         self._forecast = self._wanted
-        self._arrivals = Arrivals(seasonal(history, self._window_s), self._window_s)
+        self._arrivals = Arrivals(seasonal_predictor(history, self._window_s), self._window_s)
 
-    def _begin(self, seen: Signals, /) -> None:
-        self._arrivals.begin(seen)
-        self._busy_s = np.full_like(self._wanted, seen.at_s)
+    def _begin(self, signals: Signals, /) -> None:
+        self._arrivals.begin(signals)
+        self._busy_s = np.full_like(self._wanted, signals.at_s)
         self._forecast = self._wanted
-        self._learn_due_s = next_look(seen.at_s, self._window_s)
+        self._learn_due_s = next_look(signals.at_s, self._window_s)
 
-    def _look(self, seen: Signals, /) -> Float:
-        if seen.at_s >= self._learn_due_s - SLACK_S:
-            self._learn_due_s = next_look(seen.at_s, self._window_s)
-            self._forecast = self._replicas(seen)
-        self._busy_s = np.where(requests(seen) > ROUNDING, seen.at_s, self._busy_s)
-        needed = self._highest.add(seen.at_s, self._forecast)
-        keeps = (self._wanted > 0) & (seen.at_s - self._busy_s < self._idle_s - SLACK_S)
-        wakes = (self._wanted == 0) & waiting(seen)
+    def _look(self, signals: Signals, /) -> Float:
+        if signals.at_s >= self._learn_due_s - SLACK_S:
+            self._learn_due_s = next_look(signals.at_s, self._window_s)
+            self._forecast = self._replicas(signals)
+        self._busy_s = np.where(open_requests(signals) > ROUNDING, signals.at_s, self._busy_s)
+        needed = self._highest.add(signals.at_s, self._forecast)
+        keeps = (self._wanted > 0) & (signals.at_s - self._busy_s < self._idle_s - SLACK_S)
+        wakes = (self._wanted == 0) & has_waiting(signals)
         return self._bounded(np.maximum(needed, keeps | wakes))
 
-    def _replicas(self, seen: Signals) -> Float:
+    def _replicas(self, signals: Signals) -> Float:
         """Replicas for the highest rate of each column's horizon; 0 below one request in it."""
-        rates = self._arrivals.rates(seen, int(self._steps.max()) + 1)
+        rates = self._arrivals.rates(signals, int(self._steps.max()) + 1)
         highest = np.maximum.accumulate(np.maximum(rates, self._arrivals.last_rate))
         rate = highest[self._steps]
         replicas = replicas_for_rate(rate, self._headroom, self._capacity_per_s)

@@ -17,12 +17,12 @@ from recipe_core.scaling.policies.columns import (
     ROUNDING,
     Paced,
     Targets,
-    numbers,
-    requests,
+    open_requests,
+    parameters,
+    same_number,
     whole_up,
 )
-from recipe_core.scaling.policies.columns import same_number as same
-from recipe_core.scaling.policies.defaults import default
+from recipe_core.scaling.policies.defaults import default_of
 from recipe_core.scaling.policies.windows import SLACK_S, MovingMean
 from recipe_core.scaling.signals import Signals
 
@@ -46,7 +46,7 @@ def desired_replicas(
     return number
 
 
-def from_zero(decided: Float, ongoing: Float, up_factor: float = 1.0) -> Float:
+def replicas_from_zero(decided: Float, ongoing: Float, up_factor: float = 1.0) -> Float:
     """Replicas while none runs: any request asks for ceil(1 × factor) at once."""
     first = float(np.ceil(up_factor))
     number: Float = np.where(ongoing > ROUNDING, np.maximum(first, decided), decided)
@@ -99,35 +99,39 @@ class RayServe(Paced):
     """A batch of deployments. Handles and replicas report every 10 s, so it looks as often."""
 
     def __init__(self, scalings: Sequence[Scaling], triggers: Sequence[Trigger]) -> None:
-        interval_s = same(
-            scalings, lambda one: one.interval_s, default("ray-serve", "metrics_interval_s")
+        interval_s = same_number(
+            scalings,
+            lambda scaling: scaling.interval_s,
+            default_of("ray-serve", "metrics_interval_s"),
         )
         super().__init__(scalings, interval_s)
         self._target = Targets(scalings, triggers).of["in-flight"]
-        look_back_s = default("ray-serve", "look_back_s")
-        self._mean = MovingMean(numbers(scalings, lambda one: one.window_s, look_back_s))
-        down_s = numbers(
-            scalings, lambda one: one.down_delay_s, default("ray-serve", "down_delay_s")
+        look_back_s = default_of("ray-serve", "look_back_s")
+        self._mean = MovingMean(parameters(scalings, lambda scaling: scaling.window_s, look_back_s))
+        down_s = parameters(
+            scalings, lambda scaling: scaling.down_delay_s, default_of("ray-serve", "down_delay_s")
         )
-        idle_s = numbers(scalings, lambda one: one.idle_s, np.nan)
+        idle_s = parameters(scalings, lambda scaling: scaling.idle_s, np.nan)
         self._delays = Delays(
-            numbers(scalings, lambda one: one.up_delay_s, default("ray-serve", "up_delay_s")),
+            parameters(
+                scalings, lambda scaling: scaling.up_delay_s, default_of("ray-serve", "up_delay_s")
+            ),
             down_s,
             np.where(np.isnan(idle_s), down_s, idle_s),
         )
         self._decision = Decision(self._wanted, self._delays)
 
-    def _begin(self, _seen: Signals, /) -> None:
+    def _begin(self, _signals: Signals, /) -> None:
         self._decision.set(self._wanted)
 
-    def _look(self, seen: Signals, /) -> Float:
-        at_once = requests(seen)
-        mean = self._mean.add(seen.at_s, at_once)
-        runs = seen.ready > 0
-        desired = desired_replicas(np.maximum(seen.ready, 1.0), mean, self._target)
-        none_runs = from_zero(self._decision.decided, at_once)
+    def _look(self, signals: Signals, /) -> Float:
+        at_once = open_requests(signals)
+        mean = self._mean.add(signals.at_s, at_once)
+        runs = signals.ready > 0
+        desired = desired_replicas(np.maximum(signals.ready, 1.0), mean, self._target)
+        none_runs = replicas_from_zero(self._decision.decided, at_once)
         desired = self._bounded(np.where(runs, desired, none_runs))
-        number = self._decision.apply(seen.at_s, desired)
+        number = self._decision.apply(signals.at_s, desired)
         asleep = ~runs & (desired > number)
         if asleep.any():
             self._decision.set(np.where(asleep, desired, number))

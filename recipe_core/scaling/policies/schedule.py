@@ -8,15 +8,14 @@ import numpy as np
 
 from recipe_core.base.arrays import Float
 from recipe_core.request.scaling import Scaling
-from recipe_core.scaling.policies.columns import Paced
-from recipe_core.scaling.policies.columns import same_number as same
-from recipe_core.scaling.policies.defaults import default
+from recipe_core.scaling.policies.columns import Paced, same_number
+from recipe_core.scaling.policies.defaults import default_of
 from recipe_core.scaling.signals import Signals
 
 HOURS = 168
 
 
-def week(scaling: Scaling) -> Float:
+def week_replicas(scaling: Scaling) -> Float:
     """Replicas of every hour of the week: of periods that overlap the largest, else the fewest."""
     replicas = np.full(HOURS, float(scaling.min_replicas))
     for period in scaling.periods:
@@ -33,10 +32,12 @@ class Schedule(Paced):
     """
 
     def __init__(self, scalings: Sequence[Scaling]) -> None:
-        look_s = default("schedule", "interval_s")
-        super().__init__(scalings, same(scalings, lambda one: one.interval_s, look_s))
-        self._week = np.stack([week(scaling) for scaling in scalings], axis=1)
+        look_s = default_of("schedule", "interval_s")
+        super().__init__(
+            scalings, same_number(scalings, lambda scaling: scaling.interval_s, look_s)
+        )
+        self._week = np.stack([week_replicas(scaling) for scaling in scalings], axis=1)
 
-    def _look(self, seen: Signals, /) -> Float:
-        replicas: Float = self._week[int(seen.hour + 1e-6) % HOURS]
+    def _look(self, signals: Signals, /) -> Float:
+        replicas: Float = self._week[int(signals.hour + 1e-6) % HOURS]
         return replicas

@@ -15,12 +15,12 @@ from recipe_core.request.scaling import Scaling, Trigger
 from recipe_core.scaling.policies.columns import (
     Paced,
     Targets,
+    has_waiting,
     next_look,
-    numbers,
-    waiting,
+    parameters,
     whole_up,
 )
-from recipe_core.scaling.policies.defaults import default
+from recipe_core.scaling.policies.defaults import default_of
 from recipe_core.scaling.policies.windows import SLACK_S, MovingRate
 from recipe_core.scaling.signals import Signals
 
@@ -32,13 +32,13 @@ def replicas_by_rate(
     low: Float,
     high: Float,
 ) -> Float:
-    wanted = whole_up(requests / window_s / target_per_s)
-    bounded: Float = np.minimum(np.maximum(wanted, low), high)
+    desired = whole_up(requests / window_s / target_per_s)
+    bounded: Float = np.minimum(np.maximum(desired, low), high)
     return bounded
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class DelayedTarget:
     """A target, and for how long more or fewer were wanted (evaluations, or their seconds)."""
 
     target: Float
@@ -46,25 +46,25 @@ class Held:
     down: Float
 
 
-def held_back(
-    held: Held,
-    wanted: Float,
+def next_target(
+    previous: DelayedTarget,
+    desired: Float,
     step: float | Float,
     up_after: Float,
     down_after: Float,
-) -> Held:
+) -> DelayedTarget:
     """The next target: ``wanted`` after enough looks in a row, at once from a target of 0.
 
     step: what one look counts. A contrary look resets the other counter, an equal one both.
     """
-    at_zero = held.target == 0
-    up = np.where(wanted > held.target, held.up + step, 0.0)
-    down = np.where(wanted < held.target, held.down + step, 0.0)
-    rises = (wanted > held.target) & (up >= up_after - SLACK_S)
-    falls = (wanted < held.target) & (down >= down_after - SLACK_S)
+    at_zero = previous.target == 0
+    up = np.where(desired > previous.target, previous.up + step, 0.0)
+    down = np.where(desired < previous.target, previous.down + step, 0.0)
+    rises = (desired > previous.target) & (up >= up_after - SLACK_S)
+    falls = (desired < previous.target) & (down >= down_after - SLACK_S)
     moves = rises | falls | at_zero
-    return Held(
-        np.where(moves, wanted, held.target),
+    return DelayedTarget(
+        np.where(moves, desired, previous.target),
         np.where(moves, 0.0, up),
         np.where(moves, 0.0, down),
     )
@@ -75,48 +75,48 @@ class SkyServe(Paced):
 
     def __init__(self, scalings: Sequence[Scaling], triggers: Sequence[Trigger]) -> None:
         busy_s, idle_s = (
-            default("skyserve", "interval_s"),
-            default("skyserve", "interval_at_zero_s"),
+            default_of("skyserve", "interval_s"),
+            default_of("skyserve", "interval_at_zero_s"),
         )
         some_to_zero = any(scaling.min_replicas == 0 for scaling in scalings)
         super().__init__(scalings, idle_s if some_to_zero else busy_s)
         self._step_s = busy_s
-        self._window_s = default("skyserve", "window_s")
+        self._window_s = default_of("skyserve", "window_s")
         self._target_per_s = Targets(scalings, triggers).of["request-rate"]
-        self._up_s = numbers(
-            scalings, lambda one: one.up_delay_s, default("skyserve", "up_delay_s")
+        self._up_s = parameters(
+            scalings, lambda scaling: scaling.up_delay_s, default_of("skyserve", "up_delay_s")
         )
-        down_delay_s = default("skyserve", "down_delay_s")
-        self._down_s = numbers(scalings, lambda one: one.down_delay_s, down_delay_s)
+        down_delay_s = default_of("skyserve", "down_delay_s")
+        self._down_s = parameters(scalings, lambda scaling: scaling.down_delay_s, down_delay_s)
         self._requests = MovingRate(np.full(len(scalings), self._window_s))
-        self._held = Held(self._wanted, self._wanted, self._wanted)
+        self._held = DelayedTarget(self._wanted, self._wanted, self._wanted)
         self._looked_s = self._busy_due_s = -np.inf
 
-    def _begin(self, seen: Signals, /) -> None:
+    def _begin(self, signals: Signals, /) -> None:
         none = np.zeros_like(self._wanted)
-        self._held = Held(self._wanted, none, none)
-        self._looked_s = seen.at_s - self._step_s
+        self._held = DelayedTarget(self._wanted, none, none)
+        self._looked_s = signals.at_s - self._step_s
 
-    def _look(self, seen: Signals, /) -> Float:
-        count = self._requests.add(seen.at_s, seen.arrived)[0]
-        elapsed_s = seen.at_s - self._looked_s
-        busy = seen.at_s >= self._busy_due_s - SLACK_S
+    def _look(self, signals: Signals, /) -> Float:
+        count = self._requests.add(signals.at_s, signals.arrived)[0]
+        elapsed_s = signals.at_s - self._looked_s
+        busy = signals.at_s >= self._busy_due_s - SLACK_S
         if not busy and self._held.target.all():
             return self._held.target
-        wanted = replicas_by_rate(count, self._window_s, self._target_per_s, self._low, self._high)
+        desired = replicas_by_rate(count, self._window_s, self._target_per_s, self._low, self._high)
         asleep = self._held.target == 0
-        wanted = np.maximum(wanted, asleep & waiting(seen))
-        held = held_back(self._held, wanted, elapsed_s, self._up_s, self._down_s)
+        desired = np.maximum(desired, asleep & has_waiting(signals))
+        following = next_target(self._held, desired, elapsed_s, self._up_s, self._down_s)
         if busy:
-            self._looked_s, self._busy_due_s = seen.at_s, next_look(seen.at_s, self._step_s)
-            self._held = held
+            self._looked_s, self._busy_due_s = signals.at_s, next_look(signals.at_s, self._step_s)
+            self._held = following
         else:
-            self._held = _of(asleep, held, self._held)
+            self._held = _merge_columns(asleep, following, self._held)
         return self._held.target
 
 
-def _of(columns: Bool, new: Held, old: Held) -> Held:
-    return Held(
+def _merge_columns(columns: Bool, new: DelayedTarget, old: DelayedTarget) -> DelayedTarget:
+    return DelayedTarget(
         np.where(columns, new.target, old.target),
         np.where(columns, new.up, old.up),
         np.where(columns, new.down, old.down),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from recipe_core.base.errors import InputError
 from recipe_core.request.scaling import TO_ZERO, Metric, Policy, Scaling, Trigger
-from recipe_core.scaling.policies.defaults import all_defaults, default
+from recipe_core.scaling.policies.defaults import all_defaults, default_of
 from recipe_core.scaling.policies.kpa import default_target
 
 FIELD = "options.scaling"
@@ -182,25 +182,27 @@ _OPTIONAL = (
 )
 
 
-def check(scaling: Scaling) -> None:
+def check_scaling(scaling: Scaling) -> None:
     """Whether the policy honours all that a scaling states.
 
     Raises:
         InputError: naming the field, its value and the fix.
     """
     row = ROWS[scaling.policy]
-    _check_fields(scaling, row)
+    _check_policy_fields(scaling, row)
     _check_triggers(scaling, row)
     _check_together(scaling)
     _check_windows(scaling)
 
 
-def _check_fields(scaling: Scaling, row: PolicyRow) -> None:
+def _check_policy_fields(scaling: Scaling, row: PolicyRow) -> None:
     for name in _OPTIONAL:
         value = getattr(scaling, name)
         if value in (None, ()) or name in row.fields:
             continue
-        able = ", ".join(one.policy for one in ROWS.values() if name in one.fields)
+        able = ", ".join(
+            candidate.policy for candidate in ROWS.values() if name in candidate.fields
+        )
         shown = "" if name == "periods" else f" {value:g}"
         raise InputError(
             f"policy {row.policy} knows no {name}{shown}.",
@@ -212,11 +214,11 @@ def _check_fields(scaling: Scaling, row: PolicyRow) -> None:
 def _check_triggers(scaling: Scaling, row: PolicyRow) -> None:
     for number, trigger in enumerate(scaling.triggers):
         if trigger.metric not in row.metrics:
-            known = ", ".join(row.metrics)
+            metrics = ", ".join(row.metrics)
             raise InputError(
                 f"policy {row.policy} cannot scale by {trigger.metric}.",
                 field=f"{FIELD}.triggers.{number}.metric",
-                hint=f"It scales by {known}." if known else "Leave triggers out.",
+                hint=f"It scales by {metrics}." if metrics else "Leave triggers out.",
             )
     if len(scaling.triggers) > 1 and not row.several:
         raise InputError(
@@ -227,13 +229,13 @@ def _check_triggers(scaling: Scaling, row: PolicyRow) -> None:
 
 
 def _check_together(scaling: Scaling) -> None:
-    for way in ("up", "down"):
-        period = getattr(scaling, f"{way}_period_s")
-        if period is not None and getattr(scaling, f"{way}_step") is None:
+    for direction in ("up", "down"):
+        period = getattr(scaling, f"{direction}_period_s")
+        if period is not None and getattr(scaling, f"{direction}_step") is None:
             raise InputError(
-                f"{way}_period_s {period} is stated without {way}_step.",
-                field=f"{FIELD}.{way}_period_s",
-                hint=f"State {way}_step, the replicas that the period is for, or leave it out.",
+                f"{direction}_period_s {period} is stated without {direction}_step.",
+                field=f"{FIELD}.{direction}_period_s",
+                hint=f"State {direction}_step, the replicas that the period is for, or leave it out.",
             )
     if scaling.idle_s is not None and scaling.min_replicas > 0:
         raise InputError(
@@ -269,12 +271,12 @@ def _check_windows(scaling: Scaling) -> None:
                 hint=f"Set {name}: {LONGEST_WINDOW_S:g} or less.",
             )
     shortest = {"kpa": SHORTEST_KPA_WINDOW_S, "predictive": 1.0, "dynamo": 1.0}
-    least = shortest.get(scaling.policy, 0.0)
-    if scaling.window_s is not None and scaling.window_s < least:
+    shortest_s = shortest.get(scaling.policy, 0.0)
+    if scaling.window_s is not None and scaling.window_s < shortest_s:
         raise InputError(
-            f"window_s {scaling.window_s:g} is less than {least:g}.",
+            f"window_s {scaling.window_s:g} is less than {shortest_s:g}.",
             field=f"{FIELD}.window_s",
-            hint=f"Set window_s: {least:g} or more.",
+            hint=f"Set window_s: {shortest_s:g} or more.",
         )
 
 
@@ -294,9 +296,9 @@ def default_triggers(
     if policy == "kpa":
         return (Trigger(metric="in-flight", target=default_target()),)
     if policy == "ray-serve":
-        target = default("ray-serve", "target_ongoing_requests")
+        target = default_of("ray-serve", "target_ongoing_requests")
         return (Trigger(metric="in-flight", target=target),)
     if policy == "llm-d":
-        kv, queue = default("llm-d", "kv_threshold"), default("llm-d", "queue_threshold")
+        kv, queue = default_of("llm-d", "kv_threshold"), default_of("llm-d", "queue_threshold")
         return (Trigger(metric="kv-usage", target=kv), Trigger(metric="waiting", target=queue))
     return ()

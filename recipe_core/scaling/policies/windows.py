@@ -45,14 +45,14 @@ class _Samples:
     def _make_room(self, at_s: float) -> None:
         edge_s = at_s - float(self._lengths_s[-1]) + SLACK_S
         first = max(int(self._times.searchsorted(edge_s, side="right")) - 1, 0)
-        kept = self._count - first
-        rows = max(len(self._times), 4 * kept)
+        remaining = self._count - first
+        rows = max(len(self._times), 4 * remaining)
         times, tables = self._times, self._tables
         self._times = np.empty(rows)
         self._tables = np.empty((self._layers(rows), rows, tables.shape[2]))
-        self._times[:kept] = times[first:]
-        self._tables[: len(tables), :kept] = tables[:, first:]
-        self._count = kept
+        self._times[:remaining] = times[first:]
+        self._tables[: len(tables), :remaining] = tables[:, first:]
+        self._count = remaining
 
     def _layers(self, _rows: int, /) -> int:
         return len(self._tables)
@@ -67,8 +67,8 @@ class _Samples:
     def _at(self, table: int, rows: Int) -> Float:
         """Each column's value in the row of its window."""
         if len(rows) == 1:
-            one: Float = self._tables[table, int(rows[0])]
-            return one
+            row_values: Float = self._tables[table, int(rows[0])]
+            return row_values
         values: Float = self._tables[table, rows[self._which], self._columns]
         return values
 
@@ -149,9 +149,9 @@ class MovingMax(_Samples):
         return _levels(rows)
 
     def _make_room(self, at_s: float) -> None:
-        known = len(self._tables)
+        old_levels = len(self._tables)
         super()._make_room(at_s)
-        for level in range(known, len(self._tables)):
+        for level in range(old_levels, len(self._tables)):
             for row in range(self._count):
                 self._join(level, row)
 

@@ -89,9 +89,9 @@ class Arima:
             return
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of searches that end early, and of coarse tables
-            d = _differences(values)
+            d = _difference_order(values)
             series = np.diff(values) if d else values
-            best = _best(series, trend="n" if d else "c")
+            best = _fit_best_order(series, trend="n" if d else "c")
         if best is None:
             self._take((0, 1, 0), 0.0, np.zeros(0), np.zeros(0), np.diff(values))
         else:
@@ -108,13 +108,15 @@ class Arima:
             self._step(float(value))
 
 
-def _differences(values: Float) -> int:
+def _difference_order(values: Float) -> int:
     from statsmodels.tsa.stattools import kpss
 
     return int(kpss(values, regression="c", nlags="auto")[1] < SIGNIFICANT)
 
 
-def _best(series: Float, trend: str) -> tuple[tuple[int, int], float, Float, Float] | None:
+def _fit_best_order(
+    series: Float, trend: str
+) -> tuple[tuple[int, int], float, Float, Float] | None:
     """Orders, mean and coefficients with the least AIC; None where nothing could be fitted.
 
     Each is fitted by the likelihood of its innovations, about the mean of the series (trend ``c``)
@@ -124,7 +126,7 @@ def _best(series: Float, trend: str) -> tuple[tuple[int, int], float, Float, Flo
 
     mean = float(series.mean()) if trend == "c" else 0.0
     best = None
-    least = np.inf
+    least_aic = np.inf
     for p, q in ORDERS:
         try:
             fit, details = innovations_mle(
@@ -133,7 +135,7 @@ def _best(series: Float, trend: str) -> tuple[tuple[int, int], float, Float, Flo
         except (ValueError, ArithmeticError, np.linalg.LinAlgError):
             continue
         aic = 2 * (p + q) + 2 * float(details.minimize_results.fun)
-        if np.isfinite(aic) and aic < least:
-            least = aic
+        if np.isfinite(aic) and aic < least_aic:
+            least_aic = aic
             best = (p, q), mean, np.asarray(fit.ar_params), np.asarray(fit.ma_params)
     return best

@@ -12,7 +12,7 @@ from recipe_core.scaling.traces.trace import Trace
 MOST = 50_000_000
 
 
-def arrivals(load: Load, seed: int = 0) -> Trace:
+def draw_requests(load: Load, seed: int = 0) -> Trace:
     """Requests of a load; the same seed gives the same bits.
 
     Gaps are gamma distributed with the load's coefficient of variation, in a time in which one
@@ -35,10 +35,10 @@ def arrivals(load: Load, seed: int = 0) -> Trace:
         )
     random = np.random.default_rng(seed)
     expected = np.concatenate(([0.0], np.cumsum(load.rates * load.interval_s)))
-    ticks = _ticks(float(expected[-1]), load.burstiness, random)
+    ticks = _draw_ticks(float(expected[-1]), load.burstiness, random)
     edges = np.arange(len(load.rates) + 1, dtype=np.float64) * load.interval_s
-    arrival = _at(ticks, expected, edges)
-    drawn = _drawn(load.lengths.weight, len(arrival), random)
+    arrival = _arrival_seconds(ticks, expected, edges)
+    drawn = _draw_points(load.lengths.weight, len(arrival), random)
     return Trace(
         arrival_s=arrival,
         input_tokens=np.rint(load.lengths.input_tokens).astype(np.int64)[drawn],
@@ -47,15 +47,15 @@ def arrivals(load: Load, seed: int = 0) -> Trace:
     )
 
 
-def _ticks(total: float, burstiness: float, random: np.random.Generator) -> Float:
+def _draw_ticks(total: float, burstiness: float, random: np.random.Generator) -> Float:
     """Times from 0 to below ``total`` of a stationary renewal process of rate 1."""
     shape, scale = burstiness**-2, burstiness**2
     # The gap that time 0 falls into is drawn by its length, and 0 lies anywhere in it.
     now = float(random.gamma(shape + 1, scale) * random.random())
     parts = [np.asarray([now])]
     while now < total:
-        left = total - now
-        count = int(left + 4 * burstiness * left**0.5) + 16
+        remaining = total - now
+        count = int(remaining + 4 * burstiness * remaining**0.5) + 16
         times = now + np.cumsum(random.gamma(shape, scale, count))
         parts.append(times)
         now = float(times[-1])
@@ -63,14 +63,14 @@ def _ticks(total: float, burstiness: float, random: np.random.Generator) -> Floa
     return ticks[ticks < total]
 
 
-def _at(ticks: Float, expected: Float, edges: Float) -> Float:
+def _arrival_seconds(ticks: Float, expected: Float, edges: Float) -> Float:
     """Seconds at which so many requests were expected; nothing comes in intervals of rate 0."""
     place = np.searchsorted(expected, ticks, side="right") - 1
     share = (ticks - expected[place]) / (expected[place + 1] - expected[place])
     return np.asarray(edges[place] + share * (edges[1] - edges[0]), dtype=np.float64)
 
 
-def _drawn(weight: Float, count: int, random: np.random.Generator) -> Int:
+def _draw_points(weight: Float, count: int, random: np.random.Generator) -> Int:
     """Which point each request has the lengths of."""
     ends = np.cumsum(weight)
     return np.searchsorted(ends[:-1] / ends[-1], random.random(count), side="right")

@@ -25,7 +25,7 @@ def interarrival_cv(trace: Trace) -> float | None:
     return float(gaps.std()) / mean if mean > 0 else None
 
 
-def counts(trace: Trace, window_s: float) -> Float:
+def count_by_window(trace: Trace, window_s: float) -> Float:
     """Requests in windows from the first request on; the last one may reach beyond the end."""
     place = np.floor(trace.arrival_s / window_s).astype(np.int64)
     return np.bincount(place).astype(np.float64)
@@ -36,10 +36,10 @@ def dispersion(trace: Trace, window_s: float) -> float | None:
 
     1 is a Poisson process of one rate. None with fewer than two windows.
     """
-    whole = counts(trace, window_s)[: int(trace.span_s / window_s)]
-    if len(whole) < 2 or not whole.any():
+    full_windows = count_by_window(trace, window_s)[: int(trace.span_s / window_s)]
+    if len(full_windows) < 2 or not full_windows.any():
         return None
-    return float(whole.var() / whole.mean())
+    return float(full_windows.var() / full_windows.mean())
 
 
 def rounding_s(trace: Trace) -> float | None:
@@ -65,8 +65,8 @@ def burstiness(trace: Trace, interval_s: float) -> float:
     """
     step = rounding_s(trace)
     if step is not None:
-        return _of_counts(trace, step * STEPS, interval_s)
-    per_interval = counts(trace, interval_s)
+        return _burstiness_of_counts(trace, step * STEPS, interval_s)
+    per_interval = count_by_window(trace, interval_s)
     place = np.floor(trace.arrival_s / interval_s).astype(np.int64)
     expected = np.concatenate(([0.0], np.cumsum(per_interval)))
     within = trace.arrival_s / interval_s - place
@@ -77,10 +77,10 @@ def burstiness(trace: Trace, interval_s: float) -> float:
     return float(gaps.std() / gaps.mean())
 
 
-def _of_counts(trace: Trace, window_s: float, interval_s: float) -> float:
+def _burstiness_of_counts(trace: Trace, window_s: float, interval_s: float) -> float:
     windows = max(int(interval_s / window_s), STEPS)
-    whole = counts(trace, window_s)[: int(trace.span_s / window_s)]
-    rows = whole[: len(whole) // windows * windows].reshape(-1, windows)
+    full_windows = count_by_window(trace, window_s)[: int(trace.span_s / window_s)]
+    rows = full_windows[: len(full_windows) // windows * windows].reshape(-1, windows)
     means = rows.mean(axis=1)
     if not len(rows) or means.sum() <= 0:
         return 1.0

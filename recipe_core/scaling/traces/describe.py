@@ -8,9 +8,14 @@ from typing import Any
 import numpy as np
 
 from recipe_core.base.arrays import Int
-from recipe_core.scaling.traces.bursts import counts, dispersion, interarrival_cv, rounding_s
+from recipe_core.scaling.traces.bursts import (
+    count_by_window,
+    dispersion,
+    interarrival_cv,
+    rounding_s,
+)
 from recipe_core.scaling.traces.rates import Rates
-from recipe_core.scaling.traces.reuse import Reuse, reuse_curve
+from recipe_core.scaling.traces.reuse import Reuse, measure_prefix_reuse
 from recipe_core.scaling.traces.trace import Trace
 
 SCHEMA_VERSION = 1
@@ -18,47 +23,47 @@ PERCENTILES = (50, 90, 95, 99)
 MINUTE_S = 60.0
 
 
-def describe(trace: Trace) -> dict[str, Any]:
+def describe_trace(trace: Trace) -> dict[str, Any]:
     """The description of a trace: rates, bursts, lengths, reuse of prefixes, sessions.
 
     Seconds, requests per second, tokens and shares; None where the trace does not tell.
     """
-    reuse = reuse_curve(trace)
-    second, minute = counts(trace, 1.0), counts(trace, MINUTE_S)
-    whole = minute[: int(trace.span_s / MINUTE_S)] if trace.span_s >= MINUTE_S else minute
+    reuse = measure_prefix_reuse(trace)
+    second, minute = count_by_window(trace, 1.0), count_by_window(trace, MINUTE_S)
+    full_minutes = minute[: int(trace.span_s / MINUTE_S)] if trace.span_s >= MINUTE_S else minute
     return {
         "schema_version": SCHEMA_VERSION,
         "source": trace.source,
         "requests": len(trace),
         "failed": trace.failed,
         "span_s": trace.span_s,
-        "began": _date(trace.began_s),
+        "began": _utc_date_text(trace.began_s),
         "rate_per_s": trace.rate_per_s,
         "interarrival_cv": interarrival_cv(trace),
         "dispersion": {"1_s": dispersion(trace, 1.0), "60_s": dispersion(trace, MINUTE_S)},
         "minute": {
-            "min": int(whole.min()),
-            "median": float(np.median(whole)),
-            "max": int(whole.max()),
+            "min": int(full_minutes.min()),
+            "median": float(np.median(full_minutes)),
+            "max": int(full_minutes.max()),
         },
         "second": {"max": int(second.max())},
         "times": {"distinct": len(np.unique(trace.arrival_s)), "rounding_s": rounding_s(trace)},
-        "input_tokens": lengths(trace.input_tokens),
-        "output_tokens": lengths(trace.output_tokens),
+        "input_tokens": describe_lengths(trace.input_tokens),
+        "output_tokens": describe_lengths(trace.output_tokens),
         "length_correlation": correlation(trace.input_tokens, trace.output_tokens),
-        "prefix_hit": prefix_hit(reuse),
-        "blocks": _blocks(trace, reuse),
-        "sessions": sessions(trace),
+        "prefix_hit": describe_prefix_hits(reuse),
+        "blocks": _describe_blocks(trace, reuse),
+        "sessions": describe_sessions(trace),
     }
 
 
-def description(traffic: Trace | Rates) -> dict[str, Any]:
-    return describe(traffic) if isinstance(traffic, Trace) else describe_rates(traffic)
+def describe_traffic(traffic: Trace | Rates) -> dict[str, Any]:
+    return describe_trace(traffic) if isinstance(traffic, Trace) else describe_rates(traffic)
 
 
 def describe_rates(rates: Rates) -> dict[str, Any]:
     """The description of a table of rates."""
-    seen = rates.rates[~rates.missing]
+    recorded = rates.rates[~rates.missing]
     change = np.abs(np.diff(np.log(np.maximum(rates.rates, 1e-12))))
     day = round(86_400 / rates.interval_s)
     return {
@@ -66,19 +71,22 @@ def describe_rates(rates: Rates) -> dict[str, Any]:
         "source": rates.source,
         "requests": float(rates.rates.sum() * rates.interval_s),
         "span_s": rates.span_s,
-        "began": _date(rates.began_s),
+        "began": _utc_date_text(rates.began_s),
         "interval_s": rates.interval_s,
         "intervals": len(rates),
         "missing": int(rates.missing.sum()),
         "rate_per_s": float(rates.rates.mean()),
-        "rate": {"min": float(seen.min()), "max": float(seen.max())},
+        "rate": {"min": float(recorded.min()), "max": float(recorded.max())},
         "interarrival_cv": rates.burstiness,
         "change": {f"p{p}": float(np.percentile(change, p)) for p in (50, 90, 99)},
-        "correlation": {"day": _lagged(rates, day), "week": _lagged(rates, 7 * day)},
+        "correlation": {
+            "day": _autocorrelation(rates, day),
+            "week": _autocorrelation(rates, 7 * day),
+        },
     }
 
 
-def lengths(tokens: Int) -> dict[str, float]:
+def describe_lengths(tokens: Int) -> dict[str, float]:
     """Mean, percentiles (linear between values), standard deviation and ends of lengths."""
     points = np.percentile(tokens, PERCENTILES)
     return {
@@ -90,14 +98,14 @@ def lengths(tokens: Int) -> dict[str, float]:
     }
 
 
-def correlation(one: Int, other: Int) -> float | None:
+def correlation(first: Int, second: Int) -> float | None:
     """Pearson's correlation; None where one of the two does not vary."""
-    if len(one) < 2 or not np.ptp(one) or not np.ptp(other):
+    if len(first) < 2 or not np.ptp(first) or not np.ptp(second):
         return None
-    return float(np.corrcoef(one, other)[0, 1])
+    return float(np.corrcoef(first, second)[0, 1])
 
 
-def prefix_hit(reuse: Reuse | None) -> dict[str, Any] | None:
+def describe_prefix_hits(reuse: Reuse | None) -> dict[str, Any] | None:
     """Shares of prompt tokens that caches of each size would have held."""
     if reuse is None:
         return None
@@ -108,7 +116,7 @@ def prefix_hit(reuse: Reuse | None) -> dict[str, Any] | None:
     }
 
 
-def sessions(trace: Trace) -> dict[str, Any] | None:
+def describe_sessions(trace: Trace) -> dict[str, Any] | None:
     """Number of sessions, requests of one, and gaps between them in seconds; None without any."""
     if trace.sessions is None:
         return None
@@ -128,7 +136,7 @@ def sessions(trace: Trace) -> dict[str, Any] | None:
     }
 
 
-def _blocks(trace: Trace, reuse: Reuse | None) -> dict[str, Any] | None:
+def _describe_blocks(trace: Trace, reuse: Reuse | None) -> dict[str, Any] | None:
     if reuse is None or trace.blocks is None:
         return None
     uses = np.unique(trace.blocks.ids, return_counts=True)[1]
@@ -142,7 +150,7 @@ def _blocks(trace: Trace, reuse: Reuse | None) -> dict[str, Any] | None:
     }
 
 
-def _date(began_s: float | None) -> str | None:
+def _utc_date_text(began_s: float | None) -> str | None:
     """A time in UTC; None where there is none, or none that a calendar has."""
     if began_s is None:
         return None
@@ -152,10 +160,10 @@ def _date(began_s: float | None) -> str | None:
         return None
 
 
-def _lagged(rates: Rates, lag: int) -> float | None:
+def _autocorrelation(rates: Rates, lag: int) -> float | None:
     if lag < 1 or len(rates) < 2 * lag:
         return None
-    one, other = rates.rates[lag:], rates.rates[:-lag]
-    if not np.ptp(one) or not np.ptp(other):
+    later, earlier = rates.rates[lag:], rates.rates[:-lag]
+    if not np.ptp(later) or not np.ptp(earlier):
         return None
-    return float(np.corrcoef(one, other)[0, 1])
+    return float(np.corrcoef(later, earlier)[0, 1])

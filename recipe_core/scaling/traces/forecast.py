@@ -31,7 +31,7 @@ class Predictor(Protocol):
         ...
 
 
-def predictor(
+def build_predictor(
     kind: str, *, season: int = 0, refit: int = 0, history: Float | None = None
 ) -> Predictor:
     """A predictor of a kind, which has seen ``history``.
@@ -43,13 +43,13 @@ def predictor(
     Raises:
         InputError: for a kind that is unknown, or ``seasonal`` without a season.
     """
-    made = _made(kind, season, refit)
+    forecast = _make_predictor(kind, season, refit)
     for value in () if history is None else history:
-        made.observe(float(value))
-    return made
+        forecast.observe(float(value))
+    return forecast
 
 
-def _made(kind: str, season: int, refit: int) -> Predictor:
+def _make_predictor(kind: str, season: int, refit: int) -> Predictor:
     # Each of these loads no more than it needs: statsmodels takes seconds.
     if kind == "constant":
         return Constant()

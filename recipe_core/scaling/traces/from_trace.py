@@ -15,8 +15,8 @@ from recipe_core.request.reuse import PrefixReuse
 from recipe_core.scaling.traces.bursts import burstiness
 from recipe_core.scaling.traces.load import Lengths
 from recipe_core.scaling.traces.rates import Rates
-from recipe_core.scaling.traces.reuse import reuse_curve
-from recipe_core.scaling.traces.shapes import HOURS, published
+from recipe_core.scaling.traces.reuse import measure_prefix_reuse
+from recipe_core.scaling.traces.shapes import HOURS, find_shape
 from recipe_core.scaling.traces.trace import Trace
 
 INTERVALS_S = (60.0, 300.0, 600.0, 1800.0, HOUR_S, 6 * HOUR_S, DAY_S)
@@ -54,18 +54,18 @@ def over_time_of(
     common: dict[str, Any] = {
         "mean_rate": mean_rate,
         "growth_per_month": growth_per_month,
-        "start_hour": hour_of_week(trace.began_s),
+        "start_hour": trace_hour_of_week(trace.began_s),
         "source": trace.source[:4096] or None,
     }
     if isinstance(trace, Trace):
-        interval_s, rates = rates_in(trace, interval_s or interval_of(trace.span_s))
+        interval_s, rates = rates_in(trace, interval_s or trace_interval_of(trace.span_s))
         burst = burstiness(trace, interval_s)
-        common["lengths"] = points(lengths_of(trace))
+        common["lengths"] = length_points_of(group_trace_lengths(trace))
     else:
         interval_s, rates, burst = trace.interval_s, trace.rates, trace.burstiness or 1.0
     common["burstiness"] = min(max(burst, LEAST_BURSTINESS), MOST_BURSTINESS)
     if shape is not None:
-        rate = mean_rate or float(f"{rates.mean() / _of_hours(trace, shape):.6g}")
+        rate = mean_rate or float(f"{rates.mean() / _relative_rate(trace, shape):.6g}")
         common |= {"shape": shape, "mean_rate": rate, "days": days or 7.0}
         return OverTime(**common)
     if len(rates) > MOST_RATES:
@@ -99,11 +99,11 @@ def workload_fields(
         fields["request_rate"] = float(f"{trace.rate_per_s:.6g}")
     reuse = prefix_reuse(trace)
     if reuse:
-        fields["prefix_reuse"] = [one.model_dump() for one in reuse]
+        fields["prefix_reuse"] = [point.model_dump() for point in reuse]
     return fields
 
 
-def fields_of(
+def traffic_fields(
     traffic: Trace | Rates, *, days: float | None = None, shape: str | None = None
 ) -> dict[str, Any]:
     """``workload_fields`` of a trace; of a table of rates, which has no lengths, ``over_time``."""
@@ -119,19 +119,19 @@ def fields_of(
 
 def prefix_reuse(trace: Trace) -> tuple[PrefixReuse, ...]:
     """Hits by the size of the cache, two sizes for each doubling; empty without block hashes."""
-    curve = reuse_curve(trace, per_octave=2)
+    curve = measure_prefix_reuse(trace, per_octave=2)
     if curve is None:
         return ()
-    most = 1 - 1e-9  # a hit is below 1: something of every prompt is computed
+    highest_hit = 1 - 1e-9  # a hit is below 1: something of every prompt is computed
     return tuple(
-        PrefixReuse(cache_tokens=float(size), hit=min(float(hit), most))
+        PrefixReuse(cache_tokens=float(size), hit=min(float(hit), highest_hit))
         for size, hit in zip(curve.cache_tokens, curve.hit, strict=True)
     )
 
 
-def interval_of(span_s: float) -> float:
+def trace_interval_of(span_s: float) -> float:
     """The shortest usual interval of which a span has at most 2,016; a day for longer ones."""
-    return next((one for one in INTERVALS_S if span_s <= WANTED * one), DAY_S)
+    return next((interval_s for interval_s in INTERVALS_S if span_s <= WANTED * interval_s), DAY_S)
 
 
 def rates_in(trace: Trace, interval_s: float) -> tuple[float, Float]:
@@ -154,7 +154,7 @@ def rates_in(trace: Trace, interval_s: float) -> tuple[float, Float]:
     return interval_s, np.asarray(counts / interval_s, dtype=np.float64)
 
 
-def lengths_of(trace: Trace) -> Lengths:
+def group_trace_lengths(trace: Trace) -> Lengths:
     """Lengths of a trace in at most 196 weighted points.
 
     Requests are cut into 14 groups by the length of their prompt, and each of these into 14 by that
@@ -165,13 +165,13 @@ def lengths_of(trace: Trace) -> Lengths:
     inputs, outputs = trace.input_tokens, np.maximum(trace.output_tokens, 1)
     pairs, number = np.unique(np.stack((inputs, outputs)), axis=1, return_counts=True)
     if len(number) <= (len(CUTS) - 1) ** 2:
-        one, other = pairs.astype(np.float64)
-        return Lengths(one, other, number / number.sum())
+        prompts, answers = pairs.astype(np.float64)
+        return Lengths(prompts, answers, number / number.sum())
     group = np.zeros(len(inputs), dtype=np.int64)
     by_input = np.lexsort((outputs, inputs))
-    for n, rows in enumerate(_cut(by_input, CUTS)):
+    for n, rows in enumerate(_cut_rows(by_input, CUTS)):
         by_output = rows[np.argsort(outputs[rows], kind="stable")]
-        for m, part in enumerate(_cut(by_output, CUTS)):
+        for m, part in enumerate(_cut_rows(by_output, CUTS)):
             group[part] = n * len(CUTS) + m
     _, group = np.unique(group, return_inverse=True)
     weight = np.bincount(group).astype(np.float64)
@@ -182,34 +182,34 @@ def lengths_of(trace: Trace) -> Lengths:
     )
 
 
-def _cut(rows: Int, cuts: tuple[float, ...]) -> list[Int]:
+def _cut_rows(rows: Int, cuts: tuple[float, ...]) -> list[Int]:
     ends = np.rint(np.asarray(cuts) * len(rows)).astype(np.int64)
     return [rows[a:b] for a, b in pairwise(ends) if b > a]
 
 
-def points(lengths: Lengths) -> tuple[LengthPoint, ...]:
+def length_points_of(lengths: Lengths) -> tuple[LengthPoint, ...]:
     """Lengths as fields of a request: whole tokens, at least one."""
     columns = (lengths.input_tokens, lengths.output_tokens, lengths.weight)
     return tuple(
         LengthPoint(
-            input_tokens=max(round(float(one)), 1),
-            output_tokens=max(round(float(other)), 1),
+            input_tokens=max(round(float(prompt)), 1),
+            output_tokens=max(round(float(answer)), 1),
             weight=float(f"{weight:.6g}"),
         )
-        for one, other, weight in zip(*columns, strict=True)
+        for prompt, answer, weight in zip(*columns, strict=True)
     )
 
 
-def hour_of_week(began_s: float | None) -> int:
+def trace_hour_of_week(began_s: float | None) -> int:
     """The hour of the week (UTC, 0 is Monday at midnight) of a time; 0 where there is none."""
     if began_s is None:
         return 0
     return int(math.floor(began_s / HOUR_S) + THURSDAY_H) % HOURS
 
 
-def _of_hours(trace: Trace | Rates, name: str) -> float:
+def _relative_rate(trace: Trace | Rates, name: str) -> float:
     """How high a shape's rate is in the hours of a trace, relative to its week; 1 without dates."""
-    week = published(name).rates
+    week = find_shape(name).rates
     if trace.began_s is None or trace.span_s >= HOURS * HOUR_S:
         return 1.0
     start = trace.began_s / HOUR_S + THURSDAY_H

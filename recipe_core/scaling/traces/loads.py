@@ -11,7 +11,7 @@ from recipe_core.base.errors import InputError
 from recipe_core.request.over_time import DAY_S, HOUR_S, LengthPoint, OverTime
 from recipe_core.request.serving_workload import ServingWorkload
 from recipe_core.scaling.traces.load import Lengths, Load
-from recipe_core.scaling.traces.shapes import HOURS, shape
+from recipe_core.scaling.traces.shapes import HOURS, shape_rates
 
 # Intervals that an hour of a shape is told in: five minutes each.
 PARTS = 12
@@ -23,7 +23,7 @@ POINTS = 8
 MOST_INTERVALS = 1_000_000
 
 
-def load_of(over_time: OverTime, workload: ServingWorkload) -> Load:
+def build_load(over_time: OverTime, workload: ServingWorkload) -> Load:
     """The load over ``over_time.days``, with the lengths it states or else the workload's.
 
     A shape's hours are joined smoothly, in five minutes, and keep their means; rates stay as
@@ -33,7 +33,7 @@ def load_of(over_time: OverTime, workload: ServingWorkload) -> Load:
     Raises:
         InputError: for an unknown shape, or more than a million intervals.
     """
-    rates, interval_s = _period(over_time)
+    rates, interval_s = _repeated_rates(over_time)
     count = max(math.ceil(over_time.days * DAY_S / interval_s - 1e-9), 1)
     if count > MOST_INTERVALS:
         raise InputError(
@@ -45,7 +45,9 @@ def load_of(over_time: OverTime, workload: ServingWorkload) -> Load:
     repeated = np.resize(rates, count)
     middle_s = (np.arange(count) + 0.5) * interval_s
     growth = (1 + over_time.growth_per_month) ** (middle_s / MONTH_S)
-    lengths = _stated(over_time.lengths) if over_time.lengths else lengths_of(workload)
+    lengths = (
+        _stated_lengths(over_time.lengths) if over_time.lengths else workload_lengths(workload)
+    )
     return Load(
         rates=repeated * growth,
         interval_s=interval_s,
@@ -56,16 +58,16 @@ def load_of(over_time: OverTime, workload: ServingWorkload) -> Load:
     )
 
 
-def lengths_of(workload: ServingWorkload) -> Lengths:
+def workload_lengths(workload: ServingWorkload) -> Lengths:
     """Lengths of a workload: prompts and answers independent, each even over its spread."""
-    inputs = _spread(workload.input_tokens, workload.input_spread)
-    outputs = _spread(workload.output_tokens, workload.output_spread)
+    inputs = _spread_lengths(workload.input_tokens, workload.input_spread)
+    outputs = _spread_lengths(workload.output_tokens, workload.output_spread)
     grid = np.meshgrid(inputs, outputs, indexing="ij")
     count = len(inputs) * len(outputs)
     return Lengths(grid[0].ravel(), grid[1].ravel(), np.full(count, 1 / count))
 
 
-def _spread(mean: int, spread: float | None) -> Float:
+def _spread_lengths(mean: int, spread: float | None) -> Float:
     """Means of equal parts of the even distribution over mean × (1 ± spread)."""
     share = SPREAD if spread is None else spread
     if not share:
@@ -74,7 +76,7 @@ def _spread(mean: int, spread: float | None) -> Float:
     return np.asarray(mean * (1 + share * (2 * middles - 1)))
 
 
-def _stated(points: tuple[LengthPoint, ...]) -> Lengths:
+def _stated_lengths(points: tuple[LengthPoint, ...]) -> Lengths:
     weight = np.asarray([point.weight for point in points])
     return Lengths(
         np.asarray([float(point.input_tokens) for point in points]),
@@ -83,18 +85,18 @@ def _stated(points: tuple[LengthPoint, ...]) -> Lengths:
     )
 
 
-def _period(over_time: OverTime) -> tuple[Float, float]:
+def _repeated_rates(over_time: OverTime) -> tuple[Float, float]:
     """Rates of what repeats, and the length of their interval."""
     if over_time.shape is None:
         rates = np.asarray(over_time.rates, dtype=np.float64)
         if over_time.mean_rate is not None:
             rates = rates * (over_time.mean_rate / rates.mean())
         return rates, over_time.interval_s
-    hours = np.roll(shape(over_time.shape), -over_time.start_hour)
-    return smooth(hours) * (over_time.mean_rate or 1.0), HOUR_S / PARTS
+    hours = np.roll(shape_rates(over_time.shape), -over_time.start_hour)
+    return smooth_hourly_rates(hours) * (over_time.mean_rate or 1.0), HOUR_S / PARTS
 
 
-def smooth(hours: Float, parts: int = PARTS) -> Float:
+def smooth_hourly_rates(hours: Float, parts: int = PARTS) -> Float:
     """Rates of ``parts`` intervals of each hour; hours repeat, keep their means and join smoothly.
 
     The integral of the rates is interpolated by cubics that rise everywhere: slopes at the hours'
@@ -102,18 +104,18 @@ def smooth(hours: Float, parts: int = PARTS) -> Float:
     """
     before = np.roll(hours, 1)
     both = before + hours
-    left = np.divide(2 * before * hours, both, out=np.zeros_like(hours), where=both > 0)
-    right = np.roll(left, -1)
+    left_slope = np.divide(2 * before * hours, both, out=np.zeros_like(hours), where=both > 0)
+    right_slope = np.roll(left_slope, -1)
     at = np.arange(parts + 1)[None, :] / parts
     integral = (
-        (at**3 - 2 * at**2 + at) * left[:, None]
+        (at**3 - 2 * at**2 + at) * left_slope[:, None]
         + (3 * at**2 - 2 * at**3) * hours[:, None]
-        + (at**3 - at**2) * right[:, None]
+        + (at**3 - at**2) * right_slope[:, None]
     )
     return np.maximum(np.diff(integral, axis=1).ravel() * parts, 0.0)
 
 
-def hour_of_week(load: Load) -> Int:
+def load_hours_of_week(load: Load) -> Int:
     """Hour of the week, 0 to 167, in which each interval begins."""
     hours = load.start_hour + np.arange(len(load.rates)) * load.interval_s / HOUR_S
     hour: Int = np.floor(hours).astype(np.int64) % HOURS

@@ -35,7 +35,7 @@ class Rates:
         return len(self.rates) * self.interval_s
 
 
-def filled(rates: Float, missing: Bool) -> Float:
+def fill_missing_rates(rates: Float, missing: Bool) -> Float:
     """Rates in which missing windows lie on the line between those beside them.
 
     Raises:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from recipe_core.base.errors import unknown
 from recipe_core.scaling.traces.formats import rate_table
 from recipe_core.scaling.traces.formats.columns import UNITS
-from recipe_core.scaling.traces.formats.content import Content, unpacked, wrong
-from recipe_core.scaling.traces.formats.registry import format_of
-from recipe_core.scaling.traces.formats.requests import trace_of
-from recipe_core.scaling.traces.formats.table import is_table
+from recipe_core.scaling.traces.formats.content import Content, unpack_trace_file, wrong
+from recipe_core.scaling.traces.formats.registry import find_trace_format
+from recipe_core.scaling.traces.formats.requests import build_trace
+from recipe_core.scaling.traces.formats.table import has_request_columns
 from recipe_core.scaling.traces.rates import Rates
 from recipe_core.scaling.traces.trace import Trace
 
@@ -22,13 +22,13 @@ def read_trace(data: bytes, name: str = "", *, unit: str | None = None) -> Trace
     Raises:
         InputError: for an unknown format, a file over the limits, or the first line that is wrong.
     """
-    content = _content(data, name)
-    if rate_table.is_one(content) and not _has_requests(content):
+    content = _unpack_content(data, name)
+    if rate_table.is_rate_table(content) and not _has_requests(content):
         raise wrong(
             f"{content.title} has rates and no single requests.",
             "Use it for rates: recipe trace FILE, or workload.over_time.rates.",
         )
-    return _trace(content, _known_unit(unit))
+    return _parse_trace(content, _check_time_unit(unit))
 
 
 def read_load(
@@ -41,26 +41,26 @@ def read_load(
     Raises:
         InputError: as ``read_trace``.
     """
-    content = _content(data, name)
-    if rate_table.is_one(content) and not _has_requests(content):
-        return rate_table.read(content, model, _known_unit(unit))
-    return _trace(content, _known_unit(unit))
+    content = _unpack_content(data, name)
+    if rate_table.is_rate_table(content) and not _has_requests(content):
+        return rate_table.read_rate_table(content, model, _check_time_unit(unit))
+    return _parse_trace(content, _check_time_unit(unit))
 
 
-def _content(data: bytes, name: str) -> Content:
-    return Content(unpacked(data), name)
+def _unpack_content(data: bytes, name: str) -> Content:
+    return Content(unpack_trace_file(data), name)
 
 
-def _trace(content: Content, unit: str | None) -> Trace:
-    known = format_of(content)
-    return trace_of(known.read(content, unit), known.TITLE, content)
+def _parse_trace(content: Content, unit: str | None) -> Trace:
+    trace_format = find_trace_format(content)
+    return build_trace(trace_format.read(content, unit), trace_format.TITLE, content)
 
 
 def _has_requests(content: Content) -> bool:
-    return is_table(content.head)
+    return has_request_columns(content.head)
 
 
-def _known_unit(unit: str | None) -> str | None:
+def _check_time_unit(unit: str | None) -> str | None:
     if unit is not None and unit not in UNITS:
         message, hint = unknown("unit", unit, list(UNITS))
         raise wrong(message, hint)

@@ -45,7 +45,7 @@ class Reuse:
     requests_hit: float
 
 
-def reuse_curve(trace: Trace, *, per_octave: int = 1) -> Reuse | None:
+def measure_prefix_reuse(trace: Trace, *, per_octave: int = 1) -> Reuse | None:
     """Hits of a trace by the size of the cache; None where it has no hashes of blocks.
 
     Sizes are powers of two from one block on, ``per_octave`` for each doubling, to the first that
@@ -54,27 +54,27 @@ def reuse_curve(trace: Trace, *, per_octave: int = 1) -> Reuse | None:
     blocks = trace.blocks
     if blocks is None or not len(blocks.ids):
         return None
-    held = tokens_in_blocks(blocks, trace.input_tokens)
+    block_tokens = tokens_in_blocks(blocks, trace.input_tokens)
     needed = needed_blocks(blocks)
-    seen = needed < NEVER
+    reused = needed < NEVER
     distinct = len(np.unique(blocks.ids))
     steps = np.arange(int(np.ceil(np.log2(max(distinct, 1)))) * per_octave + 1)
     sizes = np.unique(np.floor(2.0 ** (steps / per_octave)).astype(np.int64))
     all_tokens = max(float(trace.input_tokens.sum()), 1.0)
     order = np.argsort(needed, kind="stable")
     within = np.searchsorted(needed[order], sizes, side="right")
-    sums = np.concatenate(([0], np.cumsum(held[order])))
+    sums = np.concatenate(([0], np.cumsum(block_tokens[order])))
     counts = np.diff(blocks.starts)
     first = blocks.starts[:-1][counts > 0]
     return Reuse(
         cache_tokens=(sizes * blocks.tokens).astype(np.float64),
         hit=sums[within] / all_tokens,
-        unlimited=float(held[seen].sum() / all_tokens),
+        unlimited=float(block_tokens[reused].sum() / all_tokens),
         block_hit=within / len(needed),
-        block_unlimited=float(seen.mean()),
+        block_unlimited=float(reused.mean()),
         blocks=len(needed),
         distinct=distinct,
-        requests_hit=float(seen[first].sum() / max(len(trace), 1)),
+        requests_hit=float(reused[first].sum() / max(len(trace), 1)),
     )
 
 
@@ -82,9 +82,9 @@ def tokens_in_blocks(blocks: Blocks, input_tokens: Int) -> Int:
     """Tokens of each block of each request: full but for the last, whose prompt ends in it."""
     counts = np.diff(blocks.starts)
     before = (np.arange(len(blocks.ids)) - np.repeat(blocks.starts[:-1], counts)) * blocks.tokens
-    left = np.repeat(input_tokens, counts) - before
-    held: Int = np.clip(left, 0, blocks.tokens)
-    return held
+    tokens_left = np.repeat(input_tokens, counts) - before
+    block_tokens: Int = np.clip(tokens_left, 0, blocks.tokens)
+    return block_tokens
 
 
 def needed_blocks(blocks: Blocks) -> Int:
@@ -94,13 +94,13 @@ def needed_blocks(blocks: Blocks) -> Int:
     """
     ids = np.unique(blocks.ids, return_inverse=True)[1].astype(np.int64)
     owner = np.repeat(np.arange(len(blocks.starts) - 1), np.diff(blocks.starts))
-    again = _repeated(ids, owner)
+    again = _is_repeated_block(ids, owner)
     ranks = np.zeros(len(ids), dtype=np.int64)  # a block again in one request: as the first time
-    ranks[~again] = _ranks(ids[~again], owner[~again])
+    ranks[~again] = _lru_ranks(ids[~again], owner[~again])
     return _running_maximum(ranks, owner)
 
 
-def _repeated(ids: Int, owner: Int) -> Bool:
+def _is_repeated_block(ids: Int, owner: Int) -> Bool:
     """Where a request lists a block that it has listed before."""
     order = np.lexsort((np.arange(len(ids)), ids, owner))
     same = (np.diff(ids[order]) == 0) & (np.diff(owner[order]) == 0)
@@ -109,7 +109,7 @@ def _repeated(ids: Int, owner: Int) -> Bool:
     return again
 
 
-def _ranks(ids: Int, owner: Int) -> Int:
+def _lru_ranks(ids: Int, owner: Int) -> Int:
     """Rank of each block in the LRU stack when its request comes; 1 is the one used last."""
     count = len(ids)
     if not count:
@@ -119,20 +119,20 @@ def _ranks(ids: Int, owner: Int) -> Int:
     place = starts + (ends - 1 - np.arange(count))  # used from its last block to its first
     used = np.empty(count, dtype=np.int64)
     used[place] = ids
-    previous = _previous(used)
+    previous = _previous_uses(used)
     before = previous[place]  # when each block was used before its request
-    known = before >= 0
+    reused = before >= 0
     # Different blocks used in [before, start) = uses there, less those whose block is used again
     # before start, which are the uses before start whose previous one is not before ``before``.
     repeats = np.flatnonzero(previous >= 0)
-    until = np.searchsorted(repeats, starts[known])
-    less = _count_at_least(previous[repeats], until, before[known], count)
+    until = np.searchsorted(repeats, starts[reused])
+    less = _count_at_least(previous[repeats], until, before[reused], count)
     ranks = np.full(count, NEVER, dtype=np.int64)
-    ranks[known] = starts[known] - before[known] - less
+    ranks[reused] = starts[reused] - before[reused] - less
     return ranks
 
 
-def _previous(used: Int) -> Int:
+def _previous_uses(used: Int) -> Int:
     """The place of the use before each use of the same block; -1 for the first."""
     order = np.argsort(used, kind="stable")
     previous = np.full(len(used), -1, dtype=np.int64)
@@ -141,7 +141,7 @@ def _previous(used: Int) -> Int:
     return previous
 
 
-def _count_at_least(values: Int, until: Int, least: Int, bound: int) -> Int:
+def _count_at_least(values: Int, until: Int, threshold: Int, bound: int) -> Int:
     """For each query how many of ``values[:until]`` are at least ``least``; all below ``bound``."""
     low = np.zeros(len(until), dtype=np.int64)
     high = until.copy()
@@ -151,10 +151,10 @@ def _count_at_least(values: Int, until: Int, least: Int, bound: int) -> Int:
         ones_before = np.concatenate(([0], np.cumsum(ones)))
         zeros = len(values) - int(ones_before[-1])
         low_ones, high_ones = ones_before[low], ones_before[high]
-        one = ((least >> bit) & 1) == 1
-        count += np.where(one, 0, high_ones - low_ones)
-        low = np.where(one, zeros + low_ones, low - low_ones)
-        high = np.where(one, zeros + high_ones, high - high_ones)
+        bit_set = ((threshold >> bit) & 1) == 1
+        count += np.where(bit_set, 0, high_ones - low_ones)
+        low = np.where(bit_set, zeros + low_ones, low - low_ones)
+        high = np.where(bit_set, zeros + high_ones, high - high_ones)
         values = np.concatenate((values[ones == 0], values[ones == 1]))
     return count + (high - low)
 

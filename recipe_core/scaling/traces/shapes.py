@@ -75,25 +75,25 @@ class Shape:
 
 
 def shape_names() -> list[str]:
-    return list(_shapes())
+    return list(_load_week_shapes())
 
 
-def shape(name: str) -> Float:
+def shape_rates(name: str) -> Float:
     """Rates of the 168 hours of a week relative to their mean, by the name of a shape.
 
     Raises:
         InputError: for an unknown name.
     """
-    return published(name).rates
+    return find_shape(name).rates
 
 
-def published(name: str) -> Shape:
+def find_shape(name: str) -> Shape:
     """A shape with what is known of it.
 
     Raises:
         InputError: for an unknown name.
     """
-    shapes = _shapes()
+    shapes = _load_week_shapes()
     if name not in shapes:
         message, hint = unknown("shape", name, list(shapes))
         raise InputError(message, field=FIELD, hint=hint)
@@ -101,7 +101,7 @@ def published(name: str) -> Shape:
 
 
 @cache
-def _shapes() -> dict[str, Shape]:
+def _load_week_shapes() -> dict[str, Shape]:
     file = FILE.read_as(_File)
     with RATES.open(encoding="utf-8", newline="") as lines:
         rows = list(csv.DictReader(lines))

@@ -7,12 +7,12 @@ from typing import Any
 
 from recipe_core.base.errors import NoAnswer
 from recipe_core.request.scaling import Scaling
-from recipe_core.scaling.policies.defaults import default
+from recipe_core.scaling.policies.defaults import default_of
 from recipe_core.scaling.policies.table import LONGEST_WINDOW_S
 from recipe_core.targets.scale.bounds import number, whole_s
 
 # Of the policies that apply where none is stated.
-PERIOD_S = int(default("hpa", "period_s"))
+PERIOD_S = int(default_of("hpa", "period_s"))
 # What a behavior holds of a policy.
 FIELDS = (
     "tolerance",

@@ -8,7 +8,7 @@ from recipe_core.base.errors import InputError, NoAnswer
 from recipe_core.launch.process import Launch
 from recipe_core.recipe.place import Parameters
 from recipe_core.request.scaling import Policy, Scaling
-from recipe_core.scaling.rented import bounds_of
+from recipe_core.scaling.rented import replica_bounds_of
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import Unit, independent, layout
 
@@ -54,7 +54,7 @@ def most(context: Context, unit: Unit) -> int:
 
 def fewest(scaling: Scaling) -> int:
     """Fewest replicas; all of them where their number is fixed."""
-    return bounds_of(scaling)[0]
+    return replica_bounds_of(scaling)[0]
 
 
 def refuse_other_bounds(scaling: Scaling, parameters: Parameters, launch: Launch) -> None:

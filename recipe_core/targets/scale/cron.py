@@ -14,7 +14,7 @@ from typing import Any
 
 from recipe_core.request.scaling import Period, Scaling
 from recipe_core.scaling.policies.schedule import HOURS as WEEK
-from recipe_core.scaling.policies.schedule import week as hours_of
+from recipe_core.scaling.policies.schedule import week_replicas as hours_of
 
 DAY = 24
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from recipe_core.base.errors import NoAnswer
 from recipe_core.request.scaling import Scaling
-from recipe_core.scaling.policies.defaults import default
+from recipe_core.scaling.policies.defaults import default_of
 from recipe_core.scaling.policies.dynamo import PREDICTOR
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import replica_devices
@@ -23,8 +23,8 @@ TIMES = {
 }
 # By limit of the objective: the planner's name, and what it takes where none is stated.
 LIMITS = {
-    "ttft_ms": ("ttft_ms", 1e3 * default("dynamo", "ttft_s")),
-    "tpot_ms": ("itl_ms", 1e3 * default("dynamo", "itl_s")),
+    "ttft_ms": ("ttft_ms", 1e3 * default_of("dynamo", "ttft_s")),
+    "tpot_ms": ("itl_ms", 1e3 * default_of("dynamo", "itl_s")),
 }
 _POOLS = ("prefill", "decode")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from recipe_core.base.errors import NoAnswer
 from recipe_core.request.scaling import Scaling, Trigger
-from recipe_core.scaling.policies.defaults import default
+from recipe_core.scaling.policies.defaults import default_of
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import Unit
 from recipe_core.targets.scale import cron
@@ -43,7 +43,7 @@ _NEVER = 1_000_000_000
 # Replicas that a schedule may add or end at a time: as many as there can be.
 _AT_ONCE = 4096
 # Of Kubernetes' autoscaler, where none is stated.
-TOLERANCE = default("hpa", "tolerance")
+TOLERANCE = default_of("hpa", "tolerance")
 
 
 def spec(context: Context, unit: Unit, scaling: Scaling) -> dict[str, Any]:

@@ -7,21 +7,21 @@ from typing import Any
 
 from recipe_core.base.errors import NoAnswer
 from recipe_core.request.scaling import Metric, Scaling, Trigger
-from recipe_core.scaling.policies.defaults import default
+from recipe_core.scaling.policies.defaults import default_of
 from recipe_core.targets.scale.bounds import number, refuse_fields, whole_s
 from recipe_core.targets.scale.metrics import only_trigger
 
 WHERE = "Knative's autoscaler"
 PREFIX = "autoscaling.knative.dev/"
 # Between two looks of the autoscaler, for all services of a cluster.
-INTERVAL_S = default("kpa", "evaluation_period_s")
+INTERVAL_S = default_of("kpa", "evaluation_period_s")
 METRICS: dict[Metric, str] = {"in-flight": "concurrency", "request-rate": "rps"}
 LEAST_TARGET = 0.01
 SHORTEST_WINDOW_S, LONGEST_S = 6, 3600
 # Of Knative, and simulated; written since a cluster may have other defaults.
 PANIC = {
-    "panic-window-percentage": number(100 * default("kpa", "panic_window")),
-    "panic-threshold-percentage": number(100 * default("kpa", "panic_threshold")),
+    "panic-window-percentage": number(100 * default_of("kpa", "panic_window")),
+    "panic-threshold-percentage": number(100 * default_of("kpa", "panic_threshold")),
 }
 _FIELDS = ("triggers", "interval_s", "window_s", "down_delay_s", "idle_s")
 # Fields of a pod that Knative refuses.

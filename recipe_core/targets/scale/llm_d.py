@@ -12,7 +12,7 @@ from typing import Any
 from recipe_core.base.documents import parse_yaml, to_yaml
 from recipe_core.base.errors import NoAnswer
 from recipe_core.request.scaling import Metric, Scaling, Trigger
-from recipe_core.scaling.policies.defaults import default
+from recipe_core.scaling.policies.defaults import default_of
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import independent
 from recipe_core.targets.scale.behavior import FIELDS, behavior, read_behavior
@@ -28,15 +28,15 @@ THRESHOLDS: dict[Metric, str] = {
 }
 # Of the autoscaler: spare room below which another replica starts.
 SPARE = {
-    "kvSpareTrigger": default("llm-d", "kv_spare"),
-    "queueSpareTrigger": int(default("llm-d", "queue_spare")),
+    "kvSpareTrigger": default_of("llm-d", "kv_spare"),
+    "queueSpareTrigger": int(default_of("llm-d", "queue_spare")),
 }
 DEFAULTS = {
-    "kvCacheThreshold": default("llm-d", "kv_threshold"),
-    "queueLengthThreshold": int(default("llm-d", "queue_threshold")),
+    "kvCacheThreshold": default_of("llm-d", "kv_threshold"),
+    "queueLengthThreshold": int(default_of("llm-d", "queue_threshold")),
 }
 # Between two looks of the autoscaler, for all services of a cluster.
-INTERVAL_S = default("llm-d", "interval_s")
+INTERVAL_S = default_of("llm-d", "interval_s")
 
 
 def scaling_of(context: Context, scaling: Scaling) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def scaling_of(context: Context, scaling: Scaling) -> dict[str, Any]:
 def _chart() -> dict[str, int]:
     """Of the autoscaler's chart; KServe's own object would have Kubernetes' defaults."""
     window_s, step, period_s = (
-        int(default("llm-d", name)) for name in ("hpa_window_s", "hpa_pods", "hpa_period_s")
+        int(default_of("llm-d", name)) for name in ("hpa_window_s", "hpa_pods", "hpa_period_s")
     )
     return {
         "up_delay_s": window_s,

@@ -9,14 +9,14 @@ from recipe_core.base.errors import NoAnswer
 from recipe_core.engines.release import Metrics
 from recipe_core.engines.spec import engine_names
 from recipe_core.request.scaling import Metric, Scaling, Trigger
-from recipe_core.scaling.policies.defaults import default
+from recipe_core.scaling.policies.defaults import default_of
 from recipe_core.targets.context import Context
 from recipe_core.targets.monitoring.metrics import engine_metrics
 from recipe_core.targets.pod import object_name
 from recipe_core.targets.scale.bounds import whole_s
 
 # Seconds over which a rate is taken where no window is stated: two scrapes and more.
-RATE_S = int(default("hpa", "rate_window_s"))
+RATE_S = int(default_of("hpa", "rate_window_s"))
 # Gauges of an engine that make up a metric.
 _PARTS: dict[Metric, tuple[str, ...]] = {
     "waiting": ("waiting",),

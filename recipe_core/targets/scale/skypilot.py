@@ -7,7 +7,7 @@ from typing import Any
 
 from recipe_core.base.errors import NoAnswer
 from recipe_core.request.scaling import Metric, Scaling, Trigger
-from recipe_core.scaling.policies.defaults import default
+from recipe_core.scaling.policies.defaults import default_of
 from recipe_core.targets.scale.bounds import fewest, refuse_fields, refuse_policy, whole_s
 from recipe_core.targets.scale.metrics import only_trigger, triggers_of
 
@@ -16,7 +16,7 @@ WHERE = "SkyServe"
 METRIC: Metric = "request-rate"
 TIMES = {"up_delay_s": "upscale_delay_seconds", "down_delay_s": "downscale_delay_seconds"}
 # What a service cannot change.
-FIXED = {name: default("skyserve", name) for name in ("window_s", "interval_s")}
+FIXED = {name: default_of("skyserve", name) for name in ("window_s", "interval_s")}
 
 
 def replicas(scaling: Scaling) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from recipe_core.base.units import significant
-from recipe_core.scaling.traces.bursts import counts
+from recipe_core.scaling.traces.bursts import count_by_window
 from recipe_core.scaling.traces.rates import Rates
 from recipe_core.scaling.traces.trace import Trace
 from recipe_core.views.charts.figures import Drawing, axis
@@ -30,7 +30,7 @@ def requests_over_time(trace: Trace | Rates, *, dark: bool = False) -> go.Figure
         step, mean = trace.interval_s, trace.rates
     else:
         step = max(60.0, np.ceil(trace.span_s / POINTS / 60.0) * 60.0)
-        mean = counts(trace, step) / step
+        mean = count_by_window(trace, step) / step
     x = np.arange(len(mean)) * step / factor
     if not isinstance(trace, Rates):
         look = {"color": draw.colours.muted, "width": 1, "dash": "dot", "shape": "hv"}
@@ -54,7 +54,7 @@ def _step_text(step_s: float) -> str:
 
 def _busiest_second(trace: Trace, step_s: float, intervals: int) -> np.ndarray:
     """The highest count of a second in each interval, which lasts whole seconds."""
-    seconds = counts(trace, 1.0)
+    seconds = count_by_window(trace, 1.0)
     padded = np.zeros(intervals * int(step_s))
     padded[: len(seconds)] = seconds[: len(padded)]
     return np.asarray(padded.reshape(intervals, -1).max(axis=1))

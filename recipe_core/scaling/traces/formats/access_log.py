@@ -17,13 +17,13 @@ from typing import Any
 from recipe_core.base.errors import InputError
 from recipe_core.scaling.traces.formats.content import Content, wrong
 from recipe_core.scaling.traces.formats.gathered import Gathered
-from recipe_core.scaling.traces.formats.json_lines import objects
+from recipe_core.scaling.traces.formats.json_lines import read_json_objects
 from recipe_core.scaling.traces.formats.names import (
     INPUTS,
     OUTPUTS,
     SESSIONS,
     STATUSES,
-    plain,
+    normalise_column_name,
     time_column,
 )
 from recipe_core.scaling.traces.formats.requests import Requests
@@ -35,71 +35,75 @@ _LOOKED_AT = 200
 Path = tuple[str, ...]
 
 
-def is_one(content: Content) -> bool:
+def is_access_log(content: Content) -> bool:
     """Whether one of the first lines is an object with a time and the tokens of a prompt."""
     if not content.is_json:
         return False
     head = Content(content.data[: 1 << 20], content.name) if content.first_line != "{" else content
     try:
-        return any(_places(value) for _, value in islice(objects(head), _LOOKED_AT))
+        return any(
+            _find_field_paths(value) for _, value in islice(read_json_objects(head), _LOOKED_AT)
+        )
     except InputError:  # the last line of the head is cut
         return False
 
 
-def read(content: Content, unit: str | None = None) -> Requests:
+def read_access_log(content: Content, unit: str | None = None) -> Requests:
     """The requests of such a file."""
     gathered = Gathered()
     places: Mapping[str, Path] | None = None
     early: list[tuple[int, dict[str, Any]]] = []
-    for line, value in objects(content):
+    for line, value in read_json_objects(content):
         if places is None:
-            places = _places(value)
+            places = _find_field_paths(value)
             if places is None:
                 early.append((line, value))
                 continue
-        _add(gathered, line, value, places)
+        _add_log_request(gathered, line, value, places)
     if places is None:
         raise wrong(
             f"no line of {content.title} has a time and the tokens of a prompt.",
             "Log them, for example as timestamp, input_tokens and output_tokens.",
         )
     for line, value in early:
-        _add(gathered, line, value, places)
-    return gathered.requests(unit or _unit_of(places["time"]))
+        _add_log_request(gathered, line, value, places)
+    return gathered.requests(unit or _time_unit_of(places["time"]))
 
 
-def _add(gathered: Gathered, line: int, value: dict[str, Any], places: Mapping[str, Path]) -> None:
-    time = _at(value, places["time"])
+def _add_log_request(
+    gathered: Gathered, line: int, value: dict[str, Any], places: Mapping[str, Path]
+) -> None:
+    time = _value_at_path(value, places["time"])
     if time is None:
         return
-    status = _at(value, places.get("status", ()))
+    status = _value_at_path(value, places.get("status", ()))
     gathered.add(
         line,
         time,
-        _at(value, places["input"]),
-        _at(value, places.get("output", ())),
-        session=_at(value, places.get("session", ())),
+        _value_at_path(value, places["input"]),
+        _value_at_path(value, places.get("output", ())),
+        session=_value_at_path(value, places.get("session", ())),
         failed=status is not None and is_failure(str(status).lower()),
     )
 
 
-def _places(value: Mapping[str, Any]) -> dict[str, Path] | None:
+def _find_field_paths(value: Mapping[str, Any]) -> dict[str, Path] | None:
     """Where an object holds what is needed; None where it lacks a time or a prompt's tokens."""
-    leaves: dict[Path, Any] = dict(sorted(_leaves(value, ()), key=lambda leaf: len(leaf[0])))
-    stamps = _by_name(leaves)
+    leaves: dict[Path, Any] = dict(sorted(_iter_leaves(value, ()), key=lambda leaf: len(leaf[0])))
+    stamps = _paths_by_name(leaves)
     column = time_column(stamps)
-    prompt = _place(stamps, INPUTS)
+    prompt = _find_named_path(stamps, INPUTS)
     if column is None or prompt is None:
         return None
     places = {"time": stamps[column[0]], "input": prompt}
     for key, names in (("output", OUTPUTS), ("session", SESSIONS), ("status", STATUSES)):
-        place = _place(stamps, names)
+        place = _find_named_path(stamps, names)
         if place is not None:
             places[key] = place
     return places
 
 
-def _by_name(leaves: Mapping[Path, Any]) -> dict[str, Path]:
+def _paths_by_name(leaves: Mapping[Path, Any]) -> dict[str, Path]:
     """Places by the last part of their path, the outermost first; dots divide parts too."""
     names: dict[str, Path] = {}
     for path in leaves:
@@ -107,23 +111,23 @@ def _by_name(leaves: Mapping[Path, Any]) -> dict[str, Path]:
     return names
 
 
-def _place(named: Mapping[str, Path], names: tuple[str, ...]) -> Path | None:
+def _find_named_path(paths: Mapping[str, Path], names: tuple[str, ...]) -> Path | None:
     by_plain: dict[str, Path] = {}
-    for name, path in named.items():
-        by_plain.setdefault(plain(name), path)
+    for name, path in paths.items():
+        by_plain.setdefault(normalise_column_name(name), path)
     return next((by_plain[name] for name in names if name in by_plain), None)
 
 
-def _leaves(value: Mapping[str, Any], path: Path) -> Iterator[tuple[Path, Any]]:
+def _iter_leaves(value: Mapping[str, Any], path: Path) -> Iterator[tuple[Path, Any]]:
     for name, item in value.items():
         if isinstance(item, Mapping):
             if len(path) < _DEEPEST - 1:
-                yield from _leaves(item, (*path, name))
+                yield from _iter_leaves(item, (*path, name))
         elif item is not None and not isinstance(item, list):
             yield (*path, name), item
 
 
-def _at(value: Any, path: Path) -> Any:
+def _value_at_path(value: Any, path: Path) -> Any:
     if not path:
         return None
     for name in path:
@@ -133,6 +137,6 @@ def _at(value: Any, path: Path) -> Any:
     return value
 
 
-def _unit_of(path: Path) -> str | None:
+def _time_unit_of(path: Path) -> str | None:
     column = time_column([path[-1].rpartition(".")[2]])
     return column[1] if column else None

@@ -6,7 +6,11 @@ second, in 2024 followed by a zone. Source: Azure/AzurePublicDataset.
 
 from __future__ import annotations
 
-from recipe_core.scaling.traces.formats.columns import csv_columns, times, tokens
+from recipe_core.scaling.traces.formats.columns import (
+    read_csv_columns,
+    read_time_column,
+    read_token_column,
+)
 from recipe_core.scaling.traces.formats.content import Content
 from recipe_core.scaling.traces.formats.requests import Requests
 
@@ -14,17 +18,17 @@ TITLE = "Azure trace"
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
-def is_one(content: Content) -> bool:
+def is_azure_trace(content: Content) -> bool:
     return set(COLUMNS) <= set(content.head)
 
 
-def read(content: Content, unit: str | None = None) -> Requests:
+def read_azure_trace(content: Content, unit: str | None = None) -> Requests:
     """The requests of such a file."""
-    table = csv_columns(content, COLUMNS)
-    arrival, origin, _ = times(table, COLUMNS[0], unit=unit)
+    table = read_csv_columns(content, COLUMNS)
+    arrival, origin, _ = read_time_column(table, COLUMNS[0], unit=unit)
     return Requests(
         arrival_s=arrival,
-        input_tokens=tokens(table, COLUMNS[1]),
-        output_tokens=tokens(table, COLUMNS[2]),
+        input_tokens=read_token_column(table, COLUMNS[1]),
+        output_tokens=read_token_column(table, COLUMNS[2]),
         origin_s=origin or None,
     )

@@ -12,7 +12,7 @@ from typing import Any
 
 from recipe_core.scaling.traces.formats.content import Content, wrong
 from recipe_core.scaling.traces.formats.gathered import Gathered
-from recipe_core.scaling.traces.formats.json_lines import objects
+from recipe_core.scaling.traces.formats.json_lines import read_json_objects
 from recipe_core.scaling.traces.formats.requests import Requests
 
 TITLE = "benchmark"
@@ -20,7 +20,7 @@ VLLM = ("start_times", "input_lens", "output_lens")
 _LISTS = ("successful", "errored", "incomplete")
 
 
-def is_one(content: Content) -> bool:
+def is_benchmark_trace(content: Content) -> bool:
     """Whether it is an object with vLLM's lists or GuideLLM's benchmarks."""
     if not content.first_line.startswith("{"):
         return False
@@ -29,15 +29,15 @@ def is_one(content: Content) -> bool:
     return b'"benchmarks"' in content.data and b'"successful"' in content.data
 
 
-def read(content: Content, unit: str | None = None) -> Requests:
+def read_benchmark_trace(content: Content, unit: str | None = None) -> Requests:
     """The requests of such a file."""
     gathered = Gathered()
-    for line, value in objects(content):
+    for line, value in read_json_objects(content):
         lists = [value.get(name) for name in VLLM]
-        if all(isinstance(one, list) for one in lists):
+        if all(isinstance(values, list) for values in lists):
             _add_lists(gathered, line, lists, value.get("errors"))
-        for request, failed in _of_guidellm(value):
-            _add(gathered, line, request, failed)
+        for request, failed in _guidellm_requests(value):
+            _add_guidellm_request(gathered, line, request, failed)
     if not len(gathered.times):
         raise wrong(
             f"{content.title} does not say when each request began.",
@@ -57,7 +57,7 @@ def _add_lists(gathered: Gathered, line: int, lists: list[Any], errors: Any) -> 
         gathered.add(line, start, prompt, answer, session=None, failed=bool(error))
 
 
-def _of_guidellm(value: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], bool]]:
+def _guidellm_requests(value: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], bool]]:
     runs = value.get("benchmarks")
     for run in runs if isinstance(runs, list) else []:
         requests = run.get("requests") if isinstance(run, Mapping) else None
@@ -69,7 +69,9 @@ def _of_guidellm(value: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], 
                     yield request, name != "successful"
 
 
-def _add(gathered: Gathered, line: int, request: Mapping[str, Any], failed: bool) -> None:
+def _add_guidellm_request(
+    gathered: Gathered, line: int, request: Mapping[str, Any], failed: bool
+) -> None:
     start = request.get("request_start_time", request.get("start_time"))
     if start is not None:
         gathered.add(

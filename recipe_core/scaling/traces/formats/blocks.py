@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recipe_core.base.arrays import Int
-from recipe_core.scaling.traces.formats.content import shown, wrong
+from recipe_core.scaling.traces.formats.content import quote_value, wrong
 from recipe_core.scaling.traces.trace import Blocks
 
 MOST_BLOCKS = 100_000_000
@@ -75,7 +75,7 @@ def block_tokens(counts: Int, input_tokens: Int) -> int:
     if fits[best] < 0.5:
         row = int(np.argmax(some))
         raise wrong(
-            f"the size of a block is not clear: a prompt of {shown(input_tokens[row])} tokens "
+            f"the size of a block is not clear: a prompt of {quote_value(input_tokens[row])} tokens "
             f"lists {counts[row]:,} blocks.",
             "Add a column block_size with the tokens of a block.",
         )

@@ -6,7 +6,12 @@ without tokens is a request that failed. Source: HPMLL/BurstGPT.
 
 from __future__ import annotations
 
-from recipe_core.scaling.traces.formats.columns import csv_columns, labels, times, tokens
+from recipe_core.scaling.traces.formats.columns import (
+    read_csv_columns,
+    read_label_column,
+    read_time_column,
+    read_token_column,
+)
 from recipe_core.scaling.traces.formats.content import Content
 from recipe_core.scaling.traces.formats.requests import Requests
 
@@ -15,20 +20,20 @@ COLUMNS = ("Timestamp", "Request tokens", "Response tokens")
 SESSION = "Session ID"
 
 
-def is_one(content: Content) -> bool:
+def is_burstgpt_trace(content: Content) -> bool:
     return set(COLUMNS) <= set(content.head)
 
 
-def read(content: Content, unit: str | None = None) -> Requests:
+def read_burstgpt_trace(content: Content, unit: str | None = None) -> Requests:
     """The requests of such a file."""
-    table = csv_columns(content, COLUMNS, optional=(SESSION,))
-    arrival, origin, _ = times(table, COLUMNS[0], unit=unit or "s")
-    output = tokens(table, COLUMNS[2])
+    table = read_csv_columns(content, COLUMNS, optional=(SESSION,))
+    arrival, origin, _ = read_time_column(table, COLUMNS[0], unit=unit or "s")
+    output = read_token_column(table, COLUMNS[2])
     return Requests(
         arrival_s=arrival,
-        input_tokens=tokens(table, COLUMNS[1]),
+        input_tokens=read_token_column(table, COLUMNS[1]),
         output_tokens=output,
-        sessions=labels(table, SESSION) if SESSION in table.column_names else None,
+        sessions=read_label_column(table, SESSION) if SESSION in table.column_names else None,
         failed=output == 0,
         origin_s=origin or None,
     )

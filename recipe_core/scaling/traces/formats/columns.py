@@ -13,7 +13,7 @@ import pyarrow.csv
 
 from recipe_core.base.arrays import Float, Int
 from recipe_core.base.errors import InputError
-from recipe_core.scaling.traces.formats.content import Content, shown, wrong
+from recipe_core.scaling.traces.formats.content import Content, quote_value, wrong
 
 LARGEST_TOKENS = 1 << 30
 _BLOCK = 1 << 24
@@ -22,7 +22,9 @@ UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 SINCE_1970_S = 1e8
 
 
-def csv_columns(content: Content, names: Sequence[str], *, optional: Sequence[str] = ()) -> Any:
+def read_csv_columns(
+    content: Content, names: Sequence[str], *, optional: Sequence[str] = ()
+) -> Any:
     """These columns of a table with a head, as a pyarrow table of text.
 
     Raises:
@@ -35,7 +37,7 @@ def csv_columns(content: Content, names: Sequence[str], *, optional: Sequence[st
         raise wrong(
             f"{content.title} has no column {missing[0]!r}.", f"It has {', '.join(head[:12])}."
         )
-    wanted = [name for name in (*names, *optional) if name in head]
+    columns = [name for name in (*names, *optional) if name in head]
     if len(set(head)) < len(head):
         twice = next(name for name in head if head.count(name) > 1)
         raise wrong(f"{content.title} has two columns {twice!r}.", "Rename or remove one.")
@@ -49,8 +51,8 @@ def csv_columns(content: Content, names: Sequence[str], *, optional: Sequence[st
                 delimiter=content.delimiter, ignore_empty_lines=True
             ),
             convert_options=pyarrow.csv.ConvertOptions(
-                include_columns=wanted,
-                column_types=dict.fromkeys(wanted, pa.string()),
+                include_columns=columns,
+                column_types=dict.fromkeys(columns, pa.string()),
                 strings_can_be_null=True,
                 null_values=[""],
             ),
@@ -67,7 +69,7 @@ def _first_sentence(error: Exception) -> str:
     return text[:160].rstrip(".")
 
 
-def numbers(table: Any, column: str, *, first_line: int = 2) -> Float:
+def read_number_column(table: Any, column: str, *, first_line: int = 2) -> Float:
     """A column as finite numbers of at least 0.
 
     Raises:
@@ -75,8 +77,8 @@ def numbers(table: Any, column: str, *, first_line: int = 2) -> Float:
     """
     cells = table[column]
     if not _is_numeric(cells):
-        cells = _trimmed(cells)
-    values = _parsed(cells, _as_floats, "a number", column, first_line)
+        cells = _trim_text(cells)
+    values = _parse_cells(cells, _as_floats, "a number", column, first_line)
     floats: Float = values.to_numpy(zero_copy_only=False).astype(np.float64)
     bad = ~(floats >= 0) | (floats == np.inf)
     if bad.any():
@@ -93,31 +95,33 @@ def _is_numeric(cells: Any) -> bool:
     return bool(pa.types.is_integer(cells.type) or pa.types.is_floating(cells.type))
 
 
-def tokens(table: Any, column: str, *, first_line: int = 2) -> Int:
+def read_token_column(table: Any, column: str, *, first_line: int = 2) -> Int:
     """A column as whole numbers of tokens, at most 2^30.
 
     Raises:
         InputError: for the first cell that is none, with its line.
     """
-    floats = numbers(table, column, first_line=first_line)
+    floats = read_number_column(table, column, first_line=first_line)
     bad = (floats > LARGEST_TOKENS) | (floats != np.floor(floats))
     if bad.any():
         row = int(np.argmax(bad))
-        whole = f"a whole number of tokens up to {LARGEST_TOKENS:,}"
-        raise _wrong_cell(column, floats[row], row + first_line, whole)
+        expected = f"a whole number of tokens up to {LARGEST_TOKENS:,}"
+        raise _wrong_cell(column, floats[row], row + first_line, expected)
     return floats.astype(np.int64)
 
 
-def labels(table: Any, column: str) -> Int:
+def read_label_column(table: Any, column: str) -> Int:
     """A column of names as numbers, one a name; -1 where a cell is empty."""
-    codes = pc.dictionary_encode(_text(table[column]).combine_chunks(), null_encoding="mask")
+    codes = pc.dictionary_encode(
+        _cast_to_text(table[column]).combine_chunks(), null_encoding="mask"
+    )
     indices = codes.combine_chunks() if isinstance(codes, pa.ChunkedArray) else codes
     return np.asarray(
         pc.fill_null(indices.indices, -1).to_numpy(zero_copy_only=False), dtype=np.int64
     )
 
 
-def times(
+def read_time_column(
     table: Any, column: str, *, unit: str | None = None, first_line: int = 2
 ) -> tuple[Float, float, str]:
     """A column as seconds since ``origin``, the origin, and how it was read.
@@ -132,11 +136,11 @@ def times(
     cells = table[column]
     if not _is_numeric(cells):
         if not pa.types.is_timestamp(cells.type):
-            cells = _trimmed(cells)
+            cells = _trim_text(cells)
         if pa.types.is_timestamp(cells.type) or not _holds_numbers(cells):
-            return (*_dates(cells, column, first_line), "dates")
-    values = numbers(table, column, first_line=first_line)
-    unit = unit or guessed_unit(values)
+            return (*_parse_dates(cells, column, first_line), "dates")
+    values = read_number_column(table, column, first_line=first_line)
+    unit = unit or guess_time_unit(values)
     factor = UNITS[unit]
     origin = float(np.floor(values.min() * factor)) if len(values) else 0.0
     if origin < SINCE_1970_S:
@@ -144,11 +148,11 @@ def times(
     return (values - origin / factor) * factor, origin, f"{unit} since 1970"
 
 
-def guessed_unit(values: Float) -> str:
+def guess_time_unit(values: Float) -> str:
     """The unit that numbers so large must have; seconds where they do not tell."""
     typical = float(np.median(values)) if len(values) else 0.0
-    for least, unit in ((1e17, "ns"), (1e14, "us"), (1e11, "ms")):
-        if typical >= least:
+    for threshold, unit in ((1e17, "ns"), (1e14, "us"), (1e11, "ms")):
+        if typical >= threshold:
             return unit
     return "s"
 
@@ -162,43 +166,43 @@ def _holds_numbers(cells: Any) -> bool:
     return True
 
 
-def _dates(cells: Any, column: str, first_line: int) -> tuple[Float, float]:
+def _parse_dates(cells: Any, column: str, first_line: int) -> tuple[Float, float]:
     def parse(part: Any) -> Any:
         try:
             return pc.cast(part, pa.timestamp("ns", "UTC"))
         except pa.ArrowInvalid:
             return pc.cast(part, pa.timestamp("ns"))
 
-    stamps = _parsed(cells, parse, "a date or a number", column, first_line)
+    stamps = _parse_cells(cells, parse, "a date or a number", column, first_line)
     nanoseconds = pc.cast(stamps, pa.int64()).to_numpy(zero_copy_only=False)
     first = int(nanoseconds.min()) if len(nanoseconds) else 0
-    whole = first // 10**9
-    return (nanoseconds - whole * 10**9).astype(np.float64) * 1e-9, float(whole)
+    origin_s = first // 10**9
+    return (nanoseconds - origin_s * 10**9).astype(np.float64) * 1e-9, float(origin_s)
 
 
-def _text(cells: Any) -> Any:
+def _cast_to_text(cells: Any) -> Any:
     return cells if pa.types.is_string(cells.type) else pc.cast(cells, pa.string())
 
 
-def _trimmed(cells: Any) -> Any:
-    return pc.utf8_trim_whitespace(_text(cells))
+def _trim_text(cells: Any) -> Any:
+    return pc.utf8_trim_whitespace(_cast_to_text(cells))
 
 
-def _parsed(
-    cells: Any, parse: Callable[[Any], Any], what: str, column: str, first_line: int
+def _parse_cells(
+    cells: Any, parse: Callable[[Any], Any], expected: str, column: str, first_line: int
 ) -> Any:
     """Cells through ``parse``; the first one that is empty or fails is named."""
     if cells.null_count:
         row = int(np.argmax(pc.is_null(cells).to_numpy(zero_copy_only=False)))
-        raise _wrong_cell(column, "", row + first_line, what)
+        raise _wrong_cell(column, "", row + first_line, expected)
     try:
         return parse(cells)
     except pa.ArrowInvalid:
-        row = _first_bad(cells, parse)
-        raise _wrong_cell(column, cells[row].as_py(), row + first_line, what) from None
+        row = _first_bad_row(cells, parse)
+        raise _wrong_cell(column, cells[row].as_py(), row + first_line, expected) from None
 
 
-def _first_bad(cells: Any, parse: Callable[[Any], Any]) -> int:
+def _first_bad_row(cells: Any, parse: Callable[[Any], Any]) -> int:
     """The first row that ``parse`` refuses, by halving."""
     low, high = 0, len(cells)
     while high - low > 1:
@@ -211,6 +215,6 @@ def _first_bad(cells: Any, parse: Callable[[Any], Any]) -> int:
     return low
 
 
-def _wrong_cell(column: str, value: object, line: int, what: str) -> InputError:
-    text = "is empty" if value in ("", None) else f"is {shown(value)}"
-    return wrong(f"line {line:,}: {column} {text}, not {what}.", "Correct or remove the line.")
+def _wrong_cell(column: str, value: object, line: int, expected: str) -> InputError:
+    text = "is empty" if value in ("", None) else f"is {quote_value(value)}"
+    return wrong(f"line {line:,}: {column} {text}, not {expected}.", "Correct or remove the line.")

@@ -42,26 +42,26 @@ def wrong(message: str, hint: str) -> InputError:
     return InputError(message, field=FIELD, hint=hint)
 
 
-def shown(value: object) -> str:
+def quote_value(value: object) -> str:
     """A value of a file for a message: quoted and short."""
     return f"{str(value)[:_SHOWN]!r}"
 
 
-def unpacked(data: bytes, limit: int = MOST_BYTES) -> bytes:
+def unpack_trace_file(data: bytes, limit: int = MOST_BYTES) -> bytes:
     """The bytes of a file, without gzip if it is packed (several members are one file).
 
     Raises:
         InputError: for what is damaged, packed otherwise, more than ``limit`` bytes or more lines
             than any trace has, and for what grows as only a bomb does.
     """
-    for first, what in _OTHER.items():
+    for first, advice in _OTHER.items():
         if data.startswith(first):
-            raise wrong("the file is packed.", f"It is {what}.")
+            raise wrong("the file is packed.", f"It is {advice}.")
     if not data.startswith(_GZIP):
         _check_size(len(data), data.count(b"\n"), limit)
         return data
     size = lines = 0
-    for piece in _pieces(data):  # unpacked twice, so that what is refused takes no memory
+    for piece in _gunzip_pieces(data):  # unpacked twice, so that what is refused takes no memory
         size += len(piece)
         lines += piece.count(b"\n")
         _check_size(size, lines, limit)
@@ -71,12 +71,12 @@ def unpacked(data: bytes, limit: int = MOST_BYTES) -> bytes:
                 "times as many.",
                 "Give it unpacked if that is right.",
             )
-    whole = io.BytesIO()
-    whole.writelines(_pieces(data))
-    return whole.getvalue()
+    buffer = io.BytesIO()
+    buffer.writelines(_gunzip_pieces(data))
+    return buffer.getvalue()
 
 
-def _pieces(packed: bytes) -> Iterator[bytes]:
+def _gunzip_pieces(packed: bytes) -> Iterator[bytes]:
     """What a gzip file unpacks to, member by member, in pieces of at most ``_PIECE`` bytes.
 
     Raises:

@@ -15,9 +15,9 @@ from recipe_core.scaling.traces.formats.columns import (
     LARGEST_TOKENS,
     SINCE_1970_S,
     UNITS,
-    guessed_unit,
+    guess_time_unit,
 )
-from recipe_core.scaling.traces.formats.content import MOST_REQUESTS, shown, wrong
+from recipe_core.scaling.traces.formats.content import MOST_REQUESTS, quote_value, wrong
 from recipe_core.scaling.traces.formats.requests import Requests
 
 
@@ -44,23 +44,25 @@ class Gathered:
         if len(self.times) >= MOST_REQUESTS:
             raise wrong(f"the trace has more than {MOST_REQUESTS:,} requests.", "Give a part.")
         self.times.append(self._time(line, time))
-        self.inputs.append(_tokens(line, "the prompt", inputs))
-        self.outputs.append(_tokens(line, "the answer", outputs))
+        self.inputs.append(_parse_token_count(line, "the prompt", inputs))
+        self.outputs.append(_parse_token_count(line, "the answer", outputs))
         self.failed.append(failed)
-        named = isinstance(session, str | int) and session != ""
-        self.sessions.append(self.names.setdefault(session, len(self.names)) if named else -1)
+        has_session = isinstance(session, str | int) and session != ""
+        self.sessions.append(self.names.setdefault(session, len(self.names)) if has_session else -1)
 
     def _time(self, line: int, value: Any) -> float:
-        number = _number(value)
+        number = _parse_request_number(value)
         if number is not None:
             if not 0 <= number < math.inf:
-                raise wrong(f"line {line:,}: the time is {shown(value)}.", "Correct the line.")
+                raise wrong(
+                    f"line {line:,}: the time is {quote_value(value)}.", "Correct the line."
+                )
             return number
         try:
-            stamp = datetime.fromisoformat(_iso(str(value)))
+            stamp = datetime.fromisoformat(_to_iso_date(str(value)))
         except ValueError:
             raise wrong(
-                f"line {line:,}: the time is {shown(value)}, not a date or a number.",
+                f"line {line:,}: the time is {quote_value(value)}, not a date or a number.",
                 "Correct the line.",
             ) from None
         self.dated = True
@@ -69,7 +71,7 @@ class Gathered:
     def requests(self, unit: str | None = None) -> Requests:
         """All of them; ``unit`` of times that are numbers, guessed by their size if left out."""
         values = np.asarray(self.times, dtype=np.float64)
-        unit = "s" if self.dated else unit or guessed_unit(values)
+        unit = "s" if self.dated else unit or guess_time_unit(values)
         arrival = values * UNITS[unit]
         origin = float(np.floor(arrival.min())) if len(arrival) else 0.0
         since_1970 = origin >= SINCE_1970_S
@@ -84,16 +86,16 @@ class Gathered:
         )
 
 
-def _iso(text: str) -> str:
+def _to_iso_date(text: str) -> str:
     """A date with at most six digits after the second, which is what Python reads."""
-    whole, dot, rest = text.strip().partition(".")
+    until_second, dot, rest = text.strip().partition(".")
     if not dot:
-        return whole
+        return until_second
     digits = len(rest) - len(rest.lstrip("0123456789"))
-    return f"{whole}.{rest[: min(digits, 6)]:0<6}{rest[digits:]}"
+    return f"{until_second}.{rest[: min(digits, 6)]:0<6}{rest[digits:]}"
 
 
-def _number(value: Any) -> float | None:
+def _parse_request_number(value: Any) -> float | None:
     if isinstance(value, bool) or value is None:
         return None
     try:
@@ -102,13 +104,13 @@ def _number(value: Any) -> float | None:
         return None
 
 
-def _tokens(line: int, what: str, value: Any) -> int:
+def _parse_token_count(line: int, part: str, value: Any) -> int:
     if value in (None, "", "-"):
         return 0
-    number = _number(value)
+    number = _parse_request_number(value)
     if number is None or not 0 <= number <= LARGEST_TOKENS or number != int(number):
         raise wrong(
-            f"line {line:,}: {what} has {shown(value)} tokens, "
+            f"line {line:,}: {part} has {quote_value(value)} tokens, "
             f"not a whole number up to {LARGEST_TOKENS:,}.",
             "Correct the line.",
         )

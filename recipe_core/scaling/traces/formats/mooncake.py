@@ -16,9 +16,13 @@ import pyarrow as pa
 
 from recipe_core.base.arrays import Int
 from recipe_core.scaling.traces.formats.blocks import blocks_of
-from recipe_core.scaling.traces.formats.columns import labels, times, tokens
+from recipe_core.scaling.traces.formats.columns import (
+    read_label_column,
+    read_time_column,
+    read_token_column,
+)
 from recipe_core.scaling.traces.formats.content import Content
-from recipe_core.scaling.traces.formats.json_lines import json_table
+from recipe_core.scaling.traces.formats.json_lines import read_json_table
 from recipe_core.scaling.traces.formats.requests import Requests
 
 TITLE = "Mooncake trace"
@@ -26,12 +30,12 @@ COLUMNS = ("timestamp", "input_length", "output_length")
 _LONGEST_CHAIN = 64
 
 
-def is_one(content: Content) -> bool:
+def is_mooncake_trace(content: Content) -> bool:
     """Whether the first line has Mooncake's fields."""
     return set(COLUMNS) <= set(content.first_object or ())
 
 
-def read(content: Content, unit: str | None = None) -> Requests:
+def read_mooncake_trace(content: Content, unit: str | None = None) -> Requests:
     """The requests of such a file."""
     first = content.first_object or {}
     bailian = "chat_id" in first
@@ -43,33 +47,33 @@ def read(content: Content, unit: str | None = None) -> Requests:
         types["session_id"] = pa.string() if text else pa.int64()
     if bailian:
         types |= {"chat_id": pa.int64(), "parent_chat_id": pa.int64()}
-    table = json_table(content, types)
-    arrival, origin, _ = times(
+    table = read_json_table(content, types)
+    arrival, origin, _ = read_time_column(
         table, "timestamp", unit=unit or ("s" if bailian else "ms"), first_line=1
     )
-    input_tokens = tokens(table, "input_length", first_line=1)
+    input_tokens = read_token_column(table, "input_length", first_line=1)
     hashed = "hash_ids" in types
     return Requests(
         arrival_s=arrival,
         input_tokens=input_tokens,
-        output_tokens=tokens(table, "output_length", first_line=1),
+        output_tokens=read_token_column(table, "output_length", first_line=1),
         blocks=blocks_of(table["hash_ids"], input_tokens) if hashed else None,
-        sessions=_sessions(table),
+        sessions=_session_numbers(table),
         origin_s=origin or None,
     )
 
 
-def _sessions(table: Any) -> Int | None:
+def _session_numbers(table: Any) -> Int | None:
     if "session_id" in table.column_names:
-        return labels(table, "session_id")
+        return read_label_column(table, "session_id")
     if "chat_id" not in table.column_names:
         return None
     chats = table["chat_id"].fill_null(-1).to_numpy().astype(np.int64)
     parents = table["parent_chat_id"].fill_null(-1).to_numpy().astype(np.int64)
-    return roots(chats, parents)
+    return chain_roots(chats, parents)
 
 
-def roots(chats: Int, parents: Int) -> Int:
+def chain_roots(chats: Int, parents: Int) -> Int:
     """The first chat of each chain of chats; a chain of more links is cut into several."""
     order = np.argsort(chats, kind="stable")
     place = np.minimum(np.searchsorted(chats[order], parents), len(chats) - 1)

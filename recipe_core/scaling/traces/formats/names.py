@@ -122,7 +122,7 @@ STATUSES = (
 )
 
 
-def plain(name: str) -> str:
+def normalise_column_name(name: str) -> str:
     """A name in small letters, with one underscore for what is no letter or digit.
 
     Capitals inside a word begin a new one: ``promptTokens`` is ``prompt_tokens``.
@@ -135,19 +135,21 @@ def column_of(head: Iterable[str], names: tuple[str, ...]) -> str | None:
     """The column that bears the first of these names that any has; None where none does."""
     plain_names: dict[str, str] = {}
     for name in head:
-        plain_names.setdefault(plain(name), name)
+        plain_names.setdefault(normalise_column_name(name), name)
     return next((plain_names[name] for name in names if name in plain_names), None)
 
 
 def time_column(head: Iterable[str]) -> tuple[str, str | None] | None:
     """The column with times of arrival, and the unit that its name states; None without one."""
     candidates: Mapping[str, tuple[str, str | None]] = {
-        base: (name, unit) for name in reversed(list(head)) for base, unit in _readings(plain(name))
+        base: (name, unit)
+        for name in reversed(list(head))
+        for base, unit in _name_readings(normalise_column_name(name))
     }
     return next((candidates[name] for name in TIMES if name in candidates), None)
 
 
-def _readings(name: str) -> list[tuple[str, str | None]]:
+def _name_readings(name: str) -> list[tuple[str, str | None]]:
     """A name as it is, and without a unit at its end."""
     base, _, last = name.rpartition("_")
     if base and last in UNIT_WORDS:

@@ -14,10 +14,14 @@ import pyarrow.compute as pc
 
 from recipe_core.base.arrays import Bool, Float
 from recipe_core.base.errors import unknown
-from recipe_core.scaling.traces.formats.columns import csv_columns, numbers, times
+from recipe_core.scaling.traces.formats.columns import (
+    read_csv_columns,
+    read_number_column,
+    read_time_column,
+)
 from recipe_core.scaling.traces.formats.content import Content, wrong
-from recipe_core.scaling.traces.formats.names import column_of, plain, time_column
-from recipe_core.scaling.traces.rates import Rates, filled
+from recipe_core.scaling.traces.formats.names import column_of, normalise_column_name, time_column
+from recipe_core.scaling.traces.rates import Rates, fill_missing_rates
 
 TITLE = "table of rates"
 RATES = (
@@ -35,7 +39,7 @@ MODELS = ("model", "series", "source")
 MOST_WINDOWS = 2_000_000
 
 
-def is_one(content: Content) -> bool:
+def is_rate_table(content: Content) -> bool:
     """Whether the head has a time and a rate."""
     head = content.head
     return time_column(head) is not None and column_of(head, RATES) is not None
@@ -46,10 +50,10 @@ def models_of(content: Content) -> list[str]:
     column = column_of(content.head, MODELS)
     if column is None:
         return []
-    return sorted(filter(None, pc.unique(csv_columns(content, [column])[column]).to_pylist()))
+    return sorted(filter(None, pc.unique(read_csv_columns(content, [column])[column]).to_pylist()))
 
 
-def read(content: Content, model: str | None = None, unit: str | None = None) -> Rates:
+def read_rate_table(content: Content, model: str | None = None, unit: str | None = None) -> Rates:
     """The rates of such a file; ``model``: which, where it has several.
 
     Raises:
@@ -59,29 +63,37 @@ def read(content: Content, model: str | None = None, unit: str | None = None) ->
     stamp, rate = time_column(head), column_of(head, RATES)
     if stamp is None or rate is None:
         raise wrong(f"{content.title} has no time or no rate.", "Name them t_s and rate_rps.")
-    spread = next((name for name in head if plain(name).startswith("cv")), None)
+    spread = next((name for name in head if normalise_column_name(name).startswith("cv")), None)
     active, series = column_of(head, ACTIVE), column_of(head, MODELS)
     optional = [name for name in (spread, active, series) if name is not None]
-    table = _of_model(csv_columns(content, [stamp[0], rate], optional=optional), series, model)
-    arrival, origin, _ = times(table, stamp[0], unit=unit or stamp[1])
+    table = _select_model(
+        read_csv_columns(content, [stamp[0], rate], optional=optional), series, model
+    )
+    arrival, origin, _ = read_time_column(table, stamp[0], unit=unit or stamp[1])
     order = np.argsort(arrival, kind="stable")
-    start, per_s = arrival[order], numbers(table, rate)[order]
-    seen = numbers(table, active)[order] > 0 if active else np.ones(len(start), dtype=np.bool_)
-    place, interval_s = _places(start)
-    rates, missing = _in_windows(place, per_s, seen)
-    gaps = numbers(table, spread)[order] if spread else None
-    name = ", ".join(filter(None, (content.name, TITLE, model or _only(table, series))))
+    start, per_s = arrival[order], read_number_column(table, rate)[order]
+    recorded = (
+        read_number_column(table, active)[order] > 0
+        if active
+        else np.ones(len(start), dtype=np.bool_)
+    )
+    place, interval_s = _place_windows(start)
+    rates, missing = _fill_windows(place, per_s, recorded)
+    gaps = read_number_column(table, spread)[order] if spread else None
+    name = ", ".join(
+        filter(None, (content.name, TITLE, model or _first_series_name(table, series)))
+    )
     return Rates(
-        filled(rates, missing),
+        fill_missing_rates(rates, missing),
         interval_s,
         missing,
-        _burstiness(gaps, per_s),
+        _mean_burstiness(gaps, per_s),
         name,
         origin + float(start[0]) if origin else None,
     )
 
 
-def _of_model(table: Any, series: str | None, model: str | None) -> Any:
+def _select_model(table: Any, series: str | None, model: str | None) -> Any:
     if series is None:
         return table
     models = sorted(filter(None, pc.unique(table[series]).to_pylist()))
@@ -93,11 +105,11 @@ def _of_model(table: Any, series: str | None, model: str | None) -> Any:
     return table if model is None else table.filter(pc.equal(table[series], model))
 
 
-def _only(table: Any, series: str | None) -> str:
+def _first_series_name(table: Any, series: str | None) -> str:
     return str(table[series][0].as_py() or "") if series and len(table) else ""
 
 
-def _places(start: Float) -> tuple[Any, float]:
+def _place_windows(start: Float) -> tuple[Any, float]:
     """The window of each row, and the length of a window: the shortest distance of two."""
     if len(start) < 2:
         raise wrong("the table has fewer than two windows.", "Give more rows.")
@@ -113,17 +125,17 @@ def _places(start: Float) -> tuple[Any, float]:
     return place, interval_s
 
 
-def _in_windows(place: Any, per_s: Float, seen: Bool) -> tuple[Float, Bool]:
+def _fill_windows(place: Any, per_s: Float, recorded: Bool) -> tuple[Float, Bool]:
     rates = np.zeros(int(place[-1]) + 1)
     missing = np.ones(len(rates), dtype=np.bool_)
     rates[place] = per_s
-    missing[place] = ~seen
+    missing[place] = ~recorded
     if missing.all() or not rates[~missing].any():
         raise wrong("all rates are 0.", "Give a table with requests.")
     return rates, missing
 
 
-def _burstiness(gaps: Float | None, per_s: Float) -> float | None:
+def _mean_burstiness(gaps: Float | None, per_s: Float) -> float | None:
     if gaps is None or not (gaps * per_s).any():
         return None
     return float(np.average(gaps, weights=per_s))

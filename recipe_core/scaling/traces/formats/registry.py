@@ -33,15 +33,15 @@ FORMATS: tuple[Format, ...] = (azure, burstgpt, mooncake, spans, table, bench, a
 PICKLE = b"\x80"
 
 
-def format_of(content: Content) -> Format:
+def find_trace_format(content: Content) -> Format:
     """The format of a file.
 
     Raises:
         InputError: when no format knows it; says what its first line holds.
     """
-    known = next((one for one in FORMATS if one.is_one(content)), None)
-    if known is not None:
-        return known
+    trace_format = next((candidate for candidate in FORMATS if candidate.is_one(content)), None)
+    if trace_format is not None:
+        return trace_format
     if content.data.startswith(PICKLE):
         raise wrong(
             f"{content.title} is a pickle, which could run anything.",

@@ -29,7 +29,7 @@ class Requests:
     note: str = ""
 
 
-def trace_of(requests: Requests, title: str, content: Content) -> Trace:
+def build_trace(requests: Requests, title: str, content: Content) -> Trace:
     """The trace: sorted by arrival, without failed requests, counted from the first one.
 
     A request without tokens in its prompt or its answer failed, unless no answer of the whole file
@@ -64,15 +64,15 @@ def trace_of(requests: Requests, title: str, content: Content) -> Trace:
         arrival_s=arrival - arrival[0],
         input_tokens=requests.input_tokens[order],
         output_tokens=requests.output_tokens[order],
-        blocks=_chosen(requests.blocks, order),
-        sessions=_numbered(requests.sessions, order),
+        blocks=_select_blocks(requests.blocks, order),
+        sessions=_number_sessions(requests.sessions, order),
         failed=int(failed.sum()),
         source=", ".join(filter(None, (content.name, title, requests.note))),
         began_s=float(arrival[0]) + (requests.origin_s or 0.0) if dated else None,
     )
 
 
-def _chosen(blocks: Blocks | None, order: Int) -> Blocks | None:
+def _select_blocks(blocks: Blocks | None, order: Int) -> Blocks | None:
     """The blocks of these requests in this order."""
     if blocks is None:
         return None
@@ -83,13 +83,13 @@ def _chosen(blocks: Blocks | None, order: Int) -> Blocks | None:
     return Blocks(ids, starts, blocks.tokens)
 
 
-def _numbered(sessions: Int | None, order: Int) -> Int | None:
+def _number_sessions(sessions: Int | None, order: Int) -> Int | None:
     """Sessions as numbers from 0 on; a request without one is a session of its own."""
     if sessions is None:
         return None
-    chosen = sessions[order].copy()
-    alone = chosen < 0
+    numbers = sessions[order].copy()
+    alone = numbers < 0
     if alone.all():
         return None
-    chosen[alone] = int(chosen.max()) + 1 + np.arange(int(alone.sum()))
-    return np.unique(chosen, return_inverse=True)[1].astype(np.int64)
+    numbers[alone] = int(numbers.max()) + 1 + np.arange(int(alone.sum()))
+    return np.unique(numbers, return_inverse=True)[1].astype(np.int64)

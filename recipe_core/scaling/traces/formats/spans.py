@@ -15,7 +15,7 @@ from typing import Any
 
 from recipe_core.scaling.traces.formats.content import Content, wrong
 from recipe_core.scaling.traces.formats.gathered import Gathered
-from recipe_core.scaling.traces.formats.json_lines import objects
+from recipe_core.scaling.traces.formats.json_lines import read_json_objects
 from recipe_core.scaling.traces.formats.requests import Requests
 
 TITLE = "OpenTelemetry spans"
@@ -45,7 +45,7 @@ _ATTRIBUTES = ("attributes", "Attributes", "SpanAttributes", "span_attributes", 
 _ERROR = ("2", "status_code_error", "error")
 
 
-def is_one(content: Content) -> bool:
+def has_genai_spans(content: Content) -> bool:
     """Whether it is OTLP, or its first line names an attribute of ``gen_ai``."""
     if not content.is_json:
         return False
@@ -53,12 +53,12 @@ def is_one(content: Content) -> bool:
     return any(f'"{name}"'.encode() in head for name in (*_RESOURCES, *INPUT))
 
 
-def read(content: Content, unit: str | None = None) -> Requests:
+def read_genai_spans(content: Content, unit: str | None = None) -> Requests:
     """The requests of such a file."""
     gathered = Gathered()
-    for line, value in objects(content):
-        for span in _spans(value):
-            _add(gathered, line, span)
+    for line, value in read_json_objects(content):
+        for span in _iter_spans(value):
+            _add_span(gathered, line, span)
     if not len(gathered.times):
         raise wrong(
             f"no span of {content.title} has {INPUT[0]}.",
@@ -67,66 +67,66 @@ def read(content: Content, unit: str | None = None) -> Requests:
     return gathered.requests(unit)
 
 
-def _spans(value: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    known = False
+def _iter_spans(value: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    is_export = False
     for outer, (scopes, spans) in _RESOURCES.items():
         if outer in value:
-            known = True
-            for resource in _list(value[outer]):
-                for scope in _list(resource.get(scopes)):
-                    yield from _list(scope.get(spans))
-    if not known:
+            is_export = True
+            for resource in _mappings_in(value[outer]):
+                for scope in _mappings_in(resource.get(scopes)):
+                    yield from _mappings_in(scope.get(spans))
+    if not is_export:
         yield value
 
 
-def _list(value: Any) -> list[Mapping[str, Any]]:
+def _mappings_in(value: Any) -> list[Mapping[str, Any]]:
     return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
 
 
-def _add(gathered: Gathered, line: int, span: Mapping[str, Any]) -> None:
-    attributes = _attributes(span)
-    inputs = _first(attributes, INPUT)
+def _add_span(gathered: Gathered, line: int, span: Mapping[str, Any]) -> None:
+    attributes = _span_attributes(span)
+    inputs = _first_present(attributes, INPUT)
     if inputs is None or attributes.get(OPERATION) in AROUND:
         return
-    start = _first(span, START)
+    start = _first_present(span, START)
     if start is None:
         raise wrong(f"line {line:,}: the span has no start time.", f"Export {START[0]}.")
     gathered.add(
         line,
         start,
         inputs,
-        _first(attributes, OUTPUT),
-        session=_first(attributes, SESSION),
-        failed=_failed(span, attributes),
+        _first_present(attributes, OUTPUT),
+        session=_first_present(attributes, SESSION),
+        failed=_is_failed_span(span, attributes),
     )
 
 
-def _attributes(span: Mapping[str, Any]) -> Mapping[str, Any]:
+def _span_attributes(span: Mapping[str, Any]) -> Mapping[str, Any]:
     """Attributes by name: those of the span, and what stands beside them."""
-    held = _first(span, _ATTRIBUTES)
-    if isinstance(held, Mapping):
-        return held
-    if isinstance(held, list):
+    attributes = _first_present(span, _ATTRIBUTES)
+    if isinstance(attributes, Mapping):
+        return attributes
+    if isinstance(attributes, list):
         return {
-            str(item.get("key")): _plain(item.get("value"))
-            for item in held
+            str(item.get("key")): _attribute_value(item.get("value"))
+            for item in attributes
             if isinstance(item, Mapping)
         }
     return span
 
 
-def _plain(value: Any) -> Any:
+def _attribute_value(value: Any) -> Any:
     """The value in ``{"intValue": "12"}``."""
     if isinstance(value, Mapping):
         return next(iter(value.values()), None)
     return value
 
 
-def _first(values: Mapping[str, Any], names: tuple[str, ...]) -> Any:
+def _first_present(values: Mapping[str, Any], names: tuple[str, ...]) -> Any:
     return next((values[name] for name in names if values.get(name) is not None), None)
 
 
-def _failed(span: Mapping[str, Any], attributes: Mapping[str, Any]) -> bool:
+def _is_failed_span(span: Mapping[str, Any], attributes: Mapping[str, Any]) -> bool:
     if attributes.get("error.type"):
         return True
     status = span.get("status", span.get("StatusCode"))

@@ -13,7 +13,13 @@ import pyarrow.compute as pc
 from recipe_core.base.arrays import Bool, Int
 from recipe_core.base.memory import limited_memory
 from recipe_core.scaling.traces.formats.blocks import blocks_of, text_lists
-from recipe_core.scaling.traces.formats.columns import csv_columns, labels, numbers, times, tokens
+from recipe_core.scaling.traces.formats.columns import (
+    read_csv_columns,
+    read_label_column,
+    read_number_column,
+    read_time_column,
+    read_token_column,
+)
 from recipe_core.scaling.traces.formats.content import (
     MOST_BYTES,
     MOST_GROWTH,
@@ -21,7 +27,7 @@ from recipe_core.scaling.traces.formats.content import (
     Content,
     wrong,
 )
-from recipe_core.scaling.traces.formats.json_lines import json_table
+from recipe_core.scaling.traces.formats.json_lines import read_json_table
 from recipe_core.scaling.traces.formats.names import (
     HASHES,
     INPUTS,
@@ -42,17 +48,17 @@ LEAST_MEMORY, MOST_MEMORY = 192 << 20, 4 << 30
 BAD = ("failed", "failure", "error", "false", "timeout", "cancelled", "canceled", "aborted")
 
 
-def is_one(content: Content) -> bool:
-    return is_table(_names(content))
+def is_request_table(content: Content) -> bool:
+    return has_request_columns(_request_column_names(content))
 
 
-def is_table(names: Sequence[str]) -> bool:
+def has_request_columns(names: Sequence[str]) -> bool:
     return time_column(names) is not None and column_of(names, INPUTS) is not None
 
 
-def _names(content: Content) -> Sequence[str]:
+def _request_column_names(content: Content) -> Sequence[str]:
     if content.is_parquet:
-        return list(_parquet(content).schema_arrow.names)
+        return list(_open_parquet(content).schema_arrow.names)
     first = content.first_object
     if first is not None:
         return [
@@ -61,9 +67,9 @@ def _names(content: Content) -> Sequence[str]:
     return content.head
 
 
-def read(content: Content, unit: str | None = None) -> Requests:
+def read_request_table(content: Content, unit: str | None = None) -> Requests:
     """The requests of such a file."""
-    names = list(_names(content))
+    names = list(_request_column_names(content))
     stamp = time_column(names)
     prompt, answer = column_of(names, INPUTS), column_of(names, OUTPUTS)
     if stamp is None or prompt is None:
@@ -79,42 +85,48 @@ def read(content: Content, unit: str | None = None) -> Requests:
     session, status = column_of(names, SESSIONS), column_of(names, STATUSES)
     hashes, size = column_of(names, HASHES), column_of(names, SIZES)
     optional = [name for name in (session, status, hashes, size) if name is not None]
-    table, line = _table(content, [stamp[0], prompt, answer], optional)
-    arrival, origin, how = times(table, stamp[0], unit=unit or stamp[1], first_line=line)
-    inputs = tokens(table, prompt, first_line=line)
+    table, line = _read_request_columns(content, [stamp[0], prompt, answer], optional)
+    arrival, origin, time_note = read_time_column(
+        table, stamp[0], unit=unit or stamp[1], first_line=line
+    )
+    inputs = read_token_column(table, prompt, first_line=line)
     return Requests(
         arrival_s=arrival,
         input_tokens=inputs,
-        output_tokens=_answers(table, answer, line),
-        blocks=_blocks(table, hashes, size, inputs) if hashes else None,
-        sessions=labels(table, session) if session else None,
-        failed=failures(table[status]) if status else None,
+        output_tokens=_read_answer_lengths(table, answer, line),
+        blocks=_read_prompt_blocks(table, hashes, size, inputs) if hashes else None,
+        sessions=read_label_column(table, session) if session else None,
+        failed=parse_failures(table[status]) if status else None,
         origin_s=origin or None,
-        note=f"{stamp[0]} in {how}",
+        note=f"{stamp[0]} in {time_note}",
     )
 
 
-def _answers(table: Any, column: str, line: int) -> Int:
+def _read_answer_lengths(table: Any, column: str, line: int) -> Int:
     """Lengths of answers; an empty cell is a request without one."""
     cells = table[column]
     if cells.null_count:
         nothing = "0" if pa.types.is_string(cells.type) else 0
         names = table.column_names
         table = table.set_column(names.index(column), column, pc.fill_null(cells, nothing))
-    return tokens(table, column, first_line=line)
+    return read_token_column(table, column, first_line=line)
 
 
-def _table(content: Content, needed: list[str], optional: list[str]) -> tuple[Any, int]:
+def _read_request_columns(
+    content: Content, needed: list[str], optional: list[str]
+) -> tuple[Any, int]:
     """The columns, and the line of the first row."""
     if content.is_parquet:
-        return _parquet_columns(content, [*needed, *optional]), 1
+        return _read_parquet_columns(content, [*needed, *optional]), 1
     first = content.first_object
     if first is None:
-        return csv_columns(content, needed, optional=optional), 2
-    return json_table(content, {name: _type(first[name]) for name in (*needed, *optional)}), 1
+        return read_csv_columns(content, needed, optional=optional), 2
+    return read_json_table(
+        content, {name: _arrow_type(first[name]) for name in (*needed, *optional)}
+    ), 1
 
 
-def _type(value: Any) -> Any:
+def _arrow_type(value: Any) -> Any:
     if isinstance(value, list):
         return pa.list_(pa.string() if value and isinstance(value[0], str) else pa.int64())
     if isinstance(value, bool):
@@ -122,7 +134,7 @@ def _type(value: Any) -> Any:
     return pa.string() if isinstance(value, str) else pa.float64()
 
 
-def _parquet(content: Content) -> Any:
+def _open_parquet(content: Content) -> Any:
     import pyarrow.parquet
 
     try:
@@ -143,22 +155,22 @@ def _parquet(content: Content) -> Any:
     return table
 
 
-def _parquet_columns(content: Content, names: list[str]) -> Any:
+def _read_parquet_columns(content: Content, names: list[str]) -> Any:
     """The columns of a table in Parquet, of which a kilobyte may say a value a billion times.
 
     Raises:
         InputError: where they take more memory than a trace of that size does, or are damaged.
     """
-    table, packed = _parquet(content), len(content.data)
-    most = min(max(LEAST_MEMORY, MOST_GROWTH * packed), MOST_MEMORY)
+    table, packed = _open_parquet(content), len(content.data)
+    memory_limit = min(max(LEAST_MEMORY, MOST_GROWTH * packed), MOST_MEMORY)
     usual = pa.default_memory_pool()
     pa.set_memory_pool(pa.system_memory_pool())  # its own reserves memory, which no limit counts
     try:
-        with limited_memory(most):
+        with limited_memory(memory_limit):
             return table.read(columns=names, use_threads=False)  # in a thread it would abort
     except MemoryError:
         raise wrong(
-            f"{content.title} is {packed:,} bytes, and takes more than {most >> 20:,} MiB of "
+            f"{content.title} is {packed:,} bytes, and takes more than {memory_limit >> 20:,} MiB of "
             "memory unpacked.",
             "Give a part of it, or write it as CSV.",
         ) from None
@@ -169,19 +181,19 @@ def _parquet_columns(content: Content, names: list[str]) -> Any:
         pa.set_memory_pool(usual)
 
 
-def _blocks(table: Any, hashes: str, size: str | None, inputs: Int) -> Blocks | None:
+def _read_prompt_blocks(table: Any, hashes: str, size: str | None, inputs: Int) -> Blocks | None:
     cells = table[hashes]
     lists = cells if pa.types.is_list(cells.type) else text_lists(cells)
     tokens_each = None
     if size is not None:
-        sizes = np.unique(numbers(table, size))
+        sizes = np.unique(read_number_column(table, size))
         if len(sizes) != 1 or sizes[0] < 1:
             raise wrong(f"{size} is not the same in all rows.", "Give one size of blocks.")
         tokens_each = int(sizes[0])
     return blocks_of(lists, inputs, tokens_each)
 
 
-def failures(cells: Any) -> Bool:
+def parse_failures(cells: Any) -> Bool:
     """Which rows failed, by a status, an HTTP code, a truth value or the text of an error.
 
     Codes from 400 on, and words such as ``failed`` are failures. A column with other words tells
@@ -191,8 +203,8 @@ def failures(cells: Any) -> Bool:
         return np.zeros(len(cells), dtype=np.bool_)
     text = pc.utf8_lower(pc.fill_null(pc.cast(cells, pa.string()), ""))
     words = np.asarray(text.to_numpy(zero_copy_only=False), dtype=object)
-    known, place = np.unique(words, return_inverse=True)
-    return np.asarray([is_failure(str(word)) for word in known], dtype=np.bool_)[place]
+    statuses, place = np.unique(words, return_inverse=True)
+    return np.asarray([is_failure(str(word)) for word in statuses], dtype=np.bool_)[place]
 
 
 def is_failure(word: str) -> bool:
