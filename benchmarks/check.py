@@ -24,7 +24,7 @@ import yaml
 from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.commands.files import Item, check_items
 from recipe_core.hardware.cluster import device_profile
-from recipe_core.targets.deployments.judge import entries_of
+from recipe_core.targets.deployments.judge import deployment_entries
 
 VERDICTS = ("fits", "tight", "uncertain", "cannot start", "unknown", "not read")
 COUNTED = re.compile(r"_\d+x$")
@@ -119,7 +119,7 @@ def any_folder(folder: Path, hardware: str) -> Collection:
     On one machine where a file states no other; files that cannot be read are counted as left out.
     """
     published, left = [], Counter[str]()
-    for entry in entries_of(folder, {}):
+    for entry in deployment_entries(folder, {}):
         if isinstance(entry, Item):
             item = replace(entry, ground={"hardware": hardware, **entry.ground})
             published.append(Published(item, "", False))

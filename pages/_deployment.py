@@ -59,7 +59,7 @@ def fill_in(bundle: Bundle) -> None:
             "Commands and files below update at once. "
             "Settings stay in this session and are not part of links."
         )
-        for group, fields in form.groups(bundle.context, bundle.targets).items():
+        for group, fields in form.form_groups(bundle.context, bundle.targets).items():
             st.markdown(f"**{group}**")
             with st.grid(4, min_column_width=140):
                 for field in fields:
@@ -68,7 +68,7 @@ def fill_in(bundle: Bundle) -> None:
                         field.title,
                         key=f"place-{field.name}",
                         on_change=read_form,
-                        placeholder=form.default(field.name, bundle.context),
+                        placeholder=form.parameter_default(field.name, bundle.context),
                         help=field.help,
                         max_chars=512,
                     )

@@ -15,7 +15,7 @@ import streamlit as st
 
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import RecipeError
-from recipe_core.bundle.browse import PREVIEWED, listing, preview
+from recipe_core.bundle.browse import PREVIEWED, bundle_listing, preview_text
 from recipe_core.bundle.write import Bundle
 from recipe_core.doors.serve import folders_allowed
 from recipe_core.recipe import Recipe, recipe_request
@@ -23,7 +23,7 @@ from recipe_core.recipe.other_engines import OtherEngine, other_engines
 from recipe_core.request.link import link_omissions
 from recipe_core.request.schema import PlanRequest
 from recipe_core.targets.by_hand import node_commands, read_addresses
-from recipe_core.targets.use import TITLES, uses
+from recipe_core.targets.use import TITLES, target_uses
 from recipe_core.views import columns, overview, snippets
 from recipe_core.views.estimates import figure_rows
 
@@ -96,7 +96,7 @@ def by_hand(bundle: Bundle) -> None:
 def on_target(bundle: Bundle, name: str) -> None:
     """The commands of one target, and its files."""
     files: Mapping[str, str] = bundle.targets[name]
-    for use in uses(files, bundle.context.name, bundle.context.kind):
+    for use in target_uses(files, bundle.context.name, bundle.context.kind):
         st.caption("Start and stop, in the bundle's folder:")
         widgets.code(use.start)
         widgets.code(use.stop)
@@ -105,7 +105,9 @@ def on_target(bundle: Bundle, name: str) -> None:
             "Scrape configuration and alert rules for Prometheus and a dashboard for Grafana, "
             "with thresholds from this recipe's limits and estimate."
         )
-    main = next((use.path for use in uses(files, bundle.context.name, bundle.context.kind)), None)
+    main = next(
+        (use.path for use in target_uses(files, bundle.context.name, bundle.context.kind)), None
+    )
     ordered = sorted(
         files, key=lambda path: (path.endswith("kustomization.yaml"), path != main, path)
     )
@@ -136,7 +138,7 @@ def browse(bundle: Bundle) -> None:
             persist_state="session",
             max_chars=200,
         )
-        files = {file.path: file for file in listing(bundle.files, words or "")}
+        files = {file.path: file for file in bundle_listing(bundle.files, words or "")}
         if not files:
             st.info("No file matches.", icon=":material/search_off:")
             return
@@ -154,7 +156,7 @@ def browse(bundle: Bundle) -> None:
             )
     with right:
         file = files[path or next(iter(files))]
-        text, complete = preview(bundle.files[file.path])
+        text, complete = preview_text(bundle.files[file.path])
         st.markdown(f"**{common.escape(file.path)}**")
         st.caption(f"{file.about}; {file.size:,} bytes")
         read(text)

@@ -13,7 +13,7 @@ import _widgets as widgets
 import streamlit as st
 
 from recipe_core.base.errors import NoAnswer, RecipeError
-from recipe_core.bundle.write import Bundle, zipped
+from recipe_core.bundle.write import Bundle, zip_bundle
 from recipe_core.doors.serve import folders_allowed
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import device_word, plan_launch_note, split_label
@@ -115,7 +115,7 @@ def downloads(bundle: Bundle, plan: Plan) -> None:
     with st.container(horizontal=True):
         st.download_button(
             "Download bundle",
-            lambda: zipped(bundle.files),
+            lambda: zip_bundle(bundle.files),
             file_name=f"{recipe.name}.zip",
             mime="application/zip",
             on_click="ignore",

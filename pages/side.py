@@ -17,7 +17,7 @@ from recipe_core.request.shelf import (
     remove_from_shelf,
     rename_on_shelf,
 )
-from recipe_core.targets.start_command import typed
+from recipe_core.targets.start_command import wrap_typed_words
 from recipe_core.views import charts, side_by_side
 from recipe_core.views.columns import csv_bytes, parquet_bytes
 from recipe_core.views.side_by_side import NOTHING, Choice, Line
@@ -276,7 +276,7 @@ def commands(choices: Sequence[Choice]) -> None:
         with st.expander("Whole commands", icon=":material/terminal:", expanded=not several):
             for n in places:
                 st.caption(common.escape(choices[n].name))
-                widgets.code(typed(words[n]))
+                widgets.code(wrap_typed_words(words[n]))
 
 
 def options(choices: Sequence[Choice], words: Sequence[Sequence[str]]) -> None:

@@ -14,8 +14,8 @@ from recipe_core.recipe.build import Additions, make_recipe, redecide
 from recipe_core.recipe.place import Parameters
 from recipe_core.request.schema import PlanRequest
 from recipe_core.targets.context import Context
-from recipe_core.targets.of_recipe import placed, target_context
-from recipe_core.targets.restarts import EVENTS, LAUNCHER, Answer, answers
+from recipe_core.targets.of_recipe import place_launch, target_context
+from recipe_core.targets.restarts import EVENTS, LAUNCHER, Answer, restart_answers
 from scripts.documents import REFERENCE, exchange
 
 PAGE = REFERENCE / "restarts.md"
@@ -77,7 +77,7 @@ def _context(nodes: str, kind: str) -> Context:
     place = Parameters(api_key_secret="key")  # without which SkyPilot has no service
     recipe = make_recipe(PlanRequest.parse(values), Additions(parameters=place), folders=False)
     decision = redecide(recipe)
-    return target_context(recipe, decision, placed(decision, place))
+    return target_context(recipe, decision, place_launch(decision, place))
 
 
 def cell(answer: Answer) -> str:
@@ -87,7 +87,9 @@ def cell(answer: Answer) -> str:
 
 def table(columns: Mapping[str, tuple[str, Mapping[str, Any]]]) -> list[str]:
     """Rows of events and columns of targets."""
-    by_column = [answers(target, context_of(request)) for target, request in columns.values()]
+    by_column = [
+        restart_answers(target, context_of(request)) for target, request in columns.values()
+    ]
     lines = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     for event, words in EVENTS.items():
         lines.append(f"| {words} | {' | '.join(cell(answer[event]) for answer in by_column)} |")

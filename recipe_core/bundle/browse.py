@@ -37,34 +37,34 @@ class ListedFile:
     about: str
 
 
-def listing(files: Mapping[str, bytes], query: str = "") -> list[ListedFile]:
+def bundle_listing(files: Mapping[str, bytes], query: str = "") -> list[ListedFile]:
     """The files whose path or text has all words of ``query``, ignoring case, in reading order."""
     words = query.casefold().split()
-    matches = [path for path, data in files.items() if _matches(path, data, words)]
+    matches = [path for path, data in files.items() if _matches_words(path, data, words)]
     return [
-        ListedFile(path, len(files[path]), _ABOUT.get(_key(path), _OTHER))
-        for path in sorted(matches, key=_rank)
+        ListedFile(path, len(files[path]), _ABOUT.get(_top_folder(path), _OTHER))
+        for path in sorted(matches, key=_reading_order)
     ]
 
 
-def _matches(path: str, data: bytes, words: list[str]) -> bool:
+def _matches_words(path: str, data: bytes, words: list[str]) -> bool:
     if not words:
         return True
     text = f"{path}\n{data.decode('utf-8', 'replace')}".casefold()
     return all(word in text for word in words)
 
 
-def _key(path: str) -> str:
+def _top_folder(path: str) -> str:
     folder, slash, _ = path.partition("/")
     return folder + slash
 
 
-def _rank(path: str) -> tuple[int, str]:
-    key = _key(path)
+def _reading_order(path: str) -> tuple[int, str]:
+    key = _top_folder(path)
     return (_ORDER.index(key) if key in _ORDER else _ORDER.index("launch.py"), path)
 
 
-def preview(data: bytes) -> tuple[str, bool]:
+def preview_text(data: bytes) -> tuple[str, bool]:
     """A file's text up to ``PREVIEWED`` characters, and whether that is all of it.
 
     Bytes that are not UTF-8 are replaced.

@@ -14,7 +14,7 @@ from recipe_core.recipe.place import Parameters
 SLURM = "compress/slurm.sh"
 
 
-def launch_of(decision: Decision) -> CompressionLaunch | None:
+def checkpoint_launch(decision: Decision) -> CompressionLaunch | None:
     """What makes the checkpoint of a decision; None where it serves one as it is."""
     deployment = decision.deployment
     if deployment is None or deployment.compression is None:
@@ -25,11 +25,11 @@ def launch_of(decision: Decision) -> CompressionLaunch | None:
 
 def making_files(decision: Decision) -> dict[str, str]:
     """Everything of a bundle that makes its checkpoint, a job for Slurm included; else empty."""
-    launch = launch_of(decision)
-    return {} if launch is None else {**launch.files, SLURM: _slurm(decision)}
+    launch = checkpoint_launch(decision)
+    return {} if launch is None else {**launch.files, SLURM: _slurm_script(decision)}
 
 
-def _slurm(decision: Decision) -> str:
+def _slurm_script(decision: Decision) -> str:
     """The same on a node of a Slurm cluster, from the bundle's folder on a shared file system."""
     needs = decision.estimate["compression"]
     gpus = ["#SBATCH --gpus-per-node=1"] if needs["device_bytes"] else []
@@ -52,29 +52,29 @@ def _slurm(decision: Decision) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def output_of(decision: Decision, place: Parameters) -> str:
+def output_of(decision: Decision, parameters: Parameters) -> str:
     """The folder of the result: where the place says that the model is, else in ``run/``."""
     deployment = decision.deployment
     if deployment is None or deployment.compression is None:
         raise ValueError("the decision makes no checkpoint")
-    folder = place.model
+    folder = parameters.model
     if folder and folder.startswith("/"):
         return folder
     return output_folder(deployment.compression, decision.model)
 
 
-def served_model(decision: Decision, place: Parameters) -> str | None:
+def served_model(decision: Decision, parameters: Parameters) -> str | None:
     """What the engine loads of a made checkpoint; None where none is made."""
-    launch = launch_of(decision)
+    launch = checkpoint_launch(decision)
     if launch is None:
         return None
-    output = output_of(decision, place)
+    output = output_of(decision, parameters)
     return f"{output}/{launch.loaded}" if launch.loaded else output
 
 
-def compression_document(decision: Decision, place: Parameters) -> dict[str, Any]:
+def compression_document(decision: Decision, parameters: Parameters) -> dict[str, Any]:
     """``compression`` of a ``launch.json``; empty where nothing is made."""
-    launch = launch_of(decision)
+    launch = checkpoint_launch(decision)
     if launch is None or decision.deployment is None:
         return {}
     compression = decision.deployment.compression
@@ -93,7 +93,7 @@ def compression_document(decision: Decision, place: Parameters) -> dict[str, Any
             "verify": list(VERIFY),
             "env": launch.env,
             "source": decision.model.source,
-            "output": output_of(decision, place),
+            "output": output_of(decision, parameters),
             "loaded": launch.loaded or None,
             "job": JOB,
             "needs": {

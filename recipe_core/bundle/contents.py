@@ -62,7 +62,7 @@ def zip_files(path: Path) -> dict[str, bytes]:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
             _refuse_members(members)
-            return {member.filename: _member(archive, member) for member in members}
+            return {member.filename: _read_member(archive, member) for member in members}
     except zipfile.BadZipFile:
         raise BundleError(
             f"{path.name} is not a complete zip archive.", hint="Download or build it again."
@@ -73,7 +73,7 @@ def zip_files(path: Path) -> dict[str, bytes]:
         ) from None
 
 
-def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
+def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
     """A member's bytes, of which no more are unpacked than it states: ``read()`` asks for a GiB."""
     with archive.open(member) as stream:
         data = stream.read(member.file_size + 1)
@@ -89,7 +89,7 @@ def _refuse_members(members: list[zipfile.ZipInfo]) -> None:
     if len({name.casefold() for name in names}) != len(names):
         raise BundleError("the archive contains a file name twice.")
     for member in members:
-        if danger := name_danger(member.filename) or _danger(member):
+        if danger := name_danger(member.filename) or _member_danger(member):
             message = f"the archive member {member.filename!r} {danger}."
             raise BundleError(message, hint=_DISTRUST_ARCHIVE)
     if name := _file_and_folder(names):
@@ -100,7 +100,7 @@ def _refuse_members(members: list[zipfile.ZipInfo]) -> None:
         )
 
 
-def _danger(member: zipfile.ZipInfo) -> str | None:
+def _member_danger(member: zipfile.ZipInfo) -> str | None:
     """Why a member must not be unpacked; None where it may."""
     if stat.S_IFMT(member.external_attr >> 16) not in (0, stat.S_IFREG) or member.is_dir():
         return "is not a plain file"
@@ -158,7 +158,7 @@ def folder_files(root: Path) -> dict[str, bytes]:
             name = path.relative_to(root).as_posix()
             if danger := name_danger(name):
                 raise BundleError(f"{name} {danger}.", hint="Delete it, or do not use this folder.")
-            data = _read(path)
+            data = _read_bounded(path)
             total += len(data)
             if len(data) > MAX_FILE_BYTES or total > MAX_TOTAL_BYTES or len(files) >= MAX_FILES:
                 raise BundleError(f"{name} makes the folder larger than a bundle may be.")
@@ -171,7 +171,7 @@ def folder_files(root: Path) -> dict[str, bytes]:
     return files
 
 
-def _read(path: Path) -> bytes:
+def _read_bounded(path: Path) -> bytes:
     """A file's bytes, a little more than may be at most; never through a link, never waiting."""
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     with os.fdopen(os.open(path, flags), "rb") as file:
@@ -201,18 +201,18 @@ def bundle_paths(root: Path) -> Iterator[Path]:
         BundleError: for more folders than a bundle may have files.
         OSError: for a folder that cannot be listed: code in it could still be run.
     """
-    for count, (parent, folders, names) in enumerate(os.walk(root, onerror=_raise)):
+    for count, (parent, folders, names) in enumerate(os.walk(root, onerror=_raise_walk_error)):
         if count > MAX_FILES:
             raise BundleError(f"{root} has more than {MAX_FILES} folders.", hint=_DISTRUST_FOLDER)
-        here = Path(parent)
-        links = [name for name in folders if (here / name).is_symlink()]
+        folder = Path(parent)
+        links = [name for name in folders if (folder / name).is_symlink()]
         folders[:] = sorted(set(folders) - set(links))
-        if here == root and RUN_FOLDER in folders:
+        if folder == root and RUN_FOLDER in folders:
             folders.remove(RUN_FOLDER)
-        yield from (here / name for name in sorted([*names, *links]))
+        yield from (folder / name for name in sorted([*names, *links]))
 
 
-def _raise(error: OSError) -> NoReturn:
+def _raise_walk_error(error: OSError) -> NoReturn:
     raise error
 
 

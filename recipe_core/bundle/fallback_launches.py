@@ -28,7 +28,7 @@ from recipe_core.recipe.schema import Fallback
 from recipe_core.recipe.variants import Machine, Variant
 from recipe_core.request.edit import change
 from recipe_core.request.serving_workload import ServingWorkload
-from recipe_core.targets.of_recipe import placed
+from recipe_core.targets.of_recipe import place_launch
 
 FOLDER = "fallbacks"
 # A fallback stands in for what a machine starts; no policy starts and ends it.
@@ -62,10 +62,10 @@ def fallback_launches(recipe: Recipe, started: Launch) -> tuple[FallbackLaunch, 
 
     ``started`` is the first choice. A fallback that this version refuses is left out.
     """
-    return tuple(_launches(recipe, started))
+    return tuple(_possible_fallbacks(recipe, started))
 
 
-def _launches(recipe: Recipe, started: Launch) -> Iterator[FallbackLaunch]:
+def _possible_fallbacks(recipe: Recipe, started: Launch) -> Iterator[FallbackLaunch]:
     for number, fallback in enumerate(recipe.fallbacks, 1):
         if fallback.kind not in _BY_ITSELF[recipe.kind]:
             continue
@@ -75,8 +75,8 @@ def _launches(recipe: Recipe, started: Launch) -> Iterator[FallbackLaunch]:
             name = f"{number}-{fallback.kind}"
             if _other_checkpoint(alternative, recipe):
                 continue
-            start = placed(alternative, recipe.parameters)
-            launch, files = _beside(start, started, f"{FOLDER}/{name}")
+            start = place_launch(alternative, recipe.parameters)
+            launch, files = _launch_beside(start, started, f"{FOLDER}/{name}")
         except RecipeError:
             continue
         fallback_recipe = recipe.model_copy(
@@ -92,7 +92,7 @@ def _launches(recipe: Recipe, started: Launch) -> Iterator[FallbackLaunch]:
             "expected.json": alternative.estimate,
         }
         files |= {f"{FOLDER}/{name}/{path}": to_json(value) for path, value in documents.items()}
-        yield FallbackLaunch(name, fallback.kind, _title(fallback), files)
+        yield FallbackLaunch(name, fallback.kind, _fallback_title(fallback), files)
 
 
 def _other_checkpoint(alternative: Decision, recipe: Recipe) -> bool:
@@ -103,7 +103,7 @@ def _other_checkpoint(alternative: Decision, recipe: Recipe) -> bool:
     return compressed.get("technique") != alternative.deployment.compression.technique
 
 
-def _title(fallback: Fallback) -> str:
+def _fallback_title(fallback: Fallback) -> str:
     """A fallback for a person: what changes, and what it runs on."""
     kind = fallback.kind.replace("-", " ")
     split = degrees_text(fallback.candidate)
@@ -120,13 +120,17 @@ def degrees_text(candidate: Mapping[str, Any]) -> str:
     return " × ".join(degrees) or "one device"
 
 
-def _beside(launch: Launch, first: Launch, folder: str) -> tuple[Launch, dict[str, str]]:
+def _launch_beside(
+    launch: Launch, first_choice: Launch, folder: str
+) -> tuple[Launch, dict[str, str]]:
     """A launch that reads what it does not share with the first choice from ``folder``.
 
     What is shared is shared by whole top-level entries: programs address folders, too.
     """
     tops = {path.partition("/")[0] for path, text in launch.files.items()}
-    moved = sorted(top for top in tops if _entry(launch, top) != _entry(first, top))
+    moved = sorted(
+        top for top in tops if _files_below(launch, top) != _files_below(first_choice, top)
+    )
     if not moved:
         return launch, {}
     pattern = re.compile(r"\$\{root\}/(?=(?:" + "|".join(map(re.escape, moved)) + r")(?:/|$))")
@@ -138,12 +142,12 @@ def _beside(launch: Launch, first: Launch, folder: str) -> tuple[Launch, dict[st
         env = {name: text(value) for name, value in started.env.items()}
         return replace(started, argv=tuple(map(text, started.argv)), env=env)
 
-    files = {path: content for top in moved for path, content in _entry(launch, top).items()}
-    beside = replace(launch, processes=tuple(map(process, launch.processes)))
-    return beside, {f"{folder}/{path}": content for path, content in files.items()}
+    files = {path: content for top in moved for path, content in _files_below(launch, top).items()}
+    moved_launch = replace(launch, processes=tuple(map(process, launch.processes)))
+    return moved_launch, {f"{folder}/{path}": content for path, content in files.items()}
 
 
-def _entry(launch: Launch, top: str) -> dict[str, str]:
+def _files_below(launch: Launch, top: str) -> dict[str, str]:
     return {p: content for p, content in launch.files.items() if p.partition("/")[0] == top}
 
 
@@ -162,7 +166,7 @@ def launch_document(
         "kind": recipe.kind,
         "nodes": started.nodes,
         "name": recipe.name,
-        "engine": _engine(decision, started),
+        "engine": _engine_document(decision, started),
         "needs": {
             "runtime": device.runtime,
             "device": device.name,
@@ -172,10 +176,10 @@ def launch_document(
             "per_node": device.per_node or device.count,
             "memory_bytes": device.memory_bytes,
             "used_bytes": int(recipe.estimate["memory"]["total_bytes"]),
-            **_claim(decision, started, device.runtime),
+            **_memory_claim(decision, started, device.runtime),
         },
         "parameters": {
-            "model": _model(decision, recipe),
+            "model": _model_to_load(decision, recipe),
             "host": recipe.parameters.host,
             "port": recipe.parameters.port,
         },
@@ -199,17 +203,17 @@ def launch_document(
             recipe.parameters.model or decision.model.source,
             recipe.parameters.storage_mb_per_s,
         ),
-        "api": _api(decision, recipe, started),
-        "workload": _traffic(workload) if recipe.kind == "serving" else workload,
+        "api": _api_document(decision, recipe, started),
+        "workload": _load_document(workload) if recipe.kind == "serving" else workload,
         "supervision": decision.request.options.supervision.for_launcher(),
         **compression_document(decision, recipe.parameters),
-        **_kernels(decision),
+        **_kernel_document(decision),
         **({"variants": variants} if variants else {}),
         **({"fallbacks": entries} if entries else {}),
     }
 
 
-def _api(decision: Decision, recipe: Recipe, started: Launch) -> dict[str, Any]:
+def _api_document(decision: Decision, recipe: Recipe, started: Launch) -> dict[str, Any]:
     """The path and body of requests, and the variable with the API key that servers ask for."""
     api = {"path": started.api_path, "model": started.api_model, "body": started.api_body}
     key = decision.deployment and decision.deployment.setting.engine.api_key
@@ -222,7 +226,7 @@ def _api(decision: Decision, recipe: Recipe, started: Launch) -> dict[str, Any]:
     return {**api, "key_variable": key.variable, **needed}
 
 
-def _model(decision: Decision, recipe: Recipe) -> str:
+def _model_to_load(decision: Decision, recipe: Recipe) -> str:
     """The served model: the made checkpoint, else the model where the place has it.
 
     A place names the made checkpoint; a fallback that serves the base has that from its source.
@@ -233,7 +237,7 @@ def _model(decision: Decision, recipe: Recipe) -> str:
     return checkpoint or recipe.parameters.model or decision.model.source
 
 
-def _claim(decision: Decision, started: Launch, runtime: str) -> dict[str, Any]:
+def _memory_claim(decision: Decision, started: Launch, runtime: str) -> dict[str, Any]:
     """Memory that must be free when the engine starts; empty where that is what it uses."""
     deployment = decision.deployment
     claim = deployment.setting.engine.memory.claim if deployment is not None else None
@@ -251,7 +255,7 @@ def _claim(decision: Decision, started: Launch, runtime: str) -> dict[str, Any]:
     return {"claim": values}
 
 
-def _kernels(decision: Decision) -> dict[str, Any]:
+def _kernel_document(decision: Decision) -> dict[str, Any]:
     """Kernels of the engine's releases by architecture; empty where no release was asked."""
     deployment = decision.deployment
     by_release = support_by_release(deployment.setting) if deployment is not None else {}
@@ -262,9 +266,9 @@ def _kernels(decision: Decision) -> dict[str, Any]:
         if names := kernels.refused or kernels.unknown:
             verdict = "no" if kernels.refused else "unknown"
             releases.setdefault((architecture, verdict, "; ".join(names)), []).append(release)
-    alike: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
+    verdict_architectures: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
     for (architecture, verdict, words), of in releases.items():
-        alike.setdefault((verdict, words, tuple(of)), []).append(architecture)
+        verdict_architectures.setdefault((verdict, words, tuple(of)), []).append(architecture)
     return {
         "kernels": {
             "architecture": deployment.setting.cluster.device.architecture,
@@ -272,13 +276,13 @@ def _kernels(decision: Decision) -> dict[str, Any]:
             "architectures": list(dict.fromkeys(architecture for _, architecture in by_release)),
             "told": [
                 {"verdict": verdict, "words": words, "releases": list(of), "architectures": where}
-                for (verdict, words, of), where in alike.items()
+                for (verdict, words, of), where in verdict_architectures.items()
             ],
         }
     }
 
 
-def _engine(decision: Decision, started: Launch) -> dict[str, Any]:
+def _engine_document(decision: Decision, started: Launch) -> dict[str, Any]:
     """The program to start, the module whose version is checked, and how to install it."""
     program = engine_words(started.processes[0].argv)[0]
     if started.kind == "serving":
@@ -293,7 +297,7 @@ def _engine(decision: Decision, started: Launch) -> dict[str, Any]:
     }
 
 
-def _traffic(workload: dict[str, Any]) -> dict[str, Any]:
+def _load_document(workload: dict[str, Any]) -> dict[str, Any]:
     """The part of a workload that a load generator needs, defaults included."""
     lengths = ("input_tokens", "output_tokens")
     load = ("concurrency", "request_rate", "batch", "requests")
@@ -304,13 +308,13 @@ def _traffic(workload: dict[str, Any]) -> dict[str, Any]:
 def launch_variants(recipe: Recipe) -> list[dict[str, Any]]:
     """Each variant that depends on hardware, the most exact first, with devices and counts."""
     return [
-        {"name": variant.name, "kinds": kinds, **_count(variant)}
+        {"name": variant.name, "kinds": kinds, **_count_bounds(variant)}
         for variant in sorted(recipe.variants, key=lambda variant: -variant.when.exactness)
-        if (kinds := _kinds(recipe, variant))
+        if (kinds := _variant_devices(recipe, variant))
     ]
 
 
-def _kinds(recipe: Recipe, variant: Variant) -> list[dict[str, Any]]:
+def _variant_devices(recipe: Recipe, variant: Variant) -> list[dict[str, Any]]:
     """Devices that meet the conditions; where none names a kind of device, the recipe's own."""
     names: list[str] = []
     if variant.when.exactness:
@@ -320,11 +324,13 @@ def _kinds(recipe: Recipe, variant: Variant) -> list[dict[str, Any]]:
     return [
         {"profile": profile.name, "runtime": profile.runtime, "names": list(profile.aliases)}
         for profile in map(device_profile, names)
-        if variant.when.model_copy(update={"count": None}).holds(_one(recipe, profile.name))
+        if variant.when.model_copy(update={"count": None}).holds(
+            _single_device_machine(recipe, profile.name)
+        )
     ]
 
 
-def _one(recipe: Recipe, name: str) -> Machine:
+def _single_device_machine(recipe: Recipe, name: str) -> Machine:
     profile = device_profile(name)
     return Machine(
         vendor=profile.vendor,
@@ -337,6 +343,6 @@ def _one(recipe: Recipe, name: str) -> Machine:
     )
 
 
-def _count(variant: Variant) -> dict[str, int]:
+def _count_bounds(variant: Variant) -> dict[str, int]:
     bounds = variant.when.count
     return bounds.model_dump(exclude_none=True) if bounds else {}

@@ -37,8 +37,8 @@ class Manifest(BaseModel):
     @classmethod
     def of(cls, name: str, digest: str, files: Mapping[str, bytes]) -> Manifest:
         """The manifest of ``files``, each with its SHA-256."""
-        listed = {path: hashlib.sha256(data).hexdigest() for path, data in sorted(files.items())}
-        return cls(recipe=name, recipe_digest=digest, files=listed)
+        digests = {path: hashlib.sha256(data).hexdigest() for path, data in sorted(files.items())}
+        return cls(recipe=name, recipe_digest=digest, files=digests)
 
     @classmethod
     def parse(cls, text: str) -> Manifest:
@@ -48,7 +48,7 @@ class Manifest(BaseModel):
             BundleError: when it is not a manifest.
         """
         try:
-            return cls.model_validate(_values(text))
+            return cls.model_validate(_manifest_values(text))
         except InputError as error:
             raise BundleError(error.message, hint="Build the bundle again.") from None
         except ValidationError as error:
@@ -73,7 +73,7 @@ class Manifest(BaseModel):
                 raise BundleError(f"{name} differs from its digest in the manifest.", hint=_CHANGED)
 
 
-def _values(text: str) -> Any:
+def _manifest_values(text: str) -> Any:
     value = parse_json(text, MANIFEST)
     if not isinstance(value, dict) or not isinstance(value.get("files"), dict):
         raise InputError(f"{MANIFEST} lists no files.")

@@ -22,7 +22,7 @@ from recipe_core.recipe.text_rows import cost_text, text_rows
 from recipe_core.request.split_key import training_split
 from recipe_core.scaling.rented import HOURS
 from recipe_core.targets.restarts import Row
-from recipe_core.targets.use import TITLES, uses
+from recipe_core.targets.use import TITLES, target_uses
 
 _FORMATS = ("weight_dtype", "kv_dtype", "precision")
 
@@ -60,9 +60,9 @@ def bundle_readme(
         **(_rented_values(recipe) if serving else {}),
         spot=spot,
         compression=estimate.get("compression") if "compression" in launch else None,
-        addresses=_addresses(launch) if serving else [],
-        commands="\n".join(_commands(launch)),
-        uses=uses(paths, dns_label(recipe.name), recipe.kind, key),
+        addresses=_server_addresses(launch) if serving else [],
+        commands="\n".join(_process_commands(launch)),
+        uses=target_uses(paths, dns_label(recipe.name), recipe.kind, key),
         refused=refused,
         clusters=clusters,
         reach=reach,
@@ -138,7 +138,7 @@ def _waiting_time(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def _addresses(launch: dict[str, Any]) -> list[str]:
+def _server_addresses(launch: dict[str, Any]) -> list[str]:
     parameters = launch["parameters"]
     return [
         f"http://{parameters['host']}:{parameters['port'] + process['port_offset']}"
@@ -147,7 +147,7 @@ def _addresses(launch: dict[str, Any]) -> list[str]:
     ]
 
 
-def _commands(launch: dict[str, Any]) -> Iterator[str]:
+def _process_commands(launch: dict[str, Any]) -> Iterator[str]:
     """Each command once, with the number of processes that run it, or their nodes."""
     places: dict[str, list[int]] = {}
     for process in launch["processes"]:

@@ -35,7 +35,13 @@ from recipe_core.base.documents import sync_file, sync_folder
 from recipe_core.base.errors import BundleError, InputError
 from recipe_core.bundle.contents import RUN_FOLDER, bundle_paths, file_mode, refuse_odd_runs
 from recipe_core.bundle.manifest import MANIFEST, Manifest
-from recipe_core.bundle.runs import has_runs, locked, node_names, refuse_running, remove_idle_run
+from recipe_core.bundle.runs import (
+    has_runs,
+    lock_runs,
+    node_folders,
+    refuse_running,
+    remove_idle_run,
+)
 from recipe_core.bundle.signing import SIGNATURE
 
 _NEW, _OLD = "new", "old"
@@ -59,13 +65,13 @@ def replace_folder(target: Path, files: Mapping[str, bytes]) -> None:
         )
     place = target.resolve()
     try:
-        with _alone(place.parent):
-            _recover(place, files)
+        with _folder_lock(place.parent):
+            _recover_leftovers(place, files)
             _refuse_foreign(place, files)
             try:
-                _put(place, files)
+                _put_files(place, files)
             finally:
-                _recover(place, files)
+                _recover_leftovers(place, files)
     except OSError as error:
         raise InputError(
             f"cannot write {target}: {error.strerror}.",
@@ -74,25 +80,25 @@ def replace_folder(target: Path, files: Mapping[str, bytes]) -> None:
         ) from None
 
 
-def recover(target: Path) -> None:
+def recover_build(target: Path) -> None:
     """Bring to an end what a build of ``target`` left when it was ended in between.
 
     Raises:
         InputError: when it left runs and ``target`` has others, or cannot be written.
     """
     place = target.resolve()
-    if not _leftovers(place):
+    if not _leftover_folders(place):
         return
     try:
-        with _alone(place.parent):
-            _recover(place)
+        with _folder_lock(place.parent):
+            _recover_leftovers(place)
     except OSError as error:
         raise InputError(
             f"cannot finish an interrupted build of {target}: {error.strerror}.", field="bundle"
         ) from None
 
 
-def _put(target: Path, files: Mapping[str, bytes]) -> None:
+def _put_files(target: Path, files: Mapping[str, bytes]) -> None:
     """Write the files beside ``target``, and put them there.
 
     Raises:
@@ -115,22 +121,22 @@ def _put(target: Path, files: Mapping[str, bytes]) -> None:
         new.replace(target)
         _sync_names(new, target)
         return
-    nodes = node_names(target) | node_names(new)
-    with locked(target, nodes, target), locked(new, nodes, target):
+    nodes = node_folders(target) | node_folders(new)
+    with lock_runs(target, nodes, target), lock_runs(new, nodes, target):
         refuse_running(target)
-        _swap(target, new)
+        _swap_folders(target, new)
 
 
-def _swap(target: Path, new: Path) -> None:
+def _swap_folders(target: Path, new: Path) -> None:
     """Put ``new`` at ``target`` with its ``run/``; on the disk before anything is removed."""
     run, empty = target / RUN_FOLDER, new / RUN_FOLDER
-    exchanged = exchange(run, empty)
+    exchanged = exchange_paths(run, empty)
     if not exchanged:
         remove_idle_run(new)
         run.rename(empty)
     _sync_names(run, empty)
     if exchanged:
-        exchange(target, new)
+        exchange_paths(target, new)
     else:
         target.rename(new.with_name(_OLD))
         new.rename(target)
@@ -142,14 +148,14 @@ def _sync_names(*moved: Path) -> None:
         sync_folder(folder)
 
 
-def _recover(target: Path, planned: Collection[str] = ()) -> None:
+def _recover_leftovers(target: Path, planned: Collection[str] = ()) -> None:
     """Put back what is in folders that builds left, and remove the rest of them.
 
     Raises:
         InputError: for runs here and there, of which neither may be removed.
         OSError: when something cannot be moved.
     """
-    for leftover in _leftovers(target):
+    for leftover in _leftover_folders(target):
         new, old = leftover / _NEW, leftover / _OLD
         for folder in (new, old):
             # NAME is missing only between the last two renames, or when its user removed it.
@@ -158,7 +164,7 @@ def _recover(target: Path, planned: Collection[str] = ()) -> None:
                 _sync_names(folder, target)
             if has_runs(folder):
                 _return_runs(folder, target)
-            _discard(folder, planned)
+            _discard_bundle(folder, planned)
         with suppress(OSError):  # what remains in it appeared meanwhile and is nobody's to remove
             leftover.rmdir()
 
@@ -171,7 +177,7 @@ def _return_runs(folder: Path, target: Path) -> None:
         OSError: when it cannot be moved.
     """
     run, empty = folder / RUN_FOLDER, target / RUN_FOLDER
-    with locked(target, node_names(target), target):
+    with lock_runs(target, node_folders(target), target):
         if has_runs(target):
             raise InputError(
                 f"{run} holds runs of {target} that an interrupted build left, "
@@ -179,23 +185,25 @@ def _return_runs(folder: Path, target: Path) -> None:
                 field="output",
                 hint=f"Move {run} to where you want to keep it.",
             )
-        if not exchange(run, empty):
+        if not exchange_paths(run, empty):
             remove_idle_run(target)
             run.rename(empty)
         _sync_names(run, empty)
 
 
-def _leftovers(target: Path) -> list[Path]:
+def _leftover_folders(target: Path) -> list[Path]:
     """Folders that ended builds of ``target`` by this user left beside it."""
     name = re.compile(rf"\.{re.escape(target.name)}\.swap-\w+")
     try:
-        beside = [path for path in target.parent.iterdir() if name.fullmatch(path.name)]
-        return sorted(p for p in beside if not p.is_symlink() and p.stat().st_uid == os.geteuid())
+        swap_folders = [path for path in target.parent.iterdir() if name.fullmatch(path.name)]
+        return sorted(
+            p for p in swap_folders if not p.is_symlink() and p.stat().st_uid == os.geteuid()
+        )
     except OSError:
         return []
 
 
-def _discard(folder: Path, planned: Collection[str]) -> None:
+def _discard_bundle(folder: Path, planned: Collection[str]) -> None:
     """Remove a bundle file by file: what is not of its manifest stays, and what is in ``run/``.
 
     The manifest goes last, so that whoever goes on with this still has it.
@@ -206,7 +214,7 @@ def _discard(folder: Path, planned: Collection[str]) -> None:
     if not folder.is_dir():
         return
     remove_idle_run(folder)
-    paths, foreign = list(bundle_paths(folder)), set(_foreign(folder, planned))
+    paths, foreign = list(bundle_paths(folder)), set(_foreign_files(folder, planned))
     for path in sorted(set(paths) - foreign, key=lambda path: path == folder / MANIFEST):
         path.unlink()
     for parent, folders, _ in os.walk(folder, topdown=False):
@@ -232,7 +240,7 @@ def _refuse_foreign(target: Path, planned: Collection[str]) -> None:
             hint="Choose an empty or new folder.",
         )
     refuse_odd_runs(target)
-    if foreign := _foreign(target, planned):
+    if foreign := _foreign_files(target, planned):
         raise InputError(
             f"{foreign[0]} is not a file of the bundle, and would be lost.",
             field="output",
@@ -240,7 +248,7 @@ def _refuse_foreign(target: Path, planned: Collection[str]) -> None:
         )
 
 
-def _foreign(folder: Path, planned: Collection[str]) -> list[Path]:
+def _foreign_files(folder: Path, planned: Collection[str]) -> list[Path]:
     """Files of a bundle's folder beside its listed ones, ``planned`` ones and Python's caches."""
     names = {MANIFEST, SIGNATURE, *planned}
     with suppress(BundleError, OSError, UnicodeDecodeError):
@@ -254,7 +262,7 @@ def _foreign(folder: Path, planned: Collection[str]) -> list[Path]:
 
 
 @contextmanager
-def _alone(parent: Path) -> Iterator[None]:
+def _folder_lock(parent: Path) -> Iterator[None]:
     """Let one build at a time swap folders in ``parent``.
 
     Where its file system has no locks on folders, nothing keeps two builds of one bundle apart.
@@ -271,7 +279,7 @@ def _alone(parent: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def exchange(first: Path, second: Path) -> bool:
+def exchange_paths(first: Path, second: Path) -> bool:
     """Have two paths trade places; False on systems and file systems that cannot.
 
     Python has no binding of ``renameat2``, hence the call of the C library's.

@@ -62,7 +62,7 @@ def kept_text(folder: Path) -> str | None:
 
 
 @contextmanager
-def locked(folder: Path, nodes: Iterable[str], target: Path) -> Iterator[None]:
+def lock_runs(folder: Path, nodes: Iterable[str], target: Path) -> Iterator[None]:
     """Hold the locks of a bundle's runs, so that no launcher starts or stops it meanwhile.
 
     ``target`` is what errors call it.
@@ -74,10 +74,10 @@ def locked(folder: Path, nodes: Iterable[str], target: Path) -> Iterator[None]:
     run = folder / RUN_FOLDER
     with ExitStack() as stack:
         try:
-            for place in (run, *(run / node for node in sorted(nodes))):
-                stack.enter_context(state.exclusive(place))
+            for run_folder in (run, *(run / node for node in sorted(nodes))):
+                stack.enter_context(state.exclusive(run_folder))
         except LauncherError as error:
-            raise _refusal(error, target) from None
+            raise _launcher_refusal(error, target) from None
         try:
             yield
         finally:
@@ -85,7 +85,7 @@ def locked(folder: Path, nodes: Iterable[str], target: Path) -> Iterator[None]:
                 remove_idle_run(folder)
 
 
-def node_names(folder: Path) -> set[str]:
+def node_folders(folder: Path) -> set[str]:
     """The folders of the nodes of a bundle that runs on several: started ones and planned ones."""
     names = {path.name for path in (folder / RUN_FOLDER).glob("node-*")}
     try:
@@ -118,9 +118,9 @@ def refuse_running(folder: Path) -> None:
             current = state.load(Path(parent))
         except LauncherError as error:
             if Path(parent) in _launcher_folders(run):
-                raise _refusal(error, folder) from None
+                raise _launcher_refusal(error, folder) from None
             continue  # a file of the program that ran, which only has the same name
-        if current is not None and (running := _running(current)):
+        if current is not None and (running := _running_process(current)):
             raise InputError(
                 f"{folder} is running ({running}).",
                 field="output",
@@ -128,7 +128,7 @@ def refuse_running(folder: Path) -> None:
             )
 
 
-def stop_recorded(folder: Path) -> list[str]:
+def stop_bundle_processes(folder: Path) -> list[str]:
     """Stop every process that a bundle's ``run/`` records of this boot; returns their names.
 
     What another machine records in a shared folder stays.
@@ -139,14 +139,14 @@ def stop_recorded(folder: Path) -> list[str]:
     try:
         return supervisor.stop_recorded(folder / RUN_FOLDER, Progress())
     except LauncherError as error:
-        raise _refusal(error, folder) from None
+        raise _launcher_refusal(error, folder) from None
 
 
-def _refusal(error: LauncherError, target: Path) -> InputError:
+def _launcher_refusal(error: LauncherError, target: Path) -> InputError:
     return InputError(f"{target}: {error.message}", field="output", hint=error.hint)
 
 
-def _running(current: state.State) -> str | None:
+def _running_process(current: state.State) -> str | None:
     """A process of a recorded start that still runs, in words.
 
     Of an earlier boot none does; else a marked process counts even where its server has ended.

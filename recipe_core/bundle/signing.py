@@ -29,7 +29,7 @@ class Signed:
 
 def new_key() -> tuple[bytes, bytes]:
     """A private key and its public key, both as PEM."""
-    serialization, ed25519 = _cryptography()
+    serialization, ed25519 = _import_cryptography()
     key = ed25519.Ed25519PrivateKey.generate()
     pem, raw = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     private = key.private_bytes(
@@ -38,13 +38,13 @@ def new_key() -> tuple[bytes, bytes]:
     return private, key.public_key().public_bytes(pem, raw)
 
 
-def sign(manifest: bytes, private_pem: bytes) -> bytes:
+def sign_manifest(manifest: bytes, private_pem: bytes) -> bytes:
     """The content of ``SIGNATURE`` for a manifest.
 
     Raises:
         InputError: when the key is not an unencrypted ed25519 private key.
     """
-    serialization, ed25519 = _cryptography()
+    serialization, ed25519 = _import_cryptography()
     try:
         key = serialization.load_pem_private_key(private_pem, password=None)
     except TypeError:
@@ -67,8 +67,8 @@ def sign(manifest: bytes, private_pem: bytes) -> bytes:
     text = {
         "schema_version": 1,
         "algorithm": "ed25519",
-        "public_key": _text(public),
-        "signature": _text(key.sign(_PREFIX + manifest)),
+        "public_key": _base64_text(public),
+        "signature": _base64_text(key.sign(_PREFIX + manifest)),
     }
     return to_json(text).encode()
 
@@ -80,12 +80,12 @@ def check_signature(manifest: bytes, signature: bytes, public_pem: bytes | None 
         BundleError: when it is damaged, of another manifest, or not by the key ``public_pem``.
         InputError: when that is not a public key, or the package for signatures is missing.
     """
-    _, ed25519 = _cryptography()
-    public, signed = _read(signature)
-    if public_pem is not None and _public(public_pem) != public:
+    _, ed25519 = _import_cryptography()
+    public, signed = _read_signature(signature)
+    if public_pem is not None and _public_bytes(public_pem) != public:
         raise BundleError(
-            f"the bundle is signed by the key {fingerprint(public)}, "
-            f"not by the one given ({fingerprint(_public(public_pem))}).",
+            f"the bundle is signed by the key {key_fingerprint(public)}, "
+            f"not by the one given ({key_fingerprint(_public_bytes(public_pem))}).",
             hint="Do not use it unless you trust that key.",
         )
     try:
@@ -95,14 +95,14 @@ def check_signature(manifest: bytes, signature: bytes, public_pem: bytes | None 
             "the signature does not belong to this manifest.",
             hint="The bundle was changed; get it from its author.",
         ) from None
-    return Signed(fingerprint(public), trusted=public_pem is not None)
+    return Signed(key_fingerprint(public), trusted=public_pem is not None)
 
 
-def fingerprint(public: bytes) -> str:
+def key_fingerprint(public: bytes) -> str:
     return f"ed25519:{hashlib.sha256(public).hexdigest()[:32]}"
 
 
-def _read(signature: bytes) -> tuple[bytes, bytes]:
+def _read_signature(signature: bytes) -> tuple[bytes, bytes]:
     try:
         value = parse_json(signature.decode(), SIGNATURE)
         if value["schema_version"] == 1 and value["algorithm"] == "ed25519":
@@ -116,8 +116,8 @@ def _read(signature: bytes) -> tuple[bytes, bytes]:
     )
 
 
-def _public(pem: bytes) -> bytes:
-    serialization, ed25519 = _cryptography()
+def _public_bytes(pem: bytes) -> bytes:
+    serialization, ed25519 = _import_cryptography()
     try:
         key = serialization.load_pem_public_key(pem)
     except Exception as error:  # the library raises many kinds for what is not a key
@@ -136,11 +136,11 @@ def _public(pem: bytes) -> bytes:
     return raw
 
 
-def _text(data: bytes) -> str:
+def _base64_text(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def _cryptography() -> tuple[Any, Any]:
+def _import_cryptography() -> tuple[Any, Any]:
     try:
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ed25519

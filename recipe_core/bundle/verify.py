@@ -65,13 +65,13 @@ def read_bundle(path: Path, public_key: bytes | None = None) -> Checked:
             field="bundle",
             hint="Give a zip or folder that `recipe build` wrote.",
         )
-    manifest = Manifest.parse(_text(files, MANIFEST))
+    manifest = Manifest.parse(_bundle_text(files, MANIFEST))
     listed = {name: data for name, data in files.items() if name not in (MANIFEST, SIGNATURE)}
     manifest.verify(listed)
-    signed = _signed(files, public_key)
-    values = parse_yaml(_text(files, "recipe.yaml"), "recipe.yaml")
+    signed = _signing_key(files, public_key)
+    values = parse_yaml(_bundle_text(files, "recipe.yaml"), "recipe.yaml")
     recipe = Recipe.parse(values)
-    return Checked(recipe, files, (*migrate(values)[1], *_drift(recipe)), signed)
+    return Checked(recipe, files, (*migrate(values)[1], *_estimate_drift(recipe)), signed)
 
 
 def check_bundle(path: Path, public_key: bytes | None = None) -> dict[str, Any]:
@@ -86,11 +86,11 @@ def check_bundle(path: Path, public_key: bytes | None = None) -> dict[str, Any]:
         signed = {"key": checked.signed.fingerprint, "trusted": checked.signed.trusted}
     difference, doubts = None, []
     if signed is None or not signed["trusted"]:
-        difference = differences(recipe, checked.files)
+        difference = bundle_differences(recipe, checked.files)
         doubts = difference_texts(recipe, difference)
     return {
         "ok": True,
-        "verdict": _verdict(checked.signed),
+        "verdict": _trust_verdict(checked.signed),
         "recipe": recipe.name,
         "kind": recipe.kind,
         "digest": recipe.digest,
@@ -106,7 +106,7 @@ def check_bundle(path: Path, public_key: bytes | None = None) -> dict[str, Any]:
     }
 
 
-def _verdict(signed: Signed | None) -> str:
+def _trust_verdict(signed: Signed | None) -> str:
     """Name whoever vouches for a bundle whose digests all match."""
     if signed is None:
         return "unsigned: anyone may have changed it and made its manifest anew"
@@ -128,7 +128,7 @@ def _lock_and_claims(recipe: Recipe) -> list[str]:
     ]
 
 
-def _signed(files: dict[str, bytes], public_key: bytes | None) -> Signed | None:
+def _signing_key(files: dict[str, bytes], public_key: bytes | None) -> Signed | None:
     if SIGNATURE in files:
         return check_signature(files[MANIFEST], files[SIGNATURE], public_key)
     if public_key is not None:
@@ -139,7 +139,7 @@ def _signed(files: dict[str, bytes], public_key: bytes | None) -> Signed | None:
     return None
 
 
-def _text(files: dict[str, bytes], name: str) -> str:
+def _bundle_text(files: dict[str, bytes], name: str) -> str:
     try:
         return files[name].decode()
     except KeyError:
@@ -151,7 +151,7 @@ def _text(files: dict[str, bytes], name: str) -> str:
         raise BundleError(f"{name} is not UTF-8 text.", hint="Build the bundle again.") from None
 
 
-def _drift(recipe: Recipe) -> list[str]:
+def _estimate_drift(recipe: Recipe) -> list[str]:
     """A warning if this version refuses the split or estimates it differently; else empty."""
     try:
         decision = decide(recipe_request(recipe))
@@ -166,7 +166,7 @@ def _drift(recipe: Recipe) -> list[str]:
     return [f"This version estimates {now:,.0f} tokens/s ({name}); the bundle says {then:,.0f}."]
 
 
-def unpack(
+def unpack_bundle(
     path: Path,
     *,
     public_key: bytes | None = None,
@@ -183,10 +183,10 @@ def unpack(
         BundleError: when the bundle does not verify.
         InputError: when a folder of that name is something else, or runs, and for no public key.
     """
-    from recipe_core.bundle.replace import recover, replace_folder  # needs file locks
+    from recipe_core.bundle.replace import recover_build, replace_folder  # needs file locks
 
     target = unpacked_path(path)
-    recover(target)
+    recover_build(target)
     checked = read_bundle(path, public_key)
     if path != target and not _is_copy(target, checked):
         existed = target.exists()
@@ -232,7 +232,7 @@ class Differences:
         }
 
 
-def differences(recipe: Recipe, files: Mapping[str, bytes]) -> Differences:
+def bundle_differences(recipe: Recipe, files: Mapping[str, bytes]) -> Differences:
     """Compare a bundle's files with those that this version writes for its recipe."""
     try:
         expected = bundle_of(recipe).files
@@ -259,16 +259,16 @@ def difference_texts(recipe: Recipe, difference: Differences) -> list[str]:
         "missing": difference.missing,
         "added": difference.added,
     }
-    listed = [f"{kind}: {_names(names)}" for kind, names in parts.items() if names]
-    if not listed:
+    kind_texts = [f"{kind}: {_listed_names(names)}" for kind, names in parts.items() if names]
+    if not kind_texts:
         return []
-    text = f"It differs from what {this} builds from its recipe ({'; '.join(listed)})."
+    text = f"It differs from what {this} builds from its recipe ({'; '.join(kind_texts)})."
     if recipe.built_by != this:
         text += f" Its recipe names {recipe.built_by}, and versions write different files."
     return [text]
 
 
-def _names(names: tuple[str, ...]) -> str:
+def _listed_names(names: tuple[str, ...]) -> str:
     more = len(names) - _LISTED
     return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")
 
@@ -300,10 +300,10 @@ def fit_here(recipe: Recipe) -> HostCheck:
         reasons.append(f"the recipe is for {device.title}; this machine has {devices}")
     elif host.runtime != "cpu" and count < needed:
         reasons.append(f"the recipe needs {needed} devices; this machine has {count}")
-    return HostCheck(not reasons, devices, tuple(reasons), _variants(recipe, names, count))
+    return HostCheck(not reasons, devices, tuple(reasons), _matching_variants(recipe, names, count))
 
 
-def _variants(recipe: Recipe, names: list[str], count: int) -> tuple[str, ...]:
+def _matching_variants(recipe: Recipe, names: list[str], count: int) -> tuple[str, ...]:
     """Names of the variants for the one kind of device that the driver reports."""
     if len(names) != 1:
         return ()

@@ -23,12 +23,12 @@ from urllib.parse import quote
 from recipe_core import __version__
 from recipe_core.base.documents import to_json, to_yaml, write_whole
 from recipe_core.base.resources import PACKAGE
-from recipe_core.bundle.compress import launch_of, making_files
+from recipe_core.bundle.compress import checkpoint_launch, making_files
 from recipe_core.bundle.contents import file_mode
 from recipe_core.bundle.fallback_launches import fallback_launches, launch_document
 from recipe_core.bundle.manifest import MANIFEST, Manifest
 from recipe_core.bundle.readme import bundle_readme
-from recipe_core.bundle.signing import SIGNATURE, sign
+from recipe_core.bundle.signing import SIGNATURE, sign_manifest
 from recipe_core.launch.entry import LAUNCH_PY
 from recipe_core.launch.training.container import PATH as CONTAINERFILE
 from recipe_core.recipe import Recipe
@@ -38,23 +38,25 @@ from recipe_core.recipe.secrets import refuse_planted
 from recipe_core.request.describe import model_short_name
 from recipe_core.targets import Context, each_target
 from recipe_core.targets.notes import cluster_notes, spot_note
-from recipe_core.targets.of_recipe import image_file, placed, target_context
+from recipe_core.targets.of_recipe import image_file, place_launch, target_context
 from recipe_core.targets.reach import reach_section
-from recipe_core.targets.restarts import LAUNCHER, rows
-from recipe_core.targets.scale.notes import notes as scaling_notes
+from recipe_core.targets.restarts import LAUNCHER, restart_rows
+from recipe_core.targets.scale.notes import scaling_notes
 
 _NAMESPACE = uuid.UUID("6b1f8a52-6c1e-5d0a-9a39-0d6b9c6a4f11")
 
 
-def sbom(recipe: Recipe, tools: Iterable[str] = ()) -> dict[str, Any]:
+def bundle_sbom(recipe: Recipe, tools: Iterable[str] = ()) -> dict[str, Any]:
     """The document; it has no time, and its serial number is the recipe's digest.
 
     ``tools``: requirements of what makes the checkpoint, where the bundle makes one.
     """
-    components = _components(recipe)
-    known = {part["bom-ref"] for part in components}
-    made = [_package(*_requirement(line), extra="compress") for line in tools]
-    components += [part for part in made if part["bom-ref"] not in known]
+    components = _locked_components(recipe)
+    refs = {part["bom-ref"] for part in components}
+    tool_components = [
+        _package_component(*_split_requirement(line), extra="compress") for line in tools
+    ]
+    components += [part for part in tool_components if part["bom-ref"] not in refs]
     return {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
@@ -78,21 +80,27 @@ def sbom(recipe: Recipe, tools: Iterable[str] = ()) -> dict[str, Any]:
     }
 
 
-def _components(recipe: Recipe) -> list[dict[str, Any]]:
+def _locked_components(recipe: Recipe) -> list[dict[str, Any]]:
     lock = recipe.lock
     if lock is None:
         return []
-    packages = [_package(name, specifier) for name, specifier in lock.engine.packages.items()]
-    return [_model(lock.model), *([_image(lock.image)] if lock.image else []), *packages]
+    packages = [
+        _package_component(name, specifier) for name, specifier in lock.engine.packages.items()
+    ]
+    return [
+        _model_component(lock.model),
+        *([_image_component(lock.image)] if lock.image else []),
+        *packages,
+    ]
 
 
-def _requirement(line: str) -> tuple[str, str]:
+def _split_requirement(line: str) -> tuple[str, str]:
     """Name and versions of a line of requirements, without its extras."""
     name = re.split(r"[\[<>=!~ ]", line, maxsplit=1)[0]
     return name, re.sub(r"^[^<>=!~]*", "", line)
 
 
-def _package(name: str, specifier: str, extra: str = "") -> dict[str, Any]:
+def _package_component(name: str, specifier: str, extra: str = "") -> dict[str, Any]:
     """A package by its version where it is pinned, else by its range of versions."""
     ref = f"pypi:{name}" + (f":{extra}" if extra else "")
     component: dict[str, Any] = {"type": "library", "bom-ref": ref, "name": name}
@@ -108,7 +116,7 @@ def _package(name: str, specifier: str, extra: str = "") -> dict[str, Any]:
     return component
 
 
-def _model(model: ModelLock) -> dict[str, Any]:
+def _model_component(model: ModelLock) -> dict[str, Any]:
     on_hub = not model.id.startswith("/") and model.id.count("/") == 1
     component: dict[str, Any] = {
         "type": "machine-learning-model",
@@ -129,7 +137,7 @@ def _model(model: ModelLock) -> dict[str, Any]:
     return component
 
 
-def _image(image: ImageLock) -> dict[str, Any]:
+def _image_component(image: ImageLock) -> dict[str, Any]:
     """The image with its OCI package URL: by digest where it is known, else by tag."""
     repository, _, tag = image.reference.rpartition(":")
     name = repository.rpartition("/")[2]
@@ -172,10 +180,10 @@ def bundle_of(recipe: Recipe) -> Bundle:
         InputError: when a file would contain a secret of this machine.
     """
     decision = redecide(recipe)
-    started = placed(decision, recipe.parameters)
+    started = place_launch(decision, recipe.parameters)
     context = target_context(recipe, decision, started)
-    others = fallback_launches(recipe, started)
-    launch = launch_document(recipe, decision, started, others)
+    fallbacks = fallback_launches(recipe, started)
+    launch = launch_document(recipe, decision, started, fallbacks)
     targets = each_target(context)
     start_files = dict(started.files)
     if text := image_file(decision, recipe.device.runtime):
@@ -186,13 +194,13 @@ def bundle_of(recipe: Recipe) -> Bundle:
             refused[name] = result
         else:
             start_files |= result
-    for other in others:
-        start_files |= other.files
-    making = launch_of(decision)
+    for fallback in fallbacks:
+        start_files |= fallback.files
+    making = checkpoint_launch(decision)
     start_files |= making_files(decision)
     available = [name for name in targets if name not in refused]
-    restarts = rows(context, [LAUNCHER, *available])
-    about = [*scaling_notes(context, available), *cluster_notes(context, available)]
+    restarts = restart_rows(context, [LAUNCHER, *available])
+    notes = [*scaling_notes(context, available), *cluster_notes(context, available)]
     texts = {
         **start_files,
         "README.md": bundle_readme(
@@ -201,7 +209,7 @@ def bundle_of(recipe: Recipe) -> Bundle:
             start_files,
             refused,
             restarts,
-            about,
+            notes,
             reach_section(context, available),
             spot_note(context, available),
         ),
@@ -209,7 +217,7 @@ def bundle_of(recipe: Recipe) -> Bundle:
         "launch.json": to_json(launch),
         "launch.py": LAUNCH_PY,
         "recipe.yaml": to_yaml(recipe.model_dump(mode="json")),
-        "sbom.json": to_json(sbom(recipe, making.requirements if making else ())),
+        "sbom.json": to_json(bundle_sbom(recipe, making.requirements if making else ())),
     }
     files = {path: text.encode() for path, text in texts.items()}
     for path in sorted((PACKAGE / "payload" / "launcher").glob("*.py")):
@@ -229,16 +237,16 @@ def bundle_files(recipe: Recipe, key: bytes | None = None) -> dict[str, bytes]:
     """
     files = dict(bundle_of(recipe).files)
     if key:
-        files[SIGNATURE] = sign(files[MANIFEST], key)
+        files[SIGNATURE] = sign_manifest(files[MANIFEST], key)
     return files
 
 
 def zip_bytes(recipe: Recipe, key: bytes | None = None) -> bytes:
     """The bundle as a zip; the same recipe and key give the same bytes."""
-    return zipped(bundle_files(recipe, key))
+    return zip_bundle(bundle_files(recipe, key))
 
 
-def zipped(files: Mapping[str, bytes]) -> bytes:
+def zip_bundle(files: Mapping[str, bytes]) -> bytes:
     """A bundle's files as a zip."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:

@@ -32,7 +32,7 @@ from recipe_core.targets.context import Context, Image
 Target = Callable[[Context], dict[str, str]]
 
 
-def _monitoring(context: Context) -> dict[str, str]:
+def _monitoring_target_files(context: Context) -> dict[str, str]:
     # monitoring imports pod names from this package: importing it above would be a cycle
     from recipe_core.targets.monitoring import pack
 
@@ -40,32 +40,32 @@ def _monitoring(context: Context) -> dict[str, str]:
 
 
 SERVING: Mapping[str, Target] = {
-    "systemd": systemd.files,
-    "docker": containers.docker,
-    "compose": compose.files,
-    "kubernetes": kubernetes.files,
-    "kubernetes-keda": autoscale.keda,
-    "kubernetes-hpa": autoscale.hpa,
-    "kserve": kserve.files,
-    "kserve-llm": kserve_llm.files,
-    "llm-d": llm_d.files,
-    "slurm": slurm.files,
-    "skypilot": skypilot.files,
-    "ray-serve": ray_serve.files,
-    "monitoring": _monitoring,
+    "systemd": systemd.systemd_files,
+    "docker": containers.docker_files,
+    "compose": compose.compose_files,
+    "kubernetes": kubernetes.kubernetes_files,
+    "kubernetes-keda": autoscale.keda_files,
+    "kubernetes-hpa": autoscale.hpa_files,
+    "kserve": kserve.kserve_files,
+    "kserve-llm": kserve_llm.kserve_llm_files,
+    "llm-d": llm_d.llm_d_files,
+    "slurm": slurm.slurm_files,
+    "skypilot": skypilot.skypilot_files,
+    "ray-serve": ray_serve.ray_serve_files,
+    "monitoring": _monitoring_target_files,
 }
 # Targets that only recipes with a policy of scaling have.
 OF_POLICIES: Mapping[Policy, Mapping[str, Target]] = {
-    "kpa": {"knative": knative.files},
-    "dynamo": {"dynamo-planner": dynamo_planner.files},
+    "kpa": {"knative": knative.knative_files},
+    "dynamo": {"dynamo-planner": dynamo_planner.dynamo_planner_files},
 }
 TRAINING: Mapping[str, Target] = {
-    "slurm": slurm.files,
-    "kubeflow-trainjob": training.train_job,
-    "kubeflow-pytorchjob": training.pytorch_job,
-    "jobset": training.job_set,
-    "volcano": training.volcano,
-    "skypilot": skypilot.files,
+    "slurm": slurm.slurm_files,
+    "kubeflow-trainjob": training.train_job_files,
+    "kubeflow-pytorchjob": training.pytorch_job_files,
+    "jobset": training.job_set_files,
+    "volcano": training.volcano_files,
+    "skypilot": skypilot.skypilot_files,
 }
 
 
@@ -81,12 +81,12 @@ STATE_WEIGHTS = (
 
 
 def target_names(context: Context) -> list[str]:
-    return list(_targets(context))
+    return list(_recipe_targets(context))
 
 
 def each_target(context: Context) -> dict[str, dict[str, str] | str]:
     """By target name: its files by path, or the sentence that says why it is unavailable."""
-    return {name: _try(target, context) for name, target in _targets(context).items()}
+    return {name: _try_target(target, context) for name, target in _recipe_targets(context).items()}
 
 
 def target_files(context: Context) -> dict[str, str]:
@@ -98,20 +98,20 @@ def target_files(context: Context) -> dict[str, str]:
     return files
 
 
-def refusals(context: Context) -> dict[str, str]:
+def target_refusals(context: Context) -> dict[str, str]:
     """Why each unavailable target is unavailable, by its name."""
     results = each_target(context).items()
     return {name: reason for name, reason in results if isinstance(reason, str)}
 
 
-def _targets(context: Context) -> Mapping[str, Target]:
+def _recipe_targets(context: Context) -> Mapping[str, Target]:
     if context.kind == "training":
         return TRAINING
     scaling = context.scaling
     return {**SERVING, **OF_POLICIES.get(scaling.policy, {})} if scaling else SERVING
 
 
-def _try(target: Target, context: Context) -> dict[str, str] | str:
+def _try_target(target: Target, context: Context) -> dict[str, str] | str:
     if context.asks_for_weights and context.made:
         return MADE_FIRST
     if context.asks_for_weights:
@@ -127,7 +127,7 @@ __all__ = [
     "Image",
     "Parameters",
     "each_target",
-    "refusals",
+    "target_refusals",
     "target_files",
     "target_names",
 ]

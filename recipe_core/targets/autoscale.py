@@ -13,13 +13,13 @@ from recipe_core.base.errors import NoAnswer
 from recipe_core.engines.release import Metrics
 from recipe_core.targets import kubernetes
 from recipe_core.targets.context import Context
-from recipe_core.targets.layout import Unit, layout
+from recipe_core.targets.layout import Unit, launch_units
 from recipe_core.targets.monitoring.metrics import engine_metrics
-from recipe_core.targets.monitoring.thresholds import KV_SCALE, thresholds, warm_up_s
-from recipe_core.targets.pod import kustomization, metadata, object_name
+from recipe_core.targets.monitoring.thresholds import KV_SCALE, alert_thresholds, warm_up_s
+from recipe_core.targets.pod import kustomization, object_metadata, object_name
 from recipe_core.targets.scale import hpa as scale_hpa
 from recipe_core.targets.scale import keda as scale_keda
-from recipe_core.targets.scale.bounds import least, most
+from recipe_core.targets.scale.bounds import fewest_copies, most_copies
 
 KEDA, HPA = "targets/kubernetes-keda", "targets/kubernetes-hpa"
 SCALED_OBJECT = ("keda.sh/v1alpha1", "ScaledObject")
@@ -27,7 +27,7 @@ AUTOSCALER = ("autoscaling/v2", "HorizontalPodAutoscaler")
 LONGEST_PERIOD_S = 1800  # the API refuses a longer periodSeconds in a scaling policy
 
 
-def keda(context: Context) -> dict[str, str]:
+def keda_files(context: Context) -> dict[str, str]:
     """A ScaledObject.
 
     Raises:
@@ -36,14 +36,16 @@ def keda(context: Context) -> dict[str, str]:
     """
     scaling = context.scaling
     if scaling is None:
-        spec = _scaled(context, _checked(context))
+        spec = _scaled_object_spec(context, _require_scaling_metrics(context))
     else:
         _refuse_apart(context)
-        spec = scale_keda.spec(context, _unit(context), scaling)
-    return _overlay(KEDA, {"scaledobject.yaml": _scaler(context, *SCALED_OBJECT, spec)})
+        spec = scale_keda.keda_spec(context, _single_unit(context), scaling)
+    return _overlay_files(
+        KEDA, {"scaledobject.yaml": _scaler_object(context, *SCALED_OBJECT, spec)}
+    )
 
 
-def hpa(context: Context) -> dict[str, str]:
+def hpa_files(context: Context) -> dict[str, str]:
     """A HorizontalPodAutoscaler, and the rules that prometheus-adapter needs for it.
 
     Raises:
@@ -51,18 +53,18 @@ def hpa(context: Context) -> dict[str, str]:
     """
     scaling = context.scaling
     if scaling is None:
-        engine = _checked(context)
+        engine = _require_scaling_metrics(context)
         _refuse_zero(context)
-        spec, rules = _autoscaled(context, engine), _adapter(engine)
+        spec, rules = _autoscaler_spec(context, engine), _adapter_rules(engine)
     else:
         _refuse_apart(context)
-        spec = scale_hpa.spec(context, _unit(context), scaling)
-        rules = scale_hpa.adapter(context, scaling)
-    files = _overlay(HPA, {"hpa.yaml": _scaler(context, *AUTOSCALER, spec)})
+        spec = scale_hpa.hpa_spec(context, _single_unit(context), scaling)
+        rules = scale_hpa.adapter_values(context, scaling)
+    files = _overlay_files(HPA, {"hpa.yaml": _scaler_object(context, *AUTOSCALER, spec)})
     return {**files, f"{HPA}/prometheus-adapter-values.yaml": to_yaml(rules)}
 
 
-def _checked(context: Context) -> Metrics:
+def _require_scaling_metrics(context: Context) -> Metrics:
     """The engine's metrics, where replicas are scaled by what the estimate gives."""
     p, engine = context.parameters, engine_metrics(context.engine)
     if p.max_replicas == p.min_replicas:
@@ -92,27 +94,29 @@ def _refuse_zero(context: Context) -> None:
 
 
 def _refuse_apart(context: Context) -> None:
-    if len(layout(context.launch)) > 1:
+    if len(launch_units(context.launch)) > 1:
         raise NoAnswer(
             "pools over several nodes are separate workloads; "
             "keeping them in proportion takes a new plan."
         )
-    kubernetes.objects(context)  # raises what the workload itself lacks
+    kubernetes.kubernetes_objects(context)  # raises what the workload itself lacks
 
 
-def _overlay(folder: str, objects: dict[str, dict[str, Any]]) -> dict[str, str]:
+def _overlay_files(folder: str, objects: dict[str, dict[str, Any]]) -> dict[str, str]:
     files = {**objects, "kustomization.yaml": kustomization(["../kubernetes", *objects])}
     return {f"{folder}/{name}": to_yaml(value) for name, value in files.items()}
 
 
-def _unit(context: Context) -> Unit:
-    (unit,) = layout(context.launch)
+def _single_unit(context: Context) -> Unit:
+    (unit,) = launch_units(context.launch)
     return unit
 
 
-def _scaler(context: Context, version: str, kind: str, spec: dict[str, Any]) -> dict[str, Any]:
+def _scaler_object(
+    context: Context, version: str, kind: str, spec: dict[str, Any]
+) -> dict[str, Any]:
     """The object that scales the recipe's workload."""
-    workload = kubernetes.workload(context, _unit(context))
+    workload = kubernetes.unit_workload(context, _single_unit(context))
     target = {
         "apiVersion": workload["apiVersion"],
         "kind": workload["kind"],
@@ -121,22 +125,22 @@ def _scaler(context: Context, version: str, kind: str, spec: dict[str, Any]) -> 
     return {
         "apiVersion": version,
         "kind": kind,
-        "metadata": metadata(context),
+        "metadata": object_metadata(context),
         "spec": {"scaleTargetRef": target, **spec},
     }
 
 
-def _waiting(context: Context) -> int:
+def _queue_limit_of_pod(context: Context) -> int:
     """Requests that may queue per pod (or group)."""
-    return max(1, round(thresholds(context).waiting / _unit(context).copies))
+    return max(1, round(alert_thresholds(context).waiting / _single_unit(context).copies))
 
 
-def _behavior(context: Context) -> dict[str, Any]:
+def _default_behavior(context: Context) -> dict[str, Any]:
     """Up by one copy per warm-up time, since only then the copy shows in the metrics.
 
     Down later and slowly.
     """
-    warm, step = warm_up_s(context), _unit(context).copies
+    warm, step = warm_up_s(context), _single_unit(context).copies
     up = {"type": "Pods", "value": step, "periodSeconds": min(LONGEST_PERIOD_S, warm)}
     down = {"type": "Pods", "value": step, "periodSeconds": 300}
     return {
@@ -148,25 +152,25 @@ def _behavior(context: Context) -> dict[str, Any]:
     }
 
 
-def _scaled(context: Context, engine: Metrics) -> dict[str, Any]:
-    p, unit = context.parameters, _unit(context)
-    low = least(context, unit)
+def _scaled_object_spec(context: Context, engine: Metrics) -> dict[str, Any]:
+    p, unit = context.parameters, _single_unit(context)
+    low = fewest_copies(context, unit)
     selector = f'namespace="{p.namespace}",pod=~"{object_name(context)}-.*"'
-    targets = [(engine.waiting, _waiting(context)), (engine.kv_usage, KV_SCALE)]
+    targets = [(engine.waiting, _queue_limit_of_pod(context)), (engine.kv_usage, KV_SCALE)]
     triggers = [
-        scale_keda.trigger(p.prometheus, f"sum({metric}{{{selector}}})", str(threshold))
+        scale_keda.prometheus_trigger(p.prometheus, f"sum({metric}{{{selector}}})", str(threshold))
         for metric, threshold in targets
         if metric
     ]
     if low == 0:
-        triggers.append(scale_keda.wake(context))
+        triggers.append(scale_keda.wake_trigger(context))
     return {
         "minReplicaCount": low,
-        "maxReplicaCount": most(context, unit),
+        "maxReplicaCount": most_copies(context, unit),
         "pollingInterval": 15,
         "cooldownPeriod": max(600, 2 * warm_up_s(context)),
         "fallback": {"failureThreshold": 4, "replicas": max(1, low)},
-        "advanced": {"horizontalPodAutoscalerConfig": {"behavior": _behavior(context)}},
+        "advanced": {"horizontalPodAutoscalerConfig": {"behavior": _default_behavior(context)}},
         "triggers": triggers,
     }
 
@@ -174,9 +178,12 @@ def _scaled(context: Context, engine: Metrics) -> dict[str, Any]:
 _ADAPTED = {"waiting": "recipe_requests_waiting", "kv_usage": "recipe_kv_usage"}
 
 
-def _autoscaled(context: Context, engine: Metrics) -> dict[str, Any]:
-    unit = _unit(context)
-    targets = {"waiting": str(_waiting(context)), "kv_usage": f"{round(1000 * KV_SCALE)}m"}
+def _autoscaler_spec(context: Context, engine: Metrics) -> dict[str, Any]:
+    unit = _single_unit(context)
+    targets = {
+        "waiting": str(_queue_limit_of_pod(context)),
+        "kv_usage": f"{round(1000 * KV_SCALE)}m",
+    }
     metrics = [
         {
             "type": "Pods",
@@ -189,14 +196,14 @@ def _autoscaled(context: Context, engine: Metrics) -> dict[str, Any]:
         if getattr(engine, name)
     ]
     return {
-        "minReplicas": least(context, unit),
-        "maxReplicas": most(context, unit),
+        "minReplicas": fewest_copies(context, unit),
+        "maxReplicas": most_copies(context, unit),
         "metrics": metrics,
-        "behavior": _behavior(context),
+        "behavior": _default_behavior(context),
     }
 
 
-def _adapter(m: Metrics) -> dict[str, Any]:
+def _adapter_rules(m: Metrics) -> dict[str, Any]:
     """Helm values of prometheus-adapter: the engine's series under names without colons.
 
     The metrics API refuses a colon, and vLLM's names have one.

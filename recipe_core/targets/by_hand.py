@@ -12,8 +12,8 @@ from recipe_core.base.errors import InputError
 from recipe_core.launch.process import Launch, Process
 from recipe_core.recipe.place import Address, Parameters
 from recipe_core.targets.context import Context
-from recipe_core.targets.fill import IN_SHELL, Values, fill
-from recipe_core.targets.node_script import visible, wrapped
+from recipe_core.targets.fill import IN_SHELL, Values, fill_placeholders
+from recipe_core.targets.node_script import visible_devices_setting, wrap_words
 from recipe_core.targets.ports import port_values
 
 # Columns of a command's line.
@@ -41,7 +41,7 @@ def read_addresses(text: str, nodes: int) -> tuple[str, ...]:
     """
     addresses = tuple(address.strip() for address in text.split(",") if address.strip())
     if not addresses:
-        return _unnamed(nodes)
+        return _stand_in_addresses(nodes)
     if len(addresses) != nodes:
         raise InputError(
             f"has {len(addresses)} addresses; the recipe runs on {nodes} nodes.",
@@ -65,8 +65,12 @@ def node_commands(context: Context, addresses: Sequence[str]) -> list[NodeComman
     return [
         NodeCommands(
             node,
-            _launcher(context, node, addresses),
-            tuple((p.name, _command(context, p, addresses)) for p in processes if p.node == node),
+            _launch_py_command(context, node, addresses),
+            tuple(
+                (p.name, _process_command(context, p, addresses))
+                for p in processes
+                if p.node == node
+            ),
         )
         for node in range(context.nodes)
     ]
@@ -74,41 +78,50 @@ def node_commands(context: Context, addresses: Sequence[str]) -> list[NodeComman
 
 def first_command(launch: Launch, model: str) -> str:
     """The command of a launch's first process, with default parameters; it loads ``model``."""
-    return wrapped(first_words(launch, model), WIDTH, "    ")
+    return wrap_words(first_words(launch, model), WIDTH, "    ")
 
 
 def first_words(launch: Launch, model: str) -> list[str]:
     """The same as words for a shell: settings, program, and each option with its value."""
     process = launch.processes[0]
-    return _words(process, _known(launch, process, Parameters(), model, _unnamed(launch.nodes)))
+    return _process_words(
+        process,
+        _process_values(launch, process, Parameters(), model, _stand_in_addresses(launch.nodes)),
+    )
 
 
-def _unnamed(nodes: int) -> tuple[str, ...]:
+def _stand_in_addresses(nodes: int) -> tuple[str, ...]:
     return tuple(f"node{n}" for n in range(nodes)) if nodes > 1 else ("127.0.0.1",)
 
 
-def _launcher(context: Context, node: int, addresses: Sequence[str]) -> str:
+def _launch_py_command(context: Context, node: int, addresses: Sequence[str]) -> str:
     """The launcher's command; the bundle already holds model, host and port."""
-    several = ["--node", str(node), "--head", ",".join(addresses)] if context.nodes > 1 else []
-    return quoting.shell_command(["python", "launch.py", "up", *several])
+    node_options = ["--node", str(node), "--head", ",".join(addresses)] if context.nodes > 1 else []
+    return quoting.shell_command(["python", "launch.py", "up", *node_options])
 
 
-def _command(context: Context, process: Process, addresses: Sequence[str]) -> str:
+def _process_command(context: Context, process: Process, addresses: Sequence[str]) -> str:
     """One process as the launcher starts it."""
-    neighbours = [other for other in context.launch.processes if other.node == process.node]
-    known = _known(context.launch, process, context.parameters, context.model_source, addresses)
-    return _typed(process, known, visible(context, process) if len(neighbours) > 1 else [])
+    neighbours = [
+        neighbour for neighbour in context.launch.processes if neighbour.node == process.node
+    ]
+    values = _process_values(
+        context.launch, process, context.parameters, context.model_source, addresses
+    )
+    return _wrap_process_command(
+        process, values, visible_devices_setting(context, process) if len(neighbours) > 1 else []
+    )
 
 
-def _known(
+def _process_values(
     launch: Launch, process: Process, parameters: Parameters, model: str, addresses: Sequence[str]
 ) -> Values:
-    first = min(other.node for other in launch.processes if other.group == process.group)
+    first_node = min(member.node for member in launch.processes if member.group == process.group)
     return {
         "model": model,
         "host": parameters.host,
         "port": str(parameters.port + process.port_offset),
-        "head": addresses[first],
+        "head": addresses[first_node],
         **{f"node{n}": address for n, address in enumerate(addresses)},
         **port_values(launch, parameters.port),
         "root": ".",
@@ -116,25 +129,32 @@ def _known(
     }
 
 
-def _typed(process: Process, known: Values, more: Sequence[str] = ()) -> str:
-    return wrapped(_words(process, known, more), WIDTH, "    ")
+def _wrap_process_command(
+    process: Process, values: Values, device_settings: Sequence[str] = ()
+) -> str:
+    return wrap_words(_process_words(process, values, device_settings), WIDTH, "    ")
 
 
-def _words(process: Process, known: Values, more: Sequence[str] = ()) -> list[str]:
-    settings = [f"{name}={fill(value, known, IN_SHELL)}" for name, value in process.env.items()]
+def _process_words(
+    process: Process, values: Values, device_settings: Sequence[str] = ()
+) -> list[str]:
+    settings = [
+        f"{name}={fill_placeholders(value, values, IN_SHELL)}"
+        for name, value in process.env.items()
+    ]
     return [
         *settings,
-        *more,
-        *_with_values([fill(word, known, IN_SHELL) for word in process.argv]),
+        *device_settings,
+        *_join_flag_values([fill_placeholders(word, values, IN_SHELL) for word in process.argv]),
     ]
 
 
-def _with_values(words: Sequence[str]) -> list[str]:
+def _join_flag_values(words: Sequence[str]) -> list[str]:
     """Words with each flag joined to its value, so that no line breaks between them."""
-    joined: list[str] = []
+    flag_words: list[str] = []
     for word in words:
-        if joined and joined[-1].startswith("-") and not word.startswith("-"):
-            joined[-1] += f" {word}"
+        if flag_words and flag_words[-1].startswith("-") and not word.startswith("-"):
+            flag_words[-1] += f" {word}"
         else:
-            joined.append(word)
-    return joined
+            flag_words.append(word)
+    return flag_words

@@ -16,24 +16,24 @@ from recipe_core.targets.containers import (
     USER_GROUP,
     answering_port,
     check_single,
+    container_environment,
+    container_memory_gib,
+    container_mounts,
+    container_values,
     device_groups,
-    environment,
     first_process,
     in_start_order,
-    memory_gib,
-    mounts,
     named_volumes,
     owned_volumes,
     published_ports,
+    seccomp_options,
     service_name,
     share_a_network,
     shm_gib,
-    unconfined,
-    values,
 )
 from recipe_core.targets.context import Context
-from recipe_core.targets.fill import IN_COMPOSE, fill
-from recipe_core.targets.pod import image, object_name
+from recipe_core.targets.fill import IN_COMPOSE, fill_placeholders
+from recipe_core.targets.pod import container_image, object_name
 
 COMPOSE = "targets/compose/compose.yaml"
 # images have curl or Python, not always both
@@ -42,30 +42,30 @@ _PROBE = (
 )
 
 
-def files(context: Context) -> dict[str, str]:
+def compose_files(context: Context) -> dict[str, str]:
     """``compose.yaml``: one service per process.
 
     Raises:
         NoAnswer: for several nodes, or where no image is known.
     """
     check_single(context)
-    services = {service_name(p): _service(context, p) for p in in_start_order(context)}
+    services = {service_name(p): _compose_service(context, p) for p in in_start_order(context)}
     if owned := owned_volumes(context):
-        services = {OWNER: _owner(context, owned), **services}
+        services = {OWNER: _volume_owner_service(context, owned), **services}
     value = {"name": object_name(context), "services": services, "volumes": named_volumes(context)}
     return {COMPOSE: to_yaml({key: item for key, item in value.items() if item})}
 
 
-def _service(context: Context, process: Process) -> dict[str, Any]:
-    known = values(context, process)
-    argv = [fill(word, known, IN_COMPOSE) for word in process.argv]
-    ports, memory = published_ports(context, process), memory_gib(context, process)
+def _compose_service(context: Context, process: Process) -> dict[str, Any]:
+    values = container_values(context, process)
+    argv = [fill_placeholders(word, values, IN_COMPOSE) for word in process.argv]
+    ports, memory = published_ports(context, process), container_memory_gib(context, process)
     return {
-        "image": image(context),
+        "image": container_image(context),
         "user": f"${{RECIPE_USER:-{USER_GROUP}}}",
         "entrypoint": argv[:1],
         "command": argv[1:],
-        "environment": environment(context, process, IN_COMPOSE),
+        "environment": container_environment(context, process, IN_COMPOSE),
         **(
             {"network_mode": f"service:{service_name(first_process(context))}"}
             if share_a_network(context) and process is not first_process(context)
@@ -77,14 +77,14 @@ def _service(context: Context, process: Process) -> dict[str, Any]:
         **({"mem_limit": f"{memory}gb"} if memory else {}),
         "init": True,
         "cap_drop": ["ALL"],
-        "security_opt": ["no-new-privileges:true", *unconfined(context, process)],
+        "security_opt": ["no-new-privileges:true", *seccomp_options(context, process)],
         "logging": _compose_logging(),
         "volumes": [
-            quoting.compose(f"{source}:{place}{':ro' if read else ''}")
-            for source, place, read in mounts(context)
+            quoting.compose(f"{source}:{path}{':ro' if read_only else ''}")
+            for source, path, read_only in container_mounts(context)
         ],
-        **({"healthcheck": _health(context, process)} if process.answers else {}),
-        **_waits(context, process),
+        **({"healthcheck": _service_health_check(context, process)} if process.answers else {}),
+        **_service_dependencies(context, process),
         "restart": "unless-stopped",
         "stop_grace_period": f"{supervise.grace_s(context)}s",
     }
@@ -108,9 +108,9 @@ def _compose_devices(context: Context, process: Process) -> dict[str, Any]:
     return {"deploy": {"resources": {"reservations": {"devices": [reservation]}}}}
 
 
-def _health(context: Context, process: Process) -> dict[str, Any]:
+def _service_health_check(context: Context, process: Process) -> dict[str, Any]:
     url = f"http://127.0.0.1:{answering_port(context, process)}{context.launch.health}"
-    looks = supervise.hang(context)
+    looks = supervise.hang_looks(context)
     return {
         "test": ["CMD-SHELL", _PROBE.format(url=url)],
         "interval": f"{looks.period_s}s",
@@ -120,7 +120,7 @@ def _health(context: Context, process: Process) -> dict[str, Any]:
     }
 
 
-def _waits(context: Context, process: Process) -> dict[str, Any]:
+def _service_dependencies(context: Context, process: Process) -> dict[str, Any]:
     """A service starts once its volumes are its own, a router once its servers are ready."""
     owner = (
         {OWNER: {"condition": "service_completed_successfully"}} if owned_volumes(context) else {}
@@ -131,12 +131,12 @@ def _waits(context: Context, process: Process) -> dict[str, Any]:
     return {"depends_on": waits} if waits else {}
 
 
-def _owner(context: Context, owned: list[tuple[str, str]]) -> dict[str, Any]:
+def _volume_owner_service(context: Context, owned: list[tuple[str, str]]) -> dict[str, Any]:
     return {
-        "image": image(context),
+        "image": container_image(context),
         "user": "root",
         "entrypoint": ["chown", "-R"],
-        "command": [f"${{RECIPE_USER:-{USER_GROUP}}}", *(place for _, place in owned)],
+        "command": [f"${{RECIPE_USER:-{USER_GROUP}}}", *(path for _, path in owned)],
         "network_mode": "none",
         "mem_limit": "1gb",
         "init": True,
@@ -144,7 +144,7 @@ def _owner(context: Context, owned: list[tuple[str, str]]) -> dict[str, Any]:
         "cap_add": OWNERS_CAPABILITIES,
         "security_opt": ["no-new-privileges:true"],
         "logging": _compose_logging(),
-        "volumes": [quoting.compose(f"{source}:{place}") for source, place in owned],
+        "volumes": [quoting.compose(f"{source}:{path}") for source, path in owned],
         "restart": "no",
     }
 

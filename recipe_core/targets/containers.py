@@ -11,10 +11,19 @@ from recipe_core.base.errors import NoAnswer
 from recipe_core.launch.process import Process
 from recipe_core.targets import supervise
 from recipe_core.targets.context import Context
-from recipe_core.targets.fill import IN_COMPOSE, PLAIN, Syntax, fill
-from recipe_core.targets.layout import layout
+from recipe_core.targets.fill import IN_COMPOSE, PLAIN, Syntax, fill_placeholders
+from recipe_core.targets.layout import launch_units
 from recipe_core.targets.node_script import VISIBLE
-from recipe_core.targets.pod import CACHE, HOME, ROOT, RUN, USER, image, mounted_model, object_name
+from recipe_core.targets.pod import (
+    CACHE,
+    HOME,
+    ROOT,
+    RUN,
+    USER,
+    container_image,
+    mounted_model,
+    object_name,
+)
 from recipe_core.targets.ports import port_values
 from recipe_core.targets.resources import GIB
 
@@ -49,7 +58,7 @@ OWNERS_CAPABILITIES = ["CHOWN", "DAC_OVERRIDE", "FOWNER"]
 _VOLUME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
-def docker(context: Context) -> dict[str, str]:
+def docker_files(context: Context) -> dict[str, str]:
     """``run.sh``: one command per process, for docker or, given as argument, podman.
 
     Raises:
@@ -62,9 +71,12 @@ def docker(context: Context) -> dict[str, str]:
         lines.append(f': "${{{variable}:?{key_message(variable)}}}"')
     lines.append(_USER.format(usual=USER_GROUP))
     if owned := owned_volumes(context):
-        lines.append(f'"$engine" run {_lines(_own(context, owned))}')
+        lines.append(f'"$engine" run {_join_option_lines(_chown_words(context, owned))}')
     for p in in_start_order(context):
-        lines += [*_choice(context, p), f'"$engine" run {_lines(_run(context, p))}']
+        lines += [
+            *_device_choice_line(context, p),
+            f'"$engine" run {_join_option_lines(_docker_run_words(context, p))}',
+        ]
     return {SCRIPT: "\n".join(lines) + "\n"}
 
 
@@ -82,7 +94,7 @@ def check_single(context: Context) -> None:
             if context.vendor == "apple"
             else "Use Kubernetes.",
         )
-    image(context)
+    container_image(context)
 
 
 def service_name(process: Process) -> str:
@@ -91,7 +103,7 @@ def service_name(process: Process) -> str:
 
 def share_a_network(context: Context) -> bool:
     """Whether processes call each other, and so share one network as on a bare machine."""
-    (unit,) = layout(context.launch)
+    (unit,) = launch_units(context.launch)
     return len(unit.leader) > 1
 
 
@@ -113,13 +125,13 @@ def published_ports(context: Context, process: Process) -> list[str]:
     """Port mappings of a process; on a shared network the first service publishes them all."""
     answering = [process]
     if share_a_network(context):
-        first = process is first_process(context)
-        answering = [p for p in context.launch.processes if p.answers] if first else []
-    host = _ip(context.parameters.host)
+        is_first = process is first_process(context)
+        answering = [p for p in context.launch.processes if p.answers] if is_first else []
+    host = _publish_address(context.parameters.host)
     return [f"{host}:{answering_port(context, p)}:{answering_port(context, p)}" for p in answering]
 
 
-def _ip(host: str) -> str:
+def _publish_address(host: str) -> str:
     """The address to publish at; raises NoAnswer for a name, which containers cannot have there."""
     try:
         address = ip_address(host)
@@ -132,7 +144,7 @@ def _ip(host: str) -> str:
     return f"[{address}]" if address.version == 6 else str(address)
 
 
-def values(context: Context, process: Process) -> dict[str, str]:
+def container_values(context: Context, process: Process) -> dict[str, str]:
     return {
         "model": mounted_model(context),
         "host": "0.0.0.0",  # noqa: S104 - inside the container; the host publishes on its own
@@ -145,12 +157,16 @@ def values(context: Context, process: Process) -> dict[str, str]:
     }
 
 
-def environment(context: Context, process: Process, syntax: Syntax) -> dict[str, str | None]:
+def container_environment(
+    context: Context, process: Process, syntax: Syntax
+) -> dict[str, str | None]:
     """The process's variables; None: passed through from the environment of whoever starts it."""
-    known = values(context, process)
+    values = container_values(context, process)
     # USER: torch looks it up, and no entry of passwd has this user's number
     variables: dict[str, str | None] = {"HF_HOME": CACHE, "HOME": HOME, "USER": "recipe"}
-    variables |= {key: fill(value, known, syntax) for key, value in process.env.items()}
+    variables |= {
+        key: fill_placeholders(value, values, syntax) for key, value in process.env.items()
+    }
     if not context.model_is_folder:
         variables["HF_TOKEN"] = None
     if (key := context.key_variable) and process.answers:
@@ -167,7 +183,7 @@ def key_message(variable: str) -> str:
     return f"set {variable} to the key that callers send"
 
 
-def memory_gib(context: Context, process: Process) -> int | None:
+def container_memory_gib(context: Context, process: Process) -> int | None:
     """The most host memory of a process: its devices' share of the node's; None for all of it."""
     share = context.host_share_bytes(len(process.devices))
     return share // GIB if share else None
@@ -178,7 +194,7 @@ def shm_gib(process: Process) -> int:
     return max(8, 4 * len(process.devices))
 
 
-def mounts(context: Context) -> list[tuple[str, str, bool]]:
+def container_mounts(context: Context) -> list[tuple[str, str, bool]]:
     """Per mount: source (a folder or a volume's name), path in the container, whether read-only.
 
     Raises:
@@ -203,14 +219,14 @@ def _is_path(source: str) -> bool:
 
 
 def named_volumes(context: Context) -> dict[str, dict[str, Any]]:
-    return {source: {} for source, _, _ in mounts(context) if not _is_path(source)}
+    return {source: {} for source, _, _ in container_mounts(context) if not _is_path(source)}
 
 
-def unconfined(context: Context, process: Process) -> list[str]:
+def seccomp_options(context: Context, process: Process) -> list[str]:
     return ["seccomp=unconfined"] if context.vendor == "amd" and process.devices else []
 
 
-def _volume(context: Context, source: str) -> str:
+def _docker_volume(context: Context, source: str) -> str:
     """A volume under the recipe's name; a folder as it is."""
     return f"{object_name(context)}-{source}" if source in named_volumes(context) else source
 
@@ -221,18 +237,18 @@ def owned_volumes(context: Context) -> list[tuple[str, str]]:
     Folders of the host are left as they are.
     """
     return [
-        (source, place)
-        for source, place, read in mounts(context)
-        if not read and not _is_path(source)
+        (source, path)
+        for source, path, read_only in container_mounts(context)
+        if not read_only and not _is_path(source)
     ]
 
 
-def _own(context: Context, owned: list[tuple[str, str]]) -> list[str]:
+def _chown_words(context: Context, owned: list[tuple[str, str]]) -> list[str]:
     """Words of the ``docker run`` that does the same."""
     volumes = [
         word
-        for source, place in owned
-        for word in ("--volume", f"{_volume(context, source)}:{place}")
+        for source, path in owned
+        for word in ("--volume", f"{_docker_volume(context, source)}:{path}")
     ]
     return [
         "--rm",
@@ -245,10 +261,10 @@ def _own(context: Context, owned: list[tuple[str, str]]) -> list[str]:
         *volumes,
         "--entrypoint",
         "chown",
-        image(context),
+        container_image(context),
         "-R",
         _Shell('"$user"'),
-        *(place for _, place in owned),
+        *(path for _, path in owned),
     ]
 
 
@@ -257,10 +273,10 @@ def device_groups(context: Context) -> list[str]:
     return [str(group) for group in context.parameters.device_groups]
 
 
-def _run(context: Context, process: Process) -> list[str]:
+def _docker_run_words(context: Context, process: Process) -> list[str]:
     """Words of one ``docker run``, without the program."""
-    known = values(context, process)
-    argv = [fill(word, known, PLAIN) for word in process.argv]
+    values = container_values(context, process)
+    argv = [fill_placeholders(word, values, PLAIN) for word in process.argv]
     options = [
         "--detach",
         "--name",
@@ -274,10 +290,10 @@ def _run(context: Context, process: Process) -> list[str]:
         _Shell('"$user"'),
         "--cap-drop=ALL",
         "--security-opt=no-new-privileges",
-        *(f"--security-opt={name}" for name in unconfined(context, process)),
+        *(f"--security-opt={name}" for name in seccomp_options(context, process)),
         _Shell('"${logs[@]}"'),
     ]
-    if memory := memory_gib(context, process):
+    if memory := container_memory_gib(context, process):
         options += ["--memory", f"{memory}g"]
     if share_a_network(context) and process is not first_process(context):
         options += [
@@ -287,12 +303,12 @@ def _run(context: Context, process: Process) -> list[str]:
     options += [word for port in published_ports(context, process) for word in ("--publish", port)]
     options += _docker_devices(context, process)
     options += ["--shm-size", f"{shm_gib(process)}g"]
-    for source, place, read in mounts(context):
-        mount = f"{_volume(context, source)}:{place}{':ro' if read else ''}"
-        options += ["--volume", _Shell(f'"$PWD":{place}:ro') if source == BUNDLE else mount]
-    for key, value in environment(context, process, PLAIN).items():
+    for source, path, read_only in container_mounts(context):
+        mount = f"{_docker_volume(context, source)}:{path}{':ro' if read_only else ''}"
+        options += ["--volume", _Shell(f'"$PWD":{path}:ro') if source == BUNDLE else mount]
+    for key, value in container_environment(context, process, PLAIN).items():
         options += ["--env", key if value is None else f"{key}={value}"]
-    return [*options, "--entrypoint", argv[0], image(context), *argv[1:]]
+    return [*options, "--entrypoint", argv[0], container_image(context), *argv[1:]]
 
 
 def _docker_devices(context: Context, process: Process) -> list[str]:
@@ -306,7 +322,7 @@ def _docker_devices(context: Context, process: Process) -> list[str]:
     return [_Shell('"${devices[@]}"')]
 
 
-def _choice(context: Context, process: Process) -> list[str]:
+def _device_choice_line(context: Context, process: Process) -> list[str]:
     """The line before a command that says which devices it gets."""
     if context.vendor != "nvidia" or not process.devices:
         return []
@@ -317,7 +333,7 @@ class _Shell(str):
     """A word that the shell still has to expand."""
 
 
-def _lines(words: list[str]) -> str:
+def _join_option_lines(words: list[str]) -> str:
     """Words as a command, one option per line."""
     lines: list[str] = []
     for word in words:

@@ -113,16 +113,16 @@ class Context:
 
         With all of them it leaves some for the node itself.
         """
-        whole = self.devices_of_node
-        if self.host_memory_bytes is None or not devices or whole == math.inf:
+        node_devices = self.devices_of_node
+        if self.host_memory_bytes is None or not devices or node_devices == math.inf:
             return None
-        return int(self.host_memory_bytes * min(devices / whole, POD_SHARE))
+        return int(self.host_memory_bytes * min(devices / node_devices, POD_SHARE))
 
     @property
     def simulated(self) -> bool:
         """Whether the request's policy was simulated over its load, as both are now."""
-        known = self.estimate.get("scaling", {}).get("simulated")
-        return known is not None and bool(known["current"])
+        simulation = self.estimate.get("scaling", {}).get("simulated")
+        return simulation is not None and bool(simulation["current"])
 
     @property
     def nodes(self) -> int:
@@ -143,8 +143,8 @@ class Context:
     def time_limit_minutes(self) -> int | None:
         """Time limit of a start, in minutes; None where a scheduler's own applies."""
         limit_s = self.workload.get("time_limit_s")
-        stated = self.parameters.time_limit_minutes
-        return stated or (math.floor(limit_s / 60) or 1 if limit_s else None)
+        limit_minutes = self.parameters.time_limit_minutes
+        return limit_minutes or (math.floor(limit_s / 60) or 1 if limit_s else None)
 
     @property
     def model_source(self) -> str:

@@ -20,7 +20,7 @@ FILE = "targets/dynamo-planner/planner.yaml"
 BACKENDS = {"vllm": "vllm", "sglang": "sglang", "tensorrt-llm": "trtllm"}
 
 
-def files(context: Context) -> dict[str, str]:
+def dynamo_planner_files(context: Context) -> dict[str, str]:
     """``planner.yaml``.
 
     Raises:
@@ -35,11 +35,14 @@ def files(context: Context) -> dict[str, str]:
             hint="Set options.scaling with policy dynamo.",
         )
     refuse_policy(scaling, ("dynamo",), "Dynamo's planner")
-    settings: dict[str, Any] = {"backend": _backend(context), **dynamo.settings(context, scaling)}
+    settings: dict[str, Any] = {
+        "backend": _planner_backend(context),
+        **dynamo.planner_settings(context, scaling),
+    }
     return {FILE: to_yaml(settings)}
 
 
-def _backend(context: Context) -> str:
+def _planner_backend(context: Context) -> str:
     """The engine in Dynamo's workers: the recipe's, or the one that it wraps."""
     name = context.engine
     if name in engine_names():

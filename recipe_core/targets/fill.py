@@ -33,43 +33,43 @@ class Syntax:
     nothing: str = ""
 
 
-def _in_shell(name: str) -> str:
+def _shell_reference(name: str) -> str:
     return f'"${{{name}}}"' if "[" in name else f'"${name}"'
 
 
-def _in_kubernetes(name: str) -> str:
+def _kubernetes_reference(name: str) -> str:
     return f"$({name})"
 
 
-def _in_compose(name: str) -> str:
+def _compose_reference(name: str) -> str:
     return f"${{{name}}}"
 
 
-IN_SHELL = Syntax(quoting.shell, _in_shell, nothing="''")
-IN_KUBERNETES = Syntax(quoting.kubernetes, _in_kubernetes)
-IN_COMPOSE = Syntax(quoting.compose, _in_compose)
+IN_SHELL = Syntax(quoting.shell, _shell_reference, nothing="''")
+IN_KUBERNETES = Syntax(quoting.kubernetes, _kubernetes_reference)
+IN_COMPOSE = Syntax(quoting.compose, _compose_reference)
 # Words that are quoted later, by a target whose values are all texts.
 PLAIN = Syntax(str, str)
 
 
-def fill(template: str, values: Values, syntax: Syntax) -> str:
+def fill_placeholders(template: str, values: Values, syntax: Syntax) -> str:
     """``template`` in a language, with every placeholder replaced.
 
     Raises:
         NoAnswer: for a placeholder that the target has no value for.
     """
     parts = (
-        _written(_value(values, text) if is_name else text, syntax)
+        _write_piece(_placeholder_value(values, text) if is_name else text, syntax)
         for is_name, text in pieces(template)
     )
     return "".join(parts) or syntax.nothing
 
 
-def _written(value: str | Variable, syntax: Syntax) -> str:
+def _write_piece(value: str | Variable, syntax: Syntax) -> str:
     return syntax.reference(value.name) if isinstance(value, Variable) else syntax.text(value)
 
 
-def _value(values: Values, name: str) -> str | Variable:
+def _placeholder_value(values: Values, name: str) -> str | Variable:
     if name not in values:
         available = ", ".join(values)
         message = f"the launch needs ${{{name}}}, which this target lacks. Available: {available}."

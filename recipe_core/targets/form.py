@@ -86,7 +86,7 @@ _SERVING = {
 }
 
 
-def groups(context: Context, targets: Collection[str]) -> dict[str, tuple[FormField, ...]]:
+def form_groups(context: Context, targets: Collection[str]) -> dict[str, tuple[FormField, ...]]:
     """The parameters, by group, that any of the targets (by name) reads for this recipe."""
     offered = {"Everywhere": EVERYWHERE}
     if set(targets) - _NO_KUBERNETES:
@@ -102,7 +102,7 @@ def groups(context: Context, targets: Collection[str]) -> dict[str, tuple[FormFi
     }
 
 
-def default(name: str, context: Context) -> str:
+def parameter_default(name: str, context: Context) -> str:
     """What applies while a parameter is left open, as one would type it; empty: nothing."""
     if name == "model":
         return context.model
@@ -111,7 +111,7 @@ def default(name: str, context: Context) -> str:
     if name == "gpu_type":
         return gres_type(context) or ""
     if name == "rdma_resource":
-        return next(iter(rdma.resource(context, context.launch.processes)), "")
+        return next(iter(rdma.rdma_resources(context, context.launch.processes)), "")
     value = getattr(Parameters(), name)
     if value in (None, {}):
         return ""

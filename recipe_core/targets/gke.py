@@ -82,11 +82,11 @@ def gke_networks() -> GkeNetworks:
 
 def network_of(context: Context) -> GkeNetwork | None:
     """The network that pods of several nodes are asked to use; None without one."""
-    name, several = context.parameters.gke_network, context.nodes > 1 or context.apart
-    return gke_networks().networks[name] if name and several else None
+    name, spans_nodes = context.parameters.gke_network, context.nodes > 1 or context.apart
+    return gke_networks().networks[name] if name and spans_nodes else None
 
 
-def refuse(context: Context, what: str) -> None:
+def refuse_gke_network(context: Context, object_kind: str) -> None:
     """Refuse a target that cannot have the network's side container or annotations.
 
     Raises:
@@ -94,7 +94,7 @@ def refuse(context: Context, what: str) -> None:
     """
     if network_of(context) is not None:
         raise NoAnswer(
-            f"{what} cannot attach pods to GKE's {context.parameters.gke_network} networks.",
+            f"{object_kind} cannot attach pods to GKE's {context.parameters.gke_network} networks.",
             field=FIELD,
             hint="Use the JobSet, PyTorchJob, Volcano or Kubernetes target.",
         )
@@ -109,25 +109,25 @@ def pod_annotations(context: Context) -> dict[str, str]:
     network = network_of(context)
     if network is None:
         return {}
-    stated = context.parameters.networks
-    attached = stated.split(",") if stated else list(network.networks)
-    if len(attached) != len(network.interfaces):
+    network_names = context.parameters.networks
+    names = network_names.split(",") if network_names else list(network.networks)
+    if len(names) != len(network.interfaces):
         raise NoAnswer(
-            f"networks names {len(attached)}, but {network.machines} has "
+            f"networks names {len(names)}, but {network.machines} has "
             f"{len(network.interfaces)} interfaces for devices.",
             field="parameters.networks",
             hint="Name one network for each.",
         )
-    pairs = [("eth0", "default"), *zip(network.interfaces, attached, strict=True)]
-    listed = [{"interfaceName": interface, "network": name} for interface, name in pairs]
-    out = {MAIN: "eth0", INTERFACES: json.dumps(listed)}
+    pairs = [("eth0", "default"), *zip(network.interfaces, names, strict=True)]
+    interfaces = [{"interfaceName": interface, "network": name} for interface, name in pairs]
+    annotations = {MAIN: "eth0", INTERFACES: json.dumps(interfaces)}
     if (daemon := network.daemon) is not None:
         paths = "".join(f"- path: {path}\n" for path in daemon.devices)
-        out[f"devices.gke.io/container.{daemon.name}"] = paths
-    return out
+        annotations[f"devices.gke.io/container.{daemon.name}"] = paths
+    return annotations
 
 
-def wired(context: Context, spec: dict[str, Any]) -> dict[str, Any]:
+def wire_pod_spec(context: Context, spec: dict[str, Any]) -> dict[str, Any]:
     """A pod's specification with what the network needs; the same where it has no devices.
 
     Raises:
@@ -141,20 +141,20 @@ def wired(context: Context, spec: dict[str, Any]) -> dict[str, Any]:
         return spec
     label = network.accelerators.get(context.device)
     if label is None or devices != DEVICES:
-        named = context.device if label is None else f"pods of {devices} devices"
-        known = " or ".join(network.accelerators)
+        requested = context.device if label is None else f"pods of {devices} devices"
+        profiles = " or ".join(network.accelerators)
         raise NoAnswer(
-            f"{network.title} is of {network.machines}, whose pods have {DEVICES} {known}, not "
-            f"{named}.",
+            f"{network.title} is of {network.machines}, whose pods have {DEVICES} {profiles}, not "
+            f"{requested}.",
             field=FIELD,
             hint="Leave it out, or plan for that machine.",
         )
     containers = [
-        _attached(network, container) if limit.get(resource) else container
+        _wire_container(network, container) if limit.get(resource) else container
         for container, limit in zip(spec["containers"], limits, strict=True)
     ]
     folders = [{"name": name, "hostPath": {"path": path}} for name, path in network.volumes.items()]
-    out = {
+    wired_spec = {
         **{key: value for key, value in spec.items() if key != "affinity"},  # labels of no GKE node
         "nodeSelector": {**spec.get("nodeSelector", {}), ACCELERATOR: label},
         "securityContext": {**spec["securityContext"], **_ROOT},
@@ -162,39 +162,44 @@ def wired(context: Context, spec: dict[str, Any]) -> dict[str, Any]:
         "volumes": [*spec["volumes"], *folders],
     }
     if network.daemon is not None:
-        out["initContainers"] = [_daemon(network.daemon), *spec.get("initContainers", [])]
-    return out
+        wired_spec["initContainers"] = [
+            _daemon_container(network.daemon),
+            *spec.get("initContainers", []),
+        ]
+    return wired_spec
 
 
 _ROOT = {"runAsNonRoot": False, "runAsUser": 0, "runAsGroup": 0}
 
 
-def _attached(network: GkeNetwork, container: dict[str, Any]) -> dict[str, Any]:
+def _wire_container(network: GkeNetwork, container: dict[str, Any]) -> dict[str, Any]:
     """The program's container, with the plugin's libraries and variables; its own come first."""
-    own = {entry["name"] for entry in container["env"]}
-    added = [
-        {"name": name, "value": value} for name, value in network.env.items() if name not in own
+    variable_names = {entry["name"] for entry in container["env"]}
+    added_variables = [
+        {"name": name, "value": value}
+        for name, value in network.env.items()
+        if name not in variable_names
     ]
     mounts = [{"name": name, "mountPath": path} for name, path in network.mounts.items()]
-    out = {
+    wired_container = {
         **container,
-        "env": [*container["env"], *added],
+        "env": [*container["env"], *added_variables],
         "volumeMounts": [*container["volumeMounts"], *mounts],
     }
     if network.capabilities:
         security = container["securityContext"]
         added_to = {*security["capabilities"].get("add", ()), *network.capabilities}
         capabilities = {**security["capabilities"], "add": sorted(added_to)}
-        out["securityContext"] = {**security, "capabilities": capabilities}
+        wired_container["securityContext"] = {**security, "capabilities": capabilities}
     if network.profile is not None:
         script = f'source {network.profile} && exec "$@"'
-        out["command"] = ["/bin/bash", "-c", script, "bash", *container["command"]]
-    return out
+        wired_container["command"] = ["/bin/bash", "-c", script, "bash", *container["command"]]
+    return wired_container
 
 
-def _daemon(daemon: Daemon) -> dict[str, Any]:
+def _daemon_container(daemon: Daemon) -> dict[str, Any]:
     """The side container, which starts before the program and ends with it."""
-    out: dict[str, Any] = {
+    container: dict[str, Any] = {
         "name": daemon.name,
         "image": daemon.image,
         "restartPolicy": "Always",
@@ -208,15 +213,15 @@ def _daemon(daemon: Daemon) -> dict[str, Any]:
         "volumeMounts": [{"name": name, "mountPath": path} for name, path in daemon.mounts.items()],
     }
     if daemon.ready_file is not None:
-        out["startupProbe"] = {
+        container["startupProbe"] = {
             "exec": {"command": ["cat", daemon.ready_file]},
             "periodSeconds": LOOK_S,
             "failureThreshold": START_S // LOOK_S,
         }
-    return out
+    return container
 
 
-def note(context: Context) -> str | None:
+def gke_note(context: Context) -> str | None:
     """What the README says of it; None without such a network."""
     network = network_of(context)
     if network is None:

@@ -7,8 +7,8 @@ from typing import Any
 from recipe_core.base.errors import NoAnswer
 from recipe_core.targets import kserve, kubernetes, network, pod
 from recipe_core.targets.context import Context
-from recipe_core.targets.layout import layout
-from recipe_core.targets.pod import metadata
+from recipe_core.targets.layout import launch_units
+from recipe_core.targets.pod import object_metadata
 from recipe_core.targets.ports import port_of
 from recipe_core.targets.probes import set_probe_port
 from recipe_core.targets.scale import kpa
@@ -19,30 +19,30 @@ POD_LABEL = "serving.knative.dev/service"  # which Knative gives the pods of a s
 CONTAINER = "server"
 
 
-def files(context: Context) -> dict[str, str]:
+def knative_files(context: Context) -> dict[str, str]:
     """``service.yaml``, its disruption budget, the claim and the files it mounts.
 
     Raises:
         NoAnswer: where the request chose no policy ``kpa``, a copy is more than one container, no
             image is known, or Knative cannot be told the policy.
     """
-    shape = layout(context.launch)[0]
+    shape = launch_units(context.launch)[0]
     if context.nodes > 1 or len(shape.leader) > 1:
         raise NoAnswer(
             "a Knative Service has one container; this recipe needs several per copy.",
             hint="Use the Kubernetes target.",
         )
-    kept = context.supervision.available_of(kubernetes.copies(context, shape))
+    min_available = context.supervision.available_of(kubernetes.initial_copies(context, shape))
     pods = {"matchLabels": {POD_LABEL: pod.object_name(context)}}
     objects = {
-        "service.yaml": service(context),
-        "disruption.yaml": kubernetes.budget(context, "", pods, kept),
-        "network.yaml": network.policy(context, pods["matchLabels"], (), knative=True),
+        "service.yaml": knative_service(context),
+        "disruption.yaml": kubernetes.disruption_budget(context, "", pods, min_available),
+        "network.yaml": network.network_policy(context, pods["matchLabels"], (), knative=True),
     }
-    return kserve.folder(context, FOLDER, objects)
+    return kserve.service_folder_files(context, FOLDER, objects)
 
 
-def service(context: Context) -> dict[str, Any]:
+def knative_service(context: Context) -> dict[str, Any]:
     """The Service; its revisions have the policy as annotations."""
     scaling = context.scaling
     if scaling is None:
@@ -52,9 +52,9 @@ def service(context: Context) -> dict[str, Any]:
             hint="Set options.scaling with policy kpa.",
         )
     refuse_policy(scaling, ("kpa",), "Knative")
-    shape = layout(context.launch)[0]
-    known = pod.values(context, head="127.0.0.1", index="0")
-    spec = kpa.without_refused(pod.pod_spec(context, shape.leader, known))
+    shape = launch_units(context.launch)[0]
+    values = pod.pod_values(context, head="127.0.0.1", index="0")
+    spec = kpa.without_refused(pod.pod_spec(context, shape.leader, values))
     (server,) = spec["containers"]
     port = port_of(context, shape.leader[0])
     server["name"] = CONTAINER
@@ -62,7 +62,7 @@ def service(context: Context) -> dict[str, Any]:
     set_probe_port(server, port)
     template = {
         "metadata": {
-            "labels": pod.labels(context),
+            "labels": pod.pod_labels(context),
             "annotations": kpa.revision_annotations(scaling),
         },
         "spec": spec,
@@ -70,6 +70,6 @@ def service(context: Context) -> dict[str, Any]:
     return {
         "apiVersion": "serving.knative.dev/v1",
         "kind": "Service",
-        "metadata": metadata(context),
+        "metadata": object_metadata(context),
         "spec": {"template": template},
     }

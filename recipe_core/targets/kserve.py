@@ -8,8 +8,8 @@ from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import NoAnswer
 from recipe_core.targets import kubernetes, network, pod, supervise
 from recipe_core.targets.context import Context
-from recipe_core.targets.layout import Unit, layout
-from recipe_core.targets.pod import metadata
+from recipe_core.targets.layout import Unit, launch_units
+from recipe_core.targets.pod import object_metadata
 from recipe_core.targets.ports import port_of
 from recipe_core.targets.probes import set_probe_port
 from recipe_core.targets.scale import kpa
@@ -20,37 +20,39 @@ POD_LABEL = "serving.kserve.io/inferenceservice"  # which KServe gives the pods 
 CONTAINER = "kserve-container"  # KServe sends requests to the container of this name
 
 
-def files(context: Context) -> dict[str, str]:
+def kserve_files(context: Context) -> dict[str, str]:
     """``inferenceservice.yaml``, its disruption budget, the claim and the files it mounts.
 
     Raises:
         NoAnswer: where a copy is more than one container, no image is known, or KServe cannot be
             told the policy of scaling.
     """
-    shape = layout(context.launch)[0]
+    shape = launch_units(context.launch)[0]
     if context.nodes > 1 or len(shape.leader) > 1:
         raise NoAnswer(
             "an InferenceService has one container; this recipe needs several per copy.",
             hint="Use the Kubernetes target.",
         )
-    kept = context.supervision.available_of(kubernetes.copies(context, shape))
+    min_available = context.supervision.available_of(kubernetes.initial_copies(context, shape))
     pods = {"matchLabels": {POD_LABEL: pod.object_name(context)}}
     objects = {
         "inferenceservice.yaml": inference_service(context, shape),
-        "disruption.yaml": kubernetes.budget(context, "", pods, kept),
-        "network.yaml": network.policy(
+        "disruption.yaml": kubernetes.disruption_budget(context, "", pods, min_available),
+        "network.yaml": network.network_policy(
             context,
             pods["matchLabels"],
             network.served_ports(context),
-            knative=scale_kserve.written(context, kept).knative,
+            knative=scale_kserve.service_scaling(context, min_available).knative,
         ),
     }
-    return folder(context, FOLDER, objects)
+    return service_folder_files(context, FOLDER, objects)
 
 
-def folder(context: Context, path: str, objects: dict[str, dict[str, Any]]) -> dict[str, str]:
+def service_folder_files(
+    context: Context, path: str, objects: dict[str, dict[str, Any]]
+) -> dict[str, str]:
     """Objects by file name, the claim and the files that they mount, and their kustomization."""
-    mounted = {f"{name}.yaml": value for name, value in kubernetes.shared(context).items()}
+    mounted = {f"{name}.yaml": value for name, value in kubernetes.mounted_objects(context).items()}
     files = {**objects, **mounted}
     files["kustomization.yaml"] = pod.kustomization([*files])
     return {f"{path}/{name}": to_yaml(value) for name, value in files.items()}
@@ -61,9 +63,9 @@ def inference_service(context: Context, shape: Unit) -> dict[str, Any]:
 
     CPU load, its autoscaler's metric, says little about an engine.
     """
-    known = pod.values(context, head="127.0.0.1", index="0")
-    spec = pod.pod_spec(context, shape.leader, known)
-    container = pod.container(context, shape.leader[0], known, name=CONTAINER)
+    values = pod.pod_values(context, head="127.0.0.1", index="0")
+    spec = pod.pod_spec(context, shape.leader, values)
+    container = pod.process_container(context, shape.leader[0], values, name=CONTAINER)
     container["ports"] = [
         {
             "name": "http1",
@@ -72,9 +74,9 @@ def inference_service(context: Context, shape: Unit) -> dict[str, Any]:
         }
     ]
     set_probe_port(container, port_of(context, shape.leader[0]))
-    count = kubernetes.copies(context, shape)
-    rollout = {"type": "RollingUpdate", "rollingUpdate": supervise.rollout(context, count)}
-    scaled = scale_kserve.written(context, count)
+    count = kubernetes.initial_copies(context, shape)
+    rollout = {"type": "RollingUpdate", "rollingUpdate": supervise.rollout_limits(context, count)}
+    scaled = scale_kserve.service_scaling(context, count)
     predictor = {
         **scaled.fields,
         "deploymentStrategy": rollout,
@@ -82,10 +84,10 @@ def inference_service(context: Context, shape: Unit) -> dict[str, Any]:
         "restartPolicy": "Always",
         "containers": [container],
     }
-    about = metadata(context, annotations=scaled.annotations)
+    metadata = object_metadata(context, annotations=scaled.annotations)
     return {
         "apiVersion": "serving.kserve.io/v1beta1",
         "kind": "InferenceService",
-        "metadata": about,
+        "metadata": metadata,
         "spec": {"predictor": kpa.without_refused(predictor) if scaled.knative else predictor},
     }

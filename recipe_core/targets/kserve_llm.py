@@ -20,10 +20,10 @@ from recipe_core.targets import gke, kserve, kubernetes, network, pod, rdma
 from recipe_core.targets.context import Context
 from recipe_core.targets.fill import Values, Variable
 from recipe_core.targets.layout import Pod, Unit, by_role, same_pod
-from recipe_core.targets.pod import labels, metadata
+from recipe_core.targets.pod import object_metadata, pod_labels
 from recipe_core.targets.probes import set_probe_port
 from recipe_core.targets.scale import llm_d
-from recipe_core.targets.scale.bounds import most, refuse_policy
+from recipe_core.targets.scale.bounds import most_copies, refuse_policy
 
 FOLDER = "targets/kserve-llm"
 VERSION = "serving.kserve.io/v1alpha2"
@@ -40,7 +40,7 @@ POD_LABELS = {
 OTHER = "Use the Kubernetes target."
 
 
-def files(context: Context) -> dict[str, str]:
+def kserve_llm_files(context: Context) -> dict[str, str]:
     """``llminferenceservice.yaml``, the claim and the files it mounts.
 
     Raises:
@@ -54,23 +54,27 @@ def files(context: Context) -> dict[str, str]:
             field="candidate.engine",
             hint=OTHER,
         )
-    gke.refuse(context, "an LLMInferenceService")
-    objects = {"llminferenceservice.yaml": service(context)}
+    gke.refuse_gke_network(context, "an LLMInferenceService")
+    objects = {"llminferenceservice.yaml": llm_inference_service(context)}
     if context.scaling is not None and context.scaling.policy == "llm-d":
-        objects["thresholds.yaml"] = llm_d.thresholds(context, context.scaling)
+        objects["thresholds.yaml"] = llm_d.saturation_thresholds(context, context.scaling)
     units = by_role(context.launch) or {}
-    pods = {**labels(context), **POD_LABELS}
-    objects["network.yaml"] = network.policy(
+    pods = {**pod_labels(context), **POD_LABELS}
+    objects["network.yaml"] = network.network_policy(
         context, pods, (PORT, BEHIND_SIDECAR), asks_cluster="prefill" in units
     )
     # KServe's labels tell neither leaders from workers nor pools apart in one way for all
     if [*units] == ["server"] and len(units["server"].pods) == 1:
-        kept = context.supervision.available_of(kubernetes.copies(context, units["server"]))
-        objects["disruption.yaml"] = kubernetes.budget(context, "", {"matchLabels": pods}, kept)
-    return kserve.folder(context, FOLDER, objects)
+        min_available = context.supervision.available_of(
+            kubernetes.initial_copies(context, units["server"])
+        )
+        objects["disruption.yaml"] = kubernetes.disruption_budget(
+            context, "", {"matchLabels": pods}, min_available
+        )
+    return kserve.service_folder_files(context, FOLDER, objects)
 
 
-def service(context: Context) -> dict[str, Any]:
+def llm_inference_service(context: Context) -> dict[str, Any]:
     """The LLMInferenceService: the serving (or decode) pool on top, the prefill pool below it."""
     units = by_role(context.launch)
     if units is None:
@@ -79,38 +83,38 @@ def service(context: Context) -> dict[str, Any]:
     context = replace(context, apart="prefill" in units)  # each pool has pods of its own
     # The engine itself loads the model, into the claim, under the recipe's name for it.
     spec: dict[str, Any] = {
-        "model": {"uri": _uri(context), "name": context.launch.api_model},
+        "model": {"uri": _model_uri(context), "name": context.launch.api_model},
         "storageInitializer": {"enabled": False},
     }
     if "prefill" in units:
-        spec |= _workload(context, units["decode"], BEHIND_SIDECAR)
-        spec["prefill"] = _workload(context, units["prefill"], PORT)
+        spec |= _pool_workload(context, units["decode"], BEHIND_SIDECAR)
+        spec["prefill"] = _pool_workload(context, units["prefill"], PORT)
         router["scheduler"] = {}
     else:
-        spec |= _workload(context, units["server"], PORT)
+        spec |= _pool_workload(context, units["server"], PORT)
         if context.scaling is not None:
-            several = most(context, units["server"]) > 1
+            needs_scheduler = most_copies(context, units["server"]) > 1
         else:
-            several = kubernetes.copies(context, units["server"]) > 1
-        if several:
+            needs_scheduler = kubernetes.initial_copies(context, units["server"]) > 1
+        if needs_scheduler:
             router["scheduler"] = {}
     spec["router"] = router
     return {
         "apiVersion": VERSION,
         "kind": "LLMInferenceService",
-        "metadata": metadata(context),
-        "spec": _literal(spec),
+        "metadata": object_metadata(context),
+        "spec": _escape_templates(spec),
     }
 
 
-def _uri(context: Context) -> str:
+def _model_uri(context: Context) -> str:
     """The model's URI; with the storage initializer off, KServe reads nothing from it."""
     if context.model_is_folder:
         return f"file://{pod.mounted_model(context)}"
     return f"hf://{context.model_source}"
 
 
-def _workload(context: Context, unit: Unit, port: int) -> dict[str, Any]:
+def _pool_workload(context: Context, unit: Unit, port: int) -> dict[str, Any]:
     on_port = replace(context, parameters=context.parameters.model_copy(update={"port": port}))
     worker = same_pod(unit.pods[1:], first=1) if len(unit.pods) > 1 else ()
     if worker is None:
@@ -124,28 +128,28 @@ def _workload(context: Context, unit: Unit, port: int) -> dict[str, Any]:
             "each node of a server answers requests, but KServe calls only the first.", hint=OTHER
         )
     return {
-        **_replicas(context, unit),
-        "parallelism": _parallelism(unit),
+        **_pool_replicas(context, unit),
+        "parallelism": _parallelism_degrees(unit),
         # The recipe's model name is the only one; a preset would route by a second name.
         "annotations": {
             "serving.kserve.io/model-based-routing-enabled": "false",
-            **rdma.attachments(context),
+            **rdma.network_attachments(context),
         },
-        "template": _pod(on_port, unit.leader, sidecar=port == BEHIND_SIDECAR),
-        **({"worker": _pod(on_port, worker, sidecar=False)} if worker else {}),
+        "template": _preset_pod(on_port, unit.leader, sidecar=port == BEHIND_SIDECAR),
+        **({"worker": _preset_pod(on_port, worker, sidecar=False)} if worker else {}),
     }
 
 
-def _replicas(context: Context, unit: Unit) -> dict[str, Any]:
+def _pool_replicas(context: Context, unit: Unit) -> dict[str, Any]:
     """A fixed number, or the request's policy, which KServe hands to llm-d's autoscaler."""
     scaling = context.scaling
     if scaling is None or scaling.policy == "fixed":
-        return {"replicas": kubernetes.copies(context, unit)}
+        return {"replicas": kubernetes.initial_copies(context, unit)}
     refuse_policy(scaling, ("llm-d",), "an LLMInferenceService")
     return {"scaling": llm_d.scaling_of(context, scaling)}
 
 
-def _parallelism(unit: Unit) -> dict[str, Any]:
+def _parallelism_degrees(unit: Unit) -> dict[str, Any]:
     """Degrees as the command states them.
 
     KServe derives the number of nodes from them: one per pipeline stage, or ``data / dataLocal``.
@@ -174,30 +178,32 @@ def _parallelism(unit: Unit) -> dict[str, Any]:
     return {**degrees, "expert": True} if split["ep"] > 1 else degrees
 
 
-def _pod(context: Context, processes: Pod, *, sidecar: bool) -> dict[str, Any]:
+def _preset_pod(context: Context, processes: Pod, *, sidecar: bool) -> dict[str, Any]:
     """A pod to merge with a preset's; its sidecar asks the cluster for the prefill pods."""
-    known = pod.values(context, Variable("LWS_LEADER_ADDRESS"), index=Variable("LWS_WORKER_INDEX"))
-    spec = pod.pod_spec(context, processes, known)
+    values = pod.pod_values(
+        context, Variable("LWS_LEADER_ADDRESS"), index=Variable("LWS_WORKER_INDEX")
+    )
+    spec = pod.pod_spec(context, processes, values)
     if sidecar:
         del spec["automountServiceAccountToken"]
-    return spec | {"containers": [_container(context, processes[0], known)]}
+    return spec | {"containers": [_preset_container(context, processes[0], values)]}
 
 
-def _container(context: Context, process: Process, known: Values) -> dict[str, Any]:
+def _preset_container(context: Context, process: Process, values: Values) -> dict[str, Any]:
     # Whether it serves with TLS is the cluster's: a probe of ours could not ask it for tokens.
-    spec = pod.container(context, process, known, name=CONTAINER, asks=False)
+    spec = pod.process_container(context, process, values, name=CONTAINER, asks=False)
     port = context.parameters.port
     program, *words = spec.pop("command")
     if process.answers:
-        words += _certificates()
+        words += _certificate_words()
         spec["ports"] = [{"name": "http", "containerPort": port, "protocol": "TCP"}]
         set_probe_port(spec, port)  # its scheme is left to the preset
     # command and args each replace the preset's
-    first = {"name": spec.pop("name"), "image": spec.pop("image")}
-    return {**first, "command": [program], "args": words, **spec}
+    identity = {"name": spec.pop("name"), "image": spec.pop("image")}
+    return {**identity, "command": [program], "args": words, **spec}
 
 
-def _certificates() -> list[str]:
+def _certificate_words() -> list[str]:
     """Options for KServe's certificate; without TLS in the cluster their paths come out empty."""
     path = "{{ if .GlobalConfig.EnableTLS }}" + CERTIFICATES + "/tls.%s{{ end }}"
     return [
@@ -210,12 +216,12 @@ class _Template(str):
     """A text for KServe to render; it renders every text of the specification."""
 
 
-def _literal(value: Any) -> Any:
+def _escape_templates(value: Any) -> Any:
     """A specification with its texts escaped for KServe, and its templates as plain texts."""
     if isinstance(value, dict):
-        return {key: _literal(item) for key, item in value.items()}
+        return {key: _escape_templates(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_literal(item) for item in value]
+        return [_escape_templates(item) for item in value]
     if isinstance(value, _Template):
         return str(value)
     return quoting.go_template(value) if isinstance(value, str) else value

@@ -14,11 +14,17 @@ from recipe_core.launch.process import Process
 from recipe_core.targets import network, pod, rdma, storage, supervise
 from recipe_core.targets.context import Context
 from recipe_core.targets.fill import Variable
-from recipe_core.targets.layout import NODE, Pod, Unit, layout, same_pod
-from recipe_core.targets.pod import kustomization, label_name, labels, metadata, object_name
+from recipe_core.targets.layout import NODE, Pod, Unit, launch_units, same_pod
+from recipe_core.targets.pod import (
+    kustomization,
+    label_name,
+    object_metadata,
+    object_name,
+    pod_labels,
+)
 from recipe_core.targets.ports import port_name, port_of
-from recipe_core.targets.probes import probes
-from recipe_core.targets.scale.bounds import in_copies, least, most
+from recipe_core.targets.probes import container_probes
+from recipe_core.targets.scale.bounds import fewest_copies, in_copies, most_copies
 
 FOLDER = "targets/kubernetes"
 ROLE = "app.kubernetes.io/component"
@@ -28,98 +34,104 @@ POD_FIELDS = ("restartPolicy", "topologySpreadConstraints")
 SCHEDULING_S = 600  # assumed: until a pod has a node and its image, beside its start
 
 
-def files(context: Context) -> dict[str, str]:
+def kubernetes_files(context: Context) -> dict[str, str]:
     """One file per object, and their kustomization.
 
     Raises:
         NoAnswer: where no image is known, workers differ in more than their number, or need root.
     """
-    values = {f"{name}.yaml": value for name, value in objects(context).items()}
+    values = {f"{name}.yaml": value for name, value in kubernetes_objects(context).items()}
     values["kustomization.yaml"] = kustomization([*values])
     return {f"{FOLDER}/{name}": to_yaml(value) for name, value in values.items()}
 
 
-def objects(context: Context) -> dict[str, dict[str, Any]]:
+def kubernetes_objects(context: Context) -> dict[str, dict[str, Any]]:
     """The objects by file name, without its ending.
 
     Raises:
         NoAnswer: as ``files``.
     """
-    units = layout(context.launch)
+    units = launch_units(context.launch)
     single = [process for unit in units if len(unit.pods) == 1 for process in unit.leader]
     if any(NODE.search(word) for p in single for word in (*p.argv, *p.env.values())):
         raise NoAnswer(
             "its servers rendezvous at another node's address, and pods are not placed by node.",
             hint="Use Slurm.",
         )
-    values = {f"{kind(unit)}{suffix(unit)}": workload(context, unit) for unit in units}
+    values = {
+        f"{workload_kind(unit)}{unit_suffix(unit)}": unit_workload(context, unit) for unit in units
+    }
     for unit in units:
-        if unit.answers and _internal(unit):
-            values[f"service{suffix(unit)}"] = service(context, unit, suffix(unit))
-    values["service"] = service(context, entry(units), "")
-    values |= shared(context)
-    policy = network.policy(context, labels(context), network.served_ports(context))
-    return {**values, **disruptions(context, units), "network": policy}
+        if unit.answers and _needs_own_service(unit):
+            values[f"service{unit_suffix(unit)}"] = unit_service(context, unit, unit_suffix(unit))
+    values["service"] = unit_service(context, entry_unit(units), "")
+    values |= mounted_objects(context)
+    policy = network.network_policy(context, pod_labels(context), network.served_ports(context))
+    return {**values, **disruption_budgets(context, units), "network": policy}
 
 
-def shared(context: Context) -> dict[str, dict[str, Any]]:
+def mounted_objects(context: Context) -> dict[str, dict[str, Any]]:
     """What pods mount, by file name: the claim for weights, unless the user's, and bundle files."""
     values = {}
     if storage.makes_weights(context):
-        values["storage"] = storage.weights(context)
+        values["storage"] = storage.weights_claim(context)
     if context.mounted:
         values["files"] = pod.files_map(context)
     return values
 
 
-def suffix(unit: Unit) -> str:
+def unit_suffix(unit: Unit) -> str:
     return f"-{label_name(unit.name)}" if unit.name else ""
 
 
-def kind(unit: Unit) -> str:
+def workload_kind(unit: Unit) -> str:
     return "deployment" if len(unit.pods) == 1 else "leaderworkerset"
 
 
-def entry(units: Sequence[Unit]) -> Unit:
+def entry_unit(units: Sequence[Unit]) -> Unit:
     """The unit that clients call: the one with the router, else the first."""
     return next((unit for unit in units if any(p.role == "router" for p in unit.leader)), units[0])
 
 
-def _internal(unit: Unit) -> bool:
+def _needs_own_service(unit: Unit) -> bool:
     return bool(unit.name) and not any(p.role == "router" for p in unit.leader)
 
 
-def workload(context: Context, unit: Unit) -> dict[str, Any]:
-    return _deployment(context, unit) if len(unit.pods) == 1 else _leader_worker_set(context, unit)
+def unit_workload(context: Context, unit: Unit) -> dict[str, Any]:
+    return (
+        _deployment_object(context, unit)
+        if len(unit.pods) == 1
+        else _leader_worker_set(context, unit)
+    )
 
 
-def copies(context: Context, unit: Unit) -> int:
+def initial_copies(context: Context, unit: Unit) -> int:
     """Initial pods (or groups of pods): the fewest that are to run, and at least one replica."""
-    one = unit.copies if context.scaling is None else in_copies(context, unit, 1)
-    return max(one, least(context, unit))
+    replica_copies = unit.copies if context.scaling is None else in_copies(context, unit, 1)
+    return max(replica_copies, fewest_copies(context, unit))
 
 
-def _deployment(context: Context, unit: Unit) -> dict[str, Any]:
-    count = copies(context, unit)
+def _deployment_object(context: Context, unit: Unit) -> dict[str, Any]:
+    count = initial_copies(context, unit)
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": _queued(context, metadata(context, suffix(unit))),
+        "metadata": _queue_metadata(context, object_metadata(context, unit_suffix(unit))),
         "spec": {
             "replicas": count,
-            "selector": {"matchLabels": labels(context) | {ROLE: leader_role(unit)}},
+            "selector": {"matchLabels": pod_labels(context) | {ROLE: leader_role(unit)}},
             "strategy": {
                 "type": "RollingUpdate",
-                "rollingUpdate": supervise.rollout(context, count),
+                "rollingUpdate": supervise.rollout_limits(context, count),
             },
             "progressDeadlineSeconds": progress_s(context, unit),
-            "template": _template(
+            "template": _role_template(
                 context,
                 unit.leader,
                 leader_role(unit),
                 head="127.0.0.1",
                 restartPolicy="Always",
-                **_spread(context, count),
+                **_spread_constraints(context, count),
             ),
         },
     }
@@ -127,7 +139,7 @@ def _deployment(context: Context, unit: Unit) -> dict[str, Any]:
 
 def progress_s(context: Context, unit: Unit) -> int:
     """Seconds after which a rollout without progress counts as failed."""
-    startup = max(_startup(context, process) for process in unit.leader if process.answers)
+    startup = max(_startup_seconds(context, process) for process in unit.leader if process.answers)
     return startup + SCHEDULING_S
 
 
@@ -144,38 +156,42 @@ def _leader_worker_set(context: Context, unit: Unit) -> dict[str, Any]:
             f"its workers run {', '.join(programs)}, which needs root and SSH keys in a container.",
             hint="Use Slurm.",
         )
-    known: dict[str, Any] = {
+    addresses: dict[str, Any] = {
         "head": Variable("LWS_LEADER_ADDRESS"),
         "index": Variable("LWS_WORKER_INDEX"),
-        **_members(context, unit),
+        **_worker_addresses(context, unit),
     }
-    count = copies(context, unit)
+    count = initial_copies(context, unit)
     return {
         "apiVersion": "leaderworkerset.x-k8s.io/v1",
         "kind": "LeaderWorkerSet",
-        "metadata": _queued(context, metadata(context, suffix(unit))),
+        "metadata": _queue_metadata(context, object_metadata(context, unit_suffix(unit))),
         "spec": {
             "replicas": count,
             "startupPolicy": "LeaderCreated",
             "rolloutStrategy": {
                 "type": "RollingUpdate",
-                "rollingUpdateConfiguration": supervise.rollout(context, count),
+                "rollingUpdateConfiguration": supervise.rollout_limits(context, count),
             },
             "leaderWorkerTemplate": {
                 "size": len(unit.pods),
                 "restartPolicy": "RecreateGroupOnPodRestart",
-                "leaderTemplate": _template(context, unit.leader, leader_role(unit), **known),
-                "workerTemplate": _template(context, worker, worker_role(unit), **known),
+                "leaderTemplate": _role_template(
+                    context, unit.leader, leader_role(unit), **addresses
+                ),
+                "workerTemplate": _role_template(context, worker, worker_role(unit), **addresses),
             },
         },
     }
 
 
-def _members(context: Context, unit: Unit) -> dict[str, str]:
+def _worker_addresses(context: Context, unit: Unit) -> dict[str, str]:
     """Addresses of workers where a unit has one copy; pods do not know their copy's number."""
-    name = object_name(context, suffix(unit))
-    known = {f"node{n}": f"{name}-0-{n}.{name}" for n in range(1, len(unit.pods))}
-    return known if copies(context, unit) == 1 and most(context, unit) == 1 else {}
+    name = object_name(context, unit_suffix(unit))
+    addresses = {f"node{n}": f"{name}-0-{n}.{name}" for n in range(1, len(unit.pods))}
+    return (
+        addresses if initial_copies(context, unit) == 1 and most_copies(context, unit) == 1 else {}
+    )
 
 
 def leader_role(unit: Unit) -> str:
@@ -189,7 +205,7 @@ def worker_role(unit: Unit) -> str:
     return "-".join(filter(None, (label_name(unit.name), "worker")))
 
 
-def _template(
+def _role_template(
     context: Context,
     processes: Pod,
     role: str,
@@ -200,24 +216,28 @@ def _template(
 ) -> dict[str, Any]:
     """A pod template; ``more`` are addresses of other pods, or fields of the specification."""
     addresses = {key: value for key, value in more.items() if key not in POD_FIELDS}
-    known = {**pod.values(context, head, index=index), **_answering(context), **addresses}
+    values = {
+        **pod.pod_values(context, head, index=index),
+        **_answering_addresses(context),
+        **addresses,
+    }
     fields = {key: value for key, value in more.items() if key not in addresses}
-    spec = pod.pod_spec(context, processes, known, **fields)
-    return rdma.template(context, labels(context) | {ROLE: role}, spec)
+    spec = pod.pod_spec(context, processes, values, **fields)
+    return rdma.attached_pod_template(context, pod_labels(context) | {ROLE: role}, spec)
 
 
-def _answering(context: Context) -> dict[str, str]:
+def _answering_addresses(context: Context) -> dict[str, str]:
     """Addresses of all processes that answer, by port offset; a single unit is one pod."""
     addresses = {}
-    for unit in layout(context.launch):
-        host = object_name(context, suffix(unit)) if unit.name else "127.0.0.1"
+    for unit in launch_units(context.launch):
+        host = object_name(context, unit_suffix(unit)) if unit.name else "127.0.0.1"
         for process in unit.leader:
             if process.answers:
                 addresses[f"at{process.port_offset}"] = f"{host}:{port_of(context, process)}"
     return addresses
 
 
-def _spread(context: Context, count: int) -> dict[str, Any]:
+def _spread_constraints(context: Context, count: int) -> dict[str, Any]:
     """Spread copies over nodes where there is room."""
     if count == 1:
         return {}
@@ -225,29 +245,29 @@ def _spread(context: Context, count: int) -> dict[str, Any]:
         "maxSkew": 1,
         "topologyKey": "kubernetes.io/hostname",
         "whenUnsatisfiable": "ScheduleAnyway",
-        "labelSelector": {"matchLabels": labels(context)},
+        "labelSelector": {"matchLabels": pod_labels(context)},
     }
     return {"topologySpreadConstraints": [rule]}
 
 
-def _queued(context: Context, value: dict[str, Any]) -> dict[str, Any]:
+def _queue_metadata(context: Context, value: dict[str, Any]) -> dict[str, Any]:
     """Metadata, with Kueue's label where a queue is set."""
     queue = context.parameters.queue
     return value | {"labels": value["labels"] | {QUEUE: queue}} if queue else value
 
 
-def _startup(context: Context, process: Process) -> int:
-    probe = probes(context, process, {}, asks=False)["startupProbe"]
+def _startup_seconds(context: Context, process: Process) -> int:
+    probe = container_probes(context, process, {}, asks=False)["startupProbe"]
     return int(probe["periodSeconds"] * probe["failureThreshold"])
 
 
-def entries(unit: Unit) -> list[Process]:
+def entry_processes(unit: Unit) -> list[Process]:
     """Processes of the leader that clients call: the router where there is one."""
     answering = [process for process in unit.leader if process.answers]
     return [process for process in answering if process.role == "router"] or answering
 
 
-def service(context: Context, unit: Unit, name: str) -> dict[str, Any]:
+def unit_service(context: Context, unit: Unit, name: str) -> dict[str, Any]:
     """One address in the cluster for all copies of a unit; ``name`` follows the recipe's."""
     ports = [
         {
@@ -255,22 +275,22 @@ def service(context: Context, unit: Unit, name: str) -> dict[str, Any]:
             "port": port_of(context, p),
             "targetPort": port_name(p),
         }
-        for p in entries(unit)
+        for p in entry_processes(unit)
     ]
     spec = {
         "type": "ClusterIP",
-        "selector": labels(context) | {ROLE: leader_role(unit)},
+        "selector": pod_labels(context) | {ROLE: leader_role(unit)},
         "ports": ports,
     }
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": metadata(context, name),
+        "metadata": object_metadata(context, name),
         "spec": spec,
     }
 
 
-def disruptions(context: Context, units: Sequence[Unit]) -> dict[str, dict[str, Any]]:
+def disruption_budgets(context: Context, units: Sequence[Unit]) -> dict[str, dict[str, Any]]:
     """Budgets by file name: how many pods of each role maintenance must leave up.
 
     Servers of one role stand in for each other, whichever workload they belong to. Workers of
@@ -283,15 +303,17 @@ def disruptions(context: Context, units: Sequence[Unit]) -> dict[str, dict[str, 
     budgets = {}
     for role, members in roles.items():
         name = f"-{role}" if len(roles) > 1 else ""
-        servers = sum(copies(context, unit) for unit in members)
-        kept = context.supervision.available_of(servers)
+        servers = sum(initial_copies(context, unit) for unit in members)
+        min_available = context.supervision.available_of(servers)
         leaders = [leader_role(unit) for unit in members]
         workers = [worker_role(unit) for unit in members if len(unit.pods) > 1]
         size, counted = len(members[0].pods), counted_pods(members[0])
-        budgets[f"disruption{name}"] = _disruption(context, name, leaders, counted * kept)
+        budgets[f"disruption{name}"] = _role_budget(context, name, leaders, counted * min_available)
         if workers and counted == 1:
-            inner = f"{name}-workers"
-            budgets[f"disruption{inner}"] = _disruption(context, inner, workers, (size - 1) * kept)
+            workers_name = f"{name}-workers"
+            budgets[f"disruption{workers_name}"] = _role_budget(
+                context, workers_name, workers, (size - 1) * min_available
+            )
     return budgets
 
 
@@ -301,18 +323,24 @@ def counted_pods(unit: Unit) -> int:
     return len(unit.pods) if every_node else 1
 
 
-def _disruption(context: Context, name: str, roles: Sequence[str], kept: int) -> dict[str, Any]:
-    which = {"key": ROLE, "operator": "In", "values": list(roles)}
-    one = {"matchLabels": labels(context) | {ROLE: roles[0]}}
-    several = {"matchLabels": labels(context), "matchExpressions": [which]}
-    return budget(context, name, one if len(roles) == 1 else several, kept)
+def _role_budget(
+    context: Context, name: str, roles: Sequence[str], min_available: int
+) -> dict[str, Any]:
+    role_rule = {"key": ROLE, "operator": "In", "values": list(roles)}
+    role_selector = {"matchLabels": pod_labels(context) | {ROLE: roles[0]}}
+    roles_selector = {"matchLabels": pod_labels(context), "matchExpressions": [role_rule]}
+    return disruption_budget(
+        context, name, role_selector if len(roles) == 1 else roles_selector, min_available
+    )
 
 
-def budget(context: Context, name: str, selector: dict[str, Any], kept: int) -> dict[str, Any]:
+def disruption_budget(
+    context: Context, name: str, selector: dict[str, Any], min_available: int
+) -> dict[str, Any]:
     """A PodDisruptionBudget: drains of nodes wait while fewer than ``kept`` pods would be left."""
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": metadata(context, name),
-        "spec": {"minAvailable": kept, "selector": selector},
+        "metadata": object_metadata(context, name),
+        "spec": {"minAvailable": min_available, "selector": selector},
     }

@@ -36,7 +36,7 @@ class Unit:
         return any(process.answers for process in self.leader)
 
 
-def layout(launch: Launch) -> tuple[Unit, ...]:
+def launch_units(launch: Launch) -> tuple[Unit, ...]:
     """Units of a launch.
 
     Independent replicas are copies of one unit, with pods of their own. Processes of one node
@@ -46,16 +46,16 @@ def layout(launch: Launch) -> tuple[Unit, ...]:
         [p for p in launch.processes if p.group == group]
         for group in sorted({p.group for p in launch.processes})
     ]
-    pods = [_pods(group) for group in groups]
+    pods = [_pods_of_processes(group) for group in groups]
     independent = all(p.role in ("server", "worker", "trainer") for p in launch.processes)
-    if independent and len({_shape(group) for group in pods}) == 1:
+    if independent and len({_shape_of_pods(group) for group in pods}) == 1:
         return (Unit("", len(groups), _from_first_port(pods[0])),)
     if launch.nodes == 1 or launch.kind == "training":
-        return (Unit("", 1, _pods(list(launch.processes))),)
+        return (Unit("", 1, _pods_of_processes(list(launch.processes))),)
     return tuple(Unit(group[0].name, 1, pod) for group, pod in zip(groups, pods, strict=True))
 
 
-def independent(launch: Launch) -> bool:
+def has_independent_servers(launch: Launch) -> bool:
     """Whether servers know nothing of each other, so that each of them is a replica.
 
     Servers whose commands differ are parts of one: ranks that share experts.
@@ -63,15 +63,15 @@ def independent(launch: Launch) -> bool:
     if any(process.role not in ("server", "worker") for process in launch.processes):
         return False
     groups = {process.group for process in launch.processes}
-    units = layout(launch)
+    units = launch_units(launch)
     return len(units) == 1 and units[0].copies == len(groups)
 
 
 def replica_devices(launch: Launch) -> int:
     """Devices of one replica: of a server that knows nothing of others, or of all together."""
-    first = launch.processes[0].group
-    own = independent(launch)
-    return sum(len(p.devices) for p in launch.processes if not own or p.group == first)
+    first_group = launch.processes[0].group
+    standalone = has_independent_servers(launch)
+    return sum(len(p.devices) for p in launch.processes if not standalone or p.group == first_group)
 
 
 def by_role(launch: Launch) -> dict[str, Unit] | None:
@@ -82,7 +82,7 @@ def by_role(launch: Launch) -> dict[str, Unit] | None:
     """
     roles: dict[str, list[tuple[Pod, ...]]] = {}
     for group in sorted({p.group for p in launch.processes if p.role != "router"}):
-        pods = _pods([p for p in launch.processes if p.group == group])
+        pods = _pods_of_processes([p for p in launch.processes if p.group == group])
         roles.setdefault(pods[0][0].role, []).append(_from_first_port(pods))
     for copies in roles.values():
         if len({tuple(tuple(p.argv for p in pod) for pod in pods) for pods in copies}) > 1:
@@ -90,7 +90,7 @@ def by_role(launch: Launch) -> dict[str, Unit] | None:
     return {role: Unit("", len(copies), copies[0]) for role, copies in roles.items()}
 
 
-def _pods(processes: Sequence[Process]) -> tuple[Pod, ...]:
+def _pods_of_processes(processes: Sequence[Process]) -> tuple[Pod, ...]:
     nodes = sorted({p.node for p in processes})
     return tuple(tuple(_seen_from(p, nodes) for p in processes if p.node == node) for node in nodes)
 
@@ -123,7 +123,7 @@ def _from_first_port(pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
     return tuple(tuple(replace(p, port_offset=p.port_offset - lowest) for p in pod) for pod in pods)
 
 
-def _shape(pods: tuple[Pod, ...]) -> tuple[object, ...]:
+def _shape_of_pods(pods: tuple[Pod, ...]) -> tuple[object, ...]:
     return tuple(
         (p.argv, tuple(sorted(p.env.items())), p.port_offset, len(p.devices), p.role)
         for pod in _from_first_port(pods)
@@ -138,18 +138,18 @@ def same_pod(pods: Sequence[Pod], first: int) -> Pod | None:
     """
     if len({len(pod) for pod in pods}) != 1:
         return None
-    merged = [_merge(column, first) for column in zip(*pods, strict=True)]
-    known = tuple(process for process in merged if process is not None)
-    return known if len(known) == len(merged) else None
+    merged = [_merge_processes(column, first) for column in zip(*pods, strict=True)]
+    processes = tuple(process for process in merged if process is not None)
+    return processes if len(processes) == len(merged) else None
 
 
-def _merge(column: Sequence[Process], first: int) -> Process | None:
+def _merge_processes(column: Sequence[Process], first: int) -> Process | None:
     lead = column[0]
     shapes = {(len(p.argv), tuple(p.env), p.port_offset, len(p.devices), p.role) for p in column}
     if len(shapes) > 1:
         return None
-    argv = [_word(words, first) for words in zip(*(p.argv for p in column), strict=True)]
-    env = {key: _word([p.env[key] for p in column], first) for key in lead.env}
+    argv = [_merge_words(words, first) for words in zip(*(p.argv for p in column), strict=True)]
+    env = {key: _merge_words([p.env[key] for p in column], first) for key in lead.env}
     if None in argv or None in env.values():
         return None
     return replace(
@@ -157,7 +157,7 @@ def _merge(column: Sequence[Process], first: int) -> Process | None:
     )
 
 
-def _word(words: Sequence[str], first: int) -> str | None:
+def _merge_words(words: Sequence[str], first: int) -> str | None:
     if len(set(words)) == 1:
         return words[0]
     return INDEX if list(words) == [str(first + n) for n in range(len(words))] else None

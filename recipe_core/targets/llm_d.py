@@ -10,7 +10,7 @@ from recipe_core.base.errors import NoAnswer
 from recipe_core.launch.access import SCRIPT
 from recipe_core.targets import kubernetes, network, pod, storage
 from recipe_core.targets.context import Context
-from recipe_core.targets.layout import Unit, layout
+from recipe_core.targets.layout import Unit, launch_units
 from recipe_core.targets.pod import object_name
 from recipe_core.targets.probes import PROBES
 
@@ -30,13 +30,13 @@ EXTRA = (
 OWN_VOLUMES = ("shm", "home", "tmp", "run", "files")  # the chart makes the one for the weights
 
 
-def files(context: Context) -> dict[str, str]:
+def llm_d_files(context: Context) -> dict[str, str]:
     """``values.yaml`` for ``helm install`` of the chart, and the objects that it does not make.
 
     Raises:
         NoAnswer: for other engines or devices, several nodes or pools, or where no image is known.
     """
-    shape = layout(context.launch)[0]
+    shape = launch_units(context.launch)[0]
     if context.engine != ENGINE or context.runtime not in TYPES:
         raise NoAnswer(
             f"its scheduler reads the metrics of {ENGINE} on accelerators, "
@@ -47,21 +47,21 @@ def files(context: Context) -> dict[str, str]:
             "the chart renders multi-node and disaggregated commands itself; "
             "they may differ from the estimated ones."
         )
-    beside: dict[str, Any] = {
-        "network.yaml": network.policy(
+    objects: dict[str, Any] = {
+        "network.yaml": network.network_policy(
             context, {MODEL_LABEL: object_name(context)}, (context.parameters.port,)
         )
     }
     if context.mounted:
-        beside["files.yaml"] = pod.files_map(context)
-    beside["kustomization.yaml"] = pod.kustomization([*beside])
+        objects["files.yaml"] = pod.files_map(context)
+    objects["kustomization.yaml"] = pod.kustomization([*objects])
     return {
-        f"{FOLDER}/values.yaml": to_yaml(values(context, shape)),
-        **{f"{FOLDER}/objects/{name}": to_yaml(value) for name, value in beside.items()},
+        f"{FOLDER}/values.yaml": to_yaml(chart_values(context, shape)),
+        **{f"{FOLDER}/objects/{name}": to_yaml(value) for name, value in objects.items()},
     }
 
 
-def values(context: Context, shape: Unit) -> dict[str, Any]:
+def chart_values(context: Context, shape: Unit) -> dict[str, Any]:
     """The chart's values: the recipe's own command, and no prefill pods."""
     (process,) = shape.leader
     tensor, data = (
@@ -91,33 +91,33 @@ def values(context: Context, shape: Unit) -> dict[str, Any]:
         "multinode": False,
         "accelerator": {"type": TYPES[context.runtime], "dra": False},
         "routing": {"servicePort": context.parameters.port, "proxy": {"enabled": False}},
-        "decode": _decode(
+        "decode": _decode_pool(
             context, shape, {"tensor": tensor, "data": data, "dataLocal": data, "workers": 1}
         ),
         "prefill": {"create": False, "replicas": 0},
     }
 
 
-def _decode(context: Context, shape: Unit, parallelism: dict[str, int]) -> dict[str, Any]:
-    known = pod.values(context, head="127.0.0.1", index="0")
-    spec = pod.pod_spec(context, shape.leader, known)
+def _decode_pool(context: Context, shape: Unit, parallelism: dict[str, int]) -> dict[str, Any]:
+    values = pod.pod_values(context, head="127.0.0.1", index="0")
+    spec = pod.pod_spec(context, shape.leader, values)
     (server,) = spec["containers"]
     fields = ("image", "command", "ports", "resources", *PROBES, "securityContext")
     # texts in here the chart renders as templates
-    more = {"extraConfig": {"lifecycle": server["lifecycle"]}}
+    lifecycle = {"extraConfig": {"lifecycle": server["lifecycle"]}}
     container = {
         "name": ENGINE,
         "modelCommand": "custom",
         **{key: server[key] for key in fields},
-        **more,
+        **lifecycle,
         # the chart sets HF_HOME itself, to where it mounts the model
-        "env": [_rendered(entry) for entry in server["env"] if entry["name"] != "HF_HOME"],
+        "env": [_escape_entry(entry) for entry in server["env"] if entry["name"] != "HF_HOME"],
         "mountModelVolume": True,
         "volumeMounts": [mount for mount in server["volumeMounts"] if mount["name"] in OWN_VOLUMES],
     }
     return {
         "create": True,
-        "replicas": kubernetes.copies(context, shape),
+        "replicas": kubernetes.initial_copies(context, shape),
         "parallelism": parallelism,
         "extraConfig": {key: spec[key] for key in EXTRA if key in spec},
         "containers": [container],
@@ -125,9 +125,9 @@ def _decode(context: Context, shape: Unit, parallelism: dict[str, int]) -> dict[
     }
 
 
-def _rendered(entry: dict[str, Any]) -> dict[str, Any]:
-    return {key: _literal(item) for key, item in entry.items()}
+def _escape_entry(entry: dict[str, Any]) -> dict[str, Any]:
+    return {key: _escape_text(item) for key, item in entry.items()}
 
 
-def _literal(value: Any) -> Any:
+def _escape_text(value: Any) -> Any:
     return quoting.go_template(value) if isinstance(value, str) else value

@@ -108,21 +108,23 @@ class Names(Sourced):
     def machine(self, device: str, type_name: str | None, provider: str) -> MachineNames | None:
         """The rented type of machine; the provider's first with the device where that is open."""
         having = [m for m in self.machines if (m.device, m.provider) == (device, provider)]
-        named = (m for m in having if m.type == type_name)
-        return next(named, having[0] if having else None)
+        typed_machines = (m for m in having if m.type == type_name)
+        return next(typed_machines, having[0] if having else None)
 
 
 @cache
-def names() -> Names:
+def cluster_names() -> Names:
     """The shipped ``names.yaml``, parsed once."""
     return Names.model_validate(read_shipped(Path(__file__).with_name("names.yaml")))
 
 
 def node_affinity(profile: str, vendor: str, runtime: str) -> dict[str, Any] | None:
     """Nodes labelled with one of the driver's names for the device; None where nodes have none."""
-    convention = names().of(vendor, runtime)
+    convention = cluster_names().of(vendor, runtime)
     # Drivers' names have spaces; aliases without one are this package's.
-    labels = [alias.replace(" ", convention.space) for alias in _aliases(profile) if " " in alias]
+    labels = [
+        alias.replace(" ", convention.space) for alias in _shipped_aliases(profile) if " " in alias
+    ]
     values = [label for label in labels if _LABEL_VALUE.fullmatch(label)]
     if convention.label is None or not values:
         return None
@@ -136,7 +138,7 @@ def node_affinity(profile: str, vendor: str, runtime: str) -> dict[str, Any] | N
     }
 
 
-def _aliases(profile: str) -> tuple[str, ...]:
+def _shipped_aliases(profile: str) -> tuple[str, ...]:
     """Other names of the device; none for a profile that is not shipped."""
     try:
         return device_profile(profile).aliases

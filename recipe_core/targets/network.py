@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from recipe_core.targets.context import Context
-from recipe_core.targets.pod import metadata
+from recipe_core.targets.pod import object_metadata
 from recipe_core.targets.ports import port_of
 
 DNS, HTTPS, API_SERVER = 53, 443, 6443
@@ -21,7 +21,7 @@ def served_ports(context: Context) -> list[int]:
     return sorted(answering | {context.parameters.port})
 
 
-def policy(
+def network_policy(
     context: Context,
     pods: dict[str, str],
     ports: Sequence[int],
@@ -40,14 +40,14 @@ def policy(
         knative: whether requests arrive through Knative's proxy, at ports of its own.
         asks_cluster: whether a container beside the engine asks the cluster for other pods.
     """
-    place = context.parameters
-    callers = [{"podSelector": {}}, _namespace(place.monitoring_namespace)]
-    if place.gateway_namespace:
-        callers.append(_namespace(place.gateway_namespace))
+    parameters = context.parameters
+    callers = [{"podSelector": {}}, _namespace_selector(parameters.monitoring_namespace)]
+    if parameters.gateway_namespace:
+        callers.append(_namespace_selector(parameters.gateway_namespace))
     peers = {"podSelector": {"matchLabels": pods}}
     entry: dict[str, Any] = {"from": callers}
     if not knative:
-        entry["ports"] = _tcp(ports)
+        entry["ports"] = _tcp_ports(ports)
     outside = [] if context.model_is_folder else [HTTPS]
     if asks_cluster:
         outside = [HTTPS, API_SERVER]
@@ -58,21 +58,21 @@ def policy(
         "ingress": [
             *([entry] if context.kind == "serving" else []),
             {"from": [peers]},
-            *([{"from": [_namespace(KNATIVE)]}] if knative else []),
+            *([{"from": [_namespace_selector(KNATIVE)]}] if knative else []),
         ],
-        "egress": [{"to": [peers]}, dns, *([{"ports": _tcp(outside)}] if outside else [])],
+        "egress": [{"to": [peers]}, dns, *([{"ports": _tcp_ports(outside)}] if outside else [])],
     }
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": metadata(context),
+        "metadata": object_metadata(context),
         "spec": spec,
     }
 
 
-def _namespace(name: str) -> dict[str, Any]:
+def _namespace_selector(name: str) -> dict[str, Any]:
     return {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}}}
 
 
-def _tcp(ports: Iterable[int]) -> list[dict[str, Any]]:
+def _tcp_ports(ports: Iterable[int]) -> list[dict[str, Any]]:
     return [{"protocol": "TCP", "port": port} for port in ports]

@@ -9,7 +9,7 @@ from recipe_core.launch.access import engine_words
 from recipe_core.launch.process import Process
 from recipe_core.payload.launcher.api import is_loopback
 from recipe_core.targets.context import Context
-from recipe_core.targets.fill import IN_SHELL, Values, Variable, fill
+from recipe_core.targets.fill import IN_SHELL, Values, Variable, fill_placeholders
 from recipe_core.targets.ports import port_values
 
 VISIBLE = {
@@ -52,10 +52,10 @@ def node_script(context: Context, number: str, *, visible_given: bool = False) -
     node divide those.
     """
     processes = context.launch.processes
-    shared = any(len(on) > 1 for on in _by_node(processes).values())
+    shared = any(len(node_processes) > 1 for node_processes in _by_node(processes).values())
     cases = [
-        f"{node})\n{_case(context, on, visible_given=visible_given)}{_INDENT};;\n"
-        for node, on in _by_node(processes).items()
+        f"{node})\n{_node_case(context, node_processes, visible_given=visible_given)}{_INDENT};;\n"
+        for node, node_processes in _by_node(processes).items()
     ]
     uses_nodes = any("nodes[" in case for case in cases)
     return "".join(
@@ -63,9 +63,9 @@ def node_script(context: Context, number: str, *, visible_given: bool = False) -
             _BEGIN,
             _NODES if uses_nodes else "",
             _devices_given(context, shared=shared) if visible_given else "",
-            _key(context),
-            _folders(processes),
-            _programs(processes),
+            _key_check(context),
+            _folder_commands(processes),
+            _program_checks(processes),
             f'case "${number}" in\n',
             *cases,
             "esac\n",
@@ -95,23 +95,23 @@ def listening_host(context: Context, process: Process | None = None) -> str:
     On all addresses where callers need a key, and where a router on another node calls it; else
     where the parameters say, which is the loopback unless they say otherwise.
     """
-    stated = context.parameters.host
+    host = context.parameters.host
     called = process is not None and context.nodes > 1 and process.role in ("prefill", "decode")
-    if called or (context.key_variable and is_loopback(stated)):
+    if called or (context.key_variable and is_loopback(host)):
         return "0.0.0.0"  # noqa: S104 - other nodes call it
-    return stated
+    return host
 
 
-def _key(context: Context) -> str:
+def _key_check(context: Context) -> str:
     """A check that the key is there, before anything answers without it."""
     variable = context.key_variable
     if variable is None:
         return ""
-    told = quoting.shell(f"{variable} is not set: export the key that callers send")
-    return f'[ -n "${{{variable}:-}}" ] || {{ echo {told} >&2; exit {NO_KEY}; }}\n'
+    message = quoting.shell(f"{variable} is not set: export the key that callers send")
+    return f'[ -n "${{{variable}:-}}" ] || {{ echo {message} >&2; exit {NO_KEY}; }}\n'
 
 
-def _folders(processes: Sequence[Process]) -> str:
+def _folder_commands(processes: Sequence[Process]) -> str:
     """Commands that make caches inside the run folder before an engine looks for them."""
     inside = {
         value.removeprefix("${run}/")
@@ -122,7 +122,7 @@ def _folders(processes: Sequence[Process]) -> str:
     return "".join(f'mkdir -p "$run"/{quoting.shell(folder)}\n' for folder in sorted(inside))
 
 
-def _programs(processes: Sequence[Process]) -> str:
+def _program_checks(processes: Sequence[Process]) -> str:
     """Commands that fail at once when a program is not installed on the node."""
     lines = []
     started = [(p.argv[0], engine_words(p.argv)[0]) for p in processes]
@@ -133,34 +133,39 @@ def _programs(processes: Sequence[Process]) -> str:
     return "".join(lines)
 
 
-def _case(context: Context, on: Sequence[Process], *, visible_given: bool) -> str:
-    alone = len(on) == 1
+def _node_case(context: Context, processes: Sequence[Process], *, visible_given: bool) -> str:
+    alone = len(processes) == 1
     return "".join(
-        _command(context, process, alone=alone, visible_given=visible_given) for process in on
+        _node_command(context, process, alone=alone, visible_given=visible_given)
+        for process in processes
     )
 
 
-def _command(context: Context, process: Process, *, alone: bool, visible_given: bool) -> str:
-    first = min(p.node for p in context.launch.processes if p.group == process.group)
-    known: Values = {
+def _node_command(context: Context, process: Process, *, alone: bool, visible_given: bool) -> str:
+    first_node = min(p.node for p in context.launch.processes if p.group == process.group)
+    values: Values = {
         "model": context.model_source,
         "host": listening_host(context, process),
         "port": str(context.parameters.port + process.port_offset),
-        "head": Variable(f"nodes[{first}]"),
+        "head": Variable(f"nodes[{first_node}]"),
         **{f"node{n}": Variable(f"nodes[{n}]") for n in range(context.nodes)},
         **port_values(context.launch, context.parameters.port),
         "root": Variable("root"),
         "run": Variable("run"),
     }
-    settings = [f"{key}={fill(value, known, IN_SHELL)}" for key, value in process.env.items()]
+    settings = [
+        f"{key}={fill_placeholders(value, values, IN_SHELL)}" for key, value in process.env.items()
+    ]
     if not alone:
-        settings += visible(context, process, visible_given=visible_given)
-    words = [*settings, *(fill(word, known, IN_SHELL) for word in process.argv)]
+        settings += visible_devices_setting(context, process, visible_given=visible_given)
+    words = [*settings, *(fill_placeholders(word, values, IN_SHELL) for word in process.argv)]
     start = "exec env " if alone else "env "
-    return f"{_INDENT}{start}{wrapped(words)}{'' if alone else ' &'}\n"
+    return f"{_INDENT}{start}{wrap_words(words)}{'' if alone else ' &'}\n"
 
 
-def visible(context: Context, process: Process, *, visible_given: bool = False) -> list[str]:
+def visible_devices_setting(
+    context: Context, process: Process, *, visible_given: bool = False
+) -> list[str]:
     """The setting that limits a process to its devices; none for a process without any."""
     variable = VISIBLE.get(context.runtime)
     if variable is None or not process.devices:
@@ -171,7 +176,7 @@ def visible(context: Context, process: Process, *, visible_given: bool = False) 
     return [f"{variable}={','.join(numbers)}"]
 
 
-def wrapped(words: Sequence[str], width: int = 110, indent: str = _INDENT * 2) -> str:
+def wrap_words(words: Sequence[str], width: int = 110, indent: str = _INDENT * 2) -> str:
     """Words over several lines, each ending in a backslash."""
     lines, line = [], ""
     for word in words:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from recipe_core.targets import gke, rdma
 from recipe_core.targets.context import Context
-from recipe_core.targets.names import names
+from recipe_core.targets.names import cluster_names
 from recipe_core.targets.storage import shares_a_claim
 
 KUBERNETES = frozenset(
@@ -34,17 +34,17 @@ def cluster_notes(context: Context, targets: Collection[str]) -> list[str]:
     if not KUBERNETES & set(targets):
         return []
     if context.nodes > 1:
-        return [*_network(context, "Kubernetes"), *_storage(context)]
+        return [*_network_notes(context, "Kubernetes"), *_storage_notes(context)]
     pools = any(process.role == "prefill" for process in context.launch.processes)
     apart = replace(context, apart=pools and "kserve-llm" in targets)
-    return [*_network(apart, "KServe"), *_storage(context)]
+    return [*_network_notes(apart, "KServe"), *_storage_notes(context)]
 
 
 def spot_note(context: Context, targets: Collection[str]) -> str:
     """Which targets ask for the spot devices that the price is of; empty for other prices."""
     if context.spot is None:
         return ""
-    provider = names().spot.get(context.spot)
+    provider = cluster_names().spot.get(context.spot)
     asking, silent = list[str](), ["`launch.py`"]
     for name in targets:
         by_label = provider is not None and name in KUBERNETES | OVERLAYS
@@ -59,24 +59,24 @@ def spot_note(context: Context, targets: Collection[str]) -> str:
     )
 
 
-def _network(context: Context, where: str) -> list[str]:
+def _network_notes(context: Context, where: str) -> list[str]:
     """What carries the traffic between pods, against what the estimate assumes."""
-    if (said := gke.note(context)) is not None:
-        return [said]
-    usual = names().networks.get(context.network or "")
-    if not rdma.crosses(context) or usual is None:
+    if (gke_text := gke.gke_note(context)) is not None:
+        return [gke_text]
+    usual = cluster_names().networks.get(context.network or "")
+    if not rdma.crosses_nodes(context) or usual is None:
         return []
-    asked = rdma.resource(context, context.launch.processes)
+    resources = rdma.rdma_resources(context, context.launch.processes)
     assumed = context.network_title or context.network
-    if not asked:
+    if not resources:
         return [
             f"On {where} the pods ask for no RDMA device, so nodes talk over TCP. The estimate "
             f"assumes {assumed}: it is slower than that. Set `rdma_resource`, or plan with "
             f"`hardware.network: {TCP}`."
         ]
-    name, count = next(iter(asked.items()))
+    name, count = next(iter(resources.items()))
     notes = [
-        f"On {where} each pod asks for {count} `{name}`{_machine(context)}, since the estimate "
+        f"On {where} each pod asks for {count} `{name}`{_rented_note(context)}, since the estimate "
         f"assumes {assumed}, and runs as root with no capability but {rdma.LOCKS_MEMORY}, to lock "
         "memory. Pods stay pending where the cluster calls it otherwise (`kubectl describe node` "
         "lists resources): set `rdma_resource`. `none` asks for none; nodes then talk over TCP, "
@@ -90,22 +90,23 @@ def _network(context: Context, where: str) -> list[str]:
     return notes
 
 
-def _machine(context: Context) -> str:
+def _rented_note(context: Context) -> str:
     """Whose interfaces are counted, and what to set on machines that have more or fewer."""
     machine = rdma.rented_machine(context)
     if machine is None:
         return ""
-    others = [
-        f"{other.interfaces} on {other.type}"
-        for other in names().machines
-        if (other.provider, other.device) == (machine.provider, machine.device) and other != machine
+    alternatives = [
+        f"{alternative.interfaces} on {alternative.type}"
+        for alternative in cluster_names().machines
+        if (alternative.provider, alternative.device) == (machine.provider, machine.device)
+        and alternative != machine
     ]
-    more = f"; set `rdma_count` to {', '.join(others)}" if others else ""
+    alternatives_text = f"; set `rdma_count` to {', '.join(alternatives)}" if alternatives else ""
     pages = f", and {machine.huge_mib} MiB of huge pages a machine" if machine.huge_mib else ""
-    return f" (a {machine.type} has {machine.interfaces}{pages}{more})"
+    return f" (a {machine.type} has {machine.interfaces}{pages}{alternatives_text})"
 
 
-def _storage(context: Context) -> list[str]:
+def _storage_notes(context: Context) -> list[str]:
     if not shares_a_claim(context) or context.parameters.shared_class:
         return []
     return [

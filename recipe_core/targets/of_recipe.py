@@ -70,26 +70,26 @@ def target_context(recipe: Recipe, decision: Decision, started: Launch) -> Conte
         start=decision.request.options.start,
         weight_dtype=model.weight_dtype,
         made=making,
-        spills=_spills(decision),
-        spot=_spot(decision),
+        spills=_spills_to_folder(decision),
+        spot=_spot_provider(decision),
         provider=offer.provider if offer else None,
         instance=offer.instance if offer else None,
         no_image=BUILD if image_file(decision, recipe.device.runtime) else NAME_ONE,
     )
 
 
-def _spot(decision: Decision) -> str | None:
+def _spot_provider(decision: Decision) -> str | None:
     if decision.cluster.commitment != "spot":
         return None
     return decision.cluster.offer.provider if decision.cluster.offer else ""
 
 
-def _spills(decision: Decision) -> bool:
+def _spills_to_folder(decision: Decision) -> bool:
     offload = decision.deployment.setting.offload if decision.deployment is not None else None
     return offload is not None and (offload.disk is not None or offload.remote is not None)
 
 
-def placed(decision: Decision, parameters: Parameters) -> Launch:
+def place_launch(decision: Decision, parameters: Parameters) -> Launch:
     """What a decision starts in its place: with variables of communication, and asking for a key.
 
     Raises:

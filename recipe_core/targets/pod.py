@@ -9,12 +9,12 @@ from recipe_core.base.errors import NoAnswer
 from recipe_core.launch.process import Process
 from recipe_core.targets import rdma, supervise
 from recipe_core.targets.context import Context
-from recipe_core.targets.fill import IN_KUBERNETES, Values, Variable, fill
+from recipe_core.targets.fill import IN_KUBERNETES, Values, Variable, fill_placeholders
 from recipe_core.targets.layout import Pod
-from recipe_core.targets.names import names, node_affinity
+from recipe_core.targets.names import cluster_names, node_affinity
 from recipe_core.targets.ports import port_name, port_of, port_values
-from recipe_core.targets.probes import probes
-from recipe_core.targets.resources import HOME_GIB, TMP_GIB, resources, run_gib
+from recipe_core.targets.probes import container_probes
+from recipe_core.targets.resources import HOME_GIB, TMP_GIB, container_resources, run_gib
 
 ROOT, RUN, CACHE, HOME = "/recipe", "/run/recipe", "/models", "/home/recipe"
 USER = 1000
@@ -33,15 +33,15 @@ def object_name(context: Context, suffix: str = "") -> str:
     return name + suffix
 
 
-def labels(context: Context) -> dict[str, str]:
+def pod_labels(context: Context) -> dict[str, str]:
     return {"app.kubernetes.io/name": object_name(context)}
 
 
-def metadata(context: Context, suffix: str = "", **more: Any) -> dict[str, Any]:
+def object_metadata(context: Context, suffix: str = "", **more: Any) -> dict[str, Any]:
     return {
         "name": object_name(context, suffix),
         "namespace": context.parameters.namespace,
-        "labels": labels(context),
+        "labels": pod_labels(context),
         **more,
     }
 
@@ -55,7 +55,7 @@ def kustomization(resources: list[str]) -> dict[str, Any]:
     }
 
 
-def values(
+def pod_values(
     context: Context, head: str | Variable, **more: str | Variable
 ) -> dict[str, str | Variable]:
     """Values of a launch's placeholders in a pod, without ``port``, which each process has."""
@@ -92,66 +92,66 @@ def mounted_model(context: Context) -> str:
     return context.model_source
 
 
-def pod_spec(context: Context, pod: Pod, known: Values, **more: Any) -> dict[str, Any]:
+def pod_spec(context: Context, pod: Pod, values: Values, **more: Any) -> dict[str, Any]:
     """The specification of a pod; ``more`` is added to it (a restart policy)."""
     # a router alone needs no node with devices
     computes = context.vendor == "cpu" or any(process.devices for process in pod)
     affinity = node_affinity(context.device, context.vendor, context.runtime) if computes else None
-    spot = names().spot.get(context.spot or "") if computes else None
-    chosen = {spot.label: spot.value} if spot else {}
-    selector = {**chosen, **context.parameters.node_selector}
+    spot = cluster_names().spot.get(context.spot or "") if computes else None
+    spot_selector = {spot.label: spot.value} if spot else {}
+    selector = {**spot_selector, **context.parameters.node_selector}
     priority = context.parameters.priority_class
     return {
         "automountServiceAccountToken": False,
         **rdma.pod_fields(context),
-        "securityContext": security(context, root=bool(rdma.resource(context, pod))),
+        "securityContext": pod_security(context, root=bool(rdma.rdma_resources(context, pod))),
         **({"affinity": affinity} if affinity else {}),
         **({"nodeSelector": selector} if selector else {}),
-        **(tolerations(context) if computes else {}),
+        **(pod_tolerations(context) if computes else {}),
         **({"priorityClassName": priority} if priority else {}),
-        "containers": [container(context, process, known) for process in pod],
-        "volumes": volumes(context, pod),
+        "containers": [process_container(context, process, values) for process in pod],
+        "volumes": pod_volumes(context, pod),
         "terminationGracePeriodSeconds": supervise.grace_s(context),
         **more,
     }
 
 
-def container(
+def process_container(
     context: Context,
     process: Process,
-    known: Values,
+    values: Values,
     name: str | None = None,
     *,
     asks: bool = True,
 ) -> dict[str, Any]:
     """One process as a container; ``asks``: whether its probes may ask it for tokens."""
     port = port_of(context, process)
-    filled = {**known, "port": str(port)}
+    filled = {**values, "port": str(port)}
     answers: dict[str, Any] = {}
     if process.answers:
         answers["ports"] = [{"name": port_name(process), "containerPort": port}]
     return {
         "name": name or label_name(process.name),
-        "image": image(context),
-        "command": [fill(word, filled, IN_KUBERNETES) for word in process.argv],
+        "image": container_image(context),
+        "command": [fill_placeholders(word, filled, IN_KUBERNETES) for word in process.argv],
         "workingDir": ROOT if context.mounted else RUN,
-        "env": environment(context, process, filled),
+        "env": environment_entries(context, process, filled),
         **answers,
-        "resources": resources(context, process),
-        "securityContext": _privileges(context, process),
-        **(probes(context, process, filled, asks=asks) if process.answers else {}),
+        "resources": container_resources(context, process),
+        "securityContext": _container_privileges(context, process),
+        **(container_probes(context, process, filled, asks=asks) if process.answers else {}),
         # workers too: a server drains only with all of its ranks
         **({"lifecycle": supervise.drain_hook(context)} if context.kind == "serving" else {}),
-        "volumeMounts": mounts(context),
+        "volumeMounts": volume_mounts(context),
     }
 
 
-def _privileges(context: Context, process: Process) -> dict[str, Any]:
+def _container_privileges(context: Context, process: Process) -> dict[str, Any]:
     """No capability, but that to lock memory for devices that read it over the network.
 
     What is written goes to volumes of a limited size, unless the place says otherwise.
     """
-    locks = {"add": [rdma.LOCKS_MEMORY]} if rdma.resource(context, (process,)) else {}
+    locks = {"add": [rdma.LOCKS_MEMORY]} if rdma.rdma_resources(context, (process,)) else {}
     return {
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"], **locks},
@@ -163,7 +163,7 @@ def label_name(name: str) -> str:
     return name.lower().replace("_", "-").replace(".", "-")
 
 
-def image(context: Context) -> str:
+def container_image(context: Context) -> str:
     """The container image.
 
     Raises:
@@ -181,7 +181,7 @@ def image(context: Context) -> str:
     return context.image.pinned
 
 
-def environment(context: Context, process: Process, known: Values) -> list[dict[str, Any]]:
+def environment_entries(context: Context, process: Process, values: Values) -> list[dict[str, Any]]:
     """Variables of a container: the process's, writable caches, token and key from Secrets."""
     # USER: torch looks it up, and no entry of passwd has this user's number
     variables = {"HOME": HOME, "USER": "recipe", "HF_HOME": CACHE}
@@ -191,7 +191,7 @@ def environment(context: Context, process: Process, known: Values) -> list[dict[
         # Kubeflow's TrainJob cannot set a working folder, where Python would find the modules
         variables["PYTHONPATH"] = ROOT
     for key, value in process.env.items():
-        variables[key] = fill(value, known, IN_KUBERNETES)
+        variables[key] = fill_placeholders(value, values, IN_KUBERNETES)
     entries: list[dict[str, Any]] = []
     if any("${self}" in text for text in (*process.argv, *process.env.values())):
         address = {"fieldRef": {"fieldPath": "status.podIP"}}
@@ -201,12 +201,12 @@ def environment(context: Context, process: Process, known: Values) -> list[dict[
         token = {"secretKeyRef": {"name": secret, "key": "token"}}
         entries.append({"name": "HF_TOKEN", "valueFrom": token})
     if context.key_variable and process.answers:
-        held = {"secretKeyRef": {"name": context.parameters.api_key_secret, "key": API_KEY}}
-        entries.append({"name": context.key_variable, "valueFrom": held})
+        key_source = {"secretKeyRef": {"name": context.parameters.api_key_secret, "key": API_KEY}}
+        entries.append({"name": context.key_variable, "valueFrom": key_source})
     return entries
 
 
-def security(context: Context, *, root: bool) -> dict[str, Any]:
+def pod_security(context: Context, *, root: bool) -> dict[str, Any]:
     """Not root, but for pods that lock memory: a capability is of no use to other users.
 
     AMD's runtime needs system calls that the default seccomp profile blocks, and the groups that
@@ -224,44 +224,44 @@ def security(context: Context, *, root: bool) -> dict[str, Any]:
     }
 
 
-def tolerations(context: Context) -> dict[str, Any]:
+def pod_tolerations(context: Context) -> dict[str, Any]:
     """Tolerations of what keeps other pods off nodes: taints named as the resource, and as spot."""
-    resource = names().of(context.vendor, context.runtime).resource
-    spot = names().spot.get(context.spot or "")
+    resource = cluster_names().of(context.vendor, context.runtime).resource
+    spot = cluster_names().spot.get(context.spot or "")
     keys = [key for key in (resource, spot.label if spot else None) if key is not None]
     tolerated = [{"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in keys]
     return {"tolerations": tolerated} if tolerated else {}
 
 
-def volumes(context: Context, pod: Pod) -> list[dict[str, Any]]:
+def pod_volumes(context: Context, pod: Pod) -> list[dict[str, Any]]:
     """The weights' cache (or the model's folder), shared memory, writable folders, bundle files."""
     shared = max(8, 4 * sum(len(process.devices) for process in pod))
-    entries: list[dict[str, Any]] = [_volume("cache", claim_name(context), HOME_GIB)]
+    entries: list[dict[str, Any]] = [_pod_volume("cache", claim_name(context), HOME_GIB)]
     if context.model_is_folder:
         folder = {"path": context.model_source, "type": "Directory"}
         entries.append({"name": "model", "hostPath": folder})
     entries += [
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{shared}Gi"}},
-        _volume("home", None, HOME_GIB),
-        _volume("tmp", None, TMP_GIB),
-        _volume(
+        _pod_volume("home", None, HOME_GIB),
+        _pod_volume("tmp", None, TMP_GIB),
+        _pod_volume(
             "run", run_claim(context) if context.kind == "training" else None, run_gib(context)
         ),
     ]
     if context.mounted:
-        files = {"name": object_name(context, "-files"), "items": _items(context)}
+        files = {"name": object_name(context, "-files"), "items": _config_map_items(context)}
         entries.append({"name": "files", "configMap": files})
     return entries
 
 
-def _volume(name: str, claim: str | None, most_gib: int) -> dict[str, Any]:
+def _pod_volume(name: str, claim: str | None, most_gib: int) -> dict[str, Any]:
     """A volume in a claim, or of the pod's own life and at most so large."""
     if claim is None:
         return {"name": name, "emptyDir": {"sizeLimit": f"{most_gib}Gi"}}
     return {"name": name, "persistentVolumeClaim": {"claimName": claim}}
 
 
-def mounts(context: Context) -> list[dict[str, Any]]:
+def volume_mounts(context: Context) -> list[dict[str, Any]]:
     """Where containers mount the volumes."""
     model = {"name": "model", "mountPath": context.model_source, "readOnly": True}
     return [
@@ -299,18 +299,18 @@ def files_map(context: Context) -> dict[str, Any]:
             f"a ConfigMap holds {CONFIG_MAP_BYTES:,}.",
             field="launch.files",
         )
-    data = {_key(path): text for path, text in context.mounted.items()}
+    data = {_config_map_key(path): text for path, text in context.mounted.items()}
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": metadata(context, "-files"),
+        "metadata": object_metadata(context, "-files"),
         "data": data,
     }
 
 
-def _items(context: Context) -> list[dict[str, str]]:
-    return [{"key": _key(path), "path": path} for path in context.mounted]
+def _config_map_items(context: Context) -> list[dict[str, str]]:
+    return [{"key": _config_map_key(path), "path": path} for path in context.mounted]
 
 
-def _key(path: str) -> str:
+def _config_map_key(path: str) -> str:
     return path.replace("/", "..")

@@ -14,7 +14,7 @@ from recipe_core.payload.launcher.exposition import PATHS
 from recipe_core.payload.launcher.probe import question
 from recipe_core.targets import supervise
 from recipe_core.targets.context import Context
-from recipe_core.targets.fill import PLAIN, Values, fill
+from recipe_core.targets.fill import PLAIN, Values, fill_placeholders
 from recipe_core.targets.ports import port_name, port_of
 
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
@@ -39,13 +39,15 @@ def set_probe_port(container: dict[str, Any], port: int) -> None:
             container[name]["httpGet"]["port"] = port
 
 
-def _asking(context: Context, process: Process, known: Values, timeout_s: int) -> dict[str, Any]:
+def _token_probe(
+    context: Context, process: Process, values: Values, timeout_s: int
+) -> dict[str, Any]:
     """Run the text of `generates` in a container, which has to answer in time."""
     tree = ast.parse(_GENERATES.read_text(encoding="utf-8"))
     text = ast.unparse(ast.Module(tree.body[1:], []))  # without its docstring
     launch, variable = context.launch, context.key_variable
-    body = {key: _filled(value, known) for key, value in launch.api_body.items()}
-    api = Api(launch.api_path, fill(launch.api_model, known, PLAIN), body)
+    body = {key: _fill_value(value, values) for key, value in launch.api_body.items()}
+    api = Api(launch.api_path, fill_placeholders(launch.api_model, values, PLAIN), body)
     words = [
         str(timeout_s - _AROUND_S),
         str(port_of(context, process)),
@@ -57,19 +59,19 @@ def _asking(context: Context, process: Process, known: Values, timeout_s: int) -
     return {"exec": {"command": ["python3", "-c", text, *words]}}
 
 
-def _filled(value: Any, known: Values) -> Any:
-    return fill(value, known, PLAIN) if isinstance(value, str) else value
+def _fill_value(value: Any, values: Values) -> Any:
+    return fill_placeholders(value, values, PLAIN) if isinstance(value, str) else value
 
 
-def probes(
-    context: Context, process: Process, known: Values, *, asks: bool = True
+def container_probes(
+    context: Context, process: Process, values: Values, *, asks: bool = True
 ) -> dict[str, Any]:
     """Startup, readiness and liveness probes: health, and for liveness a token where that shows.
 
     A server that hangs loses its requests first, and is started again after the recipe's time.
     """
     get = {"path": context.launch.health, "port": port_name(process)}
-    hang, unready = supervise.hang(context), supervise.unready(context)
+    hang, unready = supervise.hang_looks(context), supervise.unready_looks(context)
 
     def probe(timeout_s: int, period_s: int, failures: int) -> dict[str, Any]:
         return {
@@ -83,9 +85,9 @@ def probes(
     short_s = min(5, unready.period_s)
     liveness = probe(hang.period_s, hang.period_s, hang.failures)
     if asks and asks_for_tokens(context, process):
-        hang = supervise.generation(context)
+        hang = supervise.generation_looks(context)
         liveness = probe(hang.period_s, hang.period_s, hang.failures)
-        liveness = _asking(context, process, known, hang.period_s) | liveness
+        liveness = _token_probe(context, process, values, hang.period_s) | liveness
         del liveness["httpGet"]
     return {
         "startupProbe": probe(5, supervise.PROBE_S, looks),

@@ -9,9 +9,9 @@ from recipe_core.base.errors import NoAnswer
 from recipe_core.base.placeholders import PLACEHOLDER
 from recipe_core.targets import supervise
 from recipe_core.targets.context import Context
-from recipe_core.targets.layout import layout
+from recipe_core.targets.layout import launch_units
 from recipe_core.targets.monitoring.thresholds import warm_up_s
-from recipe_core.targets.names import names
+from recipe_core.targets.names import cluster_names
 from recipe_core.targets.scale import ray as scale_ray
 
 FILE = "targets/ray-serve/serve.yaml"
@@ -32,15 +32,15 @@ _RAYS = {
 _DATA_PARALLEL = "data_parallel_size"
 
 
-def files(context: Context) -> dict[str, str]:
+def ray_serve_files(context: Context) -> dict[str, str]:
     """``serve.yaml`` for ``serve run`` or ``serve deploy``.
 
     Raises:
         NoAnswer: for other engines, pools, the engine's own data parallelism, policies of scaling
             that are not Ray Serve's, and where callers need a key.
     """
-    _check(context)
-    value = config(context)
+    _check_ray_engine(context)
+    value = ray_serve_config(context)
     if context.parameters.api_key_secret:
         raise NoAnswer(
             "Ray Serve itself answers, and asks no caller for a key; VLLM_API_KEY changes nothing.",
@@ -50,7 +50,7 @@ def files(context: Context) -> dict[str, str]:
     return {FILE: to_yaml(value)}
 
 
-def _check(context: Context) -> None:
+def _check_ray_engine(context: Context) -> None:
     if context.engine != ENGINE:
         raise NoAnswer(
             f"ray.serve.llm starts {ENGINE}, not {context.engine}.", field="candidate.engine"
@@ -67,14 +67,14 @@ def _check(context: Context) -> None:
         )
 
 
-def config(context: Context) -> dict[str, Any]:
+def ray_serve_config(context: Context) -> dict[str, Any]:
     """The file that ``serve deploy`` reads."""
     p = context.parameters
     app = {
         "name": "llm",
         "route_prefix": "/",
         "import_path": BUILDER,
-        "args": {"llm_configs": [_model(context)]},
+        "args": {"llm_configs": [_ray_model(context)]},
     }
     return {
         "proxy_location": "EveryNode",
@@ -83,22 +83,22 @@ def config(context: Context) -> dict[str, Any]:
     }
 
 
-def _model(context: Context) -> dict[str, Any]:
-    accelerator = names().ray.names.get(context.device)
-    environment = _environment(context)
+def _ray_model(context: Context) -> dict[str, Any]:
+    accelerator = cluster_names().ray.names.get(context.device)
+    environment = _ray_environment(context)
     return {
         "model_loading_config": {
             "model_id": context.launch.api_model,
             "model_source": context.model_source,
         },
         **({"accelerator_type": accelerator} if accelerator else {}),
-        "engine_kwargs": _engine(context),
-        "deployment_config": {**_replicas(context), **_kept_running(context)},
+        "engine_kwargs": _ray_engine_options(context),
+        "deployment_config": {**_ray_replica_config(context), **_supervision_options(context)},
         **({"runtime_env": {"env_vars": environment}} if environment else {}),
     }
 
 
-def _environment(context: Context) -> dict[str, str]:
+def _ray_environment(context: Context) -> dict[str, str]:
     """Variables of an engine; Ray knows its nodes' addresses, so values that name one are left out.
 
     Raises:
@@ -117,7 +117,7 @@ def _environment(context: Context) -> dict[str, str]:
     return environment
 
 
-def _engine(context: Context) -> dict[str, Any]:
+def _ray_engine_options(context: Context) -> dict[str, Any]:
     options = {
         name: value
         for name, value in context.launch.options.items()
@@ -128,7 +128,7 @@ def _engine(context: Context) -> dict[str, Any]:
     return options
 
 
-def _kept_running(context: Context) -> dict[str, Any]:
+def _supervision_options(context: Context) -> dict[str, Any]:
     """Health checks, the drain of a replica that stops, and starts that may fail.
 
     Ray kills a replica after three checks without an answer, and makes it again without end; only
@@ -136,18 +136,18 @@ def _kept_running(context: Context) -> dict[str, Any]:
     """
     supervision = context.supervision
     return {
-        "health_check_period_s": supervise.hang(context).period_s,
+        "health_check_period_s": supervise.hang_looks(context).period_s,
         "health_check_timeout_s": supervise.ray_timeout_s(context),
         "graceful_shutdown_timeout_s": supervision.drain_s,
         "max_constructor_retry_count": supervision.crash_budget,
     }
 
 
-def _replicas(context: Context) -> dict[str, Any]:
+def _ray_replica_config(context: Context) -> dict[str, Any]:
     """The number of replicas: by the request's policy, else by the load of the estimate."""
     if context.scaling is not None:
-        return scale_ray.replicas(context.scaling)
-    p, copies = context.parameters, layout(context.launch)[0].copies
+        return scale_ray.ray_deployment_replicas(context.scaling)
+    p, copies = context.parameters, launch_units(context.launch)[0].copies
     if p.min_replicas == p.max_replicas:
         return {"num_replicas": copies * p.min_replicas}
     bounds = {"min_replicas": copies * p.min_replicas, "max_replicas": copies * p.max_replicas}

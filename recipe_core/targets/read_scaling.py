@@ -34,29 +34,29 @@ def read_scaling(documents: Sequence[Document]) -> Scaling:
     """
     kinds = {document["kind"]: document for document in documents if "kind" in document}
     if "ScaledObject" in kinds:
-        return keda.read_spec(kinds["ScaledObject"]["spec"])
+        return keda.read_keda_spec(kinds["ScaledObject"]["spec"])
     if "HorizontalPodAutoscaler" in kinds:
         rules = next((document for document in documents if "rules" in document), None)
-        return hpa.read_spec(kinds["HorizontalPodAutoscaler"]["spec"], rules)
+        return hpa.read_hpa_spec(kinds["HorizontalPodAutoscaler"]["spec"], rules)
     if "InferenceService" in kinds:
-        return kserve.read_service(kinds["InferenceService"])
+        return kserve.read_inference_service(kinds["InferenceService"])
     if "LLMInferenceService" in kinds:
-        return llm_d.read_service(kinds["LLMInferenceService"], kinds.get("ConfigMap"))
+        return llm_d.read_llm_service(kinds["LLMInferenceService"], kinds.get("ConfigMap"))
     if "Service" in kinds and "template" in kinds["Service"]["spec"]:
         return kpa.read_annotations(kinds["Service"]["spec"]["template"]["metadata"]["annotations"])
     if "Deployment" in kinds:
-        return _fixed(kinds["Deployment"]["spec"]["replicas"])
+        return _fixed_scaling(kinds["Deployment"]["spec"]["replicas"])
     for document in documents:
         if "min_endpoint" in document:
-            return dynamo.read_settings(document)
+            return dynamo.read_planner_settings(document)
         if "service" in document:
-            return skypilot.read_service(document["service"])
+            return skypilot.read_sky_service(document["service"])
         if "applications" in document:
             (application,) = document["applications"]
             (model,) = application["args"]["llm_configs"]
-            return ray.read_deployment(model["deployment_config"])
+            return ray.read_ray_deployment(model["deployment_config"])
     raise InputError("none of the files has a policy of scaling.")
 
 
-def _fixed(count: int) -> Scaling:
+def _fixed_scaling(count: int) -> Scaling:
     return Scaling(policy="fixed", min_replicas=count, max_replicas=count)

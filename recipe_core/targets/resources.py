@@ -8,7 +8,7 @@ from typing import Any
 from recipe_core.launch.process import Process
 from recipe_core.targets import rdma
 from recipe_core.targets.context import Context
-from recipe_core.targets.names import names
+from recipe_core.targets.names import cluster_names
 
 GIB = 1 << 30
 # Assumed, per device: what an engine needs on the host besides weights being loaded.
@@ -19,17 +19,17 @@ ROUTER_GIB = 2  # assumed, of a router
 HOME_GIB, RUN_GIB, TMP_GIB, ASKED_GIB = 32, 16, 16, 8
 
 
-def resources(context: Context, process: Process) -> dict[str, Any]:
+def container_resources(context: Context, process: Process) -> dict[str, Any]:
     """Devices as limits; CPU as a request only, so that a burst is not slowed.
 
     Memory is limited to the devices' share of their node, which nothing else has a claim on: a leak
     takes no other pod's, and not the node's own. What is written to its disk is limited too.
     """
-    found = _computing(context, process)
+    resources = _compute_resources(context, process)
     if (scratch := scratch_gib(context)) is not None:
-        found["requests"]["ephemeral-storage"] = f"{ASKED_GIB}Gi"
-        found.setdefault("limits", {})["ephemeral-storage"] = f"{scratch}Gi"
-    return found
+        resources["requests"]["ephemeral-storage"] = f"{ASKED_GIB}Gi"
+        resources.setdefault("limits", {})["ephemeral-storage"] = f"{scratch}Gi"
+    return resources
 
 
 def scratch_gib(context: Context) -> int | None:
@@ -44,8 +44,11 @@ def run_gib(context: Context) -> int:
     return RUN_GIB + (math.ceil(context.weights_bytes / GIB) if copies else 0)
 
 
-def _computing(context: Context, process: Process) -> dict[str, dict[str, str]]:
-    count, resource = len(process.devices), names().of(context.vendor, context.runtime).resource
+def _compute_resources(context: Context, process: Process) -> dict[str, dict[str, str]]:
+    count, resource = (
+        len(process.devices),
+        cluster_names().of(context.vendor, context.runtime).resource,
+    )
     if resource is None:
         needed = math.ceil(context.estimate.get("memory", {}).get("total_bytes", 0) / GIB)
         needed = max(needed, 1) + math.ceil(context.launch.host_bytes / GIB)
@@ -56,13 +59,13 @@ def _computing(context: Context, process: Process) -> dict[str, dict[str, str]]:
     if not count:  # a router
         memory = {"memory": f"{ROUTER_GIB}Gi"}
         return {"requests": {"cpu": "1", **memory}, "limits": {"memory": f"{2 * ROUTER_GIB}Gi"}}
-    asked = host_gib(context, count)
-    requests = {"cpu": str(CPUS_PER_DEVICE * count), "memory": f"{asked}Gi"}
-    devices = {resource: str(count), **rdma.resource(context, (process,))}
+    needed_gib = host_gib(context, count)
+    requests = {"cpu": str(CPUS_PER_DEVICE * count), "memory": f"{needed_gib}Gi"}
+    devices = {resource: str(count), **rdma.rdma_resources(context, (process,))}
     share = context.host_share_bytes(count)
     # without a word on the node's memory, twice what is needed
-    most = max(share // GIB, asked) if share else 2 * asked
-    return {"requests": requests | devices, "limits": {"memory": f"{most}Gi", **devices}}
+    limit_gib = max(share // GIB, needed_gib) if share else 2 * needed_gib
+    return {"requests": requests | devices, "limits": {"memory": f"{limit_gib}Gi", **devices}}
 
 
 def host_gib(context: Context, devices: int) -> int:
@@ -71,6 +74,6 @@ def host_gib(context: Context, devices: int) -> int:
     What an engine needs beside weights that are loaded, cached blocks and sleeping states that wait
     there, and copies of the model that a trainer loads or saves.
     """
-    kept = context.offloaded_bytes_per_device * devices
-    kept += context.launch.host_bytes * devices / context.devices_per_node
-    return MEMORY_GIB_PER_DEVICE * devices + math.ceil(kept / GIB)
+    host_bytes = context.offloaded_bytes_per_device * devices
+    host_bytes += context.launch.host_bytes * devices / context.devices_per_node
+    return MEMORY_GIB_PER_DEVICE * devices + math.ceil(host_bytes / GIB)

@@ -13,10 +13,10 @@ from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import NoAnswer
 from recipe_core.targets import supervise
 from recipe_core.targets.context import Context
-from recipe_core.targets.layout import layout
-from recipe_core.targets.names import names
+from recipe_core.targets.layout import launch_units
+from recipe_core.targets.names import cluster_names
 from recipe_core.targets.node_script import node_script
-from recipe_core.targets.pod import RUN, image, object_name
+from recipe_core.targets.pod import RUN, container_image, object_name
 from recipe_core.targets.scale import skypilot as scale_sky
 from recipe_core.targets.storage import cache_gib, checkpoints_gib
 
@@ -26,7 +26,7 @@ PROBES = 4  # of a replica without an answer in the time of a hang, at most
 BUSY = 0.8  # share of the estimated throughput above which another copy starts
 
 
-def files(context: Context) -> dict[str, str]:
+def skypilot_files(context: Context) -> dict[str, str]:
     """``service.yaml`` for ``sky serve up`` or ``task.yaml`` for ``sky launch``, with ``node.sh``.
 
     A run's ``task.yaml`` is for ``sky jobs launch``.
@@ -37,11 +37,11 @@ def files(context: Context) -> dict[str, str]:
             installation is known, where clients would have to call several different servers, and
             for policies of scaling that are not SkyServe's.
     """
-    one, copies = _one_copy(context)
-    script = {f"{FOLDER}/node.sh": node_script(one, "SKYPILOT_NODE_RANK")}
-    written = task(one, copies)
-    name = "service" if "service" in written else "task"
-    return {f"{FOLDER}/{name}.yaml": to_yaml(written)} | script
+    single_copy, copies = _one_copy(context)
+    script = {f"{FOLDER}/node.sh": node_script(single_copy, "SKYPILOT_NODE_RANK")}
+    task = skypilot_task(single_copy, copies)
+    name = "service" if "service" in task else "task"
+    return {f"{FOLDER}/{name}.yaml": to_yaml(task)} | script
 
 
 def _one_copy(context: Context) -> tuple[Context, int]:
@@ -49,12 +49,12 @@ def _one_copy(context: Context) -> tuple[Context, int]:
 
     A SkyPilot service balances over tasks, and calls one port of each.
     """
-    started, units = context.launch, layout(context.launch)
+    started, units = context.launch, launch_units(context.launch)
     if context.kind == "training":
         return context, 1
     if len(units) == 1 and units[0].copies > 1:
-        first = started.processes[0].group
-        processes = tuple(p for p in started.processes if p.group == first)
+        first_group = started.processes[0].group
+        processes = tuple(p for p in started.processes if p.group == first_group)
         started = replace(started, processes=processes)
     routers = [p for p in started.processes if p.role == "router"]
     entries = routers or [p for p in started.processes if p.answers]
@@ -63,20 +63,20 @@ def _one_copy(context: Context) -> tuple[Context, int]:
             f"its servers answer at {len(entries)} addresses; a service calls only one.",
             hint="Use Kubernetes or Slurm.",
         )
-    used = max(
+    node_devices = max(
         sum(len(p.devices) for p in started.processes if p.node == node)
         for node in range(started.nodes)
     )
-    return replace(context, launch=started, devices_per_node=max(used, 1)), units[0].copies
+    return replace(context, launch=started, devices_per_node=max(node_devices, 1)), units[0].copies
 
 
-def task(context: Context, copies: int) -> dict[str, Any]:
+def skypilot_task(context: Context, copies: int) -> dict[str, Any]:
     """The task that runs one of ``copies``; the bundle is its working folder."""
     # SkyPilot takes a secret's value from the environment of who starts the task
     secrets = {"HF_TOKEN": None} if context.parameters.token_secret else {}
     if context.key_variable:
         secrets[context.key_variable] = None
-    service = _service(context, copies) if context.kind == "serving" else {}
+    service = _sky_service(context, copies) if context.kind == "serving" else {}
     if service and context.key_variable is None:
         _check_single(context, service)
         service = {}
@@ -84,10 +84,10 @@ def task(context: Context, copies: int) -> dict[str, Any]:
         "name": object_name(context),
         "workdir": ".",
         "num_nodes": context.nodes,
-        "resources": _resources(context, public=bool(service)),
-        **_bucket(context),
+        "resources": _sky_resources(context, public=bool(service)),
+        **_run_bucket(context),
         **({"secrets": secrets} if secrets else {}),
-        **_setup(context),
+        **_install_setup(context),
         "run": f"bash {FOLDER}/node.sh $SKYPILOT_NODE_IPS\n",
         **({"service": service} if service else {}),
     }
@@ -97,36 +97,39 @@ def _check_single(context: Context, service: dict[str, Any]) -> None:
     """Raise NoAnswer where one server alone, which a tunnel reaches, is not what was decided."""
     if service.get("replicas") == 1:
         return
-    way, how = context.api_key, "a service of SkyPilot answers the internet, and its servers ask"
+    api_key, reason = (
+        context.api_key,
+        "a service of SkyPilot answers the internet, and its servers ask",
+    )
     hint = "plan a single server: its task opens no port, and a tunnel reaches it."
-    if way is not None:
-        hint = f"Set api_key_secret, and {way.variable} where you start it; or {hint}"
+    if api_key is not None:
+        hint = f"Set api_key_secret, and {api_key.variable} where you start it; or {hint}"
     raise NoAnswer(
-        f"{how} no caller for a key.",
+        f"{reason} no caller for a key.",
         field="parameters.api_key_secret",
         hint=hint[0].upper() + hint[1:],
     )
 
 
-def _resources(context: Context, *, public: bool) -> dict[str, Any]:
+def _sky_resources(context: Context, *, public: bool) -> dict[str, Any]:
     p = context.parameters
-    place = f"{p.cloud}/{p.region}" if p.region else p.cloud
+    infra = f"{p.cloud}/{p.region}" if p.region else p.cloud
     weights = 0 if context.model_is_folder else cache_gib(context)
     checkpoints = checkpoints_gib(context) if context.kind == "training" else 0
     return {
-        **_accelerators(context),
-        **({"infra": place} if p.cloud else {}),
+        **_sky_accelerators(context),
+        **({"infra": infra} if p.cloud else {}),
         **({"use_spot": True} if context.spot is not None else {}),
-        **({"image_id": f"docker:{image(context)}"} if _has_image(context) else {}),
+        **({"image_id": f"docker:{container_image(context)}"} if _has_image(context) else {}),
         **({"ports": [p.port]} if public else {}),
-        **(_recovery(context) if context.kind == "training" else {}),
+        **(_job_recovery(context) if context.kind == "training" else {}),
         # Otherwise machines of clouds talk over plain TCP, and say nothing.
         **({"network_tier": "best"} if context.nodes > 1 and context.vendor != "cpu" else {}),
         "disk_size": DISK_GIB + weights + checkpoints,
     }
 
 
-def _bucket(context: Context) -> dict[str, Any]:
+def _run_bucket(context: Context) -> dict[str, Any]:
     """The bucket that holds the run, where one is named: nothing stays of a lost machine."""
     bucket = context.parameters.bucket
     if context.kind != "training" or bucket is None:
@@ -137,7 +140,7 @@ def _bucket(context: Context) -> dict[str, Any]:
     }
 
 
-def _recovery(context: Context) -> dict[str, Any]:
+def _job_recovery(context: Context) -> dict[str, Any]:
     """How often a run that fails is started again; lost machines are replaced without a count.
 
     ``recover_on_exit_codes`` is left out: torchrun ends with 1 whatever its ranks ended with.
@@ -145,10 +148,10 @@ def _recovery(context: Context) -> dict[str, Any]:
     return {"job_recovery": {"max_restarts_on_errors": supervise.lifetime_restarts(context)}}
 
 
-def _accelerators(context: Context) -> dict[str, Any]:
+def _sky_accelerators(context: Context) -> dict[str, Any]:
     if context.vendor == "cpu":
         return {"cpus": "4+"}
-    accelerator = names().sky.names.get(context.device)
+    accelerator = cluster_names().sky.names.get(context.device)
     if accelerator is None:
         raise NoAnswer(
             f"SkyPilot has no name for {context.device}.",
@@ -162,16 +165,16 @@ def _has_image(context: Context) -> bool:
     return bool(context.parameters.image or context.image)
 
 
-def _setup(context: Context) -> dict[str, str]:
+def _install_setup(context: Context) -> dict[str, str]:
     """The command that installs the engine; none for an image, which contains it."""
     if _has_image(context):
         return {}
     if not context.install:
-        image(context)  # raises that none is known
+        container_image(context)  # raises that none is known
     return {"setup": context.install + "\n"}
 
 
-def _service(context: Context, copies: int) -> dict[str, Any]:
+def _sky_service(context: Context, copies: int) -> dict[str, Any]:
     p = context.parameters
     probe = {
         "path": context.launch.health,
@@ -179,7 +182,11 @@ def _service(context: Context, copies: int) -> dict[str, Any]:
         "timeout_seconds": max(1, context.supervision.hang_s // PROBES),
     }
     if context.scaling is not None:
-        return {"readiness_probe": probe, **scale_sky.replicas(context.scaling), "ports": p.port}
+        return {
+            "readiness_probe": probe,
+            **scale_sky.sky_service_replicas(context.scaling),
+            "ports": p.port,
+        }
     if p.min_replicas == p.max_replicas:
         return {"readiness_probe": probe, "replicas": p.min_replicas * copies, "ports": p.port}
     bounds = {"min_replicas": p.min_replicas * copies, "max_replicas": p.max_replicas * copies}

@@ -9,7 +9,7 @@ from recipe_core.base import quoting
 from recipe_core.payload.launcher.api import is_loopback
 from recipe_core.targets import supervise
 from recipe_core.targets.context import Context
-from recipe_core.targets.names import names
+from recipe_core.targets.names import cluster_names
 from recipe_core.targets.node_script import NOT_FOUND, listening_host, node_script
 from recipe_core.targets.pod import object_name
 from recipe_core.targets.resources import host_gib
@@ -154,7 +154,7 @@ done <<< "$listed"
 """
 
 
-def files(context: Context) -> dict[str, str]:
+def slurm_files(context: Context) -> dict[str, str]:
     """``job.sbatch``, submitted from the bundle's folder, ``node.sh``, and ``device.sh``.
 
     Raises:
@@ -162,14 +162,14 @@ def files(context: Context) -> dict[str, str]:
     """
     options = "".join(
         f"#SBATCH --{name}{'' if value is FLAG else f'={quoting.sbatch(value)}'}\n"
-        for name, value in directives(context).items()
+        for name, value in sbatch_directives(context).items()
     )
     usage = (
         f"# Submit from the bundle's folder, with {context.engine} on PATH:\n"
         f"# sbatch {FOLDER}/job.sbatch\n"
     )
     check = device_check(context)
-    job = f"#!/bin/bash\n{options}{usage}{_HEAD}{_run(context, checked=check is not None)}"
+    job = f"#!/bin/bash\n{options}{usage}{_HEAD}{_job_steps(context, checked=check is not None)}"
     return {
         f"{FOLDER}/job.sbatch": job,
         **({f"{FOLDER}/device.sh": check} if check else {}),
@@ -177,18 +177,18 @@ def files(context: Context) -> dict[str, str]:
     }
 
 
-def _run(context: Context, *, checked: bool) -> str:
+def _job_steps(context: Context, *, checked: bool) -> str:
     """The steps, what happens before the time limit, and what after a failure."""
-    most = context.supervision.requeues + supervise.expected_failures(context)
-    again = _AGAIN.format(most=most, missing=NOT_FOUND, wrong=WRONG)
-    again += _CHECK if checked else ""
+    max_failures = context.supervision.requeues + supervise.expected_failures(context)
+    requeue_script = _AGAIN.format(most=max_failures, missing=NOT_FOUND, wrong=WRONG)
+    requeue_script += _CHECK if checked else ""
     if context.kind == "serving":
         answers = _TUNNEL if is_loopback(listening_host(context)) else _ANSWERS
-        return again + answers.format(port=_entry_port(context)) + _SERVE + _STEP
+        return requeue_script + answers.format(port=_entry_port(context)) + _SERVE + _STEP
     saves_on, needed = supervise.saves_on(context), supervise.first_checkpoint_s(context)
-    stop = _STOP[saves_on[0]].format(wait_s=supervise.stop_s(context)) if saves_on else ""
+    stop = _STOP[saves_on[0]].format(wait_s=supervise.trainer_stop_s(context)) if saves_on else ""
     check = _LONG_ENOUGH.format(needed=needed, minutes=math.ceil(needed / 60) + 1)
-    return check + again + _TRAIN.format(stop=stop) + _STEP
+    return check + requeue_script + _TRAIN.format(stop=stop) + _STEP
 
 
 def _entry_port(context: Context) -> int:
@@ -198,7 +198,7 @@ def _entry_port(context: Context) -> int:
     return context.parameters.port + entry.port_offset
 
 
-def directives(context: Context) -> dict[str, Any]:
+def sbatch_directives(context: Context) -> dict[str, Any]:
     """Options of sbatch by name; FLAG marks one without a value."""
     p = context.parameters
     training = context.kind == "training"
@@ -206,7 +206,7 @@ def directives(context: Context) -> dict[str, Any]:
         "job-name": object_name(context),
         "nodes": context.nodes,
         "ntasks-per-node": 1,
-        **_node(context),
+        **_node_options(context),
         "time": context.time_limit_minutes,
         "partition": p.partition,
         "constraint": p.constraint,
@@ -220,7 +220,7 @@ def directives(context: Context) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _node(context: Context) -> dict[str, Any]:
+def _node_options(context: Context) -> dict[str, Any]:
     """A node and all its memory if the recipe uses all its devices, else a share per device."""
     node = {"exclusive": FLAG, "mem": 0}
     if context.vendor == "cpu":
@@ -235,7 +235,7 @@ def _node(context: Context) -> dict[str, Any]:
 
 def gres_type(context: Context) -> str | None:
     """What Slurm's cluster calls the device: the user's word, else its usual name; None for any."""
-    usual = names().slurm.names.get(context.device)
+    usual = cluster_names().slurm.names.get(context.device)
     kind = context.parameters.gpu_type or usual
     return None if kind == ANY else kind
 

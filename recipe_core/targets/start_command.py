@@ -10,7 +10,7 @@ from recipe_core.request import edit
 from recipe_core.request.objective import Objective
 from recipe_core.request.schema import PlanRequest
 from recipe_core.targets.by_hand import WIDTH, first_command, first_words
-from recipe_core.targets.node_script import wrapped
+from recipe_core.targets.node_script import wrap_words
 
 
 def start_command(plan: Plan, row: int, *, folders: bool = True) -> str:
@@ -37,5 +37,5 @@ def start_words(request: PlanRequest, *, folders: bool = True) -> list[str]:
     return first_words(decision.started(), decision.model.source)
 
 
-def typed(words: Sequence[str]) -> str:
-    return wrapped(words, WIDTH, "    ")
+def wrap_typed_words(words: Sequence[str]) -> str:
+    return wrap_words(words, WIDTH, "    ")

@@ -7,10 +7,10 @@ from typing import Any
 
 from recipe_core.targets import pod
 from recipe_core.targets.context import Context
-from recipe_core.targets.layout import layout
-from recipe_core.targets.pod import metadata, object_name
+from recipe_core.targets.layout import launch_units
+from recipe_core.targets.pod import object_metadata, object_name
 from recipe_core.targets.resources import GIB
-from recipe_core.targets.scale.bounds import most
+from recipe_core.targets.scale.bounds import most_copies
 
 CHECKPOINTS_KEPT = 4  # that the place of a run has room for
 # Of a checkpoint with fp32 weights and Adam's moments, where the estimate does not say.
@@ -23,17 +23,20 @@ def makes_weights(context: Context) -> bool:
     return bool(pod.claim_name(context)) and not context.parameters.model_cache
 
 
-def weights(context: Context) -> dict[str, Any]:
+def weights_claim(context: Context) -> dict[str, Any]:
     """The claim for the weights."""
     name = object_name(context, "-models")
-    return claim(context, name, cache_gib(context), shared=is_shared(context))
+    return volume_claim(context, name, cache_gib(context), shared=is_shared(context))
 
 
 def is_shared(context: Context) -> bool:
     """Whether more than one pod mounts a volume of the recipe."""
     if context.kind == "training":
         return context.nodes > 1
-    return sum(most(context, unit) * len(unit.pods) for unit in layout(context.launch)) > 1
+    return (
+        sum(most_copies(context, unit) * len(unit.pods) for unit in launch_units(context.launch))
+        > 1
+    )
 
 
 def shares_a_claim(context: Context) -> bool:
@@ -55,10 +58,10 @@ def checkpoints_gib(context: Context) -> int:
     return math.ceil(CHECKPOINTS_KEPT * size / GIB) + 1
 
 
-def claim(context: Context, name: str, size_gib: int, *, shared: bool) -> dict[str, Any]:
+def volume_claim(context: Context, name: str, size_gib: int, *, shared: bool) -> dict[str, Any]:
     """A PersistentVolumeClaim, mounted by several nodes if ``shared``."""
-    place = context.parameters
-    storage_class = place.shared_class if shared else place.storage_class
+    parameters = context.parameters
+    storage_class = parameters.shared_class if shared else parameters.storage_class
     spec = {
         "accessModes": ["ReadWriteMany" if shared else "ReadWriteOnce"],
         **({"storageClassName": storage_class} if storage_class else {}),
@@ -67,6 +70,6 @@ def claim(context: Context, name: str, size_gib: int, *, shared: bool) -> dict[s
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
-        "metadata": metadata(context) | {"name": name},
+        "metadata": object_metadata(context) | {"name": name},
         "spec": spec,
     }

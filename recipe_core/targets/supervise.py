@@ -43,23 +43,23 @@ def start_s(context: Context) -> int:
     )
 
 
-def hang(context: Context) -> Looks:
+def hang_looks(context: Context) -> Looks:
     """Looks that together last as long as a server may be silent."""
     silent_s = context.supervision.hang_s
     period_s = max(1, min(PROBE_S, silent_s // LOOKS))
     return Looks(period_s, math.ceil(silent_s / period_s))
 
 
-def generation(context: Context) -> Looks:
+def generation_looks(context: Context) -> Looks:
     """Looks that ask a server for a token, long enough each that a slow one is none that hangs."""
     silent_s = context.supervision.hang_s
     period_s = max(PROBE_S, silent_s // ASKED)
     return Looks(period_s, max(1, silent_s // period_s))
 
 
-def unready(context: Context) -> Looks:
+def unready_looks(context: Context) -> Looks:
     """Looks after which a server gets no new requests, always before it counts as hung."""
-    looks = hang(context)
+    looks = hang_looks(context)
     return Looks(looks.period_s, max(1, min(UNREADY, looks.failures - 1)))
 
 
@@ -68,7 +68,7 @@ def ray_timeout_s(context: Context) -> int:
     return max(1, context.supervision.hang_s // RAY_FAILURES)
 
 
-def duration(seconds: int) -> str:
+def prometheus_duration(seconds: int) -> str:
     """Seconds as Prometheus writes a duration: whole minutes where they are."""
     return f"{seconds}s" if seconds % 60 else f"{seconds // 60}m"
 
@@ -79,7 +79,7 @@ def grace_s(context: Context) -> int:
     Running requests finish, then the engine; a trainer that can writes a checkpoint.
     """
     if context.kind == "training":
-        return stop_s(context) if "signal" in saves_on(context) else STOP_S
+        return trainer_stop_s(context) if "signal" in saves_on(context) else STOP_S
     return context.supervision.drain_s + STOP_S
 
 
@@ -88,7 +88,7 @@ def saves_on(context: Context) -> tuple[str, ...]:
     return training_engine(context.engine).saves_on
 
 
-def stop_s(context: Context) -> int:
+def trainer_stop_s(context: Context) -> int:
     """Seconds that a trainer which is told to stop has for its step and a checkpoint."""
     return job.stop_grace_s(*_step_and_write(context))
 
@@ -97,7 +97,7 @@ def before_limit_s(context: Context) -> int:
     """Seconds before a time limit at which a job is told to stop."""
     if context.kind == "serving":
         return grace_s(context)
-    return (stop_s(context) if saves_on(context) else 0) + REQUEUE_S
+    return (trainer_stop_s(context) if saves_on(context) else 0) + REQUEUE_S
 
 
 def first_checkpoint_s(context: Context) -> int:
@@ -129,10 +129,10 @@ def drain_hook(context: Context) -> dict[str, Any]:
     return {"preStop": {"exec": {"command": ["sleep", str(context.supervision.drain_s)]}}}
 
 
-def rollout(context: Context, replicas: int) -> dict[str, int]:
+def rollout_limits(context: Context, replicas: int) -> dict[str, int]:
     """How many replicas an update replaces at once. None is added: devices are not spare."""
-    kept = context.supervision.available_of(replicas)
-    return {"maxSurge": 0, "maxUnavailable": max(1, replicas - kept)}
+    min_available = context.supervision.available_of(replicas)
+    return {"maxSurge": 0, "maxUnavailable": max(1, replicas - min_available)}
 
 
 def lifetime_restarts(context: Context) -> int:

@@ -53,35 +53,35 @@ ProtectKernelModules=yes
 """
 
 
-def files(context: Context) -> dict[str, str]:
+def systemd_files(context: Context) -> dict[str, str]:
     """The template unit, for systemd of a user or of the machine, and a drop-in for the latter."""
     drop_in = MACHINE.format(name=context.name, user=USER)
     return {
-        f"{FOLDER}/{context.name}@.service": unit(context),
+        f"{FOLDER}/{context.name}@.service": systemd_unit(context),
         f"{FOLDER}/machine.conf": drop_in,
     }
 
 
-def unit(context: Context) -> str:
+def systemd_unit(context: Context) -> str:
     """The unit's text; the launcher tells systemd when it is ready, and that it still looks."""
     budget = context.supervision
     secrets = [] if context.model_is_folder else ["HF_TOKEN"]
     secrets += [context.key_variable] if context.key_variable else []
-    several = (
+    nodes_comment = (
         f"# For {context.nodes} nodes RECIPE_ARGUMENTS is --node N --head ADDRESS_OF_NODE_0.\n"
         if context.nodes > 1
         else ""
     )
-    place = context.parameters.model_cache
-    own = place.replace("%", "%%") if place and place.startswith("/") else None
-    confined = CONFINED.format(cache=own or "%C/huggingface", folder=f" {own}" if own else "")
-    read = ", ".join(["PATH", *secrets, "RECIPE_ARGUMENTS"])
-    return f"""# Settings and secrets ({read}) are read from
+    model_cache = context.parameters.model_cache
+    cache = model_cache.replace("%", "%%") if model_cache and model_cache.startswith("/") else None
+    confined = CONFINED.format(cache=cache or "%C/huggingface", folder=f" {cache}" if cache else "")
+    variables_text = ", ".join(["PATH", *secrets, "RECIPE_ARGUMENTS"])
+    return f"""# Settings and secrets ({variables_text}) are read from
 # recipe/{context.name}.env,
 # in ~/.config for systemd of a user, in /etc for that of the machine; nobody else should read it
 # (chmod 600). Folders of your own that the engine writes to need ReadWritePaths= in a drop-in.
 # On the machine it runs as root unless machine.conf, beside this file, is installed too.
-{several}[Unit]
+{nodes_comment}[Unit]
 Description=Recipe {context.name} in %f
 Wants=network-online.target
 After=network-online.target

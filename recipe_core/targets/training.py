@@ -13,8 +13,8 @@ from recipe_core.targets import gke, network, pod, rdma, storage, supervise
 from recipe_core.targets.context import Context
 from recipe_core.targets.fill import Variable
 from recipe_core.targets.kubernetes import QUEUE
-from recipe_core.targets.layout import Pod, layout, same_pod
-from recipe_core.targets.pod import kustomization, labels, metadata, object_name
+from recipe_core.targets.layout import Pod, launch_units, same_pod
+from recipe_core.targets.pod import kustomization, object_metadata, object_name, pod_labels
 
 RUNTIME = "torch-distributed"  # of Kubeflow Trainer's own ClusterTrainingRuntimes
 NODE = "node"
@@ -40,11 +40,11 @@ DISRUPTED = {
 INDEX = Variable("JOB_COMPLETION_INDEX")
 
 
-def train_job(context: Context) -> dict[str, str]:
+def train_job_files(context: Context) -> dict[str, str]:
     """A TrainJob of Kubeflow Trainer v2, which becomes a JobSet: its patches add no container."""
-    gke.refuse(context, "a TrainJob")
+    gke.refuse_gke_network(context, "a TrainJob")
     head = f"{object_name(context)}-{NODE}-0-0.{object_name(context)}"
-    container, spec = _parts(context, head, INDEX, NODE)
+    container, spec = _node_container(context, head, INDEX, NODE)
     trainer = {
         "image": container["image"],
         "command": container["command"],
@@ -53,7 +53,10 @@ def train_job(context: Context) -> dict[str, str]:
         "numProcPerNode": context.devices_per_node,
         "resourcesPerNode": container["resources"],
     }
-    inner = {"name": NODE, **{key: container[key] for key in ("volumeMounts", "securityContext")}}
+    patched_container = {
+        "name": NODE,
+        **{key: container[key] for key in ("volumeMounts", "securityContext")},
+    }
     patched = {key: value for key, value in spec.items() if key in PATCHABLE}
     if rdma.pod_fields(context):
         raise NoAnswer(
@@ -67,10 +70,10 @@ def train_job(context: Context) -> dict[str, str]:
             field="parameters.priority_class",
             hint="Use the JobSet target, or a runtime with it.",
         )
-    attached = rdma.attachments(context)
+    annotations = rdma.network_attachments(context)
     template = {
-        **({"metadata": {"annotations": attached}} if attached else {}),
-        "spec": {**patched, "containers": [inner]},
+        **({"metadata": {"annotations": annotations}} if annotations else {}),
+        "spec": {**patched, "containers": [patched_container]},
     }
     job = {"name": NODE, "template": {"spec": {"template": template}}}
     patch = {
@@ -84,25 +87,25 @@ def train_job(context: Context) -> dict[str, str]:
         "spec": {"runtimeRef": {"name": RUNTIME}, "trainer": trainer, "runtimePatches": [patch]},
     }
     pods = {"jobset.sigs.k8s.io/jobset-name": object_name(context)}
-    return _files(context, "kubeflow-trainjob", {"trainjob.yaml": value}, pods)
+    return _job_files(context, "kubeflow-trainjob", {"trainjob.yaml": value}, pods)
 
 
-def job_set(context: Context) -> dict[str, str]:
+def job_set_files(context: Context) -> dict[str, str]:
     """A JobSet of one indexed Job; a failed node restarts all of it.
 
     Restarts count, but for those after a drained or lost node.
     """
     head = f"{object_name(context)}-{NODE}-0-0.{object_name(context)}"
-    container, spec = _parts(context, head, INDEX, NODE)
+    container, spec = _node_container(context, head, INDEX, NODE)
     job = {
         "parallelism": context.nodes,
         "completions": context.nodes,
         "completionMode": "Indexed",
         "backoffLimit": 0,
         "podFailurePolicy": DISRUPTED,
-        "template": rdma.template(
+        "template": rdma.attached_pod_template(
             context,
-            labels(context),
+            pod_labels(context),
             {**spec, "restartPolicy": "Never", "containers": [container]},
         ),
     }
@@ -125,15 +128,17 @@ def job_set(context: Context) -> dict[str, str]:
             "replicatedJobs": [{"name": NODE, "replicas": 1, "template": {"spec": job}}],
         },
     }
-    return _files(context, "jobset", {"jobset.yaml": value})
+    return _job_files(context, "jobset", {"jobset.yaml": value})
 
 
-def pytorch_job(context: Context) -> dict[str, str]:
+def pytorch_job_files(context: Context) -> dict[str, str]:
     """A PyTorchJob of Kubeflow's training operator (v1)."""
-    container, spec = _parts(
+    container, spec = _node_container(
         context, f"{object_name(context)}-master-0", Variable("RANK"), "pytorch"
     )
-    template = rdma.template(context, labels(context), {**spec, "containers": [container]})
+    template = rdma.attached_pod_template(
+        context, pod_labels(context), {**spec, "containers": [container]}
+    )
     replica = {"restartPolicy": "OnFailure", "template": template}
     workers = {"Worker": {"replicas": context.nodes - 1, **replica}} if context.nodes > 1 else {}
     queue = context.parameters.queue
@@ -155,24 +160,24 @@ def pytorch_job(context: Context) -> dict[str, str]:
         "metadata": _about(context),
         "spec": spec,
     }
-    return _files(context, "kubeflow-pytorchjob", {"pytorchjob.yaml": value})
+    return _job_files(context, "kubeflow-pytorchjob", {"pytorchjob.yaml": value})
 
 
-def volcano(context: Context) -> dict[str, str]:
+def volcano_files(context: Context) -> dict[str, str]:
     """A Volcano job: its nodes are scheduled together or not at all."""
     # the name that the svc plugin gives to the first pod
     head = f"{object_name(context)}-{NODE}-0.{object_name(context)}"
-    container, spec = _parts(context, head, Variable("VC_TASK_INDEX"), NODE)
-    template = rdma.template(
+    container, spec = _node_container(context, head, Variable("VC_TASK_INDEX"), NODE)
+    template = rdma.attached_pod_template(
         context,
-        labels(context),
+        pod_labels(context),
         {**spec, "restartPolicy": "OnFailure", "containers": [container]},
     )
-    about = metadata(context)
+    metadata = object_metadata(context)
     value = {
         "apiVersion": "batch.volcano.sh/v1alpha1",
         "kind": "Job",
-        "metadata": about,
+        "metadata": metadata,
         "spec": {
             "schedulerName": "volcano",
             "queue": context.parameters.queue or "default",
@@ -186,39 +191,39 @@ def volcano(context: Context) -> dict[str, str]:
             "tasks": [{"name": NODE, "replicas": context.nodes, "template": template}],
         },
     }
-    return _files(context, "volcano", {"job.yaml": value})
+    return _job_files(context, "volcano", {"job.yaml": value})
 
 
 def _about(context: Context) -> dict[str, Any]:
     """Metadata, with Kueue's label where a queue is set."""
-    about = metadata(context)
+    about = object_metadata(context)
     queue = context.parameters.queue
     return about | {"labels": about["labels"] | {QUEUE: queue}} if queue else about
 
 
-def _parts(
+def _node_container(
     context: Context, head: str, index: Variable, name: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The container of every node, and the rest of its pod."""
     (process,) = _process_of_nodes(context)
-    known = pod.values(context, head, index=index)
-    spec = pod.pod_spec(context, (process,), known)
+    values = pod.pod_values(context, head, index=index)
+    spec = pod.pod_spec(context, (process,), values)
     spec.pop("containers")
-    return pod.container(context, process, known, name=name), spec
+    return pod.process_container(context, process, values, name=name), spec
 
 
 def _process_of_nodes(context: Context) -> Pod:
-    (unit,) = layout(context.launch)
-    same = same_pod(unit.pods, first=0)
-    if same is None or len(same) != 1:
+    (unit,) = launch_units(context.launch)
+    node_pod = same_pod(unit.pods, first=0)
+    if node_pod is None or len(node_pod) != 1:
         raise NoAnswer(
             "its nodes run different processes; such a job has one template for all.",
             hint="Use Slurm.",
         )
-    return same
+    return node_pod
 
 
-def _files(
+def _job_files(
     context: Context,
     folder: str,
     jobs: dict[str, dict[str, Any]],
@@ -228,10 +233,12 @@ def _files(
 
     ``pods``: labels of its pods, where they are not the recipe's.
     """
-    objects = jobs | {"network.yaml": network.policy(context, pods or labels(context), ())}
+    objects = jobs | {
+        "network.yaml": network.network_policy(context, pods or pod_labels(context), ())
+    }
     if storage.makes_weights(context):
-        objects["storage.yaml"] = storage.weights(context)
-    objects["checkpoints.yaml"] = storage.claim(
+        objects["storage.yaml"] = storage.weights_claim(context)
+    objects["checkpoints.yaml"] = storage.volume_claim(
         context,
         pod.run_claim(context),
         storage.checkpoints_gib(context),

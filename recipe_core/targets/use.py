@@ -69,23 +69,23 @@ class Use:
     stop: str
 
 
-def uses(paths: Iterable[str], name: str, kind: str, key: str | None = None) -> list[Use]:
+def target_uses(paths: Iterable[str], name: str, kind: str, key: str | None = None) -> list[Use]:
     """One per main file among ``paths``, in order of path.
 
     ``name`` is the recipe's DNS label, ``kind`` serving or training, ``key`` the variable with the
     API key that callers need.
     """
-    listed = []
+    uses = []
     verbs = {word: text.format(name=name) for word, text in _VERBS[kind].items()}
     for path in sorted(paths):
         for ending, (start, stop) in _MAIN.items():
-            beside = path.startswith(BESIDE)  # is started by the command of another file
-            if path.startswith("targets/") and path.endswith(ending) and not beside:
+            is_beside = path.startswith(BESIDE)  # is started by the command of another file
+            if path.startswith("targets/") and path.endswith(ending) and not is_beside:
                 parent = path.rpartition("/")[0]
                 instance = f'"{name}@$(systemd-escape --path "$PWD").service"'
                 words = verbs | {"name": name, "parent": parent, "instance": instance}
                 words["key"] = key or ""
                 title = TITLES[path.split("/")[1]]
                 commands = (start.format(path, **words), stop.format(path, **words))
-                listed.append(Use(title, path, *commands))
-    return listed
+                uses.append(Use(title, path, *commands))
+    return uses

@@ -25,7 +25,7 @@ from recipe_core.recipe.build import recipe_request
 from recipe_core.request.describe import request_summary
 from recipe_core.request.split_key import candidate_key, split_name
 from recipe_core.targets.by_hand import node_commands, read_addresses
-from recipe_core.targets.use import TITLES, uses
+from recipe_core.targets.use import TITLES, target_uses
 from recipe_core.views import charts, overview
 from recipe_core.views.charts.style import LIGHT
 from recipe_core.views.charts.views import Chart, Focus, Table, views_of
@@ -224,7 +224,7 @@ def _start(bundle: Bundle, addresses: Sequence[str]) -> Section:
     ]
     rows = tuple(
         (use.title, use.start, use.stop)
-        for use in uses(bundle.files, context.name, context.kind, context.key_variable)
+        for use in target_uses(bundle.files, context.name, context.kind, context.key_variable)
     )
     refused = tuple(
         (TITLES[name], reason) for name, reason in bundle.targets.items() if isinstance(reason, str)

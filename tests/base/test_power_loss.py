@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from recipe_core.bundle import replace as builds
-from recipe_core.bundle.replace import recover, replace_folder
+from recipe_core.bundle.replace import recover_build, replace_folder
 from recipe_core.bundle.write import write_bundle, zip_bytes
 from recipe_core.calibration.store import Overlay
 from recipe_core.models.own_models import keep_own_model, own_config
@@ -145,7 +145,7 @@ class Build:
         self.way, self.patch, self.built = way, monkeypatch, False
         self.old, self.runs = (bundle("old"), RUNS) if way != "first" else ({}, {})
         if way == "renames":  # as on a file system that exchanges nothing
-            monkeypatch.setattr(builds, "exchange", lambda one, other: False)
+            monkeypatch.setattr(builds, "exchange_paths", lambda one, other: False)
 
     def every_loss(self, tmp_path, check):
         root, left = places(tmp_path)
@@ -165,7 +165,7 @@ class Build:
         target = folder / "b"
         if self.way == "exchange":  # it never was away
             assert own(target) in (self.old, bundle("new")), folder
-        recover(target)
+        recover_build(target)
         found = own(target) if target.exists() else {}
         assert found in ((bundle("new"),) if self.built else (self.old, bundle("new"))), folder
         assert runs(target) == self.runs, folder
@@ -177,7 +177,7 @@ class Build:
             copy.mkdir()
             for path in (path for path in [*folder.iterdir()] if path != copy):
                 path.rename(copy / path.name)
-            self.losses(copy, lambda: recover(copy / "b"), self.check, folder / "left")
+            self.losses(copy, lambda: recover_build(copy / "b"), self.check, folder / "left")
             replace_folder(copy / "b", bundle("newer"))
             assert (own(copy / "b"), runs(copy / "b")) == (bundle("newer"), self.runs)
             assert [path.name for path in copy.iterdir()] == ["b"], folder

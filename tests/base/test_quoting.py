@@ -18,7 +18,7 @@ from recipe_core.base.placeholders import PLACEHOLDER, pieces
 from recipe_core.base.texts import flaw_of_text
 from recipe_core.engines.spec import engine
 from recipe_core.payload.launcher import plan as launcher_plan
-from recipe_core.targets.fill import IN_KUBERNETES, IN_SHELL, Variable, fill
+from recipe_core.targets.fill import IN_KUBERNETES, IN_SHELL, Variable, fill_placeholders
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
 from tests.fixtures.sizes import examples
@@ -64,7 +64,7 @@ def test_bash_passes_on_every_word_and_a_deliberate_injection_is_seen(shell, wor
 @PROPERTY
 @given(st.one_of(TEXTS, st.from_regex(r"\A[\w.:/@%+=,-]{1,20}\Z")))
 def test_shells_yaml_json_go_templates_and_lines_of_sbatch_hold_every_text(text):
-    word = fill("${model}${head}", {"model": text, "head": Variable("head")}, IN_SHELL)
+    word = fill_placeholders("${model}${head}", {"model": text, "head": Variable("head")}, IN_SHELL)
     assert shlex.split(word) == [f"{text}$head"]
     assert readers.go_template(quoting.go_template(text)) == text
     value = {"a": [text], text: 1}
@@ -94,7 +94,7 @@ def test_docker_compose_reads_any_text_and_fills_in_what_is_not_quoted(texts):
 @given(TEXTS, TEXTS)
 def test_kubernetes_expands_references_and_no_text(before, after):
     template = f"{before.replace('${', '')}${{self}}{after.replace('${', '')}"
-    word = fill(template, {"self": Variable("POD_IP")}, IN_KUBERNETES)
+    word = fill_placeholders(template, {"self": Variable("POD_IP")}, IN_KUBERNETES)
     expected = f"{before.replace('${', '')}10.0.0.1{after.replace('${', '')}"
     assert readers.expanded(word, {"POD_IP": "10.0.0.1", "HF_TOKEN": "x"}) == expected
 

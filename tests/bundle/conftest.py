@@ -7,7 +7,7 @@ from types import MappingProxyType
 import pytest
 
 from recipe_core.bundle.replace import replace_folder
-from recipe_core.bundle.write import bundle_files, zipped
+from recipe_core.bundle.write import bundle_files, zip_bundle
 from recipe_core.payload.launcher import procs
 from recipe_core.payload.launcher.state import Server
 from tests.fixtures.recipes import recipe_of
@@ -32,7 +32,7 @@ def folder(files, tmp_path):
 @pytest.fixture
 def archive(files, tmp_path):
     path = tmp_path / "b.zip"
-    path.write_bytes(zipped(files))
+    path.write_bytes(zip_bundle(files))
     return path
 
 

@@ -13,8 +13,8 @@ import pytest
 from recipe_core.base.errors import BundleError, NoAnswer
 from recipe_core.bundle.manifest import MANIFEST
 from recipe_core.bundle.signing import new_key
-from recipe_core.bundle.verify import check_bundle, read_bundle, unpack
-from recipe_core.bundle.write import bundle_files, sbom, write_bundle, zip_bytes, zipped
+from recipe_core.bundle.verify import check_bundle, read_bundle, unpack_bundle
+from recipe_core.bundle.write import bundle_files, bundle_sbom, write_bundle, zip_bundle, zip_bytes
 from recipe_core.payload.launcher.machine import Device, Machine
 from recipe_core.recipe import make_recipe, recipe_request
 from tests.conftest import make_request
@@ -31,7 +31,7 @@ SHORT = {"input_tokens": 64, "output_tokens": 64}
 
 def test_the_same_recipe_gives_the_same_bytes(recipe, files):
     again = make_recipe(make_request(candidate={"tp": 8, "pp": 1, "dp": 1}))
-    assert zip_bytes(again) == zipped(files)
+    assert zip_bytes(again) == zip_bundle(files)
     assert json.loads(files["expected.json"]) == recipe.estimate
     assert json.loads(files[MANIFEST])["files"] == {
         name: hashlib.sha256(data).hexdigest() for name, data in files.items() if name != MANIFEST
@@ -58,7 +58,7 @@ def test_bundles_of_all_kinds_are_read_back_and_differ_in_nothing(tmp_path, tiny
         assert (checked.recipe, checked.warnings) == (each, ())
     # the configuration travels with the recipe, and not the path of its folder
     assert recipe_request(recipes[0]).model["hidden_size"] == 256
-    assert str(folder) not in json.dumps(sbom(recipes[0]))
+    assert str(folder) not in json.dumps(bundle_sbom(recipes[0]))
 
 
 def test_the_launcher_needs_only_the_standard_library_and_refuses_another_machine(folder):
@@ -103,7 +103,7 @@ def test_damaged_or_dangerous_archives_are_refused(files, tmp_path, change, says
     changed = dict(files)
     change(changed)
     path = pack(changed, tmp_path / "b.zip")
-    for read in (read_bundle, unpack):
+    for read in (read_bundle, unpack_bundle):
         with pytest.raises(BundleError, match=says):
             read(path)
     assert [p.name for p in tmp_path.iterdir()] == ["b.zip"]
@@ -147,9 +147,9 @@ def test_a_bundle_is_written_whole_and_only_over_one(recipe, folder):
 
 
 def test_unpacking_twice_gives_the_same_folder(archive):
-    folder = unpack(archive)
+    folder = unpack_bundle(archive)
     (folder / "run").mkdir()
-    assert unpack(archive) == folder == archive.with_suffix("")
+    assert unpack_bundle(archive) == folder == archive.with_suffix("")
     assert (folder / "run").is_dir()
 
 

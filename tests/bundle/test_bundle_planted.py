@@ -130,7 +130,7 @@ def test_planted_code_of_a_signed_bundle_is_not_run(recipe, tmp_path, monkeypatc
         assert name in done.stderr, command
         assert not trace.exists(), command
     # Compiled copies are not even looked at: one may appear after the bundle was verified.
-    monkeypatch.setattr("recipe_core.bundle.verify.unpack", lambda path, **_: path)
+    monkeypatch.setattr("recipe_core.bundle.verify.unpack_bundle", lambda path, **_: path)
     assert run("preflight", str(folder)).returncode == 1
     assert not trace.exists()
 

@@ -79,7 +79,7 @@ def target(tmp_path):
 def way(request, monkeypatch):
     """With the kernel's exchange, and as on a file system without one."""
     if request.param == "renames":
-        monkeypatch.setattr(builds, "exchange", lambda first, second: False)
+        monkeypatch.setattr(builds, "exchange_paths", lambda first, second: False)
     return request.param
 
 

@@ -7,9 +7,9 @@ import pytest
 from recipe_core.base.documents import write_whole
 from recipe_core.base.errors import BundleError
 from recipe_core.bundle.manifest import MANIFEST
-from recipe_core.bundle.signing import SIGNATURE, new_key, sign
-from recipe_core.bundle.verify import read_bundle, unpack
-from recipe_core.bundle.write import bundle_files, sbom, write_bundle, zip_bytes
+from recipe_core.bundle.signing import SIGNATURE, new_key, sign_manifest
+from recipe_core.bundle.verify import read_bundle, unpack_bundle
+from recipe_core.bundle.write import bundle_files, bundle_sbom, write_bundle, zip_bytes
 from recipe_core.recipe.lock import ImageLock
 from tests.fixtures.recipes import recipe_of
 from tests.fixtures.refusals import refusal
@@ -33,9 +33,9 @@ def test_a_signature_is_checked_against_the_key(recipe, keys, tmp_path):
         with pytest.raises(BundleError, match="not by the one given"):
             read_bundle(target, new_key()[1])
     other = {"public_key": new_key()[1], "kind": BundleError}
-    assert "not by the one given" in str(refusal(unpack, tmp_path / "b.zip", **other))
+    assert "not by the one given" in str(refusal(unpack_bundle, tmp_path / "b.zip", **other))
     assert not (tmp_path / "b").exists()
-    assert read_bundle(unpack(tmp_path / "b.zip", public_key=public), public).signed.trusted
+    assert read_bundle(unpack_bundle(tmp_path / "b.zip", public_key=public), public).signed.trusted
 
 
 def test_signing_is_deterministic_and_keeps_the_key(recipe, files, keys, tmp_path):
@@ -65,21 +65,21 @@ def test_a_missing_foreign_or_damaged_signature_is_one_error(folder, keys):
 def test_what_is_no_key_or_of_another_kind_or_encrypted_is_refused(recipe, keys, tmp_path):
     signed = write_bundle(recipe, tmp_path / "b.zip", keys[0])
     for key in (b"x", b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"):
-        assert "private key" in str(refusal(sign, b"manifest", key))
+        assert "private key" in str(refusal(sign_manifest, b"manifest", key))
         assert "public key" in str(refusal(read_bundle, signed, key))
     from cryptography.hazmat.primitives import serialization as forms
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
     form = (forms.Encoding.PEM, forms.PrivateFormat.PKCS8)
     other = ec.generate_private_key(ec.SECP256R1()).private_bytes(*form, forms.NoEncryption())
-    assert "not an ed25519 key" in str(refusal(sign, b"m", other))
+    assert "not an ed25519 key" in str(refusal(sign_manifest, b"m", other))
     locked = ed25519.Ed25519PrivateKey.generate()
     encrypted = locked.private_bytes(*form, forms.BestAvailableEncryption(b"p"))
-    assert "encrypted" in str(refusal(sign, b"m", encrypted))
+    assert "encrypted" in str(refusal(sign_manifest, b"m", encrypted))
 
 
 def test_the_bill_names_what_is_pulled(recipe, files):
-    found = sbom(recipe)
+    found = bundle_sbom(recipe)
     refs = {each["bom-ref"]: each for each in found["components"]}
     assert refs["model"]["purl"] == "pkg:huggingface/meta-llama/Llama-3.1-70B-Instruct"
     assert refs["pypi:vllm"]["version"] == recipe.engine.version
@@ -88,7 +88,7 @@ def test_the_bill_names_what_is_pulled(recipe, files):
     # an image is named by digest and tag
     image = ImageLock(reference="vllm/vllm-openai:v0.32.0", digest=f"sha256:{'ab' * 32}")
     lock = recipe.lock.model_copy(update={"image": image})
-    found = sbom(recipe.model_copy(update={"lock": lock}))
+    found = bundle_sbom(recipe.model_copy(update={"lock": lock}))
     (container,) = [each for each in found["components"] if each["type"] == "container"]
     assert container["purl"].startswith("pkg:oci/vllm-openai@sha256%3Aabab")
     assert container["purl"].endswith("tag=v0.32.0")

@@ -11,7 +11,7 @@ from recipe_core.recipe.build import make_recipe
 from recipe_core.recipe.decision import decide
 from recipe_core.request.schema import PlanRequest
 from recipe_core.targets.of_recipe import target_context
-from recipe_core.targets.resources import resources
+from recipe_core.targets.resources import container_resources
 from tests.estimates.test_caches import LLAMA_8B, POINTS, lengths, request
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import table
@@ -78,4 +78,4 @@ def test_words_are_read_back_as_estimated_and_refused_where_the_node_or_options_
         decision = decided(offload, tp=2)
         launch = decision.started()
         context = target_context(make_recipe(decision.request), decision, launch)
-        assert resources(context, launch.processes[0])["requests"]["memory"] == memory
+        assert container_resources(context, launch.processes[0])["requests"]["memory"] == memory

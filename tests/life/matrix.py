@@ -21,7 +21,7 @@ from recipe_core.recipe.place import Parameters
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.training_workload import TrainingWorkload
 from recipe_core.targets import TRAINING, each_target
-from recipe_core.targets.of_recipe import placed, target_context
+from recipe_core.targets.of_recipe import place_launch, target_context
 from tests.fixtures.rows import table
 from tests.life.targets import MACHINE
 
@@ -96,7 +96,7 @@ def _answers(framework: str, method: str) -> dict[str, str]:
     except RecipeError as error:
         return dict.fromkeys(TARGETS, str(error))
     decision = redecide(recipe)
-    context = target_context(recipe, decision, placed(decision, place))
+    context = target_context(recipe, decision, place_launch(decision, place))
     texts = each_target(context).items()
     return {target: text for target, text in texts if isinstance(text, str)}
 

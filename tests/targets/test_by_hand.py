@@ -19,7 +19,7 @@ from recipe_core.request.link import from_query
 from recipe_core.targets import OF_POLICIES, SERVING, TRAINING, Parameters, form
 from recipe_core.targets.by_hand import node_commands, read_addresses
 from recipe_core.targets.start_command import start_command
-from recipe_core.targets.use import TITLES, uses
+from recipe_core.targets.use import TITLES, target_uses
 from tests.conftest import make_request
 from tests.fixtures.recipes import bundle_for_request, recipe_of
 from tests.fixtures.rows import over, table
@@ -81,14 +81,14 @@ def test_the_form_asks_for_every_parameter_that_is_read():
     asked = [each.name for each in (*form.EVERYWHERE, *form.KUBERNETES, *form.CLUSTERS)]
     assert sorted(asked) == sorted(Parameters.model_fields)
     context = bundle("serving").context
-    names = {each.name for asked in form.groups(context, SERVING).values() for each in asked}
+    names = {each.name for asked in form.form_groups(context, SERVING).values() for each in asked}
     assert set(Parameters.model_fields) - names == {"device_groups"}
-    everywhere = form.groups(replace(context, vendor="amd"), SERVING)["Everywhere"]
+    everywhere = form.form_groups(replace(context, vendor="amd"), SERVING)["Everywhere"]
     assert "device_groups" in {each.name for each in everywhere}
-    assert list(form.groups(context, ["docker"])) == ["Everywhere"]
-    assert form.default("port", context) == "8000"
-    assert form.default("image", context).startswith("vllm/vllm-openai:v")
-    assert form.default("partition", context) == ""
+    assert list(form.form_groups(context, ["docker"])) == ["Everywhere"]
+    assert form.parameter_default("port", context) == "8000"
+    assert form.parameter_default("image", context).startswith("vllm/vllm-openai:v")
+    assert form.parameter_default("partition", context) == ""
 
 
 def test_a_recipe_for_another_place_is_the_recipe_made_there():
@@ -105,7 +105,7 @@ def test_a_recipe_for_another_place_is_the_recipe_made_there():
 def test_main_files_have_commands_and_every_target_has_a_name():
     of_policies = {name for targets in OF_POLICIES.values() for name in targets}
     assert set(TITLES) == set(SERVING) | set(TRAINING) | of_policies
-    found = {use.title: use for use in uses(bundle("training").files, "name", "training")}
+    found = {use.title: use for use in target_uses(bundle("training").files, "name", "training")}
     assert found["Slurm"].start == "sbatch targets/slurm/job.sbatch"
     assert found["SkyPilot"].start == "sky jobs launch targets/skypilot/task.yaml"
 

@@ -12,11 +12,11 @@ import pytest
 from recipe_core.base.documents import parse_yaml, to_yaml
 from recipe_core.base.errors import NoAnswer
 from recipe_core.request.start import Start
-from recipe_core.targets import refusals
-from recipe_core.targets.monitoring.metrics import exporter
+from recipe_core.targets import target_refusals
+from recipe_core.targets.monitoring.metrics import device_exporter
 from recipe_core.targets.monitoring.pack import monitoring_files
-from recipe_core.targets.monitoring.rules import jobs, rules
-from recipe_core.targets.monitoring.thresholds import thresholds, warm_up_s
+from recipe_core.targets.monitoring.rules import prometheus_rules, scrape_job_names
+from recipe_core.targets.monitoring.thresholds import alert_thresholds, warm_up_s
 from tests.fixtures.rows import over, table
 from tests.fixtures.targets import AMD, ESTIMATE, EXAMPLES, ROCM, context, needs
 
@@ -56,7 +56,7 @@ def test_prometheus_takes_configuration_rules_and_queries(value, tmp_path):
 
 
 VALUE = context()
-JOB, DEVICES = jobs(VALUE)
+JOB, DEVICES = scrape_job_names(VALUE)
 RECIPES = {
     "mean": VALUE,
     "percentile": replace(VALUE, limits={"ttft_ms": 1000, "percentile": 95}),
@@ -86,20 +86,20 @@ def test_alerts_fire_at_their_thresholds(recipe, expected, tmp_path):
 
 
 def test_thresholds_come_from_limits_and_else_from_the_band():
-    found = thresholds(VALUE)
+    found = alert_thresholds(VALUE)
     assert (found.tpot.value, found.tpot.basis) == (0.04, "the recipe's limit, 40 ms")
     assert (found.ttft.value, found.ttft.basis) == (0.798, "the upper end of the estimate, 798 ms")
     assert (found.waiting, found.load, found.tokens_per_s) == (6, 64, 1672.0)
     # a cache that is meant to be full is not alarming
     tight = ESTIMATE | {"memory": ESTIMATE["memory"] | {"kv_needed_bytes": 53.5e9}}
-    usage = thresholds(replace(VALUE, estimate=tight)).kv_usage
+    usage = alert_thresholds(replace(VALUE, estimate=tight)).kv_usage
     assert usage == pytest.approx(53.5 / 54.9, abs=1e-3)
     # a load by rate has no full load to compare with
     open_loop = {"mode": "open", "request_rate": 2.0, "input_tokens": 100, "output_tokens": 100}
     value = replace(VALUE, workload=open_loop)
-    every = [rule for group in rules(value)["groups"] for rule in group["rules"]]
+    every = [rule for group in prometheus_rules(value)["groups"] for rule in group["rules"]]
     assert "RecipeThroughputLow" not in {rule.get("alert") for rule in every}
-    assert thresholds(value).waiting == round(0.1 * 1047)
+    assert alert_thresholds(value).waiting == round(0.1 * 1047)
     # larger weights take longer to warm up
     ready = replace(VALUE, start=Start(node="ready", weights="nvme"))
     assert 120 <= warm_up_s(ready) < warm_up_s(VALUE)  # nothing is pulled or downloaded
@@ -108,10 +108,12 @@ def test_thresholds_come_from_limits_and_else_from_the_band():
 
 def test_an_engine_without_metrics_still_has_device_alerts():
     value = replace(VALUE, engine="unheard-of")
-    assert [group["name"].removeprefix(JOB) for group in rules(value)["groups"]] == ["-devices"]
+    assert [group["name"].removeprefix(JOB) for group in prometheus_rules(value)["groups"]] == [
+        "-devices"
+    ]
     with pytest.raises(NoAnswer, match="not known"):
         monitoring_files(replace(value, vendor="cpu"))
-    assert "not known" in refusals(replace(value, vendor="cpu"))["monitoring"]
+    assert "not known" in target_refusals(replace(value, vendor="cpu"))["monitoring"]
 
 
 @over("value", SERVING)
@@ -130,7 +132,7 @@ def test_dashboards_are_grafanas(value):
 
 def test_the_dashboard_asks_for_what_the_rules_record():
     board = monitoring_files(VALUE)["monitoring/dashboard.json"]
-    every = [rule for group in rules(VALUE)["groups"] for rule in group["rules"]]
+    every = [rule for group in prometheus_rules(VALUE)["groups"] for rule in group["rules"]]
     recorded = {rule["record"] for rule in every if "record" in rule}
     asked = set(re.findall(r"recipe:[^\s{\"\\]+", board))
     assert asked <= recorded
@@ -138,7 +140,7 @@ def test_the_dashboard_asks_for_what_the_rules_record():
 
 
 def test_counters_hold_every_field_that_alerts_use():
-    devices = exporter("nvidia")
+    devices = device_exporter("nvidia")
     listed = {row[0] for row in devices.counters}
     used = " ".join([*devices.throttled, *(fault.when for fault in devices.faults)])
     assert set(re.findall(r"\bDCGM_\w+", used)) <= listed

@@ -19,8 +19,19 @@ from recipe_core.launch.startup import limit_s, startup_rates, weights_s
 from recipe_core.payload.launcher.world import HERE
 from recipe_core.request.supervision import LAUNCHERS, Supervision
 from recipe_core.targets import each_target, supervise, target_files, target_names
-from recipe_core.targets.restarts import EVENTS, LAUNCHER, answers, restarting, rows
-from recipe_core.targets.supervise import expected_failures, hang, rollout, unready
+from recipe_core.targets.restarts import (
+    EVENTS,
+    LAUNCHER,
+    restart_answers,
+    restart_rows,
+    restarting_targets,
+)
+from recipe_core.targets.supervise import (
+    expected_failures,
+    hang_looks,
+    rollout_limits,
+    unready_looks,
+)
 from recipe_core.targets.use import TITLES
 from tests.conftest import make_request
 from tests.fixtures.paths import ROOT
@@ -72,7 +83,7 @@ def stands_in(setting, path, text):
 def missing(target, value, files):
     """Settings of a target's answers that no file has."""
     lost = []
-    for event, answer in answers(target, value).items():
+    for event, answer in restart_answers(target, value).items():
         for setting in answer.settings:
             own = setting.file or f"targets/{target}/"
             places = [path for path in files if path.startswith(own)]
@@ -102,12 +113,12 @@ def test_a_setting_that_is_not_there_is_missed():
 def test_every_target_that_starts_something_answers_every_event(name):
     value = EXAMPLES[name]
     starting = [target for target in target_names(value) if target not in BESIDE]
-    targets = restarting(value.kind)
+    targets = restarting_targets(value.kind)
     assert sorted(targets) == sorted([LAUNCHER, *starting])
-    listed = rows(value, targets)
+    listed = restart_rows(value, targets)
     assert {row.target for row in listed} == set(targets)
     for target in targets:
-        assert list(answers(target, value)) == list(EVENTS)
+        assert list(restart_answers(target, value)) == list(EVENTS)
         named = [event for row in listed if row.target == target for event in row.events]
         assert sorted(named) == sorted(EVENTS.values())
 
@@ -118,7 +129,7 @@ def test_a_bundle_tells_the_launcher_and_its_reader():
     bundle = bundle_for_request(make_request(options={"supervision": stated}))
     text = bundle.files["launch.json"].decode()
     assert json.loads(text)["supervision"] == {name: stated[name] for name in LAUNCHERS}
-    for answer in answers(LAUNCHER, bundle.context).values():
+    for answer in restart_answers(LAUNCHER, bundle.context).values():
         assert all(stands_in(setting, "launch.json", text) for setting in answer.settings)
     readme = bundle.files["README.md"].decode()
     for name, result in bundle.targets.items():
@@ -184,7 +195,7 @@ def test_an_update_leaves_up_what_must_be():
         for least in (None, 0, 1, count, count + 1):
             value = supervised(context(), Supervision(min_available=least))
             kept = value.supervision.available_of(count)
-            update = rollout(value, count)
+            update = rollout_limits(value, count)
             # both 0 would be refused, and never end
             assert update == {"maxSurge": 0, "maxUnavailable": max(1, count - kept)}
             assert 0 <= kept <= count
@@ -193,9 +204,11 @@ def test_an_update_leaves_up_what_must_be():
 @over("hang_s", [5, 6, 11, 60, 97, 3600])
 def test_a_hang_lasts_as_long_as_the_recipe_says(hang_s):
     value = supervised(context(), Supervision(hang_s=hang_s))
-    looks = hang(value)
+    looks = hang_looks(value)
     assert hang_s <= looks.period_s * looks.failures < hang_s + looks.period_s
-    assert 1 <= unready(value).failures < looks.failures  # requests stop before the server does
+    assert (
+        1 <= unready_looks(value).failures < looks.failures
+    )  # requests stop before the server does
 
 
 def test_a_stop_has_time_for_the_requests_that_run():

@@ -18,9 +18,9 @@ from recipe_core.recipe import with_parameters as recipe_with
 from recipe_core.recipe.place import Parameters
 from recipe_core.request.scaling import Scaling
 from recipe_core.request.start import Start
-from recipe_core.targets import refusals, target_files, target_names
-from recipe_core.targets.fill import IN_COMPOSE, IN_KUBERNETES, Variable, fill
-from recipe_core.targets.layout import INDEX, layout, same_pod
+from recipe_core.targets import target_files, target_names, target_refusals
+from recipe_core.targets.fill import IN_COMPOSE, IN_KUBERNETES, Variable, fill_placeholders
+from recipe_core.targets.layout import INDEX, launch_units, same_pod
 from recipe_core.targets.monitoring.thresholds import warm_up_s
 from recipe_core.targets.pod import object_name
 from recipe_core.targets.reach import reach_section
@@ -67,7 +67,7 @@ def test_every_target_is_offered_or_refused_and_those_of_examples_are_reviewed()
         found = written[name] = {
             path.removeprefix("targets/").split("/")[0] for path in target_files(value)
         }
-        assert sorted([*found, *refusals(value)]) == sorted(target_names(value))
+        assert sorted([*found, *target_refusals(value)]) == sorted(target_names(value))
     assert set().union(*written.values()) == set().union(*(written[name] for name in REVIEWED))
 
 
@@ -80,7 +80,7 @@ def test_targets_write_what_is_stated(stated):
     if "scaling" in stated:
         parts["scaling"] = Scaling(**stated["scaling"])
     value = with_parameters(context(launch, **parts), **stated.get("parameters", {}))
-    files, refused = target_files(value), refusals(value)
+    files, refused = target_files(value), target_refusals(value)
     for target, words in stated.get("refused", {}).items():
         assert words in refused[target]
     for suffix, places in stated.get("documents", {}).items():
@@ -95,14 +95,14 @@ def test_workers_that_need_root_or_differ_otherwise_are_refused_on_kubernetes():
     leader, worker = spread(2).processes
     shell = replace(worker, argv=("/usr/sbin/sshd", "-D"))
     value = context(replace(spread(2), processes=(leader, shell)))
-    assert "sshd, which needs root" in refusals(value)["kubernetes"]
+    assert "sshd, which needs root" in target_refusals(value)["kubernetes"]
     ranks = spread(3).processes
     processes = tuple(replace(p, argv=(*p.argv, f"--start={8 * p.node}")) for p in ranks)
     value = context(replace(spread(3), processes=processes))
-    assert "one template" in refusals(value)["kubernetes"]
+    assert "one template" in target_refusals(value)["kubernetes"]
     assert "--start=16" in target_files(value)["targets/slurm/node.sh"]
     large = context(replace(single(), files={"big": "x" * 1_100_000}))
-    assert "1,000,000" in refusals(large)["kubernetes"]
+    assert "1,000,000" in target_refusals(large)["kubernetes"]
 
 
 def test_autoscaling_waits_for_a_node_its_image_and_weights_from_the_hub():
@@ -115,26 +115,26 @@ def test_long_names_are_cut_and_stay_apart_and_placeholders_are_filled():
     assert len(names) == 2
     assert all(len(name) <= 40 for name in names)
     # placeholders are filled, literals kept
-    address = fill("http://${head}:1/$(x)", {"head": Variable("LWS")}, IN_KUBERNETES)
+    address = fill_placeholders("http://${head}:1/$(x)", {"head": Variable("LWS")}, IN_KUBERNETES)
     assert address == "http://$(LWS):1/$$(x)"
-    assert fill("$HOME ${model}", {"model": "a$b"}, IN_COMPOSE) == "$$HOME a$$b"
-    assert fill("${unknown}", {}, IN_KUBERNETES) == "$${unknown}"
+    assert fill_placeholders("$HOME ${model}", {"model": "a$b"}, IN_COMPOSE) == "$$HOME a$$b"
+    assert fill_placeholders("${unknown}", {}, IN_KUBERNETES) == "$${unknown}"
     with pytest.raises(NoAnswer, match=r"\$\{head\}"):
-        fill("${head}", {"model": "m"}, IN_COMPOSE)
+        fill_placeholders("${head}", {"model": "m"}, IN_COMPOSE)
 
 
 def test_layout_keeps_processes_that_know_each_other_together():
     for launch, shape in ((replicas(3), (3, 1, 1)), (pools(), (1, 1, 3)), (spread(3), (1, 3, 1))):
-        (unit,) = layout(launch)
+        (unit,) = launch_units(launch)
         assert (unit.copies, len(unit.pods), len(unit.leader)) == shape
-    assert [unit.name for unit in layout(pools(2))] == ["prefill-0", "decode-0", "router"]
+    assert [unit.name for unit in launch_units(pools(2))] == ["prefill-0", "decode-0", "router"]
     # copies over several nodes have leaders of their own
     first, second = spread(2).processes, spread(2).processes
     moved = tuple(replace(p, node=p.node + 2, group=1, port_offset=1) for p in second)
-    (unit,) = layout(replace(spread(2), processes=(*first, *moved)))
+    (unit,) = launch_units(replace(spread(2), processes=(*first, *moved)))
     assert (unit.copies, len(unit.pods)) == (2, 2)
     # a word that counts is the pod's number
-    (worker,) = same_pod(layout(spread(4))[0].pods[1:], first=1) or ()
+    (worker,) = same_pod(launch_units(spread(4))[0].pods[1:], first=1) or ()
     assert INDEX in worker.argv
     first, second = (Process(name, ("x", word), {}, 0, ()) for name, word in ("a1", "b5"))
     assert same_pod([(first,), (second,)], first=1) is None
@@ -187,7 +187,7 @@ def test_outputs_are_filled_pinned_without_secrets_and_say_the_launchs_degrees(
             servers = [words for words in every if degrees([words]) and "--headless" not in words]
             assert all(value.key_variable in words for words in servers), target
     assert said["slurm"]
-    assert ("skypilot" in said) == ("skypilot" not in refusals(value))
+    assert ("skypilot" in said) == ("skypilot" not in target_refusals(value))
 
 
 def degrees(every):

@@ -14,8 +14,8 @@ from recipe_core.engines.spec import engine, engine_names
 from recipe_core.launch.process import Process
 from recipe_core.launch.serving.start import launch_deployment
 from recipe_core.launch.training.start import training_launch
-from recipe_core.targets import Image, refusals, target_files
-from recipe_core.targets.kserve_llm import files
+from recipe_core.targets import Image, target_files, target_refusals
+from recipe_core.targets.kserve_llm import kserve_llm_files
 from tests.fixtures.cluster_schemas import assert_valid, errors, key_of
 from tests.fixtures.deployments import ASKED, deployments, drawn
 from tests.fixtures.rows import over
@@ -92,7 +92,7 @@ def test_launches_of_trainers_fit_their_targets(name):
     assert found.reasons(row) == []
     image = Image(reference="example/trainer:1")
     value = context(training_launch(*found.detail(row)), name="llama-3-1-8b-training", image=image)
-    assert refusals(value) == {}
+    assert target_refusals(value) == {}
     assert_whole(value)
 
 
@@ -100,7 +100,7 @@ KEY = ("serving.kserve.io/v1alpha2", "LLMInferenceService")
 
 
 def made(value):
-    return parse_yaml(files(value)["targets/kserve-llm/llminferenceservice.yaml"])
+    return parse_yaml(kserve_llm_files(value)["targets/kserve-llm/llminferenceservice.yaml"])
 
 
 def words(pod):

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from recipe_core.targets import refusals, target_files
+from recipe_core.targets import target_files, target_refusals
 from recipe_core.targets.gke import ACCELERATOR, gke_networks
 from recipe_core.targets.notes import cluster_notes
 from tests.fixtures.cluster_schemas import assert_valid
@@ -85,18 +85,18 @@ def test_networks_have_the_names_of_the_cluster():
     listed = json.loads(about["annotations"]["networking.gke.io/interfaces"])
     assert [entry["network"] for entry in listed] == ["default", *named.split(",")]
     assert "k8s.v1.cni.cncf.io/networks" not in about["annotations"]
-    refused = refusals(on_gke("tcpx", training(2), networks="gpu-nic0"))
+    refused = target_refusals(on_gke("tcpx", training(2), networks="gpu-nic0"))
     assert "names 1, but a3-highgpu-8g has 4 interfaces" in refused["jobset"]
 
 
 def test_what_cannot_have_the_network_is_refused():
-    refused = refusals(on_gke("tcpxo", training(2)))
+    refused = target_refusals(on_gke("tcpxo", training(2)))
     assert "a TrainJob cannot attach pods to GKE's tcpxo networks" in refused["kubeflow-trainjob"]
     for value in (
         with_parameters(context(training(2), device="h200-sxm"), gke_network="tcpx"),
         on_gke("tcpx", training(2, 4)),
     ):
-        assert "GPUDirect-TCPX is of a3-highgpu-8g" in refusals(value)["jobset"]
+        assert "GPUDirect-TCPX is of a3-highgpu-8g" in target_refusals(value)["jobset"]
 
 
 def test_one_node_needs_nothing_and_the_readme_says_what_the_cluster_needs():

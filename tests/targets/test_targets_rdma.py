@@ -10,10 +10,10 @@ from recipe_core.bundle.write import bundle_files
 from recipe_core.hardware.cluster import fabric, fabric_names
 from recipe_core.recipe import with_parameters as recipe_with
 from recipe_core.recipe.place import Parameters
-from recipe_core.targets import form, refusals, target_files
-from recipe_core.targets.names import names
+from recipe_core.targets import form, target_files, target_refusals
+from recipe_core.targets.names import cluster_names
 from recipe_core.targets.notes import cluster_notes
-from recipe_core.targets.of_recipe import placed
+from recipe_core.targets.of_recipe import place_launch
 from tests.fixtures.recipes import recipe_of
 from tests.fixtures.rows import over, table
 from tests.fixtures.targets import (
@@ -125,10 +125,10 @@ def test_pods_use_the_network_of_their_host_and_the_variables_of_communication()
     value = with_parameters(TRAINING, host_network=True)
     for path, _, spec in pods(value):
         assert (spec["hostNetwork"], spec["dnsPolicy"]) == (True, "ClusterFirstWithHostNet"), path
-    assert "JobSet" in refusals(value)["kubeflow-trainjob"]
+    assert "JobSet" in target_refusals(value)["kubeflow-trainjob"]
     variables = {"NCCL_IB_HCA": "mlx5", "NCCL_SOCKET_IFNAME": "eth0"}
     decision = SimpleNamespace(started=lambda: pools(2), deployment=None)
-    launch = placed(decision, Parameters(communication=variables))
+    launch = place_launch(decision, Parameters(communication=variables))
     for process in launch.processes:
         assert (process.env.items() >= variables.items()) == bool(process.devices)
     files = target_files(context(launch, devices_per_node=4))
@@ -138,8 +138,8 @@ def test_pods_use_the_network_of_their_host_and_the_variables_of_communication()
 
 def test_parameters_of_clusters_are_checked_and_networks_with_a_resource_are_networks():
     known = {name for name in fabric_names() if fabric(name).kind == "scale-out"}
-    assert set(names().networks) <= known
-    assert "ethernet-100" in known - set(names().networks)
+    assert set(cluster_names().networks) <= known
+    assert "ethernet-100" in known - set(cluster_names().networks)
     for field, value in table("targets", "refused_parameters"):
         with pytest.raises((ValueError, InputError), match=field):
             Parameters.model_validate({field: value})
@@ -180,8 +180,10 @@ def test_a_bundle_says_what_its_pods_ask_for():
 def test_the_form_shows_what_is_asked_for_while_it_is_left_open():
     value = context(spread(2))
     open_ = {"rdma_resource": "rdma/ib", "gpu_type": "h100", "host_network": "false"}
-    assert {name: form.default(name, value) for name in open_} == open_
-    assert form.default("rdma_resource", context(single())) == ""
-    offered = {field.name for fields in form.groups(value, ["slurm"]).values() for field in fields}
+    assert {name: form.parameter_default(name, value) for name in open_} == open_
+    assert form.parameter_default("rdma_resource", context(single())) == ""
+    offered = {
+        field.name for fields in form.form_groups(value, ["slurm"]).values() for field in fields
+    }
     assert {"gpu_type", "constraint", "communication"} <= offered
     assert "rdma_resource" not in offered

@@ -14,12 +14,12 @@ from recipe_core.recipe.place import Parameters
 from recipe_core.request.scaling import Period, Scaling, Trigger
 from recipe_core.scaling.policies import controller_of
 from recipe_core.scaling.policies.table import ROWS
-from recipe_core.targets import each_target, knative, refusals, target_names
+from recipe_core.targets import each_target, knative, target_names, target_refusals
 from recipe_core.targets.read_scaling import read_files, read_scaling
 from recipe_core.targets.scale import cron
 from recipe_core.targets.scale.behavior import read_behavior
 from recipe_core.targets.scale.bounds import refuse_other_bounds, stated_fields
-from recipe_core.targets.scale.notes import notes as scaling_notes
+from recipe_core.targets.scale.notes import scaling_notes
 from tests.conftest import make_request
 from tests.fixtures.cluster_schemas import assert_valid
 from tests.fixtures.recipes import bundle_for_request
@@ -62,7 +62,7 @@ def said(scaling):
     fields = scaling.model_dump(exclude_defaults=True)
     fields["triggers"] = sorted((trigger.metric, trigger.target) for trigger in scaling.triggers)
     if scaling.policy == "schedule":
-        hours = cron.week(scaling)
+        hours = cron.replicas_by_hour(scaling)
         fields |= {"periods": hours, "min_replicas": min(hours)}
     fields.setdefault("min_replicas", 1)
     fields["policy"] = scaling.policy
@@ -79,7 +79,7 @@ def test_a_policy_comes_back_from_what_was_written_and_other_targets_refuse_it(p
             assert read.max_replicas == scaling.max_replicas  # servers, whatever the recipe has
     for launch in (single(), spread(2)):
         assert_valid(scaled(scaling, launch))
-    refused = refusals(scaled(scaling))
+    refused = target_refusals(scaled(scaling))
     if "ray-serve" in WRITTEN_BY[policy] and "no caller for a key" in refused["ray-serve"]:
         del refused["ray-serve"]
     for target in {*SCALED, "knative"} & set(target_names(scaled(scaling))):
@@ -151,7 +151,7 @@ def schedules(draw):
 @settings(max_examples=examples(200), deadline=None)
 @given(schedules())
 def test_any_schedule_runs_the_same_number_at_every_hour(scaling):
-    hours = cron.week(scaling)
+    hours = cron.replicas_by_hour(scaling)
     if len(set(hours)) == 1:
         return
     spec = scaled_object(scaling)
@@ -205,7 +205,7 @@ def test_scale_to_zero_is_waked_by_the_gateway():
 @over("policy, changes, reason", table("targets_scaling", "refused"))
 def test_what_a_target_cannot_be_told_is_refused(policy, changes, reason):
     fields = ONE[policy].model_dump(exclude_unset=True) | changes
-    assert reason in refusals(scaled(Scaling(**fields)))[WRITTEN_BY[policy][0]]
+    assert reason in target_refusals(scaled(Scaling(**fields)))[WRITTEN_BY[policy][0]]
 
 
 def test_the_planner_forecasts_as_it_was_simulated():
@@ -226,7 +226,7 @@ def test_fields_that_a_policy_honours_are_written_or_refused_by_name(policy):
             changes[name.replace("_period_s", "_step")] = 2
         value = scaled(ONE[policy].model_copy(update=changes))
         value = with_parameters(value, api_key_secret="key" if target == "skypilot" else None)
-        reason = refusals(value).get(target, "")
+        reason = target_refusals(value).get(target, "")
         assert bool(reason) == (name in lacking.get(policy, ())), reason
         assert name in reason or not reason
 
@@ -242,7 +242,7 @@ def test_stated_replicas_that_differ_are_an_error():
 
 def test_the_readme_says_which_policy_is_written_and_where():
     value = scaled(ONE["keda"])
-    names = [name for name in target_names(value) if name not in refusals(value)]
+    names = [name for name in target_names(value) if name not in target_refusals(value)]
     first, fixed, second = scaling_notes(value, names)
     assert "policy keda, 2 to 9 servers, in-flight 24" in first
     assert "`kubernetes-keda`" in first
@@ -274,7 +274,7 @@ def test_nothing_stated_reads_back_as_nothing():
     assert read_behavior({}) == {}
     assert stated_fields(Scaling()) == []
     assert "none of the files" in str(refusal(read_scaling, [{"rules": {}}]))
-    assert "a policy of its own" in str(refusal(knative.files, context(), kind=NoAnswer))
+    assert "a policy of its own" in str(refusal(knative.knative_files, context(), kind=NoAnswer))
 
 
 def test_a_bundle_has_the_requests_numbers():

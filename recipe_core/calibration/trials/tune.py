@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from recipe_core.base.documents import to_json, write_whole
 from recipe_core.base.errors import InputError, RecipeError
-from recipe_core.bundle.verify import unpack
+from recipe_core.bundle.verify import unpack_bundle
 from recipe_core.bundle.write import write_bundle
 from recipe_core.calibration.trials.confirm import (
     MOST_REPEATS,
@@ -192,7 +192,7 @@ def tune(
     budget = budget or Budget()
     budget.check()
     deadline = clock() + budget.minutes * 60
-    folder = unpack(bundle)
+    folder = unpack_bundle(bundle)
     if output is not None and output.resolve() == folder.resolve():
         raise InputError(
             "is the bundle itself, whose runs the search needs.",

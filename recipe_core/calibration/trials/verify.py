@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from recipe_core.base.errors import InputError, NoAnswer, RecipeError
-from recipe_core.bundle.verify import read_bundle, unpack
+from recipe_core.bundle.verify import read_bundle, unpack_bundle
 from recipe_core.calibration.trials.answers import Answer, Asker, Questions
 from recipe_core.calibration.trials.compare import (
     Agreement,
@@ -190,9 +190,9 @@ def verify_outputs(
         TrialError: when the bundle itself does not start or answer.
     """
     choice = choice or Choice()
-    folder = unpack(bundle)
+    folder = unpack_bundle(bundle)
     recipe = serving_recipe(folder)
-    other_bundles = [(path, unpack(path)) for path in against]
+    other_bundles = [(path, unpack_bundle(path)) for path in against]
     report = Report(recipe, choice)
     with alone(folder, "verify") as place:
         if place.stopped:

@@ -27,7 +27,7 @@ def _run_launcher(
     With ``public_key`` nothing runs of a bundle that is not signed by it.
     Python neither reads nor writes compiled copies of it: only what digests cover is run.
     """
-    from recipe_core.bundle.verify import unpack, unpacked_path
+    from recipe_core.bundle.verify import unpack_bundle, unpacked_path
 
     options = ["--json"] if "--json" in words else []  # the launcher's own, not its commands'
     arguments = [*options, command, *(word for word in words if word != "--json")]
@@ -36,7 +36,7 @@ def _run_launcher(
         if (error := _find_change(folder, key)) is not None:
             raise SystemExit(_run_without_bundle(error, folder, arguments))
     else:
-        folder = unpack(bundle, public_key=key, replaced=_say_replaced)
+        folder = unpack_bundle(bundle, public_key=key, replaced=_say_replaced)
     # Nothing can be planted below a device, where this makes Python look for compiled files.
     python = [sys.executable, "-B", "-X", f"pycache_prefix={os.devnull}"]
     raise SystemExit(subprocess.call([*python, str(folder / "launch.py"), *arguments]))
@@ -69,7 +69,7 @@ def _run_without_bundle(error: BundleError, folder: Path, arguments: list[str]) 
         BundleError: where reading or writing the folder would wait, or lead out of it.
     """
     from recipe_core.bundle.contents import plain_paths, refuse_odd_runs
-    from recipe_core.bundle.runs import stop_recorded
+    from recipe_core.bundle.runs import stop_bundle_processes
     from recipe_core.payload.launcher.main import main
 
     refuse_odd_runs(folder)
@@ -79,7 +79,7 @@ def _run_without_bundle(error: BundleError, folder: Path, arguments: list[str]) 
         typer.echo(f"warning: {error} Nothing of the bundle is run.", err=True)
         return main(arguments, root=folder)
     typer.echo(f"warning: {error} Nothing of the bundle is run.", err=True)
-    stopped = stop_recorded(folder)
+    stopped = stop_bundle_processes(folder)
     if "--json" in arguments:
         emit({"state": "down", "stopped": stopped})
     else:

@@ -12,8 +12,8 @@ from recipe_core.commands.images import engine_by_name, image_start
 from recipe_core.commands.launches import Container, Launch, launches_in
 from recipe_core.commands.words import MAX_CHARACTERS
 from recipe_core.engines.grammar import grammars
-from recipe_core.targets.deployments.deployed import DeployedEngine, Left, Place
-from recipe_core.targets.deployments.documents import mapping, mappings, texts
+from recipe_core.targets.deployments.deployed import DeployedEngine, Place, UnreadPart
+from recipe_core.targets.deployments.documents import yaml_mapping, yaml_mappings, yaml_texts
 from recipe_core.targets.deployments.variables import filled_pod, unset_in
 
 _HELPER = re.compile(r"router|gateway|bench|lmcache-server|epp|exporter|controller|dashboard")
@@ -26,7 +26,7 @@ _SLICE = re.compile(r"nvidia\.com/mig-|amd\.com/.*partition|aliyun\.com/gpu-mem"
 def pod_environment(container: Mapping[str, Any]) -> dict[str, str]:
     """Variables of a pod's container that have a value in the file."""
     env: dict[str, str] = {}
-    for entry in mappings(container.get("env")):
+    for entry in yaml_mappings(container.get("env")):
         name, value = entry.get("name"), entry.get("value")
         if isinstance(name, str) and isinstance(value, str):
             env[name] = filled_pod(value, env)
@@ -37,10 +37,10 @@ def pod_container(container: Mapping[str, Any], shares_memory: bool) -> Containe
     """A pod's container: ``command`` stands for the image's entrypoint, ``args`` follow it."""
     env = pod_environment(container)
     command, args = (
-        tuple(filled_pod(word, env) for word in texts(container.get(name)))
+        tuple(filled_pod(word, env) for word in yaml_texts(container.get(name)))
         for name in ("command", "args")
     )
-    mounts = (mount.get("mountPath") for mount in mappings(container.get("volumeMounts")))
+    mounts = (mount.get("mountPath") for mount in yaml_mappings(container.get("volumeMounts")))
     return Container(
         image=str(container.get("image") or ""),
         entrypoint=command,
@@ -60,7 +60,7 @@ def engines_in(
     *,
     model: str | None = None,
     replicas: int = 1,
-) -> Iterator[DeployedEngine | Left]:
+) -> Iterator[DeployedEngine | UnreadPart]:
     """The engines of a container, or why one that holds an engine was not read."""
     words = (*container.entrypoint, *container.args)
     try:
@@ -68,43 +68,45 @@ def engines_in(
             raise InputError(f"has more than {MAX_CHARACTERS:,} characters.", field="command")
         launches = list(launches_in(container))
     except InputError as error:
-        yield Left(where, line, error.message)
+        yield UnreadPart(where, line, error.message)
         return
     for number, launch in enumerate(launches, 1):
         name = where if len(launches) == 1 else f"{where} #{number}"
         model_here = model if model and _names_folder(launch) else None
         unset = unset_in((*launch.args, *launch.program))
         yield DeployedEngine(name, line, launch, place, model_here, replicas=replicas, unset=unset)
-    if not launches and (why := not_read(container.image, words)):
-        yield Left(where, line, why)
+    if not launches and (why := unread_reason(container.image, words)):
+        yield UnreadPart(where, line, why)
 
 
 def _names_folder(launch: Launch) -> bool:
     first = next((word for word in launch.args[:1] if not word.startswith("-")), None)
     flags = {"--model", "--model-path", "--model-id", "--model-url"}
-    stated = [
+    model_values = [
         value
         for word, value in zip(launch.args, (*launch.args[1:], ""), strict=True)
         if word in flags
     ]
-    stated += [word.partition("=")[2] for word in launch.args if word.partition("=")[0] in flags]
-    names = [name for name in (first, *stated) if name]
+    model_values += [
+        word.partition("=")[2] for word in launch.args if word.partition("=")[0] in flags
+    ]
+    names = [name for name in (first, *model_values) if name]
     return all(name.startswith(("/", "$", "{")) for name in names)
 
 
-def not_read(image: str, words: Iterable[str]) -> str | None:
+def unread_reason(image: str, words: Iterable[str]) -> str | None:
     """Why a container that holds an engine gave no command; None for one that holds none."""
     start = image_start(image)[0]
-    named = engine_by_name(image)
-    engine = start or (named[0] if named else "")
+    engine_match = engine_by_name(image)
+    engine = start or (engine_match[0] if engine_match else "")
     if not engine:
         return None
-    said = " ".join(words)
-    if is_helper(image) or _HELPS.search(said):
+    command = " ".join(words)
+    if is_helper(image) or _HELPS.search(command):
         return None
-    if not said:
+    if not command:
         return f"{image} starts no server of {engine} by itself, and the file states no command."
-    return f"its command starts no server that is known: {said[:120]!r}."
+    return f"its command starts no server that is known: {command[:120]!r}."
 
 
 def is_helper(image: str) -> bool:
@@ -115,11 +117,11 @@ def is_helper(image: str) -> bool:
 
 def pod_devices(container: Mapping[str, Any], names: Iterable[str]) -> tuple[int | None, str]:
     """Devices that a pod's container asks for, and what is wrong with the request."""
-    resources = mapping(container.get("resources"))
-    known = frozenset(names)
+    resources = yaml_mapping(container.get("resources"))
+    resource_names = frozenset(names)
     for part in ("limits", "requests"):
-        for resource, value in mapping(resources.get(part)).items():
-            if resource in known and isinstance(value, str) and value.isdecimal():
+        for resource, value in yaml_mapping(resources.get(part)).items():
+            if resource in resource_names and isinstance(value, str) and value.isdecimal():
                 return (int(value[:6]) or None), ""
             if _SLICE.match(resource):
                 return 1, f"{resource} is a part of a device; judged on a whole one."

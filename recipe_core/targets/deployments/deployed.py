@@ -48,21 +48,21 @@ class DeployedEngine:
     replicas: int = 1
     unset: tuple[str, ...] = ()
 
-    def ground(self, stated: Mapping[str, Any]) -> dict[str, Any]:
+    def ground(self, overrides: Mapping[str, Any]) -> dict[str, Any]:
         """What to judge it on: ``stated`` by the user before what the file says."""
-        own = self.place.ground()
-        hardware = stated.get("hardware")
+        values = self.place.ground()
+        hardware = overrides.get("hardware")
         if isinstance(hardware, Mapping) or (isinstance(hardware, str) and ":" in hardware):
-            own.pop("gpus", None)
+            values.pop("gpus", None)
         if self.model is not None:
-            own["model"] = self.model
+            values["model"] = self.model
         if self.release is not None and self.launch.image is None:
-            own["engine_version"] = self.release
-        return {**own, **stated}
+            values["engine_version"] = self.release
+        return {**values, **overrides}
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class UnreadPart:
     """A part of a file that holds an engine and was not read, and why."""
 
     where: str
@@ -80,4 +80,4 @@ class DeploymentFile:
 
     kind: Kind
     engines: tuple[DeployedEngine, ...] = ()
-    left: tuple[Left, ...] = ()
+    left: tuple[UnreadPart, ...] = ()

@@ -14,7 +14,7 @@ from recipe_core.base.errors import HardwareError
 from recipe_core.base.provenance import Sourced
 from recipe_core.hardware.cluster import device_names, device_profile
 from recipe_core.targets.deployments.deployed import Place
-from recipe_core.targets.names import names as written_names
+from recipe_core.targets.names import cluster_names as written_names
 
 FILE = DataFile(Path(__file__).with_name("devices.yaml"), "deployments")
 # Alternatives of one engine that are looked up.
@@ -41,46 +41,50 @@ class _Devices(Sourced):
 
 
 @cache
-def _file() -> _Devices:
+def _device_data() -> _Devices:
     return FILE.read_as(_Devices)
 
 
-def labels() -> frozenset[str]:
-    return frozenset(_file().labels)
+def device_labels() -> frozenset[str]:
+    return frozenset(_device_data().labels)
 
 
 @cache
-def resources() -> frozenset[str]:
+def device_resources() -> frozenset[str]:
     """What pods ask for to get devices."""
     vendors = written_names().vendors.values()
     return frozenset(vendor.resource for vendor in vendors if vendor.resource)
 
 
-def device_called(name: str, own: Mapping[str, str] | None = None) -> str | None:
+def device_called(name: str, tool_names: Mapping[str, str] | None = None) -> str | None:
     """The profile of a device or of a machine with it; None for an unknown name.
 
     ``own``: names by profile that a tool has for devices; the first of several counts.
     """
     text = name.strip().strip("'\"")[:128]
-    for profile, written in (own or {}).items():
-        if written.casefold() == text.casefold():
+    for profile, tool_name in (tool_names or {}).items():
+        if tool_name.casefold() == text.casefold():
             return profile
-    named = _by_word().get(_word(_file().values.names, text))
-    return named or _of_machine(text.casefold()) or _profile(_SHARED.sub("", text))
+    word_profile = _profiles_by_word().get(_find_device_word(_device_data().values.names, text))
+    return (
+        word_profile
+        or _device_of_machine(text.casefold())
+        or _shipped_profile(_SHARED.sub("", text))
+    )
 
 
-def _word(known: Mapping[str, str], text: str) -> str:
-    return next((word for word in known if word.casefold() == text.casefold()), "")
+def _find_device_word(words: Mapping[str, str], text: str) -> str:
+    return next((word for word in words if word.casefold() == text.casefold()), "")
 
 
 @cache
-def _by_word() -> dict[str, str]:
-    return dict(_file().values.names)
+def _profiles_by_word() -> dict[str, str]:
+    return dict(_device_data().values.names)
 
 
-def _of_machine(kind: str) -> str | None:
+def _device_of_machine(kind: str) -> str | None:
     """The device in a cloud's machine, by its family; ``g5`` alone is a family too."""
-    for families in _file().families.values():
+    for families in _device_data().families.values():
         for family, profile in families.items():
             start, star, end = family.partition("*")
             if kind.startswith(start) and (not star or kind.endswith(end)):
@@ -90,31 +94,31 @@ def _of_machine(kind: str) -> str | None:
     return None
 
 
-def _profile(text: str) -> str | None:
+def _shipped_profile(text: str) -> str | None:
     """A shipped device by its name or an alias, whatever stands between letters and digits."""
     try:
         return device_profile(text).name
     except HardwareError:
         pass
-    return _plain_names().get(_plain(text))
+    return _plain_names().get(_plain_device_name(text))
 
 
 @cache
 def _plain_names() -> dict[str, str]:
-    out: dict[str, str] = {}
+    profiles: dict[str, str] = {}
     for name in device_names():
         for alias in (name, *device_profile(name).aliases):
-            out.setdefault(_plain(alias), name)
-    return out
+            profiles.setdefault(_plain_device_name(alias), name)
+    return profiles
 
 
-def _plain(text: str) -> str:
+def _plain_device_name(text: str) -> str:
     return _MAKERS.sub("", re.sub(r"[^a-z0-9]", "", text.casefold()))
 
 
-def chosen(
-    called: Iterable[tuple[str, int | None]],
-    own: Mapping[str, str] | None = None,
+def choose_device_place(
+    alternatives: Iterable[tuple[str, int | None]],
+    tool_names: Mapping[str, str] | None = None,
     *,
     nodes: int | None = None,
 ) -> Place:
@@ -122,24 +126,28 @@ def chosen(
 
     Of several it is the one with the least memory in all, on which an engine must run as well.
     """
-    asked = list(dict.fromkeys(called))[:MAX_NAMES]
-    known = [(device_called(name, own) if name else None, number) for name, number in asked]
+    requests = list(dict.fromkeys(alternatives))[:MAX_NAMES]
+    profiles = [
+        (device_called(name, tool_names) if name else None, number) for name, number in requests
+    ]
     notes = [
         f"{name!r:.80} is no known device."
-        for (name, _), (profile, _) in zip(asked, known, strict=True)
+        for (name, _), (profile, _) in zip(requests, profiles, strict=True)
         if name and not profile
     ]
-    usable = [(profile, number) for profile, number in known if profile]
+    usable = [(profile, number) for profile, number in profiles if profile]
     if not usable:
-        return Place(None, next((number for _, number in known), None), nodes, tuple(notes))
-    profile, number = min(usable, key=_memory)
-    others = list(dict.fromkeys(name for name, _ in usable))
-    if len(others) > 1:
-        message = f"the file allows {', '.join(others)}; judged on {profile}, with least memory."
+        return Place(None, next((number for _, number in profiles), None), nodes, tuple(notes))
+    profile, number = min(usable, key=_place_memory_bytes)
+    profile_names = list(dict.fromkeys(name for name, _ in usable))
+    if len(profile_names) > 1:
+        message = (
+            f"the file allows {', '.join(profile_names)}; judged on {profile}, with least memory."
+        )
         notes.append(message)
     return Place(profile, number, nodes, tuple(notes))
 
 
-def _memory(asked: tuple[str, int | None]) -> float:
-    profile, number = asked
+def _place_memory_bytes(profile_count: tuple[str, int | None]) -> float:
+    profile, number = profile_count
     return device_profile(profile).memory_bytes.value * (number or 1)

@@ -58,10 +58,10 @@ def _check_depth(text: str) -> None:
         depth += isinstance(event, yaml.CollectionStartEvent)
         depth -= isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_DEPTH or nodes > MAX_NODES:
-            raise _too_large()
+            raise _document_too_large()
 
 
-def _too_large() -> InputError:
+def _document_too_large() -> InputError:
     message = f"has more than {MAX_DEPTH} levels or {MAX_NODES:,} values."
     return InputError(message, field="file")
 
@@ -75,7 +75,7 @@ class _Reader:
     def value(self, node: Any, depth: int) -> Any:
         self.nodes += 1
         if depth > MAX_DEPTH or self.nodes > MAX_NODES:
-            raise _too_large()
+            raise _document_too_large()
         if isinstance(node, yaml.ScalarNode):
             return None if node.tag == _NULL else node.value
         if isinstance(node, yaml.SequenceNode):
@@ -83,7 +83,7 @@ class _Reader:
         return self._mapping(node, depth)
 
     def _mapping(self, node: Any, depth: int) -> Mapped:
-        merged, own = Mapped(), Mapped()
+        merged, entries = Mapped(), Mapped()
         for key_node, value_node in node.value:
             key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
             if key == _MERGE:
@@ -92,15 +92,15 @@ class _Reader:
                     for name, item in part.items() if isinstance(part, dict) else ():
                         merged.setdefault(name, item)
             elif isinstance(key, str):
-                own[key] = self.value(value_node, depth + 1)
-        out = Mapped({**merged, **own})
-        out.lines = {
+                entries[key] = self.value(value_node, depth + 1)
+        mapping = Mapped({**merged, **entries})
+        mapping.lines = {
             key.value: value.start_mark.line + 1 + (value.style in ("|", ">"))
             for key, value in node.value
             if isinstance(key, yaml.ScalarNode) and isinstance(value, yaml.ScalarNode)
         }
-        out.line = node.start_mark.line + 1
-        return out
+        mapping.line = node.start_mark.line + 1
+        return mapping
 
 
 def line_of(value: Any) -> int | None:
@@ -108,34 +108,38 @@ def line_of(value: Any) -> int | None:
     return value.line if isinstance(value, Mapped) and value.line else None
 
 
-def mapping(value: Any) -> Mapped:
+def yaml_mapping(value: Any) -> Mapped:
     """The value where it is a mapping, else an empty one."""
     return value if isinstance(value, Mapped) else Mapped()
 
 
-def mappings(value: Any) -> list[Mapped]:
-    return [each for each in value if isinstance(each, Mapped)] if isinstance(value, list) else []
+def yaml_mappings(value: Any) -> list[Mapped]:
+    return (
+        [entry for entry in value if isinstance(entry, Mapped)] if isinstance(value, list) else []
+    )
 
 
-def texts(value: Any) -> tuple[str, ...]:
+def yaml_texts(value: Any) -> tuple[str, ...]:
     """The texts of a list, or a text alone."""
     if isinstance(value, str):
         return (value,)
-    return tuple(each for each in value if isinstance(each, str)) if isinstance(value, list) else ()
+    return tuple(text for text in value if isinstance(text, str)) if isinstance(value, list) else ()
 
 
-def walk(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Mapped]]:
+def walk_mappings(
+    value: Any, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Mapped]]:
     """Every mapping within a value, outer ones first, with the keys that lead there."""
     if isinstance(value, Mapped):
         yield path, value
         for key, item in value.items():
-            yield from walk(item, (*path, key))
+            yield from walk_mappings(item, (*path, key))
     elif isinstance(value, list):
         for number, item in enumerate(value):
-            yield from walk(item, (*path, str(number)))
+            yield from walk_mappings(item, (*path, str(number)))
 
 
-def count(value: Any) -> int | None:
+def parse_count(value: Any) -> int | None:
     """A whole number from 1 to 9,999 in a text; None for anything else."""
     text = value.strip().strip("'\"") if isinstance(value, str) else ""
     is_count = text.isascii() and text.isdecimal() and len(text) < 5

@@ -48,17 +48,17 @@ def check_deployment(
     """
     if "hardware" in overrides:
         Ground.of(**overrides)
-    items = [item_of(engine, engine.where, file.kind, overrides) for engine in file.engines]
+    items = [engine_item(engine, engine.where, file.kind, overrides) for engine in file.engines]
     verdicts = judge_items(items, {}, folders=folders)
     answers = [
-        {**about(engine), **_with_hint(verdict[0])}
+        {**engine_facts(engine), **_add_model_hint(verdict[0])}
         for engine, verdict in zip(file.engines, verdicts, strict=True)
     ]
     return {
         "ok": verdict_of(answers),
         "kind": file.kind,
         "engines": answers,
-        "left": [left.to_json() for left in file.left],
+        "left": [part.to_json() for part in file.left],
     }
 
 
@@ -70,12 +70,16 @@ def verdict_of(answers: Sequence[Mapping[str, Any]]) -> bool | None:
     return True if verdicts and all(verdicts) else None
 
 
-def item_of(engine: DeployedEngine, source: str, kind: str, overrides: Mapping[str, Any]) -> Item:
+def engine_item(
+    engine: DeployedEngine, source: str, kind: str, overrides: Mapping[str, Any]
+) -> Item:
     """An engine as an item of many; ``source`` is its file and line."""
-    return Item(source, engine.launch, engine.ground(overrides), {"kind": kind, **about(engine)})
+    return Item(
+        source, engine.launch, engine.ground(overrides), {"kind": kind, **engine_facts(engine)}
+    )
 
 
-def about(engine: DeployedEngine) -> dict[str, Any]:
+def engine_facts(engine: DeployedEngine) -> dict[str, Any]:
     """The place of an engine in its file."""
     values: dict[str, Any] = {
         "where": engine.where,
@@ -89,7 +93,7 @@ def about(engine: DeployedEngine) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value not in (None, [], 1)}
 
 
-def _with_hint(answer: dict[str, Any]) -> dict[str, Any]:
+def _add_model_hint(answer: dict[str, Any]) -> dict[str, Any]:
     """An answer whose model is an unknown folder, with the model that it is called like."""
     error = answer.get("error")
     if "verdict" not in answer:
@@ -109,10 +113,12 @@ def model_hint(name: str) -> str | None:
             parts = part.removeprefix(_HOLDERS).split("--", 1)
     model = "/".join(parts[-2:])
     if len(parts) < 2 or not in_catalog(model):
-        alike = [each for each in catalog_ids() if parts and each.endswith(f"/{parts[-1]}")]
-        if len(alike) != 1:
+        matches = [
+            model_id for model_id in catalog_ids() if parts and model_id.endswith(f"/{parts[-1]}")
+        ]
+        if len(matches) != 1:
             return None
-        model = alike[0]
+        model = matches[0]
     return f"The folder is called like {model}: state it with --model {model}."
 
 
@@ -123,18 +129,18 @@ def check_folder(folder: Path, overrides: Mapping[str, Any]) -> list[dict[str, A
         InputError: when there is no such folder, or it holds no file that may start an engine.
     """
     entries: list[Entry] = []
-    for entry in entries_of(folder, overrides):
+    for entry in deployment_entries(folder, overrides):
         entries.append(entry)
         if len(entries) >= MAX_ENGINES:
             break
     return list(check_items(entries, dict(overrides)))
 
 
-def entries_of(folder: Path, overrides: Mapping[str, Any]) -> Iterator[Entry]:
+def deployment_entries(folder: Path, overrides: Mapping[str, Any]) -> Iterator[Entry]:
     """The engines of a folder's files; what cannot be read is its place and an error."""
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder.", field="dir", hint="Check the path.")
-    files = list(_files(folder))
+    files = list(_command_files(folder))
     if not files:
         suffixes = ", ".join((*SCRIPTS, *DOCUMENTS, *_LISTS))
         message = f"{folder} holds no file of commands."
@@ -142,12 +148,12 @@ def entries_of(folder: Path, overrides: Mapping[str, Any]) -> Iterator[Entry]:
     for file in files:
         source = str(file.relative_to(folder))
         try:
-            yield from _entries(file, source, overrides)
+            yield from _file_entries(file, source, overrides)
         except RecipeError as error:
             yield source, error
 
 
-def _files(folder: Path) -> Iterator[Path]:
+def _command_files(folder: Path) -> Iterator[Path]:
     """Files that may hold commands, sorted; no link is followed, to a folder or to a file."""
     suffixes, number = {*SCRIPTS, *DOCUMENTS, *_LISTS}, 0
     for place, folders, names in os.walk(folder, followlinks=False):
@@ -164,7 +170,7 @@ def _files(folder: Path) -> Iterator[Path]:
             yield file
 
 
-def _entries(file: Path, source: str, overrides: Mapping[str, Any]) -> Iterable[Entry]:
+def _file_entries(file: Path, source: str, overrides: Mapping[str, Any]) -> Iterable[Entry]:
     if file.suffix.casefold() in _LISTS:
         kind = file.suffix.removeprefix(".")
         for entry in items_of(file, source):
@@ -174,19 +180,19 @@ def _entries(file: Path, source: str, overrides: Mapping[str, Any]) -> Iterable[
                 yield entry
         return
     text = read_text(file, field="dir", limit=MAX_BYTES)
-    if not any(word in text for word in _signs()):
+    if not any(word in text for word in _engine_words()):
         return
     deployment = read_deployment(text, file.name)
     for engine in deployment.engines:
         place = f"{source}:{engine.line}" if engine.line else source
-        yield item_of(engine, place, deployment.kind, overrides)
+        yield engine_item(engine, place, deployment.kind, overrides)
     for part in deployment.left:
         place = f"{source}:{part.line}" if part.line else source
         yield place, InputError(f"{part.where}: {part.why}", field="file")
 
 
 @cache
-def _signs() -> tuple[str, ...]:
+def _engine_words() -> tuple[str, ...]:
     """Words of files that may start an engine."""
     images = (name for grammar in grammars().values() for name in grammar.images)
     programs = (

@@ -8,16 +8,16 @@ from dataclasses import replace
 
 from recipe_core.commands.launches import Launch, first_launch
 from recipe_core.targets.deployments.containers import engines_in, pod_container, pod_environment
-from recipe_core.targets.deployments.deployed import DeployedEngine, Left
+from recipe_core.targets.deployments.deployed import DeployedEngine, UnreadPart
 from recipe_core.targets.deployments.documents import (
     Mapped,
-    count,
     line_of,
-    mapping,
-    mappings,
-    texts,
+    parse_count,
+    yaml_mapping,
+    yaml_mappings,
+    yaml_texts,
 )
-from recipe_core.targets.deployments.kubernetes import name_of, place_of, read_resource
+from recipe_core.targets.deployments.kubernetes import container_place, read_resource, resource_name
 from recipe_core.targets.deployments.variables import filled_pod, unset_in
 
 KINDS = frozenset(
@@ -58,13 +58,13 @@ _PARALLELISM = {
 _EXTRA = "VLLM_ADDITIONAL_ARGS"
 
 
-def read_service(document: Mapped) -> Iterator[DeployedEngine | Left]:
+def read_kserve_document(document: Mapped) -> Iterator[DeployedEngine | UnreadPart]:
     """The engines of a document of KServe."""
-    spec = mapping(document.get("spec"))
+    spec = yaml_mapping(document.get("spec"))
     if document.get("kind") == "LLMInferenceService":
         yield from _read_llm(document, spec)
     elif document.get("kind") == "InferenceService":
-        yield from _read_predictor(document, mapping(spec.get("predictor")))
+        yield from _read_predictor(document, yaml_mapping(spec.get("predictor")))
     else:
         yield from read_resource(document)
 
@@ -77,42 +77,42 @@ def hub_name(uri: object) -> str | None:
     return f"{name}@{revision}" if revision else name
 
 
-def _read_predictor(document: Mapped, predictor: Mapped) -> Iterator[DeployedEngine | Left]:
-    where = name_of(document)
-    model = mapping(predictor.get("model"))
-    named = str(mapping(model.get("modelFormat")).get("name") or "").casefold()
-    if model and named in _FORMATS:
-        worker = mapping(predictor.get("workerSpec"))
-        words = [*_server_words(model), *_degrees(worker, "ParallelSize")]
-        yield from _served(where, document, predictor, model, words)
-    for container in mappings(predictor.get("containers")):
-        uri = mapping(document.get("metadata")).get("storageUri") or model.get("storageUri")
+def _read_predictor(document: Mapped, predictor: Mapped) -> Iterator[DeployedEngine | UnreadPart]:
+    where = resource_name(document)
+    model = yaml_mapping(predictor.get("model"))
+    format_name = str(yaml_mapping(model.get("modelFormat")).get("name") or "").casefold()
+    if model and format_name in _FORMATS:
+        worker = yaml_mapping(predictor.get("workerSpec"))
+        words = [*_server_words(model), *_parallel_flags(worker, "ParallelSize")]
+        yield from _read_kserve_server(where, document, predictor, model, words)
+    for container in yaml_mappings(predictor.get("containers")):
+        uri = yaml_mapping(document.get("metadata")).get("storageUri") or model.get("storageUri")
         yield from engines_in(
             pod_container(container, shares_memory=True),
             f"{where}: {container.get('name') or 'container'}",
             line_of(container),
-            place_of(predictor, container, [predictor]),
+            container_place(predictor, container, [predictor]),
             model=hub_name(uri) or hub_name(pod_environment(container).get("STORAGE_URI")),
-            replicas=count(predictor.get("minReplicas")) or 1,
+            replicas=parse_count(predictor.get("minReplicas")) or 1,
         )
 
 
-def _served(
+def _read_kserve_server(
     where: str, document: Mapped, pod: Mapped, container: Mapped, words: Sequence[str]
-) -> Iterator[DeployedEngine | Left]:
+) -> Iterator[DeployedEngine | UnreadPart]:
     """VLLM as KServe's own server starts it."""
     line = line_of(container) or line_of(document)
     launch = first_launch(("vllm", "serve", *words), pod_environment(container))
     if launch is None:
-        yield Left(where, line, "its arguments could not be read.")
+        yield UnreadPart(where, line, "its arguments could not be read.")
         return
     image = container.get("image")
     yield DeployedEngine(
         where,
         line,
         _in_image(launch, image if isinstance(image, str) else _RUNTIME),
-        place_of(pod, container, [pod]),
-        replicas=count(pod.get("minReplicas")) or 1,
+        container_place(pod, container, [pod]),
+        replicas=parse_count(pod.get("minReplicas")) or 1,
         unset=unset_in(words),
     )
 
@@ -124,10 +124,12 @@ def _in_image(launch: Launch, image: str) -> Launch:
 def _server_words(model: Mapped) -> Iterator[str]:
     """VLLM's words of a predictor's arguments: the model first, without those of the server."""
     env = pod_environment(model)
-    given = [filled_pod(word, env) for word in texts(model.get("args"))]
-    pairs = list(_pairs(given))
+    words = [filled_pod(word, env) for word in yaml_texts(model.get("args"))]
+    pairs = list(_option_pairs(words))
     name = next((value for flag, value in pairs if flag == "model_id" and value), None)
-    stored = hub_name(model.get("storageUri")) or hub_name(mapping(model.get("storage")).get("uri"))
+    stored = hub_name(model.get("storageUri")) or hub_name(
+        yaml_mapping(model.get("storage")).get("uri")
+    )
     if model_name := name or env.get("MODEL_ID") or stored:
         yield model_name
     for flag, value in pairs:
@@ -136,7 +138,7 @@ def _server_words(model: Mapped) -> Iterator[str]:
             yield from () if value is None else (value,)
 
 
-def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
+def _option_pairs(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
     """Options of a list of words with their values, glued (``--a=b``) or not."""
     n = 0
     while n < len(words):
@@ -150,49 +152,49 @@ def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
         yield flag.removeprefix("--").replace("-", "_"), value if equals else None
 
 
-def _degrees(values: Mapping[str, object], suffix: str = "") -> Iterator[str]:
+def _parallel_flags(values: Mapping[str, object], suffix: str = "") -> Iterator[str]:
     for name, flag in _PARALLELISM.items():
-        if number := count(values.get(f"{name}{suffix}")):
+        if number := parse_count(values.get(f"{name}{suffix}")):
             yield from (flag, str(number))
 
 
-def _read_llm(document: Mapped, spec: Mapped) -> Iterator[DeployedEngine | Left]:
+def _read_llm(document: Mapped, spec: Mapped) -> Iterator[DeployedEngine | UnreadPart]:
     """A service of models: KServe's preset starts vLLM where the template has no command."""
-    model = hub_name(mapping(spec.get("model")).get("uri"))
-    pools = [("", spec), (" prefill", mapping(spec.get("prefill")))]
+    model = hub_name(yaml_mapping(spec.get("model")).get("uri"))
+    pools = [("", spec), (" prefill", yaml_mapping(spec.get("prefill")))]
     for title, pool in pools:
-        template = mapping(pool.get("template"))
-        containers = mappings(template.get("containers"))
+        template = yaml_mapping(pool.get("template"))
+        containers = yaml_mappings(template.get("containers"))
         main = next((c for c in containers if c.get("name") in ("main", None)), None)
         if main is None and not (pool is spec or template):
             continue
-        yield from _read_pool(document, f"{name_of(document)}{title}", pool, main, model)
+        yield from _read_pool(document, f"{resource_name(document)}{title}", pool, main, model)
 
 
 def _read_pool(
     document: Mapped, where: str, pool: Mapped, main: Mapped | None, model: str | None
-) -> Iterator[DeployedEngine | Left]:
-    template = mapping(pool.get("template"))
+) -> Iterator[DeployedEngine | UnreadPart]:
+    template = yaml_mapping(pool.get("template"))
     main = main if main is not None else Mapped()
     if main.get("command"):
         yield from engines_in(
             pod_container(main, shares_memory=True),
             where,
             line_of(main),
-            place_of(template, main, [pool]),
+            container_place(template, main, [pool]),
             model=model,
-            replicas=count(pool.get("replicas")) or 1,
+            replicas=parse_count(pool.get("replicas")) or 1,
         )
         return
-    parallelism = mapping(pool.get("parallelism"))
-    words = [*filter(None, [model]), *_degrees(parallelism)]
+    parallelism = yaml_mapping(pool.get("parallelism"))
+    words = [*filter(None, [model]), *_parallel_flags(parallelism)]
     if parallelism.get("expert") == "true":
         words.append("--enable-expert-parallel")
     try:
         words += shlex.split(pod_environment(main).get(_EXTRA, ""))
     except ValueError as error:
-        yield Left(where, line_of(main), f"{_EXTRA} cannot be split into words: {error}.")
+        yield UnreadPart(where, line_of(main), f"{_EXTRA} cannot be split into words: {error}.")
         return
-    if all(word.startswith("-") for word in texts(main.get("args"))[:1]):
-        words += texts(main.get("args"))
-    yield from _served(where, document, template, main, words)
+    if all(word.startswith("-") for word in yaml_texts(main.get("args"))[:1]):
+        words += yaml_texts(main.get("args"))
+    yield from _read_kserve_server(where, document, template, main, words)

@@ -16,21 +16,21 @@ from recipe_core.targets.deployments.deployed import (
     DeployedEngine,
     DeploymentFile,
     Kind,
-    Left,
     Place,
+    UnreadPart,
 )
-from recipe_core.targets.deployments.devices import chosen
+from recipe_core.targets.deployments.devices import choose_device_place
 from recipe_core.targets.deployments.documents import (
     MAX_BYTES,
     Mapped,
-    count,
     line_of,
-    mapping,
-    mappings,
+    parse_count,
     read_documents,
-    texts,
+    yaml_mapping,
+    yaml_mappings,
+    yaml_texts,
 )
-from recipe_core.targets.deployments.kubernetes import node_names, read_resource, term_names
+from recipe_core.targets.deployments.kubernetes import node_device_names, read_resource, term_names
 from recipe_core.targets.deployments.shell import is_slurm, read_shell, read_slurm, read_task
 from recipe_core.targets.deployments.variables import filled_compose
 
@@ -39,7 +39,7 @@ DOCUMENTS = (".yaml", ".yml", ".json")
 # Engines of one file that are read.
 MAX_ENGINES = 500
 
-Found = Iterator[DeployedEngine | Left]
+Found = Iterator[DeployedEngine | UnreadPart]
 
 _JOINED = re.compile(r"\\[ \t]*(?:\r?\n|(?=\s))")
 _MAX_SERVICES = 500
@@ -80,14 +80,18 @@ def read_deployment(text: str, name: str = "file") -> DeploymentFile:
         raise InputError(message, field="file")
     if _is_script(text, name):
         return (
-            _file("slurm", read_slurm(text)) if is_slurm(text) else _file("shell", read_shell(text))
+            _deployment_file("slurm", read_slurm(text))
+            if is_slurm(text)
+            else _deployment_file("shell", read_shell(text))
         )
     documents = read_documents(text)
-    kinds = [kind for kind in map(kind_of, documents) if kind is not None]
+    kinds = [kind for kind in map(document_kind, documents) if kind is not None]
     if not kinds:
         hint = "Known: Compose, Kubernetes, KServe, SkyPilot, Slurm, Helm values, shell scripts."
         raise InputError("is no deployment file of a known kind.", field="file", hint=hint)
-    return _file(kinds[0], (each for document in documents for each in _engines(document)))
+    return _deployment_file(
+        kinds[0], (engine for document in documents for engine in _read_engines(document))
+    )
 
 
 def _is_script(text: str, name: str) -> bool:
@@ -102,17 +106,19 @@ def is_deployment(text: str, name: str) -> bool:
     if _is_script(text, name):
         return True
     try:
-        return any(kind_of(document) for document in read_documents(text))
+        return any(document_kind(document) for document in read_documents(text))
     except InputError:
         return "apiVersion:" in text or "services:" in text
 
 
-def _file(kind: Kind, items: Iterable[DeployedEngine | Left]) -> DeploymentFile:
+def _deployment_file(kind: Kind, items: Iterable[DeployedEngine | UnreadPart]) -> DeploymentFile:
     engines: list[DeployedEngine] = []
-    unread: list[Left] = []
+    unread: list[UnreadPart] = []
     for item in items:
         if len(engines) + len(unread) >= MAX_ENGINES:
-            unread.append(Left("file", None, f"more than {MAX_ENGINES} engines; the rest is left."))
+            unread.append(
+                UnreadPart("file", None, f"more than {MAX_ENGINES} engines; the rest is left.")
+            )
             break
         if isinstance(item, DeployedEngine):
             engines.append(item)
@@ -121,7 +127,7 @@ def _file(kind: Kind, items: Iterable[DeployedEngine | Left]) -> DeploymentFile:
     return DeploymentFile(kind, tuple(engines), tuple(unread))
 
 
-def kind_of(document: Any) -> Kind | None:
+def document_kind(document: Any) -> Kind | None:
     """The kind of a YAML document; None for one that deploys nothing."""
     if not isinstance(document, Mapped):
         return None
@@ -139,13 +145,13 @@ def kind_of(document: Any) -> Kind | None:
     return None
 
 
-def _engines(document: Any) -> Found:
-    kind = kind_of(document)
+def _read_engines(document: Any) -> Found:
+    kind = document_kind(document)
     if kind == "kserve":
-        yield from kserve.read_service(document)
+        yield from kserve.read_kserve_document(document)
     elif kind in ("kubernetes", "dynamo"):
-        for item in _items(document):
-            yield from _engines(item) if item is not document else read_resource(item)
+        for item in _document_items(document):
+            yield from _read_engines(item) if item is not document else read_resource(item)
     elif kind == "compose":
         yield from read_compose(document)
     elif kind == "skypilot":
@@ -155,7 +161,7 @@ def _engines(document: Any) -> Found:
         yield from read_values(document)
 
 
-def _items(document: Mapped) -> list[Any]:
+def _document_items(document: Mapped) -> list[Any]:
     items = document.get("items")
     is_list = isinstance(items, list) and str(document["kind"]).endswith("List")
     return list(items or ()) if is_list else [document]
@@ -164,13 +170,13 @@ def _items(document: Mapped) -> list[Any]:
 # --- Compose: services with an image, a command and reserved devices ----------------------------
 
 
-def read_compose(document: Mapped) -> Iterator[DeployedEngine | Left]:
-    for name, service in list(mapping(document.get("services")).items())[:_MAX_SERVICES]:
+def read_compose(document: Mapped) -> Iterator[DeployedEngine | UnreadPart]:
+    for name, service in list(yaml_mapping(document.get("services")).items())[:_MAX_SERVICES]:
         if isinstance(service, Mapped):
             yield from _read_service(f"service {name}", service)
 
 
-def _read_service(where: str, service: Mapped) -> Iterator[DeployedEngine | Left]:
+def _read_service(where: str, service: Mapped) -> Iterator[DeployedEngine | UnreadPart]:
     env = compose_environment(service.get("environment"))
     image = filled_compose(str(service.get("image") or ""), env)
     line = line_of(service)
@@ -179,7 +185,7 @@ def _read_service(where: str, service: Mapped) -> Iterator[DeployedEngine | Left
             _command_words(service.get(name), env) for name in ("entrypoint", "command")
         )
     except ValueError as error:
-        yield Left(where, line, f"its command cannot be split into words: {error}.")
+        yield UnreadPart(where, line, f"its command cannot be split into words: {error}.")
         return
     container = Container(
         image=image,
@@ -188,18 +194,18 @@ def _read_service(where: str, service: Mapped) -> Iterator[DeployedEngine | Left
         env=env,
         shares_memory="shm_size" in service or service.get("ipc") == "host",
         workdir=service.get("working_dir") if service.get("working_dir") else None,
-        mounts=tuple(_mounts(service.get("volumes"))),
+        mounts=tuple(_mount_paths(service.get("volumes"))),
     )
-    deploy = mapping(service.get("deploy"))
-    replicas = count(deploy.get("replicas")) or count(service.get("scale")) or 1
+    deploy = yaml_mapping(service.get("deploy"))
+    replicas = parse_count(deploy.get("replicas")) or parse_count(service.get("scale")) or 1
     place = _service_place(service)
     yield from engines_in(container, where, line, place, replicas=replicas)
 
 
 def compose_environment(value: Any) -> dict[str, str]:
     """Variables from a mapping or from a list of ``NAME=value``; those without a value stay out."""
-    pairs = [(name, item) for name, item in mapping(value).items() if isinstance(item, str)]
-    for text in texts(value):
+    pairs = [(name, item) for name, item in yaml_mapping(value).items() if isinstance(item, str)]
+    for text in yaml_texts(value):
         name, equals, item = text.partition("=")
         if equals:
             pairs.append((name.strip(), item))
@@ -218,46 +224,46 @@ def _command_words(value: Any, env: Mapping[str, str]) -> tuple[str, ...]:
     if isinstance(value, str):
         text = _JOINED.sub(" ", filled_compose(value, env))
         return tuple(shlex.split(text))
-    return tuple(filled_compose(word, env) for word in texts(value))
+    return tuple(filled_compose(word, env) for word in yaml_texts(value))
 
 
-def _mounts(value: Any) -> Iterator[str]:
-    for text in texts(value):
+def _mount_paths(value: Any) -> Iterator[str]:
+    for text in yaml_texts(value):
         parts = text.split(":")
         yield parts[1] if len(parts) > 1 else parts[0]
-    for entry in mappings(value):
+    for entry in yaml_mappings(value):
         if isinstance(target := entry.get("target"), str):
             yield target
 
 
 def _service_place(service: Mapped) -> Place:
     """The number of devices that a service reserves; a Compose file does not say which."""
-    reservations = mapping(
-        mapping(mapping(service.get("deploy")).get("resources")).get("reservations")
+    reservations = yaml_mapping(
+        yaml_mapping(yaml_mapping(service.get("deploy")).get("resources")).get("reservations")
     )
-    for entry in mappings(reservations.get("devices")) + mappings(service.get("gpus")):
-        ids = texts(entry.get("device_ids"))
+    for entry in yaml_mappings(reservations.get("devices")) + yaml_mappings(service.get("gpus")):
+        ids = yaml_texts(entry.get("device_ids"))
         if ids and "all" not in ids:
             return Place(None, len(ids))
-        return Place(None, count(entry.get("count")))
+        return Place(None, parse_count(entry.get("count")))
     return Place()
 
 
 # --- Helm: vLLM's production stack, and charts that state an image and a command ----------------
 
 
-def read_stack(values: Mapped) -> Iterator[DeployedEngine | Left]:
+def read_stack(values: Mapped) -> Iterator[DeployedEngine | UnreadPart]:
     """The engines of the production stack: one for each model."""
-    stack = mapping(values.get(STACK))
-    for model in mappings(stack.get("modelSpec")):
+    stack = yaml_mapping(values.get(STACK))
+    for model in yaml_mappings(stack.get("modelSpec")):
         yield from _read_model(model, stack)
 
 
-def _read_model(model: Mapped, stack: Mapped) -> Iterator[DeployedEngine | Left]:
+def _read_model(model: Mapped, stack: Mapped) -> Iterator[DeployedEngine | UnreadPart]:
     where, line = f"model {model.get('name') or 'unnamed'}", line_of(model)
     name = model.get("modelURL")
     if not isinstance(name, str):
-        yield Left(where, line, "modelURL is missing.")
+        yield UnreadPart(where, line, "modelURL is missing.")
         return
     image = f"{model.get('repository') or 'vllm/vllm-openai'}:{model.get('tag') or 'latest'}"
     container = Container(
@@ -268,19 +274,23 @@ def _read_model(model: Mapped, stack: Mapped) -> Iterator[DeployedEngine | Left]
         shares_memory=True,
     )
     yield from engines_in(
-        container, where, line, _model_place(model), replicas=count(model.get("replicaCount")) or 1
+        container,
+        where,
+        line,
+        _model_place(model),
+        replicas=parse_count(model.get("replicaCount")) or 1,
     )
 
 
 def _config_words(model: Mapped) -> Iterator[str]:
-    config = mapping(model.get("vllmConfig"))
+    config = yaml_mapping(model.get("vllmConfig"))
     for key, (on, off) in _STACK_SWITCHES.items():
         if key in config:
             yield on if config[key] == "true" else off
     for key, flag in _STACK_OPTIONS.items():
         if isinstance(value := config.get(key), str):
             yield from (flag, value)
-    yield from texts(config.get("extraArgs"))
+    yield from yaml_texts(config.get("extraArgs"))
     if model.get("enableLoRA") == "true":
         yield "--enable-lora"
     if isinstance(revision := model.get("modelRevision"), str):
@@ -288,11 +298,11 @@ def _config_words(model: Mapped) -> Iterator[str]:
 
 
 def _model_place(model: Mapped) -> Place:
-    devices = count(model.get("requestGPU"))
+    devices = parse_count(model.get("requestGPU"))
     kind = model.get("requestGPUType")
-    terms = list(term_names(mappings(model.get("nodeSelectorTerms"))))
-    names = terms or list(node_names(model)) or [""]
-    place = chosen([(name, devices) for name in names], nodes=_ray_nodes(model))
+    terms = list(term_names(yaml_mappings(model.get("nodeSelectorTerms"))))
+    names = terms or list(node_device_names(model)) or [""]
+    place = choose_device_place([(name, devices) for name in names], nodes=_ray_nodes(model))
     if isinstance(kind, str) and "mig" in kind:
         message = f"{kind} is a part of a device; judged on a whole one."
         return Place(place.device, 1, place.nodes, (*place.notes, message))
@@ -302,22 +312,24 @@ def _model_place(model: Mapped) -> Place:
 def _ray_nodes(model: Mapped) -> int | None:
     """Nodes of a model that runs over several by Ray: its head and its workers."""
     workers = (
-        count(mapping(model.get("raySpec")).get("replicaCount")) if "raySpec" in model else None
+        parse_count(yaml_mapping(model.get("raySpec")).get("replicaCount"))
+        if "raySpec" in model
+        else None
     )
-    head = mapping(mapping(model.get("raySpec")).get("headNode"))
-    copies = count(model.get("replicaCount"))
+    head = yaml_mapping(yaml_mapping(model.get("raySpec")).get("headNode"))
+    copies = parse_count(model.get("replicaCount"))
     return (workers or copies or 0) + 1 if head else None
 
 
-def read_values(values: Mapped) -> Iterator[DeployedEngine | Left]:
+def read_values(values: Mapped) -> Iterator[DeployedEngine | UnreadPart]:
     """The engine of a chart whose values state an image and its command (vLLM's own chart)."""
-    image = mapping(values.get("image"))
-    name, words = image.get("repository"), texts(image.get("command"))
+    image = yaml_mapping(values.get("image"))
+    name, words = image.get("repository"), yaml_texts(image.get("command"))
     if isinstance(name, str):
         container = Container(
             image=f"{name}:{image.get('tag') or 'latest'}",
             entrypoint=words,
-            args=texts(image.get("args")),
+            args=yaml_texts(image.get("args")),
             env=_chart_environment(values),
             shares_memory=None,
         )
@@ -326,5 +338,7 @@ def read_values(values: Mapped) -> Iterator[DeployedEngine | Left]:
 
 def _chart_environment(values: Mapping[str, object]) -> dict[str, str]:
     return {
-        name: text for name, text in mapping(values.get("env")).items() if isinstance(text, str)
+        name: text
+        for name, text in yaml_mapping(values.get("env")).items()
+        if isinstance(text, str)
     }

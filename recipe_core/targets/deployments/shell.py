@@ -11,11 +11,17 @@ from recipe_core.base.errors import InputError
 from recipe_core.commands.launches import Launch, find_launches
 from recipe_core.commands.words import read_script
 from recipe_core.targets.deployments.containers import starts_engine
-from recipe_core.targets.deployments.deployed import DeployedEngine, Left, Place
-from recipe_core.targets.deployments.devices import chosen, device_called
-from recipe_core.targets.deployments.documents import Mapped, count, mapping, mappings, texts
+from recipe_core.targets.deployments.deployed import DeployedEngine, Place, UnreadPart
+from recipe_core.targets.deployments.devices import choose_device_place, device_called
+from recipe_core.targets.deployments.documents import (
+    Mapped,
+    parse_count,
+    yaml_mapping,
+    yaml_mappings,
+    yaml_texts,
+)
 from recipe_core.targets.deployments.variables import unset_in
-from recipe_core.targets.names import names
+from recipe_core.targets.names import cluster_names
 
 _PINNED = re.compile(r"(?<![\w-])(vllm|sglang|tensorrt-llm)(?:\[[\w,-]*\])?==(\d[\w.+]{0,30})")
 _COMMENT = re.compile(r"^[ \t]*#.*$", re.MULTILINE)
@@ -30,7 +36,7 @@ _TPU = re.compile(r"(tpu-v\d\w*)-(\d{1,4})$")
 _DOCKER = "docker:"
 
 
-def read_shell(text: str) -> Iterator[DeployedEngine | Left]:
+def read_shell(text: str) -> Iterator[DeployedEngine | UnreadPart]:
     for engine in engines_of(text, "script", Place(), {}, text):
         if isinstance(engine, DeployedEngine) and (devices := engine.launch.visible_devices):
             yield replace(engine, place=replace(engine.place, per_node=devices))
@@ -47,7 +53,7 @@ def engines_of(
     *,
     line: int | None = 1,
     image: str | None = None,
-) -> Iterator[DeployedEngine | Left]:
+) -> Iterator[DeployedEngine | UnreadPart]:
     """The engines of a text of a shell.
 
     Args:
@@ -63,12 +69,12 @@ def engines_of(
         launches = find_launches(read_script(text, env))[0]
     except InputError as error:
         if starts_engine(_COMMENT.sub("", text)):
-            yield Left(where, line, error.message)
+            yield UnreadPart(where, line, error.message)
         return
-    at = 0
+    search_from = 0
     for number, launch in enumerate(launches, 1):
-        position = _place_of(text, launch, at)
-        at = max(at, position + 1)
+        position = _place_of(text, launch, search_from)
+        search_from = max(search_from, position + 1)
         name = where if len(launches) == 1 else f"{where} #{number}"
         inside = launch if launch.image or not image else replace(launch, image=image)
         yield DeployedEngine(
@@ -76,11 +82,11 @@ def engines_of(
             (line or 1) + text.count("\n", 0, position) if position >= 0 else line,
             inside,
             place,
-            release=_release(installs, launch.engine),
+            release=_pinned_release(installs, launch.engine),
             unset=unset_in((*launch.args, *launch.program)),
         )
     if not launches and starts_engine(_COMMENT.sub("", text)):
-        yield Left(where, line, "names an engine, but no command of it could be read.")
+        yield UnreadPart(where, line, "names an engine, but no command of it could be read.")
 
 
 def _place_of(text: str, launch: Launch, start: int) -> int:
@@ -91,7 +97,7 @@ def _place_of(text: str, launch: Launch, start: int) -> int:
     return match.start() if match else -1
 
 
-def _release(text: str, engine: str) -> str | None:
+def _pinned_release(text: str, engine: str) -> str | None:
     return next((match[2] for match in _PINNED.finditer(text) if match[1] == engine), None)
 
 
@@ -99,7 +105,7 @@ def is_slurm(text: str) -> bool:
     return _LINE.search(text) is not None
 
 
-def read_slurm(text: str) -> Iterator[DeployedEngine | Left]:
+def read_slurm(text: str) -> Iterator[DeployedEngine | UnreadPart]:
     """The engines that a batch script starts, with the variables of its first node."""
     job = sbatch_options(text)
     place = job_place(job)
@@ -113,48 +119,52 @@ def read_slurm(text: str) -> Iterator[DeployedEngine | Left]:
 
 def sbatch_options(text: str) -> dict[str, str]:
     """Options of ``sbatch`` in a script's head, by their long names; the last one counts."""
-    out: dict[str, str] = {}
+    options: dict[str, str] = {}
     for line in _LINE.finditer(text):
         for match in _OPTION.finditer(line[1]):
-            out[_LONG.get(match[1], match[1])] = match[2].strip("'\"")
-    return out
+            options[_LONG.get(match[1], match[1])] = match[2].strip("'\"")
+    return options
 
 
 def job_place(job: Mapping[str, str]) -> Place:
     """Devices and nodes that a job asks for; types of devices are those of the cluster."""
-    nodes = count(job.get("--nodes", "").partition("-")[0])
+    nodes = parse_count(job.get("--nodes", "").partition("-")[0])
     kind, number = _job_devices(job, nodes)
     if not kind:
-        kind = _constraint(job.get("--constraint", ""))
-    return chosen([(kind, number)], names().slurm.names, nodes=nodes)
+        kind = _constraint_device(job.get("--constraint", ""))
+    return choose_device_place([(kind, number)], cluster_names().slurm.names, nodes=nodes)
 
 
 def _job_devices(job: Mapping[str, str], nodes: int | None) -> tuple[str, int | None]:
     for entry in job.get("--gres", "").split(","):
         if gres := _GRES.fullmatch(entry.strip()):
-            return gres[1] or "", count(gres[2]) or 1
+            return gres[1] or "", parse_count(gres[2]) or 1
     for name in ("--gpus-per-node", "--gpus", "--gpus-per-task"):
         if (match := _PER_NODE.fullmatch(job.get(name, ""))) and (match[1] or match[2]):
-            number = count(match[2]) or 1
+            number = parse_count(match[2]) or 1
             share = nodes if name == "--gpus" and nodes and number % nodes == 0 else 1
             return match[1] or "", number // share
     return "", None
 
 
-def _constraint(text: str) -> str:
+def _constraint_device(text: str) -> str:
     """The device in a constraint on nodes (``a100&80gb``); empty where it names none."""
     words = re.split(r"[&|,\[\]()*]+", text)
-    both = [first + second for first in words for second in words if first != second]
-    return next((word for word in (*both, *words) if word and device_called(word)), "")
+    pairs = [first + second for first in words for second in words if first != second]
+    return next((word for word in (*pairs, *words) if word and device_called(word)), "")
 
 
-def read_task(task: Mapped) -> Iterator[DeployedEngine | Left]:
+def read_task(task: Mapped) -> Iterator[DeployedEngine | UnreadPart]:
     """The engines of a task; variables of the first node."""
-    resources = mapping(task.get("resources"))
-    nodes = count(task.get("num_nodes"))
-    place = chosen(accelerators(resources), names().sky.names, nodes=nodes)
+    resources = yaml_mapping(task.get("resources"))
+    nodes = parse_count(task.get("num_nodes"))
+    place = choose_device_place(
+        task_accelerators(resources), cluster_names().sky.names, nodes=nodes
+    )
     env = {
-        name: value for name, value in mapping(task.get("envs")).items() if isinstance(value, str)
+        name: value
+        for name, value in yaml_mapping(task.get("envs")).items()
+        if isinstance(value, str)
     }
     variables = {
         "SKYPILOT_NUM_NODES": str(nodes or 1),
@@ -165,9 +175,9 @@ def read_task(task: Mapped) -> Iterator[DeployedEngine | Left]:
     image = resources.get("image_id")
     text, setup = str(task.get("run") or ""), str(task.get("setup") or "")
     where = f"task {task.get('name') or 'unnamed'}"
-    service = mapping(task.get("service"))
-    policy = mapping(service.get("replica_policy"))
-    replicas = count(service.get("replicas")) or count(policy.get("min_replicas")) or 1
+    service = yaml_mapping(task.get("service"))
+    policy = yaml_mapping(service.get("replica_policy"))
+    replicas = parse_count(service.get("replicas")) or parse_count(policy.get("min_replicas")) or 1
     for engine in engines_of(
         text,
         where,
@@ -185,28 +195,28 @@ def read_task(task: Mapped) -> Iterator[DeployedEngine | Left]:
             yield engine
 
 
-def accelerators(resources: Mapped) -> Iterator[tuple[str, int | None]]:
+def task_accelerators(resources: Mapped) -> Iterator[tuple[str, int | None]]:
     """Names and numbers of the accelerators, of which any will do."""
-    yield from _named(resources.get("accelerators"))
-    for several in ("any_of", "ordered"):
-        for choice in mappings(resources.get(several)):
-            yield from _named(choice.get("accelerators"))
+    yield from _named_accelerators(resources.get("accelerators"))
+    for key in ("any_of", "ordered"):
+        for choice in yaml_mappings(resources.get(key)):
+            yield from _named_accelerators(choice.get("accelerators"))
     machine = resources.get("instance_type")
     if isinstance(machine, str) and "accelerators" not in resources:
         yield machine, None
 
 
-def _named(value: Any) -> Iterator[tuple[str, int | None]]:
+def _named_accelerators(value: Any) -> Iterator[tuple[str, int | None]]:
     """``H100:8``, ``{H100: 8, A100}``, or a list of these."""
-    for text in texts(value):
+    for text in yaml_texts(value):
         name, _, number = text.strip().partition(":")
         tpu = _TPU.fullmatch(name)
         if tpu:
             yield tpu[1], int(tpu[2])
         else:
-            yield name.strip(), count(number) or 1
-    for name, number in mapping(value).items():
+            yield name.strip(), parse_count(number) or 1
+    for name, number in yaml_mapping(value).items():
         if number is None:
-            yield from _named(name)
+            yield from _named_accelerators(name)
         else:
-            yield name.strip(), count(number) or 1
+            yield name.strip(), parse_count(number) or 1

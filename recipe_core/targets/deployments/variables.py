@@ -34,11 +34,11 @@ def filled_compose(text: str, env: Mapping[str, str]) -> str:
         name = match[1] or match[4]
         if name is None:
             return "$"
-        known, mark, default = env.get(name), match[2] or "", match[3] or ""
+        env_value, mark, default = env.get(name), match[2] or "", match[3] or ""
         if mark.endswith("+"):
-            return default if known else ""
-        if known is not None and known != match[0]:
-            return known[:MAX_ADDED]
+            return default if env_value else ""
+        if env_value is not None and env_value != match[0]:
+            return env_value[:MAX_ADDED]
         return default if mark.endswith("-") else match[0]
 
     return _COMPOSE.sub(value, text)[: len(text) + MAX_ADDED]
@@ -46,6 +46,6 @@ def filled_compose(text: str, env: Mapping[str, str]) -> str:
 
 def unset_in(words: Iterable[str]) -> tuple[str, ...]:
     """Names of variables that words still hold, in order."""
-    found = (match for word in words for match in _OPEN.finditer(word[:4096]))
-    names = (match[1] or match[2] or match[3] for match in found)
+    matches = (match for word in words for match in _OPEN.finditer(word[:4096]))
+    names = (match[1] or match[2] or match[3] for match in matches)
     return tuple(dict.fromkeys(names))[:32]

@@ -7,9 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from recipe_core.engines.release import Metrics
 from recipe_core.request.metrics import column_metric
-from recipe_core.targets.monitoring.metrics import Exporter, engine_metrics, exporter
-from recipe_core.targets.monitoring.rules import jobs, recorded, series
-from recipe_core.targets.monitoring.thresholds import Thresholds, thresholds
+from recipe_core.targets.monitoring.metrics import Exporter, device_exporter, engine_metrics
+from recipe_core.targets.monitoring.rules import (
+    recorded_expressions,
+    recorded_series,
+    scrape_job_names,
+)
+from recipe_core.targets.monitoring.thresholds import Thresholds, alert_thresholds
 
 if TYPE_CHECKING:  # targets ask for thresholds themselves
     from recipe_core.targets.context import Context
@@ -19,14 +23,16 @@ WIDTH, HEIGHT, COLUMNS = 8, 8, 3
 _SOURCE = {"type": "prometheus", "uid": "$datasource"}
 
 
-def dashboard(context: Context) -> dict[str, Any]:
+def grafana_dashboard(context: Context) -> dict[str, Any]:
     """The dashboard's JSON model."""
-    engine, devices = engine_metrics(context.engine), exporter(context.vendor)
+    engine, devices = engine_metrics(context.engine), device_exporter(context.vendor)
     panels = [
-        *(_engine(context, engine, thresholds(context)) if engine else []),
-        *(_devices(context, devices) if devices else []),
+        *(_engine_panels(context, engine, alert_thresholds(context)) if engine else []),
+        *(_device_panels(context, devices) if devices else []),
     ]
-    placed = [panel | {"id": n + 1, "gridPos": _place(n)} for n, panel in enumerate(panels)]
+    placed = [
+        panel | {"id": n + 1, "gridPos": _panel_position(n)} for n, panel in enumerate(panels)
+    ]
     variable = {
         "name": "datasource",
         "type": "datasource",
@@ -51,19 +57,21 @@ def dashboard(context: Context) -> dict[str, Any]:
     }
 
 
-def _engine(context: Context, m: Metrics, t: Thresholds) -> list[dict[str, Any]]:
+def _engine_panels(context: Context, m: Metrics, t: Thresholds) -> list[dict[str, Any]]:
     """Panels of what the engine reports, without those whose series it lacks."""
-    serving, known = context.estimate["serving"], series(context, m)
+    serving, expression_by_name = context.estimate["serving"], recorded_expressions(context, m)
     panels: list[dict[str, Any]] = []
 
     def add(
         title: str, unit: str, line: float | None, note: str, queries: dict[str, str], **more: float
     ) -> None:
         expressions = [
-            (recorded(context, name), legend) for legend, name in queries.items() if name in known
+            (recorded_series(context, name), legend)
+            for legend, name in queries.items()
+            if name in expression_by_name
         ]
         if expressions:
-            panels.append(_panel(title, expressions, unit, line, note, **more))
+            panels.append(_dashboard_panel(title, expressions, unit, line, note, **more))
 
     for name, t_limit in (("ttft", t.ttft), ("tpot", t.tpot)):
         note = f"Estimated {serving[f'{name}_s']:.4g} s; the line is {t_limit.basis}."
@@ -78,27 +86,33 @@ def _engine(context: Context, m: Metrics, t: Thresholds) -> list[dict[str, Any]]
     return panels
 
 
-def _devices(context: Context, e: Exporter) -> list[dict[str, Any]]:
-    selector = f'{{job="{jobs(context)[1]}"}}'
+def _device_panels(context: Context, e: Exporter) -> list[dict[str, Any]]:
+    selector = f'{{job="{scrape_job_names(context)[1]}"}}'
     share = f"{e.memory_used}{selector} / ({e.memory_used}{selector} + {e.memory_free}{selector})"
     need_gib = context.estimate["memory"]["total_bytes"] / (1 << 30)
     memory = f"Estimated need {need_gib:.1f} GiB; engines fill the rest with cache."
     faults = "Device alerts that fire or are pending."
     return [
-        _panel("Device memory", [(share, e.legend)], "percentunit", None, memory, top=1),
-        _panel("Device use", [(f"{e.use}{selector}", e.legend)], "percent", None, "", top=100),
-        _panel("Power", [(f"{e.power_w}{selector}", e.legend)], "watt", None, ""),
-        _panel("Temperature", [(f"{e.temperature_c}{selector}", e.legend)], "celsius", None, ""),
-        _panel("Faults", [(_alerts(e, selector), "{{alertname}}")], "short", None, faults),
+        _dashboard_panel("Device memory", [(share, e.legend)], "percentunit", None, memory, top=1),
+        _dashboard_panel(
+            "Device use", [(f"{e.use}{selector}", e.legend)], "percent", None, "", top=100
+        ),
+        _dashboard_panel("Power", [(f"{e.power_w}{selector}", e.legend)], "watt", None, ""),
+        _dashboard_panel(
+            "Temperature", [(f"{e.temperature_c}{selector}", e.legend)], "celsius", None, ""
+        ),
+        _dashboard_panel(
+            "Faults", [(_alerts_query(e, selector), "{{alertname}}")], "short", None, faults
+        ),
     ]
 
 
-def _alerts(e: Exporter, selector: str) -> str:
+def _alerts_query(e: Exporter, selector: str) -> str:
     names = "|".join([*(fault.alert for fault in e.faults), "DeviceThrottled", "DeviceMemoryFull"])
     return f'count by (alertname) (ALERTS{{alertname=~"{names}",{selector[1:-1]}}})'
 
 
-def _panel(
+def _dashboard_panel(
     title: str,
     queries: list[tuple[str, str]],
     unit: str,
@@ -130,11 +144,11 @@ def _panel(
             "legend": {"displayMode": "list", "placement": "bottom"},
             "tooltip": {"mode": "multi"},
         },
-        "targets": _targets(queries),
+        "targets": _panel_queries(queries),
     }
 
 
-def _targets(queries: list[tuple[str, str]]) -> list[dict[str, Any]]:
+def _panel_queries(queries: list[tuple[str, str]]) -> list[dict[str, Any]]:
     return [
         {
             "refId": chr(ord("A") + n),
@@ -146,5 +160,5 @@ def _targets(queries: list[tuple[str, str]]) -> list[dict[str, Any]]:
     ]
 
 
-def _place(n: int) -> dict[str, int]:
+def _panel_position(n: int) -> dict[str, int]:
     return {"h": HEIGHT, "w": WIDTH, "x": WIDTH * (n % COLUMNS), "y": HEIGHT * (n // COLUMNS)}

@@ -57,7 +57,7 @@ class Exporters(Sourced):
 
 
 @cache
-def _exporters() -> dict[str, Exporter]:
+def _device_exporters() -> dict[str, Exporter]:
     return Exporters.model_validate(
         read_shipped(Path(__file__).with_name("exporters.yaml"))
     ).exporters
@@ -68,6 +68,6 @@ def engine_metrics(name: str) -> Metrics | None:
     return engine(name).metrics if name in engine_names() else None
 
 
-def exporter(vendor: str) -> Exporter | None:
+def device_exporter(vendor: str) -> Exporter | None:
     """The metric names of a vendor's device exporter; None where it has none."""
-    return _exporters().get(vendor)
+    return _device_exporters().get(vendor)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from recipe_core.engines.release import Metrics
-from recipe_core.targets.monitoring.metrics import engine_metrics, exporter
-from recipe_core.targets.monitoring.rules import jobs
-from recipe_core.targets.pod import label_name, labels
+from recipe_core.targets.monitoring.metrics import device_exporter, engine_metrics
+from recipe_core.targets.monitoring.rules import scrape_job_names
+from recipe_core.targets.pod import label_name, pod_labels
 
 if TYPE_CHECKING:  # targets ask for thresholds themselves
     from recipe_core.targets.context import Context
@@ -17,31 +17,31 @@ KEY_FILE = "api-key"  # which whoever runs Prometheus writes
 _NAME_LABEL = "__meta_kubernetes_pod_label_app_kubernetes_io_name"
 
 
-def machines(context: Context) -> dict[str, Any]:
+def scrape_machines(context: Context) -> dict[str, Any]:
     """For servers on machines, at the recipe's host; users add further nodes to the lists."""
-    engine, devices = engine_metrics(context.engine), exporter(context.vendor)
-    host, (engine_job, device_job) = context.parameters.host, jobs(context)
+    engine, devices = engine_metrics(context.engine), device_exporter(context.vendor)
+    host, (engine_job, device_job) = context.parameters.host, scrape_job_names(context)
     configs = []
     if engine:
-        servers = [f"{host}:{port}" for port in _ports(context, engine)]
-        configs.append(_static(engine_job, engine.path, servers) | _key(context))
+        servers = [f"{host}:{port}" for port in _metrics_ports(context, engine)]
+        configs.append(_static_job(engine_job, engine.path, servers) | _key_credentials(context))
     if devices:
-        configs.append(_static(device_job, "/metrics", [f"{host}:{devices.port}"]))
-    return _config(configs)
+        configs.append(_static_job(device_job, "/metrics", [f"{host}:{devices.port}"]))
+    return _scrape_config(configs)
 
 
-def kubernetes(context: Context) -> dict[str, Any]:
+def scrape_cluster(context: Context) -> dict[str, Any]:
     """For a Prometheus inside the cluster: the recipe's pods, and the exporters on all nodes."""
-    engine, devices = engine_metrics(context.engine), exporter(context.vendor)
+    engine, devices = engine_metrics(context.engine), device_exporter(context.vendor)
     configs = []
     if engine:
-        configs.append(_pods(context, engine))
+        configs.append(_pod_job(context, engine))
     if devices:
-        configs.append(_exporters(jobs(context)[1], devices.port))
-    return _config(configs)
+        configs.append(_exporter_job(scrape_job_names(context)[1], devices.port))
+    return _scrape_config(configs)
 
 
-def _ports(context: Context, engine: Metrics) -> list[int]:
+def _metrics_ports(context: Context, engine: Metrics) -> list[int]:
     """Metrics ports on the first node: the engine's, or each server's; a router has others."""
     if engine.port:
         return [engine.port]
@@ -51,7 +51,7 @@ def _ports(context: Context, engine: Metrics) -> list[int]:
     return [context.parameters.port + p.port_offset for p in servers]
 
 
-def _config(scrape_configs: list[dict[str, Any]]) -> dict[str, Any]:
+def _scrape_config(scrape_configs: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "global": {"scrape_interval": "15s", "evaluation_interval": "15s"},
         "rule_files": [RULES],
@@ -59,22 +59,22 @@ def _config(scrape_configs: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _key(context: Context) -> dict[str, Any]:
+def _key_credentials(context: Context) -> dict[str, Any]:
     """The key, from a file beside this one, where an engine's figures need it too."""
     guarded = context.key_variable and context.api_key and context.api_key.guards_metrics
     return {"authorization": {"credentials_file": KEY_FILE}} if guarded else {}
 
 
-def _static(job: str, path: str, targets: list[str]) -> dict[str, Any]:
+def _static_job(job: str, path: str, targets: list[str]) -> dict[str, Any]:
     return {"job_name": job, "metrics_path": path, "static_configs": [{"targets": targets}]}
 
 
-def _pods(context: Context, engine: Metrics) -> dict[str, Any]:
-    (name,) = labels(context).values()
+def _pod_job(context: Context, engine: Metrics) -> dict[str, Any]:
+    (name,) = pod_labels(context).values()
     return {
-        "job_name": jobs(context)[0],
+        "job_name": scrape_job_names(context)[0],
         "metrics_path": engine.path,
-        **_key(context),
+        **_key_credentials(context),
         "kubernetes_sd_configs": [
             {"role": "pod", "namespaces": {"names": [context.parameters.namespace]}}
         ],
@@ -115,7 +115,7 @@ def _no_routers(context: Context) -> list[dict[str, Any]]:
     return [drop] if names else []
 
 
-def _exporters(job: str, port: int) -> dict[str, Any]:
+def _exporter_job(job: str, port: int) -> dict[str, Any]:
     keep = {
         "source_labels": ["__meta_kubernetes_pod_container_port_number"],
         "regex": str(port),

@@ -44,15 +44,15 @@ class Thresholds:
     tokens_per_s: float
 
 
-def thresholds(context: Context) -> Thresholds:
+def alert_thresholds(context: Context) -> Thresholds:
     """The thresholds of a serving recipe; its workload's load is the full one."""
     load = context.workload.get("concurrency") or context.workload.get("batch")
     memory = context.estimate["memory"]
     pool = memory.get("kv_cache_bytes") or math.inf
     concurrency = load or memory.get("max_concurrency") or 1
     return Thresholds(
-        ttft=_time(context, "ttft"),
-        tpot=_time(context, "tpot"),
+        ttft=_latency_threshold(context, "ttft"),
+        tpot=_latency_threshold(context, "tpot"),
         kv_usage=round(min(0.99, max(KV_USAGE, memory.get("kv_needed_bytes", 0) / pool)), 3),
         waiting=max(1, round(QUEUED_SHARE * concurrency)),
         load=load,
@@ -66,20 +66,20 @@ def warm_up_s(context: Context) -> int:
     begins = context.start
     if begins.weights is None and context.model_is_folder:  # nothing is downloaded then
         begins = begins.model_copy(update={"weights": "nvme"})
-    known = context.device in device_names()
+    is_shipped = context.device in device_names()
     start = cold_start(
         begins,
         engine=context.engine,
         weights_bytes=context.weights_bytes,
         devices=context.nodes * context.devices_per_node,
         nodes=context.nodes,
-        device=device_profile(context.device) if known else None,
+        device=device_profile(context.device) if is_shipped else None,
         weight_dtype=context.weight_dtype,
     )
     return round(min(longest, max(shortest, start.seconds)))
 
 
-def _time(context: Context, name: str) -> Threshold:
+def _latency_threshold(context: Context, name: str) -> Threshold:
     limit, percentile = context.limits.get(f"{name}_ms"), context.limits.get("percentile")
     if limit:
         quantile = percentile / 100 if percentile else None

@@ -16,7 +16,7 @@ from recipe_core.targets.restarts import machine, pods, runs, schedulers
 from recipe_core.targets.restarts.shape import EVENTS, LAUNCHER, Answer, Answers, Event, Setting
 
 
-def answers(target: str, context: Context) -> Answers:
+def restart_answers(target: str, context: Context) -> Answers:
     """One answer per event for a target of the recipe's kind, or for the ``LAUNCHER``.
 
     Raises:
@@ -25,36 +25,36 @@ def answers(target: str, context: Context) -> Answers:
     return {**_TARGETS[context.kind], **_OF_POLICIES}[target](context)
 
 
-def restarting(kind: Literal["serving", "training"]) -> list[str]:
+def restarting_targets(kind: Literal["serving", "training"]) -> list[str]:
     return list(_TARGETS[kind])
 
 
 _TARGETS: Mapping[str, Mapping[str, Callable[[Context], Answers]]] = {
     "serving": {
-        LAUNCHER: machine.launcher,
-        "systemd": machine.of_systemd,
-        "docker": lambda context: machine.docker(context, compose=False),
-        "compose": lambda context: machine.docker(context, compose=True),
-        "kubernetes": pods.of_kubernetes,
-        "kserve": pods.kserve,
-        "kserve-llm": pods.kserve_llm,
-        "llm-d": pods.llm_d,
-        "slurm": schedulers.slurm,
-        "skypilot": schedulers.skypilot_service,
-        "ray-serve": schedulers.ray_serve,
+        LAUNCHER: machine.launcher_answers,
+        "systemd": machine.systemd_answers,
+        "docker": lambda context: machine.docker_answers(context, compose=False),
+        "compose": lambda context: machine.docker_answers(context, compose=True),
+        "kubernetes": pods.kubernetes_answers,
+        "kserve": pods.kserve_answers,
+        "kserve-llm": pods.kserve_llm_answers,
+        "llm-d": pods.llm_d_answers,
+        "slurm": schedulers.slurm_answers,
+        "skypilot": schedulers.sky_service_answers,
+        "ray-serve": schedulers.ray_serve_answers,
     },
     "training": {
-        LAUNCHER: machine.launcher_training,
-        "slurm": schedulers.slurm,
-        "kubeflow-trainjob": runs.train_job,
-        "kubeflow-pytorchjob": runs.pytorch_job,
-        "jobset": runs.job_set,
-        "volcano": runs.volcano,
-        "skypilot": schedulers.skypilot_job,
+        LAUNCHER: machine.launcher_run_answers,
+        "slurm": schedulers.slurm_answers,
+        "kubeflow-trainjob": runs.train_job_answers,
+        "kubeflow-pytorchjob": runs.pytorch_job_answers,
+        "jobset": runs.job_set_answers,
+        "volcano": runs.volcano_answers,
+        "skypilot": schedulers.sky_job_answers,
     },
 }
 # Targets that only recipes with a policy of scaling have.
-_OF_POLICIES: Mapping[str, Callable[[Context], Answers]] = {"knative": pods.knative}
+_OF_POLICIES: Mapping[str, Callable[[Context], Answers]] = {"knative": pods.knative_answers}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +66,13 @@ class Row:
     answer: Answer
 
 
-def rows(context: Context, targets: Sequence[str]) -> list[Row]:
+def restart_rows(context: Context, targets: Sequence[str]) -> list[Row]:
     """The answers of targets, by name, one row for events that are answered alike."""
     table = []
-    starting = [*restarting(context.kind), *_OF_POLICIES]
+    starting = [*restarting_targets(context.kind), *_OF_POLICIES]
     for target in (name for name in starting if name in targets):
         groups: dict[Answer, list[str]] = {}
-        for event, answer in answers(target, context).items():
+        for event, answer in restart_answers(target, context).items():
             groups.setdefault(answer, []).append(EVENTS[event])
         table += [Row(target, tuple(events), answer) for answer, events in groups.items()]
     return table
@@ -86,7 +86,7 @@ __all__ = [
     "Event",
     "Row",
     "Setting",
-    "answers",
-    "restarting",
-    "rows",
+    "restart_answers",
+    "restarting_targets",
+    "restart_rows",
 ]

@@ -9,59 +9,75 @@ from recipe_core.targets.restarts.shape import (
     Answer,
     Answers,
     Setting,
-    nobody,
-    slow,
-    unsaved,
+    nobody_answer,
+    slow_answer,
+    unsaved_text,
 )
 
 
-def _limits(context: Context, *names: str) -> tuple[Setting, ...]:
+def _supervision_settings(context: Context, *names: str) -> tuple[Setting, ...]:
     values = context.supervision.for_launcher()
     return tuple(Setting(f"supervision.{name}", values[name]) for name in names)
 
 
-def launcher(context: Context) -> Answers:
+def launcher_answers(context: Context) -> Answers:
     """Answers of the bundle's launcher for servers."""
-    budget = _limits(context, "crash_budget", "window_s", "backoff_s", "backoff_most_s", "stable_s")
-    again = "starts the server again, after its budget the next fallback; then stops, and says why"
+    budget = _supervision_settings(
+        context, "crash_budget", "window_s", "backoff_s", "backoff_most_s", "stable_s"
+    )
+    restart_text = (
+        "starts the server again, after its budget the next fallback; then stops, and says why"
+    )
     lost = "takes the next fallback that fits, and returns when the device does"
     return {
-        "dies": Answer(LAUNCHER, again, budget),
+        "dies": Answer(LAUNCHER, restart_text, budget),
         "hangs": Answer(
-            LAUNCHER, "starts a server again that gives no answer or no token", _hang(context)
+            LAUNCHER,
+            "starts a server again that gives no answer or no token",
+            _hang_settings(context),
         ),
-        "memory": Answer(LAUNCHER, again, budget),
+        "memory": Answer(LAUNCHER, restart_text, budget),
         "lost": Answer(LAUNCHER, f"{lost}; a lost machine is nobody's"),
         "drained": Answer(
-            LAUNCHER, "on SIGTERM waits for running requests", _limits(context, "drain_s")
+            LAUNCHER,
+            "on SIGTERM waits for running requests",
+            _supervision_settings(context, "drain_s"),
         ),
-        "slow": Answer(LAUNCHER, "starts the server again", _limits(context, "slow_s")),
+        "slow": Answer(
+            LAUNCHER, "starts the server again", _supervision_settings(context, "slow_s")
+        ),
         "wrong": Answer(LAUNCHER, "takes the next fallback at once, or stops and says why"),
     }
 
 
-def launcher_training(context: Context) -> Answers:
+def launcher_run_answers(context: Context) -> Answers:
     """Answers of the bundle's launcher for a run."""
-    budget = _limits(context, "crash_budget", "window_s", "backoff_s", "backoff_most_s")
-    again = "resumes from the newest checkpoint; after its budget stops, and says why"
+    budget = _supervision_settings(
+        context, "crash_budget", "window_s", "backoff_s", "backoff_most_s"
+    )
+    restart_text = "resumes from the newest checkpoint; after its budget stops, and says why"
     return {
-        "dies": Answer(LAUNCHER, again, budget),
-        "hangs": Answer(LAUNCHER, "stops a run without steps and resumes it", _hang(context)),
-        "memory": Answer(LAUNCHER, again, budget),
+        "dies": Answer(LAUNCHER, restart_text, budget),
+        "hangs": Answer(
+            LAUNCHER, "stops a run without steps and resumes it", _hang_settings(context)
+        ),
+        "memory": Answer(LAUNCHER, restart_text, budget),
         "lost": Answer(LAUNCHER, "resumes on the devices that are left, where a fallback fits"),
         "drained": Answer(
-            LAUNCHER, f"on SIGTERM {unsaved(context, 'stop-file')}", _limits(context, "drain_s")
+            LAUNCHER,
+            f"on SIGTERM {unsaved_text(context, 'stop-file')}",
+            _supervision_settings(context, "drain_s"),
         ),
-        "slow": nobody("nothing; steps and their times are in run/metrics.csv"),
+        "slow": nobody_answer("nothing; steps and their times are in run/metrics.csv"),
         "wrong": Answer(LAUNCHER, "stops, and says why"),
     }
 
 
-def _hang(context: Context) -> tuple[Setting, ...]:
-    return _limits(context, "hang_s")
+def _hang_settings(context: Context) -> tuple[Setting, ...]:
+    return _supervision_settings(context, "hang_s")
 
 
-def of_systemd(context: Context) -> Answers:
+def systemd_answers(context: Context) -> Answers:
     """Answers of the unit that starts the launcher."""
     within = (
         Setting("Restart", "on-failure"),
@@ -91,11 +107,11 @@ def of_systemd(context: Context) -> Answers:
     }
 
 
-def docker(context: Context, *, compose: bool) -> Answers:
+def docker_answers(context: Context, *, compose: bool) -> Answers:
     """Answers of Docker, by a compose file or by commands."""
     grace_s = supervise.grace_s(context)
     policy, stop = Setting("restart", "unless-stopped"), Setting("stop_grace_period", f"{grace_s}s")
-    looks = supervise.hang(context)
+    looks = supervise.hang_looks(context)
     health: tuple[Setting, ...] = (
         Setting("healthcheck.interval", f"{looks.period_s}s"),
         Setting("healthcheck.retries", looks.failures),
@@ -104,13 +120,13 @@ def docker(context: Context, *, compose: bool) -> Answers:
     if not compose:
         policy, stop = Setting("--restart", "unless-stopped"), Setting("--stop-timeout", grace_s)
         health, unseen = (), "nothing is seen"
-    again = "starts the container again without end, after 0.1 s doubling to 1 min"
+    restart_text = "starts the container again without end, after 0.1 s doubling to 1 min"
     return {
-        "dies": Answer("Docker", again, (policy,)),
+        "dies": Answer("Docker", restart_text, (policy,)),
         "hangs": Answer("nobody", unseen, health),
-        "memory": Answer("Docker", again, (policy,)),
-        "lost": Answer("Docker", f"{again}; a lost machine is nobody's", (policy,)),
+        "memory": Answer("Docker", restart_text, (policy,)),
+        "lost": Answer("Docker", f"{restart_text}; a lost machine is nobody's", (policy,)),
         "drained": Answer("Docker", "sends SIGTERM, and kills what is left then", (stop,)),
-        "slow": slow(context),
-        "wrong": Answer("Docker", again, (policy,)),
+        "slow": slow_answer(context),
+        "wrong": Answer("Docker", restart_text, (policy,)),
     }

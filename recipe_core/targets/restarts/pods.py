@@ -5,15 +5,15 @@ from __future__ import annotations
 from recipe_core.base.errors import NoAnswer
 from recipe_core.targets import kubernetes, supervise
 from recipe_core.targets.context import Context
-from recipe_core.targets.layout import by_role, layout
+from recipe_core.targets.layout import by_role, launch_units
 from recipe_core.targets.probes import asks_for_tokens
-from recipe_core.targets.restarts.shape import Answer, Answers, Event, Setting, slow
-from recipe_core.targets.scale.bounds import least
+from recipe_core.targets.restarts.shape import Answer, Answers, Event, Setting, slow_answer
+from recipe_core.targets.scale.bounds import fewest_copies
 
 
-def _probes(context: Context, *, asks: bool) -> tuple[Setting, ...]:
-    looks = supervise.generation(context) if asks else supervise.hang(context)
-    unready = supervise.unready(context)
+def _probe_settings(context: Context, *, asks: bool) -> tuple[Setting, ...]:
+    looks = supervise.generation_looks(context) if asks else supervise.hang_looks(context)
+    unready = supervise.unready_looks(context)
     return (
         Setting("readinessProbe.failureThreshold", unready.failures),
         Setting("livenessProbe.periodSeconds", looks.period_s),
@@ -21,110 +21,121 @@ def _probes(context: Context, *, asks: bool) -> tuple[Setting, ...]:
     )
 
 
-def _asked(context: Context) -> bool:
+def _asks_for_tokens(context: Context) -> bool:
     return any(asks_for_tokens(context, process) for process in context.launch.processes)
 
 
-def _drain(context: Context, kept: int | None) -> Answer:
+def _drain_answer(context: Context, min_available: int | None) -> Answer:
     """``kept`` pods a drain leaves up; None where no budget is part of the target."""
     settings = (
         Setting("preStop.exec.command", ("sleep", str(context.supervision.drain_s))),
         Setting("terminationGracePeriodSeconds", supervise.grace_s(context)),
     )
-    if kept is None:
+    if min_available is None:
         return Answer("kubelet", "lets running requests finish; no budget delays it", settings)
     waits = "drains wait while too few pods would be left; running requests finish"
-    return Answer("kubelet", waits, (Setting("minAvailable", kept), *settings))
+    return Answer("kubelet", waits, (Setting("minAvailable", min_available), *settings))
 
 
-def _pods(
-    context: Context, controller: str, replicas: int, kept: int | None, *, asks: bool = True
+def _pod_answers(
+    context: Context,
+    controller: str,
+    replicas: int,
+    min_available: int | None,
+    *,
+    asks: bool = True,
 ) -> dict[Event, Answer]:
     """Answers of pods that a Deployment keeps; ``asks``: whether probes may ask for tokens."""
-    asks = asks and _asked(context)
-    again = "starts the container again without end, after 10 s doubling to 5 min"
+    asks = asks and _asks_for_tokens(context)
+    restart_text = "starts the container again without end, after 10 s doubling to 5 min"
     policy = (Setting("restartPolicy", "Always"),)
     looks = "it is asked for a token where it counts none" if asks else "only its health is seen"
-    seen = f"takes the server out of the service, then starts it again; {looks}"
+    hang_text = f"takes the server out of the service, then starts it again; {looks}"
     elsewhere = "makes the pod anew on another node, five minutes after a node is lost"
     return {
-        "dies": Answer("kubelet", again, policy),
-        "hangs": Answer("kubelet", seen, _probes(context, asks=asks)),
-        "memory": Answer("kubelet", again, policy),
+        "dies": Answer("kubelet", restart_text, policy),
+        "hangs": Answer("kubelet", hang_text, _probe_settings(context, asks=asks)),
+        "memory": Answer("kubelet", restart_text, policy),
         "lost": Answer(controller, elsewhere, (Setting("replicas", replicas),)),
-        "drained": _drain(context, kept),
-        "slow": slow(context),
-        "wrong": Answer("kubelet", f"{again}; nobody gives up", policy),
+        "drained": _drain_answer(context, min_available),
+        "slow": slow_answer(context),
+        "wrong": Answer("kubelet", f"{restart_text}; nobody gives up", policy),
     }
 
 
-def of_kubernetes(context: Context) -> Answers:
+def kubernetes_answers(context: Context) -> Answers:
     """Of the workload with the servers: a Deployment, or a LeaderWorkerSet over several nodes."""
-    units = layout(context.launch)
+    units = launch_units(context.launch)
     groups = [unit for unit in units if len(unit.pods) > 1]
     unit = (groups or list(units))[0]
-    replicas = kubernetes.copies(context, unit)
+    replicas = kubernetes.initial_copies(context, unit)
     role = unit.leader[0].role
-    same = sum(kubernetes.copies(context, u) for u in units if u.leader[0].role == role)
-    kept = context.supervision.available_of(same)
+    role_copies = sum(
+        kubernetes.initial_copies(context, u) for u in units if u.leader[0].role == role
+    )
+    min_available = context.supervision.available_of(role_copies)
     if groups:
-        return _group(context, replicas, kept * kubernetes.counted_pods(unit))
-    answer = _pods(context, "Deployment", replicas, kept)
+        return _group_answers(context, replicas, min_available * kubernetes.counted_pods(unit))
+    answer = _pod_answers(context, "Deployment", replicas, min_available)
     startup = kubernetes.progress_s(context, unit)
-    late = f"{answer['wrong'].does}; the rollout counts as failed in time"
+    late_text = f"{answer['wrong'].does}; the rollout counts as failed in time"
     progress = (*answer["wrong"].settings, Setting("progressDeadlineSeconds", startup))
-    return {**answer, "wrong": Answer("kubelet", late, progress)}
+    return {**answer, "wrong": Answer("kubelet", late_text, progress)}
 
 
-def _group(context: Context, replicas: int, kept: int) -> Answers:
+def _group_answers(context: Context, replicas: int, min_available: int) -> Answers:
     """Answers of a LeaderWorkerSet: the ranks of a server start together, or not at all."""
     policy = (Setting("leaderWorkerTemplate.restartPolicy", "RecreateGroupOnPodRestart"),)
-    again = "makes all pods of the server anew, without end"
+    restart_text = "makes all pods of the server anew, without end"
     who = "LeaderWorkerSet"
-    probes = _probes(context, asks=_asked(context))
+    probes = _probe_settings(context, asks=_asks_for_tokens(context))
     return {
-        "dies": Answer(who, again, policy),
-        "hangs": Answer("kubelet", f"restarts the leader; so {who} {again}", probes),
-        "memory": Answer(who, again, policy),
+        "dies": Answer(who, restart_text, policy),
+        "hangs": Answer("kubelet", f"restarts the leader; so {who} {restart_text}", probes),
+        "memory": Answer(who, restart_text, policy),
         "lost": Answer(
-            who, f"{again}, five minutes after a node is lost", (Setting("replicas", replicas),)
+            who,
+            f"{restart_text}, five minutes after a node is lost",
+            (Setting("replicas", replicas),),
         ),
-        "drained": _drain(context, kept),
-        "slow": slow(context),
-        "wrong": Answer(who, f"{again}; nobody gives up", policy),
+        "drained": _drain_answer(context, min_available),
+        "slow": slow_answer(context),
+        "wrong": Answer(who, f"{restart_text}; nobody gives up", policy),
     }
 
 
-def kserve(context: Context) -> Answers:
+def kserve_answers(context: Context) -> Answers:
     """Answers for an InferenceService."""
     if context.scaling is not None and context.scaling.policy == "kpa":
-        answer = knative(context)
+        answer = knative_answers(context)
         lost = answer["lost"]
-        low = Setting("minReplicas", least(context, layout(context.launch)[0]))
+        low = Setting("minReplicas", fewest_copies(context, launch_units(context.launch)[0]))
         return {**answer, "lost": Answer(lost.who, lost.does, (low,))}
-    unit = layout(context.launch)[0]
-    replicas = kubernetes.copies(context, unit)
-    kept = context.supervision.available_of(replicas)
-    answer = _pods(context, "KServe's Deployment", replicas, kept)
+    unit = launch_units(context.launch)[0]
+    replicas = kubernetes.initial_copies(context, unit)
+    min_available = context.supervision.available_of(replicas)
+    answer = _pod_answers(context, "KServe's Deployment", replicas, min_available)
     lost = answer["lost"]
     return {**answer, "lost": Answer(lost.who, lost.does, (Setting("minReplicas", replicas),))}
 
 
-def knative(context: Context) -> Answers:
+def knative_answers(context: Context) -> Answers:
     """Answers for a Knative Service; the proxy of its pods lets requests finish."""
-    replicas = kubernetes.copies(context, layout(context.launch)[0])
-    kept = context.supervision.available_of(replicas)
-    answer = _by_default(_pods(context, "Knative's revision", replicas, kept))
+    replicas = kubernetes.initial_copies(context, launch_units(context.launch)[0])
+    min_available = context.supervision.available_of(replicas)
+    answer = _default_policy_answers(
+        _pod_answers(context, "Knative's revision", replicas, min_available)
+    )
     lost = answer["lost"]
     drains = "drains wait while too few pods would be left; Knative's proxy lets requests finish"
     return {
         **answer,
         "lost": Answer(lost.who, lost.does),
-        "drained": Answer("Knative", drains, (Setting("minAvailable", kept),)),
+        "drained": Answer("Knative", drains, (Setting("minAvailable", min_available),)),
     }
 
 
-def kserve_llm(context: Context) -> Answers:
+def kserve_llm_answers(context: Context) -> Answers:
     """Answers for an LLMInferenceService.
 
     Raises:
@@ -134,27 +145,29 @@ def kserve_llm(context: Context) -> Answers:
     if units is None:
         raise NoAnswer("its servers differ; this object replicates a single one.")
     unit = units.get("server") or units["decode"]
-    replicas = kubernetes.copies(context, unit)
+    replicas = kubernetes.initial_copies(context, unit)
     alone = "server" in units and len(unit.pods) == 1
-    kept = context.supervision.available_of(replicas) if alone else None
-    answer = _by_default(_pods(context, "KServe's workload", replicas, kept, asks=False))
+    min_available = context.supervision.available_of(replicas) if alone else None
+    answer = _default_policy_answers(
+        _pod_answers(context, "KServe's workload", replicas, min_available, asks=False)
+    )
     if len(unit.pods) == 1:
         return answer
-    again = "makes all pods of the server anew, as KServe's own LeaderWorkerSet is set"
-    whole = {event: Answer("LeaderWorkerSet", again) for event in _ENDS}
-    return {**answer, **whole}
+    restart_text = "makes all pods of the server anew, as KServe's own LeaderWorkerSet is set"
+    group_ends = {event: Answer("LeaderWorkerSet", restart_text) for event in _ENDS}
+    return {**answer, **group_ends}
 
 
 _ENDS: tuple[Event, ...] = ("dies", "memory", "wrong")
 
 
-def llm_d(context: Context) -> Answers:
+def llm_d_answers(context: Context) -> Answers:
     """Answers for the pods of llm-d's chart."""
-    replicas = kubernetes.copies(context, layout(context.launch)[0])
-    return _by_default(_pods(context, "the chart's Deployment", replicas, None))
+    replicas = kubernetes.initial_copies(context, launch_units(context.launch)[0])
+    return _default_policy_answers(_pod_answers(context, "the chart's Deployment", replicas, None))
 
 
-def _by_default(answer: Answers) -> Answers:
+def _default_policy_answers(answer: Answers) -> Answers:
     """The answers of pods whose restart policy others leave at Kubernetes' default."""
     ends = {event: Answer(answer[event].who, answer[event].does) for event in _ENDS}
     return {**answer, **ends}

@@ -56,24 +56,24 @@ class Answer:
 Answers = Mapping[Event, Answer]
 
 
-def nobody(does: str) -> Answer:
+def nobody_answer(does: str) -> Answer:
     return Answer("nobody", does)
 
 
-def unsaved(context: Context, *ways: str) -> str:
+def unsaved_text(context: Context, *ways: str) -> str:
     """What a run that is told to stop in one of the ``ways`` does, or what it loses."""
     if set(ways) & set(supervise.saves_on(context)):
         return "lets the trainer write a checkpoint"
     interval_s = context.estimate.get("run", {}).get("checkpoint_interval_s")
-    most = f": {duration(interval_s)} of work at most" if interval_s else ""
-    return f"ends the trainer, which loses what came after its newest checkpoint{most}"
+    loss_text = f": {duration(interval_s)} of work at most" if interval_s else ""
+    return f"ends the trainer, which loses what came after its newest checkpoint{loss_text}"
 
 
-def slow(context: Context) -> Answer:
+def slow_answer(context: Context) -> Answer:
     """Only the launcher restarts what is slow; elsewhere an alert tells people."""
     metrics = engine_metrics(context.engine)
     if metrics is None or not (metrics.tpot or metrics.itl):
-        return nobody("nothing is seen: the engine tells no time per token")
-    wait = supervise.duration(context.supervision.slow_s)
+        return nobody_answer("nothing is seen: the engine tells no time per token")
+    wait = supervise.prometheus_duration(context.supervision.slow_s)
     rule = (Setting("alert", "RecipeTpotHigh", RULES), Setting("for", wait, RULES))
     return Answer("nobody", "Prometheus tells you, if the monitoring pack is installed", rule)

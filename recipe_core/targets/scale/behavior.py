@@ -9,7 +9,7 @@ from recipe_core.base.errors import NoAnswer
 from recipe_core.request.scaling import Scaling
 from recipe_core.scaling.policies.defaults import default_of
 from recipe_core.scaling.policies.table import LONGEST_WINDOW_S
-from recipe_core.targets.scale.bounds import number, whole_s
+from recipe_core.targets.scale.bounds import shortest_number, whole_seconds
 
 # Of the policies that apply where none is stated.
 PERIOD_S = int(default_of("hpa", "period_s"))
@@ -26,7 +26,7 @@ FIELDS = (
 _SIDES = {"scaleUp": "up", "scaleDown": "down"}
 
 
-def behavior(scaling: Scaling) -> dict[str, Any]:
+def scaling_behavior(scaling: Scaling) -> dict[str, Any]:
     """The stated windows, steps and tolerance; what is left out is Kubernetes' own default.
 
     Raises:
@@ -35,19 +35,19 @@ def behavior(scaling: Scaling) -> dict[str, Any]:
     sides = {}
     for side, direction in _SIDES.items():
         rules: dict[str, Any] = {}
-        window_s = whole_s(scaling, f"{direction}_delay_s", most_s=int(LONGEST_WINDOW_S))
+        window_s = whole_seconds(scaling, f"{direction}_delay_s", most_s=int(LONGEST_WINDOW_S))
         if window_s is not None:
             rules["stabilizationWindowSeconds"] = window_s
-        if policies := _policies(scaling, direction):
+        if policies := _step_policies(scaling, direction):
             rules["policies"] = policies
         if scaling.tolerance is not None:
-            rules["tolerance"] = number(scaling.tolerance)
+            rules["tolerance"] = shortest_number(scaling.tolerance)
         if rules:
             sides[side] = rules
     return sides
 
 
-def _policies(scaling: Scaling, direction: str) -> list[dict[str, Any]]:
+def _step_policies(scaling: Scaling, direction: str) -> list[dict[str, Any]]:
     step = getattr(scaling, f"{direction}_step")
     period_s = getattr(scaling, f"{direction}_period_s")
     if step is None and period_s is not None:

@@ -10,7 +10,7 @@ from recipe_core.recipe.place import Parameters
 from recipe_core.request.scaling import Policy, Scaling
 from recipe_core.scaling.rented import replica_bounds_of
 from recipe_core.targets.context import Context
-from recipe_core.targets.layout import Unit, independent, layout
+from recipe_core.targets.layout import Unit, has_independent_servers, launch_units
 
 # Where a policy can be written.
 WHERE: dict[Policy, str] = {
@@ -35,24 +35,24 @@ def in_copies(context: Context, unit: Unit, replicas: int) -> int:
 
     A replica is one independent server, or all pools of a recipe together.
     """
-    return replicas if independent(context.launch) else unit.copies * replicas
+    return replicas if has_independent_servers(context.launch) else unit.copies * replicas
 
 
-def least(context: Context, unit: Unit) -> int:
+def fewest_copies(context: Context, unit: Unit) -> int:
     """Fewest pods (or groups of pods) of a unit; 0 where its last one may end."""
     if context.scaling is None:
         return unit.copies * context.parameters.min_replicas
-    return in_copies(context, unit, fewest(context.scaling))
+    return in_copies(context, unit, fewest_replicas(context.scaling))
 
 
-def most(context: Context, unit: Unit) -> int:
+def most_copies(context: Context, unit: Unit) -> int:
     """Most pods (or groups of pods) of a unit."""
     if context.scaling is None:
         return unit.copies * context.parameters.max_replicas
     return in_copies(context, unit, context.scaling.max_replicas)
 
 
-def fewest(scaling: Scaling) -> int:
+def fewest_replicas(scaling: Scaling) -> int:
     """Fewest replicas; all of them where their number is fixed."""
     return replica_bounds_of(scaling)[0]
 
@@ -63,20 +63,20 @@ def refuse_other_bounds(scaling: Scaling, parameters: Parameters, launch: Launch
     Raises:
         InputError: where they are stated and are not the policy's.
     """
-    stated = (parameters.min_replicas, parameters.max_replicas)
+    bounds = (parameters.min_replicas, parameters.max_replicas)
     defaults = Parameters()
-    if stated == (defaults.min_replicas, defaults.max_replicas):
+    if bounds == (defaults.min_replicas, defaults.max_replicas):
         return
-    copies = layout(launch)[0].copies if independent(launch) else 1
-    if tuple(copies * number for number in stated) == (
-        fewest(scaling),
+    copies = launch_units(launch)[0].copies if has_independent_servers(launch) else 1
+    if tuple(copies * number for number in bounds) == (
+        fewest_replicas(scaling),
         scaling.max_replicas,
     ):
         return
     raise InputError(
-        f"min_replicas {stated[0]} and max_replicas {stated[1]} of the deployment settings are "
-        f"{copies * stated[0]} to {copies * stated[1]} servers; options.scaling has "
-        f"{fewest(scaling)} to {scaling.max_replicas}.",
+        f"min_replicas {bounds[0]} and max_replicas {bounds[1]} of the deployment settings are "
+        f"{copies * bounds[0]} to {copies * bounds[1]} servers; options.scaling has "
+        f"{fewest_replicas(scaling)} to {scaling.max_replicas}.",
         field="parameters.min_replicas",
         hint="Leave min_replicas and max_replicas out, or change options.scaling.",
     )
@@ -96,14 +96,14 @@ def refuse_policy(scaling: Scaling, policies: Collection[str], where: str) -> No
         )
 
 
-def refuse_fields(scaling: Scaling, written: Collection[str], where: str) -> None:
+def refuse_fields(scaling: Scaling, writable: Collection[str], where: str) -> None:
     """Refuse what ``where`` cannot be told.
 
     Raises:
         NoAnswer: for the first stated field that is none of ``written``.
     """
     for name in stated_fields(scaling):
-        if name not in written:
+        if name not in writable:
             raise NoAnswer(
                 f"{where} cannot be told {name}.",
                 field=f"options.scaling.{name}",
@@ -120,7 +120,7 @@ def stated_fields(scaling: Scaling) -> list[str]:
     ]
 
 
-def whole_s(scaling: Scaling, name: str, *, most_s: int | None = None) -> int | None:
+def whole_seconds(scaling: Scaling, name: str, *, most_s: int | None = None) -> int | None:
     """A time in whole seconds; None where it is not stated.
 
     Raises:
@@ -144,14 +144,14 @@ def whole_s(scaling: Scaling, name: str, *, most_s: int | None = None) -> int | 
     return int(value)
 
 
-def number(value: float) -> str:
+def shortest_number(value: float) -> str:
     """A number as its shortest text: whole ones without a fraction, none with an exponent."""
     if float(value).is_integer():
         return str(int(value))
     return f"{value:.12f}".rstrip("0") if value < 1e-4 else repr(float(value))
 
 
-def grained(value: float, field: str) -> str:
+def grain_target(value: float, field: str) -> str:
     """A target as Kubernetes reads it.
 
     Raises:
@@ -165,4 +165,4 @@ def grained(value: float, field: str) -> str:
             field=field,
             hint=f"Set {nearest:g}.",
         )
-    return number(rounded)
+    return shortest_number(rounded)

@@ -14,7 +14,7 @@ from recipe_core.scaling.policies.defaults import default_of
 from recipe_core.scaling.policies.dynamo import PREDICTOR
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import replica_devices
-from recipe_core.targets.scale.bounds import refuse_fields, whole_s
+from recipe_core.targets.scale.bounds import refuse_fields, whole_seconds
 
 WHERE = "Dynamo's planner"
 TIMES = {
@@ -29,7 +29,7 @@ LIMITS = {
 _POOLS = ("prefill", "decode")
 
 
-def settings(context: Context, scaling: Scaling) -> dict[str, Any]:
+def planner_settings(context: Context, scaling: Scaling) -> dict[str, Any]:
     """Both rules of the planner, for engines that do prefill and decode.
 
     Raises:
@@ -43,7 +43,7 @@ def settings(context: Context, scaling: Scaling) -> dict[str, Any]:
         )
     devices = replica_devices(context.launch)
     limits = {name: context.limits.get(limit) or usual for limit, (name, usual) in LIMITS.items()}
-    times = {name: whole_s(scaling, field) for field, name in TIMES.items()}
+    times = {name: whole_seconds(scaling, field) for field, name in TIMES.items()}
     return {
         "environment": "kubernetes",
         "mode": "agg",
@@ -56,11 +56,11 @@ def settings(context: Context, scaling: Scaling) -> dict[str, Any]:
         "decode_engine_num_gpu": devices,
         "load_predictor": PREDICTOR,
         **{name: seconds for name, seconds in times.items() if seconds is not None},
-        **_sensitivity(scaling),
+        **_down_sensitivity(scaling),
     }
 
 
-def _sensitivity(scaling: Scaling) -> dict[str, int]:
+def _down_sensitivity(scaling: Scaling) -> dict[str, int]:
     """How far below the limits, in percent, engines must be before one of them ends."""
     if scaling.tolerance is None:
         return {}
@@ -74,14 +74,14 @@ def _sensitivity(scaling: Scaling) -> dict[str, int]:
     return {"load_scaling_down_sensitivity": round(percent)}
 
 
-def read_settings(written: Mapping[str, Any]) -> Scaling:
+def read_planner_settings(settings: Mapping[str, Any]) -> Scaling:
     """The policy that settings were written from."""
-    fields = {field: written[name] for field, name in TIMES.items() if name in written}
-    if "load_scaling_down_sensitivity" in written:
-        fields["tolerance"] = 1 - written["load_scaling_down_sensitivity"] / 100
+    fields = {field: settings[name] for field, name in TIMES.items() if name in settings}
+    if "load_scaling_down_sensitivity" in settings:
+        fields["tolerance"] = 1 - settings["load_scaling_down_sensitivity"] / 100
     return Scaling(
         policy="dynamo",
-        min_replicas=written["min_endpoint"],
-        max_replicas=written["max_gpu_budget"] // written["decode_engine_num_gpu"],
+        min_replicas=settings["min_endpoint"],
+        max_replicas=settings["max_gpu_budget"] // settings["decode_engine_num_gpu"],
         **fields,
     )

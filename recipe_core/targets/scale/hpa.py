@@ -9,9 +9,21 @@ from recipe_core.base.errors import NoAnswer
 from recipe_core.request.scaling import Metric, Scaling, Trigger
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import Unit
-from recipe_core.targets.scale.behavior import FIELDS, PERIOD_S, behavior, read_behavior
-from recipe_core.targets.scale.bounds import grained, least, most, refuse_fields, refuse_policy
-from recipe_core.targets.scale.metrics import query, read_query, series, triggers_of, window_of
+from recipe_core.targets.scale.behavior import FIELDS, PERIOD_S, read_behavior, scaling_behavior
+from recipe_core.targets.scale.bounds import (
+    fewest_copies,
+    grain_target,
+    most_copies,
+    refuse_fields,
+    refuse_policy,
+)
+from recipe_core.targets.scale.metrics import (
+    averaging_window_s,
+    engine_gauges,
+    metric_query,
+    read_metric_query,
+    triggers_of,
+)
 
 WHERE = "a HorizontalPodAutoscaler"
 _FIELDS = ("triggers", "interval_s", "window_s", *FIELDS)
@@ -26,7 +38,7 @@ ADAPTED: dict[Metric, str] = {
 RESOURCES = {"overrides": {"namespace": {"resource": "namespace"}, "pod": {"resource": "pod"}}}
 
 
-def spec(context: Context, unit: Unit, scaling: Scaling) -> dict[str, Any]:
+def hpa_spec(context: Context, unit: Unit, scaling: Scaling) -> dict[str, Any]:
     """All of the autoscaler's specification but its target.
 
     Raises:
@@ -43,20 +55,20 @@ def spec(context: Context, unit: Unit, scaling: Scaling) -> dict[str, Any]:
             hint="Leave it out.",
         )
     metrics = []
-    for index, wanted in enumerate(triggers_of(scaling)):
-        query(context, wanted.metric)  # raises what is missing
-        value = grained(wanted.target, f"options.scaling.triggers.{index}.target")
-        metrics.append(_metric(wanted.metric, value))
-    rules = behavior(scaling)
+    for index, trigger in enumerate(triggers_of(scaling)):
+        metric_query(context, trigger.metric)  # raises what is missing
+        value = grain_target(trigger.target, f"options.scaling.triggers.{index}.target")
+        metrics.append(_hpa_metric(trigger.metric, value))
+    rules = scaling_behavior(scaling)
     return {
-        "minReplicas": least(context, unit),
-        "maxReplicas": most(context, unit),
+        "minReplicas": fewest_copies(context, unit),
+        "maxReplicas": most_copies(context, unit),
         "metrics": metrics,
         **({"behavior": rules} if rules else {}),
     }
 
 
-def _metric(metric: Metric, value: str) -> dict[str, Any]:
+def _hpa_metric(metric: Metric, value: str) -> dict[str, Any]:
     kind = "external" if metric == "request-rate" else "pods"
     source = {
         "metric": {"name": ADAPTED[metric]},
@@ -65,25 +77,25 @@ def _metric(metric: Metric, value: str) -> dict[str, Any]:
     return {"type": kind.capitalize(), kind: source}
 
 
-def adapter(context: Context, scaling: Scaling) -> dict[str, Any]:
+def adapter_values(context: Context, scaling: Scaling) -> dict[str, Any]:
     """Helm values of prometheus-adapter: each metric of the policy under a name of its own.
 
     Raises:
         NoAnswer: where the engine, or the gateway, does not report one.
     """
-    window_s = window_of(scaling)
+    window_s = averaging_window_s(scaling)
     custom, external = [], []
-    for wanted in triggers_of(scaling):
-        if wanted.metric == "request-rate":
-            external.append(_external(context, window_s))
+    for trigger in triggers_of(scaling):
+        if trigger.metric == "request-rate":
+            external.append(_external_rule(context, window_s))
         else:
-            custom.append(_custom(context, wanted.metric, window_s))
+            custom.append(_custom_rule(context, trigger.metric, window_s))
     rules = {"custom": custom, "external": external}
-    return {"rules": {kind: listed for kind, listed in rules.items() if listed}}
+    return {"rules": {kind: kind_rules for kind, kind_rules in rules.items() if kind_rules}}
 
 
-def _custom(context: Context, metric: Metric, window_s: int | None) -> dict[str, Any]:
-    names = series(context, metric)
+def _custom_rule(context: Context, metric: Metric, window_s: int | None) -> dict[str, Any]:
+    names = engine_gauges(context, metric)
     sums = []
     for name in names:
         value = f"{name}{{<<.LabelMatchers>>}}"
@@ -98,36 +110,36 @@ def _custom(context: Context, metric: Metric, window_s: int | None) -> dict[str,
     }
 
 
-def _external(context: Context, window_s: int | None) -> dict[str, Any]:
+def _external_rule(context: Context, window_s: int | None) -> dict[str, Any]:
     counter = context.parameters.gateway_metric or ""
     return {
         "seriesQuery": counter,
         "resources": {"namespaced": False},
         "name": {"as": ADAPTED["request-rate"]},
-        "metricsQuery": query(context, "request-rate", window_s),
+        "metricsQuery": metric_query(context, "request-rate", window_s),
     }
 
 
-def read_spec(written: Mapping[str, Any], rules: Mapping[str, Any] | None = None) -> Scaling:
+def read_hpa_spec(spec: Mapping[str, Any], rules: Mapping[str, Any] | None = None) -> Scaling:
     """The policy that a specification, and the adapter's values, were written from."""
     metrics = {name: metric for metric, name in ADAPTED.items()}
-    wanted = []
-    for entry in written["metrics"]:
+    triggers = []
+    for entry in spec["metrics"]:
         source = entry[entry["type"].lower()]
         metric = metrics[source["metric"]["name"]]
-        wanted.append(Trigger(metric=metric, target=float(source["target"]["averageValue"])))
+        triggers.append(Trigger(metric=metric, target=float(source["target"]["averageValue"])))
     fields: dict[str, Any] = {
         "policy": "hpa",
-        "min_replicas": written["minReplicas"],
-        "max_replicas": written["maxReplicas"],
-        "triggers": tuple(wanted),
-        **read_behavior(written.get("behavior", {})),
+        "min_replicas": spec["minReplicas"],
+        "max_replicas": spec["maxReplicas"],
+        "triggers": tuple(triggers),
+        **read_behavior(spec.get("behavior", {})),
     }
-    listed: Sequence[Mapping[str, Any]] = [
+    adapter_rules: Sequence[Mapping[str, Any]] = [
         rule for kind in (rules or {}).get("rules", {}).values() for rule in kind
     ]
-    for rule in listed:
-        _, window_s = read_query(rule["metricsQuery"])
+    for rule in adapter_rules:
+        _, window_s = read_metric_query(rule["metricsQuery"])
         if window_s is not None:
             fields["window_s"] = window_s
     return Scaling(**fields)

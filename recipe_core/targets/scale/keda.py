@@ -11,25 +11,25 @@ from recipe_core.scaling.policies.defaults import default_of
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import Unit
 from recipe_core.targets.scale import cron
-from recipe_core.targets.scale.behavior import FIELDS, PERIOD_S, behavior, read_behavior
+from recipe_core.targets.scale.behavior import FIELDS, PERIOD_S, read_behavior, scaling_behavior
 from recipe_core.targets.scale.bounds import (
-    grained,
+    fewest_copies,
+    grain_target,
     in_copies,
-    least,
-    most,
+    most_copies,
     refuse_fields,
     refuse_policy,
-    whole_s,
+    whole_seconds,
 )
 from recipe_core.targets.scale.metrics import (
     RATE_S,
-    engaged,
-    gateway,
-    query,
-    rate,
-    read_query,
+    averaging_window_s,
+    engaged_terms,
+    gateway_counter,
+    metric_query,
+    read_metric_query,
+    request_rate_query,
     triggers_of,
-    window_of,
 )
 
 WHERE = "a ScaledObject"
@@ -46,7 +46,7 @@ _AT_ONCE = 4096
 TOLERANCE = default_of("hpa", "tolerance")
 
 
-def spec(context: Context, unit: Unit, scaling: Scaling) -> dict[str, Any]:
+def keda_spec(context: Context, unit: Unit, scaling: Scaling) -> dict[str, Any]:
     """All of the ScaledObject's specification but its target.
 
     Raises:
@@ -54,27 +54,27 @@ def spec(context: Context, unit: Unit, scaling: Scaling) -> dict[str, Any]:
     """
     refuse_policy(scaling, POLICIES, WHERE)
     if scaling.policy == "schedule":
-        return _schedule(context, unit, scaling)
+        return _schedule_spec(context, unit, scaling)
     refuse_fields(scaling, _OF_KEDA, WHERE)
-    low = least(context, unit)
+    low = fewest_copies(context, unit)
     fallback = {
         "failureThreshold": 4,
         "replicas": max(1, low),
         "behavior": "currentReplicasIfHigher",
     }
-    rules = behavior(scaling)
+    rules = scaling_behavior(scaling)
     return {
         "minReplicaCount": low,
-        "maxReplicaCount": most(context, unit),
-        **_times(scaling),
+        "maxReplicaCount": most_copies(context, unit),
+        **_keda_times(scaling),
         "fallback": fallback,
         **({"advanced": {"horizontalPodAutoscalerConfig": {"behavior": rules}}} if rules else {}),
-        "triggers": _triggers(context, scaling),
+        "triggers": _keda_triggers(context, scaling),
     }
 
 
-def _times(scaling: Scaling) -> dict[str, int]:
-    polling_s, cooldown_s = whole_s(scaling, "interval_s"), whole_s(scaling, "idle_s")
+def _keda_times(scaling: Scaling) -> dict[str, int]:
+    polling_s, cooldown_s = whole_seconds(scaling, "interval_s"), whole_seconds(scaling, "idle_s")
     if polling_s == 0:
         raise NoAnswer(
             "KEDA looks once a second at most.", field="options.scaling.interval_s", hint="Set 1."
@@ -85,24 +85,24 @@ def _times(scaling: Scaling) -> dict[str, int]:
     }
 
 
-def _triggers(context: Context, scaling: Scaling) -> list[dict[str, Any]]:
-    server, window_s = context.parameters.prometheus, window_of(scaling)
-    written = [
-        trigger(
+def _keda_triggers(context: Context, scaling: Scaling) -> list[dict[str, Any]]:
+    server, window_s = context.parameters.prometheus, averaging_window_s(scaling)
+    triggers = [
+        prometheus_trigger(
             server,
-            query(context, wanted.metric, window_s),
-            grained(wanted.target, f"options.scaling.triggers.{index}.target"),
-            wanted.metric,
+            metric_query(context, trigger.metric, window_s),
+            grain_target(trigger.target, f"options.scaling.triggers.{index}.target"),
+            trigger.metric,
         )
-        for index, wanted in enumerate(triggers_of(scaling))
+        for index, trigger in enumerate(triggers_of(scaling))
     ]
-    metrics = [wanted.metric for wanted in scaling.triggers]
+    metrics = [trigger.metric for trigger in scaling.triggers]
     if scaling.min_replicas == 0 and "request-rate" not in metrics:
-        written.append(wake(context))
-    return written
+        triggers.append(wake_trigger(context))
+    return triggers
 
 
-def wake(context: Context) -> dict[str, Any]:
+def wake_trigger(context: Context) -> dict[str, Any]:
     """The trigger that starts the first replica, and keeps one while requests come or run.
 
     It never asks for a second one.
@@ -110,15 +110,17 @@ def wake(context: Context) -> dict[str, Any]:
     Raises:
         NoAnswer: where the deployment settings name no counter of them.
     """
-    counter = gateway(context, "min_replicas is 0, and with no replica running none can queue.")
+    counter = gateway_counter(
+        context, "min_replicas is 0, and with no replica running none can queue."
+    )
     server = context.parameters.prometheus
-    text = " + ".join([rate(counter, RATE_S), *engaged(context)])
-    waking = trigger(server, text, str(_NEVER), WAKE)
+    text = " + ".join([request_rate_query(counter, RATE_S), *engaged_terms(context)])
+    waking = prometheus_trigger(server, text, str(_NEVER), WAKE)
     waking["metadata"]["activationThreshold"] = "0"
     return waking
 
 
-def trigger(server: str, text: str, threshold: str, name: str = "") -> dict[str, Any]:
+def prometheus_trigger(server: str, text: str, threshold: str, name: str = "") -> dict[str, Any]:
     return {
         "type": "prometheus",
         **({"name": name} if name else {}),
@@ -127,10 +129,10 @@ def trigger(server: str, text: str, threshold: str, name: str = "") -> dict[str,
     }
 
 
-def _schedule(context: Context, unit: Unit, scaling: Scaling) -> dict[str, Any]:
+def _schedule_spec(context: Context, unit: Unit, scaling: Scaling) -> dict[str, Any]:
     """Replicas by the clock: no window, no limit of steps, no tolerance that hides a change."""
     refuse_fields(scaling, _OF_SCHEDULE, WHERE)
-    hours = cron.week(scaling)
+    hours = cron.replicas_by_hour(scaling)
     counts = [in_copies(context, unit, count) for count in hours]
     if len(set(hours)) == 1:
         raise NoAnswer(
@@ -140,26 +142,26 @@ def _schedule(context: Context, unit: Unit, scaling: Scaling) -> dict[str, Any]:
         )
     at_once = [{"type": "Pods", "value": _AT_ONCE, "periodSeconds": PERIOD_S}]
     side: dict[str, Any] = {"stabilizationWindowSeconds": 0, "policies": at_once}
-    if cron.close(counts, TOLERANCE):
+    if cron.changes_within_tolerance(counts, TOLERANCE):
         side["tolerance"] = "0"
     rules = {"scaleUp": side, "scaleDown": dict(side)}
     return {
         "minReplicaCount": min(counts),
-        "maxReplicaCount": most(context, unit),
-        **_times(scaling),
+        "maxReplicaCount": most_copies(context, unit),
+        **_keda_times(scaling),
         "cooldownPeriod": 0,
         "advanced": {"horizontalPodAutoscalerConfig": {"behavior": rules}},
-        "triggers": cron.triggers(counts),
+        "triggers": cron.cron_triggers(counts),
     }
 
 
-def read_spec(written: Mapping[str, Any]) -> Scaling:
+def read_keda_spec(spec: Mapping[str, Any]) -> Scaling:
     """The policy that a specification was written from; of a schedule, the same hours."""
-    crons = [entry for entry in written["triggers"] if entry["type"] == "cron"]
-    low, high = written["minReplicaCount"], written["maxReplicaCount"]
+    crons = [entry for entry in spec["triggers"] if entry["type"] == "cron"]
+    low, high = spec["minReplicaCount"], spec["maxReplicaCount"]
     if crons:
         periods = cron.read_triggers(crons, low)
-        polling_s = written.get("pollingInterval")
+        polling_s = spec.get("pollingInterval")
         return Scaling(
             policy="schedule",
             min_replicas=low,
@@ -169,22 +171,22 @@ def read_spec(written: Mapping[str, Any]) -> Scaling:
         )
     fields: dict[str, Any] = {"policy": "keda", "min_replicas": low, "max_replicas": high}
     for name, key in (("interval_s", "pollingInterval"), ("idle_s", "cooldownPeriod")):
-        if key in written:
-            fields[name] = written[key]
-    config = written.get("advanced", {}).get("horizontalPodAutoscalerConfig", {})
+        if key in spec:
+            fields[name] = spec[key]
+    config = spec.get("advanced", {}).get("horizontalPodAutoscalerConfig", {})
     fields |= read_behavior(config.get("behavior", {}))
-    return Scaling(**fields | read_prometheus(written["triggers"]))
+    return Scaling(**fields | read_prometheus(spec["triggers"]))
 
 
-def read_prometheus(written: list[Mapping[str, Any]]) -> dict[str, Any]:
+def read_prometheus(entries: list[Mapping[str, Any]]) -> dict[str, Any]:
     """Triggers, and their window, as fields of the policy."""
     fields: dict[str, Any] = {}
-    wanted = []
-    for entry in written:
+    triggers = []
+    for entry in entries:
         if entry.get("name") == WAKE:
             continue
-        metric, window_s = read_query(entry["metadata"]["query"])
-        wanted.append(Trigger(metric=metric, target=float(entry["metadata"]["threshold"])))
+        metric, window_s = read_metric_query(entry["metadata"]["query"])
+        triggers.append(Trigger(metric=metric, target=float(entry["metadata"]["threshold"])))
         if window_s is not None:
             fields["window_s"] = window_s
-    return fields | {"triggers": tuple(wanted)}
+    return fields | {"triggers": tuple(triggers)}

@@ -8,7 +8,7 @@ from typing import Any
 from recipe_core.base.errors import NoAnswer
 from recipe_core.request.scaling import Metric, Scaling, Trigger
 from recipe_core.scaling.policies.defaults import default_of
-from recipe_core.targets.scale.bounds import number, refuse_fields, whole_s
+from recipe_core.targets.scale.bounds import refuse_fields, shortest_number, whole_seconds
 from recipe_core.targets.scale.metrics import only_trigger
 
 WHERE = "Knative's autoscaler"
@@ -20,8 +20,8 @@ LEAST_TARGET = 0.01
 SHORTEST_WINDOW_S, LONGEST_S = 6, 3600
 # Of Knative, and simulated; written since a cluster may have other defaults.
 PANIC = {
-    "panic-window-percentage": number(100 * default_of("kpa", "panic_window")),
-    "panic-threshold-percentage": number(100 * default_of("kpa", "panic_threshold")),
+    "panic-window-percentage": shortest_number(100 * default_of("kpa", "panic_window")),
+    "panic-threshold-percentage": shortest_number(100 * default_of("kpa", "panic_threshold")),
 }
 _FIELDS = ("triggers", "interval_s", "window_s", "down_delay_s", "idle_s")
 # Fields of a pod that Knative refuses.
@@ -43,37 +43,41 @@ def revision_annotations(scaling: Scaling) -> dict[str, str]:
         )
     values = {
         "class": "kpa.autoscaling.knative.dev",
-        **_target(only_trigger(scaling, WHERE)),
+        **_target_annotations(only_trigger(scaling, WHERE)),
         "min-scale": str(scaling.min_replicas),
         "max-scale": str(scaling.max_replicas),
         "initial-scale": str(max(1, scaling.min_replicas)),
         **PANIC,
-        **_times(scaling),
+        **_time_annotations(scaling),
     }
     return {PREFIX + name: value for name, value in values.items()}
 
 
-def _target(wanted: Trigger | None) -> dict[str, str]:
-    if wanted is None:
+def _target_annotations(trigger: Trigger | None) -> dict[str, str]:
+    if trigger is None:
         return {}
-    if wanted.metric not in METRICS:
+    if trigger.metric not in METRICS:
         raise NoAnswer(
-            f"{WHERE} scales by {' or '.join(METRICS)}, not by {wanted.metric}.",
+            f"{WHERE} scales by {' or '.join(METRICS)}, not by {trigger.metric}.",
             field="options.scaling.triggers.0.metric",
         )
-    if wanted.target < LEAST_TARGET:
+    if trigger.target < LEAST_TARGET:
         raise NoAnswer(
             f"{WHERE} takes targets of {LEAST_TARGET} or more.",
             field="options.scaling.triggers.0.target",
             hint=f"Set {LEAST_TARGET}.",
         )
     # Knative scales for a share of the target, of which the policy's is all.
-    whole = {"target-utilization-percentage": "100"}
-    return {"metric": METRICS[wanted.metric], "target": number(wanted.target), **whole}
+    utilization = {"target-utilization-percentage": "100"}
+    return {
+        "metric": METRICS[trigger.metric],
+        "target": shortest_number(trigger.target),
+        **utilization,
+    }
 
 
-def _times(scaling: Scaling) -> dict[str, str]:
-    window_s = whole_s(scaling, "window_s", most_s=LONGEST_S)
+def _time_annotations(scaling: Scaling) -> dict[str, str]:
+    window_s = whole_seconds(scaling, "window_s", most_s=LONGEST_S)
     if window_s is not None and window_s < SHORTEST_WINDOW_S:
         raise NoAnswer(
             f"window_s is {window_s} s; Knative averages over {SHORTEST_WINDOW_S} s or more.",
@@ -82,32 +86,32 @@ def _times(scaling: Scaling) -> dict[str, str]:
         )
     times = {
         "window": window_s,
-        "scale-down-delay": whole_s(scaling, "down_delay_s", most_s=LONGEST_S),
-        "scale-to-zero-pod-retention-period": whole_s(scaling, "idle_s"),
+        "scale-down-delay": whole_seconds(scaling, "down_delay_s", most_s=LONGEST_S),
+        "scale-to-zero-pod-retention-period": whole_seconds(scaling, "idle_s"),
     }
     return {name: f"{seconds}s" for name, seconds in times.items() if seconds is not None}
 
 
 def without_refused(pod: Mapping[str, Any]) -> dict[str, Any]:
     """A pod as Knative takes it: its proxy drains requests, and it alone ends and restarts pods."""
-    kept = {name: value for name, value in pod.items() if name not in _FROM_POD}
+    fields = {name: value for name, value in pod.items() if name not in _FROM_POD}
     containers = [
         {name: value for name, value in container.items() if name != "lifecycle"}
         for container in pod["containers"]
     ]
-    return {**kept, "containers": containers}
+    return {**fields, "containers": containers}
 
 
-def read_annotations(written: Mapping[str, str]) -> Scaling:
+def read_annotations(annotations: Mapping[str, str]) -> Scaling:
     """The policy that annotations were written from."""
-    values = {name.removeprefix(PREFIX): value for name, value in written.items()}
+    values = {name.removeprefix(PREFIX): value for name, value in annotations.items()}
     metrics = {name: metric for metric, name in METRICS.items()}
     times = {
         "window_s": "window",
         "down_delay_s": "scale-down-delay",
         "idle_s": "scale-to-zero-pod-retention-period",
     }
-    stated: dict[str, Any] = {
+    fields: dict[str, Any] = {
         name: float(values[key].removesuffix("s")) for name, key in times.items() if key in values
     }
     triggers: tuple[Trigger, ...] = ()
@@ -118,5 +122,5 @@ def read_annotations(written: Mapping[str, str]) -> Scaling:
         min_replicas=int(values["min-scale"]),
         max_replicas=int(values["max-scale"]),
         triggers=triggers,
-        **stated,
+        **fields,
     )

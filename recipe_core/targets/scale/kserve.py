@@ -10,9 +10,14 @@ from recipe_core.base.errors import NoAnswer
 from recipe_core.request.scaling import Scaling, Trigger
 from recipe_core.targets.context import Context
 from recipe_core.targets.scale import kpa
-from recipe_core.targets.scale.behavior import behavior, read_behavior
-from recipe_core.targets.scale.bounds import grained, refuse_fields, refuse_policy
-from recipe_core.targets.scale.metrics import query, read_query, triggers_of, window_of
+from recipe_core.targets.scale.behavior import read_behavior, scaling_behavior
+from recipe_core.targets.scale.bounds import grain_target, refuse_fields, refuse_policy
+from recipe_core.targets.scale.metrics import (
+    averaging_window_s,
+    metric_query,
+    read_metric_query,
+    triggers_of,
+)
 
 MODE = "serving.kserve.io/deploymentMode"
 CLASS = "serving.kserve.io/autoscalerClass"
@@ -21,7 +26,7 @@ _OF_KEDA = ("triggers", "window_s", "up_delay_s", "down_delay_s")
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class ServiceScaling:
     """Fields of the predictor, annotations of the service, and whether Knative runs it."""
 
     fields: dict[str, Any]
@@ -29,7 +34,7 @@ class Written:
     knative: bool = False
 
 
-def written(context: Context, count: int) -> Written:
+def service_scaling(context: Context, count: int) -> ServiceScaling:
     """The request's policy; ``count`` servers where it has none, or a fixed number.
 
     Raises:
@@ -38,13 +43,13 @@ def written(context: Context, count: int) -> Written:
     scaling = context.scaling
     if scaling is None or scaling.policy == "fixed":
         bounds = {"minReplicas": count, "maxReplicas": count}
-        return Written(bounds, {MODE: "RawDeployment", CLASS: "none"})
+        return ServiceScaling(bounds, {MODE: "RawDeployment", CLASS: "none"})
     refuse_policy(scaling, ("keda", "kpa"), "an InferenceService")
     bounds = {"minReplicas": scaling.min_replicas, "maxReplicas": scaling.max_replicas}
     if scaling.policy == "kpa":
         notes = {MODE: "Serverless", **kpa.revision_annotations(scaling)}
-        return Written(bounds, notes, knative=True)
-    return Written(
+        return ServiceScaling(bounds, notes, knative=True)
+    return ServiceScaling(
         {**bounds, "autoScaling": _auto_scaling(context, scaling)},
         {MODE: "RawDeployment", CLASS: "keda"},
     )
@@ -58,7 +63,7 @@ def _auto_scaling(context: Context, scaling: Scaling) -> dict[str, Any]:
             field="options.scaling.min_replicas",
             hint="Set 1, or use kubernetes-keda.",
         )
-    window_s, server = window_of(scaling), context.parameters.prometheus
+    window_s, server = averaging_window_s(scaling), context.parameters.prometheus
     metrics = [
         {
             "type": "External",
@@ -66,22 +71,24 @@ def _auto_scaling(context: Context, scaling: Scaling) -> dict[str, Any]:
                 "metric": {
                     "backend": "prometheus",
                     "serverAddress": server,
-                    "query": query(context, wanted.metric, window_s),
+                    "query": metric_query(context, trigger.metric, window_s),
                 },
                 # KServe hands the value on as the threshold of one replica
                 "target": {
                     "type": "Value",
-                    "value": grained(wanted.target, f"options.scaling.triggers.{index}.target"),
+                    "value": grain_target(
+                        trigger.target, f"options.scaling.triggers.{index}.target"
+                    ),
                 },
             },
         }
-        for index, wanted in enumerate(triggers_of(scaling))
+        for index, trigger in enumerate(triggers_of(scaling))
     ]
-    rules = behavior(scaling)
+    rules = scaling_behavior(scaling)
     return {"metrics": metrics, **({"behavior": rules} if rules else {})}
 
 
-def read_service(service: Mapping[str, Any]) -> Scaling:
+def read_inference_service(service: Mapping[str, Any]) -> Scaling:
     """The policy that an InferenceService was written from."""
     notes, predictor = service["metadata"]["annotations"], service["spec"]["predictor"]
     if notes[MODE] == "Serverless":
@@ -92,11 +99,11 @@ def read_service(service: Mapping[str, Any]) -> Scaling:
         "max_replicas": predictor["maxReplicas"],
     }
     scaled = predictor.get("autoScaling", {})
-    wanted = []
+    triggers = []
     for entry in scaled.get("metrics", []):
-        metric, window_s = read_query(entry["external"]["metric"]["query"])
+        metric, window_s = read_metric_query(entry["external"]["metric"]["query"])
         target = float(entry["external"]["target"]["value"])
-        wanted.append(Trigger(metric=metric, target=target))
+        triggers.append(Trigger(metric=metric, target=target))
         if window_s is not None:
             fields["window_s"] = window_s
-    return Scaling(**fields, triggers=tuple(wanted), **read_behavior(scaled.get("behavior", {})))
+    return Scaling(**fields, triggers=tuple(triggers), **read_behavior(scaled.get("behavior", {})))

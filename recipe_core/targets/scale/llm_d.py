@@ -14,8 +14,8 @@ from recipe_core.base.errors import NoAnswer
 from recipe_core.request.scaling import Metric, Scaling, Trigger
 from recipe_core.scaling.policies.defaults import default_of
 from recipe_core.targets.context import Context
-from recipe_core.targets.layout import independent
-from recipe_core.targets.scale.behavior import FIELDS, behavior, read_behavior
+from recipe_core.targets.layout import has_independent_servers
+from recipe_core.targets.scale.behavior import FIELDS, read_behavior, scaling_behavior
 from recipe_core.targets.scale.bounds import refuse_fields
 
 WHERE = "llm-d's autoscaler"
@@ -46,7 +46,7 @@ def scaling_of(context: Context, scaling: Scaling) -> dict[str, Any]:
         NoAnswer: for what the autoscaler cannot be told.
     """
     refuse_fields(scaling, ("triggers", "interval_s", *FIELDS), WHERE)
-    if not independent(context.launch):
+    if not has_independent_servers(context.launch):
         raise NoAnswer(
             "llm-d's autoscaler scales each pool by itself; what was simulated keeps them together."
         )
@@ -64,16 +64,20 @@ def scaling_of(context: Context, scaling: Scaling) -> dict[str, Any]:
             hint="Set 1.",
         )
     full = scaling.model_copy(
-        update={name: value for name, value in _chart().items() if getattr(scaling, name) is None}
+        update={
+            name: value
+            for name, value in _chart_defaults().items()
+            if getattr(scaling, name) is None
+        }
     )
     return {
         "minReplicas": scaling.min_replicas,
         "maxReplicas": scaling.max_replicas,
-        "wva": {"hpa": {"behavior": behavior(full)}},
+        "wva": {"hpa": {"behavior": scaling_behavior(full)}},
     }
 
 
-def _chart() -> dict[str, int]:
+def _chart_defaults() -> dict[str, int]:
     """Of the autoscaler's chart; KServe's own object would have Kubernetes' defaults."""
     window_s, step, period_s = (
         int(default_of("llm-d", name)) for name in ("hpa_window_s", "hpa_pods", "hpa_period_s")
@@ -88,20 +92,20 @@ def _chart() -> dict[str, int]:
     }
 
 
-def thresholds(context: Context, scaling: Scaling) -> dict[str, Any]:
+def saturation_thresholds(context: Context, scaling: Scaling) -> dict[str, Any]:
     """The ConfigMap with the policy's thresholds.
 
     Raises:
         NoAnswer: for a metric that the autoscaler does not read.
     """
     values: dict[str, float] = {**DEFAULTS, **SPARE}
-    for index, wanted in enumerate(scaling.triggers):
-        if wanted.metric not in THRESHOLDS:
+    for index, trigger in enumerate(scaling.triggers):
+        if trigger.metric not in THRESHOLDS:
             raise NoAnswer(
-                f"{WHERE} scales by {' and '.join(THRESHOLDS)}, not by {wanted.metric}.",
+                f"{WHERE} scales by {' and '.join(THRESHOLDS)}, not by {trigger.metric}.",
                 field=f"options.scaling.triggers.{index}.metric",
             )
-        values[THRESHOLDS[wanted.metric]] = wanted.target
+        values[THRESHOLDS[trigger.metric]] = trigger.target
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -110,7 +114,7 @@ def thresholds(context: Context, scaling: Scaling) -> dict[str, Any]:
     }
 
 
-def read_service(service: Mapping[str, Any], config: Mapping[str, Any] | None) -> Scaling:
+def read_llm_service(service: Mapping[str, Any], config: Mapping[str, Any] | None) -> Scaling:
     """The policy that an LLMInferenceService, and the thresholds, were written from."""
     spec = service["spec"]
     if "scaling" not in spec:

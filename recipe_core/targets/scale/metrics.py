@@ -13,7 +13,7 @@ from recipe_core.scaling.policies.defaults import default_of
 from recipe_core.targets.context import Context
 from recipe_core.targets.monitoring.metrics import engine_metrics
 from recipe_core.targets.pod import object_name
-from recipe_core.targets.scale.bounds import whole_s
+from recipe_core.targets.scale.bounds import whole_seconds
 
 # Seconds over which a rate is taken where no window is stated: two scrapes and more.
 RATE_S = int(default_of("hpa", "rate_window_s"))
@@ -60,33 +60,33 @@ def only_trigger(scaling: Scaling, where: str) -> Trigger | None:
     return scaling.triggers[0] if scaling.triggers else None
 
 
-def series(context: Context, metric: Metric) -> list[str]:
+def engine_gauges(context: Context, metric: Metric) -> list[str]:
     """Names of the engine's gauges that a metric is the sum of.
 
     Raises:
         NoAnswer: where the engine does not report one of them.
     """
-    known = engine_metrics(context.engine)
-    names = [getattr(known, part) if known else None for part in _PARTS[metric]]
+    metrics = engine_metrics(context.engine)
+    names = [getattr(metrics, part) if metrics else None for part in _PARTS[metric]]
     if None in names:
         raise NoAnswer(
             f"{context.engine} does not report {metric}.",
             field="options.scaling.triggers",
-            hint=f"It reports {', '.join(reported(known)) or 'none of the metrics'}.",
+            hint=f"It reports {', '.join(reported_metrics(metrics)) or 'none of the metrics'}.",
         )
     return [str(name) for name in names]
 
 
-def reported(known: Metrics | None) -> list[Metric]:
+def reported_metrics(metrics: Metrics | None) -> list[Metric]:
     """Metrics that an engine's gauges give."""
-    if known is None:
+    if metrics is None:
         return []
     return [
-        metric for metric, parts in _PARTS.items() if all(getattr(known, part) for part in parts)
+        metric for metric, parts in _PARTS.items() if all(getattr(metrics, part) for part in parts)
     ]
 
 
-def gateway(context: Context, why: str) -> str:
+def gateway_counter(context: Context, why: str) -> str:
     """The counter of requests at the gateway.
 
     Raises:
@@ -102,64 +102,66 @@ def gateway(context: Context, why: str) -> str:
     return counter
 
 
-def query(context: Context, metric: Metric, window_s: int | None = None) -> str:
+def metric_query(context: Context, metric: Metric, window_s: int | None = None) -> str:
     """A metric of all replicas together; averaged over ``window_s`` where that is stated.
 
     Raises:
         NoAnswer: where the engine, or the gateway, does not report it.
     """
     if metric == "request-rate":
-        counter = gateway(context, f"{context.engine} counts requests when they end, not arrivals.")
-        return rate(counter, window_s or RATE_S)
+        counter = gateway_counter(
+            context, f"{context.engine} counts requests when they end, not arrivals."
+        )
+        return request_rate_query(counter, window_s or RATE_S)
     sums = []
-    for name in series(context, metric):
-        value = selected(context, name)
+    for name in engine_gauges(context, metric):
+        value = select_pods(context, name)
         sums.append(f"sum(avg_over_time({value}[{window_s}s]))" if window_s else f"sum({value})")
     return " + ".join(sums)
 
 
-def rate(counter: str, window_s: int) -> str:
+def request_rate_query(counter: str, window_s: int) -> str:
     """Requests per second of a counter, over a window."""
     return f"sum(rate({counter}[{window_s}s]))"
 
 
-def engaged(context: Context) -> list[str]:
+def engaged_terms(context: Context) -> list[str]:
     """Terms of a query that count what the engines hold: 0 where no replica reports."""
-    known = engine_metrics(context.engine)
-    names = [known.waiting, known.running] if known else []
-    return [f"(sum({selected(context, name)}) or vector(0))" for name in names if name]
+    metrics = engine_metrics(context.engine)
+    names = [metrics.waiting, metrics.running] if metrics else []
+    return [f"(sum({select_pods(context, name)}) or vector(0))" for name in names if name]
 
 
-def selected(context: Context, name: str) -> str:
+def select_pods(context: Context, name: str) -> str:
     """A series of the recipe's own pods."""
     pods = f"{object_name(context)}-.*"
     return f'{name}{{namespace="{context.parameters.namespace}",pod=~"{pods}"}}'
 
 
-def window_of(scaling: Scaling) -> int | None:
+def averaging_window_s(scaling: Scaling) -> int | None:
     """The window of averages in whole seconds; None where metrics are taken as they are.
 
     Raises:
         NoAnswer: for a fraction of a second.
     """
-    window_s = whole_s(scaling, "window_s")
+    window_s = whole_seconds(scaling, "window_s")
     return window_s or None
 
 
-def read_query(text: str) -> tuple[Metric, int | None]:
+def read_metric_query(text: str) -> tuple[Metric, int | None]:
     """The metric that a query asks for, and the window it averages over.
 
     A rate over the time that is taken where none is stated has no window.
     """
     window = _WINDOW.search(text)
     window_s = int(window[1]) if window else None
-    metric = metric_of(_NAME.findall(text))
+    metric = metric_of_gauges(_NAME.findall(text))
     if metric == "request-rate" and window_s == RATE_S:
         window_s = None
     return metric, window_s
 
 
-def metric_of(words: Sequence[str]) -> Metric:
+def metric_of_gauges(words: Sequence[str]) -> Metric:
     """The metric that is the sum of an engine's gauges; without gauges, the rate of requests."""
     parts = {
         part

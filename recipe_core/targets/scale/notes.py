@@ -6,9 +6,14 @@ from collections.abc import Collection, Iterator
 
 from recipe_core.request.scaling import Scaling
 from recipe_core.targets.context import Context
-from recipe_core.targets.layout import layout
+from recipe_core.targets.layout import launch_units
 from recipe_core.targets.scale import cron, keda
-from recipe_core.targets.scale.bounds import fewest, in_copies, number, stated_fields
+from recipe_core.targets.scale.bounds import (
+    fewest_replicas,
+    in_copies,
+    shortest_number,
+    stated_fields,
+)
 
 # Targets that a policy is written into, if they are available.
 WRITERS = {
@@ -31,60 +36,64 @@ _KNATIVE = (
 )
 
 
-def notes(context: Context, targets: Collection[str]) -> list[str]:
+def scaling_notes(context: Context, targets: Collection[str]) -> list[str]:
     """Sentences for the README of a bundle that has these targets, by name."""
     scaling = context.scaling
     if scaling is None:
         return []
     writers = [name for name in WRITERS.get(scaling.policy, ()) if name in targets]
-    lines = [_written(context, scaling, writers)]
+    lines = [_policy_note(context, scaling, writers)]
     scalers = {name for names in WRITERS.values() for name in names}
-    still = [name for name in targets if name not in {*writers, *scalers, *_NOT_STARTED}]
+    unscaled = [name for name in targets if name not in {*writers, *scalers, *_NOT_STARTED}]
     if "llm-d" in targets and "llm-d" not in writers:
         lines.append("`llm-d` starts the fewest of them, at least one, and keeps their number.")
-    if still:
-        lines.append(f"{_names(still)} start the recipe's own servers and keep their number.")
-    return [*lines, *_needs(context, scaling, writers)]
+    if unscaled:
+        lines.append(
+            f"{_code_names(unscaled)} start the recipe's own servers and keep their number."
+        )
+    return [*lines, *_policy_needs(context, scaling, writers)]
 
 
-def _written(context: Context, scaling: Scaling, writers: Collection[str]) -> str:
+def _policy_note(context: Context, scaling: Scaling, writers: Collection[str]) -> str:
     basis = (
         "They are the numbers that were simulated over the request's load."
         if context.simulated
         else "They were not simulated over a load (`recipe simulate`), or changed since."
     )
-    where = f"is written into {_names(writers)}" if writers else "is in no target of this bundle"
-    return f"How many servers run {where}: {summary(scaling)}. {basis}"
+    where = (
+        f"is written into {_code_names(writers)}" if writers else "is in no target of this bundle"
+    )
+    return f"How many servers run {where}: {policy_summary(scaling)}. {basis}"
 
 
-def _names(targets: Collection[str]) -> str:
+def _code_names(targets: Collection[str]) -> str:
     return ", ".join(f"`{name}`" for name in targets)
 
 
-def summary(scaling: Scaling) -> str:
+def policy_summary(scaling: Scaling) -> str:
     """A policy and its stated numbers on one line."""
-    low, high = fewest(scaling), scaling.max_replicas
+    low, high = fewest_replicas(scaling), scaling.max_replicas
     bounds = f"{high}" if low == high else f"{low} to {high}"
     parts = [f"policy {scaling.policy}", f"{bounds} server{'s' if high > 1 else ''}"]
-    parts += [f"{one.metric} {number(one.target)}" for one in scaling.triggers]
+    parts += [f"{trigger.metric} {shortest_number(trigger.target)}" for trigger in scaling.triggers]
     if scaling.periods:
         parts.append(f"{len(scaling.periods)} periods of the week in UTC")
     parts += [
-        f"{name} {number(getattr(scaling, name))}"
+        f"{name} {shortest_number(getattr(scaling, name))}"
         for name in stated_fields(scaling)
         if name not in ("triggers", "periods")
     ]
     return ", ".join(parts)
 
 
-def _needs(context: Context, scaling: Scaling, writers: Collection[str]) -> Iterator[str]:
+def _policy_needs(context: Context, scaling: Scaling, writers: Collection[str]) -> Iterator[str]:
     if "kubernetes-keda" in writers and scaling.policy == "keda" and scaling.min_replicas == 0:
         yield (
             "With no server running, the gateway has to hold requests until the first one answers, "
             "as the interceptor of KEDA's HTTP add-on does; one that refuses them makes clients "
             "try again."
         )
-    if _tolerates(context, scaling) and writers:
+    if _has_tolerance(context, scaling) and writers:
         yield (
             "A tolerance of its own needs Kubernetes 1.33 or later with the feature "
             "HPAConfigurableTolerance; without it changes within 10 % are ignored."
@@ -93,9 +102,9 @@ def _needs(context: Context, scaling: Scaling, writers: Collection[str]) -> Iter
         yield _KNATIVE
 
 
-def _tolerates(context: Context, scaling: Scaling) -> bool:
+def _has_tolerance(context: Context, scaling: Scaling) -> bool:
     if scaling.policy != "schedule":
         return scaling.tolerance is not None and scaling.policy != "dynamo"
-    unit = layout(context.launch)[0]
-    counts = [in_copies(context, unit, count) for count in cron.week(scaling)]
-    return cron.close(counts, keda.TOLERANCE)
+    unit = launch_units(context.launch)[0]
+    counts = [in_copies(context, unit, count) for count in cron.replicas_by_hour(scaling)]
+    return cron.changes_within_tolerance(counts, keda.TOLERANCE)

@@ -7,7 +7,7 @@ from typing import Any
 
 from recipe_core.base.errors import NoAnswer
 from recipe_core.request.scaling import Metric, Scaling, Trigger
-from recipe_core.targets.scale.bounds import fewest, refuse_fields, refuse_policy
+from recipe_core.targets.scale.bounds import fewest_replicas, refuse_fields, refuse_policy
 from recipe_core.targets.scale.metrics import only_trigger
 
 WHERE = "Ray Serve"
@@ -23,7 +23,7 @@ TIMES = {
 }
 
 
-def replicas(scaling: Scaling) -> dict[str, Any]:
+def ray_deployment_replicas(scaling: Scaling) -> dict[str, Any]:
     """The part of a deployment's configuration that sets its number of replicas.
 
     Raises:
@@ -31,12 +31,12 @@ def replicas(scaling: Scaling) -> dict[str, Any]:
     """
     refuse_policy(scaling, ("fixed", "ray-serve"), WHERE)
     if scaling.policy == "fixed":
-        return {"num_replicas": fewest(scaling)}
+        return {"num_replicas": fewest_replicas(scaling)}
     refuse_fields(scaling, ("triggers", *TIMES), WHERE)
-    wanted = only_trigger(scaling, WHERE)
-    if wanted is not None and wanted.metric != METRIC:
+    trigger = only_trigger(scaling, WHERE)
+    if trigger is not None and trigger.metric != METRIC:
         raise NoAnswer(
-            f"{WHERE} scales by {METRIC}, not by {wanted.metric}.",
+            f"{WHERE} scales by {METRIC}, not by {trigger.metric}.",
             field="options.scaling.triggers.0.metric",
         )
     if scaling.window_s == 0:
@@ -45,13 +45,13 @@ def replicas(scaling: Scaling) -> dict[str, Any]:
     config = {
         "min_replicas": scaling.min_replicas,
         "max_replicas": scaling.max_replicas,
-        **({"target_ongoing_requests": wanted.target} if wanted else {}),
+        **({"target_ongoing_requests": trigger.target} if trigger else {}),
         **{name: seconds for name, seconds in times.items() if seconds is not None},
     }
     return {"autoscaling_config": config}
 
 
-def read_deployment(config: Mapping[str, Any]) -> Scaling:
+def read_ray_deployment(config: Mapping[str, Any]) -> Scaling:
     """The policy that a deployment's configuration was written from."""
     if "num_replicas" in config:
         count = config["num_replicas"]

@@ -8,7 +8,12 @@ from typing import Any
 from recipe_core.base.errors import NoAnswer
 from recipe_core.request.scaling import Metric, Scaling, Trigger
 from recipe_core.scaling.policies.defaults import default_of
-from recipe_core.targets.scale.bounds import fewest, refuse_fields, refuse_policy, whole_s
+from recipe_core.targets.scale.bounds import (
+    fewest_replicas,
+    refuse_fields,
+    refuse_policy,
+    whole_seconds,
+)
 from recipe_core.targets.scale.metrics import only_trigger, triggers_of
 
 WHERE = "SkyServe"
@@ -19,7 +24,7 @@ TIMES = {"up_delay_s": "upscale_delay_seconds", "down_delay_s": "downscale_delay
 FIXED = {name: default_of("skyserve", name) for name in ("window_s", "interval_s")}
 
 
-def replicas(scaling: Scaling) -> dict[str, Any]:
+def sky_service_replicas(scaling: Scaling) -> dict[str, Any]:
     """The part of a service that sets its number of replicas.
 
     Raises:
@@ -27,7 +32,7 @@ def replicas(scaling: Scaling) -> dict[str, Any]:
     """
     refuse_policy(scaling, ("fixed", "skyserve"), WHERE)
     if scaling.policy == "fixed":
-        return {"replicas": fewest(scaling)}
+        return {"replicas": fewest_replicas(scaling)}
     refuse_fields(scaling, ("triggers", *TIMES, *FIXED), WHERE)
     for name, value in FIXED.items():
         if getattr(scaling, name) not in (None, value):
@@ -36,25 +41,25 @@ def replicas(scaling: Scaling) -> dict[str, Any]:
                 field=f"options.scaling.{name}",
                 hint="Leave it out.",
             )
-    (wanted, *others) = triggers_of(scaling)
-    if others:
+    (trigger, *more_triggers) = triggers_of(scaling)
+    if more_triggers:
         only_trigger(scaling, WHERE)  # raises that it knows one metric
-    if wanted.metric != METRIC:
+    if trigger.metric != METRIC:
         raise NoAnswer(
-            f"{WHERE} scales by {METRIC}, not by {wanted.metric}.",
+            f"{WHERE} scales by {METRIC}, not by {trigger.metric}.",
             field="options.scaling.triggers.0.metric",
         )
-    times = {name: whole_s(scaling, field) for field, name in TIMES.items()}
+    times = {name: whole_seconds(scaling, field) for field, name in TIMES.items()}
     policy = {
         "min_replicas": scaling.min_replicas,
         "max_replicas": scaling.max_replicas,
-        "target_qps_per_replica": wanted.target,
+        "target_qps_per_replica": trigger.target,
         **{name: seconds for name, seconds in times.items() if seconds is not None},
     }
     return {"replica_policy": policy}
 
 
-def read_service(service: Mapping[str, Any]) -> Scaling:
+def read_sky_service(service: Mapping[str, Any]) -> Scaling:
     """The policy that a service was written from."""
     if "replicas" in service:
         count = service["replicas"]

@@ -31,7 +31,7 @@ from recipe_core.base.errors import RecipeError
 from recipe_core.bundle.manifest import MANIFEST
 from recipe_core.bundle.replace import replace_folder
 from recipe_core.bundle.signing import SIGNATURE, new_key
-from recipe_core.bundle.verify import read_bundle, unpack
+from recipe_core.bundle.verify import read_bundle, unpack_bundle
 from recipe_core.bundle.write import bundle_files
 from recipe_core.payload.launcher.main import main as launcher_main
 from recipe_core.request.schema import PlanRequest
@@ -197,7 +197,7 @@ def start(bundle: Hostile) -> int:
 
     Programs are those of an empty PATH, and names are not resolved: nothing of a bundle is run.
     """
-    folder = unpack(bundle.path)
+    folder = unpack_bundle(bundle.path)
     os.environ["PATH"] = str(folder.parent.parent / "bin")
     unresolved = socket.gaierror(-2, "Name or service not known")
     socket.getaddrinfo = Mock(side_effect=unresolved)

@@ -17,7 +17,7 @@ from typing import Any
 
 from recipe_core.base.documents import parse_yaml, to_yaml
 from recipe_core.bundle.manifest import MANIFEST
-from recipe_core.bundle.signing import SIGNATURE, new_key, sign
+from recipe_core.bundle.signing import SIGNATURE, new_key, sign_manifest
 from tests.fixtures.hostile import hostile
 
 Files = dict[str, bytes]
@@ -239,12 +239,12 @@ def launch_values(draw: Draw) -> Hostile:
 def keys(draw: Draw) -> Hostile:
     """Signatures that are missing, foreign, of something else, or no signatures."""
     r, files, public = draw.r, draw.files, draw.material.public
-    mine = sign(files[MANIFEST], draw.material.private)
+    mine = sign_manifest(files[MANIFEST], draw.material.private)
     document = json.loads(mine)
     draw.files = {**files, SIGNATURE: mine}
     other_private, other_public = new_key()
     other = seal({**files, "launch.py": b"import os\n"})
-    foreign = sign(other[MANIFEST], other_private)
+    foreign = sign_manifest(other[MANIFEST], other_private)
     forged = json.loads(foreign) | {"public_key": document["public_key"]}
     algorithm = r.choice(("none", "", "rsa", "ED25519", None, "hs256"))
     ended = document["signature"][:-4] + "AAA="

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recipe_core.bundle.manifest import MANIFEST
-from recipe_core.bundle.write import zipped
+from recipe_core.bundle.write import zip_bundle
 from tests.nightly.attack.hostile_bundles import NAMES, Draw, Files, Hostile, lay, mutate, seal
 
 
 def zip_bytes_changed(draw: Draw) -> Hostile:
-    return draw.zip(mutate(draw.r, zipped(draw.files)), draw.key())
+    return draw.zip(mutate(draw.r, zip_bundle(draw.files)), draw.key())
 
 
 def _directory(data: bytes | bytearray) -> int:
@@ -29,13 +29,13 @@ def _directory(data: bytes | bytearray) -> int:
 
 def zip_directory_changed(draw: Draw) -> Hostile:
     """Changes where the archive describes itself, whose bytes are few among those of contents."""
-    data = zipped(draw.files)
+    data = zip_bundle(draw.files)
     at = _directory(data)
     return draw.zip(data[:at] + mutate(draw.r, data[at:]), draw.key())
 
 
 def zip_cut(draw: Draw) -> Hostile:
-    data, r = zipped(draw.files), draw.r
+    data, r = zip_bundle(draw.files), draw.r
     at = r.choice((r.randrange(len(data)), len(data) - r.randrange(1, 64)))
     return draw.zip(data[:at] if r.random() < 0.8 else data[at:])
 
@@ -56,7 +56,7 @@ def name_added(draw: Draw) -> Hostile:
     except (ValueError, UnicodeError):  # zipfile writes no such name: put it in by its bytes
         wanted = name.encode(errors="replace")
         old = b"Q" * max(1, min(len(wanted), 60))
-        data = zipped({**draw.files, old.decode(): b"x"})
+        data = zip_bundle({**draw.files, old.decode(): b"x"})
         return draw.zip(data.replace(old, wanted[: len(old)].ljust(len(old), b"_")))
 
 
@@ -69,7 +69,7 @@ FIELDS = (
 
 def odd_member(draw: Draw) -> Hostile:
     """Random attributes, flags, methods, versions, sizes and places of a member."""
-    r, data = draw.r, bytearray(zipped(draw.files))
+    r, data = draw.r, bytearray(zip_bundle(draw.files))
     at, entries = _directory(data), []
     while data[at : at + 4] == b"PK\x01\x02":
         entries.append(at)
@@ -101,7 +101,7 @@ def bomb(draw: Draw) -> Hostile:
         method = {5: zipfile.ZIP_LZMA, 6: zipfile.ZIP_BZIP2}.get(kind, zipfile.ZIP_DEFLATED)
         return draw.packed(seal({**draw.files, **more[kind]()}), method=method)
     if kind == len(more):
-        return draw.zip(bytes(40 << 20) + zipped(draw.files))
+        return draw.zip(bytes(40 << 20) + zip_bundle(draw.files))
     lies = _lying if kind == len(more) + 1 else _overlapping
     return draw.zip(lies(draw), sealed=True)
 
@@ -119,7 +119,7 @@ def _nested() -> bytes:
 
 def _lying(draw: Draw) -> bytes:
     """A member whose declared size is not that of its content."""
-    data = bytearray(zipped(seal({**draw.files, "big": bytes(64 << 20)})))
+    data = bytearray(zip_bundle(seal({**draw.files, "big": bytes(64 << 20)})))
     for signature, offset in ((b"PK\x01\x02", 24), (b"PK\x03\x04", 22)):
         at = data.rindex(b"big") - (46 if signature == b"PK\x01\x02" else 30)
         at = at if data[at : at + 4] == signature else data.index(b"big") - 30
@@ -130,7 +130,7 @@ def _lying(draw: Draw) -> bytes:
 
 def _overlapping(draw: Draw) -> bytes:
     """Many entries of the directory that point at one and the same content."""
-    data = zipped(seal({**draw.files, "z" * 10: bytes(3 << 20)}))
+    data = zip_bundle(seal({**draw.files, "z" * 10: bytes(3 << 20)}))
     start = data.rindex(b"PK\x05\x06")
     at = data.rindex(b"z" * 10) - 46
     entry = data[at : at + 56]

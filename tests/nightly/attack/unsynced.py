@@ -15,7 +15,7 @@ import pytest
 
 from recipe_core.base.errors import RecipeError
 from recipe_core.bundle import replace as builds
-from recipe_core.bundle.replace import recover, replace_folder
+from recipe_core.bundle.replace import recover_build, replace_folder
 from recipe_core.calibration.store import Overlay
 from tests.bundle.test_bundle_replace import RUNS, bundle, own, runs, write
 from tests.fixtures.power import every_loss
@@ -60,7 +60,7 @@ def trial(folder: Path, r: random.Random, tally: Tally) -> list[str]:
 
     def look(left: Path, loss: str) -> None:
         try:
-            recover(left / "b")
+            recover_build(left / "b")
             there = {"runs": held(Overlay.at(left / "a")), "bundle": own(left / "b")}
             wrong = [name for name, has in there.items() if has not in may_be[name]]
             wrong += ["what it ran"] * (runs(left / "b") != RUNS)
