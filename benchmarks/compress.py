@@ -21,11 +21,11 @@ from recipe_core.accuracy.accuracy import estimate_retained
 from recipe_core.accuracy.technique import techniques
 from recipe_core.base.errors import RecipeError
 from recipe_core.models.dtypes import BYTES_PER_VALUE
-from recipe_core.payload.compressor.compress import NONE, REMOVED, SPARSE, compress
+from recipe_core.payload.compressor.compress import NONE, REMOVED, SPARSE, write_compressed_model
 from recipe_core.payload.compressor.errors import CompressError
 from recipe_core.payload.compressor.job import Verify, read_job
-from recipe_core.payload.compressor.models import load_model, load_tokenizer, matrices
-from recipe_core.payload.compressor.verify import Observed, compare, observe
+from recipe_core.payload.compressor.models import load_decoder, load_tokenizer, matrices
+from recipe_core.payload.compressor.verify import Observed, compare_with_base, observe
 from recipe_core.payload.compressor.windows import text_tokens
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
@@ -53,7 +53,7 @@ class Weights:
 
 
 def weights_of(folder: Path) -> Weights:
-    model = load_model(folder)
+    model = load_decoder(folder)
     inner = [matrix for _, matrix in matrices(model, ("lm_head",))]
     count = sum(matrix.weight.numel() for matrix in inner)
     group = next(g for g in (128, 64, 32, 16) if all(not m.in_features % g for m in inner))
@@ -93,9 +93,9 @@ def row(work: str, source: Path, root: Path, base: Observed, tokens: list[int], 
         }
     )
     started = time.monotonic()
-    compress(job)
+    write_compressed_model(job)
     seconds = time.monotonic() - started
-    result = compare(base, observe(job.output_folder, tokens, verify), len(tokens))
+    result = compare_with_base(base, observe(job.output_folder, tokens, verify), len(tokens))
     figures = result.result
     expected = predicted_bytes(name, job.written, weights)
     return "| " + " | ".join(

@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.compress import trained
 from recipe_core.base.documents import parse_yaml
 from recipe_core.doors import public
-from recipe_core.payload.compressor.compress import NONE, compress
+from recipe_core.payload.compressor.compress import NONE, write_compressed_model
 from recipe_core.payload.compressor.job import Verify, read_job
 from recipe_core.payload.compressor.models import load_tokenizer
 from recipe_core.payload.compressor.verify import Observed, observe
@@ -108,7 +108,7 @@ def measured(
         "calibration": {"text": str(TEXT), "samples": 2, "tokens": 64},
     }
     try:
-        compress(read_job(job))
+        write_compressed_model(read_job(job))
         return observe(output, tokens, verify)
     finally:
         shutil.rmtree(output, ignore_errors=True)

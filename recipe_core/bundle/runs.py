@@ -115,7 +115,7 @@ def refuse_running(folder: Path) -> None:
         if STATE not in names or Path(parent, STATE).stat().st_size > MAX_STATE_BYTES:
             continue  # the launcher's own are smaller: ``refuse_odd_runs`` has looked
         try:
-            current = state.load(Path(parent))
+            current = state.load_state(Path(parent))
         except LauncherError as error:
             if Path(parent) in _launcher_folders(run):
                 raise _launcher_refusal(error, folder) from None
@@ -137,7 +137,7 @@ def stop_bundle_processes(folder: Path) -> list[str]:
         InputError: while a launcher is at it, and for a damaged state.
     """
     try:
-        return supervisor.stop_recorded(folder / RUN_FOLDER, Progress())
+        return supervisor.stop_all_recorded(folder / RUN_FOLDER, Progress())
     except LauncherError as error:
         raise _launcher_refusal(error, folder) from None
 

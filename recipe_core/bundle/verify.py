@@ -288,7 +288,7 @@ class HostCheck:
 
 def fit_here(recipe: Recipe) -> HostCheck:
     """Compare the machine, as the vendors' tools describe it, with the recipe's device."""
-    host, device = machine.detect(), recipe.device
+    host, device = machine.detect_machine(), recipe.device
     names, count = sorted({gpu.name for gpu in host.devices}), len(host.devices)
     devices = f"{count} × {', '.join(names)}" if names else f"no accelerator ({host.runtime})"
     aliases, needed = {name.casefold() for name in device.names}, device.per_node or device.count

@@ -56,7 +56,7 @@ def test_a_model_and_a_state_are_the_old_or_the_new(tmp_path, monkeypatch):
     def work():
         for number in (1, 2):
             keep_own_model(root / "deep" / "own", "me/one", {"n": number}, "hub")
-            state.save(root / "run", USUAL)
+            state.save_state(root / "run", USUAL)
             known.append(number)
 
     def survives(folder, _):

@@ -148,7 +148,7 @@ def running(folder, marked):
     process, server, mark = marked
     (folder / "run").mkdir()
     values = (mark, state.boot_id(), "m", "127.0.0.1", 8000, True, (server,))
-    state.save(folder / "run", State(*values))
+    state.save_state(folder / "run", State(*values))
     return process
 
 

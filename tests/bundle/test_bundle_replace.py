@@ -91,7 +91,7 @@ USUAL = State("no-such-mark", state.boot_id(), "m", "127.0.0.1", 8000, True, (GO
 def record(run, **changes):
     """A state as the launcher writes it, by default of this boot and of a server that has ended."""
     run.mkdir(parents=True, exist_ok=True)
-    state.save(run, replace(USUAL, **changes))
+    state.save_state(run, replace(USUAL, **changes))
 
 
 def test_runs_are_carried_into_the_new_bundle(target, way, tmp_path):

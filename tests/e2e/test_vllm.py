@@ -95,7 +95,7 @@ class Served:
         pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
         stats = [stat for pid in pids if (stat := procs.read_stat(pid)) and stat.state not in "ZX"]
         ours = [s.pid for s in stats if {s.pid, s.group, s.session} & self.leaders]
-        return {pid: procs.name_of(pid) for pid in ours}
+        return {pid: procs.read_process_name(pid) for pid in ours}
 
     def status(self, *, fails: bool = True) -> dict[str, Any]:
         return dict(json.loads(recipe("status", str(self.root), fails=fails)))

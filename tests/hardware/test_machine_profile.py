@@ -367,7 +367,7 @@ def test_this_machine_for_real():
     assert result.exit_code == 0, result.output
     found = json.loads(result.output)
     host = found["host"]
-    cpus, memory_bytes = len(os.sched_getaffinity(0)), machine.memory()[0]
+    cpus, memory_bytes = len(os.sched_getaffinity(0)), machine.host_memory_bytes()[0]
     assert (host["cpus"], host["memory_bytes"]) == (cpus, memory_bytes)
     if not found["devices"]:
         assert found["matched"] == "cpu"

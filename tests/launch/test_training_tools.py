@@ -377,14 +377,14 @@ def test_a_bundle_asks_for_the_tool_behind_its_script():
 
 
 def test_a_start_goes_on_from_the_newest_whole_checkpoint(tmp_path: Path):
-    assert start_tool.words(["trl", "sft"], tmp_path) == ["trl", "sft"]
+    assert start_tool.add_resume_words(["trl", "sft"], tmp_path) == ["trl", "sft"]
     for step, whole in ((5, True), (10, True), (20, False)):
         folder = tmp_path / f"checkpoint-{step}"
         folder.mkdir()
         if whole:
             (folder / "trainer_state.json").write_text("{}")
     resumed = ["trl", "--resume_from_checkpoint", str(tmp_path / "checkpoint-10")]
-    assert start_tool.words(["trl"], tmp_path) == resumed
+    assert start_tool.add_resume_words(["trl"], tmp_path) == resumed
 
 
 def test_a_tool_has_the_figures_of_what_it_runs_over():

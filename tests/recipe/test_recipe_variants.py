@@ -12,7 +12,7 @@ from recipe_core.hardware.cluster import device_names, device_profile
 from recipe_core.payload.launcher.machine import Device as LaunchDevice
 from recipe_core.payload.launcher.machine import Machine as LaunchMachine
 from recipe_core.payload.launcher.plan import load_plan
-from recipe_core.payload.launcher.variants import advice
+from recipe_core.payload.launcher.variants import advise_variant
 from recipe_core.recipe import Additions, make_recipe, passing_on, with_variants
 from recipe_core.recipe import variants as rules
 from recipe_core.recipe.parameters import parse_recipe_variants
@@ -197,7 +197,7 @@ def test_the_launcher_finds_the_variants_that_resolving_applies(tmp_path):
             seen |= found
     assert seen == {"instinct", "large", "many"}
     here = launch_machine("rocm", [device_profile("mi300x").aliases[0]] * 8)
-    said, how = advice(plan.variants, here, 1, tmp_path / "bundle") or ("", "")
+    said, how = advise_variant(plan.variants, here, 1, tmp_path / "bundle") or ("", "")
     assert "instinct" in said
     words = how.partition(": recipe ")[2].replace("OTHER.zip", str(tmp_path / "other.zip")).split()
     assert run(*words).returncode == 0

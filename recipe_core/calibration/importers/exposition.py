@@ -17,7 +17,7 @@ from recipe_core.calibration.importers.formats import Format
 from recipe_core.calibration.importers.imported import Imported, drop_unstated
 from recipe_core.engines.release import Metrics
 from recipe_core.engines.spec import engine, engine_names
-from recipe_core.payload.launcher.exposition import Sample, engine_figures, parse
+from recipe_core.payload.launcher.exposition import Sample, engine_figures, parse_exposition
 
 NAME = "prometheus"
 # How each engine's metrics begin.
@@ -41,7 +41,7 @@ def _is_engine_exposition(content: Content) -> bool:
 
 
 def _read_engine_exposition(content: Content) -> list[Imported]:
-    samples = parse(content.text)
+    samples = parse_exposition(content.text)
     name = next((of for start, of in PREFIXES.items() if _has_metric_prefix(samples, start)), "")
     metrics = engine(name).metrics if name in engine_names() else None
     if metrics is None:

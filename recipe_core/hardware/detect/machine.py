@@ -56,7 +56,7 @@ class Found:
 
 def detect_machine() -> Found:
     """Read this machine."""
-    host = machine.detect()
+    host = machine.detect_machine()
     notes, versions, readings = list(host.notes), tools.read_versions(), Readings()
     runtime, devices = host.runtime, list(host.devices)
     if not devices and (devices := tools.ask_gaudi(notes)):

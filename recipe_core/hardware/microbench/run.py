@@ -111,7 +111,7 @@ def bench_of(kind: Kind) -> Bench:
     import torch
 
     if kind == "cpu":
-        memory = machine.memory()[1] or 1 << 30
+        memory = machine.host_memory_bytes()[1] or 1 << 30
         return Bench(torch.device("cpu"), HostClock(), cpu_cache_bytes(), float(memory))
     properties = torch.cuda.get_device_properties(0)
     cache = float(getattr(properties, "L2_cache_size", 0) or _DEFAULT_CACHE)

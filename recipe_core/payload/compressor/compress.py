@@ -8,7 +8,14 @@ from typing import Any
 from . import export_gguf, export_onnx, export_openvino, gguf_types, prune, quantize, shrink
 from .errors import CompressError
 from .job import Job
-from .models import copy_tokenizer, device, load_model, load_tokenizer, replaced, save_model
+from .models import (
+    copy_tokenizer,
+    load_decoder,
+    load_tokenizer,
+    pick_torch_device,
+    replaced,
+    save_model,
+)
 from .windows import samples, text_tokens
 
 # The technique of an export alone.
@@ -27,7 +34,7 @@ REMOVED = {"layer_pruning": 0.22, "low_rank": 0.2}
 _METHODS = {"layer_pruning": ("block_influence",), "low_rank": ("svd",)}
 
 
-def formats() -> dict[str, tuple[str, ...]]:
+def techniques_by_format() -> dict[str, tuple[str, ...]]:
     """Techniques that each format can be written in."""
     dense = (NONE, *(name for name in SPARSE if name not in THEN), *REMOVED)
     return {
@@ -43,40 +50,40 @@ def methods(technique: str) -> tuple[str, ...]:
     return prune.METHODS if technique in SPARSE else _METHODS.get(technique, quantize.METHODS)
 
 
-def compress(job: Job) -> list[str]:
+def write_compressed_model(job: Job) -> list[str]:
     """Write the job's output; returns sentences about it that a person should know.
 
     Raises:
         CompressError: for what cannot be made, and where a program is missing. The folder is then
             what it was.
     """
-    _check(job)
-    model = load_model(job.source_folder)
+    _check_technique_options(job)
+    model = load_decoder(job.source_folder)
     notes = _reduced(model, job)
     job.output_folder.parent.mkdir(parents=True, exist_ok=True)
-    replaced(job.output_folder, lambda folder: _write(model, job, folder))
+    replaced(job.output_folder, lambda folder: _write_compressed_folder(model, job, folder))
     return notes
 
 
-def _check(job: Job) -> None:
-    known = formats()[job.written]
-    if job.technique not in known:
+def _check_technique_options(job: Job) -> None:
+    techniques = techniques_by_format()[job.written]
+    if job.technique not in techniques:
         message = f"{job.technique} cannot be written as {job.written} here."
-        raise CompressError(message, hint=f"Known: {', '.join(known)}.")
+        raise CompressError(message, hint=f"Known: {', '.join(techniques)}.")
     if job.method and job.method not in methods(job.technique):
         hint = f"Use {' or '.join(methods(job.technique))}."
         raise CompressError(f"method is {job.method!r} for {job.technique}.", hint=hint)
-    removed, fixed = job.options.removed, _fixed(job.technique)
-    if removed is not None and removed != fixed and not _free(job.technique):
+    removed, fixed = job.options.removed, _fixed_removed_share(job.technique)
+    if removed is not None and removed != fixed and not _has_free_share(job.technique):
         message = f"options.removed is {removed}, and {job.technique} removes {fixed}."
         raise CompressError(message, hint="Leave it out.")
 
 
-def _free(technique: str) -> bool:
+def _has_free_share(technique: str) -> bool:
     return technique in REMOVED or technique == "sparse_unstructured"
 
 
-def _fixed(technique: str) -> float:
+def _fixed_removed_share(technique: str) -> float:
     return SPARSE[technique][1] if technique in SPARSE else 0.0
 
 
@@ -85,16 +92,16 @@ def _reduced(model: Any, job: Job) -> list[str]:
     technique, ignore = job.technique, job.options.ignore
     if technique in SPARSE:
         block, share = SPARSE[technique]
-        model.to(device())
+        model.to(pick_torch_device())
         prune.prune(
-            model, _batches(job), method=job.method or prune.METHODS[0],
+            model, _sample_calibration_text(job), method=job.method or prune.METHODS[0],
             removed=job.options.removed or share, block=block, ignore=ignore,
         )  # fmt: skip
         model.cpu()
         return ["The zeros are stored: only an engine with sparse kernels gains by them."]
     if technique == "layer_pruning":
         share = job.options.removed or REMOVED[technique]
-        gone = shrink.remove_layers(model, _batches(job), share)
+        gone = shrink.remove_layers(model, _sample_calibration_text(job), share)
         return [f"Layers removed: {', '.join(map(str, gone))}."]
     if technique == "low_rank":
         shrink.low_rank(model, job.options.removed or REMOVED[technique], ignore)
@@ -102,30 +109,30 @@ def _reduced(model: Any, job: Job) -> list[str]:
     return []
 
 
-def _batches(job: Job) -> list[list[int]]:
+def _sample_calibration_text(job: Job) -> list[list[int]]:
     calibration = job.calibration
     tokens = text_tokens(load_tokenizer(job.source_folder), job.text(calibration.text))
     return samples(tokens, calibration.samples, calibration.tokens)
 
 
-def _write(model: Any, job: Job, folder: Path) -> None:
+def _write_compressed_folder(model: Any, job: Job, folder: Path) -> None:
     technique, options = THEN.get(job.technique, job.technique), job.options
     reduced = technique in (NONE, *SPARSE, *REMOVED)
     if job.written == "gguf":
-        export_gguf.export(model, job.source_folder, folder, None if reduced else technique)
+        export_gguf.write_gguf(model, job.source_folder, folder, None if reduced else technique)
     elif job.written == "onnx":
-        path = export_onnx.export(model, folder)
+        path = export_onnx.write_onnx_graph(model, folder)
         if not reduced:
-            export_onnx.quantize(path, technique, options)
+            export_onnx.quantize_onnx_graph(path, technique, options)
         copy_tokenizer(job.source_folder, folder)
     elif job.written == "openvino":
-        path = export_onnx.export(model, folder)
-        export_openvino.convert(path, folder, None if reduced else technique, options)
+        path = export_onnx.write_onnx_graph(model, folder)
+        export_openvino.write_openvino_model(path, folder, None if reduced else technique, options)
         for graph_file in folder.glob("model.onnx*"):
             graph_file.unlink()
         copy_tokenizer(job.source_folder, folder)
     elif reduced:
         save_model(model, job.source_folder, folder)
     else:
-        compressor = quantize.quantize(model, technique, options)
-        quantize.save(model, compressor, job.source_folder, folder)
+        compressor = quantize.quantize_matrices(model, technique, options)
+        quantize.save_quantized(model, compressor, job.source_folder, folder)

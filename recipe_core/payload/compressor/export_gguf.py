@@ -22,7 +22,7 @@ _TURNED = ("attn_q", "attn_k")
 _PLAIN = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
-def export(model: Any, source: Path, folder: Path, technique: str | None) -> Path:
+def write_gguf(model: Any, source: Path, folder: Path, technique: str | None) -> Path:
     """Write ``model.gguf``: as it is, or in the mixture of types that a technique names.
 
     Raises:
@@ -35,8 +35,8 @@ def export(model: Any, source: Path, folder: Path, technique: str | None) -> Pat
         raise CompressError("gguf is not installed.", hint="pip install gguf") from None
     config = model.config
     if config.model_type not in ARCHITECTURES:
-        known = ", ".join(ARCHITECTURES)
-        hint = f"Convert it by llama.cpp's convert_hf_to_gguf.py; known here: {known}."
+        architectures = ", ".join(ARCHITECTURES)
+        hint = f"Convert it by llama.cpp's convert_hf_to_gguf.py; known here: {architectures}."
         raise CompressError(f"a {config.model_type} cannot be written as GGUF here.", hint=hint)
     if technique is not None:
         mixture_of(technique)
@@ -116,7 +116,9 @@ def _add_tensors(writer: Any, model: Any, names: Any, technique: str | None) -> 
             )  # fmt: skip
         values = tensor.float().cpu().numpy()
         writer.add_tensor(
-            place, stored(values, stored_type), raw_dtype=gguf.GGMLQuantizationType[stored_type]
+            place,
+            encode_ggml_matrix(values, stored_type),
+            raw_dtype=gguf.GGMLQuantizationType[stored_type],
         )
 
 
@@ -126,7 +128,7 @@ def _turned(weight: torch.Tensor, heads: int) -> torch.Tensor:
     return halves.swapaxes(1, 2).reshape(weight.shape)
 
 
-def stored(values: np.ndarray[Any, Any], kind: str) -> np.ndarray[Any, Any]:
+def encode_ggml_matrix(values: np.ndarray[Any, Any], kind: str) -> np.ndarray[Any, Any]:
     """A matrix in a type of ggml: numbers, or bytes of a row's blocks (rows × bytes)."""
     import gguf
 

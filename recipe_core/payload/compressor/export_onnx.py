@@ -53,7 +53,7 @@ class _Step(nn.Module):
         return (out.logits, *presents)
 
 
-def export(model: Any, folder: Path) -> Path:
+def write_onnx_graph(model: Any, folder: Path) -> Path:
     """Write ``model.onnx`` in fp32, and the shape of its caches beside it.
 
     Raises:
@@ -66,7 +66,7 @@ def export(model: Any, folder: Path) -> Path:
     past = tuple(torch.zeros(1, heads, 5, values) for _ in range(count))
     free = torch.export.Dim.DYNAMIC
     try:
-        with _quiet():
+        with _silence_onnx_exporter():
             program = torch.onnx.export(
                 _Step(model.float()),
                 (torch.ones(1, 7, dtype=torch.long), past),
@@ -90,7 +90,7 @@ def export(model: Any, folder: Path) -> Path:
     return path
 
 
-def quantize(path: Path, technique: str, options: Options) -> None:
+def quantize_onnx_graph(path: Path, technique: str, options: Options) -> None:
     """Quantise a graph in place, by the tools of ONNX Runtime.
 
     Raises:
@@ -105,17 +105,21 @@ def quantize(path: Path, technique: str, options: Options) -> None:
         raise CompressError(f"{error.name} is not installed.", hint=hint) from None
     graph = onnx.load(path)
     names = [node.name for node in graph.graph.node if node.op_type == "MatMul"]
-    kept = [name for name in names if any(word in name for word in _kept(graph, options))]
-    with _quiet():
+    excluded = [
+        name
+        for name in names
+        if any(word in name for word in _find_ignored_matmuls(graph, options))
+    ]
+    with _silence_onnx_exporter():
         if technique == DYNAMIC:
             quantization.quantize_dynamic(
                 graph, path, per_channel=True, op_types_to_quantize=["MatMul"],
-                nodes_to_exclude=kept, weight_type=quantization.QuantType.QInt8,
+                nodes_to_exclude=excluded, weight_type=quantization.QuantType.QInt8,
             )  # fmt: skip
             return
         quantizer = MatMulNBitsQuantizer(
             graph, bits=BITS[technique], block_size=options.group or GROUP,
-            is_symmetric=options.symmetric, nodes_to_exclude=kept,
+            is_symmetric=options.symmetric, nodes_to_exclude=excluded,
         )  # fmt: skip
         quantizer.process()
     for old in (path, path.with_name("model.onnx.data")):
@@ -123,7 +127,7 @@ def quantize(path: Path, technique: str, options: Options) -> None:
     onnx.save(quantizer.model.model, path)
 
 
-def _kept(graph: Any, options: Options) -> list[str]:
+def _find_ignored_matmuls(graph: Any, options: Options) -> list[str]:
     return [
         node.name
         for node in graph.graph.node
@@ -142,7 +146,7 @@ def _module_of(node: Any) -> str:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def _silence_onnx_exporter() -> Iterator[None]:
     """The exporter tells its steps, and warns of what it does not need."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)

@@ -24,7 +24,9 @@ GROUP = 128
 _GROUPS = {"MXFP4": 32, "NF4": 64}
 
 
-def convert(graph: Path, folder: Path, technique: str | None, options: Options) -> None:
+def write_openvino_model(
+    graph: Path, folder: Path, technique: str | None, options: Options
+) -> None:
     """Write ``model.xml`` and ``model.bin``, with compressed weights where a technique is named.
 
     NNCF keeps embeddings and the last matrix in int8 where all others are in four bits.
@@ -35,17 +37,17 @@ def convert(graph: Path, folder: Path, technique: str | None, options: Options) 
     try:
         import openvino
 
-        with _quiet():
+        with _silence_nncf():
             model: Any = openvino.Core().read_model(graph)
             if technique is not None:
-                model = _compressed(model, technique, options)
+                model = _compress_openvino_weights(model, technique, options)
     except ImportError as error:
         name = (error.name or "").partition(".")[0]
         raise CompressError(f"{name} is not installed.", hint=f"pip install {name}") from None
     openvino.save_model(model, folder / "model.xml", compress_to_fp16=False)
 
 
-def _compressed(model: Any, technique: str, options: Options) -> Any:
+def _compress_openvino_weights(model: Any, technique: str, options: Options) -> Any:
     os.environ.setdefault("NNCF_CI", "1")  # or it tells its makers of each call
     import nncf
 
@@ -58,7 +60,7 @@ def _compressed(model: Any, technique: str, options: Options) -> Any:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def _silence_nncf() -> Iterator[None]:
     """NNCF prints tables and progress."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)

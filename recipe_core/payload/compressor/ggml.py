@@ -82,8 +82,8 @@ _SILENT = _LOG(_say_nothing)
 
 def library_path() -> Path | None:
     """The library of this machine; None where no package brings one."""
-    if stated := os.environ.get(VARIABLE):
-        return Path(stated)
+    if path := os.environ.get(VARIABLE):
+        return Path(path)
     for package, pattern in _PACKAGES.items():
         spec = find_spec(package)
         if spec is not None and spec.origin is not None:

@@ -24,7 +24,7 @@ def _always(_layer: int, _layers: int) -> bool:
     return True
 
 
-def _first(share: int) -> Rule:
+def _in_first_layers(share: int) -> Rule:
     return lambda layer, layers: layer < layers // share
 
 
@@ -49,7 +49,7 @@ MIXTURES: dict[str, Mixture] = {
         "Q3_K",
         {
             "attn_v": (("Q5_K", lambda layer, _: layer < 2), ("Q4_K", _always)),
-            "ffn_down": (("Q5_K", _first(16)), ("Q4_K", _always)),
+            "ffn_down": (("Q5_K", _in_first_layers(16)), ("Q4_K", _always)),
             "attn_output": (("Q4_K", _always),),
         },
     ),
@@ -59,14 +59,17 @@ MIXTURES: dict[str, Mixture] = {
     ),
     "gguf_q4_k_s": Mixture(
         "Q4_K",
-        {"attn_v": (("Q5_K", lambda layer, _: layer < 4),), "ffn_down": (("Q5_K", _first(8)),)},
+        {
+            "attn_v": (("Q5_K", lambda layer, _: layer < 4),),
+            "ffn_down": (("Q5_K", _in_first_layers(8)),),
+        },
     ),
     "gguf_q4_k_m": Mixture("Q4_K", {"attn_v": _SIX, "ffn_down": _SIX}),
     "gguf_q5_k_s": Mixture("Q5_K"),
     "gguf_q5_k_m": Mixture("Q5_K", {"attn_v": _SIX, "ffn_down": _SIX}),
     "gguf_q6_k": Mixture("Q6_K"),
-    "gguf_iq4_nl": Mixture("IQ4_NL", {"ffn_down": (("Q5_K", _first(8)),)}),
-    "gguf_iq4_xs": Mixture("IQ4_XS", {"ffn_down": (("Q5_K", _first(8)),)}),
+    "gguf_iq4_nl": Mixture("IQ4_NL", {"ffn_down": (("Q5_K", _in_first_layers(8)),)}),
+    "gguf_iq4_xs": Mixture("IQ4_XS", {"ffn_down": (("Q5_K", _in_first_layers(8)),)}),
     "gguf_q4_0": Mixture("Q4_0"),
     "gguf_q4_1": Mixture("Q4_1"),
     "gguf_q5_0": Mixture("Q5_0"),
@@ -96,8 +99,8 @@ def mixture_of(technique: str) -> Mixture:
         CompressError: for a type that this program cannot make.
     """
     if technique not in MIXTURES:
-        known = ", ".join(MIXTURES)
-        hint = f"Use llama.cpp's llama-quantize with an importance matrix, or one of {known}."
+        names = ", ".join(MIXTURES)
+        hint = f"Use llama.cpp's llama-quantize with an importance matrix, or one of {names}."
         raise CompressError(f"{technique} cannot be made here.", hint=hint)
     return MIXTURES[technique]
 
@@ -110,7 +113,7 @@ def tensor_type(
     shared: heads that share a key. tied: embeddings are the last matrix too.
     """
     mixture = mixture_of(technique)
-    kind, layer = _parts(name)
+    kind, layer = _split_tensor_name(name)
     stored_type = mixture.usual
     if kind == "output" or (tied and kind == "token_embd"):
         stored_type = mixture.output
@@ -118,13 +121,15 @@ def tensor_type(
         stored_type = _GQA[technique]
     else:
         rules = mixture.others.get(kind, ())
-        stored_type = next((other for other, rule in rules if rule(layer, layers)), stored_type)
+        stored_type = next(
+            (rule_type for rule_type, rule in rules if rule(layer, layers)), stored_type
+        )
     if stored_type in _NARROW and columns % _SUPER:
         stored_type = _NARROW[stored_type]
     return stored_type if columns % _BLOCK == 0 else "F16"
 
 
-def _parts(name: str) -> tuple[str, int]:
+def _split_tensor_name(name: str) -> tuple[str, int]:
     """A tensor's kind, and its layer."""
     words = name.split(".")
     return (words[2], int(words[1])) if words[0] == "blk" else (words[0], 0)

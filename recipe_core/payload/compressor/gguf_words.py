@@ -34,16 +34,16 @@ def add_tokenizer(writer: Any, source: Path, config: Any) -> None:
         hint = "Convert it by llama.cpp's convert_hf_to_gguf.py."
         message = f"the tokenizer of {source} is no byte-level BPE."
         raise CompressError(message, hint=hint)
-    tokens, kinds = _tokens(tokenizer, config.vocab_size)
+    tokens, kinds = _list_vocabulary(tokenizer, config.vocab_size)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(_splitter(tokenizer))
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
-    writer.add_token_merges([_merge(pair) for pair in model["merges"]])
+    writer.add_token_merges([_format_merge(pair) for pair in model["merges"]])
     _add_special(writer, config)
 
 
-def _tokens(tokenizer: dict[str, Any], size: int) -> tuple[list[str], list[int]]:
+def _list_vocabulary(tokenizer: dict[str, Any], size: int) -> tuple[list[str], list[int]]:
     """Every id's text and type; ids that no text has are unused."""
     tokens = [f"[PAD{i}]" for i in range(size)]
     kinds = [_UNUSED] * size
@@ -55,7 +55,7 @@ def _tokens(tokenizer: dict[str, Any], size: int) -> tuple[list[str], list[int]]
     return tokens, kinds
 
 
-def _merge(merge: str | list[str]) -> str:
+def _format_merge(merge: str | list[str]) -> str:
     return merge if isinstance(merge, str) else " ".join(merge)
 
 

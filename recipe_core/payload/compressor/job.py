@@ -115,8 +115,8 @@ class Job:
             return self.format
         return "gguf" if self.technique.startswith(GGUF_PREFIX) else "safetensors"
 
-    def text(self, stated: str | None) -> Path:
-        return self.root / stated if stated else Path(__file__).with_name("text.txt")
+    def text(self, text_path: str | None) -> Path:
+        return self.root / text_path if text_path else Path(__file__).with_name("text.txt")
 
 
 def load_job(path: Path) -> Job:
@@ -137,15 +137,18 @@ def load_job(path: Path) -> Job:
 
 def read_job(value: Any, name: str = "job", root: Path = Path()) -> Job:
     """A job of plain values; raises as `load_job` does."""
-    job: Job = _read(value, Job, name)
-    _check(job, name)
-    return Job(**{one.name: getattr(job, one.name) for one in fields(Job)} | {"root": root})
+    job: Job = _parse_job_value(value, Job, name)
+    _check_compress_job(job, name)
+    return Job(
+        **{job_field.name: getattr(job, job_field.name) for job_field in fields(Job)}
+        | {"root": root}
+    )
 
 
-def _check(job: Job, name: str) -> None:
-    for path, number, least in _counts(job):
-        if number < least:
-            raise CompressError(f"{name}.{path} is {number}.", hint=f"Use at least {least}.")
+def _check_compress_job(job: Job, name: str) -> None:
+    for path, number, minimum in _list_job_counts(job):
+        if number < minimum:
+            raise CompressError(f"{name}.{path} is {number}.", hint=f"Use at least {minimum}.")
     shares = {"options.removed": job.options.removed}
     if job.verify is not None:
         shares["verify.least_retained"] = job.verify.least_retained
@@ -163,7 +166,7 @@ def _check(job: Job, name: str) -> None:
         raise CompressError(f"{name}.format is {job.format!r} for {job.technique}.", hint=hint)
 
 
-def _counts(job: Job) -> list[tuple[str, int, int]]:
+def _list_job_counts(job: Job) -> list[tuple[str, int, int]]:
     """Numbers with the least that each may be."""
     counts = [
         ("calibration.samples", job.calibration.samples, 1),
@@ -184,13 +187,13 @@ def _counts(job: Job) -> list[tuple[str, int, int]]:
     return counts
 
 
-def _read(value: Any, kind: Any, path: str) -> Any:
+def _parse_job_value(value: Any, kind: Any, path: str) -> Any:
     """``value`` as ``kind``: a dataclass, tuple, optional or literal value, number or text."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if is_dataclass(kind):
-        return _object(value, kind, path)
+        return _parse_job_object(value, kind, path)
     if origin in (Union, types.UnionType):
-        return None if value is None else _read(value, arguments[0], path)
+        return None if value is None else _parse_job_value(value, arguments[0], path)
     if origin is Literal:
         if value not in arguments or isinstance(value, bool):
             hint = f"Use {' or '.join(map(repr, arguments))}."
@@ -199,7 +202,9 @@ def _read(value: Any, kind: Any, path: str) -> Any:
     if origin is tuple:
         if not isinstance(value, list):
             raise CompressError(f"{path} is {value!r}, not a list.")
-        return tuple(_read(item, arguments[0], f"{path}[{i}]") for i, item in enumerate(value))
+        return tuple(
+            _parse_job_value(item, arguments[0], f"{path}[{i}]") for i, item in enumerate(value)
+        )
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
@@ -207,18 +212,25 @@ def _read(value: Any, kind: Any, path: str) -> Any:
     return value
 
 
-def _object(value: Any, kind: Any, path: str) -> Any:
+def _parse_job_object(value: Any, kind: Any, path: str) -> Any:
     if not isinstance(value, dict):
         raise CompressError(f"{path} is {value!r}, not an object.")
     hints = typing.get_type_hints(kind)
-    known = {each.name: each for each in fields(kind) if each.metadata.get("file", True)}
-    if extra := sorted(value.keys() - known.keys()):
+    fields_by_name = {
+        job_field.name: job_field
+        for job_field in fields(kind)
+        if job_field.metadata.get("file", True)
+    }
+    if extra := sorted(value.keys() - fields_by_name.keys()):
         raise CompressError(
-            f"{path}.{extra[0]} is unknown.", hint=f"Available: {', '.join(known)}."
+            f"{path}.{extra[0]} is unknown.", hint=f"Available: {', '.join(fields_by_name)}."
         )
-    for name, each in known.items():
-        if name not in value and each.default is MISSING:
+    for name, job_field in fields_by_name.items():
+        if name not in value and job_field.default is MISSING:
             raise CompressError(f"{path}.{name} is missing.")
     return kind(
-        **{name: _read(item, hints[name], f"{path}.{name}") for name, item in value.items()}
+        **{
+            name: _parse_job_value(item, hints[name], f"{path}.{name}")
+            for name, item in value.items()
+        }
     )

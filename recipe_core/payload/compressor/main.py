@@ -21,22 +21,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     Exit codes: 0 done; 2 something a person has to change; 3 made and measured, but less is
     retained than the job allows.
     """
-    options = _parser().parse_args(argv)
+    options = _compressor_parser().parse_args(argv)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         job = load_job(options.job)
-        _run(job, options)
+        _compress_and_verify(job, options)
     except CompressError as error:
         print(f"compress: {error}", file=sys.stderr, flush=True)
         return error.exit_code
     return 0
 
 
-def _run(job: Job, options: argparse.Namespace) -> None:
-    from .compress import compress
+def _compress_and_verify(job: Job, options: argparse.Namespace) -> None:
+    from .compress import write_compressed_model
 
     makes = job.tool == EMBEDDED and not options.verify_only
-    notes = compress(job) if makes else []
+    notes = write_compressed_model(job) if makes else []
     for note in notes:
         print(note)
     print(f"{job.technique}: {job.output_folder}", flush=True)
@@ -49,21 +49,21 @@ def _run(job: Job, options: argparse.Namespace) -> None:
     tokenizer = load_tokenizer(job.source_folder)
     tokens = text_tokens(tokenizer, job.text(job.verify.text))[: job.verify.tokens]
     base = verify.observe(job.source_folder, tokens, job.verify)
-    measured = verify.compare(
+    measured = verify.compare_with_base(
         base, verify.observe(job.output_folder, tokens, job.verify), len(tokens)
     )
     path = options.result or job.root / RESULT
-    result.write(replace(measured, notes=tuple(notes)), job, path)
+    result.write_result(replace(measured, notes=tuple(notes)), job, path)
     print(
         f"Perplexity {base.figures.perplexity:.4f} became {measured.result.perplexity:.4f} over "
         f"{len(tokens)} tokens ({measured.perplexity_retained:.2%} retained); "
         f"{base.figures.bytes:,} bytes became {measured.result.bytes:,}. See {path}.",
         flush=True,
     )
-    verify.check(measured, job.verify.least_retained)
+    verify.check_retained(measured, job.verify.least_retained)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _compressor_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="compressor", description="Compress a model as a job says, and verify the result."
     )

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from .disk import put
+from .disk import put_in_place
 from .errors import CompressError
 
 
-def load_model(folder: Path, *, dtype: str = "auto") -> Any:
+def load_decoder(folder: Path, *, dtype: str = "auto") -> Any:
     """The decoder of a folder, to look at and not to train.
 
     Raises:
@@ -82,7 +82,7 @@ def replaced(target: Path, write: Callable[[Path], None]) -> None:
         write(part)
         if target.exists():
             shutil.rmtree(target)
-        put(part, target)
+        put_in_place(part, target)
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
@@ -103,10 +103,10 @@ def decoder_layers(model: Any) -> nn.ModuleList:
 
 def matrices(module: nn.Module, ignore: Sequence[str] = ()) -> Iterator[tuple[str, nn.Linear]]:
     """Linear layers inside a module, but those whose names end in one of ``ignore``."""
-    for name, each in module.named_modules():
-        if isinstance(each, nn.Linear) and not name.endswith(tuple(ignore)):
-            yield name, each
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.Linear) and not name.endswith(tuple(ignore)):
+            yield name, layer
 
 
-def device() -> torch.device:
+def pick_torch_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -35,11 +35,11 @@ def prune(
         squares[name] = squares.get(name, 0) + inputs.float().square().sum(0)
 
     def change(_: int, layer: nn.Module) -> None:
-        for name, each in matrices(layer, ignore):
-            score = each.weight.float().abs()
+        for name, matrix in matrices(layer, ignore):
+            score = matrix.weight.float().abs()
             if method == "wanda":
                 score *= squares[name].sqrt()
-            each.weight[smallest(score, removed, block)] = 0
+            matrix.weight[smallest(score, removed, block)] = 0
         squares.clear()
 
     with torch.no_grad():

@@ -25,7 +25,7 @@ SCHEMES: dict[str, str] = {
 METHODS = ("rtn",)
 
 
-def quantize(model: Any, technique: str, options: Options) -> Any:
+def quantize_matrices(model: Any, technique: str, options: Options) -> Any:
     """Round the matrices of ``model`` to nearest in place; returns what compresses and saves it.
 
     Scales are from the largest magnitude of an output or group; activations are quantised as they
@@ -44,11 +44,11 @@ def quantize(model: Any, technique: str, options: Options) -> Any:
     except ImportError:
         hint = "pip install compressed-tensors"
         raise CompressError("compressed-tensors is not installed.", hint=hint) from None
-    scheme = _scheme(technique, options)
+    scheme = _build_quantization_scheme(technique, options)
     _check_groups(model, scheme.weights, options)
     ignore = [f"re:.*{re.escape(name)}$" for name in options.ignore]
     config = QuantizationConfig(config_groups={"group_0": scheme}, ignore=ignore)
-    with _quiet():
+    with _hide_progress_bars():
         apply_quantization_config(model, config, show_progress=False)
         for _, module in matrices(model):
             if getattr(module, "quantization_scheme", None) is not None:
@@ -59,14 +59,14 @@ def quantize(model: Any, technique: str, options: Options) -> Any:
     return compressor
 
 
-def save(model: Any, compressor: Any, source: Path, folder: Path) -> None:
+def save_quantized(model: Any, compressor: Any, source: Path, folder: Path) -> None:
     """Write what `quantize` returned, with the scheme in ``config.json``."""
     model.save_pretrained(folder)
     compressor.update_config(str(folder))
     copy_tokenizer(source, folder)
 
 
-def _scheme(technique: str, options: Options) -> Any:
+def _build_quantization_scheme(technique: str, options: Options) -> Any:
     from compressed_tensors.quantization import preset_name_to_scheme
 
     scheme = preset_name_to_scheme(SCHEMES[technique], ["Linear"])
@@ -86,10 +86,12 @@ def _scheme(technique: str, options: Options) -> Any:
 
 def _check_groups(model: Any, args: Any, options: Options) -> None:
     group = args.group_size
-    for name, each in matrices(model, options.ignore):
-        if group and each.in_features % group:
-            hint = f"Set options.group to a number that divides {each.in_features}."
-            message = f"{name} has {each.in_features} inputs, which groups of {group} do not fill."
+    for name, matrix in matrices(model, options.ignore):
+        if group and matrix.in_features % group:
+            hint = f"Set options.group to a number that divides {matrix.in_features}."
+            message = (
+                f"{name} has {matrix.in_features} inputs, which groups of {group} do not fill."
+            )
             raise CompressError(message, hint=hint)
 
 
@@ -98,19 +100,21 @@ def set_scales(module: Any, args: Any) -> None:
     from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
 
     weight = module.weight.detach()
-    whole = None
+    tensor_scale = None
     if hasattr(module, "weight_global_scale"):
-        whole = generate_gparam(weight.amin(), weight.amax())
-        module.weight_global_scale.data.copy_(whole)
+        tensor_scale = generate_gparam(weight.amin(), weight.amax())
+        module.weight_global_scale.data.copy_(tensor_scale)
     grouped = weight.unflatten(-1, (-1, args.group_size or weight.shape[-1]))
-    scale, zero = calculate_qparams(grouped.amin(-1), grouped.amax(-1), args, global_scale=whole)
+    scale, zero = calculate_qparams(
+        grouped.amin(-1), grouped.amax(-1), args, global_scale=tensor_scale
+    )
     module.weight_scale.data.copy_(scale)
     if hasattr(module, "weight_zero_point"):
         module.weight_zero_point.data.copy_(zero)
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def _hide_progress_bars() -> Iterator[None]:
     """compressed-tensors draws progress bars, which say nothing in a log."""
     from compressed_tensors.compressors.model_compressors import model_compressor
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .disk import put
+from .disk import put_in_place
 from .job import Job
 
 
@@ -75,10 +75,10 @@ class Result:
         }
 
 
-def write(result: Result, job: Job, path: Path) -> None:
+def write_result(result: Result, job: Job, path: Path) -> None:
     """Write the file at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    near = path.with_name(f".{path.name}")
+    temporary = path.with_name(f".{path.name}")
     text = json.dumps(result.to_json(job), indent=2, allow_nan=False)
-    near.write_text(text + "\n", encoding="utf-8")
-    put(near, path)
+    temporary.write_text(text + "\n", encoding="utf-8")
+    put_in_place(temporary, path)

@@ -20,7 +20,7 @@ def block_influence(model: Any, batches: Sequence[Sequence[int]]) -> list[float]
         for batch in batches:
             rows = torch.tensor([list(batch)], device=model.device)
             # the last of the states is behind the final norm: layers are looked at by hooks
-            states = _states(model, rows)
+            states = _record_layer_states(model, rows)
             sums += torch.tensor(
                 [
                     float(1 - torch.cosine_similarity(before, after, dim=-1).double().mean())
@@ -32,12 +32,12 @@ def block_influence(model: Any, batches: Sequence[Sequence[int]]) -> list[float]
     return influence
 
 
-def _states(model: Any, rows: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def _record_layer_states(model: Any, rows: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """What every layer reads and says."""
     pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def hook(_: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], out: Any) -> None:
-        before = inputs[0] if inputs else named["hidden_states"]
+    def hook(_: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], out: Any) -> None:
+        before = inputs[0] if inputs else keywords["hidden_states"]
         pairs.append((before.float(), (out[0] if isinstance(out, tuple) else out).float()))
 
     handles = [
@@ -62,8 +62,8 @@ def remove_layers(model: Any, batches: Sequence[Sequence[int]], removed: float) 
         raise CompressError(message, hint="Use a smaller share.")
     influence = block_influence(model, batches)
     gone = sorted(sorted(range(len(layers)), key=influence.__getitem__)[:count])
-    kept = [index for index in range(len(layers)) if index not in gone]
-    remaining = [layers[index] for index in kept]
+    remaining_indexes = [index for index in range(len(layers)) if index not in gone]
+    remaining = [layers[index] for index in remaining_indexes]
     while len(layers):
         del layers[-1]
     for number, layer in enumerate(remaining):
@@ -72,9 +72,9 @@ def remove_layers(model: Any, batches: Sequence[Sequence[int]], removed: float) 
             if hasattr(holder, "layer_idx"):
                 holder.layer_idx = number
         layers.append(layer)
-    config.num_hidden_layers = len(kept)
+    config.num_hidden_layers = len(remaining_indexes)
     if getattr(config, "layer_types", None):
-        config.layer_types = [config.layer_types[index] for index in kept]
+        config.layer_types = [config.layer_types[index] for index in remaining_indexes]
     return gone
 
 
@@ -85,9 +85,9 @@ def low_rank(model: Any, removed: float, ignore: Sequence[str]) -> None:
     checkpoint, so that accuracy is that of the factors, and bytes are those of the base.
     """
     with torch.no_grad():
-        for _, each in matrices(decoder_layers(model), ignore):
-            outputs, inputs = each.weight.shape
+        for _, matrix in matrices(decoder_layers(model), ignore):
+            outputs, inputs = matrix.weight.shape
             rank = max(1, int((1 - removed) * outputs * inputs / (outputs + inputs)))
-            left, values, right = torch.linalg.svd(each.weight.float(), full_matrices=False)
-            product = left[:, :rank] * values[:rank] @ right[:rank]
-            each.weight.copy_(product.to(each.weight.dtype))
+            u, values, vh = torch.linalg.svd(matrix.weight.float(), full_matrices=False)
+            product = u[:, :rank] * values[:rank] @ vh[:rank]
+            matrix.weight.copy_(product.to(matrix.weight.dtype))

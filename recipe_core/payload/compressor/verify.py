@@ -12,7 +12,7 @@ import numpy as np
 from .errors import RetainedError
 from .job import Verify
 from .result import Figures, Result
-from .runners import Array, Logits, Runner, run, runtime_of
+from .runners import Array, Logits, Runner, load_runner, runtime_of
 from .windows import samples, sliding
 
 _STORED = {
@@ -47,22 +47,22 @@ def observe(folder: Path, tokens: list[int], verify: Verify) -> Observed:
     Raises:
         CompressError: where it cannot be loaded.
     """
-    resident, started = resident_bytes(), time.perf_counter()
-    runner = run(folder)
+    resident, started = runner_resident_bytes(), time.perf_counter()
+    runner = load_runner(folder)
     load_s = time.perf_counter() - started
-    loss, top = _predicted(runner, tokens, verify.window)
+    loss, top = _predict_tokens(runner, tokens, verify.window)
     prompts = samples(tokens, verify.prompts, verify.prompt_tokens)
     greedy, decode = [], []
     for prompt in prompts:
-        chosen, seconds = _continued(runner, prompt, verify.new_tokens)
-        greedy.append(chosen)
+        answer, seconds = _continued(runner, prompt, verify.new_tokens)
+        greedy.append(answer)
         decode.append(seconds)
     figures = Figures(
         runtime=runner.name,
         version=runner.version,
         perplexity=float(np.exp(loss)),
         bytes=stored_bytes(folder),
-        resident_bytes=max(0, resident_bytes() - resident),
+        resident_bytes=max(0, runner_resident_bytes() - resident),
         load_s=load_s,
         prefill_tokens_per_s=_prefill_rate(runner, tokens[: verify.window], verify.runs),
         decode_tokens_per_s=1 / statistics.median(decode) if decode else None,
@@ -70,7 +70,7 @@ def observe(folder: Path, tokens: list[int], verify: Verify) -> Observed:
     return Observed(figures, top, greedy)
 
 
-def _predicted(runner: Runner, tokens: list[int], window: int) -> tuple[float, Array]:
+def _predict_tokens(runner: Runner, tokens: list[int], window: int) -> tuple[float, Array]:
     """Mean loss of a token in nats, and the likeliest token at each place."""
     losses, tops = [], []
     for part in sliding(tokens, window):
@@ -86,12 +86,12 @@ def _predicted(runner: Runner, tokens: list[int], window: int) -> tuple[float, A
 def _continued(runner: Runner, prompt: list[int], count: int) -> tuple[list[int], float]:
     """The likeliest ``count`` tokens one after the other, and the median seconds of one."""
     logits: Logits = runner.start(prompt)
-    chosen, seconds = [int(logits.argmax())], []
-    while len(chosen) < count:
+    answer, seconds = [int(logits.argmax())], []
+    while len(answer) < count:
         started = time.perf_counter()
-        chosen.append(int(runner.step(chosen[-1]).argmax()))
+        answer.append(int(runner.step(answer[-1]).argmax()))
         seconds.append(time.perf_counter() - started)
-    return chosen, statistics.median(seconds) if seconds else float("nan")
+    return answer, statistics.median(seconds) if seconds else float("nan")
 
 
 def _prefill_rate(runner: Runner, tokens: list[int], runs: int) -> float:
@@ -103,7 +103,7 @@ def _prefill_rate(runner: Runner, tokens: list[int], runs: int) -> float:
     return len(tokens) / statistics.median(seconds)
 
 
-def resident_bytes() -> int:
+def runner_resident_bytes() -> int:
     """Resident memory of this process; 0 where the system does not tell."""
     try:
         status = Path("/proc/self/statm").read_text(encoding="ascii")
@@ -114,10 +114,10 @@ def resident_bytes() -> int:
     return int(status.split()[1]) * resource.getpagesize()
 
 
-def compare(base: Observed, result: Observed, tokens: int) -> Result:
+def compare_with_base(base: Observed, result: Observed, tokens: int) -> Result:
     """What is retained of the base."""
     equal = [
-        [one == other for one, other in zip(*pair, strict=True)]
+        [base_token == token for base_token, token in zip(*pair, strict=True)]
         for pair in zip(base.greedy, result.greedy, strict=True)
     ]
     flat = [same for row in equal for same in row]
@@ -133,16 +133,16 @@ def compare(base: Observed, result: Observed, tokens: int) -> Result:
     )
 
 
-def check(result: Result, least: float | None) -> None:
+def check_retained(result: Result, minimum: float | None) -> None:
     """Hold a result to the job's limit.
 
     Raises:
         RetainedError: where less is retained.
     """
-    if least is not None and result.perplexity_retained < least:
+    if minimum is not None and result.perplexity_retained < minimum:
         raise RetainedError(
             f"{result.perplexity_retained:.4f} of the base's perplexity is retained, less than "
-            f"verify.least_retained {least}: {result.base.perplexity:.4f} became "
+            f"verify.least_retained {minimum}: {result.base.perplexity:.4f} became "
             f"{result.result.perplexity:.4f}.",
             hint="Use more bits, a smaller group or less removed.",
         )

@@ -35,17 +35,17 @@ def layer_by_layer(
     states, arguments = _first_inputs(model, batches)
     for index, layer in enumerate(layers):
         handles = [
-            each.register_forward_pre_hook(
+            matrix.register_forward_pre_hook(
                 lambda _, inputs, name=name: look(name, inputs[0].flatten(0, -2))
             )
-            for name, each in matrices(layer)
+            for name, matrix in matrices(layer)
         ]
         for state in states:
             layer(state, **arguments[index])
         for handle in handles:
             handle.remove()
         change(index, layer)
-        states = [_states(layer(state, **arguments[index])) for state in states]
+        states = [_unwrap_hidden_states(layer(state, **arguments[index])) for state in states]
 
 
 def _first_inputs(
@@ -60,39 +60,39 @@ def _first_inputs(
     states: list[torch.Tensor] = []
 
     def keep(index: int) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
-        def hook(_: nn.Module, __: tuple[Any, ...], named: dict[str, Any]) -> None:
-            arguments[index] = named | {"past_key_values": None, "use_cache": False}
+        def hook(_: nn.Module, __: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+            arguments[index] = keywords | {"past_key_values": None, "use_cache": False}
 
         return hook
 
-    def first(_: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-        states.append(inputs[0] if inputs else named["hidden_states"])
+    def first(_: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        states.append(inputs[0] if inputs else keywords["hidden_states"])
         raise _Reached
 
     handles = [
         layer.register_forward_pre_hook(keep(index), with_kwargs=True)
         for index, layer in enumerate(layers)
     ]
-    model(_row(model, batches[0]), use_cache=False)
+    model(_token_row(model, batches[0]), use_cache=False)
     for handle in handles:
         handle.remove()
     stop = layers[0].register_forward_pre_hook(first, with_kwargs=True)
     for batch in batches:
         try:
-            model(_row(model, batch), use_cache=False)
+            model(_token_row(model, batch), use_cache=False)
         except _Reached:
             continue
     stop.remove()
-    for named in arguments:
-        named.pop("hidden_states", None)
+    for layer_arguments in arguments:
+        layer_arguments.pop("hidden_states", None)
     return states, arguments
 
 
-def _row(model: Any, tokens: Sequence[int]) -> torch.Tensor:
+def _token_row(model: Any, tokens: Sequence[int]) -> torch.Tensor:
     return torch.tensor([list(tokens)], device=model.device)
 
 
-def _states(out: Any) -> torch.Tensor:
+def _unwrap_hidden_states(out: Any) -> torch.Tensor:
     """Hidden states, which some layers return in a tuple."""
     states: torch.Tensor = out[0] if isinstance(out, tuple) else out
     return states

@@ -39,8 +39,8 @@ def withdraw(plan: LaunchPlan, group: int, *, world: World = HERE) -> tuple[With
     """
     servers = [process for process in plan.answering if process.group == group]
     pairs = [(r, s) for r in _routers(plan) for s in servers if s.role != "router"]
-    taken = [_withdrawn(world, plan, router, server) for router, server in pairs]
-    return tuple(worker for worker in taken if worker is not None)
+    workers = [_withdrawn(world, plan, router, server) for router, server in pairs]
+    return tuple(worker for worker in workers if worker is not None)
 
 
 def admit(plan: LaunchPlan, withdrawn: Iterable[Withdrawn], *, world: World = HERE) -> bool:
@@ -54,12 +54,12 @@ def admit(plan: LaunchPlan, withdrawn: Iterable[Withdrawn], *, world: World = HE
 
 def _admitted(world: World, plan: LaunchPlan, worker: Withdrawn) -> bool:
     if worker.body is not None:
-        _, answer = _ask(world, plan, worker.router_port, "GET", "/workers")
+        _, answer = _ask_router(world, plan, worker.router_port, "GET", "/workers")
         listed = answer.get("workers") if isinstance(answer, dict) else None
-        for one in listed or ():
-            if isinstance(one, dict) and one.get("url") == worker.body["url"]:
-                return one.get("is_healthy") is not False
-    status, _ = _ask(world, plan, worker.router_port, "POST", worker.path, worker.body)
+        for entry in listed or ():
+            if isinstance(entry, dict) and entry.get("url") == worker.body["url"]:
+                return entry.get("is_healthy") is not False
+    status, _ = _ask_router(world, plan, worker.router_port, "POST", worker.path, worker.body)
     return worker.body is None and status is not None and status < 300
 
 
@@ -70,39 +70,39 @@ def _routers(plan: LaunchPlan) -> list[Process]:
 def _withdrawn(
     world: World, plan: LaunchPlan, router: Process, server: Process
 ) -> Withdrawn | None:
-    status, answer = _ask(world, plan, router.port, "GET", "/workers")
+    status, answer = _ask_router(world, plan, router.port, "GET", "/workers")
     if status == 200:
         listed = answer.get("workers") if isinstance(answer, dict) else None
-        worker = next((w for w in listed or () if _is(plan, w, server)), None)
+        worker = next((w for w in listed or () if _is_worker_of(plan, w, server)), None)
         if worker is None:
             return None
         name = quote(str(worker.get("id") or worker["url"]), safe="")
-        status, _ = _ask(world, plan, router.port, "DELETE", f"/workers/{name}")
+        status, _ = _ask_router(world, plan, router.port, "DELETE", f"/workers/{name}")
         body = {key: worker[key] for key in _KEPT if worker.get(key) is not None}
         if "worker_type" in body:
-            body["worker_type"] = _type(str(body["worker_type"]))
+            body["worker_type"] = _worker_kind(str(body["worker_type"]))
         ok = status is not None and status < 300
         return Withdrawn(router.port, "/workers", body) if ok else None
     if status is None or server.role != "server":
         return None  # the older interface does not know pools
     # It lists plain addresses: the one that the router was given is the one to name.
-    status, answer = _ask(world, plan, router.port, "GET", "/list_workers")
+    status, answer = _ask_router(world, plan, router.port, "GET", "/list_workers")
     urls = answer.get("urls") if status == 200 and isinstance(answer, dict) else None
-    url = next((url for url in urls or () if _is(plan, {"url": url}, server)), None)
+    url = next((url for url in urls or () if _is_worker_of(plan, {"url": url}, server)), None)
     if url is None:
         return None
     name = quote(str(url), safe="")
-    status, _ = _ask(world, plan, router.port, "POST", f"/remove_worker?url={name}")
+    status, _ = _ask_router(world, plan, router.port, "POST", f"/remove_worker?url={name}")
     ok = status is not None and status < 300
     return Withdrawn(router.port, f"/add_worker?url={name}", None) if ok else None
 
 
-def _type(text: str) -> str:
+def _worker_kind(text: str) -> str:
     """The kind of a worker as it is given: a list may state it as ``Prefill { … }``."""
     return next((kind for kind in ("prefill", "decode") if kind in text.casefold()), "regular")
 
 
-def _is(plan: LaunchPlan, worker: Any, server: Process) -> bool:
+def _is_worker_of(plan: LaunchPlan, worker: Any, server: Process) -> bool:
     """Whether a router's worker is this server: the port, and an address of this machine."""
     url = worker.get("url") if isinstance(worker, dict) else None
     try:
@@ -110,11 +110,11 @@ def _is(plan: LaunchPlan, worker: Any, server: Process) -> bool:
         port = parts.port
     except ValueError:
         return False
-    here = {plan.client_host, *plan.parameters.addresses, *_LOOPBACK}
-    return port == server.port and (parts.hostname or "") in here
+    hosts = {plan.client_host, *plan.parameters.addresses, *_LOOPBACK}
+    return port == server.port and (parts.hostname or "") in hosts
 
 
-def _ask(
+def _ask_router(
     world: World,
     plan: LaunchPlan,
     port: int,

@@ -12,14 +12,14 @@ from statistics import fmean
 from typing import Any
 
 from . import manifest, metrics
-from .client import Endpoint, Sample, complete
+from .client import Endpoint, Sample, stream_completion
 from .errors import LauncherError, RequestError
 from .files import read_object
 from .load import MOST_IN_FLIGHT, Outcome, Traffic, drive
 from .plan import LaunchPlan, Workload
-from .pooled import is_pooled, pool
+from .pooled import is_pooled_path, send_pooled_request
 from .preflight import Preflight
-from .prompts import Calibration, Prompts, calibrate
+from .prompts import Calibration, Prompts, calibrate_prompt_words
 from .supervisor import Progress
 
 _WARM_UP_TOKENS = 16  # enough for caches and kernels that are built lazily, and quick
@@ -40,7 +40,7 @@ class Options:
     seed: int = 1
 
 
-def measure(
+def measure_serving(
     plan: LaunchPlan,
     checked: Preflight,
     options: Options,
@@ -66,23 +66,23 @@ def measure(
     outcome = drive(traffic, send, limit_s=options.limit_s, tell=progress.say, clock=clock)
     if not outcome.samples:
         raise _all_failed(outcome)
-    notes = _notes(plan, traffic, outcome, length)
+    notes = _list_bench_caveats(plan, traffic, outcome, length)
     measurement = record(plan, checked, traffic, outcome, notes)
     measurement["completion"] = _show(endpoints[0], min(output_tokens, _SHOWN_TOKENS), outcome)
     return measurement
 
 
-def ask(endpoint: Endpoint, prompt: str, max_tokens: int) -> Sample:
+def send_prompt(endpoint: Endpoint, prompt: str, max_tokens: int) -> Sample:
     """One request as the server's API takes it: a completion, a vector or a score."""
-    if is_pooled(endpoint.api.path):
-        return pool(endpoint, prompt)
-    return complete(endpoint, prompt, max_tokens)
+    if is_pooled_path(endpoint.api.path):
+        return send_pooled_request(endpoint, prompt)
+    return stream_completion(endpoint, prompt, max_tokens)
 
 
 def _show(endpoint: Endpoint, tokens: int, outcome: Outcome) -> dict[str, str]:
     """Complete a sentence that a person can judge: the measured prompts are random words."""
     try:
-        return {"prompt": _SHOWN_PROMPT, "text": ask(endpoint, _SHOWN_PROMPT, tokens).text}
+        return {"prompt": _SHOWN_PROMPT, "text": send_prompt(endpoint, _SHOWN_PROMPT, tokens).text}
     except RequestError:
         return {"prompt": "(random words)", "text": outcome.samples[0].text}
 
@@ -120,7 +120,7 @@ def _pace(traffic: Traffic) -> str:
 
 
 def _sender(endpoints: list[Endpoint], prompts: Prompts, tokens: int) -> Callable[[int], Sample]:
-    return lambda index: ask(endpoints[index % len(endpoints)], prompts.text(index), tokens)
+    return lambda index: send_prompt(endpoints[index % len(endpoints)], prompts.text(index), tokens)
 
 
 def _calibrate(plan: LaunchPlan, endpoints: list[Endpoint], progress: Progress) -> Calibration:
@@ -129,12 +129,12 @@ def _calibrate(plan: LaunchPlan, endpoints: list[Endpoint], progress: Progress) 
     def count(words: int) -> float | None:
         # A seed of its own, so that no measured prompt is in a prefix cache.
         prompts = Prompts(words, seed=-1)
-        samples = [ask(endpoints[0], prompts.text(i), 1) for i in range(_COUNTED)]
-        known = [s.prompt_tokens for s in samples if s.prompt_tokens is not None]
-        return fmean(known) if known else None
+        samples = [send_prompt(endpoints[0], prompts.text(i), 1) for i in range(_COUNTED)]
+        counts = [s.prompt_tokens for s in samples if s.prompt_tokens is not None]
+        return fmean(counts) if counts else None
 
     try:
-        return calibrate(count, plan.workload.input_tokens)
+        return calibrate_prompt_words(count, plan.workload.input_tokens)
     except RequestError as error:
         raise LauncherError(
             f"the server refused the first requests: {error.message}", hint=error.hint or _LOGS
@@ -167,7 +167,7 @@ def _all_failed(outcome: Outcome) -> LauncherError:
     )
 
 
-def _notes(
+def _list_bench_caveats(
     plan: LaunchPlan, traffic: Traffic, outcome: Outcome, length: Calibration
 ) -> tuple[str, ...]:
     """Caveats of the comparison."""
@@ -202,7 +202,7 @@ def record(
 ) -> dict[str, Any]:
     """The content of ``measurement.json``: what was measured, where, and the prediction."""
     expected = read_object(plan.folder / "expected.json")
-    measured, predicted = metrics.figures(outcome.samples), metrics.predictions(expected)
+    measured, predicted = metrics.request_figures(outcome.samples), metrics.predictions(expected)
     return {
         "schema_version": 1,
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -223,8 +223,8 @@ def record(
             "skipped": outcome.skipped,
         },
         "predicted": predicted,
-        "bands": {key: list(band) for key, band in metrics.bands(expected).items()},
-        "ratio": metrics.ratios(measured, predicted),
+        "bands": {key: list(band) for key, band in metrics.expected_bands(expected).items()},
+        "ratio": metrics.figure_ratios(measured, predicted),
         "notes": list(notes),
     }
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from . import events
 from .diagnosis import diagnose
 from .errors import LateError, LauncherError, PreflightError, StartError
-from .machine import Machine, detect
+from .machine import Machine, detect_machine
 from .plan import FIRST, LaunchPlan, load_plan
 from .preflight import check_machine, needs_here
 
@@ -41,7 +41,7 @@ class Choice:
         return self.plan.folder / "expected.json"
 
 
-def choices(plan: LaunchPlan) -> tuple[Choice, ...]:
+def list_launch_choices(plan: LaunchPlan) -> tuple[Choice, ...]:
     """The first choice, then the fallbacks, with the parameters of ``plan``.
 
     Nodes of one bundle cannot agree on a fallback by themselves: there the choice is ``plan``'s.
@@ -64,10 +64,13 @@ def choices(plan: LaunchPlan) -> tuple[Choice, ...]:
         )
 
     first = of(FIRST)
-    others = (Choice(one.name, one.kind, one.title, of(one.name)) for one in first.fallbacks)
-    whole = (Choice(FIRST, FIRST, "the recipe's first choice", first), *others)
+    fallbacks = (
+        Choice(fallback.name, fallback.kind, fallback.title, of(fallback.name))
+        for fallback in first.fallbacks
+    )
+    choices = (Choice(FIRST, FIRST, "the recipe's first choice", first), *fallbacks)
     # A fallback over several nodes needs launchers on each.
-    return tuple(choice for choice in whole if choice.plan.nodes == 1)
+    return tuple(choice for choice in choices if choice.plan.nodes == 1)
 
 
 def misfit(choice: Choice, machine: Machine) -> str | None:
@@ -110,16 +113,16 @@ class Attempts:
         self.refused: list[tuple[str, LauncherError]] = []
 
     def __iter__(self) -> Iterator[Choice]:
-        own = Choice(self.plan.choice, self.plan.choice, self.plan.name, self.plan)
-        yield own
+        choice_of_plan = Choice(self.plan.choice, self.plan.choice, self.plan.name, self.plan)
+        yield choice_of_plan
         if self.strict:
             return
-        candidates, tried = choices(self.plan), {own.name}
-        while choice := next_choice(candidates, detect(), tried=tried):
+        candidates, tried = list_launch_choices(self.plan), {choice_of_plan.name}
+        while choice := next_choice(candidates, detect_machine(), tried=tried):
             tried.add(choice.name)
             self.progress.say(f"taking the fallback {choice.name} ({choice.title})")
-            left, error = self.refused[-1]
-            names = {"from": left, "to": choice.name, "title": choice.title}
+            refused_name, error = self.refused[-1]
+            names = {"from": refused_name, "to": choice.name, "title": choice.title}
             events.append(self.plan.own, "fallback", **names, reason=error.message)
             yield choice
 
@@ -133,7 +136,7 @@ class Attempts:
         try:
             yield
         except LauncherError as error:
-            cause = error.check if isinstance(error, PreflightError) else _cause(error)
+            cause = error.check if isinstance(error, PreflightError) else _diagnose_refusal(error)
             words = {"reason": error.message, "cause": cause, "fix": error.hint}
             events.append(self.plan.own, "refused", choice=choice.name, **words)
             if self.strict or not curable(error):
@@ -144,20 +147,20 @@ class Attempts:
     @property
     def failure(self) -> LauncherError:
         """The first error, and which choices were tried beside."""
-        (_, first), *others = self.refused
-        if not others:
+        (_, first), *later_refusals = self.refused
+        if not later_refusals:
             return first
-        names = ", ".join(name for name, _ in others)
+        names = ", ".join(name for name, _ in later_refusals)
         first.hint = f"{first.hint or ''} Fallbacks failed too: {names}.".strip()
         return first
 
 
-def refused_by_machine(own: Path) -> bool | None:
+def refused_by_machine(node_folder: Path) -> bool | None:
     """Whether `up` last left the first choice for the machine's size; None where nothing says so.
 
     The machine may hold it again before anybody looks.
     """
-    for event in reversed(events.read(own)):
+    for event in reversed(events.read_events(node_folder)):
         if event.get("event") in ("first_choice", "stop"):
             return None
         if event.get("event") == "refused" and event.get("choice") == FIRST:
@@ -165,7 +168,7 @@ def refused_by_machine(own: Path) -> bool | None:
     return None
 
 
-def _cause(error: LauncherError) -> str:
+def _diagnose_refusal(error: LauncherError) -> str:
     """The cause that the end of the log shows, else the kind of error."""
     cause = diagnose(error.detail, None, ready=False).cause if error.detail else "unknown"
     return error.code if cause == "unknown" else cause

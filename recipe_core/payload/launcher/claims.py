@@ -92,22 +92,24 @@ def refused(claim: Claim, memory: Memory, used_bytes: int, *, exact: bool) -> Re
     slack = 0 if exact else round(_RESERVED * memory.total_bytes)
     if claimed + claim.programs_bytes - slack <= memory.free_bytes:
         return None
-    amounts = f"{_gib(memory.free_bytes)} of {_gib(memory.total_bytes)} are free on {memory.name}"
+    amounts = (
+        f"{show_gib(memory.free_bytes)} of {show_gib(memory.total_bytes)} are free on {memory.name}"
+    )
     words = f"{claim.share:g} of all" if claim.size_bytes is None else "the cache's stated size"
-    detail = f"{amounts}; the engine claims {_gib(claimed)} when it starts ({words})"
+    detail = f"{amounts}; the engine claims {show_gib(claimed)} when it starts ({words})"
     if claim.programs_bytes:
-        detail += f", beside {_gib(claim.programs_bytes)} of its own processes"
-    return Refusal(detail, _fix(claim, memory, used_bytes))
+        detail += f", beside {show_gib(claim.programs_bytes)} of its own processes"
+    return Refusal(detail, _advise_claim_fix(claim, memory, used_bytes))
 
 
-def _fix(claim: Claim, memory: Memory, used_bytes: int) -> str:
-    left = _ROOM * memory.free_bytes - claim.programs_bytes
-    missing = _gib(claim.of(memory.total_bytes) + claim.programs_bytes - memory.free_bytes)
+def _advise_claim_fix(claim: Claim, memory: Memory, used_bytes: int) -> str:
+    room_bytes = _ROOM * memory.free_bytes - claim.programs_bytes
+    missing = show_gib(claim.of(memory.total_bytes) + claim.programs_bytes - memory.free_bytes)
     if claim.size_bytes is not None:
         setting = claim.size_gib_variable or "the option that states it"
-        size = max(0, math.floor(left / GIB))
+        size = max(0, math.floor(room_bytes / GIB))
         return f"Lower the cache's size ({setting}) to {size} GiB, or free {missing}."
-    share = math.floor(100 * left / memory.total_bytes) / 100
+    share = math.floor(100 * room_bytes / memory.total_bytes) / 100
     if share * memory.total_bytes < used_bytes or share <= 0:
         return f"Free {missing}: the recipe needs more than what is free."
     return f"Lower memory_fraction of the candidate to {share:g} and build again, or free memory."
@@ -168,5 +170,5 @@ def _meminfo(path: Path) -> dict[str, int]:
     }
 
 
-def _gib(size: int) -> str:
+def show_gib(size: int) -> str:
     return f"{size / GIB:.2f} GiB"

@@ -83,21 +83,21 @@ def api_headers(api: Api, environment: Mapping[str, str] = os.environ) -> dict[s
 
 
 def refusal(
-    api: Api, status: int, said: str, environment: Mapping[str, str] = os.environ
+    api: Api, status: int, message: str, environment: Mapping[str, str] = os.environ
 ) -> RequestError:
     """The error for an answer that is not 200: what the server said, and which key is amiss."""
     hint, key = None, environment.get(api.key_variable or "")
-    said = said.replace(key, HIDDEN) if key else said
+    message = message.replace(key, HIDDEN) if key else message
     if status in _REFUSED and api.key_variable is None:
         hint = "Something in front of the servers asks for a key, which this bundle does not know."
     elif status in _REFUSED and key:
         hint = f"The servers were started with another key than {api.key_variable} holds here."
     elif status in _REFUSED:
         hint = f"Set {api.key_variable} to the API key that the servers were started with."
-    return RequestError(f"HTTP {status}: {said}", hint=hint)
+    return RequestError(f"HTTP {status}: {message}", hint=hint)
 
 
-def complete(
+def stream_completion(
     endpoint: Endpoint,
     prompt: str,
     max_tokens: int,
@@ -194,7 +194,7 @@ class _Stream:
             self._choice(choice, now)
 
     def _choice(self, choice: dict[str, Any], now: float) -> None:
-        text, ends = _text(choice), choice.get("finish_reason") is not None
+        text, ends = _completion_text(choice), choice.get("finish_reason") is not None
         opens = not self.opened and not text and "role" in (choice.get("delta") or {})
         self.opened = True
         self.finished = self.finished or ends
@@ -225,7 +225,7 @@ class _Stream:
         )
 
 
-def _text(choice: dict[str, Any]) -> str:
+def _completion_text(choice: dict[str, Any]) -> str:
     """Text of a completion or of a chat; thinking counts, it costs the same."""
     delta = choice.get("delta") or {}
     return str(

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from . import compress, events, keep, keeping, report, runs, state, supervisor
-from .bench import Options, measure
+from .bench import Options, measure_serving
 from .choices import Attempts
 from .errors import InputError, LauncherError
 from .output import print_json
@@ -17,12 +17,12 @@ from .plan import LaunchPlan
 from .preflight import Preflight, preflight
 from .request import Request
 from .running import (
-    as_started,
+    has_recorded_all,
+    load_running_state,
+    load_started_plan,
     not_applied,
     passed_preflight,
-    recorded,
     require_files,
-    running,
     stop_started,
     tell_copy,
 )
@@ -46,16 +46,16 @@ def run_up(request: Request) -> int:
     if request.compress and plan.making is not None and not plan.making.finished:
         with state.exclusive(plan.making.output.parent):
             compress.make(request, plan, plan.making, Progress())
-    progress, before, asked = Progress(), state.load(plan.own), plan.parameters
+    progress, before, parameters = Progress(), state.load_state(plan.own), plan.parameters
     tell_copy(plan, progress)
     refuse_odd_run(plan.run)
     try:
         plan, current, already = _ensure_up(request, plan, progress)
-        left_out = not_applied(request, asked, current) if already else []
+        left_out = not_applied(request, parameters, current) if already else []
         if not request.foreground:
             if not (request.no_keep or keeping.is_kept(plan.own, current)):
                 current = _keep_in_background(request, plan, progress)
-                plan = as_started(plan, current)
+                plan = load_started_plan(plan, current)
             _show_up(request, plan, current, already, left_out)
             return 0
         keeping.dismiss(current.keeper)
@@ -63,7 +63,7 @@ def run_up(request: Request) -> int:
             _show_up(request, plan, current, already, left_out)
         return keep.stay(request, plan, current, progress)
     except KeyboardInterrupt:
-        started = state.load(plan.own)
+        started = state.load_state(plan.own)
         if started is None:
             raise
         of_others = before is not None and before.mark == started.mark
@@ -78,21 +78,21 @@ def _ensure_up(
     request: Request, plan: LaunchPlan, progress: Progress
 ) -> tuple[LaunchPlan, State, bool]:
     keep.dismiss_silent(plan.own, progress)
-    current = state.load(plan.own)
+    current = state.load_state(plan.own)
     if keeping.is_kept(plan.own, current):
         keep.revive(plan, current)
         timeout_s = request.timeout or plan.startup_timeout_s
         current = keep.wait_kept(plan, timeout_s=timeout_s, progress=progress)
-        return as_started(plan, current), current, True
+        return load_started_plan(plan, current), current, True
     with state.exclusive(plan.own):
-        current = running(plan)
+        current = load_running_state(plan)
         if current is None:
-            orphaned = state.load(plan.own)
+            orphaned = state.load_state(plan.own)
             if orphaned is not None and keep.left_alone(orphaned) and not request.no_keep:
-                return as_started(plan, orphaned), orphaned, True
-            plan, current, _ = _start(request, plan, progress)
+                return load_started_plan(plan, orphaned), orphaned, True
+            plan, current, _ = _start_serving(request, plan, progress)
             return plan, current, False
-        plan = as_started(plan, current)
+        plan = load_started_plan(plan, current)
         if not current.ready:  # its launcher was killed while it waited
             supervisor.wait_healthy(
                 plan,
@@ -101,7 +101,7 @@ def _ensure_up(
                 progress=progress,
             )
             current = replace(current, ready=True)
-            state.save(plan.own, current)
+            state.save_state(plan.own, current)
         return plan, current, True
 
 
@@ -134,19 +134,19 @@ def _show_up(
         "model": plan.api.model,
         "servers": servers,
     } | ({"not_applied": left_out} if left_out else {})
-    words = ["already up", *(f"not applied: {one}" for one in left_out)] if already else []
+    words = ["already up", *(f"not applied: {option}" for option in left_out)] if already else []
     request.show(data, lambda: "\n".join([*words, report.up_text(plan, current)]))
 
 
-def run_keep(request: Request) -> int:
+def run_keep_command(request: Request) -> int:
     """Be the keeper in the background of what `up` started; people do not call it."""
     plan = request.plan()
     if plan.kind == "serving":
-        return keep.run_keep(request)
-    current = state.load(plan.own)
+        return keep.run_serving_keeper(request)
+    current = state.load_state(plan.own)
     if current is None:
         raise LauncherError("nothing runs that could be kept.", hint="Start it with `up`.")
-    return runs.keep_run(request, as_started(plan, current), current)
+    return runs.keep_run(request, load_started_plan(plan, current), current)
 
 
 def run_bench(request: Request) -> int:
@@ -164,21 +164,21 @@ def run_bench(request: Request) -> int:
     options = Options(request.requests, request.concurrency, request.duration_limit)
     with ExitStack() as stack:
         keep.dismiss_silent(plan.own, progress)
-        if keeping.is_kept(plan.own, state.load(plan.own)):
+        if keeping.is_kept(plan.own, state.load_state(plan.own)):
             # What fails just now is the keeper's to restart.
             keep.wait_kept(plan, timeout_s=plan.startup_timeout_s, progress=progress)
         stack.enter_context(state.exclusive(plan.own))
-        current = running(plan)
+        current = load_running_state(plan)
         if current is None:
             refuse_odd_run(plan.run)
             stack.callback(stop_started, plan, progress)
-            plan, current, checked = _start(request, plan, progress)
+            plan, current, checked = _start_serving(request, plan, progress)
         else:
             stack.close()  # others may stop what they started
-            plan = as_started(plan, current)
+            plan = load_started_plan(plan, current)
             checked = preflight(plan, own_ports=current.ports)
             require_files(checked)
-        measurement = measure(plan, checked, options, progress)
+        measurement = measure_serving(plan, checked, options, progress)
     return request.show_measurement(plan, measurement, report.bench_text)
 
 
@@ -186,16 +186,16 @@ def run_status(request: Request) -> int:
     """Print JSON; 0 only when every server runs and answers."""
     plan = request.plan()
     if plan.kind == "training":
-        return runs.status(plan)
-    current = state.load(plan.own)
+        return runs.print_run_status(plan)
+    current = state.load_state(plan.own)
     if current is None:
         strays = [pid for pid, _ in sorted(supervisor.strays(plan))]
         nothing: dict[str, Any] = {"state": "degraded" if strays else "down", "servers": []}
-        if (origin := state.copied_from(plan.own)) is not None:
+        if (origin := state.find_copied_state(plan.own)) is not None:
             nothing["copy_of"] = origin
         print_json(nothing | keeping.described(plan, None) | keeping.remains(strays))
         return 1
-    plan = as_started(plan, current)
+    plan = load_started_plan(plan, current)
     answering = {process.name for process in plan.answering}
     servers = [
         {
@@ -210,11 +210,11 @@ def run_status(request: Request) -> int:
         }
         for server in current.servers
     ]
-    whole = recorded(plan, current)
-    healthy = whole and all(server["healthy"] for server in servers)
-    unrecorded = [] if whole else current.unrecorded()
-    left = sorted({*current.left_behind(), *unrecorded})
-    word = "degraded" if left or any(server["alive"] for server in servers) else "down"
+    complete = has_recorded_all(plan, current)
+    healthy = complete and all(server["healthy"] for server in servers)
+    unrecorded = [] if complete else current.unrecorded()
+    survivors = sorted({*current.left_behind(), *unrecorded})
+    word = "degraded" if survivors or any(server["alive"] for server in servers) else "down"
     if healthy:
         word = "up"
     answer = {
@@ -224,7 +224,9 @@ def run_status(request: Request) -> int:
         "servers": servers,
         **keeping.described(plan, current),
     }
-    print_json(answer | ({"unrecorded": unrecorded} if unrecorded else {}) | keeping.remains(left))
+    print_json(
+        answer | ({"unrecorded": unrecorded} if unrecorded else {}) | keeping.remains(survivors)
+    )
     return 0 if healthy else 1
 
 
@@ -236,15 +238,15 @@ def run_down(request: Request) -> int:
     except InputError as error:
         return _down_by_state(request, error, progress)
     if plan.kind == "training":
-        return runs.down(request, plan)
+        return runs.end_run(request, plan)
     tell_copy(plan, progress)
-    current = state.load(plan.own)
+    current = state.load_state(plan.own)
     if current is not None and current.here:
         if request.drain is not None:
             stopped = keep.drain(request, plan, current, progress)
         keeping.dismiss(current.keeper)  # it may hold the lock while it restarts something
     with state.exclusive(plan.own):
-        current = state.load(plan.own)
+        current = state.load_state(plan.own)
         if current:
             events.append(plan.own, "stop")
             stopped += supervisor.stop(plan.own, current, progress=progress)
@@ -272,15 +274,15 @@ def _down_by_state(request: Request, error: InputError, progress: Progress) -> i
         raise error
     progress.say(f"launch: {error}")
     progress.say("stopping by what run/ records")
-    return _show_down(request, supervisor.stop_recorded(run, progress))
+    return _show_down(request, supervisor.stop_all_recorded(run, progress))
 
 
 def _own_ports(plan: LaunchPlan) -> frozenset[int]:
-    current = running(plan)
+    current = load_running_state(plan)
     return current.ports if current else frozenset()
 
 
-def _start(
+def _start_serving(
     request: Request, plan: LaunchPlan, progress: Progress
 ) -> tuple[LaunchPlan, State, Preflight]:
     """Preflight, then start; a half-dead deployment is stopped first.
@@ -288,7 +290,7 @@ def _start(
     Where the machine holds less than planned, or a start fails for want of it, the next fallback
     is taken, unless the request is strict or names its choice.
     """
-    leftover = state.load(plan.own)
+    leftover = state.load_state(plan.own)
     if leftover is not None:
         supervisor.stop(plan.own, leftover, progress=progress)
     supervisor.stop_strays(plan, progress)
@@ -299,7 +301,7 @@ def _start(
         events.append(plan.own, "start", choice=choice.name)
         with attempts.trying(choice):
             result = passed_preflight(choice.plan, progress)
-            current = supervisor.start(
+            current = supervisor.start_processes(
                 choice.plan,
                 timeout_s=request.timeout or choice.plan.startup_timeout_s,
                 progress=progress,

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from . import manifest, report, state
-from .compress_checks import checks_of, fetch, interpreter
-from .compress_run import clear, finish, run_tool, stop_leftover
+from .compress_checks import checks_of, fetch_base_model, interpreter
+from .compress_run import clear, finish, run_making_tool, stop_leftover
 from .errors import InputError, LauncherError, PreflightError
 from .files import read_object, write_json
-from .machine import detect
+from .machine import detect_machine
 from .making import RECORD, RESULT, Making
 from .plan import LaunchPlan
 from .request import Request
@@ -39,7 +39,7 @@ def run_compress(request: Request) -> int:
     progress = Progress(request.as_json)
     with state.exclusive(making.output.parent):
         already = make(request, plan, making, progress)
-        figures = None if request.no_verify else verify(request, plan, making, progress)
+        figures = None if request.no_verify else verify_output(request, plan, making, progress)
     data = {
         "state": "made",
         "already": already,
@@ -47,7 +47,7 @@ def run_compress(request: Request) -> int:
         "model": making.served,
         "verification": figures,
     }
-    request.show(data, lambda: _text(plan, making, data))
+    request.show(data, lambda: _describe_making(plan, making, data))
     return 1 if figures is not None and not figures.get("passed", True) else 0
 
 
@@ -73,34 +73,34 @@ def make(request: Request, plan: LaunchPlan, making: Making, progress: Progress)
     for check in checked.checks:
         if check.status == "FAIL" and not (request.anyway and check.name in ("memory", "disk")):
             raise PreflightError(check.name, check.detail, check.hint)
-    source = fetch(request.model or making.source, python, making, progress)
+    source = fetch_base_model(request.model or making.source, python, making, progress)
     began = time.monotonic()
     clear(making.part)
     job = _write_job(making, source, making.part)
-    run_tool(making, python, _words(plan, making.argv, job), progress)
+    run_making_tool(making, python, _fill_tool_words(plan, making.argv, job), progress)
     seconds = time.monotonic() - began
     finish(making, digest, source, seconds)
     progress.say(f"made {making.output} in {seconds:.0f} s")
     return False
 
 
-def verify(
+def verify_output(
     request: Request, plan: LaunchPlan, making: Making, progress: Progress
 ) -> dict[str, Any] | None:
     """Hold the output against its base; the figures, which are kept in ``run/``."""
     path, record = plan.run / RESULT, read_object(making.output / RECORD)
     if path.is_file() and not request.again:
-        known = read_object(path)
-        if known.get("output_digest") == record["digest"]:
-            return dict(known["verification"])
+        last_result = read_object(path)
+        if last_result.get("output_digest") == record["digest"]:
+            return dict(last_result["verification"])
     if not making.verify:
         return None
     python = interpreter(request, plan, making)
     job = _write_job(making, record["source"], making.output, verify_only=True)
     result = job.with_name(f".{making.name}.result.json")
     result.unlink(missing_ok=True)
-    words = [*_words(plan, making.verify, job), "--verify-only", "--result", str(result)]
-    code = run_tool(making, python, words, progress, fails=(0, _LOST))
+    words = [*_fill_tool_words(plan, making.verify, job), "--verify-only", "--result", str(result)]
+    code = run_making_tool(making, python, words, progress, fails=(0, _LOST))
     figures = read_object(result)
     figures["passed"] = code == 0
     write_json(path, _measurement(plan, making, record, figures))
@@ -119,11 +119,11 @@ def _made_by(making: Making, digest: str) -> bool:
     """Whether a finished output is this job's, with every file of the size that it had."""
     record = read_object(making.output / RECORD)
     sizes = {name: file["bytes"] for name, file in record.get("files", {}).items()}
-    there = all(
+    complete = all(
         (making.output / name).is_file() and (making.output / name).stat().st_size == size
         for name, size in sizes.items()
     )
-    return record.get("job") == digest and there
+    return record.get("job") == digest and complete
 
 
 def _write_job(making: Making, source: str, output: Path, *, verify_only: bool = False) -> Path:
@@ -140,7 +140,7 @@ def _write_job(making: Making, source: str, output: Path, *, verify_only: bool =
     return path
 
 
-def _words(plan: LaunchPlan, argv: tuple[str, ...], job: Path) -> list[str]:
+def _fill_tool_words(plan: LaunchPlan, argv: tuple[str, ...], job: Path) -> list[str]:
     values = {"${root}": str(plan.root), "${job}": str(job), "${run}": str(plan.run)}
     words = list(argv)
     for name, value in values.items():
@@ -158,7 +158,7 @@ def _measurement(
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "recipe": plan.name,
         "recipe_digest": manifest.digest(plan.root),
-        "machine": detect().to_json(),
+        "machine": detect_machine().to_json(),
         "source": making.source,
         "technique": making.technique,
         "method": making.method,
@@ -171,18 +171,18 @@ def _measurement(
     }
 
 
-def _text(plan: LaunchPlan, making: Making, data: dict[str, Any]) -> str:
+def _describe_making(plan: LaunchPlan, making: Making, data: dict[str, Any]) -> str:
     lines = ["already made" if data["already"] else "made", f"  {making.title}, {making.output}"]
     figures = data["verification"]
     if figures:
-        lines += [f"  {line}" for line in _figures(figures)]
+        lines += [f"  {line}" for line in _describe_retained(figures)]
         lines.append(f"written: {plan.run / RESULT}")
         if not figures.get("passed", True):
             lines.append("More was lost than the job allows (verify.least_retained).")
     return "\n".join([*lines, "Serve it: python launch.py up"])
 
 
-def _figures(figures: dict[str, Any]) -> list[str]:
+def _describe_retained(figures: dict[str, Any]) -> list[str]:
     """What was measured, in words; figures that are missing are left out."""
     retained = figures.get("retained") or {}
     lines = []

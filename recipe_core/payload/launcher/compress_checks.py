@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 from .errors import InputError, StartError
-from .machine import Machine, detect
+from .machine import Machine, detect_machine
 from .making import TOOLS, Making
-from .plan import LaunchPlan, is_path
+from .plan import LaunchPlan, is_model_path
 from .preflight import GIB, Check, Preflight, check_files
 from .request import Request
 from .supervisor import Progress
@@ -38,21 +38,21 @@ print(snapshot_download(name, revision=revision or None))
 def interpreter(request: Request, plan: LaunchPlan, making: Making) -> str:
     """The Python that has the tool: the stated one, the tool's own in ``run/``, else this one."""
     if request.python:
-        known = shutil.which(request.python)
-        if known is None:
+        program = shutil.which(request.python)
+        if program is None:
             raise InputError(
                 f"{request.python!r} is no program.",
                 field="--python",
                 hint="Name the Python of the environment that has the tool.",
             )
-        return known
+        return program
     tool_python = plan.run / TOOLS / making.tool / "bin" / "python"
     return str(tool_python) if tool_python.is_file() else sys.executable
 
 
 def checks_of(plan: LaunchPlan, making: Making, python: str) -> Preflight:
     """Files, the tool, memory of host and device, and disk; of a changed bundle only its files."""
-    machine, files = detect(), check_files(plan.root)
+    machine, files = detect_machine(), check_files(plan.root)
     if files.status == "FAIL":
         return Preflight((files,), machine, None)
     checks = (
@@ -67,7 +67,7 @@ def checks_of(plan: LaunchPlan, making: Making, python: str) -> Preflight:
 def _check_tool(making: Making, python: str) -> Check:
     words = [python, "-c", _PROBE, making.module, *making.programs]
     probe = subprocess.run(
-        words, capture_output=True, text=True, check=False, env=environment(making, python)
+        words, capture_output=True, text=True, check=False, env=tool_environment(making, python)
     )
     try:
         missing = json.loads(probe.stdout)
@@ -83,16 +83,14 @@ def _check_memory(making: Making, machine: Machine) -> Check:
     anyway = "Free some, or try it all the same: --anyway"
     free = machine.available_bytes
     if free is not None and free < making.host_bytes:
-        detail = f"{_gib(free)} of the host are free; this takes about {_gib(making.host_bytes)}"
+        detail = f"{_round_gib(free)} of the host are free; this takes about {_round_gib(making.host_bytes)}"
         return Check("memory", "FAIL", detail, anyway)
-    devices = [one.free_bytes for one in machine.devices if one.free_bytes is not None]
-    if devices and max(devices) < making.device_bytes:
-        detail = (
-            f"{_gib(max(devices))} of a device are free; this takes {_gib(making.device_bytes)}"
-        )
+    free_sizes = [device.free_bytes for device in machine.devices if device.free_bytes is not None]
+    if free_sizes and max(free_sizes) < making.device_bytes:
+        detail = f"{_round_gib(max(free_sizes))} of a device are free; this takes {_round_gib(making.device_bytes)}"
         return Check("memory", "FAIL", detail, anyway)
-    words = [f"{_gib(making.host_bytes)} of the host"]
-    words += [f"{_gib(making.device_bytes)} of a device"] if making.device_bytes else []
+    words = [f"{_round_gib(making.host_bytes)} of the host"]
+    words += [f"{_round_gib(making.device_bytes)} of a device"] if making.device_bytes else []
     return Check("memory", "ok", f"about {' and '.join(words)}")
 
 
@@ -100,14 +98,16 @@ def _check_disk(making: Making) -> Check:
     making.output.parent.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(making.output.parent).free
     if free < making.disk_bytes:
-        detail = f"{_gib(free)} are free; this takes about {_gib(making.disk_bytes)}"
+        detail = f"{_round_gib(free)} are free; this takes about {_round_gib(making.disk_bytes)}"
         return Check("disk", "FAIL", detail, "Free some, or try it all the same: --anyway")
-    return Check("disk", "ok", f"{_gib(free)} free, about {_gib(making.disk_bytes)} needed")
+    return Check(
+        "disk", "ok", f"{_round_gib(free)} free, about {_round_gib(making.disk_bytes)} needed"
+    )
 
 
-def fetch(model: str, python: str, making: Making, progress: Progress) -> str:
+def fetch_base_model(model: str, python: str, making: Making, progress: Progress) -> str:
     """The folder of the base; one of the hub is downloaded first, or found in its cache."""
-    if is_path(model) or Path(model).is_dir():
+    if is_model_path(model) or Path(model).is_dir():
         folder = Path(model).expanduser().resolve()
         if not (folder / "config.json").is_file():
             raise InputError(
@@ -122,7 +122,7 @@ def fetch(model: str, python: str, making: Making, progress: Progress) -> str:
         capture_output=True,
         text=True,
         check=False,
-        env=environment(making, python),
+        env=tool_environment(making, python),
     )
     if download.returncode:
         raise StartError(
@@ -133,11 +133,11 @@ def fetch(model: str, python: str, making: Making, progress: Progress) -> str:
     return download.stdout.strip().splitlines()[-1]
 
 
-def environment(making: Making, python: str) -> dict[str, str]:
+def tool_environment(making: Making, python: str) -> dict[str, str]:
     """The tool's: its own programs first, and no byte code beside the bundle's files."""
     path = os.pathsep.join([str(Path(python).parent), os.environ.get("PATH", "")])
     return {**os.environ, **making.env, "PATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
 
 
-def _gib(size: int) -> str:
+def _round_gib(size: int) -> str:
     return f"{size / GIB:.1f} GiB"

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from . import procs
-from .compress_checks import environment
+from .compress_checks import tool_environment
 from .errors import StartError, file_error
 from .fields import Fields
 from .files import read_object, sha256, tail, write_json
 from .making import RECORD, Making
-from .ownership import copied_from, owner_of
-from .plain import sync_file, sync_folder
+from .ownership import find_copied_owner, owner_of
+from .plain import sync_plain_file, sync_plain_folder
 from .rotation import open_log
 from .state import boot_id
 from .supervisor import Progress
@@ -29,7 +29,7 @@ _TOLD_S = 15.0
 _GRACE_S = 10.0
 
 
-def run_tool(
+def run_making_tool(
     making: Making,
     python: str,
     words: list[str],
@@ -39,7 +39,7 @@ def run_tool(
     """Run the tool to its end, its log in the folder of outputs; an interrupt ends it, too."""
     log = making.output.with_name(f"{making.name}.log")
     mark = uuid.uuid4().hex
-    variables = environment(making, python) | {procs.MARK: mark}
+    variables = tool_environment(making, python) | {procs.MARK: mark}
     argv = [python if word in ("python", "python3") else word for word in words]
     try:
         with open_log(log, anew=False) as file:
@@ -81,13 +81,13 @@ def _wait(
     *,
     clock: Callable[[], float] = time.monotonic,
 ) -> int:
-    began = told = clock()
+    began = reported_at = clock()
     while True:
         with suppress(subprocess.TimeoutExpired):
             return process.wait(timeout=0.2)
         now = clock()
-        if now - told >= _TOLD_S:
-            told = now
+        if now - reported_at >= _TOLD_S:
+            reported_at = now
             progress.say(f"{now - began:.0f} s; {tail(log, 1)[:100]}")
 
 
@@ -100,8 +100,8 @@ def stop_leftover(making: Making) -> None:
     path = _running_file(making)
     if path.is_file():
         running = Fields(read_object(path), str(path))
-        here = running.data.get("boot") == boot_id()
-        if here and copied_from(running.child("run"), path.parent) is None:
+        same_boot = running.data.get("boot") == boot_id()
+        if same_boot and find_copied_owner(running.child("run"), path.parent) is None:
             leader = (running.integer("pid", low=2), running.integer("started"))
             procs.terminate([leader], running.text("mark"), grace_s=_GRACE_S)
         path.unlink(missing_ok=True)
@@ -116,11 +116,11 @@ def finish(making: Making, digest: str, source: str, seconds: float) -> None:
     """Digest every file, have the disk keep it, and give the folder its name."""
     part, files = making.part, {}
     for path in filter(Path.is_file, sorted(part.rglob("*"))):
-        sync_file(path)
+        sync_plain_file(path)
         size = path.stat().st_size
         files[path.relative_to(part).as_posix()] = {"bytes": size, "sha256": sha256(path)}
     for folder in filter(Path.is_dir, part.rglob("*")):
-        sync_folder(folder)
+        sync_plain_folder(folder)
     if not files or (making.loaded and making.loaded not in files):
         clear(part)
         raise StartError(
@@ -136,7 +136,7 @@ def finish(making: Making, digest: str, source: str, seconds: float) -> None:
         "job": digest,
         "seconds": round(seconds, 3),
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "digest": _digest(files),
+        "digest": _digest_output_files(files),
         "files": files,
     }
     write_json(part / RECORD, record)
@@ -145,11 +145,11 @@ def finish(making: Making, digest: str, source: str, seconds: float) -> None:
     if making.output.exists():
         making.output.rename(old)
     part.rename(making.output)
-    sync_folder(making.output.parent)
+    sync_plain_folder(making.output.parent)
     clear(old)
 
 
-def _digest(files: dict[str, dict[str, Any]]) -> str:
+def _digest_output_files(files: dict[str, dict[str, Any]]) -> str:
     """One digest of all files: of their names and digests, in order."""
     text = "".join(f"{name} {file['sha256']}\n" for name, file in sorted(files.items()))
     return hashlib.sha256(text.encode()).hexdigest()

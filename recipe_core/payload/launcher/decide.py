@@ -143,7 +143,7 @@ def starting(now: float, timeout_s: float, before: Track | None = None) -> Track
     )
 
 
-def serving(now: float, before: Track | None = None) -> Track:
+def track_serving_group(now: float, before: Track | None = None) -> Track:
     """A group that answers from now on."""
     track = before or Track(Phase.SERVING, now)
     return replace(
@@ -162,42 +162,43 @@ def serving(now: float, before: Track | None = None) -> Track:
     )
 
 
-def judge(
-    track: Track, seen: Seen, now: float, limits: Supervision, target: Target
+def judge_group(
+    track: Track, observation: Seen, now: float, limits: Supervision, target: Target
 ) -> tuple[Track, Trouble | None]:
     """The track after a look, and the trouble that the look shows."""
     if track.phase in (Phase.RESTING, Phase.PARKED):
         return track, None
-    if seen.ended:
-        return track, _death(seen)
-    if seen.answers is None:
+    if observation.ended:
+        return track, _death(observation)
+    if observation.answers is None:
         return track, None
     if track.phase is Phase.STARTING:
-        if seen.answers:
-            return serving(now, track), None
+        if observation.answers:
+            return track_serving_group(now, track), None
         if now >= track.until:
             return track, Trouble(Kind.LATE, f"not ready after {now - track.since:.0f} s")
         return track, None
-    track = _with_answer(_stable(track, now, limits), seen, now)
+    track = _with_answer(_stable(track, now, limits), observation, now)
     if track.phase is Phase.DRAINING:
         return track, None
     if track.missed >= MISSES and now - track.answered_at >= limits.hang_s:
         return track, Trouble(Kind.HUNG, f"no answer for {now - track.answered_at:.0f} s")
     patience = max(limits.hang_s, _ROUNDS * (target.first_token_s or 0.0))
     if track.stuck >= MISSES and now - track.moved_at >= patience:
-        requests = (seen.running or 0.0) + (seen.waiting or 0.0)
+        requests = (observation.running or 0.0) + (observation.waiting or 0.0)
         count = f"{requests:.0f} requests" if requests != 1 else "1 request"
         return track, Trouble(Kind.HUNG, f"{count}, no new token for {now - track.moved_at:.0f} s")
     if track.silent >= MISSES - 1:
-        return track, Trouble(Kind.HUNG, f"idle, and no token for {seen.unanswered_s:.0f} s")
-    return _with_pace(track, seen, now, limits, target)
+        return track, Trouble(Kind.HUNG, f"idle, and no token for {observation.unanswered_s:.0f} s")
+    return _with_pace(track, observation, now, limits, target)
 
 
-def _death(seen: Seen) -> Trouble:
+def _death(observation: Seen) -> Trouble:
     ends = ", ".join(
-        f"{name} {_how(code)}" for name, code in zip(seen.ended, seen.codes, strict=True)
+        f"{name} {_how(code)}"
+        for name, code in zip(observation.ended, observation.codes, strict=True)
     )
-    if seen.out_of_memory:
+    if observation.out_of_memory:
         return Trouble(Kind.KILLED, f"{ends}; the kernel killed for want of memory")
     return Trouble(Kind.DIED, ends)
 
@@ -215,29 +216,33 @@ def _stable(track: Track, now: float, limits: Supervision) -> Track:
     return replace(track, failures=(), attempt=0)
 
 
-def _with_answer(track: Track, seen: Seen, now: float) -> Track:
+def _with_answer(track: Track, observation: Seen, now: float) -> Track:
     """What health and the engine's count of tokens say."""
-    if seen.answers:
+    if observation.answers:
         track = replace(track, answered_at=now, missed=0)
     else:
         track = replace(track, missed=track.missed + 1)
-    track = replace(track, silent=track.silent + 1 if seen.unanswered_s else 0)
-    if seen.running is None or seen.tokens is None:  # not known now
-        return replace(track, moved_at=now, stuck=0) if seen.answers else track
-    if not (seen.running or seen.waiting) or seen.tokens != track.tokens:
-        return replace(track, tokens=seen.tokens, moved_at=now, stuck=0)
+    track = replace(track, silent=track.silent + 1 if observation.unanswered_s else 0)
+    if observation.running is None or observation.tokens is None:  # not known now
+        return replace(track, moved_at=now, stuck=0) if observation.answers else track
+    if not (observation.running or observation.waiting) or observation.tokens != track.tokens:
+        return replace(track, tokens=observation.tokens, moved_at=now, stuck=0)
     return replace(track, stuck=track.stuck + 1)
 
 
 def _with_pace(
-    track: Track, seen: Seen, now: float, limits: Supervision, target: Target
+    track: Track, observation: Seen, now: float, limits: Supervision, target: Target
 ) -> tuple[Track, Trouble | None]:
     """The mean time per token over the last ``slow_s``, at loads that were planned for."""
-    if target.tpot_most_s is None or seen.tpot_sum_s is None or seen.tpot_count is None:
+    if (
+        target.tpot_most_s is None
+        or observation.tpot_sum_s is None
+        or observation.tpot_count is None
+    ):
         return track, None
-    load = (seen.running or 0.0) + (seen.waiting or 0.0)
+    load = (observation.running or 0.0) + (observation.waiting or 0.0)
     overloaded = target.load_most is not None and load > target.load_most
-    newest = Pace(now, seen.tpot_sum_s, seen.tpot_count)
+    newest = Pace(now, observation.tpot_sum_s, observation.tpot_count)
     if overloaded or (track.paces and newest.count < track.paces[-1].count):
         return replace(track, paces=()), None  # more than planned, or its counters began anew
     paces = (*track.paces, newest)
@@ -268,7 +273,7 @@ def tpot_s(track: Track) -> float | None:
     return _tpot_s(track.paces) if track.paces else None
 
 
-def respond(
+def respond_for_group(
     track: Track,
     trouble: Trouble,
     now: float,

@@ -70,16 +70,16 @@ def diagnose(
     """
     log, kernels = plain_lines(log_tail), plain_lines(kernel)
     number = signal_of(exit_code)
-    cause, matches = _known(log, kernels)
+    cause, matches = _match_known_cause(log, kernels)
     if cause is None or (cause.id == "network" and number == 9):
         # Ranks also lose each other because one of them was killed.
         cause, matches = _by_end(log, number, exit_code) or (cause or UNKNOWN, matches)
     hopeless = ready is False and cause.id in _MEMORY
     return Diagnosis(
         cause=cause.id,
-        title=_title(cause, number),
-        lines=_shown(matches) or _last(log),
-        fix=_fix(cause, matches),
+        title=_cause_title(cause, number),
+        lines=_clip_matches(matches) or _last(log),
+        fix=_cause_fix(cause, matches),
         transient=cause.transient and not hopeless,
         device=cause.device,
     )
@@ -105,7 +105,7 @@ def signal_of(exit_code: int | None) -> int | None:
 _Matches = list[tuple[str, Match[str] | None]]
 
 
-def _known(log: Sequence[str], kernel: Sequence[str]) -> tuple[Cause | None, _Matches]:
+def _match_known_cause(log: Sequence[str], kernel: Sequence[str]) -> tuple[Cause | None, _Matches]:
     for cause in KNOWN:
         matches = list(_matching(log, (*cause.patterns, *cause.kernel), cause.benign))
         matches += _matching(kernel, cause.kernel, None)
@@ -121,7 +121,7 @@ def _matching(
         text = line[:_SEARCHED]
         if _HARMLESS.search(text[:80]) or (benign is not None and benign.search(text)):
             continue
-        match = next((match for each in patterns if (match := each.search(text))), None)
+        match = next((match for pattern in patterns if (match := pattern.search(text))), None)
         if match:
             yield line, match
 
@@ -132,43 +132,45 @@ def _by_end(
     """What the end itself says; None where it says nothing."""
     for cause in KNOWN:
         if number in cause.signals:
-            return cause, _plain(_last(log))
+            return cause, _pair_without_match(_last(log))
     symptoms: _Matches = list(_matching(log, SYMPTOMS, None))
-    errors = _plain(_exceptions(log))
+    errors = _pair_without_match(_exceptions(log))
     if number == 9:
-        return KILLED, _plain(_last(log))
+        return KILLED, _pair_without_match(_last(log))
     if errors:
         return (WORKER if symptoms else EXCEPTION), errors
     if symptoms:
         return WORKER, symptoms
     if number is not None:
-        return (TERMINATED if number == 15 else CRASHED), _plain(_last(log))
-    return (ENDED, _plain(_last(log))) if exit_code == 0 else None
+        return (TERMINATED if number == 15 else CRASHED), _pair_without_match(_last(log))
+    return (ENDED, _pair_without_match(_last(log))) if exit_code == 0 else None
 
 
-def _plain(lines: Iterable[str]) -> _Matches:
+def _pair_without_match(lines: Iterable[str]) -> _Matches:
     return [(line, None) for line in lines]
 
 
 def _exceptions(log: Sequence[str]) -> list[str]:
     """Lines that name an exception, without those that only pass one on."""
-    named = [
+    exception_lines = [
         line
         for line in log
         if not _HARMLESS.search(line[:80])
         and (_EXCEPTION.search(line[:_SEARCHED]) or _EXCEPTION_ALONE.search(line[:_SEARCHED]))
     ]
-    own = [line for line in named if not any(each.search(line) for each in SYMPTOMS)]
-    return own or named
+    causes = [
+        line for line in exception_lines if not any(symptom.search(line) for symptom in SYMPTOMS)
+    ]
+    return causes or exception_lines
 
 
-def _title(cause: Cause, number: int | None) -> str:
+def _cause_title(cause: Cause, number: int | None) -> str:
     if cause is CRASHED and number is not None:
         return SIGNALS.get(number, f"it ended by signal {number}")
     return cause.title
 
 
-def _fix(cause: Cause, matches: _Matches) -> str:
+def _cause_fix(cause: Cause, matches: _Matches) -> str:
     for _, match in matches:
         groups = match.groupdict() if match and cause.exact else {}
         if groups and all(groups.values()):
@@ -176,7 +178,7 @@ def _fix(cause: Cause, matches: _Matches) -> str:
     return cause.fix
 
 
-def _shown(matches: _Matches) -> tuple[str, ...]:
+def _clip_matches(matches: _Matches) -> tuple[str, ...]:
     """The first lines, which are nearest to the cause; ranks repeat each other."""
     distinct: dict[str, str] = {}
     for line, _ in matches:

@@ -24,7 +24,7 @@ def run_doctor(request: Request) -> int:
     """Pack what a report needs; works however broken the bundle is."""
     problems: list[str] = []
     patient = _patient(request, problems)
-    path = _target(request, patient)
+    path = _choose_archive_path(request, patient)
     redactor = Redactor()
     pieces = [
         replace(piece, text=redactor.text(piece.text, of_log=piece.of_log))
@@ -38,12 +38,12 @@ def run_doctor(request: Request) -> int:
     }
     about = {"made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **data}
     about["archive"] = path.name
-    _write(path, [Piece("about.json", json_text(about) + "\n"), *pieces])
-    request.show(data, lambda: _text(data))
+    _write_archive(path, [Piece("about.json", json_text(about) + "\n"), *pieces])
+    request.show(data, lambda: _describe_archive(data))
     return 0
 
 
-def _text(data: dict[str, Any]) -> str:
+def _describe_archive(data: dict[str, Any]) -> str:
     lines = [f"packed {data['archive']}", "it holds:"]
     lines += [f"  {name}  {size:,} bytes" for name, size in data["holds"].items()]
     lines += [f"not in it: {problem}" for problem in data["problems"]]
@@ -71,7 +71,7 @@ def _patient(request: Request, problems: list[str]) -> Patient:
     return Patient(request.root, plan.own, plan)
 
 
-def _target(request: Request, patient: Patient) -> Path:
+def _choose_archive_path(request: Request, patient: Patient) -> Path:
     """Where the archive goes: as asked, else into the run folder, or here if that is not possible.
 
     Raises:
@@ -90,7 +90,7 @@ def _target(request: Request, patient: Patient) -> Path:
     return folder / name
 
 
-def _write(path: Path, pieces: list[Piece]) -> None:
+def _write_archive(path: Path, pieces: list[Piece]) -> None:
     """Write the archive, for its owner's eyes, or nothing.
 
     Raises:

@@ -52,12 +52,12 @@ def locate(engine: Engine) -> Installed | None:
     program = find_program(engine.program)
     if program is None:
         return None
-    interpreter = interpreter_of(Path(program))
+    interpreter = read_script_interpreter(Path(program))
     installed = probe(interpreter, program, engine) if interpreter else Installed(program, None)
     return installed if installed.version else replace(installed, version=_printed_version(program))
 
 
-def interpreter_of(program: Path) -> str | None:
+def read_script_interpreter(program: Path) -> str | None:
     """The Python in a console script's first line.
 
     pip writes ``/bin/sh`` and an ``exec`` line when the path is long or has spaces.
@@ -79,7 +79,7 @@ def interpreter_of(program: Path) -> str | None:
 
 def probe(interpreter: str, program: str, engine: Engine) -> Installed:
     """Ask the engine's own interpreter for the version and the required modules and programs."""
-    output = _output([interpreter, "-c", _PROBE, engine.module, *engine.requires])
+    output = _run_engine_program([interpreter, "-c", _PROBE, engine.module, *engine.requires])
     try:
         answer = json.loads(output)
         return Installed(program, answer["version"], tuple(answer["missing"]))
@@ -88,11 +88,11 @@ def probe(interpreter: str, program: str, engine: Engine) -> Installed:
 
 
 def _printed_version(program: str) -> str | None:
-    match = re.search(r"\d+\.\d+[\w.+-]*", _output([program, "--version"]))
+    match = re.search(r"\d+\.\d+[\w.+-]*", _run_engine_program([program, "--version"]))
     return match.group(0) if match else None
 
 
-def _output(argv: list[str]) -> str:
+def _run_engine_program(argv: list[str]) -> str:
     try:
         done = subprocess.run(
             argv,

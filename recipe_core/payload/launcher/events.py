@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import LauncherError
-from .plain import make_run, open_plain, read_end
+from .plain import make_run, open_plain, read_file_end
 
 NAME = "events.jsonl"
 OLDER = f"{NAME}.1"
@@ -48,30 +48,30 @@ _WAITING: dict[Path, deque[bytes]] = {}
 _OPEN = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-def append(own: Path, kind: str, /, **fields: object) -> None:
+def append(node_folder: Path, kind: str, /, **fields: object) -> None:
     """Note an event with its time (UTC).
 
     One write for each line, so that lines of several processes do not mix. A disk that is full, or
     may not be written to, stops nothing: the event is written with the next one that can be.
     """
     now = datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    waiting = _WAITING.setdefault(own, deque(maxlen=_MOST_WAITING))
-    waiting.append(_line({"time": now, "event": kind, **fields}))
+    waiting = _WAITING.setdefault(node_folder, deque(maxlen=_MOST_WAITING))
+    waiting.append(_encode_event({"time": now, "event": kind, **fields}))
     with suppress(OSError, LauncherError):
-        make_run(own)
-        _rotate(own)
-        while waiting and _write(own / NAME, waiting[0]):
+        make_run(node_folder)
+        _rotate(node_folder)
+        while waiting and _append_event_line(node_folder / NAME, waiting[0]):
             waiting.popleft()
 
 
-def _line(event: dict[str, object]) -> bytes:
+def _encode_event(event: dict[str, object]) -> bytes:
     """JSON of anything: what JSON lacks becomes text, and numbers without end null."""
     text = json.dumps(event, default=str)
     strict = json.loads(text, parse_constant=lambda _: None)
     return json.dumps(strict).encode() + b"\n"
 
 
-def _write(path: Path, line: bytes) -> bool:
+def _append_event_line(path: Path, line: bytes) -> bool:
     descriptor = os.open(path, _OPEN, 0o644)
     try:
         status = os.fstat(descriptor)
@@ -79,15 +79,15 @@ def _write(path: Path, line: bytes) -> bool:
             return True  # never: it is no file of ours
         # A line that a full disk cut short must not take this one with it.
         torn = status.st_size and os.pread(descriptor, 1, status.st_size - 1) != b"\n"
-        whole = b"\n" + line if torn else line
-        return os.write(descriptor, whole) == len(whole)
+        content = b"\n" + line if torn else line
+        return os.write(descriptor, content) == len(content)
     finally:
         os.close(descriptor)
 
 
-def _rotate(own: Path) -> None:
+def _rotate(node_folder: Path) -> None:
     """Move a long file aside; whoever else writes does not do so a second time."""
-    path = own / NAME
+    path = node_folder / NAME
     descriptor = open_plain(path)
     if descriptor is None:
         return
@@ -97,14 +97,14 @@ def _rotate(own: Path) -> None:
             return
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.samestat(status, path.stat()):
-            path.replace(own / OLDER)
+            path.replace(node_folder / OLDER)
     finally:
         os.close(descriptor)
 
 
-def read(own: Path) -> list[dict[str, Any]]:
+def read_events(node_folder: Path) -> list[dict[str, Any]]:
     """The events, oldest first; lines that are cut short or no events are left out."""
-    texts = (read_end(own / name, _READ_BYTES) for name in (OLDER, NAME))
+    texts = (read_file_end(node_folder / name, _READ_BYTES) for name in (OLDER, NAME))
     return [event for text in texts for event in parse_lines(text or b"")]
 
 

@@ -19,13 +19,13 @@ from typing import Any
 
 from . import events, exposition, manifest, state
 from .client import api_headers
-from .engine import find_program, interpreter_of
+from .engine import find_program, read_script_interpreter
 from .errors import LauncherError
 from .files import json_text
-from .logs import log_files, log_path
-from .machine import detect
-from .plain import read_end
-from .plan import LaunchPlan, is_path
+from .logs import log_files, named_log_path
+from .machine import detect_machine
+from .plain import read_file_end
+from .plan import LaunchPlan, is_model_path
 from .preflight import check_files, preflight
 
 # Of each log: its end.
@@ -89,23 +89,23 @@ class Patient:
 
 def collect(patient: Patient, problems: list[str]) -> Iterator[Piece]:
     """All pieces; what cannot be had is noted in ``problems``."""
-    left = MOST_BYTES
+    room = MOST_BYTES
     for collector in (
-        _bundle,
-        _checks,
-        _run,
-        _logs,
-        _processes,
-        _figures,
-        _versions,
-        _machine,
-        _tools,
-        _kernel,
+        _collect_bundle,
+        _collect_checks,
+        _collect_run,
+        _collect_logs,
+        _collect_processes,
+        _collect_figures,
+        _collect_versions,
+        _collect_machine,
+        _collect_tools,
+        _collect_kernel,
     ):
         try:
             for piece in collector(patient):
-                left -= len(piece.text)
-                if left < 0:
+                room -= len(piece.text)
+                if room < 0:
                     problems.append(f"{piece.name}: the report is full")
                     continue
                 yield piece
@@ -118,92 +118,92 @@ def _json(name: str, data: object) -> Piece:
     return Piece(name, json_text(data) + "\n")
 
 
-def _bundle(patient: Patient) -> Iterator[Piece]:
+def _collect_bundle(patient: Patient) -> Iterator[Piece]:
     for name in _FILES:
-        yield from _file(patient.root / name, f"bundle/{name}")
+        yield from _collect_file(patient.root / name, f"bundle/{name}")
     fallbacks = patient.root / "fallbacks"
     for path in sorted(fallbacks.glob("*/launch.json")) if fallbacks.is_dir() else ():
-        yield from _file(path, f"bundle/fallbacks/{path.parent.name}/launch.json")
+        yield from _collect_file(path, f"bundle/fallbacks/{path.parent.name}/launch.json")
 
 
-def _file(path: Path, name: str, *, of_log: bool = False) -> Iterator[Piece]:
-    text = read_end(path, LOG_BYTES)
+def _collect_file(path: Path, name: str, *, of_log: bool = False) -> Iterator[Piece]:
+    text = read_file_end(path, LOG_BYTES)
     if text is not None:
         yield Piece(name, text.decode("utf-8", errors="replace"), of_log)
 
 
-def _checks(patient: Patient) -> Iterator[Piece]:
+def _collect_checks(patient: Patient) -> Iterator[Piece]:
     """Preflight, which of a changed bundle looks at its files only and runs nothing."""
     if patient.plan is None:
         yield _json("checks.json", {"checks": [asdict(check_files(patient.root))]})
         return
-    current = _state(patient)
+    current = _load_patient_state(patient)
     ports = current.ports if current is not None and current.here else frozenset()
     checks = preflight(patient.plan, own_ports=ports).to_json()
     yield _json("checks.json", {"digest": manifest.digest(patient.root), **checks})
 
 
-def _state(patient: Patient) -> state.State | None:
+def _load_patient_state(patient: Patient) -> state.State | None:
     try:
-        return state.load(patient.own)
+        return state.load_state(patient.own)
     except LauncherError:
         return None
 
 
-def _run(patient: Patient) -> Iterator[Piece]:
+def _collect_run(patient: Patient) -> Iterator[Piece]:
     for name in _RUN_FILES:
-        yield from _file(patient.own / name, f"run/{name}")
+        yield from _collect_file(patient.own / name, f"run/{name}")
 
 
-def _logs(patient: Patient) -> Iterator[Piece]:
+def _collect_logs(patient: Patient) -> Iterator[Piece]:
     for name in sorted(log_files(patient.own)):
-        path = log_path(patient.own, name)
-        yield from _file(path, f"logs/{path.name}", of_log=True)
+        path = named_log_path(patient.own, name)
+        yield from _collect_file(path, f"logs/{path.name}", of_log=True)
     for path in sorted(patient.own.glob("*.log.*")):
-        yield from _file(path, f"logs/{path.name}", of_log=True)
+        yield from _collect_file(path, f"logs/{path.name}", of_log=True)
 
 
-def _processes(patient: Patient) -> Iterator[Piece]:
+def _collect_processes(patient: Patient) -> Iterator[Piece]:
     """What runs of this start, as /proc shows it: a process that hangs is seen here."""
-    current = _state(patient)
+    current = _load_patient_state(patient)
     if current is None or not current.here:
         return
     members = sorted(current.family())
-    yield _json("processes.json", [_process(pid) for pid, _ in members])
+    yield _json("processes.json", [_describe_process(pid) for pid, _ in members])
 
 
-def _process(pid: int) -> dict[str, Any]:
+def _describe_process(pid: int) -> dict[str, Any]:
     def read(name: str) -> str:
         try:
             return Path(f"/proc/{pid}/{name}").read_text(encoding="utf-8", errors="replace")
         except OSError:
             return ""
 
-    wanted = ("Name", "State", "PPid", "VmRSS", "VmHWM", "VmSwap", "Threads", "SigIgn")
+    fields = ("Name", "State", "PPid", "VmRSS", "VmHWM", "VmSwap", "Threads", "SigIgn")
     status = dict(line.split(":\t", 1) for line in read("status").splitlines() if ":\t" in line)
     return {
         "pid": pid,
         "argv": read("cmdline").split("\0")[:-1],
         "waits_in": read("wchan"),
-        **{name: status[name].strip() for name in wanted if name in status},
+        **{name: status[name].strip() for name in fields if name in status},
     }
 
 
-def _figures(patient: Patient) -> Iterator[Piece]:
+def _collect_figures(patient: Patient) -> Iterator[Piece]:
     """The metrics of servers that run, as text."""
-    current, plan = _state(patient), patient.plan
+    current, plan = _load_patient_state(patient), patient.plan
     if plan is None or current is None or not current.here:
         return
     answering = {process.name for process in plan.answering}
     path = exposition.PATHS.get(plan.engine.name, "/metrics")
     for server in current.servers:
         if server.name in answering and server.alive:
-            text = _answer(plan, server.port, path)
+            text = _fetch_metrics_text(plan, server.port, path)
             if text:
                 yield Piece(f"metrics/{server.name}.txt", text)
 
 
-def _answer(plan: LaunchPlan, port: int, path: str) -> str:
+def _fetch_metrics_text(plan: LaunchPlan, port: int, path: str) -> str:
     connection = http.client.HTTPConnection(plan.client_host, port, timeout=_ANSWER_S)
     try:
         connection.request("GET", path, headers=api_headers(plan.api))
@@ -215,7 +215,7 @@ def _answer(plan: LaunchPlan, port: int, path: str) -> str:
         connection.close()
 
 
-def _versions(patient: Patient) -> Iterator[Piece]:
+def _collect_versions(patient: Patient) -> Iterator[Piece]:
     data: dict[str, Any] = {
         "launcher_python": sys.version,
         "platform": platform.platform(),
@@ -226,12 +226,12 @@ def _versions(patient: Patient) -> Iterator[Piece]:
     # Of a bundle that was changed nothing is run, and its engine's name is one of its files' words.
     if plan is not None and check_files(patient.root).status != "FAIL":
         program = find_program(plan.engine.program)
-        interpreter = interpreter_of(Path(program)) if program else None
+        interpreter = read_script_interpreter(Path(program)) if program else None
         data["engine"] = {"name": plan.engine.name, "planned": plan.engine.version}
         if interpreter:
-            known = json.loads(_output([interpreter, "-c", _LIST]) or "{}")
-            packages = known.get("packages", {})
-            data["engine_python"] = known.get("python")
+            listing = json.loads(_run_evidence_tool([interpreter, "-c", _LIST]) or "{}")
+            packages = listing.get("packages", {})
+            data["engine_python"] = listing.get("python")
             data["engine_packages"] = {
                 name: packages[name] for name in sorted(packages) if _PACKAGES.match(name)
             }
@@ -245,14 +245,14 @@ def _os_release() -> str:
         return ""
 
 
-def _machine(patient: Patient) -> Iterator[Piece]:
+def _collect_machine(patient: Patient) -> Iterator[Piece]:
     places = {
         "bundle": patient.root,
         "temporary": Path(tempfile.gettempdir()),
         "shared memory": Path("/dev/shm"),  # noqa: S108 - looked at, not written to
         "model cache": Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser(),
     }
-    if patient.plan is not None and is_path(patient.plan.parameters.model):
+    if patient.plan is not None and is_model_path(patient.plan.parameters.model):
         places["model"] = Path(patient.plan.parameters.model).expanduser()
     limits = {
         name: resource.getrlimit(getattr(resource, name))
@@ -260,9 +260,9 @@ def _machine(patient: Patient) -> Iterator[Piece]:
     }
     variables = {name: value for name, value in os.environ.items() if _VARIABLES.search(name)}
     data = {
-        **detect().to_json(),
+        **detect_machine().to_json(),
         "load": os.getloadavg(),
-        "disks": {name: _disk(path) for name, path in places.items()},
+        "disks": {name: _disk_usage(path) for name, path in places.items()},
         "limits": {name: list(pair) for name, pair in limits.items()},
         "cgroup": _cgroup(),
     }
@@ -270,7 +270,7 @@ def _machine(patient: Patient) -> Iterator[Piece]:
     yield Piece("environment.txt", "".join(f"{k}={v}\n" for k, v in sorted(variables.items())))
 
 
-def _disk(path: Path) -> dict[str, int] | None:
+def _disk_usage(path: Path) -> dict[str, int] | None:
     while not path.exists() and path != path.parent:
         path = path.parent
     try:
@@ -281,25 +281,25 @@ def _disk(path: Path) -> dict[str, int] | None:
 
 def _cgroup(folder: Path = Path("/sys/fs/cgroup")) -> dict[str, str]:
     names = ("memory.max", "memory.current", "memory.events", "cpu.max", "cpu.stat", "pids.max")
-    texts = {name: read_end(folder / name, 4096) for name in names}
+    texts = {name: read_file_end(folder / name, 4096) for name in names}
     return {name: text.decode(errors="replace").strip() for name, text in texts.items() if text}
 
 
-def _tools(_: Patient) -> Iterator[Piece]:
+def _collect_tools(_: Patient) -> Iterator[Piece]:
     for program, words in _TOOLS:
         if shutil.which(program):
             name = "_".join((program, *words)).replace("-", "_").replace("__", "_")
-            yield Piece(f"tools/{name}.txt", _output([program, *words], failed=True))
+            yield Piece(f"tools/{name}.txt", _run_evidence_tool([program, *words], failed=True))
 
 
-def _kernel(_: Patient) -> Iterator[Piece]:
+def _collect_kernel(_: Patient) -> Iterator[Piece]:
     if shutil.which("dmesg"):
-        lines = _output(["dmesg", "--ctime"]).splitlines()
-        wanted = [line for line in lines if _KERNEL.search(line)]
-        yield Piece("kernel.txt", "\n".join([*wanted[-_KERNEL_LINES:], ""]))
+        log = _run_evidence_tool(["dmesg", "--ctime"]).splitlines()
+        gpu_lines = [line for line in log if _KERNEL.search(line)]
+        yield Piece("kernel.txt", "\n".join([*gpu_lines[-_KERNEL_LINES:], ""]))
 
 
-def _output(argv: list[str], *, failed: bool = False) -> str:
+def _run_evidence_tool(argv: list[str], *, failed: bool = False) -> str:
     """A program's output; of one that fails only where ``failed`` ones are wanted, too."""
     try:
         done = subprocess.run(

@@ -42,14 +42,16 @@ class Snapshot:
     more: Mapping[str, float] = field(default_factory=dict)
 
 
-def render(snapshot: Snapshot) -> str:
+def render_exposition(snapshot: Snapshot) -> str:
     """The snapshot in Prometheus' text format."""
     lines: list[str] = []
     for name, kind, text, samples in _metrics(snapshot):
         finite = [(labels, value) for labels, value in samples if math.isfinite(value)]
         if finite:
             lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
-            lines += [f"{name}{_labels(labels)} {_number(value)}" for labels, value in finite]
+            lines += [
+                f"{name}{_labels(labels)} {_format_sample_value(value)}" for labels, value in finite
+            ]
     return "\n".join(lines) + "\n"
 
 
@@ -90,7 +92,7 @@ def _escaped(value: str) -> str:
     return plain.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
-def _number(value: float) -> str:
+def _format_sample_value(value: float) -> str:
     return str(int(value)) if value == int(value) else repr(float(value))
 
 
@@ -180,7 +182,7 @@ class _Handler(BaseHTTPRequestHandler):
         except Exception as error:  # the caller hears of it
             return 500, _TEXT, f"{type(error).__name__}: {error}\n"
         if path == "/metrics":
-            return 200, _TEXT, render(now)
+            return 200, _TEXT, render_exposition(now)
         return (200, _TEXT, "serving\n") if now.up else (503, _TEXT, f"{now.reason or 'down'}\n")
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name

@@ -30,7 +30,7 @@ class Sample:
     value: float = 0.0
 
 
-def parse(text: str) -> dict[str, list[Sample]]:
+def parse_exposition(text: str) -> dict[str, list[Sample]]:
     """The samples by their names, in their order.
 
     Of the format's versions 0.0.4 and OpenMetrics 1.0; comments, timestamps and exemplars are left
@@ -39,22 +39,24 @@ def parse(text: str) -> dict[str, list[Sample]]:
     samples: dict[str, list[Sample]] = {}
     for line in text[:MAX_CHARS].splitlines():
         match = _SAMPLE.match(line.strip())
-        value = _number(match["value"]) if match else None
+        value = _parse_sample_value(match["value"]) if match else None
         if match and value is not None:
-            labels = {key: _plain(label) for key, label in _LABEL.findall(match["labels"] or "")}
+            labels = {
+                key: _unescape_label(label) for key, label in _LABEL.findall(match["labels"] or "")
+            }
             sample = Sample(match["name"], labels, value)
             samples.setdefault(sample.name, []).append(sample)
     return samples
 
 
-def _number(text: str) -> float | None:
+def _parse_sample_value(text: str) -> float | None:
     try:
         return float(text)  # Go's and Python's spellings of infinity and NaN agree
     except ValueError:
         return None
 
 
-def _plain(label: str) -> str:
+def _unescape_label(label: str) -> str:
     """A label's value without its escapes."""
     return _ESCAPE.sub(lambda match: "\n" if match[1] == "n" else match[1], label)
 
@@ -150,22 +152,22 @@ _RANKS = ("pp_rank", "tp_rank", "moe_ep_rank")
 
 
 def engine_figures(text: str) -> Figures:
-    samples = parse(text)
-    tpot_sum, tpot_count = _times(samples)
+    samples = parse_exposition(text)
+    tpot_sum, tpot_count = _sum_token_times(samples)
     return Figures(
-        generation_tokens=_total(samples, _GENERATION),
-        prompt_tokens=_total(samples, _PROMPT),
-        running=_total(samples, _RUNNING),
-        waiting=_total(samples, _WAITING),
-        cache_usage=_fullest(samples, _CACHE),
+        generation_tokens=_sum_first_metric(samples, _GENERATION),
+        prompt_tokens=_sum_first_metric(samples, _PROMPT),
+        running=_sum_first_metric(samples, _RUNNING),
+        waiting=_sum_first_metric(samples, _WAITING),
+        cache_usage=_max_first_metric(samples, _CACHE),
         tpot_sum_s=tpot_sum,
         tpot_count=tpot_count,
-        ttft_sum_s=_total(samples, _parts(_TTFT, "sum")),
-        ttft_count=_total(samples, _parts(_TTFT, "count")),
+        ttft_sum_s=_sum_first_metric(samples, _add_name_suffix(_TTFT, "sum")),
+        ttft_count=_sum_first_metric(samples, _add_name_suffix(_TTFT, "count")),
     )
 
 
-def _times(samples: dict[str, list[Sample]]) -> tuple[float | None, float | None]:
+def _sum_token_times(samples: dict[str, list[Sample]]) -> tuple[float | None, float | None]:
     """Sum and count of the times between tokens, else of requests' mean times per token.
 
     The former counts every token as it comes; the latter knows of a request only at its end. With
@@ -174,30 +176,30 @@ def _times(samples: dict[str, list[Sample]]) -> tuple[float | None, float | None
     names = (*_ITL, *_TPOT)
     if any(name in samples for name in _SPECULATION):
         names = (*_TPOT, *_ITL)
-    total = _total(samples, _parts(names, "sum"))
+    total = _sum_first_metric(samples, _add_name_suffix(names, "sum"))
     if total is not None:
-        return total, _total(samples, _parts(names, "count"))
+        return total, _sum_first_metric(samples, _add_name_suffix(names, "count"))
     # llama.cpp has no histograms, but the time it spent and the tokens that it made in it.
-    spent = _total(samples, ("llamacpp:tokens_predicted_seconds_total",))
-    made = _total(samples, ("llamacpp:tokens_predicted_total",))
-    return (None, None) if spent is None else (spent, made)
+    spent = _sum_first_metric(samples, ("llamacpp:tokens_predicted_seconds_total",))
+    tokens = _sum_first_metric(samples, ("llamacpp:tokens_predicted_total",))
+    return (None, None) if spent is None else (spent, tokens)
 
 
-def _parts(names: Sequence[str], part: str) -> tuple[str, ...]:
+def _add_name_suffix(names: Sequence[str], part: str) -> tuple[str, ...]:
     return tuple(f"{name}_{part}" for name in names)
 
 
-def _total(samples: dict[str, list[Sample]], names: Sequence[str]) -> float | None:
+def _sum_first_metric(samples: dict[str, list[Sample]], names: Sequence[str]) -> float | None:
     """The sum over replicas of the first metric that is there."""
-    values = _values(samples, names)
+    values = _first_metric_values(samples, names)
     return sum(values) if values else None
 
 
-def _fullest(samples: dict[str, list[Sample]], names: Sequence[str]) -> float | None:
-    return max(_values(samples, names), default=None)
+def _max_first_metric(samples: dict[str, list[Sample]], names: Sequence[str]) -> float | None:
+    return max(_first_metric_values(samples, names), default=None)
 
 
-def _values(samples: dict[str, list[Sample]], names: Sequence[str]) -> list[float]:
+def _first_metric_values(samples: dict[str, list[Sample]], names: Sequence[str]) -> list[float]:
     for name in names:
         if name in samples:
             finite = [sample for sample in samples[name] if math.isfinite(sample.value)]
@@ -213,15 +215,15 @@ def _counted_once(samples: list[Sample]) -> Iterator[Sample]:
     """
     groups: dict[tuple[tuple[str, str], ...], list[Sample]] = {}
     for sample in samples:
-        own = {**sample.labels, "priority": ""}
-        key = tuple(sorted(item for item in own.items() if item[0] not in _RANKS))
+        labels = {**sample.labels, "priority": ""}
+        key = tuple(sorted(item for item in labels.items() if item[0] not in _RANKS))
         groups.setdefault(key, []).append(sample)
     for group in groups.values():
-        whole = [sample for sample in group if not sample.labels.get("priority")] or group
-        first = min(map(_rank, whole))
-        yield from (sample for sample in whole if _rank(sample) == first)
+        totals = [sample for sample in group if not sample.labels.get("priority")] or group
+        first = min(map(_sample_rank, totals))
+        yield from (sample for sample in totals if _sample_rank(sample) == first)
 
 
-def _rank(sample: Sample) -> tuple[int, ...]:
+def _sample_rank(sample: Sample) -> tuple[int, ...]:
     texts = [sample.labels.get(name, "") for name in _RANKS]
     return tuple(int(text) if text.isdigit() else 0 for text in texts)

@@ -60,7 +60,7 @@ def without_questions(log: list[str], paths: tuple[str, ...]) -> list[str]:
     return [line for line in log if not request.match(line)]
 
 
-def shown(log: list[str], evidence: tuple[str, ...], lines: int) -> str:
+def excerpt_log(log: list[str], evidence: tuple[str, ...], lines: int) -> str:
     """The end of a log for people, with the evidence before it where the end does not have it."""
     usual = log[-lines:]
     missing = [line for line in evidence if line not in usual]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import InputError, file_error
-from .plain import make_folder, read_end, sync_folder
+from .plain import make_durable_folder, read_file_end, sync_plain_folder
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -62,13 +62,13 @@ def write_json(path: Path, data: object) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         if not path.parent.is_dir():
-            make_folder(path.parent, parents=True)
+            make_durable_folder(path.parent, parents=True)
         with temporary.open("w", encoding="utf-8") as file:
             file.write(json_text(data) + "\n")
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-        sync_folder(path.parent)
+        sync_plain_folder(path.parent)
     except BaseException as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -88,6 +88,6 @@ def sha256(path: Path) -> str:
 
 def tail(path: Path, lines: int = 20, *, limit: int = 16_384) -> str:
     """The last lines of a log; progress bars' carriage returns count as line ends."""
-    text = (read_end(path, limit) or b"").decode("utf-8", errors="replace")
+    text = (read_file_end(path, limit) or b"").decode("utf-8", errors="replace")
     recent = [line.rstrip() for line in text.replace("\r", "\n").split("\n") if line.strip()]
     return "\n".join(recent[-lines:])

@@ -129,25 +129,25 @@ def only_keeper(plan: LaunchPlan, limits: Supervision, clock: Clock) -> Iterator
         heartbeat.close()
 
 
-def is_silent(own: Path, keeper: Keeper, *, world: World = HERE) -> bool:
+def is_keeper_silent(node_folder: Path, keeper: Keeper, *, world: World = HERE) -> bool:
     """Whether a keeper that runs gives no sign of life: it is stopped, or it hangs."""
     stat = world.processes.read_stat(keeper.pid)
     if stat is not None and stat.state in "Tt":
         return True
-    first = _touched(own)
+    first = _touched(node_folder)
     if keeper.silence_s is None or not _is_old(first, keeper.silence_s, world.clock):
         return False
     end = world.clock.monotonic() + _CONFIRMED_S
     while world.clock.monotonic() < end:
-        if _touched(own) != first:
+        if _touched(node_folder) != first:
             return False
         world.clock.sleep(0.1)
     return True
 
 
-def _touched(own: Path) -> float | None:
+def _touched(node_folder: Path) -> float | None:
     try:
-        return (own / NAME).stat().st_mtime
+        return (node_folder / NAME).stat().st_mtime
     except OSError:
         return None
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .machine import UNITS, run_tool
-from .procs import name_of
+from .machine import UNITS, run_vendor_tool
+from .procs import read_process_name
 
 _SHOWN = 3
 # What holds less would not change whether an engine starts.
@@ -39,7 +39,7 @@ def holders(runtime: str) -> list[Holder]:
     readers: dict[str, Callable[[], list[Holder]]] = {
         "cuda": _of_nvidia,
         "rocm": _of_amd,
-        "cpu": _of_machine,
+        "cpu": _list_memory_holders,
     }
     relevant = [
         holder
@@ -52,7 +52,7 @@ def holders(runtime: str) -> list[Holder]:
 
 def _of_nvidia() -> list[Holder]:
     words = ["--query-compute-apps=pid,used_gpu_memory,process_name"]
-    output = run_tool(["nvidia-smi", *words, "--format=csv,noheader,nounits"], [])
+    output = run_vendor_tool(["nvidia-smi", *words, "--format=csv,noheader,nounits"], [])
     return parse_compute_apps(output) if output else []
 
 
@@ -64,8 +64,8 @@ def parse_compute_apps(output: str) -> list[Holder]:
         size, _, name = rest.partition(",")
         if pid.strip().isdigit():
             mebibytes = size.strip()
-            known = int(mebibytes) << 20 if mebibytes.isdigit() else None
-            rows.append(Holder(int(pid), _name(int(pid), name), known))
+            size_bytes = int(mebibytes) << 20 if mebibytes.isdigit() else None
+            rows.append(Holder(int(pid), _holder_name(int(pid), name), size_bytes))
     return _summed(rows)
 
 
@@ -75,10 +75,10 @@ def _of_amd() -> list[Holder]:
         (["rocm-smi", "--showpids", "--json"], parse_rocm_pids),
     ]
     for argv, parse in attempts:
-        output = run_tool(argv, [])
+        output = run_vendor_tool(argv, [])
         try:
-            if output and (known := parse(output)):
-                return known
+            if output and (holders := parse(output)):
+                return holders
         except (ValueError, TypeError, AttributeError):
             continue
     return []
@@ -100,8 +100,8 @@ def parse_amd_processes(output: str) -> list[Holder]:
             process = item.get("process_info", item) if isinstance(item, dict) else None
             if isinstance(process, dict) and str(process.get("pid", "")).isdigit():
                 pid = int(process["pid"])
-                size = _sized((process.get("memory_usage") or {}).get("vram_mem"))
-                rows.append(Holder(pid, _name(pid, str(process.get("name") or "")), size))
+                size = _parse_unit_bytes((process.get("memory_usage") or {}).get("vram_mem"))
+                rows.append(Holder(pid, _holder_name(pid, str(process.get("name") or "")), size))
     return _summed(rows)
 
 
@@ -118,11 +118,11 @@ def parse_rocm_pids(output: str) -> list[Holder]:
         words = [word.strip() for word in str(value).split(",")]
         if number and len(words) >= 3:
             size = int(words[2]) if words[2].isdigit() else None
-            rows.append(Holder(int(number[1]), _name(int(number[1]), words[0]), size))
+            rows.append(Holder(int(number[1]), _holder_name(int(number[1]), words[0]), size))
     return _summed(rows)
 
 
-def _of_machine(processes: Path = Path("/proc")) -> list[Holder]:
+def _list_memory_holders(processes: Path = Path("/proc")) -> list[Holder]:
     """Resident memory of every process, without what it shares."""
     page, rows = os.sysconf("SC_PAGE_SIZE"), []
     for entry in processes.iterdir():
@@ -133,7 +133,7 @@ def _of_machine(processes: Path = Path("/proc")) -> list[Holder]:
                 continue
             size = (int(words[1]) - int(words[2])) * page
             if size >= _LEAST_BYTES:
-                rows.append(Holder(int(entry.name), _name(int(entry.name), ""), size))
+                rows.append(Holder(int(entry.name), _holder_name(int(entry.name), ""), size))
     return rows
 
 
@@ -141,18 +141,22 @@ def _summed(rows: Iterable[Holder]) -> list[Holder]:
     by_pid: dict[int, Holder] = {}
     for row in rows:
         before = by_pid.get(row.pid)
-        sizes = [one.size_bytes for one in (before, row) if one and one.size_bytes is not None]
+        sizes = [
+            holder.size_bytes
+            for holder in (before, row)
+            if holder and holder.size_bytes is not None
+        ]
         by_pid[row.pid] = Holder(row.pid, row.name, sum(sizes) if sizes else None)
     return list(by_pid.values())
 
 
-def _name(pid: int, reported: str) -> str:
+def _holder_name(pid: int, reported: str) -> str:
     """A process's name: its own where it can be read, else what the tool reports."""
-    text = name_of(pid) or reported.strip().strip('"')
+    text = read_process_name(pid) or reported.strip().strip('"')
     return "" if text.startswith("[") or text == "N/A" else text[:_LONGEST_NAME]
 
 
-def _sized(size: Any) -> int | None:
+def _parse_unit_bytes(size: Any) -> int | None:
     """Bytes of ``{"value": 37.2, "unit": "GB"}``."""
     value = size.get("value") if isinstance(size, dict) else None
     if not isinstance(value, (int, float)):

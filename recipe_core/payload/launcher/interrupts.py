@@ -63,10 +63,10 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
     if _Held.depth:
         _Held.pending = True
         return
-    _raise()
+    _raise_interrupt()
 
 
-def _raise() -> NoReturn:
+def _raise_interrupt() -> NoReturn:
     _Held.pending, _Held.raised = False, _Held.clock.monotonic()
     raise KeyboardInterrupt
 
@@ -80,4 +80,4 @@ def uninterrupted() -> Iterator[None]:
     finally:
         _Held.depth -= 1
     if _Held.pending and not _Held.depth:
-        _raise()
+        _raise_interrupt()

@@ -11,7 +11,7 @@ from .keeper import Keeper, Log
 from .kept import groups_of, rolled_groups
 from .plan import LaunchPlan
 from .request import Request
-from .running import as_started
+from .running import load_started_plan
 from .state import State
 from .supervision import OPTIONS, Supervision, option_of
 from .supervisor import Progress
@@ -22,14 +22,14 @@ _LOOK_S = 0.2
 _DRAINED_S = 60.0
 
 
-def limits_of(request: Request, plan: LaunchPlan) -> Supervision:
+def supervision_limits(request: Request, plan: LaunchPlan) -> Supervision:
     return plan.supervision.with_options(request.limits)
 
 
-def dismiss_silent(own: Path, progress: Progress, *, world: World = HERE) -> None:
+def dismiss_silent(node_folder: Path, progress: Progress, *, world: World = HERE) -> None:
     """End a keeper that hangs, so that another can take its place; what it kept runs on."""
-    current = state.load(own)
-    if current is not None and keeping.is_silent(own, current, world=world):
+    current = state.load_state(node_folder)
+    if current is not None and keeping.has_silent_keeper(node_folder, current, world=world):
         pid = current.keeper.pid if current.keeper else 0
         progress.say(f"the keeper (pid {pid}) gives no sign of life: another takes its place")
         keeping.dismiss(current.keeper, world=world)
@@ -61,13 +61,13 @@ def leave_keeper(request: Request, plan: LaunchPlan) -> None:
     keeping.spawn(plan, options)
 
 
-def run_keep(request: Request) -> int:
+def run_serving_keeper(request: Request) -> int:
     """Be the keeper in the background of what `up` started; people do not call it."""
     plan = request.plan()
-    current = state.load(plan.own)
+    current = state.load_state(plan.own)
     if current is None:
         raise LauncherError("nothing runs that could be kept.", hint="Start it with `up`.")
-    return stay(request, as_started(plan, current), current, Log())
+    return stay(request, load_started_plan(plan, current), current, Log())
 
 
 def stay(
@@ -83,17 +83,17 @@ def stay(
     Raises:
         StartError: with the diagnosis, when the servers cannot be kept up.
     """
-    return _keeper(request, plan, current, progress, world).run()
+    return _build_serving_keeper(request, plan, current, progress, world).run()
 
 
-def _keeper(
+def _build_serving_keeper(
     request: Request, plan: LaunchPlan, current: State, progress: Progress, world: World
 ) -> Keeper:
     port = request.metrics_port
     return Keeper(
         plan,
         current,
-        limits_of(request, plan),
+        supervision_limits(request, plan),
         progress,
         strict=request.strict or request.choice is not None,
         metrics_port=keeping.metrics_port(plan) if port is None else port or None,
@@ -110,24 +110,24 @@ def wait_kept(
         LateError: when the time is over.
         StartError: when the keeper gives up, or dies.
     """
-    began = told = world.clock.monotonic()
+    began = reported_at = world.clock.monotonic()
     while True:
-        current = state.load(plan.own)
+        current = state.load_state(plan.own)
         if current is None or not keeping.is_kept(plan.own, current, world=world):
-            raise _ended(plan)
-        if _serve(as_started(plan, current), current, world):
+            raise _keeper_ended_error(plan)
+        if _serve(load_started_plan(plan, current), current, world):
             return current
         now = world.clock.monotonic()
         if now - began >= timeout_s:
             hint = f"See {plan.own / keeping.LOG}."
             raise LateError(f"the servers were not ready after {timeout_s:.0f} s.", hint=hint)
-        if now - told >= supervisor.PROGRESS_S:
-            told = now
+        if now - reported_at >= supervisor.PROGRESS_S:
+            reported_at = now
             progress.say(f"waiting for the keeper: {now - began:.0f} s of {timeout_s:.0f}")
         world.clock.sleep(_LOOK_S)
 
 
-def _ended(plan: LaunchPlan) -> StartError:
+def _keeper_ended_error(plan: LaunchPlan) -> StartError:
     last = keeping.last_event(plan.own) or {}
     reason = str(last.get("reason") or last.get("event") or "no event was noted")
     hint = str(last.get("fix") or f"See {plan.own / keeping.LOG}.")
@@ -157,17 +157,17 @@ def drain(
     world: World = HERE,
 ) -> list[str]:
     """Let running requests finish, then stop everything; the names of what ran."""
-    limits = limits_of(request, plan)
+    limits = supervision_limits(request, plan)
     seconds = request.drain or limits.drain_s
-    here = world.processes
-    names = [s.name for s in reversed(current.servers) if here.alive(*s.identity)]
+    processes = world.processes
+    names = [s.name for s in reversed(current.servers) if processes.alive(*s.identity)]
     if current.keeper is None or not keeping.is_kept(plan.own, current, world=world):
-        plan = as_started(plan, current)
+        plan = load_started_plan(plan, current)
         keeper = Keeper(plan, current, limits, progress, strict=True, world=world)
         keeper.drain(seconds)
         keeper.close()
         return names
-    keeping.ask(plan.own, current.keeper, keeping.DRAIN, world=world, drain_s=seconds)
+    keeping.ask_keeper(plan.own, current.keeper, keeping.DRAIN, world=world, drain_s=seconds)
     progress.say(f"draining: waiting up to {seconds:.0f} s for running requests")
     end = world.clock.monotonic() + seconds + _DRAINED_S
     while keeping.is_kept(plan.own, current, world=world) and world.clock.monotonic() < end:
@@ -178,9 +178,9 @@ def drain(
 def revive(plan: LaunchPlan, current: State | None) -> None:
     """Have the keeper start groups that it has parked: whoever calls `up` has seen to the cause."""
     if current is not None and current.keeper is not None and current.parked:
-        processes = as_started(plan, current).processes
+        processes = load_started_plan(plan, current).processes
         names = [process.name for process in processes if process.group in current.parked]
-        keeping.ask(plan.own, current.keeper, keeping.READ, restart=names)
+        keeping.ask_keeper(plan.own, current.keeper, keeping.READ, restart=names)
 
 
 def run_restart(request: Request, *, world: World = HERE) -> int:
@@ -197,21 +197,23 @@ def run_restart(request: Request, *, world: World = HERE) -> int:
             field="restart",
             hint="Stop it with `down --checkpoint`, then start it with `up`.",
         )
-    current = state.load(plan.own)
+    current = state.load_state(plan.own)
     if current is None or not current.here:
         raise LauncherError("nothing is running.", hint="Start it: python launch.py up")
-    plan, progress = as_started(plan, current), Progress(request.as_json)
-    groups = _groups(plan, request.names)
+    plan, progress = load_started_plan(plan, current), Progress(request.as_json)
+    groups = _find_named_groups(plan, request.names)
     if len(set(groups)) == len([g for g in groups_of(plan) if _replica(plan, g)]) == 1:
         progress.say("there is one replica: restarting it interrupts the service")
     members = {process.name for process in plan.processes if process.group in groups}
     before = {s.name: s.identity for s in current.servers if s.name in members}
     if current.keeper is not None and keeping.is_kept(plan.own, current, world=world):
-        keeping.ask(plan.own, current.keeper, keeping.READ, world=world, restart=sorted(members))
+        keeping.ask_keeper(
+            plan.own, current.keeper, keeping.READ, world=world, restart=sorted(members)
+        )
         _wait_rolled(request, plan, before, progress, world)
     else:
         _roll_here(request, plan, current, sorted(members), progress, world)
-    now = state.load(plan.own)
+    now = state.load_state(plan.own)
     renewed = {s.name for s in now.servers if before.get(s.name) != s.identity} if now else set()
     if not set(before) <= renewed:
         raise StartError("not every server came back.", hint=f"See {plan.own / keeping.LOG}.")
@@ -220,11 +222,11 @@ def run_restart(request: Request, *, world: World = HERE) -> int:
     return 0
 
 
-def _groups(plan: LaunchPlan, names: list[str]) -> list[int]:
-    known = [process.name for process in plan.processes]
+def _find_named_groups(plan: LaunchPlan, names: list[str]) -> list[int]:
+    process_names = [process.name for process in plan.processes]
     for name in names:
-        if name not in known:
-            hint = f"It has: {', '.join(known)}."
+        if name not in process_names:
+            hint = f"It has: {', '.join(process_names)}."
             raise InputError(f"the bundle has no process {name!r}.", field="NAME", hint=hint)
     return rolled_groups(plan, names)
 
@@ -241,19 +243,19 @@ def _wait_rolled(
     world: World,
 ) -> None:
     """Wait until the keeper has renewed every server, or has given one of them up."""
-    limits = limits_of(request, plan)
-    each = plan.startup_timeout_s + limits.drain_s + _DRAINED_S
-    end = world.clock.monotonic() + (request.timeout or each * len(before))
-    told: set[str] = set()
+    limits = supervision_limits(request, plan)
+    restart_s = plan.startup_timeout_s + limits.drain_s + _DRAINED_S
+    end = world.clock.monotonic() + (request.timeout or restart_s * len(before))
+    reported_names: set[str] = set()
     while world.clock.monotonic() < end:
-        current = state.load(plan.own)
+        current = state.load_state(plan.own)
         if current is None or not keeping.is_kept(plan.own, current, world=world):
-            raise _ended(plan)
+            raise _keeper_ended_error(plan)
         renewed = {s.name for s in current.servers if s.identity != before.get(s.name)}
-        for name in sorted((renewed & set(before)) - told):
-            told.add(name)
+        for name in sorted((renewed & set(before)) - reported_names):
+            reported_names.add(name)
             progress.say(f"{name} is restarted")
-        if set(before) <= renewed and _serve(as_started(plan, current), current, world):
+        if set(before) <= renewed and _serve(load_started_plan(plan, current), current, world):
             return
         last = keeping.last_event(plan.own) or {}
         if last.get("cause") == "requested" and last.get("finished") is False:
@@ -271,7 +273,7 @@ def _roll_here(
     world: World,
 ) -> None:
     """Be the keeper for as long as the restart takes."""
-    keeper = _keeper(request, plan, current, progress, world)
+    keeper = _build_serving_keeper(request, plan, current, progress, world)
     keeper.rolling.ask(names)
     keeper.run(done=_rolled)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 from . import decide, events, keeping, notify, state, supervisor
-from .choices import Choice, choices, next_choice, refused_by_machine
+from .choices import Choice, list_launch_choices, next_choice, refused_by_machine
 from .clock import CLOCK, Clock
 from .decide import Kind, Phase, Seen, Step, Track, Trouble
 from .diagnosis import Diagnosis, diagnose, with_lost_device
@@ -72,7 +72,7 @@ class Keeper(Kept):
         world: World = HERE,
     ) -> None:
         super().__init__(plan, current, limits, progress, world=world)
-        self.options = choices(plan)
+        self.options = list_launch_choices(plan)
         self.machine = MachineWatch(self.options, limits, strict=strict, world=world)
         self.machine.left_for_misfit = refused_by_machine(self.own)
         self.strict = strict
@@ -159,8 +159,8 @@ class Keeper(Kept):
         if (period := notify.watchdog_period()) is not None:
             pause = min(pause, period)
         end = self.clock.monotonic() + pause
-        while not self.asked and (left := end - self.clock.monotonic()) > 0:
-            self.clock.sleep(min(left, _NAP_S))
+        while not self.asked and (remaining_s := end - self.clock.monotonic()) > 0:
+            self.clock.sleep(min(remaining_s, _NAP_S))
 
     def _save_again(self) -> None:
         self.save(self.current)
@@ -171,7 +171,7 @@ class Keeper(Kept):
         while True:
             try:
                 with state.exclusive(self.own):
-                    saved = state.load(self.own)
+                    saved = state.load_state(self.own)
                     if saved is None or saved.mark != self.current.mark:
                         hint = "Start it with `up`."
                         raise StartError("nothing runs that could be kept.", hint=hint)
@@ -228,11 +228,11 @@ class Keeper(Kept):
 
     # Trouble
 
-    def _judge(self, group: int, seen: Seen) -> None:
+    def _judge(self, group: int, observation: Seen) -> None:
         now, before = self.clock.monotonic(), self.tracks[group]
-        track, trouble = decide.judge(before, seen, now, self.limits, self.target)
+        track, trouble = decide.judge_group(before, observation, now, self.limits, self.target)
         if trouble is not None:
-            self._trouble(group, track, trouble, seen)
+            self._trouble(group, track, trouble, observation)
             return
         self.tracks[group] = track
         if before.phase is Phase.STARTING and track.phase is Phase.SERVING:
@@ -246,10 +246,10 @@ class Keeper(Kept):
                     self.save(replace(self.current, ready=True))
                 notify.ready(self.summary())
 
-    def _trouble(self, group: int, track: Track, trouble: Trouble, seen: Seen) -> None:
+    def _trouble(self, group: int, track: Track, trouble: Trouble, observation: Seen) -> None:
         with self.acting():
-            diagnosis = self._diagnose(group, track, trouble, seen)
-            cause, kind = _cause(trouble, diagnosis), _event_of(trouble)
+            diagnosis = self._diagnose(group, track, trouble, observation)
+            cause, kind = _trouble_cause(trouble, diagnosis), _event_of(trouble)
             detail = {"reason": trouble.reason, "cause": cause, "title": diagnosis.title}
             self.event(kind, group, **detail, lines=list(diagnosis.lines), fix=diagnosis.fix)
             self.progress.say(f"{self.name(group)} {kind}: {trouble.reason} ({diagnosis.title})")
@@ -260,8 +260,8 @@ class Keeper(Kept):
                 self.event("device_lost", group, reason=misfit)
                 self.progress.say(f"the machine is smaller than planned: {misfit}")
                 diagnosis = with_lost_device(diagnosis)
-                cause = _cause(trouble, diagnosis)
-            track, step = decide.respond(
+                cause = _trouble_cause(trouble, diagnosis)
+            track, step = decide.respond_for_group(
                 track,
                 trouble,
                 self.clock.monotonic(),
@@ -306,12 +306,12 @@ class Keeper(Kept):
             self.event("restart", group, cause=cause, attempt=track.attempt, in_s=round(pause, 3))
             self.progress.say(f"{self.name(group)} restarts in {pause:.1f} s")
 
-    def _diagnose(self, group: int, track: Track, trouble: Trouble, seen: Seen) -> Diagnosis:
+    def _diagnose(self, group: int, track: Track, trouble: Trouble, observation: Seen) -> Diagnosis:
         """The cause, from the log of what ended first, or of the group's first process."""
-        names = seen.ended or tuple(p.name for p in self.plan.processes if p.group == group)
+        names = observation.ended or tuple(p.name for p in self.plan.processes if p.group == group)
         logs = {server.name: server.log for server in self.current.servers}
         texts = [self.log_of(Path(logs[name])) for name in names if name in logs]
-        code = next((code for code in seen.codes if code is not None), None)
+        code = next((code for code in observation.codes if code is not None), None)
         return diagnose(
             "\n".join(texts),
             code,
@@ -349,7 +349,7 @@ class Keeper(Kept):
         diagnosis = Diagnosis("program", error.message.rstrip("."), (), hint, False, False)
         self.event("died", group, cause="program", reason=error.message, fix=hint)
         trouble = Trouble(Kind.DIED, error.message)
-        track, step = decide.respond(
+        track, step = decide.respond_for_group(
             track,
             trouble,
             self.clock.monotonic(),
@@ -366,9 +366,9 @@ class Keeper(Kept):
         """Whether another choice fits, as if nothing of this one ran."""
         if self.strict:
             return False
-        here = self.machine.as_if_stopped(self.plan)
+        machine = self.machine.as_if_stopped(self.plan)
         tried = {*self.tried, self.plan.choice}
-        return next_choice(self.options, here, tried=tried) is not None
+        return next_choice(self.options, machine, tried=tried) is not None
 
     def _leave_choice(self, cause: str, diagnosis: Diagnosis, misfit: str | None) -> None:
         """Take the next choice that fits, or stop everything with the diagnosis.
@@ -376,24 +376,24 @@ class Keeper(Kept):
         Raises:
             StartError: with the diagnosis, where no choice is left.
         """
-        left = self.plan.choice
+        left_name = self.plan.choice
         if misfit is None:
-            self.tried.add(left)
+            self.tried.add(left_name)
         supervisor.end(self.current, self.progress, world=self.world)
         following = None
         if not self.strict:
-            tried = {*self.tried, left}
+            tried = {*self.tried, left_name}
             following = next_choice(self.options, self.machine.detect(), tried=tried)
         if following is None:
             raise self._given_up(cause, diagnosis, misfit)
-        if left == FIRST:
+        if left_name == FIRST:
             self.machine.left_for_misfit = misfit is not None
-        names = {"from": left, "to": following.name, "title": following.title}
+        names = {"from": left_name, "to": following.name, "title": following.title}
         reason = misfit or diagnosis.title
         kind = "first_choice" if following.name == FIRST else "fallback"
         events.append(self.own, kind, **names, cause=cause, reason=reason)
         self.progress.say(
-            f"taking {following.name} ({following.title}) instead of {left}: {reason}"
+            f"taking {following.name} ({following.title}) instead of {left_name}: {reason}"
         )
         self._begin(following)
 
@@ -420,8 +420,8 @@ class Keeper(Kept):
 
     def _watch_machine(self) -> None:
         """Note lost and found devices; return to the first choice once it fits again."""
-        kept = bool(self.current.parked) or self.plan.choice != FIRST
-        for kind, reason in self.machine.look(self.plan, self.options, wanted=kept):
+        misses_devices = bool(self.current.parked) or self.plan.choice != FIRST
+        for kind, reason in self.machine.look(self.plan, self.options, always=misses_devices):
             events.append(self.own, kind, reason=reason)
             self.progress.say(f"{kind.replace('_', ' ')}: {reason}")
             if kind == "device_found":
@@ -433,7 +433,7 @@ class Keeper(Kept):
             with self.acting():
                 self._quiesce(self.limits.drain_s, "the first choice fits again")
                 if not self.asked:
-                    first = next(one for one in self.options if one.name == FIRST)
+                    first = next(option for option in self.options if option.name == FIRST)
                     names = {"from": self.plan.choice, "to": FIRST}
                     supervisor.end(self.current, self.progress, world=self.world)
                     events.append(self.own, "first_choice", **names, reason="it fits again")
@@ -513,7 +513,7 @@ def _event_of(trouble: Trouble) -> str:
     return "hung" if trouble.kind is Kind.LATE else trouble.kind.value
 
 
-def _cause(trouble: Trouble, diagnosis: Diagnosis) -> str:
+def _trouble_cause(trouble: Trouble, diagnosis: Diagnosis) -> str:
     """The cause's id: what the log shows, else the kind of trouble."""
     if trouble.kind is Kind.SLOW:
         return "slow"

@@ -48,11 +48,11 @@ def me(limits: Supervision, metrics_port: int | None = None) -> Keeper:
 
 def metrics_port(plan: LaunchPlan) -> int:
     """The port of the keeper's ``/healthz`` and ``/metrics``: one that no process here has."""
-    base, taken = plan.parameters.port, {process.port for process in plan.processes}
-    wanted = base + METRICS_OFFSET if base + METRICS_OFFSET <= 65535 else base - METRICS_OFFSET
-    while wanted in taken:
-        wanted -= 1
-    return wanted
+    base, used_ports = plan.parameters.port, {process.port for process in plan.processes}
+    port = base + METRICS_OFFSET if base + METRICS_OFFSET <= 65535 else base - METRICS_OFFSET
+    while port in used_ports:
+        port -= 1
+    return port
 
 
 def spawn(plan: LaunchPlan, options: Sequence[str], *, world: World = HERE) -> Keeper:
@@ -66,15 +66,15 @@ def spawn(plan: LaunchPlan, options: Sequence[str], *, world: World = HERE) -> K
     log = plan.own / LOG
     output = open_log(log, anew=False)
     node = [] if plan.node is None else ["--node", str(plan.node), "--head", plan.parameters.head]
-    words = [*_program(plan.root), "keep", *node, *options]
+    words = [*_launcher_command(plan.root), "keep", *node, *options]
     with output, uninterrupted():  # whenever this launcher is ended, `down` finds the keeper
         pid, started = world.processes.start(
-            words, cwd=plan.root, env=_environment(), output=output
+            words, cwd=plan.root, env=_keeper_environment(), output=output
         )
         _note(plan, Keeper(pid, started, watching=False))
     deadline = world.clock.monotonic() + _STARTS_S
     while world.clock.monotonic() < deadline:
-        current = state.load(plan.own)
+        current = state.load_state(plan.own)
         if current is None:  # another launcher's `down` was quicker
             raise _not_started(log, "nothing runs that it could keep")
         keeper = current.keeper
@@ -90,9 +90,9 @@ def spawn(plan: LaunchPlan, options: Sequence[str], *, world: World = HERE) -> K
 def _note(plan: LaunchPlan, keeper: Keeper) -> None:
     """Write down a keeper that cannot do so itself yet, unless another command is at the state."""
     with suppress(LauncherError), state.exclusive(plan.own):
-        current = state.load(plan.own)
+        current = state.load_state(plan.own)
         if current is not None and keeper.started:
-            state.save(plan.own, replace(current, keeper=keeper))
+            state.save_state(plan.own, replace(current, keeper=keeper))
 
 
 def _not_started(log: Path, reason: str) -> StartError:
@@ -103,7 +103,7 @@ def _not_started(log: Path, reason: str) -> StartError:
     )
 
 
-def _program(root: Path) -> list[str]:
+def _launcher_command(root: Path) -> list[str]:
     """The command of this launcher on a bundle: its own script, or this package from where it is.
 
     Python writes no compiled copies into a bundle.
@@ -130,9 +130,9 @@ def _program(root: Path) -> list[str]:
 _SAFE_PATH = sys.version_info >= (3, 11)
 
 
-def _environment() -> dict[str, str]:
+def _keeper_environment() -> dict[str, str]:
     """The keeper's environment: the service manager watches another process than it."""
-    return notify.without(dict(os.environ))
+    return notify.drop_notify_variables(dict(os.environ))
 
 
 def dismiss(keeper: Keeper | None, *, world: World = HERE) -> None:
@@ -164,21 +164,26 @@ def _signal(world: World, keeper: Keeper, number: signal.Signals) -> None:
     world.processes.send([(keeper.pid, keeper.started)], number)
 
 
-def ask(
-    own: Path, keeper: Keeper, number: signal.Signals, *, world: World = HERE, **request: Any
+def ask_keeper(
+    node_folder: Path,
+    keeper: Keeper,
+    number: signal.Signals,
+    *,
+    world: World = HERE,
+    **request: Any,
 ) -> None:
     """Leave a request for a keeper, and signal it.
 
     Raises:
         LauncherError: where the request cannot be written.
     """
-    write_json(own / _REQUEST, request)
+    write_json(node_folder / _REQUEST, request)
     _signal(world, keeper, number)
 
 
-def requested(own: Path) -> dict[str, Any]:
+def requested(node_folder: Path) -> dict[str, Any]:
     """The request that was left, which is then gone; empty where there is none."""
-    path = own / _REQUEST
+    path = node_folder / _REQUEST
     try:
         return read_object(path) if path.is_file() else {}
     except LauncherError:
@@ -188,32 +193,34 @@ def requested(own: Path) -> dict[str, Any]:
             path.unlink(missing_ok=True)
 
 
-def last_event(own: Path) -> dict[str, Any] | None:
+def last_event(node_folder: Path) -> dict[str, Any] | None:
     """The newest event of a bundle."""
-    known = events.read(own)
-    return known[-1] if known else None
+    records = events.read_events(node_folder)
+    return records[-1] if records else None
 
 
-def _shown(known: list[dict[str, Any]], names: Sequence[str]) -> dict[str, Any] | None:
-    return {name: known[-1].get(name) for name in names} if known else None
+def _pick_last_fields(records: list[dict[str, Any]], names: Sequence[str]) -> dict[str, Any] | None:
+    return {name: records[-1].get(name) for name in names} if records else None
 
 
 def remains(pids: Sequence[int]) -> dict[str, Any]:
     """What ``status`` says of processes that outlive their server; nothing where none does."""
     if not pids:
         return {}
-    left = [{"pid": pid, "name": procs.name_of(pid)} for pid in pids]
-    return {"left_behind": left, "fix": "`down` ends them."}
+    survivors = [{"pid": pid, "name": procs.read_process_name(pid)} for pid in pids]
+    return {"left_behind": survivors, "fix": "`down` ends them."}
 
 
-def is_kept(own: Path, current: State | None, *, world: World = HERE) -> bool:
-    return running_keeper(current, world) is not None and not is_silent(own, current, world=world)
+def is_kept(node_folder: Path, current: State | None, *, world: World = HERE) -> bool:
+    return running_keeper(current, world) is not None and not has_silent_keeper(
+        node_folder, current, world=world
+    )
 
 
-def is_silent(own: Path, current: State | None, *, world: World = HERE) -> bool:
+def has_silent_keeper(node_folder: Path, current: State | None, *, world: World = HERE) -> bool:
     """Whether a keeper runs that gives no sign of life."""
     keeper = running_keeper(current, world)
-    return keeper is not None and heartbeat.is_silent(own, keeper, world=world)
+    return keeper is not None and heartbeat.is_keeper_silent(node_folder, keeper, world=world)
 
 
 def running_keeper(current: State | None, world: World = HERE) -> Keeper | None:
@@ -224,25 +231,27 @@ def running_keeper(current: State | None, world: World = HERE) -> Keeper | None:
 
 def described(plan: LaunchPlan, current: State | None, *, world: World = HERE) -> dict[str, Any]:
     """What ``status`` says about supervision."""
-    known = events.read(plan.own)
-    failures = [event for event in known if event["event"] in _FAILURES]
+    records = events.read_events(plan.own)
+    failures = [event for event in records if event["event"] in _FAILURES]
     keeper = current.keeper if current is not None else None
     alive = running_keeper(current, world) is not None
-    kept = is_kept(plan.own, current, world=world)
+    supervised = is_kept(plan.own, current, world=world)
     shown: dict[str, Any] | None = None
     if keeper is not None:
         port = keeper.metrics_port
         shown = {
             "pid": keeper.pid,
             "alive": alive,
-            "silent": alive and not kept,
+            "silent": alive and not supervised,
             "log": str(plan.own / LOG),
             "metrics": f"http://127.0.0.1:{port}/metrics" if alive and port else None,
         }
     return {
-        "supervision": "supervised" if kept else "unsupervised",
+        "supervision": "supervised" if supervised else "unsupervised",
         "keeper": shown,
         "restarts": current.restarts if current is not None else 0,
-        "last_event": _shown(known, ("event", "name", "time")),
-        "last_failure": _shown(failures, ("event", "name", "time", "cause", "reason", "fix")),
+        "last_event": _pick_last_fields(records, ("event", "name", "time")),
+        "last_failure": _pick_last_fields(
+            failures, ("event", "name", "time", "cause", "reason", "fix")
+        ),
     }

@@ -64,7 +64,7 @@ class Kept:
         self.target = target(plan, plan.folder / "expected.json")
         now = self.clock.monotonic()
         for group in groups_of(plan):
-            track = decide.serving(now)
+            track = decide.track_serving_group(now)
             if not current.ready:
                 track = decide.starting(now, plan.startup_timeout_s)
             self.tracks[group] = track
@@ -109,7 +109,7 @@ class Kept:
 
     def check_ours(self) -> None:
         with suppress(LauncherError):  # damaged: it is written again with the next change
-            saved = state.load(self.own)
+            saved = state.load_state(self.own)
             if saved is None or saved.mark != self.current.mark:
                 raise Gone("another launcher stopped the servers")
 
@@ -121,7 +121,7 @@ class Kept:
 
     def save(self, current: State) -> None:
         """Write the state; it counts once it is written."""
-        state.save(self.own, current)
+        state.save_state(self.own, current)
         self.current = current
 
     def without(self, group: int, **changes: Any) -> State:
@@ -132,15 +132,17 @@ class Kept:
     def log_of(self, path: Path) -> str:
         """The end of a log, without the lines that the keeper's own questions left in it."""
         lines = tail(path, LOG_BYTES, limit=LOG_BYTES).splitlines()
-        others = without_questions(lines, (self.plan.health, *_METRICS))
-        return "\n".join(last_failure(others, _LOG_LINES))
+        log_lines = without_questions(lines, (self.plan.health, *_METRICS))
+        return "\n".join(last_failure(log_lines, _LOG_LINES))
 
     def is_idle(self, group: int) -> bool:
         """Whether no request runs: by the engine's figures, else by open connections."""
         members = [p for p in self.plan.processes if p.group == group and p.answers]
         by_name = {server.name: server for server in self.current.servers}
-        here = self.world.processes
-        alive = [p for p in members if p.name in by_name and here.alive(*by_name[p.name].identity)]
+        processes = self.world.processes
+        alive = [
+            p for p in members if p.name in by_name and processes.alive(*by_name[p.name].identity)
+        ]
         for process in alive:
             figures = self.look.figures.get(process.name)
             if figures is not None and figures.running is not None:
@@ -204,12 +206,14 @@ class Kept:
         restarts = self.current.restarts + (before is not None)
         self.tracks[group] = decide.starting(now, self.plan.startup_timeout_s, before)
         try:
-            parked = tuple(one for one in self.current.parked if one != group)
+            parked = tuple(
+                parked_group for parked_group in self.current.parked if parked_group != group
+            )
             began = replace(self.current, restarts=restarts, parked=parked)
             self.current = supervisor.start_group(self.plan, began, group, world=self.world)
         except LauncherError:
             with suppress(LauncherError):
-                self.current = state.load(self.own) or self.current
+                self.current = state.load_state(self.own) or self.current
             raise
         self.event("start", group, choice=self.plan.choice)
 
@@ -240,5 +244,5 @@ def groups_of(plan: LaunchPlan) -> list[int]:
 
 def rolled_groups(plan: LaunchPlan, names: Sequence[str]) -> list[int]:
     """The groups of named processes; without names every group but the routers."""
-    chosen = [p for p in plan.processes if (p.name in names if names else p.role != "router")]
-    return list(dict.fromkeys(process.group for process in chosen))
+    members = [p for p in plan.processes if (p.name in names if names else p.role != "router")]
+    return list(dict.fromkeys(process.group for process in members))

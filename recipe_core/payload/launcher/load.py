@@ -97,8 +97,8 @@ class _Run:
         while (index := self._take()) is not None:
             threads.append(self._thread(self._one, index))
             due += gaps.expovariate(self.traffic.rate or 1.0)
-            while (left := due - self.clock()) > 0:
-                self.sleep(min(left, 0.5))
+            while (remaining_s := due - self.clock()) > 0:
+                self.sleep(min(remaining_s, 0.5))
                 self._progress()
         self._join(threads)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from . import events
 from .errors import InputError
 from .output import print_json
-from .plain import open_plain, plain_lines, read_end
+from .plain import open_plain, plain_lines, read_file_end
 from .request import Request
 
 # Lines of each log by default.
@@ -26,49 +26,61 @@ _POLL_S = 0.3
 
 def run_logs(request: Request, *, sleep: Callable[[float], object] = time.sleep) -> int:
     """Show the end of each log, or of the one that is named; with ``--follow`` what comes, too."""
-    own = request.plan().own
-    names = [request.name] if request.name else sorted(log_files(own))
-    if request.name and request.name not in (*log_files(own), EVENTS):
-        known = ", ".join(sorted(log_files(own))) or "none yet"
+    node_folder = request.plan().own
+    names = [request.name] if request.name else sorted(log_files(node_folder))
+    if request.name and request.name not in (*log_files(node_folder), EVENTS):
+        log_names = ", ".join(sorted(log_files(node_folder))) or "none yet"
         raise InputError(
             f"there is no log of {request.name!r}.",
             field="NAME",
-            hint=f"There are: {known}, and {EVENTS}.",
+            hint=f"There are: {log_names}, and {EVENTS}.",
         )
     count = LINES if request.lines is None else request.lines
-    ends = {name: last_lines(own, name, count) for name in names}
+    ends = {name: last_lines(node_folder, name, count) for name in names}
     if request.as_json and not request.follow:
         print_json({"logs": ends})
         return 0
     show = _Shown(request, several=request.name is None)
-    followers = {name: Follower(log_path(own, name)) for name in names} if request.follow else {}
+    followers = (
+        {name: Follower(named_log_path(node_folder, name)) for name in names}
+        if request.follow
+        else {}
+    )
     for name, lines in ends.items():
         show.lines(name, lines)
     with suppress(KeyboardInterrupt):
         while request.follow:
-            for name in () if request.name else sorted(log_files(own)):  # of what starts later
-                followers.setdefault(name, Follower(log_path(own, name), from_start=True))
+            for name in (
+                () if request.name else sorted(log_files(node_folder))
+            ):  # of what starts later
+                followers.setdefault(
+                    name, Follower(named_log_path(node_folder, name), from_start=True)
+                )
             for name, follower in followers.items():
                 show.lines(name, _worded(name, follower.lines()))
             sleep(_POLL_S)
     return 0
 
 
-def log_files(own: Path) -> dict[str, Path]:
+def log_files(node_folder: Path) -> dict[str, Path]:
     """The logs by the names of their processes, ``keeper`` among them."""
-    paths = own.glob("*.log")
+    paths = node_folder.glob("*.log")
     return {path.stem: path for path in paths if path.is_file() and not path.is_symlink()}
 
 
-def log_path(own: Path, name: str) -> Path:
-    return own / (events.NAME if name == EVENTS else f"{name}.log")
+def named_log_path(node_folder: Path, name: str) -> Path:
+    return node_folder / (events.NAME if name == EVENTS else f"{name}.log")
 
 
-def last_lines(own: Path, name: str, count: int) -> list[str]:
+def last_lines(node_folder: Path, name: str, count: int) -> list[str]:
     """The last lines of a log, or of the events; without colours and control characters."""
     if name == EVENTS:
-        return [event_line(event) for event in events.read(own)[-count:]] if count else []
-    end = read_end(log_path(own, name), _TAIL_BYTES) or b""
+        return (
+            [event_line(event) for event in events.read_events(node_folder)[-count:]]
+            if count
+            else []
+        )
+    end = read_file_end(named_log_path(node_folder, name), _TAIL_BYTES) or b""
     return plain_lines(end.decode("utf-8", errors="replace"))[-count:] if count else []
 
 
@@ -125,10 +137,10 @@ class Follower:
 
     def lines(self) -> list[str]:
         """The complete lines since the last call."""
-        *whole, self._rest = (self._rest + b"".join(self._pieces())).split(b"\n")
+        *complete_lines, self._rest = (self._rest + b"".join(self._pieces())).split(b"\n")
         if len(self._rest) > _PIECE_BYTES:  # a progress bar without line ends
-            whole, self._rest = [*whole, self._rest], b""
-        return plain_lines(b"\n".join(whole).decode("utf-8", errors="replace"))
+            complete_lines, self._rest = [*complete_lines, self._rest], b""
+        return plain_lines(b"\n".join(complete_lines).decode("utf-8", errors="replace"))
 
     def _pieces(self) -> Iterator[bytes]:
         descriptor = open_plain(self._path)

@@ -67,7 +67,7 @@ class Machine:
         return values
 
 
-def detect() -> Machine:
+def detect_machine() -> Machine:
     """Ask each vendor's tool in turn; the first that lists devices names the runtime."""
     notes: list[str] = []
     runtime, devices, variable = "cuda", _nvidia(notes), "CUDA_VISIBLE_DEVICES"
@@ -75,11 +75,11 @@ def detect() -> Machine:
         runtime, devices, variable = "rocm", _amd(notes), "HIP_VISIBLE_DEVICES"
     if not devices:
         runtime, devices, variable = "xpu", _intel(notes), "ZE_AFFINITY_MASK"
-    shown = visible(devices, variable)
+    shown = visible_devices(devices, variable)
     if devices and not shown:
         hidden = f"{len(devices)} x {devices[0].name}"
         notes.append(f"{variable}={os.environ[variable]} hides all of {hidden}")
-    total, available = memory()
+    total, available = host_memory_bytes()
     cpus = frozenset(os.sched_getaffinity(0))
     return Machine(
         runtime if shown else "cpu",
@@ -113,7 +113,7 @@ def driver_version(runtime: str) -> str:
     return match.group(1) if match else ""
 
 
-def visible(devices: list[Device], variable: str) -> list[Device]:
+def visible_devices(devices: list[Device], variable: str) -> list[Device]:
     """The devices that the environment leaves visible, where it lists numbers, not UUIDs.
 
     As the vendors' runtimes read it: an empty list hides all, and the first number without a device
@@ -122,13 +122,13 @@ def visible(devices: list[Device], variable: str) -> list[Device]:
     value = os.environ.get(variable)
     if value is None or not re.fullmatch(r"(\s*-?\d+\s*(,\s*-?\d+\s*)*)?\s*", value):
         return devices
-    known = {device.index for device in devices}
+    device_indexes = {device.index for device in devices}
     listed = (int(part) for part in value.split(",") if part.strip())
-    indexes = set(takewhile(known.__contains__, listed))
+    indexes = set(takewhile(device_indexes.__contains__, listed))
     return [device for device in devices if device.index in indexes]
 
 
-def run_tool(argv: list[str], notes: list[str]) -> str | None:
+def run_vendor_tool(argv: list[str], notes: list[str]) -> str | None:
     """A tool's output; None where it is missing, or fails (with a note)."""
     if shutil.which(argv[0]) is None:
         return None
@@ -149,10 +149,10 @@ def run_tool(argv: list[str], notes: list[str]) -> str | None:
 def _nvidia(notes: list[str]) -> list[Device]:
     """NVIDIA's GPUs; drivers of before 2022 do not tell the compute capability."""
     ignored: list[str] = []
-    for fields, told in (("compute_cap", ignored), ("", notes)):
+    for fields, tool_notes in (("compute_cap", ignored), ("", notes)):
         query = ",".join(filter(None, ("name,memory.total,memory.free", fields)))
         argv = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"]
-        if output := run_tool(argv, told):
+        if output := run_vendor_tool(argv, tool_notes):
             return parse_nvidia_smi(output)
     return []
 
@@ -193,7 +193,7 @@ def _amd(notes: list[str]) -> list[Device]:
         (["amd-smi", "static", "--asic", "--vram", "--json"], parse_amd_smi),
     ]
     for argv, parse in attempts:
-        output = run_tool(argv, notes)
+        output = run_vendor_tool(argv, notes)
         if output is None:
             continue
         try:
@@ -214,8 +214,8 @@ def parse_rocm_smi(output: str) -> list[Device]:
 
 
 def _rocm_device(index: int, card: dict[str, Any]) -> Device:
-    total = _integer(card.get("VRAM Total Memory (B)"))
-    used = _integer(card.get("VRAM Total Used Memory (B)"))
+    total = _parse_digits(card.get("VRAM Total Memory (B)"))
+    used = _parse_digits(card.get("VRAM Total Used Memory (B)"))
     free = None if total is None or used is None else total - used
     return Device(index, _card_name(card), total, free, gfx(str(card.get("GFX Version", ""))))
 
@@ -240,7 +240,7 @@ def parse_amd_smi(output: str) -> list[Device]:
         Device(
             int(item.get("gpu", index)),
             item.get("asic", {}).get("market_name") or "AMD GPU",
-            _sized(item.get("vram", {}).get("size")),
+            _parse_amd_bytes(item.get("vram", {}).get("size")),
             architecture=gfx(str(item.get("asic", {}).get("target_graphics_version", ""))),
         )
         for index, item in enumerate(_amd_items(output))
@@ -251,7 +251,7 @@ def _with_free(devices: list[Device], notes: list[str]) -> list[Device]:
     """The devices with their free memory, where only amd-smi tells it."""
     if all(device.free_bytes is not None for device in devices):
         return devices
-    output = run_tool(["amd-smi", "metric", "--mem-usage", "--json"], notes)
+    output = run_vendor_tool(["amd-smi", "metric", "--mem-usage", "--json"], notes)
     free = parse_amd_usage(output) if output else {}
     return [replace(device, free_bytes=free.get(device.index)) for device in devices]
 
@@ -261,12 +261,14 @@ def parse_amd_usage(output: str) -> dict[int, int]:
     free: dict[int, int] = {}
     for index, item in enumerate(_amd_items(output)):
         usage = item.get("mem_usage") or {}
-        sizes = [_sized(usage.get(key)) for key in ("free_vram", "total_vram", "used_vram")]
-        known, total, used = sizes
-        if known is None and total is not None and used is not None:
-            known = total - used
-        if known is not None:
-            free[int(item.get("gpu", index))] = known
+        sizes = [
+            _parse_amd_bytes(usage.get(key)) for key in ("free_vram", "total_vram", "used_vram")
+        ]
+        free_bytes, total, used = sizes
+        if free_bytes is None and total is not None and used is not None:
+            free_bytes = total - used
+        if free_bytes is not None:
+            free[int(item.get("gpu", index))] = free_bytes
     return free
 
 
@@ -277,7 +279,7 @@ def _amd_items(output: str) -> list[dict[str, Any]]:
     return [item for item in items if isinstance(item, dict)]
 
 
-def _sized(size: object) -> int | None:
+def _parse_amd_bytes(size: object) -> int | None:
     if isinstance(size, dict) and isinstance(size.get("value"), int):
         return int(size["value"]) * UNITS.get(str(size.get("unit", "MB")).upper(), 1 << 20)
     return None
@@ -285,7 +287,7 @@ def _sized(size: object) -> int | None:
 
 def _intel(notes: list[str]) -> list[Device]:
     """Intel's GPUs, with their memory where the tool tells it of each."""
-    output = run_tool(["xpu-smi", "discovery", "--json"], notes)
+    output = run_vendor_tool(["xpu-smi", "discovery", "--json"], notes)
     try:
         devices = parse_xpu_smi(output) if output else []
     except (ValueError, TypeError, AttributeError) as error:
@@ -302,7 +304,7 @@ def parse_xpu_smi(output: str) -> list[Device]:
         Device(
             int(item["device_id"]),
             str(item.get("device_name", "Intel GPU")),
-            _integer(item.get("memory_physical_size_byte")),
+            _parse_digits(item.get("memory_physical_size_byte")),
         )
         for item in gpus
         if str(item.get("device_id")).isdigit()
@@ -312,15 +314,15 @@ def parse_xpu_smi(output: str) -> list[Device]:
 def _with_size(device: Device, notes: list[str]) -> Device:
     if device.memory_bytes is not None:
         return device
-    output = run_tool(["xpu-smi", "discovery", "-d", str(device.index), "--json"], notes)
+    output = run_vendor_tool(["xpu-smi", "discovery", "-d", str(device.index), "--json"], notes)
     try:
         facts = json.loads(output[output.index("{") :]) if output else {}
     except ValueError:
         return device
-    return replace(device, memory_bytes=_integer(facts.get("memory_physical_size_byte")))
+    return replace(device, memory_bytes=_parse_digits(facts.get("memory_physical_size_byte")))
 
 
-def _integer(value: object) -> int | None:
+def _parse_digits(value: object) -> int | None:
     return int(str(value)) if str(value).isdigit() else None
 
 
@@ -336,12 +338,12 @@ def read_kfd(nodes: Path) -> list[Device]:
             version = _properties(node / "properties").get("gfx_target_version", 0)
             memory_bytes = max(banks, default=0) or None
             devices.append(
-                Device(len(devices), "AMD GPU", memory_bytes, architecture=_target(version))
+                Device(len(devices), "AMD GPU", memory_bytes, architecture=_gfx_target(version))
             )
     return devices
 
 
-def _target(version: int) -> str:
+def _gfx_target(version: int) -> str:
     """``gfx942`` of the kernel's 90402: major, minor and, in hexadecimal, stepping."""
     return f"gfx{version // 10000}{version // 100 % 100}{version % 100:x}" if version else ""
 
@@ -354,7 +356,7 @@ def _properties(path: Path) -> dict[str, int]:
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
 
 
-def memory(
+def host_memory_bytes(
     meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")
 ) -> tuple[int | None, int | None]:
     """Total and available bytes; a container's limit counts where it is lower."""

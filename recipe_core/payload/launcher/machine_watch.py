@@ -37,7 +37,7 @@ class MachineWatch:
         world: World = HERE,
     ) -> None:
         self.limits, self.strict, self.world = limits, strict, world
-        self.first = next((one for one in options if one.name == FIRST), None)
+        self.first = next((option for option in options if option.name == FIRST), None)
         self.left_for_misfit: bool | None = None  # not known yet
         self.first_fits = False
         self.missing: str | None = None
@@ -69,7 +69,7 @@ class MachineWatch:
         return reason
 
     def look(
-        self, plan: LaunchPlan, options: Sequence[Choice], *, wanted: bool
+        self, plan: LaunchPlan, options: Sequence[Choice], *, always: bool
     ) -> list[tuple[str, str]]:
         """Events of a look that was due: ``device_lost`` and ``device_found`` with a reason.
 
@@ -77,7 +77,7 @@ class MachineWatch:
         """
         now = self.world.clock.monotonic()
         if self._asked is None:
-            due = now >= self._next_at and (wanted or plan.needs.runtime != "cpu")
+            due = now >= self._next_at and (always or plan.needs.runtime != "cpu")
             if due:
                 self._asked = self._pool.submit(self.world.detect)
             return []
@@ -118,7 +118,7 @@ class MachineWatch:
 
 
 def _misfit(plan: LaunchPlan, options: Sequence[Choice], machine: Machine) -> str | None:
-    choice = next((one for one in options if one.name == plan.choice), None)
+    choice = next((option for option in options if option.name == plan.choice), None)
     return misfit(choice, machine) if choice is not None else None
 
 
@@ -129,12 +129,13 @@ def freed(machine: Machine, needs: Needs) -> Machine:
         return replace(machine, devices=devices)
     if machine.available_bytes is None:
         return machine
-    free = machine.available_bytes + _held(needs, machine.memory_bytes or 0)
+    free = machine.available_bytes + _held_device_bytes(needs, machine.memory_bytes or 0)
     memories = tuple(
         replace(
             memory,
             free_bytes=min(
-                memory.total_bytes, memory.free_bytes + _held(needs, memory.total_bytes)
+                memory.total_bytes,
+                memory.free_bytes + _held_device_bytes(needs, memory.total_bytes),
             ),
         )
         for memory in machine.memories
@@ -146,11 +147,11 @@ def freed(machine: Machine, needs: Needs) -> Machine:
 def _freed(device: Device, needs: Needs) -> Device:
     if device.free_bytes is None:
         return device
-    free = device.free_bytes + _held(needs, device.memory_bytes or 0)
+    free = device.free_bytes + _held_device_bytes(needs, device.memory_bytes or 0)
     return replace(device, free_bytes=min(free, device.memory_bytes or free))
 
 
-def _held(needs: Needs, total_bytes: int) -> int:
+def _held_device_bytes(needs: Needs, total_bytes: int) -> int:
     """What the engine may hold of a memory: what it uses, or all that it has claimed."""
     claimed = needs.claim.of(total_bytes) if needs.claim else 0
     return max(needs.used_bytes or 0, claimed)

@@ -17,7 +17,7 @@ from . import commands, compress, doctor, keep, logs
 from .errors import InputError, LauncherError, file_error
 from .interrupts import interruptible
 from .output import complain, flushed, print_any_letter, print_json
-from .plan import check_port
+from .plan import check_port_number
 from .request import Request
 from .supervision import OPTIONS, Supervision, option_of
 
@@ -45,7 +45,7 @@ _COMMANDS: dict[str, tuple[Callable[[Request], int], str]] = {
     "doctor": (doctor.run_doctor, "pack what a report needs, without secrets"),
 }
 # What the launcher calls itself.
-_HIDDEN: dict[str, Callable[[Request], int]] = {"keep": commands.run_keep}
+_HIDDEN: dict[str, Callable[[Request], int]] = {"keep": commands.run_keep_command}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -59,14 +59,14 @@ def main(argv: Sequence[str] | None = None, root: Path | None = None) -> int:
     """Run one command on the bundle in ``root``, by default the one this package is part of."""
     words = list(sys.argv[1:] if argv is None else argv)
     print_any_letter()
-    code = _run(words, root or Path(__file__).parent.parent)
+    code = _run_launcher_command(words, root or Path(__file__).parent.parent)
     return code if flushed() else code or 1
 
 
-def _run(words: list[str], root: Path) -> int:
+def _run_launcher_command(words: list[str], root: Path) -> int:
     try:
         with interruptible():
-            request = _request(words, root.resolve())
+            request = _parse_launcher_request(words, root.resolve())
             run = _HIDDEN.get(request.command) or _COMMANDS[request.command][0]
             return run(request)
     except LauncherError as error:
@@ -90,17 +90,17 @@ def _report(error: LauncherError, *, as_json: bool) -> int:
     return error.exit_code
 
 
-def _request(words: list[str], root: Path) -> Request:
-    options: dict[str, Any] = vars(_parser().parse_args(words))
+def _parse_launcher_request(words: list[str], root: Path) -> Request:
+    options: dict[str, Any] = vars(_launcher_parser().parse_args(words))
     if options.get("port") is not None:
-        check_port(options["port"], "--port")
+        check_port_number(options["port"], "--port")
     if options.get("metrics_port"):
-        check_port(options["metrics_port"], "--metrics-port")
+        check_port_number(options["metrics_port"], "--metrics-port")
     options["limits"] = {name: options.pop(name) for name in OPTIONS if name in options}
     return Request(root=root, **options)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _launcher_parser() -> argparse.ArgumentParser:
     # SUPPRESS: an option may come before or after the command; its absence in one place must not
     # undo the other.
     shared = _Parser(add_help=False, argument_default=argparse.SUPPRESS)
@@ -231,7 +231,10 @@ def _add_reading(subs: Subparsers) -> None:
         "--follow", action="store_true", help="go on with what comes, until Ctrl-C"
     )
     subs["logs"].add_argument(
-        "--lines", type=_count, metavar="N", help=f"lines of each log (default {logs.LINES})"
+        "--lines",
+        type=_parse_option_count,
+        metavar="N",
+        help=f"lines of each log (default {logs.LINES})",
     )
     subs["doctor"].add_argument(
         "--output", "-o", metavar="FILE", help="write this .tar.gz instead of one in run/"
@@ -257,7 +260,7 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
     )
 
 
-def _count(text: str) -> int:
+def _parse_option_count(text: str) -> int:
     if not text.isascii() or not text.isdigit():
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
     return int(text)
@@ -277,7 +280,7 @@ def _add_limits(command: argparse.ArgumentParser) -> None:
         command.add_argument(
             option_of(name),
             dest=name,
-            type=_count if counts else _positive(float),
+            type=_parse_option_count if counts else _positive(float),
             metavar="N" if counts else "S",
             help=f"{text} (usually {getattr(usual, name):g})",
         )

@@ -26,20 +26,20 @@ class Findings:
         return not (self.missing or self.changed or self.added)
 
 
-def verify(root: Path) -> tuple[int, Findings]:
+def verify_manifest(root: Path) -> tuple[int, Findings]:
     """The number of files listed, and how the folder differs from the list."""
     files = read_object(root / NAME).get("files")
     if not isinstance(files, dict) or not files:
         raise LauncherError(
             f"{NAME} lists no files.", hint="Build the bundle again with `recipe build`."
         )
-    outside = [name for name in files if not _inside(name)]
+    outside = [name for name in files if not _is_inside_bundle(name)]
     if outside:
         raise LauncherError(
             f"{NAME} lists a path outside the bundle: {outside[0]!r}.",
             hint="Do not use this bundle; build it again.",
         )
-    present = set(walk(root))
+    present = set(list_bundle_files(root))
     return len(files), Findings(
         missing=tuple(sorted(set(files) - present)),
         changed=tuple(
@@ -55,7 +55,7 @@ def digest(root: Path) -> str | None:
     return sha256(path) if path.is_file() else None
 
 
-def walk(root: Path) -> list[str]:
+def list_bundle_files(root: Path) -> list[str]:
     """All files but the manifest, its signature and the folder ``run/``."""
     paths = []
     for parent, folders, names in os.walk(root):
@@ -67,7 +67,7 @@ def walk(root: Path) -> list[str]:
     return [path for path in paths if path not in (NAME, SIGNATURE)]
 
 
-def _inside(name: str) -> bool:
+def _is_inside_bundle(name: str) -> bool:
     path = PurePosixPath(name)
     return not path.is_absolute() and ".." not in path.parts and name == path.as_posix()
 

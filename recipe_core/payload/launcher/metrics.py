@@ -31,7 +31,7 @@ def quantile(values: Sequence[float], share: float) -> float | None:
     return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
 
 
-def figures(samples: Sequence[Sample]) -> dict[str, float | None]:
+def request_figures(samples: Sequence[Sample]) -> dict[str, float | None]:
     """Means and percentiles; throughput is from the first request to the last token."""
     first_tokens = [sample.ttft_s for sample in samples]
     per_token = [sample.tpot_s for sample in samples if sample.tpot_s is not None]
@@ -53,21 +53,21 @@ def predictions(expected: dict[str, Any]) -> dict[str, float | None]:
     """The same metrics from expected.json; None where it has no number."""
     serving = expected.get("serving")
     serving = serving if isinstance(serving, dict) else {}
-    return {key: number(serving.get(key)) for key in FIGURES}
+    return {key: finite_number(serving.get(key)) for key in FIGURES}
 
 
-def bands(expected: dict[str, Any]) -> dict[str, tuple[float, float]]:
+def expected_bands(expected: dict[str, Any]) -> dict[str, tuple[float, float]]:
     """Low and high ends from expected.json, where both are numbers."""
     value = expected.get("bands")
     out = {}
     for key, band in (value if isinstance(value, dict) else {}).items():
-        ends = [number(end) for end in band] if isinstance(band, list) else []
+        ends = [finite_number(end) for end in band] if isinstance(band, list) else []
         if len(ends) == 2 and ends[0] is not None and ends[1] is not None:
             out[str(key)] = (ends[0], ends[1])
     return out
 
 
-def ratios(
+def figure_ratios(
     measured: dict[str, float | None], predicted: dict[str, float | None]
 ) -> dict[str, float | None]:
     """Measured over predicted: above 1 is more than predicted."""
@@ -79,7 +79,7 @@ def ratio_of(measured: float | None, predicted: float | None) -> float | None:
     return round(measured / predicted, 4) if measured is not None and predicted else None
 
 
-def number(value: object) -> float | None:
+def finite_number(value: object) -> float | None:
     """A finite number; anything else, booleans too, counts as not given."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return None

@@ -17,7 +17,7 @@ def ready(text: str = "") -> bool:
     return _send("READY=1", *_status(text))
 
 
-def status(text: str) -> bool:
+def notify_status(text: str) -> bool:
     """What ``systemctl status`` shows."""
     return _send(*_status(text))
 
@@ -47,7 +47,7 @@ def watchdog_period() -> float | None:
     return int(period) / 2e6 if period.isdigit() and int(period) else None
 
 
-def without(environment: dict[str, str]) -> dict[str, str]:
+def drop_notify_variables(environment: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name not in _VARIABLES}
 
 

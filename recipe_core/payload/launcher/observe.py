@@ -12,7 +12,7 @@ from .decide import Seen, Target
 from .errors import LauncherError
 from .exposition import Figures
 from .files import read_object
-from .metrics import bands, predictions
+from .metrics import expected_bands, predictions
 from .plan import LaunchPlan, Process
 from .state import Server
 from .world import HERE, World
@@ -54,19 +54,19 @@ class Observer:
     ) -> Look:
         """What the processes of ``groups`` show; what they answer only where it ``asks``."""
         by_name = {server.name: server for server in servers}
-        wanted = set(groups)
-        processes = [process for process in plan.processes if process.group in wanted]
+        group_numbers = set(groups)
+        processes = [process for process in plan.processes if process.group in group_numbers]
         codes = {p.name: self._code(by_name.get(p.name)) for p in processes}
         alive = {p.name: self._runs(by_name.get(p.name)) for p in processes}
-        asked = [p for p in processes if asks and p.answers and alive[p.name]]
-        answers = list(self._pool.map(lambda process: self._ask(plan, process), asked))
+        answering = [p for p in processes if asks and p.answers and alive[p.name]]
+        answers = list(self._pool.map(lambda process: self._ask(plan, process), answering))
         look = Look()
-        for process, (healthy, figures) in zip(asked, answers, strict=True):
+        for process, (healthy, figures) in zip(answering, answers, strict=True):
             look.healthy[process.name] = healthy
             if figures is not None:
                 look.figures[process.name] = figures
         killed = self._out_of_memory(by_name[name] for name in alive if alive[name])
-        for group in wanted:
+        for group in group_numbers:
             members = [process for process in processes if process.group == group]
             look.seen[group] = _seen(members, alive, codes, look, asks=asks, killed=killed)
         return look
@@ -122,28 +122,28 @@ def _seen(
 ) -> Seen:
     """The processes of a group as one."""
     ended = tuple(process.name for process in members if not alive[process.name])
-    asked = [process.name for process in members if process.answers]
-    figures = [look.figures[name] for name in asked if name in look.figures]
+    answering = [process.name for process in members if process.answers]
+    figures = [look.figures[name] for name in answering if name in look.figures]
     ends = tuple(codes[name] for name in ended)
     return Seen(
         ended=ended,
         codes=ends,
         # Its own exit code may not be known: the kernel tells only whoever started it.
         out_of_memory=killed and any(code != 0 for code in ends),
-        answers=all(look.healthy.get(name, False) for name in asked) if asks else None,
-        tokens=_sum(
+        answers=all(look.healthy.get(name, False) for name in answering) if asks else None,
+        tokens=sum_given_values(
             [f.generation_tokens for f in figures] + [f.prompt_tokens for f in figures if figures]
         ),
-        running=_sum([f.running for f in figures]),
-        waiting=_sum([f.waiting for f in figures]),
-        tpot_sum_s=_sum([f.tpot_sum_s for f in figures]),
-        tpot_count=_sum([f.tpot_count for f in figures]),
+        running=sum_given_values([f.running for f in figures]),
+        waiting=sum_given_values([f.waiting for f in figures]),
+        tpot_sum_s=sum_given_values([f.tpot_sum_s for f in figures]),
+        tpot_count=sum_given_values([f.tpot_count for f in figures]),
     )
 
 
-def _sum(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
+def sum_given_values(values: Iterable[float | None]) -> float | None:
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) if numbers else None
 
 
 def target(plan: LaunchPlan, expected: Path) -> Target:
@@ -152,11 +152,11 @@ def target(plan: LaunchPlan, expected: Path) -> Target:
         estimate = read_object(expected)
     except LauncherError:
         return Target()
-    band = bands(estimate).get("tpot_s")
-    load, replicas = plan.workload, _replicas(plan)
+    band = expected_bands(estimate).get("tpot_s")
+    load, replicas = plan.workload, _count_replicas(plan)
     at_once: float | None = load.concurrency or load.batch
     if at_once is None and load.request_rate is not None:
-        latency = bands(estimate).get("request_latency_s")
+        latency = expected_bands(estimate).get("request_latency_s")
         at_once = load.request_rate * latency[1] if latency else None  # Little's law
     if at_once is None and load.mode != "offline":
         band = None  # which load is more than planned is not known
@@ -168,7 +168,7 @@ def target(plan: LaunchPlan, expected: Path) -> Target:
     )
 
 
-def _replicas(plan: LaunchPlan) -> int:
+def _count_replicas(plan: LaunchPlan) -> int:
     """Groups that share the load: of pools, those that decode."""
     roles = {process.group: process.role for process in plan.processes if process.answers}
     names = list(roles.values())

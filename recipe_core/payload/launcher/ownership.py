@@ -27,14 +27,14 @@ def owner_of(folder: Path) -> dict[str, Any]:
     return {"device": status.st_dev, "inode": status.st_ino, "path": str(path)}
 
 
-def copied_from(owner: Fields, folder: Path) -> str | None:
+def find_copied_owner(owner: Fields, folder: Path) -> str | None:
     """The folder whose record was copied to this one; None where it is this one's own.
 
     Raises:
         InputError: for a record that does not say whose it is.
         LauncherError: where the folder cannot be looked at.
     """
-    here = owner_of(folder)
+    folder_owner = owner_of(folder)
     recorded = {"device": owner.integer("device"), "inode": owner.integer("inode")}
     path = owner.text("path")
-    return None if recorded == {name: here[name] for name in recorded} else path
+    return None if recorded == {name: folder_owner[name] for name in recorded} else path

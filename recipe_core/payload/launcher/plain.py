@@ -98,38 +98,38 @@ def odd_error(path: Path) -> LauncherError | None:
     return LauncherError(f"{path} is not a plain file but {kind}.", hint=hint)
 
 
-def make_run(own: Path) -> None:
+def make_run(node_folder: Path) -> None:
     """Make the folder of state and logs in its bundle; where the bundle is gone none is made.
 
     Raises:
         LauncherError: where it cannot be made.
     """
     try:
-        if own.parent.name == "run":
-            make_folder(own.parent)
-        make_folder(own)
+        if node_folder.parent.name == "run":
+            make_durable_folder(node_folder.parent)
+        make_durable_folder(node_folder)
     except OSError as error:
         raise file_error(error) from None
 
 
-def make_folder(folder: Path, *, parents: bool = False) -> None:
+def make_durable_folder(folder: Path, *, parents: bool = False) -> None:
     """Make a folder where there is none, whose name then outlasts a loss of power.
 
     Raises:
         OSError: where it cannot be made, or a file lies there.
     """
     if parents and not folder.parent.is_dir():
-        make_folder(folder.parent, parents=True)
+        make_durable_folder(folder.parent, parents=True)
     try:
         folder.mkdir()
     except FileExistsError:
         if not folder.is_dir():
             raise
     else:
-        sync_folder(folder.parent)
+        sync_plain_folder(folder.parent)
 
 
-def sync_file(path: Path) -> None:
+def sync_plain_file(path: Path) -> None:
     """Have the disk keep the bytes of a file.
 
     Raises:
@@ -139,7 +139,7 @@ def sync_file(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def sync_folder(folder: Path) -> None:
+def sync_plain_folder(folder: Path) -> None:
     """Have the disk keep the names in a folder, where its file system can.
 
     Raises:
@@ -162,7 +162,7 @@ def is_plain(path: Path) -> bool:
         return False
 
 
-def read_end(path: Path, limit: int) -> bytes | None:
+def read_file_end(path: Path, limit: int) -> bytes | None:
     """The last bytes of a regular file; None where there is none to read."""
     descriptor = open_plain(path)
     if descriptor is None:

@@ -16,7 +16,7 @@ from .files import read_object
 from .making import Making, read_making
 from .supervision import USUAL, Supervision, read_supervision
 from .support import Support, read_support
-from .variants import Variant, read_variants
+from .variants import Variant, parse_variants
 
 MODES = ("closed", "open", "static", "offline")
 RUNTIMES = ("cuda", "rocm", "xpu", "metal", "cpu")
@@ -214,7 +214,7 @@ def load_plan(
     fields = _document(root, choice)
     if fields.data.get("schema_version") != 1:
         raise fields.fail("schema_version", "1 (the version this launcher reads)")
-    parameters = _parameters(fields.child("parameters"))
+    parameters = _parse_launch_parameters(fields.child("parameters"))
     parameters = Parameters(
         model=_user_path(model) if model is not None else _bundle_path(parameters.model, root),
         host=host if host is not None else parameters.host,
@@ -225,27 +225,29 @@ def load_plan(
     fill = Filler(parameters, root)
     kind = fields.one_of("kind", KINDS) if "kind" in fields.data else KINDS[0]
     items = fields.children("processes")
-    everywhere = _processes(items, fill)
+    everywhere = _parse_launch_processes(items, fill)
     nodes = 1 + max(process.node for process in everywhere)
     node = which_node(node, nodes)
     return LaunchPlan(
         root=root,
         name=fields.text("name"),
-        engine=_engine(fields.child("engine")),
-        needs=_needs(fields.child("needs")),
+        engine=_parse_launch_engine(fields.child("engine")),
+        needs=_parse_launch_needs(fields.child("needs")),
         parameters=parameters,
         processes=tuple(process for process in everywhere if node is None or process.node == node),
         health=(fields.optional_text("health") or "/health") if kind == "serving" else "",
         startup_timeout_s=fields.optional_number("startup_timeout_s") or 600.0,
         api=read_api(fields.child("api"), fill) if kind == "serving" else Api("", "", {}),
-        workload=_workload(fields.child("workload")) if kind == "serving" else _NO_LOAD,
+        workload=_parse_launch_workload(fields.child("workload"))
+        if kind == "serving"
+        else _NO_LOAD,
         kind=kind,
         node=node,
         nodes=nodes,
         needs_model=any("${model}" in text for item in items for text in _templates(item)),
-        variants=read_variants(fields),
+        variants=parse_variants(fields),
         choice=choice,
-        fallbacks=_listed(fields),
+        fallbacks=_parse_fallbacks(fields),
         supervision=read_supervision(fields),
         making=read_making(fields, root),
         support=read_support(fields),
@@ -261,9 +263,9 @@ def _document(root: Path, choice: str) -> Fields:
     fields = Fields(read_object(root / "launch.json"), "launch.json")
     if choice == FIRST:
         return fields
-    known = [listed.name for listed in _listed(fields)]
-    if choice not in known:
-        names = ", ".join([FIRST, *known])
+    fallback_names = [listed.name for listed in _parse_fallbacks(fields)]
+    if choice not in fallback_names:
+        names = ", ".join([FIRST, *fallback_names])
         raise InputError(
             f"the bundle has no choice {choice!r}.", field="--choice", hint=f"It has: {names}."
         )
@@ -271,7 +273,7 @@ def _document(root: Path, choice: str) -> Fields:
     return Fields(read_object(path), path.relative_to(root).as_posix())
 
 
-def _listed(fields: Fields) -> tuple[Listed, ...]:
+def _parse_fallbacks(fields: Fields) -> tuple[Listed, ...]:
     """The fallbacks of the first choice; bundles of older versions have none."""
     if not fields.data.get("fallbacks"):
         return ()
@@ -352,8 +354,8 @@ class Filler:
         return self._node(number) if name.startswith("node") else str(self.parameters.port + number)
 
     def _node(self, number: int) -> str:
-        known = self.parameters.addresses
-        return known[number] if number < len(known) else f"${{node{number}}}"
+        addresses = self.parameters.addresses
+        return addresses[number] if number < len(addresses) else f"${{node{number}}}"
 
     def json(self, value: Any) -> Any:
         """Fill every text inside a JSON value."""
@@ -366,12 +368,12 @@ class Filler:
         return value
 
 
-def is_path(model: str) -> bool:
+def is_model_path(model: str) -> bool:
     """True for a folder on disk, False for a name on a hub (``owner/name``)."""
     return model.startswith(("/", "./", "../", "~")) or model in (".", "..")
 
 
-def check_port(port: int, field: str) -> int:
+def check_port_number(port: int, field: str) -> int:
     """The port.
 
     Raises:
@@ -389,21 +391,23 @@ def check_port(port: int, field: str) -> int:
 def _user_path(model: str) -> str:
     """The model; a path on the command line is relative to the current folder."""
     folder = Path(model).expanduser()
-    return os.path.normpath(Path.cwd() / folder) if is_path(model) or folder.is_dir() else model
-
-
-def _bundle_path(model: str, root: Path) -> str:
-    return os.path.normpath(root / Path(model).expanduser()) if is_path(model) else model
-
-
-def _parameters(fields: Fields) -> Parameters:
-    port = fields.integer("port", low=1)
-    return Parameters(
-        fields.text("model"), fields.text("host"), check_port(port, f"{fields.where}.port")
+    return (
+        os.path.normpath(Path.cwd() / folder) if is_model_path(model) or folder.is_dir() else model
     )
 
 
-def _engine(fields: Fields) -> Engine:
+def _bundle_path(model: str, root: Path) -> str:
+    return os.path.normpath(root / Path(model).expanduser()) if is_model_path(model) else model
+
+
+def _parse_launch_parameters(fields: Fields) -> Parameters:
+    port = fields.integer("port", low=1)
+    return Parameters(
+        fields.text("model"), fields.text("host"), check_port_number(port, f"{fields.where}.port")
+    )
+
+
+def _parse_launch_engine(fields: Fields) -> Engine:
     program = fields.text("program")
     return Engine(
         name=fields.text("name"),
@@ -415,7 +419,7 @@ def _engine(fields: Fields) -> Engine:
     )
 
 
-def _needs(fields: Fields) -> Needs:
+def _parse_launch_needs(fields: Fields) -> Needs:
     device = fields.text("device")
     return Needs(
         runtime=fields.one_of("runtime", RUNTIMES),
@@ -429,13 +433,13 @@ def _needs(fields: Fields) -> Needs:
     )
 
 
-def _processes(items: tuple[Fields, ...], fill: Filler) -> tuple[Process, ...]:
+def _parse_launch_processes(items: tuple[Fields, ...], fill: Filler) -> tuple[Process, ...]:
     first: dict[int, int] = {}
     for item in items:
         first.setdefault(item.optional_integer("group") or 0, item.optional_integer("node") or 0)
     groups = [item.optional_integer("group") or 0 for item in items]
     processes = tuple(
-        _process(item, replace(fill, first=first[group]))
+        _parse_launch_process(item, replace(fill, first=first[group]))
         for item, group in zip(items, groups, strict=True)
     )
     for attribute in ("name", "port"):
@@ -451,7 +455,7 @@ def _processes(items: tuple[Fields, ...], fill: Filler) -> tuple[Process, ...]:
     return processes
 
 
-def _process(fields: Fields, fill: Filler) -> Process:
+def _parse_launch_process(fields: Fields, fill: Filler) -> Process:
     fill = replace(fill, port_offset=fields.optional_integer("port_offset") or 0)
     argv = fields.texts("argv")
     if not argv:
@@ -463,7 +467,9 @@ def _process(fields: Fields, fill: Filler) -> Process:
         name=name,
         argv=tuple(fill.text(word) for word in argv),
         env={key: fill.text(value) for key, value in fields.text_map("env").items()},
-        port=check_port(fill.parameters.port + fill.port_offset, f"{fields.where}.port_offset"),
+        port=check_port_number(
+            fill.parameters.port + fill.port_offset, f"{fields.where}.port_offset"
+        ),
         devices=fields.integers("devices"),
         node=fields.optional_integer("node") or 0,
         role=fields.optional_text("role") or "server",
@@ -471,7 +477,7 @@ def _process(fields: Fields, fill: Filler) -> Process:
     )
 
 
-def _workload(fields: Fields) -> Workload:
+def _parse_launch_workload(fields: Fields) -> Workload:
     return Workload(
         mode=fields.one_of("mode", MODES),
         input_tokens=fields.integer("input_tokens", low=1),

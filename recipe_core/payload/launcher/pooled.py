@@ -16,17 +16,17 @@ from .errors import RequestError
 QUERY = "Which words are these?"
 
 
-def is_pooled(path: str) -> bool:
+def is_pooled_path(path: str) -> bool:
     return _ways(path) is not None
 
 
-def question_of(api: Api, text: str) -> dict[str, Any] | None:
+def pooled_request_body(api: Api, text: str) -> dict[str, Any] | None:
     """The body that asks for a text's vector or score; None where the path has neither."""
     ways = _ways(api.path)
     return None if ways is None else ways[0](api, text)
 
 
-def pool(
+def send_pooled_request(
     endpoint: Endpoint, text: str, *, clock: Callable[[], float] = time.perf_counter
 ) -> Sample:
     """One vector or score; it counts as one token, which is the first and the last.
@@ -60,9 +60,9 @@ def pool(
         count, counted = reads(json.loads(content))
     except (ValueError, LookupError, TypeError, AttributeError):
         raise RequestError(f"the server sent {content[:300]!r}") from None
-    known = int(tokens) if tokens and tokens.isdecimal() else counted
+    input_tokens = int(tokens) if tokens and tokens.isdecimal() else counted
     shown = f"a vector of {count:,} numbers" if count > 1 else "a score"
-    return Sample(started, done, done, known, 1, shown)
+    return Sample(started, done, done, input_tokens, 1, shown)
 
 
 Ways = tuple[Callable[[Api, str], dict[str, Any]], Callable[[Any], tuple[int, int | None]]]
@@ -103,8 +103,8 @@ def _kserve_input(name: str, text: str) -> dict[str, Any]:
 
 def _kserve_body(api: Api, text: str) -> dict[str, Any]:
     """A text, and the recipe's own inputs beside it (what it is scored against)."""
-    own = [_kserve_input(name, str(value)) for name, value in api.body.items()]
-    return {"inputs": [*own, _kserve_input("text", text)]}
+    recipe_inputs = [_kserve_input(name, str(value)) for name, value in api.body.items()]
+    return {"inputs": [*recipe_inputs, _kserve_input("text", text)]}
 
 
 # By the end of the path: OpenAI's and vLLM's, TEI's, and the inference protocol of KServe (v2).

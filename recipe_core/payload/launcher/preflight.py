@@ -17,10 +17,10 @@ from .client import api_headers
 from .engine import locate, same_version
 from .errors import LauncherError
 from .holders import holders
-from .machine import Device, Machine, detect
-from .plan import LaunchPlan, Needs, Process, is_path
-from .support import answers
-from .variants import advice
+from .machine import Device, Machine, detect_machine
+from .plan import LaunchPlan, Needs, Process, is_model_path
+from .support import answer_support
+from .variants import advise_variant
 
 # Drivers reserve a little more or less from release to release; a card of the same kind stays
 # within this share.
@@ -68,10 +68,10 @@ def preflight(plan: LaunchPlan, *, own_ports: frozenset[int] = frozenset()) -> P
 
     Of a bundle that was changed nothing else is checked: that would run what its files name.
     """
-    machine, files = detect(), check_files(plan.root)
+    machine, files = detect_machine(), check_files(plan.root)
     if files.status == "FAIL":
         return Preflight((files,), machine, None)
-    engine_check, version = check_engine(plan)
+    engine_check, version = check_installed_engine(plan)
     checks = [
         files,
         *(
@@ -83,7 +83,7 @@ def preflight(plan: LaunchPlan, *, own_ports: frozenset[int] = frozenset()) -> P
     if plan.needs_model:
         checks.append(check_model(plan))
     ports = [process.port for process in listening(plan)]
-    checks += [check_port(plan, port) for port in ports if port not in own_ports]
+    checks += [check_port_free(plan, port) for port in ports if port not in own_ports]
     if plan.node:
         checks.append(check_head(plan))
     checks += check_key(plan)
@@ -146,7 +146,7 @@ def check_head(plan: LaunchPlan) -> Check:
 def check_files(root: Path) -> Check:
     """Compare the files with the manifest."""
     try:
-        count, findings = manifest.verify(root)
+        count, findings = manifest.verify_manifest(root)
     except LauncherError as error:
         return Check("bundle", "FAIL", error.message, error.hint or "")
     differences = [
@@ -155,7 +155,9 @@ def check_files(root: Path) -> Check:
         ("added", findings.added),
     ]
     if not findings.sound:
-        detail = "; ".join(f"{kind}: {_some(names)}" for kind, names in differences if names)
+        detail = "; ".join(
+            f"{kind}: {_join_first_names(names)}" for kind, names in differences if names
+        )
         hint = "The bundle has been changed; unpack it again or build it again."
         if not findings.missing and not findings.changed:
             hint = "Remove what was added; files of your own belong in run/."
@@ -179,7 +181,7 @@ def check_machine(needs: Needs, machine: Machine, *, running: bool = False) -> I
         hint = "Use a machine with enough devices, or plan again for this one with `recipe plan`."
         detail = f"{present}; the recipe needs {needs.count} x {needs.title}"
         yield Check("device", "FAIL", detail, hint)
-    elif needs.names and not all(_known(name, needs.names) for name in names):
+    elif needs.names and not all(_is_listed_device(name, needs.names) for name in names):
         hint = f"The prediction is for {needs.title}; plan again for this device."
         yield Check("device", "warn", f"{present}; the recipe is for {needs.title}", hint)
     else:
@@ -190,11 +192,13 @@ def check_machine(needs: Needs, machine: Machine, *, running: bool = False) -> I
 def check_variants(plan: LaunchPlan, machine: Machine) -> Iterator[Check]:
     """The recipe's variants for this machine, where it is not the recipe's own."""
     needs = needs_here(plan)
-    known = not needs.names or all(_known(device.name, needs.names) for device in machine.devices)
+    same_devices = not needs.names or all(
+        _is_listed_device(device.name, needs.names) for device in machine.devices
+    )
     enough = needs.runtime == "cpu" or len(machine.devices) >= needs.count
-    if machine.runtime == needs.runtime and known and enough:
+    if machine.runtime == needs.runtime and same_devices and enough:
         return
-    if texts := advice(plan.variants, machine, plan.nodes, plan.root):
+    if texts := advise_variant(plan.variants, machine, plan.nodes, plan.root):
         yield Check("variant", "warn", *texts)
 
 
@@ -220,8 +224,8 @@ def _wrong_runtime(needs: Needs, machine: Machine) -> Check:
     )
 
 
-def _known(name: str, names: tuple[str, ...]) -> bool:
-    return name.casefold() in {known.casefold() for known in names}
+def _is_listed_device(name: str, names: tuple[str, ...]) -> bool:
+    return name.casefold() in {listed_name.casefold() for listed_name in names}
 
 
 def check_device_memory(needs: Needs, machine: Machine, *, running: bool = False) -> Check:
@@ -249,7 +253,9 @@ def check_device_memory(needs: Needs, machine: Machine, *, running: bool = False
     if smallest < needs.memory_bytes * (1 - _MEMORY_TOLERANCE):
         detail = f"{present}; the recipe is for {_gib(needs.memory_bytes)}"
         return Check("memory", "warn", detail, "Fewer requests than planned may fit.")
-    return Check("memory", "ok", f"{present}, {_gib(used)} planned{_claimed(needs, smallest)}")
+    return Check(
+        "memory", "ok", f"{present}, {_gib(used)} planned{_describe_claim(needs, smallest)}"
+    )
 
 
 def _refused_on_devices(needs: Needs, devices: Sequence[Device]) -> Refusal | None:
@@ -263,7 +269,7 @@ def _refused_on_devices(needs: Needs, devices: Sequence[Device]) -> Refusal | No
     return None
 
 
-def _claimed(needs: Needs, total_bytes: int) -> str:
+def _describe_claim(needs: Needs, total_bytes: int) -> str:
     """What the engine claims beside, in words; nothing where it claims what it uses."""
     return f", {_gib(needs.claim.of(total_bytes))} claimed" if needs.claim else ""
 
@@ -285,7 +291,7 @@ def check_ram(needs: Needs, machine: Machine, *, running: bool) -> Check:
     memory = machine.memories[0] if machine.memories else None
     if memory is None and machine.memory_bytes is not None:
         memory = Memory("this machine", machine.memory_bytes, machine.available_bytes)
-    claimed = _claimed(needs, memory.total_bytes) if memory else ""
+    claimed = _describe_claim(needs, memory.total_bytes) if memory else ""
     detail = f"{_gib(machine.available_bytes)} available, {_gib(used)} planned{claimed}"
     if machine.available_bytes < used and not running:
         missing = _gib(used - machine.available_bytes)
@@ -298,7 +304,7 @@ def check_ram(needs: Needs, machine: Machine, *, running: bool) -> Check:
     return Check("memory", "ok", detail)
 
 
-def check_engine(plan: LaunchPlan) -> tuple[Check, str | None]:
+def check_installed_engine(plan: LaunchPlan) -> tuple[Check, str | None]:
     """Check the engine (installed, complete, of the planned version), and return its version."""
     engine = plan.engine
     installed = locate(engine)
@@ -306,7 +312,7 @@ def check_engine(plan: LaunchPlan) -> tuple[Check, str | None]:
         detail = f"{engine.program!r} is neither next to this Python nor on PATH"
         return Check("engine", "FAIL", detail, f"Install it: {engine.install}"), None
     if installed.missing:
-        detail = f"{engine.name} is installed, but it needs {_some(installed.missing)}"
+        detail = f"{engine.name} is installed, but it needs {_join_first_names(installed.missing)}"
         return Check("engine", "FAIL", detail, f"Install it: {engine.install}"), installed.version
     if installed.version is None:
         planned = f"{engine.name} {engine.version}"
@@ -327,14 +333,16 @@ def check_kernels(plan: LaunchPlan, machine: Machine, version: str | None) -> It
     if support is None or machine.runtime != plan.needs.runtime:
         return
     release = (version or plan.engine.version).split("+")[0]
-    for told in answers(support, plan.engine.name, release, machine.devices, plan.needs.names):
-        yield Check("kernels", *told)
+    for check_fields in answer_support(
+        support, plan.engine.name, release, machine.devices, plan.needs.names
+    ):
+        yield Check("kernels", *check_fields)
 
 
 def check_model(plan: LaunchPlan) -> Check:
     """Check the model where the parameters say."""
     model = plan.parameters.model
-    if not is_path(model):
+    if not is_model_path(model):
         return _check_hub(plan, model)
     folder, hint = Path(model), "Set the folder of the model: --model FOLDER"
     making = plan.making
@@ -370,7 +378,7 @@ def _check_hub(plan: LaunchPlan, model: str) -> Check:
     return Check("model", "ok", f"{model} is not in {cache}; {who} will download it")
 
 
-def check_port(plan: LaunchPlan, port: int) -> Check:
+def check_port_free(plan: LaunchPlan, port: int) -> Check:
     """Check that a server could listen on the port."""
     host = plan.parameters.host
     try:
@@ -399,7 +407,7 @@ def _port_refused(host: str, port: int, error: OSError) -> Check:
     return Check("port", "FAIL", f"port {port} on {host} {reason}", hint)
 
 
-def _some(names: tuple[str, ...], limit: int = 5) -> str:
+def _join_first_names(names: tuple[str, ...], limit: int = 5) -> str:
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more
 

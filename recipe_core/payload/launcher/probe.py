@@ -18,7 +18,7 @@ from .client import api_headers, request_body
 from .decide import MISSES
 from .exposition import Figures
 from .plan import LaunchPlan, Process
-from .pooled import question_of
+from .pooled import pooled_request_body
 from .world import HERE, Answer, World
 
 # Of the time that counts as a hang, how long after a sign of generating an idle server is asked;
@@ -48,8 +48,8 @@ class _Server:
 class Prober:
     """Asks the servers of one keeper; ``told`` is called with why one cannot be asked."""
 
-    def __init__(self, told: Callable[[str], object], *, world: World = HERE) -> None:
-        self.world, self._told = world, told
+    def __init__(self, report: Callable[[str], object], *, world: World = HERE) -> None:
+        self.world, self._told = world, report
         self._servers: dict[str, _Server] = {}
 
     def unanswered_s(
@@ -69,7 +69,7 @@ class Prober:
         """
         now, server = self.world.clock.monotonic(), self._server(process, identity)
         self._collect(process, server, now)
-        tokens = _tokens(figures)
+        tokens = _sum_published_tokens(figures)
         if tokens is not None and tokens != server.tokens:
             server.at, server.since, server.proven = now, None, server.tokens is not None
             server.tokens = tokens
@@ -88,11 +88,11 @@ class Prober:
         return spent if spent >= patience else 0.0
 
     def _server(self, process: Process, identity: tuple[int, int]) -> _Server:
-        known = self._servers.get(process.name)
-        if known is None or known.identity != identity:
-            known = _Server(identity, self.world.clock.monotonic())
-            self._servers[process.name] = known
-        return known
+        server = self._servers.get(process.name)
+        if server is None or server.identity != identity:
+            server = _Server(identity, self.world.clock.monotonic())
+            self._servers[process.name] = server
+        return server
 
     def _collect(self, process: Process, server: _Server, now: float) -> None:
         """Note an answer that has come: with 200 it has generated, with 4xx it never will be."""
@@ -127,7 +127,7 @@ class Prober:
 
 def question(api: Api) -> dict[str, Any]:
     """A request for one token, or for a vector or score of one word, answered as a whole."""
-    pooled = question_of(api, _WORD)
+    pooled = pooled_request_body(api, _WORD)
     if pooled is not None:
         return pooled
     body = request_body(api, _WORD, 1) | {"stream": False}
@@ -135,10 +135,10 @@ def question(api: Api) -> dict[str, Any]:
     return body
 
 
-def _tokens(figures: Figures | None) -> float | None:
+def _sum_published_tokens(figures: Figures | None) -> float | None:
     """Tokens generated and read so far; None where it publishes neither."""
     known: Sequence[float] = ()
     if figures is not None:
-        counts = (figures.generation_tokens, figures.prompt_tokens)
-        known = [count for count in counts if count is not None]
+        published = (figures.generation_tokens, figures.prompt_tokens)
+        known = [count for count in published if count is not None]
     return sum(known) if known else None

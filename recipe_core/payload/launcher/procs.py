@@ -40,26 +40,26 @@ Identity = tuple[int, int]
 Place = tuple[int, int]
 
 
-def place_of(path: str | Path) -> Place | None:
+def plain_file_place(path: str | Path) -> Place | None:
     """Where a plain file with one name lies; None for a link, a device, or what is not there."""
     try:
         status = os.lstat(path)
     except OSError:
         return None
-    return _place(status) if modes.S_ISREG(status.st_mode) and status.st_nlink == 1 else None
+    return _status_place(status) if modes.S_ISREG(status.st_mode) and status.st_nlink == 1 else None
 
 
 def places_of(logs: Iterable[str | Path]) -> frozenset[Place]:
     """Where logs lie, and those of the start before, which what outlived it writes to."""
-    found = (place_of(path) for log in logs for path in (log, f"{log}.1"))
-    return frozenset(place for place in found if place is not None)
+    places = (plain_file_place(path) for log in logs for path in (log, f"{log}.1"))
+    return frozenset(place for place in places if place is not None)
 
 
-def _place(status: os.stat_result) -> Place:
+def _status_place(status: os.stat_result) -> Place:
     return status.st_dev, status.st_ino
 
 
-def name_of(pid: int) -> str:
+def read_process_name(pid: int) -> str:
     """The name that a process gives itself; empty once it has ended."""
     try:
         text = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
@@ -114,7 +114,11 @@ class Processes:
             with suppress(OSError, ValueError):
                 status = Path(f"/proc/{pid}/fd/{number}").stat()
                 ours = modes.S_ISREG(status.st_mode) and status.st_nlink <= 1
-                if ours and _place(status) in outputs and _flags(pid, number) & os.O_NOFOLLOW:
+                if (
+                    ours
+                    and _status_place(status) in outputs
+                    and _flags(pid, number) & os.O_NOFOLLOW
+                ):
                     return True
         return False
 
@@ -179,7 +183,7 @@ class Processes:
         the number of a group that still has members.
         """
         running = [stat for stat in self.running() if stat.pid != os.getpid()]
-        known = {pid for pid, _ in leaders}
+        leader_pids = {pid for pid, _ in leaders}
         shown = {
             s.pid
             for s in running
@@ -188,7 +192,7 @@ class Processes:
         groups = {pid for pid, started in leaders if self.alive(pid, started)}
         for stat in running:
             if stat.pid in shown:
-                groups |= {stat.group, stat.session} & (known | shown)
+                groups |= {stat.group, stat.session} & (leader_pids | shown)
         return {
             (stat.pid, stat.started)
             for stat in running
@@ -202,22 +206,22 @@ class Processes:
         groups = {pid for pid, started in leaders if self.alive(pid, started)}
         members = self.family(leaders, mark, outputs=outputs)
         ended = {pid for pid, _ in leaders} - groups
-        left = []
+        survivors = []
         for pid, _ in members:
             stat = self.read_stat(pid)
             if stat is not None and not {stat.group, stat.session} & groups:
-                left += [pid] if not groups or {stat.group, stat.session} & ended else []
-        return sorted(left)
+                survivors += [pid] if not groups or {stat.group, stat.session} & ended else []
+        return sorted(survivors)
 
     def unrecorded(
         self, leaders: Sequence[Identity], mark: str, *, outputs: Collection[Place] = ()
     ) -> list[int]:
         """Pids of the start outside of the leaders' groups: such as a killed launcher left."""
-        known = {pid for pid, _ in leaders}
+        leader_pids = {pid for pid, _ in leaders}
         return sorted(
             stat.pid
             for stat in self.running()
-            if stat.group not in known
+            if stat.group not in leader_pids
             and (self.marked(stat.pid, mark) or self.writes(stat.pid, outputs))
         )
 
@@ -245,21 +249,21 @@ class Processes:
         Returns the processes that were running, and those that still are (a driver holds them).
         """
         members = self.family(leaders, mark, variable, outputs=outputs)
-        seen = set(members)
+        family = set(members)
         self._end(members)
         began = self.clock.monotonic()
         while self.clock.monotonic() - began < (grace_s if members else settle_s):
             self.clock.sleep(0.05)
-            late = self.family(leaders, mark, variable, outputs=outputs) - seen
+            late = self.family(leaders, mark, variable, outputs=outputs) - family
             self._end(late)
-            seen |= late
-            members = self._left(leaders, seen)
+            family |= late
+            members = self._left(leaders, family)
         self.send(members, signal.SIGKILL)
         deadline = self.clock.monotonic() + KILLED_S
         while members and self.clock.monotonic() < deadline:
             self.clock.sleep(0.02)
-            members = self._left(leaders, seen)
-        return seen, members
+            members = self._left(leaders, family)
+        return family, members
 
     def _end(self, members: Iterable[Identity]) -> None:
         """SIGTERM, which a process that is stopped heeds once it goes on."""

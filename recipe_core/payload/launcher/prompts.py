@@ -42,7 +42,7 @@ class Calibration:
     tokens: float | None
 
 
-def calibrate(count: Callable[[int], float | None], target: int) -> Calibration:
+def calibrate_prompt_words(count: Callable[[int], float | None], target: int) -> Calibration:
     """Find the number of words whose prompts come closest to ``target`` tokens.
 
     ``count(words)`` is the mean tokens of such prompts, None where the server does not count.
@@ -79,6 +79,6 @@ def _next(tried: dict[int, float], words: int, target: int) -> int:
     candidates = [count for count in tried if tried[count] != tokens]
     slope = tokens / words
     if candidates:
-        other = min(candidates, key=lambda count: abs(tried[count] - target))
-        slope = max(0.2, (tokens - tried[other]) / (words - other))
+        nearest = min(candidates, key=lambda count: abs(tried[count] - target))
+        slope = max(0.2, (tokens - tried[nearest]) / (words - nearest))
     return max(1, words + round((target - tokens) / slope))

@@ -65,10 +65,10 @@ class Redactor:
         home = variables.get("HOME", "").rstrip("/")
         self._home = re.compile(rf"{re.escape(home)}(?![\w.-])") if len(home) > 1 else None
         names = {*_users(variables)} - _COMMON
-        self._user = _words({name for name in names if len(name) > 2})
+        self._user = _compile_names({name for name in names if len(name) > 2})
         machine = socket.gethostname()
         hosts = {machine, machine.partition(".")[0]} - _COMMON
-        self._host = _words({name for name in hosts if len(name) > 2})
+        self._host = _compile_names({name for name in hosts if len(name) > 2})
 
     def text(self, text: str, *, of_log: bool = False) -> str:
         """A text without secrets; of a log also without the prompts that some engines write."""
@@ -79,8 +79,8 @@ class Redactor:
         text = self._sub(_QUERY, rf"\g<kept>{HIDDEN}", text)
         text = _PAIR.sub(self._pair, text)
         text = _OPTION.sub(self._pair, text)
-        text, found = hide_secrets(text, HIDDEN)
-        self.count += found
+        text, secrets = hide_secrets(text, HIDDEN)
+        self.count += secrets
         if of_log:
             text = self._sub(_PROMPT, rf"\g<kept>{HIDDEN}", text)
         for pattern, name in ((self._home, "~"), (self._user, "USER"), (self._host, "HOST")):
@@ -112,8 +112,8 @@ def is_secret_name(name: str) -> bool:
 
 def _is_own_secret(name: str, value: str) -> bool:
     is_number = value.isdigit() and len(value) < _LONGEST_NUMBER
-    named = is_secret_name(name) or called_secret(name, value)
-    return named and len(value) >= _SHORTEST_SECRET and not is_number
+    is_secret = is_secret_name(name) or called_secret(name, value)
+    return is_secret and len(value) >= _SHORTEST_SECRET and not is_number
 
 
 def _users(variables: Mapping[str, str]) -> list[str]:
@@ -123,7 +123,7 @@ def _users(variables: Mapping[str, str]) -> list[str]:
     return [*names, Path(variables.get("HOME", "")).name]
 
 
-def _words(names: set[str]) -> re.Pattern[str] | None:
+def _compile_names(names: set[str]) -> re.Pattern[str] | None:
     if not names:
         return None
     longest = sorted(map(re.escape, names), key=len, reverse=True)

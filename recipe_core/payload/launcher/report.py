@@ -11,7 +11,7 @@ from typing import Any
 from . import steps as training
 from .metrics import FIGURES
 from .plan import LaunchPlan
-from .pooled import question_of
+from .pooled import pooled_request_body
 from .preflight import Preflight
 from .state import State
 from .steps import Step
@@ -60,24 +60,29 @@ def up_text(plan: LaunchPlan, current: State) -> str:
         lines = [f"started: {server.name}, log {server.log}" for server in current.servers]
         return "\n".join([*lines, stop])
     lines = [f"ready: {plan.address(process.port)}{plan.api.path}" for process in entrances]
-    return "\n".join([*lines, "", "Try it:", f"  {curl(plan, entrances[0].port)}", "", stop])
+    return "\n".join(
+        [*lines, "", "Try it:", f"  {curl_example(plan, entrances[0].port)}", "", stop]
+    )
 
 
-def curl(plan: LaunchPlan, port: int) -> str:
+def curl_example(plan: LaunchPlan, port: int) -> str:
     """A request to copy into a shell."""
     path, text = plan.api.path, "A good recipe"
     question: dict[str, Any] = {"model": plan.api.model, "prompt": text, "max_tokens": 32}
     if path.endswith("/chat/completions"):
         messages = [{"role": "user", "content": "What is a good recipe?"}]
         question = {"model": plan.api.model, "messages": messages, "max_tokens": 32}
-    body = json.dumps(question_of(plan.api, text) or question)
+    body = json.dumps(pooled_request_body(plan.api, text) or question)
     url = f"{plan.address(port)}{plan.api.path}"
     return f"curl -s {url} -H 'Content-Type: application/json' -d {shlex.quote(body)}"
 
 
 def bench_text(data: dict[str, Any]) -> str:
     """Predicted next to measured, and one completion."""
-    rows = [_HEAD, *(_row(key, data) for key in FIGURES if data["metrics"].get(key) is not None)]
+    rows = [
+        _HEAD,
+        *(_measured_row(key, data) for key in FIGURES if data["metrics"].get(key) is not None),
+    ]
     work, counts = data["workload"], data["metrics"]
     pace = f"{work['concurrency']} at once"
     if work["mode"] == "open":
@@ -119,12 +124,12 @@ def run_text(plan: LaunchPlan, data: dict[str, Any]) -> str:
 def training_bench_text(data: dict[str, Any]) -> str:
     """Predicted next to measured."""
     metrics = [key for key in training.FIGURES if data["metrics"].get(key) is not None]
-    rows = [_HEAD, *(_row(key, data) for key in metrics)]
+    rows = [_HEAD, *(_measured_row(key, data) for key in metrics)]
     steps = data["steps"]
     return "\n".join([f"steps {steps['first']} to {steps['last']}", "", table(rows)])
 
 
-def _row(key: str, data: dict[str, Any]) -> tuple[str, ...]:
+def _measured_row(key: str, data: dict[str, Any]) -> tuple[str, ...]:
     measured, predicted = data["metrics"][key], data["predicted"].get(key)
     band, ratio = data["bands"].get(key), data["ratio"].get(key)
     shown, inside = "-", "-"

@@ -19,8 +19,8 @@ class Rolling:
     ``start``: starts a group, or answers that it cannot be started.
     """
 
-    def __init__(self, kept: Kept, start: Callable[[int, Track], None]) -> None:
-        self.kept, self._start = kept, start
+    def __init__(self, deployment: Kept, start: Callable[[int, Track], None]) -> None:
+        self.kept, self._start = deployment, start
         self.groups: list[int] = []
         self.withdrawn: dict[int, tuple[balancer.Withdrawn, ...]] = {}
         self.idle, self.settled_at = 0, 0.0
@@ -57,12 +57,12 @@ class Rolling:
                 self.groups.pop(0)
                 self.idle = 0
                 self.settled_at = now + (_BLIND_ROUTER_S if self._blind and self.groups else 0.0)
-        elif all(other.phase is Phase.SERVING for other in self.kept.all_tracks()):
+        elif all(group_track.phase is Phase.SERVING for group_track in self.kept.all_tracks()):
             routed = any(process.role == "router" for process in self.kept.plan.processes)
-            taken = balancer.withdraw(self.kept.plan, group, world=self.kept.world)
-            self._blind = routed and not taken
-            if taken:
-                self.withdrawn[group] = taken
+            withdrawn = balancer.withdraw(self.kept.plan, group, world=self.kept.world)
+            self._blind = routed and not withdrawn
+            if withdrawn:
+                self.withdrawn[group] = withdrawn
             self.kept.event("drain", group, limit_s=self.kept.limits.drain_s)
             self.kept.tracks[group] = replace(
                 track, phase=Phase.DRAINING, since=now, until=now + self.kept.limits.drain_s

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from .errors import LauncherError
-from .plain import is_plain, open_own, sync_folder
+from .plain import is_plain, open_own, sync_plain_folder
 
 # From this size on a log is cut; as much of it is kept in ``NAME.log.1``.
 LIMIT_BYTES = 64 << 20
@@ -28,12 +28,12 @@ def open_log(path: Path, *, anew: bool = True) -> IO[bytes]:
     Raises:
         LauncherError: for a pipe, a device or a folder in its place, and where it cannot be opened.
     """
-    if anew or _names(path) > 1:
+    if anew or _count_hard_links(path) > 1:
         _set_aside(path)
     return open(path, "ab", opener=lambda _, flags: open_own(path, flags))
 
 
-def _names(path: Path) -> int:
+def _count_hard_links(path: Path) -> int:
     """How many names a file has: one with two may be a backup's, or another bundle's, too."""
     with suppress(OSError):
         return path.lstat().st_nlink if is_plain(path) else 0
@@ -44,7 +44,7 @@ def _set_aside(path: Path) -> None:
     with suppress(OSError):
         if path.is_symlink():
             path.unlink()
-        elif is_plain(path) and (path.stat().st_size or _names(path) > 1):
+        elif is_plain(path) and (path.stat().st_size or _count_hard_links(path) > 1):
             path.replace(older(path))
 
 
@@ -52,12 +52,12 @@ def older(path: Path) -> Path:
     return path.with_name(f"{path.name}.1")
 
 
-def cut_logs(own: Path, *, limit_bytes: int = LIMIT_BYTES) -> list[Path]:
+def cut_logs(node_folder: Path, *, limit_bytes: int = LIMIT_BYTES) -> list[Path]:
     """Cut every log of a run folder that has grown to the limit; returns those."""
-    return [path for path in sorted(own.glob("*.log")) if _cut(path, limit_bytes)]
+    return [path for path in sorted(node_folder.glob("*.log")) if _cut_log(path, limit_bytes)]
 
 
-def _cut(path: Path, limit_bytes: int) -> bool:
+def _cut_log(path: Path, limit_bytes: int) -> bool:
     try:
         if not is_plain(path) or path.stat().st_size < limit_bytes:
             return False
@@ -86,7 +86,7 @@ def _keep_end(descriptor: int, target: Path, limit_bytes: int) -> None:
                 file.write(piece)
                 at += len(piece)
         temporary.replace(target)
-        sync_folder(target.parent)
+        sync_plain_folder(target.parent)
     except BaseException:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)

@@ -86,67 +86,69 @@ class Action(Enum):
     STOP = "stop"  # no choice would help
 
 
-def started(now: float, step: int, before: Track | None = None) -> Track:
+def track_started_run(now: float, step: int, before: Track | None = None) -> Track:
     """A run that was just started at ``step``; it keeps what counts against it."""
     if before is None:
         return Track(now, step, step, now, proven=step > 0)
     return replace(before, since=now, first=step, step=step, moved_at=now, growth=-1)
 
 
-def judge(
-    track: Track, seen: Seen, now: float, limits: Supervision, start_s: float
+def judge_run(
+    track: Track, observation: Seen, now: float, limits: Supervision, start_s: float
 ) -> tuple[Track, Trouble | None]:
     """The track after a look, and the trouble that the look shows.
 
     ``start_s``: how long loading may take, and saving the model, and silence where no step's time
     is known.
     """
-    if seen.step != track.step or seen.growth != track.growth:
+    if observation.step != track.step or observation.growth != track.growth:
         track = replace(
             track,
-            proven=track.proven or seen.step > track.first,
-            step=seen.step,
-            growth=seen.growth,
+            proven=track.proven or observation.step > track.first,
+            step=observation.step,
+            growth=observation.growth,
             moved_at=now,
         )
-    if not seen.alive:
-        return track, _ended(seen)
+    if not observation.alive:
+        return track, _run_end_trouble(observation)
     if track.attempt and now - track.since >= limits.stable_s:
         track = replace(track, attempt=0)
-    limit = patience_s(seen, track, limits, start_s)
+    limit = patience_s(observation, track, limits, start_s)
     if now - track.moved_at < limit:
         return track, None
     reason = f"no step and no growing checkpoint for {now - track.moved_at:.0f} s"
-    if seen.usual_s is not None:
-        reason += f"; a step takes {seen.usual_s:.3g} s"
+    if observation.usual_s is not None:
+        reason += f"; a step takes {observation.usual_s:.3g} s"
     return track, Trouble(Kind.HUNG, reason)
 
 
-def patience_s(seen: Seen, track: Track, limits: Supervision, start_s: float) -> float:
+def patience_s(observation: Seen, track: Track, limits: Supervision, start_s: float) -> float:
     """Seconds without progress that are a hang."""
-    if seen.usual_s is None or seen.step <= track.first or seen.complete:
+    if observation.usual_s is None or observation.step <= track.first or observation.complete:
         return max(start_s, limits.hang_s)
-    return max(limits.hang_s, HANG_STEPS * seen.usual_s)
+    return max(limits.hang_s, HANG_STEPS * observation.usual_s)
 
 
-def _ended(seen: Seen) -> Trouble:
-    if seen.end_code == 3:
+def _run_end_trouble(observation: Seen) -> Trouble:
+    if observation.end_code == 3:
         return Trouble(Kind.ROLLED_BACK, "the loss broke")
-    if seen.end_code == 2:
+    if observation.end_code == 2:
         return Trouble(Kind.REFUSED, "the trainer refuses to go on")
-    if seen.complete and not seen.code:
+    if observation.complete and not observation.code:
         return Trouble(Kind.FINISHED, "all steps are done")
-    if seen.code == 0:
+    if observation.code == 0:
         return Trouble(Kind.STOPPED, "the run ended by itself, without an error")
-    if seen.out_of_memory:
+    if observation.out_of_memory:
         return Trouble(Kind.KILLED, "the kernel killed for want of memory")
-    if seen.code is None:
+    if observation.code is None:
         return Trouble(Kind.DIED, "ended; its exit code is not known")
-    how = f"signal {-seen.code}" if seen.code < 0 else f"exit code {seen.code}"
-    return Trouble(Kind.DIED, f"ended with {how}")
+    ending = (
+        f"signal {-observation.code}" if observation.code < 0 else f"exit code {observation.code}"
+    )
+    return Trouble(Kind.DIED, f"ended with {ending}")
 
 
-def respond(
+def respond_for_run(
     track: Track,
     trouble: Trouble,
     now: float,
@@ -154,7 +156,7 @@ def respond(
     *,
     checkpoint: int,
     lasting: bool = False,
-    known: bool = True,
+    cause_known: bool = True,
     misfit: bool = False,
 ) -> tuple[Track, Action]:
     """What to do about trouble, and the track from then on.
@@ -173,7 +175,7 @@ def respond(
     track = replace(track, failures=failures, stuck=stuck, saved=max(checkpoint, track.saved))
     # What has trained once was started with the right options; what never did is not tried again,
     # unless its cause is known to pass.
-    hopeless = not track.proven and (lasting or not known)
+    hopeless = not track.proven and (lasting or not cause_known)
     if misfit or hopeless or max(len(failures), stuck) > limits.crash_budget:
         return track, Action.LEAVE
     return replace(track, attempt=track.attempt + 1), Action.RESTART

@@ -15,7 +15,7 @@ from dataclasses import replace
 from types import FrameType
 
 from . import events, keeping, notify, run_status, state, supervisor
-from .choices import Choice, choices, next_choice
+from .choices import Choice, list_launch_choices, next_choice
 from .diagnosis import Diagnosis, with_lost_device
 from .errors import LauncherError, PreflightError, StartError
 from .files import tail
@@ -29,10 +29,10 @@ from .run_decide import (
     Kind,
     Trouble,
     forgiven,
-    judge,
-    respond,
+    judge_run,
+    respond_for_run,
     rest_s,
-    started,
+    track_started_run,
     waited,
 )
 from .run_look import Observer, log_of, names_a_cause
@@ -82,7 +82,7 @@ class Keeper:
         self.observer = Observer(plan, progress, shown, world=world)
         step = run_status.start_step(plan)
         self.observer.started(current, step)
-        self.track = started(self.clock.monotonic(), step)
+        self.track = track_started_run(self.clock.monotonic(), step)
         self.barred: set[str] = set()
         self.leaving = False
         self.looked_at = self.clock.monotonic()
@@ -119,14 +119,14 @@ class Keeper:
                 raise
             finally:
                 notify.stopping()
-                own = heartbeat.moved_to() or self.plan.own
-                events.append(own, "keeper_stop", reason=ended)
+                node_folder = heartbeat.moved_to() or self.plan.own
+                events.append(node_folder, "keeper_stop", reason=ended)
 
     def _note(self) -> None:
         """Say in the state that this process keeps the run."""
         with self._alone():
             self.current = replace(self.current, keeper=self.me)
-            state.save(self.plan.own, self.current)
+            state.save_state(self.plan.own, self.current)
         events.append(self.plan.own, "keeper_start", choice=self.plan.choice, pid=self.me.pid)
         notify.ready("keeps a training run")
 
@@ -148,16 +148,16 @@ class Keeper:
         while True:
             if self.leaving:
                 raise LeaveError
-            left = deadline - self.clock.monotonic()
-            if left <= 0:
+            remaining_s = deadline - self.clock.monotonic()
+            if remaining_s <= 0:
                 return
-            self.clock.sleep(min(left, _TICK_S))
+            self.clock.sleep(min(remaining_s, _TICK_S))
 
     def _save_again(self) -> None:
-        state.save(self.plan.own, self.current)
+        state.save_state(self.plan.own, self.current)
 
     def _still_ours(self) -> None:
-        recorded = state.load(self.plan.own)
+        recorded = state.load_state(self.plan.own)
         if recorded is None or recorded.mark != self.current.mark:
             raise LeaveError
 
@@ -185,9 +185,9 @@ class Keeper:
             lock.__exit__(None, None, None)
 
     def _look(self) -> Trouble | None:
-        seen = self.observer.look(self.plan, self.current)
+        observation = self.observer.look(self.plan, self.current)
         now, start_s = self.clock.monotonic(), self.plan.startup_timeout_s
-        self.track, trouble = judge(self.track, seen, now, self.limits, start_s)
+        self.track, trouble = judge_run(self.track, observation, now, self.limits, start_s)
         return trouble
 
     def _answer(self, trouble: Trouble) -> Action:
@@ -201,18 +201,18 @@ class Keeper:
         checkpoint = run_status.checkpoint_step(self.plan)
         with self._alone():
             if trouble.kind is Kind.HUNG:  # what is only stopped can end by itself
-                here = self.world.processes
-                here.send(self.current.family(here), signal.SIGCONT)
+                processes = self.world.processes
+                processes.send(self.current.family(processes), signal.SIGCONT)
             self._stop_run()
         misfit = self._misfit()
-        self.track, action = respond(
+        self.track, action = respond_for_run(
             self.track,
             trouble,
             self.clock.monotonic(),
             self.limits,
             checkpoint=checkpoint,
             lasting=not cause.transient,
-            known=names_a_cause(cause),
+            cause_known=names_a_cause(cause),
             misfit=misfit is not None,
         )
         if misfit is not None:
@@ -232,7 +232,7 @@ class Keeper:
         """End what is left of the run; the state says that a keeper will start it again."""
         supervisor.end(self.current, _QUIET, world=self.world)
         self.current = replace(self.current, servers=(), ready=False)
-        state.save(self.plan.own, self.current)
+        state.save_state(self.plan.own, self.current)
 
     def _stop(self) -> None:
         supervisor.stop(self.plan.own, self.current, progress=_QUIET, world=self.world)
@@ -281,7 +281,7 @@ class Keeper:
                 with self._alone():
                     supervisor.end(self.current, _QUIET, world=self.world)
                 misfit = self._misfit()
-                self.track, action = respond(
+                self.track, action = respond_for_run(
                     self.track,
                     trouble,
                     self.clock.monotonic(),
@@ -310,8 +310,8 @@ class Keeper:
                     self.plan, self.current, group, world=self.world
                 )
             self.current = replace(self.current, ready=True, restarts=restarts)
-            state.save(self.plan.own, self.current)
-        self.track = started(self.clock.monotonic(), step, self.track)
+            state.save_state(self.plan.own, self.current)
+        self.track = track_started_run(self.clock.monotonic(), step, self.track)
         self.observer.started(self.current, step)
         size = run_status.world_size(self.plan)
         about = {"count": restarts, "choice": self.plan.choice, "world_size": size}
@@ -324,7 +324,7 @@ class Keeper:
         if not lost:
             self.barred.add(self.plan.choice)
         tried = {*self.barred, self.plan.choice}
-        choice = next_choice(choices(self.plan), self.world.detect(), tried=tried)
+        choice = next_choice(list_launch_choices(self.plan), self.world.detect(), tried=tried)
         if choice is None:
             return False
         self._take(choice, "fallback")
@@ -338,7 +338,7 @@ class Keeper:
         self.plan, self.track = choice.plan, forgiven(self.track)
         with self._alone():
             self.current = replace(self.current, choice=choice.name)
-            state.save(self.plan.own, self.current)
+            state.save_state(self.plan.own, self.current)
 
     def _came_back(self) -> bool:
         """Whether to go back to an earlier choice now, whose devices are there again.
@@ -357,11 +357,11 @@ class Keeper:
 
     def _due_look(self) -> Choice | None:
         """An earlier choice that fits again, looked for once in a while."""
-        every = min(DEVICES_S, 10 * self.limits.poll_s)
+        interval_s = min(DEVICES_S, 10 * self.limits.poll_s)
         now = self.clock.monotonic()
-        if self.fixed or self.plan.choice == choices(self.plan)[0].name:
+        if self.fixed or self.plan.choice == list_launch_choices(self.plan)[0].name:
             return None
-        if now - self.looked_at < every:
+        if now - self.looked_at < interval_s:
             return None
         self.looked_at = now
         return self._earlier()
@@ -369,7 +369,7 @@ class Keeper:
     def _earlier(self) -> Choice | None:
         """The first choice before the current one whose devices are there."""
         machine = self.world.detect()
-        for choice in choices(self.plan):
+        for choice in list_launch_choices(self.plan):
             if choice.name == self.plan.choice:
                 return None
             if choice.name not in self.barred and devices_there(choice.plan, machine):
@@ -391,7 +391,7 @@ class Keeper:
         with self._alone():
             self._stop_run()
         if (choice := self._earlier()) is not None:
-            first = choices(self.plan)[0].name
+            first = list_launch_choices(self.plan)[0].name
             self._take(choice, "first_choice" if choice.name == first else "fallback")
         cause = Diagnosis("device-found", "devices are back", (), "", transient=True, device=True)
         trouble = Trouble(Kind.STOPPED, "an earlier choice fits again")
@@ -399,7 +399,7 @@ class Keeper:
 
     def _given_up(self, trouble: Trouble, cause: Diagnosis) -> StartError:
         """The end of a run that cannot go on: forgotten by the state, explained in the events."""
-        end = run_status.read_end(self.plan) if trouble.kind is Kind.REFUSED else None
+        end = run_status.read_trainer_end(self.plan) if trouble.kind is Kind.REFUSED else None
         reason, name = end.message if end else trouble.reason, self.plan.processes[0].name
         about = {"cause": cause.cause, "title": cause.title, "fix": cause.fix}
         if end is not None:

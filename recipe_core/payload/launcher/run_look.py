@@ -29,8 +29,10 @@ class Observer:
         self, plan: LaunchPlan, progress: Progress, shown: int | None, *, world: World = HERE
     ) -> None:
         self.progress, self.shown, self.world = progress, shown, world
-        known = [event for event in events.read(plan.own) if event["event"] == "rollback"]
-        self.rollbacks = {event.get("recorded") for event in known}
+        rollbacks = [
+            event for event in events.read_events(plan.own) if event["event"] == "rollback"
+        ]
+        self.rollbacks = {event.get("recorded") for event in rollbacks}
         self.counts: dict[str, int] = {}
         self.kills = 0
 
@@ -48,7 +50,7 @@ class Observer:
         self._tell_steps(plan)
         self._tell_rollbacks(plan)
         self._count_kills(current)
-        end, model = run_status.read_end(plan), (plan.run / "model").is_dir()
+        end, model = run_status.read_trainer_end(plan), (plan.run / "model").is_dir()
         return Seen(
             alive=alive,
             code=exit_code(current, world=self.world),
@@ -72,13 +74,13 @@ class Observer:
     def _tell_rollbacks(self, plan: LaunchPlan) -> None:
         """Note new ones, also those that torchrun answered with a restart of its own."""
         names = ("kind", "first", "last", "loss", "usual", "checkpoint", "skipped")
-        for one in run_status.read_rollbacks(plan):
-            if one.get("time") in self.rollbacks:
+        for rollback in run_status.read_rollbacks(plan):
+            if rollback.get("time") in self.rollbacks:
                 continue
-            self.rollbacks.add(one.get("time"))
-            fields = {name: one.get(name) for name in names}
-            events.append(plan.own, "rollback", recorded=one.get("time"), **fields)
-            places = f"at step {one.get('first')}: back to step {one.get('checkpoint')}"
+            self.rollbacks.add(rollback.get("time"))
+            fields = {name: rollback.get(name) for name in names}
+            events.append(plan.own, "rollback", recorded=rollback.get("time"), **fields)
+            places = f"at step {rollback.get('first')}: back to step {rollback.get('checkpoint')}"
             self.progress.say(f"the loss broke {places}")
 
     def _oom_kills(self, current: State) -> dict[str, int]:

@@ -11,7 +11,7 @@ from . import keeping
 from .errors import InputError
 from .files import read_object, write_json
 from .plan import LaunchPlan
-from .running import as_started, recorded
+from .running import has_recorded_all, load_started_plan
 from .state import State
 from .steps import metrics_file, planned_steps, read_steps
 from .world import HERE, World
@@ -69,12 +69,12 @@ def step_of_start(plan: LaunchPlan) -> int:
     start, the steps in it are those of an earlier one.
     """
     path = metrics_file(plan)
-    if path is None or _written(path) <= _written(plan.own / _START):
+    if path is None or _written_ns(path) <= _written_ns(plan.own / _START):
         return start_step(plan)
     return last_step(plan)
 
 
-def _written(path: Path) -> int:
+def _written_ns(path: Path) -> int:
     """When a file was last written, in nanoseconds; 0 where there is none."""
     try:
         return path.stat().st_mtime_ns
@@ -96,12 +96,12 @@ def finished(plan: LaunchPlan) -> bool:
 
 def newest_checkpoint(plan: LaunchPlan) -> tuple[int, Path] | None:
     """Step and folder of the newest checkpoint that was written to its end."""
-    whole = {}
+    folders = {}
     for path in (plan.run / "checkpoints").glob("*-*"):
         name, _, number = path.name.rpartition("-")
         if number.isdigit() and name in _MARKS and (path / _MARKS[name]).is_file():
-            whole[int(number)] = path
-    return (max(whole), whole[max(whole)]) if whole else None
+            folders[int(number)] = path
+    return (max(folders), folders[max(folders)]) if folders else None
 
 
 def growth(plan: LaunchPlan) -> int:
@@ -110,24 +110,24 @@ def growth(plan: LaunchPlan) -> int:
     files = [path for folder in folders for path in folder.rglob("*")]
     if metrics_file(plan) is None:
         files += [plan.own / f"{process.name}.log" for process in plan.processes]
-    return sum(_size(path) for path in files)
+    return sum(_file_bytes(path) for path in files)
 
 
 def usual_step_s(plan: LaunchPlan) -> float | None:
     """The median time of the newest steps, in seconds; None before the first."""
     times = [step.get("step_s") for step in read_steps(metrics_file(plan))[-_RECENT:]]
-    known = [seconds for seconds in times if seconds is not None]
-    return median(known) if known else None
+    durations = [seconds for seconds in times if seconds is not None]
+    return median(durations) if durations else None
 
 
-def _size(path: Path) -> int:
+def _file_bytes(path: Path) -> int:
     try:
         return path.stat().st_size
     except OSError:
         return 0
 
 
-def read_end(plan: LaunchPlan) -> End | None:
+def read_trainer_end(plan: LaunchPlan) -> End | None:
     """How the trainer says that it ended; None where it says nothing."""
     try:
         values = read_object(plan.run / _END)
@@ -156,26 +156,26 @@ def world_size(plan: LaunchPlan) -> int:
 def status_data(plan: LaunchPlan, current: State | None, *, world: World = HERE) -> dict[str, Any]:
     """Step, loss, speed and remaining time, from the run's own record; and who keeps it."""
     if current is not None:
-        plan = as_started(plan, current)
+        plan = load_started_plan(plan, current)
     steps, planned = read_steps(metrics_file(plan)), planned_steps(plan)
     last = steps[-1] if steps else None
-    left = None
+    remaining_s = None
     if planned and last and (seconds := last.get("step_s")):
-        left = (planned - last.number) * seconds
-    servers, here = current.servers if current else (), world.processes
+        remaining_s = (planned - last.number) * seconds
+    servers, processes = current.servers if current else (), world.processes
     listed = [
-        {"name": s.name, "pid": s.pid, "alive": here.alive(*s.identity), "log": s.log}
+        {"name": s.name, "pid": s.pid, "alive": processes.alive(*s.identity), "log": s.log}
         for s in servers
     ]
     names = ("loss", "tokens_per_s", "step_s", "peak_memory_bytes")
     figures = {name: last.get(name) if last else None for name in names}
     model, checkpoint = plan.run / "model", newest_checkpoint(plan)
     return {
-        "state": _word(plan, current, world),
+        "state": _name_run_state(plan, current, world),
         "step": last.number if last else 0,
         "steps": planned,
         **figures,
-        "left_s": left,
+        "left_s": remaining_s,
         "checkpoint": str(checkpoint[1]) if checkpoint else None,
         "model": str(model) if model.is_dir() else None,
         "choice": plan.choice,
@@ -183,17 +183,17 @@ def status_data(plan: LaunchPlan, current: State | None, *, world: World = HERE)
         "rollbacks": len(read_rollbacks(plan)),
         **keeping.described(plan, current, world=world),
         "processes": listed,
-        **keeping.remains(current.left_behind(here) if current else []),
+        **keeping.remains(current.left_behind(processes) if current else []),
     }
 
 
-def _word(plan: LaunchPlan, current: State | None, world: World) -> str:
-    here = world.processes
-    if current and current.here and any(here.alive(*s.identity) for s in current.servers):
+def _name_run_state(plan: LaunchPlan, current: State | None, world: World) -> str:
+    processes = world.processes
+    if current and current.here and any(processes.alive(*s.identity) for s in current.servers):
         return "up"
-    if current and current.left_behind(here):
+    if current and current.left_behind(processes):
         return "degraded"  # workers outlive their parent
-    if current and not recorded(plan, current) and current.unrecorded(here):
+    if current and not has_recorded_all(plan, current) and current.unrecorded(processes):
         return "degraded"  # its launcher was killed before it noted the process
     if finished(plan):
         return "finished"

@@ -12,20 +12,20 @@ from .supervision import option_of
 from .supervisor import Progress
 
 
-def recorded(plan: LaunchPlan, current: State) -> bool:
+def has_recorded_all(plan: LaunchPlan, current: State) -> bool:
     """True unless the launcher was killed before it had started and noted every process."""
     return {process.name for process in plan.processes} <= {s.name for s in current.servers}
 
 
-def running(plan: LaunchPlan) -> State | None:
+def load_running_state(plan: LaunchPlan) -> State | None:
     """The state of a bundle all of whose processes run; else None."""
-    current = state.load(plan.own)
+    current = state.load_state(plan.own)
     if current is None or not current.alive:
         return None
-    return current if recorded(as_started(plan, current), current) else None
+    return current if has_recorded_all(load_started_plan(plan, current), current) else None
 
 
-def as_started(plan: LaunchPlan, current: State) -> LaunchPlan:
+def load_started_plan(plan: LaunchPlan, current: State) -> LaunchPlan:
     return load_plan(
         plan.root,
         choice=current.choice,
@@ -38,18 +38,18 @@ def as_started(plan: LaunchPlan, current: State) -> LaunchPlan:
     )
 
 
-def not_applied(request: Request, asked: Parameters, current: State) -> list[str]:
+def not_applied(request: Request, parameters: Parameters, current: State) -> list[str]:
     """What a command line asks for that what runs already was not started with."""
     pairs = [
-        ("--model", request.model, asked.model, current.model),
-        ("--host", request.host, asked.host, current.host),
-        ("--port", request.port, asked.port, current.port),
+        ("--model", request.model, parameters.model, current.model),
+        ("--host", request.host, parameters.host, current.host),
+        ("--port", request.port, parameters.port, current.port),
         ("--choice", request.choice, request.choice, current.choice),
     ]
     differ = [
-        f"{option} {wanted} (it runs with {running})"
-        for option, given, wanted, running in pairs
-        if given is not None and wanted != running
+        f"{option} {parameter} (it runs with {running})"
+        for option, request_value, parameter, running in pairs
+        if request_value is not None and parameter != running
     ]
     limits = [option_of(name) for name, value in request.limits.items() if value is not None]
     started = [*limits, *(["--data"] if request.data else [])] if current.keeper else []
@@ -59,13 +59,13 @@ def not_applied(request: Request, asked: Parameters, current: State) -> list[str
 
 def tell_copy(plan: LaunchPlan, progress: Progress) -> None:
     """Say so where the recorded state is another folder's: nothing of it is touched from here."""
-    if (origin := state.copied_from(plan.own)) is not None:
+    if (origin := state.find_copied_state(plan.own)) is not None:
         progress.say(f"this is a copy of {origin}: what runs there is left alone")
 
 
 def stop_started(plan: LaunchPlan, progress: Progress) -> None:
     """Stop what this command started, however far it came."""
-    current = state.load(plan.own)
+    current = state.load_state(plan.own)
     if current is not None:
         supervisor.stop(plan.own, current, progress=progress)
 

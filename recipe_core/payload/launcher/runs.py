@@ -34,11 +34,11 @@ from .run_status import (
     world_size,
 )
 from .running import (
-    as_started,
+    load_running_state,
+    load_started_plan,
     not_applied,
     passed_preflight,
     require_files,
-    running,
     stop_started,
     tell_copy,
 )
@@ -55,29 +55,29 @@ _ADOPTED_S = 5.0  # a keeper that has just ended may not have told the last of i
 
 def up(request: Request, plan: LaunchPlan, *, world: World = HERE) -> int:
     """Start, and wait for the first step; with --foreground keep the run to its end."""
-    progress, already, asked = Progress(), False, plan.parameters
+    progress, already, parameters = Progress(), False, plan.parameters
     try:
         tell_copy(plan, progress)
         refuse_odd_run(plan.run)
         keep.dismiss_silent(plan.own, progress, world=world)
-        recorded = state.load(plan.own)
-        kept = keeping.is_kept(plan.own, recorded, world=world)
-        already = kept or running(plan) is not None
-        if kept and request.foreground and recorded is not None:
+        recorded = state.load_state(plan.own)
+        is_supervised = keeping.is_kept(plan.own, recorded, world=world)
+        already = is_supervised or load_running_state(plan) is not None
+        if is_supervised and request.foreground and recorded is not None:
             keeping.dismiss(recorded.keeper, world=world)
-        if not keeping.is_kept(plan.own, state.load(plan.own), world=world):
+        if not keeping.is_kept(plan.own, state.load_state(plan.own), world=world):
             with state.exclusive(plan.own):
-                current = running(plan)
+                current = load_running_state(plan)
                 already = current is not None
                 shown = last_step(plan) if already else checkpoint_step(plan)
                 if current is None:
-                    plan, current, _ = _start(request, plan, progress, world)
+                    plan, current, _ = _start_run(request, plan, progress, world)
                 elif not current.ready:  # its launcher was killed before it had written that
                     current = replace(current, ready=True)
-                    state.save(plan.own, current)
-            plan = as_started(plan, current)
+                    state.save_state(plan.own, current)
+            plan = load_started_plan(plan, current)
             if request.foreground:
-                return _keeper(request, plan, current, progress, shown, world).keep()
+                return _build_run_keeper(request, plan, current, progress, shown, world).keep()
             if not request.no_keep:
                 _leave_keeper(request, plan)
             if not already:
@@ -89,12 +89,14 @@ def up(request: Request, plan: LaunchPlan, *, world: World = HERE) -> int:
         if not request.foreground:
             raise
         return 0
-    current = state.load(plan.own)
+    current = state.load_state(plan.own)
     data = {**status_data(plan, current, world=world), "already": already}
-    left_out = not_applied(request, asked, current) if already and current is not None else []
+    left_out = not_applied(request, parameters, current) if already and current is not None else []
     if left_out:
         data["not_applied"] = left_out
-    words = ["already running", *(f"not applied: {one}" for one in left_out)] if already else []
+    words = (
+        ["already running", *(f"not applied: {option}" for option in left_out)] if already else []
+    )
     request.show(data, lambda: "\n".join([*words, report.run_text(plan, data)]))
     return 0
 
@@ -104,7 +106,7 @@ def _leave_keeper(request: Request, plan: LaunchPlan) -> None:
     try:
         keep.leave_keeper(request, plan)
     except StartError:
-        if state.load(plan.own) is not None:
+        if state.load_state(plan.own) is not None:
             raise
 
 
@@ -112,13 +114,13 @@ def keep_run(request: Request, plan: LaunchPlan, current: State, *, world: World
     """Be the keeper in the background of a run that `up` started; SIGTERM ends both."""
     progress = Log()
     try:
-        return _keeper(request, plan, current, progress, None, world).keep()
+        return _build_run_keeper(request, plan, current, progress, None, world).keep()
     except KeyboardInterrupt:
         stop_started(plan, progress)
         return 0
 
 
-def _keeper(
+def _build_run_keeper(
     request: Request,
     plan: LaunchPlan,
     current: State,
@@ -126,15 +128,18 @@ def _keeper(
     shown: int | None,
     world: World,
 ) -> Keeper:
-    limits, fixed = keep.limits_of(request, plan), request.strict or request.choice is not None
+    limits, fixed = (
+        keep.supervision_limits(request, plan),
+        request.strict or request.choice is not None,
+    )
     return Keeper(plan, current, limits, progress, fixed=fixed, shown=shown, world=world)
 
 
-def _start(
+def _start_run(
     request: Request, plan: LaunchPlan, progress: Progress, world: World
 ) -> tuple[LaunchPlan, State, Preflight]:
     """Preflight, then start; where the machine is smaller than planned, the next choice."""
-    leftover = state.load(plan.own)
+    leftover = state.load_state(plan.own)
     if leftover is not None:
         supervisor.stop(plan.own, leftover, progress=progress, world=world)
     supervisor.stop_strays(plan, progress, world=world)
@@ -147,7 +152,7 @@ def _start(
             result = passed_preflight(choice.plan, progress)
             note_start(choice.plan)
             timeout_s = request.timeout or choice.plan.startup_timeout_s
-            current = supervisor.start(
+            current = supervisor.start_processes(
                 choice.plan, timeout_s=timeout_s, progress=progress, world=world
             )
             return choice.plan, current, result
@@ -174,9 +179,9 @@ def wait_first_step(
     clock = world.clock
     limit_s = request.timeout or plan.startup_timeout_s
     path, began = metrics_file(plan), clock.monotonic()
-    told = began
+    reported_at = began
     while True:
-        now = current if request.no_keep else state.load(plan.own)
+        now = current if request.no_keep else state.load_state(plan.own)
         if now is None:
             break
         passed = clock.monotonic() - began
@@ -186,15 +191,15 @@ def wait_first_step(
         lives = supervisor.lives(now, world=world)
         if not lives and not keeping.is_kept(plan.own, now, world=world):
             break
-        if clock.monotonic() - told >= supervisor.PROGRESS_S:
-            told = clock.monotonic()
+        if clock.monotonic() - reported_at >= supervisor.PROGRESS_S:
+            reported_at = clock.monotonic()
             line = tail(log_of(plan, now), 1)[:100]
             progress.say(f"waiting for the first step: {passed:.0f} s; {line}")
         clock.sleep(_LOOK_S)
     if finished(plan):
         return
     if request.no_keep:
-        raise _died(plan, current, world)
+        raise _run_died_error(plan, current, world)
     raise _given_up(plan, current, world)
 
 
@@ -202,7 +207,7 @@ def _given_up(plan: LaunchPlan, current: State, world: World) -> LauncherError:
     """What the keeper said before it ended."""
     deadline = world.clock.monotonic() + _ADOPTED_S
     while world.clock.monotonic() < deadline:
-        for event in reversed(events.read(plan.own)):
+        for event in reversed(events.read_events(plan.own)):
             if event["event"] == "gave_up":
                 reason, fix = str(event.get("reason")), str(event.get("fix") or "")
                 log = log_of(plan, current)
@@ -229,7 +234,7 @@ def _steps_of(plan: LaunchPlan, current: State, since: int, world: World) -> Ite
             world.clock.sleep(_LOOK_S)
 
 
-def _died(plan: LaunchPlan, current: State, world: World) -> StartError:
+def _run_died_error(plan: LaunchPlan, current: State, world: World) -> StartError:
     supervisor.stop(plan.own, current, progress=Progress(quiet=True), world=world)
     log = Path(current.servers[0].log)
     return StartError(
@@ -239,9 +244,9 @@ def _died(plan: LaunchPlan, current: State, world: World) -> StartError:
     )
 
 
-def status(plan: LaunchPlan) -> int:
+def print_run_status(plan: LaunchPlan) -> int:
     """Print JSON; 0 while it runs and once it is done."""
-    data = status_data(plan, state.load(plan.own))
+    data = status_data(plan, state.load_state(plan.own))
     print_json(data)
     return 0 if data["state"] in ("up", "finished") else 1
 
@@ -256,13 +261,13 @@ def bench(request: Request, plan: LaunchPlan, *, world: World = HERE) -> int:
     count = request.steps or _MEASURED
     with ExitStack() as stack:
         stack.enter_context(state.exclusive(plan.own))
-        current = running(plan)
+        current = load_running_state(plan)
         if current is None and len(read_steps(path)) <= WARM_UP:
-            stack.callback(_end, plan, progress, world)
-            plan, current, checked = _start(request, request.plan(starts=True), progress, world)
+            stack.callback(_end_measured_run, plan, progress, world)
+            plan, current, checked = _start_run(request, request.plan(starts=True), progress, world)
         else:
             stack.close()  # others may stop what they started
-            plan = as_started(plan, current) if current is not None else plan
+            plan = load_started_plan(plan, current) if current is not None else plan
             checked = preflight(plan, own_ports=current.ports if current else frozenset())
             require_files(checked)
         if current is not None:
@@ -277,10 +282,10 @@ def bench(request: Request, plan: LaunchPlan, *, world: World = HERE) -> int:
     return request.show_measurement(plan, measurement, report.training_bench_text)
 
 
-def _end(plan: LaunchPlan, progress: Progress, world: World) -> None:
+def _end_measured_run(plan: LaunchPlan, progress: Progress, world: World) -> None:
     """End a run that was started only to be measured, however far it came."""
     try:
-        current = state.load(plan.own)
+        current = state.load_state(plan.own)
         if current is not None and current.ready:
             end_with_checkpoint(plan, current, progress, world=world)
     finally:
@@ -316,11 +321,11 @@ def _record(
     }
 
 
-def down(request: Request, plan: LaunchPlan, *, world: World = HERE) -> int:
+def end_run(request: Request, plan: LaunchPlan, *, world: World = HERE) -> int:
     """End the run, at once or after a checkpoint; it is fine if nothing runs."""
     progress = Progress(request.as_json)
     tell_copy(plan, progress)
-    current = state.load(plan.own)
+    current = state.load_state(plan.own)
     if current is not None and request.checkpoint and metrics_file(plan) is None:
         raise LauncherError(
             f"{plan.engine.name} cannot save a checkpoint on request.",
@@ -330,7 +335,7 @@ def down(request: Request, plan: LaunchPlan, *, world: World = HERE) -> int:
         # Its keeper may hold the lock while it restarts the run.
         keeping.dismiss(current.keeper, world=world)
     with state.exclusive(plan.own):
-        current = state.load(plan.own)
+        current = state.load_state(plan.own)
         if current is not None and request.checkpoint:
             end_with_checkpoint(plan, current, progress, world=world)
         stopped: list[str] = []

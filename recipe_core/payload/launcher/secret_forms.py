@@ -155,12 +155,12 @@ def secret_kind(text: str) -> str | None:
             return kind
     if any(_is_name_and_password(match["value"]) for match in _BASIC.finditer(text)):
         return "an authorization header"
-    if any(sign == "=" and end - start > 2 for start, end, sign in _named(text)):
+    if any(sign == "=" and end - start > 2 for start, end, sign in _find_named_secrets(text)):
         return "a secret"
     return None
 
 
-def _named(text: str) -> Iterator[tuple[int, int, str]]:
+def _find_named_secrets(text: str) -> Iterator[tuple[int, int, str]]:
     for match in _NAMED.finditer(text):
         if not _is_like(_last_name(match["name"])):
             continue
@@ -189,7 +189,7 @@ def hide_secrets(text: str, hidden: str) -> tuple[str, int]:
         text = pattern.sub(by(lambda _: True), text)
     text = _BASIC.sub(by(lambda match: _is_name_and_password(match["value"])), text)
     parts, at = [], 0
-    for start, end, _ in _named(text):
+    for start, end, _ in _find_named_secrets(text):
         if start >= at:  # else it is part of one that is hidden
             parts += [text[at:start], hidden]
             at, found = end, found + 1

@@ -138,31 +138,31 @@ def boot_id() -> str:
         return ""
 
 
-def save(run: Path, state: State) -> None:
+def save_state(run: Path, state: State) -> None:
     """Write the state atomically, and whose it is."""
     make_run(run)
     write_json(run / _NAME, {"schema_version": 2, "run": owner_of(run), **asdict(state)})
 
 
-def load(run: Path) -> State | None:
+def load_state(run: Path) -> State | None:
     """The recorded state, or None: also where another folder's was copied here.
 
     Raises:
         LauncherError: for a damaged file, which is never a reason to kill something.
     """
-    return _load(run)[0]
+    return _load_owned_state(run)[0]
 
 
-def copied_from(run: Path) -> str | None:
+def find_copied_state(run: Path) -> str | None:
     """The folder whose state lies in a run folder that is a copy of it; None for one's own.
 
     Raises:
         LauncherError: for a damaged file.
     """
-    return _load(run)[1]
+    return _load_owned_state(run)[1]
 
 
-def _load(run: Path) -> tuple[State | None, str | None]:
+def _load_owned_state(run: Path) -> tuple[State | None, str | None]:
     path = run / _NAME
     if not path.exists():
         return None, None
@@ -170,7 +170,7 @@ def _load(run: Path) -> tuple[State | None, str | None]:
         if (odd := odd_error(path)) is not None:
             raise odd
         fields = Fields(read_object(path), str(path))
-        if (elsewhere := ownership.copied_from(fields.child("run"), run)) is not None:
+        if (elsewhere := ownership.find_copied_owner(fields.child("run"), run)) is not None:
             return None, elsewhere
         items = fields.children("servers") if fields.data.get("servers") != [] else ()
         servers = tuple(_server(item, run) for item in items)
@@ -184,7 +184,7 @@ def _load(run: Path) -> tuple[State | None, str | None]:
             fields.data.get("ready") is True,
             servers,
             fields.optional_text("choice") or FIRST,
-            keeper=_keeper(fields),
+            keeper=_parse_keeper(fields),
             restarts=fields.optional_integer("restarts") or 0,
             parked=fields.integers("parked"),
             logs=tuple(_here(run, log) for log in fields.texts("logs")),
@@ -202,7 +202,7 @@ def _here(run: Path, log: str) -> str:
     return str(run / Path(log).name)
 
 
-def _keeper(fields: Fields) -> Keeper | None:
+def _parse_keeper(fields: Fields) -> Keeper | None:
     if fields.data.get("keeper") is None:
         return None
     keeper = fields.child("keeper")

@@ -32,8 +32,8 @@ class Supervision:
 
     def with_options(self, options: Mapping[str, float | int | None]) -> Supervision:
         """These limits with those that a command line states."""
-        stated = {name: value for name, value in options.items() if value is not None}
-        return replace(self, **stated)  # type: ignore[arg-type]
+        limits = {name: value for name, value in options.items() if value is not None}
+        return replace(self, **limits)  # type: ignore[arg-type]
 
 
 USUAL = Supervision()
@@ -64,11 +64,11 @@ def read_supervision(data: Fields) -> Supervision:
     """
     if data.data.get("supervision") is None:
         return Supervision()
-    stated = data.child("supervision")
+    limits = data.child("supervision")
     values: dict[str, float | int | None] = {
-        field.name: stated.optional_integer(field.name)
+        field.name: limits.optional_integer(field.name)
         if field.name == "crash_budget"
-        else stated.optional_number(field.name)
+        else limits.optional_number(field.name)
         for field in fields(Supervision)
     }
     return Supervision().with_options(values)

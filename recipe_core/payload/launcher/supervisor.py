@@ -11,7 +11,7 @@ from . import keeping, notify, procs, state
 from .diagnosis import VAGUE, diagnose
 from .engine import command
 from .errors import LateError, LauncherError, StartError
-from .failure import failure_text, shown
+from .failure import excerpt_log, failure_text
 from .files import tail
 from .interrupts import uninterrupted
 from .output import complain
@@ -47,7 +47,9 @@ class Progress:
             complain(text)
 
 
-def start(plan: LaunchPlan, *, timeout_s: float, progress: Progress, world: World = HERE) -> State:
+def start_processes(
+    plan: LaunchPlan, *, timeout_s: float, progress: Progress, world: World = HERE
+) -> State:
     """Start every process and wait until they are healthy; on any failure, stop them again."""
     parameters = plan.parameters
     current = State(
@@ -63,17 +65,17 @@ def start(plan: LaunchPlan, *, timeout_s: float, progress: Progress, world: Worl
     )
     try:
         # Before the first start: whenever this launcher is killed, `down` finds all by the mark.
-        state.save(plan.own, current)
+        state.save_state(plan.own, current)
         for process in plan.processes:
             with uninterrupted():
                 server = _spawn(world, plan, process, current.mark)
                 current = replace(current, servers=(*current.servers, server))
-            state.save(plan.own, current)
+            state.save_state(plan.own, current)
             place = f"pid {server.pid}, port {server.port}, log {server.log}"
             progress.say(f"started {server.name}: {place}")
         wait_healthy(plan, current, timeout_s=timeout_s, progress=progress, world=world)
         current = replace(current, ready=True)
-        state.save(plan.own, current)
+        state.save_state(plan.own, current)
     except BaseException:
         stop(plan.own, current, progress=progress, recorded=True, world=world)
         raise
@@ -89,14 +91,14 @@ def start_group(plan: LaunchPlan, current: State, group: int, *, world: World = 
     """
     members = [process for process in plan.processes if process.group == group]
     names = {process.name for process in members}
-    others = tuple(server for server in current.servers if server.name not in names)
-    current = replace(current, servers=others, ready=False)
-    state.save(plan.own, current)  # before the first start, as in ``start``
+    other_servers = tuple(server for server in current.servers if server.name not in names)
+    current = replace(current, servers=other_servers, ready=False)
+    state.save_state(plan.own, current)  # before the first start, as in ``start``
     for process in members:
         with uninterrupted():
             server = _spawn(world, plan, process, current.mark)
             current = replace(current, servers=(*current.servers, server))
-        state.save(plan.own, current)
+        state.save_state(plan.own, current)
     return current
 
 
@@ -117,7 +119,7 @@ def stop_group(
     members = tuple(server for server in current.servers if server.name in names)
     leaders = [server.identity for server in members]
     with uninterrupted():
-        _, left = world.processes.terminate(
+        _, survivors = world.processes.terminate(
             leaders,
             part_mark(current.mark, group),
             grace_s=grace_s,
@@ -125,17 +127,17 @@ def stop_group(
             variable=procs.PART,
             outputs=replace(current, servers=members, logs=logs_of(plan, group)).outputs,
         )
-    if left:
-        raise _runs_on(left)
+    if survivors:
+        raise _runs_on(survivors)
 
 
 def logs_of(plan: LaunchPlan, group: int | None = None) -> tuple[str, ...]:
     """The logs of the processes here, or of one group of them."""
     members = [p for p in plan.processes if group is None or p.group == group]
-    return tuple(str(log_path(plan, process)) for process in members)
+    return tuple(str(process_log_path(plan, process)) for process in members)
 
 
-def log_path(plan: LaunchPlan, process: Process) -> Path:
+def process_log_path(plan: LaunchPlan, process: Process) -> Path:
     return plan.own / f"{process.name}.log"
 
 
@@ -144,11 +146,11 @@ def part_mark(mark: str, group: int) -> str:
 
 
 def _spawn(world: World, plan: LaunchPlan, process: Process, mark: str) -> Server:
-    log = log_path(plan, process)
+    log = process_log_path(plan, process)
     argv = command(process.argv)
     environment = process_environment(plan, process, mark)
     with open_log(log) as output:
-        opened = procs.place_of(log)
+        opened = procs.plain_file_place(log)
         try:
             pid, started = world.processes.start(
                 argv, cwd=plan.root, env=environment, output=output
@@ -164,12 +166,14 @@ def _spawn(world: World, plan: LaunchPlan, process: Process, mark: str) -> Serve
 def process_environment(plan: LaunchPlan, process: Process, mark: str) -> dict[str, str]:
     """The environment of a process, with its devices where several servers share the machine."""
     marks = {procs.MARK: mark, procs.PART: part_mark(mark, process.group)}
-    environment = {**notify.without(dict(os.environ)), **process.env, **marks}
+    environment = {**notify.drop_notify_variables(dict(os.environ)), **process.env, **marks}
     if plan.parameters.data is not None:
         environment[DATA] = plan.parameters.data
     variable = _VISIBLE.get(plan.needs.runtime)
     if variable and len(plan.processes) > 1 and process.devices:
-        environment[variable] = ",".join(_outer(process.devices, os.environ.get(variable)))
+        environment[variable] = ",".join(
+            _outer_device_ids(process.devices, os.environ.get(variable))
+        )
     for value in process.env.values():
         # A cache inside the run folder must exist before the engine looks for it.
         if value.startswith(f"{plan.run}{os.sep}"):
@@ -177,7 +181,7 @@ def process_environment(plan: LaunchPlan, process: Process, mark: str) -> dict[s
     return environment
 
 
-def _outer(devices: tuple[int, ...], outer: str | None) -> list[str]:
+def _outer_device_ids(devices: tuple[int, ...], outer: str | None) -> list[str]:
     """The devices as the surrounding environment, which may hide some, numbers them."""
     visible = [part.strip() for part in outer.split(",")] if outer else []
     return [visible[index] if index < len(visible) else str(index) for index in devices]
@@ -197,20 +201,20 @@ def wait_healthy(
         StartError: with the end of the log when one dies, or when the time is over.
     """
     clock = world.clock
-    began = told = clock.monotonic()
+    began = reported_at = clock.monotonic()
     answering = {process.name for process in plan.answering}
     waiting = [server for server in current.servers if server.name in answering]
     _settle(world, current)
     while waiting:
         for server in current.servers:
-            if not _runs(world, server):
-                raise _died(world, server, "ended before it was ready")
+            if not _is_server_running(world, server):
+                raise _process_died_error(world, server, "ended before it was ready")
         waiting = [server for server in waiting if not healthy(plan, server.port, world=world)]
         passed = clock.monotonic() - began
         if waiting and passed >= timeout_s:
             raise _late(waiting[0], timeout_s)
-        if waiting and clock.monotonic() - told >= PROGRESS_S:
-            told = clock.monotonic()
+        if waiting and clock.monotonic() - reported_at >= PROGRESS_S:
+            reported_at = clock.monotonic()
             last = tail(Path(waiting[0].log), 1) or "nothing logged yet"
             names = ", ".join(server.name for server in waiting)
             spent = f"{passed:.0f} s of {timeout_s:.0f}"
@@ -223,11 +227,13 @@ def _settle(world: World, current: State) -> None:
     """Wait a moment, in which a wrong flag or a missing module shows."""
     clock = world.clock
     deadline = clock.monotonic() + SETTLE_S
-    while clock.monotonic() < deadline and all(_runs(world, one) for one in current.servers):
+    while clock.monotonic() < deadline and all(
+        _is_server_running(world, server) for server in current.servers
+    ):
         clock.sleep(0.05)
 
 
-def _runs(world: World, server: Server) -> bool:
+def _is_server_running(world: World, server: Server) -> bool:
     world.processes.reap(server.pid)
     return world.processes.alive(*server.identity)
 
@@ -235,7 +241,7 @@ def _runs(world: World, server: Server) -> bool:
 def lives(current: State, *, world: World = HERE) -> bool:
     """True while any of the processes runs; collects those that ended."""
     # A list: each call collects a process that ended.
-    return any([_runs(world, server) for server in current.servers])  # noqa: C419
+    return any([_is_server_running(world, server) for server in current.servers])  # noqa: C419
 
 
 def exit_codes(current: State, *, world: World = HERE) -> list[int]:
@@ -244,10 +250,10 @@ def exit_codes(current: State, *, world: World = HERE) -> list[int]:
     return [code for code in codes if code is not None]
 
 
-def _died(world: World, server: Server, event: str) -> StartError:
+def _process_died_error(world: World, server: Server, event: str) -> StartError:
     text, code = failure_text(Path(server.log), _SHOWN_LINES), world.processes.reap(server.pid)
     diagnosis, follows = diagnose(text, code, ready=False), f"The end of {server.log} follows."
-    detail = shown(text.splitlines(), diagnosis.lines, _SHOWN_LINES)
+    detail = excerpt_log(text.splitlines(), diagnosis.lines, _SHOWN_LINES)
     if diagnosis.cause in VAGUE:
         return StartError(f"{server.name} {event}.", hint=follows, detail=detail)
     hint = f"{diagnosis.fix} {follows}"
@@ -286,49 +292,52 @@ def stop(
     """
     keeping.dismiss(current.keeper if current.here else None, world=world)
     with uninterrupted():
-        known = recorded or current.ready
-        stopped = _stop(world, current, progress, known) if current.here else []
+        complete = recorded or current.ready
+        stopped = _stop(world, current, progress, complete) if current.here else []
         state.remove(run)
     return stopped
 
 
-def stop_recorded(run: Path, progress: Progress, *, world: World = HERE) -> list[str]:
+def stop_all_recorded(run: Path, progress: Progress, *, world: World = HERE) -> list[str]:
     """Stop all that a bundle's ``run/`` records of this machine, whatever else of it is damaged.
 
     Raises:
         LauncherError: while another launcher is at it, and for a damaged state.
     """
     stopped: list[str] = []
-    for own in state.folders(run):
-        current = state.load(own)
+    for node_folder in state.folders(run):
+        current = state.load_state(node_folder)
         keeping.dismiss(current.keeper if current and current.here else None, world=world)
-        with state.exclusive(own):
-            current = state.load(own)
+        with state.exclusive(node_folder):
+            current = state.load_state(node_folder)
             if current is not None and current.here:
-                stopped += stop(own, current, progress=progress, world=world)
+                stopped += stop(node_folder, current, progress=progress, world=world)
     return stopped
 
 
 def end(current: State, progress: Progress, *, world: World = HERE) -> list[str]:
     """Stop every process of a start whose keeper goes on: its state stays. As ``stop``."""
     with uninterrupted():
-        return _stop(world, current, progress, known=False) if current.here else []
+        return _stop(world, current, progress, complete=False) if current.here else []
 
 
-def _stop(world: World, current: State, progress: Progress, known: bool) -> list[str]:
-    here = world.processes
-    names = [s.name for s in reversed(current.servers) if here.alive(*s.identity)]
-    orphans = {*current.left_behind(here), *([] if known else current.unrecorded(here))}
+def _stop(world: World, current: State, progress: Progress, complete: bool) -> list[str]:
+    processes = world.processes
+    names = [s.name for s in reversed(current.servers) if processes.alive(*s.identity)]
+    orphans = {
+        *current.left_behind(processes),
+        *([] if complete else current.unrecorded(processes)),
+    }
     names += [f"pid {pid}" for pid in sorted(orphans)]
-    ended, left = here.terminate(
+    ended, survivors = processes.terminate(
         current.identities,
         current.mark,
         grace_s=GRACE_S,
-        settle_s=0.0 if known else UNRECORDED_S,
+        settle_s=0.0 if complete else UNRECORDED_S,
         outputs=current.outputs,
     )
-    if left:
-        raise _runs_on(left)
+    if survivors:
+        raise _runs_on(survivors)
     names = names or [f"pid {pid}" for pid, _ in sorted(ended)]  # what showed itself meanwhile
     for name in names:
         progress.say(f"stopped {name}")
@@ -350,19 +359,19 @@ def stop_strays(plan: LaunchPlan, progress: Progress, *, world: World = HERE) ->
     if not strays(plan, world=world):
         return []
     with uninterrupted():
-        ended, left = world.processes.terminate(
+        ended, survivors = world.processes.terminate(
             (), uuid.uuid4().hex, grace_s=GRACE_S, outputs=procs.places_of(logs_of(plan))
         )
-    if left:
-        raise _runs_on(left)
+    if survivors:
+        raise _runs_on(survivors)
     names = [f"pid {pid}" for pid, _ in sorted(ended)]
     for name in names:
         progress.say(f"stopped {name}")
     return names
 
 
-def _runs_on(left: set[procs.Identity]) -> LauncherError:
+def _runs_on(survivors: set[procs.Identity]) -> LauncherError:
     return LauncherError(
-        f"processes {', '.join(str(pid) for pid, _ in sorted(left))} do not end.",
+        f"processes {', '.join(str(pid) for pid, _ in sorted(survivors))} do not end.",
         hint="Run down as the user who started them; if a driver holds them, restart.",
     )

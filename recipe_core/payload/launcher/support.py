@@ -41,8 +41,8 @@ class Support:
 
     def nearest(self, release: str) -> str:
         """The asked release that answers for another: the next older, or of a build the newest."""
-        numbers = _numbers(release)
-        older = [one for one in self.releases if _numbers(one) <= numbers]
+        numbers = _release_numbers(release)
+        older = [candidate for candidate in self.releases if _release_numbers(candidate) <= numbers]
         return older[-1] if older else self.releases[0 if numbers else -1]
 
     def of(self, release: str, architecture: str) -> Told | None:
@@ -50,14 +50,14 @@ class Support:
         if architecture not in self.architectures:
             words = f"nobody asked about {architecture}"
             return Told("unknown", (release,), (architecture,), words)
-        for told in self.told:
-            if release in told.releases and architecture in told.architectures:
-                return told
+        for verdict in self.told:
+            if release in verdict.releases and architecture in verdict.architectures:
+                return verdict
         return None
 
     def running(self, architecture: str) -> list[str]:
         """Releases that run on an architecture, oldest first."""
-        return [one for one in self.releases if self.of(one, architecture) is None]
+        return [release for release in self.releases if self.of(release, architecture) is None]
 
 
 def read_support(fields: Fields) -> Support | None:
@@ -68,7 +68,7 @@ def read_support(fields: Fields) -> Support | None:
     releases = kernels.texts("releases")
     if not releases:
         raise kernels.fail("releases", "a list of at least one release")
-    told = tuple(
+    verdicts = tuple(
         Told(
             item.one_of("verdict", VERDICTS),
             item.texts("releases"),
@@ -77,41 +77,42 @@ def read_support(fields: Fields) -> Support | None:
         )
         for item in (kernels.children("told") if kernels.data.get("told") else ())
     )
-    return Support(kernels.text("architecture"), releases, kernels.texts("architectures"), told)
+    return Support(kernels.text("architecture"), releases, kernels.texts("architectures"), verdicts)
 
 
-def answers(
+def answer_support(
     support: Support, engine: str, release: str, devices: Sequence[Device], names: Sequence[str]
 ) -> Iterator[tuple[str, str, str]]:
     """Status, detail and hint for each architecture here.
 
     A refusal stops the launch only where the very release was asked.
     """
-    asked, title = support.nearest(release), f"{engine} {release}"
+    tested_release, title = support.nearest(release), f"{engine} {release}"
     for architecture in sorted(architectures_of(support, devices, names)):
-        told = support.of(asked, architecture)
-        answered = "" if asked == release else f", as {asked} answers"
-        if told is None:
+        verdict = support.of(tested_release, architecture)
+        answered = "" if tested_release == release else f", as {tested_release} answers"
+        if verdict is None:
             yield "ok", f"{title} has what the recipe needs on {architecture}{answered}", ""
             continue
         hint = "Use another device, or plan again for this one with `recipe plan`."
         if running := support.running(architecture):
             hint = f"Releases that have it: {', '.join(running)}."
-        status = "FAIL" if told.verdict == "no" and asked == release else "warn"
-        yield status, f"{title} on {architecture}{answered}: {told.words}", hint
+        status = "FAIL" if verdict.verdict == "no" and tested_release == release else "warn"
+        yield status, f"{title} on {architecture}{answered}: {verdict.words}", hint
 
 
 def architectures_of(support: Support, devices: Sequence[Device], names: Sequence[str]) -> set[str]:
     """Architectures of devices; one that does not tell it, but has the recipe's name, has its."""
-    known = {name.casefold() for name in names}
-    found = {
-        device.architecture or (support.architecture if device.name.casefold() in known else "")
+    device_names = {name.casefold() for name in names}
+    architectures = {
+        device.architecture
+        or (support.architecture if device.name.casefold() in device_names else "")
         for device in devices
     }
-    return found - {""}
+    return architectures - {""}
 
 
-def _numbers(release: str) -> tuple[int, ...]:
+def _release_numbers(release: str) -> tuple[int, ...]:
     """Numbers that sort releases by age; those of a build that is no release are empty."""
     match = re.match(r"v?(\d+(?:\.\d+)*)", release)
     return tuple(map(int, match[1].split("."))) if match else ()

@@ -13,8 +13,8 @@ from .kept import Kept
 class Teller:
     """Tells about ``kept``; ``port``: of its pages on the loopback, None for none."""
 
-    def __init__(self, kept: Kept, port: int | None) -> None:
-        self.kept, self.metrics_port = kept, port
+    def __init__(self, deployment: Kept, port: int | None) -> None:
+        self.kept, self.metrics_port = deployment, port
         self.tokens: dict[int, tuple[float, float]] = {}  # before its restart, and by its counter
         self._exporter: Exporter | None = None
         self._exports_at = 0.0
@@ -24,14 +24,14 @@ class Teller:
             self._exporter.close()
 
     def count(self) -> None:
-        for group, seen in self.kept.look.seen.items():
-            if seen.tokens is not None:
+        for group, observation in self.kept.look.seen.items():
+            if observation.tokens is not None:
                 before, last = self.tokens.get(group, (0.0, 0.0))
-                before += last if seen.tokens < last else 0.0
-                self.tokens[group] = before, seen.tokens
+                before += last if observation.tokens < last else 0.0
+                self.tokens[group] = before, observation.tokens
 
     def tell(self) -> None:
-        notify.status(self.kept.summary())
+        notify.notify_status(self.kept.summary())
 
     def export(self) -> None:
         """Serve ``/healthz`` and ``/metrics``; where the port is taken, try again later."""
@@ -60,8 +60,8 @@ class Teller:
             restarts=dict(self.kept.causes),
             servers={p.name: look.healthy.get(p.name, False) for p in self.kept.plan.answering},
             tokens=sum(map(sum, self.tokens.values())) if self.tokens else None,
-            running=_total([one.running for one in figures]),
-            waiting=_total([one.waiting for one in figures]),
+            running=_total([server.running for server in figures]),
+            waiting=_total([server.waiting for server in figures]),
             cache_usage=max((f.cache_usage for f in figures if f.cache_usage), default=None),
             tpot_s=max(paces, default=None),
             predicted_tpot_s=self.kept.target.tpot_s,
@@ -69,5 +69,5 @@ class Teller:
 
 
 def _total(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) if numbers else None

@@ -21,8 +21,8 @@ class Kind:
         """Whether all devices of a machine are of this kind."""
         if machine.runtime != self.runtime:
             return False
-        known = {name.casefold() for name in self.names}
-        return all(device.name.casefold() in known for device in machine.devices)
+        device_names = {name.casefold() for name in self.names}
+        return all(device.name.casefold() in device_names for device in machine.devices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +42,16 @@ class Variant:
         return next((f"{kind.profile}:{count}" for kind in self.kinds if kind.holds(machine)), None)
 
 
-def read_variants(fields: Fields) -> tuple[Variant, ...]:
+def parse_variants(fields: Fields) -> tuple[Variant, ...]:
     """The variants of ``launch.json``; bundles of older versions have none."""
-    return tuple(map(_variant, fields.children("variants"))) if fields.data.get("variants") else ()
+    return (
+        tuple(map(_parse_variant, fields.children("variants")))
+        if fields.data.get("variants")
+        else ()
+    )
 
 
-def _variant(fields: Fields) -> Variant:
+def _parse_variant(fields: Fields) -> Variant:
     kinds = tuple(
         Kind(kind.text("profile"), kind.text("runtime"), kind.texts("names"))
         for kind in fields.children("kinds")
@@ -60,7 +64,7 @@ def _variant(fields: Fields) -> Variant:
     )
 
 
-def advice(
+def advise_variant(
     variants: tuple[Variant, ...], machine: Machine, nodes: int, bundle: Path
 ) -> tuple[str, str] | None:
     """What the recipe has for a machine that is not its own, and what to do.

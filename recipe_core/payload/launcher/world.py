@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .clock import CLOCK, Clock
-from .machine import Machine, detect
+from .machine import Machine, detect_machine
 from .procs import HERE as PROCESSES
 from .procs import Processes
 
@@ -79,7 +79,7 @@ class World:
         return answer
 
     def detect(self) -> Machine:
-        return detect()
+        return detect_machine()
 
     def threads(self, count: int, name: str) -> Executor:
         return ThreadPoolExecutor(count, thread_name_prefix=name)
@@ -91,9 +91,9 @@ class World:
         if machine is not None:
             counts["machine"] = machine
         for place in {_control_group(pid) for pid in pids} - {None}:
-            own = _counter(Path(f"/sys/fs/cgroup{place}/memory.events"), "oom_kill")
-            if own is not None:
-                counts[str(place)] = own
+            kills = _counter(Path(f"/sys/fs/cgroup{place}/memory.events"), "oom_kill")
+            if kills is not None:
+                counts[str(place)] = kills
         return counts
 
     def connections(self, ports: Iterable[int]) -> int:
@@ -101,14 +101,14 @@ class World:
 
         For engines that do not publish how many requests run.
         """
-        wanted = {f"{port:04X}" for port in ports}
+        hex_ports = {f"{port:04X}" for port in ports}
         count = 0
         for table in ("/proc/net/tcp", "/proc/net/tcp6"):
             with suppress(OSError):
                 for line in Path(table).read_text(encoding="utf-8").splitlines()[1:]:
                     words = line.split()
                     local, state = words[1].rpartition(":")[2], words[3]
-                    count += local in wanted and state == _ESTABLISHED
+                    count += local in hex_ports and state == _ESTABLISHED
         return count
 
 

@@ -29,16 +29,16 @@ def remove_left(folder: Path) -> None:
 
 
 def roll_back(
-    run: Path, event: Event, whole: Checkpoints, every: Checkpoints, guard: Guard
+    run: Path, event: Event, complete: Checkpoints, checkpoints: Checkpoints, guard: Guard
 ) -> TrainError:
     """Record a rollback and put aside what is behind it, so that no start goes on from there.
 
     ``whole`` are the checkpoints that were written to the end, ``every`` those and the others.
     Returns how this process ends: rolled back, or, after too many, diverged.
     """
-    record, rollback = read_record(run).roll_back(event, [step for step, _ in whole])
+    record, rollback = read_record(run).roll_back(event, [step for step, _ in complete])
     record.write()
-    for step, path in every:
+    for step, path in checkpoints:
         if step > rollback.checkpoint:
             aside = path.with_name(LEFT + path.name)
             shutil.rmtree(aside, ignore_errors=True)

@@ -69,23 +69,23 @@ class Reader:
                 raise TypeError("the prompt is no text, the answers are")
             return [self._encoded([(prompt, False), (answer + end, True)]) for answer in answers]
         chats = [_messages(answer) for answer in answers]
-        prompt = _messages(record["prompt"]) if "prompt" in record else _shared(*chats)
+        prompt = _messages(record["prompt"]) if "prompt" in record else _shared_messages(*chats)
         if "prompt" not in record:
             chats = [chat[len(prompt) :] for chat in chats]
         return [self._answer([*prompt, *chat], len(prompt)) for chat in chats]
 
     def _answer(self, messages: Messages, first: int) -> Example:
-        found = self._by_prefixes(messages, first)
-        if len(found) != 1:
+        examples = self._by_prefixes(messages, first)
+        if len(examples) != 1:
             raise ValueError(f"an answer has one turn of the role {_ANSWER}")
-        return found[0]
+        return examples[0]
 
     def _by_marks(self, messages: Messages) -> Example:
         """As the template's own ``{% generation %}`` marks answers."""
-        made = self.tokenizer.apply_chat_template(
+        encoding = self.tokenizer.apply_chat_template(
             messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
         )
-        pairs = zip(made["input_ids"], made["assistant_masks"], strict=True)
+        pairs = zip(encoding["input_ids"], encoding["assistant_masks"], strict=True)
         return [token if learned else -1 - token for token, learned in pairs]
 
     def _by_prefixes(self, messages: Messages, first: int) -> list[Example]:
@@ -93,30 +93,30 @@ class Reader:
 
         Answers before message ``first`` are read only.
         """
-        whole, at = self._text(messages), 0
+        dialogue, at = self._text(messages), 0
         pieces: list[tuple[str, bool]] = []
         alone: list[Example] = []
         grows = True
         for turn, message in enumerate(messages):
             if message["role"] != _ANSWER or turn < first:
                 continue
-            said, start = self._turn(messages, turn)
-            alone.append(self._encoded([(said[:start], False), (said[start:], True)]))
-            grows = grows and start >= at and whole.startswith(said)
+            prefix, start = self._turn(messages, turn)
+            alone.append(self._encoded([(prefix[:start], False), (prefix[start:], True)]))
+            grows = grows and start >= at and dialogue.startswith(prefix)
             if grows:
-                pieces += [(said[at:start], False), (said[start:], True)]
-                at = len(said)
+                pieces += [(prefix[at:start], False), (prefix[start:], True)]
+                at = len(prefix)
         return [self._encoded(pieces)] if grows and pieces else alone
 
     def _turn(self, messages: Messages, turn: int) -> tuple[str, int]:
         """The text up to the end of an answer, and where that begins."""
         before = self._text(messages[:turn])
-        asked = self._text(messages[:turn], ask=True)
-        said = self._text(messages[: turn + 1])
-        start = _common(asked, said)
+        prompt = self._text(messages[:turn], ask=True)
+        answered = self._text(messages[: turn + 1])
+        start = _common_length(prompt, answered)
         if start < len(before):
             raise ValueError(f"the template writes what is before message {turn + 1} in two ways")
-        return said, start
+        return answered, start
 
     def _text(self, messages: Messages, *, ask: bool = False) -> str:
         if not messages and not ask:
@@ -158,7 +158,7 @@ def records(path: Path) -> Iterator[tuple[str, Any]]:
         raise TrainError(f"{path} has a line that is not JSON: {error}.") from None
 
 
-def texts(path: Path) -> Iterator[str]:
+def read_chat_texts(path: Path) -> Iterator[str]:
     for _, record in records(path):
         yield from _strings(record)
 
@@ -175,20 +175,20 @@ def _messages(value: Any) -> Messages:
     if not isinstance(value, list) or not value:
         raise ValueError(f"{str(value)[:40]!r} is no list of messages")
     for number, message in enumerate(value, 1):
-        known = isinstance(message, dict) and isinstance(message.get("role"), str)
-        if not known or not isinstance(message.get("content"), str):
+        has_role = isinstance(message, dict) and isinstance(message.get("role"), str)
+        if not has_role or not isinstance(message.get("content"), str):
             raise ValueError(f"message {number} has no role and content that are texts")
     return value
 
 
-def _shared(chosen: Messages, rejected: Messages) -> Messages:
-    return chosen[: _common(chosen, rejected)]
+def _shared_messages(preferred: Messages, rejected: Messages) -> Messages:
+    return preferred[: _common_length(preferred, rejected)]
 
 
-def _common(one: Sequence[Any], other: Sequence[Any]) -> int:
+def _common_length(first: Sequence[Any], second: Sequence[Any]) -> int:
     """How far two sequences are equal."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((n for n, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 def _reason(error: Exception) -> str:

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from .breaks import remove_left
 from .damage import METADATA, damage, in_words
-from .disk import sync
+from .disk import sync_to_disk
 from .errors import TrainError
 from .model import Part
 from .optimizer import STATES, LossScale
@@ -33,7 +33,7 @@ _DAMAGED = ".damaged"
 LEAST_KEPT = 2
 
 
-def stored(folder: Path) -> list[tuple[int, Path]]:
+def list_checkpoint_folders(folder: Path) -> list[tuple[int, Path]]:
     """Checkpoints with their steps, oldest first; some may be cut short."""
     return sorted(
         (int(match.group(1)), path)
@@ -42,12 +42,16 @@ def stored(folder: Path) -> list[tuple[int, Path]]:
     )
 
 
-def complete(folder: Path) -> list[tuple[int, Path]]:
+def list_complete_checkpoints(folder: Path) -> list[tuple[int, Path]]:
     """Checkpoints that were written to the end, with their steps, oldest first."""
-    return [(step, path) for step, path in stored(folder) if (path / METADATA).is_file()]
+    return [
+        (step, path)
+        for step, path in list_checkpoint_folders(folder)
+        if (path / METADATA).is_file()
+    ]
 
 
-def state(
+def collect_checkpoint_tensors(
     parts: list[Part], optimizers: list[torch.optim.Optimizer], optimizer: str
 ) -> dict[str, Any]:
     """Every tensor that a run changes, by name; reading a checkpoint fills them in place."""
@@ -90,7 +94,10 @@ class Checkpointer:
             # One of this step that is written again is not complete until its end.
             (target / METADATA).unlink(missing_ok=True)
         dist.barrier(self._group)
-        tensors = {**state(self.parts, self.optimizers, self.optimizer), **numbers}
+        tensors = {
+            **collect_checkpoint_tensors(self.parts, self.optimizers, self.optimizer),
+            **numbers,
+        }
         pending = async_save(tensors, checkpoint_id=target, process_group=self._group)
         self._pending = pending if isinstance(pending, Future) else pending.upload_completion
         self.last = step
@@ -102,11 +109,13 @@ class Checkpointer:
         self._pending.result()
         self._pending = None
         if dist.get_rank() == 0:
-            kept = complete(self.folder)[-self.keep :]
-            sync(kept[-1][1])  # its files are; their names have to be before older ones go
-            sync(self.folder)
-            oldest = min(step for step, _ in kept)
-            for step, path in stored(self.folder):
+            newest = list_complete_checkpoints(self.folder)[-self.keep :]
+            sync_to_disk(
+                newest[-1][1]
+            )  # its files are; their names have to be before older ones go
+            sync_to_disk(self.folder)
+            oldest = min(step for step, _ in newest)
+            for step, path in list_checkpoint_folders(self.folder):
                 if step < oldest:
                     # First, so that a removal that is cut short leaves nothing that looks complete.
                     (path / METADATA).unlink(missing_ok=True)
@@ -142,7 +151,11 @@ class Checkpointer:
         """Steps of the checkpoints to try, in this order."""
         if choice not in ("auto", "never"):
             return [int(choice)]
-        return [step for step, _ in reversed(complete(self.folder))] if choice == "auto" else []
+        return (
+            [step for step, _ in reversed(list_complete_checkpoints(self.folder))]
+            if choice == "auto"
+            else []
+        )
 
     def _read(self, step: int, scale: LossScale) -> str | None:
         """Fill everything from a checkpoint; None, or on every rank why some rank could not."""
@@ -151,7 +164,10 @@ class Checkpointer:
         if reason is not None:
             return reason
         numbers = {"run.step": torch.tensor(-1), "run.scale": torch.zeros(2, dtype=torch.float64)}
-        tensors = {**state(self.parts, self.optimizers, self.optimizer), **numbers}
+        tensors = {
+            **collect_checkpoint_tensors(self.parts, self.optimizers, self.optimizer),
+            **numbers,
+        }
         try:
             load(tensors, checkpoint_id=path, process_group=self._group)
         except (Exception, CheckpointException) as error:  # the latter is no Exception
@@ -183,8 +199,8 @@ class Checkpointer:
     def _unreadable(self, reasons: dict[int, str]) -> TrainError:
         newest = max(reasons)
         path = self.folder / f"step-{newest}"
-        others = f", nor can the {len(reasons) - 1} before it" if len(reasons) > 1 else ""
+        earlier = f", nor can the {len(reasons) - 1} before it" if len(reasons) > 1 else ""
         return TrainError(
-            f"{path} cannot be read or does not fit this model ({reasons[newest]}){others}.",
+            f"{path} cannot be read or does not fit this model ({reasons[newest]}){earlier}.",
             hint=f"Restore one, or move {self.folder} away to start from step 0.",
         )

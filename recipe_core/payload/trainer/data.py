@@ -57,20 +57,20 @@ class Order:
         share = self.items // dp
         start = step * self.items + dp_rank * share
         numbers = range(start, start + share)
-        found = [item for number in numbers for item in self.item(self.place(number))]
-        inputs = torch.stack([item.inputs for item in found]).chunk(micro_batches)
-        targets = torch.stack([item.targets for item in found]).chunk(micro_batches)
-        if found[0].positions is None:
+        items = [item for number in numbers for item in self.item(self.place(number))]
+        inputs = torch.stack([item.inputs for item in items]).chunk(micro_batches)
+        targets = torch.stack([item.targets for item in items]).chunk(micro_batches)
+        if items[0].positions is None:
             return [Item(*pair) for pair in zip(inputs, targets, strict=True)]
-        places = torch.stack(list(positions(found)))
+        places = torch.stack(list(positions(items)))
         pieces = zip(inputs, targets, places.chunk(micro_batches), strict=True)
         return [Item(*piece) for piece in pieces]
 
     def learned(self, step: int) -> int:
         """The tokens that all replicas learn in a step."""
         numbers = range(step * self.items, (step + 1) * self.items)
-        found = (item for number in numbers for item in self.item(self.place(number)))
-        return sum(int((item.targets != IGNORED).sum()) for item in found)
+        items = (item for number in numbers for item in self.item(self.place(number)))
+        return sum(int((item.targets != IGNORED).sum()) for item in items)
 
     def place(self, number: int) -> int:
         """Which item comes as the ``number``-th of the whole run."""

@@ -6,19 +6,19 @@ import os
 from pathlib import Path
 
 
-def put(part: Path, target: Path) -> None:
+def put_in_place(part: Path, target: Path) -> None:
     """Give a finished file or folder its name; the disk has all of it before, and the name after.
 
     Raises:
         OSError: when the disk fails, or another folder has the name.
     """
     for path in (part, *part.rglob("*")) if part.is_dir() else (part,):
-        sync(path)
+        sync_to_disk(path)
     part.replace(target)
-    sync(target.parent)
+    sync_to_disk(target.parent)
 
 
-def sync(path: Path) -> None:
+def sync_to_disk(path: Path) -> None:
     """Have the disk keep what is in a file, or the names in a folder, where that can be.
 
     Raises:

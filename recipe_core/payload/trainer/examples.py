@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from .data import IGNORED, Item, Order
-from .disk import put
+from .disk import put_in_place
 from .errors import TrainError
 from .rollbacks import Skips
 
@@ -26,7 +26,7 @@ def write_examples(path: Path, examples: Iterable[list[int]]) -> Path:
         with part.open("wb") as out:
             for example in examples:
                 out.write(torch.tensor([*example, _END], dtype=torch.int32).numpy().tobytes())
-        put(part, path)
+        put_in_place(part, path)
     return path
 
 
@@ -86,22 +86,22 @@ def best_fit(sizes: Sequence[int], room: int) -> list[list[int]]:
     """
     out: list[list[int]] = []
     by_room: dict[int, list[int]] = {}
-    left: list[int] = []  # sorted rooms that some sequence has
+    rooms: list[int] = []  # sorted rooms that some sequence has
     for number in sorted(range(len(sizes)), key=lambda n: -sizes[n]):
         size = sizes[number]
-        place = bisect_left(left, size)
-        if place == len(left):
+        place = bisect_left(rooms, size)
+        if place == len(rooms):
             out.append([])
             row, free = len(out) - 1, room
         else:
-            free = left[place]
+            free = rooms[place]
             row = by_room[free].pop()
             if not by_room[free]:
-                left.pop(place)
+                rooms.pop(place)
         out[row].append(number)
         rest = free - size
         if not by_room.setdefault(rest, []):
-            insort(left, rest)
+            insort(rooms, rest)
         by_room[rest].append(row)
     return out
 
@@ -123,13 +123,13 @@ class Chats(Order):
         packed: bool = True,
     ) -> None:
         self.examples, self.packed = Examples(path, length), packed
-        kept = [number for number in range(len(self.examples)) if self.examples.learns(number)]
-        self.left_out = len(self.examples) - len(kept)
-        if not kept:
-            raise _nothing("chat", length)
-        sizes = [self.examples.slots[number] for number in kept]
-        rows = best_fit(sizes, length) if packed else [[n] for n in range(len(kept))]
-        self.rows = [[kept[n] for n in row] for row in rows]
+        numbers = [i for i in range(len(self.examples)) if self.examples.learns(i)]
+        self.left_out = len(self.examples) - len(numbers)
+        if not numbers:
+            raise _no_answer_error("chat", length)
+        sizes = [self.examples.slots[i] for i in numbers]
+        rows = best_fit(sizes, length) if packed else [[n] for n in range(len(numbers))]
+        self.rows = [[numbers[n] for n in row] for row in rows]
         super().__init__(len(self.rows), global_batch, seed, skips)
 
     def item(self, place: int) -> list[Item]:
@@ -149,7 +149,7 @@ class Pairs(Order):
         self.kept = [n for n in pairs if examples.learns(n) and examples.learns(n + 1)]
         self.left_out = len(pairs) - len(self.kept)
         if not self.kept:
-            raise _nothing("preference", length)
+            raise _no_answer_error("preference", length)
         super().__init__(len(self.kept), global_batch, seed, skips)
 
     def item(self, place: int) -> list[Item]:
@@ -158,7 +158,7 @@ class Pairs(Order):
         return [self.examples.filled([first + n], positions=False) for n in range(2)]
 
 
-def _nothing(kind: str, length: int) -> TrainError:
+def _no_answer_error(kind: str, length: int) -> TrainError:
     return TrainError(
         f"no {kind} has an answer within {length} tokens.",
         hint="Use more data or a longer sequence_length.",

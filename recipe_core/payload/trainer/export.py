@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from .disk import put
+from .disk import put_in_place
 from .errors import TrainError
 from .lora import Adapters
 from .model import stored_tensors
@@ -23,7 +23,7 @@ ADAPTER = "adapter"
 _AT_ONCE = 1 << 30  # bytes in fp32 beside the converted ones
 
 
-def export(
+def export_checkpoint(
     checkpoint: Path, reference: Any, tokenizer: Any, target: Path, dtype: torch.dtype
 ) -> None:
     """Write ``target`` atomically from a checkpoint of any split; holds one copy in memory."""
@@ -32,10 +32,10 @@ def export(
     for name, parameter in reference.named_parameters():
         pending[name] = torch.empty(parameter.shape, dtype=parameter.dtype)
         if sum(tensor.nbytes for tensor in pending.values()) > _AT_ONCE:
-            weights |= _read(checkpoint, pending, dtype)
+            weights |= _load_checkpoint_weights(checkpoint, pending, dtype)
             pending = {}
-    weights |= _read(checkpoint, pending, dtype)
-    _write(weights, reference, tokenizer, target, dtype)
+    weights |= _load_checkpoint_weights(checkpoint, pending, dtype)
+    _write_exported_model(weights, reference, tokenizer, target, dtype)
 
 
 def export_adapters(
@@ -48,13 +48,19 @@ def export_adapters(
     base: str,
 ) -> None:
     """Write the adapters alone, in peft's format, and ``target``: ``base`` with them merged."""
-    adapters = Adapters(reference, lora, lambda tensors: _read(checkpoint, tensors, torch.float32))
+    adapters = Adapters(
+        reference,
+        lora,
+        lambda tensors: _load_checkpoint_weights(checkpoint, tensors, torch.float32),
+    )
     _replaced(target.with_name(ADAPTER), lambda part: adapters.save(part, base))
     names = {name for name, _ in reference.named_parameters()}
-    _write(adapters.merged(stored_tensors(base, names), dtype), reference, tokenizer, target, dtype)
+    _write_exported_model(
+        adapters.merged(stored_tensors(base, names), dtype), reference, tokenizer, target, dtype
+    )
 
 
-def _write(
+def _write_exported_model(
     weights: dict[str, torch.Tensor],
     reference: Any,
     tokenizer: Any,
@@ -88,12 +94,12 @@ def _replaced(target: Path, write: Callable[[Path], None]) -> None:
         write(part)
         if target.exists():
             shutil.rmtree(target)
-        put(part, target)
+        put_in_place(part, target)
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def _read(
+def _load_checkpoint_weights(
     checkpoint: Path, empty: dict[str, torch.Tensor], dtype: torch.dtype
 ) -> dict[str, torch.Tensor]:
     tensors = {f"model.{name}": tensor for name, tensor in empty.items()}

@@ -24,7 +24,7 @@ from .data import Order
 from .errors import TrainError
 from .guard import BROKEN, Watch
 from .metrics import Metrics, Row, peak_memory_bytes
-from .model import choose_attention, read_config
+from .model import choose_attention, load_model_config
 from .rollbacks import read_record
 from .settings import STOP_FILE, STOPPED_EXIT, Loading, Settings, data_paths, load_settings
 from .task import open_data
@@ -86,8 +86,8 @@ class Figures(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         """Save and end where the run folder or a signal asks, all processes after the same step."""
-        asked = self.signalled or (self.run / STOP_FILE).exists()
-        requested = torch.tensor(float(asked), device=args.device)
+        stops = self.signalled or (self.run / STOP_FILE).exists()
+        requested = torch.tensor(float(stops), device=args.device)
         if dist.is_initialized():
             dist.all_reduce(requested, op=dist.ReduceOp.MAX)
         if requested > 0:
@@ -129,9 +129,13 @@ class Figures(TrainerCallback):
         self.metrics.write(row)
         if self.watch.see(state.global_step, row.loss, norm) == BROKEN:
             assert self.watch.event is not None  # noqa: S101 - what broke
-            every = [(_step(path), path) for path in self._folder.glob("checkpoint-*")]
-            whole = [(_step(path), path) for path in checkpoints(self._folder)]
-            raise roll_back(self.run, self.watch.event, whole, every, s.guard)
+            checkpoints = [
+                (_checkpoint_step(path), path) for path in self._folder.glob("checkpoint-*")
+            ]
+            complete = [
+                (_checkpoint_step(path), path) for path in list_hf_checkpoints(self._folder)
+            ]
+            raise roll_back(self.run, self.watch.event, complete, checkpoints, s.guard)
 
     @property
     def _folder(self) -> Path:
@@ -140,9 +144,9 @@ class Figures(TrainerCallback):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit codes as those of the embedded trainer: 0, 2 and 3."""
-    options = _parser().parse_args(argv)
+    options = _hf_trainer_parser().parse_args(argv)
     try:
-        finished = train(load_settings(options.config), options)
+        finished = train_with_transformers(load_settings(options.config), options)
     except TrainError as error:
         print(f"train: {error}", file=sys.stderr, flush=True)
         tell_end(_run_folder(options), error)
@@ -155,7 +159,7 @@ def _run_folder(options: argparse.Namespace) -> Path:
     return folder.resolve()
 
 
-def train(settings: Settings, options: argparse.Namespace) -> bool:
+def train_with_transformers(settings: Settings, options: argparse.Namespace) -> bool:
     """Build the model, train from the last checkpoint, save a model folder.
 
     Returns whether it came to its last step.
@@ -163,14 +167,14 @@ def train(settings: Settings, options: argparse.Namespace) -> bool:
     root = options.config.resolve().parent
     run = _run_folder(options)
     if settings.lora or settings.data_format == "preference":
-        what = "adapters" if settings.lora else "preferences"
+        task = "adapters" if settings.lora else "preferences"
         raise TrainError(
-            f"transformers' trainer trains no {what} here.", hint="Use the embedded trainer."
+            f"transformers' trainer trains no {task} here.", hint="Use the embedded trainer."
         )
     record = read_record(run)
     record.check(settings.guard.rollbacks)
     data = data_paths(options.data, settings.data, root)
-    config: Any = read_config(settings, options.model)
+    config: Any = load_model_config(settings, options.model)
     torch.manual_seed(settings.seed)
     tokenizer = get_tokenizer(
         settings.model.tokenizer,
@@ -181,7 +185,7 @@ def train(settings: Settings, options: argparse.Namespace) -> bool:
         settings.data_format,
     )
     # Before the model, which ZeRO-3 divides while it is built.
-    arguments = _arguments(settings, options.deepspeed, run)
+    arguments = _build_hf_arguments(settings, options.deepspeed, run)
     with arguments.main_process_first(desc="tokens"):
         path = token_file(data, tokenizer, run / "data", settings.data_format)
     sequences = open_data(path, settings, record.skips)
@@ -194,8 +198,8 @@ def train(settings: Settings, options: argparse.Namespace) -> bool:
     trainer = InOrder(
         model=model, args=arguments, train_dataset=rows, callbacks=[Figures(settings, run)]
     )
-    whole = checkpoints(run / "checkpoints")
-    ended = trainer.train(resume_from_checkpoint=str(whole[-1]) if whole else None)
+    checkpoints = list_hf_checkpoints(run / "checkpoints")
+    ended = trainer.train(resume_from_checkpoint=str(checkpoints[-1]) if checkpoints else None)
     if ended.global_step < settings.steps:
         trainer.accelerator.wait_for_everyone()  # all have seen the file
         if trainer.is_world_process_zero():
@@ -212,19 +216,19 @@ def train(settings: Settings, options: argparse.Namespace) -> bool:
     return True
 
 
-def checkpoints(folder: Path) -> list[Path]:
+def list_hf_checkpoints(folder: Path) -> list[Path]:
     """Checkpoints that were written to the end, oldest first: the trainer's state comes last."""
-    whole = (path.parent for path in folder.glob("checkpoint-*/trainer_state.json"))
-    return sorted((path for path in whole if _step(path) >= 0), key=_step)
+    folders = (path.parent for path in folder.glob("checkpoint-*/trainer_state.json"))
+    return sorted((path for path in folders if _checkpoint_step(path) >= 0), key=_checkpoint_step)
 
 
-def _step(path: Path) -> int:
+def _checkpoint_step(path: Path) -> int:
     """The step of a checkpoint; -1 for one that was put aside."""
     number = path.name.rpartition("-")[2]
     return int(number) if number.isdigit() else -1
 
 
-def _arguments(settings: Settings, deepspeed: Path | None, run: Path) -> TrainingArguments:
+def _build_hf_arguments(settings: Settings, deepspeed: Path | None, run: Path) -> TrainingArguments:
     o, batch = settings.optimizer, settings.batch
     world = int(os.environ.get("WORLD_SIZE", "1"))
     # Accelerate's own variable: processes that share a sequence
@@ -285,7 +289,7 @@ def loader_arguments(loading: Loading) -> dict[str, Any]:
     }
 
 
-def _parser() -> argparse.ArgumentParser:
+def _hf_trainer_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="train_hf.py",
         description="Train what train.json describes, with transformers' trainer.",

@@ -15,14 +15,14 @@ import torch
 import torch.distributed as dist
 
 from .breaks import roll_back
-from .checkpoint import Checkpointer, complete, stored
+from .checkpoint import Checkpointer, list_checkpoint_folders, list_complete_checkpoints
 from .errors import RolledBackError, TrainError
-from .export import export, export_adapters
+from .export import export_adapters, export_checkpoint
 from .guard import BROKEN, CALM, Watch
 from .lora import fill_adapters, fill_pretrained
-from .mesh import World, join
+from .mesh import World, join_processes
 from .metrics import Metrics, Row, peak_memory_bytes
-from .model import Part, build, fill_random, read_config
+from .model import Part, build_meta_model, fill_random, load_model_config
 from .optimizer import LossScale, learning_rate, make_optimizer, update
 from .parallel import HALF, emulated, lay_out
 from .preferences import Reference, reference_of
@@ -30,7 +30,7 @@ from .prefetch import Ahead
 from .rollbacks import read_record
 from .settings import STOP_FILE, Settings
 from .steps import Passes
-from .task import check, open_data
+from .task import check_training_task, open_data
 from .tokenizer import get_tokenizer
 from .tokens import token_file
 
@@ -48,13 +48,13 @@ class Paths:
     data: tuple[Path, ...]
 
 
-def train(settings: Settings, paths: Paths, resume: str) -> bool:
+def train_on_rank(settings: Settings, paths: Paths, resume: str) -> bool:
     """Run the whole training on this rank, and tell whether it came to its last step.
 
     Raises:
         TrainError: for what a person has to change.
     """
-    world = join(settings)
+    world = join_processes(settings)
     try:
         return Run(settings, paths, world).go(resume)
     finally:
@@ -74,8 +74,8 @@ class Run:
         self.settings, self.paths, self.world = settings, paths, world
         self.record = read_record(paths.run)
         self.record.check(settings.guard.rollbacks)
-        config = read_config(settings, paths.model)
-        check(settings, paths.model)
+        config = load_model_config(settings, paths.model)
+        check_training_task(settings, paths.model)
         length = settings.batch.sequence_length
         if length > config.max_position_embeddings:
             limit = config.max_position_embeddings
@@ -97,7 +97,7 @@ class Run:
         degrees, loading = world.degrees, settings.loading
         place = (world.dp_rank, degrees.dp, degrees.micro_batches)
         self.ahead = Ahead(self.sequences, place, loading.workers, loading.prefetch, settings.steps)
-        self.reference = build(config, settings)
+        self.reference = build_meta_model(config, settings)
         self.parts = [self._part(chunk) for chunk in range(settings.split.virtual_stages)]
         self.optimizers = [make_optimizer(settings.optimizer, part) for part in self.parts]
         self.scale = LossScale(used=settings.precision == "fp16")
@@ -119,7 +119,7 @@ class Run:
     def _part(self, chunk: int, *, frozen: bool = False) -> Part:
         settings, world = self.settings, self.world
         chunks = settings.split.pp * settings.split.virtual_stages
-        model = build(self.reference.config, settings)
+        model = build_meta_model(self.reference.config, settings)
         part = Part(model, chunk * settings.split.pp + world.pp_rank, chunks)
         part = lay_out(part, settings, world, frozen=frozen)
         part.to_empty(device=world.device)
@@ -180,7 +180,13 @@ class Run:
         event, folder = self.watch.event, self.checkpoints.folder
         assert event is not None  # noqa: S101 - the verdict was of this rank
         guard = self.settings.guard
-        raise roll_back(self.paths.run, event, complete(folder), stored(folder), guard)
+        raise roll_back(
+            self.paths.run,
+            event,
+            list_complete_checkpoints(folder),
+            list_checkpoint_folders(folder),
+            guard,
+        )
 
     def _step(self, step: int) -> tuple[Row, bool, int]:
         """One optimizer step: its row, whether any rank was asked to stop, and how it looks."""
@@ -285,5 +291,5 @@ class Run:
         if lora:
             export_adapters(*model, lora, str(self.paths.model))
         else:
-            export(*model)
+            export_checkpoint(*model)
         say(f"done: {target} can be served")

@@ -24,8 +24,8 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 from torch.nn.functional import linear
 
 from .errors import TrainError
-from .model import Part, fill_random, put, stored_tensors
-from .nf4 import Quantized, dequantize, pack, quantize
+from .model import Part, copy_part_weights, fill_random, stored_tensors
+from .nf4 import Quantized, dequantize, quantize_nf4, reserve_nf4_weight
 from .settings import Lora
 
 NAMES = ("lora_A", "lora_B")
@@ -66,24 +66,24 @@ def adapt(part: Part, lora: Lora) -> None:
     part.requires_grad_(False)
     quantized = lora.base == "nf4"
     for layer in part.layers:
-        chosen = dict(targets(layer, lora))
+        adapter_targets = dict(find_adapter_targets(layer, lora))
         for name, module in linears(layer):
             # In place: hooks of tensor parallelism and names stay.
-            if name in chosen:
+            if name in adapter_targets:
                 module.__class__ = AdaptedQuantized if quantized else Adapted
-                _add(module, lora)
+                _add_adapter(module, lora)
             elif quantized:
                 module.__class__ = Quantized
             if quantized:
-                pack(module)
+                reserve_nf4_weight(module)
 
 
-def _add(module: Any, lora: Lora) -> None:
+def _add_adapter(module: Any, lora: Lora) -> None:
     module.scale = lora.alpha / lora.rank
-    for name, shape in zip(NAMES, _shapes(module, lora), strict=True):
+    for name, shape in zip(NAMES, _adapter_shapes(module, lora), strict=True):
         value: torch.Tensor = torch.empty(shape, device="meta")
         if isinstance(module.weight, DTensor):
-            cut = [_beside(name, module.weight.placements[0])]
+            cut = [_adapter_placement(name, module.weight.placements[0])]
             value = distribute_tensor(value, module.weight.device_mesh, cut)
         module.register_parameter(name, nn.Parameter(value))
 
@@ -92,7 +92,7 @@ def linears(module: nn.Module) -> Iterator[tuple[str, Any]]:
     return ((name, child) for name, child in module.named_modules() if isinstance(child, nn.Linear))
 
 
-def targets(layer: nn.Module, lora: Lora) -> Iterator[tuple[str, Any]]:
+def find_adapter_targets(layer: nn.Module, lora: Lora) -> Iterator[tuple[str, Any]]:
     for name, module in linears(layer):
         kind = "attention" if _ATTENTION.search(name) else "mlp"
         if lora.targets in (kind, "all"):
@@ -107,11 +107,11 @@ def fill_pretrained(part: Part, reference: Any, folder: str, device: torch.devic
     """
     fill_random(part, reference, 0, device)
     names = {name for name, _ in reference.named_parameters()}
-    for name, tensor in stored_tensors(folder, stored(part, names)):
-        put(part, as_held(part, name, tensor.to(device, torch.float32)))
+    for name, tensor in stored_tensors(folder, select_part_weights(part, names)):
+        copy_part_weights(part, as_held(part, name, tensor.to(device, torch.float32)))
 
 
-def stored(part: Part, names: set[str]) -> set[str]:
+def select_part_weights(part: Part, names: set[str]) -> set[str]:
     """Which weights of a checkpoint the part holds, also those that it holds in four bits."""
     packed = {
         f"{name}.weight"
@@ -125,15 +125,15 @@ def as_held(part: Part, name: str, weight: torch.Tensor) -> dict[str, torch.Tens
     """A weight of a checkpoint as the part's tensors."""
     layer, _, last = name.rpartition(".")
     if last == "weight" and isinstance(part.inner.get_submodule(layer), Quantized):
-        return {f"{layer}.{key}": value for key, value in quantize(weight)._asdict().items()}
+        return {f"{layer}.{key}": value for key, value in quantize_nf4(weight)._asdict().items()}
     return {name: weight}
 
 
-def _shapes(module: Any, lora: Lora) -> tuple[tuple[int, int], tuple[int, int]]:
+def _adapter_shapes(module: Any, lora: Lora) -> tuple[tuple[int, int], tuple[int, int]]:
     return (lora.rank, module.in_features), (module.out_features, lora.rank)
 
 
-def _beside(name: str, cut: Placement) -> Placement:
+def _adapter_placement(name: str, cut: Placement) -> Placement:
     """How an adapter is cut next to its weight: B along outputs, A along inputs."""
     return cut if isinstance(cut, Shard) and cut.dim == 1 - NAMES.index(name) else Replicate()
 
@@ -149,7 +149,7 @@ def fill_adapters(part: Part, seed: int, device: torch.device) -> None:
             bound = 1 / math.sqrt(module.in_features)
             first = torch.empty(module.lora_A.shape, device=device).uniform_(-bound, bound)
             second = torch.zeros(module.lora_B.shape, device=device)
-            put(part, {f"{name}.lora_A": first, f"{name}.lora_B": second})
+            copy_part_weights(part, {f"{name}.lora_A": first, f"{name}.lora_B": second})
 
 
 class Adapters:
@@ -161,11 +161,11 @@ class Adapters:
         self.layers = [
             f"model.layers.{index}.{name}"
             for index, layer in enumerate(reference.model.layers)
-            for name, _ in targets(layer, lora)
+            for name, _ in find_adapter_targets(layer, lora)
         ]
         empty = {}
         for layer in self.layers:
-            shapes = _shapes(reference.get_submodule(layer), lora)
+            shapes = _adapter_shapes(reference.get_submodule(layer), lora)
             for name, shape in zip(NAMES, shapes, strict=True):
                 empty[f"{layer}.{name}"] = torch.empty(shape)
         self.tensors: dict[str, torch.Tensor] = read(empty)
@@ -182,14 +182,14 @@ class Adapters:
 
         Of a base in four bits these are the rounded ones.
         """
-        scale, known = self.lora.alpha / self.lora.rank, set(self.layers)
+        scale, adapted = self.lora.alpha / self.lora.rank, set(self.layers)
         packed = set(self.linears) if self.lora.base == "nf4" else set()
         out: dict[str, torch.Tensor] = {}
         for name, weight in stored:
             layer, _, last = name.rpartition(".")
             if layer in packed and last == "weight":
-                weight = dequantize(quantize(weight), torch.float32)
-            if layer in known and last == "weight":
+                weight = dequantize(quantize_nf4(weight), torch.float32)
+            if layer in adapted and last == "weight":
                 first, second = (self.tensors[f"{layer}.{adapter}"] for adapter in NAMES)
                 weight = weight.float() + scale * (second @ first)
             out[name] = weight.to(dtype)

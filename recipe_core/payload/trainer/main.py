@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Exit codes: 0 trained, or stopped as asked (``STOPPED_EXIT``); 2 something a person has to
     change; 3 rolled back: the next start goes on from before the loss broke.
     """
-    options = _parser().parse_args(argv)
+    options = _trainer_parser().parse_args(argv)
     root = options.config.resolve().parent
     run = (options.out or root / "run").resolve()
     # Otherwise tokenizers warns about forking after threads.
@@ -30,10 +30,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from transformers.utils import logging
 
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-        from .loop import Paths, train
+        from .loop import Paths, train_on_rank
 
         data = data_paths(options.data, settings.data, root)
-        finished = train(settings, Paths(root, run, options.model, data), options.resume)
+        finished = train_on_rank(settings, Paths(root, run, options.model, data), options.resume)
     except TrainError as error:
         if isinstance(error, RolledBackError) and os.environ.get("RANK") != "0":
             return error.exit_code  # the first rank tells
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if finished else int(os.environ.get(STOPPED_EXIT, "0"))
 
 
-def _parser() -> argparse.ArgumentParser:
+def _trainer_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="train.py", description="Train what train.json describes; started by torchrun."
     )

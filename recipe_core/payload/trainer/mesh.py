@@ -32,7 +32,7 @@ class Degrees:
         return self.replicate * self.shard
 
 
-def degrees(split: Split, batch: Batch, world: int, *, elastic: bool) -> Degrees:
+def resolve_mesh_degrees(split: Split, batch: Batch, world: int, *, elastic: bool) -> Degrees:
     """Degrees for ``world`` devices: as planned, or, elastic, with as many replicas as fit.
 
     Raises:
@@ -92,7 +92,7 @@ class World:
         return self.mesh[names]
 
 
-def join(settings: Settings) -> World:
+def join_processes(settings: Settings) -> World:
     """Join the other processes.
 
     Raises:
@@ -103,7 +103,7 @@ def join(settings: Settings) -> World:
         hint = "Start it with torchrun, or with `python launch.py up`."
         raise TrainError(f"{missing[0]} is not set.", hint=hint)
     processes = int(os.environ["WORLD_SIZE"])
-    run = degrees(settings.split, settings.batch, processes, elastic=settings.elastic)
+    run = resolve_mesh_degrees(settings.split, settings.batch, processes, elastic=settings.elastic)
     if torch.cuda.is_available():  # ROCm builds of torch say cuda too, and their nccl is RCCL
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)

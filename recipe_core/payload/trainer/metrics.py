@@ -61,7 +61,7 @@ class Metrics:
         self.csv, self.prom, self.name = folder / "metrics.csv", folder / "metrics.prom", name
         folder.mkdir(parents=True, exist_ok=True)
         names = [field.name for field in fields(Row)]
-        earlier = [row for row in read_rows(self.csv) if int(row["step"]) <= start]
+        earlier = [row for row in read_metrics_rows(self.csv) if int(row["step"]) <= start]
         self.earlier_losses = [float(row["loss"]) for row in earlier]
         with self.csv.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, names)
@@ -78,7 +78,7 @@ class Metrics:
         part.replace(self.prom)
 
 
-def read_rows(path: Path) -> list[dict[str, str]]:
+def read_metrics_rows(path: Path) -> list[dict[str, str]]:
     """Complete rows of a metrics file, without those that a crash or a loss of power damaged."""
     if not path.is_file():
         return []

@@ -91,7 +91,7 @@ def chunk_layers(layers: int, chunk: int, chunks: int) -> range:
     return range(start, start + size + (chunk < rest))
 
 
-def read_config(settings: Settings, folder: str | None) -> PreTrainedConfig:
+def load_model_config(settings: Settings, folder: str | None) -> PreTrainedConfig:
     """The model's configuration, from ``train.json`` or the model folder."""
     values = settings.model.config
     try:
@@ -110,7 +110,7 @@ def read_config(settings: Settings, folder: str | None) -> PreTrainedConfig:
     return read
 
 
-def build(config: PreTrainedConfig, settings: Settings) -> Any:
+def build_meta_model(config: PreTrainedConfig, settings: Settings) -> Any:
     """The complete model in fp32 on the meta device: names and shapes, no memory."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
@@ -143,9 +143,9 @@ def fill_random(part: Part, reference: Any, seed: int, device: torch.device) -> 
         for key, parameter in fresh.named_parameters(recurse=False):
             drawn[f"{name}.{key}"] = parameter.detach()
         if sum(tensor.nbytes for tensor in drawn.values()) > _AT_ONCE_BYTES:
-            put(part, drawn)
+            copy_part_weights(part, drawn)
             drawn = {}
-    put(part, drawn)
+    copy_part_weights(part, drawn)
 
 
 def stored_tensors(folder: str, names: set[str]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -169,7 +169,7 @@ def stored_tensors(folder: str, names: set[str]) -> Iterator[tuple[str, torch.Te
         )
 
 
-def put(part: Part, tensors: dict[str, torch.Tensor]) -> None:
+def copy_part_weights(part: Part, tensors: dict[str, torch.Tensor]) -> None:
     """Copy each rank's share of complete tensors."""
     if tensors:
         options = StateDictOptions(full_state_dict=True, strict=False)

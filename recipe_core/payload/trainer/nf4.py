@@ -70,7 +70,7 @@ def shapes(outputs: int, inputs: int) -> tuple[tuple[int, int], ...]:
     return (outputs, inputs // 2), (outputs, inputs // BLOCK), (-(-blocks // OUTER), 8)
 
 
-def quantize(weight: torch.Tensor) -> Packed:
+def quantize_nf4(weight: torch.Tensor) -> Packed:
     """A matrix in four bits."""
     codes_shape, scales_shape, _ = shapes(*weight.shape)
     blocks = weight.float().reshape(-1, BLOCK)
@@ -130,7 +130,7 @@ class Quantized(nn.Linear):
         return out if self.bias is None else out + self.bias
 
 
-def pack(module: Any) -> None:
+def reserve_nf4_weight(module: Any) -> None:
     """Take the matrix of a linear layer on the meta device away, and leave room for four bits."""
     del module.weight
     for name, shape in zip(NAMES, shapes(module.out_features, module.in_features), strict=True):

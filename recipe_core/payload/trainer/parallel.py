@@ -123,7 +123,7 @@ def _tensor_parallel(part: Part, mesh: DeviceMesh, *, sequence: bool) -> None:
     if config.tie_word_embeddings and part.first and part.last:
         part.inner.lm_head.weight = part.body.embed_tokens.weight
     if sequence:
-        part.layers[0].register_forward_pre_hook(partial(_cut, mesh))
+        part.layers[0].register_forward_pre_hook(partial(_cut_sequence, mesh))
         part.layers[-1].register_forward_hook(partial(_join, mesh))
 
 
@@ -170,22 +170,24 @@ def _gather(
 ) -> Any:
     """Before a block: gather its hidden states on every rank."""
     if "hidden_states" in kwargs:
-        hidden = _spread(kwargs["hidden_states"], mesh, layout, Replicate())
+        hidden = _redistribute_tensor(kwargs["hidden_states"], mesh, layout, Replicate())
         return args, {**kwargs, "hidden_states": hidden}
-    return (_spread(args[0], mesh, layout, Replicate()), *args[1:]), kwargs
+    return (_redistribute_tensor(args[0], mesh, layout, Replicate()), *args[1:]), kwargs
 
 
-def _cut(mesh: DeviceMesh, _: nn.Module, args: Any) -> Any:
+def _cut_sequence(mesh: DeviceMesh, _: nn.Module, args: Any) -> Any:
     """Before the first layer: keep this rank's piece of the sequence."""
-    return (_spread(args[0], mesh, Replicate(), Shard(1)).to_local(), *args[1:])
+    return (_redistribute_tensor(args[0], mesh, Replicate(), Shard(1)).to_local(), *args[1:])
 
 
 def _join(mesh: DeviceMesh, _: nn.Module, __: Any, hidden: torch.Tensor) -> torch.Tensor:
     """After the last layer: gather the whole sequence."""
-    return _spread(hidden, mesh, Shard(1), Replicate()).to_local()
+    return _redistribute_tensor(hidden, mesh, Shard(1), Replicate()).to_local()
 
 
-def _spread(x: torch.Tensor, mesh: DeviceMesh, before: Placement, after: Placement) -> DTensor:
+def _redistribute_tensor(
+    x: torch.Tensor, mesh: DeviceMesh, before: Placement, after: Placement
+) -> DTensor:
     return DTensor.from_local(x, mesh, [before], run_check=False).redistribute(placements=[after])
 
 

@@ -23,7 +23,7 @@ from .model import Part
 Reference = Callable[[Item], torch.Tensor]
 
 
-def plain(value: torch.Tensor) -> torch.Tensor:
+def to_plain_tensor(value: torch.Tensor) -> torch.Tensor:
     """As a plain tensor: over cut logits it is the same on every rank."""
     full = getattr(value, "full_tensor", None)
     return value if full is None else full()
@@ -34,7 +34,7 @@ def log_probabilities(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tens
     losses = cross_entropy(
         logits.flatten(0, 1).float(), targets.flatten(), reduction="none", ignore_index=IGNORED
     )
-    return -plain(losses).view(targets.shape).sum(1)
+    return -to_plain_tensor(losses).view(targets.shape).sum(1)
 
 
 def margins(logits: torch.Tensor, item: Item, reference: torch.Tensor, beta: float) -> torch.Tensor:

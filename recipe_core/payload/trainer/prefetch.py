@@ -55,6 +55,6 @@ class Ahead:
     def _make(self, step: int) -> Any:
         # The order of an epoch is kept from call to call, which threads must not share.
         if not hasattr(self._own, "batch"):
-            own: Callable[..., Any] = copy.copy(self.sequences).batch
-            self._own.batch = own
+            batch: Callable[..., Any] = copy.copy(self.sequences).batch
+            self._own.batch = batch
         return self._own.batch(step, *self.part)

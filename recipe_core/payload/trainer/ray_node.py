@@ -22,17 +22,17 @@ POLL_S = 2.0
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one node; the exit code is the program's on the first node, 1 where nodes are missing."""
-    options = _parser().parse_args(argv)
+    options = _ray_run_parser().parse_args(argv)
     signal.signal(signal.SIGTERM, _stopped)
     address = f"{options.head}:{options.port}"
-    return _first(options, address) if options.node_rank == 0 else _other(options, address)
+    return _run_first_node(options, address) if options.node_rank == 0 else _other(options, address)
 
 
 def _stopped(_signal: int, _frame: object) -> NoReturn:
     raise SystemExit(143)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _ray_run_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="ray_node.py", description="One node of a run by Ray.")
     for name in ("--nodes", "--node-rank", "--port", "--gpus"):
         parser.add_argument(name, type=int, required=True)
@@ -41,9 +41,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _first(options: argparse.Namespace, address: str) -> int:
+def _run_first_node(options: argparse.Namespace, address: str) -> int:
     place = ("--node-ip-address", options.head, "--port", str(options.port))
-    ray = _ray("--head", *place, "--include-dashboard", "false", gpus=options.gpus)
+    ray = _spawn_ray("--head", *place, "--include-dashboard", "false", gpus=options.gpus)
     try:
         if not _all_join(options.nodes, address, ray):
             print(
@@ -54,18 +54,18 @@ def _first(options: argparse.Namespace, address: str) -> int:
             return 1
         return subprocess.call(options.program, env=os.environ | {"RAY_ADDRESS": address})
     finally:
-        _end(ray)
+        _terminate_ray(ray)
 
 
 def _other(options: argparse.Namespace, address: str) -> int:
     """Join the first node, again and again until it is there; 0 when it has ended."""
     until = time.monotonic() + WAIT_S
     while True:
-        began, ray = time.monotonic(), _ray("--address", address, gpus=options.gpus)
+        began, ray = time.monotonic(), _spawn_ray("--address", address, gpus=options.gpus)
         try:
             code = ray.wait()
         finally:
-            _end(ray)
+            _terminate_ray(ray)
         joined = time.monotonic() - began > 10 * POLL_S
         if joined or code == 0:
             return 0
@@ -75,12 +75,12 @@ def _other(options: argparse.Namespace, address: str) -> int:
         time.sleep(POLL_S)
 
 
-def _ray(*words: str, gpus: int) -> subprocess.Popen[bytes]:
+def _spawn_ray(*words: str, gpus: int) -> subprocess.Popen[bytes]:
     usual = ("--num-gpus", str(gpus), "--disable-usage-stats", "--block")
     return subprocess.Popen(["ray", "start", *words, *usual])
 
 
-def _end(ray: subprocess.Popen[bytes]) -> None:
+def _terminate_ray(ray: subprocess.Popen[bytes]) -> None:
     """Stop Ray on this node; what it started ends with it."""
     if ray.poll() is None:
         ray.terminate()

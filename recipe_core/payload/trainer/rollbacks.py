@@ -17,7 +17,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from .disk import put
+from .disk import put_in_place
 from .errors import TrainError
 from .guard import Event
 
@@ -85,14 +85,14 @@ class Record:
             count, later = count + 1, rollback
         return count
 
-    def check(self, most: int) -> None:
+    def check(self, limit: int) -> None:
         """Let a run go on.
 
         Raises:
             TrainError: when it was rolled back more than ``most`` times without getting further.
         """
         count = self.in_a_row
-        if count <= most:
+        if count <= limit:
             return
         last = self.rollbacks[-1]
         event = Event(last.kind, last.first, last.last, last.loss, last.usual)
@@ -124,7 +124,7 @@ class Record:
         values = [asdict(rollback) for rollback in self.rollbacks]
         part = self.path.with_suffix(f".{os.getpid()}")
         part.write_text(json.dumps({"schema_version": 1, "rollbacks": values}, indent=2) + "\n")
-        put(part, self.path)
+        put_in_place(part, self.path)
 
 
 def read_record(run: Path) -> Record:
@@ -148,23 +148,23 @@ def read_record(run: Path) -> Record:
 
 
 def _rollback(item: dict[str, Any]) -> Rollback:
-    start, end = (_count(number) for number in item["skipped"])
+    start, end = (_parse_rollback_count(number) for number in item["skipped"])
     if end < start:
         raise ValueError(f"batches {start} to {end} are in the wrong order")
     loss, usual = (None if item[name] is None else float(item[name]) for name in ("loss", "usual"))
     return Rollback(
         kind=str(item["kind"]),
-        first=_count(item["first"]),
-        last=_count(item["last"]),
+        first=_parse_rollback_count(item["first"]),
+        last=_parse_rollback_count(item["last"]),
         loss=loss,
         usual=usual,
-        checkpoint=_count(item["checkpoint"]),
+        checkpoint=_parse_rollback_count(item["checkpoint"]),
         skipped=(start, end),
         time=str(item["time"]),
     )
 
 
-def _count(value: Any) -> int:
+def _parse_rollback_count(value: Any) -> int:
     if type(value) is not int or value < 0:
         raise ValueError(f"{value!r} is not a whole number of at least 0")
     return value

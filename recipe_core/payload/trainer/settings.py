@@ -187,7 +187,7 @@ def load_settings(path: Path) -> Settings:
         ) from None
     except ValueError as error:
         raise TrainError(f"{path} is not JSON: {error}.") from None
-    settings: Settings = _read(value, Settings, path.name)
+    settings: Settings = _parse_setting_value(value, Settings, path.name)
     if os.environ.get(SPIKES) == "ignore":
         settings = replace(settings, guard=replace(settings.guard, deviations=0.0))
     if min(settings.guard.window, settings.guard.patience) < 1:
@@ -211,13 +211,13 @@ def data_paths(options: Sequence[Path], planned: tuple[str, ...], root: Path) ->
     return tuple(root / name if (root / name).exists() else bundle / name for name in planned)
 
 
-def _read(value: Any, kind: Any, path: str) -> Any:
+def _parse_setting_value(value: Any, kind: Any, path: str) -> Any:
     """``value`` as ``kind``: a dataclass, tuple, optional or literal value, number or text."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if is_dataclass(kind):
-        return _object(value, kind, path)
+        return _parse_settings_object(value, kind, path)
     if origin in (Union, types.UnionType):
-        return None if value is None else _read(value, arguments[0], path)
+        return None if value is None else _parse_setting_value(value, arguments[0], path)
     if origin is Literal:
         if value not in arguments or isinstance(value, bool):
             hint = f"Use {' or '.join(map(repr, arguments))}."
@@ -226,7 +226,9 @@ def _read(value: Any, kind: Any, path: str) -> Any:
     if origin is tuple:
         if not isinstance(value, list):
             raise TrainError(f"{path} is {value!r}, not a list.")
-        return tuple(_read(item, arguments[0], f"{path}[{i}]") for i, item in enumerate(value))
+        return tuple(
+            _parse_setting_value(item, arguments[0], f"{path}[{i}]") for i, item in enumerate(value)
+        )
     plain = origin or kind
     if plain is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
@@ -235,15 +237,20 @@ def _read(value: Any, kind: Any, path: str) -> Any:
     return value
 
 
-def _object(value: Any, kind: Any, path: str) -> Any:
+def _parse_settings_object(value: Any, kind: Any, path: str) -> Any:
     if not isinstance(value, dict):
         raise TrainError(f"{path} is {value!r}, not an object.")
     hints = typing.get_type_hints(kind)
-    known = {field.name: field for field in fields(kind)}
-    if extra := sorted(value.keys() - known.keys()):
-        raise TrainError(f"{path}.{extra[0]} is unknown.", hint=f"Available: {', '.join(known)}.")
-    for name, field in known.items():
+    fields_by_name = {field.name: field for field in fields(kind)}
+    if extra := sorted(value.keys() - fields_by_name.keys()):
+        raise TrainError(
+            f"{path}.{extra[0]} is unknown.", hint=f"Available: {', '.join(fields_by_name)}."
+        )
+    for name, field in fields_by_name.items():
         if name not in value and field.default is MISSING:
             raise TrainError(f"{path}.{name} is missing.")
-    values = {name: _read(item, hints[name], f"{path}.{name}") for name, item in value.items()}
+    values = {
+        name: _parse_setting_value(item, hints[name], f"{path}.{name}")
+        for name, item in value.items()
+    }
     return kind(**values)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .disk import put
+from .disk import put_in_place
 from .errors import TrainError
 
 # Tokens of a full shard: 0.5 or 1 GiB.
@@ -44,12 +44,13 @@ def write_shards(
     part.mkdir(parents=True)
     kind = np.dtype("<u2" if vocabulary <= 1 << 16 else "<u4")
     sizes = [
-        _write(part / _name(k), shard) for k, shard in enumerate(_cut(pieces, kind, shard_tokens))
+        _write_shard(part / _shard_name(k), shard)
+        for k, shard in enumerate(_cut_shards(pieces, kind, shard_tokens))
     ]
     index = {"dtype": kind.str, "tokens": sizes}
     (part / INDEX).write_text(json.dumps(index), encoding="utf-8")
     try:
-        put(part, target)
+        put_in_place(part, target)
     except OSError:
         shutil.rmtree(part, ignore_errors=True)
         if not (target / INDEX).exists():
@@ -57,11 +58,11 @@ def write_shards(
     return target
 
 
-def _name(number: int) -> str:
+def _shard_name(number: int) -> str:
     return f"{number:05d}.bin"
 
 
-def _cut(
+def _cut_shards(
     pieces: Iterable[list[int]], kind: np.dtype[Any], shard_tokens: int
 ) -> Iterator[Iterator[np.ndarray[Any, Any]]]:
     """Shards as chunks of numbers; each has to be taken whole before the next."""
@@ -85,17 +86,17 @@ def _chunks(
     pieces: Iterable[list[int]], kind: np.dtype[Any], shard_tokens: int
 ) -> Iterator[np.ndarray[Any, Any]]:
     """Pieces joined to arrays that are worth a write."""
-    held: list[int] = []
+    tokens: list[int] = []
     for piece in pieces:
-        held += piece
-        if len(held) >= min(_CHUNK, shard_tokens):
-            yield np.asarray(held, dtype=kind)
-            held = []
-    if held:
-        yield np.asarray(held, dtype=kind)
+        tokens += piece
+        if len(tokens) >= min(_CHUNK, shard_tokens):
+            yield np.asarray(tokens, dtype=kind)
+            tokens = []
+    if tokens:
+        yield np.asarray(tokens, dtype=kind)
 
 
-def _write(path: Path, chunks: Iterator[np.ndarray[Any, Any]]) -> int:
+def _write_shard(path: Path, chunks: Iterator[np.ndarray[Any, Any]]) -> int:
     """The tokens written."""
     tokens = 0
     with path.open("wb") as file:
@@ -117,7 +118,7 @@ class Tokens:
             index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
             kind, sizes = np.dtype(index["dtype"]), [int(size) for size in index["tokens"]]
             self._shards = [
-                np.memmap(folder / _name(k), dtype=kind, mode="r", shape=(size,))
+                np.memmap(folder / _shard_name(k), dtype=kind, mode="r", shape=(size,))
                 for k, size in enumerate(sizes)
             ]
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -130,8 +131,8 @@ class Tokens:
     def __len__(self) -> int:
         return self._starts[-1]
 
-    def __getitem__(self, wanted: slice) -> torch.Tensor:
-        start, stop, _ = wanted.indices(len(self))
+    def __getitem__(self, span: slice) -> torch.Tensor:
+        start, stop, _ = span.indices(len(self))
         parts: list[np.ndarray[Any, Any]] = []
         shard = bisect_right(self._starts, start) - 1
         while start < stop:

@@ -19,20 +19,20 @@ _TOKENIZER = ("*.json", "*.model", "*.jinja", "*.tiktoken", "merges.txt", "vocab
 PARTS = {"tokenizer": _TOKENIZER, "model": (*_TOKENIZER, "*.safetensors")}
 
 
-def newest(folder: Path) -> Path | None:
+def find_newest_checkpoint(folder: Path) -> Path | None:
     """The newest ``checkpoint-STEP`` that transformers' trainer wrote to the end."""
-    whole = {}
+    folders = {}
     for state in folder.glob("checkpoint-*/trainer_state.json"):
         step = state.parent.name.rpartition("-")[2]
         if step.isdigit():
-            whole[int(step)] = state.parent
-    return whole[max(whole)] if whole else None
+            folders[int(step)] = state.parent
+    return folders[max(folders)] if folders else None
 
 
-def words(program: Sequence[str], folder: Path | None) -> list[str]:
+def add_resume_words(program: Sequence[str], folder: Path | None) -> list[str]:
     """The program's words, with its newest checkpoint where it must be told and there is one."""
-    found = newest(folder) if folder else None
-    return [*program, OPTION, str(found)] if found else [*program]
+    checkpoint = find_newest_checkpoint(folder) if folder else None
+    return [*program, OPTION, str(checkpoint)] if checkpoint else [*program]
 
 
 def refuse_blanks(program: Sequence[str]) -> None:
@@ -43,11 +43,13 @@ def refuse_blanks(program: Sequence[str]) -> None:
     """
     for word in program:
         if any(letter.isspace() for letter in word):
-            what = f"{Path(program[0]).name} splits {word!r} at its blanks"
-            raise SystemExit(f"start: {what}; move the bundle or the model to a path without any.")
+            problem = f"{Path(program[0]).name} splits {word!r} at its blanks"
+            raise SystemExit(
+                f"start: {problem}; move the bundle or the model to a path without any."
+            )
 
 
-def fetch(model: str, parts: str) -> str:
+def fetch_model_parts(model: str, parts: str) -> str:
     """The folder of a model: its own, or where the hub's client keeps what is downloaded of it.
 
     Raises:
@@ -68,7 +70,7 @@ def fetch(model: str, parts: str) -> str:
         ) from None
 
 
-def rows(source: Path, *, single: bool) -> Iterator[Any]:
+def read_training_rows(source: Path, *, single: bool) -> Iterator[Any]:
     """The rows of a file; ``single``: of an answer that is a list of messages its last one.
 
     Raises:
@@ -85,36 +87,39 @@ def rows(source: Path, *, single: bool) -> Iterator[Any]:
             raise SystemExit(f"start: {source}, line {number} is not a JSON object; correct it.")
         if single:
             lists = {name: row.get(name) for name in _ANSWERS}
-            row |= {name: said[-1] for name, said in lists.items() if isinstance(said, list)}
+            row |= {
+                name: messages[-1] for name, messages in lists.items() if isinstance(messages, list)
+            }
         yield row
 
 
 def lay(source: Path, place: Path, *, single: bool) -> None:
     """Write the rows to ``place``, at once: processes of other nodes may do the same."""
     text = "".join(
-        f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows(source, single=single)
+        f"{json.dumps(row, ensure_ascii=False)}\n"
+        for row in read_training_rows(source, single=single)
     )
-    _write(place, text)
+    _write_laid_file(place, text)
 
 
-def _write(place: Path, text: str) -> None:
+def _write_laid_file(place: Path, text: str) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
-    near = place.with_name(f"{place.name}.{os.uname().nodename}.{os.getpid()}")
-    near.write_text(text, encoding="utf-8")
-    near.replace(place)
+    temporary = place.with_name(f"{place.name}.{os.uname().nodename}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(place)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Become the program; does not return."""
-    options = _parser().parse_args(argv)
+    options = _start_tool_parser().parse_args(argv)
     if options.lay:
         source = Path(os.environ.get("RECIPE_DATA") or options.data)
         lay(source, options.lay, single=options.single)
         for beside in options.beside:
-            _write(options.lay.parent / beside.name, beside.read_text(encoding="utf-8"))
-    started = words(options.program, options.checkpoints)
+            _write_laid_file(options.lay.parent / beside.name, beside.read_text(encoding="utf-8"))
+    started = add_resume_words(options.program, options.checkpoints)
     if options.fetch:
-        folder = fetch(options.model, options.fetch)
+        folder = fetch_model_parts(options.model, options.fetch)
         started = [folder if word == options.model else word for word in started]
     if options.splits_words:
         refuse_blanks(started)
@@ -124,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.execvp(started[0], started)  # noqa: S606 - the bundle's own words, without a shell
 
 
-def _parser() -> argparse.ArgumentParser:
+def _start_tool_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="start.py", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", type=Path, metavar="FILE", help="rows to train on")
     parser.add_argument("--lay", type=Path, metavar="FILE", help="where they go")

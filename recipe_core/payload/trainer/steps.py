@@ -24,7 +24,7 @@ from .mesh import World
 from .model import Part
 from .optimizer import LossScale
 from .parallel import micro_batch_mode
-from .preferences import Reference, loss_of, margins, plain
+from .preferences import Reference, loss_of, margins, to_plain_tensor
 from .settings import Settings
 
 
@@ -57,7 +57,7 @@ class Passes:
         """
         self.count = learned / self.world.degrees.dp
         self.rewards.zero_()
-        moved = [_moved(item, self.world.device) for item in batches]
+        moved = [_move_item(item, self.world.device) for item in batches]
         with self._loss_context():
             return self._pipeline(moved) if self.schedule else self._accumulate(moved)
 
@@ -65,15 +65,15 @@ class Passes:
         (part,) = self.parts
         total = torch.zeros((), device=self.world.device)
         for number, item in enumerate(batches):
-            said = None if self.reference is None else self.reference(item)
+            reference_scores = None if self.reference is None else self.reference(item)
             micro_batch_mode(part, self.settings, last=number == len(batches) - 1)
             logits = part(item.inputs, item.positions)
-            if said is None:
+            if reference_scores is None:
                 loss = self._loss(logits, item.targets)
             else:
-                loss = self._preferred(logits, item, said)
+                loss = self._preferred(logits, item, reference_scores)
             loss.backward()  # type: ignore[no-untyped-call]
-            total += plain(loss.detach())
+            total += to_plain_tensor(loss.detach())
         return total / self.scale.value
 
     def _pipeline(self, batches: list[Item]) -> torch.Tensor:
@@ -89,7 +89,7 @@ class Passes:
         assert self.schedule is not None  # noqa: S101 - only called with one
         self.schedule.step(*first, **more, return_outputs=False)
         zero = torch.zeros((), device=self.world.device)
-        total = sum((plain(loss.detach()) for loss in losses), zero)
+        total = sum((to_plain_tensor(loss.detach()) for loss in losses), zero)
         return total / self.scale.value
 
     def _loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -99,9 +99,11 @@ class Passes:
         )
         return loss * (self.scale.value / self.count)
 
-    def _preferred(self, logits: torch.Tensor, item: Item, said: torch.Tensor) -> torch.Tensor:
+    def _preferred(
+        self, logits: torch.Tensor, item: Item, reference_scores: torch.Tensor
+    ) -> torch.Tensor:
         """The same of pairs."""
-        margin = margins(logits, item, said, self.settings.dpo_beta)
+        margin = margins(logits, item, reference_scores, self.settings.dpo_beta)
         with torch.no_grad():
             positive = (margin > 0).float()
             self.rewards += torch.stack([margin.sum(), positive.sum()]) / self.count
@@ -135,6 +137,6 @@ class Passes:
         return kind(stages[0], self.micro_batches, loss_fn=self._loss, scale_grads=False)
 
 
-def _moved(item: Item, device: torch.device) -> Item:
+def _move_item(item: Item, device: torch.device) -> Item:
     places = None if item.positions is None else item.positions.to(device)
     return Item(item.inputs.to(device), item.targets.to(device), places)

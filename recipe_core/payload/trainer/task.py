@@ -25,7 +25,7 @@ def open_data(path: Path, settings: Settings, skips: Skips) -> Order:
     return Pairs(*shared) if settings.data_format == "preference" else Sequences(*shared)
 
 
-def check(settings: Settings, model: str | None) -> None:
+def check_training_task(settings: Settings, model: str | None) -> None:
     """Refuse what cannot be trained together; ``model`` is the folder of the weights, if any.
 
     Raises:
@@ -33,9 +33,9 @@ def check(settings: Settings, model: str | None) -> None:
     """
     preferences, weights = settings.data_format == "preference", settings.model.weights
     if (settings.lora or preferences) and (weights != "pretrained" or model is None):
-        what = "adapters need" if settings.lora else "preferences need"
+        task = "adapters need" if settings.lora else "preferences need"
         raise TrainError(
-            f"{what} the weights of a model, and there are none.",
+            f"{task} the weights of a model, and there are none.",
             hint="Set a folder with them: --model FOLDER.",
         )
     if settings.lora and settings.lora.base == "nf4":

@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from .chats import CHATML, texts
+from .chats import CHATML, read_chat_texts
 from .errors import TrainError
 from .tokens import documents
 
@@ -34,7 +34,7 @@ def get_tokenizer(
         TrainError: when there is none, or it has more tokens than the model.
     """
     if source == "data":
-        return _trained(data, vocabulary, context, data_format)
+        return _train_tokenizer(data, vocabulary, context, data_format)
     if model is None:
         raise TrainError(
             "the tokenizer is the model's, but --model is missing.",
@@ -57,7 +57,7 @@ def get_tokenizer(
     return tokenizer
 
 
-def _trained(
+def _train_tokenizer(
     data: tuple[Path, ...], vocabulary: int, context: int, data_format: str
 ) -> PreTrainedTokenizerFast:
     """Byte-level BPE: it represents any text, and equal texts give equal tokenizers."""
@@ -79,16 +79,16 @@ def _trained(
         initial_alphabet=alphabet,
         show_progress=False,
     )
-    raw.train_from_iterator(_texts(data, data_format), trainer)
+    raw.train_from_iterator(_tokenizer_texts(data, data_format), trainer)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, **_SPECIALS, model_max_length=context)  # type: ignore[no-untyped-call]
     tokenizer.chat_template = _CHAT if data_format == "text" else CHATML
     return tokenizer
 
 
-def _texts(data: tuple[Path, ...], data_format: str) -> Iterator[str]:
+def _tokenizer_texts(data: tuple[Path, ...], data_format: str) -> Iterator[str]:
     for path in data:
         if data_format != "text":
-            yield from texts(path)
+            yield from read_chat_texts(path)
             continue
         for document in documents(path):
             yield from document

@@ -29,23 +29,23 @@ def documents(path: Path) -> Iterator[Iterator[str]]:
         with path.open(encoding="utf-8") as file:
             if path.suffix == ".jsonl":
                 for number, line in enumerate(file, 1):
-                    yield iter([_text(line, f"{path} line {number}")])
+                    yield iter([_parse_text_line(line, f"{path} line {number}")])
             else:
-                yield _pieces(file)
+                yield _join_lines_to_pieces(file)
     except (OSError, UnicodeDecodeError) as error:
         raise TrainError(
             f"cannot read {path}: {error}.", hint="Use UTF-8 text or .jsonl: --data FILE."
         ) from None
 
 
-def _text(line: str, place: str) -> str:
+def _parse_text_line(line: str, place: str) -> str:
     try:
         return str(json.loads(line)["text"])
     except (ValueError, KeyError, TypeError):
         raise TrainError(f"{place} is not a JSON object with a text.") from None
 
 
-def _pieces(lines: Iterable[str]) -> Iterator[str]:
+def _join_lines_to_pieces(lines: Iterable[str]) -> Iterator[str]:
     piece: list[str] = []
     size = 0
     for line in lines:
@@ -67,15 +67,15 @@ def token_file(
 
     Nodes that share the folder may write side by side: each moves what it wrote into place.
     """
-    name = f"tokens-{_digest(paths, tokenizer, data_format)[:16]}"
+    name = f"tokens-{_token_source_digest(paths, tokenizer, data_format)[:16]}"
     if data_format == "text":
-        return write_shards(folder / name, _tokens(paths, tokenizer), len(tokenizer))
+        return write_shards(folder / name, _encode_documents(paths, tokenizer), len(tokenizer))
     reader = Reader(tokenizer)
-    found = (example for path in paths for example in reader.examples(path, data_format))
-    return write_examples(folder / f"{name}.bin", found)
+    examples = (example for path in paths for example in reader.examples(path, data_format))
+    return write_examples(folder / f"{name}.bin", examples)
 
 
-def _digest(paths: tuple[Path, ...], tokenizer: Any, data_format: str) -> str:
+def _token_source_digest(paths: tuple[Path, ...], tokenizer: Any, data_format: str) -> str:
     """The name of what tokens are made from: files, vocabulary and, for chats, the template."""
     digest = hashlib.sha256(json.dumps(tokenizer.get_vocab(), sort_keys=True).encode())
     if data_format != "text":
@@ -93,7 +93,7 @@ def _digest(paths: tuple[Path, ...], tokenizer: Any, data_format: str) -> str:
     return digest.hexdigest()
 
 
-def _tokens(paths: tuple[Path, ...], tokenizer: Any) -> Iterator[list[int]]:
+def _encode_documents(paths: tuple[Path, ...], tokenizer: Any) -> Iterator[list[int]]:
     for path in paths:
         for document in documents(path):
             yield from _encoded(document, tokenizer)

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .start_tool import newest
+from .start_tool import find_newest_checkpoint
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train, and write the adapters and the tokenizer beside the checkpoints."""
-    options = _parser().parse_args(argv)
+    options = _unsloth_parser().parse_args(argv)
     settings: dict[str, Any] = json.loads(options.config.read_text(encoding="utf-8"))
     root = options.config.resolve().parent
     # First of all: it replaces functions of what is imported after it.
@@ -32,14 +32,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         train_dataset=load_dataset("json", data_files=rows, split="train"),
         args=SFTConfig(output_dir=str(options.out / "checkpoints"), **settings["arguments"]),
     )
-    checkpoint = newest(options.out / "checkpoints")
+    checkpoint = find_newest_checkpoint(options.out / "checkpoints")
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     trainer.save_model(str(options.out / "adapter"))
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    given = os.environ.get("RECIPE_DATA")
+def _unsloth_parser() -> argparse.ArgumentParser:
+    data_path = os.environ.get("RECIPE_DATA")
     parser = argparse.ArgumentParser(
         prog="train_unsloth.py", description="Train adapters as unsloth.json says, with Unsloth."
     )
@@ -50,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
         "--data",
         type=Path,
         nargs="+",
-        default=[Path(given)] if given else [],
+        default=[Path(data_path)] if data_path else [],
         metavar="FILE",
         help="conversations (.jsonl) instead of the bundle's",
     )

@@ -21,7 +21,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from recipe_core.payload.trainer.checkpoint import complete, stored
+from recipe_core.payload.trainer.checkpoint import (
+    list_checkpoint_folders,
+    list_complete_checkpoints,
+)
 from recipe_core.payload.trainer.damage import damage
 from tests.fixtures.ports import free_port
 from tests.nightly.attack.harness import Order, Result, Tally
@@ -80,7 +83,7 @@ class Attack(Tally):
 
     def kill(self, index: int) -> None:
         """Start, see that it goes on where it must, kill it, look at what it left."""
-        whole = [step for step, _ in complete(self.checkpoints)]
+        whole = [step for step, _ in list_complete_checkpoints(self.checkpoints)]
         process, began = start(self.job, self.log), time.monotonic()
         try:
             if not self._wait(process, lambda: bool(FIRST.search(self._text()))):
@@ -91,20 +94,22 @@ class Attack(Tally):
             outcome = "resumed" if self.resumed else "started"
             self.results.append(Result("SIGKILL of the trainer", outcome=outcome, seconds=spent))
             if not index:  # the kills after the first have something to go on from
-                self._wait(process, lambda: bool(complete(self.checkpoints)))
+                self._wait(process, lambda: bool(list_complete_checkpoints(self.checkpoints)))
             self._moment(process)
         finally:
             process.send_signal(signal.SIGKILL)
             process.wait()
         self.tried["kills"] += 1
         self._losses(index)
-        for step, path in complete(self.checkpoints):
+        for step, path in list_complete_checkpoints(self.checkpoints):
             if fault := damage(path, 0, 1):
                 self._fail(index, f"step-{step} counts as complete, but {fault}")
-        incomplete = len(stored(self.checkpoints)) - len(complete(self.checkpoints))
+        incomplete = len(list_checkpoint_folders(self.checkpoints)) - len(
+            list_complete_checkpoints(self.checkpoints)
+        )
         self.tried["left a checkpoint cut short"] += incomplete > 0
         self.damaged = None
-        if index % 10 == 9 and len(complete(self.checkpoints)) > 1:
+        if index % 10 == 9 and len(list_complete_checkpoints(self.checkpoints)) > 1:
             self._damage()
         if index % 10 == 4:
             self.tried["damaged records"] += 1
@@ -117,10 +122,13 @@ class Attack(Tally):
         time.sleep(self.rng.uniform(0, 0.4))
         seen = {
             "time": lambda: True,
-            "first file": lambda: len(stored(self.checkpoints)) > len(complete(self.checkpoints)),
+            "first file": lambda: (
+                len(list_checkpoint_folders(self.checkpoints))
+                > len(list_complete_checkpoints(self.checkpoints))
+            ),
             "data": lambda: any(
                 any(path.glob("*.distcp")) and not (path / ".metadata").exists()
-                for _, path in stored(self.checkpoints)
+                for _, path in list_checkpoint_folders(self.checkpoints)
             ),
             "metadata": lambda: any(self.checkpoints.glob("step-*/.metadata.tmp")),
         }[moment]
@@ -166,7 +174,7 @@ class Attack(Tally):
                 self._fail(index, f"step {step} again: {loss}, before {self.known[step]}")
 
     def _damage(self) -> None:
-        _, path = complete(self.checkpoints)[-1]
+        _, path = list_complete_checkpoints(self.checkpoints)[-1]
         self.damaged = str(path)
         victim = self.rng.choice([*sorted(path.glob("*.distcp")), path / ".metadata"])
         os.truncate(victim, self.rng.randrange(victim.stat().st_size))

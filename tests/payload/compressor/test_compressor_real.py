@@ -54,12 +54,12 @@ def base(demo_model, base_tokens):
 def made(demo_model, base, base_tokens, stream, tmp_path_factory):
     """Compress by a technique once, and hold it against the base: its folder and the result."""
     from recipe_core.payload.compressor import export_onnx
-    from recipe_core.payload.compressor.compress import compress
+    from recipe_core.payload.compressor.compress import write_compressed_model
     from recipe_core.payload.compressor.job import Verify, read_job
-    from recipe_core.payload.compressor.verify import compare, observe
+    from recipe_core.payload.compressor.verify import compare_with_base, observe
 
     kept, root = {}, tmp_path_factory.mktemp("compressed")
-    export, graph = export_onnx.export, root / "graph"
+    export, graph = export_onnx.write_onnx_graph, root / "graph"
 
     def export_once(model, folder):
         """The base's graph: a trace takes far longer than all that is done with it."""
@@ -77,10 +77,10 @@ def made(demo_model, base, base_tokens, stream, tmp_path_factory):
             values["calibration"] = {"text": str(stream), "samples": 8, "tokens": 128}
             job = read_job(values | parts)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(export_onnx, "export", export_once)
-                compress(job)
+                patch.setattr(export_onnx, "write_onnx_graph", export_once)
+                write_compressed_model(job)
             measured = observe(job.output_folder, base_tokens, Verify(**VERIFY))
-            kept[key] = (job.output_folder, compare(base, measured, len(base_tokens)))
+            kept[key] = (job.output_folder, compare_with_base(base, measured, len(base_tokens)))
         return kept[key]
 
     return make
@@ -92,13 +92,13 @@ def retained(made, name, written=None, **parts):
 
 def test_bits_cost_what_they_should(base, made, demo_model):
     """Eight bits lose next to nothing, fewer lose more; files are as large as predicted."""
-    from recipe_core.payload.compressor.models import load_model, matrices
+    from recipe_core.payload.compressor.models import load_decoder, matrices
 
     trained = json.loads((demo_model / "demo_model.json").read_text())
     assert base.figures.perplexity == pytest.approx(np.exp(trained["loss_after"]), rel=0.1)
     assert base.figures.decode_tokens_per_s > 1
     assert base.figures.resident_bytes > 0
-    model = load_model(demo_model)
+    model = load_decoder(demo_model)
     inner = sum(each.weight.numel() for _, each in matrices(model, ("lm_head",)))
     rest = (model.num_parameters() - inner) * BYTES_PER_VALUE["bf16"]
     four_bits = technique("int4_weight_only").weight_bits / 8 + 2 / GROUP
@@ -153,11 +153,11 @@ RUNTIMES = {"onnx": "ONNX Runtime", "openvino": "OpenVINO", "gguf": "llama.cpp"}
 @pytest.mark.nightly
 @pytest.mark.parametrize("written", RUNTIMES)
 def test_an_export_says_what_torch_says(made, demo_model, base_tokens, written):
-    from recipe_core.payload.compressor.runners import run
+    from recipe_core.payload.compressor.runners import load_runner
 
     folder, result = made("none", written)
     window = base_tokens[:64]
-    difference = run(folder).logits(window) - run(demo_model).logits(window)
+    difference = load_runner(folder).logits(window) - load_runner(demo_model).logits(window)
     assert result.result.runtime == RUNTIMES[written]
     assert np.abs(difference).max() < (0.5 if written == "gguf" else 1e-3)  # gguf: bf16 products
     assert result.same_top > 0.99

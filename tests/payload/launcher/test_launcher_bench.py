@@ -12,15 +12,15 @@ import pytest
 
 from recipe_core.payload.launcher import metrics
 from recipe_core.payload.launcher.api import Api
-from recipe_core.payload.launcher.bench import Options, ask, measure, plan_traffic
+from recipe_core.payload.launcher.bench import Options, measure_serving, plan_traffic, send_prompt
 from recipe_core.payload.launcher.client import Endpoint, Sample, _Stream, request_body
 from recipe_core.payload.launcher.errors import RequestError
 from recipe_core.payload.launcher.load import Traffic, drive
 from recipe_core.payload.launcher.machine import Machine
 from recipe_core.payload.launcher.plan import Workload, load_plan
-from recipe_core.payload.launcher.pooled import pool, question_of
+from recipe_core.payload.launcher.pooled import pooled_request_body, send_pooled_request
 from recipe_core.payload.launcher.preflight import Preflight
-from recipe_core.payload.launcher.prompts import Prompts, calibrate
+from recipe_core.payload.launcher.prompts import Prompts, calibrate_prompt_words
 from recipe_core.payload.launcher.sse import EventParser
 from recipe_core.payload.launcher.supervisor import Progress
 from tests.fixtures.fake_server import Answering, Handler, Server
@@ -106,16 +106,18 @@ def pooling():
 def test_a_text_is_a_result_with_the_servers_own_count_of_tokens(pooling):
     for path, (tokens, data) in POOLED.items():
         if tokens is not None:
-            sample = pool(pooling(path), "some words", clock=iter([1.0, 3.0]).__next__)
+            sample = send_pooled_request(
+                pooling(path), "some words", clock=iter([1.0, 3.0]).__next__
+            )
             assert (sample.prompt_tokens, sample.output_tokens) == (tokens, 1), path
             assert (sample.ttft_s, sample.latency_s, sample.tpot_s) == (2.0, 2.0, None)
             assert ("score" in sample.text) == ("score" in json.dumps(data))
     with pytest.raises(RequestError, match="HTTP 400"):
-        ask(pooling("/embed"), "bad", 1)
+        send_prompt(pooling("/embed"), "bad", 1)
     with pytest.raises(RequestError, match="the server sent"):
-        ask(pooling("/v2/models/odd/infer"), "words", 1)
+        send_prompt(pooling("/v2/models/odd/infer"), "words", 1)
     # What it is scored against is an input of its own.
-    asked = question_of(Api("/v2/models/a/infer", "a", {"query": "why"}), "because")
+    asked = pooled_request_body(Api("/v2/models/a/infer", "a", {"query": "why"}), "because")
     named = [(place["name"], place["data"]) for place in asked["inputs"]]
     assert named == [("query", ["why"]), ("text", ["because"])]
 
@@ -133,29 +135,29 @@ def sample(started, first, last, tokens):
 
 
 def test_figures():
-    found = metrics.figures([sample(0.0, 1.0, 3.0, 11), sample(1.0, 3.0, 5.0, 5)])
+    found = metrics.request_figures([sample(0.0, 1.0, 3.0, 11), sample(1.0, 3.0, 5.0, 5)])
     assert found["ttft_s"] == found["ttft_p50_s"] == 1.5
     assert found["tpot_s"] == pytest.approx((0.2 + 0.5) / 2)
     assert found["request_latency_s"] == 3.5
     assert found["output_tokens_per_s"] == pytest.approx(16 / 5)
-    assert metrics.figures([sample(0.0, 1.0, 1.0, 1)])["tpot_s"] is None  # a single token
+    assert metrics.request_figures([sample(0.0, 1.0, 1.0, 1)])["tpot_s"] is None  # a single token
     assert metrics.predictions({"serving": None}) == dict.fromkeys(metrics.FIGURES)
     bands = {"a": [1, 2], "b": [1, None], "c": None, "d": [1, float("nan")]}
-    assert metrics.bands({"bands": bands}) == {"a": (1.0, 2.0)}
+    assert metrics.expected_bands({"bands": bands}) == {"a": (1.0, 2.0)}
 
 
 def test_calibration_meets_the_target():
     for fixed, per_word in ((0, 1.0), (12, 1.0), (3, 1.37), (0, 3.9), (25, 0.8)):
-        found = calibrate(lambda words, f=fixed, p=per_word: f + round(words * p), 512)
+        found = calibrate_prompt_words(lambda words, f=fixed, p=per_word: f + round(words * p), 512)
         assert found.tokens is not None
         assert abs(found.tokens - 512) <= max(2, per_word)
-    assert calibrate(lambda words: None, 100).tokens is None
+    assert calibrate_prompt_words(lambda words: None, 100).tokens is None
 
     def refuse(words):
         raise RequestError("no")
 
     with pytest.raises(RequestError):
-        calibrate(refuse, 2)
+        calibrate_prompt_words(refuse, 2)
     # Prompts differ and repeat.
     texts = [Prompts(20, seed=1).text(index) for index in range(50)]
     assert len({" ".join(text.split()[:4]) for text in texts}) == 50
@@ -235,7 +237,7 @@ def measured(bundle):
         bundle.edit(lambda data: data["api"].update(path=path))
         bundle.edit(lambda data: data["workload"].update(workload))
         plan, clock = load_plan(bundle.root), count().__next__
-        return measure(plan, CHECKED, options, Progress(quiet=True), clock=clock)
+        return measure_serving(plan, CHECKED, options, Progress(quiet=True), clock=clock)
 
     yield measurement_of
     server.shutdown()

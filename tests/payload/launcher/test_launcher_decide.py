@@ -27,7 +27,7 @@ DEATH = Trouble(Kind.DIED, "it ended")
 def looks(track, seen, target=TARGET):
     """Judge one look after the other, up to the first trouble."""
     for at, look in seen:
-        track, trouble = decide.judge(track, look, at, LIMITS, target)
+        track, trouble = decide.judge_group(track, look, at, LIMITS, target)
         if trouble is not None:
             return track, trouble
     return track, None
@@ -42,18 +42,18 @@ def test_a_start_is_ready_when_it_answers_or_late():
 
 @over("code killed kind words", ROWS("ends"))
 def test_an_end_is_trouble_in_every_phase(code, killed, kind, words):
-    for track in (decide.starting(0, 30), decide.serving(0)):
+    for track in (decide.starting(0, 30), decide.track_serving_group(0)):
         seen = Seen(ended=("a",), codes=(code,), out_of_memory=killed)
         assert looks(track, [(1, seen)])[1] == Trouble(Kind(kind), words)
 
 
 def test_a_hang_is_no_answer_for_long_and_often():
-    track, trouble = looks(decide.serving(0), [(at, SILENT) for at in (3, 6, 9)])
+    track, trouble = looks(decide.track_serving_group(0), [(at, SILENT) for at in (3, 6, 9)])
     assert trouble is None
     assert looks(track, [(10, SILENT)])[1] == Trouble(Kind.HUNG, "no answer for 10 s")
     assert looks(track, [(9.5, WELL), (10, SILENT), (18, SILENT)])[1] is None
     # Nor is a look after a long sleep, or one that asked nobody.
-    track = decide.serving(0)
+    track = decide.track_serving_group(0)
     assert looks(track, [(5000, SILENT)])[1] is None
     assert looks(track, [(at, Seen(answers=None)) for at in range(100)]) == (track, None)
 
@@ -62,7 +62,7 @@ def test_requests_that_get_no_tokens_are_a_hang():
     def stuck(at, tokens=7):
         return at, Seen(tokens=tokens, running=2)
 
-    track, trouble = looks(decide.serving(0), [stuck(1), stuck(5), stuck(9)])
+    track, trouble = looks(decide.track_serving_group(0), [stuck(1), stuck(5), stuck(9)])
     assert trouble is None
     assert looks(track, [stuck(11)])[1] == Trouble(Kind.HUNG, "2 requests, no new token for 10 s")
     assert looks(track, [stuck(11, 8), stuck(20, 8)])[1] is None
@@ -85,7 +85,7 @@ def paced(*tpots, load=2, start=0):
 
 def test_slow_for_long_is_trouble_only_at_the_planned_load():
     words = "30.0 ms per token over 20 s, planned at most 20.0"
-    assert looks(decide.serving(0), paced(*[0.03] * 4))[1] == Trouble(Kind.SLOW, words)
+    assert looks(decide.track_serving_group(0), paced(*[0.03] * 4))[1] == Trouble(Kind.SLOW, words)
     for seen, target in (
         (paced(*[0.03] * 3), TARGET),
         (paced(*[0.019] * 20), TARGET),
@@ -93,58 +93,62 @@ def test_slow_for_long_is_trouble_only_at_the_planned_load():
         (paced(0.03, 0.01, 0.01, 0.01, 0.03), TARGET),
         (paced(*[0.03] * 20), Target()),
     ):
-        assert looks(decide.serving(0), seen, target)[1] is None
+        assert looks(decide.track_serving_group(0), seen, target)[1] is None
 
 
 def test_slow_is_restarted_once_then_another_choice_or_left():
     slow = Trouble(Kind.SLOW, "slow")
-    track, step = decide.respond(decide.serving(0), slow, 1, LIMITS)
+    track, step = decide.respond_for_group(decide.track_serving_group(0), slow, 1, LIMITS)
     assert step is Step.RESTART
-    again = decide.serving(9, decide.starting(5, 30, track))
-    assert decide.respond(again, slow, 30, LIMITS)[1] is Step.LEAVE
-    kept, step = decide.respond(again, slow, 30, LIMITS, others_serve=True)
+    again = decide.track_serving_group(9, decide.starting(5, 30, track))
+    assert decide.respond_for_group(again, slow, 30, LIMITS)[1] is Step.LEAVE
+    kept, step = decide.respond_for_group(again, slow, 30, LIMITS, others_serve=True)
     assert step is Step.KEEP
     assert looks(kept, paced(*[0.03] * 9, start=40))[1] is None  # said once
     better, _ = looks(kept, paced(*[0.01] * 9, start=40))
-    assert decide.respond(better, slow, 99, LIMITS)[1] is Step.RESTART
+    assert decide.respond_for_group(better, slow, 99, LIMITS)[1] is Step.RESTART
 
 
 def fail(track, *times, **how):
     """Failures of a service, each with a start afterwards, and what was done about each."""
     steps = []
     for at in times:
-        track, step = decide.respond(track, DEATH, at, LIMITS, **how)
-        track = decide.serving(at, decide.starting(at, 30, track))
+        track, step = decide.respond_for_group(track, DEATH, at, LIMITS, **how)
+        track = decide.track_serving_group(at, decide.starting(at, 30, track))
         steps.append(step)
     return track, steps
 
 
 def test_the_budget_is_for_a_window_and_stable_service_forgets():
     for others, last in ((False, Step.LEAVE), (True, Step.PARK)):
-        _, steps = fail(decide.serving(0), 1, 2, 3, 4, others_serve=others)
+        _, steps = fail(decide.track_serving_group(0), 1, 2, 3, 4, others_serve=others)
         assert steps == [Step.RESTART] * 3 + [last]
-    assert fail(decide.serving(0), 1, 40, 80, 120, 160)[1] == [Step.RESTART] * 5
-    track, _ = looks(fail(decide.serving(0), 1)[0], [(52, WELL)])
+    assert fail(decide.track_serving_group(0), 1, 40, 80, 120, 160)[1] == [Step.RESTART] * 5
+    track, _ = looks(fail(decide.track_serving_group(0), 1)[0], [(52, WELL)])
     assert (track.failures, track.attempt) == ((), 0)
     # Rests double up to the most.
     assert [decide.backoff_s(n, LIMITS, 1.0) for n in range(6)] == [1, 2, 4, 8, 8, 8]
     assert decide.backoff_s(3, LIMITS, 0.0) == 4
     # A parked group is tried again once its failures are old.
-    track, _ = fail(decide.serving(0), 1, 2, 3)
-    parked, step = decide.respond(track, DEATH, 4, LIMITS, others_serve=True)
+    track, _ = fail(decide.track_serving_group(0), 1, 2, 3)
+    parked, step = decide.respond_for_group(track, DEATH, 4, LIMITS, others_serve=True)
     assert (step, parked.phase) == (Step.PARK, Phase.PARKED)
     assert (decide.due(parked, 100), decide.due(parked, 101)) == (False, True)
-    assert decide.judge(parked, Seen(ended=("a",), codes=(None,)), 5, LIMITS, TARGET)[1] is None
+    assert (
+        decide.judge_group(parked, Seen(ended=("a",), codes=(None,)), 5, LIMITS, TARGET)[1] is None
+    )
 
 
 def test_a_lasting_cause_and_a_machine_that_is_too_small_burn_no_budget():
-    at_start, serving = decide.starting(0, 30), decide.serving(0)
-    assert decide.respond(at_start, DEATH, 1, LIMITS, lasting=True)[1] is Step.LEAVE
-    parked, step = decide.respond(at_start, DEATH, 1, LIMITS, lasting=True, others_serve=True)
+    at_start, serving = decide.starting(0, 30), decide.track_serving_group(0)
+    assert decide.respond_for_group(at_start, DEATH, 1, LIMITS, lasting=True)[1] is Step.LEAVE
+    parked, step = decide.respond_for_group(
+        at_start, DEATH, 1, LIMITS, lasting=True, others_serve=True
+    )
     assert (step, parked.until) == (Step.PARK, float("inf"))
     # What has served was started with the right words: its log only looks like that.
-    assert decide.respond(serving, DEATH, 1, LIMITS, lasting=True)[1] is Step.RESTART
-    assert decide.respond(serving, DEATH, 1, LIMITS, misfit=True)[1] is Step.LEAVE
+    assert decide.respond_for_group(serving, DEATH, 1, LIMITS, lasting=True)[1] is Step.RESTART
+    assert decide.respond_for_group(serving, DEATH, 1, LIMITS, misfit=True)[1] is Step.LEAVE
 
 
 def test_which_groups_serve():
@@ -172,10 +176,10 @@ def test_no_sequence_of_looks_exceeds_the_budget(sequence):
         now += passed
         if decide.due(track, now):
             track = decide.starting(now, 30, track)
-        track, trouble = decide.judge(track, seen, now, LIMITS, TARGET)
+        track, trouble = decide.judge_group(track, seen, now, LIMITS, TARGET)
         if trouble is None:
             continue
-        track, step = decide.respond(track, trouble, now, LIMITS, others_serve=True)
+        track, step = decide.respond_for_group(track, trouble, now, LIMITS, others_serve=True)
         if step is Step.RESTART:
             assert 0 < track.until - now <= LIMITS.backoff_most_s
             restarts = [at for at in restarts if now - at < LIMITS.window_s] + [now]
@@ -186,14 +190,14 @@ def test_no_sequence_of_looks_exceeds_the_budget(sequence):
 # Training runs
 
 OF_RUNS = Supervision(crash_budget=2, window_s=100, backoff_s=1, stable_s=50, hang_s=10)
-BEGUN = run_decide.started(0, 0)
-PROVEN = run_decide.judge(BEGUN, run_decide.Seen(alive=True, step=1), 1, OF_RUNS, 1000.0)[0]
+BEGUN = run_decide.track_started_run(0, 0)
+PROVEN = run_decide.judge_run(BEGUN, run_decide.Seen(alive=True, step=1), 1, OF_RUNS, 1000.0)[0]
 
 
 def looked(track, now, **seen):
     """The track after a look, and the trouble; a start has a thousand seconds."""
     seen = run_decide.Seen(**({"alive": True} | seen))
-    return run_decide.judge(track, seen, now, OF_RUNS, 1000.0)
+    return run_decide.judge_run(track, seen, now, OF_RUNS, 1000.0)
 
 
 def kind_of(track, now, **seen):
@@ -207,7 +211,7 @@ def test_an_end_is_told_by_codes_and_by_what_the_trainer_recorded(kind, seen):
 
 
 def test_a_hang_is_no_step_for_twenty_usual_ones_but_never_less_than_the_limit():
-    track, _ = looked(run_decide.started(0, 5), 1, step=6, usual_s=0.1)
+    track, _ = looked(run_decide.track_started_run(0, 5), 1, step=6, usual_s=0.1)
     assert kind_of(track, 10.9, step=6, usual_s=0.1) is None
     assert kind_of(track, 11.1, step=6, usual_s=0.1) == "HUNG"
     assert kind_of(track, 40, step=6, usual_s=2.0) is None
@@ -221,13 +225,13 @@ def test_a_hang_is_no_step_for_twenty_usual_ones_but_never_less_than_the_limit()
 
 @over("seen", ROWS("loading"))
 def test_loading_and_exporting_have_the_time_of_a_start(seen):
-    track, _ = looked(run_decide.started(0, 7), 1, **seen)
+    track, _ = looked(run_decide.track_started_run(0, 7), 1, **seen)
     assert (kind_of(track, 900, **seen), kind_of(track, 1002, **seen)) == (None, "HUNG")
 
 
 def answer(track, now=1.0, kind=run_decide.Kind.DIED, **more):
     trouble = run_decide.Trouble(kind, "ended with exit code 1")
-    return run_decide.respond(track, trouble, now, OF_RUNS, **({"checkpoint": 0} | more))
+    return run_decide.respond_for_run(track, trouble, now, OF_RUNS, **({"checkpoint": 0} | more))
 
 
 def test_a_run_that_trained_is_started_again_until_its_budget_is_spent():
@@ -243,7 +247,7 @@ def test_a_run_that_trained_is_started_again_until_its_budget_is_spent():
     for now in (1, 110, 220, 330):
         track, action = answer(track, now, checkpoint=now)
         assert action is Action.RESTART
-        track, _ = looked(run_decide.started(now, now, track), now + 60, step=now + 1)
+        track, _ = looked(run_decide.track_started_run(now, now, track), now + 60, step=now + 1)
         assert track.attempt == 0
     # One that never gets to a new checkpoint is left however seldom it fails.
     track = PROVEN

@@ -13,9 +13,9 @@ import yaml
 from recipe_core.payload.launcher import causes, events
 from recipe_core.payload.launcher.diagnosis import LONGEST_LINE, MOST_LINES, diagnose, signal_of
 from recipe_core.payload.launcher.failure import (
+    excerpt_log,
     failure_text,
     last_failure,
-    shown,
     without_questions,
 )
 from recipe_core.payload.launcher.redact import HIDDEN, Redactor, is_secret_name
@@ -147,8 +147,16 @@ def test_lines_before_the_failure_and_an_earlier_one_are_no_reason():
 
 def test_the_evidence_is_shown_once_without_questions():
     log = [str(number) for number in range(50)]
-    assert shown(log, ("3", "49"), 5).splitlines() == ["3", "...", "45", "46", "47", "48", "49"]
-    assert shown(log, ("49",), 2).splitlines() == ["48", "49"]
+    assert excerpt_log(log, ("3", "49"), 5).splitlines() == [
+        "3",
+        "...",
+        "45",
+        "46",
+        "47",
+        "48",
+        "49",
+    ]
+    assert excerpt_log(log, ("49",), 2).splitlines() == ["48", "49"]
     log = ENDS["questions"] + ENDS["no_questions"]
     assert without_questions(log, ("/health", "/metrics")) == ENDS["no_questions"]
 

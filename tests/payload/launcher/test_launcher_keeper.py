@@ -216,7 +216,7 @@ def test_a_group_that_cannot_be_kept_leaves_the_others(world, deployed):
     assert world.pids() == {"server-0": before}
     assert up.keeper.teller.snapshot().up
     # `up` waits for nothing that is parked, and asks for it once more.
-    state.save(up.own, replace(up.state, keeper=keeping.me(Supervision())))
+    state.save_state(up.own, replace(up.state, keeper=keeping.me(Supervision())))
     assert keep.wait_kept(up.plan, timeout_s=1, progress=Said(), world=world).parked == (1,)
     up.until(lambda: not up.state.parked and up.state.ready)  # its failures are old by then
     assert world.pids()["server-0"] == before
@@ -263,8 +263,8 @@ def test_a_keeper_follows_its_folder(world, deployed, tmp_path):
     assert up.keeper.run() == 0
     assert "was removed: made it anew" in up.said.text
     moved = tmp_path / "moved" / "run"
-    assert events.read(moved)[-1]["reason"] == "the bundle was moved"
-    assert (state.load(moved).ready, world.pids()) == (True, before)
+    assert events.read_events(moved)[-1]["reason"] == "the bundle was moved"
+    assert (state.load_state(moved).ready, world.pids()) == (True, before)
     assert not up.bundle.root.exists()  # nothing is written where the bundle was
     up.own, up.bundle = moved, replace(up.bundle, root=moved.parent)
     world.after(9, lambda: shutil.rmtree(moved.parent))
@@ -403,7 +403,7 @@ def kept_by(world, up, **heeds):
     process = world.add("keeper", [], {}, up.own / "keeper.log")
     process.heeds = {getattr(signal, name): action for name, action in heeds.items()}
     keeper = replace(keeping.me(up.limits), pid=process.pid, started=process.started)
-    state.save(up.own, replace(up.state, keeper=keeper))
+    state.save_state(up.own, replace(up.state, keeper=keeper))
     return process
 
 
@@ -457,7 +457,7 @@ def test_a_keeper_that_does_not_start_is_told(world, deployed):
 
     def notes(process):
         me = state.Keeper(process.pid, process.started)
-        world.after(3, lambda: state.save(up.own, replace(up.state, keeper=me)))
+        world.after(3, lambda: state.save_state(up.own, replace(up.state, keeper=me)))
 
     world.scripts["keeper"] = [notes]
     assert keeping.spawn(up.plan, ["--strict"], world=world).pid == world["keeper"].pid
@@ -492,7 +492,9 @@ def test_a_drain_has_a_deadline_and_ends_at_a_second_signal(world, deployed):
     for limit in (5, 900):
         up = deployed().up()
         world["server-0"].running = 1
-        keeping.ask(up.own, keeping.me(Supervision()), keeping.DRAIN, world=world, drain_s=limit)
+        keeping.ask_keeper(
+            up.own, keeping.me(Supervision()), keeping.DRAIN, world=world, drain_s=limit
+        )
         up.keeper.asked.append(keeping.DRAIN)
         world.after(9, lambda up=up: up.keeper.asked.append(signal.SIGINT))
         up.keeper.run()

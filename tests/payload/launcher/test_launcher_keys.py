@@ -53,17 +53,17 @@ def test_all_are_asked_with_the_key_or_say_what_to_set(held, hint, server, bundl
     for path in ("/v1/completions", "/embed"):
         endpoint = Endpoint(*server, Api(path, "m", {}, VARIABLE))
         if hint is None:
-            assert bench.ask(endpoint, "words", 1).output_tokens == 1
+            assert bench.send_prompt(endpoint, "words", 1).output_tokens == 1
             assert observer.get(plan, server[1], "/metrics") == "{}"
-            assert balancer._ask(balancer.HERE, plan, server[1], "GET", "/workers")[0] == 200
+            assert balancer._ask_router(balancer.HERE, plan, server[1], "GET", "/workers")[0] == 200
             continue
         with pytest.raises(RequestError, match="HTTP 401") as caught:
-            bench.ask(endpoint, "words", 1)
+            bench.send_prompt(endpoint, "words", 1)
         assert hint.replace("V", VARIABLE) in caught.value.hint
         assert str(held) not in str(caught.value)
     unknown = Endpoint(*server, Api("/embed", "m", {}))
     with pytest.raises(RequestError, match="this bundle does not know"):
-        bench.ask(unknown, "words", 1)
+        bench.send_prompt(unknown, "words", 1)
 
 
 def test_a_key_that_no_header_carries_is_refused_without_a_word_of_it():

@@ -166,7 +166,7 @@ def test_the_kernel_shows_who_writes_a_log_and_who_ignores_a_signal(tmp_path):
     )
     here = procs.Processes()
     with open_log(log) as output:
-        place = procs.place_of(log)
+        place = procs.plain_file_place(log)
         words = [sys.executable, "-c", code]
         writer, started = here.start(words, cwd=tmp_path, env={}, output=output)
     link.symlink_to(os.devnull)
@@ -195,7 +195,7 @@ def test_the_kernel_shows_who_writes_a_log_and_who_ignores_a_signal(tmp_path):
 
 def test_a_copy_of_a_running_bundle_controls_nothing(bundle, tmp_path, capsys):
     bundle.run("up")
-    (before,) = state.load(bundle.root / "run").servers
+    (before,) = state.load_state(bundle.root / "run").servers
     copy = replace(bundle, root=tmp_path / "copy")
     shutil.copytree(bundle.root, copy.root)
     capsys.readouterr()
@@ -205,7 +205,7 @@ def test_a_copy_of_a_running_bundle_controls_nothing(bundle, tmp_path, capsys):
     assert copy.run("down") == 0
     assert f"this is a copy of {bundle.root / 'run'}" in capsys.readouterr().err
     assert copy.run("up") == 1  # its port is the original's
-    assert state.load(bundle.root / "run").servers == (before,)
+    assert state.load_state(bundle.root / "run").servers == (before,)
     assert before.alive
     assert bundle.run("--json", "up", "--port", str(bundle.port + 1), "--hang", "5") == 0
     (port, hang) = json.loads(capsys.readouterr().out)["not_applied"]
@@ -213,7 +213,7 @@ def test_a_copy_of_a_running_bundle_controls_nothing(bundle, tmp_path, capsys):
     assert "--hang (it is set at a start)" in hang
     moved = replace(bundle, root=tmp_path / "moved")
     bundle.root.rename(moved.root)
-    (there,) = state.load(moved.root / "run").servers
+    (there,) = state.load_state(moved.root / "run").servers
     assert (there.pid, there.log) == (before.pid, str(moved.root / "run" / "server-0.log"))
     (moved.root / "launch.json").write_text("{")  # what is recorded is enough to stop it
     assert (moved.run("down"), before.alive) == (0, False)
@@ -287,7 +287,9 @@ def test_one_replica_by_name(world, routed):
 def test_a_keeper_restarts_what_it_is_asked_for(world, routed):
     up = routed()
     world["server-1"].running = 1  # a request that does not end is waited for up to a limit
-    keeping.ask(up.own, keeping.me(up.limits), keeping.READ, world=world, restart=["server-1"])
+    keeping.ask_keeper(
+        up.own, keeping.me(up.limits), keeping.READ, world=world, restart=["server-1"]
+    )
     up.keeper.asked.append(keeping.READ)
     up.rounds(1)
     up.until(lambda: not up.keeper.rolling.groups)

@@ -207,12 +207,12 @@ def test_what_failed_to_start_shows_its_logs_until_interrupted(make_bundle):
 
 def test_events_are_read_as_they_were_written(tmp_path):
     own = tmp_path / "run"
-    assert events.read(own) == []
+    assert events.read_events(own) == []
     events.append(own, "died", server="server-0", code=-9, reason=None)
     events.append(own, "restart", wait_s=float("inf"), path=tmp_path)
     # Letters that are no text are kept apart.
     events.append(own, "stop", log=os.fsdecode(b"caf\xe9"), end="\n")
-    first, second, third = events.read(own)
+    first, second, third = events.read_events(own)
     assert (first["event"], first["server"], first["code"]) == ("died", "server-0", -9)
     assert datetime.fromisoformat(first["time"]).utcoffset() is not None
     assert (second["wait_s"], second["path"]) == (None, str(tmp_path))
@@ -223,7 +223,7 @@ def test_events_are_read_as_they_were_written(tmp_path):
 
 def test_a_torn_line_loses_only_itself_and_what_is_no_event_is_left_out(tmp_path):
     def kinds():
-        return [event["event"] for event in events.read(tmp_path)]
+        return [event["event"] for event in events.read_events(tmp_path)]
 
     events.append(tmp_path, "start")
     with (tmp_path / "events.jsonl").open("ab") as file:
@@ -233,7 +233,7 @@ def test_a_torn_line_loses_only_itself_and_what_is_no_event_is_left_out(tmp_path
     assert kinds() == ["start", "restart"]
     lines = ["[1]", '{"event": 3}', '{"event": "stop"}', "[" * 100_000]
     (tmp_path / "events.jsonl").write_text("\n".join(lines))
-    assert events.read(tmp_path) == [{"event": "stop"}]
+    assert events.read_events(tmp_path) == [{"event": "stop"}]
 
 
 def test_a_long_file_is_moved_aside_once(tmp_path, monkeypatch):
@@ -243,7 +243,7 @@ def test_a_long_file_is_moved_aside_once(tmp_path, monkeypatch):
     sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
     assert set(sizes) == {"events.jsonl", "events.jsonl.1"}
     assert max(sizes.values()) < 1100
-    numbers = [event["number"] for event in events.read(tmp_path)]
+    numbers = [event["number"] for event in events.read_events(tmp_path)]
     assert numbers == list(range(numbers[0], 100))
 
 
@@ -267,7 +267,7 @@ for number in range(200):
     for writer in writers:
         writer.communicate(timeout=PATIENCE)
         assert writer.returncode == 0
-    written = events.read(tmp_path)
+    written = events.read_events(tmp_path)
     text = b"".join(path.read_bytes() for path in tmp_path.iterdir())
     # An empty line parts a line from one that seemed cut short while it was being written.
     assert len(written) == len([line for line in text.splitlines() if line])
@@ -288,7 +288,7 @@ for most in (0, 30, 5000):
     print(len(events.read(own)))
 """
     assert appending(writes, tmp_path).communicate()[0].split() == ["0", "0", "3"]
-    assert [event["most"] for event in events.read(tmp_path)] == [0, 30, 5000]
+    assert [event["most"] for event in events.read_events(tmp_path)] == [0, 30, 5000]
 
 
 @pytest.mark.parametrize("odd", ["folder", "link", "pipe"])
@@ -302,5 +302,5 @@ def test_odd_files_are_left_alone(tmp_path, odd):
     else:
         os.mkfifo(path)
     events.append(tmp_path, "died")
-    assert events.read(tmp_path) == []
+    assert events.read_events(tmp_path) == []
     assert elsewhere.read_text() == '{"event": "mine"}\n'

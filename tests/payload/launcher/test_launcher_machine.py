@@ -65,24 +65,24 @@ def test_detect_through_the_tools(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     failed = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
     tool(tmp_path, "nvidia-smi", failed, 9)
-    found = machine.detect()
+    found = machine.detect_machine()
     assert found.runtime == "cpu"
     assert "couldn't communicate" in found.notes[0]
     tool(tmp_path, "rocm-smi", next(data for name, data, _ in ROWS("devices") if name == "rocm"))
-    assert (machine.detect().runtime, len(machine.detect().devices)) == ("rocm", 2)
+    assert (machine.detect_machine().runtime, len(machine.detect_machine().devices)) == ("rocm", 2)
     old = '#!/bin/sh\ncase "$*" in *compute_cap*) echo "not a valid field"; exit 2;; esac\n'
     path = tmp_path / "nvidia-smi"
     path.write_text(f'{old}echo "NVIDIA A40, 46068, 45000"\n')
-    assert machine.detect().devices == (Device(0, "NVIDIA A40", 46068 << 20, 45000 << 20),)
-    assert machine.detect().notes == ()  # which an old driver's words are not
+    assert machine.detect_machine().devices == (Device(0, "NVIDIA A40", 46068 << 20, 45000 << 20),)
+    assert machine.detect_machine().notes == ()  # which an old driver's words are not
     tool(tmp_path, "nvidia-smi", H100.strip())
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
-    found = machine.detect()
+    found = machine.detect_machine()
     assert (found.runtime, [device.index for device in found.devices]) == ("cuda", [2, 3])
     # Hidden devices leave the processor.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     (tmp_path / "rocm-smi").unlink()
-    found = machine.detect()
+    found = machine.detect_machine()
     assert (found.runtime, found.devices) == ("cpu", ())
     assert found.notes == ("CUDA_VISIBLE_DEVICES= hides all of 8 x NVIDIA H100 80GB HBM3",)
 
@@ -91,7 +91,7 @@ def test_detect_through_the_tools(tmp_path, monkeypatch):
 def test_visible_devices_as_the_runtimes_read_them(monkeypatch, value, left):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
     devices = [Device(n, "NVIDIA H200", None) for n in (0, 1)]
-    seen = machine.visible(devices, "CUDA_VISIBLE_DEVICES")
+    seen = machine.visible_devices(devices, "CUDA_VISIBLE_DEVICES")
     assert [device.index for device in seen] == left
 
 
@@ -109,12 +109,12 @@ def test_the_kernel_says_which_driver_it_has(tmp_path, monkeypatch, runtime, tex
 
 def test_memory_respects_the_container(tmp_path):
     (tmp_path / "meminfo").write_text("MemTotal: 1000 kB\nMemAvailable: 900 kB\n")
-    assert machine.memory(tmp_path / "meminfo", tmp_path) == (1_024_000, 921_600)
+    assert machine.host_memory_bytes(tmp_path / "meminfo", tmp_path) == (1_024_000, 921_600)
     (tmp_path / "memory.max").write_text("500000\n")
     (tmp_path / "memory.current").write_text("300000\n")
     (tmp_path / "memory.stat").write_text("anon 1\ninactive_file 100000\n")
-    assert machine.memory(tmp_path / "meminfo", tmp_path) == (500_000, 300_000)
-    assert machine.memory(tmp_path / "nothing", tmp_path) == (None, None)
+    assert machine.host_memory_bytes(tmp_path / "meminfo", tmp_path) == (500_000, 300_000)
+    assert machine.host_memory_bytes(tmp_path / "nothing", tmp_path) == (None, None)
 
 
 def test_nodes_of_memory(tmp_path):
@@ -138,7 +138,7 @@ def test_who_holds_memory_of_the_machine():
     code = "import time; held = bytearray(200 << 20); print('x', flush=True); time.sleep(600)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
         process.stdout.readline()
-        sizes = {holder.pid: holder.size_bytes for holder in holders._of_machine()}
+        sizes = {holder.pid: holder.size_bytes for holder in holders._list_memory_holders()}
         process.kill()
     assert (sizes[process.pid] or 0) >= 200 << 20
     assert len(holders.holders("cpu")) <= 3

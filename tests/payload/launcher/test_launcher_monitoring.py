@@ -11,13 +11,13 @@ import yaml
 
 from recipe_core.payload.launcher import notify
 from recipe_core.payload.launcher.errors import LauncherError
-from recipe_core.payload.launcher.exporter import Exporter, Snapshot, render
+from recipe_core.payload.launcher.exporter import Exporter, Snapshot, render_exposition
 from recipe_core.payload.launcher.exposition import (
     MAX_CHARS,
     Figures,
     Sample,
     engine_figures,
-    parse,
+    parse_exposition,
 )
 from tests.fixtures.paths import DATA
 from tests.fixtures.refusals import refusal
@@ -30,7 +30,7 @@ ENGINES = yaml.safe_load((DATA / "engine_metrics.yaml").read_text())
 
 
 def test_lines_become_samples():
-    samples = parse(table("launcher_monitoring", "exposition"))
+    samples = parse_exposition(table("launcher_monitoring", "exposition"))
     assert samples["http_requests_total"] == [
         Sample("http_requests_total", {"method": "post", "code": "200"}, 1027.0),
         Sample("http_requests_total", {"method": "post", "code": "400"}, 3.0),
@@ -48,7 +48,7 @@ def test_lines_become_samples():
     ["", "<html>502 Bad Gateway</html>", "a{b 1", 'a{b="c} 1', "a", "1 2", "a one", '{"a": 1}'],
 )
 def test_what_is_no_sample_is_left_out(text):
-    assert parse(text) == {}
+    assert parse_exposition(text) == {}
     assert engine_figures(text) == Figures()
     assert not engine_figures(text).published
 
@@ -56,8 +56,8 @@ def test_what_is_no_sample_is_left_out(text):
 def test_odd_text_takes_no_time():
     """A parser that is quadratic in it would not come to an end."""
     for before, piece in (('a{b="', "\\"), ("a{", 'b="c",'), ("", "a{"), ("", "x ")):
-        parse(before + piece * 200_000)
-    assert parse("a" * MAX_CHARS + "\nb 1\n") == {}
+        parse_exposition(before + piece * 200_000)
+    assert parse_exposition("a" * MAX_CHARS + "\nb 1\n") == {}
 
 
 def test_each_engines_figures():
@@ -98,8 +98,8 @@ def get(port, path, method="GET"):
 
 
 def test_every_metric_has_its_kind_and_labels():
-    text = render(WHOLE)
-    samples = parse(text)
+    text = render_exposition(WHOLE)
+    samples = parse_exposition(text)
     restarts = {s.labels["cause"]: s.value for s in samples["recipe_restarts_total"]}
     assert restarts == {"device-memory": 2, "hung": 1}
     healthy = {s.labels["server"]: s.value for s in samples["recipe_server_healthy"]}
@@ -114,7 +114,9 @@ def test_every_metric_has_its_kind_and_labels():
     wanted |= {"recipe_predicted_tpot_seconds": 0.0125, "recipe_tpot_seconds": 0.013}
     assert {name: values[name] for name in wanted} == wanted
     assert "recipe_requests_waiting" not in values  # an engine without the figure
-    assert "recipe_tpot_seconds" not in parse(render(replace(WHOLE, tpot_s=float("nan"))))
+    assert "recipe_tpot_seconds" not in parse_exposition(
+        render_exposition(replace(WHOLE, tpot_s=float("nan")))
+    )
 
 
 def test_health_follows_the_source(serve):
@@ -168,14 +170,17 @@ def test_every_message(tmp_path, monkeypatch, kind):
         for sent, message in (
             (notify.ready("serves m-8b"), b"READY=1\nSTATUS=serves m-8b"),
             # No line of the text becomes a word of ours.
-            (notify.status("restarts server-0\nREADY=1"), b"STATUS=restarts server-0 READY=1"),
+            (
+                notify.notify_status("restarts server-0\nREADY=1"),
+                b"STATUS=restarts server-0 READY=1",
+            ),
             (notify.extend(2.5), b"EXTEND_TIMEOUT_USEC=2500000"),
             (notify.stopping(), b"STOPPING=1"),
             (notify.watchdog(), b"WATCHDOG=1"),
         ):
             assert sent
             assert systemd.recv(4096) == message
-        assert not notify.status("  ")
+        assert not notify.notify_status("  ")
 
 
 def test_the_watchdog_is_for_one_process_and_nothing_happens_without_systemd(monkeypatch):
@@ -197,4 +202,4 @@ def test_the_watchdog_is_for_one_process_and_nothing_happens_without_systemd(mon
         assert (notify.ready(), notify.watchdog()) == (False, False)
     # Children do not speak for the service.
     names = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
-    assert notify.without({"PATH": "/", **dict.fromkeys(names, "1")}) == {"PATH": "/"}
+    assert notify.drop_notify_variables({"PATH": "/", **dict.fromkeys(names, "1")}) == {"PATH": "/"}

@@ -64,7 +64,7 @@ def on(bundle, monkeypatch):
 
     def put(machine, held=(), **needs):
         monkeypatch.setattr(preflight, "holders", lambda _: list(held))
-        monkeypatch.setattr(preflight, "detect", lambda: machine)
+        monkeypatch.setattr(preflight, "detect_machine", lambda: machine)
         bundle.edit(lambda data: data.update(needs={**NEEDS, **needs}))
 
     return put
@@ -222,7 +222,7 @@ def test_missing_engines_other_versions_and_missing_modules(bundle, tmp_path):
     assert "it needs no_such_module" in checks(bundle)["engine"]["detail"]
     for text, expected in ROWS("scripts"):
         script.write_text(text)
-        assert engine.interpreter_of(script) == expected
+        assert engine.read_script_interpreter(script) == expected
     assert engine.same_version("0.32.0+cpu", "0.32.0")
     assert not engine.same_version("0.33.0", "0.32.0")
 

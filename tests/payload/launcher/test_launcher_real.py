@@ -30,11 +30,11 @@ def kept(bundle, **limits):
 
 
 def happened(bundle, kind):
-    return [event for event in events.read(bundle.root / "run") if event["event"] == kind]
+    return [event for event in events.read_events(bundle.root / "run") if event["event"] == kind]
 
 
 def kinds(bundle):
-    return [event["event"] for event in events.read(bundle.root / "run")]
+    return [event["event"] for event in events.read_events(bundle.root / "run")]
 
 
 def servers(bundle):

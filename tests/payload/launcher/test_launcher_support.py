@@ -8,7 +8,7 @@ from recipe_core.bundle.write import bundle_files
 from recipe_core.payload.launcher.errors import InputError
 from recipe_core.payload.launcher.fields import Fields
 from recipe_core.payload.launcher.machine import Device
-from recipe_core.payload.launcher.support import answers, read_support
+from recipe_core.payload.launcher.support import answer_support, read_support
 from recipe_core.recipe import make_recipe
 from tests.conftest import make_request
 from tests.fixtures.rows import over, table
@@ -30,7 +30,7 @@ def test_a_start_is_refused_where_that_release_refuses(
     sparse, release, architecture, name, status, words
 ):
     devices = [Device(0, name, None, architecture=architecture)] * 8
-    found = list(answers(supported(sparse), "vllm", release, devices, ["NVIDIA H200"]))
+    found = list(answer_support(supported(sparse), "vllm", release, devices, ["NVIDIA H200"]))
     assert [one[0] for one in found] == ([status] if status else [])
     for status, detail, hint in found:
         assert words in f"{status}: {detail} {hint}"

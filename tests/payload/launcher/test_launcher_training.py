@@ -203,7 +203,7 @@ def test_a_run_whose_launcher_was_killed_counts_as_started_for_the_next(
 ):
     run = trained(600)
     monkeypatch.setattr(state.procs, "alive", world.processes.alive)
-    state.save(run.own, replace(run.start(), ready=False))
+    state.save_state(run.own, replace(run.start(), ready=False))
     before = world.pids()
     runs.up(Request(run.bundle.root, "up", no_keep=True), run.plan, world=world)
     assert (run.state.ready, world.pids()) == (True, before)

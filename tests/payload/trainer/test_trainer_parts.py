@@ -19,12 +19,30 @@ torch = pytest.importorskip("torch")
 
 from recipe_core.payload.trainer.data import Sequences
 from recipe_core.payload.trainer.errors import TrainError
-from recipe_core.payload.trainer.lora import AdaptedQuantized, adapt, linears, narrow, targets
+from recipe_core.payload.trainer.lora import (
+    AdaptedQuantized,
+    adapt,
+    find_adapter_targets,
+    linears,
+    narrow,
+)
 from recipe_core.payload.trainer.main import main
-from recipe_core.payload.trainer.mesh import degrees
-from recipe_core.payload.trainer.metrics import Metrics, Row, prometheus, read_rows
-from recipe_core.payload.trainer.model import Part, build, chunk_layers, read_config
-from recipe_core.payload.trainer.nf4 import OUTER, VALUES, Quantized, dequantize, quantize, shapes
+from recipe_core.payload.trainer.mesh import resolve_mesh_degrees
+from recipe_core.payload.trainer.metrics import Metrics, Row, prometheus, read_metrics_rows
+from recipe_core.payload.trainer.model import (
+    Part,
+    build_meta_model,
+    chunk_layers,
+    load_model_config,
+)
+from recipe_core.payload.trainer.nf4 import (
+    OUTER,
+    VALUES,
+    Quantized,
+    dequantize,
+    quantize_nf4,
+    shapes,
+)
 from recipe_core.payload.trainer.optimizer import LossScale, learning_rate
 from recipe_core.payload.trainer.parallel import emulated, gathered_units
 from recipe_core.payload.trainer.prefetch import Ahead
@@ -41,7 +59,7 @@ def chosen(folder, **parts):
 
 
 def part_of(found):
-    return Part(build(read_config(found, None), found), 0, 1)
+    return Part(build_meta_model(load_model_config(found, None), found), 0, 1)
 
 
 def shards(folder, count=161, vocabulary=512):
@@ -62,14 +80,14 @@ def test_settings_are_read_with_their_types_and_a_wrong_field_is_named(tmp_path,
 
 def test_degrees_follow_the_plan_and_an_elastic_run_follows_the_devices():
     split, batch = Split(tp=2, pp=2, dp=8, shard=4), Batch(128, 64, 2)
-    planned = degrees(split, batch, 32, elastic=False)
+    planned = resolve_mesh_degrees(split, batch, 32, elastic=False)
     assert (planned.replicate, planned.shard, planned.micro_batches) == (2, 4, 4)
-    fewer = degrees(split, batch, 16, elastic=True)
+    fewer = resolve_mesh_degrees(split, batch, 16, elastic=True)
     assert (fewer.replicate, fewer.shard, fewer.micro_batches) == (1, 4, 8)
     with pytest.raises(TrainError, match=r"tp\(2\) × pp\(2\) × dp\(8\) = 32 ≠ 16"):
-        degrees(split, batch, 16, elastic=False)
+        resolve_mesh_degrees(split, batch, 16, elastic=False)
     with pytest.raises(TrainError, match=r"global_batch\(64\) .* dp\(3\) × micro_batch\(2\) = 6"):
-        degrees(split, batch, 12, elastic=True)
+        resolve_mesh_degrees(split, batch, 12, elastic=True)
     # chunks hold every layer once
     assert [list(chunk_layers(7, chunk, 3)) for chunk in range(3)] == [[0, 1, 2], [3, 4], [5, 6]]
 
@@ -117,7 +135,7 @@ def test_adapters_are_where_they_are_asked_for_and_as_many_as_are_estimated(tmp_
     part = part_of(found)
     layer = part.layers[0]
     every = [name for name, _ in linears(layer)]
-    aimed = [name for name, _ in targets(layer, found.lora)]
+    aimed = [name for name, _ in find_adapter_targets(layer, found.lora)]
     assert [name.rpartition(".")[2] for name in aimed] == [f"{name}_proj" for name in names]
     adapt(part, found.lora)
     assert all(isinstance(layer.get_submodule(name), AdaptedQuantized) for name in aimed)
@@ -178,7 +196,7 @@ def test_metrics_go_on_after_the_step_that_is_resumed_and_prometheus_reads_them(
             figures = (5.5, 1e-3, 1.0, 0.5, 100.0, 50.0, None, 1 << 20)
             metrics.write(Row(step, *figures, 64 * step, 1.0))
     record = tmp_path / "metrics.csv"
-    assert [row["step"] for row in read_rows(record)] == ["1", "2", "3"]
+    assert [row["step"] for row in read_metrics_rows(record)] == ["1", "2", "3"]
     whole = record.read_bytes()
     for damage in (
         b"4,\xff\n",
@@ -187,7 +205,7 @@ def test_metrics_go_on_after_the_step_that_is_resumed_and_prometheus_reads_them(
         b"\xb2,1\n\n,\n",
     ):
         record.write_bytes(whole + damage)  # as a loss of power leaves it
-        assert [row["step"] for row in read_rows(record)] == ["1", "2", "3"]
+        assert [row["step"] for row in read_metrics_rows(record)] == ["1", "2", "3"]
         Metrics(tmp_path, "tiny", 3)
         assert record.read_bytes() == whole
     text = (tmp_path / "metrics.prom").read_text()
@@ -209,16 +227,16 @@ def test_the_values_are_quantiles_of_a_normal_distribution():
     assert torch.allclose(values / values.max(), torch.tensor(VALUES), atol=2e-3)
     # these come back, and others are rounded to the nearest
     weight = torch.tensor(VALUES).repeat(4, 8) * 0.25
-    assert torch.allclose(dequantize(quantize(weight), torch.float32), weight, atol=1e-7)
+    assert torch.allclose(dequantize(quantize_nf4(weight), torch.float32), weight, atol=1e-7)
     between = torch.tensor(VALUES).repeat(4)[None]
     between[0, 1] = (VALUES[1] + VALUES[2]) / 2 + 1e-4
-    assert float(dequantize(quantize(between), torch.float32)[0, 1]) == pytest.approx(VALUES[2])
+    assert float(dequantize(quantize_nf4(between), torch.float32)[0, 1]) == pytest.approx(VALUES[2])
 
 
 def test_double_quantisation_costs_little_more_than_half_a_byte():
     torch.manual_seed(0)
     weight = 0.02 * torch.randn(128, 256)
-    packed = quantize(weight)
+    packed = quantize_nf4(weight)
     assert [tuple(part.shape) for part in packed] == list(shapes(128, 256))
     stored = sum(part.nbytes for part in packed) / weight.numel()
     assert stored == pytest.approx(0.5 + 1 / 64 + 8 / (64 * OUTER))
@@ -234,7 +252,7 @@ def test_double_quantisation_costs_little_more_than_half_a_byte():
 def test_a_product_and_its_gradient_are_those_of_the_rounded_matrix():
     torch.manual_seed(0)
     layer = torch.nn.Linear(64, 32, bias=False)
-    packed = quantize(layer.weight.detach())
+    packed = quantize_nf4(layer.weight.detach())
     weight = dequantize(packed, torch.float32)
     layer.__class__ = Quantized
     for name, part in packed._asdict().items():

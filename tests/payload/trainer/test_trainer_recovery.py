@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from recipe_core.payload.launcher.events import read
+from recipe_core.payload.launcher.events import read_events
 from tests.fixtures.bundles import TRAINING, Bundle, training_json
 from tests.fixtures.ports import free_port
 from tests.payload.trainer.conftest import Job, needs_torch, settings
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.torchrun, pytest.mark.nightly, needs_torch]
 pytest.importorskip("torch")
 
 from recipe_core.payload.trainer.damage import damage
-from recipe_core.payload.trainer.hf import checkpoints
+from recipe_core.payload.trainer.hf import list_hf_checkpoints
 
 SHARDED = {"dp": 2, "shard": 2, "zero_stage": 3}
 POISON = '''
@@ -124,7 +124,9 @@ def test_transformers_trainer_goes_back_and_stops_with_a_checkpoint_on_request(t
     assert end(job)["code"] == 3
     job.ask_to_stop()
     job.finish(1)
-    assert [path.name for path in checkpoints(job.run_folder / "checkpoints")][-1] == "checkpoint-3"
+    assert [path.name for path in list_hf_checkpoints(job.run_folder / "checkpoints")][
+        -1
+    ] == "checkpoint-3"
     assert not (job.run_folder / "stop").exists()
     assert len(job.losses()) == 3
     job.finish(1)
@@ -185,7 +187,10 @@ def test_damage_is_seen_in_the_files(stopped, tmp_path):
         (tmp_path / f"checkpoint-{step}").mkdir()
     for step in (9, 10):
         (tmp_path / f"checkpoint-{step}" / "trainer_state.json").touch()
-    assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-9", "checkpoint-10"]
+    assert [path.name for path in list_hf_checkpoints(tmp_path)] == [
+        "checkpoint-9",
+        "checkpoint-10",
+    ]
 
 
 def test_a_damaged_newest_one_is_stepped_over_by_all_ranks(stopped, copied):
@@ -291,7 +296,7 @@ def test_a_run_loses_a_rank_and_its_device_and_gets_it_back_and_learns_the_same(
     job = Job(tmp_path / "job", split=SHARDED, **KEPT)
     bundle = bundle_of(job, tools)
     code = bundle.run("up", "--foreground")
-    seen = read(bundle.root / "run")
+    seen = read_events(bundle.root / "run")
     assert code == 0, (capsys.readouterr().err, seen)
     expected = "start keeper_start died device_lost fallback restart device_found first_choice "
     expected += "restart finished keeper_stop"

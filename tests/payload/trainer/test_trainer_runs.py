@@ -129,7 +129,7 @@ def test_adapters_come_out_alone_and_merged_into_the_base_that_was_trained(chat,
     from safetensors.torch import load_file
     from transformers import AutoTokenizer
 
-    from recipe_core.payload.trainer.nf4 import dequantize, quantize
+    from recipe_core.payload.trainer.nf4 import dequantize, quantize_nf4
 
     base = load_file(chat.run_folder / "model" / "model.safetensors")
     for method in ("text-lora", "qlora"):
@@ -148,7 +148,7 @@ def test_adapters_come_out_alone_and_merged_into_the_base_that_was_trained(chat,
                 assert torch.equal(weight, merged[name])
                 continue
             first, second = (thin.pop(f"{layer}.lora_{which}.weight") for which in "AB")
-            still = dequantize(quantize(weight), torch.float32) if method == "qlora" else weight
+            still = dequantize(quantize_nf4(weight), torch.float32) if method == "qlora" else weight
             assert torch.allclose(merged[name], still + 8 / 4 * second @ first, atol=1e-6)
             changed += not torch.equal(weight, merged[name])
         assert (changed, thin) == (4 * 7, {})
@@ -189,13 +189,13 @@ REFUSED = {
 def test_what_a_method_cannot_do_is_refused_by_name(tmp_path):
     from recipe_core.payload.trainer.errors import TrainError
     from recipe_core.payload.trainer.settings import load_settings
-    from recipe_core.payload.trainer.task import check
+    from recipe_core.payload.trainer.task import check_training_task
 
     for number, (words, parts) in enumerate(REFUSED.items()):
         settings = load_settings(Job(tmp_path / str(number), **parts).root / "train.json")
         model = "folder" if settings.model.weights == "pretrained" else None
         with pytest.raises(TrainError, match=re.escape(words)):
-            check(settings, model)
+            check_training_task(settings, model)
 
 
 @pytest.mark.filterwarnings("ignore:.gradient_checkpointing:FutureWarning")  # deprecated in 5.23

@@ -57,7 +57,7 @@ def runtime_of(folder: Path) -> str:
     raise CompressError(f"{folder} holds no model.", hint=f"It should hold one of {kinds}.")
 
 
-def run(folder: Path) -> Runner:
+def load_runner(folder: Path) -> Runner:
     """Load a folder into the runtime of its format.
 
     Raises:

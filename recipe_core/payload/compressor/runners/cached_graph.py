@@ -48,4 +48,4 @@ class CachedGraph(ABC):
 
     def _run(self, tokens: Sequence[int], past: list[Array]) -> list[Array]:
         row = np.array([tokens], dtype=np.int64)
-        return self.call({"input_ids": row} | {f"past_{i}": each for i, each in enumerate(past)})
+        return self.call({"input_ids": row} | {f"past_{i}": cache for i, cache in enumerate(past)})

@@ -47,7 +47,7 @@ class Model:
     def logits(self, tokens: Sequence[int]) -> Logits:
         """See `Runner`."""
         self._clear()
-        return self._read(tokens, every=True)
+        return self._read(tokens, all_logits=True)
 
     def start(self, tokens: Sequence[int]) -> Logits:
         """See `Runner`."""
@@ -64,7 +64,7 @@ class Model:
         self._length = 0
         self._library.llama_memory_clear(self._library.llama_get_memory(self._context), True)
 
-    def _read(self, tokens: Sequence[int], *, every: bool = False) -> Logits:
+    def _read(self, tokens: Sequence[int], *, all_logits: bool = False) -> Logits:
         """Decode tokens after those in the cache; logits after each, or after the last."""
         if self._length + len(tokens) > CONTEXT:
             raise CompressError(f"the cache of llama.cpp has room for {CONTEXT} tokens.")
@@ -72,11 +72,11 @@ class Model:
         for i, token in enumerate(tokens):
             self._batch.token[i], self._batch.pos[i] = token, self._length + i
             self._batch.n_seq_id[i], self._batch.seq_id[i][0] = 1, 0
-            self._batch.logits[i] = every or i == len(tokens) - 1
+            self._batch.logits[i] = all_logits or i == len(tokens) - 1
         if code := self._library.llama_decode(self._context, self._batch):
             raise CompressError(f"llama.cpp ended with {code} at {len(tokens)} tokens.")
         self._length += len(tokens)
-        rows = len(tokens) if every else 1
+        rows = len(tokens) if all_logits else 1
         values = self._library.llama_get_logits(self._context)
         return np.ctypeslib.as_array(values, (rows, self._vocabulary)).copy()
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..models import device, load_model
+from ..models import load_decoder, pick_torch_device
 from . import Logits
 
 
@@ -19,9 +19,9 @@ class Model:
     name = "torch"
 
     def __init__(self, folder: Path) -> None:
-        place = device()
+        place = pick_torch_device()
         dtype = "auto" if place.type == "cuda" else "float32"
-        self._model = load_model(folder, dtype=dtype).to(place)
+        self._model = load_decoder(folder, dtype=dtype).to(place)
         self._cache: Any = None
         self.version = torch.__version__
 

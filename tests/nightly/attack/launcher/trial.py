@@ -126,7 +126,7 @@ class Trial:
         return text
 
     def state(self) -> state.State | None:
-        current = state.load(self.own)
+        current = state.load_state(self.own)
         for server in current.servers if current else ():
             if server.alive:
                 self.sessions[server.pid] = current.mark
@@ -161,7 +161,7 @@ class Trial:
 
     def named(self, name: str) -> list[int]:
         """Servers that have given themselves a name that begins so."""
-        return [pid for pid in self.servers() if procs.name_of(pid).startswith(name)]
+        return [pid for pid in self.servers() if procs.read_process_name(pid).startswith(name)]
 
     @property
     def log(self) -> Path:
@@ -206,7 +206,7 @@ class Trial:
             time.sleep(poll_s)
 
     def events(self, since: int = 0) -> list[dict[str, Any]]:
-        return events.read(self.own)[since:]
+        return events.read_events(self.own)[since:]
 
     def kinds(self, since: int) -> list[str]:
         return [str(event["event"]) for event in self.events(since)]
