@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse
 from starlette.routing import Mount, Route
 
-from recipe_core.base.resources import root
+from recipe_core.base.resources import shipped_path
 from recipe_core.doors.faults import note_fault
 from recipe_core.doors.guard import Guard
 from recipe_core.doors.pool import server_pool
@@ -75,7 +75,7 @@ async def lifespan(_: st.App) -> AsyncIterator[None]:
 
 
 app = st.App(
-    root("pages") / "_entry.py",
+    shipped_path("pages") / "_entry.py",
     lifespan=lifespan,
     middleware=[Middleware(Guard, settings=settings)],
     routes=[Mount("/api/v1", app=api), Route("/mcp", agents), Route("/model", first_page)],

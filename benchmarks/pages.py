@@ -24,7 +24,7 @@ from typing import Any
 
 from streamlit.testing.v1 import AppTest
 
-from recipe_core.base.resources import root
+from recipe_core.base.resources import shipped_path
 
 LIMIT_S = {"serving": 0.25, "training": 0.4}
 """By the kind of request: training has fifty times the splits."""
@@ -42,7 +42,7 @@ TRAINING = {
 
 
 def opened(page: str, query: dict[str, str]) -> AppTest:
-    app = AppTest.from_file(str(root("pages") / "_entry.py"), default_timeout=60)
+    app = AppTest.from_file(str(shipped_path("pages") / "_entry.py"), default_timeout=60)
     app.query_params.update(query)
     app.run()
     return app.switch_page(page).run()

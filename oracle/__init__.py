@@ -182,17 +182,17 @@ def _differences(
     use = setting.engine.memory.model_copy(update={"groups": None})
     apart = setting.engine.model_copy(update={"memory": use})
     same = replace(setting, weight_dtype=wide, engine=apart)
-    block, one = cases.block_tokens, np.ones(1)
+    block, single = cases.block_tokens, np.ones(1)
     start, stop = (
         np.ceil(tokens / block) * block
         for tokens in (span if span[0] > block[0] else (block, 2 * block))
     )
 
     def request_bytes(tokens: Any) -> float:
-        short = replace(cases, input_tokens=tokens, output_tokens=one * 0, max_context=tokens)
-        return float(serving_memory(same, short, one).sequence_bytes[0])
+        short = replace(cases, input_tokens=tokens, output_tokens=single * 0, max_context=tokens)
+        return float(serving_memory(same, short, single).sequence_bytes[0])
 
-    sequences = one * (traced["kv_needed_bytes"] / max(traced["kv_request_bytes"], 1))
+    sequences = single * (traced["kv_needed_bytes"] / max(traced["kv_request_bytes"], 1))
     formula = serving_memory(same, cases, sequences)
     growth = (request_bytes(stop) - request_bytes(start)) / float((stop - start)[0])
     pairs = {

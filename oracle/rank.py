@@ -88,8 +88,8 @@ class Rank:
         embedding = _bytes(model.get_input_embeddings())
         head = _bytes(model.get_output_embeddings())
         inside = sum(_bytes(layer) for layer in self.layers)
-        other = _bytes(model) - inside - embedding - (0 if self.tied else head)
-        return {"embedding": embedding, "head": head, "other": other}
+        outside_blocks = _bytes(model) - inside - embedding - (0 if self.tied else head)
+        return {"embedding": embedding, "head": head, "other": outside_blocks}
 
     def cached_bytes(self, tokens: int, value_bytes: float) -> list[float]:
         """Bytes of each kind of layer in the model's own cache after a prompt of ``tokens``.

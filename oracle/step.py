@@ -265,10 +265,10 @@ def chunked_step(task: Task, stage: Stage) -> Callable[[], None]:
     """
     head: Any = stage.model.lm_head
 
-    def keep(kept: bool) -> None:
-        head.set_reshard_after_forward(not kept)
-        head.set_reshard_after_backward(not kept)
-        head.set_requires_gradient_sync(not kept, recurse=False)
+    def keep(keeps_logits: bool) -> None:
+        head.set_reshard_after_forward(not keeps_logits)
+        head.set_reshard_after_backward(not keeps_logits)
+        head.set_requires_gradient_sync(not keeps_logits, recurse=False)
 
     def step() -> None:
         for _ in range(task.micro_batches):
@@ -293,9 +293,9 @@ def chunked_step(task: Task, stage: Stage) -> Callable[[], None]:
             keep(False)
             head.reshard()
             del pieces, piece
-            whole = gradient.to(hidden.dtype)
+            hidden_gradient = gradient.to(hidden.dtype)
             del gradient
-            hidden.backward(whole)
+            hidden.backward(hidden_gradient)
 
     return step
 

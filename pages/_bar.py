@@ -24,7 +24,7 @@ from recipe_core.plans.plan_json import doubt_text, plan_launch_note, queue_text
 from recipe_core.plans.rank import nearest_row
 from recipe_core.plans.remedies import change_label
 from recipe_core.views.plan_words import confidence_text, figures_phrase, unpriced_note
-from recipe_core.views.verdict import Verdict, limits_text, may_miss, percent, verdict
+from recipe_core.views.verdict import Verdict, limits_text, may_miss, percent, plan_verdict
 
 PAGE_OF = {
     "model": "model.py",
@@ -72,29 +72,29 @@ class Bar:
                 ):
                     self.link = links.menu()
                     self.details = st.popover("Why?", key="details")
-                    back(steps, number)
-                    forward(steps, number)
+                    draw_back_step(steps, number)
+                    draw_forward_step(steps, number)
         with self.text:
-            self.answer = answer()
-            lines(self.answer)
+            self.answer = current_answer()
+            draw_answer(self.answer)
 
     def finish(self) -> None:
         """Fill the details and the link, after the page."""
-        links.fill(self.link)
+        links.fill_link_menu(self.link)
         if self.details is not None:
             with self.details:
-                explain(self.answer, "bar")
+                draw_explanation(self.answer, "bar")
 
 
-def back(steps: Sequence[Any], number: int) -> None:
+def draw_back_step(steps: Sequence[Any], number: int) -> None:
     """The button to the step before; nothing on the first one."""
     if number == 0:
         st.empty()
     elif st.button("Back", key="back"):
-        st.switch_page(steps[number - 1], query_params=common.link())
+        st.switch_page(steps[number - 1], query_params=common.screen_link_query())
 
 
-def forward(steps: Sequence[Any], number: int) -> None:
+def draw_forward_step(steps: Sequence[Any], number: int) -> None:
     """The button to the next step; on the last one its room, so that no other button moves."""
     if number + 1 == len(steps):
         st.space(NEXT_PX)
@@ -104,7 +104,7 @@ def forward(steps: Sequence[Any], number: int) -> None:
         key="next",
         shortcut="Ctrl+Enter",
     ):
-        st.switch_page(steps[number + 1], query_params=common.link())
+        st.switch_page(steps[number + 1], query_params=common.screen_link_query())
 
 
 # --- the answer ----------------------------------------------------------------------------------
@@ -114,38 +114,40 @@ Answer = tuple[Plan, Verdict] | RecipeError | None
 """A plan with its verdict; what is wrong with the request; None before hardware was chosen."""
 
 
-def answer() -> Answer:
+def current_answer() -> Answer:
     """What the bar speaks about; plans the request, except where no hardware was chosen yet."""
     try:
         if not common.hardware_chosen():
             common.model()
             return None
-        plan = common.planned()
+        plan = common.planned_request()
     except RecipeError as error:
         return error
-    return plan, verdict(plan, common.selected_row(plan))
+    return plan, plan_verdict(plan, common.selected_row(plan))
 
 
-def lines(given: Answer) -> None:
+def draw_answer(answer: Answer) -> None:
     """The answer in two short lines."""
-    if isinstance(given, RecipeError):
-        text = str(given)
+    if isinstance(answer, RecipeError):
+        text = str(answer)
         short = text if len(text) <= MOST_OF_AN_ERROR else f"{text[:MOST_OF_AN_ERROR]} …"
         two_lines(ICONS["error"], "The request cannot be planned", "", short)
-    elif given is None:
+    elif answer is None:
         hardware = common.request().hardware
         title = chip_title(device_profile(hardware.device))
         assumed = f"{hardware.devices:,} × {title} assumed until you choose"
         two_lines(ICONS["open"], "No hardware is chosen yet", "", assumed)
     else:
-        said = given[1]
-        lead = "" if said.best else "Chosen: "
-        two_lines(icon(said), f"{lead}{said.subject}", said.line, said.short_counts)
+        verdict = answer[1]
+        lead = "" if verdict.best else "Chosen: "
+        two_lines(
+            verdict_icon(verdict), f"{lead}{verdict.subject}", verdict.line, verdict.short_counts
+        )
 
 
-def icon(said: Verdict) -> str:
+def verdict_icon(verdict: Verdict) -> str:
     """The mark of a verdict's state."""
-    return ICONS["doubtful" if said.doubtful and said.state == "holds" else said.state]
+    return ICONS["doubtful" if verdict.doubtful and verdict.state == "holds" else verdict.state]
 
 
 def two_lines(mark: str, subject: str, rest: str, second: str) -> None:
@@ -164,73 +166,73 @@ def widget(name: str, place: str) -> str:
     return f"bar-{name}" if twice else name
 
 
-def explain(given: Answer, place: str) -> None:
+def draw_explanation(answer: Answer, place: str) -> None:
     """The answer in full, with what helps as one click each; ``place`` names its widgets."""
-    if isinstance(given, RecipeError):
-        problem(given, place)
-    elif given is None:
+    if isinstance(answer, RecipeError):
+        draw_problem(answer, place)
+    elif answer is None:
         st.markdown(
             "Splits are judged once you choose hardware, or on the Compare page on what is assumed."
         )
-    elif given[1].state == "nothing":
-        nothing_fits(given[0], given[1], place)
-        left_behind()
+    elif answer[1].state == "nothing":
+        draw_no_answer(answer[0], answer[1], place)
+        draw_left_split_note()
     else:
-        told(*given)
-        left_behind()
-        no_bundle(given[0], place)
-        offers(given[0], place)
+        draw_verdict(*answer)
+        draw_left_split_note()
+        draw_bundle_refusal(answer[0], place)
+        draw_split_offers(answer[0], place)
 
 
-def told(plan: Plan, said: Verdict) -> None:
+def draw_verdict(plan: Plan, verdict: Verdict) -> None:
     """The sentences about a split that can run."""
     row = common.selected_row(plan)
     if row is None:
         return
-    name = "Best" if said.best else "Chosen"
+    name = "Best" if verdict.best else "Chosen"
     label, figures = split_label(plan, row), figures_phrase(plan, row)
     split = f"{name}: **{common.escape(label)}**, {common.escape(figures)}."
     queue = queue_text(plan, row)
-    sentences = [f"**{common.escape(said.counts)}.** {split}"]
+    sentences = [f"**{common.escape(verdict.counts)}.** {split}"]
     sentences += [f"It starts and queues: {common.escape(queue)}."] if queue else []
     sentences += [f"It {common.escape(doubt)}."] if (doubt := doubt_text(plan, row)) else []
     sure = confidence_text(plan, row)
     sentences += [f"{common.escape(sure)}."] if sure else []
-    draw = st.warning if said.doubtful else st.success
+    draw = st.warning if verdict.doubtful else st.success
     marks = {
         "queues": ":material/hourglass_top:",
         "uncertain": ":material/contact_support:",
         "holds": ":material/check_circle:",
     }
-    plain = said.doubtful and not (queue or doubt)
-    draw(" ".join(sentences), icon=":material/warning:" if plain else marks[said.state])
-    for fact in said.facts:
+    plain = verdict.doubtful and not (queue or doubt)
+    draw(" ".join(sentences), icon=":material/warning:" if plain else marks[verdict.state])
+    for fact in verdict.facts:
         st.caption(common.escape(fact))
-    notes(plan, row)
+    draw_figure_notes(plan, row)
     if st.session_state.get("page") not in READ_ONLY:
         st.page_link(
             "compare.py",
             label="Other formats, fewer and more devices: on Compare",
             icon=":material/alt_route:",
-            query_params=common.link(),
+            query_params=common.screen_link_query(),
         )
 
 
-def notes(plan: Plan, row: int) -> None:
+def draw_figure_notes(plan: Plan, row: int) -> None:
     """What measured runs did to the figures, and whose price is unknown."""
     common.calibration_note(plan, row)
-    price_note(plan)
+    draw_price_note(plan)
 
 
-def no_bundle(plan: Plan, place: str) -> None:
+def draw_bundle_refusal(plan: Plan, place: str) -> None:
     """Why no bundle can be made of any split, and changes after which one can, a click each."""
     note = plan_launch_note(plan)
     if note is None:
         return
     st.warning(common.escape(note), icon=":material/block:")
     with st.container(horizontal=True):
-        for n, change in enumerate(common.buildable()):
-            button(
+        for n, change in enumerate(common.buildable_edits()):
+            draw_edit_button(
                 change_label(change.fields),
                 widget(f"buildable-{n}", place),
                 change.fields,
@@ -239,28 +241,28 @@ def no_bundle(plan: Plan, place: str) -> None:
             )
 
 
-def left_behind() -> None:
+def draw_left_split_note() -> None:
     """Say that the chosen split no longer fits."""
-    if lost := common.left_behind():
+    if lost := common.left_split_name():
         st.caption(
             common.escape(f"{lost}, the split that you chose, no longer fits: the link omits it.")
         )
 
 
-def price_note(plan: Plan) -> None:
+def draw_price_note(plan: Plan) -> None:
     """How splits rank whose price is unknown."""
     if note := unpriced_note(plan):
         st.caption(common.escape(f"{note} State a price on the hardware page."))
 
 
-def offers(plan: Plan, place: str) -> None:
+def draw_split_offers(plan: Plan, place: str) -> None:
     """The split that keeps the limits surely, and the way back from a chosen one to the best."""
     best, row = plan.best_row, common.selected_row(plan)
     if best is None or row is None:
         return
     with st.container(horizontal=True):
         if row != best:
-            button(
+            draw_edit_button(
                 f"Back to the best: {split_label(plan, best)}",
                 widget("best", place),
                 {"candidate": common.shared_fields()},
@@ -275,7 +277,7 @@ def safe_choice(plan: Plan, row: int, place: str) -> None:
     if safe is not None:
         safe_button(plan, safe, place)
     if may_ask(plan, row):
-        button(
+        draw_edit_button(
             f"Ask for {SURE * 100:.0f} %",
             widget("sure", place),
             {"objective.confidence": SURE, "candidate": common.shared_fields()},
@@ -298,7 +300,7 @@ def safe_button(plan: Plan, safe: int, place: str) -> None:
     """The split that keeps the limits surely, one click."""
     verb = "keeps them" if len(plan.stated_limits) > 1 else "keeps it"
     chance = percent(float(plan.chances[safe]))
-    button(
+    draw_edit_button(
         f"{split_label(plan, safe)} {verb} with {chance}: use it",
         widget("safe", place),
         common.split_fields(plan.key(safe)),
@@ -315,7 +317,7 @@ def safe_row(plan: Plan) -> None:
             safe_choice(plan, row, "page")
 
 
-def button(
+def draw_edit_button(
     label: str, key: str, fields: Mapping[str, Any], icon: str, tip: str | None = None
 ) -> None:
     """One click that edits the request."""
@@ -324,36 +326,41 @@ def button(
         key=key,
         icon=icon,
         help=common.escape(tip) if tip else None,
-        on_click=common.apply,
+        on_click=common.apply_changes,
         args=(fields,),
     )
 
 
-def nothing_fits(plan: Plan, said: Verdict, place: str) -> None:
+def draw_no_answer(plan: Plan, verdict: Verdict, place: str) -> None:
     """What refuses everything, by how much for the nearest split, and changes as one click each."""
     row = nearest_row(plan)
-    nearest = f"{said.subject}."
+    nearest = f"{verdict.subject}."
     if row is not None:
         nearest = f"Nearest is {split_label(plan, row)}: {'; '.join(plan.reasons(row))}."
-    st.error(f"**{common.escape(said.counts)}.** {common.escape(nearest)}", icon=":material/block:")
+    st.error(
+        f"**{common.escape(verdict.counts)}.** {common.escape(nearest)}", icon=":material/block:"
+    )
     if row is None:
         return
     with st.container(horizontal=True):
-        for n, change in enumerate(common.changes()):
+        for n, change in enumerate(common.single_changes()):
             label = f"{change_label(change.fields)}: then {change.split} fits"
-            button(label, widget(f"change-{n}", place), change.fields, ":material/build:")
+            draw_edit_button(label, widget(f"change-{n}", place), change.fields, ":material/build:")
 
 
-def problem(error: RecipeError, place: str) -> None:
+def draw_problem(error: RecipeError, place: str) -> None:
     """An error of the request, with a link to the page that corrects it."""
     st.error(common.escape(error), icon=":material/error:")
     page = PAGE_OF.get((error.field or "").split(".")[0])
     with st.container(horizontal=True):
         if page and st.session_state.get("page") != page:
             st.page_link(
-                page, label="Correct it", icon=":material/edit:", query_params=common.link()
+                page,
+                label="Correct it",
+                icon=":material/edit:",
+                query_params=common.screen_link_query(),
             )
-        names.ways_out(error, place)
+        names.draw_model_ways_out(error, place)
         st.button(
             "Start over",
             key=widget("start-over", place),
@@ -365,7 +372,7 @@ def problem(error: RecipeError, place: str) -> None:
 # --- alternatives --------------------------------------------------------------------------------
 
 
-def alternatives() -> Callable[[], None]:
+def reserve_alternatives() -> Callable[[], None]:
     """Reserve a place for choices beside the verdict; gives what fills it, after the page.
 
     A page calls ``common.later`` with it: nothing on the page waits for what is planned for them.
@@ -376,7 +383,7 @@ def alternatives() -> Callable[[], None]:
 
     def fill() -> None:
         try:
-            choices = common.alternatives()
+            choices = common.split_alternatives()
         except RecipeError:  # the server is busy: the page does without
             choices = []
         if not choices:
@@ -387,7 +394,9 @@ def alternatives() -> Callable[[], None]:
                 tip = (
                     f"{choice.split} is then best, each figure planned anew. {choice.accuracy_text}"
                 )
-                button(choice.label, f"alternative-{n}", choice.fields, MARKS[choice.kind], tip)
+                draw_edit_button(
+                    choice.label, f"alternative-{n}", choice.fields, MARKS[choice.kind], tip
+                )
 
     return fill
 

@@ -16,7 +16,7 @@ from recipe_core.views.glossary import term_help
 from recipe_core.views.plans import FRONT, split_columns
 
 
-def config(columns: Sequence[Column[Any]]) -> dict[str, object]:
+def column_settings(columns: Sequence[Column[Any]]) -> dict[str, object]:
     """Titles of a table's columns, and what they mean."""
     return {
         column.key: st.column_config.Column(column.title, help=column.help or None)
@@ -24,7 +24,9 @@ def config(columns: Sequence[Column[Any]]) -> dict[str, object]:
     }
 
 
-def table(rows: Sequence[Any], columns: Sequence[Column[Any]], alt: str, strong: str = "") -> None:
+def draw_columns(
+    rows: Sequence[Any], columns: Sequence[Column[Any]], alt: str, strong: str = ""
+) -> None:
     """A table that is read, not sorted; ``strong``: the title of the column that is read first."""
     cells = {}
     for column in columns:
@@ -36,7 +38,7 @@ def table(rows: Sequence[Any], columns: Sequence[Column[Any]], alt: str, strong:
 
 def column_config(plan: Plan) -> dict[str, object]:
     """Titles, help and bars of the columns of a table of splits."""
-    described = config(split_columns(plan))
+    described = column_settings(split_columns(plan))
     if "used" in described:
         described["used"] = st.column_config.ProgressColumn(
             plan.measures["used"].head,
@@ -46,7 +48,7 @@ def column_config(plan: Plan) -> dict[str, object]:
             help=plan.measures["used"].help,
         )
     # names of training splits are long
-    width = 330 if common.training() else None
+    width = 330 if common.asks_for_training() else None
     split = st.column_config.TextColumn("Split", pinned=True, width=width)
     front = st.column_config.TextColumn(
         "Front", width="small", help=f"{FRONT}: {term_help('front')}"

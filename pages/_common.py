@@ -79,7 +79,7 @@ def request() -> PlanRequest:
     return current
 
 
-def training() -> bool:
+def asks_for_training() -> bool:
     """Whether the request is about training."""
     return request().is_training
 
@@ -90,7 +90,7 @@ def pins() -> list[str]:
     return keys
 
 
-def market() -> Market:
+def current_market() -> Market:
     """The hardware to choose from, where it is not decided yet."""
     current: Market = st.session_state.get("market", Market())
     return current
@@ -98,11 +98,11 @@ def market() -> Market:
 
 def shelf() -> Shelf:
     """The choices that are kept side by side; they survive a change of the request."""
-    kept: Shelf = st.session_state.get("kept", ())
-    return kept
+    choices: Shelf = st.session_state.get("kept", ())
+    return choices
 
 
-def link() -> dict[str, str]:
+def screen_link_query() -> dict[str, str]:
     """The query of a link to what is on the screen.
 
     Pins of other plans and a split that no longer fits mean nothing to whoever opens it, so they
@@ -113,7 +113,7 @@ def link() -> dict[str, str]:
     if outside.split and outside.split == selected_key():
         current = current.model_copy(update={"candidate": shared_candidate(current)})
     inside = [pin for pin in pins() if pin not in outside.pins]
-    return {**link_query(current, inside), **market_query(market()), **shelf_query(shelf())}
+    return {**link_query(current, inside), **market_query(current_market()), **shelf_query(shelf())}
 
 
 def read_url() -> None:
@@ -136,9 +136,9 @@ def read_url() -> None:
 
 def write_url() -> None:
     """Make the address a link to what is on the screen."""
-    st.session_state["written"] = link()
-    if st.query_params.to_dict() != link():
-        st.query_params.from_dict(link())
+    st.session_state["written"] = screen_link_query()
+    if st.query_params.to_dict() != screen_link_query():
+        st.query_params.from_dict(screen_link_query())
 
 
 def change_to(changes: Mapping[str, Any]) -> None:
@@ -151,7 +151,7 @@ def change_to(changes: Mapping[str, Any]) -> None:
     st.session_state["request"] = change(request(), changes)
 
 
-def apply(changes: Mapping[str, Any]) -> None:
+def apply_changes(changes: Mapping[str, Any]) -> None:
     """Change the request; an edit that makes it invalid is refused, and the next run says why."""
     try:
         change_to(changes)
@@ -180,10 +180,10 @@ def narrow_to(changes: Mapping[str, Any]) -> None:
         RecipeError: where that makes it invalid; it stays as it was.
     """
     st.session_state["edited"] = True
-    st.session_state["market"] = changed_market(market(), changes)
+    st.session_state["market"] = changed_market(current_market(), changes)
 
 
-def narrow(changes: Mapping[str, Any]) -> None:
+def narrow_market(changes: Mapping[str, Any]) -> None:
     """Change the market to choose from; an edit that makes it invalid is refused."""
     try:
         narrow_to(changes)
@@ -212,7 +212,7 @@ def edit(
     def commit() -> None:
         value = st.session_state[key]
         if optional or value not in (None, []):
-            apply({field: None if value is None else write(value)})
+            apply_changes({field: None if value is None else write(value)})
 
     widget(label, key=key, on_change=commit, **{"help": field_help(field), **options})
 
@@ -239,7 +239,7 @@ def pick_device(
     )
 
 
-def choose(
+def draw_choice(
     widget: Callable[..., Any],
     label: str,
     key: str,
@@ -258,7 +258,7 @@ def choose(
     def commit() -> None:
         value = st.session_state[key]
         if optional or value is not None:
-            apply(changes(value))
+            apply_changes(changes(value))
 
     widget(label, key=key, on_change=commit, **options)
 
@@ -270,10 +270,10 @@ def toggle_pin(key: str) -> None:
     st.session_state["edited"] = True
 
 
-def keep_split(wanted: PlanRequest) -> None:
+def keep_split(split_request: PlanRequest) -> None:
     """Keep the request of one split side by side with others."""
     try:
-        put_on_shelf(keep_choice(shelf(), wanted))
+        put_on_shelf(keep_choice(shelf(), split_request))
     except RecipeError as error:
         st.session_state["edited"] = True
         st.session_state["refused"] = str(error)
@@ -284,16 +284,16 @@ def put_on_shelf(choices: Shelf) -> None:
     st.session_state.update({"kept": choices, "edited": True})
 
 
-def keep_button(wanted: PlanRequest, key: str, **options: Any) -> None:
+def keep_button(split_request: PlanRequest, key: str, **options: Any) -> None:
     """A button that keeps the request of one split; it says so where that is kept already."""
-    kept = shelf_holds(shelf(), wanted)
+    on_shelf = shelf_holds(shelf(), split_request)
     st.button(
-        "Kept" if kept else "Keep",
+        "Kept" if on_shelf else "Keep",
         key=key,
-        icon=":material/bookmark_added:" if kept else ":material/bookmark_add:",
-        disabled=kept,
+        icon=":material/bookmark_added:" if on_shelf else ":material/bookmark_add:",
+        disabled=on_shelf,
         on_click=keep_split,
-        args=(wanted,),
+        args=(split_request,),
         help="Compare it side by side with splits of other models, devices, loads and formats",
         **options,
     )
@@ -301,7 +301,7 @@ def keep_button(wanted: PlanRequest, key: str, **options: Any) -> None:
 
 def select(key: str) -> None:
     """Make a split the request's own; the recipe page shows it."""
-    apply(select_split(request(), key))
+    apply_changes(select_split(request(), key))
 
 
 def hardware_chosen() -> bool:
@@ -323,9 +323,9 @@ def follow_edit() -> None:
         st.rerun()
 
 
-def replace_request(other: PlanRequest) -> None:
+def replace_request(new_request: PlanRequest) -> None:
     """Make another request the wizard's; pins are the other plan's."""
-    st.session_state.update({"request": other, "edited": True, "hardware-chosen": True})
+    st.session_state.update({"request": new_request, "edited": True, "hardware-chosen": True})
 
 
 def start_over() -> None:
@@ -382,7 +382,7 @@ def model() -> ModelSpec:
     return model
 
 
-def digest() -> str:
+def inputs_digest() -> str:
     """What tells answers apart beside the request: the model's files, and the calibration's.
 
     Raises:
@@ -421,7 +421,7 @@ def calculated(
     """
     pool, place = server_pool(), st.empty()
     client = st.session_state.setdefault("client", secrets.token_hex(8))
-    way_out = give_up or WayOut("Use means instead", "no-percentile", apply, (BY_MEANS,))
+    way_out = give_up or WayOut("Use means instead", "no-percentile", apply_changes, (BY_MEANS,))
     counting = "Simulated" if give_up else "Simulating requests:"
     with place.container(), st.spinner(task):
         ahead, simulated = st.empty(), st.container()
@@ -461,9 +461,9 @@ def calculated(
     return value
 
 
-def within_limits() -> AbstractContextManager[Any]:
+def limit_page_time() -> AbstractContextManager[Any]:
     """What a page draws itself is held to the time of a request."""
-    return budget.limited(server_pool().settings.budget)
+    return budget.apply_budget(server_pool().settings.budget)
 
 
 _plans: LRUCache[tuple[str, str, bool], Plan] = LRUCache(
@@ -473,25 +473,25 @@ _plans: LRUCache[tuple[str, str, bool], Plan] = LRUCache(
 
 # the digest only tells apart what files of the model and the calibration held before and hold now
 @cached(_plans, lock=threading.Lock())
-def _planned(text: str, digest: str, may_read: bool) -> Plan:  # noqa: ARG001
+def _plan_of_text(text: str, digest: str, may_read: bool) -> Plan:  # noqa: ARG001
     return calculated("Evaluating every split", rb.plan, json.loads(text), folders=may_read)
 
 
 @lru_cache(maxsize=64)
-def _changes(text: str, digest: str, may_read: bool) -> list[Change]:
-    plan = _planned(text, digest, may_read)
+def _single_changes_of(text: str, digest: str, may_read: bool) -> list[Change]:
+    plan = _plan_of_text(text, digest, may_read)
     return calculated("Looking for a change that fits", Plan.changes, plan)
 
 
 @lru_cache(maxsize=64)
-def _alternatives(text: str, digest: str, may_read: bool) -> list[Alternative]:
-    plan = _planned(text, digest, may_read)
+def _alternatives_of(text: str, digest: str, may_read: bool) -> list[Alternative]:
+    plan = _plan_of_text(text, digest, may_read)
     return calculated("Planning alternatives", plan_alternatives, plan, simulated_what="")
 
 
 @lru_cache(maxsize=64)
-def _buildable(text: str, digest: str, may_read: bool) -> list[Change]:
-    plan = _planned(text, digest, may_read)
+def _buildable_changes_of(text: str, digest: str, may_read: bool) -> list[Change]:
+    plan = _plan_of_text(text, digest, may_read)
     return calculated("Looking for what can be built", buildable_changes, plan)
 
 
@@ -501,17 +501,17 @@ def _cache_key() -> tuple[str, str]:
     Of a training candidate stays what all splits share.
     """
     whole_plan = request().model_copy(update={"candidate": shared_candidate(request())})
-    return json.dumps(whole_plan.to_json()), digest()
+    return json.dumps(whole_plan.to_json()), inputs_digest()
 
 
-def planned() -> Plan:
+def planned_request() -> Plan:
     """The plan of the request, cached. Sessions share it, so read only.
 
     Raises:
         RecipeError: where there is nothing to plan; the verdict on the page shows it.
     """
     key = _cache_key()
-    plan = _planned(*key, folders_allowed())
+    plan = _plan_of_text(*key, folders_allowed())
     _look_outside(plan, key)
     return plan
 
@@ -526,24 +526,24 @@ class Outside:
 
 def _look_outside(plan: Plan, key: tuple[str, str]) -> None:
     """Note what of the session is outside of a plan, and what its pins ask while they fit."""
-    state, seen = st.session_state, (key, tuple(pins()), request().candidate)
-    if state.get("looked") == seen:
+    state, inputs = st.session_state, (key, tuple(pins()), request().candidate)
+    if state.get("looked") == inputs:
         return
     rows = {key: plan.find(key) for key in pins()}
-    asked = {
+    pinned_requests = {
         key: plan.request_of(row)
         for key, row in rows.items()
         if row is not None and plan.feasible[row]
     }
     state["pinned_requests"] = {
-        key: one for key, one in state.get("pinned_requests", {}).items() if key in rows
-    } | asked
-    lost = "" if is_stated() or lost_split(plan) is None else selected_key()
+        key: pinned for key, pinned in state.get("pinned_requests", {}).items() if key in rows
+    } | pinned_requests
+    lost = "" if is_stated() or lost_split_name(plan) is None else selected_key()
     pins_outside = frozenset(key for key, row in rows.items() if row is None)
-    state.update({"outside": Outside(pins_outside, lost or ""), "looked": seen})
+    state.update({"outside": Outside(pins_outside, lost or ""), "looked": inputs})
 
 
-def left_behind() -> str:
+def left_split_name() -> str:
     """The name of the split that the request states and its link omits; empty for none."""
     split = st.session_state.get("outside", Outside()).split
     return split_name(key_split(split) or {}) if split and split == selected_key() else ""
@@ -563,31 +563,31 @@ def is_stated() -> bool:
     listed = candidate.prefill is None or request().options.disaggregated
     if listed and selected_key():
         return False
-    shared = set(SHARED) if training() else set()
+    shared = set(SHARED) if asks_for_training() else set()
     return bool(set(candidate.model_dump(exclude_none=True)) - shared)
 
 
 def planned_or_none() -> Plan | None:
     """The plan; None where the verdict above says what is wrong, and the fix."""
     try:
-        return planned()
+        return planned_request()
     except RecipeError:
         return None
 
 
-def changes() -> list[Change]:
+def single_changes() -> list[Change]:
     """Changes to the request after which a split fits, each really planned."""
-    return _changes(*_cache_key(), folders_allowed())
+    return _single_changes_of(*_cache_key(), folders_allowed())
 
 
-def alternatives() -> list[Alternative]:
+def split_alternatives() -> list[Alternative]:
     """Choices beside the best split that are worth a click, each really planned."""
-    return _alternatives(*_cache_key(), folders_allowed())
+    return _alternatives_of(*_cache_key(), folders_allowed())
 
 
-def buildable() -> list[Change]:
+def buildable_edits() -> list[Change]:
     """Changes after which a bundle can be made, each really planned; none where one can."""
-    return _buildable(*_cache_key(), folders_allowed())
+    return _buildable_changes_of(*_cache_key(), folders_allowed())
 
 
 def pinned_rows(plan: Plan) -> list[int]:
@@ -602,7 +602,7 @@ def selected_key() -> str | None:
     return candidate_key(candidate.model_dump()) if candidate else None
 
 
-def _selected(plan: Plan) -> int | None:
+def _stated_row(plan: Plan) -> int | None:
     """The row of the split that the request states, while it fits."""
     key = selected_key()
     row = plan.find(key) if key else None
@@ -611,13 +611,13 @@ def _selected(plan: Plan) -> int | None:
 
 def selected_row(plan: Plan) -> int | None:
     """The row of the split that the request states while it fits, else the best row."""
-    row = _selected(plan)
+    row = _stated_row(plan)
     return plan.best_row if row is None else row
 
 
-def lost_split(plan: Plan) -> str | None:
+def lost_split_name(plan: Plan) -> str | None:
     """The name of a split that the request states and that no longer fits."""
     key = selected_key()
-    if key is None or _selected(plan) is not None:
+    if key is None or _stated_row(plan) is not None:
         return None
     return split_name(key_split(key) or {})

@@ -13,7 +13,7 @@ from recipe_core.targets import form
 from recipe_core.targets.by_hand import read_addresses
 
 
-def entries() -> dict[str, str]:
+def filled_fields() -> dict[str, str]:
     """Text of the form's filled fields, by parameter."""
     texts: dict[str, str] = st.session_state.setdefault("place", {})
     return texts
@@ -30,7 +30,7 @@ def read_form() -> None:
     values = {
         name: text
         for name in Parameters.model_fields
-        if (text := st.session_state.get(f"place-{name}", entries().get(name, "")).strip())
+        if (text := st.session_state.get(f"place-{name}", filled_fields().get(name, "")).strip())
     }
     st.session_state["place"] = values
     try:
@@ -63,7 +63,7 @@ def fill_in(bundle: Bundle) -> None:
             st.markdown(f"**{group}**")
             with st.grid(4, min_column_width=140):
                 for field in fields:
-                    st.session_state[f"place-{field.name}"] = entries().get(field.name, "")
+                    st.session_state[f"place-{field.name}"] = filled_fields().get(field.name, "")
                     st.text_input(
                         field.title,
                         key=f"place-{field.name}",
@@ -72,10 +72,12 @@ def fill_in(bundle: Bundle) -> None:
                         help=field.help,
                         max_chars=512,
                     )
-        if entries():
-            st.button("Clear", key="clear-place", icon=":material/backspace:", on_click=clear)
-    if entries():
-        settings = ", ".join(f"{name} {text}" for name, text in entries().items())
+        if filled_fields():
+            st.button(
+                "Clear", key="clear-place", icon=":material/backspace:", on_click=clear_deployment
+            )
+    if filled_fields():
+        settings = ", ".join(f"{name} {text}" for name, text in filled_fields().items())
         st.caption(common.escape(f"Set: {settings}."))
     if error := st.session_state.get("misplaced"):
         st.error(
@@ -84,6 +86,6 @@ def fill_in(bundle: Bundle) -> None:
         )
 
 
-def clear() -> None:
+def clear_deployment() -> None:
     """Reset every setting to its default."""
     st.session_state.update({"place": {}, "parameters": Parameters(), "misplaced": None})

@@ -57,10 +57,10 @@ try:
     with st.container(gap=None):  # a notice that says nothing takes no room
         with st.container(key="notice"):
             widgets.show_notice()
-            tour.note()
+            tour.draw_tour_note()
         with st.container(key="body"):
             page.run()
-            glossary.button()
+            glossary.draw_glossary_button()
 except Exception:  # the details say what is wrong with the request, if it is that
     foot.finish()
     raise

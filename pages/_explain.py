@@ -69,7 +69,7 @@ def show_view(view: View, plan: Plan, row: int) -> None:
     """One view of a split, with its measure to choose where it has several."""
     measure = pick_measure(view, plan)
     focus = Focus(plan, row, tuple(common.pins()), measure=measure, dark=common.dark())
-    with common.within_limits():
+    with common.limit_page_time():
         show_items(plan, list(view.draw(focus)))
 
 
@@ -230,6 +230,6 @@ def show_fixes(plan: Plan, row: int) -> None:
                     common.escape(label),
                     key=f"fix-{n}",
                     icon=":material/keep:" if nearest else ":material/build:",
-                    on_click=common.toggle_pin if nearest else common.apply,
+                    on_click=common.toggle_pin if nearest else common.apply_changes,
                     args=(change.key,) if nearest else (change.fields,),
                 )

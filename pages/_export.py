@@ -15,15 +15,15 @@ from recipe_core.views.columns import csv_bytes, parquet_bytes
 PICTURE = "picture-format"
 
 
-def chart_config(what: str) -> dict[str, Any]:
+def chart_config(subject: str) -> dict[str, Any]:
     """How a chart's camera saves it: as the reader chose, in a file named after the request."""
     picture = st.session_state.get(PICTURE) or exports.PICTURES[0]
-    return exports.picture_config(exports.file_name(common.request(), what), picture)
+    return exports.picture_config(exports.file_name(common.request(), subject), picture)
 
 
-def chart_menu(what: str, figure: Callable[[], go.Figure]) -> None:
+def chart_menu(subject: str, figure: Callable[[], go.Figure]) -> None:
     """The picture's format, and the chart as HTML, which ``figure`` draws on click."""
-    name = exports.file_name(common.request(), what)
+    name = exports.file_name(common.request(), subject)
     with st.popover("Export", icon=":material/download:"):
         st.segmented_control(
             "Picture format",
@@ -42,13 +42,13 @@ def chart_menu(what: str, figure: Callable[[], go.Figure]) -> None:
             mime=exports.HTML,
             on_click="ignore",
             icon=":material/html:",
-            key=f"html-{what}",
+            key=f"html-{subject}",
         )
 
 
-def table_menu(what: str, frame: Callable[[], Any]) -> None:
+def table_menu(subject: str, frame: Callable[[], Any]) -> None:
     """A table as CSV and as Parquet, which ``frame`` makes on click."""
-    name = exports.file_name(common.request(), what)
+    name = exports.file_name(common.request(), subject)
     kinds = (("CSV", "csv", exports.CSV, csv_bytes),)
     kinds += (("Parquet", "parquet", exports.PARQUET, parquet_bytes),)
     with st.popover("Export", icon=":material/download:"):
@@ -61,5 +61,5 @@ def table_menu(what: str, frame: Callable[[], Any]) -> None:
                 mime=mime,
                 on_click="ignore",
                 icon=":material/table:",
-                key=f"{ending}-{what}",
+                key=f"{ending}-{subject}",
             )

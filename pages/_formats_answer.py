@@ -20,18 +20,18 @@ _answers: LRUCache[tuple[str, str, bool, str], Json] = LRUCache(maxsize=32)
 _lock = threading.Lock()
 
 
-def answer(request: PlanRequest) -> Json:
+def judge_formats(request: PlanRequest) -> Json:
     """What every technique does to the request; sessions share it, so read only.
 
     Raises:
         RecipeError: where there is nothing to judge.
     """
     text = json.dumps(request.to_json())
-    key = (text, common.digest(), folders_allowed(), str(current_day()))
+    key = (text, common.inputs_digest(), folders_allowed(), str(current_day()))
     with _lock:
-        known = _answers.get(key)
-    if known is not None:
-        return known
+        cached = _answers.get(key)
+    if cached is not None:
+        return cached
     judged: Json = common.calculated(
         "Judging every format",
         formats_answer,

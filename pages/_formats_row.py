@@ -30,12 +30,17 @@ def benchmarks() -> list[str]:
     return list(get_args(JudgedOn))
 
 
-def draw(row: Row) -> None:
+def draw_format_row(row: Row) -> None:
     """The row in full."""
     support = row["support"]
     with st.container(border=True):
         st.markdown(f"**{common.escape(row['title'])}**: {common.escape(row['effect'])}")
-        lines = [row["why"], *row["notes"], *_said(support), row["accuracy"]["basis"]]
+        lines = [
+            row["why"],
+            *row["notes"],
+            *_engine_support_lines(support),
+            row["accuracy"]["basis"],
+        ]
         for line in filter(None, lines):
             st.caption(common.escape(line))
         if support["url"]:
@@ -44,11 +49,11 @@ def draw(row: Row) -> None:
         if row["checkpoints"]:
             names = ", ".join(row["checkpoints"])
             st.caption(common.escape(f"Checkpoints of the catalog that are it: {names}"))
-        published(row)
-        use(row, "formats-use")
+        draw_published_figures(row)
+        draw_use_format(row, "formats-use")
 
 
-def _said(support: Row) -> list[str]:
+def _engine_support_lines(support: Row) -> list[str]:
     """What the engine says, and from which version."""
     words = f"“{support['words']}”" if support["words"] else ""
     version = f"from version {support['min_version']}" if support["min_version"] else ""
@@ -56,7 +61,7 @@ def _said(support: Row) -> list[str]:
     return [text] if text else []
 
 
-def published(row: Row) -> None:
+def draw_published_figures(row: Row) -> None:
     """The nearest published figures of its accuracy."""
     nearest = row["accuracy"]["nearest"]
     if not nearest:
@@ -79,7 +84,7 @@ def published(row: Row) -> None:
     )
 
 
-def use(row: Row, key: str, *, main: bool = False) -> None:
+def draw_use_format(row: Row, key: str, *, main: bool = False) -> None:
     """A button that puts the format into the request, and goes on to compare splits."""
     if row["set"] is None:
         if not main:
@@ -97,6 +102,6 @@ def use(row: Row, key: str, *, main: bool = False) -> None:
 
 def _take(fields: dict[str, Any]) -> None:
     """Make it the request's format: the split is left to the ranking again."""
-    common.apply({**fields, "candidate": common.shared_fields()})
+    common.apply_changes({**fields, "candidate": common.shared_fields()})
     if "refused" not in st.session_state:
         st.session_state["formats-goto"] = "compare.py"

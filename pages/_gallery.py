@@ -9,7 +9,7 @@ from recipe_core.request.examples import Example, examples
 from recipe_core.request.link import link_query
 
 
-def show() -> None:
+def draw_gallery() -> None:
     """Every case of the gallery as a card."""
     st.header("Or start from a real case", anchor=False)
     st.caption(

@@ -8,14 +8,14 @@ import streamlit as st
 from recipe_core.views.glossary import Term, glossary
 
 
-def button() -> None:
+def draw_glossary_button() -> None:
     """A button that opens the glossary over the page, which stays as it is."""
     if st.button("Glossary", key="glossary", icon=":material/menu_book:", type="tertiary"):
-        explained()
+        show_glossary()
 
 
 @st.dialog("Glossary", width="large")
-def explained() -> None:
+def show_glossary() -> None:
     """One word, or all by group."""
     terms = glossary().terms
     name = st.selectbox(
@@ -27,14 +27,14 @@ def explained() -> None:
         placeholder="Any part of a word",
     )
     if name is not None:
-        st.markdown(entry(terms[name]))
+        st.markdown(term_text(terms[name]))
         return
     for group, members in glossary().by_group().items():
         st.header(group, anchor=False)
-        st.markdown("\n\n".join(entry(term) for term in members))
+        st.markdown("\n\n".join(term_text(term) for term in members))
 
 
-def entry(term: Term) -> str:
+def term_text(term: Term) -> str:
     """A word, what it means, and a source."""
     text = f"**{common.escape(term.title)}**\\\n{common.escape(term.text)}"
     return f"{text} [{common.escape(term.source.title)}]({term.source.url})"

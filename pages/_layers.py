@@ -48,7 +48,7 @@ def architecture(facts: dict[str, Any]) -> dict[str, str]:
     return rows
 
 
-def show(spec: ModelSpec) -> None:
+def draw_layers(spec: ModelSpec) -> None:
     """The table beside the bars."""
     load_pages()  # the first page can be drawn before these are there
     from recipe_core.views.charts import parameter_bars

@@ -23,10 +23,10 @@ def menu() -> Any:
 def address() -> str:
     """The whole link, as another browser opens it."""
     base = (st.context.url or "http://127.0.0.1:8501/").split("?")[0]
-    return f"{base}?{urlencode(common.link())}"
+    return f"{base}?{urlencode(common.screen_link_query())}"
 
 
-def fill(place: Any) -> None:
+def fill_link_menu(place: Any) -> None:
     """Show the link, what it holds and what it omits."""
     text = address()
     with place:

@@ -35,7 +35,7 @@ def compared_runs(ids: tuple[str, ...] | None, stamp: str) -> RunsCompared:  # n
 
 
 @lru_cache(maxsize=4)
-def learned(ids: tuple[str, ...], stamp: str) -> tuple[LearnedNumber, ...]:  # noqa: ARG001 - as above
+def cached_learned_numbers(ids: tuple[str, ...], stamp: str) -> tuple[LearnedNumber, ...]:  # noqa: ARG001 - as above
     """The numbers that the calibration of these runs has learned."""
     overlay = Overlay.open()
     return Knowledge(overlay).numbers if overlay and ids else ()

@@ -14,7 +14,7 @@ from recipe_core.models.catalog import load_model_spec
 from recipe_core.models.nearest import nearest_models
 
 
-def known(name: str) -> Mapping[str, Any]:
+def model_change(name: str) -> Mapping[str, Any]:
     """The change that makes a name the request's model; of a name without a model, none.
 
     Such a name is kept aside, for ``unmatched`` to say so.
@@ -28,44 +28,44 @@ def known(name: str) -> Mapping[str, Any]:
     return {"model": name}
 
 
-def take(name: str) -> None:
+def take_model_name(name: str) -> None:
     """Make a name of the catalog the request's model."""
     st.session_state.pop("unmatched", None)
-    common.apply({"model": name})
+    common.apply_changes({"model": name})
 
 
-def unmatched() -> None:
+def draw_unmatched_name() -> None:
     """Say that what was typed names no model, and offer those with names like it."""
     if "unmatched" not in st.session_state:
         return
     name, error = st.session_state["unmatched"]
-    near = nearest_models(name)
+    similar_names = nearest_models(name)
     reason = f"No model is called “{name[:80]}”."
     if not error.message.startswith("unknown model"):  # a folder, the hub: they say why
         reason = str(error).removeprefix("model: ")
-    then = "Did you mean one of these?" if near else "Nothing in the catalog is like it."
+    then = "Did you mean one of these?" if similar_names else "Nothing in the catalog is like it."
     st.warning(
-        f"{common.escape(reason)} **{common.escape(current())}** stays. {then} "
+        f"{common.escape(reason)} **{common.escape(current_model_name())}** stays. {then} "
         "A model that is not listed can be given by its config.json below.",
         icon=":material/search_off:",
     )
     with st.container(horizontal=True):
-        offers(near, "page")
+        draw_name_buttons(similar_names, "page")
 
 
-def offers(names: list[str], place: str) -> None:
+def draw_name_buttons(names: list[str], place: str) -> None:
     """One button a name."""
     for n, name in enumerate(names):
         st.button(
             common.escape(name),
             key=f"{place}-near-{n}",
             icon=":material/neurology:",
-            on_click=take,
+            on_click=take_model_name,
             args=(name,),
         )
 
 
-def ways_out(error: RecipeError, place: str) -> None:
+def draw_model_ways_out(error: RecipeError, place: str) -> None:
     """Beside an error of the model: names like it, and the model before it.
 
     ``place`` names the buttons: an error may be shown twice on a page.
@@ -74,7 +74,7 @@ def ways_out(error: RecipeError, place: str) -> None:
     if error.field != "model":
         return
     if isinstance(model, str):
-        offers(nearest_models(model), place)
+        draw_name_buttons(nearest_models(model), place)
     former = st.session_state.get("known_model")
     if former is not None and former != model:
         title = former.rpartition("/")[2] if isinstance(former, str) else "the former model"
@@ -82,12 +82,12 @@ def ways_out(error: RecipeError, place: str) -> None:
             common.escape(f"Back to {title}"),
             key=f"{place}-former-model",
             icon=":material/undo:",
-            on_click=common.apply,
+            on_click=common.apply_changes,
             args=({"model": former},),
         )
 
 
-def current() -> str:
+def current_model_name() -> str:
     """The request's model, for a sentence."""
     model = common.request().model
     return model if isinstance(model, str) else "The model of the link"

@@ -28,7 +28,7 @@ _group: ContextVar[str | None] = ContextVar("group of boxes", default=None)
 
 
 @contextmanager
-def group(name: str) -> Iterator[None]:
+def group_boxes(name: str) -> Iterator[None]:
     """Boxes that stand together; below them is the place for what one of them refuses."""
     outer = _group.set(name)
     try:
@@ -41,7 +41,7 @@ def group(name: str) -> Iterator[None]:
             st.error(common.escape(text), icon=":material/block:")
 
 
-def refuse(place: str | None, text: str) -> None:
+def refuse_input(place: str | None, text: str) -> None:
     """Say on the next run what was refused: in a group, or at the top of the page."""
     st.session_state["edited"] = True
     if place is None:
@@ -82,9 +82,9 @@ def box(
             elif optional:
                 take(None)
         except RecipeError as error:
-            kept = f"{text} stays in effect." if text else "It stays empty."
-            said = f"{error.message} {error.hint or ''}".strip()
-            refuse(place, f"{name or label}: {said} {kept}")
+            consequence = f"{text} stays in effect." if text else "It stays empty."
+            refusal = f"{error.message} {error.hint or ''}".strip()
+            refuse_input(place, f"{name or label}: {refusal} {consequence}")
 
     takes = f"Takes {limits.text}{f', in {unit}' if unit else ''}."
     about = options.pop("help", None)
@@ -103,7 +103,7 @@ def scaled(value: float, factor: float) -> float:
     return value if factor == 1 else float(f"{value * factor:.12g}")
 
 
-def number(label: str, field: str, **options: Any) -> None:
+def draw_number(label: str, field: str, **options: Any) -> None:
     """Draw a box on a number of the request; its help is the field's description."""
 
     def take(value: float | None) -> None:
@@ -113,7 +113,7 @@ def number(label: str, field: str, **options: Any) -> None:
     box(label, f"_{field}", value_of(common.request(), field), take, range_of(field), **settings)
 
 
-def numbers(label: str, field: str, **options: Any) -> None:
+def draw_number_list(label: str, field: str, **options: Any) -> None:
     """Draw a box on a list of numbers of the request, divided by commas."""
 
     def take(values: tuple[float, ...] | None) -> None:
@@ -132,6 +132,6 @@ def numbers(label: str, field: str, **options: Any) -> None:
         range_of(field),
         optional=True,
         show=lambda values: ", ".join(number_text(value).replace(",", "") for value in values),
-        read=lambda text, limits, unit: read_numbers(text, limits, most=MOST_LOADS, unit=unit),
+        read=lambda text, limits, unit: read_numbers(text, limits, limit=MOST_LOADS, unit=unit),
         **settings,
     )

@@ -26,56 +26,58 @@ NEXT = "next"
 """What is asked for until a run knows its key: a click may come before an edit is drawn."""
 
 
-def question_of(request: PlanRequest, load: OverTime, policies: list[str]) -> dict[str, Any]:
+def simulation_question(
+    request: PlanRequest, load: OverTime, policies: list[str]
+) -> dict[str, Any]:
     """What is simulated: every policy searched, whichever the request uses already."""
     options = request.options.model_copy(update={"scaling": None, "simulated": None})
     workload = request.workload.model_copy(update={"over_time": load})
-    whole = request.model_copy(update={"options": options, "workload": workload})
-    return {"request": whole.to_json(), "policies": policies or None}
+    searched_request = request.model_copy(update={"options": options, "workload": workload})
+    return {"request": searched_request.to_json(), "policies": policies or None}
 
 
-def key_of(question: Mapping[str, Any]) -> Key:
+def simulation_key(question: Mapping[str, Any]) -> Key:
     """What tells answers apart.
 
     Raises:
         RecipeError: where the model cannot be read.
     """
-    return json.dumps(question), common.digest(), folders_allowed(), str(current_day())
+    return json.dumps(question), common.inputs_digest(), folders_allowed(), str(current_day())
 
 
-def known(key: Key) -> Json | None:
+def find_simulated(key: Key) -> Json | None:
     """An answer that was calculated before; sessions share it, so read only."""
     with _lock:
         return _answers.get(key)
 
 
-def begin() -> None:
+def begin_simulation() -> None:
     """Ask for the answer: the next run calculates it, whatever is asked by then."""
     st.session_state["over-time-run"] = NEXT
 
 
-def cancel() -> None:
+def cancel_simulation() -> None:
     """Ask no more; the run that calculates ends with the click."""
     st.session_state.pop("over-time-run", None)
 
 
-def running(key: Key) -> bool:
+def is_simulating(key: Key) -> bool:
     """Whether this answer was asked for; another that was is given up: the request has changed."""
     if st.session_state.get("over-time-run") == NEXT:
         st.session_state["over-time-run"] = key
     if st.session_state.get("over-time-run") != key:
-        cancel()
+        cancel_simulation()
         return False
     return True
 
 
-def simulated(key: Key, question: Mapping[str, Any]) -> Json:
+def simulate_question(key: Key, question: Mapping[str, Any]) -> Json:
     """The answer, with progress and a way to cancel.
 
     Raises:
         RecipeError: where there is nothing to simulate.
     """
-    found: Json = common.calculated(
+    answer: Json = common.calculated(
         "Simulating policies",
         rb.simulate,
         question["request"],
@@ -83,13 +85,13 @@ def simulated(key: Key, question: Mapping[str, Any]) -> Json:
         folders=key[2],
         long=True,
         simulated_what="steps",
-        give_up=common.WayOut("Cancel", "over-time-cancel", cancel),
+        give_up=common.WayOut("Cancel", "over-time-cancel", cancel_simulation),
     ).to_json()
-    cancel()
+    cancel_simulation()
     # who uses a policy states the split that was simulated: of it the answer is the same
-    split = {"candidate": found["candidate"], **found["per_replica"]}
-    whole = change(PlanRequest.parse(question["request"]), split)
-    of_split = key_of({**question, "request": whole.to_json()})
+    split = {"candidate": answer["candidate"], **answer["per_replica"]}
+    split_request = change(PlanRequest.parse(question["request"]), split)
+    of_split = simulation_key({**question, "request": split_request.to_json()})
     with _lock:
-        _answers[key] = _answers[of_split] = found
-    return found
+        _answers[key] = _answers[of_split] = answer
+    return answer

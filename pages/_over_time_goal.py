@@ -29,31 +29,31 @@ MOST_SAVINGS = 5
 # --- limits --------------------------------------------------------------------------------------
 
 
-def stated() -> bool:
+def has_time_limits() -> bool:
     """Whether some limit on time is stated."""
     limits = common.request().objective.limits
     return any(getattr(limits, name) is not None for name in timed_limits())
 
 
-def limits() -> None:
+def draw_time_limits() -> None:
     """The objective's limits on time, some to start from, and the share that must keep them."""
     with st.container(key="over-time-presets"):
-        if not stated():
-            presets()
-    with numbers.group("over-time-limits"), st.grid(2, min_column_width=150):
+        if not has_time_limits():
+            draw_limit_presets()
+    with numbers.group_boxes("over-time-limits"), st.grid(2, min_column_width=150):
         for limit in map(limits_by_name().__getitem__, timed_limits()):
             unit = limit.field_symbol
-            numbers.number(
+            numbers.draw_number(
                 f"{limit.metric.head} ({unit})",
                 f"objective.limits.{limit.name}",
                 optional=True,
                 unit=unit,
                 placeholder="no limit",
             )
-    attainment()
+    draw_attainment()
 
 
-def presets() -> None:
+def draw_limit_presets() -> None:
     """Limits that others publish, a click each."""
     st.info("State a limit on time, or start from a published one:", icon=":material/timer:")
     with st.container(horizontal=True):
@@ -61,7 +61,7 @@ def presets() -> None:
             st.button(
                 f"{preset.title}: {time_limits_text(preset.ttft_ms, preset.tpot_ms)}",
                 key=f"over-time-limits-{name}",
-                on_click=common.apply,
+                on_click=common.apply_changes,
                 args=(limit_changes(preset),),
                 help=preset.help,
             )
@@ -69,7 +69,7 @@ def presets() -> None:
             "objective.py",
             label="All limits",
             icon=":material/target:",
-            query_params=common.link(),
+            query_params=common.screen_link_query(),
         )
 
 
@@ -81,13 +81,13 @@ def limit_changes(preset: TimeLimits) -> dict[str, float]:
     }
 
 
-def attainment() -> None:
+def draw_attainment() -> None:
     """The share of requests that must keep the limits."""
-    now = loads.current().attainment
+    now = loads.current_load().attainment
     common.seed("_over-time-attainment", now)
 
     def commit() -> None:
-        loads.apply({"attainment": st.session_state["_over-time-attainment"]})
+        loads.apply_load_changes({"attainment": st.session_state["_over-time-attainment"]})
 
     st.select_slider(
         "Requests within the limits",
@@ -124,7 +124,7 @@ PLACES = {
 }
 
 
-def start() -> None:
+def draw_cold_start() -> None:
     """What a start finds, how long it takes, and what would shorten it."""
     with st.grid(2, min_column_width=170):
         pick("Node", "node", NODES)
@@ -132,8 +132,8 @@ def start() -> None:
         pick("Weights from", "weights", places())
         pick("Loader", "loader", LOADERS)
         pick("Waking", "wake", WAKES)
-        with numbers.group("over-time-start"):
-            numbers.number(
+        with numbers.group_boxes("over-time-start"):
+            numbers.draw_number(
                 "Extra seconds", "options.start.extra_s", optional=True, placeholder="none"
             )
     common.edit(st.toggle, "Compiled code is kept", "options.start.compile_cache")
@@ -141,15 +141,15 @@ def start() -> None:
         plan = common.planned_or_none()
         row = None if plan is None else common.selected_row(plan)
         if plan is not None and row is not None:
-            phases(start_of(plan, row)[0].to_json())
+            draw_start_phases(start_of(plan, row)[0].to_json())
 
 
 def places() -> dict[str, str]:
     """Where weights may be read from."""
     tiers = {name: storage_tier(name).title for name in storage_names()}
     now = common.request().options.start.weights
-    known = {**PLACES, **tiers}
-    return known if now is None or now in known else {**known, now: now}
+    titles = {**PLACES, **tiers}
+    return titles if now is None or now in titles else {**titles, now: now}
 
 
 def pick(label: str, name: str, options: Mapping[str, str]) -> None:
@@ -165,7 +165,7 @@ def pick(label: str, name: str, options: Mapping[str, str]) -> None:
     )
 
 
-def phases(start: Mapping[str, Any]) -> None:
+def draw_start_phases(start: Mapping[str, Any]) -> None:
     """The phases of a start, and what shortens it."""
     st.markdown(common.escape(start_sentence(start)))
     st.plotly_chart(
@@ -181,6 +181,6 @@ def phases(start: Mapping[str, Any]) -> None:
                     common.escape(text),
                     key=f"over-time-saving-{n}",
                     icon=":material/speed:",
-                    on_click=common.apply,
+                    on_click=common.apply_changes,
                     args=(fields,),
                 )

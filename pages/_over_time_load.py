@@ -30,64 +30,64 @@ STEPS = {60.0: "1 minute", 300.0: "5 minutes", 900.0: "15 minutes", 3600.0: "1 h
 AREA_PX = 110
 
 
-def current() -> OverTime:
+def current_load() -> OverTime:
     """The load of the request; where it has none, a published week at the request's rate."""
     workload = common.request().workload
-    stated: OverTime | None = workload.over_time
-    if stated is not None:
-        return stated
+    load: OverTime | None = workload.over_time
+    if load is not None:
+        return load
     rate = workload.request_rate or START_LOADS["open"]
     return OverTime(shape=START_SHAPE, mean_rate=float(rate))
 
 
-def changed(changes: Mapping[str, Any]) -> dict[str, Any]:
+def changed_load(changes: Mapping[str, Any]) -> dict[str, Any]:
     """The load with some of its fields changed; None takes one out."""
-    values = {**current().to_json(), **changes}
+    values = {**current_load().to_json(), **changes}
     return {name: value for name, value in values.items() if value is not None}
 
 
-def put(changes: Mapping[str, Any]) -> None:
+def change_load(changes: Mapping[str, Any]) -> None:
     """Change fields of the load.
 
     Raises:
         RecipeError: where it is no load any more.
     """
-    common.change_to({"workload.over_time": changed(changes)})
+    common.change_to({"workload.over_time": changed_load(changes)})
 
 
-def apply(changes: Mapping[str, Any]) -> None:
+def apply_load_changes(changes: Mapping[str, Any]) -> None:
     """The same; what is wrong is refused."""
-    common.apply({"workload.over_time": changed(changes)})
+    common.apply_changes({"workload.over_time": changed_load(changes)})
 
 
-def draw() -> None:
+def draw_load() -> None:
     """Where the load is from, its figures, and how it looks."""
     source = choose_source()
     if source == "trace":
-        traces.draw(common.request().workload.over_time)
+        traces.draw_trace_upload(common.request().workload.over_time)
     elif source == "rates":
-        typed_rates()
+        draw_typed_rates()
     else:
-        shape()
-    figures()
-    picture()
+        draw_load_shape()
+    draw_load_figures()
+    draw_load_charts()
 
 
 def choose_source() -> str:
     """Whether the load is a shape, rates or a trace."""
-    stated = "rates" if current().rates else "shape"
-    now = st.session_state.get("over-time-from", stated)
-    if now != "trace" and now != stated:  # a link or a trace changed it
-        now = stated
+    load_source = "rates" if current_load().rates else "shape"
+    now = st.session_state.get("over-time-from", load_source)
+    if now != "trace" and now != load_source:  # a link or a trace changed it
+        now = load_source
 
     def commit() -> None:
-        chosen = st.session_state["_over-time-from"]
-        if not chosen:
+        picked_source = st.session_state["_over-time-from"]
+        if not picked_source:
             return
-        st.session_state["over-time-from"] = chosen
-        if chosen == "rates" and not current().rates:
+        st.session_state["over-time-from"] = picked_source
+        if picked_source == "rates" and not current_load().rates:
             take_rates()
-        elif chosen == "shape" and not current().shape:
+        elif picked_source == "shape" and not current_load().shape:
             take_shape()
 
     common.seed("_over-time-from", now)
@@ -106,43 +106,43 @@ def choose_source() -> str:
 
 def take_shape() -> None:
     """Make a published week the load, at the mean of the rates before it."""
-    mean = numbers.scaled(float(load().rates.mean()), 1.0)
-    kept = {"rates": None, "interval_s": None, "source": None}
-    apply({"shape": START_SHAPE, "mean_rate": float(f"{mean:.4g}"), **kept})
+    mean = numbers.scaled(float(whole_load().rates.mean()), 1.0)
+    no_rates = {"rates": None, "interval_s": None, "source": None}
+    apply_load_changes({"shape": START_SHAPE, "mean_rate": float(f"{mean:.4g}"), **no_rates})
 
 
 def take_rates() -> None:
     """Make the rates of a shape one's own, to change them by hand."""
-    mine = {"rates": views.hourly_rates(current()), "interval_s": HOUR_S}
-    apply({"shape": None, "mean_rate": None, **mine})
+    hourly_rates = {"rates": views.hourly_rates(current_load()), "interval_s": HOUR_S}
+    apply_load_changes({"shape": None, "mean_rate": None, **hourly_rates})
 
 
-def workload() -> Any:
+def request_workload() -> Any:
     """The workload of the request."""
     return common.request().workload
 
 
-def load() -> Load:
+def whole_load() -> Load:
     """Rates and lengths of the whole time.
 
     Raises:
         RecipeError: where the load names a shape that is not known.
     """
-    return build_load(current(), workload())
+    return build_load(current_load(), request_workload())
 
 
 # --- a published shape ---------------------------------------------------------------------------
 
 
-def shape() -> None:
+def draw_load_shape() -> None:
     """A published week, and the rate that it is scaled to."""
-    now = current().shape or START_SHAPE
+    now = current_load().shape or START_SHAPE
     names = list(shape_names())
     common.seed("_over-time-shape", now)
 
     def commit() -> None:
-        if chosen := st.session_state["_over-time-shape"]:
-            apply({"shape": chosen})
+        if shape := st.session_state["_over-time-shape"]:
+            apply_load_changes({"shape": shape})
 
     st.selectbox(
         "Shape of a week",
@@ -159,22 +159,24 @@ def shape() -> None:
 # --- rates that are typed ------------------------------------------------------------------------
 
 
-def typed_rates() -> None:
+def draw_typed_rates() -> None:
     """Requests per second, one interval after the other."""
-    stated = current()
-    text = ", ".join(number_text(rate).replace(",", "") for rate in stated.rates)
+    load = current_load()
+    text = ", ".join(number_text(rate).replace(",", "") for rate in load.rates)
     key = "_over-time-rates"
     common.seed(key, text)
 
     def commit() -> None:
         try:
             typed = str(st.session_state[key] or "").replace("\n", ",")
-            values = read_numbers(typed, range_of("rates", OverTime), most=MOST_RATES)
-            put({"rates": values})
+            values = read_numbers(typed, range_of("rates", OverTime), limit=MOST_RATES)
+            change_load({"rates": values})
         except RecipeError as error:
-            numbers.refuse("over-time-rates", f"Rates: {error.message} {error.hint or ''}".strip())
+            numbers.refuse_input(
+                "over-time-rates", f"Rates: {error.message} {error.hint or ''}".strip()
+            )
 
-    with numbers.group("over-time-rates"):
+    with numbers.group_boxes("over-time-rates"):
         st.text_area(
             "Requests per second, by commas",
             key=key,
@@ -182,11 +184,11 @@ def typed_rates() -> None:
             height=AREA_PX,
             help=description_of(OverTime, "rates"),
         )
-        step = stated.interval_s
+        step = load.interval_s
         common.seed("_over-time-step", step)
 
         def commit_step() -> None:
-            apply({"interval_s": st.session_state["_over-time-step"]})
+            apply_load_changes({"interval_s": st.session_state["_over-time-step"]})
 
         steps = {**STEPS, **({} if step in STEPS else {step: long_duration(step)})}
         st.selectbox(
@@ -196,33 +198,35 @@ def typed_rates() -> None:
             on_change=commit_step,
             format_func=steps.get,
         )
-    whole = len(stated.rates) * step
-    days = f"{whole / DAY_S:g} days" if whole >= 2 * DAY_S else long_duration(whole)
-    st.caption(f"{len(stated.rates):,} rates: {days}, which repeat. 24 of an hour are a day.")
+    period_s = len(load.rates) * step
+    days = f"{period_s / DAY_S:g} days" if period_s >= 2 * DAY_S else long_duration(period_s)
+    st.caption(f"{len(load.rates):,} rates: {days}, which repeat. 24 of an hour are a day.")
 
 
 # --- figures -------------------------------------------------------------------------------------
 
 
-def figures() -> None:
+def draw_load_figures() -> None:
     """Mean rate, days, growth, bursts, and when it begins."""
-    stated = current()
-    with numbers.group("over-time"), st.grid(3, min_column_width=150):
-        figure("mean_rate", "Mean requests/s", optional=bool(stated.rates), empty="as typed")
-        figure("days", "Days")
-        figure("growth_per_month", "Growth a month (%)", factor=100.0)
-        figure("burstiness", "Burstiness")
-        begin()
+    load = current_load()
+    with numbers.group_boxes("over-time"), st.grid(3, min_column_width=150):
+        draw_load_figure(
+            "mean_rate", "Mean requests/s", optional=bool(load.rates), empty="as typed"
+        )
+        draw_load_figure("days", "Days")
+        draw_load_figure("growth_per_month", "Growth a month (%)", factor=100.0)
+        draw_load_figure("burstiness", "Burstiness")
+        draw_first_day()
 
 
-def figure(
+def draw_load_figure(
     field: str, label: str, *, factor: float = 1.0, optional: bool = False, empty: str = ""
 ) -> None:
     """One number of the load; a wrong one is refused."""
-    value = getattr(current(), field)
+    value = getattr(current_load(), field)
 
     def take(entered: float | None) -> None:
-        put({field: None if entered is None else numbers.scaled(entered, 1 / factor)})
+        change_load({field: None if entered is None else numbers.scaled(entered, 1 / factor)})
 
     numbers.box(
         label,
@@ -236,18 +240,18 @@ def figure(
     )
 
 
-def begin() -> None:
+def draw_first_day() -> None:
     """The day on which the time begins."""
-    stated = current()
+    load = current_load()
     days = [24 * n for n in range(7)]
-    common.seed("_over-time-begin", stated.start_hour)
+    common.seed("_over-time-begin", load.start_hour)
 
     def commit() -> None:
-        apply({"start_hour": st.session_state["_over-time-begin"]})
+        apply_load_changes({"start_hour": st.session_state["_over-time-begin"]})
 
     st.selectbox(
         "Begins",
-        days if stated.start_hour in days else [stated.start_hour, *days],
+        days if load.start_hour in days else [load.start_hour, *days],
         key="_over-time-begin",
         on_change=commit,
         format_func=lambda hour: week_time(0, hour),
@@ -256,29 +260,29 @@ def begin() -> None:
     )
 
 
-def picture() -> None:
+def draw_load_charts() -> None:
     """The load in a sentence, through time, and by the hours of a week."""
     try:
-        whole = load()
+        load = whole_load()
     except RecipeError as error:
         st.error(common.escape(error), icon=":material/block:")
         return
     st.caption(
-        common.escape(" ".join([*source_line(), views.traffic_sentence(views.load_facts(whole))]))
+        common.escape(" ".join([*source_line(), views.traffic_sentence(views.load_facts(load))]))
     )
-    rates, dark = whole.rates.tolist(), common.dark()
+    rates, dark = load.rates.tolist(), common.dark()
     names = ["Through time", "Hours of the week"]
-    tabs = st.tabs(names if whole.span_s > DAY_S else names[:1], key="over-time-load")
+    tabs = st.tabs(names if load.span_s > DAY_S else names[:1], key="over-time-load")
     with tabs[0]:
         st.plotly_chart(
-            charts.rates_over_time(rates, whole.interval_s, whole.start_hour, dark=dark),
+            charts.rates_over_time(rates, load.interval_s, load.start_hour, dark=dark),
             key="over-time-rates-chart",
-            alt=f"Requests per second through {long_duration(whole.span_s)}",
+            alt=f"Requests per second through {long_duration(load.span_s)}",
         )
     for tab in tabs[1:]:
         with tab:
             st.plotly_chart(
-                charts.hours_of_week(rates, whole.interval_s, whole.start_hour, dark=dark),
+                charts.hours_of_week(rates, load.interval_s, load.start_hour, dark=dark),
                 key="over-time-week-chart",
                 alt="Mean requests per second by day of the week and hour",
             )
@@ -286,14 +290,14 @@ def picture() -> None:
 
 def source_line() -> list[str]:
     """Where the rates are from, and the lengths of requests."""
-    stated, asked = current(), workload()
-    parts = [f"Rates: {stated.source}."] if stated.source else []
-    if stated.lengths:
-        return [*parts, f"Lengths: {len(stated.lengths)} kinds of requests, as the trace has them."]
-    lengths = f"{asked.input_tokens:,} → {asked.output_tokens:,} tokens"
+    load, workload = current_load(), request_workload()
+    parts = [f"Rates: {load.source}."] if load.source else []
+    if load.lengths:
+        return [*parts, f"Lengths: {len(load.lengths)} kinds of requests, as the trace has them."]
+    lengths = f"{workload.input_tokens:,} → {workload.output_tokens:,} tokens"
     return [*parts, f"Lengths: {lengths}, from the workload."]
 
 
-def stated_fields() -> dict[str, Any]:
+def load_stating_changes() -> dict[str, Any]:
     """The change that states the load where the request has none yet."""
-    return {"workload.over_time": current().to_json()}
+    return {"workload.over_time": current_load().to_json()}

@@ -19,7 +19,7 @@ from recipe_core.views import over_time as view
 Json = Mapping[str, Any]
 
 
-def draw(policy: Json) -> None:
+def draw_policy_files(policy: Json) -> None:
     """The files of the bundle that hold the policy's numbers; made when they are looked at."""
     title = "What is written into the bundle"
     with st.expander(
@@ -28,7 +28,7 @@ def draw(policy: Json) -> None:
         if not part.open:
             return
         try:
-            files = scaled_files(policy["scaling"])
+            files = policy_files(policy["scaling"])
         except RecipeError as error:
             st.error(common.escape(error), icon=":material/block:")
             return
@@ -36,10 +36,10 @@ def draw(policy: Json) -> None:
             st.info(f"No object of the bundle is written for {view.policy_title(policy['name'])}.")
             return
         path = st.selectbox("File", list(files), key="over-time-object")
-        tabs.read(files[path or next(iter(files))])
+        tabs.draw_file_text(files[path or next(iter(files))])
 
 
-def scaled_files(scaling: Json) -> dict[str, str]:
+def policy_files(scaling: Json) -> dict[str, str]:
     """Files of the bundle that differ by the policy, by path.
 
     Raises:
@@ -48,7 +48,9 @@ def scaled_files(scaling: Json) -> dict[str, str]:
     request = change(common.request(), {"options.scaling": scaling})
     plain = change(request, {"options.scaling": None})
     with_policy, without = (
-        recipe_cache.bundle_at(json.dumps(one.to_json()), common.digest(), folders_allowed(), "")
-        for one in (request, plain)
+        recipe_cache.cached_bundle(
+            json.dumps(scaled_request.to_json()), common.inputs_digest(), folders_allowed(), ""
+        )
+        for scaled_request in (request, plain)
     )
     return view.scaled_files(with_policy.files, without.files)

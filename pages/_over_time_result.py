@@ -29,7 +29,7 @@ CHARTS: Mapping[str, tuple[str, Drawn, str]] = {
     ),
     "replicas": (
         "Replicas",
-        charts.replicas,
+        charts.replicas_over_time,
         "Replicas that are ready and that start, and how many the policy wants",
     ),
     "first": (
@@ -50,7 +50,7 @@ CHARTS: Mapping[str, tuple[str, Drawn, str]] = {
 }
 
 
-def draw(answer: Json) -> None:
+def draw_simulation(answer: Json) -> None:
     """Verdict, policies side by side, and the one that is looked at."""
     good, sentence = view.over_time_verdict(answer)
     say, icon = (st.success, "check_circle") if good else (st.error, "block")
@@ -59,30 +59,30 @@ def draw(answer: Json) -> None:
     for note in answer["notes"]:
         st.caption(common.escape(note))
     if answer["policies"]:
-        policies(answer)
+        draw_policies(answer)
 
 
 @st.fragment
-def policies(answer: Json) -> None:
+def draw_policies(answer: Json) -> None:
     """Everything about policies; to look at another one leaves the form as it is."""
     common.follow_edit()
-    policy = looked_at(answer)
-    table(answer, policy["name"])
-    pictures(answer, policy["name"])
+    policy = selected_policy(answer)
+    draw_policy_table(answer, policy["name"])
+    draw_policy_charts(answer, policy["name"])
     st.header(view.policy_title(policy["name"]), anchor=False)
-    closely(answer, policy)
-    use(answer, policy)
-    through_time(answer, policy)
+    draw_policy_closely(answer, policy)
+    draw_use_policy(answer, policy)
+    draw_policy_series(answer, policy)
 
 
-def looked_at(answer: Json) -> Json:
+def selected_policy(answer: Json) -> Json:
     """The policy that the reader selected, else the one of the request, else the best."""
-    known = view.policies_by_name(answer)
+    policies = view.policies_by_name(answer)
     scaling = common.request().options.scaling
-    stated = scaling.policy if scaling else None
-    for name in (st.session_state.get("over-time-policy"), stated, answer["best"]):
-        if name in known:
-            return known[name]
+    request_policy = scaling.policy if scaling else None
+    for name in (st.session_state.get("over-time-policy"), request_policy, answer["best"]):
+        if name in policies:
+            return policies[name]
     first: Json = answer["policies"][0]
     return first
 
@@ -90,7 +90,7 @@ def looked_at(answer: Json) -> Json:
 # --- side by side --------------------------------------------------------------------------------
 
 
-def table(answer: Json, chosen: str) -> None:
+def draw_policy_table(answer: Json, selected_name: str) -> None:
     """A row for each policy and for both bounds; a selected policy is looked at."""
     columns = view.policy_columns(answer)
     rows = view.policies_and_bounds(answer)
@@ -102,7 +102,7 @@ def table(answer: Json, chosen: str) -> None:
             st.session_state["over-time-policy"] = keys[selected[0]]
 
     st.session_state["over-time-policies"] = {
-        "selection": {"rows": [keys.index(chosen)], "columns": [], "cells": []}
+        "selection": {"rows": [keys.index(selected_name)], "columns": [], "cells": []}
     }
     st.dataframe(
         styled(rows, columns),
@@ -111,28 +111,28 @@ def table(answer: Json, chosen: str) -> None:
         selection_mode="single-row-required",
         hide_index=True,
         height="content",
-        column_config=columns_of.config(columns),
+        column_config=columns_of.column_settings(columns),
         alt=f"{len(answer['policies'])} policies and two bounds, the best first",
     )
     means = (f"**{view.policy_title(name)}**: {text}" for name, text in view.BOUNDS.items())
     st.caption(f"Bounds: {'; '.join(means)}. Select a row to look at a policy.")
 
 
-def pictures(answer: Json, chosen: str) -> None:
+def draw_policy_charts(answer: Json, selected_name: str) -> None:
     """Cost by policy, and cost against the share within the limits."""
     left, right = st.columns(2, gap="large")
     dark = common.dark()
     with left:
         st.markdown("**Cost of each policy**")
         st.plotly_chart(
-            charts.policy_costs(answer, chosen, dark=dark),
+            charts.policy_costs(answer, selected_name, dark=dark),
             key="over-time-costs",
             alt="Cost of each policy, with both bounds as lines",
         )
     with right:
         st.markdown("**Cost against requests within the limits**")
         st.plotly_chart(
-            charts.cost_against_share(answer, chosen, dark=dark),
+            charts.cost_against_share(answer, selected_name, dark=dark),
             key="over-time-tradeoff",
             alt="Cost of each policy and bound against the share of requests within the limits",
         )
@@ -141,14 +141,14 @@ def pictures(answer: Json, chosen: str) -> None:
 # --- one policy ----------------------------------------------------------------------------------
 
 
-def closely(answer: Json, policy: Json) -> None:
+def draw_policy_closely(answer: Json, policy: Json) -> None:
     """Which policy is looked at, its figures and parameters."""
     names = list(view.policies_by_name(answer))
     common.seed("_over-time-policy", policy["name"])
 
     def commit() -> None:
-        if chosen := st.session_state["_over-time-policy"]:
-            st.session_state["over-time-policy"] = chosen
+        if policy_name := st.session_state["_over-time-policy"]:
+            st.session_state["over-time-policy"] = policy_name
 
     st.selectbox(
         "Policy",
@@ -158,8 +158,8 @@ def closely(answer: Json, policy: Json) -> None:
         format_func=view.policy_title,
         width=300,
     )
-    said = [f"{view.policy_facts(policy)}.", view.worst_hour_sentence(answer, policy)]
-    st.markdown(common.escape(" ".join(filter(None, said))))
+    sentences = [f"{view.policy_facts(policy)}.", view.worst_hour_sentence(answer, policy)]
+    st.markdown(common.escape(" ".join(filter(None, sentences))))
     left, right = st.columns(2, gap="large")
     for place, rows, alt in (
         (left, view.scaling_rows(policy["scaling"]), "Parameters of the policy"),
@@ -173,21 +173,21 @@ def closely(answer: Json, policy: Json) -> None:
             )
 
 
-def taken(answer: Json, policy: Json) -> dict[str, Any]:
+def policy_changes(answer: Json, policy: Json) -> dict[str, Any]:
     """The changes that make a policy the request's own, with the load and the split it is for."""
     changes = {
         "options.scaling": policy["scaling"],
-        **loads.stated_fields(),
+        **loads.load_stating_changes(),
         "candidate": answer["candidate"],
         **answer["per_replica"],
     }
-    chosen = change(common.request(), changes)
-    found = PolicyAnswer.model_validate(policy)
-    simulated = simulated_of(chosen, found, answer["load"]["span_s"])
+    scaled_request = change(common.request(), changes)
+    policy_answer = PolicyAnswer.model_validate(policy)
+    simulated = simulated_of(scaled_request, policy_answer, answer["load"]["span_s"])
     return {**changes, "options.simulated": simulated.model_dump()}
 
 
-def use(answer: Json, policy: Json) -> None:
+def draw_use_policy(answer: Json, policy: Json) -> None:
     """Make the policy the request's own; the bundle's autoscalers are then told its numbers."""
     scaling = common.request().options.scaling
     used = scaling == Scaling.model_validate(policy["scaling"])
@@ -198,8 +198,8 @@ def use(answer: Json, policy: Json) -> None:
             type=common.main_button(),
             icon=":material/check:" if used else ":material/tune:",
             disabled=used,
-            on_click=common.apply,
-            args=(taken(answer, policy),),
+            on_click=common.apply_changes,
+            args=(policy_changes(answer, policy),),
             help="Sets the scaling of the request: the bundle's autoscalers get these numbers",
         )
         if scaling is not None:
@@ -207,19 +207,19 @@ def use(answer: Json, policy: Json) -> None:
                 "Use none",
                 key="over-time-none",
                 icon=":material/close:",
-                on_click=common.apply,
+                on_click=common.apply_changes,
                 args=({"options.scaling": None, "options.simulated": None},),
             )
             st.page_link(
                 "recipe.py",
                 label="To the recipe",
                 icon=":material/inventory_2:",
-                query_params=common.link(),
+                query_params=common.screen_link_query(),
             )
-    objects.draw(policy)
+    objects.draw_policy_files(policy)
 
 
-def through_time(answer: Json, policy: Json) -> None:
+def draw_policy_series(answer: Json, policy: Json) -> None:
     """Load, replicas, first token, share and cost, over the whole time or one day of it."""
     days = view.days_of_load(answer["load"])
     shown = next(iter(days))
@@ -227,10 +227,10 @@ def through_time(answer: Json, policy: Json) -> None:
         st.session_state.setdefault("over-time-day", shown)
         if st.session_state["over-time-day"] not in days:
             st.session_state["over-time-day"] = shown
-        chosen = st.selectbox(
+        span = st.selectbox(
             "Time shown", list(days), key="over-time-day", persist_state="session", width=300
         )
-        shown = chosen or shown
+        shown = span or shown
     for name, (title, chart, alt) in CHARTS.items():
         st.markdown(f"**{title}**")
         st.plotly_chart(

@@ -23,10 +23,14 @@ OWN = ""
 """The choice of the trace's own hours, not those of a published week."""
 
 
-def draw(stated: OverTime | None) -> None:
+def draw_trace_upload(load: OverTime | None) -> None:
     """A place for a file, what it holds, and what takes it into the request."""
     st.file_uploader(
-        "Trace", type=KINDS, key="over-time-file", on_change=take, max_upload_size=MOST_MB
+        "Trace",
+        type=KINDS,
+        key="over-time-file",
+        on_change=take_trace_upload,
+        max_upload_size=MOST_MB,
     )
     st.caption(
         "Azure and BurstGPT (CSV), Mooncake (JSON lines), access logs, or a table with times, "
@@ -34,22 +38,22 @@ def draw(stated: OverTime | None) -> None:
         "and reuse travel in the link once you use them."
     )
     with st.container(key="over-time-read"):
-        read()
+        read_trace_upload()
     with st.container(key="over-time-described"):
         look: TraceLook | None = st.session_state.get("over-time-trace")
         if look is not None:
-            described(look)
-            use(look, stated)
+            draw_trace_look(look)
+            draw_use_trace(look, load)
 
 
-def take() -> None:
+def take_trace_upload() -> None:
     """A file was chosen, or taken away."""
     file = st.session_state["over-time-file"]
     st.session_state.pop("over-time-trace", None)
     st.session_state["over-time-unread"] = (file.getvalue(), file.name) if file else None
 
 
-def read() -> None:
+def read_trace_upload() -> None:
     """Read a file that was chosen; what is wrong with it is said here."""
     unread = st.session_state.get("over-time-unread")
     if unread is None:
@@ -62,21 +66,21 @@ def read() -> None:
         st.session_state.update({"over-time-trace": look, "over-time-unread": None})
 
 
-def described(look: TraceLook) -> None:
+def draw_trace_look(look: TraceLook) -> None:
     """Its figures and charts."""
     st.table(
         {name: common.escape(text) for name, text in trace_rows(look.facts).items()},
         border="horizontal",
         alt="What the trace holds",
     )
-    views: dict[str, tuple[go.Figure, str]] = drawn(look)
+    views: dict[str, tuple[go.Figure, str]] = trace_figures(look)
     tabs = st.tabs(list(views), key="over-time-trace-views")
     for number, (tab, (figure, alt)) in enumerate(zip(tabs, views.values(), strict=True)):
         with tab:
             st.plotly_chart(figure, key=f"over-time-trace-{number}", alt=alt)
 
 
-def drawn(look: TraceLook) -> dict[str, tuple[go.Figure, str]]:
+def trace_figures(look: TraceLook) -> dict[str, tuple[go.Figure, str]]:
     """Figures of the trace with what they show, by their titles."""
     load, dark = look.load, common.dark()
     views = {"Rate of the trace": (charts.requests_over_time(load, dark=dark), alt_text(load))}
@@ -86,7 +90,7 @@ def drawn(look: TraceLook) -> dict[str, tuple[go.Figure, str]]:
             "How many requests have which lengths of prompt and answer",
         )
         views["Gaps"] = (
-            charts.gaps(load, dark=dark),
+            charts.arrival_gaps(load, dark=dark),
             "How many gaps between requests are longer, beside a Poisson process",
         )
     if hit := look.facts.get("prefix_hit"):
@@ -97,7 +101,7 @@ def drawn(look: TraceLook) -> dict[str, tuple[go.Figure, str]]:
     return views
 
 
-def use(look: TraceLook, stated: OverTime | None) -> None:
+def draw_use_trace(look: TraceLook, load: OverTime | None) -> None:
     """Take the trace into the request, in its own hours or in those of a published week."""
     shape = OWN
     if look.is_short:
@@ -108,15 +112,15 @@ def use(look: TraceLook, stated: OverTime | None) -> None:
             format_func=lambda name: shape_title(name) if name else "the trace, repeated",
             persist_state="session",
         )
-    changes = look.changes(stated, shape or None)
-    used = stated == OverTime.model_validate(changes["workload.over_time"])
+    changes = look.changes(load, shape or None)
+    used = load == OverTime.model_validate(changes["workload.over_time"])
     st.button(
         "This trace is used" if used else "Use this trace",
         key="over-time-use-trace",
         type=common.main_button(),
         icon=":material/check:" if used else ":material/upload:",
         disabled=used,
-        on_click=common.apply,
+        on_click=common.apply_changes,
         args=(changes,),
         help="Sets rates, lengths, reuse of prefixes and the mean load of the request",
     )

@@ -22,26 +22,26 @@ sources:
 def take_profile(data: bytes, name: str) -> None:
     """Make a profile the request's device, or say why not."""
     try:
-        common.apply({"hardware.device": uploaded_profile(data, name)})
+        common.apply_changes({"hardware.device": uploaded_profile(data, name)})
     except RecipeError as error:
         st.session_state["refused"] = str(error)
 
 
-def uploaded() -> None:
+def take_uploaded_profile() -> None:
     """A file was chosen."""
     file = st.session_state["profile"]
     if file is not None:
         take_profile(file.getvalue(), file.name)
 
 
-def pasted() -> None:
+def take_pasted_profile() -> None:
     """A profile was pasted."""
     text = st.session_state["paste-profile"]
     if text and text.strip():
         take_profile(text.encode(), "the pasted profile")
 
 
-def draw(chip: Device, name: str) -> None:
+def draw_profile_upload(chip: Device, name: str) -> None:
     """An upload for an unlisted or newly measured device; ``name``: of the current one."""
     with st.expander(
         "Device not listed, or measured by you? Upload its profile",
@@ -53,7 +53,7 @@ def draw(chip: Device, name: str) -> None:
                 "Profile (YAML)",
                 type=["yaml", "yml"],
                 key="profile",
-                on_change=uploaded,
+                on_change=take_uploaded_profile,
                 max_upload_size=1,
             )
             st.caption(
@@ -74,7 +74,7 @@ def draw(chip: Device, name: str) -> None:
             st.text_area(
                 "Or paste it",
                 key="paste-profile",
-                on_change=pasted,
+                on_change=take_pasted_profile,
                 height=190,
                 placeholder=EXAMPLE,
             )

@@ -49,7 +49,7 @@ def price_changes(mode: str) -> dict[str, object]:
     }
 
 
-def owning() -> OwnershipCost:
+def ownership_of_request() -> OwnershipCost:
     """The cost of own hardware, as entered."""
     watts = device_profile(common.request().hardware.device).tdp_watts.value
     return OwnershipCost.of(**{"watts": watts, **st.session_state.get("owning", {})})
@@ -57,7 +57,7 @@ def owning() -> OwnershipCost:
 
 def owned_price() -> float:
     """Dollars per device-hour of own hardware, rounded to what a person would write."""
-    return round(owning().usd_per_device_hour, 4) or 1e-4
+    return round(ownership_of_request().usd_per_device_hour, 4) or 1e-4
 
 
 def set_owned(name: str, value: float) -> None:
@@ -72,12 +72,12 @@ def set_owned(name: str, value: float) -> None:
     common.change_to({"hardware.usd_per_device_hour": owned_price()})
 
 
-def draw() -> None:
+def draw_price() -> None:
     """The price of a device-hour: an offer, a custom price, or capital and power."""
     mode = "offer"
     if common.request().hardware.usd_per_device_hour is not None:
         mode = "owned" if st.session_state.get("price_mode") == "owned" else "stated"
-    common.choose(
+    common.draw_choice(
         st.segmented_control,
         "Price",
         "_price_mode",
@@ -99,8 +99,8 @@ def draw() -> None:
 
 def stated_price() -> None:
     """A custom price and its commitment."""
-    with numbers.group("price"), st.grid(3, min_column_width=150):
-        numbers.number("Price ($ per device-hour)", "hardware.usd_per_device_hour", unit="$")
+    with numbers.group_boxes("price"), st.grid(3, min_column_width=150):
+        numbers.draw_number("Price ($ per device-hour)", "hardware.usd_per_device_hour", unit="$")
         common.edit(
             st.segmented_control,
             "Commitment",
@@ -110,7 +110,7 @@ def stated_price() -> None:
             wrap=True,
         )
         if common.request().hardware.commitment == "reserved":
-            numbers.number("Term (months)", "hardware.term_months", optional=True)
+            numbers.draw_number("Term (months)", "hardware.term_months", optional=True)
 
 
 def offer_list() -> None:
@@ -120,7 +120,7 @@ def offer_list() -> None:
     selected = next((offer for offer in offers if offer.name == hardware.offer), None)
     kind = selected.commitment if selected else hardware.commitment or "on-demand"
     offered = {offer.commitment for offer in offers} | {"on-demand", kind}
-    common.choose(
+    common.draw_choice(
         st.segmented_control,
         "Commitment",
         "_commitment",
@@ -136,10 +136,10 @@ def offer_list() -> None:
     def label(name: str) -> str:
         if name != CHEAPEST:
             offer = prices[name]
-            return " · ".join([*said(offer), offer.terms, offer.date, *offer.marks()])
+            return " · ".join([*offer_texts(offer), offer.terms, offer.date, *offer.marks()])
         if cheapest is None:
             return f"No {kind} offer is known for this device, so cost is not estimated"
-        price, cheapest_name = said(cheapest)
+        price, cheapest_name = offer_texts(cheapest)
         return " · ".join([f"Cheapest {kind}: {price}", cheapest_name, *cheapest.marks()])
 
     def changes(name: str) -> dict[str, object]:
@@ -147,7 +147,7 @@ def offer_list() -> None:
             return {"hardware.offer": name}
         return {"hardware.commitment": stored_commitment(kind)}
 
-    common.choose(
+    common.draw_choice(
         st.selectbox,
         "Offer",
         "_price",
@@ -158,15 +158,15 @@ def offer_list() -> None:
     )
     offer = selected or cheapest
     if offer is not None:
-        st.caption(common.escape(caption(offer)))
+        st.caption(common.escape(offer_caption(offer)))
 
 
-def said(offer: Offer) -> tuple[str, str]:
+def offer_texts(offer: Offer) -> tuple[str, str]:
     """Price and name of an offer."""
     return f"{usd(offer.usd_per_device_hour)} per hour", offer.name
 
 
-def caption(offer: Offer) -> str:
+def offer_caption(offer: Offer) -> str:
     """What is rented, where and since when it is known, its note and what to doubt."""
     several = f" to {offer.most_per_node}" if offer.most_per_node else ""
     parts = [
@@ -187,8 +187,8 @@ def stored_commitment(kind: str) -> str | None:
 
 def own_hardware() -> None:
     """Capital, upkeep and power, and the hourly price they make."""
-    cost = owning()
-    with numbers.group("owned"), st.grid(4, min_column_width=150):
+    cost = ownership_of_request()
+    with numbers.group_boxes("owned"), st.grid(4, min_column_width=150):
         for name, (label, text) in OWNED.items():
             numbers.box(
                 label,

@@ -14,16 +14,16 @@ from recipe_core.request.schema import PlanRequest
 
 
 @lru_cache(maxsize=64)
-def recipe_of(text: str, digest: str, may_read: bool) -> Recipe:  # noqa: ARG001 - part of the key
+def cached_recipe(text: str, digest: str, may_read: bool) -> Recipe:  # noqa: ARG001 - part of the key
     """The recipe of a request, by its JSON."""
     request = PlanRequest.parse(json.loads(text))
     return common.calculated("Writing the recipe", make_recipe, request, folders=may_read)
 
 
 @lru_cache(maxsize=32)
-def bundle_at(text: str, digest: str, may_read: bool, parameters: str) -> Bundle:
+def cached_bundle(text: str, digest: str, may_read: bool, parameters: str) -> Bundle:
     """The bundle of a request under deployment settings (JSON, empty: the defaults)."""
-    recipe = recipe_of(text, digest, may_read)
+    recipe = cached_recipe(text, digest, may_read)
     if parameters:
         recipe = with_parameters(recipe, Parameters.model_validate_json(parameters))
     return common.calculated("Writing the bundle", bundle_of, recipe)

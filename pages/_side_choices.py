@@ -25,7 +25,7 @@ _answers: LRUCache[Key, Any] = LRUCache(maxsize=256)
 _lock = threading.Lock()
 
 
-def _known(
+def _cached_value(
     task: str, function: Callable[..., Any], request: PlanRequest, simulated_what: str = ""
 ) -> Any:
     """The value of a function of one request; what failed is tried again the next time."""
@@ -44,25 +44,25 @@ def _known(
     return answer
 
 
-def evaluated(shelf: Sequence[Kept]) -> list[Choice]:
+def evaluate_shelf(shelf: Sequence[Kept]) -> list[Choice]:
     """Every choice with its row of a plan, or why it has none; plans are shared, so read only."""
     choices = []
-    for kept in shelf:
+    for entry in shelf:
         try:
-            plan, row = _known("Evaluating what you kept", plan_candidate, kept.request)
-            choices.append(Choice(kept.name, kept.request, plan, row))
+            plan, row = _cached_value("Evaluating what you kept", plan_candidate, entry.request)
+            choices.append(Choice(entry.name, entry.request, plan, row))
         except RecipeError as error:
-            choices.append(Choice(kept.name, kept.request, error=str(error)))
+            choices.append(Choice(entry.name, entry.request, error=str(error)))
     return choices
 
 
-def commands(choices: Sequence[Choice]) -> tuple[list[list[str]], dict[str, str]]:
+def choice_commands(choices: Sequence[Choice]) -> tuple[list[list[str]], dict[str, str]]:
     """The words that start each choice, none where it cannot be, and why not by its name."""
     words: list[list[str]] = []
     refused: dict[str, str] = {}
     for choice in choices:
         try:
-            words.append(_known("Writing the commands", start_words, choice.request))
+            words.append(_cached_value("Writing the commands", start_words, choice.request))
         except RecipeError as error:
             words.append([])
             refused[choice.name] = str(error)

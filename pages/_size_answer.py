@@ -21,7 +21,7 @@ _answers: LRUCache[Key, Json] = LRUCache(maxsize=32)
 _lock = threading.Lock()
 
 
-def answers(asked: SizeRequest) -> Iterator[Json]:
+def sizing_answers(request: SizeRequest) -> Iterator[Json]:
     """Answers over more and more devices, the whole one last; at once where it is known.
 
     Sessions share them, so read only.
@@ -29,13 +29,13 @@ def answers(asked: SizeRequest) -> Iterator[Json]:
     Raises:
         RecipeError: where there is nothing to size.
     """
-    value = asked.model_dump(mode="json", exclude_none=True)
+    value = request.model_dump(mode="json", exclude_none=True)
     # marks of old prices depend on the day
-    key = (json.dumps(value), common.digest(), folders_allowed(), str(current_day()))
+    key = (json.dumps(value), common.inputs_digest(), folders_allowed(), str(current_day()))
     with _lock:
-        found = _answers.get(key)
+        answer = _answers.get(key)
     parts = 0
-    while found is None:
+    while answer is None:
         parts += 1
         part = common.calculated(
             "Sizing every device",
@@ -44,12 +44,12 @@ def answers(asked: SizeRequest) -> Iterator[Json]:
             parts,
             digest=key[1],
             folders=key[2],
-            simulated_what="devices" if asked.objective.limits.percentile else "",
+            simulated_what="devices" if request.objective.limits.percentile else "",
         )
         if part["sized"] < part["of"]:
             yield part
             continue
-        found = part
+        answer = part
         with _lock:
-            _answers[key] = found
-    yield found
+            _answers[key] = answer
+    yield answer

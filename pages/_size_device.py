@@ -15,7 +15,7 @@ from recipe_core.views import size_view as view
 Json = Mapping[str, Any]
 
 
-def draw(answer: Json, row: Json) -> None:
+def draw_sized_device(answer: Json, row: Json) -> None:
     """Offer, figures, headroom, load and ladder of the device that is looked at."""
     st.header(f"{row['count']} × {view.short(row)}", anchor=False)
     best = row is answer["devices"][0] or row == answer["best"]
@@ -23,9 +23,9 @@ def draw(answer: Json, row: Json) -> None:
     st.markdown(common.escape(" ".join(filter(None, sentences))))
     left, right = st.columns(2, gap="large")
     with left:
-        facts(view.offer_facts(row), "The price and where it is from")
+        draw_named_facts(view.offer_facts(row), "The price and where it is from")
     with right:
-        facts(view.device_facts(row), "What runs and what it does")
+        draw_named_facts(view.sized_device_facts(row), "What runs and what it does")
     if rows := view.headroom_rows(row):
         st.table(
             [{name: common.escape(text) for name, text in room.items()} for room in rows],
@@ -40,12 +40,12 @@ def draw(answer: Json, row: Json) -> None:
         columns.styled(rungs, shown),
         hide_index=True,
         height="content" if len(rungs) < 9 else 320,
-        column_config=columns_of.config(shown),
+        column_config=columns_of.column_settings(shown),
         alt="Every number of devices with its cost and confidence",
     )
 
 
-def facts(rows: Mapping[str, str], alt: str) -> None:
+def draw_named_facts(rows: Mapping[str, str], alt: str) -> None:
     """A list of names and texts."""
     st.table(
         {name: common.escape(text) for name, text in rows.items()}, border="horizontal", alt=alt

@@ -17,7 +17,7 @@ from recipe_core.request.ranges import range_of
 from recipe_core.request.size import Market
 
 
-def choice(
+def draw_filter(
     widget: Callable[..., Any],
     label: str,
     field: str,
@@ -28,11 +28,11 @@ def choice(
 ) -> None:
     """Draw a widget on one field of the market; an emptied one is the field's default."""
     key = f"_any_{field}"
-    common.seed(key, read(getattr(common.market(), field)))
+    common.seed(key, read(getattr(common.current_market(), field)))
 
     def commit() -> None:
         value = st.session_state[key]
-        common.narrow({field: None if value is None else write(value)})
+        common.narrow_market({field: None if value is None else write(value)})
 
     widget(
         label,
@@ -42,10 +42,12 @@ def choice(
     )
 
 
-def named(field: str, label: str, options: Sequence[str], placeholder: str, **rest: Any) -> None:
+def draw_name_filter(
+    field: str, label: str, options: Sequence[str], placeholder: str, **rest: Any
+) -> None:
     """Names to choose from, or others that are typed."""
-    now = [name for name in getattr(common.market(), field) if isinstance(name, str)]
-    choice(
+    now = [name for name in getattr(common.current_market(), field) if isinstance(name, str)]
+    draw_filter(
         st.multiselect,
         label,
         field,
@@ -56,35 +58,39 @@ def named(field: str, label: str, options: Sequence[str], placeholder: str, **re
     )
 
 
-def draw() -> None:
+def draw_size_filters() -> None:
     """Devices, providers, regions, sizes, what is doubted, and machines that one has."""
     every = all_offers()
     providers = sorted({offer.provider for offer in every}, key=str.casefold)
     regions = sorted({offer.region for offer in every if offer.region}, key=str.casefold)
     names = st.columns(3)
     with names[0]:
-        named("devices", "Devices", device_names(), "every device", format_func=device_title)
+        draw_name_filter(
+            "devices", "Devices", device_names(), "every device", format_func=device_title
+        )
     with names[1]:
-        named("providers", "Providers", providers, "every provider", accept_new_options=True)
+        draw_name_filter(
+            "providers", "Providers", providers, "every provider", accept_new_options=True
+        )
     with names[2]:
         shown = ["us", "eu", *regions]
-        named("regions", "Regions", shown, "every region", accept_new_options=True)
-    with numbers.group("filters"), st.grid(4, min_column_width=150):
+        draw_name_filter("regions", "Regions", shown, "every region", accept_new_options=True)
+    with numbers.group_boxes("filters"), st.grid(4, min_column_width=150):
         market_number("Largest machine (devices)", "largest_node")
         market_number("Least memory (GiB)", "memory_bytes_at_least", scale=1 / GIB, unit="GiB")
         market_number(
             "Longest term (months)",
             "term_months",
-            disabled="reserved" not in common.market().commitments,
+            disabled="reserved" not in common.current_market().commitments,
         )
-        numbers.number(
+        numbers.draw_number(
             "Power limit (W)",
             "objective.limits.watts",
             optional=True,
             unit="W",
             placeholder="no limit",
         )
-    choice(st.toggle, "Use unverified prices where there are no others", "unverified")
+    draw_filter(st.toggle, "Use unverified prices where there are no others", "unverified")
     own_machines()
 
 
@@ -92,7 +98,7 @@ def market_number(
     label: str, field: str, *, scale: float = 1.0, placeholder: str = "any", **options: Any
 ) -> None:
     """A number of the market that may be left out; ``scale``: units of the page in the field's."""
-    stated = getattr(common.market(), field)
+    market_value = getattr(common.current_market(), field)
 
     def take(value: float | None) -> None:
         common.narrow_to({field: None if value is None else numbers.scaled(value, 1 / scale)})
@@ -100,7 +106,7 @@ def market_number(
     numbers.box(
         label,
         f"_any_{field}",
-        None if stated is None else numbers.scaled(stated, scale),
+        None if market_value is None else numbers.scaled(market_value, scale),
         take,
         range_of(field, Market).scaled(scale),
         optional=True,
@@ -117,22 +123,22 @@ def device_title(name: str) -> str:
 
 def own_machines() -> None:
     """Machines that one has already: a device and how many of it."""
-    owned = list(common.market().owned)
+    owned = list(common.current_market().owned)
     for n, machines in enumerate(owned):
         name, remove = st.columns([3, 1], vertical_alignment="center")
         title = machines.device if isinstance(machines.device, str) else "your profile"
         name.markdown(f"Own: {machines.count:,} × {common.escape(title)}")
-        rest = [one.model_dump(exclude_none=True) for k, one in enumerate(owned) if k != n]
+        rest = [machine.model_dump(exclude_none=True) for k, machine in enumerate(owned) if k != n]
         remove.button(
             "Remove",
             key=f"size-own-{n}",
             icon=":material/close:",
-            on_click=common.narrow,
+            on_click=common.narrow_market,
             args=({"owned": rest},),
         )
     device_name, count, add = st.columns([3, 1, 2], vertical_alignment="bottom")
     with device_name:
-        own = st.selectbox(
+        new_device = st.selectbox(
             "Own machines",
             device_names(),
             index=None,
@@ -144,12 +150,12 @@ def own_machines() -> None:
         how_many = st.number_input(
             "How many", min_value=1, max_value=1 << 20, value=8, key="size-own-count"
         )
-    now = [one.model_dump(exclude_none=True) for one in owned]
+    now = [machine.model_dump(exclude_none=True) for machine in owned]
     add.button(
         "Add",
         key="size-own-add",
         icon=":material/add:",
-        disabled=own is None or how_many is None,
-        on_click=common.narrow,
-        args=({"owned": [*now, {"device": own, "count": how_many}]},),
+        disabled=new_device is None or how_many is None,
+        on_click=common.narrow_market,
+        args=({"owned": [*now, {"device": new_device, "count": how_many}]},),
     )

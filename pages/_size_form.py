@@ -33,30 +33,30 @@ PERCENTILES = {50.0: "p50", 90.0: "p90", 95.0: "p95", 99.0: "p99"}
 INLINE = "config in the link"
 
 
-def draw() -> None:
+def draw_size_form() -> None:
     """Three columns; on a narrow screen one after the other."""
     left, middle, right = st.columns(3, gap="large")
     with left:
         st.header("What runs", anchor=False)
-        workload()
+        draw_size_workload()
     with middle:
         st.header("What it must hold", anchor=False)
-        limits()
+        draw_size_limits()
     with right:
         st.header("What to choose from", anchor=False)
-        market()
-    narrowed = common.market() != Market()
+        draw_market()
+    narrowed = common.current_market() != Market()
     title = "More filters and own machines" + (" · narrowed" if narrowed else "")
     key, icon = "size-more", ":material/filter_alt:"
     with st.expander(title, icon=icon, key=key, on_change="rerun") as more:
         if more.open:
-            filters.draw()
+            filters.draw_size_filters()
 
 
 # --- what runs -------------------------------------------------------------------------------
 
 
-def workload() -> None:
+def draw_size_workload() -> None:
     """Model, and traffic or a training run."""
     common.edit(
         st.segmented_control,
@@ -69,34 +69,34 @@ def workload() -> None:
     )
     model = common.request().model
     shown = model if isinstance(model, str) else INLINE
-    known = catalog_ids()
+    catalog_names = catalog_ids()
     common.edit(
         st.selectbox,
         "Model",
         "model",
         read=lambda _: shown,
         write=lambda option: model if option == INLINE else option.strip(),
-        options=known if shown in known else [shown, *known],
+        options=catalog_names if shown in catalog_names else [shown, *catalog_names],
         accept_new_options=True,
     )
-    if common.training():
+    if common.asks_for_training():
         asking.training_run()
         return
-    asking.preset()
+    asking.draw_preset()
     asking.serving_load()
 
 
 # --- what it must hold -----------------------------------------------------------------------
 
 
-def limits() -> None:
+def draw_size_limits() -> None:
     """Limits, how sure they must hold, and what counts."""
-    training = common.training()
+    training = common.asks_for_training()
     names = run_limits() if training else timed_limits()
     # three beside each other cut their numbers off
-    with numbers.group("size-limits"), st.grid(2, min_column_width=150):
+    with numbers.group_boxes("size-limits"), st.grid(2, min_column_width=150):
         for name in names:
-            ask_limit(limits_by_name()[name])
+            draw_size_limit(limits_by_name()[name])
     if not training:
         common.edit(
             st.segmented_control,
@@ -110,26 +110,26 @@ def limits() -> None:
         st.slider,
         "Confidence",
         "objective.confidence",
-        read=lambda share: percent(share or CONFIDENCE),
+        read=lambda share: whole_percent(share or CONFIDENCE),
         write=lambda value: value / 100.0,
         min_value=50,
         max_value=99,
         step=1,
         format="%d%%",
     )
-    goals()
+    draw_size_goals()
 
 
-def percent(share: float) -> int:
+def whole_percent(share: float) -> int:
     """A share in whole percent."""
     return round(100.0 * share)
 
 
-def ask_limit(limit: Limit) -> None:
+def draw_size_limit(limit: Limit) -> None:
     """A limit that may be left out."""
     field, unit = f"objective.limits.{limit.name}", limit.field_symbol
     label = f"{limit.metric.head} ({unit})"
-    numbers.number(label, field, optional=True, unit=unit, placeholder="no limit")
+    numbers.draw_number(label, field, optional=True, unit=unit, placeholder="no limit")
 
 
 def goal() -> str:
@@ -137,20 +137,20 @@ def goal() -> str:
     return str(st.session_state.get("size-goal", GOALS[0]))
 
 
-def goals() -> None:
+def draw_size_goals() -> None:
     """What the best hardware has least of."""
-    known = aims(common.request())
+    aims_by_name = aims(common.request())
 
     def commit() -> None:
-        if chosen := st.session_state["_size_goal"]:
-            st.session_state["size-goal"] = chosen
+        if goal_name := st.session_state["_size_goal"]:
+            st.session_state["size-goal"] = goal_name
 
     st.session_state["_size_goal"] = goal()
     st.pills(
         "Minimise",
         GOALS,
         key="_size_goal",
-        format_func=lambda name: {"gpus": "Devices"}.get(name, known[name].title),
+        format_func=lambda name: {"gpus": "Devices"}.get(name, aims_by_name[name].title),
         on_change=commit,
         required=True,
         help="The other pages keep their objective until you take hardware from this one.",
@@ -160,9 +160,9 @@ def goals() -> None:
 # --- what to choose from ---------------------------------------------------------------------
 
 
-def market() -> None:
+def draw_market() -> None:
     """Vendors, commitments and budget; the rest folded."""
-    filters.choice(
+    filters.draw_filter(
         st.pills,
         "Vendors",
         "vendors",
@@ -171,7 +171,7 @@ def market() -> None:
         format_func=VENDORS.get,
         selection_mode="multi",
     )
-    filters.choice(
+    filters.draw_filter(
         st.pills,
         "Commitment",
         "commitments",
@@ -179,7 +179,7 @@ def market() -> None:
         options=list(get_args(Commitment)),
         selection_mode="multi",
     )
-    with numbers.group("market"), st.grid(2, min_column_width=150):
+    with numbers.group_boxes("market"), st.grid(2, min_column_width=150):
         filters.market_number(
             "Budget ($ a month)", "usd_per_month", unit="$", placeholder="no limit"
         )

@@ -67,59 +67,63 @@ EMPTY = {
 }
 
 
-def names() -> list[str]:
+def part_names() -> list[str]:
     """Parts that the workload has: a training run does not grow, and restarts."""
-    return ["purchase"] if common.training() else list(MODELS)
+    return ["purchase"] if common.asks_for_training() else list(MODELS)
 
 
-def stated(part: str) -> dict[str, Any]:
+def stated_part(part: str) -> dict[str, Any]:
     """What a part asks."""
     return {**START[part], **st.session_state.get(f"size-{part}", {})}
 
 
-def asked() -> dict[str, Any]:
+def stated_parts() -> dict[str, Any]:
     """Parts of the request whose expander is open."""
-    return {name: stated(name) for name in names() if st.session_state.get(f"size-open-{name}")}
+    return {
+        name: stated_part(name)
+        for name in part_names()
+        if st.session_state.get(f"size-open-{name}")
+    }
 
 
-def draw(answer: Json) -> None:
+def draw_later_parts(answer: Json) -> None:
     """The three parts, each with its figures and what the answer says to it."""
     say: dict[str, Callable[[Json, Json], None]] = {
-        "growth": growth,
-        "availability": availability,
-        "purchase": purchase,
+        "growth": draw_growth,
+        "availability": draw_availability,
+        "purchase": draw_purchase,
     }
-    for part in names():
+    for part in part_names():
         title, icon = TITLES[part]
         key = f"size-open-{part}"
         with st.expander(title, icon=icon, key=key, on_change="rerun") as opened:
             if opened.open:
-                figures(part)
+                draw_part_figures(part)
                 if answer["devices"]:
-                    say[part](answer, looked_at(answer))
+                    say[part](answer, selected_or_best_row(answer))
 
 
-def looked_at(answer: Json) -> Json:
+def selected_or_best_row(answer: Json) -> Json:
     """The row of the device that the reader selected, else the best."""
     rows = {view.key(row): row for row in answer["devices"]}
-    found: Json = rows.get(st.session_state.get("size-device"), answer["devices"][0])
-    return found
+    selected: Json = rows.get(st.session_state.get("size-device"), answer["devices"][0])
+    return selected
 
 
-def figures(part: str) -> None:
+def draw_part_figures(part: str) -> None:
     """The fields of a part."""
-    with numbers.group(f"size-{part}-figures"), st.grid(4, min_column_width=150):
+    with numbers.group_boxes(f"size-{part}-figures"), st.grid(4, min_column_width=150):
         for field, (label, factor) in FIELDS[part].items():
-            figure(part, field, label, factor)
+            draw_part_figure(part, field, label, factor)
 
 
-def figure(part: str, field: str, label: str, factor: float) -> None:
+def draw_part_figure(part: str, field: str, label: str, factor: float) -> None:
     """One number of a part; a wrong one is refused."""
     model = MODELS[part]
-    value = stated(part).get(field, model.model_fields[field].default)
+    value = stated_part(part).get(field, model.model_fields[field].default)
 
     def take(entered: float | None) -> None:
-        values = {name: each for name, each in stated(part).items() if name != field}
+        values = {name: value for name, value in stated_part(part).items() if name != field}
         if entered is not None:
             values[field] = numbers.scaled(entered, 1 / factor)
         try:
@@ -140,16 +144,16 @@ def figure(part: str, field: str, label: str, factor: float) -> None:
     )
 
 
-def growth(answer: Json, row: Json) -> None:
+def draw_growth(answer: Json, row: Json) -> None:
     """How long sizes last, and what the months cost."""
     if not answer.get("growth"):
         st.info("No device has a largest load to grow to.", icon=":material/info:")
         return
-    said = [
+    sentences = [
         *size_text.growth_sentences(row),
         size_text.cheapest_sentence(answer["growth"], answer["devices"]),
     ]
-    st.markdown(common.escape(" ".join(said)))
+    st.markdown(common.escape(" ".join(sentences)))
     st.plotly_chart(
         charts.growth_costs(answer, view.key(row), dark=common.dark()),
         key="size-growth-chart",
@@ -158,7 +162,7 @@ def growth(answer: Json, row: Json) -> None:
     st.caption("A mark is the month in which a device needs the next unit.")
 
 
-def availability(_: Json, row: Json) -> None:
+def draw_availability(_: Json, row: Json) -> None:
     """Spare replicas of the device that is looked at."""
     rows = size_text.availability_facts(row)
     st.markdown(f"**{common.escape(view.short(row))}**")
@@ -169,13 +173,13 @@ def availability(_: Json, row: Json) -> None:
     )
 
 
-def purchase(_: Json, row: Json) -> None:
+def draw_purchase(_: Json, row: Json) -> None:
     """Buying the device that is looked at against renting it."""
-    said = size_text.purchase_sentences(row)
-    if not said:
+    sentences = size_text.purchase_sentences(row)
+    if not sentences:
         st.info("These machines are yours already.", icon=":material/info:")
         return
-    st.markdown(common.escape(" ".join(said)))
+    st.markdown(common.escape(" ".join(sentences)))
     if "rented" in row["purchase"]:
         st.plotly_chart(
             charts.owned_or_rented(row["purchase"], dark=common.dark()),

@@ -21,55 +21,55 @@ from recipe_core.views import size_view as view
 Json = Mapping[str, Any]
 
 
-def partial(answer: Json) -> None:
+def draw_partial_sizing(answer: Json) -> None:
     """The devices that are sized so far."""
     if answer["best"] is not None:
-        found = common.escape(view.sentence(answer["best"]))
-        st.info(f"**Best of {answer['sized']} of {answer['of']} devices:** {found}.")
-        table(answer, selectable=False)
+        best_text = common.escape(view.sentence(answer["best"]))
+        st.info(f"**Best of {answer['sized']} of {answer['of']} devices:** {best_text}.")
+        draw_device_table(answer, selectable=False)
 
 
-def whole(answer: Json, asked: SizeRequest) -> None:
+def draw_whole_sizing(answer: Json, request: SizeRequest) -> None:
     """Verdict, table, charts, the device that is looked at."""
-    good, sentence = view.verdict(answer)
+    good, sentence = view.size_verdict(answer)
     if good:
         st.success(f"**{common.escape(sentence)}.**", icon=":material/check_circle:")
     else:
         st.error(f"**{common.escape(sentence)}**", icon=":material/block:")
     if doubt := answer.get("price_warning"):
         st.caption(f":material/warning: {common.escape(doubt)}")
-    if own := answer.get("own_runs"):
-        st.caption(f":material/tune: {common.escape(view.own_runs_sentence(own))}")
-    if not asked.objective.limits.model_dump(exclude_none=True, exclude={"percentile"}):
+    if own_runs := answer.get("own_runs"):
+        st.caption(f":material/tune: {common.escape(view.own_runs_sentence(own_runs))}")
+    if not request.objective.limits.model_dump(exclude_none=True, exclude={"percentile"}):
         st.caption(
             "No limit is stated, so the cheapest hardware that runs it is the answer, however slow."
         )
     if good:
-        devices(answer, asked)
-    unpriced(answer)
-    refused(answer)
+        draw_sized_devices(answer, request)
+    draw_unpriced_devices(answer)
+    draw_refused_devices(answer)
 
 
 @st.fragment
-def devices(answer: Json, asked: SizeRequest) -> None:
+def draw_sized_devices(answer: Json, request: SizeRequest) -> None:
     """Everything about devices that hold; to look at another one leaves the form as it is."""
     common.follow_edit()
-    row = looked_at(answer)
-    actions(row, asked)
-    table(answer, selectable=True)
-    pictures(answer, asked, row)
-    closely.draw(answer, row)
+    row = selected_device_row(answer)
+    draw_device_actions(row, request)
+    draw_device_table(answer, selectable=True)
+    draw_sizing_charts(answer, request, row)
+    closely.draw_sized_device(answer, row)
 
 
-def looked_at(answer: Json) -> Json:
+def selected_device_row(answer: Json) -> Json:
     """The row that the reader selected, else the best."""
-    chosen = st.session_state.get("size-device")
+    selected_key = st.session_state.get("size-device")
     rows = {view.key(row): row for row in answer["devices"]}
-    found: Json = rows.get(chosen, answer["devices"][0])
-    return found
+    selected: Json = rows.get(selected_key, answer["devices"][0])
+    return selected
 
 
-def actions(row: Json, asked: SizeRequest) -> None:
+def draw_device_actions(row: Json, request: SizeRequest) -> None:
     """Make the device the wizard's own, and go on with its recipe or its splits."""
     with st.container(horizontal=True):
         st.button(
@@ -77,25 +77,25 @@ def actions(row: Json, asked: SizeRequest) -> None:
             key="size-take",
             type=common.main_button(),
             icon=":material/inventory_2:",
-            on_click=taken,
-            args=(row, asked, "recipe.py"),
+            on_click=take_device,
+            args=(row, request, "recipe.py"),
             help="Sets hardware, price, objective and split, and opens the recipe",
         )
         st.button(
             "Compare its splits",
             key="size-compare",
             icon=":material/scatter_plot:",
-            on_click=taken,
-            args=(row, asked, "compare.py"),
+            on_click=take_device,
+            args=(row, request, "compare.py"),
             help="Sets the same, and opens the comparison",
         )
         current = common.request()
-        common.keep_button(change(current, take_size_row(current, asked, row)), "size-keep")
+        common.keep_button(change(current, take_size_row(current, request, row)), "size-keep")
 
 
-def taken(row: Json, asked: SizeRequest, page: str) -> None:
+def take_device(row: Json, request: SizeRequest, page: str) -> None:
     """Change the request; the page goes on from its next run, as a callback cannot."""
-    common.apply(take_size_row(common.request(), asked, row))
+    common.apply_changes(take_size_row(common.request(), request, row))
     if "refused" not in st.session_state:
         st.session_state["size-goto"] = page
 
@@ -103,19 +103,19 @@ def taken(row: Json, asked: SizeRequest, page: str) -> None:
 # --- table -----------------------------------------------------------------------------------
 
 
-def table(answer: Json, *, selectable: bool) -> None:
+def draw_device_table(answer: Json, *, selectable: bool) -> None:
     """A row for each device; a selected one is looked at."""
     rows = answer["devices"]
     shown = view.size_columns(rows)
     keys = [view.key(row) for row in rows]
     options: dict[str, Any] = {}
     if selectable:
-        now = view.key(looked_at(answer))
+        now = view.key(selected_device_row(answer))
 
         def look() -> None:
             rows = st.session_state["size-devices"]["selection"]["rows"]
             st.session_state["size-device"] = keys[rows[0]] if rows else None
-            if later.asked():  # these parts are about the same device, outside this fragment
+            if later.stated_parts():  # these parts are about the same device, outside this fragment
                 st.session_state["edited"] = True
 
         st.session_state["size-devices"] = {
@@ -131,7 +131,7 @@ def table(answer: Json, *, selectable: bool) -> None:
         hide_index=True,
         height="content" if len(rows) < 17 else 560,
         column_config={
-            **columns_of.config(shown),
+            **columns_of.column_settings(shown),
             "key": None,
             "device": st.column_config.TextColumn("Device", pinned=True, width=190),
         },
@@ -142,16 +142,16 @@ def table(answer: Json, *, selectable: bool) -> None:
         st.caption(view.DOUBT_MEANS)
 
 
-def unpriced(answer: Json) -> None:
+def draw_unpriced_devices(answer: Json) -> None:
     """Devices that would do, if anybody named a price."""
     rows = answer.get("unpriced") or []
     if rows:
         st.header("Without a price", anchor=False)
         shown = [column for column in view.UNPRICED if column.key != "key"]
-        columns_of.table(rows, shown, "Devices that hold the limits and have no price")
+        columns_of.draw_columns(rows, shown, "Devices that hold the limits and have no price")
 
 
-def refused(answer: Json) -> None:
+def draw_refused_devices(answer: Json) -> None:
     """Devices on which nothing holds, folded."""
     rows = answer.get("refused") or []
     if not rows:
@@ -159,7 +159,7 @@ def refused(answer: Json) -> None:
     title = f"{len(rows)} devices do not hold the limits"
     with st.expander(title, icon=":material/block:"):
         st.dataframe(
-            columns.frame(rows, view.REFUSED),
+            columns.column_frame(rows, view.REFUSED),
             hide_index=True,
             height="content" if len(rows) < 11 else 390,
             column_config={"Why": st.column_config.TextColumn(width="large")},
@@ -170,15 +170,15 @@ def refused(answer: Json) -> None:
 # --- charts ----------------------------------------------------------------------------------
 
 
-def pictures(answer: Json, asked: SizeRequest, row: Json) -> None:
+def draw_sizing_charts(answer: Json, request: SizeRequest, row: Json) -> None:
     """Cost by device or against a limit, confidence by count; only the open one is drawn."""
-    limited = any(one["confidence"] is not None for one in answer["devices"])
+    limited = any(device_row["confidence"] is not None for device_row in answer["devices"])
     axes = charts.axes_of(answer)
-    views = {"Cost": lambda: costs(answer, row)}
+    views = {"Cost": lambda: draw_cost_bars(answer, row)}
     if axes:
-        views["Cost against a limit"] = lambda: against(answer, asked, row, axes)
+        views["Cost against a limit"] = lambda: draw_cost_against(answer, request, row, axes)
     if limited:
-        views["Confidence"] = lambda: confidence(answer, asked, row)
+        views["Confidence"] = lambda: draw_confidence_curves(answer, request, row)
     tabs = st.tabs(list(views), key="size-views", on_change="rerun")
     for tab, draw in zip(tabs, views.values(), strict=True):
         if tab.open:
@@ -186,7 +186,7 @@ def pictures(answer: Json, asked: SizeRequest, row: Json) -> None:
                 draw()
 
 
-def costs(answer: Json, row: Json) -> None:
+def draw_cost_bars(answer: Json, row: Json) -> None:
     """Cost of a month by device."""
     st.plotly_chart(
         charts.cost_bars(answer, view.key(row), dark=common.dark()),
@@ -195,7 +195,7 @@ def costs(answer: Json, row: Json) -> None:
     )
 
 
-def against(answer: Json, asked: SizeRequest, row: Json, axes: list[str]) -> None:
+def draw_cost_against(answer: Json, request: SizeRequest, row: Json, axes: list[str]) -> None:
     """Cost against what a limit bounds."""
     axis = axes[0]
     if len(axes) > 1:
@@ -214,7 +214,7 @@ def against(answer: Json, asked: SizeRequest, row: Json, axes: list[str]) -> Non
             answer,
             axis,
             view.key(row),
-            limit=getattr(asked.objective.limits, charts.limit_of(axis).name),
+            limit=getattr(request.objective.limits, charts.limit_of(axis).name),
             dark=common.dark(),
         ),
         key="size-against",
@@ -223,11 +223,11 @@ def against(answer: Json, asked: SizeRequest, row: Json, axes: list[str]) -> Non
     st.caption("One mark for each number of devices; open marks do not hold the limits.")
 
 
-def confidence(answer: Json, asked: SizeRequest, row: Json) -> None:
+def draw_confidence_curves(answer: Json, request: SizeRequest, row: Json) -> None:
     """Confidence against the number of devices."""
     st.plotly_chart(
         charts.confidence_curves(
-            answer, view.key(row), confidence=asked.objective.confidence, dark=common.dark()
+            answer, view.key(row), confidence=request.objective.confidence, dark=common.dark()
         ),
         key="size-confidence",
         alt="Highest confidence against the number of devices rented, by device",

@@ -16,12 +16,12 @@ from recipe_core.views.tables import SHOWN_ROWS, Filters
 
 
 @st.fragment
-def ranked(plan: Plan) -> None:
+def draw_ranked_splits(plan: Plan) -> None:
     """Every split that runs, best first. Ticks are pins; filters and columns redraw only this."""
     common.follow_edit()
     with st.container(horizontal=True, vertical_alignment="bottom"):
         filters = pick_filters(plan)
-        names, ranges = columns(plan)
+        names, ranges = pick_columns(plan)
         passing = tables.filtered(plan, filters)
         export.table_menu("splits", lambda: tables.export_frame(plan, passing, names))
     if not len(passing):
@@ -63,14 +63,14 @@ def pick_filters(plan: Plan) -> Filters:
     for name, title in tables.differing(plan).items():
         options = tables.group_titles(plan, name)
         if len(options) > 1:
-            by.append((name, tuple(several(title, list(options), f"filter-{name}"))))
+            by.append((name, tuple(pick_several(title, list(options), f"filter-{name}"))))
     states, counts = tables.states_of(plan), tables.device_counts(plan)
     picked_states = (
-        several("State", states, "filter-state", tables.STATE_TITLES.__getitem__)
+        pick_several("State", states, "filter-state", tables.STATE_TITLES.__getitem__)
         if len(states) > 1
         else []
     )
-    picked = several("Devices used", counts, "filter-count", str) if len(counts) > 1 else []
+    picked = pick_several("Devices used", counts, "filter-count", str) if len(counts) > 1 else []
     front = st.toggle(
         "Best tradeoffs only",
         key=f"filter-front-{plan.kind}",
@@ -81,11 +81,11 @@ def pick_filters(plan: Plan) -> Filters:
     return Filters(tuple(by), tuple(picked_states), tuple(picked), axes)
 
 
-def several(title: str, options: list[Any], key: str, text: Any = str) -> list[Any]:
+def pick_several(title: str, options: list[Any], key: str, text: Any = str) -> list[Any]:
     """A choice of some of the options; none means all. What is no option any more is left out."""
-    kept = [value for value in st.session_state.get(key, []) if value in options]
-    if kept != st.session_state.get(key, []):
-        st.session_state[key] = kept
+    picked = [value for value in st.session_state.get(key, []) if value in options]
+    if picked != st.session_state.get(key, []):
+        st.session_state[key] = picked
     values: list[Any] = st.multiselect(
         title,
         options,
@@ -98,7 +98,7 @@ def several(title: str, options: list[Any], key: str, text: Any = str) -> list[A
     return values
 
 
-def columns(plan: Plan) -> tuple[list[str], bool]:
+def pick_columns(plan: Plan) -> tuple[list[str], bool]:
     """The measures that the table shows, as the reader chose, and whether with their ranges."""
     with st.popover("Columns", icon=":material/view_column:"):
         names = st.pills(

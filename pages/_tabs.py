@@ -34,7 +34,7 @@ SHOWN_PX = 460
 # --- deploy --------------------------------------------------------------------------------------
 
 
-def deploy(bundle: Bundle) -> None:
+def draw_deployment(bundle: Bundle) -> None:
     """Every target, refused ones too, and the commands of the selected one."""
     deployment.fill_in(bundle)
     refused = {name: reason for name, reason in bundle.targets.items() if isinstance(reason, str)}
@@ -51,17 +51,17 @@ def deploy(bundle: Bundle) -> None:
         persist_state="session",
     )
     if name is None or name not in titles or name == BY_HAND:
-        by_hand(bundle)
+        draw_by_hand(bundle)
     elif name in refused:
         st.warning(
             f"**{TITLES[name]} is not available.** {common.escape(refused[name])}",
             icon=":material/block:",
         )
     else:
-        on_target(bundle, name)
+        draw_target(bundle, name)
 
 
-def by_hand(bundle: Bundle) -> None:
+def draw_by_hand(bundle: Bundle) -> None:
     """The launcher and what it starts, node by node."""
     context = bundle.context
     if context.install:
@@ -93,7 +93,7 @@ def by_hand(bundle: Bundle) -> None:
     widgets.code("python launch.py bench\npython launch.py status\npython launch.py down")
 
 
-def on_target(bundle: Bundle, name: str) -> None:
+def draw_target(bundle: Bundle, name: str) -> None:
     """The commands of one target, and its files."""
     files: Mapping[str, str] = bundle.targets[name]
     for use in target_uses(files, bundle.context.name, bundle.context.kind):
@@ -114,10 +114,10 @@ def on_target(bundle: Bundle, name: str) -> None:
     path = st.selectbox(
         "File", ordered, key=f"file-of-{name}", format_func=lambda path: path.rpartition("/")[2]
     )
-    read(files[path or ordered[0]])
+    draw_file_text(files[path or ordered[0]])
 
 
-def read(text: str) -> None:
+def draw_file_text(text: str) -> None:
     """A file's text in a scrolling frame, which holds the copy button: the keyboard reaches it."""
     with st.container(height=SHOWN_PX):
         st.code(text, language=None, line_numbers=True, wrap_lines=True)
@@ -126,7 +126,7 @@ def read(text: str) -> None:
 # --- files ---------------------------------------------------------------------------------------
 
 
-def browse(bundle: Bundle) -> None:
+def draw_bundle_files(bundle: Bundle) -> None:
     """Every file of the bundle in a list, and the selected one's text."""
     left, right = st.columns([2, 3], gap="large")
     with left:
@@ -159,7 +159,7 @@ def browse(bundle: Bundle) -> None:
         text, complete = preview_text(bundle.files[file.path])
         st.markdown(f"**{common.escape(file.path)}**")
         st.caption(f"{file.about}; {file.size:,} bytes")
-        read(text)
+        draw_file_text(text)
         if not complete:
             st.caption(f"First {PREVIEWED:,} characters. The download has the whole file.")
 
@@ -172,11 +172,11 @@ def pick_file() -> None:
 # --- provenance, other engines, fallbacks, API and CLI -------------------------------------------
 
 
-def provenance(bundle: Bundle) -> None:
+def draw_provenance(bundle: Bundle) -> None:
     """What set each field, option and variable."""
     rows = overview.option_origins(bundle.recipe)
     st.dataframe(
-        columns.frame(rows, overview.ORIGINS),
+        columns.column_frame(rows, overview.ORIGINS),
         hide_index=True,
         height="content" if len(rows) < 12 else SHOWN_PX,
         column_config={"Option": st.column_config.TextColumn(pinned=True)},
@@ -189,28 +189,28 @@ def provenance(bundle: Bundle) -> None:
 
 
 @lru_cache(maxsize=64)
-def _others(text: str, candidate: str, digest: str, may_read: bool) -> list[OtherEngine]:  # noqa: ARG001 - part of the key
+def _cached_engines(text: str, candidate: str, digest: str, may_read: bool) -> list[OtherEngine]:  # noqa: ARG001 - part of the key
     request, split = PlanRequest.parse(json.loads(text)), json.loads(candidate)
     return common.calculated(
         "Trying other engines", other_engines, request, split, folders=may_read
     )
 
 
-def engines(
+def draw_other_engines(
     request: PlanRequest, candidate: Mapping[str, Any], recipe: Recipe | None = None
 ) -> None:
     """The same split on every other engine: figures and a button to switch, or why it cannot run.
 
     ``recipe``: the one to compare with.
     """
-    tried = _others(
+    tried = _cached_engines(
         json.dumps(request.to_json()),
         json.dumps(candidate),
-        common.digest(),
+        common.inputs_digest(),
         folders_allowed(),
     )
-    able = [other for other in tried if not other.reasons]
-    unable = [other for other in tried if other.reasons]
+    able = [engine for engine in tried if not engine.reasons]
+    unable = [engine for engine in tried if engine.reasons]
     if able:
         st.table(
             engine_rows(able, recipe),
@@ -219,13 +219,13 @@ def engines(
             alt="The same split on other engines",
         )
         with st.container(horizontal=True):
-            for other in able:
+            for engine in able:
                 st.button(
-                    f"Switch to {other.title}",
-                    key=f"use-{other.name}",
+                    f"Switch to {engine.title}",
+                    key=f"use-{engine.name}",
                     icon=":material/swap_horiz:",
-                    on_click=common.apply,
-                    args=(other.changes,),
+                    on_click=common.apply_changes,
+                    args=(engine.changes,),
                 )
     else:
         st.info("No other engine can run this split.", icon=":material/info:")
@@ -233,8 +233,8 @@ def engines(
         st.markdown("**Engines that cannot run it**")
         st.table(
             {
-                "Engine": [common.escape(f"{other.title} {other.version}") for other in unable],
-                "Why not": [common.escape("; ".join(other.reasons)) for other in unable],
+                "Engine": [common.escape(f"{engine.title} {engine.version}") for engine in unable],
+                "Why not": [common.escape("; ".join(engine.reasons)) for engine in unable],
             },
             border="horizontal",
             hide_index=True,
@@ -245,9 +245,9 @@ def engines(
 def engine_rows(able: list[OtherEngine], recipe: Recipe | None) -> list[dict[str, str]]:
     """Figures of the same split by engine, the recipe's own first."""
     rows = []
-    for other in able:
-        figures = {row.label: row.value for row in other.figures}
-        rows.append({"Engine": f"{other.title} {other.version}", **figures})
+    for engine in able:
+        figures = {row.label: row.value for row in engine.figures}
+        rows.append({"Engine": f"{engine.title} {engine.version}", **figures})
     if recipe:
         values = {row.label: row.value for row in figure_rows(recipe.kind, recipe.estimate)}
         current = {"Engine": f"{recipe.engine.title} {recipe.engine.version} (this recipe)"}
@@ -256,14 +256,14 @@ def engine_rows(able: list[OtherEngine], recipe: Recipe | None) -> list[dict[str
     return [{name: common.escape(text) for name, text in row.items()} for row in rows]
 
 
-def fallbacks(bundle: Bundle) -> None:
+def draw_fallbacks(bundle: Bundle) -> None:
     """The recipe's fallbacks, which travel in the bundle."""
     recipe = bundle.recipe
     if not recipe.fallbacks:
         st.info("No other split, device or format can run this.", icon=":material/info:")
         return
     st.dataframe(
-        columns.frame(recipe.fallbacks, overview.fallback_columns(recipe)),
+        columns.column_frame(recipe.fallbacks, overview.fallback_columns(recipe)),
         hide_index=True,
         height="content",
         alt="What to use where this recipe cannot run",
@@ -291,13 +291,13 @@ def api_and_cli(bundle: Bundle, request: PlanRequest) -> None:
         )
         if sentence := link_omissions(request):
             st.caption(common.escape(sentence))
-        widgets.code(f"{address}?{urlencode(common.link())}")
+        widgets.code(f"{address}?{urlencode(common.screen_link_query())}")
     with cli:
         st.caption("With the request saved as request.yaml:")
         widgets.code("\n".join(snippets.command_line(parameters, name)))
     with curl:
         st.caption("Download this bundle from the API on this port:")
-        widgets.code(snippets.curl(base, request, parameters, name))
+        widgets.code(snippets.build_request_curl(base, request, parameters, name))
     with python:
         st.caption("The same with Python's standard library:")
         widgets.code(snippets.python(base, request, parameters, name))
@@ -314,15 +314,17 @@ def api_and_cli(bundle: Bundle, request: PlanRequest) -> None:
         widgets.code(snippets.tool_call(request, parameters))
 
 
-def show(bundle: Bundle, request: PlanRequest) -> None:
+def draw_bundle_tabs(bundle: Bundle, request: PlanRequest) -> None:
     """The tabs; only the open one is drawn."""
     recipe = bundle.recipe
     views = {
-        "Deploy": lambda: deploy(bundle),
-        "Files": lambda: browse(bundle),
-        "Option provenance": lambda: provenance(bundle),
-        "Other engines": lambda: engines(recipe_request(recipe), recipe.candidate, recipe),
-        "Fallbacks": lambda: fallbacks(bundle),
+        "Deploy": lambda: draw_deployment(bundle),
+        "Files": lambda: draw_bundle_files(bundle),
+        "Option provenance": lambda: draw_provenance(bundle),
+        "Other engines": lambda: draw_other_engines(
+            recipe_request(recipe), recipe.candidate, recipe
+        ),
+        "Fallbacks": lambda: draw_fallbacks(bundle),
         "API and CLI": lambda: api_and_cli(bundle, request),
     }
     for tab, draw in zip(

@@ -71,35 +71,35 @@ STOPS = (
 PAGES = [stop.page for stop in STOPS]
 
 
-def start() -> None:
+def start_tour() -> None:
     """Begin the tour, with the example as the request."""
     request = examples()[EXAMPLE].asked
     st.session_state.update({"tour": True, "request": request, "pins": [], "edited": True})
 
 
-def end() -> None:
+def end_tour() -> None:
     """End the tour; the request stays."""
     st.session_state.pop("tour", None)
 
 
-def leave() -> None:
+def leave_tour() -> None:
     """End the tour and go back to the request of an empty link."""
-    end()
+    end_tour()
     common.start_over()
 
 
-def offer() -> None:
+def draw_tour_offer() -> None:
     """A button that begins the tour, for who comes without a request of their own."""
     if "tour" not in st.session_state and common.request() == DEFAULT and not common.pins():
         st.button(
             "Take the tour (one minute)",
             key="tour-start",
             icon=":material/explore:",
-            on_click=start,
+            on_click=start_tour,
         )
 
 
-def note() -> None:
+def draw_tour_note() -> None:
     """What to look at on this page, while the tour goes on."""
     page = st.session_state["page"]
     with st.container(key="tour-note"):  # one place in every state: what follows stays in its own
@@ -128,15 +128,15 @@ def at_stop(number: int) -> None:
                 type=common.main_button(),
                 icon=":material/arrow_forward:",
             ):
-                st.switch_page(following.page, query_params=common.link())
+                st.switch_page(following.page, query_params=common.screen_link_query())
         elif st.button(
             "Start with my own model",
             key="tour-own",
             type=common.main_button(),
             icon=":material/restart_alt:",
         ):
-            leave()
-            st.switch_page("model.py", query_params=common.link())
+            leave_tour()
+            st.switch_page("model.py", query_params=common.screen_link_query())
         end_button()
 
 
@@ -148,11 +148,13 @@ def elsewhere() -> None:
             PAGES[0],
             label="Back to its first stop",
             icon=":material/explore:",
-            query_params=common.link(),
+            query_params=common.screen_link_query(),
         )
         end_button()
 
 
 def end_button() -> None:
     """A button that ends the tour and keeps the request."""
-    st.button("End tour", key="tour-end", icon=":material/close:", type="tertiary", on_click=end)
+    st.button(
+        "End tour", key="tour-end", icon=":material/close:", type="tertiary", on_click=end_tour
+    )

@@ -9,7 +9,7 @@ import _common as common
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
-from recipe_core.base.units import count
+from recipe_core.base.units import count_text
 from recipe_core.models.uploaded import LONGEST_NAME, MAX_BYTES, rename_config, uploaded_config
 from recipe_core.request.describe import model_name
 from recipe_core.request.link import DEFAULT
@@ -17,66 +17,74 @@ from recipe_core.request.link import DEFAULT
 NAME, PLACE = "_upload-name", "_upload-weights"
 
 
-def config() -> Mapping[str, Any] | None:
+def config_of_request() -> Mapping[str, Any] | None:
     """The request's own config; None where its model is named."""
     model = common.request().model
     return None if isinstance(model, str) else model
 
 
-def label() -> str:
+def config_label() -> str:
     """What the list of models calls the config."""
     return f"{model_name(common.request())} (your config.json)"
 
 
-def take(data: bytes, name: str) -> None:
+def take_config(data: bytes, name: str) -> None:
     """Make a config the request's model, or say why not."""
     try:
-        common.apply({"model": uploaded_config(data, name)})
+        common.apply_changes({"model": uploaded_config(data, name)})
     except RecipeError as error:
         st.session_state["refused"] = str(error)
 
 
-def uploaded() -> None:
+def take_uploaded_config() -> None:
     """A file was chosen."""
     file = st.session_state["upload"]
     if file is not None:
-        take(file.getvalue(), file.name)
+        take_config(file.getvalue(), file.name)
 
 
-def pasted() -> None:
+def take_pasted_config() -> None:
     """A config was pasted."""
     text = st.session_state["paste"]
     if text and text.strip():
-        take(text.encode(), "the pasted config.json")
+        take_config(text.encode(), "the pasted config.json")
 
 
-def stated() -> None:
+def take_config_fields() -> None:
     """Name or place were changed."""
-    model = config()
+    model = config_of_request()
     if model is None:
         return
     try:
         name, place = st.session_state[NAME] or "", st.session_state[PLACE] or ""
-        common.apply({"model": rename_config(model, name, place)})
+        common.apply_changes({"model": rename_config(model, name, place)})
     except RecipeError as error:
         st.session_state["refused"] = error.plain
 
 
-def remove() -> None:
+def remove_config() -> None:
     """Back to a model of the catalog."""
-    common.apply({"model": DEFAULT.model})
+    common.apply_changes({"model": DEFAULT.model})
 
 
-def draw() -> None:
+def draw_config_upload() -> None:
     """What was uploaded, with its name and the place of its weights; and how to upload one."""
-    if config() is not None:
-        current()
-    title = "Upload another config.json" if config() else "Not in the list? Upload its config.json"
+    if config_of_request() is not None:
+        draw_current_config()
+    title = (
+        "Upload another config.json"
+        if config_of_request()
+        else "Not in the list? Upload its config.json"
+    )
     with st.expander(title, icon=":material/upload_file:"):
         left, right = st.columns(2)
         with left:
             st.file_uploader(
-                "config.json", type=["json"], key="upload", on_change=uploaded, max_upload_size=1
+                "config.json",
+                type=["json"],
+                key="upload",
+                on_change=take_uploaded_config,
+                max_upload_size=1,
             )
             st.caption(
                 f"At most {MAX_BYTES >> 20} MiB of JSON. Only its numbers are read, "
@@ -86,45 +94,52 @@ def draw() -> None:
             st.text_area(
                 "Or paste it",
                 key="paste",
-                on_change=pasted,
+                on_change=take_pasted_config,
                 height=150,
                 placeholder='{"model_type": "llama", "hidden_size": 4096, …',
             )
 
 
-def current() -> None:
+def draw_current_config() -> None:
     """The config in use."""
-    model = config()
+    model = config_of_request()
     assert model is not None  # noqa: S101 - drawn for a config only
     try:
         spec = common.model()
     except RecipeError:
-        place_now, said = str(model.get("weights") or ""), "cannot be read"  # the verdict says why
+        place_now, model_text = (
+            str(model.get("weights") or ""),
+            "cannot be read",
+        )  # the verdict says why
     else:
         place_now = spec.weights or ""
-        said = f"{len(spec.layers)} layers, {count(spec.parameters)} parameters"
+        model_text = f"{len(spec.layers)} layers, {count_text(spec.parameters)} parameters"
     st.session_state[NAME] = model_name(common.request())
     st.session_state[PLACE] = place_now
     with st.container(border=True):
-        st.markdown(f"**Your config.json:** {common.escape(model_name(common.request()))}, {said}")
+        st.markdown(
+            f"**Your config.json:** {common.escape(model_name(common.request()))}, {model_text}"
+        )
         name, place = st.columns(2)
         name.text_input(
             "Name",
             key=NAME,
-            on_change=stated,
+            on_change=take_config_fields,
             max_chars=LONGEST_NAME,
             help="Names the model in links, files and requests to the server",
         )
         place.text_input(
             "Where its weights are",
             key=PLACE,
-            on_change=stated,
+            on_change=take_config_fields,
             max_chars=512,
             placeholder="owner/name on the Hub, or /path/on/the/machine",
             help="What the engine loads when it starts: an id of the Hugging Face Hub, or an "
             "absolute path on the machine that runs it. Nothing is read from there now.",
         )
         with st.container(horizontal=True, vertical_alignment="center"):
-            st.button("Remove", key="remove-upload", icon=":material/close:", on_click=remove)
+            st.button(
+                "Remove", key="remove-upload", icon=":material/close:", on_click=remove_config
+            )
             if not place_now:
                 st.caption("Left open, the start command asks for the weights.")

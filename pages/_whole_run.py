@@ -32,20 +32,22 @@ CHECKPOINTS = {"synchronous": "Wait until written", "asynchronous": "Write in th
 def whole_run() -> None:
     """Phases of the run, evaluations, checkpoints, failures and spare nodes."""
     workload = common.request().workload
-    stated = workload.phases or workload.evaluation or workload.storage or workload.spare_nodes
+    has_run_fields = (
+        workload.phases or workload.evaluation or workload.storage or workload.spare_nodes
+    )
     with st.expander(
         "Phases, checkpoints and failures",
         icon=":material/timeline:",
-        expanded=bool(stated),
+        expanded=bool(has_run_fields),
         key="whole-run",
     ):
-        _phases(workload.phases or ())
-        _evaluation()
-        _checkpoints()
-        _failures()
+        _draw_phases(workload.phases or ())
+        _draw_evaluation()
+        _draw_checkpoints()
+        _draw_failures()
 
 
-def _phases(phases: Sequence[Phase]) -> None:
+def _draw_phases(phases: Sequence[Phase]) -> None:
     """A row of boxes for each phase, and buttons to add and remove them."""
     st.markdown("**Phases**", help=field_help("workload.phases"))
     for k, phase in enumerate(phases):
@@ -59,7 +61,7 @@ def _phases(phases: Sequence[Phase]) -> None:
                 on_click=partial(_set_phases, [*phases[:k], *phases[k + 1 :]]),
                 help=f"Take phase {k + 1} out of the run.",
             )
-        with numbers.group(f"phase-{k}"), st.grid(len(FIELDS), min_column_width=105):
+        with numbers.group_boxes(f"phase-{k}"), st.grid(len(FIELDS), min_column_width=105):
             for name, label in FIELDS.items():
                 _phase_box(phases, k, name, label, getattr(phase, name))
     st.button(
@@ -103,21 +105,21 @@ def _add_phase(phases: Sequence[Phase]) -> None:
 
 
 def _set_phases(phases: Sequence[Phase]) -> None:
-    common.apply({"workload.phases": _plain(phases)})
+    common.apply_changes({"workload.phases": _phase_values(phases)})
 
 
 def _change_phases(phases: Sequence[Phase]) -> None:
-    common.change_to({"workload.phases": _plain(phases)})
+    common.change_to({"workload.phases": _phase_values(phases)})
 
 
-def _plain(phases: Sequence[Phase]) -> tuple[dict[str, Any], ...] | None:
+def _phase_values(phases: Sequence[Phase]) -> tuple[dict[str, Any], ...] | None:
     return tuple(phase.model_dump(exclude_none=True) for phase in phases) or None
 
 
-def _evaluation() -> None:
+def _draw_evaluation() -> None:
     """Whether there are evaluations, and how often on how much."""
     now = common.request().workload.evaluation
-    common.choose(
+    common.draw_choice(
         st.toggle,
         "Evaluate during the run",
         "_evaluation",
@@ -126,12 +128,12 @@ def _evaluation() -> None:
         help=field_help("workload.evaluation"),
     )
     if now is not None:
-        with numbers.group("evaluation"), st.grid(2, min_column_width=150):
-            asking.number("Every (steps)", "evaluation.every_steps")
-            asking.number("Tokens each", "evaluation.tokens")
+        with numbers.group_boxes("evaluation"), st.grid(2, min_column_width=150):
+            asking.draw_workload_number("Every (steps)", "evaluation.every_steps")
+            asking.draw_workload_number("Tokens each", "evaluation.tokens")
 
 
-def _checkpoints() -> None:
+def _draw_checkpoints() -> None:
     """Where checkpoints go, and how long training waits for them."""
     names = ["", *storage_names()]
     common.edit(
@@ -154,13 +156,13 @@ def _checkpoints() -> None:
     )
 
 
-def _failures() -> None:
+def _draw_failures() -> None:
     """How often devices fail, restarts, repairs and spare nodes."""
-    with numbers.group("failures"), st.grid(3, min_column_width=150):
-        asking.optional("Device MTBF (h)", "device_mtbf_hours", "as published")
-        asking.optional("Restart (s)", "restart_s", "600")
-        asking.optional("Time limit (s)", "time_limit_s", "none")
-        asking.number("Repair (s)", "repair_s")
-        asking.optional("Spare nodes", "spare_nodes", "none")
-        asking.optional("Slow nodes (share)", "slow_node_share", "none")
-        asking.optional("Storage $/GB/month", "storage_usd_per_gb_month", "not counted")
+    with numbers.group_boxes("failures"), st.grid(3, min_column_width=150):
+        asking.draw_optional_number("Device MTBF (h)", "device_mtbf_hours", "as published")
+        asking.draw_optional_number("Restart (s)", "restart_s", "600")
+        asking.draw_optional_number("Time limit (s)", "time_limit_s", "none")
+        asking.draw_workload_number("Repair (s)", "repair_s")
+        asking.draw_optional_number("Spare nodes", "spare_nodes", "none")
+        asking.draw_optional_number("Slow nodes (share)", "slow_node_share", "none")
+        asking.draw_optional_number("Storage $/GB/month", "storage_usd_per_gb_month", "not counted")

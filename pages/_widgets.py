@@ -20,7 +20,7 @@ def show_notice() -> None:
         st.error(common.escape(refused), icon=":material/block:")
 
 
-def head(title: str) -> None:
+def draw_page_head(title: str) -> None:
     """The question of a page and the request in one line.
 
     On pages on which nothing is edited also what keeps the request from an answer; everywhere the
@@ -30,13 +30,13 @@ def head(title: str) -> None:
     st.caption(common.escape(request_summary(common.request())))
     with st.container(key="answer"):  # one place, whatever it says: what follows stays in its own
         if st.session_state.get("page") in bar.READ_ONLY:
-            given = bar.answer()
-            if isinstance(given, RecipeError) or (given and given[1].state == "nothing"):
-                bar.explain(given, "page")
-            elif given:
-                bar.left_behind()
-                bar.no_bundle(given[0], "page")
-                bar.price_note(given[0])
+            answer = bar.current_answer()
+            if isinstance(answer, RecipeError) or (answer and answer[1].state == "nothing"):
+                bar.draw_explanation(answer, "page")
+            elif answer:
+                bar.draw_left_split_note()
+                bar.draw_bundle_refusal(answer[0], "page")
+                bar.draw_price_note(answer[0])
 
 
 def hardware_unknown() -> None:
@@ -45,7 +45,7 @@ def hardware_unknown() -> None:
         "size.py",
         label="Any hardware: find it for me",
         icon=":material/shopping_cart:",
-        query_params=common.link(),
+        query_params=common.screen_link_query(),
     )
 
 

@@ -50,37 +50,37 @@ DATA = {"": "Usual for the method", "text": "Texts", "chat": "Chats", "preferenc
 TARGETS = {"attention": "Attention", "mlp": "Feed-forward", "all": "All linear layers"}
 
 
-def launched(title: str, part: str, name: str) -> str:
+def launch_choice_text(title: str, part: str, name: str) -> str:
     """A choice, which says so where it is only estimated: no framework launches it."""
     return title if name in launch_rules.launchable_names(part) else f"{title} (estimate only)"
 
 
-def preset() -> None:
+def draw_preset() -> None:
     """Typical lengths and loads by name."""
     request = common.request()
-    known = presets(request)
-    common.choose(
+    presets_by_name = presets(request)
+    common.draw_choice(
         st.pills,
         "Example runs" if request.is_training else "Start from",
         "_preset",
         preset_of(request),
         lambda name: preset_changes(request, name),
-        options=list(known),
-        format_func=lambda name: known[name].title,
+        options=list(presets_by_name),
+        format_func=lambda name: presets_by_name[name].title,
         help="Fills in typical figures; change any of them. "
-        + " ".join(f"{preset.title}: {preset.help}" for preset in known.values()),
+        + " ".join(f"{preset.title}: {preset.help}" for preset in presets_by_name.values()),
         wrap=True,
     )
 
 
-def number(label: str, field: str, **options: Any) -> None:
+def draw_workload_number(label: str, field: str, **options: Any) -> None:
     """A number of the workload."""
-    numbers.number(label, f"workload.{field}", **options)
+    numbers.draw_number(label, f"workload.{field}", **options)
 
 
-def optional(label: str, field: str, empty: str, **options: Any) -> None:
+def draw_optional_number(label: str, field: str, empty: str, **options: Any) -> None:
     """A number of the workload that may be left out; ``empty`` is its placeholder."""
-    numbers.number(label, f"workload.{field}", optional=True, placeholder=empty, **options)
+    numbers.draw_number(label, f"workload.{field}", optional=True, placeholder=empty, **options)
 
 
 def serving_load() -> None:
@@ -98,19 +98,19 @@ def serving_load() -> None:
     searched = workload.mode == "closed" and workload.concurrency is None
     st.caption(SEARCHED_MEANS if searched else MODES_MEAN[workload.mode])
     load_choice(searched=searched)
-    with numbers.group("load"), st.grid(3, min_column_width=150):
+    with numbers.group_boxes("load"), st.grid(3, min_column_width=150):
         if workload.mode == "open":
-            number("Requests per second", LOADS["open"])
+            draw_workload_number("Requests per second", LOADS["open"])
         else:
             names = {"closed": "Requests in flight", "static": "Batch size", "offline": "Requests"}
-            number(
+            draw_workload_number(
                 names[workload.mode],
                 LOADS[workload.mode],
                 disabled=searched,
                 placeholder="as limits allow" if searched else "",
             )
-        number("Input tokens", "input_tokens")
-        number("Output tokens", "output_tokens")
+        draw_workload_number("Input tokens", "input_tokens")
+        draw_workload_number("Output tokens", "output_tokens")
     with st.container(key="lengths-note"):
         if workload.output_tokens == 1:
             st.caption(
@@ -146,7 +146,7 @@ def _media_items(field: str) -> None:
     """Whether prompts hold images, or sound, and how many of how many tokens."""
     now = getattr(common.request().workload, field)
     usual = MediaItems().model_dump()
-    common.choose(
+    common.draw_choice(
         st.toggle,
         MEDIA_TITLES[field],
         f"_{field}",
@@ -155,9 +155,9 @@ def _media_items(field: str) -> None:
         help=field_help(f"workload.{field}"),
     )
     if now is not None:
-        with numbers.group(field), st.grid(2, min_column_width=150):
-            number("Per request", f"{field}.per_request")
-            number("Tokens each", f"{field}.tokens")
+        with numbers.group_boxes(field), st.grid(2, min_column_width=150):
+            draw_workload_number("Per request", f"{field}.per_request")
+            draw_workload_number("Tokens each", f"{field}.tokens")
 
 
 def load_choice(*, searched: bool) -> None:
@@ -168,7 +168,7 @@ def load_choice(*, searched: bool) -> None:
     request = common.request()
     with st.container(key="load-choice"):
         if request.workload.mode == "closed" and (searched or searchable(request)):
-            common.choose(
+            common.draw_choice(
                 st.segmented_control,
                 "Load",
                 "_load",
@@ -197,7 +197,7 @@ def several_loads() -> None:
     """Other loads, each judged with every split."""
     unit = {"open": "a second", "static": "in a batch", "offline": "queued"}
     counted = unit.get(common.request().workload.mode, "in flight")
-    numbers.numbers(
+    numbers.draw_number_list(
         "Other loads",
         "options.loads",
         placeholder=f"none, or some such as 16, 64, 256 requests {counted}",
@@ -211,14 +211,14 @@ def training_run() -> None:
         "Method",
         "workload.method",
         options=list(METHODS),
-        format_func=lambda name: launched(METHODS[name], "methods", name),
+        format_func=lambda name: launch_choice_text(METHODS[name], "methods", name),
         required=True,
         wrap=True,
     )
-    with numbers.group("run"), st.grid(3, min_column_width=150):
-        number("Sequence length", "sequence_length")
-        number("Global batch", "global_batch")
-        optional("Token budget", "tokens", "one step only")
+    with numbers.group_boxes("run"), st.grid(3, min_column_width=150):
+        draw_workload_number("Sequence length", "sequence_length")
+        draw_workload_number("Global batch", "global_batch")
+        draw_optional_number("Token budget", "tokens", "one step only")
     workload = common.request().workload
     with st.container(key="run-note"):
         if workload.tokens:

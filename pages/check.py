@@ -8,7 +8,7 @@ import _widgets as widgets
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
-from recipe_core.base.units import duration, gib, rate, usd
+from recipe_core.base.units import gib, seconds_text, token_rate_text, usd
 from recipe_core.calibration.place import calibration_stamp
 from recipe_core.commands.words import MAX_CHARACTERS
 from recipe_core.doors.serve import folders_allowed
@@ -48,7 +48,7 @@ LEVELS = {
 }
 
 
-def ground() -> str:
+def draw_ground() -> str:
     """What commands are judged by (JSON): the request's hardware, and its load where it serves."""
     r = common.request()
     out: dict[str, Any] = {
@@ -68,7 +68,7 @@ def ground() -> str:
     return json.dumps(out)
 
 
-def ask() -> str:
+def ask_command() -> str:
     """The command, and the devices it is for."""
     with st.container(horizontal=True):
         for n, (title, text) in enumerate(EXAMPLES.items()):
@@ -93,9 +93,9 @@ def ask() -> str:
     with chip:
         common.pick_device(st.selectbox, "Device", device_names(), lambda chip: chip.title)
     with per_node:
-        numbers.number("Devices per node", "hardware.per_node")
+        numbers.draw_number("Devices per node", "hardware.per_node")
     with nodes:
-        numbers.number("Nodes", "hardware.nodes")
+        numbers.draw_number("Nodes", "hardware.nodes")
     release.text_input(
         "Engine release",
         key="engine_version",
@@ -116,7 +116,7 @@ def ask() -> str:
     return (text or "").strip()
 
 
-def cards(answer: dict[str, Any]) -> None:
+def draw_command_cards(answer: dict[str, Any]) -> None:
     """What the command's own split would do; of its memory both figures, and which is which."""
     estimate = answer["estimate"]
     m, serving, cost = estimate["memory"], estimate.get("serving"), estimate.get("cost")
@@ -138,8 +138,8 @@ def cards(answer: dict[str, Any]) -> None:
             + term_help("context"),
         )
         if serving:
-            st.metric("Output", rate(serving["output_tokens_per_s"]), border=True)
-            st.metric("Per output token", duration(serving["tpot_s"]), border=True)
+            st.metric("Output", token_rate_text(serving["output_tokens_per_s"]), border=True)
+            st.metric("Per output token", seconds_text(serving["tpot_s"]), border=True)
             price = cost["usd_per_million_output_tokens"] if cost else None
             st.metric(
                 "Per million tokens", "no price" if price is None else usd(price), border=True
@@ -147,7 +147,7 @@ def cards(answer: dict[str, Any]) -> None:
     st.caption(common.escape(memory_meant(answer)))
 
 
-def findings(answer: dict[str, Any]) -> None:
+def draw_findings(answer: dict[str, Any]) -> None:
     """Reasons, idle devices and findings."""
     icon = ":material/contact_support:" if answer["verdict"] == "uncertain" else ":material/block:"
     for reason in answer.get("reasons", []):
@@ -178,23 +178,23 @@ def idle_devices(waste: dict[str, Any]) -> None:
         return
     text = f"{waste['idle']} of {waste['devices']} devices are idle"
     if waste.get("replicas"):
-        text += f"; {waste['replicas']} replicas would give {rate(waste['output_tokens_per_s'])}"
+        text += f"; {waste['replicas']} replicas would give {token_rate_text(waste['output_tokens_per_s'])}"
         if waste.get("gain") is not None:
             text += f" ({waste['gain']:+.0%})"
     st.markdown(f":material/delete_sweep: {common.escape(text)}.")
 
 
-def better(answer: dict[str, Any]) -> None:
+def draw_better_split(answer: dict[str, Any]) -> None:
     """The best split of the same engine on the same devices, and its commands."""
     changed_words(answer)
     offer = answer["better"]
     if offer is None:
-        no_better(answer)
+        draw_no_better(answer)
         return
     gain = "" if offer.get("gain") is None else f", {offer['gain']:+.0%}"
     serving = offer["estimate"]["serving"]
     st.header("A better split", anchor=False)
-    figures = f"{rate(serving['output_tokens_per_s'])}, {duration(serving['tpot_s'])} per token"
+    figures = f"{token_rate_text(serving['output_tokens_per_s'])}, {seconds_text(serving['tpot_s'])} per token"
     st.markdown(
         f"**{common.escape(split_degrees_text(offer['candidate']))}**{gain}: {common.escape(figures)}"
     )
@@ -223,7 +223,7 @@ def changed_words(answer: dict[str, Any]) -> None:
             widgets.code(change["command"])
 
 
-def no_better(answer: dict[str, Any]) -> None:
+def draw_no_better(answer: dict[str, Any]) -> None:
     """That there is no better split, and changes after which one fits."""
     st.caption(
         "No other split of these devices is more than 2 % better."
@@ -240,7 +240,7 @@ def no_better(answer: dict[str, Any]) -> None:
 def open_in_builder(answer: dict[str, Any]) -> None:
     """The same question in the wizard."""
     if answer.get("model") and "candidate" in answer:
-        changes = {"workload.kind": "serving"} if common.training() else {}
+        changes = {"workload.kind": "serving"} if common.asks_for_training() else {}
         changes |= {
             "model": answer["model"],
             "candidate": None,
@@ -251,13 +251,13 @@ def open_in_builder(answer: dict[str, Any]) -> None:
             "Compare all splits of this model",
             key="to-builder",
             icon=":material/scatter_plot:",
-            on_click=common.apply,
+            on_click=common.apply_changes,
             args=(changes,),
         ):
-            st.switch_page("compare.py", query_params=common.link())
+            st.switch_page("compare.py", query_params=common.screen_link_query())
 
 
-def show(answer: dict[str, Any]) -> None:
+def draw_command_verdict(answer: dict[str, Any]) -> None:
     """The verdict and all that goes with it."""
     draw, icon, verdict = LOOK[answer["verdict"]]
     facts = [
@@ -273,15 +273,15 @@ def show(answer: dict[str, Any]) -> None:
     if "estimate" in answer:
         if answer["ok"] is False:
             st.caption("What its split would deliver:")
-        cards(answer)
+        draw_command_cards(answer)
         if changed := changed_figures(answer["estimate"]):
             st.caption(f":material/tune: {common.escape(f'Calibrated by own runs. {changed}.')}")
     left, right = st.columns(2, gap="large")
     with left:
-        findings(answer)
+        draw_findings(answer)
     with right:
         if "better" in answer:
-            better(answer)
+            draw_better_split(answer)
     open_in_builder(answer)
 
 
@@ -290,12 +290,14 @@ st.caption(
     "Paste a command that starts vLLM, SGLang or TensorRT-LLM. "
     "Does it start, what does it waste, and is there a better split?"
 )
-text = ask()
+text = ask_command()
 if not text:
     st.info("Paste a command or pick an example.", icon=":material/content_paste:")
 else:
     try:
-        show(verdicts.judged(text, ground(), folders_allowed(), calibration_stamp()))
+        draw_command_verdict(
+            verdicts.judge_text(text, draw_ground(), folders_allowed(), calibration_stamp())
+        )
     except RecipeError as error:
         st.error(common.escape(error), icon=":material/error:")
 workload = common.request().workload

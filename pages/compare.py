@@ -22,10 +22,10 @@ from recipe_core.views.charts import groups
 from recipe_core.views.glossary import term_help
 from recipe_core.views.plan_words import (
     against_best,
-    band_text,
-    devices_text,
     figures_phrase,
     likely_text,
+    plan_band_text,
+    used_devices_text,
 )
 from recipe_core.views.verdict import starts_text
 
@@ -37,7 +37,7 @@ def pin_clicked() -> None:
             common.toggle_pin(custom[0])
 
 
-def cards(plan: Plan, row: int) -> None:
+def draw_figure_cards(plan: Plan, row: int) -> None:
     """The main figures of the best split, each with its likely range."""
     with st.grid(len(plan.headline) + 1, min_column_width=150):
         best_split(plan, row)
@@ -67,7 +67,7 @@ def best_split(plan: Plan, row: int) -> None:
     with st.container(border=True, height="stretch", gap="xsmall"):
         st.markdown(":small[Best split]", help=common.escape(split_label(plan, row)))
         st.markdown(f"**{common.escape(split_key.split_short_name(plan.candidate(row)))}**")
-        st.badge(common.escape(devices_text(plan, row)), color="gray")
+        st.badge(common.escape(used_devices_text(plan, row)), color="gray")
         if "load" in plan.listed:  # rows are under different loads
             st.badge(common.escape(row_load_text(plan, row)), color="gray")
         if waiting := held_text(plan, row):
@@ -80,7 +80,7 @@ def best_split(plan: Plan, row: int) -> None:
 
 def about_figure(plan: Plan, name: str, row: int) -> str:
     """What a figure means, its exact value, and where measured runs are expected."""
-    measure, band = plan.measures[name], band_text(plan, name, row)
+    measure, band = plan.measures[name], plan_band_text(plan, name, row)
     exact = f"{plan.values(name)[row]:.6g} {measure.unit.symbol}".strip()
     sentences = [measure.title, measure.help.rstrip(".")]
     sentences.append(f"Computed: {exact}; the device is {device_basis(plan)}")
@@ -89,17 +89,17 @@ def about_figure(plan: Plan, name: str, row: int) -> str:
     return common.escape(". ".join(sentences) + ".")
 
 
-def axes(plan: Plan) -> tuple[str, str]:
+def pick_axes(plan: Plan) -> tuple[str, str]:
     """The two measures that are drawn against each other."""
-    known = [name for name in plan.measures if plan.known(name)]
+    measures = [name for name in plan.measures if plan.known(name)]
     # other first axes are another widget: a choice for one device is none for several
     several = "" if "device" not in plan.differs else "-devices"
     names = []
     for label, default in zip(("Horizontal", "Vertical"), plan.axes, strict=True):
         name = st.selectbox(
             label,
-            known,
-            index=known.index(default) if default in known else 0,
+            measures,
+            index=measures.index(default) if default in measures else 0,
             format_func=lambda name: plan.measures[name].title,
             key=f"axis-{label.lower()}-{plan.kind}{several}",
             persist_state="session",
@@ -127,11 +127,11 @@ def colour_by(plan: Plan) -> str:
 
 
 @st.fragment
-def scatter(plan: Plan) -> None:
+def draw_scatter(plan: Plan) -> None:
     """What splits trade, by click; other axes leave the rest of the page as it is."""
     common.follow_edit()
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        x, y = axes(plan)
+        x, y = pick_axes(plan)
         by = colour_by(plan)
         bands = st.toggle(
             "Likely ranges",
@@ -151,7 +151,7 @@ def scatter(plan: Plan) -> None:
         on_select=pin_clicked,
         selection_mode="points",
         config=export.chart_config("tradeoff"),
-        alt=f"{measured} for {len(plan)} splits; {counted(plan)}.".capitalize(),
+        alt=f"{measured} for {len(plan)} splits; {split_states_text(plan)}.".capitalize(),
     )
     st.caption(
         "Larger markers use more devices. Click a marker to pin its split, or tick rows in the "
@@ -159,7 +159,7 @@ def scatter(plan: Plan) -> None:
     )
 
 
-def counted(plan: Plan) -> str:
+def split_states_text(plan: Plan) -> str:
     """How many splits are in which state."""
     waiting = int(plan.queues[plan.order].sum())
     doubtful = int(plan.uncertain[plan.order].sum())
@@ -171,15 +171,15 @@ def counted(plan: Plan) -> str:
     return f"{holding:,} hold the load{queueing}{open_question}"
 
 
-def tray(plan: Plan) -> None:
+def draw_pins(plan: Plan) -> None:
     """Pinned splits side by side, each with its figures and buttons to use or remove it."""
     with st.grid(common.MAX_PINS):
         for key in common.pins():
             with st.container(border=True, height="stretch"):
-                pinned(plan, key)
+                draw_pinned_split(plan, key)
 
 
-def pinned(plan: Plan, key: str) -> None:
+def draw_pinned_split(plan: Plan, key: str) -> None:
     """One pinned split."""
     row = plan.find(key)
     fits = row is not None and plan.feasible[row]
@@ -205,10 +205,12 @@ def pinned(plan: Plan, key: str) -> None:
             on_click=common.select,
             args=(key,),
         ):
-            st.switch_page("recipe.py", query_params=common.link())
-        wanted = plan.request_of(row) if row is not None and fits else common.pinned_request(key)
-        if wanted is not None:
-            common.keep_button(wanted, f"keep-{key}", type="tertiary")
+            st.switch_page("recipe.py", query_params=common.screen_link_query())
+        split_request = (
+            plan.request_of(row) if row is not None and fits else common.pinned_request(key)
+        )
+        if split_request is not None:
+            common.keep_button(split_request, f"keep-{key}", type="tertiary")
         st.button(
             "Remove",
             key=f"unpin-{key}",
@@ -219,28 +221,28 @@ def pinned(plan: Plan, key: str) -> None:
         )
 
 
-widgets.head("Which split?")
+widgets.draw_page_head("Which split?")
 plan = common.planned_or_none()
 if plan is not None:
     best = plan.best_row
     if best is not None:
-        cards(plan, best)
+        draw_figure_cards(plan, best)
         bar.safe_row(plan)
     if best is not None or rows_beyond_limits(plan):
         st.header("Tradeoffs", anchor=False, help=term_help("front"))
-        scatter(plan)
+        draw_scatter(plan)
         if best is not None:
-            common.later(bar.alternatives())
+            common.later(bar.reserve_alternatives())
         if common.pins():
-            tray(plan)
+            draw_pins(plan)
     if best is not None:
         st.header("Splits, best first", anchor=False)
-        table.ranked(plan)
+        table.draw_ranked_splits(plan)
         if plan.kind == "serving" and st.button(
             "What other formats would do",
             key="to-formats",
             icon=":material/compress:",
             type="tertiary",
         ):
-            st.switch_page("formats.py", query_params=common.link())
+            st.switch_page("formats.py", query_params=common.screen_link_query())
     explain.look_closer(plan)

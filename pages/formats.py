@@ -15,7 +15,7 @@ from recipe_core.views.glossary import term_help
 HELD = {"ratio": "Against the base", "value": "Values"}
 
 
-def serving_only() -> None:
+def draw_training_notice() -> None:
     """What to do with a request for training."""
     st.info(
         "This page is about models that are served. A training run has one format, which its "
@@ -26,12 +26,12 @@ def serving_only() -> None:
         "Serve this model",
         key="formats-serve",
         icon=":material/dns:",
-        on_click=common.apply,
+        on_click=common.apply_changes,
         args=({"workload.kind": "serving"},),
     )
 
 
-def limit() -> None:
+def draw_accuracy_limit() -> None:
     """The least accuracy, and the kind of benchmark that it is of."""
     with st.container(horizontal=True, vertical_alignment="bottom"):
         common.edit(
@@ -58,7 +58,7 @@ def limit() -> None:
         )
 
 
-def head(answer: judging.Json) -> None:
+def draw_best_format(answer: judging.Json) -> None:
     """The best format, and what it changes."""
     best = view.best_technique(answer)
     if best is None:
@@ -70,7 +70,7 @@ def head(answer: judging.Json) -> None:
             st.markdown(f"**{common.escape(best['title'])}**")
             st.badge(common.escape(best["verdict"]), color="gray")
         retained = best["accuracy"]["retained"]
-        tile(
+        draw_tile(
             "Accuracy kept",
             view.kept_accuracy(best, band=False),
             ""
@@ -78,24 +78,24 @@ def head(answer: judging.Json) -> None:
             else f"{retained['low'] * 100:.1f} – {retained['high'] * 100:.1f} %",
         )
         for name in ("usd_per_million_output_tokens", "tpot_s", "weights_bytes"):
-            known = view.technique_figure(best, name, "best_split") or view.technique_figure(
+            figure = view.technique_figure(best, name, "best_split") or view.technique_figure(
                 best, name
             )
-            if known is not None:
-                change = view.ratio_text(known["ratio"])
-                tile(view.HEADS[name], figure_amount(name, known["value"]), change)
+            if figure is not None:
+                change = view.ratio_text(figure["ratio"])
+                draw_tile(view.HEADS[name], figure_amount(name, figure["value"]), change)
     if note := view.ranking_note(answer):
         st.caption(common.escape(note))
     elif answer["accuracy_limit"] is not None and not best["accuracy"]["within_limit"]:
         st.warning(common.escape(view.formats_verdict(answer)), icon=":material/warning:")
     usable = view.best_usable(answer)
     if usable is not None:
-        details.use(usable, "formats-use-best", main=True)
+        details.draw_use_format(usable, "formats-use-best", main=True)
         if usable is not best:
             st.caption("The best of those that a plan has as a format.")
 
 
-def tile(title: str, text: str, below: str) -> None:
+def draw_tile(title: str, text: str, below: str) -> None:
     """One figure."""
     st.metric(
         title,
@@ -109,7 +109,7 @@ def tile(title: str, text: str, below: str) -> None:
 
 
 @st.fragment
-def picture(answer: judging.Json) -> None:
+def draw_accuracy_chart(answer: judging.Json) -> None:
     """Accuracy against what a token costs or takes."""
     common.follow_edit()
     with st.container(horizontal=True, vertical_alignment="bottom"):
@@ -160,7 +160,7 @@ def chosen_split(key: str) -> str:
 
 
 @st.fragment
-def table(answer: judging.Json) -> None:
+def draw_technique_table(answer: judging.Json) -> None:
     """Techniques with their figures; the ticked one in full below."""
     common.follow_edit()
     with st.container(horizontal=True, vertical_alignment="bottom"):
@@ -175,10 +175,12 @@ def table(answer: judging.Json) -> None:
             persist_state="session",
         )
         files = st.toggle("All GGUF types", key="formats-files", persist_state="session")
-        every = st.toggle("What does not run", key="formats-refused", persist_state="session")
-    rows = view.shown_techniques(answer, every_file=files, without_figures=every)
-    columns = view.technique_columns(values=figures == "value", split=split, reasons=every)
-    config = columns_of.config(columns)
+        with_refused = st.toggle(
+            "What does not run", key="formats-refused", persist_state="session"
+        )
+    rows = view.shown_techniques(answer, every_file=files, without_figures=with_refused)
+    columns = view.technique_columns(values=figures == "value", split=split, reasons=with_refused)
+    config = columns_of.column_settings(columns)
     config["#"] = st.column_config.Column("#", width=40, help="By the objective")
     config["Technique"] = st.column_config.Column("Technique", width="medium", pinned=True)
     config["Runs"] = st.column_config.Column("Runs", help=term_help("emulated"))
@@ -187,7 +189,7 @@ def table(answer: judging.Json) -> None:
     )
     event = st.dataframe(
         styled(rows, columns),
-        key=f"formats-table-{split}-{figures}-{files}-{every}",
+        key=f"formats-table-{split}-{figures}-{files}-{with_refused}",
         hide_index=True,
         height="content" if len(rows) < 14 else 500,
         on_select="rerun",
@@ -197,19 +199,19 @@ def table(answer: judging.Json) -> None:
     )
     picked = event.selection.rows
     if picked and picked[0] < len(rows):
-        details.draw(rows[picked[0]])
+        details.draw_format_row(rows[picked[0]])
     else:
         st.caption("Tick a row for its source, its published figures, and to use it.")
 
 
 @st.fragment
-def matrix(answer: judging.Json) -> None:
+def draw_support_matrix(answer: judging.Json) -> None:
     """Who runs what: engines on this device, or hardware under this engine."""
     common.follow_edit()
     device, engine = answer["matrix"]["engines_on"], view.support_title(answer["engine"]["name"])
     ways = {"by_engine": f"Engines on {device}", "by_hardware": f"Hardware under {engine}"}
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        way = st.segmented_control(
+        matrix_view = st.segmented_control(
             "Columns",
             list(ways),
             default="by_engine",
@@ -218,15 +220,15 @@ def matrix(answer: judging.Json) -> None:
             key="formats-matrix",
             persist_state="session",
         )
-        every = st.toggle("All columns", key="formats-matrix-all", persist_state="session")
+        all_columns = st.toggle("All columns", key="formats-matrix-all", persist_state="session")
         words = st.toggle("As a table", key="formats-matrix-table", persist_state="session")
-    cells = answer["matrix"][way or "by_engine"]
-    if not every:
+    cells = answer["matrix"][matrix_view or "by_engine"]
+    if not all_columns:
         cells = view.narrow_matrix(cells, FIRST_COLUMNS)
     if not cells:
         st.caption("Nothing is known of it.")
         return
-    alt = f"Verdicts of {len(cells)} techniques by {'engine' if way == 'by_engine' else 'hardware'}"
+    alt = f"Verdicts of {len(cells)} techniques by {'engine' if matrix_view == 'by_engine' else 'hardware'}"
     if words:
         st.dataframe(view.matrix_frame(cells), alt=alt)
     else:
@@ -245,7 +247,7 @@ FIRST_COLUMNS = 9
 """Columns of the matrix that fit a narrow screen."""
 
 
-def together(answer: judging.Json) -> None:
+def draw_technique_pairs(answer: judging.Json) -> None:
     """Which techniques go together."""
     pairs = answer["combinations"]
     if not pairs:
@@ -254,30 +256,30 @@ def together(answer: judging.Json) -> None:
     st.dataframe(
         styled(pairs, view.PAIRS),
         hide_index=True,
-        column_config=columns_of.config(view.PAIRS),
+        column_config=columns_of.column_settings(view.PAIRS),
         alt=f"{len(pairs)} pairs of techniques",
     )
 
 
 if page := st.session_state.pop("formats-goto", None):
-    st.switch_page(page, query_params=common.link())
+    st.switch_page(page, query_params=common.screen_link_query())
 
 st.title("Which format?", anchor=False)
 st.caption(common.escape(request_summary(common.request())))
-if common.training():
-    serving_only()
+if common.asks_for_training():
+    draw_training_notice()
 else:
-    limit()
+    draw_accuracy_limit()
     try:
-        answer = judging.answer(common.request())
-        head(answer)
+        answer = judging.judge_formats(common.request())
+        draw_best_format(answer)
         st.caption(common.escape(view.base_sentence(answer)))
         st.header("Accuracy against cost", anchor=False)
-        picture(answer)
+        draw_accuracy_chart(answer)
         st.header("Techniques", anchor=False)
-        table(answer)
+        draw_technique_table(answer)
         st.header("Who runs what", anchor=False)
-        matrix(answer)
-        together(answer)
+        draw_support_matrix(answer)
+        draw_technique_pairs(answer)
     except RecipeError as error:
         st.error(common.escape(error), icon=":material/error:")

@@ -64,15 +64,15 @@ by_vendor = {
 by_vendor = {vendor: names for vendor, names in by_vendor.items() if names}
 
 
-def markdown(source: Source) -> str:
+def source_markdown(source: Source) -> str:
     """A source as Markdown, linked where it has an address."""
     title = common.escape(source.title)
     return f"[{title}]({source.url})" if source.url else title
 
 
-def devices() -> None:
+def pick_device_model() -> None:
     """Vendor and device."""
-    common.choose(
+    common.draw_choice(
         st.segmented_control,
         "Vendor",
         "_vendor",
@@ -93,11 +93,11 @@ def devices() -> None:
         st.info(common.escape(chip.announcement), icon=":material/campaign:")
 
 
-def counts() -> None:
+def draw_device_counts() -> None:
     """How many devices there are, and what joins them."""
-    with numbers.group("counts"), st.grid(2, min_column_width=150):
-        numbers.number("Devices per node", "hardware.per_node")
-        numbers.number("Nodes", "hardware.nodes")
+    with numbers.group_boxes("counts"), st.grid(2, min_column_width=150):
+        numbers.draw_number("Devices per node", "hardware.per_node")
+        numbers.draw_number("Nodes", "hardware.nodes")
     with st.container(key="counts-note"):
         usual = chip.node.devices
         st.caption(
@@ -106,18 +106,18 @@ def counts() -> None:
     inside, between = st.columns(2)
     networks = [name for name in fabric_names() if fabric(name).kind == "scale-out"]
     with inside:
-        link("In a node", "fabric", chip.node.fabric, chip.node.alternatives)
+        pick_fabric("In a node", "fabric", chip.node.fabric, chip.node.alternatives)
     with between:
-        link("Between nodes", "network", chip.node.network, networks)
+        pick_fabric("Between nodes", "network", chip.node.network, networks)
 
 
-def link(label: str, field: str, default: str, alternatives: Sequence[str]) -> None:
+def pick_fabric(label: str, field: str, default: str, alternatives: Sequence[str]) -> None:
     """What joins devices: the device's usual link or another."""
     current = getattr(request.hardware, field)
     names = [DEFAULT, *(name for name in alternatives if name != default)]
     if current and current not in names:
         names.append(current)
-    common.choose(
+    common.draw_choice(
         st.selectbox,
         label,
         f"_{field}",
@@ -130,7 +130,7 @@ def link(label: str, field: str, default: str, alternatives: Sequence[str]) -> N
     )
 
 
-def known() -> None:
+def draw_device_evidence() -> None:
     """What the estimates on this device rest on."""
     basis = device_support(chip)
     colour, icon = LEVELS[basis.level]
@@ -158,7 +158,7 @@ def known() -> None:
         )
 
 
-def cards() -> None:
+def draw_device_cards() -> None:
     """The device's main figures."""
     rate = next(
         (dtype for dtype in ("bf16", "fp16", "fp32") if dtype in chip.peak_flops_per_s), "fp32"
@@ -183,19 +183,19 @@ def cards() -> None:
 
 def add_cluster(name: str) -> dict[str, object]:
     """One node of another device beside the request's."""
-    other = HardwareRequest(device=name, per_node=device_profile(name).node.devices)
-    return {"options.hardware": (*request.options.hardware, other)}
+    cluster = HardwareRequest(device=name, per_node=device_profile(name).node.devices)
+    return {"options.hardware": (*request.options.hardware, cluster)}
 
 
-def beside() -> None:
+def draw_other_clusters() -> None:
     """Other clusters, evaluated together with this one."""
     st.header("Compare clusters", anchor=False)
     st.caption("Other clusters are evaluated together with this one; every chart tells them apart.")
-    with numbers.group("clusters"):
-        for n, other in enumerate(request.options.hardware):
+    with numbers.group_boxes("clusters"):
+        for n, cluster in enumerate(request.options.hardware):
             with st.container(key=f"cluster-{n}"):
-                other_cluster(n, other)
-    common.choose(
+                other_cluster(n, cluster)
+    common.draw_choice(
         st.selectbox,
         "Add a cluster",
         "_add",
@@ -208,20 +208,22 @@ def beside() -> None:
     )
 
 
-def other_cluster(n: int, other: HardwareRequest) -> None:
+def other_cluster(n: int, cluster_request: HardwareRequest) -> None:
     """The n-th other cluster: its size and price, and a button that removes it."""
     left, counts, remove = st.columns([2, 4, 1], vertical_alignment="bottom")
-    name = common.escape(short_title(device_profile(other.device)))
-    left.markdown(f"**{name}** · {common.escape(hardware_name(other))}")
+    name = common.escape(short_title(device_profile(cluster_request.device)))
+    left.markdown(f"**{name}** · {common.escape(hardware_name(cluster_request))}")
 
     def box(label: str, field: str, **options: Any) -> None:
         numbers.box(
             label,
             f"_other_{n}_{field}",
-            getattr(other, field),
-            lambda value: common.change_to({"options.hardware": replaced(n, field, value)}),
+            getattr(cluster_request, field),
+            lambda value: common.change_to(
+                {"options.hardware": replace_cluster_field(n, field, value)}
+            ),
             range_of(f"options.hardware.0.{field}"),
-            name=f"{label} of {short_title(device_profile(other.device))}",
+            name=f"{label} of {short_title(device_profile(cluster_request.device))}",
             help=field_help(f"hardware.{field}"),
             **options,
         )
@@ -229,7 +231,7 @@ def other_cluster(n: int, other: HardwareRequest) -> None:
     with counts, st.grid(3, min_column_width=120):
         box("Devices per node", "per_node")
         box("Nodes", "nodes")
-        offered = cluster(other).usd_per_device_hour
+        offered = cluster(cluster_request).usd_per_device_hour
         box(
             "$ per device-hour",
             "usd_per_device_hour",
@@ -242,12 +244,12 @@ def other_cluster(n: int, other: HardwareRequest) -> None:
         "Remove",
         key=f"drop-{n}",
         icon=":material/close:",
-        on_click=common.apply,
+        on_click=common.apply_changes,
         args=({"options.hardware": rest},),
     )
 
 
-def replaced(n: int, field: str, value: object) -> tuple[HardwareRequest, ...]:
+def replace_cluster_field(n: int, field: str, value: object) -> tuple[HardwareRequest, ...]:
     """The other clusters with a field of the n-th changed; a price of its own drops its offer."""
     clusters = list(request.options.hardware)
     fields = {field: value, **({"offer": None} if field == "usd_per_device_hour" else {})}
@@ -255,7 +257,7 @@ def replaced(n: int, field: str, value: object) -> tuple[HardwareRequest, ...]:
     return tuple(clusters)
 
 
-def detection() -> None:
+def draw_detection() -> None:
     """What this machine is, read on demand."""
     with st.expander("Detect this machine", icon=":material/troubleshoot:"):
         if not folders_allowed():
@@ -290,12 +292,12 @@ def detection() -> None:
                 "Use this machine",
                 key="use-detected",
                 type=common.main_button(),
-                on_click=common.apply,
+                on_click=common.apply_changes,
                 args=({f"hardware.{name}": value for name, value in hardware.items()},),
             )
 
 
-def facts(chip: Device) -> None:
+def draw_device_facts(chip: Device) -> None:
     """Every figure of the device with its status and source."""
     try:
         joined = cluster(request.hardware)
@@ -323,7 +325,8 @@ def facts(chip: Device) -> None:
                 "Value": [value for _, value, _, _ in rows],
                 "Status": [quantity.status for _, _, quantity, _ in rows],
                 "Source": [
-                    markdown(owner.sources[quantity.source]) for _, _, quantity, owner in rows
+                    source_markdown(owner.sources[quantity.source])
+                    for _, _, quantity, owner in rows
                 ],
                 "Note": [common.escape(quantity.note or "") for _, _, quantity, _ in rows],
             },
@@ -333,18 +336,18 @@ def facts(chip: Device) -> None:
         )
 
 
-widgets.head("Where will it run?")
+widgets.draw_page_head("Where will it run?")
 left, right = st.columns([3, 2], gap="large")
 with left:
     widgets.hardware_unknown()
-    devices()
-    counts()
+    pick_device_model()
+    draw_device_counts()
     with st.container(key="price"):
-        price.draw()
+        price.draw_price()
 with right:
-    known()
-cards()
-own_device.draw(chip, short_title(chip))
-beside()
-detection()
-facts(chip)
+    draw_device_evidence()
+draw_device_cards()
+own_device.draw_profile_upload(chip, short_title(chip))
+draw_other_clusters()
+draw_detection()
+draw_device_facts(chip)

@@ -22,7 +22,7 @@ recipe bench BUNDLE
 recipe calibrate BUNDLE"""
 
 
-def choose(overlay: Overlay | None) -> str:
+def pick_measured_runs(overlay: Overlay | None) -> str:
     """Whose runs are looked at."""
     choices = [MINE, PUBLISHED]
     if overlay is None or not overlay.entries:
@@ -49,29 +49,29 @@ def how_to_begin() -> None:
     st.code(COMMANDS, language="bash")
 
 
-def errors(compared: RunsCompared) -> None:
+def draw_error_table(compared: RunsCompared) -> None:
     """Before and after, by figure."""
     columns = (*view.ERRORS, *view.IN_BAND)
-    table(
+    draw_sorted_table(
         view.figure_errors(compared),
         columns,
         "Errors of the predictions by figure, before and after calibration",
     )
 
 
-def table(rows: Sequence[Any], columns: Sequence[Column[Any]], alt: str) -> None:
+def draw_sorted_table(rows: Sequence[Any], columns: Sequence[Column[Any]], alt: str) -> None:
     """A table that sorts, without an index."""
     st.dataframe(
         styled(rows, columns),
         hide_index=True,
         height="content" if len(rows) < 11 else 390,
-        column_config=columns_of.config(columns),
+        column_config=columns_of.column_settings(columns),
         alt=alt,
     )
 
 
 @st.fragment
-def pictures(compared: RunsCompared) -> None:
+def draw_measured_charts(compared: RunsCompared) -> None:
     """Predicted against measured, ratios by group, and one run by its parts."""
     common.follow_edit()
     with st.container(horizontal=True):
@@ -111,10 +111,10 @@ def pictures(compared: RunsCompared) -> None:
         key="measured-ratios",
         alt=f"Measured over predicted by {(group or 'Engine version').lower()}",
     )
-    parts(rows)
+    draw_run_parts(rows)
 
 
-def parts(rows: list[ComparedFigure]) -> None:
+def draw_run_parts(rows: list[ComparedFigure]) -> None:
     """What the prediction of one run is made of."""
     timed = {row.run: row for row in rows if row.parts}
     if not timed:
@@ -135,30 +135,32 @@ def parts(rows: list[ComparedFigure]) -> None:
     )
 
 
-def numbers(ids: tuple[str, ...]) -> None:
+def draw_learned_numbers(ids: tuple[str, ...]) -> None:
     """What calibration changed: each factor with its scope and credibility."""
-    learned = view.rank_numbers(answer.learned(ids, calibration_stamp()))
+    learned = view.rank_numbers(answer.cached_learned_numbers(ids, calibration_stamp()))
     if learned:
         st.header("What was learned", anchor=False)
-        table(learned, view.NUMBERS, f"{len(learned)} factors that the calibration learned")
+        draw_sorted_table(
+            learned, view.NUMBERS, f"{len(learned)} factors that the calibration learned"
+        )
 
 
-def kept(overlay: Overlay) -> None:
+def draw_kept_runs(overlay: Overlay) -> None:
     """Every run that the calibration keeps, and whether it counts."""
     st.header("Runs", anchor=False)
     newest = list(reversed(overlay.entries))
     columns = known_columns(newest, view.run_columns(sources=folders_allowed()))
-    table(newest, columns, f"{len(newest)} runs of the calibration")
+    draw_sorted_table(newest, columns, f"{len(newest)} runs of the calibration")
     if folders_allowed():
         st.caption(common.escape(f"Kept in {overlay.path}."))
     st.caption("Take the latest back: `recipe calibrate --undo`")
 
 
-def checkpoints(overlay: Overlay) -> None:
+def draw_own_checkpoints(overlay: Overlay) -> None:
     """Measured checkpoints beside what published figures let expect of them."""
     st.header("Checkpoints made here", anchor=False)
     newest = list(reversed(Knowledge(overlay).compared(overlay.compressions)))
-    table(
+    draw_sorted_table(
         newest,
         view.checkpoint_columns(sources=folders_allowed()),
         f"{len(newest)} measured checkpoints beside what was expected of them",
@@ -169,10 +171,10 @@ def checkpoints(overlay: Overlay) -> None:
 st.title("Predicted against measured", anchor=False)
 try:
     overlay = Overlay.open()
-    whose = choose(overlay)
+    whose = pick_measured_runs(overlay)
     if overlay is None or not overlay.entries:
         if overlay is not None and overlay.compressions:
-            checkpoints(overlay)
+            draw_own_checkpoints(overlay)
         how_to_begin()
         st.header("Published runs that ship with the builder", anchor=False)
     ids = tuple(entry.id for entry in overlay.entries if not entry.expired) if overlay else ()
@@ -180,14 +182,14 @@ try:
     if overlay is not None and whose == MINE:
         st.markdown(common.escape(view.calibration_verdict(overlay, compared)))
     if compared.figures:
-        errors(compared)
-        pictures(compared)
+        draw_error_table(compared)
+        draw_measured_charts(compared)
     for name, reason in list(compared.left_out.items())[: view.MAX_LEFT_OUT]:
         st.caption(common.escape(f"Not predicted: {name}: {reason}"))
     if overlay is not None and overlay.entries and whose == MINE:
-        numbers(tuple(entry.id for entry in overlay.entries if entry.counts))
-        kept(overlay)
+        draw_learned_numbers(tuple(entry.id for entry in overlay.entries if entry.counts))
+        draw_kept_runs(overlay)
         if overlay.compressions:
-            checkpoints(overlay)
+            draw_own_checkpoints(overlay)
 except RecipeError as error:
     st.error(common.escape(error), icon=":material/error:")

@@ -11,7 +11,7 @@ import _widgets as widgets
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
-from recipe_core.base.units import count
+from recipe_core.base.units import count_text
 from recipe_core.doors.serve import folders_allowed
 from recipe_core.hardware.cluster import device_profile
 from recipe_core.models.catalog import catalog_ids
@@ -22,33 +22,33 @@ from recipe_core.views.glossary import field_help, term_help
 WORK = {"serving": "Serve", "training": "Train"}
 
 
-def shown(model: object) -> str:
+def model_option_text(model: object) -> str:
     """The model as an option of the list; a config by its name."""
-    return model if isinstance(model, str) else upload.label()
+    return model if isinstance(model, str) else upload.config_label()
 
 
-def picked(option: str) -> Mapping[str, Any]:
+def option_change(option: str) -> Mapping[str, Any]:
     """The change that an option of the list makes; none for a name without a model."""
-    own = upload.config() is not None and option == upload.label()
-    return {} if own else names.known(option.strip())
+    is_uploaded = upload.config_of_request() is not None and option == upload.config_label()
+    return {} if is_uploaded else names.model_change(option.strip())
 
 
-def search() -> None:
+def pick_model() -> None:
     """The model: of the catalog, by hub id or folder, or a config by upload or paste."""
     options = catalog_ids()
-    current = shown(common.request().model)
+    current = model_option_text(common.request().model)
     listed = options if current in options else [current, *options]
-    common.choose(
+    common.draw_choice(
         st.selectbox,
         "Model",
         "_model",
         current,
-        picked,
+        option_change,
         options=listed,
         accept_new_options=True,
         help=field_help("model"),
     )
-    names.unmatched()
+    names.draw_unmatched_name()
     more = (
         ", a Hugging Face Hub id, or the path of a folder with a config.json"
         if folders_allowed()
@@ -57,15 +57,15 @@ def search() -> None:
     st.caption(
         f"{len(options)} models in the catalog. Type any part of a name, such as llama70b{more}."
     )
-    upload.draw()
+    upload.draw_config_upload()
 
 
-def formats(spec: ModelSpec) -> None:
+def pick_formats(spec: ModelSpec) -> None:
     """Checkpoints of the same model, and the formats to evaluate."""
     model = common.request().model
     same = model_variants(model) if isinstance(model, str) else {}
     if len(same) > 1:
-        common.choose(
+        common.draw_choice(
             st.pills,
             "Checkpoint",
             "_variant",
@@ -77,7 +77,7 @@ def formats(spec: ModelSpec) -> None:
             wrap=True,
         )
     chip = device_profile(common.request().hardware.device)
-    if common.training():
+    if common.asks_for_training():
         common.edit(
             st.segmented_control,
             "Compute precision",
@@ -105,8 +105,8 @@ def formats(spec: ModelSpec) -> None:
     )
 
 
-widgets.head("What do you want to run?")
-tour.offer()
+widgets.draw_page_head("What do you want to run?")
+tour.draw_tour_offer()
 common.edit(
     st.segmented_control,
     "Serve or train",
@@ -115,7 +115,7 @@ common.edit(
     format_func=WORK.get,
     required=True,
 )
-search()
+pick_model()
 widgets.hardware_unknown()
 try:
     spec = common.model()
@@ -123,15 +123,17 @@ except RecipeError as error:
     spec = None
     st.error(common.escape(error), icon=":material/error:")
     with st.container(horizontal=True):
-        names.ways_out(error, "page")
+        names.draw_model_ways_out(error, "page")
 
 if spec is not None:
-    formats(spec)
+    pick_formats(spec)
     with st.grid(4, min_column_width=150):
-        st.metric("Parameters", count(spec.parameters), border=True, help=f"{spec.parameters:,}")
+        st.metric(
+            "Parameters", count_text(spec.parameters), border=True, help=f"{spec.parameters:,}"
+        )
         st.metric(
             "Active per token",
-            count(spec.active_parameters),
+            count_text(spec.active_parameters),
             border=True,
             help=f"{spec.active_parameters:,}. {term_help('active-parameters')}",
         )
@@ -149,7 +151,7 @@ if spec is not None:
         on_change="rerun",
     ) as inside:
         if inside.open:  # tables and charts load much: not before somebody looks
-            layers.show(spec)
+            layers.draw_layers(spec)
     for note in spec.notes:
         st.info(common.escape(note), icon=":material/info:")
-gallery.show()
+gallery.draw_gallery()

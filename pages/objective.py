@@ -50,22 +50,24 @@ JUDGED_ON = {
 request = common.request()
 workload = request.workload
 chip = device_profile(request.hardware.device)
-training = common.training()
+training = common.asks_for_training()
 METRICS = metrics_of("training" if training else "closed")
 
 
 def serving_details() -> None:
     """How lengths vary, prefix cache hits, the longest request, and other loads."""
     exact = workload.mode == "static"
-    with numbers.group("details"), st.grid(4, min_column_width=140):
+    with numbers.group_boxes("details"), st.grid(4, min_column_width=140):
         for field, label in (
             ("input_spread", "Prompt variation"),
             ("output_spread", "Answer variation"),
         ):
-            asking.optional(label, field, "fixed" if exact else "default (±10 %)", disabled=exact)
-        asking.number("Prefix cache hit rate", "prefix_hit")
-        asking.optional("Longest context", "max_context", "as needed")
-    with numbers.group("loads"):
+            asking.draw_optional_number(
+                label, field, "fixed" if exact else "default (±10 %)", disabled=exact
+            )
+        asking.draw_workload_number("Prefix cache hit rate", "prefix_hit")
+        asking.draw_optional_number("Longest context", "max_context", "as needed")
+    with numbers.group_boxes("loads"):
         asking.several_loads()
 
 
@@ -83,20 +85,22 @@ def training_details() -> None:
         format_func=labels.get,
         help="Automatic takes the first framework that can launch what is asked.",
     )
-    with numbers.group("training"), st.grid(4, min_column_width=140):
+    with numbers.group_boxes("training"), st.grid(4, min_column_width=140):
         common.edit(
             st.selectbox,
             "Optimizer",
             "workload.optimizer",
             options=list(OPTIMIZERS),
-            format_func=lambda name: asking.launched(OPTIMIZERS[name], "optimizers", name),
+            format_func=lambda name: asking.launch_choice_text(
+                OPTIMIZERS[name], "optimizers", name
+            ),
         )
         common.edit(
             st.selectbox,
             "Attention",
             "workload.attention",
             options=list(ATTENTION),
-            format_func=lambda name: asking.launched(ATTENTION[name], "attention", name),
+            format_func=lambda name: asking.launch_choice_text(ATTENTION[name], "attention", name),
         )
         common.edit(
             st.selectbox,
@@ -113,11 +117,11 @@ def training_details() -> None:
                 "Adapters only",
                 "workload.adapters",
                 read=bool,
-                write=lambda chosen: "lora" if chosen else None,
+                write=lambda ticked: "lora" if ticked else None,
             )
         if workload.method in ("lora", "qlora") or workload.adapters:
-            asking.number("Adapter rank", "lora_rank")
-            asking.optional("Adapter alpha", "lora_alpha", "twice the rank")
+            asking.draw_workload_number("Adapter rank", "lora_rank")
+            asking.draw_optional_number("Adapter alpha", "lora_alpha", "twice the rank")
             common.edit(
                 st.selectbox,
                 "Adapters on",
@@ -133,7 +137,7 @@ def training_details() -> None:
     )
 
 
-def engines() -> None:
+def pick_engines() -> None:
     """Engines, cache formats and kinds of splits to evaluate."""
     current = request.options.engines
     able = [name for name in engine_names() if chip.runtime in engine(name).runtimes]
@@ -173,7 +177,7 @@ WINDOWS_MS = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
 
 def windows() -> None:
     """How long a request may wait for others to fill a batch."""
-    stated = request.options.batch_windows_ms
+    windows_ms = request.options.batch_windows_ms
     common.edit(
         st.pills,
         "Batching windows",
@@ -181,42 +185,44 @@ def windows() -> None:
         read=list,
         write=tuple,
         optional=True,
-        options=sorted({*WINDOWS_MS, *stated}),
+        options=sorted({*WINDOWS_MS, *windows_ms}),
         format_func=lambda ms: f"{ms:g} ms",
         selection_mode="multi",
         wrap=True,
     )
 
 
-def aim() -> None:
+def draw_goal() -> None:
     """The main objective."""
-    known = aims(request)
+    aims_by_name = aims(request)
     current = request_aim(request)
     weights = [f"objective.weights.{goal}" for goal in request.objective.weights]
-    common.choose(
+    common.draw_choice(
         st.pills,
         "Optimise for",
         "_aim",
         current,
-        lambda name: {**dict.fromkeys(weights), **known[name].changes},
-        options=list(known),
-        format_func=lambda name: known[name].title,
+        lambda name: {**dict.fromkeys(weights), **aims_by_name[name].changes},
+        options=list(aims_by_name),
+        format_func=lambda name: aims_by_name[name].title,
         required=current is not None,
         wrap=True,
     )
-    st.caption(known[current].help if current else "Several goals, weighted as the link states.")
+    st.caption(
+        aims_by_name[current].help if current else "Several goals, weighted as the link states."
+    )
 
 
-def ask_limit(plan: Plan | None, name: str) -> None:
+def draw_limit(plan: Plan | None, name: str) -> None:
     """A limit as a box and a slider on one value, and how many splits keep it.
 
     The slider's steps are always the same; a value that was typed between two of them is a step
     until another is chosen.
     """
     limit = limits_by_name()[METRICS[name].limit or ""]
-    stated = getattr(request.objective.limits, limit.name)
+    limit_value = getattr(request.objective.limits, limit.name)
     unit, scale = limit.unit.symbol, limit.scale
-    now = None if stated is None else numbers.scaled(stated, scale)
+    now = None if limit_value is None else numbers.scaled(limit_value, scale)
     title = limit_title(limit)
     field = f"objective.limits.{limit.name}"
 
@@ -225,10 +231,10 @@ def ask_limit(plan: Plan | None, name: str) -> None:
 
     def moved() -> None:
         value = st.session_state[f"_{field}_slider"]
-        common.apply({field: None if value == FREE else numbers.scaled(value, 1 / scale)})
+        common.apply_changes({field: None if value == FREE else numbers.scaled(value, 1 / scale)})
 
     limits = range_of(field).scaled(scale)
-    steps = limit.steps_up_to(most_devices(), stated)
+    steps = limit.steps_up_to(most_devices(), limit_value)
     shown = [numbers.scaled(step, scale) for step in steps]
     with st.container(key=f"limit-{name}", gap="xsmall"):
         st.markdown(f":small[{title}]", help=field_help(field))
@@ -254,7 +260,7 @@ def ask_limit(plan: Plan | None, name: str) -> None:
                 format_func=lambda value: value if value == FREE else with_unit(value, unit),
                 label_visibility="collapsed",
             )
-        st.caption(kept(plan, name, stated))
+        st.caption(kept_splits_text(plan, name, limit_value))
 
 
 def with_unit(value: float, unit: str) -> str:
@@ -267,7 +273,7 @@ def most_devices() -> int:
     return max(place.devices for place in (request.hardware, *request.options.hardware))
 
 
-def kept(plan: Plan | None, name: str, stated: float | None) -> str:
+def kept_splits_text(plan: Plan | None, name: str, limit_value: float | None) -> str:
     """How many splits keep the limit and all others, in one line in every state."""
     if not common.hardware_chosen():
         return "Splits are counted once hardware is chosen."
@@ -275,13 +281,13 @@ def kept(plan: Plan | None, name: str, stated: float | None) -> str:
         return "Not counted: the request has no answer."
     if not plan.known(name):
         return "Unknown for every split, so none keeps a limit on it."
-    every, n = int(plan.runs.sum()), count_keeping(plan, name, stated)
-    if stated is None:
-        return f"{splits(n)} without this limit"
-    return f"{n:,} of {splits(every)} keep{'s' if n == 1 else ''} it"
+    running, n = int(plan.runs.sum()), count_keeping(plan, name, limit_value)
+    if limit_value is None:
+        return f"{splits_text(n)} without this limit"
+    return f"{n:,} of {splits_text(running)} keep{'s' if n == 1 else ''} it"
 
 
-def splits(n: int) -> str:
+def splits_text(n: int) -> str:
     """A count of splits."""
     return f"{n:,} split" if n == 1 else f"{n:,} splits"
 
@@ -292,7 +298,7 @@ def limit_title(limit: Limit) -> str:
     return f"{limit.metric.title}, {limit.direction}{unit}"
 
 
-def limits(plan: Plan | None) -> None:
+def draw_limits(plan: Plan | None) -> None:
     """All limits, the usual ones first."""
     if not training:
         common.edit(
@@ -304,9 +310,9 @@ def limits(plan: Plan | None) -> None:
             optional=True,
             wrap=True,
         )
-    with numbers.group("limits"), st.grid(2, min_column_width=250):
+    with numbers.group_boxes("limits"), st.grid(2, min_column_width=250):
         for name in LIMITED[training]:
-            ask_limit(plan, name)
+            draw_limit(plan, name)
     if not training:
         common.edit(
             st.selectbox,
@@ -318,18 +324,18 @@ def limits(plan: Plan | None) -> None:
         )
     with (
         st.expander("More limits", icon=":material/tune:", key="more-limits"),
-        numbers.group("more-limits-boxes"),
+        numbers.group_boxes("more-limits-boxes"),
     ):
         for name, metric in METRICS.items():
             if metric.limit and name not in LIMITED[training]:
-                ask_limit(plan, name)
+                draw_limit(plan, name)
 
 
-widgets.head("What matters?")
+widgets.draw_page_head("What matters?")
 left, right = st.columns(2, gap="large")
 with left:
     st.header("Workload", anchor=False)
-    asking.preset()
+    asking.draw_preset()
     if training:
         asking.training_run()
         training_details()
@@ -339,10 +345,10 @@ with left:
         asking.media()
         serving_details()
         st.header("Search space", anchor=False)
-        engines()
+        pick_engines()
 with right:
     st.header("Objective", anchor=False)
-    aim()
+    draw_goal()
     # what is drawn while a plan is made must not move what stands below
     with st.container(key="counted"):
         plan = common.planned_or_none() if common.hardware_chosen() else None
@@ -351,4 +357,4 @@ with right:
         "Limits come before the objective. Type one or move its slider; below stands how many "
         "splits keep it beside all other limits."
     )
-    limits(plan)
+    draw_limits(plan)

@@ -11,7 +11,7 @@ from recipe_core.request.scaling import POLICIES
 from recipe_core.views.over_time import policy_title
 
 
-def serving_only() -> None:
+def draw_no_simulation() -> None:
     """What to do with a request for training."""
     st.info(
         "This page is about serving: requests come over time, and replicas follow them. A training "
@@ -22,27 +22,27 @@ def serving_only() -> None:
         "Serve this model",
         key="over-time-serve",
         icon=":material/dns:",
-        on_click=common.apply,
+        on_click=common.apply_changes,
         args=({"workload.kind": "serving"},),
     )
 
 
-def form() -> None:
+def draw_simulation_form() -> None:
     """Load and limits, beside each other where there is room; then what a start finds."""
     left, right = st.columns([3, 2], gap="large")
     with left:
         st.header("Load", anchor=False)
-        loads.draw()
+        loads.draw_load()
     with right:
         st.header("Limits", anchor=False)
-        goal.limits()
+        goal.draw_time_limits()
     st.header("Start of a replica", anchor=False)
-    goal.start()
+    goal.draw_cold_start()
 
 
-def compared() -> list[str]:
+def pick_policies() -> list[str]:
     """The policies to compare; none named are all."""
-    chosen: list[str] = st.pills(
+    policies: list[str] = st.pills(
         "Policies to compare",
         POLICIES,
         selection_mode="multi",
@@ -52,40 +52,40 @@ def compared() -> list[str]:
         help="None chosen compares all. Each is searched for the cheapest parameters that keep "
         "the limits",
     )
-    return chosen or []
+    return policies or []
 
 
-def answer(policies: list[str]) -> None:
+def draw_simulated_answer(policies: list[str]) -> None:
     """A button that simulates, and what came of it."""
-    question = simulating.question_of(common.request(), loads.current(), policies)
-    key = simulating.key_of(question)
-    found = simulating.known(key)
+    question = simulating.simulation_question(common.request(), loads.current_load(), policies)
+    key = simulating.simulation_key(question)
+    simulated = simulating.find_simulated(key)
     st.button(
         "Simulate",
         key="over-time-simulate",
         type=common.main_button(),
         icon=":material/play_arrow:",
-        disabled=not goal.stated(),
-        on_click=simulating.begin,
-        help=None if goal.stated() else "Needs a limit on time",
+        disabled=not goal.has_time_limits(),
+        on_click=simulating.begin_simulation,
+        help=None if goal.has_time_limits() else "Needs a limit on time",
     )
     with st.container(key="over-time-running"):
-        if simulating.running(key) and found is None:
-            found = simulating.simulated(key, question)
-    if found is not None:
-        result.draw(found)
-    elif goal.stated():
+        if simulating.is_simulating(key) and simulated is None:
+            simulated = simulating.simulate_question(key, question)
+    if simulated is not None:
+        result.draw_simulation(simulated)
+    elif goal.has_time_limits():
         st.caption("Every policy is searched; a week takes some seconds to a minute.")
 
 
 st.title("How many replicas, and when?", anchor=False)
 st.caption(common.escape(request_summary(common.request())))
-if common.training():
-    serving_only()
+if common.asks_for_training():
+    draw_no_simulation()
 else:
-    form()
+    draw_simulation_form()
     try:
-        answer(compared())
+        draw_simulated_answer(pick_policies())
     except RecipeError as error:
-        simulating.cancel()
+        simulating.cancel_simulation()
         st.error(common.escape(error), icon=":material/error:")

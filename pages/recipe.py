@@ -33,15 +33,15 @@ BEST, STATED = "", "stated"
 LISTED = 50
 
 
-def lost_split(plan: Plan) -> str | None:
+def lost_selected_split(plan: Plan) -> str | None:
     """The name of a selected split that no longer fits; what only the request names stays."""
-    return None if common.is_stated() else common.lost_split(plan)
+    return None if common.is_stated() else common.lost_split_name(plan)
 
 
 def effective_request(plan: Plan) -> PlanRequest:
     """The request; without its split where that no longer fits."""
     request = common.request()
-    if not lost_split(plan):
+    if not lost_selected_split(plan):
         return request
     return request.model_copy(update={"candidate": shared_candidate(request)})
 
@@ -71,18 +71,18 @@ def selected_option(plan: Plan) -> str:
     """The option of the list that the request stands for."""
     if common.is_stated():
         return STATED
-    if common.selected_key() is None or lost_split(plan):
+    if common.selected_key() is None or lost_selected_split(plan):
         return BEST
     return plan.key(common.selected_row(plan))
 
 
-def picker(plan: Plan) -> None:
+def pick_split(plan: Plan) -> None:
     """The split to build: the best one, a pinned one, or any that fits."""
     pinned = [plan.key(row) for row in common.pinned_rows(plan)]
     ranked = [plan.key(int(row)) for row in plan.order[:LISTED]]
     current = selected_option(plan)
     options = {key: option_label(plan, key) for key in [BEST, *pinned, *ranked, current]}
-    common.choose(
+    common.draw_choice(
         st.selectbox,
         "Split",
         "_split",
@@ -91,7 +91,7 @@ def picker(plan: Plan) -> None:
         options=list(options),
         format_func=options.get,
     )
-    if lost := lost_split(plan):
+    if lost := lost_selected_split(plan):
         st.warning(
             f"The split you chose, {lost}, no longer fits. This is the best one.",
             icon=":material/info:",
@@ -101,14 +101,14 @@ def picker(plan: Plan) -> None:
 def kept_request(plan: Plan) -> PlanRequest | None:
     """What to keep of the split on this page; None where the request leaves a part of it open."""
     if common.is_stated():
-        stated = common.request()
-        whole = stated.candidate and candidate_key(stated.candidate.model_dump())
-        return stated if whole else None
+        request = common.request()
+        has_whole_split = request.candidate and candidate_key(request.candidate.model_dump())
+        return request if has_whole_split else None
     row = common.selected_row(plan)
     return None if row is None else plan.request_of(row)
 
 
-def downloads(bundle: Bundle, plan: Plan) -> None:
+def draw_downloads(bundle: Bundle, plan: Plan) -> None:
     """The bundle and the report as files, each made on click."""
     recipe, addresses = bundle.recipe, deployment.addresses(bundle)
     pins = [key for key in dict.fromkeys([candidate_key(recipe.candidate), *common.pins()]) if key]
@@ -134,11 +134,11 @@ def downloads(bundle: Bundle, plan: Plan) -> None:
             key="report",
             help="One HTML file that opens offline: figures, charts, arithmetic, commands",
         )
-        if (wanted := kept_request(plan)) is not None:
-            common.keep_button(wanted, "keep")
+        if (split_request := kept_request(plan)) is not None:
+            common.keep_button(split_request, "keep")
 
 
-def chance(plan: Plan) -> float | None:
+def start_chance(plan: Plan) -> float | None:
     """The probability that the chosen split keeps the limits; None without limits."""
     row = common.selected_row(plan)
     if row is None or common.is_stated() or not plan.stated_limits:
@@ -146,7 +146,7 @@ def chance(plan: Plan) -> float | None:
     return float(plan.chances[row])
 
 
-def described(recipe: Recipe, plan: Plan) -> None:
+def draw_recipe(recipe: Recipe, plan: Plan) -> None:
     """The decision, memory by part, figures with bands and basis."""
     device_title = device_word(plan)
     left, right = st.columns([3, 2], gap="large")
@@ -154,7 +154,7 @@ def described(recipe: Recipe, plan: Plan) -> None:
         st.header("What was decided", anchor=False)
         facts = {
             name: common.escape(value)
-            for name, value in overview.recipe_facts(recipe, chance(plan)).items()
+            for name, value in overview.recipe_facts(recipe, start_chance(plan)).items()
         }
         st.table(facts, border="horizontal", alt="What the recipe decides")
     with right:
@@ -165,7 +165,7 @@ def described(recipe: Recipe, plan: Plan) -> None:
         }
         st.table(memory, border="horizontal", alt="Memory by part")
     st.header("Expected figures", anchor=False)
-    columns_of.table(
+    columns_of.draw_columns(
         figure_rows(recipe.kind, recipe.estimate),
         FIGURES,
         "Expected figures with their bands and basis",
@@ -174,37 +174,37 @@ def described(recipe: Recipe, plan: Plan) -> None:
     st.caption("Eight of ten measured runs are expected to fall within the range.")
 
 
-def built(plan: Plan) -> None:
+def draw_built_recipe(plan: Plan) -> None:
     """The selected split's bundle and all about it; or why there is none."""
     request = effective_request(plan)
     with st.container(key="making"):  # what is drawn while it is made moves nothing that follows
-        pair = made(plan, request)
+        pair = make_bundle(plan, request)
     if pair is None:
         return
     recipe, bundle = pair
     other_than_selected(plan, recipe)
-    downloads(bundle, plan)
+    draw_downloads(bundle, plan)
     for note in recipe.notes:
         st.info(common.escape(note), icon=":material/info:")
-    described(recipe, plan)
-    tabs.show(bundle, request)
+    draw_recipe(recipe, plan)
+    tabs.draw_bundle_tabs(bundle, request)
 
 
-def made(plan: Plan, request: PlanRequest) -> tuple[Recipe, Bundle] | None:
+def make_bundle(plan: Plan, request: PlanRequest) -> tuple[Recipe, Bundle] | None:
     """The recipe and its bundle at the place of the deployment settings; None where none can be."""
-    key = (json.dumps(request.to_json()), common.digest(), folders_allowed())
+    key = (json.dumps(request.to_json()), common.inputs_digest(), folders_allowed())
     try:
-        recipe = recipe_cache.recipe_of(*key)
+        recipe = recipe_cache.cached_recipe(*key)
     except RecipeError as error:
-        refused(plan, error)
+        draw_build_refusal(plan, error)
         return None
     parameters = deployment.parameters()
     settings = parameters.model_dump_json() if parameters != Parameters() else ""
     try:
-        return recipe, recipe_cache.bundle_at(*key, settings)
+        return recipe, recipe_cache.cached_bundle(*key, settings)
     except RecipeError as error:
         st.error(common.escape(error), icon=":material/block:")
-        return recipe, recipe_cache.bundle_at(*key, "")
+        return recipe, recipe_cache.cached_bundle(*key, "")
 
 
 def other_than_selected(plan: Plan, recipe: Recipe) -> None:
@@ -224,24 +224,24 @@ def other_than_selected(plan: Plan, recipe: Recipe) -> None:
     )
 
 
-def refused(plan: Plan, error: RecipeError) -> None:
+def draw_build_refusal(plan: Plan, error: RecipeError) -> None:
     """Why a split has no bundle, and ways out: a click each, then the engines that would run it."""
-    said = error.plain if isinstance(error, NoAnswer) else str(error)
-    st.error(f"**This split cannot be built.** {common.escape(said)}", icon=":material/block:")
+    reason = error.plain if isinstance(error, NoAnswer) else str(error)
+    st.error(f"**This split cannot be built.** {common.escape(reason)}", icon=":material/block:")
     row = common.selected_row(plan)
     if row is None:
         return
     if plan_launch_note(plan):  # no split has a bundle: the verdict above offers what changes that
         return
-    ways_out(plan, row)
+    draw_build_ways_out(plan, row)
     candidate = plan.candidate(row)
     if common.is_stated():
         candidate |= common.request().candidate.model_dump(exclude_none=True)
     st.header("The same split on another engine", anchor=False)
-    tabs.engines(common.request(), candidate)
+    tabs.draw_other_engines(common.request(), candidate)
 
 
-def ways_out(plan: Plan, row: int) -> None:
+def draw_build_ways_out(plan: Plan, row: int) -> None:
     """What to take instead of a split that cannot be built, a click each."""
     request = common.request()
     per_node = request.hardware.per_node
@@ -252,7 +252,7 @@ def ways_out(plan: Plan, row: int) -> None:
                 f"Use the best split: {common.escape(best)}",
                 key="best-split",
                 icon=":material/star:",
-                on_click=common.apply,
+                on_click=common.apply_changes,
                 args=(selection_changes(BEST),),
             )
         if plan.raw("gpus")[row] > per_node:
@@ -260,7 +260,7 @@ def ways_out(plan: Plan, row: int) -> None:
                 f"Use at most {per_node} devices, one node",
                 key="one-node",
                 icon=":material/build:",
-                on_click=common.apply,
+                on_click=common.apply_changes,
                 args=({"objective.limits.gpus": per_node, "candidate": None},),
             )
         if request.options.weight_dtypes != ("auto",):
@@ -268,31 +268,31 @@ def ways_out(plan: Plan, row: int) -> None:
                 "Use the weights as they are stored",
                 key="stored-weights",
                 icon=":material/build:",
-                on_click=common.apply,
+                on_click=common.apply_changes,
                 args=({"options.weight_dtypes": ("auto",), "candidate": None},),
             )
         st.page_link(
             "compare.py",
             label="Choose another split",
             icon=":material/compare:",
-            query_params=common.link(),
+            query_params=common.screen_link_query(),
         )
 
 
-widgets.head("Use this split")
+widgets.draw_page_head("Use this split")
 plan = common.planned_or_none()
 if plan is not None and plan.best_row is not None:
-    picker(plan)
+    pick_split(plan)
     selected = common.selected_row(plan)
     if selected is not None:
         common.calibration_note(plan, selected)
         bar.safe_row(plan)
-    common.later(bar.alternatives())
-    built(plan)
+    common.later(bar.reserve_alternatives())
+    draw_built_recipe(plan)
 elif plan is not None:
     st.page_link(
         "compare.py",
         label="See why nothing fits",
         icon=":material/help:",
-        query_params=common.link(),
+        query_params=common.screen_link_query(),
     )

@@ -26,7 +26,7 @@ BEST = "★"
 FORMATS = ("png", "svg")
 
 
-def empty() -> None:
+def draw_empty_shelf() -> None:
     """Where nothing is kept: how to keep something."""
     st.info(
         "Nothing is kept yet. Pin a split on Compare and press **Keep**, or press it on Recipe or "
@@ -37,7 +37,7 @@ def empty() -> None:
         "compare.py",
         label="Compare splits",
         icon=":material/scatter_plot:",
-        query_params=common.link(),
+        query_params=common.screen_link_query(),
     )
 
 
@@ -47,21 +47,21 @@ def empty() -> None:
 def shelf_bar(shelf: Shelf) -> None:
     """A button for each choice that opens its name and what can be done with it."""
     with st.container(horizontal=True):
-        for place, kept in enumerate(shelf):
-            with st.popover(common.escape(kept.name), icon=":material/bookmark:"):
-                details(shelf, place, kept)
+        for place, entry in enumerate(shelf):
+            with st.popover(common.escape(entry.name), icon=":material/bookmark:"):
+                draw_choice_details(shelf, place, entry)
     st.caption(f"{len(shelf)} of at most {MAX_KEPT} choices. The link to this page holds them all.")
 
 
-def details(shelf: Shelf, place: int, kept: Kept) -> None:
+def draw_choice_details(shelf: Shelf, place: int, entry: Kept) -> None:
     """One choice: its request in a line, its name, and buttons."""
-    st.caption(common.escape(request_summary(kept.request)))
-    common.seed(f"_name-{place}", kept.name)
+    st.caption(common.escape(request_summary(entry.request)))
+    common.seed(f"_name-{place}", entry.name)
     st.text_input(
         "Name",
         key=f"_name-{place}",
         max_chars=MAX_NAME,
-        on_change=rename,
+        on_change=rename_choice,
         args=(shelf, place),
     )
     with st.container(horizontal=True):
@@ -74,21 +74,21 @@ def details(shelf: Shelf, place: int, kept: Kept) -> None:
                 key=f"{page}-{place}",
                 icon=icon,
                 on_click=common.replace_request,
-                args=(kept.request,),
+                args=(entry.request,),
                 help="Makes it the request of the wizard; what is kept stays",
             ):
-                st.switch_page(page, query_params=common.link())
+                st.switch_page(page, query_params=common.screen_link_query())
         st.button(
             "Remove",
             key=f"remove-{place}",
             icon=":material/bookmark_remove:",
             type="tertiary",
-            on_click=remove,
+            on_click=remove_choice,
             args=(shelf, place),
         )
 
 
-def rename(shelf: Shelf, place: int) -> None:
+def rename_choice(shelf: Shelf, place: int) -> None:
     """A name was typed."""
     try:
         common.put_on_shelf(rename_on_shelf(shelf, place, st.session_state[f"_name-{place}"] or ""))
@@ -97,7 +97,7 @@ def rename(shelf: Shelf, place: int) -> None:
         st.session_state["refused"] = str(error)
 
 
-def remove(shelf: Shelf, place: int) -> None:
+def remove_choice(shelf: Shelf, place: int) -> None:
     """A choice was removed; the baseline stays the same choice where it is another."""
     base = st.session_state.get("baseline", 0)
     st.session_state["baseline"] = base - (place < base) if place != base else 0
@@ -127,12 +127,12 @@ def pick_baseline(choices: Sequence[Choice]) -> int:
     return place
 
 
-def shown(lines: Sequence[Line], *, differing: bool) -> list[Line]:
+def select_lines(lines: Sequence[Line], *, differing: bool) -> list[Line]:
     """Lines that differ, or all of them."""
     return [line for line in lines if line.differs] if differing else list(lines)
 
 
-def cells(line: Line, *, ranges: bool) -> list[str]:
+def line_cells(line: Line, *, ranges: bool) -> list[str]:
     """A line's cells as Markdown: figure, range, difference, one below the other."""
     out = []
     for cell in line.cells:
@@ -144,7 +144,7 @@ def cells(line: Line, *, ranges: bool) -> list[str]:
     return out
 
 
-def table(
+def draw_choice_table(
     lines: Sequence[Line],
     choices: Sequence[Choice],
     *,
@@ -153,7 +153,7 @@ def table(
     of_what: str = "Figure",
 ) -> None:
     """Lines as a table, a column for each choice; ``of_what`` heads the column of titles."""
-    columns = [cells(line, ranges=ranges) for line in lines]
+    columns = [line_cells(line, ranges=ranges) for line in lines]
     # names of choices hold no such space, so that none is taken for this column
     out = {f"{of_what}\u00a0": [common.escape(line.title) for line in lines]}
     for n, choice in enumerate(choices):
@@ -161,7 +161,7 @@ def table(
     st.table(out, border="horizontal", hide_index=True, alt=alt)
 
 
-def differences(choices: Sequence[Choice]) -> int:
+def draw_differences(choices: Sequence[Choice]) -> int:
     """The table of facts and figures with what it shows; gives the baseline."""
     several = len(choices) > 1
     baseline, differing = 0, False
@@ -178,14 +178,14 @@ def differences(choices: Sequence[Choice]) -> int:
             persist_state="session",
             help="Where eight of ten measured runs are expected",
         )
-    facts = side_by_side.facts(choices)
+    facts = side_by_side.compare_facts(choices)
     chances = side_by_side.chances(choices, baseline)
     lines = [*facts, *([chances] if chances else [])]
-    lines += side_by_side.figures(choices, baseline)
+    lines += side_by_side.compare_figures(choices, baseline)
     for sentence in side_by_side.cautions(choices):
         st.warning(common.escape(sentence), icon=":material/compare:")
-    table(
-        shown(lines, differing=differing),
+    draw_choice_table(
+        select_lines(lines, differing=differing),
         choices,
         ranges=ranges,
         alt=f"{len(choices)} choices side by side",
@@ -202,12 +202,12 @@ def differences(choices: Sequence[Choice]) -> int:
     return baseline
 
 
-def exports(choices: Sequence[Choice]) -> None:
+def draw_choice_exports(choices: Sequence[Choice]) -> None:
     """The table as files, made on click; figures in SI units."""
     with st.container(horizontal=True):
         st.download_button(
             "CSV",
-            lambda: csv_bytes(side_by_side.frame(choices)),
+            lambda: csv_bytes(side_by_side.choices_frame(choices)),
             file_name="side-by-side.csv",
             mime="text/csv",
             on_click="ignore",
@@ -217,7 +217,7 @@ def exports(choices: Sequence[Choice]) -> None:
         )
         st.download_button(
             "Parquet",
-            lambda: parquet_bytes(side_by_side.frame(choices)),
+            lambda: parquet_bytes(side_by_side.choices_frame(choices)),
             file_name="side-by-side.parquet",
             mime="application/vnd.apache.parquet",
             on_click="ignore",
@@ -226,7 +226,7 @@ def exports(choices: Sequence[Choice]) -> None:
         )
 
 
-def chart(choices: Sequence[Choice], baseline: int) -> None:
+def draw_choice_chart(choices: Sequence[Choice], baseline: int) -> None:
     """One figure of all choices with its ranges."""
     titles = list(side_by_side.measures(choices))
     if not titles:
@@ -256,10 +256,10 @@ def chart(choices: Sequence[Choice], baseline: int) -> None:
     )
 
 
-def commands(choices: Sequence[Choice]) -> None:
+def draw_choice_commands(choices: Sequence[Choice]) -> None:
     """How the commands that start them differ: option by option for those of one engine."""
     st.header("Commands", anchor=False)
-    words, refused = side_choices.commands(choices)
+    words, refused = side_choices.choice_commands(choices)
     for name, reason in refused.items():
         st.warning(f"**{common.escape(name)}:** {common.escape(reason)}", icon=":material/block:")
     places = [n for n, command in enumerate(words) if command]
@@ -267,7 +267,7 @@ def commands(choices: Sequence[Choice]) -> None:
     several = {engine: group for engine, group in groups.items() if len(group) > 1}
     for engine, group in several.items():
         st.markdown(f"**{common.escape(engine)}**")
-        options(group, [words[choices.index(choice)] for choice in group])
+        draw_option_differences(group, [words[choices.index(choice)] for choice in group])
     if len(groups) > 1:
         st.caption(
             "Options are compared between choices of one engine; another has other names for them."
@@ -279,7 +279,7 @@ def commands(choices: Sequence[Choice]) -> None:
                 widgets.code(wrap_typed_words(words[n]))
 
 
-def options(choices: Sequence[Choice], words: Sequence[Sequence[str]]) -> None:
+def draw_option_differences(choices: Sequence[Choice], words: Sequence[Sequence[str]]) -> None:
     """Options that differ between commands of one engine."""
     lines = side_by_side.command_lines(words)
     differing = [line for line in lines if line.differs]
@@ -287,7 +287,7 @@ def options(choices: Sequence[Choice], words: Sequence[Sequence[str]]) -> None:
         st.caption("They start by the same command.")
         return
     alt = "Options that differ between the commands"
-    table(differing, choices, ranges=False, alt=alt, of_what="Option")
+    draw_choice_table(differing, choices, ranges=False, alt=alt, of_what="Option")
     st.caption(
         f"Of the first process of each; {len(lines) - len(differing)} more are the same. "
         f"{NOTHING}: the command does not have it."
@@ -298,12 +298,12 @@ st.title("What differs?", anchor=False)
 kept_choices = common.shelf()
 if kept_choices:
     shelf_bar(kept_choices)
-    answers = side_choices.evaluated(kept_choices)
+    answers = side_choices.evaluate_shelf(kept_choices)
     if len(answers) == 1:
         st.info("Keep another to see what differs.", icon=":material/bookmark_add:")
-    base = differences(answers)
-    exports(answers)
-    chart(answers, base)
-    commands(answers)
+    base = draw_differences(answers)
+    draw_choice_exports(answers)
+    draw_choice_chart(answers, base)
+    draw_choice_commands(answers)
 else:
-    empty()
+    draw_empty_shelf()

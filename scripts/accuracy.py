@@ -66,7 +66,7 @@ def fitted_numbers(value: Any) -> int:
     """The number of fitted values in a data file; an ``any`` equal to a sibling does not count."""
     if isinstance(value, dict):
         if value.get("status") == "fitted":
-            return sum(map(_numbers, value.values()))
+            return sum(map(_figure_numbers, value.values()))
         return sum(
             fitted_numbers(part)
             for key, part in value.items()
@@ -75,9 +75,9 @@ def fitted_numbers(value: Any) -> int:
     return sum(map(fitted_numbers, value)) if isinstance(value, list) else 0
 
 
-def _numbers(value: Any) -> int:
+def _figure_numbers(value: Any) -> int:
     if isinstance(value, dict):
-        return sum(map(_numbers, value.values()))
+        return sum(map(_figure_numbers, value.values()))
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -94,7 +94,7 @@ def counted() -> pd.DataFrame:
     return pd.DataFrame([row for row in rows if row[1]], columns=["file", "fitted numbers"])
 
 
-def markdown(table: pd.DataFrame) -> str:
+def serving_markdown(table: pd.DataFrame) -> str:
     """A table in Markdown, as people read it."""
     words = format_table(table)
     lines = [list(map(str, words)), ["---"] * words.shape[1], *words.to_numpy().tolist()]
@@ -134,7 +134,7 @@ def _verdict(score: Score, median: float, p90: float, vendors: list[Score]) -> s
     return ", ".join([*words, *(["vendors uneven"] if uneven else [])])
 
 
-def targets(figures: pd.DataFrame) -> str:
+def serving_targets(figures: pd.DataFrame) -> str:
     """The targets of this version, and what was reached."""
     lines = ["| what | target | all | NVIDIA | AMD | cells | |", "|---|---|---|---|---|---|---|"]
     parts = (figures, *(figures[figures.vendor.eq(name)] for name in ("nvidia", "amd")))
@@ -175,14 +175,17 @@ def worst(figures: pd.DataFrame) -> pd.DataFrame:
 def apart(figures: pd.DataFrame) -> str:
     """Scores of sources whose engine another one stands for, and of the others in their modes."""
     standing = {name for name, of in read_document(SOURCES).items() if "asked_as" in of}
-    asked = figures.source.isin(standing)
-    same = figures["mode"].isin(figures["mode"][asked].unique())
-    tables = {", ".join(sorted(standing)): figures[asked], "all others": figures[same & ~asked]}
+    in_standing = figures.source.isin(standing)
+    same = figures["mode"].isin(figures["mode"][in_standing].unique())
+    tables = {
+        ", ".join(sorted(standing)): figures[in_standing],
+        "all others": figures[same & ~in_standing],
+    }
     parts = []
     for title, rows in tables.items():
         table = primary_score(rows)
         parts.append(table[table.runs.eq(SCORED)].drop(columns="runs").assign(sources=title))
-    return markdown(pd.concat(parts, ignore_index=True))
+    return serving_markdown(pd.concat(parts, ignore_index=True))
 
 
 def peak_shares(runs: list[Run]) -> dict[str, float]:
@@ -236,7 +239,7 @@ def beyond_peak(figures: pd.DataFrame, runs: list[Run]) -> str:
     )
 
 
-def left_out() -> str:
+def serving_left_out() -> str:
     """What happens to the scores when a model or a source takes no part in the fit; a sentence
     where that was not measured.
     """
@@ -269,8 +272,8 @@ def intervals() -> str:
     for kind, title in (("serving", "Serving"), ("training", "Training")):
         for name, records in report[kind].items():
             if name != "comparisons":
-                parts.append(f"{title}, {name}:\n\n{markdown(pd.DataFrame(records))}")
-    pairs_of = markdown(pd.DataFrame(report["serving"]["comparisons"]))
+                parts.append(f"{title}, {name}:\n\n{serving_markdown(pd.DataFrame(records))}")
+    pairs_of = serving_markdown(pd.DataFrame(report["serving"]["comparisons"]))
     tables = "\n\n".join(parts)
     return f"""## Intervals
 
@@ -294,22 +297,22 @@ How often the split that is estimated to be better was better, by the probabilit
 {pairs_of}"""
 
 
-def sources() -> str:
+def serving_sources() -> str:
     """Whose figures they are, and how they were measured."""
-    known = read_document(SOURCES)
+    sources_by_name = read_document(SOURCES)
     lines = ["| source | what | how it was measured |", "|---|---|---|"]
     return "\n".join(
         [
             *lines,
             *(
                 f"| {name} | [{of['title']}]({of['url']}) | {of['how']} |"
-                for name, of in known.items()
+                for name, of in sources_by_name.items()
             ),
         ]
     )
 
 
-def refused(comparison: Comparison) -> str:
+def refused_runs_text(comparison: Comparison) -> str:
     reasons = "\n".join(f"* {n:,} × {reason}" for reason, n in comparison.not_covered.most_common())
     wrong = "\n".join(f"* {run.title}: {reason}" for run, reason in comparison.refused)
     return (
@@ -318,7 +321,7 @@ def refused(comparison: Comparison) -> str:
     )
 
 
-def report(comparison: Comparison, runs: list[Run], memory: str, own_runs: str) -> str:
+def accuracy_page(comparison: Comparison, runs: list[Run], memory: str, own_runs: str) -> str:
     """docs/reference/accuracy.md."""
     f = comparison.figures
     numbers = counted()
@@ -349,11 +352,11 @@ throughput, so errors under 8 % are within the noise.
 Scored runs: the primary score, median / p90 of cells, and pairs of splits. No vendor's
 median may be worse than {VENDOR_FACTOR} × that of all.
 
-{targets(f)}
+{serving_targets(f)}
 
 ## Primary score
 
-{markdown(primary_score(f))}
+{serving_markdown(primary_score(f))}
 
 Sources whose engine is older than any here are asked as its successor, without overheads and
 collectives of their own:
@@ -364,23 +367,23 @@ collectives of their own:
 
 By figure:
 
-{markdown(group_errors(f, ["mode", "figure"]))}
+{serving_markdown(group_errors(f, ["mode", "figure"]))}
 
 By vendor:
 
-{markdown(group_errors(f, ["vendor", "mode", "figure"]))}
+{serving_markdown(group_errors(f, ["vendor", "mode", "figure"]))}
 
 By engine:
 
-{markdown(group_errors(f, ["engine", "mode", "figure"]))}
+{serving_markdown(group_errors(f, ["engine", "mode", "figure"]))}
 
 By device:
 
-{markdown(group_errors(f[f.figure.ne("total_tokens_per_s")], ["device", "mode", "figure"]))}
+{serving_markdown(group_errors(f[f.figure.ne("total_tokens_per_s")], ["device", "mode", "figure"]))}
 
 By source:
 
-{markdown(group_errors(f[f.figure.ne("total_tokens_per_s")], ["source", "mode", "figure"]))}
+{serving_markdown(group_errors(f[f.figure.ne("total_tokens_per_s")], ["source", "mode", "figure"]))}
 
 ## With runs of your own
 
@@ -388,7 +391,7 @@ By source:
 
 ## Models and sources left out of the fit
 
-{left_out()}
+{serving_left_out()}
 
 {intervals()}
 
@@ -399,13 +402,13 @@ over different numbers of GPUs are compared by throughput per GPU, and by time w
 Where versions differ, the pair measures the version as much as the split; a pair whose estimates
 tie (within 1 %) says nothing about either.
 
-{markdown(split_ranking(f))}
+{serving_markdown(split_ranking(f))}
 
 ## The worst cells
 
 The sources' own conditions, below, explain some of them.
 
-{markdown(worst(f))}
+{serving_markdown(worst(f))}
 
 Runs whose figures imply more arithmetic than their devices' peak (2 flops per parameter and token):
 prompts came from a cache, or the load is not the stated one. They count in every table here, but
@@ -419,15 +422,15 @@ not as scored runs where the data exclude them.
 operator family and dtype of a device, and what engines and fabrics add. None is keyed by a model
 (`tests/calibration/test_validate.py` checks).
 
-{markdown(numbers)}
+{serving_markdown(numbers)}
 
 ## Sources
 
-{sources()}
+{serving_sources()}
 
 ## Runs without an estimate
 
-{refused(comparison)}
+{refused_runs_text(comparison)}
 
 ## Memory
 
@@ -442,18 +445,20 @@ Below: what vLLM logged at its start, against the estimate at the same limits.
 
 def main() -> None:
     truth = Path(sys.argv[1])
-    runs = publish_runs.as_runs(publish_runs.runs(truth))
+    runs = publish_runs.as_runs(publish_runs.published_serving_runs(truth))
     comparison = compare_with_estimates(runs)
     capacities = accuracy_memory.capacity(truth / "kv_capacity_trtllm.csv")
-    memory = accuracy_memory.report(
-        accuracy_memory.compared(truth / "memory_facts.csv"), capacities
+    memory = accuracy_memory.memory_report(
+        accuracy_memory.compare_memory(truth / "memory_facts.csv"), capacities
     )
-    training = accuracy_training.section(compare_training(publish_training.runs(truth)), truth)
-    own_runs = accuracy_own_runs.section(truth)
-    pools = accuracy_pools.section(accuracy_pools.compared(truth))
-    text = report(comparison, runs, memory, own_runs).rstrip()
+    training = accuracy_training.training_section(
+        compare_training(publish_training.published_training_runs(truth)), truth
+    )
+    own_runs = accuracy_own_runs.own_runs_section(truth)
+    pools = accuracy_pools.pools_section(accuracy_pools.compare_pools(truth))
+    text = accuracy_page(comparison, runs, memory, own_runs).rstrip()
     REPORT.write_text(move_long_tables(f"{text}\n\n{pools}\n{training}", LEFT_OUT.parent))
-    print(targets(comparison.figures))
+    print(serving_targets(comparison.figures))
     print(f"wrote {REPORT.relative_to(ROOT)}")
 
 

@@ -135,12 +135,12 @@ HEADER = f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}"
 def medians(frame: pd.DataFrame, keys: list[list[str]]) -> Float:
     """A baseline: the median of the other models' figures that share the first of the keys."""
     out = np.full(len(frame), np.nan)
-    for model, mine in frame.groupby("model"):
-        others = frame[frame.model.ne(model)]
+    for model, model_rows in frame.groupby("model"):
+        other_rows = frame[frame.model.ne(model)]
         for names in keys:
-            median = others.groupby(names).retained.median().rename("median").reset_index()
-            values = mine[names].merge(median, on=names, how="left")["median"].to_numpy()
-            rows = mine.index.to_numpy()
+            median = other_rows.groupby(names).retained.median().rename("median").reset_index()
+            values = model_rows[names].merge(median, on=names, how="left")["median"].to_numpy()
+            rows = model_rows.index.to_numpy()
             out[rows] = np.where(np.isnan(out[rows]), values, out[rows])
     return np.where(np.isnan(out), frame.retained.median(), out)
 
@@ -171,31 +171,31 @@ def counting(prepared: Prepared, predicted: dict[Known, LeftOut]) -> dict[Known,
     """For each kind of knowledge."""
     models = [row.model for row in prepared.rows]
     return {
-        known: Counting(
-            Losses.of(prepared, left),
-            np.array([one is known for one in left.known]),
-            relative_lines(prepared) if known is Known.NOTHING else models,
+        kind: Counting(
+            Losses.of(prepared, left_out),
+            np.array([knowledge is kind for knowledge in left_out.known]),
+            relative_lines(prepared) if kind is Known.NOTHING else models,
         )
-        for known, left in predicted.items()
+        for kind, left_out in predicted.items()
     }
 
 
 def predicted_by(
-    prepared: Prepared, frame: pd.DataFrame, left: LeftOut, counts: dict[Known, Counting]
+    prepared: Prepared, frame: pd.DataFrame, left_out: LeftOut, counts: dict[Known, Counting]
 ) -> pd.DataFrame:
     """Figures with what was predicted without some of them, and whether bands hold."""
-    losses = Losses.of(prepared, left)
-    both = zip(prepared.asked, left.known, losses.expected, left.variance, strict=True)
-    low, high = np.array([band_of_variance(*one) for one in both]).T
-    known = np.array(left.known)
-    others = np.zeros(len(known), np.bool_)
-    for one, count in counts.items():
-        mine = known == one
-        others[mine] = losses_in_bands_of_others(count.losses, losses, count.keys, count.among)[
-            mine
-        ]
+    losses = Losses.of(prepared, left_out)
+    both = zip(prepared.asked, left_out.known, losses.expected, left_out.variance, strict=True)
+    low, high = np.array([band_of_variance(*kind) for kind in both]).T
+    kinds = np.array(left_out.known)
+    held_elsewhere = np.zeros(len(kinds), np.bool_)
+    for kind, count in counts.items():
+        of_kind = kinds == kind
+        held_elsewhere[of_kind] = losses_in_bands_of_others(
+            count.losses, losses, count.keys, count.among
+        )[of_kind]
     predicted = np.exp(-losses.expected)
-    return frame.assign(predicted=predicted, low=low, high=high, others=others, known=known)
+    return frame.assign(predicted=predicted, low=low, high=high, others=held_elsewhere, known=kinds)
 
 
 def judged(path: str) -> None:
@@ -229,7 +229,7 @@ def main() -> None:
     frame = frame_of(published_figures(), list(prepared.asked))
     by_known = left_out_by_known(prepared, spreads, noise)
     counts = counting(prepared, by_known)
-    named = {
+    fits_by_name = {
         "the figures of the model by the technique": by_known[Known.MODEL],
         "the figures of the model": by_known[Known.SERIES],
         "the figures of its line (of the largest line: of its series)": by_known[Known.NOTHING],
@@ -239,9 +239,9 @@ def main() -> None:
         )
         for key in ("line", "source")
     }
-    for name, left in named.items():
+    for name, fit_left_out in fits_by_name.items():
         print(f"\nwithout {name}\n\n{HEADER}")
-        print(*shown(predicted_by(prepared, frame, left, counts)), sep="\n", flush=True)
+        print(*shown(predicted_by(prepared, frame, fit_left_out, counts)), sep="\n", flush=True)
     for name, keys in BASELINES.items():
         print(f"\n{name}, of other models\n\n{HEADER}")
         print(*shown(frame.assign(predicted=medians(frame, keys))), sep="\n", flush=True)

@@ -168,16 +168,16 @@ def _miscounted(table: Plan, release: str | None) -> bool:
     return windowed and (release is None or release_key(release) < release_key(COUNTED_RIGHT))
 
 
-def release_of(row: Any) -> str | None:
+def release_of_start(row: Any) -> str | None:
     """The release that a row's set-up names, or the newest when the thread of its source began.
 
     None where neither is there, or the rules of that release are not known.
     """
-    named = re.search(r"vLLM v?(\d+\.\d+(?:\.\d+)?)", str(row.setup))
+    version_match = re.search(r"vLLM v?(\d+\.\d+(?:\.\d+)?)", str(row.setup))
     thread = re.search(r"vllm-project/vllm/(?:issues|pull)/(\d+)", str(row.source))
-    release = named.group(1) if named else None
-    if thread and not named:
-        earlier = [told for first, told in RELEASED.items() if first <= int(thread.group(1))]
+    release = version_match.group(1) if version_match else None
+    if thread and not version_match:
+        earlier = [version for first, version in RELEASED.items() if first <= int(thread.group(1))]
         release = earlier[-1] if earlier else None
     try:
         engine("vllm").at(release or "", 0)
@@ -210,7 +210,7 @@ def budget_shares(facts: pd.DataFrame) -> dict[tuple[str, str], float]:
     return out
 
 
-def request(
+def start_request(
     row: Any, shares: dict[tuple[str, str], float], reading: Reading
 ) -> dict[str, Any] | None:
     """The start-up a row tells of, as a request; None where its engine is not vLLM."""
@@ -248,11 +248,11 @@ def request(
 
 def device_of(row: Any) -> str | None:
     """The device that a row states; None without one."""
-    stated = (chip for name, chip in DEVICES.items() if re.search(name, str(row.setup)))
-    return next(stated, None)
+    chips = (chip for name, chip in DEVICES.items() if re.search(name, str(row.setup)))
+    return next(chips, None)
 
 
-def measured(row: Any) -> float:
+def measured_memory(row: Any) -> float:
     """The logged figure in the unit of ours (blocks as tokens)."""
     block = number(r"block_size=(\d+)", str(row.setup), 16)
     return float(row.value) * (block if row.quantity == "num_gpu_blocks" else 1)
@@ -270,7 +270,9 @@ def memory_of(
     ), table
 
 
-def described(row: Any, shares: dict[tuple[str, str], float], was: str, release: str | None) -> str:
+def describe_start(
+    row: Any, shares: dict[tuple[str, str], float], was: str, release: str | None
+) -> str:
     """A row's set-up in short, with what was taken otherwise than it says."""
     setup = re.sub(
         r"\s*\([^)]*usable\)|max_num_seqs/max_num_batched_tokens at defaults; ", "", str(row.setup)
@@ -289,20 +291,22 @@ def described(row: Any, shares: dict[tuple[str, str], float], was: str, release:
 def scored(row: Any) -> bool:
     """Whether a row is a measured figure that can be compared."""
     text = f"{'' if pd.isna(row.note) else row.note} {row.setup}".lower()
-    told = [figures for word, figures in NOT_SCORED.items() if word in text]
+    figure_sets = [figures for word, figures in NOT_SCORED.items() if word in text]
     return (
         (row.quantity in QUANTITIES or row.quantity in LAYOUT)
         and row.kind == "measured"
-        and all(row.quantity in figures for figures in told)
+        and all(row.quantity in figures for figures in figure_sets)
     )
 
 
-def compared(path: Path) -> pd.DataFrame:
+def compare_memory(path: Path) -> pd.DataFrame:
     """Rows of the table that can be estimated, with estimate, measurement and relative error."""
     facts = pd.read_csv(path)
     shares, caches = budget_shares(facts), logged_caches(facts)
     rows = [
-        one for row in filter(scored, facts.itertuples()) if (one := _compared(row, shares, caches))
+        row_figures
+        for row in filter(scored, facts.itertuples())
+        if (row_figures := _compared(row, shares, caches))
     ]
     columns = ["source", "model", "setup", "quantity", "measured", "estimated", "error"]
     return pd.DataFrame(rows, columns=[*columns, "error_pinned"])
@@ -320,9 +324,9 @@ def _compared(
     """A row beside its estimates: of the release that ran, and of the pinned one."""
     reading, quantity = reading_of(row), str(row.quantity)
     difference = next((d for d in DIFFERENCES if d.source in str(row.source)), None)
-    release = reading.release or release_of(row)
+    release = reading.release or release_of_start(row)
     try:
-        values = request(row, shares, reading)
+        values = start_request(row, shares, reading)
         if values is None:
             return None
         now, table = memory_of(values, None)
@@ -351,12 +355,12 @@ def _compared(
         estimates = [float(QUANTITIES[quantity](memory)[0]) for memory in (then, now)]
     reasons = "; ".join(filter(None, (was, reading.why)))
     told = None if reading.release else release
-    logged, setup = measured(row), described(row, shares, reasons, told)
+    logged, setup = measured_memory(row), describe_start(row, shares, reasons, told)
     errors = [estimate / logged - 1 for estimate in estimates]
     return str(row.source), row.model, setup, quantity, logged, estimates[0], *errors
 
 
-def boots(path: Path = BOOTS) -> pd.DataFrame:
+def compare_starts(path: Path = BOOTS) -> pd.DataFrame:
     """Published start-ups of vLLM with their release: as ``compared``."""
     names = {"weights": "weights_per_gpu", "cache": "available_kv_per_gpu", "tokens": TOKENS[0]}
     out = []
@@ -430,7 +434,7 @@ def shares_within(rows: pd.DataFrame, error: str = "error") -> tuple[float, floa
     return len(errors), float((errors <= 0.1).mean()), float(errors.median())
 
 
-def report(rows: pd.DataFrame, capacities: str) -> str:
+def memory_report(rows: pd.DataFrame, capacities: str) -> str:
     """Markdown tables of every row, and the shares within the bounds that matter."""
     weights = rows[rows.quantity == "weights_per_gpu"]
     within = {name: (weights[name].abs() <= 0.03).mean() for name in ("error", "error_pinned")}
@@ -454,7 +458,9 @@ def report(rows: pd.DataFrame, capacities: str) -> str:
         f"{row.estimated:,.2f} | {row.error:+.1%} |"
         for row in rows.itertuples()
     ]
-    return "\n".join([*lines, "", *_misses(rows), "", *_by_source(rows), "", *_started(boots())])
+    return "\n".join(
+        [*lines, "", *_misses(rows), "", *_by_source(rows), "", *_started(compare_starts())]
+    )
 
 
 CAUSES = {

@@ -85,41 +85,43 @@ class Told:
 
 def cells(truth: Path) -> list[Told]:
     """Every cell of the data, without the runs that the data exclude."""
-    everything = publish_runs.as_runs(publish_runs.runs(truth))
+    everything = publish_runs.as_runs(publish_runs.published_serving_runs(truth))
     runs = {run.id: run for run in everything if not run.exclude}
     by_source: dict[str, list[Run]] = defaultdict(list)
     for run in runs.values():
         by_source[run.source].append(run)
     grouped: dict[Cell, list[OwnRun]] = defaultdict(list)
     for source, of_source in by_source.items():
-        for own in learn_corrections(measured_of_rows(of_source)).runs:
-            run = runs[own.name]
-            grouped[source, run.device, run.model].append(own)
-    return [Told(cell, own, _measured(own, runs)) for cell, own in sorted(grouped.items())]
+        for own_run in learn_corrections(measured_of_rows(of_source)).runs:
+            run = runs[own_run.name]
+            grouped[source, run.device, run.model].append(own_run)
+    return [
+        Told(cell, own_run, _measured(own_run, runs)) for cell, own_run in sorted(grouped.items())
+    ]
 
 
-def _measured(own: Sequence[OwnRun], runs: dict[str, Run]) -> dict[str, Float]:
+def _measured(own_runs: Sequence[OwnRun], runs: dict[str, Run]) -> dict[str, Float]:
     out = {}
     for figure in FIGURES:
         queued = figure == "output_tokens_per_s"
         values = [
-            getattr(runs[one.name], figure) if not queued or one.setting.mode == "offline" else None
-            for one in own
+            getattr(runs[run.name], figure) if not queued or run.setting.mode == "offline" else None
+            for run in own_runs
         ]
         out[figure] = np.array([np.nan if value is None else value for value in values])
     return out
 
 
 def draws(
-    told: Told, figure: str, given: int, rng: np.random.Generator
+    cell_runs: Told, figure: str, count: int, rng: np.random.Generator
 ) -> Iterator[tuple[Float, Float]]:
     """Runs that are given and those that are tested, of the runs that measured a figure."""
-    rows = told.rows(figure)
-    if len(rows) <= given:
+    rows = cell_runs.rows(figure)
+    if len(rows) <= count:
         return
-    for _ in range(DRAWS if given else 1):
-        chosen = rng.choice(rows, given, replace=False)
-        yield chosen, np.setdiff1d(rows, chosen)
+    for _ in range(DRAWS if count else 1):
+        drawn = rng.choice(rows, count, replace=False)
+        yield drawn, np.setdiff1d(rows, drawn)
 
 
 # What is known before
@@ -131,11 +133,11 @@ def spread(all_cells: Sequence[Told]) -> tuple[float, float]:
     for scale in ("steps", "prompts"):
         squares = [
             np.mean(shown)
-            for told in all_cells
+            for cell_runs in all_cells
             if (
                 shown := [
                     residual.log_ratio**2
-                    for run in told.runs
+                    for run in cell_runs.runs
                     for residual in run.residuals
                     if getattr(residual, scale) > 0.5
                 ]
@@ -178,8 +180,8 @@ Place = tuple[str, str]
 def by_place(all_cells: Sequence[Told]) -> dict[Place, list[Told]]:
     """Cells of each source and device."""
     places: dict[Place, list[Told]] = defaultdict(list)
-    for told in all_cells:
-        places[told.cell[:2]].append(told)
+    for cell_runs in all_cells:
+        places[cell_runs.cell[:2]].append(cell_runs)
     return places
 
 
@@ -187,21 +189,25 @@ def trials(all_cells: Sequence[Told], figure: str, common: dict[Place, _Common])
     """Draws within each cell, and with ten runs of another model of the source and device."""
     rng, out = np.random.default_rng(SEED), []
     places = by_place(all_cells)
-    for told in all_cells:
-        place = common[told.cell[:2]]
-        for given in GIVEN[1:]:
-            for chosen, rest in draws(told, figure, given, rng):
+    for cell_runs in all_cells:
+        place = common[cell_runs.cell[:2]]
+        for count in GIVEN[1:]:
+            for drawn, rest in draws(cell_runs, figure, count, rng):
                 tested = rest if len(rest) <= MOST_TESTED else rng.choice(rest, MOST_TESTED, False)
-                out.append(place.trial(f"{given}", told, chosen, told, tested, figure))
-        others = [one for one in places[told.cell[:2]] if one is not told and len(one.rows(figure))]
-        rows = told.rows(figure)
-        if not others or not len(rows):
+                out.append(place.trial(f"{count}", cell_runs, drawn, cell_runs, tested, figure))
+        neighbours = [
+            candidate
+            for candidate in places[cell_runs.cell[:2]]
+            if candidate is not cell_runs and len(candidate.rows(figure))
+        ]
+        rows = cell_runs.rows(figure)
+        if not neighbours or not len(rows):
             continue
         for _ in range(DRAWS):
-            other = others[rng.integers(len(others))]
-            chosen = rng.permutation(other.rows(figure))[: GIVEN[-1]]
+            neighbour = neighbours[rng.integers(len(neighbours))]
+            drawn = rng.permutation(neighbour.rows(figure))[: GIVEN[-1]]
             tested = rows if len(rows) <= MOST_TESTED else rng.choice(rows, MOST_TESTED, False)
-            out.append(place.trial("other model", other, chosen, told, tested, figure))
+            out.append(place.trial("other model", neighbour, drawn, cell_runs, tested, figure))
     return out
 
 
@@ -213,24 +219,24 @@ class _Common:
     starts: dict[Cell, int]
 
     def trial(
-        self, kind: str, of: Told, given: Float, told: Told, tested: Float, figure: str
+        self, kind: str, of: Told, drawn: Float, tested_cell: Told, tested: Float, figure: str
     ) -> Trial:
         """The trial of some runs of a cell, given some of a cell (maybe the same)."""
-        a, b = self.starts[of.cell] + given, self.starts[told.cell] + tested
+        a, b = self.starts[of.cell] + drawn, self.starts[tested_cell.cell] + tested
         return Trial(
-            told.cell,
+            tested_cell.cell,
             kind,
             self.scopes[:, a[:, None], a],
             self.scopes[:, b[:, None], a],
-            np.array([_log_ratio(of.runs[i], figure) for i in given]),
-            np.array([_log_ratio(told.runs[i], figure) for i in tested]),
+            np.array([_log_ratio(of.runs[i], figure) for i in drawn]),
+            np.array([_log_ratio(tested_cell.runs[i], figure) for i in tested]),
         )
 
 
 def _common(members: Sequence[Told], prior: Prior) -> _Common:
-    runs = [run for told in members for run in told.runs]
-    starts = np.cumsum([0, *(len(told.runs) for told in members)])
-    cells = dict(zip((told.cell for told in members), starts.tolist(), strict=False))
+    runs = [run for cell_runs in members for run in cell_runs.runs]
+    starts = np.cumsum([0, *(len(cell_runs.runs) for cell_runs in members)])
+    cells = dict(zip((cell_runs.cell for cell_runs in members), starts.tolist(), strict=False))
     return _Common(DeviceRuns(prior, runs).with_each_other(), cells)
 
 
@@ -252,14 +258,18 @@ class Choice:
             .mean()
             for fades, errors in self.errors.items()
         }
-        least = pd.concat([table.min(axis=1) for table in means.values()], axis=1).min(axis=1)
-        scores = {f: table.div(least, axis=0).mean().to_numpy() for f, table in means.items()}
+        lowest_error = pd.concat([table.min(axis=1) for table in means.values()], axis=1).min(
+            axis=1
+        )
+        scores = {
+            f: table.div(lowest_error, axis=0).mean().to_numpy() for f, table in means.items()
+        }
         fades = min(scores, key=lambda f: float(np.sort(scores[f])[:BEST].mean()))
         order = np.argsort(scores[fades])[:BEST]
         return fades, self.shares[order].mean(axis=0)
 
 
-def choose(all_cells: Sequence[Told], known: Prior) -> Choice:
+def choose(all_cells: Sequence[Told], base_prior: Prior) -> Choice:
     """The errors of random candidates for the shares."""
     rng = np.random.default_rng(SEED)
     shares = rng.dirichlet(np.full(len(WIDE_TO_NARROW) + 1, 0.5), CANDIDATES)
@@ -267,7 +277,7 @@ def choose(all_cells: Sequence[Told], known: Prior) -> Choice:
     shares /= shares.sum(axis=1, keepdims=True)
     errors = {}
     for fades in FADES:
-        prior, parts = known.model_copy(update={"fades": fades}), []
+        prior, parts = base_prior.model_copy(update={"fades": fades}), []
         places = by_place(all_cells).items()
         common = {place: _common(members, prior) for place, members in places}
         for figure in FIGURES:
@@ -289,7 +299,7 @@ def prior_of(
     fades, shares = choice.best(without)
     rounded = np.round(shares, 2)
     rounded[-1] = round(1 - float(rounded[:-1].sum()), 2)
-    named = dict(zip((*WIDE_TO_NARROW, "noise"), rounded.tolist(), strict=True))
+    numbers_by_name = dict(zip((*WIDE_TO_NARROW, "noise"), rounded.tolist(), strict=True))
     return Prior(
         schema_version=1,
         source=f"least errors over {cells} cells of published runs; scripts/accuracy_own_runs.py",
@@ -297,7 +307,7 @@ def prior_of(
         prompts=round(spreads[1], 2),
         fades=fades,
         cap=CAP,
-        shares=Shares.model_validate(named),
+        shares=Shares.model_validate(numbers_by_name),
     )
 
 
@@ -323,54 +333,54 @@ def predicted(runs: Sequence[OwnRun], corrections: Corrections, figure: str) -> 
     groups: dict[tuple[int, str], list[int]] = defaultdict(list)
     for k, run in enumerate(runs):
         groups[id(run.setting), run.version].append(k)
-    values, left, alike = (np.empty(len(runs)) for _ in range(3))
+    values, remaining, alike = (np.empty(len(runs)) for _ in range(3))
     low, high = np.empty(len(runs)), np.empty(len(runs))
     for (_, version), members in groups.items():
         setting = runs[members[0]].setting
         engine = setting.engine.model_copy(update={"version": version, "as_of": None})
         setting = replace(setting, engine=engine)
         setting = replace(setting, correction=corrections.of(setting))
-        made = estimate_serving(setting, stack_serving_cases([runs[k].case for k in members]))
-        values[members] = getattr(made.serving, quantity) * unit
-        left[members], alike[members] = 1.0, 0.0
-        if made.corrected is not None:
-            left[members] = made.corrected.width_shares[quantity]
-            alike[members] = made.corrected.scales.runs[:, EITHER, 0] > 0
+        estimates = estimate_serving(setting, stack_serving_cases([runs[k].case for k in members]))
+        values[members] = getattr(estimates.serving, quantity) * unit
+        remaining[members], alike[members] = 1.0, 0.0
+        if estimates.corrected is not None:
+            remaining[members] = estimates.corrected.width_shares[quantity]
+            alike[members] = estimates.corrected.scales.runs[:, EITHER, 0] > 0
         band = bands_of(setting)[quantity].factors[BAND]
         for k in members:
-            mine = narrow_interval(band, float(left[k]))
-            low[k], high[k] = values[k] * mine[0], values[k] * mine[1]
+            own_band = narrow_interval(band, float(remaining[k]))
+            low[k], high[k] = values[k] * own_band[0], values[k] * own_band[1]
     return Predicted(values, low, high, alike)
 
 
-def tested(all_cells: Sequence[Told], known: dict[str, Prior]) -> pd.DataFrame:
+def tested(all_cells: Sequence[Told], priors: dict[str, Prior]) -> pd.DataFrame:
     """Median errors of the rest of each cell by runs given, and the share inside bands.
 
     ``alike`` and ``before``: of those that share a deployment with a run given, with and without.
     """
     rng, rows = np.random.default_rng(SEED), []
-    for told in all_cells:
-        prior = known[told.cell[0]]
+    for cell_runs in all_cells:
+        prior = priors[cell_runs.cell[0]]
         for figure in FIGURES:
-            measured = told.measured[figure]
-            if not len(told.rows(figure)):
+            measured = cell_runs.measured[figure]
+            if not len(cell_runs.rows(figure)):
                 continue
-            plain = predicted(told.runs, Corrections(prior, ()), figure)
+            plain = predicted(cell_runs.runs, Corrections(prior, ()), figure)
             errors = np.abs(plain.values / measured - 1)
-            for given in GIVEN:
-                for chosen, rest in draws(told, figure, given, rng):
-                    taught = Corrections(prior, tuple(told.runs[i] for i in chosen))
-                    made = predicted([told.runs[i] for i in rest], taught, figure)
+            for count in GIVEN:
+                for drawn, rest in draws(cell_runs, figure, count, rng):
+                    taught = Corrections(prior, tuple(cell_runs.runs[i] for i in drawn))
+                    corrected = predicted([cell_runs.runs[i] for i in rest], taught, figure)
                     truth = measured[rest]
-                    error = np.abs(made.values / truth - 1)
-                    same = made.alike > 0
+                    error = np.abs(corrected.values / truth - 1)
+                    same = corrected.alike > 0
                     rows.append(
                         {
                             "figure": figure,
-                            "cell": "/".join(told.cell),
-                            "given": given,
+                            "cell": "/".join(cell_runs.cell),
+                            "given": count,
                             "error": np.median(error),
-                            "inside": ((truth >= made.low) & (truth <= made.high)).mean(),
+                            "inside": ((truth >= corrected.low) & (truth <= corrected.high)).mean(),
                             "alike": np.median(error[same]) if same.any() else np.nan,
                             "before": np.median(errors[rest][same]) if same.any() else np.nan,
                         }
@@ -378,9 +388,9 @@ def tested(all_cells: Sequence[Told], known: dict[str, Prior]) -> pd.DataFrame:
     return pd.DataFrame(rows).groupby(["figure", "cell", "given"], as_index=False).mean()
 
 
-def section(truth: Path) -> str:
+def own_runs_section(truth: Path) -> str:
     """The section of docs/reference/accuracy.md."""
-    return report(*measure(truth))
+    return own_runs_report(*measure(truth))
 
 
 @cache
@@ -388,12 +398,12 @@ def measure(truth: Path) -> tuple[pd.DataFrame, Prior]:
     """Errors by runs given, and what is known before by all sources."""
     all_cells = cells(truth)
     spreads, choice = spread(all_cells), choose(all_cells, own_runs.shipped_prior())
-    sources = sorted({told.cell[0] for told in all_cells})
-    known = {source: prior_of(choice, spreads, source, len(all_cells)) for source in sources}
-    return tested(all_cells, known), prior_of(choice, spreads, None, len(all_cells))
+    sources = sorted({cell_runs.cell[0] for cell_runs in all_cells})
+    priors = {source: prior_of(choice, spreads, source, len(all_cells)) for source in sources}
+    return tested(all_cells, priors), prior_of(choice, spreads, None, len(all_cells))
 
 
-def report(table: pd.DataFrame, prior: Prior) -> str:
+def own_runs_report(table: pd.DataFrame, prior: Prior) -> str:
     """The table in Markdown, and what is known before."""
     lines = [
         "| figure | cells | own runs | error, mean of cells | median of cells | in band "
@@ -402,16 +412,16 @@ def report(table: pd.DataFrame, prior: Prior) -> str:
     ]
     for figure, title in FIGURES.items():
         rows = table[table.figure == figure]
-        for most in (1, GIVEN[-1]):
-            full = set(rows.cell[rows.given == most])
-            for given in (n for n in GIVEN if n <= most):
-                part = rows[(rows.given == given) & rows.cell.isin(full)]
+        for limit in (1, GIVEN[-1]):
+            full = set(rows.cell[rows.given == limit])
+            for count in (n for n in GIVEN if n <= limit):
+                part = rows[(rows.given == count) & rows.cell.isin(full)]
                 alike = part.dropna(subset="alike")
                 shown = (
                     f"{alike.before.mean():.1%} → {alike.alike.mean():.1%}" if len(alike) else ""
                 )
                 lines.append(
-                    f"| {title} | {len(full)} of over {most} | {given} | {part.error.mean():.1%} | "
+                    f"| {title} | {len(full)} of over {limit} | {count} | {part.error.mean():.1%} | "
                     f"{part.error.median():.1%} | {part.inside.mean():.0%} | {shown} |"
                 )
     shares = ", ".join(f"{name} {getattr(prior.shares, name):.2f}" for name in Shares.model_fields)
@@ -432,7 +442,7 @@ answer."""
 def main() -> None:
     truth = Path(sys.argv[1])
     table, prior = measure(truth)
-    print(report(table, prior))
+    print(own_runs_report(table, prior))
     if "--write" in sys.argv:
         path = Path(own_runs.__file__).with_suffix(".yaml")
         path.write_text(to_yaml(prior.model_dump()))

@@ -44,13 +44,13 @@ def pool(run: pd.Series, name: str, per_node: int) -> dict[str, int]:
     return {"tp": tp, "pp": 1, "dp": attention, "ep": max(ep, 1), "replicas": workers}
 
 
-def request(run: pd.Series) -> dict[str, Any]:
+def pool_request(run: pd.Series) -> dict[str, Any]:
     """A run as a request; pools start on nodes of their own."""
-    profile = device_profile(str(publish_runs.device_name(run.gpu)))
+    profile = device_profile(str(publish_runs.serving_device_name(run.gpu)))
     per_node = profile.node.devices
     prefill, decode = (pool(run, name, per_node) for name in ("prefill", "decode"))
     groups = [p["replicas"] * -(-p["tp"] * p["dp"] // per_node) for p in (prefill, decode)]
-    most = int(np.ceil(run.concurrency / decode["replicas"] / decode["dp"]))
+    requests_per_rank = int(np.ceil(run.concurrency / decode["replicas"] / decode["dp"]))
     return {
         "model": run.model_hf_id,
         "hardware": {"device": profile.name, "per_node": per_node, "nodes": sum(groups)},
@@ -66,47 +66,47 @@ def request(run: pd.Series) -> dict[str, Any]:
             "engine": run.engine,
             "weight_dtype": "auto",
             "kv_dtype": "fp8",  # as the launch scripts state
-            "max_num_seqs": max(most, SMALLEST_LIMIT),
+            "max_num_seqs": max(requests_per_rank, SMALLEST_LIMIT),
             "prefill": prefill,
         },
     }
 
 
-def compared(truth: Path) -> pd.DataFrame:
+def compare_pools(truth: Path) -> pd.DataFrame:
     """Runs that state both pools and the load, with measured and estimated time per token."""
     runs = pd.read_csv(truth / RUNS)
     columns = [f"{name}_{column}" for name in ("prefill", "decode") for column in POOL]
     runs = runs.dropna(subset=["concurrency", "tpot_ms", *columns])
-    requests = [request(run) for _, run in runs.iterrows()]
+    requests = [pool_request(run) for _, run in runs.iterrows()]
     answers = estimate_batch(requests)
     rows = [
         {
             "id": run.id,
             "engine": run.engine,
-            "device": asked["hardware"]["device"],
-            "decode ranks": _ranks(asked),
+            "device": request["hardware"]["device"],
+            "decode ranks": _ranks(request),
             "feasible": answer["feasible"],
             "ratio": answer["serving"]["tpot_s"] * 1e3 / run.tpot_ms
             if answer["feasible"]
             else np.nan,
         }
-        for (_, run), asked, answer in zip(runs.iterrows(), requests, answers, strict=True)
+        for (_, run), request, answer in zip(runs.iterrows(), requests, answers, strict=True)
     ]
     return pd.DataFrame(rows)
 
 
-def _ranks(asked: dict[str, Any]) -> str:
-    split, per_node = asked["candidate"], asked["hardware"]["per_node"]
+def _ranks(request: dict[str, Any]) -> str:
+    split, per_node = request["candidate"], request["hardware"]["per_node"]
     if split["dp"] == 1:
         return "tensor parallel"
     beyond = split["dp"] * split["tp"] > per_node
     return "attention data parallel, " + ("over nodes" if beyond else "in a node")
 
 
-def errors(figures: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+def pool_errors(figures: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     """Median error and median ratio of the groups."""
-    known = figures.dropna(subset="ratio").assign(error=lambda rows: (rows.ratio - 1).abs())
-    grouped = known.groupby(by)
+    with_ratio = figures.dropna(subset="ratio").assign(error=lambda rows: (rows.ratio - 1).abs())
+    grouped = with_ratio.groupby(by)
     return grouped.agg(
         n=("ratio", "size"),
         median=("error", "median"),
@@ -115,27 +115,27 @@ def errors(figures: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     ).reset_index()
 
 
-def markdown(table: pd.DataFrame) -> str:
+def pools_markdown(table: pd.DataFrame) -> str:
     """A table in Markdown, as people read it."""
     words = format_table(table)
     lines = [list(map(str, words)), ["---"] * words.shape[1], *words.to_numpy().tolist()]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def section(figures: pd.DataFrame) -> str:
+def pools_section(figures: pd.DataFrame) -> str:
     """The section of docs/reference/accuracy.md."""
     refused = int((~figures.feasible).sum())
-    every = errors(figures.assign(all="all"), ["all"]).iloc[0]
+    all_runs = pool_errors(figures.assign(all="all"), ["all"]).iloc[0]
     return f"""{HEADING}
 
 Written by `python scripts/accuracy_pools.py TRUTH_DIR`: time per output token of {len(figures)}
 published runs (InferenceX, Dynamo) that state prefill and decode pools and the load. Nothing is
 fitted to them. {refused} are called impossible. Of the others the median error is
-{every["median"]:.1%}, the median of estimated / measured {every["bias"]:.2f}.
+{all_runs["median"]:.1%}, the median of estimated / measured {all_runs["bias"]:.2f}.
 
-{markdown(errors(figures, ["engine", "device"]))}
+{pools_markdown(pool_errors(figures, ["engine", "device"]))}
 
-{markdown(errors(figures, ["engine", "decode ranks"]))}
+{pools_markdown(pool_errors(figures, ["engine", "decode ranks"]))}
 
 Decode pools of SGLang over the nodes of a rack dispatch tokens (`--moe-a2a-backend deepep`), as the
 published launch scripts of these runs do. What is left there is not explained; the scripts also
@@ -144,12 +144,12 @@ run attention's products of FP4 checkpoints in fp8, which a bundle does not.
 
 
 def main() -> None:
-    figures = compared(Path(sys.argv[1]))
+    figures = compare_pools(Path(sys.argv[1]))
     rest = re.split(rf"^{HEADING}\n.*?(?=^## )", REPORT.read_text(), flags=re.M | re.S)
     if len(rest) != 2:
         sys.exit(f"{REPORT} has no section {HEADING!r} before another: run scripts/accuracy.py.")
-    REPORT.write_text(f"{rest[0]}{section(figures)}\n{rest[1]}")
-    print(section(figures))
+    REPORT.write_text(f"{rest[0]}{pools_section(figures)}\n{rest[1]}")
+    print(pools_section(figures))
 
 
 if __name__ == "__main__":

@@ -16,5 +16,5 @@ from recipe_core.calibration.validation.sizes import sizes_text
 from recipe_core.calibration.validation.validate import compare_with_estimates
 
 if __name__ == "__main__":
-    measured = publish_runs.as_runs(publish_runs.runs(Path(sys.argv[1])))
+    measured = publish_runs.as_runs(publish_runs.published_serving_runs(Path(sys.argv[1])))
     print(sizes_text(compare_with_estimates([run for run in measured if not run.exclude]).figures))

@@ -48,14 +48,14 @@ TARGETS = (
 )
 
 
-def markdown(table: pd.DataFrame) -> str:
+def training_markdown(table: pd.DataFrame) -> str:
     """A table of errors in Markdown."""
     words = format_table(table)
     lines = [f"| {' | '.join(map(str, words))} |", "|---" * len(words.columns) + "|"]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in words.itertuples(index=False))])
 
 
-def targets(figures: pd.DataFrame) -> str:
+def training_targets(figures: pd.DataFrame) -> str:
     """The aims, and whether they are met."""
     lines = ["| figure | aim | error | |", "|---|---|---|---|"]
     for title, figure, keys, together, aim in TARGETS:
@@ -67,7 +67,7 @@ def targets(figures: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
-def bands(figures: pd.DataFrame) -> dict[str, tuple[float, float]]:
+def training_bands(figures: pd.DataFrame) -> dict[str, tuple[float, float]]:
     """p10 and p90 of measured / estimated, each cell with the same weight."""
     out: dict[str, tuple[float, float]] = {}
     for figure, rows in figures.groupby("figure"):
@@ -86,9 +86,9 @@ def failures(truth: Path) -> tuple[int, int]:
 def known() -> str:
     """Runs that everybody knows: measured and estimated, none of them in the fit."""
     runs = known_training_runs()
-    found = compare_training(runs)
-    refused = {run.id: reason for run, reason in found.refused}
-    rows = found.figures.set_index("id")
+    comparison = compare_training(runs)
+    refused = {run.id: reason for run, reason in comparison.refused}
+    rows = comparison.figures.set_index("id")
     lines = [
         "| run | devices | measured | estimated | ratio | |",
         "|---|---|---|---|---|---|",
@@ -96,16 +96,16 @@ def known() -> str:
     for run in runs:
         devices = run.nodes * run.per_node
         tokens = run.global_batch * run.sequence_length / devices
-        measured, told = tokens / rows.measured[run.id], tokens / rows.estimated[run.id]
+        measured, estimated = tokens / rows.measured[run.id], tokens / rows.estimated[run.id]
         lines.append(
             f"| {run.model}, {run.sequence_length:,} tokens | {devices:,} × {run.device} | "
-            f"{measured:,.0f} | {told:,.0f} | {told / measured:.2f} | "
+            f"{measured:,.0f} | {estimated:,.0f} | {estimated / measured:.2f} | "
             f"{refused.get(run.id, 'accepted')} |"
         )
     return "\n".join(lines)
 
 
-def left_out() -> str:
+def training_left_out() -> str:
     """What happens to a source's error when it takes no part in the fit."""
     if not LEFT_OUT.exists():
         return "Not measured for this version."
@@ -122,27 +122,29 @@ def left_out() -> str:
     )
 
 
-def sources() -> str:
+def training_sources() -> str:
     """Whose figures they are, and what to know of them."""
-    known = read_document(TRAINING_RUNS.with_name("training_sources.yaml"))
+    sources_by_name = read_document(TRAINING_RUNS.with_name("training_sources.yaml"))
     lines = ["| source | what | what to know |", "|---|---|---|"]
     return "\n".join(
         [
             *lines,
             *(
                 f"| {name} | [{of['title']}]({of['url']}) | {of['how']} |"
-                for name, of in known.items()
+                for name, of in sources_by_name.items()
             ),
         ]
     )
 
 
-def section(comparison: TrainingComparison, truth: Path) -> str:
+def training_section(comparison: TrainingComparison, truth: Path) -> str:
     """The section, heading first."""
     f = comparison.figures
     accepted = 1 - len(comparison.refused) / comparison.runs
     failed, caught = failures(truth)
-    shown = ", ".join(f"{name} {low:.2f} to {high:.2f}" for name, (low, high) in bands(f).items())
+    shown = ", ".join(
+        f"{name} {low:.2f} to {high:.2f}" for name, (low, high) in training_bands(f).items()
+    )
     return f"""{HEADING}
 
 Written by `python scripts/accuracy_training.py TRUTH_DIR` (and by `scripts/accuracy.py` with the
@@ -154,15 +156,15 @@ come with the package, and for a table of your own.
 a step also stands for tokens per second. The constants of training were fitted to these same runs,
 so these errors are in sample; each source's error in a fit without it is below.
 
-{targets(f)}
+{training_targets(f)}
 
 By figure and source:
 
-{markdown(group_errors(f, ["figure", "source"]))}
+{training_markdown(group_errors(f, ["figure", "source"]))}
 
 By device and engine:
 
-{markdown(group_errors(f, ["figure", "device", "engine"]))}
+{training_markdown(group_errors(f, ["figure", "device", "engine"]))}
 
 p10 to p90 of measured / estimated, each cell alike: {shown}.
 
@@ -180,9 +182,9 @@ or timed out (one label), {caught / failed:.1%} are refused. Memory estimated up
 **Sources left out of the fit.** Each row is a fit without that source; which constants to fit, and
 the form of the fit, were chosen with all of them in view.
 
-{left_out()}
+{training_left_out()}
 
-{sources()}
+{training_sources()}
 """
 
 
@@ -196,11 +198,11 @@ def replaced(document: str, new: str) -> str:
 
 def main() -> None:
     truth = Path(sys.argv[1])
-    comparison = compare_training(publish_training.runs(truth))
-    text = replaced(REPORT.read_text(), section(comparison, truth))
+    comparison = compare_training(publish_training.published_training_runs(truth))
+    text = replaced(REPORT.read_text(), training_section(comparison, truth))
     REPORT.write_text(move_long_tables(text, LEFT_OUT.parent))
-    print(targets(comparison.figures))
-    print(bands(comparison.figures))
+    print(training_targets(comparison.figures))
+    print(training_bands(comparison.figures))
 
 
 if __name__ == "__main__":

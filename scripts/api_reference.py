@@ -24,7 +24,9 @@ def routes() -> str:
     for path, methods in document["paths"].items():
         for method, route in methods.items():
             query = [
-                f"`?{one['name']}`" for one in route.get("parameters", []) if one["in"] == "query"
+                f"`?{parameter['name']}`"
+                for parameter in route.get("parameters", [])
+                if parameter["in"] == "query"
             ]
             body = route.get("requestBody", {}).get("content", {}).get("application/json", {})
             schema = body.get("schema", {})

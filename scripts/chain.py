@@ -20,7 +20,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from demo import NEEDED, RECIPE, step
+from demo import NEEDED, RECIPE, run_recipe
 
 from recipe_core.base.documents import to_yaml
 
@@ -70,38 +70,41 @@ def serving_request(model: Path) -> dict[str, Any]:
     return {"model": str(model), "hardware": {"device": "cpu", "per_node": 1}, "workload": workload}
 
 
-def free_port() -> str:
+def find_chain_port() -> str:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return str(probe.getsockname()[1])
 
 
-def build(folder: Path, name: str, request: dict[str, Any]) -> Path:
+def build_chain_bundle(folder: Path, name: str, request: dict[str, Any]) -> Path:
     """A bundle of the request, by the command line."""
     path, bundle = folder / f"{name}.yaml", folder / name
     path.write_text(to_yaml(request))
-    step("estimate" if "candidate" in request else "plan", str(path))
-    step("build", str(path), "-o", str(bundle))
+    run_recipe("estimate" if "candidate" in request else "plan", str(path))
+    run_recipe("build", str(path), "-o", str(bundle))
     return bundle
 
 
-def train(folder: Path) -> Path:
+def train_chain_model(folder: Path) -> Path:
     """The model folder that a training bundle leaves."""
-    bundle, port = build(folder, "train", training_request()), free_port()
+    bundle, port = build_chain_bundle(folder, "train", training_request()), find_chain_port()
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # two processes share two cores
     try:
-        step("bench", str(bundle), "--steps", "10", "--port", port)
-        step("up", str(bundle), "--foreground", "--port", port)
+        run_recipe("bench", str(bundle), "--steps", "10", "--port", port)
+        run_recipe("up", str(bundle), "--foreground", "--port", port)
     finally:
         subprocess.call([*RECIPE, "down", str(bundle)])
     return bundle / "run" / "model"
 
 
-def answer(folder: Path, model: Path) -> str:
+def ask_chain_server(folder: Path, model: Path) -> str:
     """What a serving bundle of the model says."""
-    bundle, port = build(folder, "serve", serving_request(model.resolve())), free_port()
+    bundle, port = (
+        build_chain_bundle(folder, "serve", serving_request(model.resolve())),
+        find_chain_port(),
+    )
     try:
-        step("up", str(bundle), "--port", port)
+        run_recipe("up", str(bundle), "--port", port)
         launch = json.loads((bundle / "launch.json").read_text())
         body = {
             "model": str(model.resolve()),
@@ -130,7 +133,7 @@ def main(folder: Path) -> None:
     if missing:
         sys.exit(f"The chain needs {', '.join(missing)}: make chain, or pip install -e '.[torch]'")
     folder.mkdir(parents=True, exist_ok=True)
-    text = answer(folder, train(folder))
+    text = ask_chain_server(folder, train_chain_model(folder))
     print(f"\n{QUESTION}\nIt says: {text.strip()!r}")
 
 

@@ -17,10 +17,10 @@ JSON = ("`--json`", "Print JSON.")
 
 def renewed(text: str) -> str:
     """The page with its commands written anew."""
-    return exchange(text, "commands", reference())
+    return exchange(text, "commands", commands_reference())
 
 
-def reference() -> str:
+def commands_reference() -> str:
     """A section a command: what it does, and its arguments and options.
 
     Options that several commands share stand in one table; their sections name them.
@@ -36,9 +36,9 @@ def reference() -> str:
     for name, command in commands.items():
         rows = [(_title(parameter), parameter.help or "") for parameter in command.params]
         common = ", ".join(title for title, text in rows if (title, text) in shared - {JSON})
-        own = _table(row for row in rows if row not in shared)
+        own_options = _table(row for row in rows if row not in shared)
         about = " ".join((command.help or "").split())
-        lines = [f"## `recipe {name}`", about, common and f"Shared: {common}.", own]
+        lines = [f"## `recipe {name}`", about, common and f"Shared: {common}.", own_options]
         parts.append("\n\n".join(filter(None, lines)))
     return "\n\n".join(parts)
 

@@ -152,7 +152,7 @@ def importers(trees: dict[Path, ast.Module], folder: Path) -> dict[str, set[str]
         return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
     names = {name_of(path) for path in trees}
-    found: dict[str, set[str]] = {name: set() for name in names}
+    modules_by_name: dict[str, set[str]] = {name: set() for name in names}
     for path, tree in trees.items():
         source = name_of(path)
         package = source if path.stem == "__init__" else source.rpartition(".")[0]
@@ -167,8 +167,8 @@ def importers(trees: dict[Path, ast.Module], folder: Path) -> dict[str, set[str]
                 inner = f"{base}.{alias.name}"
                 target = inner if inner in names else base
                 if target in names and target != source:
-                    found[target].add(source)
-    return found
+                    modules_by_name[target].add(source)
+    return modules_by_name
 
 
 def walk(call: Callable[[], object]) -> list[str]:
@@ -206,7 +206,7 @@ def print_walks() -> None:
     for name, call in (("plan", rb.plan), ("build", rb.build)):
         modules = walk(partial(call, request))
         rooms = [path.split("/")[0] for path in modules]
-        moves = sum(here != there for here, there in pairwise(rooms))
+        moves = sum(room != next_room for room, next_room in pairwise(rooms))
         print(f"| {name} | {len(modules)} | {len(set(rooms))} | {moves} |")
 
 

@@ -29,7 +29,7 @@ def estimated(start: Start, engine: str, size: str) -> ColdStart:
     )
 
 
-def row(engine: str, place: str, size: str) -> str:
+def start_row(engine: str, place: str, size: str) -> str:
     """A row of the table: what comes before the weights, the weights, what follows, the total."""
     start = estimated(Start(node="ready", weights=place), engine, size)
     weights = sum(part.seconds for part in start.phases if part.name in WEIGHTS)
@@ -52,9 +52,9 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|---|")
     for size in SIZES:
         for place in PLACES:
-            print(row("vllm", place, size))
+            print(start_row("vllm", place, size))
         for engine in ENGINES[1:]:
-            print(row(engine, "nvme", size))
+            print(start_row(engine, "nvme", size))
     print("\n| change | saves of 16 GB | saves of 141 GB |\n|---|---|---|")
     small, large = (estimated(Start(), "vllm", size) for size in SIZES)
     of_small = {saving.text: saving.seconds_saved for saving in small.savings}

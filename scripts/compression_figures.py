@@ -71,7 +71,7 @@ def _github(repository: str, rest: str) -> str:
     return repository
 
 
-def _key(reference: str) -> str:
+def _source_key(reference: str) -> str:
     """A short name of a source."""
     if card := _CARD.fullmatch(reference):
         return f"card-{card['model'].rpartition('/')[2]}".lower()
@@ -89,7 +89,7 @@ def _with_keys(rows: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, Any]]:
     sources: dict[str, Any] = {}
     keys: dict[tuple[str, str], str] = {}
     for reference, date in rows[["source", "date"]].drop_duplicates().itertuples(index=False):
-        key = _key(reference)
+        key = _source_key(reference)
         key = key if key not in sources else f"{key}-{date}"
         if key in sources:
             raise ValueError(f"two sources have the key {key}")
@@ -101,7 +101,7 @@ def _with_keys(rows: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, Any]]:
     return rows.assign(source=[keys[pair] for pair in pairs]), dict(sorted(sources.items()))
 
 
-def _models(rows: pd.DataFrame) -> dict[str, Any]:
+def _figure_models(rows: pd.DataFrame) -> dict[str, Any]:
     models = rows.drop_duplicates("model").sort_values("model")
     return {
         row.model: {"parameters_b": float(row.parameters_b)}
@@ -125,14 +125,16 @@ def _differing(rows: pd.DataFrame) -> pd.DataFrame:
     of = rows.technique.map(techniques())
     nominal = pd.DataFrame(
         {
-            "weight_bits": [one.weight_bits for one in of],
-            "removed": [one.removed for one in of],
-            "group": [one.group for one in of],
+            "weight_bits": [technique.weight_bits for technique in of],
+            "removed": [technique.removed for technique in of],
+            "group": [technique.group for technique in of],
         },
         index=rows.index,
     )
-    own = rows.rename(columns={"sparsity": "removed", "group_size": "group"})[list(nominal)]
-    return own.where(own.ne(nominal) & own.notna())
+    own_settings = rows.rename(columns={"sparsity": "removed", "group_size": "group"})[
+        list(nominal)
+    ]
+    return own_settings.where(own_settings.ne(nominal) & own_settings.notna())
 
 
 def carried(truth: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
@@ -143,7 +145,7 @@ def carried(truth: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     texts = {
         "schema_version": 1,
         "sources": sources,
-        "models": _models(rows),
+        "models": _figure_models(rows),
         "benchmarks": _benchmarks(rows),
     }
     table = rows.drop(columns=["weight_bits", "group_size", "sparsity"]).join(_differing(rows))

@@ -44,10 +44,12 @@ def main() -> int:
     write("| model | method | texts | published min | predicted min | ratio | GB: published, ")
     write("predicted | source |\n|---|---|---|---|---|---|---|---|\n")
     for row in published():
-        found, minutes = job_estimate(row), float(row["minutes"])
+        estimate, minutes = job_estimate(row), float(row["minutes"])
         texts = f"{row['samples']} × {row['tokens']}" if int(row["samples"]) else "none"
-        memory = f"{row['gigabytes']}, {found.device_bytes / 1e9:.0f}" if row["gigabytes"] else ""
-        predicted = found.seconds.value / 60
+        memory = (
+            f"{row['gigabytes']}, {estimate.device_bytes / 1e9:.0f}" if row["gigabytes"] else ""
+        )
+        predicted = estimate.seconds.value / 60
         observed = " with activations" if row["observed"] == "yes" else ""
         write(f"| {row['model'].rpartition('/')[2]} | {row['method']}{observed} | {texts} ")
         write(f"| {minutes:g} | {predicted:.1f} | {predicted / minutes:.2f} | {memory} ")

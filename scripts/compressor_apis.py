@@ -68,8 +68,12 @@ def main(argv: list[str]) -> int:
     for name in MIXED:
         fields = {*table["llmcompressor"][name], *_parameters(folders, name, MIXIN)}
         table["llmcompressor"][name] = sorted(fields)
-    whole: dict[str, Any] = {**table, "words": _words(folders), "optimum": _options(folders)}
-    text = json.dumps(whole, indent=1, sort_keys=True) + "\n"
+    document: dict[str, Any] = {
+        **table,
+        "words": _words(folders),
+        "optimum": _optimum_options(folders),
+    }
+    text = json.dumps(document, indent=1, sort_keys=True) + "\n"
     if "--write" in argv:
         TABLE.write_text(text, encoding="utf-8")
     else:
@@ -86,19 +90,21 @@ def _source(folders: list[Path], path: str) -> ast.Module:
 
 def _parameters(folders: list[Path], name: str, place: str) -> Iterator[str]:
     """Parameters of a function or method, or the fields of a class."""
-    path, _, other = place.partition(":")
+    path, _, attribute = place.partition(":")
     for node in ast.walk(_source(folders, path)):
         if isinstance(node, ast.FunctionDef) and node.name == name:
             arguments = node.args
-            every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-            yield from (one.arg for one in every if one.arg not in ("self", "cls"))
+            parameters = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+            yield from (
+                parameter.arg for parameter in parameters if parameter.arg not in ("self", "cls")
+            )
             return
-        if isinstance(node, ast.ClassDef) and node.name == (other or name):
+        if isinstance(node, ast.ClassDef) and node.name == (attribute or name):
             for line in node.body:
                 if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
                     yield line.target.id
             return
-    raise SystemExit(f"{path} does not define {other or name}.")
+    raise SystemExit(f"{path} does not define {attribute or name}.")
 
 
 def _words(folders: list[Path]) -> dict[str, list[str]]:
@@ -126,7 +132,7 @@ def _assigned(target: str, value: ast.expr | None, mark: str) -> set[str]:
     return {target} if mark.startswith("_") and target.endswith(mark) else set()
 
 
-def _options(folders: list[Path]) -> dict[str, list[str]]:
+def _optimum_options(folders: list[Path]) -> dict[str, list[str]]:
     """Options of ``optimum-cli``, by its command."""
     files = {
         "export openvino": "optimum/commands/export/openvino.py",

@@ -33,7 +33,7 @@ def run(words: list[str], shown: str) -> int:
     return subprocess.call(words)
 
 
-def step(*words: str) -> None:
+def run_recipe(*words: str) -> None:
     """Run ``recipe`` with these words; a step that fails ends the demo with its code."""
     code = run(
         [*RECIPE, *words],
@@ -43,14 +43,14 @@ def step(*words: str) -> None:
         sys.exit(code)
 
 
-def free_port() -> int:
+def find_demo_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
 
 
-def request(model: Path, machine: Path) -> dict[str, object]:
+def demo_request(model: Path, machine: Path) -> dict[str, object]:
     workload = {"mode": "closed", "input_tokens": 128, "output_tokens": 64, "concurrency": 4}
     return {
         "model": str(model),
@@ -80,22 +80,22 @@ def main(folder: Path) -> None:
         "python scripts/demo_model.py demo/model",
     ):
         sys.exit(code)
-    step("profile", "--device", "cpu", "--quick", "-o", str(machine))
-    request_file.write_text(to_yaml(request(model.resolve(), machine.resolve())))
-    port = str(free_port())
-    step("plan", str(request_file))
-    step("build", str(request_file), "-o", str(bundle))
+    run_recipe("profile", "--device", "cpu", "--quick", "-o", str(machine))
+    request_file.write_text(to_yaml(demo_request(model.resolve(), machine.resolve())))
+    port = str(find_demo_port())
+    run_recipe("plan", str(request_file))
+    run_recipe("build", str(request_file), "-o", str(bundle))
     try:
-        step("up", str(bundle), "--port", port)
-        step("bench", str(bundle))
+        run_recipe("up", str(bundle), "--port", port)
+        run_recipe("bench", str(bundle))
     finally:
         subprocess.call([*RECIPE, "down", str(bundle)])
-    step("calibrate", str(bundle))
-    step("plan", str(request_file))
+    run_recipe("calibrate", str(bundle))
+    run_recipe("plan", str(request_file))
     measured = json.loads((bundle / "run" / "measurement.json").read_text())
     print(f"\nIt said: {measured['completion']['text'].strip()!r}")
-    kept = os.path.relpath(folder / CALIBRATION)
-    print(f"See predicted beside measured: {VARIABLE}={kept} recipe serve, then open")
+    calibration_path = os.path.relpath(folder / CALIBRATION)
+    print(f"See predicted beside measured: {VARIABLE}={calibration_path} recipe serve, then open")
     print("http://127.0.0.1:8501/measured")
 
 

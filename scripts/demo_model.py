@@ -127,7 +127,7 @@ def ensure(out: Path, training: Training) -> tuple[Record, bool]:
         return record, True
     if out.exists() and record is None and any(out.iterdir()):
         raise ValueError(f"{out} holds something that is not a demo model; choose an empty folder.")
-    return build(out, digest, training), False
+    return build_demo_model(out, digest, training), False
 
 
 def source_digest() -> str:
@@ -153,7 +153,7 @@ def summary(record: Record) -> str:
     )
 
 
-def build(out: Path, digest: str, training: Training) -> Record:
+def build_demo_model(out: Path, digest: str, training: Training) -> Record:
     """Train and save beside ``out``, then move into place: an interrupted run leaves nothing."""
     import torch
     from transformers.utils import logging
@@ -162,7 +162,7 @@ def build(out: Path, digest: str, training: Training) -> Record:
     text = CORPUS.read_text(encoding="utf-8").strip()
     tokenizer = train_tokenizer(text)
     model = make_model(Shape(), len(tokenizer), tokenizer)
-    steps, seconds, before, after = train(model, encode(tokenizer, text), training)
+    steps, seconds, before, after = train_demo_model(model, encode(tokenizer, text), training)
     record = Record(
         digest,
         model.num_parameters(),
@@ -241,7 +241,7 @@ def make_model(shape: Shape, tokens: int, tokenizer: PreTrainedTokenizerFast) ->
     return LlamaForCausalLM(config)
 
 
-def train(
+def train_demo_model(
     model: LlamaForCausalLM, tokens: list[int], training: Training
 ) -> tuple[int, float, float, float]:
     """Steps done, seconds taken, and the loss over the corpus before and after.
@@ -267,7 +267,7 @@ def train(
             share = schedule(done, training)
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * share
-            step(model, optimizer, windows(data, training, generator))
+            take_training_step(model, optimizer, windows(data, training, generator))
             done += 1
         loss = corpus_loss(model, data, training.length)
         if done % 20 == 0:
@@ -288,8 +288,8 @@ def make_optimizer(model: LlamaForCausalLM, training: Training) -> torch.optim.O
         for name, p in model.named_parameters()
         if p.ndim == 2 and "embed" not in name and "lm_head" not in name
     ]
-    known = {id(p) for p in inner}
-    rest = [p for p in model.parameters() if id(p) not in known]
+    inner_ids = {id(p) for p in inner}
+    rest = [p for p in model.parameters() if id(p) not in inner_ids]
     groups = [
         {"params": inner, "lr": training.matrix_rate},
         {"params": rest, "lr": training.other_rate},
@@ -310,7 +310,9 @@ def windows(data: torch.Tensor, training: Training, generator: torch.Generator) 
     return torch.stack([data[start : start + training.length] for start in starts.tolist()])
 
 
-def step(model: LlamaForCausalLM, optimizer: torch.optim.Optimizer, batch: torch.Tensor) -> None:
+def take_training_step(
+    model: LlamaForCausalLM, optimizer: torch.optim.Optimizer, batch: torch.Tensor
+) -> None:
     """One step, in float32: products this small gain nothing from fewer bits."""
     import torch
 

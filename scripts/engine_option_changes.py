@@ -21,7 +21,7 @@ from recipe_core.engines.options import FOLDER, laid_over, option_differences
 Table = dict[str, Any]
 
 
-def flow(value: Any) -> str:
+def option_text(value: Any) -> str:
     """A value on one line."""
     text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=1 << 20)
     return text.strip().removesuffix("...").strip()
@@ -36,7 +36,7 @@ def written(table: Table, same_in: list[str], newer: Table | None) -> str:
     if newer is None:
         lines[0] = f"# Written by: python scripts/engine_options.py {table['engine']}"
     if same_in:
-        lines.append(f"same_in: {flow(same_in)}")
+        lines.append(f"same_in: {option_text(same_in)}")
     if newer is None:
         sections: dict[str, Any] = {"options": table["options"]}
     else:
@@ -46,7 +46,7 @@ def written(table: Table, same_in: list[str], newer: Table | None) -> str:
     for name, section in sections.items():
         lines.append(f"{name}:")
         rows = section.items() if isinstance(section, dict) else ()
-        lines += [f"  {flag}: {flow(row)}" for flag, row in rows]
+        lines += [f"  {flag}: {option_text(row)}" for flag, row in rows]
         lines += [f"  - {flag}" for flag in section if isinstance(section, list)]
     return "\n".join(lines) + "\n"
 

@@ -187,7 +187,7 @@ def facts(
     return flag, out
 
 
-def release_of(engine: str) -> str:
+def parser_release(engine: str) -> str:
     """The release whose parser was read, which its sources know best.
 
     Sources of another release may stand before an installed one on the path of modules.
@@ -202,7 +202,7 @@ def release_of(engine: str) -> str:
 def main(engine: str) -> None:
     parser, after = PARSERS[engine]()
     options = dict(sorted(filter(None, (facts(action, after) for action in parser._actions))))
-    version = release_of(engine)
+    version = parser_release(engine)
     print(f"# Written by: python scripts/engine_options.py {engine}")
     print(f"schema_version: 1\nengine: {engine}\nversion: {version}\noptions:")
     for flag, values in options.items():

@@ -72,7 +72,7 @@ def parser_check(name: str) -> Check:
     return check
 
 
-def refused(check: Check, argv: list[str], deep: bool) -> str | None:
+def engine_refusal(check: Check, argv: list[str], deep: bool) -> str | None:
     """Why a command line is refused; None when it is taken."""
     errors = io.StringIO()
     try:
@@ -91,7 +91,7 @@ def main(engine: str) -> int:
     for line in sys.stdin:
         case: dict[str, Any] = json.loads(line)
         counts["lines"] += 1
-        if (why := refused(check, case["argv"], case.get("deep", True))) is not None:
+        if (why := engine_refusal(check, case["argv"], case.get("deep", True))) is not None:
             counts["refused"] += 1
             print(json.dumps({"why": why, "argv": case["argv"]}))
     print(json.dumps(counts))

@@ -113,10 +113,10 @@ def read() -> Data:
     priors = read_document(PROFILES / "priors.yaml")["roofline"][runtime]
 
     def roofline(family: str) -> Roofline:
-        own = device["roofline"].get(family, {})
-        row = own.get("bf16") or own.get("any") or priors[family]
+        family_numbers = device["roofline"].get(family, {})
+        row = family_numbers.get("bf16") or family_numbers.get("any") or priors[family]
         engines = times.get(family, {})
-        where = f"{DEVICE}.yaml" if own else "priors.yaml"
+        where = f"{DEVICE}.yaml" if family_numbers else "priors.yaml"
         return Roofline(
             float(row["compute_efficiency"]),
             float(row["memory_efficiency"]),
@@ -165,9 +165,11 @@ def is_number(value: Any) -> bool:
     return True
 
 
-def needed(holds: bool, what: str) -> None:
+def needed(holds: bool, condition: str) -> None:
     if not holds:
-        raise SystemExit(f"the data no longer say that {what}: this arithmetic needs another term")
+        raise SystemExit(
+            f"the data no longer say that {condition}: this arithmetic needs another term"
+        )
 
 
 # Memory
@@ -249,7 +251,9 @@ class Operator:
         return self.count * self.once_s(data)
 
 
-def gemm(part: str, name: str, rows: float, inputs: int, outputs: int, count: int = 1) -> Operator:
+def gemm_work(
+    part: str, name: str, rows: float, inputs: int, outputs: int, count: int = 1
+) -> Operator:
     flops = 2 * rows * inputs * outputs
     moved = B * (inputs * outputs + rows * (inputs + outputs))
     return Operator(part, name, "gemm", flops, moved, count)
@@ -263,13 +267,13 @@ def operators(data: Data, decoding: float, prompts: float, prompt_tokens: float)
     cached, pairs, width = decoding * context, prompt_tokens * prompt_context, 2 * m.n * m.d
     values = (8 * m.h + 4 * m.n * m.d + 3 * m.f) * rows
     out = [
-        gemm("qkv", "qkv", rows, m.h, (m.n + 2 * m.k) * m.d, m.L),
-        gemm("o", "o", rows, m.n * m.d, m.h, m.L),
-        gemm("mlp", "gate, up", rows, m.h, 2 * m.f, m.L),
-        gemm("mlp", "down", rows, m.f, m.h, m.L),
+        gemm_work("qkv", "qkv", rows, m.h, (m.n + 2 * m.k) * m.d, m.L),
+        gemm_work("o", "o", rows, m.n * m.d, m.h, m.L),
+        gemm_work("mlp", "gate, up", rows, m.h, 2 * m.f, m.L),
+        gemm_work("mlp", "down", rows, m.f, m.h, m.L),
         Operator("norms", "norms, residuals", "elementwise", values, values * B, m.L, 4),
         Operator("embedding", "embedding", "elementwise", 0, 2 * m.h * B * rows),
-        gemm("head", "head", sampled, m.h, m.V),
+        gemm_work("head", "head", sampled, m.h, m.V),
     ]
     if decoding:
         flops, moved = 2 * width * cached, kv * cached + width * B * decoding
@@ -307,7 +311,9 @@ class Step:
         return self.device_s + self.launch_s + self.engine_s
 
 
-def step(data: Data, decoding: float, prompts: float = 0, prompt_tokens: float = 0) -> Step:
+def step_arithmetic(
+    data: Data, decoding: float, prompts: float = 0, prompt_tokens: float = 0
+) -> Step:
     kernels = operators(data, decoding, prompts, prompt_tokens)
     device_s = sum(kernel.seconds(data) for kernel in kernels)
     launch_s = max(launches_s(data) - device_s, 0.0) if prompt_tokens else 0.0
@@ -364,8 +370,8 @@ class Loop:
         """Seconds of a decode step, and what a prompt adds to the step that it shares."""
         prompts = self.together(decoding / self.steps if arriving is None else arriving)
         batch = max(decoding, 1.0)
-        alone = step(self.data, batch).seconds
-        both = step(self.data, batch, prompts, prompts * INPUT).seconds
+        alone = step_arithmetic(self.data, batch).seconds
+        both = step_arithmetic(self.data, batch, prompts, prompts * INPUT).seconds
         return alone, (both - alone) / prompts
 
     def balance(self, decoding: float, times: tuple[float, float] | None = None) -> Balance:
@@ -390,13 +396,13 @@ class Loop:
         def ahead(start_s: float, each_s: float) -> float:
             return (waiting + coming * start_s) / max(1 - coming * each_s, 1e-9)
 
-        most = self.others * REQUESTS
-        one_by_one_s = min(ahead(0.0, prompt_s), most) * prompt_s
+        highest = self.others * REQUESTS
+        one_by_one_s = min(ahead(0.0, prompt_s), highest) * prompt_s
         count = max(
             min(ahead(0.0, fixed_s + added_s), ahead(STEPS_AHEAD * fixed_s + rest_s, added_s)),
             ahead(0.0, fixed_s / self.fullest + added_s),
         )
-        count = min(count, most)
+        count = min(count, highest)
         before = max(min(count, STEPS_AHEAD), count / self.fullest)
         most_s = rest_s + added_s * count + fixed_s * before
         queue_s = min(rest_s + one_by_one_s, most_s)
@@ -419,10 +425,10 @@ class Loop:
             decoding = bisect(
                 lambda d: self.balance(d, between(nodes, d)).resident - REQUESTS, REQUESTS
             )
-            found = self.balance(decoding)
-            if abs(found.resident - REQUESTS) <= ASTRAY * REQUESTS:
-                return found
-            nodes[decoding] = found.step_s, found.prompt_s
+            balance = self.balance(decoding)
+            if abs(balance.resident - REQUESTS) <= ASTRAY * REQUESTS:
+                return balance
+            nodes[decoding] = balance.step_s, balance.prompt_s
 
 
 def between(nodes: Mapping[float, tuple[float, float]], at: float) -> tuple[float, float]:
@@ -470,10 +476,10 @@ class Served:
     output_tokens_per_s: float
 
 
-def served(data: Data, loop: Loop, state: Balance) -> Served:
+def served_figures(data: Data, loop: Loop, state: Balance) -> Served:
     share = data.overheads["bunched"]
     group = min(loop.per_step, REQUESTS)
-    bunch_step_s = step(data, 0, group, group * INPUT).seconds
+    bunch_step_s = step_arithmetic(data, 0, group, group * INPUT).seconds
     bunch_ahead_s = max((REQUESTS - group) / 2, 0.0) * bunch_step_s / group
     behind_s = min(bunch_ahead_s / loop.steps, state.interference_s)
     together = 1 - share + share * loop.times(REQUESTS)[0] / state.step_s

@@ -31,7 +31,7 @@ import pandas as pd
 import publish_training
 from fit_serving import FOLDS, Problem
 from publish_runs import as_runs
-from publish_runs import runs as published
+from publish_runs import published_serving_runs as published
 
 from recipe_core.base.documents import to_yaml, write_whole
 from recipe_core.base.intervals import LEVELS
@@ -100,11 +100,11 @@ def serving_rows(truth: Path) -> pd.DataFrame:
         for run in as_runs(published(truth))
         if not run.exclude and run.source not in listing_ids()
     ]
-    told = estimates_left_out(Problem(runs))
-    told = told[told.figure.ne("total_tokens_per_s")]
-    run = told.run
-    table = told[["source", "device", "model", "measured", "estimated"]].assign(
-        metric=[QUANTITIES[figure][0] for figure in told.figure],
+    estimates = estimates_left_out(Problem(runs))
+    estimates = estimates[estimates.figure.ne("total_tokens_per_s")]
+    run = estimates.run
+    table = estimates[["source", "device", "model", "measured", "estimated"]].assign(
+        metric=[QUANTITIES[figure][0] for figure in estimates.figure],
         run=[of.id for of in run],
         engine=[of.engine for of in run],
         version=[of.version for of in run],
@@ -122,29 +122,31 @@ def serving_rows(truth: Path) -> pd.DataFrame:
 def _latencies(table: pd.DataFrame) -> pd.DataFrame:
     """Request latency of runs that have it in two parts: first token, and the rest."""
     wide = table.pivot_table(index="run", columns="metric", values=["measured", "estimated"])
-    whole = set(table.run[table.metric.eq("request_latency_s")])
-    one = table.drop_duplicates("run").set_index("run")
+    runs_with_latency = set(table.run[table.metric.eq("request_latency_s")])
+    first_rows = table.drop_duplicates("run").set_index("run")
     sums = {
-        side: wide[side]["ttft_s"] + wide[side]["tpot_s"] * (one.output_tokens - 1)
+        side: wide[side]["ttft_s"] + wide[side]["tpot_s"] * (first_rows.output_tokens - 1)
         for side in ("measured", "estimated")
     }
-    added = one.assign(metric="request_latency_s", **sums).dropna(subset=["measured", "estimated"])
-    return added[~added.index.isin(whole)].reset_index()
+    added = first_rows.assign(metric="request_latency_s", **sums).dropna(
+        subset=["measured", "estimated"]
+    )
+    return added[~added.index.isin(runs_with_latency)].reset_index()
 
 
-def described(table: pd.DataFrame, setup: tuple[str, ...]) -> pd.DataFrame:
+def label_residuals(table: pd.DataFrame, setup: tuple[str, ...]) -> pd.DataFrame:
     """Residuals with the groups that they are of."""
-    known = {name: device_profile(name) for name in table.device.unique()}
+    devices = {name: device_profile(name) for name in table.device.unique()}
     fitted = {
         name: "fitted" if roofline(of, "gemm", "any").status in ("fitted", "measured") else "prior"
-        for name, of in known.items()
+        for name, of in devices.items()
     }
     words = table[list(setup)].fillna("").astype(str)
     return measured_residuals(
         table.assign(
             basis=table.device.map(fitted),
-            architecture=table.device.map({name: of.architecture for name, of in known.items()}),
-            vendor=table.device.map({name: of.vendor for name, of in known.items()}),
+            architecture=table.device.map({name: of.architecture for name, of in devices.items()}),
+            vendor=table.device.map({name: of.vendor for name, of in devices.items()}),
             setup=words.agg(" | ".join, axis=1),
         )
     )
@@ -152,7 +154,7 @@ def described(table: pd.DataFrame, setup: tuple[str, ...]) -> pd.DataFrame:
 
 def training_rows(truth: Path) -> pd.DataFrame:
     """Estimates of training: steps of sources left out, peak memory, which nothing is fitted to."""
-    runs = publish_training.runs(truth)
+    runs = publish_training.published_training_runs(truth)
     groups, _ = group_training_runs(runs)
     measured = np.array([run.measured_step_s or np.nan for run in runs])
     timed = np.isfinite(measured)
@@ -163,16 +165,16 @@ def training_rows(truth: Path) -> pd.DataFrame:
         if (inside & timed).sum() < fit_training.FEW:
             continue
         shipped = fit_training.shipped(groups)
-        values = fit_training.fit(groups, runs, measured, timed & ~inside, shipped)
-        told = fit_training.Steps(groups, len(runs))(values)
-        estimated |= {runs[i].id: told[i] for i in np.flatnonzero(inside & timed)}
+        values = fit_training.fit_training_figures(groups, runs, measured, timed & ~inside, shipped)
+        step_seconds = fit_training.Steps(groups, len(runs))(values)
+        estimated |= {runs[i].id: step_seconds[i] for i in np.flatnonzero(inside & timed)}
         print(f"training without {name}", flush=True)
     figures = compare_training(runs).figures
     step = figures.figure.eq("step_s")
-    left = figures.id.map(estimated).where(step)
+    estimated_s = figures.id.map(estimated).where(step)
     by_id = {run.id: run for run in runs}
     return figures.assign(
-        estimated=left.fillna(figures.estimated),
+        estimated=estimated_s.fillna(figures.estimated),
         metric=np.where(step, "step_s", "peak_memory_bytes"),
         run=figures.id,
         sequence=[by_id[name].sequence_length for name in figures.id],
@@ -188,7 +190,7 @@ def sampled_rows() -> pd.DataFrame:
 
 def with_sampled(file: BandFile) -> BandFile:
     """The bands of training with that of steps that sample answers, which is of all groups."""
-    rows = described(sampled_rows(), ("placement",))
+    rows = label_residuals(sampled_rows(), ("placement",))
     sampled = fit_bands(rows, ((),), file.source)
     return file.model_copy(
         update={
@@ -201,9 +203,9 @@ def with_sampled(file: BandFile) -> BandFile:
 
 def tables(rows: pd.DataFrame, groups: Groups, file: BandFile) -> dict[str, Any]:
     """Coverage of runs left out, as JSON values, and the reliability of comparisons."""
-    held = left_out_intervals(rows, groups)
+    left_out_bands = left_out_intervals(rows, groups)
     out = {
-        name: interval_coverage(held, by).round(4).to_dict(orient="records")
+        name: interval_coverage(left_out_bands, by).round(4).to_dict(orient="records")
         for name, by in TABLES.items()
     }
     if "split" in rows:
@@ -271,7 +273,7 @@ def diagram(report: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write(path: Path, file: BandFile) -> None:
+def write_bands(path: Path, file: BandFile) -> None:
     """A bands.yaml."""
     value = file.model_dump(mode="json", exclude_none=True)
     write_whole(path, to_yaml(value).encode())
@@ -295,15 +297,15 @@ def main() -> None:
     ):
         if arguments.only not in (None, name):
             continue
-        kept = None if folder is None else folder / f"{name}.csv"
-        if kept is not None and kept.exists():
-            table = pd.read_csv(kept)
+        cached_rows = None if folder is None else folder / f"{name}.csv"
+        if cached_rows is not None and cached_rows.exists():
+            table = pd.read_csv(cached_rows)
         else:
             table = rows_of(truth)
-            if kept is not None:
+            if cached_rows is not None:
                 folder.mkdir(parents=True, exist_ok=True)
-                table.to_csv(kept, index=False)
-        rows = described(table, setup)
+                table.to_csv(cached_rows, index=False)
+        rows = label_residuals(table, setup)
         source = (
             f"residuals of {rows.run.nunique():,} published runs left out of the fit, "
             "cells weighted alike; scripts/fit_bands.py"
@@ -314,7 +316,7 @@ def main() -> None:
         report[name] = tables(rows, module.GROUPS, file)
         printed(name, report[name])
         if arguments.write:
-            write(PHYSICS / name / "bands.yaml", file)
+            write_bands(PHYSICS / name / "bands.yaml", file)
     if arguments.write:
         write_whole(REPORT, (json.dumps(report, indent=1) + "\n").encode())
         write_whole(PICTURE, diagram(report).encode())

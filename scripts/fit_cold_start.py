@@ -141,10 +141,10 @@ def starts_of(path: Path) -> Iterator[MeasuredStart]:
         rows = list(csv.DictReader(file))
     cached = _cached_sources(rows)
     for number, row in enumerate((row for row in rows if row["phase"] in PHASES), 1):
-        yield MeasuredStart.model_validate({"id": f"{number}", **fields(row, cached)})
+        yield MeasuredStart.model_validate({"id": f"{number}", **start_fields(row, cached)})
 
 
-def fields(row: dict[str, str], cached: set[str]) -> dict[str, Any]:
+def start_fields(row: dict[str, str], cached: set[str]) -> dict[str, Any]:
     """The fields of a measured start, by rules that look at words of the row."""
     engine, note, storage = (row[name].casefold() for name in ("engine", "note", "storage"))
     if "fresh load" in note:  # of a machine that has run it: its files are in the kernel's cache
@@ -157,7 +157,7 @@ def fields(row: dict[str, str], cached: set[str]) -> dict[str, Any]:
         "model": row["model"],
         "weights_bytes": _bytes(row),
         "device": DEVICES.get(row["device"], ""),
-        "devices": _devices(row),
+        "devices": _start_devices(row),
         "place": next((name for words, name in PLACES if re.search(words, storage)), "nvme"),
         "place_bytes_per_s": _rate(storage),
         "loader": next((name for word, name in LOADERS.items() if word in engine), "default"),
@@ -185,7 +185,7 @@ def _bytes(row: dict[str, str]) -> float | None:
     return float(row["weights_gb"]) * GB if row["weights_gb"] else None
 
 
-def _devices(row: dict[str, str]) -> int:
+def _start_devices(row: dict[str, str]) -> int:
     """As stated, else the smallest power of two that holds the weights."""
     if row["gpus"].isdigit():
         return max(1, int(row["gpus"]))
@@ -217,8 +217,8 @@ def _image(phase: str, storage: str, streamed: bool) -> str:
 def _compiles(row: dict[str, str], note: str) -> bool:
     if "eager" in note or "no torch.compile" in note:
         return False
-    stated = "-o3" in note or "level 3" in note or row["phase"].startswith("torch_compile")
-    return stated or ("vllm" in row["engine"] and row["date"] >= COMPILES_FROM)
+    says_compiled = "-o3" in note or "level 3" in note or row["phase"].startswith("torch_compile")
+    return says_compiled or ("vllm" in row["engine"] and row["date"] >= COMPILES_FROM)
 
 
 def _cached(row: dict[str, str], note: str) -> bool:
@@ -272,24 +272,24 @@ def _exclude(row: dict[str, str], engine: str, note: str) -> str:
 # The fit
 
 
-def with_values(numbers: StartNumbers, values: dict[str, float]) -> StartNumbers:
+def with_start_values(numbers: StartNumbers, values: dict[str, float]) -> StartNumbers:
     """Numbers with other values, by name; ``a.b`` is entry b of a."""
     changes: dict[str, Any] = {}
     for name, value in values.items():
         field, _, entry = name.partition(".")
-        known = changes.get(field, getattr(numbers, field))
+        current = changes.get(field, getattr(numbers, field))
         if entry:
-            changes[field] = dict(known) | {entry: _spread(known[entry], value)}
+            changes[field] = dict(current) | {entry: _spread(current[entry], value)}
         else:
-            changes[field] = _spread(known, value)
+            changes[field] = _spread(current, value)
     return numbers.model_copy(update=changes)
 
 
-def _spread(known: Spread, value: float) -> Spread:
-    return known.model_copy(update={"value": value})
+def _spread(spread: Spread, value: float) -> Spread:
+    return spread.model_copy(update={"value": value})
 
 
-def fit(runs: Sequence[MeasuredStart]) -> StartNumbers:
+def fit_start_numbers(runs: Sequence[MeasuredStart]) -> StartNumbers:
     """The numbers that fit the runs that count."""
     counted = [run for run in runs if not run.exclude and predict_start(run) is not None]
     rows = Counter((run.source, run.phase) for run in counted)
@@ -298,13 +298,13 @@ def fit(runs: Sequence[MeasuredStart]) -> StartNumbers:
 
     def residuals(x: Array) -> Array:
         values = {name: START[name] * np.exp(x[i]) for i, name in enumerate(names)}
-        numbers = with_values(base, values)
+        numbers = with_start_values(base, values)
         logs = [_log_error(run, numbers) for run in counted]
         return np.concatenate([weights * np.array(logs), 0.5 * x / np.log(PRIOR)])
 
-    found = least_squares(residuals, np.zeros(len(names)), loss="cauchy", f_scale=0.25)
-    return with_values(
-        base, {name: START[name] * np.exp(found.x[i]) for i, name in enumerate(names)}
+    solution = least_squares(residuals, np.zeros(len(names)), loss="cauchy", f_scale=0.25)
+    return with_start_values(
+        base, {name: START[name] * np.exp(solution.x[i]) for i, name in enumerate(names)}
     )
 
 
@@ -316,14 +316,14 @@ def _log_error(run: MeasuredStart, numbers: StartNumbers) -> float:
 # What is printed and written
 
 
-def report(runs: Sequence[MeasuredStart]) -> str:
+def start_report(runs: Sequence[MeasuredStart]) -> str:
     """Errors of each half by the numbers of the other, and of all by the shipped numbers."""
     lines = ["| held out | figure | rows | median error | p90 | inside the 80 % band |"]
     lines.append("|---|---|---|---|---|---|")
-    for held in (0, 1):
-        numbers = fit([run for run in runs if source_half(run.source) != held])
-        rest = [run for run in runs if source_half(run.source) == held]
-        lines += _lines(f"half {held}", rest, numbers)
+    for tested_half in (0, 1):
+        numbers = fit_start_numbers([run for run in runs if source_half(run.source) != tested_half])
+        rest = [run for run in runs if source_half(run.source) == tested_half]
+        lines += _lines(f"half {tested_half}", rest, numbers)
     return "\n".join([*lines, *_lines("none, as shipped", runs, start_numbers())])
 
 
@@ -349,8 +349,8 @@ def write_numbers(numbers: StartNumbers) -> None:
     text = FILE.path.read_text()
     for name in START:
         field, _, entry = name.partition(".")
-        known = getattr(numbers, field)
-        value = (known[entry] if entry else known).value
+        current = getattr(numbers, field)
+        value = (current[entry] if entry else current).value
         before = rf"(^{field}:\n(?:  .*\n)*?  {entry}: " if entry else rf"(^{field}: "
         pattern = before + r"\{value: )[^,]+"
         text = re.sub(pattern, rf"\g<1>{value:.3g}".replace("e+", "e+"), text, flags=re.M)
@@ -368,9 +368,9 @@ def main() -> None:
         runs = list(starts_of(options.truth / "cold_start.csv"))
     if options.write:
         write_table(runs)
-        write_numbers(fit(runs))
+        write_numbers(fit_start_numbers(runs))
         start_numbers.cache_clear()
-    print(report(runs))
+    print(start_report(runs))
 
 
 if __name__ == "__main__":

@@ -59,14 +59,14 @@ def spreads_found(
             prepared.data, prepared.entries, variances, noise, start=start, steps=steps
         )
         start = fit.f
-        seen = np.zeros(len(by_level))
+        counts = np.zeros(len(by_level))
         due = np.zeros(len(by_level))
         for rows, level, value in prepared.entries.by_level():
-            seen[level] = float(value @ fit.weights[rows]) ** 2
+            counts[level] = float(value @ fit.weights[rows]) ** 2
             due[level] = value @ fit.inverse[np.ix_(rows, rows)] @ value
         for term in set(spreads) - set(assumed):
-            mine = by_level == term
-            growth = np.sqrt(seen[mine].sum() / due[mine].sum())
+            of_term = by_level == term
+            growth = np.sqrt(counts[of_term].sum() / due[of_term].sum())
             spreads[term] = float(np.clip(spreads[term] * growth, 0.005, 3.0))
         print({term: round(value, 2) for term, value in spreads.items()}, flush=True)
     return {t: s if s >= LEAST_SPREAD else 0.0 for t, s in spreads.items()}
@@ -76,27 +76,31 @@ def centres(prepared: Prepared, predicted: LeftOut) -> dict[str, float]:
     """The factors of left-out losses with the least mean absolute error of what is retained."""
     texts = np.array([question.benchmark.likelihood for question in prepared.asked])
     weights = 1 / np.sqrt(prepared.data.crowd)
-    kept = np.exp(-prepared.data.loss)
+    retained = np.exp(-prepared.data.loss)
     factors = {}
-    for name, mine in (("tasks", ~texts), ("texts", texts)):
+    for name, of_kind in (("tasks", ~texts), ("texts", texts)):
         off = [
-            (weights[mine] * np.abs(np.exp(-factor * predicted.expected[mine]) - kept[mine])).sum()
+            (
+                weights[of_kind]
+                * np.abs(np.exp(-factor * predicted.expected[of_kind]) - retained[of_kind])
+            ).sum()
             for factor in CENTRES
         ]
         factors[name] = round(float(CENTRES[np.argmin(off)]), 2)
     return factors
 
 
-def bands(prepared: Prepared, predicted: Mapping[Known, LeftOut]) -> dict[str, dict[str, Any]]:
+def loss_bands(prepared: Prepared, predicted: Mapping[Known, LeftOut]) -> dict[str, dict[str, Any]]:
     """Bands by what is known of the model, counted on figures that were left out so far."""
     return {
-        str(known): {
+        str(kind): {
             group: band.model_dump()
             for group, band in count_bands(
-                Losses.of(prepared, left), np.array([one is known for one in left.known])
+                Losses.of(prepared, left_out),
+                np.array([knowledge is kind for knowledge in left_out.known]),
             ).items()
         }
-        for known, left in predicted.items()
+        for kind, left_out in predicted.items()
     }
 
 
@@ -116,7 +120,7 @@ def write_effects(prepared: Prepared, fit: Fit, spreads: Mapping[str, float]) ->
     return len(rows)
 
 
-def write(document: dict[str, Any]) -> None:
+def write_loss_numbers(document: dict[str, Any]) -> None:
     """The file, which is read again when it is next asked for."""
     FILE.path.write_text(HEAD + to_yaml(document))
     read.cache_clear()
@@ -140,9 +144,9 @@ def main() -> None:
     document["spreads"]["by_term"] = spreads
     document["centre"] |= centres(prepared, predicted[Known.SERIES])
     # Bands lie around what is answered: the new centres are read from the file.
-    write(document)
-    document["bands"]["by_known"] = bands(prepared, predicted)
-    write(document)
+    write_loss_numbers(document)
+    document["bands"]["by_known"] = loss_bands(prepared, predicted)
+    write_loss_numbers(document)
     print(f"{count} effects from {len(prepared.rows)} figures: {EFFECTS}")
 
 

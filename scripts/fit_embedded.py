@@ -60,7 +60,7 @@ def variant(source: Path, target: Path, layers: int) -> None:
     AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(target)  # type: ignore[no-untyped-call]
 
 
-def request(model: Path, name: str, load: int) -> PlanRequest:
+def embedded_request(model: Path, name: str, load: int) -> PlanRequest:
     workload = {"mode": "closed", "input_tokens": 128, "output_tokens": 64, "concurrency": load}
     candidate = {"engine": "transformers"}
     return PlanRequest.parse(
@@ -82,7 +82,7 @@ def call(bundle: Path, *words: str) -> None:
 
 
 @contextmanager
-def served(bundle: Path) -> Iterator[None]:
+def served_bundle(bundle: Path) -> Iterator[None]:
     """The bundle's server, up and then down."""
     call(bundle, "up", "--port", "8765")
     try:
@@ -91,7 +91,7 @@ def served(bundle: Path) -> Iterator[None]:
         call(bundle, "down")
 
 
-def measured(bundle: Path, load: int) -> dict[str, Any]:
+def measure_bundle(bundle: Path, load: int) -> dict[str, Any]:
     """Mean figures of a real bench at this load."""
     call(bundle, "bench", "--concurrency", str(load), "--requests", str(max(12, 4 * load)))
     figures: dict[str, Any] = json.loads((bundle / "run" / "measurement.json").read_text())[
@@ -124,12 +124,13 @@ def main(source: Path, name: str) -> None:
             model = Path(folder) / f"layers-{layers}"
             variant(source, model, layers)
             bundle = write_bundle(
-                make_recipe(request(model, name, max(loads))), Path(folder) / f"bundle-{layers}"
+                make_recipe(embedded_request(model, name, max(loads))),
+                Path(folder) / f"bundle-{layers}",
             )
-            with served(bundle):
+            with served_bundle(bundle):
                 for load in loads:
-                    figures = measured(bundle, load)
-                    ttft, tpot, resident = without_engine(request(model, name, load))
+                    figures = measure_bundle(bundle, load)
+                    ttft, tpot, resident = without_engine(embedded_request(model, name, load))
                     rows.append([1.0, resident, layers])
                     times.append(figures["tpot_s"] - tpot)
                     if load == 1:
@@ -142,7 +143,12 @@ def main(source: Path, name: str) -> None:
                     )
     step, sequence, layer = np.linalg.lstsq(np.array(rows), np.array(times), rcond=None)[0]
     request_s = float(
-        np.median([left - 1.5 * (step + sequence + layer * layers) for left, layers in first])
+        np.median(
+            [
+                remaining_s - 1.5 * (step + sequence + layer * layers)
+                for remaining_s, layers in first
+            ]
+        )
     )
     print(
         f"step_s: {step:.2e}, sequence_s: {sequence:.2e}, layer_s: {layer:.2e}, "

@@ -26,10 +26,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from fit.attention import attention_decode, attention_prefill, mla_decode, mla_prefill
-from fit.dense import LINK_GPUS, gemm, gemm_links
+from fit.dense import LINK_GPUS, gemm_links, gemm_points
 from fit.experts import MOE_GPUS, moe, moe_links
 from fit.links import PROFILES, fit_fabrics
-from fit.solve import Fit, Points, fit
+from fit.solve import Fit, Points, fit_roofline
 from fit.tables import SYSTEMS
 
 from recipe_core.base.documents import read_document, write_whole
@@ -54,7 +54,14 @@ RELATIVES = {
 
 def all_points(truth: Path) -> Iterable[Points]:
     for system, device in SYSTEMS.items():
-        for family in (gemm, attention_prefill, attention_decode, mla_prefill, mla_decode, moe):
+        for family in (
+            gemm_points,
+            attention_prefill,
+            attention_decode,
+            mla_prefill,
+            mla_decode,
+            moe,
+        ):
             yield from family(truth, system, device)
     for read, gpus in ((gemm_links, LINK_GPUS), (moe_links, MOE_GPUS)):
         for prefix, devices in gpus.items():
@@ -65,7 +72,7 @@ def all_points(truth: Path) -> Iterable[Points]:
 Section = dict[str, dict[str, str]]
 
 
-def _line(roofline: Fit, status: str, note: str) -> str:
+def _roofline_line(roofline: Fit, status: str, note: str) -> str:
     rows = ""
     if roofline.row_efficiency is not None:
         rows = f"row_efficiency: {roofline.row_efficiency:.3f}, sort_s: {roofline.sort_s:.2e}, "
@@ -86,7 +93,7 @@ def sections(
         note = f"n {roofline.points}, median error {roofline.median_error:.1%}"
         if device == "mi325x":
             note += ", measured on MI300X (same die)"
-        result.setdefault(device, {}).setdefault(family, {})[dtype] = _line(
+        result.setdefault(device, {}).setdefault(family, {})[dtype] = _roofline_line(
             roofline, "fitted", note
         )
     for (device, dtype), best in ANCHORS.items():
@@ -99,14 +106,14 @@ def sections(
                 ]
             )  # type: ignore[index]
             note = f"best measured rate {best / 1e12:.0f} TFLOP/s; the rest as fp8-block"
-            result[device]["gemm"][dtype] = _line(
+            result[device]["gemm"][dtype] = _roofline_line(
                 replace(base, compute_efficiency=share), "published", note
             )
     for device, relative in RELATIVES.items():
         for (source, family, dtype), roofline in fits.items():
             if source == relative:
                 result.setdefault(device, {}).setdefault(family, {}).setdefault(
-                    dtype, _line(roofline, "assumed", f"as {relative}")
+                    dtype, _roofline_line(roofline, "assumed", f"as {relative}")
                 )
     for section in result.values():
         for lines in section.values():
@@ -114,7 +121,7 @@ def sections(
     return result
 
 
-def write(device: str, section: Section) -> None:
+def write_profile(device: str, section: Section) -> None:
     path = PROFILES / f"{device}.yaml"
     text = path.read_text(encoding="utf-8")
     text = text.split("\nroofline:")[0].split("\n  fits:\n")[0].rstrip("\n")
@@ -159,7 +166,7 @@ def main() -> None:
             arguments.device and points.device not in arguments.device
         ):
             continue
-        roofline = fit(points, devices[points.device])
+        roofline = fit_roofline(points, devices[points.device])
         fits[points.device, points.family, points.dtype] = roofline
         experts = ""
         if roofline.sort_s is not None:
@@ -174,7 +181,7 @@ def main() -> None:
     if arguments.write:
         for device, section in sections(fits, devices).items():
             if arguments.device is None or device in arguments.device:
-                write(device, section)
+                write_profile(device, section)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from publish_runs import as_runs
-from publish_runs import runs as published
+from publish_runs import published_serving_runs as published
 from scipy.optimize import least_squares
 
 from recipe_core.base.documents import write_whole
@@ -140,18 +140,21 @@ class Block:
 
 def kernels_of(setting: Setting) -> list[tuple[str, str]]:
     """The kernels that a model's steps run, each with the dtype that chooses it."""
-    found = [("gemm", setting.stored_dtype("linear")), ("gemm", setting.stored_dtype("attention"))]
+    kernels = [
+        ("gemm", setting.stored_dtype("linear")),
+        ("gemm", setting.stored_dtype("attention")),
+    ]
     if any(isinstance(mlp, MoeMlp) for mlp, _ in setting.model.mlps):
         dtype = setting.stored_dtype("experts")
-        found += [("moe", dtype), ("expert_rows", dtype)]
+        kernels += [("moe", dtype), ("expert_rows", dtype)]
     for attention, _ in setting.model.mixers:
         if isinstance(attention, LatentAttention | CompressedAttention):
-            found += [("mla_prefill", "any"), ("mla_decode", "any")]
+            kernels += [("mla_prefill", "any"), ("mla_decode", "any")]
             if attention.index_heads:
-                found.append(("indexer", "any"))
+                kernels.append(("indexer", "any"))
         elif not isinstance(attention, LinearAttention):
-            found += [("attention_prefill", "any"), ("attention_decode", "any")]
-    return list(dict.fromkeys(found))
+            kernels += [("attention_prefill", "any"), ("attention_decode", "any")]
+    return list(dict.fromkeys(kernels))
 
 
 def blocks(runs: Sequence[Run]) -> list[Block]:
@@ -193,10 +196,12 @@ def blocks(runs: Sequence[Run]) -> list[Block]:
 
 def with_numbers(engine: Engine, device: Device, values: Mapping[Parameter, float]) -> Engine:
     """The engine with other overheads and kernels on a device."""
-    own = {p: v for p, v in values.items() if p.engine == engine.name}
-    overheads = {p.name: v for p, v in own.items() if p.scope == device.runtime and not p.dtype}
+    engine_values = {p: v for p, v in values.items() if p.engine == engine.name}
+    overheads = {
+        p.name: v for p, v in engine_values.items() if p.scope == device.runtime and not p.dtype
+    }
     times: dict[str, dict[str, float]] = defaultdict(dict)
-    for p, v in own.items():
+    for p, v in engine_values.items():
         if p.dtype and p.scope == device.architecture:
             times[p.name][p.dtype] = v
     kernels = KernelTimes.model_construct(times=times, source="fits", status="fitted")
@@ -263,8 +268,8 @@ class Problem:
                 models[parameter].add(block.setting.model.name)
         return [
             parameter
-            for parameter, seen in models.items()
-            if not parameter.dtype or len(seen) >= LEAST_MODELS
+            for parameter, models_seen in models.items()
+            if not parameter.dtype or len(models_seen) >= LEAST_MODELS
         ]
 
     def quantities_of(
@@ -383,7 +388,7 @@ def cell_errors(rows: pd.DataFrame) -> dict[str, dict[str, float]]:
     }
 
 
-def left_out(problem: Problem, x: Array, groups: pd.Series[str]) -> pd.DataFrame:
+def serving_errors_left_out(problem: Problem, x: Array, groups: pd.Series[str]) -> pd.DataFrame:
     """The rows of each group with errors by a fit to all others, together."""
     parts = []
     for group in sorted(groups.unique()):
@@ -397,10 +402,10 @@ def left_out(problem: Problem, x: Array, groups: pd.Series[str]) -> pd.DataFrame
     return pd.concat(parts)
 
 
-def folds(labels: pd.Series[str], what: str) -> pd.Series[str]:
+def folds(labels: pd.Series[str], label_name: str) -> pd.Series[str]:
     """Labels dealt out over ``FOLDS`` folds."""
     order = {label: i % FOLDS + 1 for i, label in enumerate(sorted(labels.unique()))}
-    return labels.map(lambda label: f"fold {order[label]} of {FOLDS} of the {what}")
+    return labels.map(lambda label: f"fold {order[label]} of {FOLDS} of the {label_name}")
 
 
 def told(values: Mapping[Parameter, float]) -> dict[Parameter, float]:
@@ -408,7 +413,9 @@ def told(values: Mapping[Parameter, float]) -> dict[Parameter, float]:
     return {p: v for p, v in values.items() if not p.dtype or abs(np.log(v)) >= WORTH_KEEPING}
 
 
-def write(name: str, values: Mapping[Parameter, float], runs: Mapping[str, int]) -> None:
+def write_engine_numbers(
+    name: str, values: Mapping[Parameter, float], runs: Mapping[str, int]
+) -> None:
     """Put an engine's numbers into its file; ``runs`` by runtime and architecture."""
     path = ENGINES / f"{name}.yaml"
     text = path.read_text(encoding="utf-8")
@@ -468,15 +475,21 @@ def main() -> None:
                 if block.setting.engine.name == engine:
                     runs[device.runtime] += len(block.places)
                     runs[device.architecture] += len(block.places)
-            write(engine, {p: v for p, v in values.items() if p.engine == engine}, runs)
+            write_engine_numbers(
+                engine, {p: v for p, v in values.items() if p.engine == engine}, runs
+            )
     if arguments.leave_out:
         rows = problem.rows
         versions = rows.run.map(lambda run: run.version)
         scores = {
             "plain": cell_errors(problem.errors(x, all_rows)),
-            "leave_one_source_out": cell_errors(left_out(problem, x, rows.source)),
-            "leave_one_model_out": cell_errors(left_out(problem, x, folds(rows.model, "models"))),
-            "leave_one_version_out": cell_errors(left_out(problem, x, folds(versions, "versions"))),
+            "leave_one_source_out": cell_errors(serving_errors_left_out(problem, x, rows.source)),
+            "leave_one_model_out": cell_errors(
+                serving_errors_left_out(problem, x, folds(rows.model, "models"))
+            ),
+            "leave_one_version_out": cell_errors(
+                serving_errors_left_out(problem, x, folds(versions, "versions"))
+            ),
         }
         write_whole(LEFT_OUT, (json.dumps(scores, indent=1) + "\n").encode())
 

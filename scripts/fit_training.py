@@ -93,7 +93,7 @@ def figures_of(base: Calibration, values: dict[str, float]) -> Calibration:
     return base.model_copy(update=update)
 
 
-def with_values(setting: TrainingSetting, values: dict[str, float]) -> TrainingSetting:
+def with_training_values(setting: TrainingSetting, values: dict[str, float]) -> TrainingSetting:
     """A setting with some figures replaced, its framework's (``name:figure``) too."""
     overheads = {
         key.partition(":")[2]: value
@@ -136,10 +136,12 @@ class Steps:
     def __call__(self, values: dict[str, float]) -> np.ndarray:
         out = np.full(self._runs, np.nan)
         for group, answers in zip(self._groups, self._answers, strict=True):
-            own = {name: x for name, x in values.items() if concerns(name, group.setting)}
-            key = tuple(own.values())
+            own_values = {name: x for name, x in values.items() if concerns(name, group.setting)}
+            key = tuple(own_values.values())
             if key not in answers:
-                parts = training_step_parts(with_values(group.setting, own), group.cases)
+                parts = training_step_parts(
+                    with_training_values(group.setting, own_values), group.cases
+                )
                 if len(answers) >= self.KEPT:
                     answers.clear()
                 answers[key] = add(parts.values())
@@ -160,7 +162,7 @@ def shipped(groups: list[RunGroup]) -> dict[str, float]:
     return out
 
 
-def fit(
+def fit_training_figures(
     groups: list[RunGroup],
     runs: list[TrainingRun],
     measured: np.ndarray,
@@ -180,8 +182,8 @@ def fit(
     steps = Steps([group for group in groups if included[group.rows].any()], len(runs))
 
     def residual(x: np.ndarray) -> np.ndarray:
-        told = steps(dict(zip(START, x, strict=True)))
-        far = np.log(told / measured)[included] / SPREAD
+        estimated = steps(dict(zip(START, x, strict=True)))
+        far = np.log(estimated / measured)[included] / SPREAD
         return np.asarray(np.sqrt(np.log1p(far**2)) * weight)
 
     first, low, high = (np.array([bounds[k] for bounds in START.values()]) for k in range(3))
@@ -201,7 +203,7 @@ def fit(
 
 def held_out(groups: list[RunGroup], runs: list[TrainingRun], measured: np.ndarray) -> pd.DataFrame:
     """Median and p90 of each source's error in a fit to all others, and its number of runs."""
-    source, timed, told = (
+    source, timed, estimated = (
         np.array([run.source for run in runs]),
         np.isfinite(measured),
         np.full(len(runs), np.nan),
@@ -210,10 +212,12 @@ def held_out(groups: list[RunGroup], runs: list[TrainingRun], measured: np.ndarr
         in_source = source == name
         if (in_source & timed).sum() < FEW:
             continue
-        values = fit(groups, runs, measured, timed & ~in_source, shipped(groups))
-        told[in_source] = Steps(groups, len(runs))(values)[in_source]
-    told_of = timed & np.isfinite(told)
-    error = pd.DataFrame({"source": source[told_of], "error": np.abs(told / measured - 1)[told_of]})
+        values = fit_training_figures(groups, runs, measured, timed & ~in_source, shipped(groups))
+        estimated[in_source] = Steps(groups, len(runs))(values)[in_source]
+    told_of = timed & np.isfinite(estimated)
+    error = pd.DataFrame(
+        {"source": source[told_of], "error": np.abs(estimated / measured - 1)[told_of]}
+    )
     both = pd.concat([error, error.assign(source="all")])
     return (
         both.groupby("source")
@@ -231,11 +235,11 @@ def main() -> None:
     parser.add_argument("--fit", action="store_true")
     parser.add_argument("--held-out", type=Path, metavar="FILE")
     arguments = parser.parse_args()
-    runs = publish_training.runs(arguments.truth)
+    runs = publish_training.published_training_runs(arguments.truth)
     groups, _ = group_training_runs(runs)
     measured = np.array([run.measured_step_s or np.nan for run in runs])
     if arguments.fit:
-        best = fit(groups, runs, measured, np.isfinite(measured))
+        best = fit_training_figures(groups, runs, measured, np.isfinite(measured))
         print("\n".join(f"{name}: {value:.4g}" for name, value in best.items()))
     if arguments.held_out:
         table = held_out(groups, runs, measured)

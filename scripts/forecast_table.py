@@ -26,7 +26,9 @@ NOISE, SEED = 0.1, 20
 WEEKS = 3
 
 
-def errors(series: Float, kind: str, season: int, tested: int, ahead: tuple[int, ...]) -> Float:
+def forecast_errors(
+    series: Float, kind: str, season: int, tested: int, ahead: tuple[int, ...]
+) -> Float:
     """Mean absolute errors over the mean, by how many intervals ahead, over the last values."""
     begin = len(series) - tested
     forecast = build_predictor(kind, season=season, history=series[:begin])
@@ -40,7 +42,9 @@ def errors(series: Float, kind: str, season: int, tested: int, ahead: tuple[int,
     return np.array([np.mean(misses) for misses in missed]) / series[begin:].mean()
 
 
-def row(name: str, series: Float, step_s: int, ahead: tuple[int, ...], *, weekly: bool) -> None:
+def print_forecast_row(
+    name: str, series: Float, step_s: int, ahead: tuple[int, ...], *, weekly: bool
+) -> None:
     """Print a line of the table."""
     day, week = DAY_S // step_s, WEEK_S // step_s
     kinds = [("constant", 0), ("kalman", 0), ("arima", 0), ("seasonal", day)]
@@ -48,7 +52,7 @@ def row(name: str, series: Float, step_s: int, ahead: tuple[int, ...], *, weekly
         kinds.append(("seasonal", week))
     cells = []
     for kind, season in kinds:
-        shares = errors(series, kind, season, week, ahead)
+        shares = forecast_errors(series, kind, season, week, ahead)
         cells.append(" / ".join(f"{share:.0%}" for share in shares))
     minutes = " / ".join(f"{steps * step_s // 60} min" for steps in ahead)
     print("|", " | ".join((name, minutes, *cells)), "|", flush=True)
@@ -59,13 +63,13 @@ def main(path: str) -> None:
     table = pd.read_csv(path)
     for name in ("m-large", "m-small"):
         rates = table.loc[table["model"] == name].sort_values("t_s")["rate_rps"].to_numpy(float)
-        row(f"ServeGen {name}", rates, TEN_MINUTES_S, (1, 6, 36), weekly=False)
+        print_forecast_row(f"ServeGen {name}", rates, TEN_MINUTES_S, (1, 6, 36), weekly=False)
     noise = np.random.default_rng(SEED)
     for name in SHAPES:
         steps = 3600 // THREE_MINUTES_S
         smooth = np.tile(np.repeat(shape_rates(name), steps), WEEKS)
         rates = 100 * smooth * np.maximum(noise.normal(1, NOISE, len(smooth)), 0)
-        row(name, rates, THREE_MINUTES_S, (1, 20), weekly=True)
+        print_forecast_row(name, rates, THREE_MINUTES_S, (1, 20), weekly=True)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recipe_core.views.glossary import markdown
+from recipe_core.views.glossary import glossary_page
 from scripts.documents import REFERENCE
 
 PAGE = REFERENCE / "glossary.md"
@@ -11,4 +11,4 @@ PAGE = REFERENCE / "glossary.md"
 def renewed(text: str) -> str:
     """The whole page, whatever it was."""
     del text
-    return markdown()
+    return glossary_page()

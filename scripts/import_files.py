@@ -27,10 +27,10 @@ def main() -> None:
         if not path.is_file():
             continue
         try:
-            for one in import_file(path):
-                counts[one.format] += 1
+            for run in import_file(path):
+                counts[run.format] += 1
                 examples.setdefault(
-                    one.format, f"{path.name} {to_json(one.to_json(), indent=None)}"
+                    run.format, f"{path.name} {to_json(run.to_json(), indent=None)}"
                 )
         except RecipeError as error:
             answer = error.message.replace(str(path), "FILE")[:100]

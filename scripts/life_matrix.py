@@ -13,13 +13,13 @@ PAGE = REFERENCE / "training-launches.md"
 MARKS = {"started": "**started**", "parsed": "parsed", "schema": "schema", "refused": "–"}
 
 
-def table(every: Sequence[Cell]) -> list[str]:
+def life_table(cells: Sequence[Cell]) -> list[str]:
     """A row for each method that a framework launches, a column for each target, and the counts."""
-    counts = Counter(cell.state for cell in every)
-    said = ", ".join(f"{counts[state]} {state}" for state in STATES)
-    lines = [f"{len(every)} cells: {said}.", ""]
+    counts = Counter(cell.state for cell in cells)
+    counts_text = ", ".join(f"{counts[state]} {state}" for state in STATES)
+    lines = [f"{len(cells)} cells: {counts_text}.", ""]
     lines += [f"| framework | method | {' | '.join(TARGETS)} |", "|---" * (2 + len(TARGETS)) + "|"]
-    for (framework, method), group in groupby(every, lambda c: (c.framework, c.method)):
+    for (framework, method), group in groupby(cells, lambda c: (c.framework, c.method)):
         row = list(group)
         if all(cell.state == "refused" for cell in row):
             continue
@@ -30,4 +30,4 @@ def table(every: Sequence[Cell]) -> list[str]:
 
 def renewed(text: str) -> str:
     """The page with its matrix written anew."""
-    return exchange(text, "lives", "\n".join(table(cells())))
+    return exchange(text, "lives", "\n".join(life_table(cells())))

@@ -20,11 +20,11 @@ def move_long_tables(page: str, folder: Path) -> str:
     """
     names: list[str] = []
 
-    def move(found: re.Match[str]) -> str:
-        head, _, *rows = map(_cells, found[0].splitlines())
+    def move(match: re.Match[str]) -> str:
+        head, _, *rows = map(_cells, match[0].splitlines())
         if len(rows) <= LONGEST:
-            return found[0]
-        heading = [*_HEADING.finditer(page, 0, found.start())][-1][1]
+            return match[0]
+        heading = [*_HEADING.finditer(page, 0, match.start())][-1][1]
         stem = re.sub(r"\W+", "-", f"{heading} {head[0]}".casefold()).strip("-")
         names.append(stem)
         name = f"{stem}-{names.count(stem)}.csv" if names.count(stem) > 1 else f"{stem}.csv"

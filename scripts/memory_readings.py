@@ -72,7 +72,7 @@ READINGS = (
 
 def reading_of(row: Any) -> Reading:
     """How a row is read; as it stands where nothing is known of it."""
-    return next((one for one in READINGS if one.concerns(row)), Reading(str(row.model)))
+    return next((reading for reading in READINGS if reading.concerns(row)), Reading(str(row.model)))
 
 
 def longest_request(setting: Setting, cases: Cases, pool_bytes: float) -> float:
@@ -92,7 +92,7 @@ def page_tokens(setting: Setting, cases: Cases) -> float:
 
 
 LAYOUT: dict[str, Callable[[Setting, Cases, float], float]] = {
-    "kv_cache_tokens": lambda *given: float(logged_tokens(*given)[0]),
+    "kv_cache_tokens": lambda *row_facts: float(logged_tokens(*row_facts)[0]),
     "estimated_max_model_len": longest_request,
     "kv_needed_for_max_len": lambda s, cases, _: float(longest_bytes(s, cases)[0]) / GIB,
     "attention_block_size": lambda setting, cases, _: page_tokens(setting, cases),

@@ -25,10 +25,22 @@ silently.
 def renewed(text: str) -> str:
     """The whole page, whatever it was."""
     del text
-    return "\n".join([HEAD, *_models(), "", *_fields(), "", *_options(), "", *_training(), ""])
+    return "\n".join(
+        [
+            HEAD,
+            *_models_without_text(),
+            "",
+            *_fields(),
+            "",
+            *_uncounted_options(),
+            "",
+            *_training(),
+            "",
+        ]
+    )
 
 
-def _models() -> list[str]:
+def _models_without_text() -> list[str]:
     """Published models that make no text."""
     out = [
         "## Models that make no text",
@@ -74,7 +86,7 @@ def _fields() -> list[str]:
     return [*out, *(f"| `{name}` | {why} not modelled |" for name, why in not_modelled().items())]
 
 
-def _options() -> list[str]:
+def _uncounted_options() -> list[str]:
     """Options of engines that are read and not counted."""
     out = [
         "## Options of engines",

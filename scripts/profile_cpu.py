@@ -44,15 +44,15 @@ def main() -> None:
                 for _ in range(max(2, (256 << 20) // (width * width * 4)))
             ]
             x = torch.randn(1, width).to(dtype)
-            one = best_s(
+            best_seconds = best_s(
                 lambda x=x, weights=weights: [
                     torch.nn.functional.linear(x, weight) for weight in weights
                 ]
             ) / len(weights)
-            rate = weights[0].nbytes / one / 1e9
+            rate = weights[0].nbytes / best_seconds / 1e9
             print(
                 f"{dtype}: one row times {width} x {width}, weights not in cache: "
-                f"{one * 1e6:.1f} us, {rate:.1f} GB/s"
+                f"{best_seconds * 1e6:.1f} us, {rate:.1f} GB/s"
             )
     big = torch.randn(128 << 20)
     print(f"reading 512 MiB: {big.nbytes / best_s(big.sum) / 1e9:.1f} GB/s")

@@ -60,7 +60,7 @@ DTYPES = {"fp4": "nvfp4", "q4_k_m": "int4", "unset": "bf16", "nan": "auto"}
 LONG_FOLDER = "aic-core/src/aiconfigurator_core/systems/"
 
 
-def device_name(gpu: str) -> str | None:
+def serving_device_name(gpu: str) -> str | None:
     """The profile of a device as the data writes it ("H100-SXM-80GB"); None where there is none."""
     for name in (gpu, "-".join(part for part in gpu.split("-") if not part.endswith("GB"))):
         try:
@@ -88,7 +88,7 @@ def _scored(rows: pd.DataFrame) -> pd.DataFrame:
     rows = rows[
         needed & good & rows["mode"].isin(MODES) & rows.metric.isin(METRICS) & rows.value.gt(0)
     ]
-    names = {gpu: device_name(gpu) for gpu in rows.gpu.unique()}
+    names = {gpu: serving_device_name(gpu) for gpu in rows.gpu.unique()}
     return rows.assign(device=rows.gpu.map(names)).dropna(subset="device")
 
 
@@ -111,7 +111,7 @@ def _degrees(groups: pd.DataFrame) -> dict[str, pd.Series[int]]:
     }
 
 
-def runs(truth: Path) -> pd.DataFrame:
+def published_serving_runs(truth: Path) -> pd.DataFrame:
     """Every run that can be compared with an estimate, as rows of the shipped table, by id."""
     rows = _scored(pd.read_csv(truth / "serving_calibration.csv.gz", low_memory=False))
     figures = rows.assign(metric=rows.metric.map(METRICS)).pivot(
@@ -173,7 +173,7 @@ def _ends_first(count: int) -> list[int]:
     return order
 
 
-def _devices(split: tuple[int, ...]) -> int:
+def _split_devices(split: tuple[int, ...]) -> int:
     return split[0] * split[1]
 
 
@@ -185,7 +185,7 @@ def by_curve(cell: pd.DataFrame) -> Iterator[int]:
     lowest, the highest and the middle load: enough to see a curve and to compare two splits. Then
     what is left.
     """
-    left: list[int] = []
+    rest: list[int] = []
     same = [
         name
         for name in Run.model_fields
@@ -196,18 +196,18 @@ def by_curve(cell: pd.DataFrame) -> Iterator[int]:
     )
     for _, problem in problems:
         curves = sorted(problem.groupby(list(SPLIT)), key=lambda part: (-len(part[1]), part[0]))
-        devices = _devices(curves[0][0])
-        curves[1:] = sorted(curves[1:], key=lambda part: _devices(part[0]) != devices)
+        devices = _split_devices(curves[0][0])
+        curves[1:] = sorted(curves[1:], key=lambda part: _split_devices(part[0]) != devices)
         for n, (_, curve) in enumerate(curves):
             ordered = curve.sort_values(["load", "id"]).index
             ordered = [int(ordered[position]) for position in _ends_first(len(ordered))]
             loads = LOADS_OF_A_CURVE if n < SPLITS_OF_A_PROBLEM else 0
             yield from ordered[:loads]
-            left += ordered[loads:]
-    yield from left
+            rest += ordered[loads:]
+    yield from rest
 
 
-def chosen(table: pd.DataFrame, size: int = WANTED) -> pd.DataFrame:
+def choose_serving_runs(table: pd.DataFrame, size: int = WANTED) -> pd.DataFrame:
     """About ``size`` runs: one per cell at least, the rest by square roots of cell sizes."""
     cells = dict(iter(table.groupby(list(CELL), dropna=False)))
     seats = dict.fromkeys(cells, 1)
@@ -227,8 +227,8 @@ def chosen(table: pd.DataFrame, size: int = WANTED) -> pd.DataFrame:
 
 
 def main() -> None:
-    table = runs(Path(sys.argv[1]))
-    shipped = chosen(table)
+    table = published_serving_runs(Path(sys.argv[1]))
+    shipped = choose_serving_runs(table)
     shipped.to_csv(PUBLISHED, index=False, float_format="%.6g", lineterminator="\n")
     print(
         f"{len(shipped)} of {len(table)} runs, {len(shipped.groupby(list(CELL)))} cells, "

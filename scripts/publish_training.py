@@ -114,13 +114,13 @@ SOURCES = {
 MEMORY_OF = {"nano": "first", "bs": "driver"}
 
 
-def device_name(gpu: str) -> str | None:
+def training_device_name(gpu: str) -> str | None:
     """The profile of a device as the data writes it; None where there is none, or where another
     part than the profile's was used.
     """
     if gpu in DEVICES:
         return DEVICES[gpu]
-    return None if "(" in gpu or "-" in gpu else publish_runs.device_name(gpu)
+    return None if "(" in gpu or "-" in gpu else publish_runs.serving_device_name(gpu)
 
 
 def _whole(value: Any, default: int = 1) -> int:
@@ -170,8 +170,8 @@ def _engine(framework: str, source: str, notes: str) -> str:
         return "torch"
     if source == "mlp":
         return "megatron"
-    known = {} if "AutoModel" in framework else ENGINES
-    return next((ours for word, ours in known.items() if word in framework), "torchtitan")
+    engines = {} if "AutoModel" in framework else ENGINES
+    return next((ours for word, ours in engines.items() if word in framework), "torchtitan")
 
 
 def _gradients(source: str, engine: str, precision: str, vendor: str) -> str | None:
@@ -226,7 +226,7 @@ def run_of(row: Any, name: str, figures: dict[str, float]) -> TrainingRun:
         id=name,
         model=str(row.model),
         **_model(row),
-        device=str(device_name(row.gpu)),
+        device=str(training_device_name(row.gpu)),
         nodes=max(1, gpus // node_gpus),
         per_node=min(node_gpus, gpus),
         engine=engine,
@@ -261,7 +261,7 @@ def run_of(row: Any, name: str, figures: dict[str, float]) -> TrainingRun:
 
 def _asked_for(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows that say all that a request needs, on devices with a profile."""
-    keep = rows.gpu.map({gpu: device_name(gpu) for gpu in rows.gpu.unique()}).notna()
+    keep = rows.gpu.map({gpu: training_device_name(gpu) for gpu in rows.gpu.unique()}).notna()
     dense = rows.active_params.isna() | rows.active_params.eq(rows.params)
     grok = rows.model.astype(str).str.startswith("grok1")
     shaped = rows.model.isin(CATALOG) | grok
@@ -269,7 +269,7 @@ def _asked_for(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[keep & rows[list(NEEDED)].notna().all(axis=1)]
 
 
-def runs(truth: Path) -> list[TrainingRun]:
+def published_training_runs(truth: Path) -> list[TrainingRun]:
     """Every run of the data that a request can say, ordered by id; figures of one run together."""
     rows = pd.read_csv(truth / "training_calibration.csv.gz", low_memory=False)
     rows = rows[
@@ -332,19 +332,19 @@ def failed(truth: Path) -> list[TrainingRun]:
     return [run_of(row, f"failed-{n}", {"step_s": 1.0}) for n, row in enumerate(rows.itertuples())]
 
 
-def table(rows: list[TrainingRun]) -> pd.DataFrame:
+def training_run_table(rows: list[TrainingRun]) -> pd.DataFrame:
     """Runs as rows, in the columns of the shipped table."""
     return pd.DataFrame([run.model_dump() for run in rows], columns=list(TrainingRun.model_fields))
 
 
-def chosen(everything: pd.DataFrame, size: int = WANTED) -> pd.DataFrame:
+def choose_training_runs(everything: pd.DataFrame, size: int = WANTED) -> pd.DataFrame:
     """About ``wanted`` rows: at least one of each cell, evenly spread over its splits."""
     cells = dict(iter(everything.groupby(list(CELL))))
     weight = {key: math.sqrt(len(rows)) for key, rows in cells.items()}
-    left = max(size - len(cells), 0)
+    remaining = max(size - len(cells), 0)
     picked: list[int] = []
     for key, rows in cells.items():
-        seats = min(1 + round(left * weight[key] / sum(weight.values())), len(rows))
+        seats = min(1 + round(remaining * weight[key] / sum(weight.values())), len(rows))
         ordered = rows.sort_values(["nodes", "tp", "pp", "micro_batch", "id"]).index.to_numpy()
         picked += [
             int(ordered[place])
@@ -354,8 +354,8 @@ def chosen(everything: pd.DataFrame, size: int = WANTED) -> pd.DataFrame:
 
 
 def main() -> None:
-    everything = table(runs(Path(sys.argv[1])))
-    shipped = chosen(everything)
+    everything = training_run_table(published_training_runs(Path(sys.argv[1])))
+    shipped = choose_training_runs(everything)
     shipped.to_csv(TRAINING_RUNS, index=False, float_format="%.6g", lineterminator="\n")
     measured = shipped[list(TRAINING_FIGURES)].notna().sum().to_dict()
     print(

@@ -92,7 +92,7 @@ def places(schema: Schema) -> dict[str, list[str]]:
     return paths
 
 
-def reference() -> str:
+def request_tables() -> str:
     """All tables: the request's, then each part's under the first path that leads to it."""
     schema = json_schema()
     lines = rows("", schema)
@@ -108,4 +108,4 @@ def reference() -> str:
 
 def renewed(text: str) -> str:
     """The page with its tables written anew."""
-    return exchange(text, "fields", reference())
+    return exchange(text, "fields", request_tables())

@@ -85,7 +85,7 @@ def cell(answer: Answer) -> str:
     return f"**{answer.who}**: {answer.does}"
 
 
-def table(columns: Mapping[str, tuple[str, Mapping[str, Any]]]) -> list[str]:
+def restart_table(columns: Mapping[str, tuple[str, Mapping[str, Any]]]) -> list[str]:
     """Rows of events and columns of targets."""
     by_column = [
         restart_answers(target, context_of(request)) for target, request in columns.values()
@@ -108,7 +108,7 @@ def causes_table() -> str:
 def renewed(text: str) -> str:
     """The page with its tables written anew."""
     parts = [
-        "\n".join([f"### {title}: who restarts what", "", *table(columns)])
+        "\n".join([f"### {title}: who restarts what", "", *restart_table(columns)])
         for title, columns in TABLES.items()
     ]
     return exchange(exchange(text, "causes", causes_table()), "restarts", "\n\n".join(parts))

@@ -11,14 +11,14 @@ import sys
 from pathlib import Path
 
 from recipe_core.base.documents import to_json
-from recipe_core.views.schemas import NAMES, schema
+from recipe_core.views.schemas import NAMES, document_schema
 
 FOLDER = Path(__file__).parent.parent / "docs" / "schema"
 
 
 def files() -> dict[Path, str]:
     """What the files should hold."""
-    return {FOLDER / f"{name}.schema.json": to_json(schema(name)) + "\n" for name in NAMES}
+    return {FOLDER / f"{name}.schema.json": to_json(document_schema(name)) + "\n" for name in NAMES}
 
 
 def main() -> int:

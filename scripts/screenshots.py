@@ -112,7 +112,7 @@ WIDE_PX, NARROW_PX = 1440, 390
 
 
 @contextlib.contextmanager
-def served() -> Iterator[str]:
+def serve_app() -> Iterator[str]:
     """The app on a free port, as a user starts it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -211,7 +211,7 @@ def main() -> None:
     ]
     shots += [(name, NARROW_PX, "light") for name in NARROW]
     only = sys.argv[2:]
-    with served() as base, sync_playwright() as playwright:
+    with serve_app() as base, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         for name, width, scheme in shots:
             label = f"{name}-{scheme if width == WIDE_PX else 'narrow'}"

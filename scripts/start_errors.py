@@ -32,7 +32,7 @@ TAIL = 2.92
 """Scales that one of twenty draws exceeds on each side: ``2·(p - 1/2)·sqrt(2 / (4·p·(1 - p)))``."""
 
 
-def boots(path: Path) -> pd.DataFrame:
+def starts_at_release(path: Path) -> pd.DataFrame:
     """Every logged figure of a start-up beside the estimate's memory at the logged release."""
     facts = pd.read_csv(path)
     shares = logs.budget_shares(facts)
@@ -41,22 +41,22 @@ def boots(path: Path) -> pd.DataFrame:
         if not logs.scored(row) or row.quantity not in logs.QUANTITIES or not logs.device_of(row):
             continue
         reading = logs.reading_of(row)
-        release = reading.release or logs.release_of(row)
+        release = reading.release or logs.release_of_start(row)
         change = next((d.change for d in logs.DIFFERENCES if d.source in str(row.source)), None)
         try:
-            values = logs.request(row, shares, reading)
+            values = logs.start_request(row, shares, reading)
             if values is None:
                 continue
-            held, table = logs.memory_of(values, release, change)
+            memory, table = logs.memory_of(values, release, change)
         except RecipeError:  # a model that is not known
             continue
-        told = row.quantity not in logs.TOKENS or not logs._miscounted(table, release)
-        if told:
-            out.append(_row(values, row.quantity, logs.measured(row), held, table))
+        comparable = row.quantity not in logs.TOKENS or not logs._miscounted(table, release)
+        if comparable:
+            out.append(_row(values, row.quantity, logs.measured_memory(row), memory, table))
     for row in pd.read_csv(logs.BOOTS).itertuples():
         values = _boot(row)
-        held, table = logs.memory_of(values, row.release)
-        out.append(_row(values, NAMES[row.quantity], row.value, held, table))
+        memory, table = logs.memory_of(values, row.release)
+        out.append(_row(values, NAMES[row.quantity], row.value, memory, table))
     return pd.DataFrame(out)
 
 
@@ -76,10 +76,10 @@ def _boot(row: Any) -> dict[str, Any]:
 
 
 def _row(
-    values: dict[str, Any], quantity: str, value: float, held: Memory, table: Plan
+    values: dict[str, Any], quantity: str, value: float, memory: Memory, table: Plan
 ) -> dict[str, Any]:
-    candidate, pool = values["candidate"], held.pool_bytes[0]
-    estimate = float(logs.QUANTITIES[quantity](held)[0])
+    candidate, pool = values["candidate"], memory.pool_bytes[0]
+    estimate = float(logs.QUANTITIES[quantity](memory)[0])
     if quantity == "kv_cache_tokens":
         block = table.blocks[0]
         estimate = logs.LAYOUT[quantity](block.setting, block.cases, float(pool))
@@ -90,7 +90,7 @@ def _row(
         "measured": value,
         "estimated": estimate,
         "pool": pool / GIB,
-        "usable": held.usable_bytes[0] / GIB,
+        "usable": memory.usable_bytes[0] / GIB,
     }
 
 
@@ -102,10 +102,12 @@ def nine_in_ten(errors: pd.Series) -> float:
 def pool_errors(rows: pd.DataFrame) -> pd.DataFrame:
     """One error of the cache's bytes a start-up, in GiB: of the bytes, or as its tokens tell."""
     tokens = rows.quantity.isin(logs.TOKENS)
-    told = rows[tokens | (rows.quantity == "available_kv_per_gpu")]
-    share = told.measured / told.estimated - 1
-    told = told.assign(error=share * told.pool, by_tokens=told.quantity.isin(logs.TOKENS))
-    return told.sort_values("by_tokens").drop_duplicates("boot")
+    pool_rows = rows[tokens | (rows.quantity == "available_kv_per_gpu")]
+    share = pool_rows.measured / pool_rows.estimated - 1
+    pool_rows = pool_rows.assign(
+        error=share * pool_rows.pool, by_tokens=pool_rows.quantity.isin(logs.TOKENS)
+    )
+    return pool_rows.sort_values("by_tokens").drop_duplicates("boot")
 
 
 def coverage(errors: pd.Series, scale: float) -> str:
@@ -146,7 +148,7 @@ def named() -> tuple[float, float]:
 
 def main(path: Path) -> None:
     """Print the numbers, and how many start-ups they cover."""
-    rows = boots(path)
+    rows = starts_at_release(path)
     pools = pool_errors(rows)
     errors = pools.error / pools.usable
     share = nine_in_ten(errors)

@@ -30,7 +30,7 @@ LAST = "less than 0.05"
 
 
 def bucket(chance: float) -> str:
-    return next((name for least, name in BUCKETS if chance >= least), LAST)
+    return next((name for lower_end, name in BUCKETS if chance >= lower_end), LAST)
 
 
 def main() -> None:

@@ -37,7 +37,7 @@ def sign(cell: Support) -> str:
     return SIGNS[cell.verdict] + ("~" if cell.inferred and cell.runs else "")
 
 
-def table(engine: str) -> list[str]:
+def support_rows(engine: str) -> list[str]:
     """An engine's techniques by families of hardware, at the release that recipes install."""
     cells = runner_matrix(engine)
     shown = [name for name in TECHNIQUES if name in cells]
@@ -52,5 +52,5 @@ def table(engine: str) -> list[str]:
 
 def renewed(text: str) -> str:
     """The page with its tables written anew."""
-    tables = ["\n".join(table(engine)) for engine in SHOWN]
+    tables = ["\n".join(support_rows(engine)) for engine in SHOWN]
     return exchange(text, "tables", "\n\n".join(tables))

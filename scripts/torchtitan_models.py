@@ -38,7 +38,7 @@ models:"""
 
 def main() -> None:
     """Print the file."""
-    print(HEAD.format(version=version("torchtitan"), families=flow(FAMILIES)))
+    print(HEAD.format(version=version("torchtitan"), families=flow_mapping(FAMILIES)))
     for module in FAMILIES:
         package = importlib.import_module(f"torchtitan.models.{module}")
         names = [name for name in vars(package) if name.endswith("_configs")]
@@ -47,10 +47,10 @@ def main() -> None:
             if flavor.endswith("non_fused_qkv"):  # the same model with projections apart
                 continue
             config = package.model_registry(flavor).model
-            print(f"  - {flow({'module': module, 'flavor': flavor} | shape(config))}")
+            print(f"  - {flow_mapping({'module': module, 'flavor': flavor} | shape(config))}")
 
 
-def flow(row: dict[str, Any]) -> str:
+def flow_mapping(row: dict[str, Any]) -> str:
     """A mapping in YAML's flow style, without what is unknown."""
     parts = (f"{key}: {json.dumps(value)}" for key, value in row.items() if value is not None)
     return f"{{{', '.join(parts)}}}"

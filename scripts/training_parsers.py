@@ -45,21 +45,21 @@ def plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
-def fields(*parsed: Any) -> Values:
+def dataclass_fields(*parsed: Any) -> Values:
     """The fields of several dataclasses together."""
     return {
-        field.name: plain(getattr(one, field.name, None))
-        for one in parsed
-        for field in dataclasses.fields(one)
+        field.name: plain(getattr(instance, field.name, None))
+        for instance in parsed
+        for field in dataclasses.fields(instance)
     }
 
 
 def module(name: str, **contents: Any) -> None:
     """Stand-in for a package that a parser imports and does not need."""
-    made = types.ModuleType(name)
-    made.__dict__.update(contents)
-    made.__spec__ = types.SimpleNamespace(name=name)  # type: ignore[assignment]
-    sys.modules[name] = made
+    stub = types.ModuleType(name)
+    stub.__dict__.update(contents)
+    stub.__spec__ = types.SimpleNamespace(name=name)  # type: ignore[assignment]
+    sys.modules[name] = stub
 
 
 def with_gpus() -> None:
@@ -91,7 +91,7 @@ def trl(case: Case) -> Values:
     if unknown := extra - vars(launched).keys():
         raise ValueError(f"Accelerate does not know {sorted(unknown)}")
     at = ("machine_rank", "main_process_ip", "main_process_port")
-    return fields(*parsed) | {
+    return dataclass_fields(*parsed) | {
         "accelerate": plain(vars(config)),
         "launched": {name: plain(getattr(launched, name)) for name in at},
     }
@@ -102,10 +102,10 @@ def module_at(file: Path) -> Any:
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None
     assert spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    sys.modules[file.stem] = found
-    spec.loader.exec_module(found)
-    return found
+    loaded = importlib.util.module_from_spec(spec)
+    sys.modules[file.stem] = loaded
+    spec.loader.exec_module(loaded)
+    return loaded
 
 
 def axolotl(case: Case) -> Values:
@@ -116,29 +116,29 @@ def axolotl(case: Case) -> Values:
     from axolotl.utils.schemas.datasets import DPODataset, SFTDataset
 
     _, file, *words = case["argv"][case["argv"].index("axolotl") + 1 :]
-    own, started = words[: words.index("--")], words[words.index("--") + 1 :]
-    given = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
-    known = {word for option in AXOLOTL_CONFIG_CLI_OPTIONS for word in option[0][0].split("/")}
-    for name, value in zip(own[::2], own[1::2], strict=True):
-        if name in known:
-            given[name.removeprefix("--").replace("-", "_")] = value
+    own_words, started = words[: words.index("--")], words[words.index("--") + 1 :]
+    config = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+    options = {word for option in AXOLOTL_CONFIG_CLI_OPTIONS for word in option[0][0].split("/")}
+    for name, value in zip(own_words[::2], own_words[1::2], strict=True):
+        if name in options:
+            config[name.removeprefix("--").replace("-", "_")] = value
         elif name != "--launcher":
             raise ValueError(f"not an option: {name}")
     schema: type[Any] = AxolotlConfigWCapabilities
-    if any("liger" in plugin for plugin in given.get("plugins", ())):  # as plugins are merged in
+    if any("liger" in plugin for plugin in config.get("plugins", ())):  # as plugins are merged in
         liger = Path(axolotl_package.__file__).parent / "integrations" / "liger" / "args.py"
         schema = type("Schema", (module_at(liger).LigerArgs, schema), {})
     names = set(schema.model_fields)
-    kind = DPODataset if given.get("rl") else SFTDataset
-    unknown = given.keys() - names
-    unknown |= {key for rows in given["datasets"] for key in rows.keys() - kind.model_fields}
+    kind = DPODataset if config.get("rl") else SFTDataset
+    unknown = config.keys() - names
+    unknown |= {key for rows in config["datasets"] for key in rows.keys() - kind.model_fields}
     if unknown:
         raise ValueError(f"not fields: {sorted(unknown)}")
-    given["datasets"] = [kind(**rows) for rows in given["datasets"]]
+    config["datasets"] = [kind(**rows) for rows in config["datasets"]]
     gpu = {"bf16": True, "fp8": True, "tf32": True, "n_gpu": case["devices"], "n_node": 1}
     machine = {"torch_version": "2.13.0"}
     parsed = schema(
-        **given,
+        **config,
         capabilities=gpu | {"compute_capability": "sm_90"},
         env_capabilities=machine,
     )
@@ -151,15 +151,15 @@ def llama_factory(case: Case) -> Values:
     from llamafactory.hparams import get_train_args
 
     _, file, *words = case["argv"][case["argv"].index("llamafactory-cli") + 1 :]
-    given = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
-    given |= dict(word.split("=", 1) for word in words)
+    config = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+    config |= dict(word.split("=", 1) for word in words)
     base = arguments.TrainingArguments
     base.parallel_mode = property(lambda _: arguments.ParallelMode.DISTRIBUTED)
     base.world_size = property(lambda _: case["devices"])
-    *parsed, _ = get_train_args(given)
+    *parsed, _ = get_train_args(config)
     deepspeed = parsed[2].hf_deepspeed_config
     deepspeed.trainer_config_finalize(parsed[2], _Model(), case["steps"])
-    return fields(*parsed) | {"zero": plain(deepspeed.config)}
+    return dataclass_fields(*parsed) | {"zero": plain(deepspeed.config)}
 
 
 class _Colour:
@@ -225,14 +225,18 @@ def bundle(case: Case) -> Iterator[Case]:
         yield {**case, "argv": words}
 
 
-def answer(check: Callable[[Case], Values], case: Case) -> Values:
+def answer_of_tool(check: Callable[[Case], Values], case: Case) -> Values:
     """What a tool understood of a case, or why it refused it."""
-    said = io.StringIO()
+    output = io.StringIO()
     try:
-        with bundle(case) as at, contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+        with (
+            bundle(case) as at,
+            contextlib.redirect_stderr(output),
+            contextlib.redirect_stdout(output),
+        ):
             return {"values": check(at)}
     except SystemExit:
-        return {"refused": said.getvalue()[-1000:]}
+        return {"refused": output.getvalue()[-1000:]}
     except Exception as error:
         return {"refused": f"{type(error).__name__}: {error}"[:2000]}
 
@@ -249,7 +253,7 @@ def main() -> int:
         with_gpus()
         stand_in_for(options.tool)
         for case in cases:
-            print(json.dumps(answer(CHECKS[options.tool], case)))
+            print(json.dumps(answer_of_tool(CHECKS[options.tool], case)))
     return 0
 
 

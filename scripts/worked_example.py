@@ -31,8 +31,8 @@ from scripts.example_arithmetic import (
     launches_s,
     memory,
     read,
-    served,
-    step,
+    served_figures,
+    step_arithmetic,
 )
 
 PAGE = ROOT / "docs" / "method" / "physics.md"
@@ -46,8 +46,8 @@ def digits(x: float, count: int = 4) -> str:
     text = f"{x:.{count}g}"
     if "e" in text:
         text = f"{float(text):.20f}".rstrip("0")
-    whole, _, rest = text.partition(".")
-    return f"{int(whole):,}" + (f".{rest.rstrip('0')}" if rest.strip("0") else "")
+    integer_part, _, rest = text.partition(".")
+    return f"{int(integer_part):,}" + (f".{rest.rstrip('0')}" if rest.strip("0") else "")
 
 
 def ms(seconds: float) -> str:
@@ -130,7 +130,9 @@ def memory_lines(data: Data, m: Memory) -> list[str]:
 
 def product_lines(data: Data, state: Balance) -> list[str]:
     s, shape = data.model, data.rooflines["gemm"]
-    up = next(row for row in step(data, state.decoding).operators if row.name == "gate, up")
+    up = next(
+        row for row in step_arithmetic(data, state.decoding).operators if row.name == "gate, up"
+    )
     rows, r = digits(state.decoding), digits(shape.smoothing)
     compute_s, memory_s = up.compute_s(data), up.memory_s(data)
     root = f"({digits(compute_s * 1e6)}^{r} + {digits(memory_s * 1e6)}^{r})^(1/{r})"
@@ -152,8 +154,8 @@ def product_lines(data: Data, state: Balance) -> list[str]:
 
 def step_table(data: Data, state: Balance) -> list[str]:
     batch = max(state.decoding, 1.0)
-    alone = step(data, batch)
-    both = step(data, batch, state.group, state.group * INPUT)
+    alone = step_arithmetic(data, batch)
+    both = step_arithmetic(data, batch, state.group, state.group * INPUT)
     beside = {kernel.name: kernel for kernel in alone.operators}
     rows = []
     for kernel in both.operators:
@@ -186,7 +188,7 @@ def step_table(data: Data, state: Balance) -> list[str]:
 def host_lines(data: Data, state: Balance) -> list[str]:
     o, s = data.overheads, data.model
     batch = max(state.decoding, 1.0)
-    both = step(data, batch, state.group, state.group * INPUT)
+    both = step_arithmetic(data, batch, state.group, state.group * INPUT)
     host = "" if data.host == 1 else f"{digits(data.host)}·"
     return aligned(
         ("engine", f"w·(step_s + sequence_s·D + layer_s·L) = {host}({us(o['step_s'])} + "
@@ -199,7 +201,7 @@ def host_lines(data: Data, state: Balance) -> list[str]:
 
 
 def loop_lines(data: Data, loop: Loop, state: Balance) -> list[str]:
-    o, others = data.overheads, f"{REQUESTS - 1}/{REQUESTS}"
+    o, other_share = data.overheads, f"{REQUESTS - 1}/{REQUESTS}"
     decoding, steps, load = (
         digits(state.decoding),
         f"{loop.steps:.0f}",
@@ -211,12 +213,12 @@ def loop_lines(data: Data, loop: Loop, state: Balance) -> list[str]:
         bounds = f", between {digits(state.least_s * 1e3)} and {ms(state.most_s)}"
     return aligned(
         ("D", "from the search", f"{state.decoding:.6f}"),
-        ("o, u", "s_out - 1 and (R - 1)/R", f"{steps} and {others}"),
-        ("step", f"t(D) + u·D/o·Δ = {ms(state.step_s)} + {others}·{decoding}/{steps}·"
+        ("o, u", "s_out - 1 and (R - 1)/R", f"{steps} and {other_share}"),
+        ("step", f"t(D) + u·D/o·Δ = {ms(state.step_s)} + {other_share}·{decoding}/{steps}·"
          f"{ms(state.prompt_s)}", ms(state.mean_s)),
         ("X", f"D/(o·step) = {decoding}/({steps}·{ms(state.mean_s)})",
          f"{digits(state.rate)} requests/s"),
-        ("schedule", f"u/2·step = {others}/2·{ms(state.mean_s)}",
+        ("schedule", f"u/2·step = {other_share}/2·{ms(state.mean_s)}",
          ms(loop.others / 2 * state.mean_s)),
         ("ride", f"t(D) + Δ = {ms(state.step_s)} + {ms(state.prompt_s)}",
          ms(state.step_s + state.prompt_s)),
@@ -269,8 +271,8 @@ def example() -> str:
     """The block of the page."""
     data = read()
     loop = Loop(data)
-    state, held, s = loop.solve(), memory(data), data.model
-    client, shared = served(data, loop, state), []
+    state, memory_rows, s = loop.solve(), memory(data), data.model
+    client, shared = served_figures(data, loop, state), []
     if not state.fixed_s:
         shared = [
             "Here one more prompt in a step costs no less than the first: sharing steps saves "
@@ -286,7 +288,7 @@ def example() -> str:
         "",
         "**Memory.** What a process can allocate is the driver's total less what the driver keeps.",
         "",
-        *memory_lines(data, held),
+        *memory_lines(data, memory_rows),
         "",
         f"**One product.** Gate and up projection of a decode step, T = D = "
         f"{digits(state.decoding)} rows:",
@@ -364,11 +366,11 @@ def fitted_engines() -> list[Row]:
     kernels = [row for file in files for row in (file.get("kernels") or {}).values()]
     overheads, kernels = [*filter(is_fitted, overheads)], [*filter(is_fitted, kernels)]
     folder = "`engines/serving/*.yaml`"
-    own = sum(is_number(value) for row in overheads for value in row.values())
+    own_numbers = sum(is_number(value) for row in overheads for value in row.values())
     times = sum(len(by_dtype) for row in kernels for by_dtype in row["times"].values())
     logits = [(file.get("memory") or {}).get("sampler_bytes_per_logit") for file in files]
     return [
-        ("engines' own time", f"{folder}, `overheads`: {len(overheads)} × engine and runtime", own),
+        ("engines' own time", f"{folder}, `overheads`: {len(overheads)} × engine and runtime", own_numbers),
         ("engines' kernels", f"{folder}, `kernels`: {len(kernels)} × engine and generation of "
          "devices", times),
         ("hand-over between pools", f"{folder}, `handoff_s`",
@@ -381,7 +383,7 @@ def fitted() -> str:
     """The table of fitted numbers, counted in the data files."""
     code = ("in the code", "`SPREAD`, `SORT_TOKENS`, `STEPS_AHEAD`", 3)
     table = [fitted_operators(), fitted_links(), *fitted_engines(), code]
-    rows = [f"| {what} | {where} | {count} |" for what, where, count in table]
+    rows = [f"| {subject} | {where} | {count} |" for subject, where, count in table]
     return "\n".join(["| what | where | numbers |", "|---|---|---|", *rows])
 
 

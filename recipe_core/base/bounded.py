@@ -15,13 +15,13 @@ LARGEST_COUNT = 100_000
 LONGEST_MONTHS = 600
 
 
-def number(
+def bounded_float(
     field: str,
     value: Any,
     *,
-    least: float = -LARGEST,
+    minimum: float = -LARGEST,
     above: float = -math.inf,
-    most: float = LARGEST,
+    maximum: float = LARGEST,
     below: float = math.inf,
 ) -> float:
     """``value`` as a float within its limits.
@@ -34,26 +34,28 @@ def number(
         plain = float(value)
     if not math.isfinite(plain):
         raise InputError(f"must be a number (got {value!r:.40}).", field=field, hint="Correct it.")
-    if least <= plain <= most and above < plain < below:
+    if minimum <= plain <= maximum and above < plain < below:
         return plain
-    low = f"above {above:g}" if above >= least else f"at least {least:g}"
-    high = f"below {below:g}" if below <= most else f"at most {most:g}"
+    low = f"above {above:g}" if above >= minimum else f"at least {minimum:g}"
+    high = f"below {below:g}" if below <= maximum else f"at most {maximum:g}"
     raise InputError(f"is {plain:g}.", field=field, hint=f"Give a number that is {low} and {high}.")
 
 
-def whole(field: str, value: Any, *, least: int = 1, most: int = LARGEST_COUNT) -> int:
+def bounded_integer(
+    field: str, value: Any, *, minimum: int = 1, maximum: int = LARGEST_COUNT
+) -> int:
     """``value`` as a whole number within its limits.
 
     Raises:
         InputError: names the field, its value and the limits.
     """
-    plain = least - 1
+    plain = minimum - 1
     if isinstance(value, Integral) and not isinstance(value, bool):
         plain = int(value)
-    if not least <= plain <= most:
+    if not minimum <= plain <= maximum:
         raise InputError(
             f"is {value!r:.40}.",
             field=field,
-            hint=f"Give a whole number from {least:,} to {most:,}.",
+            hint=f"Give a whole number from {minimum:,} to {maximum:,}.",
         )
     return plain

@@ -61,7 +61,7 @@ _account: ContextVar[Account | None] = ContextVar("account", default=None)
 
 
 @contextmanager
-def limited(budget: Budget, abandoned: Callable[[], bool] = _never) -> Iterator[Account]:
+def apply_budget(budget: Budget, abandoned: Callable[[], bool] = _never) -> Iterator[Account]:
     """Hold what runs in this block to a budget; ``abandoned`` says that nobody waits any longer."""
     account = Account(budget, abandoned)
     token = _account.set(account)
@@ -77,12 +77,12 @@ def most_candidates() -> int | None:
     return CANDIDATES if account is None else account.budget.candidates
 
 
-def plan(candidates: int) -> None:
+def count_planned(candidates: int) -> None:
     if (account := _account.get()) is not None:
         account.planned, account.evaluated = candidates, 0
 
 
-def grow(candidates: int) -> None:
+def raise_planned(candidates: int) -> None:
     if (account := _account.get()) is not None:
         account.planned = max(account.planned, candidates)
 
@@ -101,10 +101,10 @@ def spend(evaluated: int = 0) -> None:
         raise Cancelled
     seconds = account.budget.seconds
     if seconds is not None and time.monotonic() - account.began > seconds:
-        raise over_time(account)
+        raise out_of_time_error(account)
 
 
-def over_time(account: Account) -> LimitError:
+def out_of_time_error(account: Account) -> LimitError:
     """The refusal of a request that took longer than its budget."""
     hint = "Ask for fewer devices, loads or formats."
     if 0 < account.evaluated < account.planned:
@@ -118,7 +118,7 @@ def over_time(account: Account) -> LimitError:
     )
 
 
-def over_memory(account: Account, memory_bytes: int) -> LimitError:
+def out_of_memory_error(account: Account, memory_bytes: int) -> LimitError:
     return LimitError(
         f"needs more than the {memory_bytes / 2**30:.1f} GiB of memory that a request may use here"
         f"{account.progress()}.",

@@ -64,7 +64,9 @@ class DataFile:
     def _first(self, error: ValidationError, schema: type[BaseModel]) -> InputError:
         details = error.errors(include_url=False)
         # A misspelled field is a missing one too: the spelling is the better hint.
-        first = next((one for one in details if one["type"] == "extra_forbidden"), details[0])
+        first = next(
+            (detail for detail in details if detail["type"] == "extra_forbidden"), details[0]
+        )
         where = ".".join(str(step) for step in first["loc"])
         if first["type"] == "missing":
             return self.problem(where, "is missing", "Add it.")

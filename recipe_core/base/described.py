@@ -102,7 +102,7 @@ def field_of(model: type[BaseModel], path: str) -> FieldInfo:
     Raises:
         LookupError: naming the path, when no model on the way has such a field.
     """
-    owner, name = _owner(model, path)
+    owner, name = _find_field_owner(model, path)
     return owner.model_fields[name]
 
 
@@ -112,11 +112,11 @@ def description_of(model: type[BaseModel], path: str) -> str:
     Raises:
         LookupError: as ``field_of``.
     """
-    owner, name = _owner(model, path)
+    owner, name = _find_field_owner(model, path)
     return descriptions(owner).get(name, "")
 
 
-def _owner(model: type[BaseModel], path: str) -> tuple[type[BaseModel], str]:
+def _find_field_owner(model: type[BaseModel], path: str) -> tuple[type[BaseModel], str]:
     """The model that has the field at a dotted path, and the field's name."""
     models = [model]
     owner: tuple[type[BaseModel], str] | None = None

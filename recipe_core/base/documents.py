@@ -35,7 +35,7 @@ class _Loader(_BASE):  # type: ignore[misc]  # the C loader when PyYAML was buil
     """Safe YAML without repeated keys; ``15e9`` is a number, as in YAML 1.2, not a text."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
+        keys: set[Any] = set()
         for key_node, _ in node.value:
             line = key_node.start_mark.line + 1
             if key_node.tag == "tag:yaml.org,2002:merge":
@@ -43,9 +43,9 @@ class _Loader(_BASE):  # type: ignore[misc]  # the C loader when PyYAML was buil
             key = self.construct_object(key_node, deep=True)
             if isinstance(key, list | dict | set):
                 raise yaml.YAMLError(f"a key in line {line} is a list or a mapping, not a text")
-            if key in seen:
+            if key in keys:
                 raise yaml.YAMLError(f"duplicate key {key!r:.80} in line {line}")
-            seen.add(key)
+            keys.add(key)
         mapping: dict[Any, Any] = super().construct_mapping(node, deep=deep)
         return mapping
 
@@ -69,7 +69,7 @@ for _tag in ("int", "float"):
 _Loader.add_constructor("tag:yaml.org,2002:value", _Loader.construct_yaml_str)
 
 
-def _scan(text: str, name: str) -> None:
+def _check_yaml_events(text: str, name: str) -> None:
     """Refuse aliases ("billion laughs"), tags, depth and size bombs before anything is built."""
     depth = nodes = 0
     for event in yaml.parse(text, Loader=_Loader):
@@ -83,10 +83,10 @@ def _scan(text: str, name: str) -> None:
         depth += isinstance(event, yaml.CollectionStartEvent)
         depth -= isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_DEPTH or nodes > MAX_NODES:
-            raise _too_large(name)
+            raise _document_size_error(name)
 
 
-def _too_large(name: str) -> InputError:
+def _document_size_error(name: str) -> InputError:
     return InputError(f"{name} has more than {MAX_DEPTH} levels or {MAX_NODES:,} values.")
 
 
@@ -110,16 +110,16 @@ def check_plain(value: Any, name: str = "the document") -> None:
         nodes += len(level)
         depth += bool(collections)
         if depth > MAX_DEPTH or nodes > MAX_NODES:
-            raise _too_large(name)
+            raise _document_size_error(name)
         for item in level:
             if isinstance(item, str):
                 _check_text(item, name)
             elif isinstance(item, int | float):
                 _check_number(item, name)
-        level = [inner for collection in collections for inner in _inner(collection)]
+        level = [inner for collection in collections for inner in _collection_items(collection)]
 
 
-def _inner(collection: Any) -> Iterable[Any]:
+def _collection_items(collection: Any) -> Iterable[Any]:
     """What a collection holds, keys included."""
     if isinstance(collection, dict):
         return chain(collection, collection.values())
@@ -154,7 +154,7 @@ def parse_yaml(text: str, name: str = "the document") -> Any:
     """
     _check_length(text, name)
     try:
-        _scan(text, name)
+        _check_yaml_events(text, name)
         value = yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader derives from the safe loader
     except yaml.YAMLError as error:
         reason = " ".join(str(error).split())
@@ -177,7 +177,7 @@ def _no_constant(name: str) -> float:
     raise ValueError(f"{name} is not a number that JSON knows")
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """The object of these pairs; raises ValueError for a repeated key."""
     values = dict(pairs)
     if len(values) < len(pairs):
@@ -186,7 +186,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return values
 
 
-def _integer(digits: str) -> int:
+def _short_json_integer(digits: str) -> int:
     if len(digits) > MAX_DIGITS + 1:  # and a sign
         raise ValueError(f"a number has more than {MAX_DIGITS} digits")
     return int(digits)
@@ -208,10 +208,13 @@ def parse_json(
     unknown = (lambda _: None) if constants else _no_constant
     try:
         value = json.loads(
-            text, parse_constant=unknown, parse_int=_integer, object_pairs_hook=_object
+            text,
+            parse_constant=unknown,
+            parse_int=_short_json_integer,
+            object_pairs_hook=_unique_json_object,
         )
     except RecursionError:
-        raise _too_large(name) from None
+        raise _document_size_error(name) from None
     except ValueError as error:
         raise InputError(f"{name} is not valid JSON: {error}.") from None
     check_plain(value, name)
@@ -290,26 +293,26 @@ def to_yaml(value: Any) -> str:
 def to_json(value: Any, *, indent: int | None = 1) -> str:
     """Strict JSON (NaN and infinity become null) in the given key order."""
     if indent == 1:
-        return _indented(value, "\n")
+        return _indented_json(value, "\n")
     return json.dumps(finite(value), indent=indent, ensure_ascii=False, allow_nan=False)
 
 
-def _indented(value: Any, line: str) -> str:
+def _indented_json(value: Any, line: str) -> str:
     """``json.dumps`` with an indent of 1, of which the library's own takes twice as long.
 
     ``line`` starts a line at this depth.
     """
     if isinstance(value, dict) and value:
         inner = f"{line} "
-        items = [f"{_key(key)}: {_plain(item, inner)}" for key, item in value.items()]
+        items = [f"{_json_key(key)}: {_json_value(item, inner)}" for key, item in value.items()]
         return f"{{{inner}{f',{inner}'.join(items)}{line}}}"
     if isinstance(value, list | tuple) and value:
         inner = f"{line} "
-        return f"[{inner}{f',{inner}'.join([_plain(item, inner) for item in value])}{line}]"
+        return f"[{inner}{f',{inner}'.join([_json_value(item, inner) for item in value])}{line}]"
     return json.dumps(finite(value), ensure_ascii=False, allow_nan=False)
 
 
-def _plain(value: Any, line: str) -> str:
+def _json_value(value: Any, line: str) -> str:
     """A value by its type, most frequent first."""
     kind = type(value)
     if kind is float:
@@ -318,11 +321,11 @@ def _plain(value: Any, line: str) -> str:
         return repr(value)
     if kind is str:
         return encode_basestring(value)
-    return _indented(value, line)
+    return _indented_json(value, line)
 
 
 @lru_cache(4096, typed=True)
-def _key(key: Any) -> str:
+def _json_key(key: Any) -> str:
     """A key as JSON writes it; what is no text is as it is in an object."""
     return encode_basestring(key) if isinstance(key, str) else json.dumps({key: 0})[1:-4]
 
@@ -357,9 +360,9 @@ def write_whole(path: Path, data: bytes, *, private: bool = False) -> None:
             umask = os.umask(0)
             os.umask(umask)
             temporary.chmod(0o600 if private else 0o666 & ~umask)
-            sync_file(file)
+            flush_to_disk(file)
         temporary.replace(path)
-        sync_folder(path.parent)
+        flush_folder_names(path.parent)
     except OSError as error:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
@@ -368,13 +371,13 @@ def write_whole(path: Path, data: bytes, *, private: bool = False) -> None:
         ) from None
 
 
-def sync_file(file: IO[bytes]) -> None:
+def flush_to_disk(file: IO[bytes]) -> None:
     """Have the disk keep what was written to a file; raises OSError where it cannot."""
     file.flush()
     os.fsync(file.fileno())
 
 
-def sync_folder(folder: Path) -> None:
+def flush_folder_names(folder: Path) -> None:
     """Have the disk keep the names in a folder, where its file system can.
 
     Raises:
@@ -392,13 +395,13 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def make_folder(folder: Path) -> None:
+def make_lasting_folder(folder: Path) -> None:
     """Make a folder and those above it that are missing, and have the disk keep their names.
 
     Raises:
         OSError: when one cannot be made.
     """
-    missing = [one for one in (folder, *folder.parents) if not one.exists()]
+    missing = [ancestor for ancestor in (folder, *folder.parents) if not ancestor.exists()]
     folder.mkdir(parents=True, exist_ok=True)
-    for made in missing:
-        sync_folder(made.parent)
+    for ancestor in missing:
+        flush_folder_names(ancestor.parent)

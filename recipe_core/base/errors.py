@@ -54,8 +54,8 @@ class RecipeError(Exception):
     @property
     def plain(self) -> str:
         """What is wrong and what to do, without names of fields, for a page that has buttons."""
-        named = self.hint is None or _FIELD.search(self.hint)
-        return self.message if named else f"{self.message} {self.hint}"
+        hint_names_field = self.hint is None or _FIELD.search(self.hint)
+        return self.message if hint_names_field else f"{self.message} {self.hint}"
 
     def to_json(self) -> dict[str, Any]:
         """The error as the API and the command line print it, under the key ``error``."""
@@ -118,15 +118,15 @@ class BundleError(RecipeError):
     exit_code = 1
 
 
-def unknown(kind: str, value: object, known: Sequence[str]) -> tuple[str, str]:
+def unknown(kind: str, value: object, names: Sequence[str]) -> tuple[str, str]:
     """Message and hint for a name that is not in ``known``: the closest names, else the first."""
-    folded = {name.casefold(): name for name in known}
+    folded = {name.casefold(): name for name in names}
     word = str(value).casefold()
     close = []
     if len(word) <= LONGEST_NAME:
         close = difflib.get_close_matches(word, list(folded), n=3, cutoff=0.5)
-    more = ", …" if len(known) > 12 else ""
-    hint = f"Available: {', '.join(known[:12])}{more}."
+    more = ", …" if len(names) > 12 else ""
+    hint = f"Available: {', '.join(names[:12])}{more}."
     if close:
         hint = f"Did you mean {_either(folded[name] for name in close)}?"
     return f"unknown {kind} {value!r:.{LONGEST_NAME + 2}}.", hint

@@ -22,7 +22,7 @@ Intervals = Mapping[Level, Ends]
 NORMAL = NormalDist()
 
 
-def _points(intervals: Intervals) -> tuple[Float, Float]:
+def _score_points(intervals: Intervals) -> tuple[Float, Float]:
     """The ends of the intervals as logarithms, rising, and the normal score of each."""
     points: dict[float, list[float]] = {}
     for level in LEVELS:
@@ -40,7 +40,7 @@ def scores_below(intervals: Intervals, limits: Float) -> Float:
     Between the ends of the intervals the score is linear in the logarithm, and beyond the outermost
     it goes on as between the two last. Without any uncertainty it is infinite.
     """
-    ends, scores = _points(intervals)
+    ends, scores = _score_points(intervals)
     x = np.log(limits)
     if len(ends) == 1:
         return np.where(x >= ends[0], np.inf, -np.inf)
@@ -51,7 +51,7 @@ def scores_below(intervals: Intervals, limits: Float) -> Float:
 
 def factor_at(intervals: Intervals, score: float) -> float:
     """The limit of which a measured run is below with a normal score: ``scores_below`` inverted."""
-    ends, scores = _points(intervals)
+    ends, scores = _score_points(intervals)
     if len(ends) == 1:
         return math.exp(float(ends[0]))
     right = min(max(int(np.searchsorted(scores, score, side="right")), 1), len(ends) - 1)

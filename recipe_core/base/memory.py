@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 
-def resident_bytes() -> int:
+def process_resident_bytes() -> int:
     """Memory of this process that lies in RAM; 0 where the system does not tell."""
-    return _pages(1)
+    return _statm_bytes(1)
 
 
 @contextmanager
@@ -18,7 +18,7 @@ def limited_memory(more_bytes: int) -> Iterator[None]:
 
     It holds for all threads of the process; a limit that is there already may be narrower.
     """
-    before, has = None, _pages(5)
+    before, has = None, _statm_bytes(5)
     with suppress(ImportError, ValueError, OSError):
         import resource
 
@@ -35,7 +35,7 @@ def limited_memory(more_bytes: int) -> Iterator[None]:
             resource.setrlimit(kind, before)
 
 
-def _pages(column: int) -> int:
+def _statm_bytes(column: int) -> int:
     """A column of the kernel's page counts of this process, in bytes; 0 where there are none."""
     try:
         with open("/proc/self/statm") as file:  # noqa: PTH123 - read between chunks

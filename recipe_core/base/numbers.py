@@ -101,7 +101,7 @@ def read_number(text: str, limits: Range, *, field: str | None = None, unit: str
     """
     shown = f"{text.strip()[:LONGEST]!r}"
     hint = f"Type {limits.text}{f', in {unit}' if unit else ''}."
-    value = _value(text, unit)
+    value = _parse_decimal(text, unit)
     if value is None:
         if re.fullmatch(r"\s*[+-]?\d+,\d+\s*", text):
             hint = f"A decimal point is a dot. {hint}"
@@ -117,7 +117,7 @@ def read_number(text: str, limits: Range, *, field: str | None = None, unit: str
 
 
 def read_numbers(
-    text: str, limits: Range, *, most: int, field: str | None = None, unit: str = ""
+    text: str, limits: Range, *, limit: int, field: str | None = None, unit: str = ""
 ) -> tuple[float, ...]:
     """The numbers of a list, each as ``read_number`` reads it: ``16, 64, 1k``.
 
@@ -127,14 +127,14 @@ def read_numbers(
         InputError: as ``read_number``, and for more than ``most``.
     """
     words = [word for word in re.split(r"[;,\s]+", text) if word]
-    if len(words) > most:
+    if len(words) > limit:
         raise InputError(
-            f"{len(words):,} numbers are too many.", field=field, hint=f"Type at most {most:,}."
+            f"{len(words):,} numbers are too many.", field=field, hint=f"Type at most {limit:,}."
         )
     return tuple(read_number(word, limits, field=field, unit=unit) for word in words)
 
 
-def _value(text: str, unit: str) -> Decimal | None:
+def _parse_decimal(text: str, unit: str) -> Decimal | None:
     if len(text) > LONGEST:
         return None
     plain = re.sub(r" +", " ", text.translate(_SPACES)).strip().casefold()
@@ -145,6 +145,6 @@ def _value(text: str, unit: str) -> Decimal | None:
     match = _NUMBER.fullmatch(plain)
     if match is None or not (match["whole"] or (match["part"] or ".") != "."):
         return None
-    whole = re.sub(r"\D", "", match["whole"]) or "0"
-    digits = Decimal(f"{match['sign']}{whole}{match['part'] or ''}{match['power'] or ''}")
+    integer_digits = re.sub(r"\D", "", match["whole"]) or "0"
+    digits = Decimal(f"{match['sign']}{integer_digits}{match['part'] or ''}{match['power'] or ''}")
     return digits * _SUFFIXES[match["suffix"] or ""]

@@ -37,29 +37,29 @@ def watched(watcher: Watcher) -> Iterator[None]:
 
 
 @contextmanager
-def task(steps: int) -> Iterator[None]:
+def track_task(steps: int) -> Iterator[None]:
     """A task of this many steps."""
     token = _task.set(_Task(steps))
     try:
-        _tell()
+        _report_task()
         yield
     finally:
         _task.reset(token)
 
 
-def step() -> None:
+def count_step() -> None:
     """Count one step of the current task, and end where the request's budget does."""
     budget.spend()
     if current := _task.get():
         current.done += 1
-        _tell()
+        _report_task()
 
 
-def tell(done: int, steps: int) -> None:
+def report_steps(done: int, steps: int) -> None:
     if watcher := _watcher.get():
         watcher(done, steps)
 
 
-def _tell() -> None:
+def _report_task() -> None:
     if (current := _task.get()) and current.steps:
-        tell(current.done, current.steps)
+        report_steps(current.done, current.steps)

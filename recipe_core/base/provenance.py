@@ -42,23 +42,23 @@ class Sourced(_Data):
 
     @model_validator(mode="after")
     def _sources_exist(self) -> Sourced:
-        unlisted = sorted(set(_cited(self)) - set(self.sources))
+        unlisted = sorted(set(_cited_sources(self)) - set(self.sources))
         if unlisted:
             raise ValueError(f"source {unlisted[0]!r} is not listed under sources")
         return self
 
 
-def _cited(value: object) -> list[str]:
+def _cited_sources(value: object) -> list[str]:
     """The ``source`` of every number in ``value``, at any depth."""
     if isinstance(value, dict):
-        return [source for item in value.values() for source in _cited(item)]
+        return [source for item in value.values() for source in _cited_sources(item)]
     if isinstance(value, tuple):
-        return [source for item in value for source in _cited(item)]
+        return [source for item in value for source in _cited_sources(item)]
     if not isinstance(value, BaseModel):
         return []
     direct = getattr(value, "source", None)
     sources = [direct] if isinstance(direct, str) else []
-    return sources + [source for _, item in value for source in _cited(item)]
+    return sources + [source for _, item in value for source in _cited_sources(item)]
 
 
 # Days after which a measurement speaks for nothing: drivers, images and clocks have moved on.

@@ -24,30 +24,30 @@ _NUMBERED = re.compile(r"\A(\d+)([.)])")
 _SBATCH = re.compile(r"[\w.:/@%+=,&|*()\[\]-]+")
 
 
-def shell(text: str) -> str:
+def quote_shell(text: str) -> str:
     return shlex.quote(text)
 
 
-def shell_command(words: Iterable[str]) -> str:
-    return " ".join(map(shell, words))
+def quote_command(words: Iterable[str]) -> str:
+    return " ".join(map(quote_shell, words))
 
 
-def compose(text: str) -> str:
+def quote_compose(text: str) -> str:
     """Text in a compose file, where ``$`` starts a variable of whoever reads the file."""
     return text.replace("$", "$$")
 
 
-def kubernetes(text: str) -> str:
+def quote_kubernetes(text: str) -> str:
     """Text in a container's command, arguments or variables, where ``$(NAME)`` is a variable."""
     return text.replace("$", "$$")
 
 
-def go_template(text: str) -> str:
+def quote_go_template(text: str) -> str:
     """Text in what Go's ``text/template`` renders, where ``{{`` starts an action."""
     return text.replace("{{", "{{`{{`}}")
 
 
-def sbatch(value: object) -> str:
+def quote_sbatch(value: object) -> str:
     """A value in a ``#SBATCH`` line, which knows no quotes.
 
     Raises:
@@ -60,13 +60,13 @@ def sbatch(value: object) -> str:
     return text
 
 
-def markdown(text: str) -> str:
+def quote_markdown(text: str) -> str:
     """Text of one line within a paragraph of Markdown."""
     text = _MARKUP.sub(r"\\\g<0>", " ".join(text.split()))
     return _NUMBERED.sub(r"\1\\\2", text)
 
 
-def markdown_code(text: str) -> str:
+def quote_markdown_code(text: str) -> str:
     """Text of one line as inline code of Markdown."""
     text = " ".join(text.split())
     fence = "`" * (_longest_run(text) + 1)
@@ -74,7 +74,7 @@ def markdown_code(text: str) -> str:
     return f"{fence}{space}{text}{space}{fence}"
 
 
-def markdown_block(text: str) -> str:
+def quote_markdown_block(text: str) -> str:
     """Lines as a block of code of Markdown."""
     fence = "`" * max(3, _longest_run(text) + 1)
     return f"{fence}\n{text}\n{fence}"

@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).resolve().parent.parent
 
 
 @cache
-def root(name: str) -> Path:
+def shipped_path(name: str) -> Path:
     """The folder or file ``name`` (``hw_profiles``, ``app.py``, ``pages`` …).
 
     A wheel carries them under ``recipe_core/_share``; a checkout has them beside ``recipe_core``.
@@ -31,7 +31,7 @@ def load_tool(name: str) -> ModuleType:
     """
     if name in sys.modules:
         return sys.modules[name]
-    path = root(name) / "__init__.py"
+    path = shipped_path(name) / "__init__.py"
     spec = spec_from_file_location(name, path, submodule_search_locations=[str(path.parent)])
     if spec is None or spec.loader is None or not path.is_file():
         hint = "Run it from a checkout of Recipe Builder."

@@ -51,7 +51,7 @@ def check_texts(value: Any, field: str) -> None:
     Raises:
         InputError: naming the field of the first that is not allowed, and the fix.
     """
-    for where, text in _texts(value, field):
+    for where, text in _walk_texts(value, field):
         if (flaw := flaw_of_text(text)) is not None:
             raise InputError(f"{flaw[0]}.", field=where, hint=flaw[1])
 
@@ -78,13 +78,13 @@ def a_name(value: Any) -> Any:
 Name = Annotated[Text, AfterValidator(a_name)]
 
 
-def _texts(value: Any, field: str) -> Iterator[tuple[str, str]]:
+def _walk_texts(value: Any, field: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, str):
         yield field, value
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _texts(key, field)
-            yield from _texts(item, f"{field}.{key}"[:120])
+            yield from _walk_texts(key, field)
+            yield from _walk_texts(item, f"{field}.{key}"[:120])
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _texts(item, field)
+            yield from _walk_texts(item, field)

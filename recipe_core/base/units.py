@@ -36,7 +36,7 @@ def trimmed(value: float, digits: int = 3) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def duration(seconds: float) -> str:
+def seconds_text(seconds: float) -> str:
     """Seconds as ms below one second, else s."""
     return f"{significant(seconds * 1e3)} ms" if abs(seconds) < 1 else f"{significant(seconds)} s"
 
@@ -94,7 +94,7 @@ def prefixed(value: float, unit: str, digits: int = 3) -> str:
     return f"{significant(value, digits)} {unit}"
 
 
-def rate(tokens_per_s: float) -> str:
+def token_rate_text(tokens_per_s: float) -> str:
     """Tokens per second as text."""
     return f"{significant(tokens_per_s)} tok/s"
 
@@ -109,19 +109,19 @@ def figure_amount(name: str, value: float) -> str:
     if name.endswith("_bytes"):
         return gib(value)
     if "tokens_per_s" in name:
-        return rate(value)
+        return token_rate_text(value)
     if name.endswith("_s"):
-        return duration(value)
+        return seconds_text(value)
     if name.startswith("usd"):
         return usd(value)
     if name.startswith("joules"):
         return f"{significant(value)} J"
     if name == "mfu":
         return f"{value:.1%}"
-    return count(value) if value >= 1e3 else trimmed(value)
+    return count_text(value) if value >= 1e3 else trimmed(value)
 
 
-def count(value: float) -> str:
+def count_text(value: float) -> str:
     """A large count with three digits: ``8.03 B``, ``630 M``."""
     for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if value >= size:
@@ -137,16 +137,16 @@ def per_second(value: float, unit: str) -> str:
     return f"{significant(value)} {unit}/s"
 
 
-def band(low_high: Sequence[float], show: Any) -> str:
+def band_ends_text(low_high: Sequence[float], show: Any) -> str:
     """A band as two formatted ends; of a time in one unit, rounded alike."""
     low, high = low_high
-    if show is duration:
+    if show is seconds_text:
         ends = alike([low, high], high)
         return f"{ends[0].rpartition(' ')[0]} – {ends[1]}"
     return f"{show(low)} – {show(high)}"
 
 
-def range_text(low_high: Sequence[float], show: Any, *, unit: bool = True) -> str:
+def plain_range_text(low_high: Sequence[float], show: Any, *, unit: bool = True) -> str:
     """A range in words; a unit that both ends share is said once: ``24.7 to 68.5 ms``.
 
     ``unit``: whether it is said at all.
@@ -158,7 +158,7 @@ def range_text(low_high: Sequence[float], show: Any, *, unit: bool = True) -> st
     return f"{first} to {high if unit else last}"
 
 
-def rounded(values: Any, digits: int = 3) -> Any:
+def round_significant(values: Any, digits: int = 3) -> Any:
     """An array rounded to significant digits, for a table that formats numbers itself."""
     array = np.asarray(values, dtype=float)
     safe = np.where((array == 0) | ~np.isfinite(array), 1.0, np.abs(array))
@@ -188,11 +188,11 @@ def percent_text(share: float) -> str:
     return f"{percent:.{decimals}f}".rstrip("0").rstrip(".") + " %"
 
 
-def whole(value: float) -> str:
+def integer_text(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def share_text(share: float) -> str:
+def whole_percent_text(share: float) -> str:
     """A share, to a percent."""
     return f"{share:.0%}"
 

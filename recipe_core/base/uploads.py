@@ -8,7 +8,7 @@ from recipe_core.base.errors import InputError
 _BINARY = (b"\x80", b"PK", b"GGUF", b"\x93NUMPY", b"\x1f\x8b")
 
 
-def text_of(
+def read_upload_text(
     data: bytes, name: str, limit: int, expected: str, error: type[InputError], field: str
 ) -> str:
     """The text of a file of at most ``limit`` bytes; ``expected`` describes it in the hint.

@@ -58,10 +58,10 @@ class Deadline:
 
     def left(self) -> float:
         """Seconds that are left; raises TimeoutError when there are none."""
-        left = self._end - self._clock()
-        if left <= 0:
+        remaining_s = self._end - self._clock()
+        if remaining_s <= 0:
             raise TimeoutError
-        return left
+        return remaining_s
 
     def run(self, work: Callable[[], Result]) -> Result:
         """What ``work`` returns; TimeoutError where the deadline comes first.
@@ -92,7 +92,7 @@ class Answer:
     body: bytes
 
 
-def fetch(
+def fetch_url(
     url: str,
     *,
     deadline: Deadline,
@@ -124,15 +124,19 @@ def fetch(
             redirect that is not followed.
     """
     opener = _opener(deadline, proxies=proxies)
-    asked = {"User-Agent": AGENT, **(headers or {})}
+    request_headers = {"User-Agent": AGENT, **(headers or {})}
 
     def follow() -> Answer:
         place = url
         for _ in range(redirects + 1):
             _check_address(place, url if plain else None)
             same = _origin(place) == _origin(url)
-            sent = {name: asked[name] for name in asked if same or name != "Authorization"}
-            answer = _ask(opener, place, sent, method, deadline, most_bytes)
+            sent = {
+                name: request_headers[name]
+                for name in request_headers
+                if same or name != "Authorization"
+            }
+            answer = _open_url(opener, place, sent, method, deadline, most_bytes)
             if answer.status not in REDIRECTS or not redirects:
                 return answer
             place = urljoin(place, answer.headers.get("Location") or "")
@@ -168,7 +172,7 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
     return parts.scheme, parts.hostname, parts.port or usual
 
 
-def _ask(
+def _open_url(
     opener: urllib.request.OpenerDirector,
     url: str,
     headers: Mapping[str, str],
@@ -183,9 +187,9 @@ def _ask(
 
 
 def _body(answer: http.client.HTTPResponse, most_bytes: int) -> bytes:
-    stated = answer.length or 0
-    data = answer.read(most_bytes + 1) if stated <= most_bytes else b""
-    if max(len(data), stated) > most_bytes:
+    stated_length = answer.length or 0
+    data = answer.read(most_bytes + 1) if stated_length <= most_bytes else b""
+    if max(len(data), stated_length) > most_bytes:
         raise FetchError(f"its answer has more than {most_bytes:,} bytes")
     if answer.length:  # what is left of the stated length
         raise FetchError(f"its answer is cut short by {answer.length:,} bytes")
@@ -207,8 +211,8 @@ def _opener(deadline: Deadline, *, proxies: bool) -> urllib.request.OpenerDirect
 
     opener = urllib.request.OpenerDirector()
     opener.addheaders = []
-    stated = urllib.request.ProxyHandler(None if proxies else {})
-    for handler in (stated, Plain(), Secure(context=context)):
+    proxy_handler = urllib.request.ProxyHandler(None if proxies else {})
+    for handler in (proxy_handler, Plain(), Secure(context=context)):
         opener.add_handler(handler)
     return opener
 
@@ -252,8 +256,8 @@ class _Timed(io.RawIOBase):
 def _context() -> ssl.SSLContext:
     """Certificates of this system; where it has none, those of certifi, if that is installed."""
     paths = ssl.get_default_verify_paths()
-    stated = paths.cafile or (paths.capath and any(os.scandir(paths.capath)))
-    if stated or importlib.util.find_spec("certifi") is None:
+    has_certificates = paths.cafile or (paths.capath and any(os.scandir(paths.capath)))
+    if has_certificates or importlib.util.find_spec("certifi") is None:
         return ssl.create_default_context()
     import certifi
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from recipe_core.base.quoting import shell_command
+from recipe_core.base.quoting import quote_command
 from recipe_core.compression.scripts.start import VERIFY, compression_launch, output_folder
 from recipe_core.compression.scripts.work import JOB, REQUIREMENTS, CompressionLaunch
 from recipe_core.recipe.decision import Decision
@@ -109,6 +109,6 @@ def compression_document(decision: Decision, parameters: Parameters) -> dict[str
 def install_line(tool: str, note: str | None) -> str:
     """How a tool is installed in an environment of its own, in which the launcher looks for it."""
     folder = f"run/tools/{tool}"
-    make = shell_command(["python3", "-m", "venv", folder])
-    fill = shell_command([f"{folder}/bin/pip", "install", "-r", REQUIREMENTS])
+    make = quote_command(["python3", "-m", "venv", folder])
+    fill = quote_command([f"{folder}/bin/pip", "install", "-r", REQUIREMENTS])
     return f"{make} && {fill}" + (f" ({note})" if note else "")

@@ -93,9 +93,9 @@ def _readme_template() -> Template:
         keep_trailing_newline=True,
     )
     environment.filters |= {
-        "text": quoting.markdown,
-        "code": quoting.markdown_code,
-        "block": quoting.markdown_block,
+        "text": quoting.quote_markdown,
+        "code": quoting.quote_markdown_code,
+        "block": quoting.quote_markdown_block,
         "gib": gib,
         "usd": usd,
         "dollars": lambda money: "unknown" if money is None else f"${money:,.0f}",
@@ -151,7 +151,7 @@ def _process_commands(launch: dict[str, Any]) -> Iterator[str]:
     """Each command once, with the number of processes that run it, or their nodes."""
     places: dict[str, list[int]] = {}
     for process in launch["processes"]:
-        places.setdefault(quoting.shell_command(process["argv"]), []).append(process["node"])
+        places.setdefault(quoting.quote_command(process["argv"]), []).append(process["node"])
     for command, nodes in places.items():
         remarks = []
         if len(nodes) > 1 and len(set(nodes)) == 1:
@@ -166,7 +166,7 @@ def _metrics_text(metrics: Mapping[str, float]) -> str:
 
 
 def _escaped_terms(texts: Iterable[str]) -> str:
-    return ", ".join(map(quoting.markdown, texts))
+    return ", ".join(map(quoting.quote_markdown, texts))
 
 
 def _fallback_terms(recipe: Recipe, fallback: Fallback) -> str:

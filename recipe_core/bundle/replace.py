@@ -31,7 +31,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from recipe_core.base.documents import sync_file, sync_folder
+from recipe_core.base.documents import flush_folder_names, flush_to_disk
 from recipe_core.base.errors import BundleError, InputError
 from recipe_core.bundle.contents import RUN_FOLDER, bundle_paths, file_mode, refuse_odd_runs
 from recipe_core.bundle.manifest import MANIFEST, Manifest
@@ -113,10 +113,10 @@ def _put_files(target: Path, files: Mapping[str, bytes]) -> None:
         with path.open("wb") as file:
             file.write(files[name])
             path.chmod(file_mode(name))
-            sync_file(file)
+            flush_to_disk(file)
     new.chmod(0o755)
     for folder in (target.parent, *(Path(parent) for parent, _, _ in os.walk(new.parent))):
-        sync_folder(folder)
+        flush_folder_names(folder)
     if not target.is_dir() or not any(target.iterdir()):
         new.replace(target)
         _sync_names(new, target)
@@ -145,7 +145,7 @@ def _swap_folders(target: Path, new: Path) -> None:
 
 def _sync_names(*moved: Path) -> None:
     for folder in {path.parent for path in moved}:
-        sync_folder(folder)
+        flush_folder_names(folder)
 
 
 def _recover_leftovers(target: Path, planned: Collection[str] = ()) -> None:

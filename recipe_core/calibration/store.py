@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from recipe_core.accuracy.checkpoints import MeasuredCompression
 from recipe_core.base.documents import (
     MAX_DOCUMENT_BYTES,
-    make_folder,
+    make_lasting_folder,
     parse_json,
     read_text,
     to_json,
@@ -516,7 +516,7 @@ def _calibration_lock(path: Path) -> Iterator[None]:
     """Wait for other writers of the calibration; the lock ends with the process that holds it."""
     file = calibration_file(path)
     try:
-        make_folder(file.parent)
+        make_lasting_folder(file.parent)
         lock = file.with_name(f".{file.name}.lock").open("a")
     except OSError as error:
         raise InputError(

@@ -81,5 +81,9 @@ def _mount_remedy(launch: Launch, path: str) -> str:
     workdir = launch.workdir or (start_folder.workdir if start_folder else "/workspace")
     target = posixpath.normpath(posixpath.join(workdir, path))
     local = posixpath.normpath(path)
-    source = quoting.shell(local) if local.startswith("..") else f'"$PWD"/{quoting.shell(local)}'
-    return f"Mount it: -v {source}:{quoting.shell(target)}:ro."
+    source = (
+        quoting.quote_shell(local)
+        if local.startswith("..")
+        else f'"$PWD"/{quoting.quote_shell(local)}'
+    )
+    return f"Mount it: -v {source}:{quoting.quote_shell(target)}:ro."

@@ -33,8 +33,8 @@ class Rendered:
     files: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        variables = [f"{name}={quoting.shell(value)}" for name, value in self.env.items()]
-        return " ".join([*variables, quoting.shell_command(self.argv)])
+        variables = [f"{name}={quoting.quote_shell(value)}" for name, value in self.env.items()]
+        return " ".join([*variables, quoting.quote_command(self.argv)])
 
     def to_json(self) -> dict[str, Any]:
         """``{"argv", "env", "node", "files", "command"}``."""

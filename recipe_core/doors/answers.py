@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from recipe_core.base.bounded import number
+from recipe_core.base.bounded import bounded_float
 from recipe_core.base.errors import InputError
 from recipe_core.compression.required import detail_row_estimate
 from recipe_core.doors import public
@@ -38,7 +38,7 @@ MAX_TEXTS = 16
 # Plans
 
 
-def plan(
+def answer_plan(
     body: Body, folders: bool = False, *, top: int | None = None, refused: int | None = None
 ) -> Json:
     """Every split, ranked: the first ``top`` that can run, the first ``refused`` that cannot.
@@ -46,11 +46,13 @@ def plan(
     With the counts of both.
     """
     request, corrections = _with_own_runs(body, folders)
-    answer = plan_json(public.plan(request, folders=folders, measured=corrections), top, refused)
+    answer = priced_plan_json(
+        public.plan(request, folders=folders, measured=corrections), top, refused
+    )
     return clean(answer)
 
 
-def plan_json(plan: Plan, top: int | None, refused: int | None = None) -> Json:
+def priced_plan_json(plan: Plan, top: int | None, refused: int | None = None) -> Json:
     """A plan as JSON, with the prices of its hardware."""
     from recipe_core.plans.plan import REFUSED_LISTED
     from recipe_core.views.views import price_view
@@ -59,16 +61,16 @@ def plan_json(plan: Plan, top: int | None, refused: int | None = None) -> Json:
     return {**answer, "prices": [price_view(cluster) for cluster in plan.problem.clusters]}
 
 
-def estimate(body: Body, folders: bool = False) -> Json:
+def answer_estimate(body: Body, folders: bool = False) -> Json:
     """One split: the request's candidate, or the best that matches it."""
     from recipe_core.plans.plans import plan_candidate
 
     request, corrections = _with_own_runs(body, folders)
     matching, row = plan_candidate(request, folders=folders, corrections=corrections)
-    return clean(estimate_json(matching, row, detail_row_estimate(matching, row).to_json()))
+    return clean(priced_estimate_json(matching, row, detail_row_estimate(matching, row).to_json()))
 
 
-def estimate_json(plan: Plan, row: int, answer: Json) -> Json:
+def priced_estimate_json(plan: Plan, row: int, answer: Json) -> Json:
     """The estimate of a row with its split, its price, and what runs of one's own corrected."""
     from recipe_core.views.views import price_view
 
@@ -78,14 +80,14 @@ def estimate_json(plan: Plan, row: int, answer: Json) -> Json:
     return {"candidate": plan.candidate(row), **answer, **added}
 
 
-def size(body: Body, folders: bool = False, *, ladders: bool = True) -> Json:
+def answer_size(body: Body, folders: bool = False, *, ladders: bool = True) -> Json:
     """Which hardware, how many of it, at what cost, with which confidence.
 
     ``ladders``: with every count of each device.
     """
     from recipe_core.sizing.answer import Answer
 
-    request, corrections = _parts(body, folders)
+    request, corrections = _split_measured_body(body, folders)
     answer = Answer(public.size(request, folders=folders, measured=corrections)).to_json()
     if not ladders:
         rows = [*answer["devices"], *answer["unpriced"], *filter(None, [answer["best"]])]
@@ -94,7 +96,7 @@ def size(body: Body, folders: bool = False, *, ladders: bool = True) -> Json:
     return clean(answer)
 
 
-def compress(
+def answer_compress(
     body: Body,
     folders: bool = False,
     *,
@@ -117,7 +119,7 @@ def compress(
     return clean(answer)
 
 
-def reconcile(body: Body, folders: bool = False) -> Json:
+def answer_reconcile(body: Body, folders: bool = False) -> Json:
     """Measured figures in ``texts`` (logs, results, metrics) beside a request's estimate.
 
     Each a match, explained by what the texts state differently, or not explained. No address is
@@ -127,13 +129,13 @@ def reconcile(body: Body, folders: bool = False) -> Json:
     from recipe_core.calibration.importers.registry import read_imported
     from recipe_core.calibration.validation.reconcile import reconcile_measurements
 
-    _check_fields(body, "request", "texts")
+    _check_body_fields(body, "request", "texts")
     texts = body.get("texts")
     if not isinstance(texts, list) or not 0 < len(texts) <= MAX_TEXTS:
         raise InputError(f"must be a list of 1 to {MAX_TEXTS} texts.", field="texts")
     if not all(isinstance(text, str) for text in texts):
         raise InputError("is not text.", field="texts", hint="Send each file's content.")
-    request = _request(_part(body, "request"), folders)
+    request = _read_body_request(_body_object(body, "request"), folders)
     contents = [Content(f"texts[{n}]", text) for n, text in enumerate(texts)]
     pairs = [(content.name, run) for content in contents for run in read_imported(content)]
     if len(pairs) > MAX_OWN:
@@ -148,7 +150,7 @@ def reconciled_json(measurements: Sequence[Reconciled]) -> Json:
     return {"ok": ok, "measurements": [measurement.to_json() for measurement in measurements]}
 
 
-def check(body: Body, folders: bool = False) -> Json:
+def answer_check(body: Body, folders: bool = False) -> Json:
     """Judge a request's split, a ``command`` or the engines of a ``file``.
 
     An ``error`` in the answer means that the command could not be read.
@@ -163,10 +165,10 @@ def check(body: Body, folders: bool = False) -> Json:
         if not isinstance(name, str):
             raise InputError("is not text.", field="name", hint="Give the file's name.")
         place = {key: value for key, value in body.items() if key not in ("file", "name")}
-        file = read_deployment(_text(body, "file"), name)
+        file = read_deployment(_body_text(body, "file"), name)
         return clean(check_deployment(file, place, folders=folders))
     if "command" not in body:
-        return clean(public.check(_request(body, folders), folders=folders))
+        return clean(public.check(_read_body_request(body, folders), folders=folders))
     ground = Ground.of(**{name: value for name, value in body.items() if name != "command"})
     return clean(judge_command(body["command"], ground, folders=folders))
 
@@ -174,11 +176,11 @@ def check(body: Body, folders: bool = False) -> Json:
 # Loads over time
 
 
-def trace(body: Body, folders: bool = False) -> Json:  # noqa: ARG001 - as every answer
+def answer_trace(body: Body, folders: bool = False) -> Json:  # noqa: ARG001 - as every answer
     """The description of a trace, which is ``text`` of a file by the ``name``."""
     from recipe_core.scaling.traces.describe import describe_traffic
 
-    return clean(describe_traffic(_trace(body)))
+    return clean(describe_traffic(_read_body_trace(body)))
 
 
 def check_simulation(body: Body, folders: bool = False) -> Json:  # noqa: ARG001 - as every answer
@@ -190,7 +192,7 @@ def check_simulation(body: Body, folders: bool = False) -> Json:  # noqa: ARG001
     return {}
 
 
-def simulate(body: Body, folders: bool = False, *, series: bool = True) -> Json:
+def answer_simulate(body: Body, folders: bool = False, *, series: bool = True) -> Json:
     """Policies of scaling over time: ``{request, trace, policies, days}``.
 
     ``series``: with what happened interval by interval.
@@ -198,7 +200,7 @@ def simulate(body: Body, folders: bool = False, *, series: bool = True) -> Json:
     simulation = _simulation(body)
     answer = public.simulate(
         simulation.request,
-        trace=None if simulation.trace is None else _trace(simulation.trace),
+        trace=None if simulation.trace is None else _read_body_trace(simulation.trace),
         policies=simulation.policies,
         days=simulation.days,
         folders=folders,
@@ -223,9 +225,9 @@ def _simulation(body: Body) -> _Simulation:
     from recipe_core.request.size import SizeRequest
     from recipe_core.scaling.setup import check_simulation_request
 
-    _check_fields(body, "request", "trace", "policies", "days")
-    request = _part(body, "request")
-    trace = None if body.get("trace") is None else _part(body, "trace")
+    _check_body_fields(body, "request", "trace", "policies", "days")
+    request = _body_object(body, "request")
+    trace = None if body.get("trace") is None else _body_object(body, "trace")
     if trace is not None:
         _named_text(trace)
     if asks_for_any(request):
@@ -233,11 +235,11 @@ def _simulation(body: Body) -> _Simulation:
     else:
         check_simulation_request(PlanRequest.parse(request), traced=trace is not None)
     policies, days = policies_named(body.get("policies")), body.get("days")
-    bounded = None if days is None else number("days", days, above=0, most=366)
+    bounded = None if days is None else bounded_float("days", days, above=0, maximum=366)
     return _Simulation(request, trace, policies, bounded)
 
 
-def _trace(body: Body) -> Trace | Rates:
+def _read_body_trace(body: Body) -> Trace | Rates:
     from recipe_core.scaling.traces.read import read_load
 
     name, text = _named_text(body)
@@ -245,8 +247,8 @@ def _trace(body: Body) -> Trace | Rates:
 
 
 def _named_text(body: Body) -> tuple[str, str]:
-    _check_fields(body, "name", "text")
-    return _text({"name": "", **body}, "name"), _text(body, "text")
+    _check_body_fields(body, "name", "text")
+    return _body_text({"name": "", **body}, "name"), _body_text(body, "text")
 
 
 # Recipes and bundles
@@ -259,41 +261,43 @@ class Archive(NamedTuple):
     data: bytes
 
 
-def build(body: Body, folders: bool = False) -> Archive:
+def answer_build(body: Body, folders: bool = False) -> Archive:
     """The bundle of a recipe, a request, or a request with additions."""
     from recipe_core.bundle.write import zip_bytes
     from recipe_core.recipe.build import rebuild_recipe
 
-    recipe = _recipe(body, folders)
+    recipe = _read_body_recipe(body, folders)
     if "request" in body and "lock" in body:
         # A stranger's recipe: decide again, so that its text cannot reach the bundle's files.
         recipe = rebuild_recipe(recipe, folders=folders)
     return Archive(recipe.name, zip_bytes(recipe))
 
 
-def recipe(body: Body, folders: bool = False) -> Json:
+def answer_recipe(body: Body, folders: bool = False) -> Json:
     """The recipe that a body is or leads to: a recipe, a request, a request with additions."""
-    return clean(_recipe(body, folders).model_dump(mode="json"))
+    return clean(_read_body_recipe(body, folders).model_dump(mode="json"))
 
 
-def resolve(body: Body, folders: bool = False) -> Json:
+def answer_resolve(body: Body, folders: bool = False) -> Json:
     """Which variants of a ``recipe`` apply to other ``hardware``, and what they set."""
     from recipe_core.recipe.resolve import hardware_named, machine_of, resolve_recipe
 
-    recipe = _recipe(_part(body, "recipe"), folders)
-    machine = machine_of(hardware_named(_text(body, "hardware")), recipe)
+    recipe = _read_body_recipe(_body_object(body, "recipe"), folders)
+    machine = machine_of(hardware_named(_body_text(body, "hardware")), recipe)
     return clean(resolve_recipe(recipe, machine).to_json())
 
 
-def diff(body: Body, folders: bool = False) -> Json:
+def answer_diff(body: Body, folders: bool = False) -> Json:
     """The differences of the recipes ``before`` and ``after``, and of their estimates."""
     from recipe_core.recipe.diff import diff_recipes
 
-    before, after = (_recipe(_part(body, name), folders) for name in ("before", "after"))
+    before, after = (
+        _read_body_recipe(_body_object(body, name), folders) for name in ("before", "after")
+    )
     return clean(diff_recipes(before, after))
 
 
-def convert(body: Body, folders: bool = False) -> Json:
+def answer_convert(body: Body, folders: bool = False) -> Json:
     """An engine's ``command``, or a published recipe (``document``), as a recipe."""
     from recipe_core.commands.ground import Ground
     from recipe_core.recipe.convert import convert_to_recipe
@@ -313,7 +317,7 @@ def convert(body: Body, folders: bool = False) -> Json:
     return clean(convert_to_recipe(source, Ground.of(**ground), folders=folders).to_json())
 
 
-def _recipe(body: Body, folders: bool) -> Recipe:
+def _read_body_recipe(body: Body, folders: bool) -> Recipe:
     from recipe_core.models.catalog import load_model_spec
     from recipe_core.recipe import Recipe, recipe_request
 
@@ -323,7 +327,7 @@ def _recipe(body: Body, folders: bool) -> Recipe:
         load_model_spec(recipe_request(recipe).model, folders=folders)
         return recipe
     if "request" not in body:
-        return public.build(_request(body, folders), folders=folders)
+        return public.build(_read_body_request(body, folders), folders=folders)
     return _with_additions(body, folders)
 
 
@@ -332,12 +336,14 @@ def _with_additions(body: Body, folders: bool) -> Recipe:
     from recipe_core.recipe.parameters import parse_recipe_variants, read_parameters
     from recipe_core.recipe.resolve import hardware_named
 
-    _check_fields(body, "request", "parameters", "options", "environment", "variants", "for")
-    variables = {str(name): str(value) for name, value in _part(body, "environment", {}).items()}
-    request = _request(_part(body, "request"), folders)
-    request = passing_on(request, _part(body, "options", {}), variables)
+    _check_body_fields(body, "request", "parameters", "options", "environment", "variants", "for")
+    variables = {
+        str(name): str(value) for name, value in _body_object(body, "environment", {}).items()
+    }
+    request = _read_body_request(_body_object(body, "request"), folders)
+    request = passing_on(request, _body_object(body, "options", {}), variables)
     additions = Additions(
-        parameters=read_parameters(_part(body, "parameters", {})),
+        parameters=read_parameters(_body_object(body, "parameters", {})),
         variants=parse_recipe_variants(body.get("variants", [])),
     )
     recipe = public.build(request, additions, folders=folders)
@@ -354,11 +360,11 @@ def _with_additions(body: Body, folders: bool) -> Recipe:
 
 
 def _with_own_runs(body: Body, folders: bool) -> tuple[PlanRequest, Corrections | None]:
-    values, corrections = _parts(body, folders)
-    return _request(values, folders, corrections), corrections
+    values, corrections = _split_measured_body(body, folders)
+    return _read_body_request(values, folders, corrections), corrections
 
 
-def _parts(body: Body, folders: bool) -> tuple[Body, Corrections | None]:
+def _split_measured_body(body: Body, folders: bool) -> tuple[Body, Corrections | None]:
     """The values of a request, and what the runs in ``measured`` teach beside it.
 
     Without ``measured`` a body is the request itself.
@@ -367,24 +373,26 @@ def _parts(body: Body, folders: bool) -> tuple[Body, Corrections | None]:
         return body, None
     from recipe_core.calibration.run_files import corrections_from_sources, parse_run_rows
 
-    _check_fields(body, "request", "measured")
+    _check_body_fields(body, "request", "measured")
     corrections = corrections_from_sources(
         parse_run_rows(body["measured"], MAX_OWN), folders=folders
     )
-    return _part(body, "request"), corrections
+    return _body_object(body, "request"), corrections
 
 
-def _request(values: Body, folders: bool, corrections: Corrections | None = None) -> PlanRequest:
+def _read_body_request(
+    values: Body, folders: bool, corrections: Corrections | None = None
+) -> PlanRequest:
     return public.as_request(values, folders=folders, corrections=corrections)
 
 
-def _check_fields(body: Body, *fields: str) -> None:
+def _check_body_fields(body: Body, *fields: str) -> None:
     if unknown := sorted(set(body) - set(fields)):
         hint = f"Available: {', '.join(fields)}."
         raise InputError("is not a known field.", field=unknown[0], hint=hint)
 
 
-def _part(body: Body, name: str, default: Any = None) -> Body:
+def _body_object(body: Body, name: str, default: Any = None) -> Body:
     value = body.get(name, default)
     if not isinstance(value, Mapping):
         problem = "is missing." if value is None else "is not an object."
@@ -392,7 +400,7 @@ def _part(body: Body, name: str, default: Any = None) -> Body:
     return value
 
 
-def _text(body: Body, name: str) -> str:
+def _body_text(body: Body, name: str) -> str:
     value = body.get(name)
     if not isinstance(value, str):
         problem = "is missing." if value is None else "is not text."

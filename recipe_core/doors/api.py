@@ -34,7 +34,7 @@ from recipe_core.doors.pool import Pool, own_process
 CLIENT_GONE = 499
 
 
-def _described(**statuses: str) -> dict[int | str, dict[str, Any]]:
+def _error_responses(**statuses: str) -> dict[int | str, dict[str, Any]]:
     """Answers that are errors, for the OpenAPI document."""
     return {
         int(status.removeprefix("s")): {"model": ErrorAnswer, "description": text}
@@ -42,7 +42,7 @@ def _described(**statuses: str) -> dict[int | str, dict[str, Any]]:
     }
 
 
-CALLER_ERRORS = _described(
+CALLER_ERRORS = _error_responses(
     s401="The server asks for a token, and the request has none that is right.",
     s404="There is no such path.",
     s405="The path takes other methods, which Allow names.",
@@ -51,7 +51,7 @@ CALLER_ERRORS = _described(
     s429="Too much of this caller; Retry-After says when to try again.",
     s500="The server failed at it; its log says why.",
 )
-QUESTION_ERRORS = CALLER_ERRORS | _described(
+QUESTION_ERRORS = CALLER_ERRORS | _error_responses(
     s400="The request has no split at all, or the recipe in it is damaged.",
     s409="The request is understood, and the answer is no.",
     s413="The body has no Content-Length, or is too large.",
@@ -152,12 +152,14 @@ def _errors(api: FastAPI, routes: Sequence[BaseRoute]) -> None:
         hint = "See /api/v1/openapi.json."
         problem = {"code": "http", "field": None, "message": str(error.detail), "hint": hint}
         headers = (
-            {"Allow": _allowed(routes, request)} if error.status_code == 405 else error.headers
+            {"Allow": _allowed_methods(routes, request)}
+            if error.status_code == 405
+            else error.headers
         )
         return JSONResponse({"error": problem}, error.status_code, headers=headers)
 
 
-def _allowed(routes: Sequence[BaseRoute], request: Request) -> str:
+def _allowed_methods(routes: Sequence[BaseRoute], request: Request) -> str:
     """The methods of a path: of all its routes, where Starlette names those of the first."""
     fitting = (route for route in routes if route.matches(request.scope)[0] is not Match.NONE)
     methods = {
@@ -202,9 +204,9 @@ class _Desk:
         departure = asyncio.ensure_future(_left(request))
         try:
             await asyncio.wait({question, departure}, return_when=asyncio.FIRST_COMPLETED)
-            return _response(question.result()) if question.done() else _gone()
+            return _response(question.result()) if question.done() else _client_gone_response()
         except Cancelled:
-            return _gone()
+            return _client_gone_response()
         finally:
             for task in (question, departure):
                 task.cancel()
@@ -243,7 +245,7 @@ async def _left(request: Request) -> None:
         pass
 
 
-def _gone() -> Response:
+def _client_gone_response() -> Response:
     return Response(status_code=CLIENT_GONE)
 
 
@@ -296,7 +298,7 @@ def _add_route(api: APIRouter, operation: Operation, desk: _Desk) -> None:
     settings: dict[str, Any] = {}
     if operation.job:
         settings = {"status_code": 202, "responses": {202: {"model": JobAnswer}}}
-    elif operation.answer is answers.build:
+    elif operation.answer is answers.answer_build:
         content: dict[str, Any] = {"content": {"application/zip": {}}}
         settings = {"response_class": Response, "responses": {200: content}}
     api.post(f"/{operation.name}", summary=operation.summary, response_model=None, **settings)(
@@ -340,7 +342,7 @@ def _add_catalog(api: APIRouter) -> None:
         region: str | None = None,
         commitment: str | None = None,
     ) -> dict[str, Any]:
-        return catalog.offers(device, provider, region, commitment)
+        return catalog.answer_offers(device, provider, region, commitment)
 
     @api.get("/engines", summary="The engines and their versions")
     def engines() -> dict[str, Any]:
@@ -348,11 +350,11 @@ def _add_catalog(api: APIRouter) -> None:
 
     @api.get("/schema", summary="JSON Schema of a request")
     def schema() -> dict[str, Any]:
-        return catalog.schema()
+        return catalog.answer_schema()
 
     @api.get(
         "/schema/{name}",
         summary="JSON Schema of a request, or of an answer: a size, a simulation, a recipe …",
     )
     def one_schema(name: str) -> dict[str, Any]:
-        return catalog.schema(name)
+        return catalog.answer_schema(name)

@@ -35,7 +35,7 @@ def hardware(name: str | None = None) -> Json:
     return clean(hardware_view(device_profile(name)))
 
 
-def offers(
+def answer_offers(
     device: str | None = None,
     provider: str | None = None,
     region: str | None = None,
@@ -53,7 +53,7 @@ def offers_for(device: str | None = None) -> Json:
     """How many price offers each device has, or those for one."""
     from recipe_core.hardware.offer_search import offered_devices
 
-    return {"devices": offered_devices()} if device is None else offers(device)
+    return {"devices": offered_devices()} if device is None else answer_offers(device)
 
 
 def engines(name: str | None = None) -> Json:
@@ -66,9 +66,9 @@ def engines(name: str | None = None) -> Json:
     return clean({"engines": [engine_view(engine(entry)) for entry in engine_names()]})
 
 
-def schema(name: str | None = None) -> Json:
+def answer_schema(name: str | None = None) -> Json:
     """The JSON Schema of a request, or by ``name`` of an estimate, a recipe or a manifest."""
     from recipe_core.request.schema import json_schema
     from recipe_core.views import schemas
 
-    return json_schema() if name is None else schemas.schema(name)
+    return json_schema() if name is None else schemas.document_schema(name)

@@ -22,7 +22,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from recipe_core.base.resources import root
+from recipe_core.base.resources import shipped_path
 from recipe_core.doors.faults import FaultsTold
 from recipe_core.doors.sessions import Sessions, Upload
 from recipe_core.doors.settings import ServerSettings, variable
@@ -108,7 +108,7 @@ class Guard:
             upload = Upload(session, name, int(request.headers["content-length"][:20]))
             with self._sessions.uploading(upload, address_of(request)) as refusal:
                 if refusal:
-                    answer = _problem(413, refusal, "Remove a file, or reload the page.")
+                    answer = _problem_response(413, refusal, "Remove a file, or reload the page.")
                     await answer(scope, receive, send)
                 else:
                     await self._app(scope, receive, send)
@@ -118,21 +118,21 @@ class Guard:
     def _refusal(self, request: HTTPConnection) -> Response | None:
         """Why a request may not pass; None where it may."""
         scope, settings = request.scope, self._settings
-        if (host := _foreign(request.headers, settings.hosts, _is_local(scope))) is not None:
-            return _problem(
+        if (host := _foreign_host(request.headers, settings.hosts, _is_local(scope))) is not None:
+            return _problem_response(
                 421,
                 f"this server is not called {host!r}.",
                 "Call it by its address, or allow the name where it is started: "
                 f"recipe serve --allow-host NAME (or {variable('hosts')}).",
             )
         if not settings.token and not settings.no_auth and not _is_local(scope):
-            return _problem(
+            return _problem_response(
                 403,
                 "this server answers the network only with a token.",
                 f"Start it with {variable('token')} set, or with --no-auth.",
             )
         if scope["path"] == METRICS and not settings.metrics:
-            return _problem(404, "metrics are off.", f"Set {variable('metrics')}=1.")
+            return _problem_response(404, "metrics are off.", f"Set {variable('metrics')}=1.")
         return self._stranger(request) or self._misfit(request)
 
     def _stranger(self, request: HTTPConnection) -> Response | None:
@@ -145,7 +145,7 @@ class Guard:
             return None
         if "authorization" in request.headers:
             if wait_s := self._visitors.wait_s(request):
-                return _problem(
+                return _problem_response(
                     429,
                     "too many wrong tokens came from your address.",
                     f"Try again in {wait_s} s.",
@@ -155,7 +155,7 @@ class Guard:
                 return None
         if not machine and request.scope["type"] == "http" and _for_reading(request):
             return RedirectResponse(self._visitors.form(request), 303)
-        return _problem(
+        return _problem_response(
             401,
             "this server asks for a token." if machine else "you are not signed in.",
             "Send it as Authorization: Bearer TOKEN." if machine else f"Open {SIGN_IN}.",
@@ -165,12 +165,14 @@ class Guard:
     def _misfit(self, request: HTTPConnection) -> Response | None:
         """The answer to what has no door, no length or no room here; None for anything else."""
         scope, path = request.scope, request.scope["path"]
-        if not (_DOORS.fullmatch(path) if path.startswith(MACHINES) else _shown(path)):
+        if not (_DOORS.fullmatch(path) if path.startswith(MACHINES) else _is_page_path(path)):
             hint = "Pages start at /; doors of programs stand in /api/v1/openapi.json."
-            return _problem(404, "there is no such path.", hint)
+            return _problem_response(404, "there is no such path.", hint)
         if path.startswith(UPLOADS) and scope.get("method") == "PUT":
             if not request.headers.get("content-length", "").isdecimal():
-                return _problem(413, "an upload needs a Content-Length.", "Send its length.")
+                return _problem_response(
+                    413, "an upload needs a Content-Length.", "Send its length."
+                )
             return None
         page = scope["type"] == "websocket" or (_for_reading(request) and path.count("/") == 1)
         if page and self._sessions.full(address_of(request)):
@@ -179,18 +181,18 @@ class Guard:
         return None
 
 
-def _shown(path: str) -> bool:
+def _is_page_path(path: str) -> bool:
     """True for the path of a page, or of something that pages ask for."""
     first, slash, rest = path.removeprefix("/").partition("/")
     if first in _FOLDERS:
         return bool(slash)
-    return not rest and (first in _pages() or f"/{first}" == SIGN_IN or path[1:] in _FILES)
+    return not rest and (first in _page_names() or f"/{first}" == SIGN_IN or path[1:] in _FILES)
 
 
 @cache
-def _pages() -> frozenset[str]:
+def _page_names() -> frozenset[str]:
     """Names of pages in addresses: those of their files, and none for the first one."""
-    files = root("pages").glob("[!_]*.py")
+    files = shipped_path("pages").glob("[!_]*.py")
     return frozenset({"", *(file.stem for file in files)})
 
 
@@ -200,7 +202,7 @@ def _for_reading(request: HTTPConnection) -> bool:
     return request.scope.get("method") == "GET" and "text/html" in accept
 
 
-def _problem(
+def _problem_response(
     status: int, message: str, hint: str, headers: dict[str, str] | None = None
 ) -> JSONResponse:
     problem = {"code": "http", "field": None, "message": message, "hint": hint}
@@ -228,7 +230,7 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9_.-]{1,253})(:\d{1,5})?")
 
 
-def _foreign(headers: Headers, allowed: tuple[str, ...], local: bool) -> str | None:
+def _foreign_host(headers: Headers, allowed: tuple[str, ...], local: bool) -> str | None:
     """The host that a request names, where it is not this server; else None.
 
     A page of another site can make a browser call any address, but under that site's name only. So
@@ -288,7 +290,7 @@ def page_policy() -> str:
     and the ones inside its own document run, which are named by their digests.
     """
     document = files("streamlit").joinpath("static", "index.html").read_text(encoding="utf-8")
-    scripts = [_digest(script) for script in _INLINE_SCRIPT.findall(document)]
+    scripts = [_script_digest(script) for script in _INLINE_SCRIPT.findall(document)]
     sources = {
         "default-src": ["'self'"],
         "script-src": ["'self'", "'wasm-unsafe-eval'", *scripts],
@@ -304,6 +306,6 @@ def page_policy() -> str:
     return "; ".join(f"{name} {' '.join(allowed)}" for name, allowed in sources.items())
 
 
-def _digest(script: str) -> str:
+def _script_digest(script: str) -> str:
     digest = hashlib.sha256(script.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"

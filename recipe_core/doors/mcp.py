@@ -74,13 +74,15 @@ BUNDLE = "recipe://bundle/{asked}"
 _agent: ContextVar[str] = ContextVar("agent", default="agent")
 
 
-async def _ask(folders: bool, pool: Pool, name: str, body: Json, **options: Any) -> Json:
+async def _ask_operation(folders: bool, pool: Pool, name: str, body: Json, **options: Any) -> Json:
     """The answer of an operation; one that is a job elsewhere is a long question here."""
     sent = to_json(body, indent=None).encode(errors="surrogatepass")
     share: dict[str, Any] = {"client": _agent.get()}
     if OPERATIONS[name].job:
         share["long"] = True
-    answer: Json = await pool.ask(operations.ask, name, folders, sent, options, **share)
+    answer: Json = await pool.ask(
+        operations.answer_operation, name, folders, sent, options, **share
+    )
     return answer
 
 
@@ -188,7 +190,7 @@ class Tools:
             )
         if request is not None:
             return await self._ask("check", request)
-        body = _stated(**{"hardware": hardware, "gpus": gpus} | ground)
+        body = _without_none(**{"hardware": hardware, "gpus": gpus} | ground)
         body |= {"command": command} if file is None else {"file": file}
         answer = await self._ask("check", body)
         if "error" in answer:
@@ -247,7 +249,7 @@ class Tools:
         ] = None,
     ) -> Json:
         """An engine's command, or a published recipe, as a recipe; lists what it cannot express."""
-        body = _stated(command=command, document=document, hardware=hardware, choice=choice)
+        body = _without_none(command=command, document=document, hardware=hardware, choice=choice)
         return await self._ask("convert", body)
 
     async def reconcile(
@@ -286,7 +288,7 @@ class Tools:
         bounds. `request` with the best `scaling` in its options builds the bundle that was
         simulated; `series` adds what happened interval by interval.
         """
-        body = _stated(request=request, trace=trace, policies=policies, days=days)
+        body = _without_none(request=request, trace=trace, policies=policies, days=days)
 
         def report(done: int, steps: int) -> None:
             from_thread.run(context.report_progress, float(done), float(steps))
@@ -309,7 +311,7 @@ class Tools:
         return await self._ask("trace", {"name": name, "text": text})
 
 
-def _stated(**arguments: Any) -> Json:
+def _without_none(**arguments: Any) -> Json:
     return {name: value for name, value in arguments.items() if value is not None}
 
 
@@ -358,7 +360,7 @@ def create_mcp(*, folders: bool, pool: Pool | None = None) -> MCPServer[Any]:
         instructions=INSTRUCTIONS,
         log_level="WARNING",
     )
-    ask = partial(_ask, folders, pool or own_process())
+    ask = partial(_ask_operation, folders, pool or own_process())
     tools = Tools(ask)
     for name in vars(Tools):
         if not name.startswith("_"):
@@ -373,7 +375,7 @@ def create_mcp(*, folders: bool, pool: Pool | None = None) -> MCPServer[Any]:
 def _add_resources(server: MCPServer[Any], ask: Callable[..., Coroutine[Any, Any, Json]]) -> None:
     async def schema(name: str) -> str:
         """The JSON Schema of a request, a size, an estimate, a recipe or a manifest."""
-        return to_json(catalog.schema(name))
+        return to_json(catalog.answer_schema(name))
 
     async def bundle(asked: str) -> bytes:
         """The zip of a bundle that `build` described."""

@@ -56,60 +56,62 @@ OPERATIONS: dict[str, Operation] = {
     operation.name: operation
     for operation in (
         Operation(
-            answers.plan,
+            answers.answer_plan,
             "Every split, judged and ranked",
             bodies.PlanBody,
             {"top": Annotated[int | None, Query(ge=0, le=MOST_LISTED)]},
         ),
         Operation(
-            answers.estimate,
+            answers.answer_estimate,
             "One split: the request's candidate, or the best that matches it",
             bodies.PlanBody,
         ),
         Operation(
-            answers.size, "Which hardware, how many, at what cost, how sure", bodies.SizeBody
+            answers.answer_size, "Which hardware, how many, at what cost, how sure", bodies.SizeBody
         ),
         Operation(
-            answers.compress,
+            answers.answer_compress,
             "What every technique of compression would do to a served model",
             bodies.PlanBody,
             {"techniques": Annotated[str | None, Query(max_length=2000)]},
         ),
         Operation(
-            answers.check,
+            answers.answer_check,
             "Whether a split or an engine's command can run, why not, and a better one",
             bodies.CheckBody,
         ),
         Operation(
-            answers.reconcile,
+            answers.answer_reconcile,
             "What other programs measured, beside the estimate",
             bodies.ReconcileBody,
         ),
         Operation(
-            answers.trace,
+            answers.answer_trace,
             "What a trace of requests shows: rates, lengths, reuse",
             bodies.TraceBody,
             most_bytes=MAX_TRACE_BYTES,
         ),
-        Operation(answers.build, "The bundle as a zip", bodies.RecipeBody),
-        Operation(answers.recipe, "The recipe of a request, without its files", bodies.RecipeBody),
+        Operation(answers.answer_build, "The bundle as a zip", bodies.RecipeBody),
         Operation(
-            answers.resolve,
+            answers.answer_recipe, "The recipe of a request, without its files", bodies.RecipeBody
+        ),
+        Operation(
+            answers.answer_resolve,
             "Which variants of a recipe apply to other hardware, and what they set",
             bodies.ResolveBody,
         ),
         Operation(
-            answers.diff,
+            answers.answer_diff,
             "The differences between two recipes and between their estimates",
             bodies.DiffBody,
         ),
         Operation(
-            answers.convert,
+            answers.answer_convert,
             "An engine's command, or a published recipe, as a recipe",
             bodies.ConvertBody,
         ),
         Operation(
-            answers.simulate,
+            answers.answer_simulate,
             "Policies of scaling over time, as a job: begins it and says where to look",
             bodies.SimulateBody,
             job=answers.check_simulation,
@@ -124,7 +126,7 @@ CATALOG: dict[str, Callable[[str | None], Json]] = {
     "hardware": catalog.hardware,
     "offers": catalog.offers_for,
     "engines": catalog.engines,
-    "schema": catalog.schema,
+    "schema": catalog.answer_schema,
 }
 
 
@@ -136,7 +138,7 @@ class Reply(NamedTuple):
     bundle: str | None = None
 
 
-def ask(operation: str, folders: bool, body: bytes, options: Mapping[str, Any]) -> Any:
+def answer_operation(operation: str, folders: bool, body: bytes, options: Mapping[str, Any]) -> Any:
     """Answer a body as it was sent, as plain values.
 
     Raises:
@@ -152,7 +154,7 @@ def reply(operation: str, folders: bool, body: bytes, options: Mapping[str, Any]
     Raises:
         RecipeError: as ``ask``.
     """
-    answer = ask(operation, folders, body, options)
+    answer = answer_operation(operation, folders, body, options)
     if isinstance(answer, Archive):
         return Reply(answer.data, bundle=answer.name)
     # A verdict on a command that could not be read says so in its ``error``.

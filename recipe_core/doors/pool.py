@@ -30,7 +30,14 @@ from recipe_core.base.errors import BusyError, LimitError
 from recipe_core.base.resources import PACKAGE
 from recipe_core.doors.settings import ServerSettings, variable
 from recipe_core.doors.turns import Turn, Turns
-from recipe_core.doors.worker import Answer, Call, Progress, Taken, calibrated, pickle_message
+from recipe_core.doors.worker import (
+    Answer,
+    Call,
+    Progress,
+    Taken,
+    answer_calibrated,
+    pickle_message,
+)
 
 PROGRAM = "import sys; from recipe_core.doors.worker import main; main(int(sys.argv[1]))"
 # Seconds that a call which must end has to reach the end of its chunk; then its process ends.
@@ -69,7 +76,7 @@ class Worker:
                 [sys.executable, "-P", "-c", PROGRAM, str(worker_end.fileno())],
                 pass_fds=[worker_end.fileno()],
                 stdin=subprocess.DEVNULL,
-                env=_environment(),
+                env=_worker_environment(),
             )
         self._connection = Connection(server_end.detach())
         self.usable = False
@@ -107,11 +114,11 @@ class Worker:
                         return message
                     accepted = True
                     if isinstance(message, Progress):
-                        progress.tell(message.done, message.steps)
+                        progress.report_steps(message.done, message.steps)
                 if abandoned():
                     raise Cancelled
                 if self._clock() > deadline:
-                    raise budget.over_time(Account(call.budget))
+                    raise budget.out_of_time_error(Account(call.budget))
         except (EOFError, ConnectionError):
             raise (self._died() if accepted else LostError) from None
         except BaseException:  # also of the page that waits, which Streamlit ends by raising
@@ -157,7 +164,7 @@ class Worker:
         self._process.wait()
 
 
-def _environment() -> dict[str, str]:
+def _worker_environment() -> dict[str, str]:
     """The server's environment, without its token; the package is found wherever it lies."""
     paths = [str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")]
     threads = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -236,8 +243,8 @@ class Pool:
         settings = self.settings
         if not settings.workers:
             began()
-            with budget.limited(settings.budget, abandoned):
-                return cast(Value, calibrated(partial(function, *arguments, **options)))
+            with budget.apply_budget(settings.budget, abandoned):
+                return cast(Value, answer_calibrated(partial(function, *arguments, **options)))
         self.admit(client, long=long)
         call = Call(
             partial(function, *arguments, **options), settings.budget, settings.memory_bytes

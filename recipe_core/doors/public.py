@@ -63,7 +63,7 @@ def plan(
             fix.
         RecipeError: when the hardware has no split at all.
     """
-    corrections = _learned(measured, folders)
+    corrections = _learn_corrections(measured, folders)
     values = as_request(request, folders=folders, corrections=corrections)
     answer = plans.plan_splits(values, folders=folders, corrections=corrections)
     answer.complete = add_compression
@@ -95,8 +95,14 @@ def size(
     from recipe_core.request.size import SizeRequest
     from recipe_core.sizing import size as sizing
 
-    parsed = request if isinstance(request, SizeRequest) else SizeRequest.parse(_values(request))
-    return sizing.size_devices(parsed, folders=folders, corrections=_learned(measured, folders))
+    parsed = (
+        request
+        if isinstance(request, SizeRequest)
+        else SizeRequest.parse(_read_request_values(request))
+    )
+    return sizing.size_devices(
+        parsed, folders=folders, corrections=_learn_corrections(measured, folders)
+    )
 
 
 def compress(
@@ -126,7 +132,7 @@ def compress(
     """
     from recipe_core.compression.advisor.advise import advise
 
-    corrections = _learned(measured, folders)
+    corrections = _learn_corrections(measured, folders)
     values = as_request(request, folders=folders, corrections=corrections)
     return advise(values, names=techniques, folders=folders, corrections=corrections)
 
@@ -163,15 +169,15 @@ def simulate(
     """
     from recipe_core.scaling.answer import simulate_over_time
 
-    corrections = _learned(measured, folders)
+    corrections = _learn_corrections(measured, folders)
     values = as_request(request, folders=folders, corrections=corrections)
-    load = trace_of(Path(trace)) if isinstance(trace, str | Path) else trace
+    load = read_trace_file(Path(trace)) if isinstance(trace, str | Path) else trace
     return simulate_over_time(
         values, trace=load, policies=policies, days=days, folders=folders, corrections=corrections
     )
 
 
-def trace_of(path: Path) -> Trace | Rates:
+def read_trace_file(path: Path) -> Trace | Rates:
     """The trace in a file, or its rates where it has no single requests.
 
     Raises:
@@ -207,7 +213,7 @@ def estimate(
         InputError: for a request that cannot be read.
         RecipeError: when no split agrees with the candidate.
     """
-    corrections = _learned(measured, folders)
+    corrections = _learn_corrections(measured, folders)
     values = as_request(request, folders=folders, corrections=corrections)
     narrowed, row = plans.plan_candidate(values, folders=folders, corrections=corrections)
     return detail_row_estimate(narrowed, row)
@@ -239,7 +245,7 @@ def check(
     from recipe_core.commands.judge import judge_command
     from recipe_core.commands.request_verdict import judge_request
 
-    with _corrected(calibrated):
+    with _calibration_context(calibrated):
         if isinstance(question, Mapping | PlanRequest | Path):
             return judge_request(as_request(question, folders=folders), folders=folders)
         return judge_command(question, Ground.of(**ground), folders=folders)
@@ -272,7 +278,7 @@ def build(
         with correct_by_default(lambda: decided.plan.problem.corrections):
             decision = decide_split(decided)
             return recipe_of(decision, decided.plan.request, additions, folders=folders)
-    with _corrected(calibrated):
+    with _calibration_context(calibrated):
         return make_recipe(as_request(decided, folders=folders), additions, folders=folders)
 
 
@@ -322,7 +328,7 @@ def validate(runs: Iterable[Run] | None = None) -> Comparison:
     return compare_with_estimates(published_runs() if runs is None else list(runs))
 
 
-def _learned(measured: MeasuredSource | None, folders: bool) -> Corrections | None:
+def _learn_corrections(measured: MeasuredSource | None, folders: bool) -> Corrections | None:
     if measured is None and standing.has_standing():
         return standing.standing_corrections()
     if (isinstance(measured, str) and measured == NONE) or (
@@ -334,7 +340,7 @@ def _learned(measured: MeasuredSource | None, folders: bool) -> Corrections | No
     return corrections_from_sources(measured, folders=folders)
 
 
-def _corrected(calibrated: bool) -> AbstractContextManager[None]:
+def _calibration_context(calibrated: bool) -> AbstractContextManager[None]:
     """A block with the calibration of this machine or without, unless one says so already."""
     if standing.has_standing():
         return nullcontext()
@@ -358,7 +364,7 @@ def as_request(
     """
     if isinstance(value, PlanRequest):
         return value
-    values = _values(value)
+    values = _read_request_values(value)
     if not asks_for_any(values):
         return PlanRequest.parse(values)
     from recipe_core.sizing.size import settle_hardware
@@ -366,7 +372,7 @@ def as_request(
     return settle_hardware(values, folders=folders, corrections=corrections)
 
 
-def _values(value: Any) -> Any:
+def _read_request_values(value: Any) -> Any:
     """The plain values of a request, or those in a file."""
     if isinstance(value, Mapping):
         return value

@@ -21,7 +21,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.types import Receive, Scope, Send
 
 from recipe_core.base.errors import InputError
-from recipe_core.base.resources import root
+from recipe_core.base.resources import shipped_path
 from recipe_core.doors.settings import ServerSettings, variable
 
 # With what they import, all modules that the first page uses with an empty link.
@@ -121,7 +121,9 @@ def load_first_page() -> None:
 def load_pages() -> None:
     """Import all modules that any page imports, when it starts or later."""
     load_first_page()
-    texts = [page.read_text(encoding="utf-8") for page in sorted(root("pages").glob("*.py"))]
+    texts = [
+        page.read_text(encoding="utf-8") for page in sorted(shipped_path("pages").glob("*.py"))
+    ]
     with importing:
         for module, block, line in _IMPORT.findall("\n".join(texts)):
             __import__(module, fromlist=re.findall(r"\w+", block or line))  # also of submodules
@@ -174,7 +176,7 @@ def serve(host: str, port: int, options: Mapping[str, object]) -> None:
         InputError: when nothing can listen on the address, and when the network would reach a
             server that asks for no token though nobody said that it need not.
     """
-    settings = _settings(options)
+    settings = _apply_options(options)
     local = _is_loopback(host)
     if not local and not settings.token and not settings.no_auth:
         raise InputError(
@@ -184,13 +186,15 @@ def serve(host: str, port: int, options: Mapping[str, object]) -> None:
         )
     _check_free(host, port)
     os.environ.setdefault(variable("folders"), "1" if local else "0")
-    path = root("app.py")
+    path = shipped_path("app.py")
     spec = importlib.util.spec_from_file_location("recipe_builder_app", path)
     if spec is None or spec.loader is None:  # a broken installation
         raise InputError(f"{path} is missing.", hint="Install the package again.")
     sys.argv = [str(path)]
     module = importlib.util.module_from_spec(spec)
-    config = _flat(tomllib.loads((root(".streamlit") / "config.toml").read_text(encoding="utf-8")))
+    config = _flat(
+        tomllib.loads((shipped_path(".streamlit") / "config.toml").read_text(encoding="utf-8"))
+    )
     spec.loader.exec_module(module)
     shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host  # noqa: S104 - not bound here
     sys.stdout.write(f"Recipe Builder: http://{shown}:{port}\n")
@@ -198,7 +202,7 @@ def serve(host: str, port: int, options: Mapping[str, object]) -> None:
     module.app.run(config=config | {"server.address": host, "server.port": port})
 
 
-def _settings(options: Mapping[str, object]) -> ServerSettings:
+def _apply_options(options: Mapping[str, object]) -> ServerSettings:
     """The settings of the environment with these options, which then stand in it too.
 
     The app reads them there, however it is started.

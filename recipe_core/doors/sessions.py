@@ -48,7 +48,7 @@ class Sessions:
         clock: Callable[[], float] = time.monotonic,
         later: Callable[[float, Callable[[], None]], object] | None = None,
     ) -> None:
-        self._limit, self._clock, self._later = limit, clock, later or _after
+        self._limit, self._clock, self._later = limit, clock, later or _call_later
         self._open: Counter[str] = Counter()
         self._coming: list[Upload] = []
         self._senders: dict[str, str] = {}
@@ -89,14 +89,14 @@ class Sessions:
         if (runtime := _runtime()) is None:
             return
         now, files = self._clock(), runtime.uploaded_file_mgr
-        holding = {upload.session for upload in _stored()}
+        holding = {upload.session for upload in _stored_uploads()}
         for session in holding:
             if runtime.is_active_session(session):
                 self._gone.pop(session, None)
             elif now - self._gone.setdefault(session, now) >= GONE_S:
                 runtime.close_session(session)
                 files.remove_session_files(session)  # also of one that had ended before they came
-        present = {upload.session for upload in (*_stored(), *self._coming)}
+        present = {upload.session for upload in (*_stored_uploads(), *self._coming)}
         self._gone = {name: at for name, at in self._gone.items() if name in present}
         self._senders = {name: whose for name, whose in self._senders.items() if name in present}
 
@@ -107,7 +107,10 @@ class Sessions:
     def _refusal(self, upload: Upload, address: str) -> str | None:
         """Why there is no room for an upload; the file that it replaces makes some."""
         place = upload.session, upload.name
-        files = [*(file for file in _stored() if (file.session, file.name) != place), *self._coming]
+        files = [
+            *(file for file in _stored_uploads() if (file.session, file.name) != place),
+            *self._coming,
+        ]
         of_session = [file for file in files if file.session == upload.session]
         of_address = [file for file in files if self._senders.get(file.session) == address]
         if len(of_session) >= MOST_UPLOADS or _over(of_session, upload, MOST_UPLOADED_MB):
@@ -129,7 +132,7 @@ def _runtime() -> Any:
     return runtime.get_instance() if runtime.exists() else None
 
 
-def _stored() -> list[Upload]:
+def _stored_uploads() -> list[Upload]:
     """The files that are there."""
     manager = getattr(_runtime(), "uploaded_file_mgr", None)
     sessions = list(getattr(manager, "file_storage", {}).items())
@@ -140,5 +143,5 @@ def _stored() -> list[Upload]:
     ]
 
 
-def _after(seconds: float, do: Callable[[], None]) -> None:
+def _call_later(seconds: float, do: Callable[[], None]) -> None:
     asyncio.get_running_loop().call_later(seconds, do)

@@ -39,14 +39,16 @@ class Guesses:
 
     def wait_s(self, address: str) -> int:
         """Seconds until a token from an address is read; 0 for now."""
-        latest = list(self._wrong.get(_network(address), OrderedDict()).values())[-MOST_TRIES:]
+        latest = list(self._wrong.get(_sender_network(address), OrderedDict()).values())[
+            -MOST_TRIES:
+        ]
         if len(latest) < MOST_TRIES:
             return 0
         return max(int(latest[0] + TRIES_S - self._clock() + 1), 0)
 
     def note(self, address: str, token: str) -> None:
         """Remember a wrong token."""
-        network, now = _network(address), self._clock()
+        network, now = _sender_network(address), self._clock()
         wrong = self._wrong.setdefault(network, OrderedDict())
         for old in [old for old, at in wrong.items() if now - at > TRIES_S]:
             del wrong[old]
@@ -58,7 +60,7 @@ class Guesses:
             self._wrong.popitem(last=False)
 
 
-def _network(address: str) -> str:
+def _sender_network(address: str) -> str:
     """The addresses of one sender: one of IPv4, of IPv6 the network of a connection."""
     try:
         parsed = ipaddress.ip_address(address)

@@ -25,7 +25,7 @@ import cloudpickle
 from recipe_core.base import budget, progress
 from recipe_core.base.budget import Account, Budget, Cancelled
 from recipe_core.base.errors import InputError, LimitError, RecipeError
-from recipe_core.base.memory import limited_memory, resident_bytes
+from recipe_core.base.memory import limited_memory, process_resident_bytes
 from recipe_core.calibration.place import calibration_stamp
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class _Interrupt:
         return self.asked or os.getppid() != self._server
 
 
-def answer(
+def answer_call(
     call: Call,
     connection: Connection,
     interrupt: Callable[[], bool],
@@ -113,7 +113,7 @@ def answer(
     clock: Callable[[], float] = time.monotonic,
 ) -> Answer:
     """Make a call, and say how it ended; progress goes to the server on the way."""
-    before, reported_s = resident_bytes(), float("-inf")
+    before, reported_s = process_resident_bytes(), float("-inf")
 
     def report(done: int, steps: int) -> None:
         nonlocal reported_s
@@ -125,13 +125,13 @@ def answer(
     try:
         with (
             limited_memory(call.memory_bytes),
-            budget.limited(call.budget, interrupt) as account,
+            budget.apply_budget(call.budget, interrupt) as account,
             progress.watched(report),
         ):
-            value = calibrated(call.question)
+            value = answer_calibrated(call.question)
         return Answer(value, over=_grown(before, call.memory_bytes))
     except MemoryError:
-        return Answer(error=budget.over_memory(account, call.memory_bytes), over=True)
+        return Answer(error=budget.out_of_memory_error(account, call.memory_bytes), over=True)
     except (RecipeError, Cancelled) as error:
         heavy = isinstance(error, LimitError) and _grown(before, call.memory_bytes)
         return Answer(error=error.with_traceback(None), over=heavy)
@@ -140,7 +140,7 @@ def answer(
         return Answer(error=error)
 
 
-def calibrated(question: Callable[[], Any]) -> Any:
+def answer_calibrated(question: Callable[[], Any]) -> Any:
     """The answer to a question with what the calibration of this server teaches.
 
     Raises:
@@ -168,7 +168,7 @@ def calibrated(question: Callable[[], Any]) -> Any:
 
 
 def _grown(before: int, memory_bytes: int) -> bool:
-    return resident_bytes() - before > memory_bytes // 4
+    return process_resident_bytes() - before > memory_bytes // 4
 
 
 def _pickle_answer(reply: Answer) -> bytes:
@@ -180,7 +180,7 @@ def _pickle_answer(reply: Answer) -> bytes:
         return pickle_message(Answer(error=RuntimeError(f"{type(about).__name__}: {about}")))
 
 
-def main(socket: int) -> None:
+def serve_calls(socket: int) -> None:
     """Answer calls until the server closes the socket."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal goes to the server
     interrupt = _Interrupt()
@@ -196,4 +196,4 @@ def main(socket: int) -> None:
             interrupt.asked = False
             connection.send_bytes(pickle_message(Taken()))
             call: Call = pickle.loads(frame)  # noqa: S301 - of the server
-            connection.send_bytes(_pickle_answer(answer(call, connection, interrupt)))
+            connection.send_bytes(_pickle_answer(answer_call(call, connection, interrupt)))

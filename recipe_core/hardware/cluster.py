@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from recipe_core.base.errors import HardwareError, unknown
-from recipe_core.base.resources import root
+from recipe_core.base.resources import shipped_path
 from recipe_core.hardware import custom
 from recipe_core.hardware.checks import check_device
 from recipe_core.hardware.files import files_by_name, profile_data_file, read_profile_file
@@ -36,7 +36,7 @@ SHARED = ("priors", "dtypes")  # files of hw_profiles/ that are about every devi
 def _profile_files() -> dict[str, Path]:
     return {
         name: path
-        for name, path in files_by_name(root("hw_profiles")).items()
+        for name, path in files_by_name(shipped_path("hw_profiles")).items()
         if name not in SHARED
     }
 
@@ -191,7 +191,7 @@ def _device_aliases() -> dict[str, str]:
 
 
 def fabric_names() -> list[str]:
-    return list(files_by_name(root("hw_profiles") / "fabrics"))
+    return list(files_by_name(shipped_path("hw_profiles") / "fabrics"))
 
 
 @cache
@@ -201,7 +201,7 @@ def fabric(name: str, field: str = "hardware.fabric") -> Fabric:
     Raises:
         HardwareError: names close ones when there is none.
     """
-    files = files_by_name(root("hw_profiles") / "fabrics")
+    files = files_by_name(shipped_path("hw_profiles") / "fabrics")
     if name not in files:
         message, hint = unknown("fabric", name, list(files))
         raise HardwareError(message, field=field, hint=hint)
@@ -216,12 +216,12 @@ def _read_fabric(path: Path) -> Fabric:
 @cache
 def priors() -> Priors:
     """Roofline numbers for devices without their own."""
-    return read_profile_file(root("hw_profiles") / "priors.yaml", Priors)
+    return read_profile_file(shipped_path("hw_profiles") / "priors.yaml", Priors)
 
 
 @cache
 def dtypes() -> DtypeFile:
-    return read_profile_file(root("hw_profiles") / "dtypes.yaml", DtypeFile)
+    return read_profile_file(shipped_path("hw_profiles") / "dtypes.yaml", DtypeFile)
 
 
 @cache

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from recipe_core.base.bounded import whole
+from recipe_core.base.bounded import bounded_integer
 from recipe_core.base.data_files import DataFile
 from recipe_core.base.errors import InputError, unknown
 from recipe_core.base.provenance import Quantity, Sourced, Status
@@ -133,7 +133,7 @@ def node_failures(
         InputError: for a number of devices that is not positive.
     """
     file = failure_file()
-    size = whole("devices_per_node", devices_per_node) / DEVICES_PER_NODE
+    size = bounded_integer("devices_per_node", devices_per_node) / DEVICES_PER_NODE
     settled = [fleet for fleet in file.fleets if not fleet.new_nodes]
     fleets_of_architecture = [fleet for fleet in settled if fleet.architecture == architecture]
     rates = [fleet.failures_per_1000_node_days.value for fleet in settled]

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from recipe_core.base.documents import read_text
 from recipe_core.base.errors import InputError, unknown
 from recipe_core.base.provenance import Source, Sourced
-from recipe_core.base.resources import root
+from recipe_core.base.resources import shipped_path
 from recipe_core.hardware.files import read_profile_file
 from recipe_core.hardware.offers import Offer
 
@@ -48,12 +48,12 @@ class OfferSources(Sourced):
 
 def shipped_offers() -> tuple[Offer, ...]:
     """The offers of ``hw_profiles/offers/``."""
-    return _parse_shipped_offers(root("hw_profiles") / "offers")
+    return _parse_shipped_offers(shipped_path("hw_profiles") / "offers")
 
 
 def shipped_offers_of(device: str) -> tuple[Offer, ...]:
     """Those of one device: a plan needs few, and looking is quicker than reading a thousand."""
-    return _parse_shipped_offers(root("hw_profiles") / "offers", device)
+    return _parse_shipped_offers(shipped_path("hw_profiles") / "offers", device)
 
 
 @cache
@@ -79,7 +79,9 @@ def _offer_table_lines(folder: Path) -> tuple[tuple[str, str, tuple[str, ...]], 
 
 @cache
 def offer_sources() -> Mapping[str, Source]:
-    return read_profile_file(root("hw_profiles") / "offers" / "sources.yaml", OfferSources).sources
+    return read_profile_file(
+        shipped_path("hw_profiles") / "offers" / "sources.yaml", OfferSources
+    ).sources
 
 
 def own_offers() -> tuple[Offer, ...]:

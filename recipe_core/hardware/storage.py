@@ -14,7 +14,7 @@ import numpy as np
 from recipe_core.base.arrays import Float
 from recipe_core.base.errors import HardwareError, unknown
 from recipe_core.base.provenance import Quantity, Sourced
-from recipe_core.base.resources import root
+from recipe_core.base.resources import shipped_path
 from recipe_core.hardware.files import files_by_name, profile_data_file, read_profile_file
 from recipe_core.hardware.profile import Device, Line, Name
 
@@ -72,7 +72,7 @@ def measured_tier(profile: Device) -> StorageTier | None:
 
 
 def storage_names() -> list[str]:
-    return list(files_by_name(root("hw_profiles") / "storage"))
+    return list(files_by_name(shipped_path("hw_profiles") / "storage"))
 
 
 @cache
@@ -82,7 +82,7 @@ def storage_tier(name: str) -> StorageTier:
     Raises:
         HardwareError: names close ones when there is none, or the wrong field of its file.
     """
-    files = files_by_name(root("hw_profiles") / "storage")
+    files = files_by_name(shipped_path("hw_profiles") / "storage")
     if name not in files:
         message, hint = unknown("storage tier", name, list(files))
         raise HardwareError(message, field=FIELD, hint=hint)

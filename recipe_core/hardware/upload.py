@@ -6,7 +6,7 @@ from typing import Any
 
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import HardwareError
-from recipe_core.base.uploads import text_of
+from recipe_core.base.uploads import read_upload_text
 from recipe_core.hardware.cluster import device_profile, device_values, is_own
 from recipe_core.hardware.custom import BASE, FIELD, MAX_BYTES, plain_profile
 from recipe_core.hardware.profile import Device
@@ -25,7 +25,7 @@ def uploaded_profile(data: bytes, name: str) -> dict[str, Any]:
     Raises:
         InputError: when it is too large, not text, not YAML or not a device profile.
     """
-    text = text_of(
+    text = read_upload_text(
         data,
         name,
         MAX_BYTES,

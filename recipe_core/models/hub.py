@@ -18,7 +18,7 @@ from cachetools import TTLCache
 
 from recipe_core.base.documents import MAX_DOCUMENT_BYTES, parse_json, read_text
 from recipe_core.base.errors import InputError, ModelError
-from recipe_core.base.web import Answer, Deadline, FetchError, UnreachableError, fetch
+from recipe_core.base.web import Answer, Deadline, FetchError, UnreachableError, fetch_url
 from recipe_core.models.own_models import is_id
 
 # Time for all that is asked of the hub about a model; one that can be reached needs a tenth.
@@ -118,7 +118,7 @@ def _fetch_from_hub(url: str) -> Answer:
         from huggingface_hub import get_token
 
         token = deadline.run(get_token)
-    return fetch(
+    return fetch_url(
         url,
         deadline=deadline,
         most_bytes=MAX_DOCUMENT_BYTES,

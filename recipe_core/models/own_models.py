@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from recipe_core.base.documents import make_folder, parse_json, read_text, write_whole
+from recipe_core.base.documents import make_lasting_folder, parse_json, read_text, write_whole
 from recipe_core.base.errors import InputError, ModelError
 
 # The variable of the environment that names the folder; empty switches it off.
@@ -92,7 +92,7 @@ def keep_own_model(folder: Path, model_id: str, config: Mapping[str, Any], origi
         state = "same" if before == (model_id, dict(config)) else "changed"
     if state != "same":
         try:
-            make_folder(folder)
+            make_lasting_folder(folder)
         except OSError as error:
             raise InputError(f"cannot make {folder}: {error.strerror}.", field="out") from None
         write_whole(path, data)

@@ -13,7 +13,7 @@ from typing import Any
 from recipe_core.base.documents import parse_json
 from recipe_core.base.errors import ModelError
 from recipe_core.base.texts import check_name
-from recipe_core.base.uploads import text_of
+from recipe_core.base.uploads import read_upload_text
 from recipe_core.models.catalog import checked_weights
 from recipe_core.models.config.read import read_model_config
 
@@ -38,7 +38,7 @@ def uploaded_config(data: bytes, name: str) -> dict[str, Any]:
     Raises:
         ModelError: when it is too large, not text, not a JSON object or not a readable model.
     """
-    text = text_of(
+    text = read_upload_text(
         data,
         name,
         MAX_BYTES,

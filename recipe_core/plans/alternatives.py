@@ -15,7 +15,7 @@ import numpy as np
 
 from recipe_core.accuracy.retained import Retained
 from recipe_core.base.errors import RecipeError
-from recipe_core.base.units import accuracy_text, chance_text, range_text
+from recipe_core.base.units import accuracy_text, chance_text, plain_range_text
 from recipe_core.estimates.columns.serving import Setting
 from recipe_core.estimates.rules.applied import applied_techniques
 from recipe_core.estimates.serving.accuracy import accuracy_of
@@ -98,7 +98,7 @@ class Alternative:
         if not self.accuracy.known:
             return f"What it keeps of the base's accuracy is unknown: {self.accuracy.basis}"
         ends = (self.accuracy.low, self.accuracy.high)
-        likely = "" if ends[0] == ends[1] else f", {range_text(ends, accuracy_text)} likely"
+        likely = "" if ends[0] == ends[1] else f", {plain_range_text(ends, accuracy_text)} likely"
         return f"Keeps {accuracy_text(self.accuracy.value)} of the base's accuracy{likely}."
 
     @property

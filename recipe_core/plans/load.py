@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int
-from recipe_core.base.units import rounded
+from recipe_core.base.units import round_significant
 from recipe_core.estimates.columns.serving import Cases
 from recipe_core.plans.limits import LIMITS, limit_excess
 from recipe_core.plans.rank import TIE_DIGITS
@@ -184,7 +184,7 @@ def _load_scores(plan: PlanTable) -> Float:
     score = np.nan_to_num(plan.score, nan=np.inf)
     if len(plan.request.objective.goals) > 1:  # a logarithm
         return np.round(score, TIE_DIGITS)
-    return np.asarray(rounded(score, TIE_DIGITS), dtype=float)
+    return np.asarray(round_significant(score, TIE_DIGITS), dtype=float)
 
 
 def _best_place(missed: Float, score: Float) -> Int:

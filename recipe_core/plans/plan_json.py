@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from recipe_core.base.arrays import Int
-from recipe_core.base.units import duration
+from recipe_core.base.units import seconds_text
 from recipe_core.estimates.columns.serving import Setting
 from recipe_core.estimates.measured.support import device_support
 from recipe_core.hardware.cluster import chip_title
@@ -243,7 +243,7 @@ def queue_text(plan: PlanTable, row: int) -> str:
     phrase = f"holds {held_text(plan, row)} at once"
     if waiting_s <= 0:
         return phrase
-    return f"{phrase}, {duration(waiting_s)} of the time to first token is waiting"
+    return f"{phrase}, {seconds_text(waiting_s)} of the time to first token is waiting"
 
 
 def held_text(plan: PlanTable, row: int) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int, add
 from recipe_core.base.intervals import NORMAL
-from recipe_core.base.units import rounded
+from recipe_core.base.units import round_significant
 from recipe_core.estimates.bands import better_score, normal_probability
 from recipe_core.plans.limits import LIMITS, limit_excess
 
@@ -86,7 +86,7 @@ def rank_rows(table: PlanTable) -> Int:
     rows = np.flatnonzero(table.feasible)
     ranking = table.spec.ranking
     keys = [np.asarray(key)[rows] for key in ranking.simplicity(table)]
-    keys.append(rounded(table.score[rows], TIE_DIGITS))
+    keys.append(round_significant(table.score[rows], TIE_DIGITS))
     first = (*ranking.precedence(table), lacks_price(table))
     keys += [np.asarray(key)[rows] for key in first]
     return np.asarray(rows[np.lexsort(keys)], dtype=np.int64)
@@ -154,7 +154,9 @@ def _better_scores(table: PlanTable, rows: Int, beside: int) -> Float:
     """
     ranking = table.spec.ranking
     gain = log_score(table, [beside]) - log_score(table, rows)
-    equal = rounded(table.score[rows], TIE_DIGITS) == rounded(table.score[[beside]], TIE_DIGITS)
+    equal = round_significant(table.score[rows], TIE_DIGITS) == round_significant(
+        table.score[[beside]], TIE_DIGITS
+    )
     gain = np.where(equal, 0.0, gain)
     setting = table.setting(beside)
     errors, software = ranking.errors(setting), ranking.software(setting)

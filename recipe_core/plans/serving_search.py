@@ -216,7 +216,7 @@ def _simulations(problem: ServingProblem, splits: int) -> AbstractContextManager
     """One task of all simulations in a search of loads; their number is known only at its end."""
     if problem.request.objective.limits.percentile is None:
         return nullcontext()
-    return progress.task(splits * (STEPS + 2))
+    return progress.track_task(splits * (STEPS + 2))
 
 
 def _judge_within_limits(
@@ -239,7 +239,7 @@ def _judge_within_limits(
     if rows is None:
         rows = _worth_simulating(PlanTable(spec, problem, blocks), at_most)
     out, start = [], 0
-    with progress.task(len(rows)) if alone else nullcontext():
+    with progress.track_task(len(rows)) if alone else nullcontext():
         for block in blocks:
             inside = rows[(rows >= start) & (rows < start + len(block))] - start
             start += len(block)

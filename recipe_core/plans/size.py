@@ -28,7 +28,7 @@ def check_size(candidates: int, options: Options) -> None:
     """
     cap = budget.most_candidates()
     if cap is None or candidates <= cap:
-        budget.plan(candidates)
+        budget.count_planned(candidates)
         return
     excess = f"make {candidates:,} candidates; at most {cap:,} are evaluated in one plan."
     values = {name: len(getattr(options, name)) for name in MULTIPLYING}
@@ -62,7 +62,7 @@ def check_loads(candidates: int) -> None:
             field="workload.concurrency",
             hint="State it, or give fewer devices, formats or engines.",
         )
-    budget.grow(candidates)
+    budget.raise_planned(candidates)
 
 
 def check_splits(
@@ -112,4 +112,4 @@ def check_training_size(candidates: int, clusters: int) -> None:
             field="candidate",
             hint=f"State some of tp, pp, cp, ep, micro_batch, or options.nodes: all{fewer}.",
         )
-    budget.plan(candidates)
+    budget.count_planned(candidates)

@@ -13,7 +13,7 @@ from http import HTTPStatus
 from urllib.parse import urlencode, urlsplit
 
 from recipe_core.base.errors import InputError, NoAnswer
-from recipe_core.base.web import Answer, Deadline, FetchError, fetch
+from recipe_core.base.web import Answer, Deadline, FetchError, fetch_url
 
 # Time for all that is asked, tokens too.
 SECONDS = 30.0
@@ -119,7 +119,7 @@ def _ask_manifest(place: Place, deadline: Deadline, token: str) -> Answer:
     if token:
         headers["Authorization"] = f"Bearer {token}"
     for method in ("HEAD", "GET"):
-        answer = fetch(
+        answer = fetch_url(
             place.url,
             deadline=deadline,
             most_bytes=MOST_MANIFEST_BYTES,
@@ -144,7 +144,7 @@ def _anonymous_token(challenge: str, place: Place, deadline: Deadline) -> str:
         joint = "&" if urlsplit(parts["realm"]).query else "?"
     except ValueError:
         raise FetchError("it wants a token from what is no address") from None
-    answer = fetch(
+    answer = fetch_url(
         f"{parts['realm']}{joint}{urlencode(query)}",
         deadline=deadline,
         most_bytes=MOST_TOKEN_BYTES,

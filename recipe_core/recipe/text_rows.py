@@ -6,23 +6,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from recipe_core.base.units import duration, gib, per_second, rate, usd
+from recipe_core.base.units import gib, per_second, seconds_text, token_rate_text, usd
 
 SERVING = {
-    "ttft_s": ("Time to first token", duration),
-    "tpot_s": ("Time per output token", duration),
-    "request_latency_s": ("Request latency", duration),
-    "output_tokens_per_s": ("Output tokens per second", rate),
+    "ttft_s": ("Time to first token", seconds_text),
+    "tpot_s": ("Time per output token", seconds_text),
+    "request_latency_s": ("Request latency", seconds_text),
+    "output_tokens_per_s": ("Output tokens per second", token_rate_text),
 }
 # What requests have that end with their prompt: embeddings and scores.
 POOLED = {
-    "request_latency_s": ("Request latency", duration),
+    "request_latency_s": ("Request latency", seconds_text),
     "requests_per_s": ("Requests per second", lambda value: per_second(value, "request")),
-    "input_tokens_per_s": ("Input tokens per second", rate),
+    "input_tokens_per_s": ("Input tokens per second", token_rate_text),
 }
 TRAINING = {
-    "step_s": ("Step time", duration),
-    "tokens_per_s_per_gpu": ("Tokens per second per device", rate),
+    "step_s": ("Step time", seconds_text),
+    "tokens_per_s_per_gpu": ("Tokens per second per device", token_rate_text),
     "flops_per_s_per_gpu": (
         "Model FLOP/s per device",
         lambda value: per_second(value, "FLOP"),

@@ -6,7 +6,7 @@ import math
 import re
 
 from recipe_core.base.errors import HardwareError
-from recipe_core.base.units import count, significant
+from recipe_core.base.units import count_text, significant
 from recipe_core.hardware.cluster import chip_title, device_profile
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.request.presets import aims, request_aim
@@ -63,7 +63,7 @@ def workload_name(workload: ServingWorkload | TrainingWorkload) -> str:
     """A workload in a few words."""
     if isinstance(workload, TrainingWorkload):
         step = f"{workload.global_batch:,} × {workload.sequence_length:,} tokens per step"
-        budget = f", {count(workload.tokens)} tokens" if workload.tokens else ""
+        budget = f", {count_text(workload.tokens)} tokens" if workload.tokens else ""
         adapters = " with LoRA" if workload.adapters else ""
         return f"{METHODS[workload.method]}{adapters}, {step}{budget}"
     lengths = f"{workload.input_tokens:,} → {workload.output_tokens:,} tokens"
@@ -93,7 +93,7 @@ def training_steps_text(workload: TrainingWorkload) -> str:
     """The budget in steps."""
     per_step = workload.global_batch * workload.sequence_length
     if workload.tokens is None:
-        return f"A step takes {count(per_step)} tokens."
+        return f"A step takes {count_text(per_step)} tokens."
     if workload.phases:
         steps = sum(
             math.ceil(
@@ -105,9 +105,11 @@ def training_steps_text(workload: TrainingWorkload) -> str:
         )
         n = len(workload.phases)
         phases = f"{n} phases" if n > 1 else "one phase"
-        return f"{count(workload.tokens)} tokens in {phases}: {steps:,} steps."
+        return f"{count_text(workload.tokens)} tokens in {phases}: {steps:,} steps."
     steps = math.ceil(workload.tokens / per_step)
-    return f"{count(workload.tokens)} tokens in steps of {count(per_step)}: {steps:,} steps."
+    return (
+        f"{count_text(workload.tokens)} tokens in steps of {count_text(per_step)}: {steps:,} steps."
+    )
 
 
 def model_short_name(model: str) -> str:

@@ -86,17 +86,17 @@ def simulate_over_time(
     scaling = request.options.scaling
     searched = _policies_to_search(scaling, names)
     rounds = ROUNDS if searched else 0
-    with progress.task(2 + rounds + REPLAYS + 1):
+    with progress.track_task(2 + rounds + REPLAYS + 1):
         simulation = Simulation.of(deployment)
-        progress.step()
+        progress.count_step()
         finalists = _search_finalists(simulation, searched, deployment.attainment)
         if scaling is not None and (names is None or scaling.policy in names):
             finalists[scaling.policy] = [scaling]
         replays = _replay_finalists(simulation, finalists, deployment.attainment)
         bounds = _simulate_bounds(simulation, deployment)
-        progress.step()
+        progress.count_step()
         answer = _build_over_time_answer(deployment, simulation, replays, bounds)
-        progress.step()
+        progress.count_step()
     return answer
 
 
@@ -149,7 +149,7 @@ def _replay_finalists(
             best_pair[1], attainment
         ):
             best[scaling.policy] = (scaling, replay)
-    progress.step()
+    progress.count_step()
     return _with_ranges(simulation, best)
 
 
@@ -170,10 +170,10 @@ def _with_ranges(
     runs = []
     for seed in SEEDS:
         runs.append(day.outcomes(scalings, seed=seed))
-        progress.step()
+        progress.count_step()
     for seconds in (start.low_s, start.high_s):
         runs.append(day.outcomes(scalings, fleet=day.with_start(seconds)))
-        progress.step()
+        progress.count_step()
     columns = zip(*runs, strict=True)
     return {
         policy: (scaling, replace(replays, day=column[0], others=column[1:]))

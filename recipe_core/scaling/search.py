@@ -120,7 +120,7 @@ def search_policies(
         else:
             batches = [search.new(_refine_points(search, attainment)) for search in searched]
         _simulate_batches(searched, batches, simulate)
-        progress.step()
+        progress.count_step()
     return {search.space.policy: search.finalists(attainment) for search in searched}
 
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from recipe_core.base.arrays import Float
-from recipe_core.base.bounded import whole
+from recipe_core.base.bounded import bounded_integer
 from recipe_core.base.errors import InputError, NoAnswer
 from recipe_core.estimates.columns.corrections import Corrections
 from recipe_core.estimates.serving.cold_start import ColdStart, cold_start
@@ -206,7 +206,7 @@ def events_of(
     Raises:
         InputError: for numbers that are not positive.
     """
-    count = whole("nodes", nodes)
+    count = bounded_integer("nodes", nodes)
     node = node_failures(architecture, devices_per_node)
     spot_reclaims = reclaims(architecture, provider) if spot else None
     return Events(

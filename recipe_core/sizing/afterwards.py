@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from recipe_core.base.arrays import Float
-from recipe_core.base.bounded import LARGEST_COUNT, LONGEST_MONTHS, number, whole
+from recipe_core.base.bounded import LARGEST_COUNT, LONGEST_MONTHS, bounded_float, bounded_integer
 from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.hardware.ownership import HOURS_PER_MONTH, OwnershipCost
 from recipe_core.plans.table import replan_stated
@@ -57,7 +57,7 @@ def monthly_cost(cost: OwnershipCost, devices: int = 1) -> MonthlyCost:
     Raises:
         InputError: for a number of devices that is not positive.
     """
-    hours = whole("devices", devices) * HOURS_PER_MONTH
+    hours = bounded_integer("devices", devices) * HOURS_PER_MONTH
     return MonthlyCost(
         capital_usd=cost.standing_capital_usd_per_hour * hours,
         upkeep_usd=cost.standing_upkeep_usd_per_hour * hours,
@@ -112,7 +112,7 @@ def buy_or_rent(
     Raises:
         InputError: for values out of range.
     """
-    horizon = whole("months", months, most=LONGEST_MONTHS)
+    horizon = bounded_integer("months", months, maximum=LONGEST_MONTHS)
     monthly = monthly_cost(cost, devices)
     rent = _rent_per_month(rented_usd_per_hour, rented_share) * devices
     month = np.arange(LONGEST_MONTHS + 1)
@@ -149,7 +149,7 @@ def highest_price(
     Raises:
         InputError: for values out of range.
     """
-    horizon = whole("months", months, most=LONGEST_MONTHS)
+    horizon = bounded_integer("months", months, maximum=LONGEST_MONTHS)
     gift = monthly_cost(cost.model_copy(update={"capex_usd": 0.0}))
     saved = _rent_per_month(rented_usd_per_hour, rented_share) - gift.running_usd
     if saved < 0:
@@ -160,8 +160,8 @@ def highest_price(
 
 
 def _rent_per_month(usd_per_hour: float, share: float) -> float:
-    price = number("rented_usd_per_hour", usd_per_hour, least=0)
-    return price * HOURS_PER_MONTH * number("rented_share", share, above=0, most=1)
+    price = bounded_float("rented_usd_per_hour", usd_per_hour, minimum=0)
+    return price * HOURS_PER_MONTH * bounded_float("rented_share", share, above=0, maximum=1)
 
 
 def _purchases(cost: OwnershipCost, month: Any) -> Float:
@@ -222,12 +222,14 @@ def cheapest_mixture(
         InputError: for values out of range, not 24 of them, or no load at all.
     """
     load = _check_hourly_loads(load_by_hour, peak_load)
-    capacity = number("capacity_per_unit", capacity_per_unit, above=0)
-    owned = number("owned_usd_per_hour", owned_usd_per_hour, least=0)
-    rented = number("rented_usd_per_hour", rented_usd_per_hour, least=0)
+    capacity = bounded_float("capacity_per_unit", capacity_per_unit, above=0)
+    owned = bounded_float("owned_usd_per_hour", owned_usd_per_hour, minimum=0)
+    rented = bounded_float("rented_usd_per_hour", rented_usd_per_hour, minimum=0)
     idle = owned
     if owned_idle_usd_per_hour is not None:
-        idle = number("owned_idle_usd_per_hour", owned_idle_usd_per_hour, least=0, most=owned)
+        idle = bounded_float(
+            "owned_idle_usd_per_hour", owned_idle_usd_per_hour, minimum=0, maximum=owned
+        )
     with np.errstate(over="ignore"):  # infinitely many units are refused below
         units = np.ceil(load / capacity - ROUNDING)
     if units.max() > LARGEST_COUNT:
@@ -264,7 +266,10 @@ def _check_hourly_loads(values: Sequence[float], peak: float | None) -> Float:
             f"has {len(values)} values.", field="load_by_hour", hint="Give one for each hour, 24."
         )
     load = np.array(
-        [number(f"load_by_hour.{hour}", value, least=0) for hour, value in enumerate(values)]
+        [
+            bounded_float(f"load_by_hour.{hour}", value, minimum=0)
+            for hour, value in enumerate(values)
+        ]
     )
     if not load.any():
         raise InputError(
@@ -272,7 +277,7 @@ def _check_hourly_loads(values: Sequence[float], peak: float | None) -> Float:
         )
     if peak is None:
         return load
-    return np.asarray(load / load.max() * number("peak_load", peak, above=0))
+    return np.asarray(load / load.max() * bounded_float("peak_load", peak, above=0))
 
 
 Json = dict[str, Any]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from recipe_core.base.arrays import Float, Int
-from recipe_core.base.bounded import number, whole
+from recipe_core.base.bounded import bounded_float, bounded_integer
 from recipe_core.base.errors import InputError
 from recipe_core.hardware.ownership import HOURS_PER_MONTH
 
@@ -37,10 +37,10 @@ class Step:
     usd_per_hour: float
 
     def __post_init__(self) -> None:
-        whole("count", self.count)
-        whole("units", self.units, most=100_000_000)
-        number("capacity", self.capacity, above=0)
-        number("usd_per_hour", self.usd_per_hour, least=0)
+        bounded_integer("count", self.count)
+        bounded_integer("units", self.units, maximum=100_000_000)
+        bounded_float("capacity", self.capacity, above=0)
+        bounded_float("usd_per_hour", self.usd_per_hour, minimum=0)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -106,9 +106,13 @@ def load_by_month(load: float, growth_per_month: float, months: int = HORIZON_MO
     Raises:
         InputError: for values out of range.
     """
-    start = number("load", load, above=0)
-    factor = 1 + number("growth_per_month", growth_per_month, above=-1, most=LARGEST_GROWTH)
-    return np.asarray(start * factor ** np.arange(whole("months", months, most=LONGEST_HORIZON)))
+    start = bounded_float("load", load, above=0)
+    factor = 1 + bounded_float(
+        "growth_per_month", growth_per_month, above=-1, maximum=LARGEST_GROWTH
+    )
+    return np.asarray(
+        start * factor ** np.arange(bounded_integer("months", months, maximum=LONGEST_HORIZON))
+    )
 
 
 def grow_ladder(

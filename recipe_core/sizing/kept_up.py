@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from recipe_core.base.arrays import Float
-from recipe_core.base.bounded import LARGEST_COUNT, number, whole
+from recipe_core.base.bounded import LARGEST_COUNT, bounded_float, bounded_integer
 from recipe_core.base.errors import InputError
 from recipe_core.hardware.cluster import Cluster
 from recipe_core.hardware.failures import (
@@ -40,8 +40,8 @@ def node_availability(mtbf_hours: float, repair_hours: float) -> float:
     Raises:
         InputError: for hours that are not positive (repairs may take none).
     """
-    mtbf = number("mtbf_hours", mtbf_hours, above=0)
-    return mtbf / (mtbf + number("repair_hours", repair_hours, least=0))
+    mtbf = bounded_float("mtbf_hours", mtbf_hours, above=0)
+    return mtbf / (mtbf + bounded_float("repair_hours", repair_hours, minimum=0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Domains:
 
     def __post_init__(self) -> None:
         for field in ("replicas", "replicas_per_node", "nodes_per_replica"):
-            whole(field, getattr(self, field))
+            bounded_integer(field, getattr(self, field))
         if self.replicas_per_node > 1 and self.nodes_per_replica > 1:
             raise InputError(
                 f"is {self.nodes_per_replica} beside {self.replicas_per_node} replicas per node.",
@@ -76,8 +76,8 @@ class Domains:
         Raises:
             InputError: for counts that are not positive.
         """
-        devices = whole("devices_per_replica", devices_per_replica)
-        node = whole("devices_per_node", devices_per_node)
+        devices = bounded_integer("devices_per_replica", devices_per_replica)
+        node = bounded_integer("devices_per_node", devices_per_node)
         return cls(replicas, max(node // devices, 1), -(-devices // node))
 
     def resized(self, replicas: int) -> Domains:
@@ -96,7 +96,7 @@ def expected_share(domains: Domains, availability: float) -> float:
     Raises:
         InputError: for an availability outside.
     """
-    share = number("availability", availability, least=0, most=1)
+    share = bounded_float("availability", availability, minimum=0, maximum=1)
     return float(share**domains.nodes_per_replica)
 
 
@@ -139,7 +139,7 @@ def chance_up_at_least(domains: Domains, availability: float, k: int) -> float:
         InputError: as ``expected_share``, or for a negative ``k``.
     """
     up = up_distribution(domains, availability)
-    return min(1.0, float(up[whole("k", k, least=0) :].sum()))
+    return min(1.0, float(up[bounded_integer("k", k, minimum=0) :].sum()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +191,7 @@ def find_spares(needed: Domains, availability: float, target: float | None) -> S
     Raises:
         InputError: for values out of range, or where 100,000 replicas miss the target.
     """
-    goal = None if target is None else number("target", target, above=0, below=1)
+    goal = None if target is None else bounded_float("target", target, above=0, below=1)
     n, share = needed.replicas, expected_share(needed, availability)
 
     def chance(k: int) -> float:
@@ -285,15 +285,15 @@ def price_spot(
     Raises:
         InputError: for values out of range, or where next to nothing would serve.
     """
-    rate = number("reclaims_per_hour", reclaims_per_hour, least=0)
-    seconds = number("restart_s", restart_s, least=0)
-    share = number("held", held_share, above=0, most=1)
-    price = None if usd_per_hour is None else number("usd_per_hour", usd_per_hour, least=0)
+    rate = bounded_float("reclaims_per_hour", reclaims_per_hour, minimum=0)
+    seconds = bounded_float("restart_s", restart_s, minimum=0)
+    share = bounded_float("held", held_share, above=0, maximum=1)
+    price = None if usd_per_hour is None else bounded_float("usd_per_hour", usd_per_hour, minimum=0)
     needed_devices, size = (
-        whole("devices", devices),
-        whole("devices_per_instance", devices_per_instance),
+        bounded_integer("devices", devices),
+        bounded_integer("devices_per_instance", devices_per_instance),
     )
-    spanned = whole("instances_per_replica", instances_per_replica)
+    spanned = bounded_integer("instances_per_replica", instances_per_replica)
     useful = math.exp(-spanned * rate * seconds / 3600)
     if useful * share < LEAST_USEFUL:
         raise InputError(

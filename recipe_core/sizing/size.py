@@ -188,11 +188,11 @@ def size_devices(
     device_choices = list(iter_device_choices(request) if among is None else among)
     means = request_by_means(request)
     sized = []
-    with progress.task(len(device_choices)):
+    with progress.track_task(len(device_choices)):
         for choice in (choice for choice in device_choices if choice.machines):
             budget.spend()
             sized.append(size_device(means, choice, folders=folders, corrections=corrections))
-            progress.step()
+            progress.count_step()
     barred = tuple(choice for choice in device_choices if not choice.machines)
     sizing = Sizing(request, tuple(sized), barred)
     return sizing if means is request else simulate_best_devices(sizing)
@@ -215,10 +215,10 @@ def simulate_best_devices(sizing: Sizing) -> Sizing:
     ranked = [*sizing.devices, *sizing.unpriced]
     devices = ranked[:SIMULATED_DEVICES]
     simulated = {}
-    with progress.task(len(devices)):
+    with progress.track_task(len(devices)):
         for device in devices:
             simulated[id(device)] = device.simulated(sizing.request)
-            progress.step()
+            progress.count_step()
     percentile = sizing.request.objective.limits.percentile or 0.0
     rest = {id(device): device.unsimulated(percentile) for device in ranked[SIMULATED_DEVICES:]}
     by = simulated | rest

@@ -13,7 +13,7 @@ from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.base.bounded import LARGEST_COUNT
 from recipe_core.base.errors import InputError
 from recipe_core.base.intervals import BAND, Ends
-from recipe_core.base.units import chance_text, rounded
+from recipe_core.base.units import chance_text, round_significant
 from recipe_core.engines.spec import default_engine, engine, engine_names
 from recipe_core.estimates.bands import narrow_interval
 from recipe_core.estimates.columns.corrections import Corrections
@@ -186,7 +186,7 @@ class SizedDevice:
         order = np.asarray(self.plan.order[self.holds[self.plan.order]])
         if (self.dearer == 1).all():
             return order
-        return order[np.argsort(rounded(self.scores[order], TIE_DIGITS), kind="stable")]
+        return order[np.argsort(round_significant(self.scores[order], TIE_DIGITS), kind="stable")]
 
     @property
     def best(self) -> int | None:

@@ -97,7 +97,7 @@ def _stand_in_addresses(nodes: int) -> tuple[str, ...]:
 def _launch_py_command(context: Context, node: int, addresses: Sequence[str]) -> str:
     """The launcher's command; the bundle already holds model, host and port."""
     node_options = ["--node", str(node), "--head", ",".join(addresses)] if context.nodes > 1 else []
-    return quoting.shell_command(["python", "launch.py", "up", *node_options])
+    return quoting.quote_command(["python", "launch.py", "up", *node_options])
 
 
 def _process_command(context: Context, process: Process, addresses: Sequence[str]) -> str:

@@ -80,7 +80,7 @@ def _compose_service(context: Context, process: Process) -> dict[str, Any]:
         "security_opt": ["no-new-privileges:true", *seccomp_options(context, process)],
         "logging": _compose_logging(),
         "volumes": [
-            quoting.compose(f"{source}:{path}{':ro' if read_only else ''}")
+            quoting.quote_compose(f"{source}:{path}{':ro' if read_only else ''}")
             for source, path, read_only in container_mounts(context)
         ],
         **({"healthcheck": _service_health_check(context, process)} if process.answers else {}),
@@ -144,7 +144,7 @@ def _volume_owner_service(context: Context, owned: list[tuple[str, str]]) -> dic
         "cap_add": OWNERS_CAPABILITIES,
         "security_opt": ["no-new-privileges:true"],
         "logging": _compose_logging(),
-        "volumes": [quoting.compose(f"{source}:{path}") for source, path in owned],
+        "volumes": [quoting.quote_compose(f"{source}:{path}") for source, path in owned],
         "restart": "no",
     }
 

@@ -337,7 +337,7 @@ def _join_option_lines(words: list[str]) -> str:
     """Words as a command, one option per line."""
     lines: list[str] = []
     for word in words:
-        shown = word if isinstance(word, _Shell) else quoting.shell(word)
+        shown = word if isinstance(word, _Shell) else quoting.quote_shell(word)
         if lines and not word.startswith(("-", '"${')):
             lines[-1] += f" {shown}"
         else:

@@ -45,9 +45,9 @@ def _compose_reference(name: str) -> str:
     return f"${{{name}}}"
 
 
-IN_SHELL = Syntax(quoting.shell, _shell_reference, nothing="''")
-IN_KUBERNETES = Syntax(quoting.kubernetes, _kubernetes_reference)
-IN_COMPOSE = Syntax(quoting.compose, _compose_reference)
+IN_SHELL = Syntax(quoting.quote_shell, _shell_reference, nothing="''")
+IN_KUBERNETES = Syntax(quoting.quote_kubernetes, _kubernetes_reference)
+IN_COMPOSE = Syntax(quoting.quote_compose, _compose_reference)
 # Words that are quoted later, by a target whose values are all texts.
 PLAIN = Syntax(str, str)
 

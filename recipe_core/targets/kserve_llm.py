@@ -224,4 +224,4 @@ def _escape_templates(value: Any) -> Any:
         return [_escape_templates(item) for item in value]
     if isinstance(value, _Template):
         return str(value)
-    return quoting.go_template(value) if isinstance(value, str) else value
+    return quoting.quote_go_template(value) if isinstance(value, str) else value

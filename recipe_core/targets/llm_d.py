@@ -130,4 +130,4 @@ def _escape_entry(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def _escape_text(value: Any) -> Any:
-    return quoting.go_template(value) if isinstance(value, str) else value
+    return quoting.quote_go_template(value) if isinstance(value, str) else value

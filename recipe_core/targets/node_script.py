@@ -107,7 +107,7 @@ def _key_check(context: Context) -> str:
     variable = context.key_variable
     if variable is None:
         return ""
-    message = quoting.shell(f"{variable} is not set: export the key that callers send")
+    message = quoting.quote_shell(f"{variable} is not set: export the key that callers send")
     return f'[ -n "${{{variable}:-}}" ] || {{ echo {message} >&2; exit {NO_KEY}; }}\n'
 
 
@@ -119,7 +119,7 @@ def _folder_commands(processes: Sequence[Process]) -> str:
         for value in p.env.values()
         if value.startswith("${run}/")
     }
-    return "".join(f'mkdir -p "$run"/{quoting.shell(folder)}\n' for folder in sorted(inside))
+    return "".join(f'mkdir -p "$run"/{quoting.quote_shell(folder)}\n' for folder in sorted(inside))
 
 
 def _program_checks(processes: Sequence[Process]) -> str:
@@ -127,8 +127,8 @@ def _program_checks(processes: Sequence[Process]) -> str:
     lines = []
     started = [(p.argv[0], engine_words(p.argv)[0]) for p in processes]
     for name in dict.fromkeys(name for names in started for name in names):
-        message = quoting.shell(f"{name} is not installed on this node")
-        check = f"command -v {quoting.shell(name)} >/dev/null"
+        message = quoting.quote_shell(f"{name} is not installed on this node")
+        check = f"command -v {quoting.quote_shell(name)} >/dev/null"
         lines.append(f"{check} || {{ echo {message} >&2; exit {NOT_FOUND}; }}\n")
     return "".join(lines)
 

@@ -161,7 +161,7 @@ def slurm_files(context: Context) -> dict[str, str]:
         NoAnswer: for a parameter that a line of #SBATCH cannot carry.
     """
     options = "".join(
-        f"#SBATCH --{name}{'' if value is FLAG else f'={quoting.sbatch(value)}'}\n"
+        f"#SBATCH --{name}{'' if value is FLAG else f'={quoting.quote_sbatch(value)}'}\n"
         for name, value in sbatch_directives(context).items()
     )
     usage = (
@@ -253,10 +253,10 @@ def device_check(context: Context) -> str | None:
     return _SCRIPT.format(
         wrong=WRONG,
         anyway=ANYWAY,
-        planned=" ".join(quoting.shell(name.casefold()) for name in names),
+        planned=" ".join(quoting.quote_shell(name.casefold()) for name in names),
         names=command,
         tool=tool,
-        text=quoting.shell(text),
+        text=quoting.quote_shell(text),
     )
 
 

@@ -43,8 +43,8 @@ def calibrated_sentence(plan: Plan, row: int) -> str | None:
 def changed_figures(estimate: Mapping[str, Any]) -> str:
     """The figures of an estimate that own runs changed, with factors; empty where none."""
     basis = estimate.get("basis") or {}
-    own = str((estimate.get("accuracy") or {}).get("basis", ""))
-    accuracy = _MEASURED.search(own)
+    accuracy_basis = str((estimate.get("accuracy") or {}).get("basis", ""))
+    accuracy = _MEASURED.search(accuracy_basis)
     texts = {name: str(basis.get(name, "")).partition(": ") for name in FIGURES}
     changed = [
         f"{column_metric(name).label}: {rest}"

@@ -67,7 +67,7 @@ def _is_unknown(value: Any) -> bool:
     return value is None or value != value  # NaN is no number, itself included
 
 
-def texts(rows: Sequence[Row], columns: Sequence[Column[Row]]) -> list[list[str]]:
+def cell_texts(rows: Sequence[Row], columns: Sequence[Column[Row]]) -> list[list[str]]:
     return [[column.text(row) for column in columns] for row in rows]
 
 
@@ -84,7 +84,7 @@ def terminal(
 
     ``width``: characters a line may have; the terminal's by default.
     """
-    cells = texts(rows, columns)
+    cells = cell_texts(rows, columns)
     heads = [_head_lines(column.title) for column in columns]
     if width is None:
         width = max(shutil.get_terminal_size((160, 40)).columns, MIN_WIDTH)
@@ -131,7 +131,7 @@ def _fold(columns: Sequence[Column[Any]], cells: Sequence[Sequence[str]], width:
     return capture.get().rstrip("\n")
 
 
-def frame(rows: Sequence[Row], columns: Sequence[Column[Row]]) -> pd.DataFrame:
+def column_frame(rows: Sequence[Row], columns: Sequence[Column[Row]]) -> pd.DataFrame:
     """The values of a table, by the columns' names."""
     import pandas as pd
 
@@ -142,7 +142,7 @@ def styled(rows: Sequence[Row], columns: Sequence[Column[Row]]) -> Styler:
     """A table for a page: it sorts by values, and cells read as in the terminal."""
     import pandas as pd
 
-    style = frame(rows, columns).style
+    style = column_frame(rows, columns).style
     for column in columns:
         style = style.format(column.show, subset=[column.key], na_rep=UNKNOWN)
         marks = [column.mark(row) for row in rows] if column.mark else []

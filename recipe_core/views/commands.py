@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from recipe_core.base.units import chance_text, gib, rate
+from recipe_core.base.units import chance_text, gib, token_rate_text
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.request.describe import model_short_name
 from recipe_core.request.split_key import split_name
@@ -99,7 +99,7 @@ def _wasted(waste: Json) -> Iterator[str]:
         return
     text = f"wasted: {waste['idle']} of {waste['devices']} devices are idle"
     if "replicas" in waste:
-        text += f"; {waste['replicas']} replicas would give {rate(waste['output_tokens_per_s'])}"
+        text += f"; {waste['replicas']} replicas would give {token_rate_text(waste['output_tokens_per_s'])}"
         text += f" ({waste['gain']:+.0%})" if waste["gain"] is not None else ""
     yield text
 

@@ -8,12 +8,12 @@ from typing import Any
 from recipe_core.base.units import (
     accuracy_text,
     chance_text,
-    count,
+    count_text,
     days,
-    duration,
     gib,
-    rate,
+    seconds_text,
     significant,
+    token_rate_text,
     usd,
     utilisation,
 )
@@ -25,7 +25,7 @@ from recipe_core.request.metrics import metrics_of
 from recipe_core.request.split_key import split_name
 from recipe_core.views.columns import Column
 from recipe_core.views.plans import change_lines
-from recipe_core.views.verdict import formats_text
+from recipe_core.views.verdict import split_formats_text
 
 
 def reinforcement_lines(answer: Mapping[str, Any]) -> Iterator[str]:
@@ -34,20 +34,20 @@ def reinforcement_lines(answer: Mapping[str, Any]) -> Iterator[str]:
     if not loop:
         return
     updates = loop["updates"]
-    yield f"phases of a step ({loop['answers']:,} answers, {_counted(updates, 'update')}):"
+    yield f"phases of a step ({loop['answers']:,} answers, {_counted_noun(updates, 'update')}):"
     for name, label in PHASE_TITLES.items():
         seconds = loop["phases_s"].get(name, 0.0)
         if seconds > 0:
-            yield f"  {label:26} {duration(seconds):>14}{_more(name, loop)}"
+            yield f"  {label:26} {seconds_text(seconds):>14}{_more(name, loop)}"
     yield (
-        f"rollout: {_counted(loop['rollout_copies'], loop['rollout_engine'])} with tp "
+        f"rollout: {_counted_noun(loop['rollout_copies'], loop['rollout_engine'])} with tp "
         f"{loop['rollout_tp']}, {loop['rollout_in_flight']:,.0f} answers in flight each, "
-        f"{rate(loop['rollout_tokens_per_s'])} while full"
+        f"{token_rate_text(loop['rollout_tokens_per_s'])} while full"
     )
     yield (
         f"memory per GPU: {gib(loop['training_bytes'])} while it trains, "
         f"{gib(loop['rollout_bytes'])} while it samples (memory share of the engine "
-        f"{loop['rollout_memory_share']:.2f}){_waiting(loop)}"
+        f"{loop['rollout_memory_share']:.2f}){_offloaded_text(loop)}"
     )
     if loop["usd_per_step"] is not None:
         yield f"a step costs {usd(loop['usd_per_step'])}"
@@ -56,20 +56,20 @@ def reinforcement_lines(answer: Mapping[str, Any]) -> Iterator[str]:
 def _more(name: str, loop: Mapping[str, Any]) -> str:
     """What to know of a phase behind its time."""
     if name == "rollout" and loop["rollout_tail_s"] > 0:
-        return f"   {duration(loop['rollout_tail_s'])} of it for the longest answers alone"
+        return f"   {seconds_text(loop['rollout_tail_s'])} of it for the longest answers alone"
     if name == "weight_sync":
         return f"   {gib(loop['weight_sync_bytes'])}"
     return ""
 
 
-def _waiting(loop: Mapping[str, Any]) -> str:
+def _offloaded_text(loop: Mapping[str, Any]) -> str:
     """States that are on the host meanwhile."""
     if not loop["offloaded_bytes"]:
         return ""
     return f"; {gib(loop['offloaded_bytes'])} of states wait in the host's memory"
 
 
-def _counted(number: int, noun: str) -> str:
+def _counted_noun(number: int, noun: str) -> str:
     """``1 update``, ``4 updates``; an engine's name has no plural."""
     if noun == "update":
         return f"{number:,} {noun}{'s' if number > 1 else ''}"
@@ -94,7 +94,7 @@ def figure_rows(kind: str, estimate: Mapping[str, Any]) -> list[TextRow]:
     return [*text_rows(kind, estimate), *rest]
 
 
-def _row(
+def _figure_row(
     estimate: Mapping[str, Any],
     label: str,
     value: float | None,
@@ -118,22 +118,26 @@ def _serving_figures(estimate: Mapping[str, Any]) -> Iterator[TextRow]:
         tokens = "usd_per_million_input_tokens_alone"
         label = "Cost per million input tokens"
     else:
-        yield from _row(estimate, "Output per device", serving[name], rate, name)
+        yield from _figure_row(estimate, "Output per device", serving[name], token_rate_text, name)
         label = metrics_of("closed")["usd"].title
     if cost["usd_per_hour"] is not None:
-        yield from _row(estimate, label, cost[tokens], usd, tokens, "usd_per_hour")
+        yield from _figure_row(estimate, label, cost[tokens], usd, tokens, "usd_per_hour")
     yield from _hourly(estimate)
-    yield from _accuracy(estimate.get("accuracy"))
+    yield from _retained_accuracy_row(estimate.get("accuracy"))
 
 
 def _hourly(estimate: Mapping[str, Any]) -> Iterator[TextRow]:
     hour, watts = metrics_of("closed")["usd_hour"], metrics_of("closed")["watts"]
     basis = "usd_per_hour"
-    yield from _row(estimate, hour.title, estimate["cost"].get(basis), hour.show, basis=basis)
-    yield from _row(estimate, watts.title, estimate["energy"]["watts"], watts.show, basis="watts")
+    yield from _figure_row(
+        estimate, hour.title, estimate["cost"].get(basis), hour.show, basis=basis
+    )
+    yield from _figure_row(
+        estimate, watts.title, estimate["energy"]["watts"], watts.show, basis="watts"
+    )
 
 
-def _accuracy(accuracy: Mapping[str, Any] | None) -> Iterator[TextRow]:
+def _retained_accuracy_row(accuracy: Mapping[str, Any] | None) -> Iterator[TextRow]:
     """The accuracy that narrower formats retain; nothing where none is narrower."""
     if not accuracy or not accuracy["techniques"]:
         return
@@ -152,10 +156,10 @@ def _training_figures(estimate: Mapping[str, Any]) -> Iterator[TextRow]:
     values["goodput"] = run.get("goodput") or None
     for name, value in values.items():
         measure = metrics_of("training")[name]
-        yield from _row(estimate, measure.title, value, utilisation, basis=name)
+        yield from _figure_row(estimate, measure.title, value, utilisation, basis=name)
     wall, usd_run = metrics_of("training")["wall"], metrics_of("training")["usd_run"]
-    yield from _row(estimate, wall.title, run.get("wall_s") or None, days)
-    yield from _row(estimate, usd_run.title, cost.get("usd"), usd, basis="usd_per_hour")
+    yield from _figure_row(estimate, wall.title, run.get("wall_s") or None, days)
+    yield from _figure_row(estimate, usd_run.title, cost.get("usd"), usd, basis="usd_per_hour")
     yield from _hourly(estimate)
 
 
@@ -183,16 +187,16 @@ def memory_facts(estimate: Mapping[str, Any]) -> dict[str, str]:
         named_parts = memory_parts({"encoder_bytes": 0, **memory})
         parts = {MEMORY[name]: value for name, value in named_parts.items()}
     facts = {label: gib(value) for label, value in parts.items() if value}
-    facts["Total"] = _total_text(memory)
+    facts["Total"] = _used_memory_text(memory)
     if memory.get("kv_cache_tokens"):
         tokens, requests = memory["kv_cache_tokens"], memory["max_concurrency"]
         facts["Cache capacity"] = f"{tokens:,} tokens, {requests:,} requests"
     if prefill := memory.get("prefill"):
-        facts["Prefill pool"] = _total_text(prefill)
+        facts["Prefill pool"] = _used_memory_text(prefill)
     return facts
 
 
-def _total_text(memory: Mapping[str, Any]) -> str:
+def _used_memory_text(memory: Mapping[str, Any]) -> str:
     return f"{gib(memory['total_bytes'])} of {gib(memory['usable_bytes'])} usable"
 
 
@@ -208,21 +212,23 @@ def estimate_text(
 
     ``rows``: stand below it, such as the price of a device-hour.
     """
-    lines = [f"{split_name(candidate)}, {candidate['engine']}, {formats_text(candidate)}"]
+    lines = [f"{split_name(candidate)}, {candidate['engine']}, {split_formats_text(candidate)}"]
     if not answer["feasible"]:
         return "\n".join([*lines, "cannot run:", *(f"  {reason}" for reason in answer["reasons"])])
     kind = "training" if "training" in answer else "serving"
-    lines += _pairs(memory_facts(answer).items())
+    lines += _align_figures(memory_facts(answer).items())
     for row in figure_rows(kind, answer):
         beside = ", ".join(filter(None, (range_of_row(row), row.basis)))
         lines.append(f"  {row.label:32} {row.value:>14}   {beside}")
     if kind == "training":
-        lines += [*_step_lines(answer), *reinforcement_lines(answer)]
-        lines += _run_lines(answer["run"], answer["cost"])
-    return "\n".join([*lines, *_pairs(rows), *(f"  note: {note}" for note in answer["notes"])])
+        lines += [*_step_part_lines(answer), *reinforcement_lines(answer)]
+        lines += _whole_run_lines(answer["run"], answer["cost"])
+    return "\n".join(
+        [*lines, *_align_figures(rows), *(f"  note: {note}" for note in answer["notes"])]
+    )
 
 
-def _pairs(rows: Iterable[tuple[str, str]]) -> list[str]:
+def _align_figures(rows: Iterable[tuple[str, str]]) -> list[str]:
     """Lines with the figures below each other; what follows a figure and its unit stays beside."""
     lines = []
     for label, text in rows:
@@ -231,7 +237,7 @@ def _pairs(rows: Iterable[tuple[str, str]]) -> list[str]:
     return lines
 
 
-def _step_lines(answer: Mapping[str, Any]) -> Iterator[str]:
+def _step_part_lines(answer: Mapping[str, Any]) -> Iterator[str]:
     """The parts of a step, the longest first."""
     yield "parts of a step:"
     parts = sorted(answer["breakdown_s"]["step"].items(), key=lambda item: -item[1])
@@ -239,10 +245,10 @@ def _step_lines(answer: Mapping[str, Any]) -> Iterator[str]:
         share = seconds / answer["training"]["step_s"]
         if share > 0.001:
             label = STEP_TITLES.get(name, name)
-            yield f"  {label:32} {duration(seconds):>14} {share:6.1%}"
+            yield f"  {label:32} {seconds_text(seconds):>14} {share:6.1%}"
 
 
-def _run_lines(run: Mapping[str, Any], cost: Mapping[str, Any]) -> list[str]:
+def _whole_run_lines(run: Mapping[str, Any], cost: Mapping[str, Any]) -> list[str]:
     """The whole run and its phases, what takes its time, failures and checkpoints."""
     lines, phases = [], run.get("phases") or []
     if run["wall_s"]:
@@ -250,8 +256,8 @@ def _run_lines(run: Mapping[str, Any], cost: Mapping[str, Any]) -> list[str]:
         price = f", {usd(cost['usd'])}" if cost["usd"] else ""
         lines.append(f"run: {run['steps']:,.0f} steps{several}, {days(run['wall_s'])}{price}")
     lines += [
-        f"  {count(phase['tokens']):>8} tokens in steps of {phase['global_batch']:,} × "
-        f"{phase['sequence_length']:,}: {phase['steps']:,.0f} steps of {duration(phase['step_s'])}"
+        f"  {count_text(phase['tokens']):>8} tokens in steps of {phase['global_batch']:,} × "
+        f"{phase['sequence_length']:,}: {phase['steps']:,.0f} steps of {seconds_text(phase['step_s'])}"
         f", {days(phase['wall_s'])}"
         for phase in phases
     ]
@@ -263,8 +269,8 @@ def _run_lines(run: Mapping[str, Any], cost: Mapping[str, Any]) -> list[str]:
     often = (run.get("failures") or 0.0) >= LEAST_FAILURES
     failed = f" ({significant(run['failures'])} expected in the run)" if often else ""
     lines.append(f"a failure every {days(run['mtbf_s'])}{failed}{_spares(run)}")
-    size, interval = gib(run["checkpoint_bytes"]), duration(run["checkpoint_interval_s"])
-    stall = duration(run["checkpoint_stall_s"])
+    size, interval = gib(run["checkpoint_bytes"]), seconds_text(run["checkpoint_interval_s"])
+    stall = seconds_text(run["checkpoint_stall_s"])
     return [*lines, f"checkpoint of {size} every {interval}, which stops training for {stall}"]
 
 
@@ -295,7 +301,7 @@ def check_text(answer: dict[str, Any]) -> str:
 
 def _speed(answer: Mapping[str, Any]) -> str:
     if training := answer.get("training"):
-        return f"{rate(training['tokens_per_s'])}, {duration(training['step_s'])} per step"
+        return f"{token_rate_text(training['tokens_per_s'])}, {seconds_text(training['step_s'])} per step"
     return serving_speed(answer)
 
 
@@ -303,6 +309,6 @@ def serving_speed(answer: Mapping[str, Any]) -> str:
     """Throughput and time per output token, or per request, of an estimate, in one phrase."""
     serving = answer["serving"]
     if is_pooled_estimate(answer):
-        tokens = f"{rate(serving['input_tokens_per_s'])} of input"
-        return f"{tokens}, {duration(serving['request_latency_s'])} per request"
-    return f"{rate(serving['output_tokens_per_s'])}, {duration(serving['tpot_s'])} per output token"
+        tokens = f"{token_rate_text(serving['input_tokens_per_s'])} of input"
+        return f"{tokens}, {seconds_text(serving['request_latency_s'])} per request"
+    return f"{token_rate_text(serving['output_tokens_per_s'])}, {seconds_text(serving['tpot_s'])} per output token"

@@ -67,7 +67,7 @@ USUAL_FILES = ("gguf_q8_0", "gguf_q6_k", "gguf_q5_k_m", "gguf_q4_k_m", "gguf_q3_
 MAX_REASON = 110
 
 
-def formats_text(answer: Json) -> str:
+def format_advice_text(answer: Json) -> str:
     """The verdict, techniques side by side, pairs, and the reasons of those without figures."""
     lines = [formats_verdict(answer), base_sentence(answer)]
     if note := ranking_note(answer):

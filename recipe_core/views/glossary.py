@@ -49,8 +49,8 @@ class Term(BaseModel):
             return values
         metric = column_metric(column)
         limits = {"fields": (f"objective.limits.{metric.limit}",)} if metric.limit else {}
-        known = {"term": metric.title, "short": metric.abbreviation, "text": metric.help}
-        return {**known, **limits, **values}
+        metric_texts = {"term": metric.title, "short": metric.abbreviation, "text": metric.help}
+        return {**metric_texts, **limits, **values}
 
     @property
     def title(self) -> str:
@@ -115,7 +115,7 @@ def term_help(name: str) -> str:
     return glossary().terms[name].text
 
 
-def markdown() -> str:
+def glossary_page() -> str:
     """The page docs/reference/glossary.md."""
     lines = [
         "# Glossary",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recipe_core.base.units import count
+from recipe_core.base.units import count_text
 from recipe_core.engines.spec import engine, engine_names
 from recipe_core.plans.limits import limit_texts
 from recipe_core.plans.remedies import change_label
@@ -22,7 +22,7 @@ from recipe_core.request.schema import PlanRequest
 from recipe_core.request.split_key import split_name
 from recipe_core.views.columns import Column
 from recipe_core.views.estimates import estimate_text
-from recipe_core.views.verdict import formats_text, goals_text, hourly_text, percent
+from recipe_core.views.verdict import goals_text, hourly_text, percent, split_formats_text
 
 if TYPE_CHECKING:
     from recipe_core.recipe.convert import Conversion
@@ -84,10 +84,10 @@ def recipe_facts(recipe: Recipe, chance: float | None = None) -> dict[str, str]:
     c, lock = recipe.candidate, recipe.lock
     request = recipe_request(recipe)
     out = {
-        "Model": f"{recipe.model.id} ({count(recipe.model.parameters)} parameters)",
-        "Devices": _devices(recipe, request),
+        "Model": f"{recipe.model.id} ({count_text(recipe.model.parameters)} parameters)",
+        "Devices": _recipe_devices_text(recipe, request),
         "Split": split_name(c),
-        "Formats": formats_text(c),
+        "Formats": split_formats_text(c),
         "Engine": f"{recipe.engine.title} {recipe.engine.version}".strip(),
         "Workload": workload_name(request.workload),
         "Optimised for": goals_text(request),
@@ -105,7 +105,7 @@ def recipe_facts(recipe: Recipe, chance: float | None = None) -> dict[str, str]:
     return out
 
 
-def _devices(recipe: Recipe, request: PlanRequest) -> str:
+def _recipe_devices_text(recipe: Recipe, request: PlanRequest) -> str:
     """Devices that the split uses of those available: ``4 of 8 × NVIDIA H100 SXM5 80 GB``."""
     d, total = recipe.device, request.hardware.devices
     nodes = f" in {-(-d.count // d.per_node)} nodes" if d.per_node and d.count > d.per_node else ""
@@ -158,12 +158,12 @@ def fallback_columns(recipe: Recipe) -> list[Column[Fallback]]:
         Column("Instead", lambda row: _FALLBACKS[row.kind], align="left"),
         Column("Devices", lambda row: f"{row.gpus} × {row.device}", align="left"),
         Column("Split", lambda row: split_name(row.candidate), align="left"),
-        Column("Change", lambda row: "; ".join(_changes(recipe, row)), align="left"),
-        Column("Figures", lambda row: ", ".join(_figures(row.figures)), align="left"),
+        Column("Change", lambda row: "; ".join(_fallback_changes(recipe, row)), align="left"),
+        Column("Figures", lambda row: ", ".join(_figure_phrases(row.figures)), align="left"),
     ]
 
 
-def _changes(recipe: Recipe, fallback: Fallback) -> Iterator[str]:
+def _fallback_changes(recipe: Recipe, fallback: Fallback) -> Iterator[str]:
     for name, part in _FORMATS.items():
         if (value := fallback.candidate.get(name)) != recipe.candidate.get(name):
             yield f"{part} in {value}"
@@ -179,7 +179,7 @@ _SHOWN = (
 )
 
 
-def _figures(figures: Mapping[str, float | None]) -> Iterator[str]:
+def _figure_phrases(figures: Mapping[str, float | None]) -> Iterator[str]:
     for name in _SHOWN:
         if (value := figures.get(name)) is not None:
             yield column_metric(name).phrase(value)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from recipe_core.base.units import band, chance_text, range_text
+from recipe_core.base.units import band_ends_text, chance_text, plain_range_text
 from recipe_core.hardware.cluster import chip_title, short_title
 from recipe_core.plans.limits import rule_title
 from recipe_core.plans.plan_json import (
@@ -23,7 +23,7 @@ from recipe_core.request.metrics import limits_by_name
 COIN = (0.35, 0.65)
 
 
-def devices_text(plan: PlanTable, row: int) -> str:
+def used_devices_text(plan: PlanTable, row: int) -> str:
     """Devices that a row uses of those there: ``4 of 8 × H100 SXM``; all of them: ``8 × …``."""
     place, used = plan.setting(row).cluster, int(plan.columns["gpus"][row])
     count = f"{used:,}" if used == place.devices else f"{used:,} of {place.devices:,}"
@@ -105,10 +105,10 @@ def figures_phrase(plan: PlanTable, row: int) -> str:
     return ", ".join([*load, *figures])
 
 
-def band_text(plan: PlanTable, name: str, row: int) -> str | None:
+def plan_band_text(plan: PlanTable, name: str, row: int) -> str | None:
     """The band in which eight of ten measured runs are expected; None where that is unknown."""
     ends = _band_of(plan, name, row)
-    return band(ends, plan.measures[name].show) if ends else None
+    return band_ends_text(ends, plan.measures[name].show) if ends else None
 
 
 def likely_text(plan: PlanTable, name: str, row: int, *, unit: bool = True) -> str:
@@ -117,7 +117,7 @@ def likely_text(plan: PlanTable, name: str, row: int, *, unit: bool = True) -> s
     ``unit``: with the unit also where both ends have the same.
     """
     ends = _band_of(plan, name, row)
-    return f"{range_text(ends, plan.measures[name].show, unit=unit)} likely" if ends else ""
+    return f"{plain_range_text(ends, plan.measures[name].show, unit=unit)} likely" if ends else ""
 
 
 def _band_of(plan: PlanTable, name: str, row: int) -> tuple[float, float] | None:
@@ -137,7 +137,7 @@ def shown_limit(plan: PlanTable, name: str) -> float | None:
 # memory of one device
 
 
-def usable_bytes(plan: PlanTable, row: int) -> float:
+def row_usable_bytes(plan: PlanTable, row: int) -> float:
     """Bytes that the engine or the run may use of a device."""
     usable = float(plan.columns["usable_bytes"][row])
     return usable if np.isfinite(usable) else capacity_bytes(plan, row)

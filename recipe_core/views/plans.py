@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int
-from recipe_core.base.units import chance_text, range_text, rounded, significant, whole
+from recipe_core.base.units import (
+    chance_text,
+    integer_text,
+    plain_range_text,
+    round_significant,
+    significant,
+)
 from recipe_core.plans.front import front_of_measures
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import (
@@ -29,7 +35,7 @@ from recipe_core.request.split_key import split_name
 from recipe_core.views.calibrated import calibrated_lines
 from recipe_core.views.columns import Column, terminal
 from recipe_core.views.plan_words import confidence_text, objective_measures, unpriced_note
-from recipe_core.views.verdict import counts, percent
+from recipe_core.views.verdict import percent, split_counts_text
 
 if TYPE_CHECKING:  # importing it would slow every plan down
     from recipe_core.plans.remedies import Flip
@@ -91,7 +97,7 @@ def split_values(
 
 
 def _to_digits(values: Float, digits: int | None) -> Float:
-    return values if digits is None else np.asarray(rounded(values, digits))
+    return values if digits is None else np.asarray(round_significant(values, digits))
 
 
 def _range_values(plan: Plan, name: str, rows: Int, digits: int | None) -> dict[str, Any]:
@@ -101,7 +107,7 @@ def _range_values(plan: Plan, name: str, rows: Int, digits: int | None) -> dict[
         f"{name}_low": _to_digits(low, digits),
         f"{name}_high": _to_digits(high, digits),
         f"{name}_likely": [
-            range_text(ends, significant) if np.isfinite(ends).all() else ""
+            plain_range_text(ends, significant) if np.isfinite(ends).all() else ""
             for ends in zip(low.tolist(), high.tolist(), strict=True)
         ],
     }
@@ -149,7 +155,7 @@ def split_columns(plan: Plan) -> list[Column[Record]]:
     ]
     for name, measure in plan.measures.items():
         title = measure.column_title
-        show = whole if measure.show is whole else significant
+        show = integer_text if measure.show is integer_text else significant
         columns.append(Column(title, itemgetter(name), show, help=measure.help, name=name))
         if plan.measures[name].band is not None:
             likely = f"{name}_likely"
@@ -170,7 +176,7 @@ def plan_text(plan: Plan, top: int, flips: Sequence[Flip] | None = None) -> str:
     """The ``top`` splits as a table, the ``flips`` of a sensitivity if any, reasons of refusals."""
     problem = plan.problem
     devices = " or ".join(f"{c.devices} × {c.device.title}" for c in problem.clusters)
-    parts = [f"{problem.model.name} on {devices}: {counts(plan)}"]
+    parts = [f"{problem.model.name} on {devices}: {split_counts_text(plan)}"]
     for cluster in problem.clusters:
         parts.append(f"price of {cluster.device.name}: {cluster.price_text()}")
         if cluster.price_note and cluster.usd_per_device_hour is not None:
@@ -179,7 +185,7 @@ def plan_text(plan: Plan, top: int, flips: Sequence[Flip] | None = None) -> str:
     parts += _ranked_lines(plan, top) if len(plan.order) else _nearest_lines(plan)
     if flips is not None:
         parts += ["what would change the choice:", *map(_flip_text, flips)]
-    parts += _refused_lines(plan)
+    parts += _refused_split_lines(plan)
     return "\n".join(part for part in parts if part)
 
 
@@ -287,7 +293,7 @@ def change_lines(
     ]
 
 
-def _refused_lines(plan: Plan) -> Iterator[str]:
+def _refused_split_lines(plan: Plan) -> Iterator[str]:
     """Refused splits: one for each set of reasons, with the number of others like it."""
     rows = np.flatnonzero(~plan.feasible)
     if not len(rows):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from recipe_core.base.quoting import shell, shell_command
+from recipe_core.base.quoting import quote_command, quote_shell
 from recipe_core.base.units import figure_amount
 from recipe_core.calibration.run_rows import ImportedTable
 from recipe_core.calibration.validation.reconcile import (
@@ -40,7 +40,7 @@ def imported_text(table: ImportedTable, output: Path | None, existing: int) -> s
         added = f", {len(table.rows):,} of them new" if existing else ""
         lines.append(f"{existing + len(table.rows):,} rows in {output}{added}")
         if "sequence_length" not in table.rows[0].origins:
-            lines.append(f"learn from them: recipe calibrate {shell(str(output))}")
+            lines.append(f"learn from them: recipe calibrate {quote_shell(str(output))}")
     return "\n".join(lines)
 
 
@@ -115,4 +115,4 @@ def _learning_commands(answers: Sequence[Reconciled], sources: Sequence[str], re
     if not files:
         return ""
     words = ["recipe", "import", *files, "--request", request, "-o", "runs.csv"]
-    return f"Learn from it:\n  {shell_command(words)}\n  recipe calibrate runs.csv"
+    return f"Learn from it:\n  {quote_command(words)}\n  recipe calibrate runs.csv"

@@ -29,7 +29,7 @@ from recipe_core.targets.use import TITLES, target_uses
 from recipe_core.views import charts, overview
 from recipe_core.views.charts.style import LIGHT
 from recipe_core.views.charts.views import Chart, Focus, Table, views_of
-from recipe_core.views.columns import Column, Row, texts
+from recipe_core.views.columns import Column, Row, cell_texts
 from recipe_core.views.estimates import FIGURES, figure_rows, memory_facts
 
 _CONFIG = {"showSendToCloud": False, "displaylogo": False, "responsive": True}
@@ -37,7 +37,7 @@ _FONT = {"family": "system-ui, sans-serif", "size": 13, "color": LIGHT.ink}
 
 
 @cache
-def _template() -> Template:
+def _report_template() -> Template:
     # undefined names are errors, and all that is not marked as safe is escaped
     return Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
@@ -64,9 +64,11 @@ def html_report(
         addresses: of the nodes; placeholders by default.
     """
     recipe = bundle.recipe
-    chapters = sections(bundle, plan, pins, addresses or read_addresses("", bundle.context.nodes))
+    chapters = report_sections(
+        bundle, plan, pins, addresses or read_addresses("", bundle.context.nodes)
+    )
     devices = f"{recipe.device.count} × {recipe.device.title}"
-    return _template().render(
+    return _report_template().render(
         title=f"{recipe.model.id} on {devices}: {split_name(recipe.candidate)}",
         name=recipe.name,
         sections=chapters,
@@ -110,32 +112,34 @@ class Section:
     charts: tuple[Chart, ...] = ()
 
 
-def sections(
+def report_sections(
     bundle: Bundle, plan: Plan | None, pins: Sequence[str], addresses: Sequence[str]
 ) -> list[Section]:
     """The chapters of a bundle's report.
 
     ``plan``: the one its split was chosen from (None: left out). ``addresses``: of its nodes.
     """
-    alternatives = [] if plan is None else [_alternatives(bundle, plan, pins)]
+    alternatives = [] if plan is None else [_alternatives_section(bundle, plan, pins)]
     return [
-        _decision(bundle, plan),
-        _expected(bundle),
+        _decision_section(bundle, plan),
+        _expected_section(bundle),
         *alternatives,
-        *_views(bundle, plan, pins),
-        _start(bundle, addresses),
-        _origins(bundle),
-        _request(bundle),
+        *_view_sections(bundle, plan, pins),
+        _start_section(bundle, addresses),
+        _origins_section(bundle),
+        _request_section(bundle),
     ]
 
 
-def _table(rows: Sequence[Row], columns: Sequence[Column[Row]], title: str = "") -> Table:
+def _report_table(rows: Sequence[Row], columns: Sequence[Column[Row]], title: str = "") -> Table:
     return Table(
-        title, tuple(column.title for column in columns), tuple(map(tuple, texts(rows, columns)))
+        title,
+        tuple(column.title for column in columns),
+        tuple(map(tuple, cell_texts(rows, columns))),
     )
 
 
-def _decision(bundle: Bundle, plan: Plan | None) -> Section:
+def _decision_section(bundle: Bundle, plan: Plan | None) -> Section:
     recipe = bundle.recipe
     key = candidate_key(recipe.candidate)
     row = plan.find(key) if plan and key else None
@@ -147,10 +151,10 @@ def _decision(bundle: Bundle, plan: Plan | None) -> Section:
     return Section("Decision", words, (Table("", (), rows),))
 
 
-def _expected(bundle: Bundle) -> Section:
+def _expected_section(bundle: Bundle) -> Section:
     recipe = bundle.recipe
     estimate = recipe.estimate
-    figures = _table(figure_rows(recipe.kind, estimate), FIGURES, "Figures")
+    figures = _report_table(figure_rows(recipe.kind, estimate), FIGURES, "Figures")
     memory = Table("Memory of the fullest device", (), tuple(memory_facts(estimate).items()))
     measured = [
         f"Measured {claim.date}, valid until {claim.expires}: "
@@ -162,7 +166,7 @@ def _expected(bundle: Bundle) -> Section:
     return Section("Expected figures", words, (figures, memory))
 
 
-def _views(bundle: Bundle, plan: Plan | None, pins: Sequence[str]) -> Iterator[Section]:
+def _view_sections(bundle: Bundle, plan: Plan | None, pins: Sequence[str]) -> Iterator[Section]:
     """A chapter for each registered view of the recipe's split that has something to show."""
     # planned by itself: a recipe may state a split that no search lists
     split, row = plan_candidate(recipe_request(bundle.recipe))
@@ -177,9 +181,9 @@ def _views(bundle: Bundle, plan: Plan | None, pins: Sequence[str]) -> Iterator[S
             yield Section(view.title, tables=tables, charts=drawings)
 
 
-def _alternatives(bundle: Bundle, plan: Plan, pins: Sequence[str]) -> Section:
+def _alternatives_section(bundle: Bundle, plan: Plan, pins: Sequence[str]) -> Section:
     recipe = bundle.recipe
-    fallbacks = _table(recipe.fallbacks, overview.fallback_columns(recipe), "Fallbacks")
+    fallbacks = _report_table(recipe.fallbacks, overview.fallback_columns(recipe), "Fallbacks")
     waiting = int(plan.queues[plan.order].sum())
     queueing = f"; {waiting:,} of these start, but queue a part of the load" if waiting else ""
     doubtful = int((plan.feasible & plan.uncertain).sum())
@@ -189,10 +193,10 @@ def _alternatives(bundle: Bundle, plan: Plan, pins: Sequence[str]) -> Section:
         f"{open_question if doubtful else ''}.",
     )
     tables = (fallbacks,) if recipe.fallbacks else ()
-    return Section("Alternatives", words, tables, charts=tuple(_tradeoffs(plan, pins)))
+    return Section("Alternatives", words, tables, charts=tuple(_tradeoff_charts(plan, pins)))
 
 
-def _tradeoffs(plan: Plan, pins: Sequence[str]) -> list[Chart]:
+def _tradeoff_charts(plan: Plan, pins: Sequence[str]) -> list[Chart]:
     """All splits in the plan's first two measures; empty where one is unknown."""
     x, y = plan.axes
     if not (plan.known(x) and plan.known(y)):
@@ -211,7 +215,7 @@ def _tradeoffs(plan: Plan, pins: Sequence[str]) -> list[Chart]:
     return [Chart("frontier", title, figure, f"{title} of {len(plan)} splits", note)]
 
 
-def _start(bundle: Bundle, addresses: Sequence[str]) -> Section:
+def _start_section(bundle: Bundle, addresses: Sequence[str]) -> Section:
     context = bundle.context
     nodes = node_commands(context, addresses)
     several = context.nodes > 1
@@ -234,12 +238,12 @@ def _start(bundle: Bundle, addresses: Sequence[str]) -> Section:
     return Section("Deploy", tables=tuple(tables), code=tuple(code))
 
 
-def _origins(bundle: Bundle) -> Section:
-    table = _table(overview.option_origins(bundle.recipe), overview.ORIGINS)
+def _origins_section(bundle: Bundle) -> Section:
+    table = _report_table(overview.option_origins(bundle.recipe), overview.ORIGINS)
     return Section("Option provenance", tables=(table,))
 
 
-def _request(bundle: Bundle) -> Section:
+def _request_section(bundle: Bundle) -> Section:
     recipe = bundle.recipe
     words = (f"Written by {recipe.built_by}. Digest of the recipe: {recipe.digest}.",)
     return Section("Reproduce it", words, code=(("request.yaml", to_yaml(recipe.request)),))

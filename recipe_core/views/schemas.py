@@ -31,7 +31,7 @@ _TYPES: dict[str, Any] = {
 NAMES = tuple(_TYPES)
 
 
-def schema(name: str) -> dict[str, Any]:
+def document_schema(name: str) -> dict[str, Any]:
     """The schema of a document by its name, one of ``NAMES``.
 
     Raises:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from recipe_core.base.units import band, chance_text, rounded
+from recipe_core.base.units import band_ends_text, chance_text, round_significant
 from recipe_core.engines.training_programs import training_engine
 from recipe_core.hardware.cluster import chip_title
 from recipe_core.hardware.ownership import HOURS_PER_MONTH
@@ -27,8 +27,8 @@ from recipe_core.request.schema import PlanRequest
 from recipe_core.request.split_key import split_name
 from recipe_core.request.training_workload import TrainingWorkload
 from recipe_core.views.columns import UNKNOWN as NOTHING
-from recipe_core.views.plan_words import devices_text
-from recipe_core.views.verdict import formats_text, goals_text
+from recipe_core.views.plan_words import used_devices_text
+from recipe_core.views.verdict import goals_text, split_formats_text
 
 # Share of a figure up to which a difference is called none.
 SAME = 0.005
@@ -82,11 +82,11 @@ class Line:
 # --- facts
 
 
-def facts(choices: Sequence[Choice]) -> list[Line]:
+def compare_facts(choices: Sequence[Choice]) -> list[Line]:
     """Facts of each choice: model, devices, split, engine, formats, load, and whether it runs."""
-    columns = [_facts(choice) for choice in choices]
+    columns = [_choice_facts(choice) for choice in choices]
     titles = dict.fromkeys(title for column in columns for title in column)
-    if len(set(_kinds(choices))) == 1:
+    if len(set(_workload_kinds(choices))) == 1:
         titles.pop("Kind", None)
     return [
         Line(title, tuple(Cell(column.get(title, NOTHING)) for column in columns))
@@ -94,19 +94,19 @@ def facts(choices: Sequence[Choice]) -> list[Line]:
     ]
 
 
-def _facts(choice: Choice) -> dict[str, str]:
+def _choice_facts(choice: Choice) -> dict[str, str]:
     plan, row, request = choice.plan, choice.row, choice.request
     if plan is None:
         return {"State": f"cannot be evaluated: {choice.error}"}
     setting, candidate = plan.setting(row), plan.candidate(row)
     out = {
-        "State": state(choice),
+        "State": choice_state(choice),
         "Kind": "Training" if request.is_training else "Serving",
         "Model": plan.problem.model.name,
-        "Devices": devices_text(plan, row),
+        "Devices": used_devices_text(plan, row),
         "Split": split_name(candidate),
-        "Engine": _engine(plan, row),
-        "Formats": formats_text(candidate),
+        "Engine": _engine_with_version(plan, row),
+        "Formats": split_formats_text(candidate),
         **_work(request),
         "Goal": goals_text(request),
         "Keeps its limits": "no limits",
@@ -118,7 +118,7 @@ def _facts(choice: Choice) -> dict[str, str]:
     return out
 
 
-def state(choice: Choice) -> str:
+def choice_state(choice: Choice) -> str:
     """The state of a choice with its reason: holds its load, starts and queues, or cannot run."""
     plan, row = choice.plan, choice.row
     if plan is None:
@@ -135,11 +135,11 @@ def state(choice: Choice) -> str:
     return "can run" if choice.request.is_training else "holds the load"
 
 
-def _engine(plan: Plan, row: int) -> str:
-    return f"{plan.spec.titles_of(plan.setting(row))['engine']} {_version(plan, row)}".strip()
+def _engine_with_version(plan: Plan, row: int) -> str:
+    return f"{plan.spec.titles_of(plan.setting(row))['engine']} {_choice_engine_version(plan, row)}".strip()
 
 
-def _version(plan: Plan, row: int) -> str:
+def _choice_engine_version(plan: Plan, row: int) -> str:
     setting = plan.setting(row)
     if plan.kind == "training":
         return str(training_engine(setting.engine).version)
@@ -156,7 +156,7 @@ def _work(request: PlanRequest) -> dict[str, str]:
     return {"Load": load_name(workload), "Lengths": lengths}
 
 
-def _kinds(choices: Sequence[Choice]) -> list[str]:
+def _workload_kinds(choices: Sequence[Choice]) -> list[str]:
     return [choice.request.workload.kind for choice in choices]
 
 
@@ -187,7 +187,7 @@ def value(choice: Choice, title: str) -> float:
     return _with_band(choice, title)[0]
 
 
-def ends(choice: Choice, title: str) -> tuple[float, float]:
+def choice_band(choice: Choice, title: str) -> tuple[float, float]:
     """The range that eight of ten measured runs are expected in, SI; NaN where it is unknown."""
     return _with_band(choice, title)[1:]
 
@@ -203,7 +203,7 @@ def _with_band(choice: Choice, title: str) -> tuple[float, float, float]:
     return nan, nan, nan
 
 
-def figures(choices: Sequence[Choice], baseline: int = 0) -> list[Line]:
+def compare_figures(choices: Sequence[Choice], baseline: int = 0) -> list[Line]:
     """Every figure of every choice, each with its band and its difference to the baseline's.
 
     ``baseline``: the place of the choice that differences are to. The best of those that hold their
@@ -217,38 +217,40 @@ def figures(choices: Sequence[Choice], baseline: int = 0) -> list[Line]:
 
 def _cells(choices: Sequence[Choice], measure: Metric, baseline: int) -> tuple[Cell, ...]:
     amounts = np.array([value(choice, measure.title) for choice in choices])
-    best = _best(choices, measure, amounts)
+    best = _mark_best_choices(choices, measure, amounts)
     cells = []
     for n, choice in enumerate(choices):
         if not np.isfinite(amounts[n]):
             cells.append(Cell(NOTHING))
             continue
-        low, high = ends(choice, measure.title)
+        low, high = choice_band(choice, measure.title)
         has_band = np.isfinite(low) and np.isfinite(high)
         cells.append(
             Cell(
                 measure.show(amounts[n]),
-                band((low, high), measure.show) if has_band else "",
-                "" if n == baseline else difference(amounts[n], amounts[baseline]),
+                band_ends_text((low, high), measure.show) if has_band else "",
+                "" if n == baseline else difference_text(amounts[n], amounts[baseline]),
                 best=bool(best[n]),
             )
         )
     return tuple(cells)
 
 
-def _best(choices: Sequence[Choice], measure: Metric, amounts: Any) -> Any:
+def _mark_best_choices(choices: Sequence[Choice], measure: Metric, amounts: Any) -> Any:
     """Marks of the best figures, to three digits; none where there is nothing to choose."""
     finite = np.isfinite(amounts)
-    kinds = {kind for kind, has_value in zip(_kinds(choices), finite, strict=True) if has_value}
+    kinds = {
+        kind for kind, has_value in zip(_workload_kinds(choices), finite, strict=True) if has_value
+    }
     compared = finite & np.array([choice.holds for choice in choices])
-    shown = rounded(np.where(compared, amounts, np.nan))
+    shown = round_significant(np.where(compared, amounts, np.nan))
     if measure.column in _UNRANKED or len(kinds) > 1 or len(set(shown[compared])) < 2:
         return np.zeros(len(choices), dtype=bool)
     extreme = np.nanmax(shown) if measure.more_is_better else np.nanmin(shown)
     return shown == extreme
 
 
-def difference(amount: float, base: float) -> str:
+def difference_text(amount: float, base: float) -> str:
     """A figure against the baseline's: ``−15%``, ``× 12``, ``same``; empty where one is unknown."""
     if not (np.isfinite(amount) and np.isfinite(base)) or base == 0:
         return ""
@@ -292,7 +294,7 @@ def _is_comparable(first: Choice, second: Choice) -> bool:
 def cautions(choices: Sequence[Choice]) -> list[str]:
     """Reasons why figures of these choices do not mean the same, as sentences."""
     out = []
-    if len(set(_kinds(choices))) > 1:
+    if len(set(_workload_kinds(choices))) > 1:
         out.append(
             "Serving and training share devices, cost per hour and month, and power; their times, "
             "rates and costs per token are of different things."
@@ -328,7 +330,7 @@ def by_engine(choices: Sequence[Choice]) -> dict[str, list[Choice]]:
     out: dict[str, list[Choice]] = {}
     for choice in choices:
         if choice.plan is not None:
-            out.setdefault(_engine(choice.plan, choice.row), []).append(choice)
+            out.setdefault(_engine_with_version(choice.plan, choice.row), []).append(choice)
     return out
 
 
@@ -339,12 +341,12 @@ def options_of(words: Sequence[str]) -> dict[str, str]:
     """
     out: dict[str, list[str]] = {}
     for word in words:
-        name, value = _named(word)
+        name, value = _split_option(word)
         out.setdefault(name, []).append(value)
     return {name: " ".join(filter(None, values)) for name, values in out.items()}
 
 
-def _named(word: str) -> tuple[str, str]:
+def _split_option(word: str) -> tuple[str, str]:
     if word.startswith("-"):
         name, _, value = word.partition(" ")
         if "=" in name:
@@ -364,25 +366,26 @@ def command_lines(commands: Sequence[Sequence[str]]) -> list[Line]:
     columns = [options_of(words) for words in commands]
     titles = dict.fromkeys(name for column in columns for name in column)
     return [
-        Line(title, tuple(Cell(_shown(column, title)) for column in columns)) for title in titles
+        Line(title, tuple(Cell(_option_text(column, title)) for column in columns))
+        for title in titles
     ]
 
 
-def _shown(column: Mapping[str, str], title: str) -> str:
+def _option_text(column: Mapping[str, str], title: str) -> str:
     return column[title] or "set" if title in column else NOTHING
 
 
 # --- export
 
 
-def frame(choices: Sequence[Choice]) -> pd.DataFrame:
+def choices_frame(choices: Sequence[Choice]) -> pd.DataFrame:
     """A row for each choice: facts, then every figure with its band, SI, units in the names."""
     rows = []
     for choice in choices:
         row: dict[str, Any] = {"name": choice.name, "kind": choice.request.workload.kind}
-        row |= {"state": state(choice)}
+        row |= {"state": choice_state(choice)}
         if choice.plan is not None:
-            row |= _plain(choice, choice.plan)
+            row |= _choice_row(choice, choice.plan)
         rows.append(row)
     table = pd.DataFrame(rows)
     for name, kind in table.dtypes.items():
@@ -391,7 +394,7 @@ def frame(choices: Sequence[Choice]) -> pd.DataFrame:
     return table
 
 
-def _plain(choice: Choice, plan: Plan) -> dict[str, Any]:
+def _choice_row(choice: Choice, plan: Plan) -> dict[str, Any]:
     candidate, place = plan.candidate(choice.row), plan.setting(choice.row).cluster
     split = {k: v for k, v in candidate.items() if not isinstance(v, dict | list)}
     out: dict[str, Any] = {
@@ -401,7 +404,7 @@ def _plain(choice: Choice, plan: Plan) -> dict[str, Any]:
         "devices_there": place.devices,
         "split": split_name(candidate),
         **split,
-        "engine_version": _version(plan, choice.row),
+        "engine_version": _choice_engine_version(plan, choice.row),
         **_work(choice.request),
     }
     for measure in plan.measures.values():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from recipe_core.base.units import chance_text, duration, rate, significant
+from recipe_core.base.units import chance_text, seconds_text, significant, token_rate_text
 from recipe_core.plans.rank import TIED
 from recipe_core.sizing.answer import Answer
 from recipe_core.sizing.size import Sizing
@@ -39,13 +39,15 @@ def growth_sentences(row: Row) -> list[str]:
             "do not carry the load."
         )
     if grown["total_usd"] is not None:
-        out.append(f"{months} months cost {view.dollars(grown['total_usd'])}{view.doubt(row)}.")
+        out.append(
+            f"{months} months cost {view.dollars(grown['total_usd'])}{view.price_doubt_mark(row)}."
+        )
     return out
 
 
 def cheapest_sentence(growth: Row, rows: Sequence[Row]) -> str:
     """The device that is the cheapest over all months, and the month in which that changes."""
-    names = {view.key(row): f"{view.short(row)}{view.doubt(row)}" for row in rows}
+    names = {view.key(row): f"{view.short(row)}{view.price_doubt_mark(row)}" for row in rows}
     if growth["cheapest"] is None:
         return "No device carries the load of every month."
     first = f"Cheapest over all months: {names.get(growth['cheapest'], growth['cheapest'])}."
@@ -68,14 +70,16 @@ def availability_facts(row: Row) -> dict[str, str]:
     replicas = "replica" if spares["needed"] == 1 else "replicas"
     out = {
         "Without spares": f"{spares['needed']} {replicas}, all up "
-        f"{share_text(spares['up_probability_without'])} of the time",
+        f"{nines_text(spares['up_probability_without'])} of the time",
         "Spare replicas": f"{spares['spares']}, then enough are up "
-        f"{share_text(spares['up_probability'])} of the time",
+        f"{nines_text(spares['up_probability'])} of the time",
         "With spares": f"{spares['devices_rented']} devices on {spares['nodes']} "
         f"{'machine' if spares['nodes'] == 1 else 'machines'}",
     }
     if spares["usd_per_hour"] is not None:
-        out["Cost with spares"] = f"{view.dollars(spares['usd_per_hour'])}{view.doubt(row)} an hour"
+        out["Cost with spares"] = (
+            f"{view.dollars(spares['usd_per_hour'])}{view.price_doubt_mark(row)} an hour"
+        )
     out["A machine fails every"] = f"{significant(spares['node_mtbf_hours'] / 24)} days"
     out["Back after"] = f"{significant(spares['repair_hours'] * 60)} minutes"
     out["While one is lost"] = loss_text(spares.get("node_lost"))
@@ -87,7 +91,7 @@ def availability_facts(row: Row) -> dict[str, str]:
     return out
 
 
-def share_text(probability: float) -> str:
+def nines_text(probability: float) -> str:
     """A share of time with as many nines as it has."""
     for digits in (1, 2, 3, 4):
         if probability < 1 - 10.0 ** -(digits + 2) or digits == 4:
@@ -108,7 +112,7 @@ def loss_text(after: Mapping[str, Any] | None) -> str:
     limits = "the limits still hold" if after["holds"] else "the limits do not hold"
     if after["confidence"] is not None:
         limits += f" ({chance_text(after['confidence'])})"
-    speed = f"{duration(figures['tpot_s'])} per token, {rate(figures['output_tokens_per_s'])}"
+    speed = f"{seconds_text(figures['tpot_s'])} per token, {token_rate_text(figures['output_tokens_per_s'])}"
     return f"{replicas}: {speed}; {limits}"
 
 
@@ -118,7 +122,7 @@ def purchase_sentences(row: Row) -> list[str]:
     if not bought:
         return []
     name, within = view.short(row), bought["within_months"]
-    highest, mark = bought["highest_usd_per_device"], view.doubt(row)
+    highest, mark = bought["highest_usd_per_device"], view.price_doubt_mark(row)
     if highest is None:
         out = [f"Buying {name} never pays: renting costs less than running it.{mark}"]
     else:
@@ -153,7 +157,7 @@ def size_text(answer: Answer, top: int | None = None, ladder: str | None = None)
     sizing = answer.sizing
     rows = [answer.device(device, ladder=False) for device in sizing.devices[:top]]
     parts = _partial_json(answer, rows)
-    good, sentence = view.verdict(parts)
+    good, sentence = view.size_verdict(parts)
     lines = [view.split_sentence(rows[0]) if good else sentence, parts["price_warning"] or ""]
     if rows:
         objective = sizing.request.objective
@@ -167,7 +171,7 @@ def size_text(answer: Answer, top: int | None = None, ladder: str | None = None)
     if parts["unpriced"]:
         lines += ["without a price:", terminal(parts["unpriced"], view.UNPRICED)]
     lines += _ladder_lines(answer, ladder)
-    lines += _refused_lines(parts["refused"])
+    lines += _refused_device_lines(parts["refused"])
     lines += _winning_limits(rows)
     if sizing.corrections is not None and sizing.corrections.teach:
         lines.append(view.own_runs_sentence(sizing.corrections.to_json()))
@@ -259,7 +263,7 @@ def _ladder_lines(answer: Answer, name: str | None) -> Iterator[str]:
         yield terminal(rungs, view.size_columns(rungs, ladder=True))
 
 
-def _refused_lines(refused: Sequence[Row]) -> Iterator[str]:
+def _refused_device_lines(refused: Sequence[Row]) -> Iterator[str]:
     if refused:
         yield "refused:"
     yield from (f"  {row['device']}: {view.reasons(row)}" for row in refused[:REFUSED_SHOWN])

@@ -69,7 +69,7 @@ def is_doubtful(row: Row) -> bool:
     return bool(row.get("offer") and row["offer"]["marks"])
 
 
-def doubt(row: Row) -> str:
+def price_doubt_mark(row: Row) -> str:
     """The mark of a doubtful price; nothing where there is none to doubt."""
     return DOUBT if is_doubtful(row) else ""
 
@@ -79,7 +79,7 @@ def money(row: Row, name: str = "hour") -> str:
     value = row.get(MONEY[name])
     if value is None:
         return "–"
-    return f"{dollars(value)}{doubt(row)}"
+    return f"{dollars(value)}{price_doubt_mark(row)}"
 
 
 def dollars(value: float) -> str:
@@ -89,7 +89,7 @@ def dollars(value: float) -> str:
     return f"${value:,.2f}" if value >= 0.1 else usd(value)
 
 
-def counted(row: Row) -> str:
+def rented_devices_text(row: Row) -> str:
     """``12 × AMD Instinct MI355X 288 GB in 2 machines of 8 (4 idle)``, spare ones included."""
     spare = row["devices_rented"] - row["idle"] - row["count"]
     text = f"{row['count'] + spare} × {row['title']}"
@@ -109,14 +109,17 @@ def take_label(row: Row) -> str:
 # --- sentences -------------------------------------------------------------------------------
 
 
-def verdict(answer: Row) -> tuple[bool, str]:
+def size_verdict(answer: Row) -> tuple[bool, str]:
     """True with the best hardware, or False with the reason of the nearest device."""
     best = answer.get("best")
     if best is not None:
         return True, sentence(best)
     if answer.get("unpriced"):
         row = answer["unpriced"][0]
-        return False, f"No device with a price holds the limits. {counted(row)} would; see below."
+        return (
+            False,
+            f"No device with a price holds the limits. {rented_devices_text(row)} would; see below.",
+        )
     refused = answer.get("refused") or []
     if not refused:
         return False, "There is no device to choose from. Widen the choice."
@@ -126,7 +129,7 @@ def verdict(answer: Row) -> tuple[bool, str]:
 
 def sentence(row: Row) -> str:
     """``4 × … in 1 machine of 4, $8.00 an hour ($5,840 a month), holds the limits with 93%``."""
-    parts = [counted(row)]
+    parts = [rented_devices_text(row)]
     if row["usd_per_hour"] is None:
         parts.append("price unknown")
     else:
@@ -163,10 +166,12 @@ def load_sentence(row: Row) -> str:
         unit = LOAD_UNITS[load["field"]]
         return f"No limit ends the load: more {unit} only wait longer. State one on times."
     more = "" if load["monotone"] else " Smaller loads may break a limit too."
-    return f"It carries up to {load_text(load['value'], load['field'])} within the limits.{more}"
+    return (
+        f"It carries up to {size_load_text(load['value'], load['field'])} within the limits.{more}"
+    )
 
 
-def load_text(value: float, field: str) -> str:
+def size_load_text(value: float, field: str) -> str:
     """A load with its unit; all but rates are whole."""
     number = significant(value) if field == "request_rate" else f"{value:,.0f}"
     return f"{number} {LOAD_UNITS[field]}"
@@ -183,7 +188,7 @@ def wins_sentence(row: Row, *, best: bool) -> str:
         rule = limits_by_name()[name]
         changes.append(f"with {rule.label} limited to {rule.show(value / rule.factor)}")
     if wins.get("load"):
-        changes.append(f"with {load_text(wins['load'], row['largest_load']['field'])}")
+        changes.append(f"with {size_load_text(wins['load'], row['largest_load']['field'])}")
     return f"It would be the cheapest {', or '.join(changes)}." if changes else ""
 
 
@@ -238,7 +243,7 @@ def size_columns(
 
 def _money_column(name: str, measure: str) -> Column[Row]:
     head = metrics_of("training")[measure].head
-    return Column(head, lambda row: row.get(MONEY[name]), dollars, mark=doubt, name=name)
+    return Column(head, lambda row: row.get(MONEY[name]), dollars, mark=price_doubt_mark, name=name)
 
 
 def _usd_per_million(row: Row) -> Any:
@@ -279,7 +284,13 @@ _COLUMNS: list[Column[Row]] = [
     Column("Engine", lambda row: engine_title(row["engine"]), align="left", name="engine"),
     _money_column("hour", "usd_hour"),
     _money_column("month", "usd_month"),
-    Column(metrics_of("closed")["usd"].head, _usd_per_million, usd, mark=doubt, name="tokens"),
+    Column(
+        metrics_of("closed")["usd"].head,
+        _usd_per_million,
+        usd,
+        mark=price_doubt_mark,
+        name="tokens",
+    ),
     _money_column("run", "usd_run"),
     Column("To finish", lambda row: row.get("wall_s"), days, name="wall"),
     Column("W", itemgetter("watts"), "{:,.0f}".format, name="watts"),
@@ -317,7 +328,7 @@ def offer_facts(row: Row) -> dict[str, str]:
         return {"Price": price_text(row)}
     facts = {
         "Offer": f"{offer['provider']} ({offer['name']})",
-        "Price": f"{usd(offer['usd_per_device_hour'])}{doubt(row)} per device-hour",
+        "Price": f"{usd(offer['usd_per_device_hour'])}{price_doubt_mark(row)} per device-hour",
         "Region": offer["region"] or "not stated",
         "Commitment": offer_terms(offer["commitment"], offer["term_months"]),
         "Date and status": ", ".join([offer["date"], offer["status"]]),
@@ -329,7 +340,7 @@ def offer_facts(row: Row) -> dict[str, str]:
     return facts
 
 
-def device_facts(row: Row) -> dict[str, str]:
+def sized_device_facts(row: Row) -> dict[str, str]:
     """The split with its figures."""
     figures = row["figures"]
     facts = {"Split": split_name(row["split"]), "Engine": engine_title(row["engine"])}
@@ -346,7 +357,7 @@ def headroom_rows(row: Row) -> list[dict[str, str]]:
     rows = []
     for name, room in row["headroom"].items():
         rule = limits_by_name()[name]
-        mark = doubt(row) if rule.priced else ""
+        mark = price_doubt_mark(row) if rule.priced else ""
         texts = {
             part: UNKNOWN if room[part] is None else rule.show(room[part] / rule.factor)
             for part in ("limit", "value", "low", "high")

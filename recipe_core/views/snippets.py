@@ -34,7 +34,7 @@ def body(request: PlanRequest, parameters: Parameters) -> dict[str, Any]:
     return {"request": request.to_json(), "parameters": values} if values else request.to_json()
 
 
-def curl(base: str, request: PlanRequest, parameters: Parameters, name: str) -> str:
+def build_request_curl(base: str, request: PlanRequest, parameters: Parameters, name: str) -> str:
     """A command that stores the bundle; ``base`` is the server's address."""
     text = json.dumps(body(request, parameters), ensure_ascii=False)
     words = [
@@ -47,7 +47,7 @@ def curl(base: str, request: PlanRequest, parameters: Parameters, name: str) -> 
         "-d",
         text,
     ]
-    return quoting.shell_command([*words, "-o", f"{name}.zip"])
+    return quoting.quote_command([*words, "-o", f"{name}.zip"])
 
 
 def python(base: str, request: PlanRequest, parameters: Parameters, name: str) -> str:
@@ -86,6 +86,6 @@ def command_line(parameters: Parameters, name: str) -> list[str]:
     place = [word for key, text in texts.items() for word in ("--set", f"{key}={text}")]
     return [
         "recipe plan request.yaml --top 5",
-        quoting.shell_command(["recipe", "build", "request.yaml", *place, "-o", f"{name}.zip"]),
-        quoting.shell_command(["recipe", "check", f"{name}.zip"]),
+        quoting.quote_command(["recipe", "build", "request.yaml", *place, "-o", f"{name}.zip"]),
+        quoting.quote_command(["recipe", "check", f"{name}.zip"]),
     ]

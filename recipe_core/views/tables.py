@@ -14,7 +14,7 @@ from recipe_core.plans.limits import rule_title
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import split_label
 from recipe_core.plans.rank import nearest_row, refused_rows
-from recipe_core.views.charts.groups import grouped
+from recipe_core.views.charts.groups import group_rows
 from recipe_core.views.plan_words import rule_titles
 from recipe_core.views.plans import GROUPS, HOLDS, QUEUES, UNCERTAIN, front_of_devices, split_values
 
@@ -50,7 +50,7 @@ def named_columns(plan: Plan) -> dict[str, str]:
 
 def group_titles(plan: Plan, name: str) -> tuple[str, ...]:
     """The options of a filter by one of ``differing``: the groups of feasible splits."""
-    titles, codes = grouped(plan, name, at_most=None).told(plan.order)
+    titles, codes = group_rows(plan, name, at_most=None).told(plan.order)
     return tuple(titles[code] for code in np.unique(codes))
 
 
@@ -73,7 +73,7 @@ def filtered(plan: Plan, filters: Filters) -> Int:
     keep = np.ones(len(rows), dtype=np.bool_)
     for name, picked in filters.by:
         if picked and name in plan.differs:
-            titles, codes = grouped(plan, name, at_most=None).told(rows)
+            titles, codes = group_rows(plan, name, at_most=None).told(rows)
             keep &= np.isin(codes, [titles.index(title) for title in picked if title in titles])
     if filters.states:
         by_state = _in_state(plan, rows)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from recipe_core.base.units import count, long_duration, percent_text, significant, trimmed
+from recipe_core.base.units import count_text, long_duration, percent_text, significant, trimmed
 from recipe_core.request.over_time import DAY_S, HOUR_S, OverTime
 from recipe_core.scaling.traces.describe import describe_traffic
 from recipe_core.scaling.traces.from_trace import over_time_of, workload_fields
@@ -197,7 +197,7 @@ def traffic_sentence(load: Json) -> str:
     """A load of a simulation: its source, requests and rates."""
     source = f"{load['source']}: " if load.get("source") else ""
     return (
-        f"{source}{count(load['requests'])} requests in {long_duration(load['span_s'])}: "
+        f"{source}{count_text(load['requests'])} requests in {long_duration(load['span_s'])}: "
         f"{request_rate(load['mean_rate_per_s'])} on average, "
         f"{request_rate(load['peak_rate_per_s'])} at the peak."
     )

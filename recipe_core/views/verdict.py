@@ -18,7 +18,7 @@ from recipe_core.plans.rank import nearest_row
 from recipe_core.request.presets import aims, request_aim
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.split_key import split_short_name
-from recipe_core.views.plan_words import band_text, devices_text, shown_limit
+from recipe_core.views.plan_words import plan_band_text, shown_limit, used_devices_text
 
 State = Literal["holds", "queues", "uncertain", "nothing"]
 # Figures of a split that one line has room for.
@@ -53,31 +53,33 @@ class Verdict:
     facts: tuple[str, ...]
 
 
-def verdict(plan: Plan, selected: int | None = None) -> Verdict:
+def plan_verdict(plan: Plan, selected: int | None = None) -> Verdict:
     """The answer of a plan about its best split, or the ``selected`` one."""
     row = plan.best_row if selected is None else selected
     if row is None:
         subject, reason = nearest(plan)
-        return Verdict("nothing", counts(plan), short_counts(plan), subject, reason, True, True, ())
+        return Verdict(
+            "nothing", split_counts_text(plan), short_counts(plan), subject, reason, True, True, ()
+        )
     queues, best = bool(plan.queues[row]), row == plan.best_row
     name = split_short_name(plan.candidate(row))
     figures = [figure_text(plan, measure, row) for measure in main_figures(plan, row)]
     queue = queue_text(plan, row).partition(",")[0]
     doubts = [text for text in (queue, starts_text(plan, row), limits_text(plan, row)) if text]
-    parts = (name, devices_text(plan, row), load_text(plan, row))
+    parts = (name, used_devices_text(plan, row), searched_load_text(plan, row))
     return Verdict(
         cast("State", plan.state(row)) if plan.feasible[row] else "holds",
-        counts(plan),
+        split_counts_text(plan),
         short_counts(plan),
         " · ".join(part for part in parts if part),
         " · ".join([*figures, *doubts]),
         queues or bool(plan.uncertain[row]) or may_miss(plan, row),
         best,
-        tuple(_facts(plan, row)),
+        tuple(_verdict_facts(plan, row)),
     )
 
 
-def counts(plan: Plan) -> str:
+def split_counts_text(plan: Plan) -> str:
     """``12 of 32 legal splits hold the load within the limits · 4 start and queue``.
 
     And how many may not start.
@@ -86,13 +88,13 @@ def counts(plan: Plan) -> str:
     queueing = int((plan.feasible & plan.queues).sum())
     doubtful = int((plan.feasible & plan.uncertain).sum())
     if len(plan) == 1:
-        return _only(plan, holding, queueing, doubtful)
+        return _only_split_text(plan, holding, queueing, doubtful)
     of = int(legal_rows(plan).sum())
     runs = holding or queueing or doubtful
     start = f"{holding:,} of {of:,}" if runs else f"None of {of:,}"
     noun = "legal split" if of == 1 else "legal splits"
     singular = holding == 1 or not runs
-    text = f"{start} {noun} {_verb(plan, singular=singular)}{_within(plan)}"
+    text = f"{start} {noun} {_verb(plan, singular=singular)}{_within_limits_text(plan)}"
     starts = "starts and queues" if queueing == 1 else "start and queue"
     text = f"{text} · {queueing:,} {starts}" if queueing else text
     return f"{text} · {doubtful:,} may not start" if doubtful else text
@@ -100,9 +102,13 @@ def counts(plan: Plan) -> str:
 
 def short_counts(plan: Plan) -> str:
     """``12 of 32 splits hold the load · 4 queue``."""
-    text = counts(plan).replace(" legal splits", " splits").replace(" legal split", " split")
+    text = (
+        split_counts_text(plan)
+        .replace(" legal splits", " splits")
+        .replace(" legal split", " split")
+    )
     if plan.stated_limits and not plan.request.load_searched:
-        text = text.replace(_within(plan), "")
+        text = text.replace(_within_limits_text(plan), "")
     return text.replace(" start and queue", " queue").replace(" starts and queues", " queues")
 
 
@@ -113,19 +119,19 @@ def _verb(plan: Plan, *, singular: bool) -> str:
     return f"{'holds' if singular else 'hold'} {'a' if plan.request.load_searched else 'the'} load"
 
 
-def _only(plan: Plan, holding: int, queueing: int, doubtful: int) -> str:
+def _only_split_text(plan: Plan, holding: int, queueing: int, doubtful: int) -> str:
     """The state of a plan's only split."""
     if holding:
-        return f"The only split {_verb(plan, singular=True)}{_within(plan)}"
+        return f"The only split {_verb(plan, singular=True)}{_within_limits_text(plan)}"
     if queueing:
         return "The only split starts and queues"
     if doubtful:
         return "The only split may not start"
     verb = "run" if plan.kind == "training" else _verb(plan, singular=False)
-    return f"The only split does not {verb}{_within(plan)}"
+    return f"The only split does not {verb}{_within_limits_text(plan)}"
 
 
-def _within(plan: Plan) -> str:
+def _within_limits_text(plan: Plan) -> str:
     number = len(plan.stated_limits)
     if not number:
         return ""
@@ -134,7 +140,7 @@ def _within(plan: Plan) -> str:
     return text if confidence is None else f"{text} with {confidence * 100:g} % confidence"
 
 
-def load_text(plan: Plan, row: int) -> str:
+def searched_load_text(plan: Plan, row: int) -> str:
     """``96 in flight`` where loads are searched or several; empty where all splits have one."""
     several = plan.request.load_searched or bool(plan.request.options.loads)
     if plan.kind != "serving" or not several:
@@ -198,13 +204,13 @@ def nearest(plan: Plan) -> tuple[str, str]:
     return f"Nearest is {split_label(plan, row)}", f"{first}{rest}"
 
 
-def _facts(plan: Plan, row: int) -> Iterator[str]:
+def _verdict_facts(plan: Plan, row: int) -> Iterator[str]:
     """Money by the hour and the month, then the range of each limited or main figure."""
     money = money_text(plan, row)
     if money:
         yield money
     for name in main_figures(plan, row):
-        text = range_text(plan, name, row)
+        text = figure_range_text(plan, name, row)
         if text:
             yield text
 
@@ -224,7 +230,7 @@ def goals_text(request: PlanRequest) -> str:
     return ", ".join(f"{goal} × {significant(weight, 2)}" for goal, weight in goals)
 
 
-def formats_text(candidate: Mapping[str, Any]) -> str:
+def split_formats_text(candidate: Mapping[str, Any]) -> str:
     """Number formats of a split: ``fp8 weights, bf16 cache``, or a precision of training."""
     if precision := candidate.get("precision"):
         return str(precision)
@@ -237,15 +243,15 @@ def money_text(plan: Plan, row: int) -> str:
     hour = float(plan.raw("usd_hour")[row])
     if not np.isfinite(hour):
         return ""
-    return f"{devices_text(plan, row)}: {hourly_text(hour)}"
+    return f"{used_devices_text(plan, row)}: {hourly_text(hour)}"
 
 
-def range_text(plan: Plan, name: str, row: int) -> str:
+def figure_range_text(plan: Plan, name: str, row: int) -> str:
     """``Time per output token: 34.8 ms, likely 24.7 to 68.5 ms; limit 40 ms``.
 
     Empty without a range and without a limit.
     """
-    band, limit = band_text(plan, name, row), shown_limit(plan, name)
+    band, limit = plan_band_text(plan, name, row), shown_limit(plan, name)
     if band is None and limit is None:
         return ""
     measure = plan.measures[name]

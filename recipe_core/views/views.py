@@ -45,7 +45,7 @@ def model_view(model: ModelSpec, entry: CatalogEntry | None = None) -> dict[str,
         "layers": len(model.layers),
         "hidden_size": model.hidden,
         "vocabulary": model.vocabulary,
-        "attention": _kind(attention),
+        "attention": _attention_kind(attention),
         "heads": attention.heads if attention else 0,
         "kv_heads": attention.kv_heads if attention else 0,
         "head_dim": attention.head_dim if attention else 0,
@@ -66,7 +66,7 @@ def model_view(model: ModelSpec, entry: CatalogEntry | None = None) -> dict[str,
     return view
 
 
-def _kind(attention: Attention | None) -> str:
+def _attention_kind(attention: Attention | None) -> str:
     if attention is None:
         return "none"
     if isinstance(attention, LatentAttention):

@@ -45,7 +45,7 @@ def load_before_pretending():
     ask_sglang.load_before_pretending(transformers)
 
 
-def ask_in_child(engine, arch, root, held, part, only):
+def ask_in_child(engine, arch, root, code, part, only):
     """Fork a process that asks on one architecture and writes its rows to ``part``.
 
     ``held``: what the compiled modules hold, as the engine's questions need it.
@@ -65,7 +65,7 @@ def ask_in_child(engine, arch, root, held, part, only):
             file.flush()
 
         try:
-            ASKING[engine](arch, root, held, emit, only)
+            ASKING[engine](arch, root, code, emit, only)
         except BaseException:
             traceback.print_exc()
             last = traceback.format_exc().strip().splitlines()[-1][:200]
@@ -83,29 +83,36 @@ def main():
     parser.add_argument("--only", default="", help="ask subjects that begin so, besides the kept")
     parser.add_argument("--keep", action="store_true", help="ask no architecture again")
     parser.add_argument("-o", "--output", type=Path)
-    given = parser.parse_args()
-    found = sorted(given.wheels.glob(f"{given.engine}-{given.release}-*.whl"))
-    if not found:
-        sys.exit(f"{given.wheels} holds no wheel of {given.engine} {given.release}")
-    root = given.work / f"{given.engine}-{given.release}"
+    arguments = parser.parse_args()
+    wheels = sorted(arguments.wheels.glob(f"{arguments.engine}-{arguments.release}-*.whl"))
+    if not wheels:
+        sys.exit(f"{arguments.wheels} holds no wheel of {arguments.engine} {arguments.release}")
+    root = arguments.work / f"{arguments.engine}-{arguments.release}"
     root.mkdir(parents=True, exist_ok=True)
-    held = unpack(found[0], root)
-    if given.engine == "sglang":  # whose kernels are wheels of their own
-        held = ask_sglang.kernel_code(given.wheels)
+    kernel_code = unpack(wheels[0], root)
+    if arguments.engine == "sglang":  # whose kernels are wheels of their own
+        kernel_code = ask_sglang.kernel_code(arguments.wheels)
     load_before_pretending()
     rows = []
-    for arch in given.architectures.split(","):
-        part = root / f"rows-{arch}{f'-{given.only}' if given.only else ''}.csv"
-        code = code_answer(held, arch) if given.engine == "vllm" and arch in CUDA else None
+    for arch in arguments.architectures.split(","):
+        part = root / f"rows-{arch}{f'-{arguments.only}' if arguments.only else ''}.csv"
+        code = (
+            code_answer(kernel_code, arch) if arguments.engine == "vllm" and arch in CUDA else None
+        )
         if code is not None:
             rows.append(("build", "code", arch, *code))
         if code is not None and code[0] == "no":
             continue
-        if given.keep and part.exists():
+        if arguments.keep and part.exists():
             continue
         began = time.monotonic()
         pid = ask_in_child(
-            given.engine, arch, root, held, part, tuple(filter(None, given.only.split(",")))
+            arguments.engine,
+            arch,
+            root,
+            kernel_code,
+            part,
+            tuple(filter(None, arguments.only.split(","))),
         )
         while not os.waitpid(pid, os.WNOHANG)[0]:
             if time.monotonic() - began > LIMIT_S:
@@ -115,7 +122,7 @@ def main():
     for part in sorted(root.glob("rows-*.csv")):
         with part.open(newline="", encoding="utf-8") as file:
             rows += [row for row in csv.reader(file) if row[:2] != ["build", "code"]]
-    tables.write(given.engine, given.release, rows, given.output)
+    tables.write_support_table(arguments.engine, arguments.release, rows, arguments.output)
 
 
 main()

@@ -98,29 +98,30 @@ def load_before_pretending(transformers):
 
 def kernel_code(wheels):
     """Architectures that the kernel wheels beside SGLang's hold FlashMLA and FA3 code for."""
-    found = {"flashmla": set(), "fa3": set()}
+    architectures = {"flashmla": set(), "fa3": set()}
     names = [*wheels.glob("sglang_kernel-*.whl"), *wheels.glob("sgl_flash_mla-*.whl")]
     for wheel in names:
         with zipfile.ZipFile(wheel) as archive:
             for name in archive.namelist():
                 if name.endswith(".so") and re.search("flash_?mla|flash_ops", name):
                     family = "fa3" if "flash_ops" in name else "flashmla"
-                    found[family] |= set(compiled(archive.read(name))["archs"])
-    return found
+                    architectures[family] |= set(compiled(archive.read(name))["archs"])
+    return architectures
 
 
 def missing(picks, arch, code):
     """A chosen backend whose compiled module has nothing that this architecture can load."""
     major, minor = capability(arch)
     for family, archs in code.items():
-        cubins = [int(one[3:]) for one in archs if one.startswith("sm_")]
+        cubins = [int(architecture[3:]) for architecture in archs if architecture.startswith("sm_")]
         loads = any(
-            one == major * 10 + minor or (major < 9 and one // 10 == major and one % 10 <= minor)
-            for one in cubins
+            architecture == major * 10 + minor
+            or (major < 9 and architecture // 10 == major and architecture % 10 <= minor)
+            for architecture in cubins
         )
         if arch in CUDA and archs and family in picks and not loads:
-            held = ", ".join(sorted(archs))
-            return f"arguments accepted, but its {family} is compiled for {held} only"
+            listed = ", ".join(sorted(archs))
+            return f"arguments accepted, but its {family} is compiled for {listed} only"
     return None
 
 
@@ -173,7 +174,9 @@ def ask(arch, root, code, emit, only=()):
     sys.path.insert(0, str(root))
     machine.STUBS = (*machine.STUBS, *PACKAGES)
     machine.pretend(arch, {})
-    finder = next(one for one in sys.meta_path if isinstance(one, Finder))
+    finder = next(
+        finder_class for finder_class in sys.meta_path if isinstance(finder_class, Finder)
+    )
     from sglang.srt.utils import common
 
     common.get_amdgpu_memory_capacity = common.get_nvgpu_memory_capacity = lambda *a: 192 * 1024
@@ -192,8 +195,8 @@ def ask(arch, root, code, emit, only=()):
             silent = io.StringIO()
             with contextlib.redirect_stdout(silent), contextlib.redirect_stderr(silent):
                 view = resolve(config, cache, finder)
-            named = ((key, getattr(view, key, None)) for key in KEYS)
-            picks = "; ".join(f"{key}={v}" for key, v in named if v not in (None, "auto"))
+            settings = ((key, getattr(view, key, None)) for key in KEYS)
+            picks = "; ".join(f"{key}={v}" for key, v in settings if v not in (None, "auto"))
             if lacks := missing(picks, arch, code):
                 emit(kind, subject, "no", picks, lacks, "kernel wheel")
             elif kind == "attention":  # of weights, arguments alone tell nothing

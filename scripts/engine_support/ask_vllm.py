@@ -45,16 +45,16 @@ OPTIONAL += r".*?again! ?"
 def judge(error, package):
     """The answer that an error is, the engine's words, and where it raised them."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if f"/{package}/" in f.filename]
-    last = own[-1] if own else frames[-1]
-    file = last.filename.split(f"/{package}/")[-1] if own else Path(last.filename).name
+    package_frames = [f for f in frames if f"/{package}/" in f.filename]
+    last = package_frames[-1] if package_frames else frames[-1]
+    file = last.filename.split(f"/{package}/")[-1] if package_frames else Path(last.filename).name
     words = re.sub(r"\s+", " ", str(error))
     wrapped = r"1 validation error for \w+ (Value|Assertion) error, | \[type=\w+_error.*"
     words = re.sub(OPTIONAL, "", re.sub(wrapped, "", words))
     if "Reasons: {" in words:
         words = words[: words.index(" with ")] + ". " + words[words.index("Reasons: {") :]
     kind = type(error).__name__
-    inside = (own and frames[-1].filename == last.filename) or kind == "ValidationError"
+    inside = (package_frames and frames[-1].filename == last.filename) or kind == "ValidationError"
     answer = "no" if kind in REFUSALS and inside and not ARTEFACT.search(words) else "unknown"
     shown = words if answer == "no" else f"{kind}: {words}"
     return answer, shown[:330], f"{file}:{last.name}"
@@ -117,7 +117,7 @@ def process_groups(tp):
     ps.initialize_model_parallel(tp)
 
 
-def build(question):
+def build_vllm_model(question):
     """The engine's configuration and model for a question, on the meta device."""
     import torch
     import vllm.model_executor.models.registry as registry
@@ -148,16 +148,16 @@ def build(question):
             distributed_executor_backend="mp",
             dtype="auto" if wide else "half",
         )
-        made = args.create_engine_config()
-        with set_current_vllm_config(made):
+        engine_config = args.create_engine_config()
+        with set_current_vllm_config(engine_config):
             process_groups(question.tp)
             with contextlib.suppress(Exception):
                 import vllm.v1.worker.workspace as workspace
 
                 workspace.init_workspace_manager(torch.device("meta"))
-            torch.set_default_dtype(made.model_config.dtype)
+            torch.set_default_dtype(engine_config.model_config.dtype)
             with torch.device("meta"), meta_only():
-                return made, initialize_model(made)
+                return engine_config, initialize_model(engine_config)
     finally:
         torch.set_default_dtype(usual)
         shutil.rmtree(folder, ignore_errors=True)
@@ -165,12 +165,12 @@ def build(question):
 
 def backends_of(layer):
     """Attention backends that a layer holds, or says that it takes."""
-    held = (getattr(layer, name, None) for name in ("attn_backend", "backend_cls"))
-    found = [one for one in held if isinstance(one, type)]
-    if not found and hasattr(layer, "get_kv_cache_spec"):
+    attributes = (getattr(layer, name, None) for name in ("attn_backend", "backend_cls"))
+    backends = [attribute for attribute in attributes if isinstance(attribute, type)]
+    if not backends and hasattr(layer, "get_kv_cache_spec"):
         with contextlib.suppress(Exception):
-            found = [layer.get_attn_backend()]
-    return found
+            backends = [layer.get_attn_backend()]
+    return backends
 
 
 def refusing(model, cap):
@@ -179,8 +179,8 @@ def refusing(model, cap):
         for backend in backends_of(layer):
             with contextlib.suppress(Exception):
                 if not backend.supports_compute_capability(cap):
-                    said = f"{backend.get_name()}.supports_compute_capability"
-                    return f"constructs, but {said}({cap.major}.{cap.minor}) is False"
+                    method_name = f"{backend.get_name()}.supports_compute_capability"
+                    return f"constructs, but {method_name}({cap.major}.{cap.minor}) is False"
     return None
 
 
@@ -200,7 +200,7 @@ TOLD["cut"] = TOLD["weights"]
 """What of the engine's choices an answer tells, by kind of question."""
 
 
-def chosen(model, kind):
+def chosen_kernels(model, kind):
     """What the engine chose, read from the built layers: backends, kernels and methods."""
     picks = collections.Counter()
     for layer in model.modules():
@@ -225,7 +225,7 @@ def quantised(model):
     """Whether any layer has a quantisation method."""
     methods = (getattr(layer, "quant_method", None) for layer in model.modules())
     names = [type(method).__name__ for method in methods if method is not None]
-    return any(not one.startswith("Unquantized") and "KVCache" not in one for one in names)
+    return any(not name.startswith("Unquantized") and "KVCache" not in name for name in names)
 
 
 def metadata_refusal(config, model):
@@ -233,14 +233,14 @@ def metadata_refusal(config, model):
     import torch
     from vllm.config import set_current_vllm_config
 
-    made = set()
+    builders = set()
     for name, layer in model.named_modules():
         if not hasattr(layer, "get_kv_cache_spec"):
             continue
         for backend in backends_of(layer):
-            if backend in made:
+            if backend in builders:
                 continue
-            made.add(backend)
+            builders.add(backend)
             try:
                 with set_current_vllm_config(config):
                     spec = layer.get_kv_cache_spec(config)
@@ -269,8 +269,8 @@ UNREAD = "constructs without the quantisation: weight files say which layers hav
 
 def answer_of(question, cap):
     """Answer, what was chosen, words and where, of a question that a model is built for."""
-    config, model = build(question)
-    picks = chosen(model, question.kind)
+    config, model = build_vllm_model(question)
+    picks = chosen_kernels(model, question.kind)
     if cut := cut_group(model):
         return "unknown", picks, f"{cut}; only loading would tell", LOADER
     if question.form and FORMATS[question.form] and not quantised(model):
@@ -286,13 +286,13 @@ def answer_of(question, cap):
 
 def start(arch, root, modules):
     """Import the unpacked engine on the pretended machine; a requirement that lacks is a stub."""
-    told = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
-    told |= {"VLLM_HAS_FLASHINFER_CUBIN": "1", "VLLM_LOGGING_LEVEL": "CRITICAL"}
-    told |= {"VLLM_CONFIG_ROOT": f"{root}/_c", "VLLM_CACHE_ROOT": f"{root}/_c"}
-    os.environ.update(told)
+    environment = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
+    environment |= {"VLLM_HAS_FLASHINFER_CUBIN": "1", "VLLM_LOGGING_LEVEL": "CRITICAL"}
+    environment |= {"VLLM_CONFIG_ROOT": f"{root}/_c", "VLLM_CACHE_ROOT": f"{root}/_c"}
+    os.environ.update(environment)
     sys.path.insert(0, str(root))
     pretend(arch, modules)
-    finder = next(one for one in sys.meta_path if isinstance(one, Finder))
+    finder = next(importer for importer in sys.meta_path if isinstance(importer, Finder))
     for _ in range(12):
         try:
             import vllm
@@ -323,15 +323,15 @@ def ask(arch, root, modules, emit, only=()):
     assert (cap.major, cap.minor) == capability(arch), (cap, arch)
     half = torch.bfloat16 if arch in ROCM or capability(arch) >= (8, 0) else torch.float16
     fields = selector.AttentionSelectorConfig._fields
-    asked = inspect.signature(platform.get_attn_backend_cls).parameters
-    more = {"num_heads": 16} if "num_heads" in asked else {}
+    parameters = inspect.signature(platform.get_attn_backend_cls).parameters
+    more = {"num_heads": 16} if "num_heads" in parameters else {}
     place = f"platforms/{'cuda' if arch in CUDA else 'rocm'}.py:get_attn_backend_cls"
     usual = {"head_size": 128, "dtype": half, "kv_cache_dtype": "auto", "block_size": None}
     for subject, wish in () if only else selections():
-        wanted = {k: v for k, v in (usual | wish).items() if k in fields}
+        settings = {k: v for k, v in (usual | wish).items() if k in fields}
         try:
             with set_current_vllm_config(VllmConfig()):
-                config = selector.AttentionSelectorConfig(**wanted)
+                config = selector.AttentionSelectorConfig(**settings)
                 path = platform.get_attn_backend_cls(None, config, **more)
             emit("attention", subject, "yes", f"attn {path.split('.')[-1]}", "", place)
         except Exception as error:

@@ -62,17 +62,17 @@ def unpack(wheel, dest):
     info = Path(dest, "_compiled.json")
     if info.exists():
         return json.loads(info.read_text())
-    found = {}
+    architectures = {}
     with zipfile.ZipFile(wheel) as z:
         for name in z.namelist():
             if not name.endswith(".so"):
                 z.extract(name, dest)
             else:
-                found[re.sub(r"(\.abi3|\.cpython[^/]*)?\.so$", "", name).replace("/", ".")] = (
-                    compiled(z.read(name))
-                )
-    info.write_text(json.dumps(found))
-    return found
+                architectures[
+                    re.sub(r"(\.abi3|\.cpython[^/]*)?\.so$", "", name).replace("/", ".")
+                ] = compiled(z.read(name))
+    info.write_text(json.dumps(architectures))
+    return architectures
 
 
 def compiled(blob):
@@ -164,8 +164,8 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self.ready, self.empty, self.stubs = ready, empty, stubs
 
     def find_spec(self, name, path=None, target=None):  # noqa: ARG002
-        known = name in self.ready or name in self.empty or name.split(".")[0] in self.stubs
-        return importlib.machinery.ModuleSpec(name, self, is_package=True) if known else None
+        is_stubbed = name in self.ready or name in self.empty or name.split(".")[0] in self.stubs
+        return importlib.machinery.ModuleSpec(name, self, is_package=True) if is_stubbed else None
 
     def create_module(self, spec):
         if spec.name in self.ready:
@@ -393,12 +393,12 @@ def _register(modules, cuda, shared):
     }
     _register.keep = []
     for module, d in modules.items():
-        own = module.split(".")[-1]
+        own_name = module.split(".")[-1]
         for schema in d["ops"]:
             space, _, rest = (
                 schema.partition("::") if "::" in schema.split("(")[0] else ("", "", schema)
             )
-            for ns in (space,) if space else NAMESPACES.get(own, (own,)):
+            for ns in (space,) if space else NAMESPACES.get(own_name, (own_name,)):
                 lib = library.Library(ns, "FRAGMENT")
                 _register.keep.append(lib)
                 with contextlib.suppress(Exception):
@@ -420,11 +420,14 @@ def code_answer(modules, arch):
     of those for sm_100 and sm_120.
     """
     major, minor = capability(arch)
-    number, held = major * 10 + minor, next((modules[m] for m in MAIN if m in modules), None)
-    if held is None or not held["archs"]:
+    number, compiled_for = (
+        major * 10 + minor,
+        next((modules[m] for m in MAIN if m in modules), None),
+    )
+    if compiled_for is None or not compiled_for["archs"]:
         return None
-    cubins = {int(k.split("_")[1]) for k in held["archs"] if k.startswith("sm_")}
-    ptx = {int(k.split("_")[1]) for k in held["archs"] if k.startswith("ptx_")}
+    cubins = {int(k.split("_")[1]) for k in compiled_for["archs"] if k.startswith("sm_")}
+    ptx = {int(k.split("_")[1]) for k in compiled_for["archs"] if k.startswith("ptx_")}
     text = f"compiled for {', '.join(f'sm_{k}' for k in sorted(cubins))}"
     older = any(k // 10 == major and k < number for k in cubins)
     if number in cubins or older:

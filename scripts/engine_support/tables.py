@@ -15,24 +15,24 @@ COLUMNS = ("kind", "subject", "architectures", "answer", "chosen", "words", "sou
 WORST = ("no", "unknown", "yes")
 
 
-def write(engine, release, rows, output=None):
+def write_support_table(engine, release, rows, output=None):
     """Write the table of a release from (kind, subject, architecture, answer, …) rows."""
     file = output or FOLDER / f"{engine}-{release}.csv"
     older = {}
-    for number in sorted(_releases(engine), key=_key):
-        if _key(number) < _key(release):
+    for number in sorted(_releases(engine), key=_release_order):
+        if _release_order(number) < _release_order(release):
             older |= _read(FOLDER / f"{engine}-{number}.csv")
-    found = {}
+    answers = {}
     for kind, subject, arch, *answer in rows:
         key = (kind, subject, arch)
         # Several models may stand for one kind: what refuses one is not sure of the kind.
-        if key not in found or WORST.index(answer[0]) < WORST.index(found[key][0]):
-            found[key] = tuple(answer)
+        if key not in answers or WORST.index(answer[0]) < WORST.index(answers[key][0]):
+            answers[key] = tuple(answer)
     for key, answer in _by_hand(engine, release).items():
-        replaces = found[key][0] == "yes" if key in found else answer[0] == "no"
+        replaces = answers[key][0] == "yes" if key in answers else answer[0] == "no"
         if replaces:
-            found[key] = answer
-    changed = {key: answer for key, answer in found.items() if older.get(key) != answer}
+            answers[key] = answer
+    changed = {key: answer for key, answer in answers.items() if older.get(key) != answer}
     grouped = {}
     for (kind, subject, arch), answer in changed.items():
         grouped.setdefault((kind, subject, answer), []).append(arch)
@@ -41,7 +41,7 @@ def write(engine, release, rows, output=None):
         writer.writerow(COLUMNS)
         for (kind, subject, answer), archs in grouped.items():
             writer.writerow((kind, subject, " ".join(archs), *answer))
-    print(f"{file}: {len(grouped)} rows, {len(changed)} of {len(found)} answers are new")
+    print(f"{file}: {len(grouped)} rows, {len(changed)} of {len(answers)} answers are new")
 
 
 def _by_hand(engine, release):
@@ -51,7 +51,9 @@ def _by_hand(engine, release):
             (row["kind"], row["subject"], arch): (row["answer"], "", row["words"], row["source"])
             for row in csv.DictReader(rows)
             if row["engine"] == engine
-            if _key(row["from"]) <= _key(release) <= _key(row["until"])
+            if _release_order(row["from"])
+            <= _release_order(release)
+            <= _release_order(row["until"])
             for arch in row["architectures"].split()
         }
 
@@ -60,7 +62,7 @@ def _releases(engine):
     return [path.stem.removeprefix(f"{engine}-") for path in FOLDER.glob(f"{engine}-[0-9]*.csv")]
 
 
-def _key(release):
+def _release_order(release):
     return tuple(int(part) for part in release.split("."))
 
 

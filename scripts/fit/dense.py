@@ -26,7 +26,7 @@ def _gemm_work(rows: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def gemm(truth: Path, system: str, device: str) -> Iterable[Points]:
+def gemm_points(truth: Path, system: str, device: str) -> Iterable[Points]:
     rows = operator(truth, "gemm", system)
     rows = rows[
         ~((rows.backend == "vllm") & (rows.gemm_dtype == "fp8_block"))

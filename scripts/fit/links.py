@@ -146,7 +146,7 @@ def _figure(value: float) -> Quantity:
     return Quantity(value=value, source="fits", status="fitted")
 
 
-def _numbers(x: Array, per_rank_s: float | None) -> dict[str, Quantity]:
+def _link_numbers(x: Array, per_rank_s: float | None) -> dict[str, Quantity]:
     """From the scale that is searched: logit of the efficiency, logarithms of the latencies."""
     per_rank = float(np.exp(x[2])) if per_rank_s is None else per_rank_s
     return {
@@ -189,7 +189,10 @@ def _search(
 
     def cost(x: Array) -> float:
         pull = 1e-2 * max(0.0, float(np.log(1e-6) - x[1])) ** 2  # nothing starts in no time
-        return float(np.mean(np.abs(np.log(predicted(_numbers(x, per_rank_s))) - measured))) + pull
+        return (
+            float(np.mean(np.abs(np.log(predicted(_link_numbers(x, per_rank_s))) - measured)))
+            + pull
+        )
 
     size = 3 if per_rank_s is None else 2
     starts = [
@@ -200,7 +203,7 @@ def _search(
     x, _ = min(
         (minimise(cost, minimise(cost, start)[0]) for start in starts), key=lambda result: result[1]
     )  # the second unfolds the first
-    numbers = _numbers(x, per_rank_s)
+    numbers = _link_numbers(x, per_rank_s)
     return numbers, float(np.median(np.abs(predicted(numbers) / seconds - 1.0)))
 
 
@@ -292,7 +295,7 @@ def _fit_network(joined: Cluster, rows: pd.DataFrame) -> Links:
     return _links(numbers, "deepep", note, None)
 
 
-def _line(key: str, value: float, source: str, note: str = "") -> str:
+def _link_line(key: str, value: float, source: str, note: str = "") -> str:
     number = f"{value:.3f}" if key == "efficiency" else f"{value * 1e6:.2f}e-6"
     remark = f', note: "{note}"' if note else ""
     return f"{key}: {{value: {number}, source: {source}, status: fitted{remark}}}"
@@ -318,7 +321,7 @@ def write_links(name: str, kind: str, fit: Links) -> None:
         )
     for key, value in numbers.items():
         if value is not None:
-            line = _line(key, value, source, note if key == "efficiency" else "")
+            line = _link_line(key, value, source, note if key == "efficiency" else "")
             text = re.sub(
                 rf"^{indent}{key}: .*$",
                 lambda _, line=line: indent + line,
@@ -339,7 +342,7 @@ def write_links(name: str, kind: str, fit: Links) -> None:
     write_whole(path, (text.rstrip("\n") + "\n" + "\n".join(entry)).encode())
 
 
-def errors(truth: Path) -> pd.DataFrame:
+def link_errors(truth: Path) -> pd.DataFrame:
     """Median error and bias of what the files say, by fabric and operation; "engines" are the
     kernels that engines bring.
     """
@@ -391,4 +394,4 @@ def fit_fabrics(truth: Path, writing: bool) -> None:
         if writing:
             write_links(name, kind, fit)
     print(("As fitted" if writing else "As the files have it") + ", against the measured:")
-    print(errors(truth).round(3).to_string())
+    print(link_errors(truth).round(3).to_string())

@@ -71,7 +71,7 @@ def peak_of(device: Device, points: Points) -> float:
     return peaks.get({"fp8-block": "fp8"}.get(points.dtype, points.dtype), peaks["bf16"])  # type: ignore[call-overload, no-any-return]
 
 
-def fit(points: Points, device: Device) -> Fit:
+def fit_roofline(points: Points, device: Device) -> Fit:
     """The numbers that minimise the mean |log(predicted / measured)|."""
     bandwidth = device.memory_bandwidth_bytes_per_s.value
     sorting = points.tokens / (points.tokens + SORT_TOKENS)

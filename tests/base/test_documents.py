@@ -16,7 +16,15 @@ from recipe_core.base import documents, errors
 from recipe_core.base.documents import check_plain, finite, parse_json, parse_yaml, to_json
 from recipe_core.base.errors import InputError
 from recipe_core.base.numbers import Range, number_text, read_number, read_numbers
-from recipe_core.base.units import alike, band, duration, prefixed, seconds, significant, usd
+from recipe_core.base.units import (
+    alike,
+    band_ends_text,
+    prefixed,
+    seconds,
+    seconds_text,
+    significant,
+    usd,
+)
 from recipe_core.bundle.manifest import MANIFEST, Manifest
 from recipe_core.bundle.write import bundle_files
 from recipe_core.commands import arguments, unknown_words
@@ -239,8 +247,8 @@ def test_numbers_are_understood_or_refused_by_value_and_range():
     assert "A decimal point is a dot" in str(refusal(read_number, "0,5", ANY))
     assert read_number("$1.25", ANY, unit="$") == 1.25  # dollars stand before their number
     refusal(read_number, "$1.25", ANY, unit="ms")
-    assert read_numbers("16, 64;1k  2e3", WHOLE, most=4) == (16, 64, 1000, 2000)
-    assert read_numbers(" ", WHOLE, most=4) == ()
+    assert read_numbers("16, 64;1k  2e3", WHOLE, limit=4) == (16, 64, 1000, 2000)
+    assert read_numbers(" ", WHOLE, limit=4) == ()
     assert "at most 4" in str(refusal(read_numbers, "1 2 3 4 5", WHOLE, most=4))
     assert "'x'" in str(refusal(read_numbers, "16, x", WHOLE, most=4))
     for typed, words in (*table("documents", "refused"), ("9" * 70, "not a number")):
@@ -288,9 +296,9 @@ def test_numbers_are_written_as_people_read_them():
     assert seconds(2.421) == "2.42 s"
     assert seconds(0.0) == "0 s"
     # a band has one unit and is rounded alike
-    assert band((0.0247, 0.0685), duration) == "24.7 – 68.5 ms"
-    assert band((0.95, 1.2), duration) == "0.95 – 1.20 s"
-    assert band((0.0247, 0.105), duration) == "25 – 105 ms"
-    assert band((1.0, 12.5), usd) == "$1.00 – $12.5"
+    assert band_ends_text((0.0247, 0.0685), seconds_text) == "24.7 – 68.5 ms"
+    assert band_ends_text((0.95, 1.2), seconds_text) == "0.95 – 1.20 s"
+    assert band_ends_text((0.0247, 0.105), seconds_text) == "25 – 105 ms"
+    assert band_ends_text((1.0, 12.5), usd) == "$1.00 – $12.5"
     # trailing zeros stay
     assert [significant(n) for n in (1.0, 1.06, 9.7, 1234.5)] == ["1.00", "1.06", "9.70", "1,234"]

@@ -48,11 +48,11 @@ def shell(tmp_path_factory):
 @given(words=st.lists(TEXTS, min_size=1, max_size=20))
 @example(words=CARRIED)
 def test_bash_passes_on_every_word_and_a_deliberate_injection_is_seen(shell, words):
-    command = quoting.shell_command(["docker", *words])
+    command = quoting.quote_command(["docker", *words])
     for script in (f"{command}\n", f"exec env {command}\n"):
         (program,) = shell.run(script)
         assert program["argv"] == ["docker", *words]
-    (program,) = shell.run(f"SOME={quoting.shell(words[0])} docker\n")
+    (program,) = shell.run(f"SOME={quoting.quote_shell(words[0])} docker\n")
     assert program["env"].get("SOME", "") == words[0]
     assert not shell.injected
     if words == CARRIED:
@@ -66,12 +66,12 @@ def test_bash_passes_on_every_word_and_a_deliberate_injection_is_seen(shell, wor
 def test_shells_yaml_json_go_templates_and_lines_of_sbatch_hold_every_text(text):
     word = fill_placeholders("${model}${head}", {"model": text, "head": Variable("head")}, IN_SHELL)
     assert shlex.split(word) == [f"{text}$head"]
-    assert readers.go_template(quoting.go_template(text)) == text
+    assert readers.go_template(quoting.quote_go_template(text)) == text
     value = {"a": [text], text: 1}
     written = to_yaml(value)
     assert yaml.safe_load(written) == parse_yaml(written) == json.loads(to_json(value)) == value
     try:
-        assert quoting.sbatch(text) == text
+        assert quoting.quote_sbatch(text) == text
         assert not set(text) & set(" \t\r\n#'\"\\")
     except NoAnswer:
         assert not re.fullmatch(r"[\w.:/@%+=,-]+", text)
@@ -82,7 +82,7 @@ def test_shells_yaml_json_go_templates_and_lines_of_sbatch_hold_every_text(text)
 @example(CARRIED)
 def test_docker_compose_reads_any_text_and_fills_in_what_is_not_quoted(texts):
     named = {f"A{n}": text for n, text in enumerate(texts)}
-    words = {name: quoting.compose(text) for name, text in named.items()}
+    words = {name: quoting.quote_compose(text) for name, text in named.items()}
     command = [*words.values(), "${HF_TOKEN}"]
     service = {"image": "x:1", "command": command, "environment": words}
     read = readers.compose({"f": to_yaml({"services": {"a": service}})})["f"]["a"]
@@ -110,12 +110,12 @@ def inline(text):
 @given(TEXTS)
 def test_markdown_shows_every_text_as_it_is(text):
     if line := " ".join(text.split()):
-        parts = inline(quoting.markdown(text))
+        parts = inline(quoting.quote_markdown(text))
         assert {kind for kind, _ in parts} <= {"text", "text_special"}
         assert "".join(content for _, content in parts) == line
-        assert inline(quoting.markdown_code(text)) == [("code_inline", line)]
+        assert inline(quoting.quote_markdown_code(text)) == [("code_inline", line)]
     # a block of code ends where it should
-    (token,) = MarkdownIt("commonmark").parse(quoting.markdown_block(text))
+    (token,) = MarkdownIt("commonmark").parse(quoting.quote_markdown_block(text))
     normal = text.replace("\r\n", "\n").replace("\r", "\n")
     assert (token.type, token.content) == ("fence", f"{normal}\n")
 

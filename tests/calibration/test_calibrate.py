@@ -21,7 +21,7 @@ from recipe_core.calibration.place import VARIABLE, calibration_stamp, default_p
 from recipe_core.calibration.residuals import measured_of_rows
 from recipe_core.calibration.store import Incoming, Overlay
 from recipe_core.doors import answers
-from recipe_core.doors.worker import calibrated
+from recipe_core.doors.worker import answer_calibrated
 from recipe_core.estimates.columns.standing import (
     correct_by_default,
     standing_corrections,
@@ -231,16 +231,16 @@ def test_the_library_uses_it_and_shows_it(store):
 
 
 def test_the_api_uses_the_servers_own_and_says_of_a_damaged_one_no_path(store, capsys):
-    estimate = calibrated(lambda: answers.estimate(request()))
+    estimate = answer_calibrated(lambda: answers.answer_estimate(request()))
     assert estimate["basis"]["tpot_s"].startswith("calibrated: 3 own runs")
     assert estimate["own_runs"]["calibration"]["used"] == 3
     row = run("x", tpot_ms=30, load=32).model_dump(exclude_none=True)
     body = {"request": request(), "measured": [row]}
     for asked, used in ((request(), 3), (body, 4)):
-        answer = calibrated(lambda asked=asked: answers.plan(asked, top=1))
+        answer = answer_calibrated(lambda asked=asked: answers.answer_plan(asked, top=1))
         assert answer["own_runs"]["used"] == used
     (store / "calibration.json").write_text("{")
-    error = str(refusal(calibrated, lambda: answers.estimate(request())))
+    error = str(refusal(answer_calibrated, lambda: answers.answer_estimate(request())))
     assert "of this server cannot be read" in error
     assert str(store) not in error
     assert str(store) in capsys.readouterr().err

@@ -369,8 +369,8 @@ def test_the_command_line_and_the_api_correct_estimates_and_plans(tmp_path):
         assert "correct estimates of serving, not of training" in done.stderr
     runs = times_as_estimated(2.0)
     body = {"request": request(), "measured": [row.model_dump(exclude_none=True) for row in runs]}
-    answer = answers.estimate(body)
+    answer = answers.answer_estimate(body)
     assert answer["own_runs"] == {"used": 1, "left_out": []}
     assert answer["serving"]["tpot_s"] == pytest.approx(tpot(request(), taught(runs)))
-    assert answers.plan(body, top=1)["own_runs"]["used"] == 1
-    assert "is not a known field" in str(refusal(answers.plan, body | {"extra": 1}))
+    assert answers.answer_plan(body, top=1)["own_runs"]["used"] == 1
+    assert "is not a known field" in str(refusal(answers.answer_plan, body | {"extra": 1}))

@@ -209,14 +209,14 @@ def test_the_command_reads_files_and_servers_and_the_api_texts(asked, tmp_path, 
     assert "meta-llama/Llama-3.1-8B-Instruct,rtx-3090" in done.stdout
     # the API takes texts and reads no address
     right = {"request": SMALL, "texts": [BOOT.read_text()]}
-    answer = answers.reconcile(right)
+    answer = answers.answer_reconcile(right)
     assert (answer["ok"], answer["measurements"][0]["source"]) == (True, "texts[0]")
     for body, field in table("calibration", "questions"):
         if "request" in body:
             body["request"] = SMALL
         if body.get("texts") == ["TEXT"]:
             body["texts"] = right["texts"]
-        assert refusal(answers.reconcile, body).field == field
+        assert refusal(answers.answer_reconcile, body).field == field
     # metrics of a running server are read within limits
     with served(200, (IMPORTS / "vllm_metrics.txt").read_bytes()) as (url, paths):
         done = recipe("reconcile", url, "--request", asked, "--json")

@@ -17,7 +17,7 @@ from recipe_core.models.catalog import catalog_ids
 from recipe_core.plans.plans import estimate_batch
 from recipe_core.request.schema import PlanRequest
 from scripts.publish_runs import as_runs
-from scripts.publish_runs import runs as truth_runs
+from scripts.publish_runs import published_serving_runs as truth_runs
 from tests.conftest import LLAMA_70B
 from tests.fixtures.command_line import recipe
 from tests.fixtures.paths import ROOT

@@ -13,7 +13,7 @@ from recipe_core.compression.advisor.estimated import FILE, estimated_entry
 from recipe_core.compression.advisor.figures import FIGURES
 from recipe_core.compression.advisor.result import CompressAnswer
 from recipe_core.request.schema import PlanRequest
-from recipe_core.views.formats import formats_text
+from recipe_core.views.formats import format_advice_text
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
 from tests.fixtures.training import training_request
@@ -109,7 +109,7 @@ def test_without_a_limit_what_may_lose_much_is_not_first() -> None:
     costs = [row.best.values["usd_per_million_output_tokens"] for row in ranked]
     assert min(costs) < costs[0]
     assert not any(row.best_at for row in ranked[2:])
-    assert "what may keep less than 90 % comes last" in formats_text(finite(given.to_json()))
+    assert "what may keep less than 90 % comes last" in format_advice_text(finite(given.to_json()))
     weighed = PlanRequest.parse(
         given.request.model_dump(mode="json", exclude_unset=True)
         | {"objective": {"weights": {"cost": 1, "accuracy": 1e-3}}}

@@ -88,12 +88,12 @@ def _sensitivity(values):
 
 def _compress(values):
     techniques = values.get("techniques")
-    return reduced(answers.compress(values["request"], techniques=techniques))
+    return reduced(answers.answer_compress(values["request"], techniques=techniques))
 
 
 def _bundle(values):
     """Name, processes, digests of files but the manifest, and names of copies of the product's."""
-    name, data = answers.build(values["request"])
+    name, data = answers.answer_build(values["request"])
     archive = zipfile.ZipFile(io.BytesIO(data))
     files = {path: archive.read(path) for path in archive.namelist() if path != "MANIFEST.json"}
     started = json.loads(files["launch.json"])["processes"]
@@ -136,7 +136,7 @@ def _openapi(_):
 
 
 def _schema(values):
-    return reduced(catalog.schema(values["name"]), lists=False)
+    return reduced(catalog.answer_schema(values["name"]), lists=False)
 
 
 def _help(_):

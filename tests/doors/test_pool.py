@@ -20,7 +20,7 @@ from recipe_core.doors.jobs import Job, Jobs
 from recipe_core.doors.pool import LONG_S, LostError, Pool, Worker
 from recipe_core.doors.settings import ServerSettings, variable
 from recipe_core.doors.turns import Turn, Turns
-from recipe_core.doors.worker import Answer, Call, Progress, answer, pickle_message
+from recipe_core.doors.worker import Answer, Call, Progress, answer_call, pickle_message
 from tests.conftest import request_values
 from tests.fixtures.patience import PATIENCE, comes
 from tests.fixtures.refusals import refusal
@@ -96,8 +96,8 @@ def fail(kind: type[Exception]) -> None:
 
 
 def step(steps: int, *, on: bool = False) -> str:
-    with progress.task(steps):
-        progress.step()
+    with progress.track_task(steps):
+        progress.count_step()
         while on:
             budget.spend()
     return "done"
@@ -193,15 +193,15 @@ def test_progress_is_told_at_its_pace() -> None:
     clock, sent = Ticks(), list[bytes]()
 
     def stepping() -> int:
-        with progress.task(4):
+        with progress.track_task(4):
             for number in range(4):
                 clock.now_s = 0.06 * number
-                progress.step()
+                progress.count_step()
         return 4
 
     connection: Any = type("Wire", (), {"send_bytes": sent.append})
     call = Call(stepping, Budget(), 1 << 30)
-    assert answer(call, connection, lambda: False, clock=clock) == Answer(4)
+    assert answer_call(call, connection, lambda: False, clock=clock) == Answer(4)
     assert sent == [pickle_message(Progress(done, 4)) for done in (0, 3)]
 
 

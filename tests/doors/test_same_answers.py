@@ -33,7 +33,7 @@ from recipe_core.recipe import Additions, make_recipe
 from recipe_core.request.schema import PlanRequest, describe_field
 from recipe_core.targets import Parameters, form
 from recipe_core.views import snippets
-from recipe_core.views.schemas import schema
+from recipe_core.views.schemas import document_schema
 from tests.conftest import make_request, request_values
 from tests.fixtures.agents import answered, asked, error_of
 from tests.fixtures.command_line import recipe
@@ -64,7 +64,7 @@ def plain(value: Any) -> Any:
     ids=["serving", "training"],
 )
 def test_plans_and_estimates_agree(client: TestClient, request_body: dict[str, Any]) -> None:
-    whole = answers.plan(request_body)
+    whole = answers.answer_plan(request_body)
     plan = answered("plan", request=request_body, top=2, refused=1)
     assert plan["candidates"] == whole["candidates"][:2]
     assert (plan["refused"], plan["counts"]) == (whole["refused"][:1], whole["counts"])
@@ -74,7 +74,7 @@ def test_plans_and_estimates_agree(client: TestClient, request_body: dict[str, A
     assert printed == plain(whole)
     best = plan["candidates"][1]
     stated = request_body | {"candidate": best["candidate"]}
-    estimate = answers.estimate(stated)
+    estimate = answers.answer_estimate(stated)
     assert answered("estimate", request=stated) == estimate
     assert client.post("/estimate", json=stated).json() == plain(estimate)
     printed = json.loads(recipe("estimate", "-", "--json", stdin=to_yaml(stated)).stdout)
@@ -84,7 +84,7 @@ def test_plans_and_estimates_agree(client: TestClient, request_body: dict[str, A
 
 
 def test_recipes_commands_and_differences_agree(client: TestClient) -> None:
-    made = answers.recipe(BODY)
+    made = answers.answer_recipe(BODY)
     assert made["parameters"]["port"] == 9000
     where = {"command": COMMAND["command"], "hardware": "h100-sxm", "gpus": 2}
     pair = {"before": made, "after": ANOTHER}
@@ -122,7 +122,7 @@ def test_advice_on_formats_agrees(client: TestClient) -> None:
     }
     names = ["fp8_w8a8", "kv_fp8", "sparse_unstructured"]
     reply = client.post(f"/compress?techniques={','.join(names)}", json=request)
-    answer = plain(answers.compress(request, techniques=",".join(names)))
+    answer = plain(answers.answer_compress(request, techniques=",".join(names)))
     assert (reply.status_code, reply.json()) == (200, answer)
     rows = answered("compress", request=request, techniques=names)
     assert rows["formats"] == answer["formats"]
@@ -140,7 +140,7 @@ def test_advice_on_formats_agrees(client: TestClient) -> None:
 
 def test_bundles_agree(client: TestClient) -> None:
     body = {"request": REQUEST, "parameters": {"port": 9000}}
-    name, data = answers.build(body)
+    name, data = answers.answer_build(body)
     answer = answered("build", recipe=body, files=["recipe.yaml"])
     contents = asked(lambda agent: agent.read_resource(answer["zip"])).contents[0]
     assert isinstance(contents, BlobResourceContents)
@@ -149,7 +149,7 @@ def test_bundles_agree(client: TestClient) -> None:
         assert answer["files"] == {each.filename: each.file_size for each in archive.infolist()}
         assert answer["texts"] == {"recipe.yaml": archive.read("recipe.yaml").decode()}
     assert error_of("build", recipe=body, files=["../x"])["field"] == "files"
-    made = answers.recipe(body)
+    made = answers.answer_recipe(body)
     for sent in (body, made):
         posted = client.post("/build", json=sent)
         assert posted.headers["content-type"] == "application/zip"
@@ -218,7 +218,7 @@ def test_faults_and_other_methods_are_told_in_the_same_shape(client, monkeypatch
         assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
         assert answer.json()["error"]["code"] == "http"
     monkeypatch.setattr(operations, "reply", fail)
-    monkeypatch.setattr(operations, "ask", fail)
+    monkeypatch.setattr(operations, "answer_operation", fail)
     answer = client.post("/plan", json=REQUEST)
     assert answer.status_code == 500
     for error in (answer.json()["error"], error_of("plan", request=REQUEST)):
@@ -272,7 +272,7 @@ def sent(url: str, data: bytes) -> bytes:
 def test_snippets_send_what_the_page_builds(place: Parameters, monkeypatch, tmp_path) -> None:
     request = make_request()
     built = zip_bytes(make_recipe(request, Additions(parameters=place)))
-    words = shlex.split(snippets.curl(BASE, request, place, "name"))
+    words = shlex.split(snippets.build_request_curl(BASE, request, place, "name"))
     options = dict(pairwise(words))
     assert options["-o"] == "name.zip"
     url = next(word for word in words if word.startswith("http"))
@@ -304,7 +304,7 @@ def test_only_what_was_filled_in_is_sent() -> None:
 
 def described(name: str) -> dict[str, dict[str, Any]]:
     """Every property of a document's schema, by model and field."""
-    whole = schema(name)
+    whole = document_schema(name)
     return {
         f"{model}.{field}": values
         for model, definition in {"": whole, **whole.get("$defs", {})}.items()

@@ -18,7 +18,7 @@ from recipe_core.doors.mcp import create_mcp, http_app
 from recipe_core.doors.pool import Pool
 from recipe_core.doors.settings import ServerSettings
 from recipe_core.scaling.result import OverTimeAnswer
-from recipe_core.views.schemas import schema
+from recipe_core.views.schemas import document_schema
 from tests.fixtures.agents import answered, asked, error_of
 from tests.fixtures.command_line import recipe
 from tests.fixtures.over_time import ANSWER
@@ -43,9 +43,9 @@ class Simulation:
 
     def __call__(self, *_: Any, **options: Any) -> OverTimeAnswer:
         self.options = options
-        with progress.task(4):
-            progress.step()
-            progress.step()
+        with progress.track_task(4):
+            progress.count_step()
+            progress.count_step()
             self.meanwhile()
             budget.spend()
         self.ended = True
@@ -214,6 +214,6 @@ def test_where_no_policy_reaches_the_share_the_exit_code_is_1(monkeypatch, tmp_p
 
 def test_the_answer_is_as_its_schema_says() -> None:
     jsonschema = pytest.importorskip("jsonschema")
-    jsonschema.validate(ANSWER.to_json(), schema("simulate"))
+    jsonschema.validate(ANSWER.to_json(), document_schema("simulate"))
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(ANSWER.to_json() | {"surprise": 1}, schema("simulate"))
+        jsonschema.validate(ANSWER.to_json() | {"surprise": 1}, document_schema("simulate"))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from mcp import Client
 
-from recipe_core.base.resources import root
+from recipe_core.base.resources import shipped_path
 from recipe_core.bundle.write import zip_bytes
 from recipe_core.doors.settings import variable
 from recipe_core.recipe import Additions, make_recipe
@@ -126,7 +126,7 @@ def test_a_large_upload_is_refused_by_the_server_too(page: Any, address: str) ->
         return int(page.request.put(place, multipart={"file": file}, headers=token).status)
 
     assert put("small", 1000) == 204
-    config = tomllib.loads((root(".streamlit") / "config.toml").read_text(encoding="utf-8"))
+    config = tomllib.loads((shipped_path(".streamlit") / "config.toml").read_text(encoding="utf-8"))
     limit = config["server"]["maxUploadSize"] << 20
     assert put("large", limit + 1) == 413
     assert {put(f"more-{n}", 1000) for n in range(40)} == {204, 413}

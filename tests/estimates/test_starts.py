@@ -28,7 +28,7 @@ from recipe_core.plans.plans import estimate_batch, plan_candidate, plan_splits
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.start import Start
 from recipe_core.views.plan_words import against_best
-from scripts.fit_cold_start import fit
+from scripts.fit_cold_start import fit_start_numbers
 from tests.fixtures.sizes import examples
 
 LOAD = {"input_tokens": 1024, "output_tokens": 256, "concurrency": 64, "max_context": 196_608}
@@ -189,7 +189,7 @@ def phases(*args, **more):
 def test_totals_of_sources_that_were_not_used(held, most):
     """Numbers fitted on half of the sources, held against starts of the other half."""
     runs = published_starts()
-    numbers = fit([run for run in runs if source_half(run.source) != held])
+    numbers = fit_start_numbers([run for run in runs if source_half(run.source) != held])
     score = cold_start_errors(
         [run for run in runs if source_half(run.source) == held], "total", numbers
     )

@@ -67,7 +67,7 @@ def test_memory_and_products():
     device, engine = setting.cluster.device, setting.engine
     kernel = engine.kernel_time(device.architecture, "gemm", "bf16")
     for rows in (1.0, 15.6, 1039.5):
-        product = example.gemm("mlp", "gate, up", rows, data.model.h, 2 * data.model.f)
+        product = example.gemm_work("mlp", "gate, up", rows, data.model.h, 2 * data.model.f)
         flops, moved = np.array([product.flops]), np.array([product.moved])
         plain = operator_s(device, "gemm", "bf16", flops, moved)[0]
         assert product.once_s(data) == near(kernel * plain)
@@ -81,7 +81,7 @@ def test_step_by_part(decoding, prompts):
     context, sampled = np.array([example.INPUT / 2]), beside.sampled + prompts
     step = Step(np.array([tokens]), context, beside.sequences, beside.context, sampled)
     parts = serving_step_parts(setting, cases, step)
-    plain = example.step(data, decoding, prompts, tokens)
+    plain = example.step_arithmetic(data, decoding, prompts, tokens)
     by_part = {"launch": plain.launch_s, "engine": plain.engine_s}
     for kernel in plain.operators:
         by_part[kernel.part] = by_part.get(kernel.part, 0.0) + kernel.seconds(data)
@@ -113,7 +113,7 @@ def test_arithmetic_of_loads(monkeypatch, prompt, answer, requests):
     served, data = judged.serving, read()
     loop = example.Loop(data)
     state = loop.solve()
-    client = example.served(data, loop, state)
+    client = example.served_figures(data, loop, state)
     assert example.memory(data).pool_tokens == judged.memory.pool_tokens[0]
     share = np.full(1, loop.others)
     balance = LibraryLoop(setting, cases, np.full(1, float(requests)), share).balance(

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipe_core.base import bounded
-from recipe_core.base.bounded import number, whole
+from recipe_core.base.bounded import bounded_float, bounded_integer
 from recipe_core.hardware import failures as shipped
 from recipe_core.hardware.failures import FailureFile, failure_file, node_failures, repair_hours
 from recipe_core.hardware.failures import spot_market as market
@@ -119,8 +119,8 @@ def test_spares_are_the_fewest(domains, share, target):
 
 
 def test_numbers_of_every_kind_are_taken_and_what_makes_no_sense_is_refused_by_name():
-    assert [number("x", np.float64(2)), whole("n", np.int64(3))] == [2.0, 3]
-    assert isinstance(number("x", 2), float)
+    assert [bounded_float("x", np.float64(2)), bounded_integer("n", np.int64(3))] == [2.0, 3]
+    assert isinstance(bounded_float("x", 2), float)
     infinite = ["number", math.inf, {}, "must be a number"]
     for name, value, limits, said in [infinite, *table("availability", "numbers")]:
         assert said in str(refusal(getattr(bounded, name), "x", value, **limits))

@@ -7,7 +7,7 @@ import pytest
 from recipe_core.base.documents import read_document
 from recipe_core.base.errors import HardwareError
 from recipe_core.base.provenance import Quantity
-from recipe_core.base.resources import root
+from recipe_core.base.resources import shipped_path
 from recipe_core.estimates.measured.serving_runs import published_runs
 from recipe_core.estimates.measured.training_runs import published_training_runs
 from recipe_core.hardware import cluster as clusters
@@ -30,7 +30,7 @@ from tests.fixtures.command_line import recipe
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
 
-PROFILES = root("hw_profiles")
+PROFILES = shipped_path("hw_profiles")
 
 
 def cluster(**fields):

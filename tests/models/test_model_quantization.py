@@ -215,7 +215,7 @@ def test_conventions_agree_with_the_members_whose_configuration_is_known():
 
 def test_estimates_of_derived_models_say_so():
     values = request_values("nvidia/Qwen3-14B-FP4", "b200-sxm", 1)
-    answer = answers.estimate(values)
+    answer = answers.answer_estimate(values)
     assert answer["feasible"]
     assert any("its name is read as Qwen/Qwen3-14B" in note for note in answer["notes"])
     # In the 4-bit mixtures whose parts are known, Laguna and Inkling, attention is in bf16.

@@ -16,7 +16,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 from starlette.testclient import TestClient
 
-from recipe_core.base.resources import root
+from recipe_core.base.resources import shipped_path
 from recipe_core.doors.serve import Later, folders_allowed
 from recipe_core.doors.settings import variable
 from tests.fixtures.patience import PATIENCE
@@ -30,9 +30,9 @@ spec.loader.exec_module(module)
 
 
 def run(script: str) -> subprocess.CompletedProcess[str]:
-    folder = root("app.py").parent
+    folder = shipped_path("app.py").parent
     path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
-    argv = [sys.executable, "-c", LOAD + script, str(root("app.py"))]
+    argv = [sys.executable, "-c", LOAD + script, str(shipped_path("app.py"))]
     place: Any = {"env": os.environ | {"PYTHONPATH": path}, "cwd": folder}
     return subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE, **place)
 
@@ -73,7 +73,7 @@ def test_what_is_loaded_before_pages_is_all_that_they_need() -> None:
     """
     imports = {
         ast.unparse(node)
-        for path in root("pages").glob("*.py")
+        for path in shipped_path("pages").glob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Import | ast.ImportFrom) and "recipe_core" in ast.unparse(node)
     }
@@ -89,7 +89,7 @@ def not_yet():
 begun = []
 def sent_within(seconds):
     before = set(sys.modules)
-    app = AppTest.from_file({str(root("pages") / "_entry.py")!r}, default_timeout={PATIENCE}).run()
+    app = AppTest.from_file({str(shipped_path("pages") / "_entry.py")!r}, default_timeout={PATIENCE}).run()
     print([error.message for error in app.exception], app.title[0].value)
     print(new(before), {late!r} & set(sys.modules), not_yet(), begun)
     return True

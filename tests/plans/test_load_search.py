@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 
 import recipe_core as rb
-from recipe_core.base.budget import Budget, limited
+from recipe_core.base.budget import Budget, apply_budget
 from recipe_core.base.errors import LimitError
 from recipe_core.commands.request_verdict import judge_request
 from recipe_core.plans.legal import count_keeping
@@ -139,7 +139,7 @@ def test_a_load_that_cannot_be_searched_has_to_be_stated():
     assert "request_rate" in str(refusal(request, workload={"mode": "open"}))
     sized = refusal(SizeRequest.parse, {**values(), "hardware": "any"})
     assert sized.field == "workload.concurrency"
-    with limited(Budget(candidates=60)):
+    with apply_budget(Budget(candidates=60)):
         assert refusal(plan_splits, request(), kind=LimitError).field == "workload.concurrency"
 
 

@@ -22,7 +22,7 @@ from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT
 from recipe_core.request.metrics import metrics_of
 from recipe_core.views.estimates import estimate_text
-from recipe_core.views.plan_words import devices_text, objective_measures, rule_titles
+from recipe_core.views.plan_words import objective_measures, rule_titles, used_devices_text
 from recipe_core.views.plans import plan_text
 from tests.conftest import LLAMA_70B, make_request
 from tests.fixtures.refusals import refusal
@@ -94,15 +94,15 @@ def test_labels_name_what_differs_devices_that_are_there_and_numbers_that_read_w
     short = split_label(board, some).replace(", prefill on ", " + ")
     assert split_key.split_short_name(board.candidate(some)) == short
     counts = {8.03e9: "8.03 B", 630e6: "630 M", 671e9: "671 B", 1500: "1.50 k", 12: "12.0"}
-    assert {value: units.count(value) for value in counts} == counts
+    assert {value: units.count_text(value) for value in counts} == counts
     assert units.per_second(3.35e12, "B") == "3.35 TB/s"
     assert units.per_second(989.4e12, "FLOP") == "989 TFLOP/s"
-    rounded = units.rounded([12345.0, 0.0, 0.012345, np.inf]).tolist()
+    rounded = units.round_significant([12345.0, 0.0, 0.012345, np.inf]).tolist()
     assert rounded == pytest.approx([12300.0, 0.0, 0.0123, np.inf])
     splits = planned("serving")
     eight, four = (splits.find(f"vllm.bf16.bf16.tp{tp}.pp1.dp1.ep1") for tp in (8, 4))
-    assert devices_text(splits, eight) == "8 × H100 SXM5"
-    assert devices_text(splits, four) == "4 of 8 × H100 SXM5"
+    assert used_devices_text(splits, eight) == "8 × H100 SXM5"
+    assert used_devices_text(splits, four) == "4 of 8 × H100 SXM5"
     twice = (HardwareRequest(device="h100-sxm", per_node=4),) * 2
     splits = made(BOARDS["serving"] | {"options.hardware": twice})
     titles = {cluster_title(splits, row): None for row in range(len(splits))}

@@ -79,7 +79,7 @@ def test_a_whole_rack_is_searched_in_seconds_and_its_pools_serve_at_one_rate():
         options={"disaggregated": True, "engines": ["sglang"]},
     )
     began = time.process_time()
-    with budget.limited(Budget()) as account:
+    with budget.apply_budget(Budget()) as account:
         splits = plan_splits(request)
     assert time.process_time() - began < 9  # alone on a core it takes three
     assert account.planned < 200_000

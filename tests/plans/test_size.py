@@ -23,12 +23,12 @@ MIXTRAL = "mistralai/Mixtral-8x7B-Instruct-v0.1"
 
 def refused_above(request):
     """What a request is refused with where one candidate fewer than it takes is allowed."""
-    with budget.limited(Budget(None)) as account:
+    with budget.apply_budget(Budget(None)) as account:
         rows = len(plan_splits(request))
     assert account.planned == rows
-    with budget.limited(Budget(rows)):
+    with budget.apply_budget(Budget(rows)):
         assert len(plan_splits(request)) == rows
-    with budget.limited(Budget(rows - 1)):
+    with budget.apply_budget(Budget(rows - 1)):
         refused = refusal(plan_splits, request, kind=LimitError)
     assert f"{rows - 1:,}" in refused.message
     return refused
@@ -64,32 +64,35 @@ def test_nothing_is_made_of_what_is_too_large(monkeypatch):
     assert (made, refused.field) == ([], "options.loads")
     fitting = int(refused.hint.rpartition(" ")[2].rstrip("."))
     fewer = make_request(nodes=8, options=options | {"loads": options["loads"][: fitting - 1]})
-    with budget.limited(Budget(seconds=1e-9)):  # it fits by number, and begins
+    with budget.apply_budget(Budget(seconds=1e-9)):  # it fits by number, and begins
         assert "took longer" in str(refusal(plan_splits, fewer, kind=LimitError))
 
 
 def test_splits_alone_or_several_options_together_may_be_too_many():
     options = {"engines": ["tensorrt-llm"], "context_parallel": True}
     asked = partial(make_request, MIXTRAL, options=options)
-    with budget.limited(Budget(20_000)):
+    with budget.apply_budget(Budget(20_000)):
         refused = refusal(plan_splits, asked(nodes=512), kind=LimitError)
         assert refused.field == "hardware.nodes"
         nodes = int(refused.hint.partition(", ")[2].split()[0].replace(",", ""))
         assert len(plan_splits(asked(nodes=nodes))) <= 20_000
         refusal(plan_splits, asked(nodes=nodes + 1), kind=LimitError)
     options = {"loads": [*range(1, 30)], "max_batched_tokens": [*range(1024, 30_000, 1024)]}
-    with budget.limited(Budget(100)):
+    with budget.apply_budget(Budget(100)):
         refused = refusal(plan_splits, make_request(options=options), kind=LimitError)
     assert all(f"options.{name}" in refused.message for name in options)
 
 
 def test_a_calculation_ends_at_its_next_chunk_and_one_stated_split_has_no_size():
     left = iter([False, False, True])
-    with budget.limited(Budget(), lambda: next(left, True)) as account, pytest.raises(Cancelled):
+    with (
+        budget.apply_budget(Budget(), lambda: next(left, True)) as account,
+        pytest.raises(Cancelled),
+    ):
         plan_splits(make_request(nodes=2, options={"engines": ["vllm", "sglang", "tensorrt-llm"]}))
     assert account.planned
     stated = {"tp": 8, "pp": 1, "dp": 512}
-    with budget.limited(Budget(10)):
+    with budget.apply_budget(Budget(10)):
         assert len(plan_candidate(make_request(nodes=512, candidate=stated))[0]) == 1
 
 
@@ -128,4 +131,4 @@ def test_every_simulated_split_is_a_step_at_which_a_watcher_ends_the_work():
     # means have no steps
     with progress.watched(lambda *_: pytest.fail("nothing is simulated")):
         plan_splits(make_request())
-        progress.step()
+        progress.count_step()

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from recipe_core.base.documents import read_document
-from recipe_core.base.resources import PACKAGE, root
+from recipe_core.base.resources import PACKAGE, shipped_path
 from tests.conftest import request_values
 from tests.fixtures.training import training_values
 
@@ -74,7 +74,7 @@ class Copy:
 @pytest.fixture
 def package(tmp_path: Path) -> Copy:
     ignored = shutil.ignore_patterns("__pycache__")
-    for source in (PACKAGE, root("hw_profiles")):
+    for source in (PACKAGE, shipped_path("hw_profiles")):
         shutil.copytree(source, tmp_path / source.name, ignore=ignored)
     return Copy(tmp_path)
 

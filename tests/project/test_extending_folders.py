@@ -20,7 +20,7 @@ import pytest
 
 from recipe_core.base.documents import read_document, to_yaml
 from recipe_core.base.errors import NoAnswer
-from recipe_core.base.resources import root
+from recipe_core.base.resources import shipped_path
 from recipe_core.engines import grammar, options, spec
 from recipe_core.hardware import cluster, offer_tables
 from recipe_core.launch import serving
@@ -114,7 +114,7 @@ def forget():
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Folders]:
     names = ("hardware", "models", "engines", "options", "launch")
     copies = Folders(*(tmp_path / name for name in names))
-    sources = (root("hw_profiles"), catalog.FOLDER, spec.FOLDER, options.FOLDER)
+    sources = (shipped_path("hw_profiles"), catalog.FOLDER, spec.FOLDER, options.FOLDER)
     for name, source in zip(names[:4], sources, strict=True):
         shutil.copytree(source, tmp_path / name)
     copies.launch.mkdir()

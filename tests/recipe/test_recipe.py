@@ -22,7 +22,7 @@ from recipe_core.recipe.migrate import migrate
 from recipe_core.recipe.parameters import read_parameters
 from recipe_core.recipe.place import Parameters
 from recipe_core.request.schema import PlanRequest
-from recipe_core.views.schemas import NAMES, schema
+from recipe_core.views.schemas import NAMES, document_schema
 from tests.conftest import LLAMA_70B, make_request, request_values
 from tests.fixtures.over_time import ANSWER
 from tests.fixtures.paths import DATA, ROOT
@@ -259,9 +259,9 @@ def test_schemas_are_those_of_the_code_and_take_documents_without_unknown_fields
     words = [sys.executable, "scripts/schemas.py", "--check"]
     done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, f"run python scripts/schemas.py: {done.stdout}{done.stderr}"
-    assert "unknown schema 'recipes'" in str(refusal(schema, "recipes"))
+    assert "unknown schema 'recipes'" in str(refusal(document_schema, "recipes"))
     for name in NAMES:
-        found = schema(name)
+        found = document_schema(name)
         jsonschema.validators.validator_for(found).check_schema(found)
         kinds = [found["$defs"][each["$ref"].rpartition("/")[2]] for each in found.get("anyOf", [])]
         assert all(each["additionalProperties"] is False for each in kinds or [found]), name
@@ -273,6 +273,6 @@ def test_schemas_are_those_of_the_code_and_take_documents_without_unknown_fields
         "simulate": ANSWER.to_json(),
     }
     for name, document in documents.items():
-        jsonschema.validate(document, schema(name))
+        jsonschema.validate(document, document_schema(name))
         with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate(document | {"surprise": 1}, schema(name))
+            jsonschema.validate(document | {"surprise": 1}, document_schema(name))

@@ -69,11 +69,11 @@ def built(values):
 
 
 COMMANDS = {
-    "plan": answers.plan,
-    "estimate": lambda values: answers.estimate({"candidate": {}, **values}),
+    "plan": answers.answer_plan,
+    "estimate": lambda values: answers.answer_estimate({"candidate": {}, **values}),
     "build": built,
-    "simulate": lambda values: answers.simulate({"request": values}),
-    "size": answers.size,
+    "simulate": lambda values: answers.answer_simulate({"request": values}),
+    "size": answers.answer_size,
 }
 OWN_WORDS = ("request", "candidate_request", "link")
 """What an answer repeats of its question."""

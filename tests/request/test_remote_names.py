@@ -13,7 +13,7 @@ from itertools import chain
 import pytest
 
 from recipe_core.base.errors import ModelError, RecipeError
-from recipe_core.base.resources import PACKAGE, root
+from recipe_core.base.resources import PACKAGE, shipped_path
 from recipe_core.doors import answers, catalog
 from recipe_core.hardware.cluster import device_profile, fabric
 from recipe_core.models.catalog import load_model_spec
@@ -38,7 +38,7 @@ def folder(tmp_path, monkeypatch):
 @contextmanager
 def nothing_is_looked_up(monkeypatch):
     """Fail at every look at files but this package's, at users, their homes and at hosts."""
-    own = (str(PACKAGE), str(root("hw_profiles")))
+    own = (str(PACKAGE), str(shipped_path("hw_profiles")))
 
     def guarded(function):
         def guard(path=".", *rest, **more):
@@ -98,11 +98,11 @@ REQUEST = {
 def test_a_bundle_is_built_without_a_look(model, folder, monkeypatch):
     """Also where a folder of this name is here, and where the hub has a model of it."""
     request = {**REQUEST, "model": model}
-    answers.build(request)  # reads what the package ships, once
+    answers.answer_build(request)  # reads what the package ships, once
     (folder / "here" / model).mkdir(parents=True)
     with nothing_is_looked_up(monkeypatch):
-        name, data = answers.build(request)
-    assert (name, data) == answers.build(request)
+        name, data = answers.answer_build(request)
+    assert (name, data) == answers.answer_build(request)
 
 
 @pytest.mark.parametrize("path", table("remote_names", "paths"))
@@ -120,18 +120,18 @@ def test_no_name_of_hardware_or_an_engine_is_a_path(path, folder, monkeypatch):
     )
     looks = [
         *(partial(look, path) for look in (device_profile, fabric)),
-        *(partial(look, path) for look in (catalog.engines, catalog.schema, catalog.models)),
-        *(partial(answers.plan, REQUEST | changes) for changes in asked),
-        *(partial(answers.convert, given) for given in (command, *documents)),
-        lambda: answers.check(command)["error"],
+        *(partial(look, path) for look in (catalog.engines, catalog.answer_schema, catalog.models)),
+        *(partial(answers.answer_plan, REQUEST | changes) for changes in asked),
+        *(partial(answers.answer_convert, given) for given in (command, *documents)),
+        lambda: answers.answer_check(command)["error"],
     ]
     # options that name files are passed on, and never read
     options = {"engine_options": {"chat_template": path}, "environment": {"NCCL_TOPO_FILE": path}}
     request = {**REQUEST, "candidate": {"engine": "vllm", "tp": 1}, "options": options}
-    answers.recipe(REQUEST)  # reads what the package ships, once
+    answers.answer_recipe(REQUEST)  # reads what the package ships, once
     with nothing_is_looked_up(monkeypatch):
         for look in looks:
             with suppress(RecipeError):
                 assert look(), look  # the verdict on a command that cannot run
-        recipe = answers.recipe(request)
+        recipe = answers.answer_recipe(request)
     assert recipe["engine"]["options"]["chat_template"] == path

@@ -249,10 +249,10 @@ def test_a_large_grid_is_thinned_a_search_ended_and_controllers_decide_for_their
     assert [set(column) for column in zip(*points, strict=True)] == [set(values)] * 4
     steps = []
     space = [space_of("fixed", need())]
-    with progress.watched(lambda done, all_: steps.append((done, all_))), progress.task(2):
+    with progress.watched(lambda done, all_: steps.append((done, all_))), progress.track_task(2):
         search_policies(space, fixed_outcomes, 0.99)
     assert steps[-1] == (2, 2)
-    with budget.limited(budget.Budget(), lambda: True), pytest.raises(Cancelled):
+    with budget.apply_budget(budget.Budget(), lambda: True), pytest.raises(Cancelled):
         search_policies(space, fixed_outcomes, 0.99)
     together = Together([(Says(15.0, 1.0), 2), (Says(2.0, 5.0), 1)])
     assert together.interval_s == 2.0

@@ -268,13 +268,13 @@ def test_figures_show_the_trace_gaps_beside_a_poisson_process_and_little():
     assert hits.data[0].y[-1] > 0.9
     assert alt_text(made).startswith("Requests per second over")
     for dark in (False, True):
-        own, poisson = charts.gaps(made, dark=dark).data
+        own, poisson = charts.arrival_gaps(made, dark=dark).data
         assert (np.diff(own.y) <= 0).all()
         assert (np.diff(poisson.y) < 0).all()
         assert own.name == "this trace"
     ones = np.ones(1, dtype=np.int64)
     single = Trace(np.zeros(1), ones, ones)
-    assert len(charts.gaps(single).data) == 0
+    assert len(charts.arrival_gaps(single).data) == 0
     assert len(charts.lengths_density(single).data) == 2
     assert len(charts.requests_over_time(single).data[-1].y) == 1
     rates = Rates(np.arange(1.0, 4), 600.0, np.zeros(3, dtype=np.bool_))

@@ -25,7 +25,7 @@ from recipe_core.views.charts.parts import causes_bars, memory_bars, pipeline, s
 from recipe_core.views.charts.style import palette
 from recipe_core.views.explanations import curves, tornado
 from recipe_core.views.explanations.timeline import timeline
-from recipe_core.views.plan_words import capacity_bytes, likely_text, usable_bytes
+from recipe_core.views.plan_words import capacity_bytes, likely_text, row_usable_bytes
 from tests.conftest import LLAMA_70B
 from tests.estimates import test_caches as caches
 from tests.fixtures.plans import BESIDE, LONG, planned, training
@@ -142,7 +142,7 @@ def test_devices_have_a_front_each_and_what_differs_is_what_colours_tell():
     for field, values, name, titles in table("charts", "differs"):
         splits = planned((f"options.{field}", tuple(values)))
         assert groups.group_names(splits) == [name]
-        assert set(groups.grouped(splits, name).titles) == set(titles)
+        assert set(groups.group_rows(splits, name).titles) == set(titles)
         assert set(titles) < set(legend(charts.tradeoff(splits, "tpot", "per_gpu")))
     assert groups.first_grouping(planned()) == groups.ALONE
     alone = legend(charts.tradeoff(planned(LONG), "tpot", "per_gpu"))
@@ -152,7 +152,7 @@ def test_devices_have_a_front_each_and_what_differs_is_what_colours_tell():
 def test_more_groups_than_colours_are_the_best_and_the_others_and_none_is_hidden(monkeypatch):
     several = (HardwareRequest(device=name, per_node=8) for name in table("charts", "devices"))
     splits = planned(("options.hardware", tuple(several)))
-    told = groups.grouped(splits, "device")
+    told = groups.group_rows(splits, "device")
     assert len(told.titles) == groups.COLOURED + 1
     assert told.titles[-1] == "Others (2)"
     assert told.titles[told.codes[splits.best_row]] == cluster_title(splits, splits.best_row)
@@ -164,7 +164,7 @@ def test_more_groups_than_colours_are_the_best_and_the_others_and_none_is_hidden
     monkeypatch.setattr(front, "MAX_POINTS", 4)
     splits = planned(BESIDE)
     rows = splits.order[splits.holds[splits.order]]
-    codes = groups.grouped(splits, "device").codes
+    codes = groups.group_rows(splits, "device").codes
     thin = front.thinned(splits, rows, *splits.axes, codes)
     assert set(codes[thin].tolist()) == set(codes[rows].tolist())
 
@@ -285,7 +285,7 @@ def test_memory_is_drawn_with_its_capacity_for_pinned_best_and_nearest_refused()
     rows = tables.memory_rows(splits, [])
     assert rows == [nearest_row(splits)]
     figure = memory_bars(splits, rows)
-    usable, capacity = usable_bytes(splits, 0) / GIB, capacity_bytes(splits, 0) / GIB
+    usable, capacity = row_usable_bytes(splits, 0) / GIB, capacity_bytes(splits, 0) / GIB
     assert [shape["x0"] for shape in figure.layout.shapes] == pytest.approx([usable, capacity])
     assert figure.layout["xaxis"]["range"][1] > splits.values("memory")[0] > capacity
     short = f"{float(splits.columns['shortfall_bytes'][0]) / GIB:,.1f}"
@@ -322,7 +322,7 @@ def test_memory_bars_say_what_waits_and_have_each_load_and_capacity():
     marks = {trace.name: list(trace.x) for trace in figure.data if trace.type == "scatter"}
     capacities = [capacity_bytes(splits, row) / GIB for row in rows]
     assert marks["Capacity"] == pytest.approx(capacities)
-    assert marks["Usable"] == pytest.approx([usable_bytes(splits, row) / GIB for row in rows])
+    assert marks["Usable"] == pytest.approx([row_usable_bytes(splits, row) / GIB for row in rows])
     assert not figure.layout.shapes
     texts = figure.data[-1]["text"]
     assert all(f"of {most:,.1f}" in text for text, most in zip(texts, capacities, strict=True))
@@ -362,7 +362,7 @@ def test_stages_have_their_capacity_every_pass_a_bar_and_parts_of_a_time_end_at_
         {name.removesuffix("_bytes"): value for name, value in stage.items()}
         for stage in splits.estimate(row).to_json()["memory"]["stages"]
     ]
-    ends = (usable_bytes(splits, row), capacity_bytes(splits, row))
+    ends = (row_usable_bytes(splits, row), capacity_bytes(splits, row))
     figure = stage_bars(stages, splits.spec.parts, *ends)
     totals = np.sum([trace["y"] for trace in figure.data], axis=0)
     assert max(totals) == pytest.approx(splits.values("memory")[row])

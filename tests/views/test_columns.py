@@ -4,11 +4,11 @@ from recipe_core.views.columns import (
     UNKNOWN,
     Column,
     _fold,
-    frame,
+    cell_texts,
+    column_frame,
     known_columns,
     styled,
     terminal,
-    texts,
 )
 
 COLUMNS = [
@@ -22,15 +22,15 @@ ROWS = [(1, "tp 8 × pp 1", 3733.4, "†"), (12, "tp 1", None, "†")]
 def test_a_table_that_fits_is_as_the_library_draws_it_and_another_is_folded():
     for rows in (ROWS, ROWS[:1], []):
         fits = terminal(rows, COLUMNS, width=100)
-        assert fits == _fold(COLUMNS, texts(rows, COLUMNS), 100)
+        assert fits == _fold(COLUMNS, cell_texts(rows, COLUMNS), 100)
     lines = terminal(ROWS, COLUMNS, width=20).splitlines()
     assert max(map(len, lines)) <= 20
     assert len(lines) > len(ROWS) + 5
 
 
 def test_every_place_reads_the_same_values_texts_and_marks():
-    assert texts(ROWS, COLUMNS) == [["1", "tp 8 × pp 1", "3,733†"], ["12", "tp 1", UNKNOWN]]
-    assert frame(ROWS, COLUMNS)["output (tok/s)"][0] == 3733.4
+    assert cell_texts(ROWS, COLUMNS) == [["1", "tp 8 × pp 1", "3,733†"], ["12", "tp 1", UNKNOWN]]
+    assert column_frame(ROWS, COLUMNS)["output (tok/s)"][0] == 3733.4
     shown = styled(ROWS, COLUMNS).to_html()
     assert "3,733†" in shown
     assert UNKNOWN in shown

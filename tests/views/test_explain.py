@@ -27,7 +27,7 @@ from recipe_core.views.explanations.curves import (
     scaling,
     usd_per_million_by_use,
 )
-from recipe_core.views.explanations.frontier import INTERACTIVITIES, frontier
+from recipe_core.views.explanations.frontier import INTERACTIVITIES, evaluate_frontier
 from recipe_core.views.explanations.serving_time import DECODING, REACHED, STARTING
 from recipe_core.views.explanations.timeline import best_with_pipeline, step_timeline, timeline
 from recipe_core.views.explanations.tornado import FIGURES, tornado
@@ -256,7 +256,7 @@ LIMITED = (BESIDE, ("objective.limits.tpot_ms", 40.0))
 
 @cache
 def frontier_of(*changes):
-    return frontier(planned(*changes))
+    return evaluate_frontier(planned(*changes))
 
 
 def test_each_device_has_an_envelope_that_only_falls_and_nothing_lies_beyond_it():
@@ -279,7 +279,7 @@ STATIC = {"workload.mode": "static", "workload.batch": 64, "workload.concurrency
 
 @pytest.mark.parametrize("load", [{"workload.concurrency": 64}, OPEN, STATIC])
 def test_points_agree_with_estimates_of_one_split(load):
-    wide = frontier(planned(*load.items(), BESIDE))
+    wide = evaluate_frontier(planned(*load.items(), BESIDE))
     assert wide.envelopes
     for envelope in wide.envelopes:
         for place in range(0, len(envelope.rows), 5):
@@ -290,13 +290,15 @@ def test_points_agree_with_estimates_of_one_split(load):
 
 
 def test_limits_on_time_leave_splits_in_and_large_plans_have_fewer_loads():
-    timed = frontier(planned(("objective.limits.tpot_ms", 5.0)))
+    timed = evaluate_frontier(planned(("objective.limits.tpot_ms", 5.0)))
     assert timed.envelopes[0].per_gpu.tolist() == frontier_of().envelopes[0].per_gpu.tolist()
-    few = frontier(planned(("objective.limits.gpus", 4)))
+    few = evaluate_frontier(planned(("objective.limits.gpus", 4)))
     assert few.plan.raw("gpus")[few.envelopes[0].rows].max() <= 4
     queue = {"workload.mode": "offline", "workload.requests": 1000, "workload.concurrency": None}
-    assert "no load to vary" in str(refusal(frontier, planned(*queue.items())))
-    wide = frontier(planned(("hardware.nodes", 16), ("options.engines", ("vllm", "sglang"))))
+    assert "no load to vary" in str(refusal(evaluate_frontier, planned(*queue.items())))
+    wide = evaluate_frontier(
+        planned(("hardware.nodes", 16), ("options.engines", ("vllm", "sglang")))
+    )
     assert 5 < len(wide.loads) < len(frontier_of(*LIMITED).loads)
     assert wide.loads.max() == 1024
 
@@ -304,7 +306,7 @@ def test_limits_on_time_leave_splits_in_and_large_plans_have_fewer_loads():
 @pytest.mark.nightly
 def test_percentiles_are_not_simulated_for_it():
     limits = {"objective.limits.tpot_ms": 60.0, "objective.limits.percentile": 95.0}
-    wide = frontier(planned(*limits.items()))
+    wide = evaluate_frontier(planned(*limits.items()))
     assert all(block.simulation is None for block in wide.plan.blocks)
     assert wide.envelopes[0].per_gpu.tolist() == frontier_of().envelopes[0].per_gpu.tolist()
 

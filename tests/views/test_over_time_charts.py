@@ -9,7 +9,7 @@ from recipe_core.views import charts
 from recipe_core.views import over_time as view
 from recipe_core.views.charts.over_time import part, so_far, weekly
 from recipe_core.views.charts.policies import missed
-from recipe_core.views.columns import frame
+from recipe_core.views.columns import column_frame
 from tests.fixtures.over_time import CAPACITY, answer, policy, rates, start, without_price
 from tests.fixtures.rows import table
 
@@ -22,7 +22,7 @@ DAY = view.days_of_load(WEEK["load"])["Tue"]
 @pytest.mark.parametrize("window", [WHOLE, DAY], ids=["week", "day"])
 @pytest.mark.parametrize("dark", [False, True])
 def test_every_curve_covers_its_window(window, dark):
-    curves = (charts.load_and_capacity, charts.replicas, charts.first_tokens)
+    curves = (charts.load_and_capacity, charts.replicas_over_time, charts.first_tokens)
     for draw in (*curves, charts.within_limits, charts.money_so_far):
         for trace in draw(WEEK, KEDA, window, dark=dark).data:
             assert trace.x[0].startswith(f"2024-01-0{2 if window == DAY else 1}T00:00:00")
@@ -33,7 +33,7 @@ def test_ready_replicas_are_capacity_limits_are_lines_and_hours_without_requests
     load, capacity = charts.load_and_capacity(WEEK, KEDA, WHOLE).data
     assert list(load.y[:-1]) == pytest.approx(rates(7))
     assert capacity.y[12] == KEDA["series"]["ready"][12] * CAPACITY
-    ready, starting, wanted = charts.replicas(WEEK, KEDA, DAY).data
+    ready, starting, wanted = charts.replicas_over_time(WEEK, KEDA, DAY).data
     assert ready.stackgroup == starting.stackgroup
     assert starting.fillpattern.shape
     assert wanted.stackgroup is None
@@ -141,7 +141,7 @@ def test_moments_days_phases_shares_and_parameters_are_named_and_every_policy_is
     keda = view.scaling_rows(KEDA["scaling"])
     assert keda["Target of requests in flight"] == "12 a replica"
     columns = view.policy_columns(WEEK)
-    table_of = frame(view.policies_and_bounds(WEEK), columns)
+    table_of = column_frame(view.policies_and_bounds(WEEK), columns)
     assert table_of["Policy"].tolist()[:3] == ["KEDA", "Fixed number", "Kubernetes HPA"]
     assert table_of["Keeps limits"].tolist() == ["yes", "yes", "no", "bound", "bound"]
     assert table_of["Within limits"][2] == HPA["attainment"]["value"]

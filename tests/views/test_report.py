@@ -20,9 +20,9 @@ from recipe_core.request.split_key import split_name
 from recipe_core.targets.by_hand import read_addresses
 from recipe_core.views import overview
 from recipe_core.views.charts.views import VIEWS
-from recipe_core.views.columns import texts
+from recipe_core.views.columns import cell_texts
 from recipe_core.views.estimates import figure_rows, memory_facts
-from recipe_core.views.report import _chart_markup, html_report, sections
+from recipe_core.views.report import _chart_markup, html_report, report_sections
 from tests.conftest import make_request
 from tests.fixtures.recipes import bundle_for_request, recipe_for_request, recipe_of
 from tests.fixtures.rows import table
@@ -80,7 +80,7 @@ def test_a_report_is_small_loads_nothing_and_has_all_of_the_recipe_and_every_vie
     for origin in overview.option_origins(bundle.recipe):
         said += [origin.name, overview.LAYER_TEXTS[origin.layer]]
     assert [text for text in said if text not in seen.text] == []
-    chapters = sections(bundle, splits, (), read_addresses("", bundle.context.nodes))
+    chapters = report_sections(bundle, splits, (), read_addresses("", bundle.context.nodes))
     assert seen.headings == [section.title for section in chapters]
     drawn = [chart for section in chapters for chart in section.charts]
     assert len(drawn) >= table("report", "charts")[name]
@@ -98,7 +98,7 @@ def test_a_report_has_addresses_and_registered_charts_and_without_a_plan_leaves_
     registered_chart,
 ):
     bundle, _, full = report("serving")
-    chapters = sections(bundle, None, (), read_addresses("", bundle.context.nodes))
+    chapters = report_sections(bundle, None, (), read_addresses("", bundle.context.nodes))
     (chapter,) = [section for section in chapters if section.title == registered_chart.title]
     (chart,) = chapter.charts
     assert chart.figure.data[0].y == (bundle.recipe.device.count,)
@@ -158,7 +158,7 @@ def test_cost_per_token_has_the_range_of_output_and_fallbacks_and_pools_are_said
     assert low < value < high
     least, most = (float(text.split()[0]) for text in (output.low, output.high))
     assert high / low == pytest.approx(most / least, rel=0.02)
-    rows = texts(built.fallbacks, overview.fallback_columns(built))
+    rows = cell_texts(built.fallbacks, overview.fallback_columns(built))
     changes = {(kind, change) for kind, _, _, change, _ in rows}
     assert {"Next best", "Fewer devices", "Other devices"} <= {kind for kind, _ in changes}
     assert all(figures for *_, figures in rows)

@@ -18,7 +18,7 @@ from recipe_core.targets.start_command import start_command, start_words
 from recipe_core.views import charts
 from recipe_core.views import side_by_side as side
 from recipe_core.views.columns import csv_bytes, parquet_bytes
-from recipe_core.views.plan_words import band_text
+from recipe_core.views.plan_words import plan_band_text
 from recipe_core.views.side_by_side import NOTHING, Choice, value
 from tests.conftest import LLAMA_70B
 from tests.fixtures.rows import table
@@ -53,51 +53,51 @@ def line(lines, title):
 
 def test_facts_and_states_say_what_each_choice_is():
     for names, title, said in table("side_by_side", "facts"):
-        found = line(side.facts(choices(*names)), title)
+        found = line(side.compare_facts(choices(*names)), title)
         assert [cell.text for cell in found.cells] == [text or NOTHING for text in said], title
         assert found.differs == (len(set(said)) > 1)
-    lines = side.facts(choices("eight", "four"))
+    lines = side.compare_facts(choices("eight", "four"))
     assert line(lines, "Engine").cells[0].text.startswith("vLLM ")
     assert "Kind" not in [line.title for line in lines]
     several = choices("eight", "lost")
-    figures = side.figures(several, baseline=1)
+    figures = side.compare_figures(several, baseline=1)
     assert line(figures, "Throughput").cells[1].text == NOTHING
     assert figures[0].cells[0].difference == ""
-    assert side.frame(several)["state"][1] == side.state(choice("lost"))
+    assert side.choices_frame(several)["state"][1] == side.choice_state(choice("lost"))
     for name, said in table("side_by_side", "states").items():
-        assert side.state(choice(name)).startswith(said), name
+        assert side.choice_state(choice(name)).startswith(said), name
         assert choice(name).holds == (name in ("eight", "run"))
 
 
 def test_figures_are_the_plans_with_bands_and_differences_to_the_baseline():
     several = choices("eight", "four")
-    lines = side.figures(several)
+    lines = side.compare_figures(several)
     for n, kept in enumerate(several):
         for name, measure in kept.plan.measures.items():
             if name not in ("gpus", "load"):
                 cell = line(lines, measure.title).cells[n]
                 assert cell.text == measure_text(kept.plan, name, kept.row)
-                assert cell.band == (band_text(kept.plan, name, kept.row) or "")
+                assert cell.band == (plan_band_text(kept.plan, name, kept.row) or "")
     month = float(line(lines, "Cost per month").cells[0].text.strip("$").replace(",", ""))
     assert month == pytest.approx(value(several[0], "Cost per hour") * HOURS_PER_MONTH, rel=0.001)
     for baseline in (0, 1):
-        cells = line(side.figures(several, baseline), "Throughput").cells
+        cells = line(side.compare_figures(several, baseline), "Throughput").cells
         ratio = value(several[1 - baseline], "Throughput") / value(several[baseline], "Throughput")
         assert cells[baseline].difference == ""
         shown = float(cells[1 - baseline].difference.replace("−", "-").removesuffix("%"))
         assert shown == pytest.approx((ratio - 1) * 100, abs=0.5)
     for *amounts, said in table("side_by_side", "differences"):
         amounts = [np.nan if amount is None else amount for amount in amounts]
-        assert side.difference(*amounts) == said, amounts
+        assert side.difference_text(*amounts) == said, amounts
 
 
 def test_only_what_holds_its_load_is_best_and_the_chance_is_that_of_the_plans():
-    lines = side.figures(choices("four", "queues", "eight"))
+    lines = side.compare_figures(choices("four", "queues", "eight"))
     assert not any(shown.cells[1].best for shown in lines)
     for title, best in table("side_by_side", "best").items():
         assert [cell.best for cell in line(lines, title).cells] == best
     for alone in (choices("eight"), choices("eight") * 2):
-        assert not any(cell.best for shown in side.figures(alone) for cell in shown.cells)
+        assert not any(cell.best for shown in side.compare_figures(alone) for cell in shown.cells)
     several = choices("eight", "four", "queues", "run")
     row, swapped = side.chances(several), side.chances(several, baseline=1)
     assert row.title == "Measures better by: throughput"
@@ -109,7 +109,7 @@ def test_only_what_holds_its_load_is_best_and_the_chance_is_that_of_the_plans():
 
 def test_serving_and_training_share_few_figures_and_cautions_name_what_differs():
     several = choices("eight", "run")
-    lines = side.figures(several)
+    lines = side.compare_figures(several)
     shared = {line.title: line for line in lines if NOTHING not in [c.text for c in line.cells]}
     assert shared.keys() == {"Cost per hour", "Cost per month", "Power of the devices"}
     assert not any(cell.best for shown in shared.values() for cell in shown.cells)
@@ -142,7 +142,7 @@ def test_commands_are_compared_option_by_option():
 def test_files_hold_every_figure_with_its_band_and_no_name_as_a_formula():
     names = ["eight", "queues", "refused", "amd", "run"]
     several = choices(*names)
-    written = side.frame(several)
+    written = side.choices_frame(several)
     assert list(written["name"]) == names
     assert written["tpot_s"][0] == value(several[0], "Time per output token")
     assert written["tpot_s_low"][0] < written["tpot_s"][0] < written["tpot_s_high"][0]
@@ -156,7 +156,7 @@ def test_files_hold_every_figure_with_its_band_and_no_name_as_a_formula():
     assert read["tpot_s"].to_numpy() == pytest.approx(written["tpot_s"].to_numpy(), nan_ok=True)
     names = ["=1+1", "+1", "-1", "@x", '=HYPERLINK("http://e.example")', "plain"]
     several = [Choice(name, REQUESTS["eight"], error="=cmd") for name in names]
-    read = pd.read_csv(io.BytesIO(csv_bytes(side.frame(several))))
+    read = pd.read_csv(io.BytesIO(csv_bytes(side.choices_frame(several))))
     assert list(read["name"]) == [*(f"'{name}" for name in names[:-1]), "plain"]
     assert not any(text.startswith(("=", "+", "-", "@")) for text in read["state"])
 

@@ -8,7 +8,7 @@ from recipe_core.request.size import SizeRequest
 from recipe_core.sizing.answer import Answer
 from recipe_core.sizing.size import size_devices
 from recipe_core.views import charts, columns, size_text, size_view
-from recipe_core.views.charts.size import frontier
+from recipe_core.views.charts.size import cheapest_points
 from tests.fixtures.rows import table
 
 
@@ -51,8 +51,8 @@ def test_a_bar_is_the_cost_of_a_month_in_work_and_idle():
 
 def test_cost_falls_along_the_frontier_which_nothing_beats():
     points = [(1.0, 9.0, {}), (2.0, 5.0, {}), (3.0, 6.0, {}), (4.0, 1.0, {})]
-    assert [x for x, _, _ in frontier(points)] == [1.0, 2.0, 4.0]
-    assert [x for x, _, _ in frontier(points, higher=True)] == [4.0]
+    assert [x for x, _, _ in cheapest_points(points)] == [1.0, 2.0, 4.0]
+    assert [x for x, _, _ in cheapest_points(points, higher=True)] == [4.0]
     for axis in charts.axes_of(answer()):
         figure = charts.cost_against(answer(), axis, limit=40.0)
         front = next(trace for trace in figure.data if trace.name == "Cheapest of all devices")
@@ -141,10 +141,10 @@ def test_a_price_to_doubt_is_marked_and_a_verdict_says_what_is_lacking_or_would_
     texts = [*size_text.purchase_sentences(row)[:2], size_view.offer_facts(row)["Price"]]
     texts.append(size_text.availability_facts(row)["Cost with spares"])
     assert all(size_view.DOUBT in text for text in texts)
-    good, said = size_view.verdict(answer(1.0))
+    good, said = size_view.size_verdict(answer(1.0))
     assert not good
     assert answer(1.0)["refused"][0]["title"] in said
-    assert size_view.verdict({"devices": [], "refused": []})[0] is False
+    assert size_view.size_verdict({"devices": [], "refused": []})[0] is False
     best, second = answer()["devices"][:2]
     assert "stays the cheapest up to" in size_view.wins_sentence(best, best=True)
     assert "below $" in size_view.wins_sentence(second, best=False)
@@ -157,13 +157,17 @@ def test_a_price_to_doubt_is_marked_and_a_verdict_says_what_is_lacking_or_would_
 def test_tables_hold_every_row():
     for found in (answer(), training()):
         rows = found["devices"]
-        table = columns.frame(rows, size_view.size_columns(rows))
+        table = columns.column_frame(rows, size_view.size_columns(rows))
         assert len(table) == len(rows)
         assert table["month"].tolist() == [row["usd_per_month"] for row in rows]
         assert {"confidence", "price", "wins"} <= set(table)
         assert ("run" in table) == (found is training())
         row = found["best"]
-        texts = columns.texts(row["ladder"], size_view.size_columns(row["ladder"], ladder=True))
+        texts = columns.cell_texts(
+            row["ladder"], size_view.size_columns(row["ladder"], ladder=True)
+        )
         assert [cells[0] for cells in texts] == [size_view.rented(rung) for rung in row["ladder"]]
         assert len(size_view.headroom_rows(row)) == 1
-    assert len(columns.texts(answer()["refused"], size_view.REFUSED)) == len(answer()["refused"])
+    assert len(columns.cell_texts(answer()["refused"], size_view.REFUSED)) == len(
+        answer()["refused"]
+    )

@@ -17,8 +17,8 @@ from recipe_core.request.metrics import column_metric, metrics
 from recipe_core.request.schema import describe_field
 from recipe_core.views import glossary
 from recipe_core.views import verdict as words
-from recipe_core.views.plan_words import devices_text
-from recipe_core.views.verdict import verdict
+from recipe_core.views.plan_words import used_devices_text
+from recipe_core.views.verdict import plan_verdict
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import table
 
@@ -50,19 +50,19 @@ def test_splits_that_divide_nothing_are_not_counted_and_runs_are_what_can_run():
     of = int(legal_rows(every).sum())
     assert of < len(every)
     said = f"{held} of {of} legal splits hold the load · {doubtful} may not start"
-    assert words.counts(every) == said
+    assert words.split_counts_text(every) == said
     assert set(RULE_TITLES) >= NEVER
     assert not any(code == "memory" or code.startswith("limit") for code in NEVER)
     run = planned(RUN | {"workload.tokens": "1e10", "hardware.nodes": "8"})
     said = r"([\d,]+) of [\d,]+ legal splits can run · ([\d,]+) may not start"
-    counted = re.fullmatch(said, words.counts(run)).groups()
+    counted = re.fullmatch(said, words.split_counts_text(run)).groups()
     doubtful = int(run.uncertain.sum())
     assert counted == (f"{int(run.feasible.sum()) - doubtful:,}", f"{doubtful:,}")
 
 
 def test_the_best_says_devices_figures_and_how_sure_it_is():
     limited = planned(COST, tpot_ms="35")
-    said, row = verdict(limited), limited.best_row
+    said, row = plan_verdict(limited), limited.best_row
     assert (said.state, said.best, said.doubtful) == ("holds", True, True)
     assert said.subject == "tp 4 · 4 of 8 × H100 SXM5"
     miss = 1 - float(limited.chances[row])
@@ -71,33 +71,33 @@ def test_the_best_says_devices_figures_and_how_sure_it_is():
     assert words.main_figures(limited, row)[:2] == ["usd", "tpot"]  # what is limited comes next
     assert re.search(r"34\.\d ms, likely \d\d\.\d to \d\d\.\d ms; limit 35", said.facts[-1])
     sure = planned(LOADED | {"objective.confidence": "0.8"}, tpot_ms="60", ttft_ms="5000")
-    assert "within the limits with 80 % confidence" in words.counts(sure)
+    assert "within the limits with 80 % confidence" in words.split_counts_text(sure)
     assert words.limits_text(sure, sure.best_row).startswith("keeps the limits: ")
 
 
 def test_a_plan_says_ranges_limits_loads_and_money_by_the_hour_and_the_month():
     free = planned()
     best, other = free.best_row, int(free.order[1])
-    assert words.limits_text(free, best) == words.range_text(free, "gpus", best) == ""
-    assert "limit" not in words.counts(free)
-    said = words.range_text(free, "tpot", best)
+    assert words.limits_text(free, best) == words.figure_range_text(free, "gpus", best) == ""
+    assert "limit" not in words.split_counts_text(free)
+    said = words.figure_range_text(free, "tpot", best)
     assert re.fullmatch(r"Time per output token: \S+ ms, likely \S+ to \S+ ms", said)
-    chosen = verdict(free, other)
+    chosen = plan_verdict(free, other)
     assert not chosen.best
     assert chosen.subject.startswith(split_label(free, other).split(" · ")[0])
     searched = planned(tpot_ms="40")
     load = int(searched.columns["load"][searched.best_row])
     assert searched.request.load_searched
-    assert verdict(searched).subject.endswith(f" · {load:,} in flight")
-    assert "hold a load within the limit" in verdict(searched).short_counts
-    assert verdict(planned(COST)).subject.count("in flight") == 0
+    assert plan_verdict(searched).subject.endswith(f" · {load:,} in flight")
+    assert "hold a load within the limit" in plan_verdict(searched).short_counts
+    assert plan_verdict(planned(COST)).subject.count("in flight") == 0
     several = planned({"options.loads": "16,64"})
-    assert re.search(r"· (16|64) in flight$", verdict(several).subject)
+    assert re.search(r"· (16|64) in flight$", plan_verdict(several).subject)
     cheap = planned(COST)
     row = cheap.best_row
     hour = float(cheap.raw("usd_hour")[row])
     text = words.money_text(cheap, row)
-    assert text.startswith(f"{devices_text(cheap, row)}: ${hour:.3g} an hour, $")
+    assert text.startswith(f"{used_devices_text(cheap, row)}: ${hour:.3g} an hour, $")
     month = float(re.search(r"\$([\d,]+) a month", text)[1].replace(",", ""))
     assert month == pytest.approx(hour * HOURS_PER_MONTH, rel=0.01)
     unpriced = planned({"hardware.device": "gh200-144gb", "hardware.per_node": "4"})
@@ -107,13 +107,13 @@ def test_a_plan_says_ranges_limits_loads_and_money_by_the_hour_and_the_month():
 def test_the_best_that_queues_says_what_it_holds_and_nothing_that_runs_names_the_nearest():
     full = planned({"hardware.per_node": "4", "workload.concurrency": "512"})
     assert full.queues[full.best_row]
-    said = verdict(full)
+    said = plan_verdict(full)
     assert (said.state, said.doubtful) == ("queues", True)
     assert re.search(r"holds \d+ of 512 at once", said.line)
     assert re.match(r"0 of .* · \d+ starts? and queues?\b", said.counts)
     for query, start in table("words", "nothing"):
         none = planned(query)
-        said = verdict(none)
+        said = plan_verdict(none)
         assert said.state == "nothing"
         assert said.counts.startswith(start)
         assert said.subject.startswith("Nearest is ")

@@ -133,11 +133,11 @@ def advise(
     limit = request.objective.limits.accuracy_recovery
     rows: list[FormatRow] = []
     shared: Shared = {}
-    with progress.task(len(by_name)):
+    with progress.track_task(len(by_name)):
         for name, method in by_name.items():
             budget.spend()
             rows.append(_advise_row(name, method, base, request, limit, shared))
-            progress.step()
+            progress.count_step()
     ordered = rank_formats(rows, base, request.objective)
     return Advice(request, base, ordered, technique_pairs(base, ordered), limit)
 

@@ -69,4 +69,4 @@ def load_commands(command: str = "") -> typer.Typer:
 def main() -> None:
     """Entry point of ``recipe``."""
     load_commands(*sys.argv[1:2])
-    program.main()
+    program.run_program()

@@ -13,7 +13,7 @@ from typer import Argument, Option
 
 from recipe_core.base.documents import finite
 from recipe_core.base.errors import InputError
-from recipe_core.doors.cli.program import Json, app, emit, with_options, working
+from recipe_core.doors.cli.program import Json, app, emit, show_spinner, with_options
 
 if TYPE_CHECKING:
     from recipe_core.hardware.profile import Device
@@ -87,7 +87,7 @@ def _refresh_models(origin: str, name: str | None, out: Path | None, as_json: bo
     if folder is None:
         message = f"{VARIABLE} is empty, which switches the models of this machine off."
         raise InputError(message, field="out", hint="Give a folder: --out FOLDER.")
-    with working("reading configs"):
+    with show_spinner("reading configs"):
         answer = refresh_configs(origin, folder, only=name).to_json()
     if as_json:
         emit(answer)
@@ -160,7 +160,7 @@ def _detect_machine(name: str | None, as_json: bool) -> None:
             field="hardware",
             hint=f"Omit {name!r}, or --detect.",
         )
-    with working("Reading this machine …"):
+    with show_spinner("Reading this machine …"):
         machine = detect_machine()
     emit(machine.to_json()) if as_json else typer.echo(detected_text(machine))
 

@@ -15,17 +15,17 @@ from recipe_core.doors.cli.program import (
     NoCalibration,
     PublicKey,
     app,
-    calibrated,
+    apply_calibration,
     emit,
     emit_lines,
     find_deployment,
-    plan_request,
     read_key,
     read_lines,
     read_own_device,
+    read_plan_request,
     show,
+    show_spinner,
     with_options,
-    working,
 )
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def check_command(
     if source is not None and (Path(source).is_dir() or source.endswith(".zip")):
         _check_bundle(Path(source), public_key, as_json)
         return
-    with calibrated(no_calibration):
+    with apply_calibration(no_calibration):
         if command is not None:
             _check_command(command, ground, as_json)
         elif folder is not None:
@@ -87,12 +87,12 @@ def _check_file(source: str, ground: dict[str, Any], as_json: bool) -> None:
 
     if source.endswith(".jsonl"):
         values = read_lines(Path(source))
-        with working(f"Judging {len(values):,} lines …"):
+        with show_spinner(f"Judging {len(values):,} lines …"):
             answers = list(check_values(values, ground))
         emit_lines(answers)
     elif source.endswith((".txt", ".md")):
         items = list(read_items(Path(source)))
-        with working(f"Judging {len(items):,} commands …"):
+        with show_spinner(f"Judging {len(items):,} commands …"):
             answers = list(check_items(items, ground))
         emit_lines(answers)
     elif deployment := find_deployment(source):
@@ -105,7 +105,7 @@ def _check_request(source: str, as_json: bool) -> NoReturn:
     from recipe_core.commands.request_verdict import judge_request
     from recipe_core.views.estimates import check_text
 
-    answer = judge_request(plan_request(source))
+    answer = judge_request(read_plan_request(source))
     show(answer, check_text, as_json)
     raise typer.Exit(1 if answer["ok"] is False else 0)
 
@@ -134,7 +134,7 @@ def _check_deployment(file: DeploymentFile, ground: dict[str, Any], as_json: boo
     from recipe_core.targets.deployments.judge import check_deployment
     from recipe_core.views.commands import deployment_text
 
-    with working(f"Judging {len(file.engines):,} engines …"):
+    with show_spinner(f"Judging {len(file.engines):,} engines …"):
         answer = check_deployment(file, ground)
     show(answer, deployment_text, as_json)
     without_answer = not answer["engines"] or any("error" in engine for engine in answer["engines"])
@@ -147,7 +147,7 @@ def _check_folder(folder: Path, ground: dict[str, Any], as_json: bool) -> NoRetu
     from recipe_core.targets.deployments.judge import check_folder
     from recipe_core.views.commands import folder_text
 
-    with working(f"Judging what {folder} starts …"):
+    with show_spinner(f"Judging what {folder} starts …"):
         answers = check_folder(folder, ground)
     if as_json:
         emit_lines(answers)
@@ -218,14 +218,14 @@ def _compare_runs(table: Path | None, training: bool) -> tuple[Any, Any, Any]:
 
     if training:
         trained = published_training_runs() if table is None else read_training_runs(table)
-        with working(f"Estimating {len(trained):,} runs …"):
+        with show_spinner(f"Estimating {len(trained):,} runs …"):
             return (
                 training_validate.compare_training(trained),
                 training_validate.training_validation_view,
                 training_validate.training_validation_text,
             )
     runs = published_runs() if table is None else read_runs(table)
-    with working(f"Estimating {len(runs):,} runs …"):
+    with show_spinner(f"Estimating {len(runs):,} runs …"):
         return (
             validate.compare_with_estimates(runs),
             validate.validation_view,

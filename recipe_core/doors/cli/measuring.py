@@ -13,15 +13,15 @@ from typer import Argument, Option
 
 from recipe_core.base.documents import parse_yaml, read_document, write_whole
 from recipe_core.base.errors import InputError
-from recipe_core.base.web import Deadline, FetchError, fetch
+from recipe_core.base.web import Deadline, FetchError, fetch_url
 from recipe_core.doors.cli.program import (
     Json,
     NoCalibration,
     app,
-    calibrated,
+    apply_calibration,
     emit,
-    read_pairs,
-    working,
+    read_name_values,
+    show_spinner,
 )
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def import_command(
     values, device_path = read_ran_request(request) if request else (None, None)
     training = _is_training(values)
     old_rows = rows_there(output, training) if output is not None else []
-    with working("Reading …"):
+    with show_spinner("Reading …"):
         table = build_imported_table(
             contents,
             values,
@@ -137,7 +137,7 @@ def _is_training(values: dict[str, Any] | None) -> bool:
 
 
 def _read_columns(words: list[str] | None) -> dict[str, str]:
-    columns = read_pairs(words, "set", "COLUMN=VALUE", "tp=8")
+    columns = read_name_values(words, "set", "COLUMN=VALUE", "tp=8")
     if empty := [name for name, value in columns.items() if not value]:
         raise InputError(
             f"{f'{empty[0]}='!r} is not COLUMN=VALUE.",
@@ -169,7 +169,7 @@ def reconcile_command(
     values, _ = read_ran_request(request)
     contents = [_read_content(source) for source in sources]
     pairs = [(content.name, run) for content in contents for run in read_imported(content)]
-    with working("Estimating …"), calibrated(no_calibration):
+    with show_spinner("Estimating …"), apply_calibration(no_calibration):
         answers = reconcile_measurements(pairs, values)
     answer = reconciled_json(answers)
     emit(answer) if as_json else typer.echo(reconciled_text(answers, sources, request))
@@ -212,7 +212,9 @@ def scrape_metrics(url: str) -> str:
     target = urlunsplit((parts.scheme, parts.netloc, path, parts.query, ""))
     deadline = Deadline(SECONDS)
     try:
-        answer = fetch(target, deadline=deadline, most_bytes=MOST_BYTES, plain=True, proxies=False)
+        answer = fetch_url(
+            target, deadline=deadline, most_bytes=MOST_BYTES, plain=True, proxies=False
+        )
     except FetchError as error:
         raise InputError(
             f"{target} does not answer: {error}.", field="url", hint="Is the server up?"
@@ -265,7 +267,7 @@ def calibrate_command(
             field="calibrate",
             hint="For example: recipe calibrate my-bundle.",
         )
-    with working("Learning …"):
+    with show_spinner("Learning …"):
         if clear:
             knowledge = Knowledge(Overlay.cleared(resolve_calibration_path(into)))
         elif undo:

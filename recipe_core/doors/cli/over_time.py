@@ -20,8 +20,8 @@ from recipe_core.doors.cli.program import (
     app,
     emit,
     learn_own_runs,
-    plan_request,
-    working,
+    read_plan_request,
+    show_spinner,
 )
 
 
@@ -47,7 +47,7 @@ def simulate_command(
     from recipe_core.views.over_time import over_time_text
 
     corrections = learn_own_runs(measured, no_calibration)
-    values = plan_request(request, corrections)
+    values = read_plan_request(request, corrections)
     with _show_progress("Simulating …"):
         answer = simulate(
             values,
@@ -65,7 +65,7 @@ def simulate_command(
 def _write_request(values: Any, answer: Any, trace: Path | None, path: Path) -> None:
     """Write the request whose bundle is scaled as the chosen policy was simulated."""
     from recipe_core.base.documents import to_json, to_yaml, write_whole
-    from recipe_core.doors.public import trace_of
+    from recipe_core.doors.public import read_trace_file
     from recipe_core.scaling.chosen import request_with_policy
 
     if answer.chosen is None:
@@ -78,7 +78,7 @@ def _write_request(values: Any, answer: Any, trace: Path | None, path: Path) -> 
         raise InputError(
             f"{path.name!r} has an unknown suffix.", field="output", hint="Use .yaml or .json."
         )
-    load = None if trace is None else trace_of(trace)
+    load = None if trace is None else read_trace_file(trace)
     plain = request_with_policy(values, answer, trace=load).to_json()
     text = to_json(plain) + "\n" if path.suffix == ".json" else to_yaml(plain)
     write_whole(path, text.encode())
@@ -110,8 +110,8 @@ def cold_start_command(request: RequestFile, as_json: Json = False) -> None:
     from recipe_core.scaling.setup import start_of
     from recipe_core.views.cold_start import start_text
 
-    values = plan_request(request)
-    with working("Estimating …"):
+    values = read_plan_request(request)
+    with show_spinner("Estimating …"):
         plan, row = plan_candidate(values)
         start, devices = start_of(plan, row)
     if as_json:
@@ -158,7 +158,7 @@ def trace_command(
     from recipe_core.views.traces import traffic_text
 
     name = "" if file == "-" else Path(file).name
-    with working("Reading …"):
+    with show_spinner("Reading …"):
         traffic = read_load(_read_bytes(file), name, unit=unit, model=model)
         answer = (
             traffic_fields(traffic, days=days, shape=shape)

@@ -23,11 +23,11 @@ from recipe_core.doors.cli.program import (
     emit,
     emit_lines,
     learn_own_runs,
-    plan_request,
     read_lines,
     read_own_checkpoints,
+    read_plan_request,
     read_request,
-    working,
+    show_spinner,
 )
 
 
@@ -46,19 +46,19 @@ def plan_command(
     as_json: Json = False,
 ) -> None:
     """Judge and rank every split over the cluster."""
-    from recipe_core.doors.answers import plan_json
+    from recipe_core.doors.answers import priced_plan_json
     from recipe_core.doors.public import plan
     from recipe_core.views.plans import plan_text
 
     corrections = learn_own_runs(measured, no_calibration)
-    values = plan_request(request, corrections)
-    with working("Judging every split …"):
+    values = read_plan_request(request, corrections)
+    with show_spinner("Judging every split …"):
         result = plan(values, measured=corrections or "none")
         if everything is not None:
             _write_rows(result, everything)
         sensitivity = result.sensitivity() if flips else None
     if as_json:
-        answer = plan_json(result, top)
+        answer = priced_plan_json(result, top)
         if sensitivity is not None:
             answer["sensitivity"] = [flip.to_json() for flip in sensitivity]
         emit(answer)
@@ -103,7 +103,7 @@ def size_command(
 
     values = SizeRequest.parse(read_request(request))
     corrections = learn_own_runs(measured, no_calibration)
-    with working("Sizing every device …"):
+    with show_spinner("Sizing every device …"):
         sizing = size_devices(values, corrections=corrections)
         answer = Answer(sizing)
         text = "" if as_json else size_text(answer, top, ladder)
@@ -127,7 +127,7 @@ def estimate_command(
     as_json: Json = False,
 ) -> None:
     """Estimate the split in REQUEST.candidate, or the best that matches it; .jsonl: every line."""
-    from recipe_core.doors.answers import estimate_json
+    from recipe_core.doors.answers import priced_estimate_json
     from recipe_core.plans.plans import plan_candidate
     from recipe_core.views.estimates import estimate_text
 
@@ -141,15 +141,15 @@ def estimate_command(
         _estimate_lines(Path(request), learn_own_runs(measured, no_calibration))
         return
     corrections = learn_own_runs(measured, no_calibration)
-    values = plan_request(request, corrections)
-    with working("Estimating …"):
+    values = read_plan_request(request, corrections)
+    with show_spinner("Estimating …"):
         plan, row = plan_candidate(values, corrections=corrections)
         answer = detail_row_estimate(plan, row).to_json()
-    with working("Tracing the model …"):
-        trace, text = _trace(plan, row) if traced else (None, "")
+    with show_spinner("Tracing the model …"):
+        trace, text = _trace_real_model(plan, row) if traced else (None, "")
     if as_json:
         added = {} if trace is None else {"trace": trace}
-        emit(estimate_json(plan, row, answer | added))
+        emit(priced_estimate_json(plan, row, answer | added))
     else:
         rows = [("Price", plan.setting(row).cluster.price_text())]
         if plan.kind == "serving":  # of a queue that is worked off
@@ -159,7 +159,7 @@ def estimate_command(
     raise typer.Exit(0 if answer["feasible"] else 1)
 
 
-def _trace(plan: Any, row: int) -> tuple[dict[str, Any], str]:
+def _trace_real_model(plan: Any, row: int) -> tuple[dict[str, Any], str]:
     """The trace of the real model with a row's split, as JSON and as text."""
     oracle = load_tool("oracle")
     text = import_module("oracle.text")
@@ -175,7 +175,7 @@ def _estimate_lines(path: Path, corrections: Any) -> None:
     from recipe_core.plans.plans import estimate_batch
 
     values = read_lines(path)
-    with working(f"Estimating {len(values):,} requests …"):
+    with show_spinner(f"Estimating {len(values):,} requests …"):
         answers = estimate_batch(values, corrections, row_estimate_json)
     emit_lines(answers)
 
@@ -197,7 +197,7 @@ def compress_command(
 ) -> None:
     """Say what every format does to a served model; .jsonl: the accuracy that each line keeps."""
     from recipe_core.doors.public import compress
-    from recipe_core.views.formats import formats_text
+    from recipe_core.views.formats import format_advice_text
 
     if source.endswith(".jsonl"):
         if technique:
@@ -207,11 +207,11 @@ def compress_command(
         _compress_lines(Path(source), as_json, measured, no_calibration)
         return
     corrections = learn_own_runs(measured, no_calibration)
-    values = plan_request(source, corrections)
-    with working("Judging every format …"):
+    values = read_plan_request(source, corrections)
+    with show_spinner("Judging every format …"):
         advice = compress(values, technique or None, measured=corrections or "none")
     answer = finite(advice.to_json())
-    emit(answer) if as_json else typer.echo(formats_text(answer))
+    emit(answer) if as_json else typer.echo(format_advice_text(answer))
     raise typer.Exit(0 if advice.best else 1)
 
 

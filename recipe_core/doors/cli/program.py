@@ -99,17 +99,17 @@ def with_options(
     return decorate
 
 
-def main() -> None:
+def run_program() -> None:
     """Entry point: an error becomes an exit code and a line on standard error.
 
     With --json also JSON on standard output.
     """
     gc.set_threshold(COLLECT_AFTER)
     try:
-        with _limited():
+        with _limit_candidates():
             app()
     except RecipeError as error:
-        fail(error)
+        exit_with_error(error)
     except BrokenPipeError:
         sys.stderr.close()
         raise SystemExit(0) from None
@@ -117,17 +117,17 @@ def main() -> None:
         gc.freeze()  # the process ends: no need to search its objects for cycles
 
 
-def _limited() -> AbstractContextManager[object]:
+def _limit_candidates() -> AbstractContextManager[object]:
     """The limit on candidates where the environment states one; seconds are the caller's own."""
     if not os.environ.get("RECIPE_BUILDER_CANDIDATES"):
         return nullcontext()
-    from recipe_core.base.budget import Budget, limited
+    from recipe_core.base.budget import Budget, apply_budget
     from recipe_core.doors.settings import ServerSettings
 
-    return limited(Budget(ServerSettings.of_environment().candidates))
+    return apply_budget(Budget(ServerSettings.of_environment().candidates))
 
 
-def fail(error: RecipeError) -> NoReturn:
+def exit_with_error(error: RecipeError) -> NoReturn:
     """Print an error and exit with its code."""
     if "--json" in sys.argv:
         typer.echo(to_json(error.to_json(), indent=None))
@@ -154,7 +154,9 @@ def show(answer: Any, text: Callable[[Any], str], as_json: bool) -> None:
         typer.echo(text(answer))
 
 
-def read_pairs(words: Iterable[str] | None, flag: str, form: str, example: str) -> dict[str, str]:
+def read_name_values(
+    words: Iterable[str] | None, flag: str, form: str, example: str
+) -> dict[str, str]:
     """``NAME=VALUE`` words as a mapping; ``form`` and ``example`` are for the error."""
     pairs: dict[str, str] = {}
     for word in words or ():
@@ -227,7 +229,7 @@ def _check_source(paths: list[Path] | None, off: bool) -> None:
 
 
 @contextmanager
-def calibrated(off: bool) -> Iterator[None]:
+def apply_calibration(off: bool) -> Iterator[None]:
     """Correct estimates in this block by the calibration of this machine, unless it is ``off``."""
     from recipe_core.estimates.columns.standing import correct_by_default
 
@@ -237,7 +239,7 @@ def calibrated(off: bool) -> Iterator[None]:
 
 
 @contextmanager
-def working(status: str) -> Iterator[None]:
+def show_spinner(status: str) -> Iterator[None]:
     """Show a spinner with ``status`` on standard error, if that is a terminal."""
     if not sys.stderr.isatty():
         yield
@@ -257,7 +259,7 @@ def read_request(source: str) -> Any:
     return with_profiles(read_document(Path(source), field="request"))
 
 
-def plan_request(source: str, corrections: Any = None) -> Any:
+def read_plan_request(source: str, corrections: Any = None) -> Any:
     """The plan's request in a file; hardware that is open is sized, and what was chosen is said."""
     from recipe_core.request.schema import PlanRequest, asks_for_any
 
@@ -268,7 +270,7 @@ def plan_request(source: str, corrections: Any = None) -> Any:
     from recipe_core.sizing.size import size_devices
     from recipe_core.views.size_text import choice_text
 
-    with working("Sizing every device …"):
+    with show_spinner("Sizing every device …"):
         sizing = size_devices(SizeRequest.parse(values), corrections=corrections)
         request = sizing.choice
     typer.echo(choice_text(sizing), err=True)
@@ -301,16 +303,16 @@ def read_key(path: Path | None, field: str) -> bytes | None:
     return read_text(path, field=field, limit=64 << 10).encode() if path else None
 
 
-def _version(show: bool) -> None:
+def _print_version(show: bool) -> None:
     if show:
         typer.echo(f"recipe {__version__}")
         raise typer.Exit
 
 
 @app.callback()
-def options(
+def common_options(
     version: bool = Option(
-        False, "--version", callback=_version, is_eager=True, help="Print the version."
+        False, "--version", callback=_print_version, is_eager=True, help="Print the version."
     ),
 ) -> None:
     """Options of every command."""
@@ -319,10 +321,10 @@ def options(
 def read_lines(path: Path) -> list[Any]:
     """One entry per line of a .jsonl file that is not empty: its value, or its error."""
     lines = read_text(path, field="request", limit=None).splitlines()
-    return [_parsed(line, n) for n, line in enumerate(filter(str.strip, lines), 1)]
+    return [_parse_request_line(line, n) for n, line in enumerate(filter(str.strip, lines), 1)]
 
 
-def _parsed(line: str, number: int) -> Any:
+def _parse_request_line(line: str, number: int) -> Any:
     from recipe_core.hardware.custom import with_profiles
 
     try:

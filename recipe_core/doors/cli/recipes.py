@@ -20,12 +20,12 @@ from recipe_core.doors.cli.program import (
     emit,
     find_deployment,
     learn_own_runs,
-    plan_request,
     read_key,
+    read_name_values,
     read_own_device,
-    read_pairs,
+    read_plan_request,
+    show_spinner,
     with_options,
-    working,
 )
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ Key = Annotated[
 Pairs = list[str] | None
 
 
-def _pairs(words: Pairs, flag: str) -> dict[str, str]:
-    return read_pairs(words, flag, "NAME=VALUE", "port=9000")
+def _read_parameters(words: Pairs, flag: str) -> dict[str, str]:
+    return read_name_values(words, flag, "NAME=VALUE", "port=9000")
 
 
 class BuildOptions:
@@ -84,7 +84,7 @@ def build_command(
     from recipe_core.views.overview import build_text
 
     corrections = learn_own_runs(None, no_calibration)
-    values = plan_request(request, corrections)
+    values = read_plan_request(request, corrections)
     with correct_by_default(lambda: corrections):
         recipe = _make_recipe(values, **parts)
         write_bundle(recipe, output, read_key(key, "sign"))
@@ -114,14 +114,14 @@ def _make_recipe(
     from recipe_core.recipe.parameters import parse_recipe_variants, read_parameters
     from recipe_core.recipe.resolve import hardware_named
 
-    values = passing_on(request, _pairs(options, "option"), _pairs(env, "env"))
+    values = passing_on(request, _read_parameters(options, "option"), _read_parameters(env, "env"))
     additions = Additions(
-        parameters=read_parameters(_pairs(sets, "set")),
+        parameters=read_parameters(_read_parameters(sets, "set")),
         variants=parse_recipe_variants(read_document(variants, field="variants"))
         if variants
         else (),
     )
-    with working("Building …"):
+    with show_spinner("Building …"):
         recipe = make_recipe(values, additions)
         if devices:
             machines = [hardware_named(name, "for", files=True) for name in devices]
@@ -208,7 +208,7 @@ def _pin_image(recipe: Any, output: Path | None, sign: Path | None) -> tuple[Any
     from recipe_core.recipe.build import with_image_digest
 
     key = read_key(sign, "sign")
-    with working("Asking the registry …"):
+    with show_spinner("Asking the registry …"):
         pinned = with_image_digest(recipe)
     if output is not None:
         write_bundle(pinned, output, key)
@@ -232,7 +232,7 @@ def resolve_command(
     recipe, machine = read_bundle(bundle).recipe, hardware_named(hardware, files=True)
     resolution = resolve_recipe(recipe, machine_of(machine, recipe))
     if output is not None:
-        with working("Building …"):
+        with show_spinner("Building …"):
             write_bundle(recipe_for(recipe, machine)[0], output)
         _echo_runs(output)
     if as_json:
@@ -297,7 +297,7 @@ def convert_command(
             hint="For example --hardware h100-sxm:8.",
         )
     ground |= {"hardware": device, **read_own_device(device, ground["gpus"])}
-    with working("Converting …"):
+    with show_spinner("Converting …"):
         conversion = convert_to_recipe(published, Ground.of(**ground))
         if output is not None:
             write_bundle(conversion.recipe, output)

@@ -14,7 +14,7 @@ from recipe_core.doors.cli.program import Bundle, Json, PublicKey, app, emit, re
 INTERRUPTED = 130
 
 
-def _tell(line: str) -> None:
+def _echo_progress(line: str) -> None:
     typer.echo(line, err=True)
 
 
@@ -53,9 +53,9 @@ def verify_command(
     _require_signed([bundle, *(against or ())], public_key)
     try:
         choice = Choice(prompts, tokens, timeout)
-        report = verify_outputs(bundle, against or (), choice, tell=_tell)
+        report = verify_outputs(bundle, against or (), choice, tell=_echo_progress)
     except KeyboardInterrupt:
-        _tell("interrupted; nothing was left running")
+        _echo_progress("interrupted; nothing was left running")
         raise typer.Exit(INTERRUPTED) from None
     if output is not None:
         write_whole(output, to_json(report.to_json()).encode())
@@ -97,9 +97,11 @@ def tune_command(
     _require_signed([bundle], public_key)
     budget = Budget(trials, minutes, repeats, patience, splits, timeout_s=timeout)
     try:
-        outcome = tune(bundle, budget, goal=objective, resume=resume, output=output, tell=_tell)
+        outcome = tune(
+            bundle, budget, goal=objective, resume=resume, output=output, tell=_echo_progress
+        )
     except KeyboardInterrupt:
-        _tell("interrupted; nothing was left running. Go on with: recipe tune --resume")
+        _echo_progress("interrupted; nothing was left running. Go on with: recipe tune --resume")
         raise typer.Exit(INTERRUPTED) from None
     written = output if outcome.recipe is not None else None
     emit(outcome.to_json()) if as_json else typer.echo(tune_text(outcome, written))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from recipe_core.base.arrays import Bool, Int
-from recipe_core.base.units import count
+from recipe_core.base.units import count_text
 from recipe_core.engines.training_programs import training_engine
 from recipe_core.estimates.columns.training import (
     RECOMPUTE,
@@ -42,7 +42,7 @@ def in_phase(phase: Phase, cases: TrainingCases, rule: Refusal) -> Refusal:
 
     def sentence(i: int) -> str:
         length, batch = int(cases.sequence_length[i]), int(cases.global_batch[i])
-        return f"phase of {count(phase.tokens)} tokens ({batch:,} × {length:,}): {rule.say(i)}"
+        return f"phase of {count_text(phase.tokens)} tokens ({batch:,} × {length:,}): {rule.say(i)}"
 
     return Refusal(rule.code, rule.broken, sentence)
 

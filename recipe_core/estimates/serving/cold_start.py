@@ -32,7 +32,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from recipe_core.base.bounded import whole
+from recipe_core.base.bounded import bounded_integer
 from recipe_core.base.errors import InputError
 from recipe_core.estimates.serving.start_numbers import (
     STREAMS,
@@ -157,8 +157,8 @@ def _cold_start_setup(
     return Setup(
         engine=behaviour,
         weights_bytes=weights_bytes,
-        devices=whole("devices", devices),
-        nodes=whole("nodes", nodes),
+        devices=bounded_integer("devices", devices),
+        nodes=bounded_integer("nodes", nodes),
         link_bytes_per_s=link_bytes_per_s(device),
         place=place_by_name("nvme"),
         kernels=kernels_of(weight_dtype, device),

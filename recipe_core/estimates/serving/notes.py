@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int, add
-from recipe_core.base.units import duration, gib, significant
+from recipe_core.base.units import gib, seconds_text, significant
 from recipe_core.estimates.columns.serving import WIDE, Cases, Setting
 from recipe_core.estimates.rules.kernels import untuned_support
 from recipe_core.estimates.serving.cache import assumed_layout
@@ -197,11 +197,13 @@ def _interval_notes(e: Estimates, rows: Int) -> Iterator[list[str]]:
             (stream_s, streamed, "stream_interval"),
         ):
             if waited_s > 0:
-                times = f"{duration(ttft_s)} instead of {duration(ttft_s - waited_s)}"
+                times = f"{seconds_text(ttft_s)} instead of {seconds_text(ttft_s - waited_s)}"
                 advice = f"set {field} to 1 if people wait for the first token"
                 out.append(f"{interval_text}: time to first token is {times}; {advice}.")
         if sent > 1 and not stream_s:
-            group = f"{min(sent, output_tokens):,.0f} at a time, every {duration(sent * tpot_s)}"
+            group = (
+                f"{min(sent, output_tokens):,.0f} at a time, every {seconds_text(sent * tpot_s)}"
+            )
             advice = "set stream_interval to 1 if people read along"
             out.append(f"After the first, tokens are streamed {group}; {advice}.")
         yield out
@@ -263,14 +265,14 @@ def _link_notes(cases: Cases, served: Serving, rows: Int) -> Iterator[str | None
             continue
         subject, work_s, parts = times[largest]
         link_times = (
-            f"{duration(seconds[i])} for {_LINKS[name]}"
+            f"{seconds_text(seconds[i])} for {_LINKS[name]}"
             for name, seconds in parts.items()
             if seconds[i] > 0.05 * work_s[i]
         )
         seconds = shares[largest] * work_s[i]
         over = f" of dp {dp}" if dp > 1 else ""
         yield (
-            f"Links between devices take {duration(seconds)} of the {duration(work_s[i])} of "
+            f"Links between devices take {seconds_text(seconds)} of the {seconds_text(work_s[i])} of "
             f"{subject}: {', '.join(link_times)}{over}."
         )
 
@@ -371,7 +373,7 @@ def _narrow_format_notes(
             (f"with {_count_text(prompts, 'prompt')}", prompt_s[i], wide_prompt_s[i]),
         )
         slower = [
-            f"a step {step_text} takes {duration(seconds)} instead of {duration(wide_s)}"
+            f"a step {step_text} takes {seconds_text(seconds)} instead of {seconds_text(wide_s)}"
             for step_text, seconds, wide_s in kinds
             if seconds > SLOWER * wide_s
         ]
@@ -393,7 +395,7 @@ def _shared_step_notes(steps: _Steps, served: Serving, rows: Int) -> Iterator[st
     for prompts, waited_s, ttft_s in zip(*columns, strict=True):
         yield (
             f"{_count_text(prompts, 'prompt')} run in a step on average, and prompts ahead take "
-            f"{duration(waited_s)} of the time to first token. As prompts that share a step end "
+            f"{seconds_text(waited_s)} of the time to first token. As prompts that share a step end "
             "together, more load may shorten that."
             if prompts > SHARED and waited_s > AHEAD * ttft_s
             else None
@@ -405,7 +407,7 @@ def _launch_notes(steps: _Steps, parts: tuple[Parts, ...]) -> Iterator[str | Non
     columns = (steps.prompts.tolist(), parts[1]["launch"].tolist(), total(parts[1]).tolist())
     for prompts, seconds, step_s in zip(*columns, strict=True):
         yield (
-            f"Devices wait {duration(seconds)} of the {duration(step_s)} of a step with "
+            f"Devices wait {seconds_text(seconds)} of the {seconds_text(step_s)} of a step with "
             f"{_count_text(prompts, 'prompt')} for the host to launch kernels. Prompts that share "
             "a step share that wait, so more load on a replica may shorten it."
             if seconds > LAUNCHED * step_s

@@ -184,7 +184,7 @@ def simulate_serving(
             means[figure][row] = values.mean()
             for p, value in zip(percentiles, np.percentile(values, percentiles), strict=True):
                 tails[figure][p][row] = value
-        progress.step()
+        progress.count_step()
     return Simulation(means, tails, active_replicas(cases) * rates, active_replicas(cases) * good)
 
 

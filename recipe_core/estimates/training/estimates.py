@@ -10,7 +10,7 @@ import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int, add
 from recipe_core.base.intervals import BAND, Ends, Level
-from recipe_core.base.units import chance_text, duration
+from recipe_core.base.units import chance_text, seconds_text
 from recipe_core.estimates.columns.rollout import Sampling
 from recipe_core.estimates.columns.training import RECOMPUTE, TrainingCases, TrainingSetting
 from recipe_core.estimates.prediction import SCHEMA_VERSION
@@ -233,7 +233,7 @@ class TrainingEstimates:
         waits = float(self.parts["data_loading"][i])
         if waits > 0:
             out.append(
-                f"data loading is the bottleneck: a step waits {duration(waits)} for its tokens; "
+                f"data loading is the bottleneck: a step waits {seconds_text(waits)} for its tokens; "
                 "use more workers or faster storage"
             )
         return out + self._price()

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from recipe_core.base.arrays import Float
-from recipe_core.base.units import duration
+from recipe_core.base.units import seconds_text
 from recipe_core.engines.training_programs import training_engine
 from recipe_core.estimates.columns.training import TrainingSetting
 from recipe_core.estimates.rules.refusal import Refusal
@@ -73,9 +73,9 @@ def time_rules(
         "time-limit",
         needed_s >= limit_s,
         lambda i: (
-            f"no checkpoint is written within the time limit of {duration(limit_s)}: a start takes "
-            f"{duration(restart_s[i])}, the first checkpoint comes "
-            f"{duration(max(interval_s[i], step_s[i]))} later and takes {duration(write_s[i])}; "
+            f"no checkpoint is written within the time limit of {seconds_text(limit_s)}: a start takes "
+            f"{seconds_text(restart_s[i])}, the first checkpoint comes "
+            f"{seconds_text(max(interval_s[i], step_s[i]))} later and takes {seconds_text(write_s[i])}; "
             f"state workload.time_limit_s of {np.ceil(needed_s[i] / 60 + 1) * 60:.0f} or more"
             + (", or a shorter checkpoint_interval_s" if setting.failures.interval_s else "")
         ),

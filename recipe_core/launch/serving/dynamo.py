@@ -150,7 +150,7 @@ def _graph_component(
         for word in _dynamo_worker_arguments(deployment, alone, 0, extra)
     ]
     env = [
-        {"name": key, "value": quoting.kubernetes(value)}
+        {"name": key, "value": quoting.quote_kubernetes(value)}
         for key, value in rules.rule_environment(deployment).items()
     ]
     container = {
@@ -173,7 +173,9 @@ def _graph_component(
 
 def _kubernetes_word(word: str, model: str) -> str:
     """A word of a container's command; the model is the only placeholder of a worker's."""
-    return "".join(quoting.kubernetes(model if is_name else text) for is_name, text in pieces(word))
+    return "".join(
+        quoting.quote_kubernetes(model if is_name else text) for is_name, text in pieces(word)
+    )
 
 
 def _dynamo_pod(container: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from recipe_core.base.units import duration
+from recipe_core.base.units import seconds_text
 from recipe_core.targets import supervise
 from recipe_core.targets.context import Context
 from recipe_core.targets.monitoring.metrics import engine_metrics
@@ -65,7 +65,7 @@ def unsaved_text(context: Context, *ways: str) -> str:
     if set(ways) & set(supervise.saves_on(context)):
         return "lets the trainer write a checkpoint"
     interval_s = context.estimate.get("run", {}).get("checkpoint_interval_s")
-    loss_text = f": {duration(interval_s)} of work at most" if interval_s else ""
+    loss_text = f": {seconds_text(interval_s)} of work at most" if interval_s else ""
     return f"ends the trainer, which loses what came after its newest checkpoint{loss_text}"
 
 

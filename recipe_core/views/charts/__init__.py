@@ -20,7 +20,7 @@ from recipe_core.views.charts.over_time import (
     load_and_capacity,
     money_so_far,
     rates_over_time,
-    replicas,
+    replicas_over_time,
     within_limits,
 )
 from recipe_core.views.charts.parts import parameter_bars
@@ -35,7 +35,12 @@ from recipe_core.views.charts.size import (
     limit_of,
     owned_or_rented,
 )
-from recipe_core.views.charts.trace import gaps, hits_by_cache, lengths_density, requests_over_time
+from recipe_core.views.charts.trace import (
+    arrival_gaps,
+    hits_by_cache,
+    lengths_density,
+    requests_over_time,
+)
 
 __all__ = [
     "PREDICTED_BY",
@@ -48,7 +53,7 @@ __all__ = [
     "cost_against_share",
     "cost_bars",
     "first_tokens",
-    "gaps",
+    "arrival_gaps",
     "growth_costs",
     "hidden_count",
     "hits_by_cache",
@@ -64,7 +69,7 @@ __all__ = [
     "policy_costs",
     "rates_over_time",
     "ratios_by_group",
-    "replicas",
+    "replicas_over_time",
     "requests_over_time",
     "start_phases",
     "support_matrix",

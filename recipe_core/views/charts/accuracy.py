@@ -8,11 +8,17 @@ import numpy as np
 import plotly.graph_objects as go
 
 from recipe_core.base.arrays import Bool, Int
-from recipe_core.base.units import accuracy_text, duration, range_text, rate, usd
+from recipe_core.base.units import (
+    accuracy_text,
+    plain_range_text,
+    seconds_text,
+    token_rate_text,
+    usd,
+)
 from recipe_core.plans.front import front_with_accuracy
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import measure_text, split_label
-from recipe_core.views.charts.figures import Drawing, Look, Style, axis, band
+from recipe_core.views.charts.figures import Drawing, Look, Style, axis, error_bars
 from recipe_core.views.charts.front import thinned
 from recipe_core.views.charts.style import BELOW, DASHES, SYMBOLS, translucent
 from recipe_core.views.explanations.formats import FormatPoint
@@ -26,7 +32,7 @@ PLACES = ("top right", "bottom left")
 HOVER = "<b>%{customdata[0]}</b><br>%{customdata[1]}"
 
 
-def is_priced(points: Sequence[FormatPoint]) -> bool:
+def has_token_prices(points: Sequence[FormatPoint]) -> bool:
     return any(np.isfinite(point.usd_per_million_output_tokens) for point in points)
 
 
@@ -38,7 +44,7 @@ def cost_against_loss(
     Lines join the weight formats of one cache format, widest first; bars are the 80 % band of the
     loss. Without a price, output per device stands for cost.
     """
-    draw, cost = Drawing(dark=dark), all(map(is_priced, of_splits.values()))
+    draw, cost = Drawing(dark=dark), all(map(has_token_prices, of_splits.values()))
     field = "usd_per_million_output_tokens" if cost else "output_tokens_per_s_per_gpu"
     for n, (name, points) in enumerate(of_splits.items()):
         drawn = [
@@ -84,18 +90,18 @@ def _add_formats(
             "size": [15 if point.planned else 11 for point in points],
             "symbol": ["diamond" if point.front else "circle" for point in points],
         },
-        error_x=band(lost, low, high, translucent(colour), thickness=1.25, width=0),
+        error_x=error_bars(lost, low, high, translucent(colour), thickness=1.25, width=0),
         cliponaxis=False,
     )
 
 
 def _format_text(point: FormatPoint, checkpoints: set[str | None]) -> str:
     certain = point.retained.low == point.retained.high
-    likely = "by definition" if certain else f"{band_text(point)} likely"
+    likely = "by definition" if certain else f"{accuracy_band_text(point)} likely"
     lines = [
         f"Keeps {accuracy_text(point.retained.value)} of the accuracy ({likely})",
-        f"{duration(point.tpot_s)} per token",
-        f"{rate(point.output_tokens_per_s_per_gpu)} per device",
+        f"{seconds_text(point.tpot_s)} per token",
+        f"{token_rate_text(point.output_tokens_per_s_per_gpu)} per device",
     ]
     if np.isfinite(point.usd_per_million_output_tokens):
         lines.append(f"{usd(point.usd_per_million_output_tokens)} per million tokens")
@@ -104,11 +110,11 @@ def _format_text(point: FormatPoint, checkpoints: set[str | None]) -> str:
     return "<br>".join(lines)
 
 
-def band_text(point: FormatPoint) -> str:
+def accuracy_band_text(point: FormatPoint) -> str:
     """The ends of the 80 % band; empty where it is certain, or unknown."""
     if not point.retained.known or point.retained.low == point.retained.high:
         return ""
-    return range_text((point.retained.low, point.retained.high), accuracy_text)
+    return plain_range_text((point.retained.low, point.retained.high), accuracy_text)
 
 
 def three_axes(plan: Plan, *, dark: bool = False) -> go.Figure:

@@ -32,8 +32,8 @@ from recipe_core.views.charts.curves import (
     crossing_text,
     frontier_lines,
     load_curves,
-    load_text,
-    reuse_curve,
+    plain_load_text,
+    reuse_figure,
     scaling_curve,
     swings,
     use_curves,
@@ -51,10 +51,10 @@ from recipe_core.views.charts.views import Chart, Focus, Item, Note, view
 from recipe_core.views.explanations.arithmetic import arithmetic, training_arithmetic
 from recipe_core.views.explanations.curves import Crossing, crossing, load_curve, scaling
 from recipe_core.views.explanations.formats import format_points
-from recipe_core.views.explanations.frontier import frontier
+from recipe_core.views.explanations.frontier import evaluate_frontier
 from recipe_core.views.explanations.timeline import best_with_pipeline, step_timeline
 from recipe_core.views.explanations.tornado import FIGURES, tornado
-from recipe_core.views.plan_words import capacity_bytes, figures_phrase, usable_bytes
+from recipe_core.views.plan_words import capacity_bytes, figures_phrase, row_usable_bytes
 
 # Units of loads: after a number, and by itself.
 UNITS = {
@@ -69,7 +69,7 @@ Parts = Mapping[str, float]
 
 
 @view("memory", "Memory", needs_fit=False)
-def memory(focus: Focus[Any]) -> Iterator[Item]:
+def memory_charts(focus: Focus[Any]) -> Iterator[Item]:
     """Memory of a device by part, of this split and others; of each stage where it has several."""
     plan, row, key = focus.searched, focus.row, focus.plan.key(focus.row)
     if plan.find(key) is None:  # a request may state a split that no search lists
@@ -85,15 +85,15 @@ def memory(focus: Focus[Any]) -> Iterator[Item]:
     figure = memory_bars(plan, rows, dark=focus.dark)
     alt = f"Memory of {len(rows)} splits by part against a capacity of {' or '.join(capacities)}"
     yield Chart("memory", "Memory per device", figure, alt, note)
-    if stages := _stages(focus.plan, row):
+    if stages := _stage_parts(focus.plan, row):
         names = {part.removesuffix("_bytes"): name for part, name in focus.plan.spec.parts.items()}
-        ends = (usable_bytes(focus.plan, row), capacity_bytes(focus.plan, row))
+        ends = (row_usable_bytes(focus.plan, row), capacity_bytes(focus.plan, row))
         title = f"Memory per pipeline stage, {split_label(focus.plan, row)}"
         figure = stage_bars(stages, names, *ends, dark=focus.dark)
         yield Chart("stages", title, figure, f"Memory of {len(stages)} pipeline stages by part")
 
 
-def _stages(plan: Plan, row: int) -> list[Parts]:
+def _stage_parts(plan: Plan, row: int) -> list[Parts]:
     """Bytes of every pipeline stage by part; empty where there is one stage."""
     stages = plan.estimate(row).to_json().get("memory", {}).get("stages") or []
     split = [
@@ -108,7 +108,7 @@ def _stages(plan: Plan, row: int) -> list[Parts]:
 
 
 @view("time", "Time", ("serving",))
-def token_time(focus: Focus[Plan]) -> Iterator[Item]:
+def token_time_charts(focus: Focus[Plan]) -> Iterator[Item]:
     """The parts of the time of a token and of a first token, and their bottlenecks."""
     plan, row = focus.plan, focus.row
     seconds = explain_estimate(plan, row).to_json()["breakdown_s"]
@@ -130,7 +130,7 @@ def token_time(focus: Focus[Plan]) -> Iterator[Item]:
 
 
 @view("load", "Load", ("serving",))
-def load(focus: Focus[Plan]) -> Iterator[Item]:
+def load_charts(focus: Focus[Plan]) -> Iterator[Item]:
     """Latency and throughput as the load grows."""
     plan = focus.plan
     if plan.problem.workload.pooled:
@@ -154,7 +154,7 @@ def load(focus: Focus[Plan]) -> Iterator[Item]:
         load_curves(curves, current, unit, limit, crossings, unit=title, dark=focus.dark),
         "Time per output token against output per device as the load grows",
         f"{allowed} Each marker is one load, the large one what the split is planned "
-        f"for ({load_text(current)} {unit}). "
+        f"for ({plain_load_text(current)} {unit}). "
         f"Labels: {label}; loads on one spot share a label, as a split holds no more of them.",
     )
 
@@ -167,11 +167,11 @@ def _allowance(name: str, at: Crossing | None, unit: str) -> str:
 
 
 @view("frontier", "Frontier", ("serving",), needs_fit=False)
-def all_loads(focus: Focus[Plan]) -> Iterator[Item]:
+def frontier_charts(focus: Focus[Plan]) -> Iterator[Item]:
     """Output per device against interactivity over all splits and loads, by device."""
     plan = focus.searched
     try:
-        wide = frontier(plan)
+        wide = evaluate_frontier(plan)
     except RecipeError as error:
         yield Note(str(error))
         return
@@ -192,7 +192,7 @@ def all_loads(focus: Focus[Plan]) -> Iterator[Item]:
 
 
 @view("cache", "Cache", ("serving",))
-def prefix_cache(focus: Focus[Plan]) -> Iterator[Item]:
+def prefix_cache_charts(focus: Focus[Plan]) -> Iterator[Item]:
     """The hits of the split's cache, and the gains and costs of tiers below it."""
     plan, row = focus.plan, focus.row
     estimate, curve = plan.estimate(row), plan.setting(row).reuse
@@ -208,7 +208,7 @@ def prefix_cache(focus: Focus[Plan]) -> Iterator[Item]:
     yield Chart(
         "reuse",
         f"Prompt tokens found by the size of the cache, {split_label(plan, row)}",
-        reuse_curve(curve, estimate.prefix_cache, tiers, dark=focus.dark),
+        reuse_figure(curve, estimate.prefix_cache, tiers, dark=focus.dark),
         f"Share of prompt tokens found over the size of the cache, with the devices' cache {names}",
         "Marks stand at what running requests leave of the devices' cache, and at the tiers below "
         "it; a tier also holds what is above it.",
@@ -220,7 +220,7 @@ def prefix_cache(focus: Focus[Plan]) -> Iterator[Item]:
 
 
 @view("cost", "Cost", ("serving",))
-def cost(focus: Focus[Plan]) -> Iterator[Item]:
+def cost_charts(focus: Focus[Plan]) -> Iterator[Item]:
     """Cost per token when devices are not always busy."""
     plan = focus.plan
     if not plan.known("usd_hour"):
@@ -240,7 +240,7 @@ def cost(focus: Focus[Plan]) -> Iterator[Item]:
 
 
 @view("accuracy", "Accuracy", ("serving",))
-def accuracy(focus: Focus[Plan]) -> Iterator[Item]:
+def accuracy_charts(focus: Focus[Plan]) -> Iterator[Item]:
     """Costs, savings and losses of a split's number formats."""
     plan, label = focus.plan, split_label(focus.plan, focus.row)
     points = {name: format_points(plan, row) for name, row in focus.compared.items()}
@@ -269,12 +269,12 @@ def accuracy(focus: Focus[Plan]) -> Iterator[Item]:
         yield published_table(expected.nearest)
 
 
-def _traced(plan: Plan) -> list[str]:
+def _tornado_measures(plan: Plan) -> list[str]:
     return [name for name in FIGURES if plan.known(name)]
 
 
-@view("sensitivity", "Sensitivity", ("serving",), measures=_traced)
-def sensitivity(focus: Focus[Plan]) -> Iterator[Item]:
+@view("sensitivity", "Sensitivity", ("serving",), measures=_tornado_measures)
+def sensitivity_charts(focus: Focus[Plan]) -> Iterator[Item]:
     """A figure's change when each assumption is changed alone."""
     plan, measure = focus.plan, focus.plan.measures[focus.measure]
     base, moves = tornado(plan, focus.row, focus.measure)
@@ -292,7 +292,7 @@ def sensitivity(focus: Focus[Plan]) -> Iterator[Item]:
 
 
 @view("step", "Time", ("training",))
-def step_time(focus: Focus[Plan]) -> Iterator[Item]:
+def step_time_charts(focus: Focus[Plan]) -> Iterator[Item]:
     """The parts of the time of a step."""
     parts = focus.plan.estimate(focus.row).to_json()["breakdown_s"]["step"]
     figure = waterfall(parts, STEP_TITLES, dark=focus.dark)
@@ -301,7 +301,7 @@ def step_time(focus: Focus[Plan]) -> Iterator[Item]:
 
 
 @view("run", "Whole run", ("training",))
-def training_run(focus: Focus[Plan]) -> Iterator[Item]:
+def training_run_charts(focus: Focus[Plan]) -> Iterator[Item]:
     """The run's time beside its steps, and its phases."""
     run = require_part(focus.plan.estimate(focus.row).run)
     shares: dict[str, float] = require_part(run.time_shares).to_json()
@@ -320,7 +320,7 @@ def training_run(focus: Focus[Plan]) -> Iterator[Item]:
 
 
 @view("pipeline", "Pipeline", ("training",))
-def schedule(focus: Focus[Plan]) -> Iterator[Item]:
+def pipeline_charts(focus: Focus[Plan]) -> Iterator[Item]:
     """The pipeline's schedule; of the best split that has one, where this one has none."""
     plan, row = focus.plan, focus.row
     if plan.columns["pp"][row] == 1:
@@ -342,7 +342,7 @@ def schedule(focus: Focus[Plan]) -> Iterator[Item]:
 
 
 @view("scaling", "Scaling", ("training",))
-def scale(focus: Focus[Plan]) -> Iterator[Item]:
+def scaling_charts(focus: Focus[Plan]) -> Iterator[Item]:
     """The best split on each number of devices."""
     plan, title = focus.searched, "Best split at each device count"
     best = scaling(plan)
@@ -363,14 +363,14 @@ def scale(focus: Focus[Plan]) -> Iterator[Item]:
 # Both kinds
 
 
-def _compared(plan: Plan) -> list[str]:
+def _listed_measures(plan: Plan) -> list[str]:
     return [name for name in plan.listed if plan.known(name)]
 
 
-@view("degrees", "Degrees", in_report=False, measures=_compared, preferred=2)
-def degrees(focus: Focus[Any]) -> Iterator[Item]:
+@view("degrees", "Degrees", in_report=False, measures=_listed_measures, preferred=2)
+def degree_charts(focus: Focus[Any]) -> Iterator[Item]:
     """Splits by their degrees."""
-    plan, names = focus.plan, _compared(focus.plan)[1:6]
+    plan, names = focus.plan, _listed_measures(focus.plan)[1:6]
     title = f"{plan.measures[focus.measure].title} at each tp × pp"
     note = "The best over all other degrees. ✕: none fits; hover for the reason."
     figure = heatmap(plan, focus.measure, dark=focus.dark)

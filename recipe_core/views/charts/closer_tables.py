@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from recipe_core.base.units import (
     accuracy_text,
     chance_text,
-    count,
+    count_text,
     days,
-    duration,
     gib,
-    rate,
+    seconds_text,
     significant,
+    token_rate_text,
     usd,
 )
 from recipe_core.estimates.serving.accuracy import NearFigure
@@ -21,7 +21,7 @@ from recipe_core.estimates.serving.results import ServingEstimate
 from recipe_core.estimates.training.results import TrainingPhase, TrainingRun
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import measure_text, split_label
-from recipe_core.views.charts.accuracy import MADE, band_text, is_priced
+from recipe_core.views.charts.accuracy import MADE, accuracy_band_text, has_token_prices
 from recipe_core.views.charts.views import Item, Note, Table
 from recipe_core.views.explanations.arithmetic import TIERS
 from recipe_core.views.explanations.curves import Scaling
@@ -32,7 +32,7 @@ from recipe_core.views.explanations.operators import Times, Working, time_text
 
 def formats_table(points: Sequence[FormatPoint], title: str) -> Table:
     """The formats of a split: accuracy accuracy_text, costs and checkpoints."""
-    priced, rows = is_priced(points), []
+    priced, rows = has_token_prices(points), []
     for point in points:
         cells = {
             "Weights": f"{point.weight_dtype}{' (this)' if point.planned else ''}",
@@ -40,12 +40,14 @@ def formats_table(points: Sequence[FormatPoint], title: str) -> Table:
             "Accuracy accuracy_text": accuracy_text(point.retained.value)
             if point.retained.known
             else "unknown",
-            "Likely": band_text(point),
+            "Likely": accuracy_band_text(point),
         }
-        cells["Per token"] = duration(point.tpot_s) if point.runs else "–"
+        cells["Per token"] = seconds_text(point.tpot_s) if point.runs else "–"
         if priced:
             cells["Per M tokens"] = usd(point.usd_per_million_output_tokens) if point.runs else "–"
-        cells["Per device"] = rate(point.output_tokens_per_s_per_gpu) if point.runs else "–"
+        cells["Per device"] = (
+            token_rate_text(point.output_tokens_per_s_per_gpu) if point.runs else "–"
+        )
         cells["Best tradeoff"] = "◆" if point.front else ""
         cells["Checkpoint"] = point.checkpoint or MADE
         if not point.runs:
@@ -91,7 +93,7 @@ def frontier_table(frontier: Frontier) -> Table:
             text, place = "–", envelope.at(interactivity)
             if value is not None and place is not None:
                 split = split_label(frontier.plan, int(envelope.rows[place]), device=False)
-                text = f"{rate(value)} ({split})"
+                text = f"{token_rate_text(value)} ({split})"
             cells[f"{envelope.title}, per GPU"] = text
         for envelope, value in zip(envelopes[1:], best[1:], strict=True):
             cells[f"{envelope.title} over {envelopes[0].title}"] = _gain_text(value, best[0])
@@ -109,10 +111,10 @@ def _gain_text(value: float | None, first: float | None) -> str:
 def device_table(estimate: ServingEstimate, stated_hit: float) -> Table:
     """The devices' cache of a replica, and its hits; ``stated_hit``: by the workload."""
     memory, cache = estimate.memory.prefill or estimate.memory, estimate.prefix_cache
-    row = {"Cache": "Devices, a replica", "Holds": f"{count(memory.kv_cache_tokens)} tokens"}
+    row = {"Cache": "Devices, a replica", "Holds": f"{count_text(memory.kv_cache_tokens)} tokens"}
     if cache is None:
         return Table.of([{**row, "Prompt tokens found": f"{stated_hit:.1%}, as stated"}])
-    row["Free for reuse"] = f"{count(cache.free_tokens)} tokens"
+    row["Free for reuse"] = f"{count_text(cache.free_tokens)} tokens"
     return Table.of([{**row, "Prompt tokens found": f"{cache.device_hit:.1%}"}])
 
 
@@ -121,7 +123,7 @@ def tier_table(tiers: Sequence[KvTier]) -> Table:
     rows = [
         {
             "Tier": TIERS[tier.name],
-            "Holds": f"{count(tier.capacity_tokens)} tokens",
+            "Holds": f"{count_text(tier.capacity_tokens)} tokens",
             "Adds": f"{100 * tier.hit_added:.1f} % of prompt tokens",
             "A token": f"{significant(tier.load_s_per_token * 1e6)} µs to load, "
             f"{significant(tier.recompute_s_per_token * 1e6)} µs to compute",
@@ -140,12 +142,12 @@ def phase_table(phases: Sequence[TrainingPhase]) -> Table:
     """The phases of a training run."""
     rows = [
         {
-            "Tokens": count(phase.tokens),
+            "Tokens": count_text(phase.tokens),
             "Batch": f"{phase.global_batch:,}",
             "Sequence length": f"{phase.sequence_length:,}",
             "cp × dp": f"{phase.cp} × {phase.dp}",
             "Steps": f"{phase.steps:,.0f}",
-            "Step": duration(phase.step_s),
+            "Step": seconds_text(phase.step_s),
             "Peak memory": gib(phase.peak_memory_bytes),
             "Time": days(phase.wall_s),
         }
@@ -176,7 +178,7 @@ def failures_text(run: TrainingRun) -> str:
     spare = ""
     if run.spares_suffice is not None:
         spare = f" A spare node is there with a probability of {chance_text(run.spares_suffice)}."
-    return f"{often}; a restart takes {duration(run.restart_s or 0.0)}.{spare}"
+    return f"{often}; a restart takes {seconds_text(run.restart_s or 0.0)}.{spare}"
 
 
 def arithmetic_items(times: Times, causes: Mapping[str, str]) -> Iterator[Item]:

@@ -8,7 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from recipe_core.base.arrays import Float, Int
-from recipe_core.base.units import count, duration, rate, significant, usd
+from recipe_core.base.units import count_text, seconds_text, significant, token_rate_text, usd
 from recipe_core.estimates.columns.reuse import ReuseCurve
 from recipe_core.estimates.serving.cache_results import KvTier, PrefixCache
 from recipe_core.plans.plan import Plan
@@ -25,7 +25,7 @@ from recipe_core.views.explanations.curves import (
 )
 from recipe_core.views.explanations.frontier import Frontier
 from recipe_core.views.explanations.tornado import Swing
-from recipe_core.views.plan_words import devices_text, shown_limit
+from recipe_core.views.plan_words import shown_limit, used_devices_text
 
 USE = np.linspace(0.05, 1.0, 39)
 # Points of a curve that are closer than this share of both axes share a label.
@@ -40,14 +40,14 @@ Scale = tuple[float, float]
 # Load
 
 
-def load_text(load: float) -> str:
+def plain_load_text(load: float) -> str:
     """A load: whole where it counts requests, else with three digits."""
     return f"{load:,.0f}" if load == round(load) else significant(load)
 
 
 def crossing_text(at: Crossing, load_unit: str) -> str:
     """The load and the output at a crossing: ``96 in flight, 2,810 tok/s``."""
-    return f"{load_text(at.load)} {load_unit}, {rate(at.output_tokens_per_s)}"
+    return f"{plain_load_text(at.load)} {load_unit}, {token_rate_text(at.output_tokens_per_s)}"
 
 
 def load_curves(
@@ -117,10 +117,10 @@ def _add_load_curve(
         "<br>Per token %{customdata[2]}<br>First token %{customdata[3]}",
         [
             [
-                f"{load_text(float(curve.load[k]))} {load_unit}",
-                rate(float(curve.output_tokens_per_s[k])),
-                duration(float(curve.tpot_s[k])),
-                duration(float(curve.ttft_s[k])),
+                f"{plain_load_text(float(curve.load[k]))} {load_unit}",
+                token_rate_text(float(curve.output_tokens_per_s[k])),
+                seconds_text(float(curve.tpot_s[k])),
+                seconds_text(float(curve.ttft_s[k])),
             ]
             for k in runs
         ],
@@ -162,7 +162,7 @@ def _load_labels(
         if any(abs(x - a) < APART[0] and abs(y - b) < APART[1] for a, b in labels):
             continue
         labels.append((x, y))
-        ends = [load_text(float(curve.load[runs[j]])) for j in (group[0], group[-1])]
+        ends = [plain_load_text(float(curve.load[runs[j]])) for j in (group[0], group[-1])]
         texts[group[0]] = ends[0] if len(group) == 1 else "–".join(ends)
     return texts
 
@@ -209,9 +209,9 @@ def frontier_lines(
         about = [
             [
                 split_label(wide, split),
-                devices_text(wide, split),
-                rate(float(envelope.per_gpu[k])),
-                rate(float(envelope.interactivity[k])),
+                used_devices_text(wide, split),
+                token_rate_text(float(envelope.per_gpu[k])),
+                token_rate_text(float(envelope.interactivity[k])),
                 measure_text(wide, "ttft", split),
             ]
             for k, split in enumerate(envelope.rows.tolist())
@@ -260,7 +260,7 @@ def use_curves(rates: Mapping[str, tuple[float, float]], *, dark: bool = False) 
     return draw.between(across, up, 380, hovermode="closest", showlegend=True)
 
 
-def reuse_curve(
+def reuse_figure(
     curve: ReuseCurve, cache: PrefixCache, tiers: Sequence[KvTier], *, dark: bool = False
 ) -> go.Figure:
     """Share of prompt tokens found over the size of the cache, and where each tier stands."""
@@ -284,12 +284,12 @@ def reuse_curve(
 
 def _tier_marks(cache: PrefixCache, tiers: Sequence[KvTier]) -> list[tuple[str, float, float, str]]:
     """Title, size, share found and text of each cache; a tier also holds those above it."""
-    text = f"{count(cache.seen_tokens)} tokens, {cache.device_hit:.1%} found"
+    text = f"{count_text(cache.seen_tokens)} tokens, {cache.device_hit:.1%} found"
     marks = [("Devices", cache.seen_tokens, cache.device_hit, text)]
     size = cache.seen_tokens
     for tier in tiers:
         size = max(size, tier.capacity_tokens)
-        text = f"{count(tier.capacity_tokens)} tokens, {tier.hit:.1%} found; {tier.verdict}"
+        text = f"{count_text(tier.capacity_tokens)} tokens, {tier.hit:.1%} found; {tier.verdict}"
         marks.append((TIERS[tier.name], size, tier.hit, text))
     return marks
 
@@ -305,7 +305,10 @@ def scaling_curve(best: Scaling, labels: Sequence[str], *, dark: bool = False) -
         tokens,
         0,
         "%{x} devices: %{customdata[1]}<br>%{customdata[0]}",
-        [[label, rate(float(value))] for label, value in zip(labels, tokens, strict=True)],
+        [
+            [label, token_rate_text(float(value))]
+            for label, value in zip(labels, tokens, strict=True)
+        ],
         mode="lines+markers+text",
         marker={"size": 10, "color": draw.colours.series[0]},
         **draw.beside([f"{share:.0%}" for share in shares], "top left"),
@@ -327,7 +330,7 @@ def swings(
 ) -> go.Figure:
     """A tornado: how far a figure moves when each assumption is changed alone, widest first."""
     draw, middle = Drawing(dark=dark), base * measure.factor
-    names = [f"{swing.name}: {_between(swing.low, swing.high)}" for swing in moves]
+    names = [f"{swing.name}: {_swing_text(swing.low, swing.high)}" for swing in moves]
     lower = [(swing.name, swing.low, swing.less) for swing in moves]
     higher = [(swing.name, swing.high, swing.more) for swing in moves]
     for n, ends in enumerate((lower, higher)):
@@ -352,7 +355,7 @@ def swings(
     return draw.between(across, categories(), height, barmode="overlay", bargap=0.3)
 
 
-def _between(low: str, high: str) -> str:
+def _swing_text(low: str, high: str) -> str:
     """Two amounts, with their unit once where it is the same."""
     number, space, unit = low.partition(" ")
     return f"{number if space and high.endswith(f' {unit}') else low} to {high}"

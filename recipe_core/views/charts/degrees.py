@@ -29,7 +29,7 @@ DEGREES = ("tp", "pp", "dp", "ep", "cp")
 def heatmap(plan: Plan, measure: str, *, dark: bool = False) -> go.Figure:
     """The best of a measure at each tp × pp over all other degrees; a cross where none fits."""
     draw, quantity = Drawing(dark=dark), plan.measures[measure]
-    shown = plan.feasible | _powers_of_two(plan)
+    shown = plan.feasible | _has_power_degrees(plan)
     tps, pps = (np.unique(plan.columns[name][shown]).tolist() for name in ("tp", "pp"))
     best = _best_cells(plan, measure)
     cells = [[best.get((tp, pp)) for tp in tps] for pp in pps]
@@ -43,7 +43,7 @@ def heatmap(plan: Plan, measure: str, *, dark: bool = False) -> go.Figure:
         x,
         y,
         "%{x}, %{y}<br>%{customdata}",
-        [[_cell_text(plan, measure, best, tp, pp) for tp in tps] for pp in pps],
+        [[_degree_cell_text(plan, measure, best, tp, pp) for tp in tps] for pp in pps],
         text=[["" if value is None else significant(value) for value in line] for line in z],
         texttemplate="%{text}",
         hoverongaps=True,
@@ -67,7 +67,7 @@ def heatmap(plan: Plan, measure: str, *, dark: bool = False) -> go.Figure:
     return draw.between(names, {**names, "autorange": "reversed"}, 130 + 40 * len(pps), frame)
 
 
-def _powers_of_two(plan: Plan) -> Bool:
+def _has_power_degrees(plan: Plan) -> Bool:
     """Rows whose degrees are powers of two: of the refused ones only these are worth a cell."""
     tp, pp = plan.columns["tp"], plan.columns["pp"]
     return np.asarray(((tp & (tp - 1)) == 0) & ((pp & (pp - 1)) == 0))
@@ -83,7 +83,7 @@ def _best_cells(plan: Plan, measure: str) -> dict[tuple[int, int], int]:
     return cells
 
 
-def _cell_text(
+def _degree_cell_text(
     plan: Plan, measure: str, best: Mapping[tuple[int, int], int], tp: int, pp: int
 ) -> str:
     row = best.get((tp, pp))
@@ -115,7 +115,7 @@ def parallel(plan: Plan, measures: Sequence[str], *, dark: bool = False) -> go.F
     ranked = np.argsort(plan.raw(measures[0])[rows] * sign, kind="stable")
     for n, lines in reversed([*enumerate(np.array_split(ranked, SHADES))]):  # the best on top
         share = 1 - n / (SHADES - 1)
-        x, y, texts = _joined(plan, rows, axes, lines)
+        x, y, texts = _join_lines(plan, rows, axes, lines)
         look = {"color": mix(muted, draw.colours.series[0], share), "width": 1 + share}
         draw.curve(None, x, y, look, "%{text}", text=texts)
     marks = [(n, place, text) for n, axis in enumerate(axes) for place, text in axis.ticks.items()]
@@ -182,7 +182,7 @@ def _measure_axis(plan: Plan, name: str, rows: Int) -> Axis:
     return Axis(measure.head, places, texts, ticks)
 
 
-def _joined(
+def _join_lines(
     plan: Plan, rows: Int, axes: Sequence[Axis], lines: Int
 ) -> tuple[Float, Float, list[str]]:
     """Lines end to end, with a gap after each: places along, places up, hover texts."""

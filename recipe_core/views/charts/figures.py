@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from recipe_core.views.charts.style import FRAME, fill, palette, stroke
+from recipe_core.views.charts.style import FRAME, palette, part_marker, stroke
 
 Look = Mapping[str, Any]
 Style = dict[str, Any]
@@ -41,7 +41,7 @@ class Drawing:
         **more: Any,
     ) -> None:
         """Horizontal bars of one part; ``look``: a marker, or the number of a colour."""
-        marker = fill(self.colours, look) if isinstance(look, int) else look
+        marker = part_marker(self.colours, look) if isinstance(look, int) else look
         bar = {"name": name, "orientation": "h", "marker": marker, "customdata": about, **more}
         self.figure.add_bar(y=labels, x=values, hovertemplate=hover + _NO_BOX, **bar)
 
@@ -140,7 +140,7 @@ def categories(**more: Any) -> dict[str, Any]:
     return {"title": None, "type": "category", "autorange": "reversed", **more}
 
 
-def band(values: Any, low: Any, high: Any, colour: str, **more: Any) -> dict[str, Any]:
+def error_bars(values: Any, low: Any, high: Any, colour: str, **more: Any) -> dict[str, Any]:
     """The range around each value as an error bar; an unknown end is drawn as the value."""
     middle = np.asarray(values, dtype=np.float64)
     above = np.nan_to_num(np.asarray(high, dtype=np.float64) - middle).tolist()

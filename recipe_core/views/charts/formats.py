@@ -9,7 +9,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from recipe_core.accuracy.technique import technique, techniques
-from recipe_core.views.charts.figures import Drawing, band
+from recipe_core.views.charts.figures import Drawing, error_bars
 from recipe_core.views.charts.style import SYMBOLS, Palette, mix
 from recipe_core.views.formats import (
     LETTERS,
@@ -84,7 +84,7 @@ def _add_techniques(
     look = {"color": colour, "symbol": SYMBOLS[n], "size": 10, "line": {"width": 1, "color": paper}}
     hover = "%{customdata[1]} (%{customdata[4]})<br>accuracy kept %{customdata[2]}"
     hover += f"<br>{figure_title(name).lower()}: %{{customdata[3]}}"
-    bars = band(y, low, high, mix(colour, paper, 0.45), thickness=1.5, width=0)
+    bars = error_bars(y, low, high, mix(colour, paper, 0.45), thickness=1.5, width=0)
     draw.points(title, x, y, look, hover, about, error_y=bars)
 
 
@@ -131,7 +131,7 @@ def support_matrix(cells: Mapping[str, Row], *, dark: bool = False) -> go.Figure
         "%{customdata}",
         [
             [
-                _cell_text(titles[name].title, support_title(column), cell)
+                _verdict_cell_text(titles[name].title, support_title(column), cell)
                 for column, cell in row.items()
             ]
             for name, row in cells.items()
@@ -159,7 +159,7 @@ def _shades(colours: Palette) -> list[str]:
     return [blue, *(mix(colour, colours.paper, share) for colour, share in mixtures)]
 
 
-def _cell_text(title: str, column: str, cell: Row) -> str:
+def _verdict_cell_text(title: str, column: str, cell: Row) -> str:
     """The hover text of a cell: verdict, the engine's words, and their source."""
     verdict = cell["verdict"]
     lines = [f"<b>{title} · {column}</b>", f"{verdict}: {MEANINGS[verdict]}"]

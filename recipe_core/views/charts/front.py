@@ -10,15 +10,15 @@ import numpy as np
 import plotly.graph_objects as go
 
 from recipe_core.base.arrays import Float, Int
-from recipe_core.base.units import range_text, significant
+from recipe_core.base.units import plain_range_text, significant
 from recipe_core.plans.front import front_of_measures
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import device_basis, measure_text, queue_text, split_label
 from recipe_core.plans.rank import rows_beyond_limits
-from recipe_core.views.charts.figures import Drawing, Style, axis, band
-from recipe_core.views.charts.groups import OTHERS, Groups, first_grouping, grouped
+from recipe_core.views.charts.figures import Drawing, Style, axis, error_bars
+from recipe_core.views.charts.groups import OTHERS, Groups, first_grouping, group_rows
 from recipe_core.views.charts.style import DASHES, Palette, translucent
-from recipe_core.views.plan_words import devices_text, shown_limit
+from recipe_core.views.plan_words import shown_limit, used_devices_text
 from recipe_core.views.verdict import starts_text
 
 # Points of a state drawn besides the front: more would overlap, and cost server and browser time.
@@ -74,7 +74,7 @@ def tradeoff(
     carry the ranges in which eight of ten measured runs are expected. ``customdata[0]`` of a point
     is the split's key.
     """
-    groups = grouped(plan, first_grouping(plan) if by is None else by)
+    groups = group_rows(plan, first_grouping(plan) if by is None else by)
     chart = _Tradeoff(Drawing(dark=dark), plan, (x, y), groups, bands)
     chart.add_fronts()
     chart.add_states()
@@ -187,7 +187,7 @@ class _Tradeoff:
             "symbol": state.symbol,
             "color": colour,
             "opacity": 0.55 if self.groups.several and not front else 1.0,
-            "size": _sizes(self.plan, rows) * state.larger,
+            "size": _marker_diameters(self.plan, rows) * state.larger,
             "line": {"width": 1.5 if state.symbol.endswith("-open") else 0},
         }
         opaque = {"marker": {"opacity": 1}}
@@ -199,7 +199,7 @@ class _Tradeoff:
         """The 80 % band around each value, as bars without caps: they stand close together."""
         factor, values = self.plan.measures[name].factor, self.plan.values(name, rows)
         low, high = (end * factor for end in self.plan.band_ends(name, rows))
-        return band(values, low, high, translucent(colour), thickness=1.25, width=0)
+        return error_bars(values, low, high, translucent(colour), thickness=1.25, width=0)
 
     def add_legend(self) -> None:
         """Entries for groups by colour and dash, which hide a group, then for states by symbol."""
@@ -262,7 +262,7 @@ def _state_colour(state: str, colours: Palette) -> str:
     return by_state.get(state, colours.muted)
 
 
-def _sizes(plan: Plan, rows: Int) -> Any:
+def _marker_diameters(plan: Plan, rows: Int) -> Any:
     """Diameters by device count, areas in proportion, between ``SMALL`` and ``LARGE``."""
     largest = float(plan.raw("gpus").max()) if len(plan) else 1.0
     roots = np.sqrt(plan.raw("gpus")[rows] / largest) - np.sqrt(1 / largest)
@@ -287,14 +287,14 @@ def _row_texts(plan: Plan, rows: Int, *, ranges: bool = False) -> list[list[str]
         if name not in ends:
             return text
         low, high = (float(values[n]) for values in ends[name])
-        return f"{text} ({range_text((low, high), plan.measures[name].show)} likely)"
+        return f"{text} ({plain_range_text((low, high), plan.measures[name].show)} likely)"
 
     def lines(n: int, row: int) -> str:
         states = [f"Queues: {queue_text(plan, row)}" if plan.queues[row] else ""]
         states += [starts_text(plan, row)]
         figures = [figure(n, row, name) for name in measures]
         basis = f"<i>computed; device: {device_basis(plan)}</i>"
-        parts = [devices_text(plan, row), *states, *figures, basis]
+        parts = [used_devices_text(plan, row), *states, *figures, basis]
         return "<br>".join(part for part in parts if part)
 
     return [

@@ -52,7 +52,7 @@ def first_grouping(plan: Plan) -> str:
     return names[0] if names else ALONE
 
 
-def grouped(plan: Plan, name: str, at_most: int | None = COLOURED) -> Groups:
+def group_rows(plan: Plan, name: str, at_most: int | None = COLOURED) -> Groups:
     """The rows of a plan by one of ``group_names``; one group for anything else.
 
     Groups stand in the order in which the plan has them; of more than ``at_most`` those whose best

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from recipe_core.base.units import figure_amount
 from recipe_core.calibration.comparison import ComparedFigure, Prediction
 from recipe_core.estimates.serving.results import TIME_TITLES
-from recipe_core.views.charts.figures import Drawing, axis, band, categories
+from recipe_core.views.charts.figures import Drawing, axis, categories, error_bars
 from recipe_core.views.charts.style import SYMBOLS
 
 Predictor = Literal["formulas", "corrected"]
@@ -31,7 +31,7 @@ UNITS = {
 LARGEST = 5
 
 
-def _predicted(row: ComparedFigure, predictor: Predictor) -> Prediction:
+def _prediction_of(row: ComparedFigure, predictor: Predictor) -> Prediction:
     return row.corrected if predictor == "corrected" else row.formulas
 
 
@@ -43,7 +43,7 @@ def measured_against(
     Filled marks lie in their band, open ones outside of it.
     """
     draw, (unit, scale) = Drawing(dark=dark), UNITS[rows[0].figure]
-    predictions = [_predicted(row, predictor) for row in rows]
+    predictions = [_prediction_of(row, predictor) for row in rows]
     values = [row.measured for row in rows]
     values += [end for prediction in predictions for end in (prediction.low, prediction.high)]
     ends = [min(values) * scale / 1.3, max(values) * scale * 1.3]
@@ -95,7 +95,7 @@ def _add_predictions(
         "%{customdata[1]}<br>measured %{customdata[2]}, predicted %{customdata[3]} "
         "(%{customdata[4]})<br>run %{customdata[0]}",
         about,
-        error_x=band(x, low, high, colour, thickness=1, width=0),
+        error_x=error_bars(x, low, high, colour, thickness=1, width=0),
     )
 
 
@@ -109,7 +109,7 @@ def ratios_by_group(
     draw, names = Drawing(dark=dark), sorted(set(groups))
     for n, (predictor, title) in enumerate(PREDICTED_BY.items()):
         colour = draw.colours.series[n]
-        ratios = [row.measured / _predicted(row, predictor).value for row in rows]
+        ratios = [row.measured / _prediction_of(row, predictor).value for row in rows]
         by_group: dict[str, list[float]] = {name: [] for name in names}
         for ratio, group in zip(ratios, groups, strict=True):
             by_group[group].append(ratio)

@@ -32,7 +32,7 @@ BARE = {"showlegend": False, "margin": {**FRAME["margin"], "t": 12}}
 STEPS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600, 1800, 3600)
 
 
-def times(seconds: Float, start_hour: float) -> list[str]:
+def week_dates(seconds: Float, start_hour: float) -> list[str]:
     """Seconds of a load as dates of a week that begins on a Monday."""
     ms = np.round((start_hour * HOUR_S + seconds) * 1e3).astype("timedelta64[ms]")
     return [str(time) for time in MONDAY + ms]
@@ -61,7 +61,7 @@ def part(series: Json, name: str, window: Window) -> tuple[Float, Float, float]:
     return seconds, np.asarray(values, dtype=np.float64), step * together
 
 
-def _steps(
+def _add_steps(
     draw: Drawing,
     name: str,
     series: tuple[Float, Float, float],
@@ -75,7 +75,7 @@ def _steps(
     ends = np.append(seconds, seconds[-1] + step) if len(seconds) else seconds
     steps = np.append(values, values[-1]) if len(values) else values
     y = [None if np.isnan(value) else float(value) for value in steps]
-    draw.curve(name, times(ends, start_hour), y, {"shape": "hv", **line}, hover, **more)
+    draw.curve(name, week_dates(ends, start_hour), y, {"shape": "hv", **line}, hover, **more)
 
 
 def _over_week(draw: Drawing, window: Window, up: Look, **layout: Any) -> go.Figure:
@@ -105,7 +105,7 @@ def rates_over_time(
     series = part({"interval_s": interval_s, "rates": rates}, "rates", window)
     line = {"color": draw.colours.series[0], "width": 1.5}
     hover = "%{y:.3g} requests/s"
-    _steps(draw, "Load", series, start_hour, line, hover, fill="tozeroy")
+    _add_steps(draw, "Load", series, start_hour, line, hover, fill="tozeroy")
     mean, ink = float(np.mean(rates)) if len(rates) else 0.0, draw.colours.ink
     draw.limit(f"mean {mean:.3g}/s", y=mean, colour=ink, width=1.5, position="top right")
     return _over_week(draw, window, {"title": "Requests/s"}, **BARE)
@@ -159,13 +159,15 @@ def load_and_capacity(
         {"color": draw.colours.series[0], "width": 2},
     )
     load = (seconds, arrived / step, step)
-    _steps(draw, "Load", load, hour, grey, "load %{y:.3g}/s", fill="tozeroy")
+    _add_steps(draw, "Load", load, hour, grey, "load %{y:.3g}/s", fill="tozeroy")
     name, hover = "Capacity within the limits", "capacity %{y:.3g}/s"
-    _steps(draw, name, (seconds, capacity, step), hour, blue, hover)
+    _add_steps(draw, name, (seconds, capacity, step), hour, blue, hover)
     return _over_week(draw, window, {"title": "Requests/s"}, showlegend=True)
 
 
-def replicas(answer: Json, policy: Json, window: Window, *, dark: bool = False) -> go.Figure:
+def replicas_over_time(
+    answer: Json, policy: Json, window: Window, *, dark: bool = False
+) -> go.Figure:
     """Replicas that answer and that start, one on the other, and the policy's target."""
     draw, hour = Drawing(dark=dark), answer["load"]["start_hour"]
     for n, name in enumerate(("ready", "starting")):
@@ -173,10 +175,10 @@ def replicas(answer: Json, policy: Json, window: Window, *, dark: bool = False) 
         hatch = {"fillpattern": {"shape": PATTERNS[1], "fgcolor": colour}} if n else {}
         series = part(policy["series"], name, window)
         look, hover = {"color": colour, "width": 1}, f"{name} %{{y:.3g}}"
-        _steps(draw, name.capitalize(), series, hour, look, hover, stackgroup="there", **hatch)
+        _add_steps(draw, name.capitalize(), series, hour, look, hover, stackgroup="there", **hatch)
     target = part(policy["series"], "wanted", window)
     look = {"color": draw.colours.ink, "width": 1.5, "dash": "dot"}
-    _steps(draw, "Wanted", target, hour, look, "wanted %{y:.3g}")
+    _add_steps(draw, "Wanted", target, hour, look, "wanted %{y:.3g}")
     legend = {**FRAME["legend"], "traceorder": "normal"}
     return _over_week(draw, window, {"title": "Replicas"}, showlegend=True, legend=legend)
 
@@ -186,7 +188,7 @@ def first_tokens(answer: Json, policy: Json, window: Window, *, dark: bool = Fal
     draw, hour = Drawing(dark=dark), answer["load"]["start_hour"]
     series, limit = part(policy["series"], "ttft_s", window), answer["limits"].get("ttft_s")
     look = {"color": draw.colours.series[2], "width": 2}
-    _steps(draw, "First token", series, hour, look, "first token %{y:.3g} s")
+    _add_steps(draw, "First token", series, hour, look, "first token %{y:.3g} s")
     shown = [float(value) for value in series[1] if np.isfinite(value) and value > 0]
     shown += [limit] if limit else []
     low, high = min(shown, default=1.0) / 1.5, max(shown, default=1.0) * 1.8
@@ -211,7 +213,7 @@ def within_limits(answer: Json, policy: Json, window: Window, *, dark: bool = Fa
     with np.errstate(invalid="ignore", divide="ignore"):
         share = np.where(arrived > 0, 100.0 * good / arrived, np.nan)
     look, hover = {"color": draw.colours.series[3], "width": 2}, "%{y:.2f} % within the limits"
-    _steps(draw, "Within the limits", (seconds, share, step), hour, look, hover)
+    _add_steps(draw, "Within the limits", (seconds, share, step), hour, look, hover)
     target = 100.0 * answer["attainment_wanted"]
     low = max(0.0, 1.15 * float(np.nanmin(share, initial=target)) - 16.0)
     # below the line: above it stands the curve
@@ -237,7 +239,7 @@ def money_so_far(answer: Json, policy: Json, window: Window, *, dark: bool = Fal
     for label, row, colour, dash in rows:
         seconds, paid = so_far(row["series"], row[field], window)
         hover = f"{label.lower()} {sign}%{{y:,.3s}}"
-        draw.curve(label, times(seconds, hour), paid, {"color": colour, "dash": dash}, hover)
+        draw.curve(label, week_dates(seconds, hour), paid, {"color": colour, "dash": dash}, hover)
     up = {"title": "$ so far" if sign else "GPU-hours so far"}
     return _over_week(draw, window, up, showlegend=True)
 

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from recipe_core.base.units import GIB, alike, count, duration, gib
+from recipe_core.base.units import GIB, alike, count_text, gib, seconds_text
 from recipe_core.estimates.serving.bottlenecks import BOTTLENECKS
 from recipe_core.models.tensors import PART_TITLES
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import device_word, held_text, split_label
 from recipe_core.views.charts.figures import Drawing, Style, axis, categories
-from recipe_core.views.charts.style import BELOW, PLAIN, fill
+from recipe_core.views.charts.style import BELOW, PLAIN, part_marker
 from recipe_core.views.explanations.timeline import Task
-from recipe_core.views.plan_words import capacity_bytes, usable_bytes
+from recipe_core.views.plan_words import capacity_bytes, row_usable_bytes
 
 Parts = Mapping[str, float]
 # Tasks up to which each bar carries the number of its micro-batch.
@@ -53,7 +53,7 @@ def waterfall(parts: Parts, names: Mapping[str, str], *, dark: bool = False) -> 
         increasing={"marker": {"color": draw.colours.series[0]}},
         totals={"marker": {"color": draw.colours.series[4]}},
         connector={"line": {"color": draw.colours.muted, "width": 1}},
-        **draw.beside([*alike(values, total), duration(total)]),
+        **draw.beside([*alike(values, total), seconds_text(total)]),
     )
     across = axis(unit, range=[0, total * factor * 1.18 or 1])
     return draw.between(across, categories(), 70 + 28 * (len(values) + 1), PLAIN)
@@ -77,7 +77,7 @@ def causes_bars(splits: Sequence[tuple[str, Parts]], *, dark: bool = False) -> g
     for n, (cause, title) in enumerate(BOTTLENECKS.items()):
         seconds = np.array([parts.get(cause, 0.0) for _, parts in splits])
         hover = f"%{{y}}<br>{title} %{{customdata}}"
-        draw.bars(title, names, seconds * factor, n, hover, [*map(duration, seconds.tolist())])
+        draw.bars(title, names, seconds * factor, n, hover, [*map(seconds_text, seconds.tolist())])
     stack: Style = {"barmode": "stack", "bargap": 0.35, "legend_traceorder": "normal"}
     return draw.between(axis(unit), categories(), 110 + 44 * len(splits), **stack)
 
@@ -98,7 +98,7 @@ def pipeline(tasks: Sequence[Task], *, dark: bool = False) -> go.Figure:
             name,
             [f"Stage {task.stage}" for task in passes],
             [(task.end_s - task.start_s) * factor for task in passes],
-            fill(draw.colours, n) | {"line": {"color": paper, "width": 1}},
+            part_marker(draw.colours, n) | {"line": {"color": paper, "width": 1}},
             f"{name} of %{{customdata}}<br>%{{y}}, from %{{base:.4g}} {unit} for %{{x:.4g}} {unit}",
             [
                 f"micro-batch {task.micro_batch + 1}"
@@ -123,7 +123,7 @@ def memory_bars(plan: Plan, rows: Sequence[int], *, dark: bool = False) -> go.Fi
     in their memory, each bar has marks of its own instead of common lines.
     """
     draw, places = Drawing(dark=dark), list(range(len(rows)))
-    usable = np.array([usable_bytes(plan, row) for row in rows]) / GIB
+    usable = np.array([row_usable_bytes(plan, row) for row in rows]) / GIB
     capacity = np.array([capacity_bytes(plan, row) for row in rows]) / GIB
     common = not rows or bool(max(np.ptp(usable), np.ptp(capacity)) < ALIKE_GIB)
     memory = plan.spec.held_memory(plan, rows)
@@ -131,7 +131,7 @@ def memory_bars(plan: Plan, rows: Sequence[int], *, dark: bool = False) -> go.Fi
     _add_parts(draw, plan, rows, memory)
     _add_capacity(draw, usable, capacity, common=common)
     texts = [
-        _total_text(plan, row, float(total), of_capacity=not common)
+        _memory_total_text(plan, row, float(total), of_capacity=not common)
         for row, total in zip(rows, totals, strict=True)
     ]
     ends = np.nan_to_num(totals) / GIB
@@ -186,7 +186,7 @@ def _add_capacity(draw: Drawing, usable: Any, capacity: Any, *, common: bool) ->
         draw.points(title, values, list(range(len(values))), look, hover, cliponaxis=False)
 
 
-def _total_text(plan: Plan, row: int, total: float, *, of_capacity: bool) -> str:
+def _memory_total_text(plan: Plan, row: int, total: float, *, of_capacity: bool) -> str:
     """The bytes held, and in a line of its own those that a split lacks, or needs beyond them.
 
     Narrow screens cut long lines.
@@ -241,7 +241,7 @@ def parameter_bars(parts: Mapping[str, float], *, dark: bool = False) -> go.Figu
         {"color": draw.colours.series[0]},
         "%{y}<br>%{customdata[0]} parameters, %{customdata[1]}",
         [[f"{value:,}", f"{value / total:.1%}"] for value in ordered.values()],
-        text=[count(value) for value in ordered.values()],
+        text=[count_text(value) for value in ordered.values()],
         textposition="outside",
         textfont={"color": draw.colours.ink},
         cliponaxis=False,

@@ -10,8 +10,8 @@ import plotly.graph_objects as go
 
 from recipe_core.base.units import long_duration, percent_text
 from recipe_core.views import over_time as view
-from recipe_core.views.charts.figures import Drawing, Style, axis, band
-from recipe_core.views.charts.style import SYMBOLS, Palette, fill
+from recipe_core.views.charts.figures import Drawing, Style, axis, error_bars
+from recipe_core.views.charts.style import SYMBOLS, Palette, part_marker
 
 Json = Mapping[str, Any]
 # Share of requests beyond the limits below which policies are drawn alike.
@@ -31,7 +31,7 @@ def start_phases(start: Json, *, dark: bool = False) -> go.Figure:
         hover = f"<b>{name}</b><br>%{{customdata[0]}}, %{{customdata[1]}}"
         draw.bars(name, ["Start"], [phase["seconds"]], n, hover, about)
     mark = {"symbol": "line-ns-open", "color": ink, "size": 18}
-    ends = band(seconds, [start["low_s"]], [start["high_s"]], ink)
+    ends = error_bars(seconds, [start["low_s"]], [start["high_s"]], ink)
     hover = "eight of ten starts lie within the line"
     draw.points("Whole, with its band", seconds, ["Start"], mark, hover, error_x=ends)
     legend = {"orientation": "h", "yanchor": "top", "y": -0.3, "x": 0, "traceorder": "normal"}
@@ -50,7 +50,7 @@ def policy_costs(answer: Json, selected: str = "", *, dark: bool = False) -> go.
     draw, amount = Drawing(dark=dark), amount_field(answer)
     colours = draw.colours
     rows = sorted(answer["policies"], key=lambda policy: float(policy[amount]))
-    names = {policy["name"]: _name(policy, selected) for policy in rows}
+    names = {policy["name"]: _policy_label(policy, selected) for policy in rows}
     for n, (meets, label) in enumerate(((True, "Keeps the limits"), (False, "Misses them"))):
         some = [policy for policy in rows if policy["meets"] == meets]
         if some:
@@ -58,7 +58,7 @@ def policy_costs(answer: Json, selected: str = "", *, dark: bool = False) -> go.
                 label,
                 [names[policy["name"]] for policy in some],
                 [policy[amount] for policy in some],
-                {**fill(colours, n), "color": colours.series[0] if meets else colours.muted},
+                {**part_marker(colours, n), "color": colours.series[0] if meets else colours.muted},
                 "<b>%{y}</b><br>%{customdata[0]}",
                 [[view.policy_facts(policy)] for policy in some],
                 **draw.beside([_cost_text(policy) for policy in some]),
@@ -87,7 +87,7 @@ def amount_title(answer: Json) -> str:
     return "$ a month" if amount_field(answer) == "usd_per_month" else "GPU-hours"
 
 
-def _name(policy: Json, selected: str) -> str:
+def _policy_label(policy: Json, selected: str) -> str:
     name = view.policy_title(policy["name"])
     return f"<b>{name}</b>" if policy["name"] == selected else name
 
@@ -154,7 +154,7 @@ def _add_policies(
         [missed(policy["attainment"][end]) for policy in policies]
         for end in ("value", "high", "low")
     )
-    names = [_name(policy, selected) for policy in policies]
+    names = [_policy_label(policy, selected) for policy in policies]
     keys = [policy["name"] for policy in policies]
     texts = [name if key in places else "" for name, key in zip(names, keys, strict=True)]
     beside = draw.beside(texts) | {"textposition": [places.get(key, "top center") for key in keys]}
@@ -166,7 +166,7 @@ def _add_policies(
         "%{customdata[0]}<br>%{customdata[1]}",
         [[name, view.policy_facts(policy)] for name, policy in zip(names, policies, strict=True)],
         mode="markers+text",
-        error_x=band(x, low, high, look["color"], thickness=1),
+        error_x=error_bars(x, low, high, look["color"], thickness=1),
         **beside,
     )
 

@@ -9,9 +9,9 @@ from textwrap import wrap
 import numpy as np
 import plotly.graph_objects as go
 
-from recipe_core.views.charts.figures import Drawing, Style, axis, band
+from recipe_core.views.charts.figures import Drawing, Style, axis, error_bars
 from recipe_core.views.charts.style import BELOW
-from recipe_core.views.side_by_side import Choice, ends, measures, value
+from recipe_core.views.side_by_side import Choice, choice_band, measures, value
 
 # Characters and lines of a name beside an axis; the whole name is in the hover.
 LINE, LINES = 24, 3
@@ -54,13 +54,13 @@ def _add_choices(
     """Points of some choices, with their band where one is known."""
     measure, colours = measures(choices)[title], draw.colours
     values = np.array([value(choices[n], title) for n in rows]) * measure.factor
-    low, high = (np.array([ends(choices[n], title) for n in rows]) * measure.factor).T
+    low, high = (np.array([choice_band(choices[n], title) for n in rows]) * measure.factor).T
     blue = colours.series[0]
     look: Style = {"size": 11, "line": {"color": blue, "width": 2}}
     look["color"] = blue if holds else colours.paper
     look["symbol"] = "circle" if holds else "diamond"
     texts = draw.beside([measure.show(value(choices[n], title)) for n in rows], "top center")
-    bars = band(values, low, high, blue, thickness=1.5)
+    bars = error_bars(values, low, high, blue, thickness=1.5)
     more = {"mode": "markers+text", "error_x": bars, **texts}
     about = [escape(choices[n].name) for n in rows]
     draw.points(name, values.tolist(), list(rows), look, "%{customdata}<br>%{text}", about, **more)

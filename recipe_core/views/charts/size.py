@@ -14,7 +14,7 @@ from recipe_core.base.units import chance_text, significant
 from recipe_core.request.metrics import Limit, Unit, column_metric, limits_by_name
 from recipe_core.views import size_view
 from recipe_core.views.charts.figures import Drawing, axis, categories
-from recipe_core.views.charts.style import DASHES, FRAME, SYMBOLS, Palette, fill, stroke
+from recipe_core.views.charts.style import DASHES, FRAME, SYMBOLS, Palette, part_marker, stroke
 
 Row = Mapping[str, Any]
 # The value that a limit bounds, the cost, and the row of a number of devices.
@@ -41,7 +41,7 @@ def limit_of(axis: str) -> Limit:
     return limits_by_name()[limited.limit or ""]
 
 
-def _unit(axis: str) -> Unit:
+def _axis_unit(axis: str) -> Unit:
     return column_metric(axis).unit if axis == INTERACTIVITY else limit_of(axis).unit
 
 
@@ -79,7 +79,7 @@ def _money_ticks(values: Sequence[float]) -> dict[str, Any]:
     return {"tickvals": shown, "ticktext": [f"${step:,.10g}" for step in shown]}
 
 
-def _powers_of_two(values: Sequence[float]) -> dict[str, Any]:
+def _doubling_ticks(values: Sequence[float]) -> dict[str, Any]:
     if not values:
         return {}
     shown = [2**n for n in range(17) if min(values) <= 2**n <= max(values)]
@@ -104,7 +104,7 @@ def cost_bars(answer: Row, selected: str = "", *, dark: bool = False) -> go.Figu
     parts = [("Devices at work", work, blue)]
     if any(idle):
         # hatched in the same colour: paid for, and nothing comes of it
-        parts.append(("Idle devices", idle, fill(draw.colours, 1) | blue))
+        parts.append(("Idle devices", idle, part_marker(draw.colours, 1) | blue))
     about = [[size_view.sentence(row), size_view.price_text(row)] for row in rows]
     texts = [f"{size_view.rented(row)} · {size_view.money(row, 'month')}" for row in rows]
     hover = "%{customdata[0]}<br>%{customdata[1]}"
@@ -136,19 +136,19 @@ def cost_against(
     points: list[Point] = []
     coloured = coloured_devices(answer, selected)
     for row in _drawn_last(answer["devices"], coloured):
-        tradeoffs = frontier(_points(row, axis_name), higher)
+        tradeoffs = cheapest_points(_ladder_points(row, axis_name), higher)
         points += tradeoffs
         _add_device(draw, row, tradeoffs, _look(row, coloured, draw.colours), shape)
-    x, y, _ = _unzipped(frontier(points, higher))
+    x, y, _ = _unzipped(cheapest_points(points, higher))
     ink = {**shape, "color": draw.colours.ink, "width": 3}
     draw.curve("Cheapest of all devices", x, y, ink, legendrank=1000, opacity=0.35)
-    title = f"{column_metric(axis_name).title} ({_unit(axis_name).symbol})"
+    title = f"{column_metric(axis_name).title} ({_axis_unit(axis_name).symbol})"
     up = axis("$ for the run" if axis_name == "wall_s" else "$ a month", type="log")
     up |= _money_ticks([cost for _, cost, _ in points])
     reach = {}
     if limit is not None:
         bound = limit / limit_of(axis_name).factor
-        place = 1 / bound if higher else bound * _unit(axis_name).factor
+        place = 1 / bound if higher else bound * _axis_unit(axis_name).factor
         draw.limit(f" limit {significant(place)}", x=place)
         # an axis that shows the limit beside its neighbours: a few slow points would crush all
         longest = max((x for x, _, _ in points), default=place)
@@ -162,7 +162,7 @@ def _add_device(
 ) -> None:
     """The tradeoffs of a device, and open marks over those beyond a limit."""
     highlighted = look["rank"] is not None
-    name = size_view.short(row) + size_view.doubt(row)
+    name = size_view.short(row) + size_view.price_doubt_mark(row)
     x, y, rungs = _unzipped(points)
     draw.curve(
         name,
@@ -187,17 +187,17 @@ def _unzipped(points: Sequence[Point]) -> tuple[list[float], list[float], list[R
     return [x for x, _, _ in points], [y for _, y, _ in points], [rung for *_, rung in points]
 
 
-def _points(row: Row, axis_name: str) -> list[Point]:
+def _ladder_points(row: Row, axis_name: str) -> list[Point]:
     """Each number of a device's: the bounded figure, in the axis' unit, and its cost."""
     amount = size_view.MONEY["run" if axis_name == "wall_s" else "month"]
     return [
-        (x * _unit(axis_name).factor, float(cost), rung)
+        (x * _axis_unit(axis_name).factor, float(cost), rung)
         for rung in row["ladder"]
-        if (x := _value(rung, axis_name)) and (cost := rung.get(amount))
+        if (x := _rung_value(rung, axis_name)) and (cost := rung.get(amount))
     ]
 
 
-def _value(rung: Row, axis_name: str) -> float | None:
+def _rung_value(rung: Row, axis_name: str) -> float | None:
     if axis_name == INTERACTIVITY:
         tpot = rung["figures"].get("tpot_s")
         return 1.0 / tpot if tpot else None
@@ -206,7 +206,7 @@ def _value(rung: Row, axis_name: str) -> float | None:
     return value
 
 
-def frontier(points: Sequence[Point], higher: bool = False) -> list[Point]:
+def cheapest_points(points: Sequence[Point], higher: bool = False) -> list[Point]:
     """Points that nothing beats in both, by x; ``higher``: more x is better, less y always."""
     front: list[Point] = []
     sign = -1.0 if higher else 1.0
@@ -251,7 +251,7 @@ def confidence_curves(
         )
     if confidence is not None:
         draw.limit(f"asked {confidence:.0%}", y=100.0 * confidence, position="bottom right")
-    across = axis("Devices rented", type="log", **_powers_of_two(counts))
+    across = axis("Devices rented", type="log", **_doubling_ticks(counts))
     up = axis("Confidence (%)", range=[0, 104])
     return draw.between(across, up, 440, hovermode="closest", showlegend=True)
 
@@ -267,7 +267,7 @@ def growth_costs(answer: Row, selected: str = "", *, dark: bool = False) -> go.F
     for n, name in enumerate(coloured):
         growth, title = (
             rows[name]["growth"],
-            size_view.short(rows[name]) + size_view.doubt(rows[name]),
+            size_view.short(rows[name]) + size_view.price_doubt_mark(rows[name]),
         )
         costs, loads = growth["usd_by_month"], growth["load"]
         devices = [None if k is None else growth["ladder"][k]["units"] for k in growth["steps"]]

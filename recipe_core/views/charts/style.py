@@ -100,7 +100,7 @@ BELOW: dict[str, Any] = {
 }
 
 
-def fill(colours: Palette, n: int) -> dict[str, Any]:
+def part_marker(colours: Palette, n: int) -> dict[str, Any]:
     """The marker of the n-th part of a bar: a colour and a pattern."""
     pattern = {
         "shape": PATTERNS[n % len(PATTERNS)],

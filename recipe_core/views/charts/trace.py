@@ -60,7 +60,7 @@ def _busiest_second(trace: Trace, step_s: float, intervals: int) -> np.ndarray:
     return np.asarray(padded.reshape(intervals, -1).max(axis=1))
 
 
-def gaps(trace: Trace, *, dark: bool = False) -> go.Figure:
+def arrival_gaps(trace: Trace, *, dark: bool = False) -> go.Figure:
     """Share of gaps between requests that are longer, beside that of a Poisson process."""
     draw, between = Drawing(dark=dark), np.sort(np.diff(trace.arrival_s))
     positive = between[between > 0]

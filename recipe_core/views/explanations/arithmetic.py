@@ -9,8 +9,16 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from recipe_core.base.units import GIB, days, duration, per_second, rate, significant, usd
-from recipe_core.base.units import count as count_text
+from recipe_core.base.units import (
+    GIB,
+    count_text,
+    days,
+    per_second,
+    seconds_text,
+    significant,
+    token_rate_text,
+    usd,
+)
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.prediction import require_part
 from recipe_core.estimates.serving.cache import (
@@ -109,7 +117,7 @@ def _fullest_stage(setting: Setting, case: Cases, sequences: float) -> tuple[int
     return stage_layer_bounds(len(setting.model.layers), stages)[int(np.argmax(totals))]
 
 
-def _kinds(setting: Setting, start: int, end: int) -> list[tuple[int, int]]:
+def _count_layer_kinds(setting: Setting, start: int, end: int) -> list[tuple[int, int]]:
     """Kinds of layers in a stage, each with its number of layers."""
     order = setting.model.order[start:end]
     return [(kind, order.count(kind)) for kind in dict.fromkeys(order)]
@@ -123,7 +131,7 @@ def _weights_text(setting: Setting, case: Cases, start: int, end: int) -> str:
     ]
     terms = [
         f"{count} × {gib_exact(float(layer_weight_bytes(setting, model.kinds[kind][0], case)[0]))}"
-        for kind, count in _kinds(setting, start, end)
+        for kind, count in _count_layer_kinds(setting, start, end)
     ]
     first, last = start == 0, end == len(model.layers)
     once = first and last and model.tied_embeddings
@@ -139,7 +147,9 @@ def _cache_text(setting: Setting, case: Cases, start: int, end: int) -> str:
     context = np.minimum(case.input_tokens + case.output_tokens, case.max_context)
     terms: list[str] = []
     model = setting.model
-    layers = [(model.kinds[kind][0], count) for kind, count in _kinds(setting, start, end)]
+    layers = [
+        (model.kinds[kind][0], count) for kind, count in _count_layer_kinds(setting, start, end)
+    ]
     shared = shared_blocks(setting, tuple(layers), case)
     if isinstance(shared, Packing | CachePools):
         return "blocks shared by the caches of several layers"
@@ -169,9 +179,9 @@ def _parts_line(
     """A time as the sum of its parts, largest first, with their names."""
     ordered = sorted(parts.items(), key=lambda item: -item[1])
     numbers = " + ".join(
-        f"{duration(seconds)} {titles.get(part, part).lower()}" for part, seconds in ordered
+        f"{seconds_text(seconds)} {titles.get(part, part).lower()}" for part, seconds in ordered
     )
-    return Line(name, formula, numbers, duration(total_s))
+    return Line(name, formula, numbers, seconds_text(total_s))
 
 
 def _time_lines(plan: Plan, estimate: ServingEstimate) -> Iterator[Line]:
@@ -187,9 +197,9 @@ def _time_lines(plan: Plan, estimate: ServingEstimate) -> Iterator[Line]:
     formula = "sum of the parts"
     yield _parts_line("Time to first token", formula, parts.prefill, TIME_TITLES, serving.ttft_s)
     formula = "first token + (output tokens - 1) · time per token"
-    numbers = f"{duration(serving.ttft_s)} + {workload.output_tokens - 1:,} × "
-    numbers += duration(serving.tpot_s)
-    yield Line("Request latency", formula, numbers, duration(latency_s))
+    numbers = f"{seconds_text(serving.ttft_s)} + {workload.output_tokens - 1:,} × "
+    numbers += seconds_text(serving.tpot_s)
+    yield Line("Request latency", formula, numbers, seconds_text(latency_s))
 
 
 def _rate_lines(plan: Plan, row: int, estimate: ServingEstimate) -> Iterator[Line]:
@@ -199,15 +209,15 @@ def _rate_lines(plan: Plan, row: int, estimate: ServingEstimate) -> Iterator[Lin
         require_part(estimate.energy),
     )
     workload, devices = plan.problem.workload, int(plan.raw("gpus")[row])
-    output = rate(serving.output_tokens_per_s)
+    output = token_rate_text(serving.output_tokens_per_s)
     if workload.mode == "closed":
         load = float(plan.columns["load"][row])
-        latency = duration(serving.request_latency_s)
+        latency = seconds_text(serving.request_latency_s)
         formula = "requests in flight · output tokens ÷ latency (Little's law)"
         yield Line(
             "Output", formula, f"{load:,.0f} × {workload.output_tokens:,} ÷ {latency}", output
         )
-    value = rate(serving.output_tokens_per_s_per_gpu)
+    value = token_rate_text(serving.output_tokens_per_s_per_gpu)
     yield Line("Output per device", "output ÷ devices", f"{output} ÷ {devices}", value)
     if cost.usd_per_hour is not None and cost.usd_per_million_output_tokens is not None:
         hourly = usd(cost.usd_per_hour)
@@ -289,21 +299,21 @@ def training_arithmetic(plan: Plan, row: int) -> Times:
     if not estimate.feasible:
         return Times(lines)
     times = training_times(plan, row)
-    lines["Time of a step"] = list(_step_lines(plan, row, estimate))
-    lines["The run"] = list(_run_lines(plan, estimate))
+    lines["Time of a step"] = list(_step_arithmetic(plan, row, estimate))
+    lines["The run"] = list(_run_arithmetic(plan, estimate))
     return Times(lines | times.lines, times.workings, times.constants)
 
 
-def _step_lines(plan: Plan, row: int, estimate: TrainingEstimate) -> Iterator[Line]:
+def _step_arithmetic(plan: Plan, row: int, estimate: TrainingEstimate) -> Iterator[Line]:
     training, workload = require_part(estimate.training), plan.problem.workload
     step, batch, length = training.step_s, workload.global_batch, workload.sequence_length
     parts = require_part(estimate.breakdown_s).step
     yield _parts_line("Step", "sum of the parts", parts, STEP_TITLES, step)
-    tokens, pace = f"{batch * length:,}", rate(training.tokens_per_s_per_gpu)
+    tokens, pace = f"{batch * length:,}", token_rate_text(training.tokens_per_s_per_gpu)
     formula = "sequences · sequence length"
     yield Line("Tokens of a step", formula, f"{batch:,} × {length:,}", tokens)
     formula = "tokens of a step ÷ step time ÷ devices"
-    numbers = f"{tokens} ÷ {duration(step)} ÷ {int(plan.raw('gpus')[row])}"
+    numbers = f"{tokens} ÷ {seconds_text(step)} ÷ {int(plan.raw('gpus')[row])}"
     yield Line("Tokens per device", formula, numbers, pace)
     flops = training.flops_per_s_per_gpu / training.tokens_per_s_per_gpu / 1e9
     peak = per_second(training.flops_per_s_per_gpu / training.mfu, "FLOP")
@@ -317,7 +327,7 @@ def _step_lines(plan: Plan, row: int, estimate: TrainingEstimate) -> Iterator[Li
         yield Line("HFU", formula, numbers, f"{training.hfu:.1%}")
 
 
-def _run_lines(plan: Plan, estimate: TrainingEstimate) -> Iterator[Line]:
+def _run_arithmetic(plan: Plan, estimate: TrainingEstimate) -> Iterator[Line]:
     run, cost, workload = (
         require_part(estimate.run),
         require_part(estimate.cost),
@@ -348,7 +358,7 @@ def _run_lines(plan: Plan, estimate: TrainingEstimate) -> Iterator[Line]:
     numbers = " + ".join(f"{tokens:,.0f} ÷ {size:,}" for tokens, size, _, _ in phases)
     formula = "token budget ÷ tokens of a step, rounded up"
     yield Line("Steps", formula, numbers, f"{run.steps:,.0f}")
-    numbers = " + ".join(f"{steps:,.0f} × {duration(step_s)}" for *_, steps, step_s in phases)
+    numbers = " + ".join(f"{steps:,.0f} × {seconds_text(step_s)}" for *_, steps, step_s in phases)
     numbers = f"({numbers}) ÷ {run.goodput:.2%}" if run.phases else f"{numbers} ÷ {run.goodput:.2%}"
     formula, value = "steps · step time ÷ goodput", plan.measures["wall"].show(run.wall_s)
     yield Line("Time to finish", formula, numbers, value)
@@ -364,4 +374,4 @@ def _run_lines(plan: Plan, estimate: TrainingEstimate) -> Iterator[Line]:
 def _long(seconds: float | None) -> str:
     """Seconds, hours or days."""
     seconds = seconds or 0.0
-    return duration(seconds) if seconds < 3600 else days(seconds)
+    return seconds_text(seconds) if seconds < 3600 else days(seconds)

@@ -67,14 +67,14 @@ def format_points(plan: Plan, row: int) -> list[FormatPoint]:
 
     Limits of the objective do not count: the chart is there to see what they cost.
     """
-    points = [_point(plan, row, candidate) for candidate in _settings(plan, row)]
+    points = [_point(plan, row, candidate) for candidate in _format_settings(plan, row)]
     points.sort(
         key=lambda point: (-bytes_per_value(point.weight_dtype), point.kv_dtype not in WIDE)
     )
     return _with_front(points)
 
 
-def _settings(plan: Plan, row: int) -> Iterator[Setting]:
+def _format_settings(plan: Plan, row: int) -> Iterator[Setting]:
     """Settings of the row's engine and devices in every pair of formats, the row's first."""
     planned = plan.setting(row)
     device, engine, model = planned.cluster.device, planned.engine, planned.model

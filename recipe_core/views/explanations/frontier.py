@@ -56,7 +56,7 @@ class Frontier:
     envelopes: tuple[Envelope, ...]
 
 
-def frontier(plan: Plan, loads: Float | None = None) -> Frontier:
+def evaluate_frontier(plan: Plan, loads: Float | None = None) -> Frontier:
     """Every split of a plan under many loads: 1 to 1,024 in flight or in a batch, or rates.
 
     Splits that hold the load count, whether or not they keep limits that depend on it; limits on
@@ -66,7 +66,9 @@ def frontier(plan: Plan, loads: Float | None = None) -> Frontier:
         InputError: for ``mode: offline``, where a queue is worked off and no load is held.
         LimitError: for more candidates than the budget allows.
     """
-    wide = replan(plan, under_loads(plan.request, _loads(plan) if loads is None else loads))
+    wide = replan(
+        plan, under_loads(plan.request, _frontier_loads(plan) if loads is None else loads)
+    )
     counted = wide.runs & ~wide.queues & ~wide.uncertain & _within_means(wide)
     clusters = wide.clusters_of_rows
     x, y = wide.columns["tokens_per_s_per_user"], wide.columns["output_tokens_per_s_per_gpu"]
@@ -105,7 +107,7 @@ def under_loads(request: PlanRequest, loads: Float) -> PlanRequest:
     )
 
 
-def _loads(plan: Plan) -> Float:
+def _frontier_loads(plan: Plan) -> Float:
     """The loads to follow, closer where the plan has few splits."""
     loads_now = max(len(np.unique(plan.columns["load"])), 1)
     splits = len(plan) / loads_now

@@ -101,7 +101,7 @@ def work_text(value: float, unit: str) -> str:
     return prefixed(value, unit, DIGITS)
 
 
-def share_text(value: float) -> str:
+def efficiency_text(value: float) -> str:
     """An efficiency or an exponent, as the data files write it: at most four digits."""
     return f"{value:.4g}"
 
@@ -116,17 +116,17 @@ def product(numbers: str, factor: float) -> str:
     if abs(factor - 1) < 1e-9:
         return numbers
     is_sum = " + " in numbers or " - " in numbers
-    return f"{f'({numbers})' if is_sum else numbers} × {share_text(factor)}"
+    return f"{f'({numbers})' if is_sum else numbers} × {efficiency_text(factor)}"
 
 
-def working(title: str, parts: Mapping[str, Sum], hidden: str = "") -> Working:
+def tabulate_operators(title: str, parts: Mapping[str, Sum], hidden: str = "") -> Working:
     """Rows of recorded parts. The time that computing hides of a part is a row ``hidden``."""
     return Working(
-        title, tuple(row for name, of in parts.items() for row in _rows(name, of, hidden))
+        title, tuple(row for name, of in parts.items() for row in _operator_rows(name, of, hidden))
     )
 
 
-def _rows(part: str, of: Sum, hidden: str) -> Iterator[OperatorRow]:
+def _operator_rows(part: str, of: Sum, hidden: str) -> Iterator[OperatorRow]:
     alike: dict[tuple[str, float], tuple[Entry, float]] = {}
     behind_s = 0.0
     for entry, count in of.terms:
@@ -134,15 +134,15 @@ def _rows(part: str, of: Sum, hidden: str) -> Iterator[OperatorRow]:
             behind_s -= count * entry.seconds
             continue
         # layers of two kinds may hold the same product
-        key = (_name(entry), round(entry.seconds, 15))
+        key = (_operator_name(entry), round(entry.seconds, 15))
         alike[key] = (entry, alike.get(key, (entry, 0.0))[1] + count)
     for entry, count in alike.values():
-        yield OperatorRow(part, _name(entry), *_equations(entry), entry.seconds, count)
+        yield OperatorRow(part, _operator_name(entry), *_equations(entry), entry.seconds, count)
     if behind_s > 0:
         yield OperatorRow(part, hidden, "", "", time_text(behind_s), behind_s, -1.0)
 
 
-def _name(entry: Entry) -> str:
+def _operator_name(entry: Entry) -> str:
     """The name of a row; a product with its dimensions."""
     if isinstance(entry, Kernel) and entry.dims:
         rows, inputs, outputs = (plain_number(size) for size in entry.dims)
@@ -156,9 +156,9 @@ def _name(entry: Entry) -> str:
 def _equations(entry: Entry) -> tuple[str, str, str]:
     """Compute, bytes and the time of one, as equations."""
     if isinstance(entry, Kernel):
-        return _kernel(entry)
+        return _kernel_equations(entry)
     if isinstance(entry, Transfer):
-        return _transfer(entry)
+        return _transfer_equations(entry)
     if not isinstance(entry, Overhead):
         raise TypeError(f"no equations for {type(entry).__name__}")
     if entry.per == "byte":
@@ -166,7 +166,7 @@ def _equations(entry: Entry) -> tuple[str, str, str]:
         return "", f"{moved} = {time_text(entry.seconds)}", time_text(entry.seconds)
     numbers = _multiple(entry.count, time_text(entry.each_s))
     if abs(entry.slower - 1) >= 1e-9:
-        numbers = f"{share_text(entry.slower)} × {numbers}"
+        numbers = f"{efficiency_text(entry.slower)} × {numbers}"
     return "", "", _equation(numbers, entry.seconds)
 
 
@@ -180,7 +180,7 @@ def _sum_equation(entry: Entry, terms: Iterable[str]) -> str:
     """``slower × (terms) = time``; without a factor of 1."""
     numbers = " + ".join(terms)
     if abs(entry.slower - 1) >= 1e-9:
-        numbers = f"{share_text(entry.slower)} × ({numbers})"
+        numbers = f"{efficiency_text(entry.slower)} × ({numbers})"
     return _equation(numbers, entry.seconds)
 
 
@@ -190,23 +190,23 @@ def _multiple(count: float, text: str) -> str:
 
 def _at_rate(amount: float, unit: str, per_s: float, efficiency: float) -> tuple[str, float]:
     """``work ÷ (rate × efficiency)``, and its seconds."""
-    rate = f"({work_text(per_s, f'{unit}/s')} × {share_text(efficiency)})"
+    rate = f"({work_text(per_s, f'{unit}/s')} × {efficiency_text(efficiency)})"
     return f"{work_text(amount, unit)} ÷ {rate}", amount / (per_s * efficiency)
 
 
-def _kernel(entry: Kernel) -> tuple[str, str, str]:
+def _kernel_equations(entry: Kernel) -> tuple[str, str, str]:
     shape, device = entry.shape, entry.device
     if shape is None or device is None:
         raise TypeError("a kernel without its roofline")
     peak = device.peak_flops_per_s[entry.dtype].value  # type: ignore[index]  # of the profile
     bandwidth = device.memory_bandwidth_bytes_per_s.value
-    row_time = "" if entry.row_time == 1 else f"{share_text(entry.row_time)} × "
+    row_time = "" if entry.row_time == 1 else f"{efficiency_text(entry.row_time)} × "
     compute, compute_s = _at_rate(entry.flops, "FLOP", peak, shape.compute_efficiency)
     moved, memory_s = _at_rate(entry.moved_bytes, "B", bandwidth, shape.memory_efficiency)
     compute_s *= entry.row_time
     busy = [time_text(value_s) for value_s in (compute_s, memory_s) if value_s > 0]
     if len(busy) == 2 and shape.smoothing != 1:
-        r = share_text(shape.smoothing)
+        r = efficiency_text(shape.smoothing)
         busy = [f"({busy[0]}^{r} + {busy[1]}^{r})^(1 ÷ {r})"]
     terms = [_multiple(entry.starts, time_text(shape.overhead_s))]
     if entry.sorted_share and shape.sort_s:
@@ -222,7 +222,7 @@ def _kernel(entry: Kernel) -> tuple[str, str, str]:
     )
 
 
-def _transfer(entry: Transfer) -> tuple[str, str, str]:
+def _transfer_equations(entry: Transfer) -> tuple[str, str, str]:
     moved, busy_s = _at_rate(entry.moved_bytes, "B", entry.bandwidth_bytes_per_s, entry.efficiency)
     starts = [_multiple(count, time_text(start_s)) for start_s, count in entry.starts]
     once = _sum_equation(entry, [*starts, time_text(busy_s)])
@@ -232,16 +232,16 @@ def _transfer(entry: Transfer) -> tuple[str, str, str]:
 # Where the numbers are from
 
 
-def constants(parts: Iterable[Mapping[str, Sum]]) -> list[Constant]:
+def hardware_constants(parts: Iterable[Mapping[str, Sum]]) -> list[Constant]:
     """The numbers of the hardware that the recorded parts use, each once."""
     unique: dict[tuple[str, str], Constant] = {}
-    for entry in _entries(parts):
+    for entry in _counted_entries(parts):
         for constant in _entry_constants(entry):
             unique[(constant.name, constant.value)] = constant
     return list(unique.values())
 
 
-def _entries(parts: Iterable[Mapping[str, Sum]]) -> Iterator[Entry]:
+def _counted_entries(parts: Iterable[Mapping[str, Sum]]) -> Iterator[Entry]:
     for step in parts:
         for of in step.values():
             yield from (entry for entry, count in of.terms if count > 0)
@@ -254,7 +254,9 @@ def _entry_constants(entry: Entry) -> Iterator[Constant]:
         yield from _transfer_constants(entry, entry.fabric)
 
 
-def _quantity(name: str, quantity: Quantity, unit: str, sources: Mapping[str, Source]) -> Constant:
+def _quantity_constant(
+    name: str, quantity: Quantity, unit: str, sources: Mapping[str, Source]
+) -> Constant:
     source = cited(sources, quantity.source, quantity.note)
     return Constant(name, work_text(quantity.value, unit), quantity.status, source)
 
@@ -274,19 +276,19 @@ def _kernel_constants(entry: Kernel, device: Device) -> Iterator[Constant]:
         return
     peak = device.peak_flops_per_s[entry.dtype]  # type: ignore[index]  # a dtype of the profile
     if entry.flops:
-        yield _quantity(f"Peak in {entry.dtype}", peak, "FLOP/s", device.sources)
+        yield _quantity_constant(f"Peak in {entry.dtype}", peak, "FLOP/s", device.sources)
     bandwidth = device.memory_bandwidth_bytes_per_s
-    yield _quantity("Memory bandwidth", bandwidth, "B/s", device.sources)
+    yield _quantity_constant("Memory bandwidth", bandwidth, "B/s", device.sources)
     is_own = any(shape is roofline for roofline in device.roofline.get(entry.family, {}).values())
     sources = device.sources if is_own else priors().sources
     figures = [
-        f"compute {share_text(shape.compute_efficiency)}",
-        f"memory {share_text(shape.memory_efficiency)}",
+        f"compute {efficiency_text(shape.compute_efficiency)}",
+        f"memory {efficiency_text(shape.memory_efficiency)}",
         f"start {time_text(shape.overhead_s)}",
-        f"exponent {share_text(shape.smoothing)}",
+        f"exponent {efficiency_text(shape.smoothing)}",
     ]
     if entry.row_bytes:
-        figures.append(f"rows {share_text(shape.row_efficiency or shape.memory_efficiency)}")
+        figures.append(f"rows {efficiency_text(shape.row_efficiency or shape.memory_efficiency)}")
     if entry.row_bytes and shape.sort_s:
         figures.append(f"sorting {time_text(shape.sort_s)}")
     kind = FAMILIES[entry.family]
@@ -313,9 +315,9 @@ FAMILIES = {
 
 def _transfer_constants(entry: Transfer, fabric: Fabric) -> Iterator[Constant]:
     bandwidth = fabric.bandwidth_bytes_per_s
-    yield _quantity(f"{fabric.title}, bandwidth", bandwidth, "B/s", fabric.sources)
+    yield _quantity_constant(f"{fabric.title}, bandwidth", bandwidth, "B/s", fabric.sources)
     links = fabric.direct if entry.direct and fabric.direct is not None else fabric
-    figures = f"efficiency {share_text(links.efficiency.value)}, "
+    figures = f"efficiency {efficiency_text(links.efficiency.value)}, "
     figures += f"start {time_text(links.latency_s.value)}"
     if links.latency_per_rank_s is not None:
         figures += f", per rank {time_text(links.latency_per_rank_s.value)}"

@@ -33,12 +33,12 @@ from recipe_core.views.explanations.operators import (
     Line,
     Times,
     cited,
-    constants,
+    efficiency_text,
+    hardware_constants,
     plain_number,
     product,
-    share_text,
+    tabulate_operators,
     time_text,
-    working,
 )
 
 HIDDEN = "Less what the device takes meanwhile"
@@ -175,7 +175,7 @@ def multiple(factor: float, text: str) -> str:
 
 
 def run_factor(factor: float) -> Factor:
-    return "what your runs measured", share_text(factor), factor
+    return "what your runs measured", efficiency_text(factor), factor
 
 
 def decode_share(case: ServedCase, decode: Parts, *factors: Factor) -> StepShare:
@@ -185,9 +185,9 @@ def decode_share(case: ServedCase, decode: Parts, *factors: Factor) -> StepShare
         "a decode step",
         decode,
         *factors,
-        ("1 ÷ tokens that a step yields", f"1 ÷ {share_text(yields)}", 1 / yields),
+        ("1 ÷ tokens that a step yields", f"1 ÷ {efficiency_text(yields)}", 1 / yields),
         run_factor(case.steps),
-        ("share of the tokens after the first that leaves", share_text(case.rest), case.rest),
+        ("share of the tokens after the first that leaves", efficiency_text(case.rest), case.rest),
     )
 
 
@@ -201,8 +201,8 @@ def collect_times(
 ) -> Times:
     """Lines, with the steps as tables of their operators, and the sources of all numbers."""
     recorded = list(steps.values())
-    sources = [*constants(recorded), *_engine_constants(case, recorded)]
-    tables = tuple(working(title, parts, HIDDEN) for title, parts in steps.items())
+    sources = [*hardware_constants(recorded), *_engine_constants(case, recorded)]
+    tables = tuple(tabulate_operators(title, parts, HIDDEN) for title, parts in steps.items())
     return Times(lines, tables, tuple(sources))
 
 
@@ -224,7 +224,7 @@ def _engine_constants(case: ServedCase, recorded: Iterable[Parts]) -> Iterator[C
     }
     shares = {"late steps": overhead.late_steps, "bunched": overhead.bunched}
     values = [f"{name} {time_text(value_s)}" for name, value_s in figures.items() if value_s]
-    values += [f"{name} {share_text(value)}" for name, value in shares.items() if value]
+    values += [f"{name} {efficiency_text(value)}" for name, value in shares.items() if value]
     source = cited(engine.sources, overhead.source, overhead.note)
     yield Constant(f"{title}, own time", ", ".join(values), overhead.status, source)
     host = host_speed(device)
@@ -245,7 +245,7 @@ def _engine_constants(case: ServedCase, recorded: Iterable[Parts]) -> Iterator[C
     }
     for name, factor in slower.items():
         name = f"{title}, {name} over the profile's"
-        yield Constant(name, share_text(factor), kernels.status, source)
+        yield Constant(name, efficiency_text(factor), kernels.status, source)
 
 
 def _kernel_name(entry: Entry) -> str:

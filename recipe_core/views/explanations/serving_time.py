@@ -36,10 +36,10 @@ from recipe_core.plans.plan import Plan
 from recipe_core.views.explanations.operators import (
     Line,
     Times,
+    efficiency_text,
     exact,
     plain_number,
     product,
-    share_text,
     time_text,
     work_text,
 )
@@ -103,10 +103,12 @@ def _pool_times(case: ServedCase) -> Times:
         steps = pool_steps(case.setting, pool)
     alone, full = recorded_sums(steps.single), recorded_sums(steps.full)
     share, runs = _full_share(case, decode, alone, full), run_factor(case.prompts)
-    single = ("1 - share of full steps", share_text(1 - share), 1 - share)
+    single = ("1 - share of full steps", efficiency_text(1 - share), 1 - share)
     shares = [
         step_share("a prompt's step", alone, single, runs),
-        step_share("a full step", full, ("share of full steps", share_text(share), share), runs),
+        step_share(
+            "a full step", full, ("share of full steps", efficiency_text(share), share), runs
+        ),
         step_share("the first decode step", decode, runs),
     ]
     tables = {
@@ -195,18 +197,23 @@ class _State:
         """A solved number, and that of a bunch, in the shares of the prompts in which they come."""
         if not self.b:
             return solved
-        share = f"{share_text(1 - self.b)} × {solved}"
-        return f"{share} + {share_text(self.b)} × {bunched}" if bunched else share
+        share = f"{efficiency_text(1 - self.b)} × {solved}"
+        return f"{share} + {efficiency_text(self.b)} × {bunched}" if bunched else share
 
 
 def _loop_times(case: ServedCase) -> Times:
     state, tables = _steady_state(case)
     full_s, step_s, b = only_number(state.flow.full_step_s), step_seconds(state.decode), state.b
-    numbers = f"({share_text(1 - b)} + {share_text(b)} × {time_text(full_s)} ÷ {time_text(step_s)})"
+    numbers = f"({efficiency_text(1 - b)} + {efficiency_text(b)} × {time_text(full_s)} ÷ {time_text(step_s)})"
     formula = "(1 - b) + b · step of all requests ÷ step"
     bunched = [(formula, numbers, 1 - b + b * full_s / step_s)] if b else []
     token = step_lines(case.decode, [decode_share(case, state.decode, *bunched)])
-    first = [*_prompt_lines(state), *_copies(state), *_waits(state), *case.request_line()]
+    first = [
+        *_prompt_lines(state),
+        *_copies(state),
+        *_prompt_wait_lines(state),
+        *case.request_line(),
+    ]
     blocks = time_text(only_number(case.case.kv_wait_s))
     formula = "look-up + blocks found in tiers ÷ rate of the link or store + queue there"
     first += [*case.first("kv_load", formula, blocks, case.prompts), *case.client_lines()]
@@ -239,9 +246,9 @@ def _steady_state(case: ServedCase) -> tuple[_State, dict[str, Parts]]:
     if setting.mode != "open" and case.overhead.bunched > 0:
         chunk, chunks, group = bunch_step(setting, case.case, flow.resident)
         bunch = case.recorded(chunk)
-        tables[f"Step of {share_text(only_number(chunk.sampled))} prompts that start together"] = (
-            bunch
-        )
+        tables[
+            f"Step of {efficiency_text(only_number(chunk.sampled))} prompts that start together"
+        ] = bunch
         b = case.overhead.bunched
         state = replace(
             state, bunch=bunch, chunks=only_number(chunks), group=only_number(group), b=b
@@ -251,7 +258,7 @@ def _steady_state(case: ServedCase) -> tuple[_State, dict[str, Parts]]:
 
 def _prompt_title(prompts: float, tokens: float, mixes: bool) -> str:
     noun = "prompt" if prompts == 1 else "prompts"
-    title = f"Step with {share_text(prompts)} {noun} ({tokens:,.0f} tokens)"
+    title = f"Step with {efficiency_text(prompts)} {noun} ({tokens:,.0f} tokens)"
     return f"{title} beside the sequences that decode" if mixes else title
 
 
@@ -261,11 +268,11 @@ def _prompt_lines(state: _State) -> Iterator[Line]:
     A prompt takes (step with prompts - decode step) ÷ prompts in it + decode step.
     """
     count, b = state.prompts, state.b
-    solved, runs = ("(1 - b)", share_text(1 - b), 1 - b), run_factor(state.case.prompts)
-    prompt = ("1 ÷ prompts in it", f"1 ÷ {share_text(count)}", 1 / count)
+    solved, runs = ("(1 - b)", efficiency_text(1 - b), 1 - b), run_factor(state.case.prompts)
+    prompt = ("1 ÷ prompts in it", f"1 ÷ {efficiency_text(count)}", 1 / count)
     beside = (
         "(prompts in the step with prompts - 1) ÷ prompts in it",
-        f"({count - 1:.4g}) ÷ {share_text(count)}",
+        f"({count - 1:.4g}) ÷ {efficiency_text(count)}",
         1 - 1 / count if abs(count - 1) > SMALL else 0.0,
     )
     shares, apart = [step_share("a step with prompts", state.mixed, prompt, solved, runs)], []
@@ -275,7 +282,7 @@ def _prompt_lines(state: _State) -> Iterator[Line]:
     if b:
         number = ("steps of prompts", plain_number(state.chunks), state.chunks)
         title = "a step of prompts that start together"
-        bunch = step_share(title, state.bunch, ("b", share_text(b), b), number, runs)
+        bunch = step_share(title, state.bunch, ("b", efficiency_text(b), b), number, runs)
         shares.append(bunch)
         apart += [bunch] if apart else []
     return step_lines(state.case.prefill, shares, apart)
@@ -297,7 +304,7 @@ def _interference(state: _State) -> Iterator[Line]:
         return
     tokens = only_number(loop.tokens)
     solved = (
-        f"{share_text(only_number(loop.share))} × {exact(only_number(state.flow.decoding))} ÷ "
+        f"{efficiency_text(only_number(loop.share))} × {exact(only_number(state.flow.decoding))} ÷ "
         f"{exact(tokens)} × {time_text(only_number(state.flow.prompt_s))} ÷ "
         f"{plain_number(only_number(case.case.pp))}"
     )
@@ -310,11 +317,13 @@ def _interference(state: _State) -> Iterator[Line]:
     yield Line(TIME_TITLES[name], formula, numbers, time_text(value_s))
 
 
-def _waits(state: _State) -> Iterator[Line]:
+def _prompt_wait_lines(state: _State) -> Iterator[Line]:
     """Waits of a request before its prompt's step."""
     case, loop, flow = state.case, state.loop, state.flow
     mean_s = only_number(loop.balance(flow.decoding, flow.step_s, flow.prompt_s).step_mean_s)
-    solved = f"({share_text(only_number(loop.share))} ÷ 2 + {share_text(loop.late_steps)})"
+    solved = (
+        f"({efficiency_text(only_number(loop.share))} ÷ 2 + {efficiency_text(loop.late_steps)})"
+    )
     solved += f" × {time_text(mean_s)}"
     if loop.beside and only_number(loop.chunks) > 1:
         chunks = plain_number(only_number(loop.chunks))

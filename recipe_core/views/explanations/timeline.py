@@ -60,7 +60,9 @@ def timeline(
             f"{micro_batches} micro-batches do not fill {stages} stages: use a multiple.",
             field="candidate.virtual_stages",
         )
-    lists = [_order(schedule, stage, stages, micro_batches, chunks) for stage in range(stages)]
+    lists = [
+        _stage_passes(schedule, stage, stages, micro_batches, chunks) for stage in range(stages)
+    ]
     return _scheduled(lists, stages, chunks, forward_s / chunks, backward_s / chunks)
 
 
@@ -68,7 +70,9 @@ def timeline(
 Pass = tuple[bool, int, int]
 
 
-def _order(schedule: str, stage: int, stages: int, micro_batches: int, chunks: int) -> list[Pass]:
+def _stage_passes(
+    schedule: str, stage: int, stages: int, micro_batches: int, chunks: int
+) -> list[Pass]:
     """Passes of a stage, first to last."""
     forwards = [(False, chunk, m) for chunk, m in _by_group(stages, micro_batches, chunks)]
     backwards = [

@@ -97,7 +97,7 @@ def tornado(plan: Plan, row: int, measure: str) -> tuple[float, list[Swing]]:
 # Hardware, scaled
 
 
-def _cluster(setting: Setting, **update: Any) -> Setting:
+def _replace_cluster(setting: Setting, **update: Any) -> Setting:
     return replace(setting, cluster=replace(setting.cluster, **update))
 
 
@@ -105,7 +105,7 @@ def _memory_bandwidth(setting: Setting, factor: float) -> Setting:
     device = setting.cluster.device
     rate = change_quantity(device.memory_bandwidth_bytes_per_s, lambda value: value * factor)
     faster = device.model_copy(update={"memory_bandwidth_bytes_per_s": rate})
-    return _cluster(setting, device=faster)
+    return _replace_cluster(setting, device=faster)
 
 
 def _compute(setting: Setting, factor: float) -> Setting:
@@ -114,10 +114,10 @@ def _compute(setting: Setting, factor: float) -> Setting:
         dtype: change_quantity(peak, lambda value: value * factor)
         for dtype, peak in device.peak_flops_per_s.items()
     }
-    return _cluster(setting, device=device.model_copy(update={"peak_flops_per_s": peaks}))
+    return _replace_cluster(setting, device=device.model_copy(update={"peak_flops_per_s": peaks}))
 
 
-def _links(setting: Setting, factor: float) -> Setting:
+def _scale_links(setting: Setting, factor: float) -> Setting:
     def faster(fabric: Fabric) -> Fabric:
         rate = change_quantity(fabric.bandwidth_bytes_per_s, lambda value: value * factor)
         return fabric.model_copy(update={"bandwidth_bytes_per_s": rate})
@@ -125,15 +125,15 @@ def _links(setting: Setting, factor: float) -> Setting:
     cluster = setting.cluster
     beyond = faster(cluster.beyond) if cluster.beyond else None
     fabric, network = faster(cluster.fabric), faster(cluster.network)
-    return _cluster(setting, fabric=fabric, network=network, beyond=beyond)
+    return _replace_cluster(setting, fabric=fabric, network=network, beyond=beyond)
 
 
-def _price(setting: Setting, factor: float) -> Setting:
+def _scale_price(setting: Setting, factor: float) -> Setting:
     price = setting.cluster.price
     if price.usd_per_device_hour is None:
         return setting
     scaled = replace(price, usd_per_device_hour=price.usd_per_device_hour * factor)
-    return _cluster(setting, price=scaled)
+    return _replace_cluster(setting, price=scaled)
 
 
 # Values, in words
@@ -149,7 +149,7 @@ def _peak_text(setting: Setting, device: Device) -> str:
     return per_second(device.peak_flops_per_s[dtype].value, "FLOP")
 
 
-def _price_text(usd_per_hour: float | None) -> str:
+def _hourly_price_text(usd_per_hour: float | None) -> str:
     return "unknown" if usd_per_hour is None else f"{usd(usd_per_hour)}/h"
 
 
@@ -172,12 +172,12 @@ ASSUMPTIONS = (
         "Link bandwidth",
         0.2,
         lambda s, _: per_second(s.cluster.fabric.bandwidth_bytes_per_s.value, "B"),
-        hardware=_links,
+        hardware=_scale_links,
     ),
     Assumption(
         "Price of a device",
         0.2,
-        lambda s, _: _price_text(s.cluster.price.usd_per_device_hour),
-        hardware=_price,
+        lambda s, _: _hourly_price_text(s.cluster.price.usd_per_device_hour),
+        hardware=_scale_price,
     ),
 )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 
-from recipe_core.base.units import gib, rate
+from recipe_core.base.units import gib, token_rate_text
 from recipe_core.engines.frameworks import Number, training_data
 from recipe_core.estimates.columns.training import TrainingCases, TrainingSetting
 from recipe_core.estimates.ledger import Overhead, Sum, only_number, recorded_sums, recording
@@ -31,11 +31,11 @@ from recipe_core.views.explanations.operators import (
     Line,
     Times,
     cited,
-    constants,
+    efficiency_text,
+    hardware_constants,
     plain_number,
-    share_text,
+    tabulate_operators,
     time_text,
-    working,
 )
 
 HIDDEN = "Less what computing hides of it"
@@ -76,7 +76,7 @@ def training_times(plan: Plan, row: int) -> Times:
         parts = recorded_sums(parts_of_length(block.setting, case))
     operators = {name: of for name, of in parts.items() if name not in DERIVED}
     title = "Operators of a step on a device of the slowest stage"
-    table = working(title, operators, HIDDEN)
+    table = tabulate_operators(title, operators, HIDDEN)
     step = _step_seconds(estimates, k, case)
     terms: dict[str, list[str]] = {}
     for operator in table.rows:
@@ -90,7 +90,7 @@ def training_times(plan: Plan, row: int) -> Times:
     lines += [_part_line(name, DERIVED[name], text, step) for name, text in numbers]
     if loop is not None:
         lines += _phase_lines(estimates, loop, k)
-    sources = [*constants([operators]), *_framework_constants(block.setting, step)]
+    sources = [*hardware_constants([operators]), *_framework_constants(block.setting, step)]
     return Times({STEP: lines}, (table,), tuple(sources))
 
 
@@ -147,7 +147,7 @@ def _derived_numbers(
 
 
 def _share_numbers(share: float, seconds: float) -> str:
-    return f"{share_text(share)} × {time_text(seconds)}"
+    return f"{efficiency_text(share)} × {time_text(seconds)}"
 
 
 def _host_copies_s(setting: TrainingSetting, case: TrainingCases) -> float:
@@ -173,7 +173,7 @@ def _phase_numbers(
     sampling, rollouts = loop.sampling, loop.rollouts
     if name == "rollout":
         tokens = sampling.work.sequences * sampling.work.response_tokens
-        pace, tail_s = rate(float(rollouts.tokens_per_s[i])), float(rollouts.tail_s[i])
+        pace, tail_s = token_rate_text(float(rollouts.tokens_per_s[i])), float(rollouts.tail_s[i])
         return f"{tokens:,} ÷ {pace} + {time_text(tail_s)}"
     if name in ("old_log_probs", "reference", "values"):
         batches = work_batches(sampling)
@@ -197,7 +197,7 @@ def _framework_constants(setting: TrainingSetting, step: Iterable[str]) -> Itera
 
     def number(name: str, of: Number, text: str = "") -> Constant:
         source = cited(data.sources, of.source, of.note)
-        return Constant(name, text or share_text(of.value), of.status, source)
+        return Constant(name, text or efficiency_text(of.value), of.status, source)
 
     yield number("Pace of products when busy for long", pace)
     yield number("Attention, over a prompt's kernel", figures.attention_slowdown)

@@ -132,7 +132,9 @@ def _snippets(bundle: Bundle, shell: Shell) -> Iterator[str]:
     request = PlanRequest.parse(bundle.recipe.request)
     parameters, name = bundle.recipe.parameters, bundle.recipe.name
     body = json.loads(json.dumps(snippets.body(request, parameters)))
-    (program,) = shell.run(snippets.curl("http://localhost", request, parameters, name))
+    (program,) = shell.run(
+        snippets.build_request_curl("http://localhost", request, parameters, name)
+    )
     if json.loads(program["argv"][program["argv"].index("-d") + 1]) != body:
         yield f"curl sends {program['argv']!r:.300}"
     tree = ast.parse(snippets.python("http://localhost", request, parameters, name))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from recipe_core.base.units import duration, gib
+from recipe_core.base.units import gib, seconds_text
 from recipe_core.hardware.cluster import in_nodes
 from recipe_core.plans.plans import estimate_batch
 from tests.fixtures.paths import DATA
@@ -68,14 +68,14 @@ def test_notes_have_the_figures_of_what_they_explain() -> None:
 
     experts = pair("links and idle ranks slow experts down")
     for case, ranks in ((experts.before, 4), (experts.after, 8)):
-        exchange = duration(case.answer["breakdown_s"]["decode"]["all_to_all"])
+        exchange = seconds_text(case.answer["breakdown_s"]["decode"]["all_to_all"])
         words = f"{exchange} for exchanging tokens among experts of dp {ranks}"
         assert words in note(case, "Links between devices take")
         idle = f"{ranks - 2} of {ranks} data-parallel ranks have no request"
         assert idle in note(case, "have no request")
 
     halved = pair("links halve throughput").after
-    reduce = duration(halved.answer["breakdown_s"]["prefill"]["all_reduce"])
+    reduce = seconds_text(halved.answer["breakdown_s"]["prefill"]["all_reduce"])
     assert f"{reduce} for summing over tp" in note(halved, "Links between")
 
     buffers = pair("buffers outweigh a small model")
