@@ -173,7 +173,7 @@ def counting(prepared: Prepared, predicted: dict[Known, LeftOut]) -> dict[Known,
     return {
         kind: Counting(
             Losses.of(prepared, left_out),
-            np.array([knowledge is kind for knowledge in left_out.known]),
+            np.array([knowledge is kind for knowledge in left_out.scopes]),
             relative_lines(prepared) if kind is Known.NOTHING else models,
         )
         for kind, left_out in predicted.items()
@@ -185,9 +185,9 @@ def predicted_by(
 ) -> pd.DataFrame:
     """Figures with what was predicted without some of them, and whether bands hold."""
     losses = Losses.of(prepared, left_out)
-    both = zip(prepared.asked, left_out.known, losses.expected, left_out.variance, strict=True)
+    both = zip(prepared.user_questions, left_out.scopes, losses.expected, left_out.variance, strict=True)
     low, high = np.array([band_of_variance(*kind) for kind in both]).T
-    kinds = np.array(left_out.known)
+    kinds = np.array(left_out.scopes)
     held_elsewhere = np.zeros(len(kinds), np.bool_)
     for kind, count in counts.items():
         of_kind = kinds == kind
@@ -226,7 +226,7 @@ def main() -> None:
     numbers = fitted_model()
     noise, spreads = numbers.scatter.noise(), numbers.spreads.by_term
     prepared = Prepared.of(published_figures(), noise)
-    frame = frame_of(published_figures(), list(prepared.asked))
+    frame = frame_of(published_figures(), list(prepared.user_questions))
     by_known = left_out_by_known(prepared, spreads, noise)
     counts = counting(prepared, by_known)
     fits_by_name = {

@@ -74,7 +74,7 @@ def spreads_found(
 
 def centres(prepared: Prepared, predicted: LeftOut) -> dict[str, float]:
     """The factors of left-out losses with the least mean absolute error of what is retained."""
-    texts = np.array([question.benchmark.likelihood for question in prepared.asked])
+    texts = np.array([question.benchmark.likelihood for question in prepared.user_questions])
     weights = 1 / np.sqrt(prepared.data.crowd)
     retained = np.exp(-prepared.data.loss)
     factors = {}
@@ -97,7 +97,7 @@ def loss_bands(prepared: Prepared, predicted: Mapping[Known, LeftOut]) -> dict[s
             group: band.model_dump()
             for group, band in count_bands(
                 Losses.of(prepared, left_out),
-                np.array([knowledge is kind for knowledge in left_out.known]),
+                np.array([knowledge is kind for knowledge in left_out.scopes]),
             ).items()
         }
         for kind, left_out in predicted.items()

@@ -58,15 +58,19 @@ def estimate_retained(
         technique_named(technique)
         text = f"Nothing is published about {benchmark!r}, which is no share of right answers."
         return Retained(math.nan, math.nan, math.nan, text, known=False)
-    questions = [build_question(model_asked, technique, method.strip(), one) for one in benchmarks]
+    questions = [
+        build_question(model_asked, technique, method.strip(), task) for task in benchmarks
+    ]
     if questions[0].of.kind == "lossless":
         shown = nearest_figures(questions[0], nearest)
         text = "lossless by construction: what is drawn is the same"
         return Retained(1.0, 1.0, 1.0, text, shown)
-    beliefs = [posterior_belief(one) for one in questions]
+    beliefs = [posterior_belief(question) for question in questions]
     value, low, high = (
         math.fsum(parts) / len(beliefs)
-        for parts in zip(*((one.value, one.low, one.high) for one in beliefs), strict=True)
+        for parts in zip(
+            *((belief.value, belief.low, belief.high) for belief in beliefs), strict=True
+        )
     )
     shown = nearest_figures(questions[0], nearest)
     return Retained(value, low, high, _expectation_basis(questions, beliefs), shown)
@@ -77,7 +81,7 @@ def estimate_retained_many(
 ) -> list[Retained]:
     """The answers to many questions, in order: model, technique, method and benchmark of each.
 
-    Equal questions are answered once. Raises as ``retained`` does, for the first bad one.
+    Equal questions are answered once. Raises as ``estimate_retained`` does, for the first bad one.
     """
     answer_by_question: dict[tuple[str, str, str, str], Retained] = {}
     answers = []

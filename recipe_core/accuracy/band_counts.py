@@ -39,10 +39,10 @@ class Losses:
     @classmethod
     def of(cls, prepared: Prepared, predicted: LeftOut) -> Self:
         """Those of all figures; expectations are multiplied by the centre."""
-        questions = prepared.asked
+        questions = prepared.user_questions
         expected = predicted.expected * np.array([loss_centre(question) for question in questions])
         both = zip(questions, expected, predicted.variance, strict=True)
-        scatter = np.array([loss_scatter(*question) for question in both])
+        scatter = np.array([loss_scatter(*case) for case in both])
         cells = [f"{row.source}|{row.model}" for row in prepared.rows]
         return cls(
             (prepared.data.loss - expected) / scatter,

@@ -279,7 +279,8 @@ def _tool_problem(
         )
     if method not in ("auto", *ways):
         return InputError(
-            f"{program.title} {program.version} makes {technique_name} by {_join_names(ways)}, not by {method}.",
+            f"{program.title} {program.version} makes {technique_name} by {_join_names(ways)}, "
+            f"not by {method}.",
             field=f"{FIELD}.method",
             hint=f"Use method: {next(iter(ways))}, or leave it out.",
         )
@@ -299,7 +300,8 @@ def _tool_problem(
     settings = ways.get(method)
     if settings is not None and settings.runtimes and runtime not in settings.runtimes:
         return InputError(
-            f"{method} of {program.title} runs on {_join_names(settings.runtimes)}, not on {runtime}.",
+            f"{method} of {program.title} runs on {_join_names(settings.runtimes)}, "
+            f"not on {runtime}.",
             field=f"{FIELD}.method",
             hint="Leave it out, or use another tool.",
         )
@@ -315,11 +317,11 @@ def _other_tools_hint(name: str, engines: tuple[str, ...]) -> str:
     """What could be asked for instead."""
     able = [
         makeable
-        for one in tools().values()
-        if set(engines) & set(one.loads)
-        for makeable in one.makes
+        for program in tools().values()
+        if set(engines) & set(program.loads)
+        for makeable in program.makes
     ]
-    loaders = sorted({engine for one in makers(name) for engine in tool(one).engines_of(name)})
+    loaders = sorted({engine for maker in makers(name) for engine in tool(maker).engines_of(name)})
     if loaders:
         return f"It is made for {_join_names(loaders)}."
     return f"Made for {engines[0]}: {', '.join(sorted(set(able))) or 'nothing'}."

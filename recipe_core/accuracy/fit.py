@@ -1,9 +1,9 @@
 """The fit of the model of accuracy to published figures (docs/method/compression.md).
 
 The loss of a figure is ``l = -ln(retained)``; its expectation is ``exp(f)``, and ``f`` is a sum of
-terms (``question.terms``), each with an effect that is drawn around 0 with the spread of its term:
-effects of levels with few figures stay small. Found by Gauss-Newton steps; figures that lie far
-off count less (Student's t), and so do the many figures of one model in one source.
+terms (``question_terms``), each with an effect that is drawn around 0 with the spread of its
+term: effects of levels with few figures stay small. Found by Gauss-Newton steps; figures that lie
+far off count less (Student's t), and so do the many figures of one model in one source.
 """
 
 from __future__ import annotations

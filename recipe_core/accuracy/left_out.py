@@ -30,8 +30,8 @@ class Prepared:
     """Figures as the fit takes them, and as the questions that they would answer."""
 
     rows: Sequence[Figure]
-    stated: Sequence[Question]
-    asked: Sequence[Question]
+    figure_questions: Sequence[Question]
+    user_questions: Sequence[Question]
     levels: Levels
     entries: Entries
     questions: Entries
@@ -58,12 +58,12 @@ class Prepared:
 class LeftOut:
     """For each figure: the loss that the others make expected, and the variance of its log.
 
-    known: what the others are published of.
+    scopes: what the others are published of.
     """
 
     expected: Float
     variance: Float
-    known: tuple[Known, ...]
+    scopes: tuple[Known, ...]
 
 
 def rows_by_key(keys: Sequence[str]) -> list[Int]:
@@ -102,11 +102,11 @@ def _scopes_without_key(prepared: Prepared, keys: Sequence[str]) -> tuple[Known,
     """Of each figure: what those without its key are published of."""
     models: dict[str, set[str]] = {}
     series: dict[str, set[str]] = {}
-    for question, key in zip(prepared.asked, keys, strict=True):
+    for question, key in zip(prepared.user_questions, keys, strict=True):
         models.setdefault(question.model.name, set()).add(key)
         series.setdefault(question.model.series, set()).add(key)
     scopes = []
-    for question in prepared.asked:
+    for question in prepared.user_questions:
         if len(models[question.model.name]) > 1:
             scopes.append(Known.MODEL)
         else:
@@ -122,23 +122,24 @@ LARGEST_LINE = 1 / 3
 
 def relative_lines(prepared: Prepared) -> list[str]:
     """Of each figure: its line, or of the largest line its series."""
-    lines = [question.model.line for question in prepared.asked]
+    lines = [question.model.line for question in prepared.user_questions]
     limit = LARGEST_LINE * len(lines)
     return [
         question.model.series if lines.count(question.model.line) > limit else question.model.line
-        for question in prepared.asked
+        for question in prepared.user_questions
     ]
 
 
 def as_strangers(prepared: Prepared) -> Prepared:
     """The same figures, asked as if nobody knew the lines of their models."""
     strangers = [
-        replace(question, model=replace(question.model, line="")) for question in prepared.asked
+        replace(question, model=replace(question.model, line=""))
+        for question in prepared.user_questions
     ]
     questions = prepared.levels.entries(
         [list(question_terms(question)) for question in strangers], new=False
     )
-    return replace(prepared, asked=strangers, questions=questions)
+    return replace(prepared, user_questions=strangers, questions=questions)
 
 
 def left_out_by_known(

@@ -1,7 +1,8 @@
 """A question about accuracy, and the terms that its answer is summed from.
 
 A term is a name ("technique", "size × text", …) with a level ("int4_weight_only") and a
-multiplier. Every figure that is fitted and every question that is asked goes through ``terms``.
+multiplier. Every figure that is fitted and every question that is asked goes through
+``question_terms``.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class Knowledge:
             "dry_run": self.dry,
             "counts": self.overlay.stored._asdict(),
             "added": added,
-            "known": list(self.added.known) if self.added else [],
+            "known": list(self.added.repeated_ids) if self.added else [],
             "removed": [run.id for run in self.removed],
             "compressions": [
                 {**entry.to_json(), "expected": beside.to_json()}
@@ -106,8 +106,8 @@ def calibrate_from_files(
     """Store what files and bundles measured in a calibration.
 
     Args:
-        measurements: what ``read_own`` reads: tables, bundles, ``measurement.json``,
-            ``compression.json``.
+        measurements: what ``read_own_measurements`` reads: tables, bundles,
+            ``measurement.json``, ``compression.json``.
         into: the calibration; by default this machine's.
         dry: store nothing, and say what would be.
 

@@ -114,7 +114,7 @@ def learn_corrections(
     Args:
         measured: the runs, in any order; a run that is there twice counts once.
         folders: whether a model may be named by a path on this machine.
-        known: what is known before; by default what ships.
+        prior_belief: what is known before; by default what ships.
         compressed: what checkpoints that were made here keep; they change accuracy, not times.
 
     Raises:

@@ -101,7 +101,7 @@ def read_incoming(path: Path) -> list[Incoming]:
     """What a file or a bundle measured, with where it comes from, for a calibration.
 
     Raises:
-        InputError: as ``read_own``.
+        InputError: as ``read_own_measurements``.
     """
     kind = "table" if path.suffix == ".csv" else "bundle"
     return [Incoming(run, path.name, kind) for run in read_own_measurements(path)]

@@ -66,9 +66,9 @@ def build_imported_table(
     Args:
         contents: the files.
         request: the request that ran, with profiles read in; None without one.
-        stated: columns that the user states for every row.
+        user_columns: columns that the user states for every row.
         device_path: the path of the request's own device profile, if it has one.
-        taken: ids that rows may not have.
+        reserved_ids: ids that rows may not have.
 
     Raises:
         InputError: for a file of no known format, a wrong or missing column, or rows of two kinds.

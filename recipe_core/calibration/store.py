@@ -204,7 +204,7 @@ class Added:
     """What an addition changed: entries that are new, and ids that were there already."""
 
     entries: tuple[Entry, ...]
-    known: tuple[str, ...]
+    repeated_ids: tuple[str, ...]
     overlay: Overlay
     compressions: tuple[KeptCompression, ...] = ()
 
@@ -423,13 +423,13 @@ class Overlay:
         ]
         for stored_run, run in sound:
             peers = [peer for _, peer in sound if peer is not run]
-            if peer := gates.unconfirmed_version_reason(run, stored_run.assumed_version, peers):
-                out[stored_run.id] = Gate("held", peer)
+            if reason := gates.unconfirmed_version_reason(run, stored_run.assumed_version, peers):
+                out[stored_run.id] = Gate("held", reason)
         with without_corrections():
             learned = learn_corrections(
                 [run for stored_run, run in sound if stored_run.id not in out], folders=folders
             )
-        out |= {stored_run.name: Gate("held", stored_run.reason) for stored_run in learned.left_out}
+        out |= {run.name: Gate("held", run.reason) for run in learned.left_out}
         order = {run.id: place for place, run in enumerate(stored)}
         odd = gates.odd_runs(learned, order)
         out |= {name: Gate("held", reason) for name, reason in odd.items()}

@@ -80,7 +80,7 @@ def _change_lines(knowledge: Knowledge) -> Iterator[str]:
         counts = [_plural(runs, "run")] if runs or not checkpoints else []
         counts += [_plural(checkpoints, "measured checkpoint")] if checkpoints else []
         verb = "would add" if knowledge.dry else "added"
-        repeated = f"; {len(added.known):,} were there already" if added.known else ""
+        repeated = f"; {len(added.repeated_ids):,} were there already" if added.repeated_ids else ""
         yield f"{verb} {' and '.join(counts)}{repeated}"
         yield from _entry_tables(knowledge, added.entries, added.compressions)
     if removed := knowledge.removed:

@@ -177,7 +177,7 @@ def predicted(prepared, keys):
 
 def check_coverage(left, losses):
     """Count which losses lie in the shipped bands of what was known of them."""
-    bands, known = fitted_model().bands.by_known, np.array(left.known)
+    bands, known = fitted_model().bands.by_known, np.array(left.scopes)
     inside = np.any([losses_in_bands(losses, bands[how]) & (known == how) for how in Known], axis=0)
     texts = np.array(losses.measure) == "texts"
     for measured in (texts, ~texts):
@@ -193,7 +193,7 @@ def test_models_left_out_are_predicted_within_their_bands(prepared):
         min(question.of.act_bits, question.of.weight_bits) >= 4
         and question.quantised
         and not question.benchmark.likelihood
-        for question in prepared.asked
+        for question in prepared.user_questions
     ]
     assert np.median(np.abs(np.exp(-losses.expected) - kept)[precise]) < 0.0105
     check_coverage(left, losses)
@@ -206,5 +206,5 @@ def test_models_left_out_are_predicted_within_their_bands(prepared):
 @pytest.mark.nightly
 def test_new_lines_are_predicted_within_wider_bands(prepared):
     left, losses = predicted(as_strangers(prepared), relative_lines(prepared))
-    assert set(left.known) == {Known.NOTHING}
+    assert set(left.scopes) == {Known.NOTHING}
     check_coverage(left, losses)

@@ -95,7 +95,7 @@ def test_what_is_added_is_there_and_can_be_taken_back(tmp_path, name):
     assert (entry.device, bool(entry.version)) == ("h100-sxm", True)
     assert entry.expires == DAY + datetime.timedelta(days=180)
     again = Overlay.at(path, today=DAY).add(incoming(measured(1.2, 2)), now=NOW)
-    assert (len(again.entries), len(again.known)) == (0, 2), "the same runs count once"
+    assert (len(again.entries), len(again.repeated_ids)) == (0, 2), "the same runs count once"
     shorter, removed = both.undo()
     assert [own.name for own in removed] == ["run 0"]
     assert len(shorter.entries) == len(Overlay.open(path, today=DAY).entries) == 2

@@ -58,12 +58,12 @@ def read_imported(content: Content) -> list[Imported]:
     """
     format_ = recognise_format(content)
     if format_ is None:
-        titles = ", ".join(each.title for each in FORMATS)
+        titles = ", ".join(known_format.title for known_format in FORMATS)
         raise InputError(
             f"{content.name} is of no known format.", field="file", hint=f"Known: {titles}."
         )
     measurements = format_.read(content)
-    if not any(each.figures for each in measurements):
+    if not any(measurement.figures for measurement in measurements):
         raise InputError(
             f"{content.name} looks like a {format_.title}, but has no figure.",
             field="file",

@@ -68,7 +68,7 @@ def build_imported_row(
         measurement: what a file states.
         name: the row's id.
         request: columns that a request gives (`columns_of_request`); empty without one.
-        stated: columns that the user states, as text.
+        user_columns: columns that the user states, as text.
 
     Raises:
         InputError: naming the column that is missing or wrong, and who must state it.

@@ -56,7 +56,7 @@ WARM_UP_SHARE, BENCH_S = 4, 120.0
 REFUSED_MOST = 200
 REPORT = "report.json"
 Tell = Callable[[str], None]
-# Starts a recipe's bundle in a folder, as ``deployment.deployed``.
+# Starts a recipe's bundle in a folder, as ``deployment.running_deployment``.
 Deploy = Callable[..., AbstractContextManager[Deployment]]
 
 

@@ -45,7 +45,7 @@ PROMPTS, TOKENS = 32, 64
 # Requests at once where answers alone are held against answers in a batch.
 AT_ONCE = 16
 Tell = Callable[[str], None]
-# Starts a recipe's bundle in a folder, as ``deployment.deployed``.
+# Starts a recipe's bundle in a folder, as ``deployment.running_deployment``.
 Deploy = Callable[..., AbstractContextManager[Deployment]]
 
 

@@ -88,8 +88,8 @@ def _pooled_spread(
             )
         )
         unassigned *= 1 - share
-    pooled = np.concatenate([group_rows for group_rows, _ in parts])
-    weights = np.concatenate([group_rows for _, group_rows in parts])
+    pooled = np.concatenate([residual for residual, _ in parts])
+    weights = np.concatenate([weight for _, weight in parts])
     tail = (1 - int(BAND) / 100) / 2
     low, median, high = weighted_quantiles(pooled, weights, [tail, 0.5, 1 - tail]).tolist()
     if values.get("basis") == "prior" and (rows.basis == "fitted").any():
@@ -379,7 +379,7 @@ def coverage_tables(figures: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def coverage_view(figures: pd.DataFrame) -> dict[str, Any]:
-    """The tables of ``covered`` as JSON values; shares are fractions."""
+    """The tables of ``coverage_tables`` as JSON values; shares are fractions."""
     return {
         "levels": {f"inside_{level}": int(level) / 100 for level in LEVELS},
         **{
@@ -390,7 +390,7 @@ def coverage_view(figures: pd.DataFrame) -> dict[str, Any]:
 
 
 def coverage_text(figures: pd.DataFrame) -> str:
-    """The tables of ``covered`` as text."""
+    """The tables of ``coverage_tables`` as text."""
     parts = [
         f"{TITLES[name]}\n{align_table(table)}" for name, table in coverage_tables(figures).items()
     ]

@@ -146,10 +146,11 @@ def scored_figures(figures: pd.DataFrame) -> pd.DataFrame:
 def primary_score(figures: pd.DataFrame) -> pd.DataFrame:
     """The score that counts: errors over cells of ``CELL_SIZE`` figures or more.
 
-    Columns: ``runs`` (``ALL``, or ``SCORED`` as `scored` says), ``mode`` (with the scenario, if a
-    run has one), ``figure``; ``cells``; ``cell_median`` and ``cell_p90``, the median and the 90th
-    percentile of the cells' median errors; ``n``, ``median`` and ``within_20``, the share of errors
-    up to 20 %, of all figures, those of smaller cells too. What has no such cell has no row.
+    Columns: ``runs`` (``ALL``, or ``SCORED`` as `scored_figures` says), ``mode`` (with the
+    scenario, if a run has one), ``figure``; ``cells``; ``cell_median`` and ``cell_p90``, the median
+    and the 90th percentile of the cells' median errors; ``n``, ``median`` and ``within_20``, the
+    share of errors up to 20 %, of all figures, those of smaller cells too. What has no such cell
+    has no row.
     """
     tables = [_primary_table(figures, ALL), _primary_table(scored_figures(figures), SCORED)]
     return pd.concat(tables, ignore_index=True)
@@ -372,7 +373,7 @@ _SHOW: dict[str, Callable[[Any], str]] = {
 
 
 def format_table(table: pd.DataFrame) -> pd.DataFrame:
-    """A table of ``sections`` as text cells, with readable headings."""
+    """A table of ``validation_sections`` as text cells, with readable headings."""
     names = [str(name) for name in table]
     return pd.DataFrame(
         {HEADINGS.get(name, name): table[name].map(_SHOW.get(name, str)) for name in names}
