@@ -29,7 +29,6 @@ from recipe_core.hardware.profile import Device
 from recipe_core.models.catalog import load_model_spec
 from recipe_core.models.spec import ModelSpec
 from recipe_core.plans.alternatives import Alternative
-from recipe_core.plans.alternatives import find_alternatives as plan_alternatives
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.remedies import Change, buildable_changes
 from recipe_core.request.edit import SHARED, change, select_split, shared_candidate, value_of
@@ -486,7 +485,7 @@ def _single_changes_of(text: str, digest: str, may_read: bool) -> list[Change]:
 @lru_cache(maxsize=64)
 def _alternatives_of(text: str, digest: str, may_read: bool) -> list[Alternative]:
     plan = _plan_of_text(text, digest, may_read)
-    return calculated("Planning alternatives", plan_alternatives, plan, simulated_what="")
+    return calculated("Planning alternatives", find_alternatives, plan, simulated_what="")
 
 
 @lru_cache(maxsize=64)

@@ -195,9 +195,8 @@ def draw_better_split(answer: dict[str, Any]) -> None:
     serving = offer["estimate"]["serving"]
     st.header("A better split", anchor=False)
     figures = f"{token_rate_text(serving['output_tokens_per_s'])}, {seconds_text(serving['tpot_s'])} per token"
-    st.markdown(
-        f"**{common.escape(split_degrees_text(offer['candidate']))}**{gain}: {common.escape(figures)}"
-    )
+    degrees = common.escape(split_degrees_text(offer["candidate"]))
+    st.markdown(f"**{degrees}**{gain}: {common.escape(figures)}")
     several_nodes = len({command["node"] for command in offer["commands"]}) > 1
     for command in offer["commands"]:
         if several_nodes:

@@ -143,7 +143,7 @@ def _first_case(
 def _read_cases(
     command: str | Sequence[str] | Launch, release: str | None = None, by: Release | None = None
 ) -> list[Case]:
-    """Each server of a command; ``stated``: the release that runs, ``by``: what tells it."""
+    """Each server of a command; ``release``: the one that runs, ``by``: what tells it."""
 
     def case_of(launch: Launch) -> Case:
         judged_release = by(launch) if by else running_release(launch, release)

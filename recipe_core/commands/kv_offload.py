@@ -12,9 +12,9 @@ from recipe_core.engines.grammar import OffloadWords
 
 @dataclass(frozen=True, slots=True)
 class ToldOffload:
-    """``asked``: as ``options.kv_offload`` states it; ``options``: those that say so, by name."""
+    """``tiers``: as ``options.kv_offload`` states it; ``options``: those that say so, by name."""
 
-    asked: dict[str, Any]
+    tiers: dict[str, Any]
     options: frozenset[str]
 
 

@@ -56,7 +56,7 @@ class Alternative:
         kind: what changes: weights that the engine converts, another checkpoint of the model, one
             that has to be made first, the cache's format, fewer or more devices, or how surely the
             limits must hold.
-        what: what is different, in a few words: ``fp8 weights``, ``4 GPUs``.
+        title: what is different, in a few words: ``fp8 weights``, ``4 GPUs``.
         fields: edits to the request that take it (dotted fields and values).
         candidate: the split that is then best.
         key: that split's name in links, in the plan after the edits.
@@ -71,7 +71,7 @@ class Alternative:
     """
 
     kind: Kind
-    what: str
+    title: str
     fields: Mapping[str, Any]
     candidate: Mapping[str, Any]
     key: str
@@ -115,8 +115,8 @@ class Alternative:
                 if has_accuracy and self.accuracy
                 else ""
             )
-            return f"{self.what}: {self.figure}, {share}{accuracy}"
-        return f"{self.what}: {self.gained}, {self.figure} ({share})"
+            return f"{self.title}: {self.figure}, {share}{accuracy}"
+        return f"{self.title}: {self.gained}, {self.figure} ({share})"
 
     @property
     def split(self) -> str:
@@ -125,7 +125,7 @@ class Alternative:
     def to_json(self) -> dict[str, Any]:
         return {
             "kind": self.kind,
-            "what": self.what,
+            "what": self.title,
             "set": dict(self.fields),
             "candidate": dict(self.candidate),
             "label": self.label,
@@ -198,7 +198,7 @@ class _Edit(NamedTuple):
     """An edit to try; without a name it is called after the devices that are then used."""
 
     kind: Kind
-    what: str
+    title: str
     fields: Mapping[str, Any]
 
 
@@ -242,7 +242,7 @@ def _plan_edits(plan: Plan, best: int) -> Iterator[Ranked]:
             continue
         if tried.kind == "made" and not after.setting(row).needs_other_checkpoint:
             continue
-        edit = _Edit(tried.kind, tried.what or row_devices_text(after, row), fields)
+        edit = _Edit(tried.kind, tried.title or row_devices_text(after, row), fields)
         yield from _compare_choice(plan, best, after, row, edit)
 
 
@@ -266,7 +266,7 @@ def row_devices_text(plan: Plan, row: int) -> str:
 def _surer_edits(plan: Plan, best: int) -> Iterator[_Edit]:
     """Limits that have to hold with ``SURE``, where they may well be missed and loads can give.
 
-    Where loads are fixed, ``safer`` knows the split without planning anew.
+    Where loads are fixed, ``find_safer_row`` knows the split without planning anew.
     """
     doubtful = bool(plan.stated_limits) and float(plan.chances[best]) < SURE
     if doubtful and plan.request.load_searched and plan.request.objective.confidence is None:
@@ -344,7 +344,7 @@ def _compare_choice(plan: Plan, best: int, after: Plan, row: int, edit: _Edit) -
         rank,
         Alternative(
             kind=edit.kind,
-            what=edit.what,
+            title=edit.title,
             fields=dict(edit.fields),
             candidate=after.candidate(row),
             key=after.key(row),

@@ -43,6 +43,6 @@ def framework_choices(request: PlanRequest, *, folders: bool = True) -> list[Fra
     for name in frameworks:
         built = training_setting(problem, name, candidate.precision, problem.cluster)
         lacks = launch_lacks(built, candidate.offload or "none", bool(workload.fused_loss))
-        whats = [lack.what.split(",")[0] for lack in lacks]
+        whats = [lack.phrase.split(",")[0] for lack in lacks]
         out.append(FrameworkChoice(name, frameworks[name].title, " and ".join(whats)))
     return out

@@ -52,12 +52,12 @@ class LaunchRefusal(Refusal):
 class Unable:
     """Something of a request that a framework cannot be told.
 
-    ``what`` ends the sentence "torchtitan cannot launch …"; ``field`` of the request it stands in;
-    ``hint``: what can be launched instead, with ``value`` in the field; empty where only another
+    ``phrase`` ends the sentence "torchtitan cannot launch …"; ``field`` of the request it stands
+    in; ``hint``: what can be launched instead, with ``value`` in the field; empty where only another
     framework helps.
     """
 
-    what: str
+    phrase: str
     field: str
     hint: str = ""
     value: str | None = None
@@ -224,7 +224,7 @@ def _refuse_unlaunchable(
         return []
     if setting.engine in frameworks:
         return list(rules(setting, cases))
-    lacks = " and ".join(lack.what for lack in launch_lacks(setting, offload, in_pieces))
+    lacks = " and ".join(lack.phrase for lack in launch_lacks(setting, offload, in_pieces))
     reason = f"{setting.framework.title} cannot launch {lacks}: use {framework_titles(frameworks)}"
     return [Refusal(FRAMEWORK, np.ones(len(cases), dtype=np.bool_), lambda _: reason)]
 

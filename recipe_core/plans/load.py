@@ -197,12 +197,12 @@ def _best_place(missed: Float, score: Float) -> Int:
 def bisect_loads(
     keeps: Callable[[Int, Float], Bool], largest: Float, *, whole_requests: bool
 ) -> Float:
-    """The largest load up to ``most`` that keeps percentiles, which loads up to some one do.
+    """The largest load up to ``largest`` that keeps percentiles, which loads up to some one do.
 
     Args:
         keeps: of some places in ``largest`` and a load for each whether it keeps them; simulates.
         largest: the largest load that is looked at, one per split: what holds by means.
-        whole: whether loads are whole requests.
+        whole_requests: whether loads are whole requests.
 
     Returns:
         Loads, within a few percent; NaN where none down to a 64th of ``largest`` keeps them.

@@ -108,7 +108,7 @@ def plan_candidate(
     The nearest when none is feasible.
 
     Raises:
-        InputError: as ``plan``.
+        InputError: as ``plan_splits``.
         RecipeError: when no split agrees with the candidate.
     """
     problem = resolve_problem(request, folders=folders, corrections=corrections)

@@ -46,15 +46,15 @@ EVERY_COPY = 64
 class Curves:
     """Splits that either pool may be copies of, as far as they start, with their curves.
 
-    ``step_s``: of a decode step, by ``POINTS`` numbers of sequences up to ``limit``; ``held``:
-    requests that the cache holds at full length; ``sent``: seconds to send the cache of a prompt
+    ``step_s``: of a decode step, by ``POINTS`` numbers of sequences up to ``limit``;
+    ``cached_requests``: requests that the cache holds at full length; ``sent``: seconds to send the cache of a prompt
     inside a node and between nodes; ``work_s`` and ``prompt_work_s``: of a step and of a prompt the
     seconds at full power.
     """
 
     cases: Cases
     limit: Float
-    held: Float
+    cached_requests: Float
     step_s: Float
     decodes: Float
     prompts: PromptSteps
@@ -222,7 +222,7 @@ def decode_front(problem: ServingProblem, shared: Setting, curves: Curves, pools
     if counts_energy(problem):
         work_s = curves.step_at(pools.units[:, None], decoding, work=True)
         alike.append(work_s / np.maximum(decoding, 1.0) * pools.devices[:, None])
-    cached = pools.copies * curves.held[pools.units]
+    cached = pools.copies * curves.cached_requests[pools.units]
     if (load := stated_load(problem)) is not None:
         cached = (
             np.where(cached < load, 0.5, 1.0) if problem.workload.mode == "closed" else resident

@@ -144,7 +144,7 @@ class _Pairs:
 
     @property
     def _held(self) -> Float:
-        return self.curves.held[self.decode.units] * self.decode.copies
+        return self.curves.cached_requests[self.decode.units] * self.decode.copies
 
     @property
     def _after(self) -> Int:

@@ -307,7 +307,7 @@ class Flip:
     ``candidate`` is None when nothing is feasible any more.
     """
 
-    what: str
+    title: str
     fields: Mapping[str, Any]
     candidate: dict[str, Any] | None
     flips: bool
@@ -315,7 +315,7 @@ class Flip:
     def to_json(self) -> dict[str, Any]:
         """``{"what": …, "set": {field: value}, "candidate": {…}, "flips": …}``."""
         return {
-            "what": self.what,
+            "what": self.title,
             "set": dict(self.fields),
             "candidate": self.candidate,
             "flips": self.flips,

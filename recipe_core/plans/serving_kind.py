@@ -22,8 +22,7 @@ from recipe_core.plans.serving_search import find_serving_case, judge_serving_ca
 from recipe_core.plans.table import PlanTable
 from recipe_core.request.metrics import goals_of, metrics_of
 from recipe_core.request.serving_workload import LOADS
-from recipe_core.request.split_key import SPLIT_FIELDS, key_cluster
-from recipe_core.request.split_key import key_load as load_of_key
+from recipe_core.request.split_key import SPLIT_FIELDS, key_cluster, key_load
 
 # Requests of a replica that are simulated without being asked for, in the estimate of one
 # candidate.
@@ -242,7 +241,7 @@ def _find_serving_row(table: PlanTable, key: str, split: Mapping[str, Any]) -> i
     agree = [table.columns[name] == split.get(name, 1) for name in DEGREES]
     agree.append(prefill_pools(table) == ("prefill" in split))
     if table.request.options.loads:
-        load = load_of_key(key)
+        load = key_load(key)
         load = mode_load(table.problem.workload) if load is None else load
         agree.append(np.isclose(table.columns["load"], load, rtol=1e-9))
     cluster = key_cluster(key)

@@ -25,8 +25,11 @@ from recipe_core.plans.limits import (
 )
 from recipe_core.plans.load import STEPS, best_loads, bisect_loads, least_loads
 from recipe_core.plans.problem import ServingProblem
-from recipe_core.plans.serving_candidates import every_serving_case, with_intervals
-from recipe_core.plans.serving_candidates import stated_serving_case as stated_case
+from recipe_core.plans.serving_candidates import (
+    every_serving_case,
+    stated_serving_case,
+    with_intervals,
+)
 from recipe_core.plans.serving_physics import PHYSICS, WORKED_OFF, Block, simulate_cases
 from recipe_core.plans.size import check_loads
 from recipe_core.plans.table import PlanTable
@@ -74,7 +77,7 @@ def find_serving_case(
 
     Under its best load where that is searched.
     """
-    pair = stated_case(problem, candidate)
+    pair = stated_serving_case(problem, candidate)
     if pair is None or not problem.request.load_searched:
         return pair
     with _simulations(problem, 1):

@@ -101,7 +101,7 @@ def training_launch_note(table: PlanTable) -> str | None:
     notes = []
     if bare:
         lacks = dict.fromkeys(
-            lack.what for setting in bare for lack in launch_lacks(setting, *needs)
+            lack.phrase for setting in bare for lack in launch_lacks(setting, *needs)
         )
         some = len(bare) < len(table.blocks)
         titles = dict.fromkeys(short_title(setting.cluster.device) for setting in bare)
@@ -119,7 +119,7 @@ def unlaunchable_reasons(table: PlanTable, row: int) -> list[str]:
     """What the framework of a row cannot be told of the request or the split, as sentences."""
     setting, (block, i) = table.setting(row), table.at(row)
     title, offload = setting.framework.title, OFFLOADS[int(block.cases.offload[i])]
-    if lacks := [lack.what for lack in launch_lacks(setting, offload, _launch_needs(table)[1])]:
+    if lacks := [lack.phrase for lack in launch_lacks(setting, offload, _launch_needs(table)[1])]:
         return [f"{title} cannot launch {lack}." for lack in lacks]
     rules = split_rules(setting, block.cases.take([i]))
     return [f"{title}: {rule.say(0)}. {rule.hint}" for rule in rules if rule.broken[0]]

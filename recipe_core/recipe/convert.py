@@ -47,12 +47,12 @@ _KEPT_OUT = "a secret: set it where the recipe starts"
 class Lost:
     """Something that the original says and the recipe does not, and why."""
 
-    what: str
+    subject: str
     why: str
 
     def to_json(self) -> dict[str, str]:
         """``{"what", "why"}``."""
-        return {"what": self.what, "why": self.why}
+        return {"what": self.subject, "why": self.why}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def convert_to_recipe(
         placed["image"] = image
     additions = Additions(parameters=read_parameters(placed))
     recipe = make_recipe(passing_on(request, options, environment), additions, folders=folders)
-    outside = (Lost(part, "outside of one server") for part in published.left)
+    outside = (Lost(part, "outside of one server") for part in published.unread)
     return Conversion(
         recipe,
         carried=(*map(_option_flag, options), *environment),

@@ -91,10 +91,7 @@ def diff_text(differences: dict[str, Any]) -> str:
         return f"{differences['before']}: no difference"
     lines = [f"{differences['before']} → {differences['after']}"]
     for rows in differences["changed"].values():
-        lines += [
-            f"  {row['field']}: {_diff_value_text(row['before'])} → {_diff_value_text(row['after'])}"
-            for row in rows
-        ]
+        lines += [f"  {row['field']}: {_value_change_text(row)}" for row in rows]
     moved = [
         row
         for row in differences["estimate"]
@@ -109,7 +106,11 @@ def _figure_change_text(row: dict[str, Any]) -> str:
     if row["ratio"] is not None:
         band = ", within the band" if row["in_band"] else ""
         ratio = f" ({row['ratio'] - 1:+.1%}{band})"
-    return f"  {row['figure']}: {_diff_value_text(row['before'])} → {_diff_value_text(row['after'])}{ratio}"
+    return f"  {row['figure']}: {_value_change_text(row)}{ratio}"
+
+
+def _value_change_text(row: dict[str, Any]) -> str:
+    return f"{_diff_value_text(row['before'])} → {_diff_value_text(row['after'])}"
 
 
 def _diff_value_text(value: Any) -> str:

@@ -28,19 +28,19 @@ TIMEOUT_S = 10
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One thing that is pinned: what the lock says, and what this machine has (``found``).
+    """One thing that is pinned: what the lock says, and what this machine has (``actual``).
 
     ``absent``: this machine has nothing to compare with.
     """
 
-    what: str
+    name: str
     locked: str
-    found: str | None
+    actual: str | None
     level: Level
 
     def to_json(self) -> dict[str, Any]:
         """``{"what", "locked", "found", "level"}``."""
-        return {"what": self.what, "locked": self.locked, "found": self.found, "level": self.level}
+        return {"what": self.name, "locked": self.locked, "found": self.actual, "level": self.level}
 
 
 def verify_lock(recipe: Recipe, lock: Lock, model: Path | None = None) -> list[Difference]:

@@ -28,7 +28,7 @@ _POOLS = ("prefill", "decode")
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A server as words and variables; ``hardware`` as its document names it, ``left`` the rest.
+    """A server as words and variables; ``hardware`` as its document names it, ``unread`` the rest.
 
     ``model``: what stands in for the folder that the words name.
     """
@@ -38,7 +38,7 @@ class Published:
     image: str | None = None
     hardware: str | None = None
     nodes: int | None = None
-    left: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
     model: str | None = None
 
 
@@ -94,7 +94,9 @@ def _published_command(
         image=image,
         hardware=hardware if isinstance(hardware, str) else None,
         nodes=nodes if isinstance(nodes, int) and nodes > 1 else None,
-        left=tuple(f"{key}: not read" for key in beside if rendered.get(key) or document.get(key)),
+        unread=tuple(
+            f"{key}: not read" for key in beside if rendered.get(key) or document.get(key)
+        ),
     )
 
 
@@ -200,7 +202,7 @@ def _cookbook_server(
         if row is not configuration
     )
     env = _published_variables(engine.get("env_vars"))
-    return Published(command=words, env=env, hardware=hardware, left=skipped)
+    return Published(command=words, env=env, hardware=hardware, unread=skipped)
 
 
 def _configurations(document: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:

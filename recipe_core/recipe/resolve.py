@@ -36,15 +36,15 @@ from recipe_core.request.schema import PlanRequest
 class Resolved:
     """A recipe as it is on a machine.
 
-    ``provenance``: the layer of each setting; ``applied``: the variants that changed it; ``kept``:
-    a sentence for each change that a later layer kept out.
+    ``provenance``: the layer of each setting; ``applied``: the variants that changed it;
+    ``kept_out``: a sentence for each change that a later layer kept out.
     """
 
     machine: Machine
     settings: Settings
     provenance: dict[str, Layer]
     applied: tuple[str, ...]
-    kept: tuple[str, ...]
+    kept_out: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -56,7 +56,7 @@ class Resolved:
                 "engine": machine.engine,
             },
             "applied": list(self.applied),
-            "kept": list(self.kept),
+            "kept": list(self.kept_out),
             "provenance": dict(self.provenance),
             **self.settings.model_dump(mode="json"),
         }

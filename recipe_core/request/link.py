@@ -7,7 +7,7 @@ is searched. A field of a training run differs when it is not ``TRAINING``'s. A 
 states nothing is written as no candidate. Configs, profiles and lists are JSON, or packed where
 that is shorter (``packed.py``). ``pins`` (split keys) and ``kept`` (``shelf.py``) travel beside the
 request. Engine options, environment variables and tiers of the cache may hold private values: a
-link leaves them out, ``left_out`` says so.
+link leaves them out, ``link_omissions`` says so.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ _PARTS: dict[str, type[BaseModel]] = {
 def _usual_values(
     part: str, schema: type[BaseModel], named_fields: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """What a part says that states nothing but ``stated``, by dotted names."""
+    """What a part says that states nothing but ``named_fields``, by dotted names."""
     fields = schema.model_fields.items()
     return {
         f"{part}.{name}": field.default

@@ -260,7 +260,7 @@ class Limit(BaseModel):
         return int(rounded) if self.name == "gpus" else float(f"{rounded:.10g}")
 
     def steps_up_to(self, devices: int, stated_step: float | None = None) -> tuple[float, ...]:
-        """The round steps in the field's unit, ascending; a ``stated`` one is always among them.
+        """The round steps in the field's unit, ascending; ``stated_step`` is always among them.
 
         They depend neither on the splits nor on other limits, so that a slider over them stays what
         it is while it is moved. Those of a count of devices are powers of two up to ``devices``.

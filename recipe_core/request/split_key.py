@@ -70,7 +70,8 @@ def split_key(candidate: Mapping[str, Any], cluster: int = 0, load: float | None
             f".{c['recompute']}{shard}{hosted}{where}"
         )
     shared = f".cp{c['cp']}" if (c.get("cp") or 1) > 1 else ""
-    return f"{c['engine']}.{c['weight_dtype']}.{c['kv_dtype']}.{_key_degrees(c)}{shared}{_key_pools(c)}{where}"
+    formats = f"{c['engine']}.{c['weight_dtype']}.{c['kv_dtype']}"
+    return f"{formats}.{_key_degrees(c)}{shared}{_key_pools(c)}{where}"
 
 
 def _key_degrees(split: Mapping[str, Any]) -> str:

@@ -217,8 +217,8 @@ def lock_text(comparison: Sequence[Difference]) -> str:
     words = {"same": "ok", "differs": "DIFFERS", "absent": "not here"}
     lines = []
     for item in comparison:
-        installed = "" if item.found in (None, item.locked) else f", here {item.found}"
-        lines.append(f"{words[item.level]:8}  {item.what}: {item.locked}{installed}")
+        installed = "" if item.actual in (None, item.locked) else f", here {item.actual}"
+        lines.append(f"{words[item.level]:8}  {item.name}: {item.locked}{installed}")
     return "\n".join(lines)
 
 
@@ -243,7 +243,7 @@ def resolved_text(recipe: Recipe, resolved: Resolved) -> str:
                 origin = f" ({layer})" if name in new else ""
                 change = f"{old.get(name, '–')} → {new.get(name, '–')}"
                 lines.append(f"  {part}.{name}: {change}{origin}")
-    return "\n".join([*lines, *(f"  note: {note}" for note in resolved.kept)])
+    return "\n".join([*lines, *(f"  note: {note}" for note in resolved.kept_out)])
 
 
 def conversion_text(conversion: Conversion, output: Path | None) -> str:
@@ -253,7 +253,7 @@ def conversion_text(conversion: Conversion, output: Path | None) -> str:
     lines.append(estimate_text(recipe.candidate, recipe.estimate))
     if conversion.carried:
         lines.append(f"carried over: {' '.join(conversion.carried)}")
-    lines += [f"not carried over: {item.what} ({item.why})" for item in conversion.lost]
+    lines += [f"not carried over: {item.subject} ({item.why})" for item in conversion.lost]
     if output:
         lines.append(f"wrote {output}")
     return "\n".join(lines)

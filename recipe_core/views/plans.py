@@ -263,9 +263,9 @@ def _ties_text(plan: Plan) -> str:
 
 def _flip_text(flip: Flip) -> str:
     if flip.candidate is None:
-        return f"  {flip.what}: nothing can run"
+        return f"  {flip.title}: nothing can run"
     outcome = f"{split_name(flip.candidate)} is better" if flip.flips else "stays"
-    return f"  {flip.what}: {outcome}"
+    return f"  {flip.title}: {outcome}"
 
 
 def _nearest_lines(plan: Plan) -> list[str]:

@@ -35,7 +35,7 @@ def advice(device: str, *names: str, model: str = LLAMA_70B, **objective: Any) -
 
 def ratio(given: Advice, name: str, figure: str) -> float:
     """A figure of a technique over the base's on the same split."""
-    return float(given.row(name).own.ratio(figure, given.base.own))
+    return float(given.row(name).same_split.ratio(figure, given.base.same_split))
 
 
 @over("device name figure low high", table("formats", "ratios"))
@@ -51,16 +51,16 @@ def test_formats_without_units_are_kernels_of_weights_only(device, name, verdict
 def test_zeros_save_nothing_in_no_pattern_and_a_sibling_keeps_less() -> None:
     for device in ("h100-sxm", "a100-80gb-sxm", "mi300x", "b200-sxm"):
         row = advice(device, "sparse_unstructured", model=LLAMA_8B).row("sparse_unstructured")
-        assert (row.own, row.best) == (None, None)
+        assert (row.same_split, row.best) == (None, None)
         assert row.why
     for device in ("mi300x", "mi250"):
         row = advice(device, "sparse_2_4", model=LLAMA_8B).row("sparse_2_4")
         assert row.state in ("refused", "void", "unknown")
-        assert row.own is None
+        assert row.same_split is None
     sibling = advice("h100-sxm", "distilled_sibling").row("distilled_sibling")
     assert sibling.fields is not None
-    assert sibling.kept.value < 0.85
-    assert sibling.kept.low < 0.7
+    assert sibling.accuracy.value < 0.85
+    assert sibling.accuracy.low < 0.7
 
 
 def every() -> Advice:
@@ -71,14 +71,14 @@ def test_what_does_not_run_has_words_and_no_figures() -> None:
     refused = [row for row in every().rows if row.state == "refused"]
     assert len(refused) > 5
     for row in refused:
-        plain = row.to_json(every().base.own, every().base.best)
+        plain = row.to_json(every().base.same_split, every().base.best)
         assert plain["same_split"] is None
         assert plain["support"]["words"] in plain["why"] or plain["support"]["note"] in plain["why"]
     # emulated formats have memory and say why no times
     for row in every().rows:
         if row.state == "memory only":
-            assert "weights_bytes" in row.own.values
-            assert "tpot_s" not in row.own.values
+            assert "weights_bytes" in row.same_split.values
+            assert "tpot_s" not in row.same_split.values
             assert row.why
 
 
@@ -104,8 +104,8 @@ def test_without_a_limit_what_may_lose_much_is_not_first() -> None:
     given = advice("h100-sxm", *names)
     ranked = [row for row in given.rows if row.rank is not None]
     assert [row.name for row in ranked][:2] == ["int4_weight_only", "fp8_w8a8"]
-    assert all(row.kept.low >= 0.9 for row in ranked[:2])
-    assert all(row.kept.low < 0.9 for row in ranked[2:])
+    assert all(row.accuracy.low >= 0.9 for row in ranked[:2])
+    assert all(row.accuracy.low < 0.9 for row in ranked[2:])
     costs = [row.best.values["usd_per_million_output_tokens"] for row in ranked]
     assert min(costs) < costs[0]
     assert not any(row.best_at for row in ranked[2:])

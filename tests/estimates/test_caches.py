@@ -27,8 +27,7 @@ from recipe_core.hardware.profile import Transfers
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.models.catalog import catalog_model
 from recipe_core.models.spec import layer_kinds
-from recipe_core.plans.plans import plan_candidate
-from recipe_core.plans.plans import plan_splits as plan_of
+from recipe_core.plans.plans import plan_candidate, plan_splits
 from recipe_core.request.schema import PlanRequest
 from recipe_core.scaling.service import service_of
 from tests.commands.test_check import check, ground
@@ -125,7 +124,7 @@ def test_more_memory_never_finds_less(load):
 def test_every_split_of_a_plan_and_a_pool_of_prompts_have_their_own_share():
     shared = found(dp=2, concurrency=16, prefix_affinity=True)
     assert shared["seen_tokens"] == pytest.approx(2 * shared["free_tokens"])
-    plan = plan_of(PlanRequest.parse(value(dp=4, concurrency=32) | {"candidate": None}))
+    plan = plan_splits(PlanRequest.parse(value(dp=4, concurrency=32) | {"candidate": None}))
     shares = {
         (plan.candidate(row)["tp"], plan.candidate(row)["dp"]): plan.estimate(row).prefix_cache.hit
         for row in map(int, plan.order[:6])

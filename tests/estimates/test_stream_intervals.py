@@ -157,7 +157,7 @@ def test_a_command_is_read_and_written_again(stream, receive):
     command += f" --stream-interval {stream}" if stream else ""
     command += f" --scheduler-recv-interval {receive}" if receive else ""
     found = convert_to_recipe(command, ground)
-    assert not [lost for lost in found.lost if "interval" in lost.what]
+    assert not [lost for lost in found.lost if "interval" in lost.subject]
     words = relaunch(found.recipe).processes[0].argv
     for candidate in (
         judge_command(command, ground, folders=False)["candidate"],

@@ -264,7 +264,7 @@ def test_megatron_is_told_an_even_ramp_and_others_are_refused_by_name():
     for phases in table("goodput", "no_even_ramps"):
         assert "no even ramp" in plan_launch_note(ramped("megatron", phases))
     (lack,) = launch_lacks(ramped("torchtitan", STEADY).setting(0))
-    assert lack.what == "a ramp of the batch"
+    assert lack.phrase == "a ramp of the batch"
     # phases of one shape are launched as one run
     whole = ramped("megatron", [{"tokens": 5e11}, {"tokens": 5e11}])
     words = words_of(whole)

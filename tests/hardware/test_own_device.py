@@ -292,7 +292,7 @@ def test_another_profile_is_another_recipe(recipe, path):
     assert not found["same"]
     assert {speed, "lock.device.profile_digest"} <= fields
     for locked, level in ((recipe, "same"), (slower, "differs")):
-        levels = {each.what: each.level for each in verify_lock(recipe, locked.lock)}
+        levels = {each.name: each.level for each in verify_lock(recipe, locked.lock)}
         assert levels["profile of my-h100"] == level
     # fallbacks and variants know it
     assert {each.device for each in recipe.fallbacks} > {"my-h100"}

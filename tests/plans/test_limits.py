@@ -129,7 +129,7 @@ def test_each_is_what_its_own_plan_says_and_improves_the_goal_or_gains_for_it(na
         assert after.candidate(row) == choice.candidate
         assert after.raw("gpus")[row] == choice.devices
         assert choice.figure in {measure_text(after, measure, row) for measure in after.measures}
-        assert choice.label.startswith(f"{choice.what}: ")
+        assert choice.label.startswith(f"{choice.title}: ")
         assert choice.better != bool(choice.gained)
         if choice.better and len(before.request.objective.goals) == 1:
             assert abs(choice.change) >= beside.LEAST_GAIN * 0.9
@@ -150,7 +150,7 @@ def test_cheaper_formats_are_offered_and_nothing_beside_a_large_plan_or_where_no
     assert by_kind["weights"].fields == {"options.weight_dtypes": ("fp8",)}
     assert by_kind["weights"].change < -0.1
     assert by_kind["weights"].formats
-    assert by_kind["cache"].what == "fp8 cache"
+    assert by_kind["cache"].title == "fp8 cache"
     assert by_kind["checkpoint"].fields["model"] != LLAMA["model"]
     assert by_kind["more"].gained
     assert not by_kind["more"].formats
@@ -159,7 +159,7 @@ def test_cheaper_formats_are_offered_and_nothing_beside_a_large_plan_or_where_no
     known = {"cache": device.kv_dtypes, "weights": device.weight_dtypes}
     for choice in find_alternatives(chosen):
         if choice.kind in known:
-            assert choice.what.removesuffix(f" {choice.kind}") in known[choice.kind]
+            assert choice.title.removesuffix(f" {choice.kind}") in known[choice.kind]
     large = planned(CASES["training"] | {"hardware.nodes": "2"})
     assert len(large) > beside.MOST_ROWS
     choices = find_alternatives(large)

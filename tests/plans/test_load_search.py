@@ -86,7 +86,7 @@ def test_the_best_within_a_limit_is_not_that_of_one_load_and_moves_are_of_the_li
     outputs = [s.columns["output_tokens_per_s"][s.best_row] for s in (stated, searched)]
     assert outputs[1] > 1.37 * outputs[0]
     searched = searched_70b()
-    flips = [flip.what for flip in searched.sensitivity()]
+    flips = [flip.title for flip in searched.sensitivity()]
     assert "limit on time per output token -20%" in flips
     assert not any(what.startswith("concurrency") for what in flips)
     for step in (16.0, 40.0, 60.0):

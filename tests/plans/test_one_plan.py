@@ -343,11 +343,11 @@ def test_a_plan_over_several_clusters_is_that_of_each_and_rows_know_theirs():
 def test_a_price_may_move_the_choice_of_clusters_a_recipe_is_of_and_an_unknown_device_is_named(
     tmp_path,
 ):
-    moves = [flip.what for flip in several().sensitivity()]
+    moves = [flip.title for flip in several().sensitivity()]
     assert moves[:2] == ["price -20%", "price +20%"]
-    assert not any("price" in flip.what for flip in plain("training").sensitivity())
+    assert not any("price" in flip.title for flip in plain("training").sensitivity())
     flips = plan_splits(request(*BESIDE, objective__optimize="cost")).sensitivity()
-    assert {flip.what for flip in flips} >= set(moves[:2])
+    assert {flip.title for flip in flips} >= set(moves[:2])
     built = make_recipe(request(*BESIDE))
     assert built.request["hardware"]["device"] == several().best.request.hardware.device
     assert built.request["options"]["hardware"] == []

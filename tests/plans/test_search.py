@@ -171,7 +171,7 @@ def test_fronts_and_flips_are_of_what_is_asked_and_another_process_has_keys_and_
     splits = plan_splits(
         make_request(objective={"optimize": "cost", "limits": {"tpot_ms": 20}}, nodes=2)
     )
-    names = {flip.what for flip in find_flips(splits)}  # each is planned: test_one_plan
+    names = {flip.title for flip in find_flips(splits)}  # each is planned: test_one_plan
     assert {"concurrency × 2", "input tokens +50%", "output tokens -50%"} <= names
     splits = plan_splits(make_request(objective={"limits": {"tpot_ms": 7.0}}))
     keys = [splits.key(row) for row in range(len(splits))]  # counted here, before it is sent

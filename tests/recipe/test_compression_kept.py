@@ -117,8 +117,8 @@ def test_the_advisor_and_lines_use_it(tmp_path):
     path = bundle(tmp_path / "bundle")
     names = ["int4_weight_only", "kv_fp8"]
     advice = advise(request(), names=names, corrections=corrections_from_sources(path))
-    assert advice.row("int4_weight_only").kept.basis.startswith("measured here")
-    assert "measured here" not in advice.row("kv_fp8").kept.basis
+    assert advice.row("int4_weight_only").accuracy.basis.startswith("measured here")
+    assert "measured here" not in advice.row("kv_fp8").accuracy.basis
     line = {"model": MODEL, **MADE}
     other = line | {"method": "AWQ"}
     found, unmoved = answer_lines([line, other], measured_checkpoints([path]))

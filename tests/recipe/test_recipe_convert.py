@@ -136,7 +136,7 @@ H100 = Ground.of(hardware="h100-sxm:8")
 
 
 def lost(found):
-    return "\n".join(f"{each.what}: {each.why}" for each in found.lost)
+    return "\n".join(f"{each.subject}: {each.why}" for each in found.lost)
 
 
 def test_one_rank_of_several_becomes_the_recipe_of_all_and_a_draft_stays():
@@ -216,5 +216,5 @@ def test_a_cookbook_is_read_for_a_device():
     assert "4" in read_published(book, "h100-sxm").command
     assert "8" in read_published(book, "mi300x").command
     assert read_published(book, "h100-sxm", "fast").command[-3] == "8"
-    assert len(read_published(book, "h100-sxm").left) == 2
+    assert len(read_published(book, "h100-sxm").unread) == 2
     assert "no configuration" in str(refusal(read_published, book, "b200-sxm"))

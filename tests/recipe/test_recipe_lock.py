@@ -142,7 +142,7 @@ def test_a_plain_folder_is_known_by_its_headers(tmp_path):
 
 
 def levels(recipe, lock, folder=None):
-    return {each.what: each.level for each in verify_lock(recipe, lock, folder)}
+    return {each.name: each.level for each in verify_lock(recipe, lock, folder)}
 
 
 def test_a_snapshot_is_locked_and_what_differs_is_named(snapshot, monkeypatch):

@@ -146,7 +146,7 @@ def test_what_the_user_set_stays():
     found = resolve_recipe(recipe, machine_of(hardware_named("mi300x:1"), recipe))
     kept = {"max_num_seqs": 64, "tool_call_parser": "hermes"}
     assert kept.items() <= found.settings.options.items()
-    assert (len(found.kept), "mine" in found.kept[0]) == (2, True)
+    assert (len(found.kept_out), "mine" in found.kept_out[0]) == (2, True)
 
 
 def test_what_names_the_own_device_does_not_travel():

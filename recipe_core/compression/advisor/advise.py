@@ -49,8 +49,8 @@ MEMORY_ALONE = ("emulated", "memory only")
 class Advice:
     """What techniques do to the base, the best by the objective first.
 
-    ``base``: the model in its own format, on the split that is kept (``base.own``) and on its best
-    (``base.best``). ``limit``: least share of accuracy that was asked for, None for none.
+    ``base``: the model in its own format, on the split that is kept (``base.same_split``) and on
+    its best (``base.best``). ``limit``: least share of accuracy that was asked for, None for none.
     """
 
     request: PlanRequest
@@ -94,12 +94,12 @@ class Advice:
             "base": {
                 "weight_dtype": setting.weight_dtype,
                 "kv_dtype": setting.kv_dtype,
-                "same_split": base.own.to_json(),
+                "same_split": base.same_split.to_json(),
                 "best_split": base.best.to_json(),
-                "split_is": "stated" if base.stated else "best",
+                "split_is": "stated" if base.states_split else "best",
                 "notes": list(base.notes),
             },
-            "formats": [row.to_json(base.own, base.best) for row in self.rows],
+            "formats": [row.to_json(base.same_split, base.best) for row in self.rows],
             "combinations": [pair.to_json() for pair in self.combinations],
             "matrix": self.matrix.to_json(),
         }
@@ -181,13 +181,13 @@ def _advise_row(
     key = (change.key, bool(alone))
     if key not in shared:
         shared[key] = judge_change(base, change, alone)
-    same_split, best = shared[key].own, shared[key].best
+    same_split, best = shared[key].same_split, shared[key].best
     return replace(
         row,
         state=_figures_state(same_split, best, alone),
         why=alone or _no_split(same_split, best),
-        way=change.way,
-        own=same_split,
+        planned_as=change.planned_as,
+        same_split=same_split,
         best=best,
         fields=_request_edits(name, technique, row.checkpoints, change, base),
         notes=change.notes,
@@ -253,7 +253,7 @@ def _without_figures(
 
 def _known_to_plans(technique: Technique, change: Change, base: Base) -> bool:
     """Whether the files that plans are made by say that the engine runs the formats here."""
-    if change.way == "estimated":
+    if change.planned_as == "estimated":
         return False
     engine, device = base.setting.engine, base.setting.cluster.device
     weights, cache = technique.weight_dtype, technique.kv_dtype
@@ -307,7 +307,9 @@ def _request_edits(
     """Edits that put a technique into the request; None where no plan has it."""
     if estimated_entry(name).shape == "sibling":
         return {"model": change.model.name}
-    if change.way == "estimated" or (technique.weight_dtype is None and technique.kv_dtype is None):
+    if change.planned_as == "estimated" or (
+        technique.weight_dtype is None and technique.kv_dtype is None
+    ):
         return None
     fields: dict[str, Any] = {}
     if technique.weight_dtype is not None:

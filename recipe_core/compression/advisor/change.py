@@ -166,7 +166,7 @@ class Change:
     notes: tuple[str, ...] = ()
 
     @property
-    def way(self) -> Way:
+    def planned_as(self) -> Way:
         return "estimated" if self.assumed or self.reshaped else "format"
 
     @property

@@ -56,11 +56,11 @@ class Pair:
     sentence: str
     product: dict[str, float] | None
     both: dict[str, float] | None
-    kept: Retained | None
+    accuracy: Retained | None
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        accuracy = self.kept
+        accuracy = self.accuracy
         is_known = accuracy is not None and accuracy.known
         return {
             "techniques": [self.first, self.second],
@@ -95,15 +95,15 @@ def _combine_pair(base: Base, first: FormatRow, second: FormatRow) -> Pair:
     )
     multiplies = answer.effect == "multiply"
     both = _judge_together(base, first, second) if multiplies else None
-    product = None if both is None else _ratio_product(base.own, first, second)
-    accuracy = combine_retained([first.kept, second.kept]) if multiplies else None
+    product = None if both is None else _ratio_product(base.same_split, first, second)
+    accuracy = combine_retained([first.accuracy, second.accuracy]) if multiplies else None
     return Pair(
         first.name,
         second.name,
         answer.effect,
         answer.sentence,
         product,
-        None if both is None else _ratios(both, base.own),
+        None if both is None else _ratios(both, base.same_split),
         accuracy,
     )
 
@@ -113,7 +113,11 @@ def _judge_together(base: Base, first: FormatRow, second: FormatRow) -> Split | 
 
     Its cache, or its smaller model; None for other pairs.
     """
-    if first.own is None or second.own is None or not (first.own.runs and second.own.runs):
+    if (
+        first.same_split is None
+        or second.same_split is None
+        or not (first.same_split.runs and second.same_split.runs)
+    ):
         return None
     second_change = change_of(second.name, second.technique, base.setting, second.support.verdict)
     if isinstance(second_change, NoChange) or not (
@@ -123,7 +127,7 @@ def _judge_together(base: Base, first: FormatRow, second: FormatRow) -> Split | 
     setting = replace(base.setting, model=second_change.model)
     change = change_of(first.name, first.technique, setting, first.support.verdict)
     return (
-        judge_change(base, change.with_cache_of(second_change)).own
+        judge_change(base, change.with_cache_of(second_change)).same_split
         if isinstance(change, Change)
         else None
     )
@@ -135,9 +139,9 @@ def _ratios(split: Split, base: Split) -> dict[str, float]:
 
 
 def _ratio_product(base: Split, first: FormatRow, second: FormatRow) -> dict[str, float]:
-    assert first.own is not None  # noqa: S101 - both were judged
-    assert second.own is not None  # noqa: S101
-    first_ratios, second_ratios = _ratios(first.own, base), _ratios(second.own, base)
+    assert first.same_split is not None  # noqa: S101 - both were judged
+    assert second.same_split is not None  # noqa: S101
+    first_ratios, second_ratios = _ratios(first.same_split, base), _ratios(second.same_split, base)
     return {
         name: first_ratios[name] * second_ratios[name]
         for name in SHOWN

@@ -27,17 +27,17 @@ class Base:
     """What formats are compared with: the model in its own format.
 
     ``request``: narrowed to one cluster and one engine, formats left to the checkpoint. ``case``:
-    the split that is kept, ``own`` what it does; ``best``: the best split. ``notes``: what was left
-    out of the request that was asked.
+    the split that is kept, ``same_split`` what it does; ``best``: the best split. ``notes``: what
+    was left out of the request that was asked.
     """
 
     request: PlanRequest
     problem: ServingProblem
     setting: Setting
     case: Cases
-    own: Split
+    same_split: Split
     best: Split
-    stated: bool
+    states_split: bool
     notes: tuple[str, ...] = ()
 
 
@@ -150,7 +150,7 @@ def _without_formats(candidate: CandidateRequest | None) -> CandidateRequest | N
 class Judged:
     """What a change does on the base's split, and on the best for it (None: no split runs)."""
 
-    own: Split
+    same_split: Split
     best: Split | None
 
 

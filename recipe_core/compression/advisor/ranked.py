@@ -62,7 +62,7 @@ def _limit_class(row: FormatRow, objective: Objective) -> int:
     if objective.limits.accuracy_recovery is None:
         if "accuracy" in objective.goals:
             return 0
-        within = row.kept.low >= SURELY_KEPT if row.kept.known else None
+        within = row.accuracy.low >= SURELY_KEPT if row.accuracy.known else None
     if within is None:
         return 1
     return 0 if within else 2
@@ -80,7 +80,7 @@ def _log_score(row: FormatRow, base: Base, objective: Objective) -> float:
 
 
 def _lost(row: FormatRow) -> float:
-    return max(1 - row.kept.value, 0.0) + AS_GOOD if row.kept.known else 1 + AS_GOOD
+    return max(1 - row.accuracy.value, 0.0) + AS_GOOD if row.accuracy.known else 1 + AS_GOOD
 
 
 def _log_figure(split: Split, name: str, base: Split) -> float:
@@ -99,23 +99,25 @@ def _mark_best(rows: list[FormatRow], objective: Objective) -> list[FormatRow]:
     able = [
         row
         for row in rows
-        if row.own is not None
+        if row.same_split is not None
         and row.state == "estimated"
         and _limit_class(row, objective) <= worst_class
     ]
     marks: dict[str, list[str]] = {}
     for goal, name in BEST_AT.items():
-        measured = [row for row in able if row.own is not None and name in row.own.values]
+        measured = [
+            row for row in able if row.same_split is not None and name in row.same_split.values
+        ]
         if measured:
             winner = min(measured, key=lambda row: _signed_figure(row, name))
             marks.setdefault(winner.name, []).append(goal)
-    sure = [row for row in able if row.kept.known]
+    sure = [row for row in able if row.accuracy.known]
     if sure:
-        winner = max(sure, key=lambda row: (row.kept.value, row.kept.low))
+        winner = max(sure, key=lambda row: (row.accuracy.value, row.accuracy.low))
         marks.setdefault(winner.name, []).append("accuracy")
     return [replace(row, best_at=tuple(marks.get(row.name, ()))) for row in rows]
 
 
 def _signed_figure(row: FormatRow, name: str) -> float:
-    assert row.own is not None  # noqa: S101 - the caller looked
-    return row.own.values[name] * (-1 if is_more_better(FIGURES[name]) else 1)
+    assert row.same_split is not None  # noqa: S101 - the caller looked
+    return row.same_split.values[name] * (-1 if is_more_better(FIGURES[name]) else 1)

@@ -32,10 +32,10 @@ SHAPE_EFFECT = "a smaller model in the same format: any engine that runs the bas
 class FormatRow:
     """What a technique does to the base.
 
-    ``way``: whether a plan has it as a format, or the same physics is applied to changed bytes.
-    ``effect``: what the verdict means, ``why``: why figures are missing. ``own``: on the split of
-    the base; ``best``: on the best split for it. ``kept``: accuracy that is retained. ``within``:
-    whether it keeps the limit on accuracy; None without one or where accuracy is unknown.
+    ``planned_as``: whether a plan has it as a format, or the same physics is applied to changed
+    bytes. ``effect``: what the verdict means, ``why``: why figures are missing. ``same_split``: on
+    the split of the base; ``best``: on the best split for it. ``accuracy``: what is retained of it.
+    ``within``: whether it keeps the limit on accuracy; None without one or where accuracy is unknown.
     ``checkpoints``: of the catalog that are it already. ``fields``: edits that put it into the
     request; None where no plan has it. ``rank``: by the objective, 1 is the best. ``best_at``:
     goals at which no other technique is better.
@@ -47,10 +47,10 @@ class FormatRow:
     state: State
     effect: str
     why: str
-    way: str
-    own: Split | None
+    planned_as: str
+    same_split: Split | None
     best: Split | None
-    kept: Retained
+    accuracy: Retained
     within: bool | None
     checkpoints: tuple[str, ...]
     fields: Mapping[str, Any] | None
@@ -64,7 +64,7 @@ class FormatRow:
 
     def to_json(self, base: Split, best: Split) -> dict[str, Any]:
         """Plain values; ``docs/guide/compress.md`` says what each is."""
-        accuracy = self.kept
+        accuracy = self.accuracy
         figures = {"value": accuracy.value, "low": accuracy.low, "high": accuracy.high}
         return {
             "technique": self.name,
@@ -80,7 +80,7 @@ class FormatRow:
             "effect": self.effect,
             "why": self.why or None,
             "support": self.support.to_json(),
-            "way": self.way or None,
+            "way": self.planned_as or None,
             "rank": self.rank,
             "best_at": list(self.best_at),
             "accuracy": {
@@ -89,7 +89,7 @@ class FormatRow:
                 "within_limit": self.within,
                 "nearest": [figure.to_json() for figure in accuracy.nearest],
             },
-            "same_split": None if self.own is None else self.own.to_json(base),
+            "same_split": None if self.same_split is None else self.same_split.to_json(base),
             "best_split": None if self.best is None else self.best.to_json(best),
             "checkpoints": list(self.checkpoints),
             "set": None if self.fields is None else dict(self.fields),

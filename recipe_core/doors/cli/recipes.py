@@ -346,7 +346,7 @@ def _read_deployed_engine(
     rest = tuple(
         f"{beside.where}: another engine" for beside in file.engines if beside is not engine
     )
-    published = Published(engine.launch, nodes=place.nodes, left=rest, model=engine.model)
+    published = Published(engine.launch, nodes=place.nodes, unread=rest, model=engine.model)
     return published, hardware or device
 
 

@@ -59,7 +59,7 @@ def _launch_refusals(job: Job, estimates: TrainingEstimates, row: int) -> Iterat
     frameworks = able_frameworks(setting, job.offload, job.fused_loss)
     instead = f"Use {framework_titles(frameworks)}." if frameworks else ""
     for lack in launch_lacks(setting, job.offload, job.fused_loss):
-        reason = f"{setting.framework.title} cannot launch {lack.what}."
+        reason = f"{setting.framework.title} cannot launch {lack.phrase}."
         elsewhere = bool(frameworks) and not lack.hint
         field = "candidate.engine" if elsewhere else lack.field
         yield Unsupported(field, reason, lack.hint or instead)
