@@ -28,7 +28,7 @@ from recipe_core.hardware.cluster import device_profile, is_own
 from recipe_core.hardware.profile import Device
 from recipe_core.models.catalog import load_model_spec
 from recipe_core.models.spec import ModelSpec
-from recipe_core.plans.alternatives import Alternative
+from recipe_core.plans.alternatives import Alternative, find_alternatives
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.remedies import Change, buildable_changes
 from recipe_core.request.edit import SHARED, change, select_split, shared_candidate, value_of

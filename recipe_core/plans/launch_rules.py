@@ -53,8 +53,8 @@ class Unable:
     """Something of a request that a framework cannot be told.
 
     ``phrase`` ends the sentence "torchtitan cannot launch …"; ``field`` of the request it stands
-    in; ``hint``: what can be launched instead, with ``value`` in the field; empty where only another
-    framework helps.
+    in; ``hint``: what can be launched instead, with ``value`` in the field; empty where only
+    another framework helps.
     """
 
     phrase: str

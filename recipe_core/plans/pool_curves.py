@@ -47,9 +47,9 @@ class Curves:
     """Splits that either pool may be copies of, as far as they start, with their curves.
 
     ``step_s``: of a decode step, by ``POINTS`` numbers of sequences up to ``limit``;
-    ``cached_requests``: requests that the cache holds at full length; ``sent``: seconds to send the cache of a prompt
-    inside a node and between nodes; ``work_s`` and ``prompt_work_s``: of a step and of a prompt the
-    seconds at full power.
+    ``cached_requests``: requests that the cache holds at full length; ``sent``: seconds to send the
+    cache of a prompt inside a node and between nodes; ``work_s`` and ``prompt_work_s``: of a step
+    and of a prompt the seconds at full power.
     """
 
     cases: Cases

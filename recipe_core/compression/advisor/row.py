@@ -35,9 +35,9 @@ class FormatRow:
     ``planned_as``: whether a plan has it as a format, or the same physics is applied to changed
     bytes. ``effect``: what the verdict means, ``why``: why figures are missing. ``same_split``: on
     the split of the base; ``best``: on the best split for it. ``accuracy``: what is retained of it.
-    ``within``: whether it keeps the limit on accuracy; None without one or where accuracy is unknown.
-    ``checkpoints``: of the catalog that are it already. ``fields``: edits that put it into the
-    request; None where no plan has it. ``rank``: by the objective, 1 is the best. ``best_at``:
+    ``within``: whether it keeps the limit on accuracy; None without one or where accuracy is
+    unknown. ``checkpoints``: of the catalog that are it already. ``fields``: edits that put it into
+    the request; None where no plan has it. ``rank``: by the objective, 1 is the best. ``best_at``:
     goals at which no other technique is better.
     """
 
