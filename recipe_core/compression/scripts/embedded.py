@@ -9,6 +9,6 @@ def compress_embedded(work: Work) -> CompressionLaunch:
     return CompressionLaunch(
         argv=("python3", f"${{root}}/{PROGRAM}", "${job}"),
         files={},
-        requirements=work.chosen.program.requirements,
-        loaded=GGUF_FILE if work.chosen.format == "gguf" else "",
+        requirements=work.choice.program.requirements,
+        loaded=GGUF_FILE if work.choice.format == "gguf" else "",
     )

@@ -28,9 +28,9 @@ def compress_gptqmodel(work: Work) -> CompressionLaunch:
         "import os",
         # its loader asks for two threads, of which it has one on a machine of two processors
         'if (os.cpu_count() or 1) < 3: os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")',
-        f"from gptqmodel.quantization.config import {_CLASSES[work.chosen.method]} as Config",
+        f"from gptqmodel.quantization.config import {_CLASSES[work.choice.method]} as Config",
         "from gptqmodel import GPTQModel",
         "from transformers import AutoTokenizer",
     )
-    constants = {"BITS": int(work.chosen.scheme), "GROUP": _GROUP}
+    constants = {"BITS": int(work.choice.scheme), "GROUP": _GROUP}
     return script_launch(work, script(work, constants, _BODY, *imports))

@@ -40,9 +40,9 @@ if __name__ == "__main__":
 def compress_llama_cpp(work: Work) -> CompressionLaunch:
     """A script that leaves one GGUF file."""
     constants = {
-        "TYPE": work.chosen.scheme,
+        "TYPE": work.choice.scheme,
         "FILE": GGUF_FILE,
-        "VERSION": work.chosen.program.version,
+        "VERSION": work.choice.program.version,
     }
     imports = ("import os", "import shutil", "import subprocess")
     text = script(work, constants, _BODY, *imports, calibrated=False)

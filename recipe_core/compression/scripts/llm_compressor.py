@@ -78,8 +78,8 @@ def compress_llm_compressor(work: Work) -> CompressionLaunch:
     ]
     constants = {
         "IGNORED": work.ignored,
-        "GROUP": work.chosen.group,
-        "CALIBRATED": work.chosen.samples > 0,
+        "GROUP": work.choice.group,
+        "CALIBRATED": work.choice.samples > 0,
     }
     body = (
         _RECIPE.format(lines="\n".join(f"        {_call(*modifier)}," for modifier in recipe))
@@ -96,7 +96,7 @@ def _call(name: str, values: Mapping[str, Any]) -> str:
 
 def modifiers(work: Work) -> list[tuple[str, dict[str, Any]]]:
     """Modifiers by the name of their class, with arguments, in the order they are applied."""
-    compression = work.chosen
+    compression = work.choice
     if compression.kind.kind == "sparsity":
         return [_sparsity_modifier(work)]
     rounding: dict[str, Any] = {"targets": ["Linear"], "scheme": compression.scheme}
@@ -119,7 +119,7 @@ def _tuning(work: Work) -> dict[str, Any]:
 
 def _sparsity_modifier(work: Work) -> tuple[str, dict[str, Any]]:
     """A modifier that removes half of the weights."""
-    compression = work.chosen
+    compression = work.choice
     if compression.method == "magnitude":
         arguments = {"targets": ["Linear"], "init_sparsity": 0.0, "final_sparsity": _SPARSITY}
         return "MagnitudePruningModifier", arguments

@@ -39,8 +39,8 @@ if __name__ == "__main__":
 def compress_modelopt(work: Work) -> CompressionLaunch:
     """A script whose result TensorRT-LLM, vLLM and SGLang load."""
     constants = {
-        "SCHEME": work.chosen.scheme,
-        "KV": work.chosen.kv,
+        "SCHEME": work.choice.scheme,
+        "KV": work.choice.kv,
         "DEVICES": None if work.runtime == "cpu" else "auto",
     }
     return script_launch(work, script(work, constants, _BODY, *_IMPORTS))

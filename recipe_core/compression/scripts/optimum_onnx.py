@@ -27,6 +27,6 @@ if __name__ == "__main__":
 
 def compress_optimum_onnx(work: Work) -> CompressionLaunch:
     """A script that leaves ONNX files with 8-bit weights and activations."""
-    constants = {"TASK": TASKS[work.model.task], "FORMAT": work.chosen.scheme}
+    constants = {"TASK": TASKS[work.model.task], "FORMAT": work.choice.scheme}
     imports = ("import shutil", "import subprocess")
     return script_launch(work, script(work, constants, _BODY, *imports, calibrated=False))

@@ -28,8 +28,8 @@ def compress_optimum_openvino(work: Work) -> CompressionLaunch:
     """A script that leaves a model of OpenVINO with its tokenizer."""
     constants = {
         "TASK": TASKS[work.model.task],
-        "FORMAT": work.chosen.scheme,
-        "MORE": list(_GROUPS.get(work.chosen.scheme, ())),
+        "FORMAT": work.choice.scheme,
+        "MORE": list(_GROUPS.get(work.choice.scheme, ())),
     }
     imports = ("import shutil", "import subprocess")
     return script_launch(work, script(work, constants, _BODY, *imports, calibrated=False))

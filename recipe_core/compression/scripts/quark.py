@@ -42,10 +42,10 @@ if __name__ == "__main__":
 def compress_quark(work: Work) -> CompressionLaunch:
     """A script whose result vLLM and SGLang load."""
     constants = {
-        "SCHEME": work.chosen.scheme,
-        "ALGORITHM": _ALGORITHMS[work.chosen.method],
-        "KV": work.chosen.kv,
-        "CALIBRATED": work.chosen.samples > 0,
+        "SCHEME": work.choice.scheme,
+        "ALGORITHM": _ALGORITHMS[work.choice.method],
+        "KV": work.choice.kv,
+        "CALIBRATED": work.choice.samples > 0,
         "DEVICES": None if work.runtime == "cpu" else "auto",
     }
     return script_launch(work, script(work, constants, _BODY, *_IMPORTS))

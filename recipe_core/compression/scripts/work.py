@@ -23,7 +23,7 @@ GGUF_FILE = "model.gguf"
 class Work:
     """A chosen way to make a smaller checkpoint, of a model, on devices of a runtime."""
 
-    chosen: Chosen
+    choice: Chosen
     model: ModelSpec
     runtime: str
 
@@ -91,9 +91,9 @@ def script(
     work: Work, constants: Mapping[str, Any], body: str, *imports: str, calibrated: bool = True
 ) -> str:
     """A script of a tool: what it is, imports, constants by name, shared functions, its body."""
-    title = f"Makes {work.chosen.technique} with {work.chosen.program.title}"
+    title = f"Makes {work.choice.technique} with {work.choice.program.title}"
     lines = [
-        f'"""{title} {work.chosen.program.version}: started by `launch.py compress`."""',
+        f'"""{title} {work.choice.program.version}: started by `launch.py compress`."""',
         "",
         "import json",
         "import sys",
@@ -113,7 +113,7 @@ def script_launch(
     return CompressionLaunch(
         argv=("python3", f"${{root}}/{SCRIPT}", "${job}"),
         files={SCRIPT: text},
-        requirements=work.chosen.program.requirements,
+        requirements=work.choice.program.requirements,
         env=dict(env or {}),
         loaded=loaded,
     )
