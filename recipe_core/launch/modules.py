@@ -7,35 +7,38 @@ nothing, loads none.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
+from typing import Any
 
 from recipe_core.base.errors import NoAnswer
 
 # Names of modules that are looked for: no dots, so that nothing outside the folder is imported.
 NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 
-_NOT_AN_ENGINE = ("start",)  # finds the modules; its own `launch` would call itself
+_NOT_AN_ENGINE = ("start",)  # finds the modules
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchFolder:
-    """A package of launch modules, and the functions that each of them defines.
+    """A package of launch modules, each of which defines one function, ``VERB_NAME``.
 
-    ``defines``: by name, with the arguments and the answer, for who has to write one.
+    ``form``: the arguments and the answer of the functions, for who has to write one.
     """
 
     package: str
-    defines: tuple[tuple[str, str], ...]
+    verb: str
+    form: str
 
-    def module(self, engine: str, launcher: str | None = None) -> ModuleType:
-        """The module that starts an engine: ``launcher`` where its YAML names one, else its name.
+    def function(self, engine: str, launcher: str | None = None) -> Callable[[Any], Any]:
+        """What starts an engine, of the module ``launcher`` where its YAML names one, else its own.
 
         Raises:
-            NoAnswer: naming the engine, the file to add and the functions it must define.
+            NoAnswer: naming the engine, the file to add and the function it must define.
         """
         name = launcher or engine.replace("-", "_")
         if not NAME.fullmatch(name) or name in _NOT_AN_ENGINE:
@@ -44,15 +47,14 @@ class LaunchFolder:
                 field="candidate.engine",
                 hint="Name the engine in small letters, digits and dashes, or set its `launcher`.",
             )
-        module = _import_launcher(f"{self.package}.{name}")
+        module, wanted = _import_launcher(f"{self.package}.{name}"), f"{self.verb}_{name}"
+        function: Callable[[Any], Any] | None = getattr(module, wanted, None)
+        if function is not None:
+            return function
         file = f"{self.package.replace('.', '/')}/{name}.py"
-        missing = [(one, form) for one, form in self.defines if not hasattr(module, one)]
-        if not missing:
-            assert module is not None  # noqa: S101 - None has no function
-            return module
-        forms = " and ".join(f"{one}{form}" for one, form in missing)
-        reason = f"{file} does not define {missing[0][0]}" if module else f"{file} is missing"
-        fix = f"Define {forms} in it" if module else f"Add it; it defines {forms}"
+        reason = f"{file} does not define {wanted}" if module else f"{file} is missing"
+        form = f"{wanted}{self.form}"
+        fix = f"Define {form} in it" if module else f"Add it; it defines {form}"
         raise NoAnswer(
             f"{engine} cannot be started: {reason}.",
             field="candidate.engine",

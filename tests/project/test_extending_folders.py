@@ -259,23 +259,27 @@ def test_an_engine_without_options_or_a_module_is_told(folders, tmp_path):
     best = planned(options={"engines": [ENGINE]})["candidates"][0]
     assert best["candidate"]["engine"] == ENGINE
     file = "recipe_core/launch/serving/mini_serve.py"
-    form = "launch(deployment: Deployment) -> Launch"
+    form = "launch_mini_serve(deployment: Deployment) -> Launch"
     refused(built(tmp_path / "bundle"), 1, ENGINE, f"{file} is missing", form)
     folders.module("def started(deployment): ...\n")
     forget()
-    refused(built(tmp_path / "bundle"), 1, ENGINE, f"{file} does not define launch", form)
+    refused(
+        built(tmp_path / "bundle"), 1, ENGINE, f"{file} does not define launch_mini_serve", form
+    )
     assert not (tmp_path / "bundle").exists()
     # engines may share a module
     folders.engine(put("launcher", "other_module"))
-    (folders.launch / "other_module.py").write_text(LAUNCH)
+    (folders.launch / "other_module.py").write_text(
+        LAUNCH.replace("launch_mini_serve", "launch_other_module")
+    )
     importlib.invalidate_caches()
     assert built(tmp_path / "bundle").returncode == 0
 
 
 def test_nothing_outside_the_folder_is_imported():
-    folder = LaunchFolder("recipe_core.launch.serving", (("launch", "()"),))
+    folder = LaunchFolder("recipe_core.launch.serving", "launch", "()")
     for name in ("os.path", "../x", "start", "Vllm", "serving.vllm", "_a"):
-        error = refusal(folder.module, "vllm", name, kind=NoAnswer)
+        error = refusal(folder.function, "vllm", name, kind=NoAnswer)
         assert "is not a name of a launch module" in str(error)
     # They are looked for when a launch needs one: starting the command line stays quick.
     code = (

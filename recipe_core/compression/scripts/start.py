@@ -18,7 +18,7 @@ from recipe_core.launch.modules import LaunchFolder
 from recipe_core.models.spec import ModelSpec
 
 MODULES = LaunchFolder(
-    "recipe_core.compression.scripts", (("launch", "(work: Work) -> CompressionLaunch"),)
+    "recipe_core.compression.scripts", "compress", "(work: Work) -> CompressionLaunch"
 )
 # Tools that write it know models that go on with texts; the others export encoders, too.
 DECODERS = "safetensors"
@@ -44,9 +44,7 @@ def compression_launch(choice: Chosen, model: ModelSpec, runtime: str) -> Compre
             field="options.compression.tool",
             hint="Use optimum-onnx or optimum-openvino, whose engines serve such models.",
         )
-    launch: CompressionLaunch = MODULES.module(choice.tool, None).launch(
-        Work(choice, model, runtime)
-    )
+    launch: CompressionLaunch = MODULES.function(choice.tool)(Work(choice, model, runtime))
     files = {
         **launch.files,
         JOB: to_json(job_document(choice, model)),

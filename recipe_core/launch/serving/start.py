@@ -17,9 +17,7 @@ from recipe_core.models.quantization import Quantization
 from recipe_core.models.tensors import MATRIX_ROLES
 from recipe_core.models.variants import stored_as
 
-MODULES = LaunchFolder(
-    "recipe_core.launch.serving", (("launch", "(deployment: Deployment) -> Launch"),)
-)
+MODULES = LaunchFolder("recipe_core.launch.serving", "launch", "(deployment: Deployment) -> Launch")
 
 
 def launch_deployment(deployment: Deployment) -> Launch:
@@ -47,10 +45,10 @@ def launch_deployment(deployment: Deployment) -> Launch:
     if not setting.cache_can_be_had:
         message = f"{no_such_cache(setting)}."
         raise NoAnswer(message, field="candidate.kv_dtype", hint="Use kv_dtype: auto.")
-    module = MODULES.module(engine.name, engine.launcher)
+    launch_engine = MODULES.function(engine.name, engine.launcher)
     environment = check_environment(deployment.environment)
     checked = replace(deployment, setting=setting, environment=environment)
-    started: Launch = module.launch(checked)
+    started: Launch = launch_engine(checked)
     return started
 
 

@@ -5,8 +5,8 @@ Each framework has a module here, found by its name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from types import ModuleType
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from recipe_core.base.errors import NoAnswer
 from recipe_core.engines.training_programs import training_engine
@@ -21,10 +21,7 @@ from recipe_core.plans.launch_rules import (
     split_rules,
 )
 
-MODULES = LaunchFolder(
-    "recipe_core.launch.training",
-    (("launch", "(job: Job) -> Launch"),),
-)
+MODULES = LaunchFolder("recipe_core.launch.training", "launch", "(job: Job) -> Launch")
 
 
 def training_launch(estimates: TrainingEstimates, row: int) -> Launch:
@@ -35,10 +32,10 @@ def training_launch(estimates: TrainingEstimates, row: int) -> Launch:
             change; or when no module starts it.
     """
     job = training_job(estimates, row)
-    module = _module(job)
+    launch_job = _launch_function(job)
     if (refusal := next(_launch_refusals(job, estimates, row), None)) is not None:
         raise NoAnswer(refusal.reason, field=refusal.field, hint=refusal.hint)
-    started: Launch = module.launch(job)
+    started: Launch = launch_job(job)
     return started
 
 
@@ -46,7 +43,7 @@ def launch_reasons(estimates: TrainingEstimates, row: int) -> list[str]:
     """Why a split that was estimated cannot be started; empty where it can."""
     job = training_job(estimates, row)
     try:
-        _module(job)
+        _launch_function(job)
     except NoAnswer as error:  # no module starts the framework
         return [error.message]
     return [refusal.reason for refusal in _launch_refusals(job, estimates, row)]
@@ -68,6 +65,6 @@ def _launch_refusals(job: Job, estimates: TrainingEstimates, row: int) -> Iterat
             yield Unsupported(rule.field, f"{rule.say(0)}.", rule.hint)
 
 
-def _module(job: Job) -> ModuleType:
+def _launch_function(job: Job) -> Callable[[Any], Any]:
     framework = job.setting.engine
-    return MODULES.module(framework, training_engine(framework).launcher)
+    return MODULES.function(framework, training_engine(framework).launcher)
