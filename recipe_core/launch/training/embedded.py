@@ -10,12 +10,12 @@ from recipe_core.launch.training.job import (
     Job,
     elastic_torchrun,
     job_launch,
-    short_name,
     torch_environment,
     torchrun,
     trainer_processes,
 )
 from recipe_core.launch.training.sources import trainer_files, training_data_file
+from recipe_core.request.describe import short_name
 
 SCHEDULES = ("1f1b", "interleaved", "gpipe")
 OPTIMIZERS = ("adamw", "sgd")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -238,11 +237,6 @@ def run_refusals(job: Job) -> Iterator[Unsupported]:
 def stop_grace_s(step_s: float, checkpoint_s: float) -> int:
     """Seconds that a run which is told to stop gets: its step and a checkpoint, with room."""
     return math.ceil(STOP_ROOM * (step_s + checkpoint_s)) + STOP_LEAST_S
-
-
-def short_name(model: str) -> str:
-    """The last part of a model's id or folder, in letters that any program takes for a name."""
-    return re.sub(r"[^A-Za-z0-9.]+", "-", model.rstrip("/").split("/")[-1]).strip("-.") or "model"
 
 
 def torchrun(job: Job, node: int) -> tuple[str, ...]:

@@ -11,13 +11,13 @@ from recipe_core.launch.process import Launch
 from recipe_core.launch.training.job import (
     Job,
     job_launch,
-    short_name,
     torch_environment,
     torchrun,
     trainer_processes,
 )
 from recipe_core.models.attention import LatentAttention
 from recipe_core.plans.megatron_model import megatron_model
+from recipe_core.request.describe import short_name
 
 _SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 _OPTIMIZERS = {"adamw": "adam", "sgd": "sgd"}

@@ -7,10 +7,11 @@ from typing import Any
 from recipe_core.base.documents import to_yaml
 from recipe_core.engines.training_programs import program_facts
 from recipe_core.launch.process import Launch
-from recipe_core.launch.training.job import KEPT_CHECKPOINTS, Job, short_name
+from recipe_core.launch.training.job import KEPT_CHECKPOINTS, Job
 from recipe_core.launch.training.ray_job import pool_devices, ray_launch, rollout_of
 from recipe_core.launch.training.sources import REWARD, TASKS
 from recipe_core.launch.training.tuning import adapter_targets
+from recipe_core.request.describe import short_name
 
 # Name of the configuration, and of its file without the ending.
 CONFIG = "verl"
