@@ -13,7 +13,7 @@ from recipe_core.base.errors import InputError, unknown
 from recipe_core.base.provenance import Sourced
 from recipe_core.base.resources import PACKAGE
 from recipe_core.base.types import Text
-from recipe_core.hardware.cluster import device_profile as device_of
+from recipe_core.hardware.cluster import device_profile
 from recipe_core.hardware.profile import Device
 
 FILE = DataFile(PACKAGE / "accuracy" / "families.yaml", "hardware")
@@ -100,7 +100,7 @@ def family_of(device: Device | str) -> str:
     if isinstance(device, str):
         if device in families():
             return device
-        return _by_architecture().get(device) or family_of(device_of(device))
+        return _by_architecture().get(device) or family_of(device_profile(device))
     return _by_architecture().get(device.architecture, "")
 
 

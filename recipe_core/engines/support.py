@@ -45,17 +45,17 @@ HEADS = "gqa "
 class Answer:
     """What a release says to one question.
 
-    ``chosen``: backends and kernels that it takes. ``words``: its own where it refuses, or what is
-    not known. ``release``: the one that was asked. ``asked``: False where the answer is that of
-    other releases, as no table has the one in question.
+    ``backends``: backends and kernels that it takes. ``words``: its own where it refuses, or what
+    is not known. ``release``: the one that was asked. ``from_table``: False where the answer is
+    that of other releases, as no table has the one in question.
     """
 
     verdict: Verdict
-    chosen: str = ""
+    backends: str = ""
     words: str = ""
     source: str = ""
     release: str = ""
-    asked: bool = True
+    from_table: bool = True
 
     @property
     def runs(self) -> bool:
@@ -63,11 +63,11 @@ class Answer:
 
     @property
     def emulates(self) -> bool:
-        return EMULATED in self.chosen.casefold()
+        return EMULATED in self.backends.casefold()
 
     @property
     def generic(self) -> bool:
-        return GENERIC in self.chosen
+        return GENERIC in self.backends
 
 
 def releases_asked(engine: str) -> tuple[str, ...]:
@@ -104,7 +104,7 @@ def support_answer(
             for neighbour in table_releases
         )
     except ValueError:  # a build that is no release
-        return Answer("unknown", words=f"{release} is no release that was asked", asked=False)
+        return Answer("unknown", words=f"{release} is no release that was asked", from_table=False)
     nearest = table_releases[max(place - 1, 0) : place + 1]
     neighbours = [
         _release_answer(engine, neighbour, architecture, kind, subject) for neighbour in nearest
@@ -116,10 +116,10 @@ def support_answer(
     settled = architecture in SETTLED and not any(word in subject for word in RECENT)
     older = place == 0 and not settled
     if len(same) == 1 and (len(neighbours) == 2 or (same == {"yes"} and not older)):
-        return replace(answers[-1], asked=False)
+        return replace(answers[-1], from_table=False)
     verdicts = ", ".join(f"{neighbour.verdict} in {neighbour.release}" for neighbour in answers)
     words = f"{verdicts}; {release} was not asked"
-    return replace(answers[-1], verdict="unknown", words=words, asked=False)
+    return replace(answers[-1], verdict="unknown", words=words, from_table=False)
 
 
 def _release_answer(

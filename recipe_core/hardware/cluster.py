@@ -297,7 +297,7 @@ def cluster(request: HardwareRequest) -> Cluster:
         fabric=measured_over(profile, inside),
         network=fabric(request.network or profile.node.network, "hardware.network"),
         price=price_of(request, alone),
-        asked=request,
+        request=request,
         beyond=fabric(inside.beyond) if inside.beyond and several else None,
     )
 

@@ -29,7 +29,7 @@ class Cluster:
     network: Fabric
     price: Price = UNKNOWN
     beyond: Fabric | None = None
-    asked: HardwareRequest | None = None
+    request: HardwareRequest | None = None
 
     @property
     def devices(self) -> int:

@@ -105,7 +105,7 @@ def import_table(
         text: the CSV.
         name: what errors and sources call it.
         terms: what the table does not say.
-        taken: names that offers must not get.
+        taken_names: names that offers must not get.
 
     Raises:
         InputError: for a table of another kind, a wrong value (names line, column, value and fix),

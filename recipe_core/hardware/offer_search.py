@@ -6,7 +6,7 @@ from collections import Counter
 from typing import get_args
 
 from recipe_core.base.errors import HardwareError, InputError, unknown
-from recipe_core.hardware.cluster import device_profile as device_named
+from recipe_core.hardware.cluster import device_profile
 from recipe_core.hardware.offers import Offer
 from recipe_core.hardware.prices import all_offers
 from recipe_core.hardware.profile import Commitment
@@ -53,7 +53,7 @@ def _offered_device(name: str, listed_offers: list[Offer]) -> str:
     if any(offer.device == name for offer in listed_offers):
         return name
     try:
-        return device_named(name).name
+        return device_profile(name).name
     except HardwareError as error:
         raise HardwareError(error.message, field="device", hint=error.hint) from None
 

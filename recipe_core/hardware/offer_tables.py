@@ -174,7 +174,7 @@ def read_csv_rows(
         columns: the headings it may have; None: any.
         needed: the headings it must have.
         field: the field of errors.
-        most: lines that it may have.
+        max_rows: lines that it may have.
 
     Raises:
         InputError: for other or missing headings, a cell too many, or too many lines.

@@ -156,8 +156,8 @@ def _offer_remark(offer: Offer, per_node: int) -> str | None:
     elif offer.devices_per_node > per_node:
         machine_price = usd(offer.usd_per_machine_hour)
         out.append(
-            f"{offer.name} is rented as a machine with {offer.devices_per_node} devices, {machine_price} "
-            "per hour: idle ones are paid for."
+            f"{offer.name} is rented as a machine with {offer.devices_per_node} devices, "
+            f"{machine_price} per hour: idle ones are paid for."
         )
     return " ".join(out) or None
 
@@ -169,6 +169,6 @@ def _no_offer_note(request: HardwareRequest, profile: Device) -> str | None:
     wanted_terms = offer_terms(request.commitment or "on-demand", request.term_months)
     offered_terms = ", ".join(dict.fromkeys(offer.terms for offer in offers_of(profile))) or "none"
     return (
-        f"No offer for {profile.name} is {wanted_terms} (known: {offered_terms}), so its price is unknown: state "
-        "your own as usd_per_device_hour."
+        f"No offer for {profile.name} is {wanted_terms} (known: {offered_terms}), so its price is "
+        "unknown: state your own as usd_per_device_hour."
     )

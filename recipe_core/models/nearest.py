@@ -28,7 +28,7 @@ def nearest_models(text: str, model_ids: Sequence[str] | None = None) -> list[st
 
     Args:
         text: what somebody typed.
-        known: the ids to look among; left out, the catalog's.
+        model_ids: the ids to look among; left out, the catalog's.
     """
     text = text[:LONGEST_NAME]
     text_words, without_owner = _split_name(text), _split_name(text.rpartition("/")[2])

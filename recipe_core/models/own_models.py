@@ -1,7 +1,7 @@
 """Models that this machine knows beside the catalog: configs that ``recipe models --refresh`` kept.
 
 One JSON file a model, ``owner--name.json``, in a folder of the user's data. Public servers never
-read it (``load_model`` without ``folders``).
+read it (``load_model_spec`` without ``folders``).
 """
 
 from __future__ import annotations

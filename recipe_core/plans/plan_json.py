@@ -83,7 +83,7 @@ def _cases_json(plan: PlanTable, rows: Int) -> list[dict[str, Any]]:
     for case, row in zip(out, rows.tolist(), strict=True):
         setting = plan.setting(row)
         if several:
-            hardware = setting.cluster.asked
+            hardware = setting.cluster.request
             case["hardware"] = hardware.model_dump(exclude_none=True) if hardware else None
         if plan.loads_differ:
             case["load"] = plan.columns["load"][row].item()

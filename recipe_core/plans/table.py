@@ -229,7 +229,7 @@ class PlanTable:
         return request.model_copy(
             update={
                 "options": request.options.model_copy(update=dict.fromkeys(self.spec.settled, ())),
-                "hardware": self.setting(row).cluster.asked or request.hardware,
+                "hardware": self.setting(row).cluster.request or request.hardware,
                 "candidate": CandidateRequest.model_validate(self.candidate(row)),
                 "workload": self.spec.workload(self, row),
             }

@@ -262,7 +262,7 @@ def _other_device_fallbacks(plan: Plan, rows: Int, by_device: bool) -> Iterator[
 
     for row in _startable_rows(plan, (row for row in rows if place(int(row)) not in covered)):
         covered.add(place(row))
-        hardware = {"hardware": _hardware_values(plan.setting(row).cluster.asked)}
+        hardware = {"hardware": _hardware_values(plan.setting(row).cluster.request)}
         yield _fallback("other-device", plan, row, hardware)
 
 

@@ -18,7 +18,7 @@ def test_answers_are_those_of_public_outcomes(
     if verdict is None:
         assert found is None
         return
-    assert (found.verdict, found.asked) == (verdict, asked), found
+    assert (found.verdict, found.from_table) == (verdict, asked), found
     if verdict == "no":
         assert found.words
         assert found.source

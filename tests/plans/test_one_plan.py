@@ -328,7 +328,7 @@ def test_a_plan_over_several_clusters_is_that_of_each_and_rows_know_theirs():
         assert key.endswith(f".on{k}") == bool(k)
         assert device in split_label(splits, row)
         alone = splits.request_of(row)
-        assert (alone.options.hardware, alone.hardware) == ((), splits.setting(row).cluster.asked)
+        assert (alone.options.hardware, alone.hardware) == ((), splits.setting(row).cluster.request)
         chosen = change(splits.request, select_split(splits.request, key))
         assert places[k].items() <= chosen.hardware.model_dump().items()
         assert len(chosen.options.hardware) == len(BESIDE)

@@ -378,7 +378,7 @@ class _Asking:
                 )
             elif reply is not None and reply.verdict == "yes":
                 self._add(cached=True)
-                if not reply.asked:
+                if not reply.from_table:
                     self._add(unasked=True)
             else:
                 self._add(unasked=True)
@@ -400,12 +400,12 @@ class _Asking:
                 ),
                 weights=False,
             )
-        elif reply.verdict == "unknown" and not reply.asked:
+        elif reply.verdict == "unknown" and not reply.from_table:
             self._add(
                 unasked=True,
                 unknown=f"whether {self.title} loads {format_text} is not known ({reply.words})",
             )
-        elif reply.verdict == "unknown" or not reply.asked:
+        elif reply.verdict == "unknown" or not reply.from_table:
             self._add(unasked=True)
         if reply.verdict == "yes":
             self._add(weights=True)

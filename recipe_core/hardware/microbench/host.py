@@ -174,7 +174,7 @@ class Layers:
 
 @dataclass
 class _Sequence:
-    left: int
+    tokens_left: int
     deliver: Callable[[int], None]
 
 
@@ -212,9 +212,9 @@ class TokenLoop:
                     return
                 running.append(arrived)
             for sequence, token in zip(running, self.step(len(running)), strict=True):
-                sequence.left -= 1
+                sequence.tokens_left -= 1
                 self._loop.call_soon_threadsafe(sequence.deliver, token)
-            running = [sequence for sequence in running if sequence.left > 0]
+            running = [sequence for sequence in running if sequence.tokens_left > 0]
 
     async def _serve(self, ready: threading.Event) -> None:
         self._loop, self._closed = asyncio.get_running_loop(), asyncio.Event()

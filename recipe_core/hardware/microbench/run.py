@@ -101,7 +101,8 @@ def device_kind(name: str | None) -> Kind:
         raise InputError(
             f"torch {torch.__version__} does not see a {name} device; {visible_text}.",
             field="device",
-            hint=f"Install torch for {name} (pytorch.org) and its driver, or use --device {visible_kind}.",
+            hint=f"Install torch for {name} (pytorch.org) and its driver, or use "
+            f"--device {visible_kind}.",
         )
     return name or visible_kind
 

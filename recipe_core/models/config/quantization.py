@@ -48,14 +48,14 @@ class Rule:
 class Scheme:
     """All rules of a checkpoint, the modules they skip, its cache format, and who wrote it.
 
-    ``whole``: the format of embedding and head too, where a format is of a whole file.
+    ``file_format``: the format of embedding and head too, where a format is of a whole file.
     """
 
     rules: tuple[Rule, ...]
     left_out: tuple[str, ...]
     kv_dtype: str | None
     method: str
-    whole: Format | None = None
+    file_format: Format | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +153,8 @@ def _apply_formats(
     }
     roles: set[Role] = set(formats)
     head = next((f for f, m in rules if m is not None and m.head and not left_out.head), None)
-    if scheme.whole is not None:
-        formats |= {"head": scheme.whole, "embedding": scheme.whole}
+    if scheme.file_format is not None:
+        formats |= {"head": scheme.file_format, "embedding": scheme.file_format}
     elif head is not None:
         formats["head"] = head
     roles |= formats.keys()
@@ -178,7 +178,7 @@ def _read_scheme(read: Reader) -> Scheme:
         kind = f"gguf/{gguf_type(str(read.config['file_type']))}"
         if form.dtype == "mxfp4":
             return Scheme((Rule(form, _EXPERTS),), (), None, kind)
-        return Scheme((Rule(form),), (), None, kind, whole=form)
+        return Scheme((Rule(form),), (), None, kind, file_format=form)
     # Of an fp8 checkpoint that was quantised again, the modules left out are still fp8.
     requantized = method == "fp8" and read.has("quantized_layers")
     left_out = () if requantized else _module_patterns(read, LEFT_OUT)
