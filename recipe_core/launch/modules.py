@@ -47,13 +47,13 @@ class LaunchFolder:
                 field="candidate.engine",
                 hint="Name the engine in small letters, digits and dashes, or set its `launcher`.",
             )
-        module, wanted = _import_launcher(f"{self.package}.{name}"), f"{self.verb}_{name}"
-        function: Callable[[Any], Any] | None = getattr(module, wanted, None)
+        module, function_name = _import_launcher(f"{self.package}.{name}"), f"{self.verb}_{name}"
+        function: Callable[[Any], Any] | None = getattr(module, function_name, None)
         if function is not None:
             return function
         file = f"{self.package.replace('.', '/')}/{name}.py"
-        reason = f"{file} does not define {wanted}" if module else f"{file} is missing"
-        form = f"{wanted}{self.form}"
+        reason = f"{file} does not define {function_name}" if module else f"{file} is missing"
+        form = f"{function_name}{self.form}"
         fix = f"Define {form} in it" if module else f"Add it; it defines {form}"
         raise NoAnswer(
             f"{engine} cannot be started: {reason}.",
