@@ -137,7 +137,7 @@ def test_a_stated_unit_counts_and_every_format_has_a_title():
     assert time_column(["x", "Arrival Time (ms)"]) == ("Arrival Time (ms)", "ms")
     assert time_column(["time", "timestamp"]) == ("timestamp", None)
     assert time_column(["length"]) is None
-    titles = [one.TITLE for one in FORMATS]
+    titles = [one.title for one in FORMATS]
     assert len(set(titles)) == len(titles) == 7
 
 

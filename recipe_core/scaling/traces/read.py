@@ -53,7 +53,7 @@ def _unpack_content(data: bytes, name: str) -> Content:
 
 def _parse_trace(content: Content, unit: str | None) -> Trace:
     trace_format = find_trace_format(content)
-    return build_trace(trace_format.read(content, unit), trace_format.TITLE, content)
+    return build_trace(trace_format.read(content, unit), trace_format.title, content)
 
 
 def _has_requests(content: Content) -> bool:

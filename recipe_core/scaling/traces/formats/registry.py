@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from recipe_core.scaling.traces.formats import (
     access_log,
@@ -17,19 +18,24 @@ from recipe_core.scaling.traces.formats.content import Content, wrong
 from recipe_core.scaling.traces.formats.requests import Requests
 
 
-class Format(Protocol):
-    """A module of this folder."""
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A module of this folder. ``read``: with the unit of times that do not say theirs."""
 
-    TITLE: str
-
-    def is_one(self, content: Content) -> bool: ...
-
-    def read(self, content: Content, unit: str | None = None) -> Requests:
-        """Its requests; ``unit`` of times that do not say theirs."""
-        ...
+    title: str
+    recognises: Callable[[Content], bool]
+    read: Callable[[Content, str | None], Requests]
 
 
-FORMATS: tuple[Format, ...] = (azure, burstgpt, mooncake, spans, table, bench, access_log)
+FORMATS = (
+    Format(azure.TITLE, azure.is_azure_trace, azure.read_azure_trace),
+    Format(burstgpt.TITLE, burstgpt.is_burstgpt_trace, burstgpt.read_burstgpt_trace),
+    Format(mooncake.TITLE, mooncake.is_mooncake_trace, mooncake.read_mooncake_trace),
+    Format(spans.TITLE, spans.has_genai_spans, spans.read_genai_spans),
+    Format(table.TITLE, table.is_request_table, table.read_request_table),
+    Format(bench.TITLE, bench.is_benchmark_trace, bench.read_benchmark_trace),
+    Format(access_log.TITLE, access_log.is_access_log, access_log.read_access_log),
+)
 PICKLE = b"\x80"
 
 
@@ -39,7 +45,7 @@ def find_trace_format(content: Content) -> Format:
     Raises:
         InputError: when no format knows it; says what its first line holds.
     """
-    trace_format = next((candidate for candidate in FORMATS if candidate.is_one(content)), None)
+    trace_format = next((candidate for candidate in FORMATS if candidate.recognises(content)), None)
     if trace_format is not None:
         return trace_format
     if content.data.startswith(PICKLE):
