@@ -14,7 +14,7 @@ from typing import Any
 
 from recipe_core.request.scaling import Period, Scaling
 from recipe_core.scaling.policies.schedule import HOURS as WEEK
-from recipe_core.scaling.policies.schedule import week_replicas as hours_of
+from recipe_core.scaling.policies.schedule import week_replicas
 
 DAY = 24
 
@@ -30,7 +30,7 @@ class Span:
 
 def replicas_by_hour(scaling: Scaling) -> tuple[int, ...]:
     """Replicas of every hour of the week: of periods that overlap the largest, else the fewest."""
-    return tuple(int(replicas) for replicas in hours_of(scaling))
+    return tuple(int(replicas) for replicas in week_replicas(scaling))
 
 
 def busy_spans(hours: Sequence[int]) -> list[Span]:
