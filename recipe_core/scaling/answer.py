@@ -107,17 +107,16 @@ def simulate_over_time_json(
     days: float | None = None,
     folders: bool = True,
 ) -> dict[str, Any]:
-    """``over_time`` of the plain values of a request, as plain values: what workers are asked.
+    """``simulate_over_time`` of a request in plain values, as plain values, for workers.
 
     Raises:
-        RecipeError: as ``over_time``.
+        RecipeError: as ``simulate_over_time``.
     """
     plan_request = PlanRequest.parse(request)
     return simulate_over_time(plan_request, policies=policies, days=days, folders=folders).to_json()
 
 
 def _policies_to_search(scaling: Scaling | None, names: Sequence[Policy] | None) -> list[Policy]:
-    """Policies whose parameters are searched."""
     if names is None:
         return [] if scaling is not None else list(POLICIES)
     return [name for name in names if scaling is None or name != scaling.policy]
@@ -176,7 +175,7 @@ def _with_ranges(
         progress.count_step()
     columns = zip(*runs, strict=True)
     return {
-        policy: (scaling, replace(replays, day=column[0], others=column[1:]))
+        policy: (scaling, replace(replays, day=column[0], reruns=column[1:]))
         for (policy, (scaling, replays)), column in zip(best.items(), columns, strict=True)
     }
 

@@ -173,7 +173,7 @@ def _bound_outcome(
     return Outcome(
         span_s=len(arrived) * interval_s,
         requests=float(arrived.sum()),
-        kept=float(kept_requests.sum()),
+        kept_requests=float(kept_requests.sum()),
         replica_s=float(replicas.sum()) * interval_s,
         rented_s=float(replicas.sum()) * devices * interval_s,
         starts=float(np.maximum(np.diff(replicas), 0.0).sum()),

@@ -59,9 +59,11 @@ def check_worst_hour(simulation: Simulation, scaling: Scaling, outcome: Outcome)
     )
     inside = by_requests.series
     share, requests = _kept_share_between(
-        inside.arrived, inside.kept, INTERVAL_S, from_s - warm_s, to_s - warm_s
+        inside.arrived, inside.kept_requests, INTERVAL_S, from_s - warm_s, to_s - warm_s
     )
-    flow, _ = _kept_share_between(series.arrived, series.kept, series.interval_s, from_s, to_s)
+    flow, _ = _kept_share_between(
+        series.arrived, series.kept_requests, series.interval_s, from_s, to_s
+    )
     if not requests:
         return None
     return Checked(attainment=share, flow=flow, requests=round(requests), window=(from_s, to_s))

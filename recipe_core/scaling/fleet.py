@@ -29,7 +29,7 @@ class Service:
 
     prompt_tokens, prompt_s: seconds that so many prompt tokens add to a step (one row for each n,
     one column for each of ``prompt_tokens``, which begin with 0), in place of ``token_s``; empty
-    without. tokens_per_step: more than 1 where drafts are accepted. held: share of its answer for
+    without. tokens_per_step: more than 1 where drafts are accepted. held_share: of its answer, for
     which a request holds cache, on average over its stay. chunked: prompts may be split. mixes:
     prompts and decoding share steps. stages, ranks: of a pipeline, and of data-parallel attention
     with shared experts, which share the prompts of a step. late_steps: steps until a token is with
@@ -47,7 +47,7 @@ class Service:
     prompt_tokens: Float = field(default_factory=lambda: NO_TABLE)
     prompt_s: Float = field(default_factory=lambda: NO_TABLE)
     tokens_per_step: float = 1.0
-    held: float = 0.5
+    held_share: float = 0.5
     chunked: bool = True
     mixes: bool = True
     stages: int = 1
@@ -61,7 +61,7 @@ class Service:
         return np.maximum(np.floor(input_tokens * (1 - self.prefix_hit) + 0.5), 1.0)
 
     def cache_tokens(self, input_tokens: Float, output_tokens: Float) -> Float:
-        return input_tokens + self.held * output_tokens + self.block_tokens / 2
+        return input_tokens + self.held_share * output_tokens + self.block_tokens / 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,7 @@ def simulate_flow(
 
 
 class _Flow:
-    """The state of a simulation of all columns; ``each`` steps are an interval."""
+    """The state of a simulation of all columns. ``interval_steps``: steps of an interval."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class _Flow:
         self.starting = Starting(fleet.start, self.dt_s, columns, chance)
         self.starting.begin(begin)
         self.tally = Tally(fleet, self.shares, columns, self.intervals, interval_steps, self.dt_s)
-        self.wanted = begin.astype(float)
+        self.desired = begin.astype(float)
         self.expected, self.requests = arrivals_of(load, self.steps, self.dt_s, seed)
         self._arriving = np.stack([self.expected, self.requests], axis=1)[:, :, np.newaxis]
         events = fleet.events
@@ -155,7 +155,7 @@ class _Flow:
             share,
             self._line_s,
             float(self.requests[step]),
-            (self.starting.count, self.wanted),
+            (self.starting.count, self.desired),
         )
 
     def _ready(self, step: int, due: Float) -> None:
@@ -187,7 +187,7 @@ class _Flow:
     def _tick(self, step: int, at_s: float) -> None:
         self.groups.join()
         signals = self._signals(step, at_s)
-        self.wanted = desired = np.zeros_like(signals.ready) + self.controller.decide(signals)
+        self.desired = desired = np.zeros_like(signals.ready) + self.controller.decide(signals)
         current = signals.ready + signals.starting
         more = np.maximum(desired - current, 0.0)
         if more.any():

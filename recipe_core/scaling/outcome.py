@@ -16,17 +16,17 @@ MONTH_S = 365.25 / 12 * 24 * HOUR_S
 class Series:
     """One number an interval of ``interval_s``: requests that arrived, kept the limits, replicas.
 
-    arrived, kept: requests by the interval of their arrival. ready, starting, wanted: replicas,
+    arrived, kept_requests: by the interval of their arrival. ready, starting, desired: replicas,
     means over the interval. waiting, running: requests, means over it. ttft_s: mean of those that
     arrived in it, NaN where none did.
     """
 
     interval_s: float
     arrived: Float
-    kept: Float
+    kept_requests: Float
     ready: Float
     starting: Float
-    wanted: Float
+    desired: Float
     waiting: Float
     running: Float
     ttft_s: Float
@@ -36,15 +36,15 @@ class Series:
 class Outcome:
     """Totals of one column over ``span_s``.
 
-    kept: requests that kept all limits, of ``requests``. replica_s: seconds of replicas that were
-    paid. rented_s: seconds of devices that were paid, of whole machines where these are rented.
-    starts: replicas that were ordered after the beginning. delayed: requests that waited
+    kept_requests: those that kept all limits, of ``requests``. replica_s: seconds of replicas that
+    were paid. rented_s: seconds of devices that were paid, of whole machines where these are
+    rented. starts: replicas that were ordered after the beginning. delayed: requests that waited
     because a replica was still starting. lost: replicas that failed or were reclaimed.
     """
 
     span_s: float
     requests: float
-    kept: float
+    kept_requests: float
     replica_s: float
     rented_s: float
     starts: float
@@ -56,7 +56,7 @@ class Outcome:
     @property
     def attainment(self) -> float:
         """Share of requests that kept the limits; 1 where none came."""
-        return self.kept / self.requests if self.requests else 1.0
+        return self.kept_requests / self.requests if self.requests else 1.0
 
     @property
     def worst_interval(self) -> tuple[float, float]:
@@ -68,7 +68,7 @@ class Outcome:
         counts = arrived > 0.1 * arrived.mean()
         if not counts.any():
             return 0.0, 1.0
-        share = np.where(counts, self.series.kept / np.maximum(arrived, 1e-9), np.inf)
+        share = np.where(counts, self.series.kept_requests / np.maximum(arrived, 1e-9), np.inf)
         worst = int(np.argmin(share))
         return worst * self.series.interval_s, float(share[worst])
 

@@ -273,7 +273,7 @@ class _Run:
 
     def _tick(self, now: float) -> None:
         desired = int(np.asarray(self.controller.decide(self._signals(now))).reshape(-1)[0])
-        self.lives.wanted.append((now, desired))
+        self.lives.desired.append((now, desired))
         current = len(self._ready) + len(self._starting)
         for _ in range(desired - current):
             self._order(now)

@@ -34,13 +34,13 @@ STEPS_S = (60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_
 class Replays:
     """One policy over the whole time, and over its hardest day under several chances.
 
-    day: of those the one with the chances of ``outcome``. others: with other starts and events, and
+    day: of those the one with the chances of ``outcome``. reruns: with other starts and events, and
     with quick and with slow starts.
     """
 
     outcome: Outcome
     day: Outcome | None = None
-    others: tuple[Outcome, ...] = ()
+    reruns: tuple[Outcome, ...] = ()
 
     @property
     def attainment(self) -> float:
@@ -60,7 +60,7 @@ class Replays:
         value, shares = self.attainment, [self.attainment]
         if self.day is not None:
             missed = 1 - self.day.attainment
-            for rerun in self.others:
+            for rerun in self.reruns:
                 change = (1 - rerun.attainment) - missed
                 if missed > LEAST_MISSED:
                     missed_overall = (1 - value) * (missed + change) / missed
@@ -152,10 +152,10 @@ def series_answer(series: Series) -> SeriesAnswer:
     return SeriesAnswer(
         interval_s=step,
         arrived=_round_series(_sum_rows(series.arrived, count)),
-        kept=_round_series(_sum_rows(series.kept, count)),
+        kept=_round_series(_sum_rows(series.kept_requests, count)),
         ready=_round_series(_mean_rows(series.ready, count)),
         starting=_round_series(_mean_rows(series.starting, count)),
-        wanted=_round_series(_mean_rows(series.wanted, count)),
+        wanted=_round_series(_mean_rows(series.desired, count)),
         waiting=_round_series(_mean_rows(series.waiting, count)),
         running=_round_series(_mean_rows(series.running, count)),
         ttft_s=tuple(_five_digits(value) if np.isfinite(value) else None for value in ttft_s),

@@ -66,7 +66,7 @@ class _PolicySearch:
     space: Space
     values: dict[str, set[float]] = field(default_factory=dict)
     tried: dict[tuple[float, ...], Tried] = field(default_factory=dict)
-    known: set[str] = field(default_factory=set)
+    seen_keys: set[str] = field(default_factory=set)
 
     def new(self, points: Iterable[tuple[float, ...]]) -> dict[tuple[float, ...], Scaling]:
         """The policies at points that are not known yet, by point."""
@@ -77,8 +77,8 @@ class _PolicySearch:
             if scaling is None:
                 continue
             name = json.dumps(scaling.to_json(), sort_keys=True)
-            if name not in self.known:
-                self.known.add(name)
+            if name not in self.seen_keys:
+                self.seen_keys.add(name)
                 out[point] = scaling
             for axis, value in zip(names, point, strict=True):
                 self.values.setdefault(axis, set()).add(value)
@@ -107,7 +107,7 @@ def search_policies(
     Args:
         spaces: of the policies.
         simulate: simulates policies, one a column.
-        wanted: share of requests that must keep the limits.
+        attainment: share of requests that must keep the limits.
         rounds: of the search.
 
     Raises:

@@ -124,7 +124,7 @@ def _generating_service(
         prompt_tokens=tokens,
         prompt_s=prompt_s,
         tokens_per_step=float(tokens_per_step(cases.draft_tokens, cases.acceptance)[0]),
-        held=1.0 if reserves else 0.5,
+        held_share=1.0 if reserves else 0.5,
         chunked=setting.engine.chunked_prefill,
         mixes=mixes,
         stages=stages,
@@ -196,5 +196,5 @@ def _pooling_service(setting: Setting, cases: Cases, fullest: int, scale: float)
 
 
 def _geometric_from_zero(highest: float, count: int) -> Float:
-    """Points from 1 to ``most``, each so many times the one before, after a 0."""
+    """Points from 1 to ``highest``, each so many times the one before, after a 0."""
     return np.concatenate([np.zeros(1), np.geomspace(1.0, highest, count - 1)])

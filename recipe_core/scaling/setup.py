@@ -127,13 +127,13 @@ def _simulated_time(
 class Reclaims:
     """Reclaims per hour of one instance: the median of traces, and their range.
 
-    ``held``: share of the instances asked for that zones held. ``notice_s``: before one ends.
+    ``held_share``: share of the instances asked for that zones held. ``notice_s``: before one ends.
     """
 
     per_hour: float
     low: float
     high: float
-    held: float
+    held_share: float
     notice_s: float
     traces: int
     basis: str
@@ -174,7 +174,7 @@ def reclaims(architecture: str | None = None, provider: str | None = None) -> Re
         per_hour=statistics.median(rates),
         low=min(rates),
         high=max(rates),
-        held=market.held,
+        held_share=market.held,
         notice_s=notice_s,
         traces=len(rates),
         basis=market.basis,
@@ -201,7 +201,7 @@ def events_of(
         devices_per_node: that a node has.
         spot: whether instances can be reclaimed, and orders refused.
         provider: of spot instances; all traces count where it has none, or is None.
-        how: whether nodes are rented or one's own.
+        ownership: whether nodes are rented or one's own.
 
     Raises:
         InputError: for numbers that are not positive.
@@ -214,7 +214,7 @@ def events_of(
         repair_s=repair_hours(ownership) * HOUR_S,
         reclaims_per_hour=count * spot_reclaims.per_hour if spot_reclaims else 0.0,
         notice_s=spot_reclaims.notice_s if spot_reclaims else 0.0,
-        available=spot_reclaims.held if spot_reclaims else 1.0,
+        available=spot_reclaims.held_share if spot_reclaims else 1.0,
     )
 
 

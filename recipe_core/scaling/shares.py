@@ -57,10 +57,10 @@ class Shares:
         """Share within limits at a rate of each replica in the long run; 0 beyond the fastest."""
         curve = self.curve
         flight = np.interp(per_replica, curve.rate, curve.in_flight)
-        share_kept = self.kept(flight, np.zeros(np.shape(flight)), replicas)
+        share_kept = self.kept_share(flight, np.zeros(np.shape(flight)), replicas)
         return np.where(per_replica > curve.fastest, 0.0, share_kept)
 
-    def kept(self, in_flight: Float, wait_s: Float, replicas: Float) -> Float:
+    def kept_share(self, in_flight: Float, wait_s: Float, replicas: Float) -> Float:
         """Share within limits; arrays of one shape."""
         x, u = _locate_cells(self.in_flight, in_flight)
         w, v = _locate_cells(self.waits_s, wait_s)
@@ -279,7 +279,6 @@ def _sample_counted_requests(
     counted: Int,
     limits_s: Mapping[str, float],
 ) -> _Sample:
-    """The figures of counted requests."""
     first, done = np.array(records.first), np.array(records.done)
     ttft_s, tpot_s, latency_s = (
         figure[counted] for figure in latencies(service, trace, first, done)

@@ -153,7 +153,6 @@ class Simulation:
         return replace(self.fleet, start=start)
 
     def _history_to(self, at_s: float) -> Load | None:
-        """The load before a moment."""
         past, count = self.history, int(at_s // self.load.interval_s)
         if not count:
             return past
@@ -164,7 +163,6 @@ class Simulation:
 
 
 def _batch_key(scaling: Scaling) -> tuple[object, ...]:
-    """What scalings of one controller share."""
     return (scaling.policy, scaling.interval_s, scaling.window_s if _learns(scaling) else None)
 
 

@@ -77,19 +77,19 @@ class Need:
 class Axis:
     """A parameter: its first values, and how finer ones between them are made.
 
-    whole: only whole numbers. exact: only the first values.
+    integral: only whole numbers. exact: only the first values.
     """
 
     name: str
     values: tuple[float, ...]
-    whole: bool = False
+    integral: bool = False
     exact: bool = False
 
     def between(self, low: float, high: float) -> float | None:
         """A value between two others; None where there is none."""
         if self.exact:
             return None
-        if self.whole:
+        if self.integral:
             middle = (low + high) // 2
             return float(middle) if low < middle < high else None
         middle = math.sqrt(low * high) if low > 0 else (low + high) / 2
@@ -119,7 +119,7 @@ def _fixed_space(need: Need) -> Space:
         count = int(point["replicas"])
         return Scaling(policy="fixed", min_replicas=count, max_replicas=count)
 
-    return Space("fixed", (Axis("replicas", counts, whole=True),), at)
+    return Space("fixed", (Axis("replicas", counts, integral=True),), at)
 
 
 def _schedule_space(need: Need) -> Space:
@@ -185,7 +185,7 @@ def _predictive_space(need: Need) -> Space:
     axes = (
         Axis("headroom", (0.0, 0.1, 0.2, 0.35, 0.6, 1.0)),
         Axis("lead", leads, exact=True),
-        Axis("least", _min_replica_counts(need, zero=True), whole=True, exact=True),
+        Axis("least", _min_replica_counts(need, zero=True), integral=True, exact=True),
         Axis("down", (0.0, 600.0)),
     )
 
@@ -211,7 +211,9 @@ def _behavior_space_of(policy: Policy) -> Callable[[Need], Space]:
         metric = _followed_metric(need)
         axes = (
             Axis("target", (0.3, 0.45, 0.6, 0.75, 0.9, 1.1)),
-            Axis("least", _min_replica_counts(need, zero=policy == "keda"), whole=True, exact=True),
+            Axis(
+                "least", _min_replica_counts(need, zero=policy == "keda"), integral=True, exact=True
+            ),
             Axis("down", (60.0, 300.0, 900.0, 2700.0)),
             Axis("tolerance", (0.02, 0.1), exact=True),
         )
@@ -234,7 +236,7 @@ def _kpa_space(need: Need) -> Space:
     axes = (
         Axis("target", (0.3, 0.45, 0.6, 0.75, 0.9, 1.1)),
         Axis("window", (30.0, 60.0, 180.0, 600.0)),
-        Axis("least", _min_replica_counts(need, zero=True), whole=True, exact=True),
+        Axis("least", _min_replica_counts(need, zero=True), integral=True, exact=True),
         Axis("down", (0.0, 300.0, 1200.0)),
     )
 
@@ -260,7 +262,7 @@ def _delay_space_of(
             Axis("target", (0.3, 0.45, 0.6, 0.75, 0.9, 1.1)),
             Axis("up", up),
             Axis("down", (120.0, 600.0, 1200.0, 3000.0)),
-            Axis("least", _min_replica_counts(need, zero=True), whole=True, exact=True),
+            Axis("least", _min_replica_counts(need, zero=True), integral=True, exact=True),
         )
 
         def at(point: Point) -> Scaling:
@@ -280,7 +282,7 @@ def _delay_space_of(
 def _dynamo_space(need: Need) -> Space:
     axes = (
         Axis("headroom", (0.0, 0.1, 0.25, 0.5, 1.0)),
-        Axis("least", _min_replica_counts(need, zero=False), whole=True, exact=True),
+        Axis("least", _min_replica_counts(need, zero=False), integral=True, exact=True),
     )
 
     def at(point: Point) -> Scaling:
@@ -295,7 +297,7 @@ def _llm_d_space(need: Need) -> Space:
     axes = (
         Axis("cache", (0.4, 0.6, 0.8, 0.9)),
         Axis("queue", (1.0, 2.0, 5.0)),
-        Axis("least", _min_replica_counts(need, zero=False), whole=True, exact=True),
+        Axis("least", _min_replica_counts(need, zero=False), integral=True, exact=True),
     )
 
     def at(point: Point) -> Scaling:

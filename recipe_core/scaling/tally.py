@@ -12,7 +12,7 @@ from recipe_core.scaling.shares import OPEN, Shares
 
 # Numbers in an array of a block of steps, about.
 _BLOCK = 1_000_000
-_SUMS = ("kept", "ready", "starting", "wanted", "waiting", "running", "ttft_s", "delayed")
+_SUMS = ("kept", "ready", "starting", "desired", "waiting", "running", "ttft_s", "delayed")
 
 
 class Tally:
@@ -41,7 +41,7 @@ class Tally:
         self._flight, self._random, self._share, self._line_s, self._count = (
             np.zeros((size, 2, columns)) for _ in range(5)
         )
-        self._starting, self._wanted, self._gateway = (np.zeros((size, columns)) for _ in range(3))
+        self._starting, self._desired, self._gateway = (np.zeros((size, columns)) for _ in range(3))
         self._requests = np.zeros(size)
         self._size, self._filled, self._done = size, 0, 0
 
@@ -59,7 +59,7 @@ class Tally:
         self._random[k] = groups.in_flight[RANDOM]
         self._line_s[k], self._count[k] = line_s, groups.replicas
         self._gateway[k], self._requests[k] = groups.gateway[EXPECTED], requests
-        self._starting[k], self._wanted[k] = starting_and_desired
+        self._starting[k], self._desired[k] = starting_and_desired
         self._filled = k + 1
         if self._filled == self._size:
             self.flush()
@@ -77,7 +77,7 @@ class Tally:
         line_s = np.maximum(line_s, self._chance_s(flight))
         replicas = np.broadcast_to(ready[:, None], inside.shape)
         weight = self._share[:n] * self._requests[:n, None, None]
-        share_kept = shares.kept(self._met(flight, count, line_s), line_s, replicas)
+        share_kept = shares.kept_share(self._met(flight, count, line_s), line_s, replicas)
         ttft_s = shares.mean(shares.ttft_s, inside, replicas) + line_s
         late = (line_s > min(self._limit_s, 1.0)) & (self._starting[:n, None] > 0)
         met = shares.mean(shares.met, inside, replicas)
@@ -86,7 +86,7 @@ class Tally:
             "kept": (share_kept * weight).sum(axis=1),
             "ready": ready,
             "starting": self._starting[:n],
-            "wanted": self._wanted[:n],
+            "desired": self._desired[:n],
             "waiting": ((beyond + entering) * count).sum(axis=1) + self._gateway[:n],
             "running": ((met - entering) * count).sum(axis=1),
             "ttft_s": (ttft_s * weight).sum(axis=1),
@@ -103,7 +103,7 @@ class Tally:
         self._done, self._filled = self._done + n, 0
 
     def pay(self, present: Float, ended: Float, seconds: Float | float) -> None:
-        """Replicas that are no more among those that are ``there`` are paid for so long.
+        """Replicas that are no more among those that are ``present`` are paid for so long.
 
         Of machines that others use too only what these do not need.
         """
@@ -144,7 +144,7 @@ class Tally:
         """Requests of some steps leave the gateway after their waits."""
         full = self.shares.curve.full
         inside = np.full(len(steps), min(flight, full))
-        share_kept = self.shares.kept(inside, wait_s, np.ones(len(steps)))
+        share_kept = self.shares.kept_share(inside, wait_s, np.ones(len(steps)))
         rows = steps // self._each
         np.add.at(self.sums["kept"][:, column], rows, share_kept * requests)
         np.add.at(self.sums["ttft_s"][:, column], rows, wait_s * requests)
@@ -159,13 +159,13 @@ class Tally:
         kept_requests = np.clip(sums["kept"], 0.0, arrived)
         means = {
             name: sums[name] / self._each
-            for name in ("ready", "starting", "wanted", "waiting", "running")
+            for name in ("ready", "starting", "desired", "waiting", "running")
         }
         ttft_s = np.where(arrived > 0, sums["ttft_s"] / np.maximum(arrived, 1e-9), np.nan)
         return Outcome(
             span_s=span_s,
             requests=float(arrived.sum()),
-            kept=float(kept_requests.sum()),
+            kept_requests=float(kept_requests.sum()),
             replica_s=float(self.replica_s[column]),
             rented_s=float(self.rented_s[column]),
             starts=float(self.starts[column]),
@@ -173,6 +173,10 @@ class Tally:
             lost=float(self.lost[column]),
             most_replicas=float(self.most[column]),
             series=Series(
-                interval_s=interval_s, arrived=arrived, kept=kept_requests, ttft_s=ttft_s, **means
+                interval_s=interval_s,
+                arrived=arrived,
+                kept_requests=kept_requests,
+                ttft_s=ttft_s,
+                **means,
             ),
         )

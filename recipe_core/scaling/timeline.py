@@ -18,7 +18,7 @@ class Lives:
     """Times of all replicas by number, infinite until they come; what a run counts besides.
 
     met_start: requests that arrived while a replica was starting. sent_again: those whose replica
-    was lost. wanted: what the policy said when.
+    was lost. desired: what the policy said when.
     """
 
     def __init__(self, requests: int) -> None:
@@ -30,7 +30,7 @@ class Lives:
         self.lost: set[int] = set()
         self.sent_again: set[int] = set()
         self.met_start: list[int] = []
-        self.wanted: list[tuple[float, float]] = []
+        self.desired: list[tuple[float, float]] = []
 
     def order(self, now: float) -> int:
         """A new replica; its number."""
@@ -109,10 +109,10 @@ def outcome_of(
     series = Series(
         interval_s=interval_s,
         arrived=arrived,
-        kept=_sum_by_interval(place, keeps_limits.astype(float), edges),
+        kept_requests=_sum_by_interval(place, keeps_limits.astype(float), edges),
         ready=ready_now,
         starting=mean_counts(ordered, up_from, edges),
-        wanted=_step_means(lives.wanted, edges, float((ready == 0.0).sum())),
+        desired=_step_means(lives.desired, edges, float((ready == 0.0).sum())),
         waiting=mean_counts(trace.arrival_s, np.minimum(entered, done), edges),
         running=mean_counts(entered, done, edges),
         ttft_s=mean_ttft_s,
@@ -120,7 +120,7 @@ def outcome_of(
     return Outcome(
         span_s=span_s,
         requests=float(len(trace)),
-        kept=float(keeps_limits.sum()),
+        kept_requests=float(keeps_limits.sum()),
         replica_s=float((paid_to - paid_from).sum()),
         rented_s=_rented_s(fleet, paid_from, paid_to),
         starts=float((ordered > 0.0).sum()),
@@ -165,7 +165,6 @@ def _rented_s(fleet: Fleet, paid_from: Float, paid_to: Float) -> float:
 
 
 def _most_replicas(ordered: Float, ended: Float, span_s: float) -> float:
-    """Most replicas that were there at once."""
     ended = ended[ended < span_s]
     times = np.concatenate([ordered, ended])
     change = np.concatenate([np.ones(len(ordered)), -np.ones(len(ended))])

@@ -103,7 +103,7 @@ def buy_or_rent(
     Written off: ``m · (capital + running)``. Rented: ``m · price · 730 · rented_share``.
 
     Args:
-        own: the price and the running costs of a device.
+        cost: the price and the running costs of a device.
         rented_usd_per_hour: price of a device-hour that is rented.
         devices: devices bought, or rented.
         months: of the curves.

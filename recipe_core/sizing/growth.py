@@ -145,7 +145,7 @@ def grow_ladders(
     """Several choices by name, the cheapest of them in total and in each month.
 
     Raises:
-        InputError: as ``grow``, or where there is no choice.
+        InputError: as ``grow_ladder``, or where there is no choice.
     """
     if not ladders:
         raise InputError("has no choices.", field="ladders", hint="Give one at least.")

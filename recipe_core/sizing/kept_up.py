@@ -270,8 +270,8 @@ def price_spot(
     An instance lives an exponential time of mean 1/λ, of which the first ``restart_s`` (r hours)
     are paid and serve nothing: ``E[max(L - r, 0)] / E[L] = exp(-λ·r)`` of paid hours serve. A
     replica on m instances serves while all are older than r: ``exp(-m·λ·r)``. The capacity asked
-    for serves ``held`` times that. Left out: waiting replacements that the notice of a reclaim
-    lets start early, and reclaims of many instances at once.
+    for serves ``held_share`` times that. Left out: waiting replacements that the notice of a
+    reclaim lets start early, and reclaims of many instances at once.
 
     Args:
         reclaims_per_hour: λ, per instance and hour held.
@@ -280,7 +280,7 @@ def price_spot(
         devices: devices that are to serve on average.
         devices_per_instance: the devices of an instance; whole instances are asked for.
         instances_per_replica: m, the instances that a replica spans.
-        held: share of the instances asked for that the market gives.
+        held_share: share of the instances asked for that the market gives.
 
     Raises:
         InputError: for values out of range, or where next to nothing would serve.
@@ -324,13 +324,13 @@ RESTART_S = 600.0
 class Upkeep:
     """How replicas on the machines of a cluster stay up.
 
-    ``asked``: None where the request does not ask, so that only what a spot market takes back
-    counts, on average.
+    ``availability``: None where the request does not ask, so that only what a spot market takes
+    back counts, on average.
     """
 
     place: Cluster
     owned: bool
-    asked: AvailabilityRequest | None
+    availability: AvailabilityRequest | None
 
     @property
     def market(self) -> SpotMarket | None:
@@ -347,14 +347,14 @@ class Upkeep:
     @property
     def mtbf_hours(self) -> float:
         """Mean time between failures of a machine."""
-        stated_hours = self.asked.node_mtbf_hours if self.asked else None
+        stated_hours = self.availability.node_mtbf_hours if self.availability else None
         return stated_hours or self.failures.mtbf_hours
 
     @property
     def repair_hours(self) -> float:
         """Mean time from a failure until the replicas of a machine serve again."""
-        if self.asked is not None and self.asked.repair_hours is not None:
-            return self.asked.repair_hours
+        if self.availability is not None and self.availability.repair_hours is not None:
+            return self.availability.repair_hours
         return repair_hours("own" if self.owned else "rented") + RESTART_S / 3600.0
 
     def domains(self, replicas: int, devices: int) -> Domains:
@@ -369,7 +369,7 @@ class Upkeep:
     def up(self) -> float:
         """The share of time that a machine is up: not failed, and not taken back."""
         down = 0.0
-        if self.asked is not None:
+        if self.availability is not None:
             down = 1 / node_availability(self.mtbf_hours, self.repair_hours) - 1
         if self.market is not None:
             down += self.market.reclaims_per_hour * RESTART_S / 3600.0
@@ -383,7 +383,7 @@ class Upkeep:
         Raises:
             InputError: where no number of them is enough.
         """
-        target = self.asked.target if self.asked else None
+        target = self.availability.target if self.availability else None
         return find_spares(self.domains(replicas, devices), self.up, target)
 
     def rented(self, replicas: int, devices: int) -> int:

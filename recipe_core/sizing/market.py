@@ -25,13 +25,13 @@ Named = str | dict[str, Any]
 class Machine:
     """A kind of machine: as many as may be had, as one cluster.
 
-    ``hardware``: the cluster, its price named or stated. ``most``: devices that may be used.
+    ``hardware``: the cluster, its price named or stated. ``most_devices``: that may be used.
     ``networked``: whether several of them share the network of their device's nodes; over others no
     server is spread. ``elastic``: rented in parts.
     """
 
     hardware: HardwareRequest
-    most: int
+    most_devices: int
     networked: bool
     elastic: bool = False
     owned: bool = False
@@ -108,7 +108,6 @@ def _is_usual_device(profile: Device, market: Market) -> bool:
 
 
 def _named_cluster_choice(hardware: HardwareRequest) -> Choice:
-    """The one cluster that a request names."""
     place = cluster(hardware)
     is_full_node = hardware.per_node >= place.device.node.devices
     machine = Machine(hardware, hardware.devices, is_full_node or hardware.nodes > 1)
@@ -250,7 +249,6 @@ def _no_price_text(profile: Device) -> str:
 
 
 def _no_offer_text(profile: Device, device_offers: Sequence[Offer], market: Market) -> str:
-    """Why none of a device's offers is taken."""
     providers = ", ".join(sorted({offer.provider for offer in device_offers}))
     smallest = min(offer.devices_per_node for offer in device_offers)
     most_devices = min(market.largest_node or market.most_devices, market.most_devices)

@@ -34,7 +34,7 @@ def answer_in_parts(
     With it, the answer is that of ``size`` over all devices.
 
     Args:
-        asked: a SizeRequest as plain values.
+        values: a SizeRequest as plain values.
         parts: how many; more than there are count as all.
         digest: of the model's files, where these may change.
         folders: whether the model may be named by a path on this machine.
@@ -70,7 +70,6 @@ def _latest_parts(text: str, digest: str, folders: bool) -> dict[int, Sizing]:  
 
 
 def _best_rows_json(sizing: Sizing) -> Json:
-    """The best row of each device so far."""
     answer = Answer(sizing)
 
     def best(devices: Sequence[SizedDevice]) -> list[Json]:

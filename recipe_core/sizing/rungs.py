@@ -23,7 +23,7 @@ def ladder_steps(device: SizedDevice, row: int, load: float, *, spares: bool = T
     """
     replicas, _ = device.replicas_of(row)
     cluster = device.plan.setting(row).cluster
-    price, most_devices = cluster.usd_per_device_hour or 0.0, device.machine(row).most
+    price, most_devices = cluster.usd_per_device_hour or 0.0, device.machine(row).most_devices
     out: list[Step] = []
     count = 1
     while (rented := rented_for(device, row, count, spares=spares)) <= most_devices:

@@ -73,7 +73,7 @@ class SizedDevice:
     def upkeep(self, row: int) -> Upkeep | None:
         """The same where spares count: availability is asked for, or machines are taken back."""
         upkeep = self.machine_upkeep(row)
-        counts = upkeep.asked is not None or upkeep.market is not None
+        counts = upkeep.availability is not None or upkeep.market is not None
         return upkeep if counts and self.plan.kind == "serving" else None
 
     @cached_property
@@ -136,7 +136,7 @@ class SizedDevice:
         """Rows that run on no more devices than there may be, each server on one network."""
         machines = self.choice.machines
         of = self._machine_of
-        most_devices = np.array([machine.most for machine in machines])[of]
+        most_devices = np.array([machine.most_devices for machine in machines])[of]
         per_node = np.array([machine.hardware.per_node for machine in machines])[of]
         joined = np.array([machine.networked for machine in machines])[of]
         networked = joined | (self._joined <= per_node)
@@ -349,16 +349,16 @@ class SizedDevice:
         confidence, chance = self.plan.request.objective.confidence, float(self.confidence[row])
         if confidence is not None and self.plan.codes(row) == {"confidence"}:
             return (
-                f"with up to {most_devices} devices the limits hold with {below_text(chance, confidence)} at "
-                f"best; {confidence:.0%} is asked for"
+                f"with up to {most_devices} devices the limits hold with "
+                f"{below_text(chance, confidence)} at best; {confidence:.0%} is asked for"
             )
         if queueing := queue_text(self.plan, row):
             broken = "; ".join([f"the likeliest split {queueing}", *self.plan.reasons(row)])
             return f"with up to {most_devices} devices no split holds the load: {broken}"
         broken = "; ".join(self.plan.reasons(row))
         return (
-            f"with up to {most_devices} devices the limits hold with {chance_text(chance)} at best: "
-            f"{broken}"
+            f"with up to {most_devices} devices the limits hold with {chance_text(chance)} at "
+            f"best: {broken}"
         )
 
     def _cannot_run(self) -> str:

@@ -130,15 +130,21 @@ def test_requests_are_counted_replicas_paid_and_seeds_repeat():
     events = Events(failures_per_hour=3.0, reclaims_per_hour=3.0, notice_s=20.0)
     _, lossy = busy_fleet(events=events)
     assert lossy.lost > 0
-    assert lossy.kept < out.kept <= out.requests == len(trace) == series.arrived.sum()
-    assert series.kept.sum() == out.kept
+    assert (
+        lossy.kept_requests
+        < out.kept_requests
+        <= out.requests
+        == len(trace)
+        == series.arrived.sum()
+    )
+    assert series.kept_requests.sum() == out.kept_requests
     # what is paid is what is ready, starting and draining
     there = (series.ready + series.starting).sum() * 60
     assert there <= out.replica_s <= there * 1.1
     assert min(out.starts, out.delayed) > 0
-    assert out.most_replicas >= series.wanted.max() == 3
+    assert out.most_replicas >= series.desired.max() == 3
     (_, same), (_, other) = busy_fleet(), busy_fleet(seed=1)
-    assert (out.replica_s, out.kept) == (same.replica_s, same.kept)
+    assert (out.replica_s, out.kept_requests) == (same.replica_s, same.kept_requests)
     assert (series.ttft_s == same.series.ttft_s).all()
     assert out.replica_s != other.replica_s
 
@@ -221,7 +227,7 @@ def test_columns_do_not_see_each_other_and_seeds_repeat():
     together = flowed(standing("small"), offered, InFlight(targets), 4.0, 4.0, 4.0)
     [alone] = flowed(standing("small"), offered, InFlight(targets[1:2]), 4.0)
     assert together[1].replica_s == alone.replica_s
-    assert together[1].kept == pytest.approx(alone.kept, rel=1e-12)
+    assert together[1].kept_requests == pytest.approx(alone.kept_requests, rel=1e-12)
     assert together[0].replica_s > together[1].replica_s > together[2].replica_s
 
 
@@ -230,7 +236,7 @@ def test_requests_wait_at_the_gateway_and_lost_replicas_cost_some():
     [flow] = flowed(run, offered, InFlight(6.0), 0.0)
     trace, span_s = arrivals(offered), offered.span_s
     exact = simulate_requests(run, trace, InFlight(6.0), begin=0, span_s=span_s)
-    assert flow.series.kept[0] == exact.series.kept[0] == 0.0
+    assert flow.series.kept_requests[0] == exact.series.kept_requests[0] == 0.0
     assert flow.delayed > 0
     assert flow.attainment == pytest.approx(exact.attainment, abs=0.05)
     offered, events = load("small", "waves", 4.0), Events(failures_per_hour=4.0)
@@ -239,7 +245,7 @@ def test_requests_wait_at_the_gateway_and_lost_replicas_cost_some():
         for run in (standing("small"), standing("small", events=events))
     )
     assert lossy.lost > 0
-    assert lossy.kept < calm.kept
+    assert lossy.kept_requests < calm.kept_requests
 
 
 def test_capacity_is_the_rate_at_which_requests_just_keep_the_limits():
@@ -317,7 +323,7 @@ def test_two_pools_have_no_service_and_an_embedding_ends_with_its_prompt():
     trace = Trace(np.arange(count) / 20, np.full(count, 256), np.ones(count, dtype=np.int64))
     out = served(plan, row, trace, {"ttft_s": 1.0})
     estimates, place = plan.detail(row)
-    assert out.kept == count
+    assert out.kept_requests == count
     assert np.nanmean(out.series.ttft_s) == pytest.approx(estimates.serving.ttft_s[place], rel=0.25)
 
 

@@ -235,7 +235,8 @@ def _check_together(scaling: Scaling) -> None:
             raise InputError(
                 f"{direction}_period_s {period} is stated without {direction}_step.",
                 field=f"{FIELD}.{direction}_period_s",
-                hint=f"State {direction}_step, the replicas that the period is for, or leave it out.",
+                hint=f"State {direction}_step, the replicas that the period is for, or leave it "
+                "out.",
             )
     if scaling.idle_s is not None and scaling.min_replicas > 0:
         raise InputError(

@@ -71,6 +71,5 @@ def _arrival_seconds(ticks: Float, expected: Float, edges: Float) -> Float:
 
 
 def _draw_points(weight: Float, count: int, random: np.random.Generator) -> Int:
-    """Which point each request has the lengths of."""
     ends = np.cumsum(weight)
     return np.searchsorted(ends[:-1] / ends[-1], random.random(count), side="right")

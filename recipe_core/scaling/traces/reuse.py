@@ -101,7 +101,6 @@ def needed_blocks(blocks: Blocks) -> Int:
 
 
 def _is_repeated_block(ids: Int, owner: Int) -> Bool:
-    """Where a request lists a block that it has listed before."""
     order = np.lexsort((np.arange(len(ids)), ids, owner))
     same = (np.diff(ids[order]) == 0) & (np.diff(owner[order]) == 0)
     again = np.zeros(len(ids), dtype=np.bool_)
@@ -142,7 +141,7 @@ def _previous_uses(used: Int) -> Int:
 
 
 def _count_at_least(values: Int, until: Int, threshold: Int, bound: int) -> Int:
-    """For each query how many of ``values[:until]`` are at least ``least``; all below ``bound``."""
+    """How many of ``values[:until]`` are at least each ``threshold``; all below ``bound``."""
     low = np.zeros(len(until), dtype=np.int64)
     high = until.copy()
     count = np.zeros(len(until), dtype=np.int64)

@@ -75,8 +75,8 @@ def block_tokens(counts: Int, input_tokens: Int) -> int:
     if fits[best] < 0.5:
         row = int(np.argmax(some))
         raise wrong(
-            f"the size of a block is not clear: a prompt of {quote_value(input_tokens[row])} tokens "
-            f"lists {counts[row]:,} blocks.",
+            f"the size of a block is not clear: a prompt of {quote_value(input_tokens[row])} "
+            f"tokens lists {counts[row]:,} blocks.",
             "Add a column block_size with the tokens of a block.",
         )
     return best

@@ -107,7 +107,6 @@ def _gunzip_pieces(packed: bytes) -> Iterator[bytes]:
 
 
 def _check_size(size: int, lines: int, limit: int) -> None:
-    """Refuse what is larger than any trace that is read."""
     if size > limit:
         raise wrong(
             f"the trace is larger than {limit / 2**20:,.0f} MiB.",

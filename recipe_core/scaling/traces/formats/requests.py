@@ -73,7 +73,6 @@ def build_trace(requests: Requests, title: str, content: Content) -> Trace:
 
 
 def _select_blocks(blocks: Blocks | None, order: Int) -> Blocks | None:
-    """The blocks of these requests in this order."""
     if blocks is None:
         return None
     counts = np.diff(blocks.starts)[order]

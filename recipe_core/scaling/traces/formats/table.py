@@ -170,8 +170,8 @@ def _read_parquet_columns(content: Content, names: list[str]) -> Any:
             return table.read(columns=names, use_threads=False)  # in a thread it would abort
     except MemoryError:
         raise wrong(
-            f"{content.title} is {packed:,} bytes, and takes more than {memory_limit >> 20:,} MiB of "
-            "memory unpacked.",
+            f"{content.title} is {packed:,} bytes, and takes more than {memory_limit >> 20:,} MiB "
+            "of memory unpacked.",
             "Give a part of it, or write it as CSV.",
         ) from None
     except (pa.ArrowException, OSError) as error:
