@@ -57,7 +57,7 @@ def service(slots, each_s, shared=False, **more):
     n = np.arange(slots + 1.0)
     step_s = each_s * n if shared else np.full(slots + 1, each_s)
     step_s[0] = 0.0
-    usual = {"token_s": 0.0, "chunk_tokens": 1e9, "pool_tokens": 1e12, "held": 0.0}
+    usual = {"token_s": 0.0, "chunk_tokens": 1e9, "pool_tokens": 1e12, "held_share": 0.0}
     return Service(slots=slots, step_s=step_s, **(usual | more))
 
 

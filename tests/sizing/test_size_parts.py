@@ -50,7 +50,7 @@ def test_a_part_has_a_row_for_each_of_its_devices_and_growth_sizes_nothing_again
     assert {row["device"] for row in part["devices"]} <= set(DEVICES[:6])
     assert all(row["usd_per_month"] > 0 for row in part["devices"])
     in_parts(REQUEST, 2)
-    monkeypatch.setattr("recipe_core.sizing.parts.size", None)
+    monkeypatch.setattr("recipe_core.sizing.parts.size_devices", None)
     grown = open_hardware.size_request(wizard(), MARKET, growth={"per_month": 0.05})
     assert in_parts(grown, 2)["growth"]["cheapest"]
 
