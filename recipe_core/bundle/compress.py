@@ -78,7 +78,7 @@ def compression_document(decision: Decision, parameters: Parameters) -> dict[str
     if launch is None or decision.deployment is None:
         return {}
     compression = decision.deployment.compression
-    assert compression is not None  # noqa: S101 - ``launch_of`` has looked
+    assert compression is not None  # noqa: S101 - ``checkpoint_launch`` has looked
     tool, needs = compression.program, decision.estimate["compression"]
     return {
         "compression": {

@@ -277,11 +277,11 @@ def _listed_names(names: tuple[str, ...]) -> str:
 class HostCheck:
     """A machine beside a recipe: whether it can be a node, why not, and the variants that apply.
 
-    ``found`` describes the machine's devices.
+    ``devices`` describes those of the machine.
     """
 
     ok: bool
-    found: str
+    devices: str
     reasons: tuple[str, ...]
     variants: tuple[str, ...]
 

@@ -1,6 +1,6 @@
 """Where a launch runs: one module per target, each a function from a Context to files.
 
-``target_files`` returns the files of every available target by path in the bundle, ``refusals``
+``target_files`` returns the files of every available target by path in the bundle, ``target_refusals``
 why the others are unavailable. Nothing is started, nobody is contacted.
 """
 
@@ -112,7 +112,7 @@ def _recipe_targets(context: Context) -> Mapping[str, Target]:
 
 
 def _try_target(target: Target, context: Context) -> dict[str, str] | str:
-    if context.asks_for_weights and context.made:
+    if context.asks_for_weights and context.makes_checkpoint:
         return MADE_FIRST
     if context.asks_for_weights:
         return f"{UNKNOWN_WEIGHTS} {STATE_WEIGHTS}"

@@ -49,7 +49,7 @@ def hpa_files(context: Context) -> dict[str, str]:
     """A HorizontalPodAutoscaler, and the rules that prometheus-adapter needs for it.
 
     Raises:
-        NoAnswer: as ``keda``.
+        NoAnswer: as ``keda_files``.
     """
     scaling = context.scaling
     if scaling is None:

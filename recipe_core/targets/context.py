@@ -55,9 +55,9 @@ class Context:
     finds, the request's too; ``weight_dtype``: the format its weights are in. ``network`` joins
     nodes in the estimate (a profile's name and title); ``rack_scale``: so does a rack's own fabric.
     ``apart``: whether processes of one node run in pods that may be on several.
-    ``offloaded_bytes_per_device``: host memory that holds blocks of the cache. ``made``: whether
-    the bundle makes the checkpoint that is served. ``spills``: whether blocks of the cache go to a
-    folder on the nodes. ``spot``: who may take the devices back, where their price is spot; empty
+    ``offloaded_bytes_per_device``: host memory that holds blocks of the cache.
+    ``makes_checkpoint``: whether the bundle makes the checkpoint that is served. ``spills``:
+    whether blocks of the cache go to a folder on the nodes. ``spot``: who may take the devices back, where their price is spot; empty
     for a price of one's own. ``provider`` and ``instance``: whose machines the price is of,
     and their type, where an offer says so.
     """
@@ -94,7 +94,7 @@ class Context:
     scaling: Scaling | None = None
     start: Start = field(default_factory=Start)
     weight_dtype: str | None = None
-    made: bool = False
+    makes_checkpoint: bool = False
     spills: bool = False
     spot: str | None = None
     provider: str | None = None

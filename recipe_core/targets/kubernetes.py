@@ -49,7 +49,7 @@ def kubernetes_objects(context: Context) -> dict[str, dict[str, Any]]:
     """The objects by file name, without its ending.
 
     Raises:
-        NoAnswer: as ``files``.
+        NoAnswer: as ``kubernetes_files``.
     """
     units = launch_units(context.launch)
     single = [process for unit in units if len(unit.pods) == 1 for process in unit.leader]
@@ -337,7 +337,7 @@ def _role_budget(
 def disruption_budget(
     context: Context, name: str, selector: dict[str, Any], min_available: int
 ) -> dict[str, Any]:
-    """A PodDisruptionBudget: drains of nodes wait while fewer than ``kept`` pods would be left."""
+    """A PodDisruptionBudget: drains of nodes wait while fewer than ``min_available`` pods would be left."""
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",

@@ -21,7 +21,7 @@ from recipe_core.targets.scale.bounds import refuse_other_bounds
 def target_context(recipe: Recipe, decision: Decision, started: Launch) -> Context:
     """The launch ``started``, its hardware, and the recipe's estimate and limits, for targets.
 
-    ``started`` is as ``placed`` made it.
+    ``started`` is as ``place_launch`` made it.
 
     Raises:
         InputError: where ``options.scaling`` states what its policy does not know, or the replicas
@@ -69,7 +69,7 @@ def target_context(recipe: Recipe, decision: Decision, started: Launch) -> Conte
         scaling=scaling if recipe.kind == "serving" else None,
         start=decision.request.options.start,
         weight_dtype=model.weight_dtype,
-        made=making,
+        makes_checkpoint=making,
         spills=_spills_to_folder(decision),
         spot=_spot_provider(decision),
         provider=offer.provider if offer else None,

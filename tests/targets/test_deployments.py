@@ -51,8 +51,8 @@ def test_engines_of_files_are_read(name, kind, text, engines, left):
         assert engine.where.startswith(where)
         assert note in " ".join(engine.place.notes)
         assert {key: seen(engine)[key] for key in expected} == expected
-    assert len(file.left) == len(left)
-    assert all(why in each.why for why, each in zip(left, file.left, strict=True))
+    assert len(file.unread) == len(left)
+    assert all(why in each.why for why, each in zip(left, file.unread, strict=True))
 
 
 @over("name, text, says", table("deployments", "refused"))

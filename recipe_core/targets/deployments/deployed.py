@@ -49,7 +49,7 @@ class DeployedEngine:
     unset: tuple[str, ...] = ()
 
     def ground(self, overrides: Mapping[str, Any]) -> dict[str, Any]:
-        """What to judge it on: ``stated`` by the user before what the file says."""
+        """What to judge it on: ``overrides`` of the user before what the file says."""
         values = self.place.ground()
         hardware = overrides.get("hardware")
         if isinstance(hardware, Mapping) or (isinstance(hardware, str) and ":" in hardware):
@@ -76,8 +76,8 @@ class UnreadPart:
 
 @dataclass(frozen=True, slots=True)
 class DeploymentFile:
-    """A file: its kind, its engines in order, and what was left."""
+    """A file: its kind, its engines in order, and what was not read."""
 
     kind: Kind
     engines: tuple[DeployedEngine, ...] = ()
-    left: tuple[UnreadPart, ...] = ()
+    unread: tuple[UnreadPart, ...] = ()

@@ -14,7 +14,7 @@ from recipe_core.base.errors import HardwareError
 from recipe_core.base.provenance import Sourced
 from recipe_core.hardware.cluster import device_names, device_profile
 from recipe_core.targets.deployments.deployed import Place
-from recipe_core.targets.names import cluster_names as written_names
+from recipe_core.targets.names import cluster_names
 
 FILE = DataFile(Path(__file__).with_name("devices.yaml"), "deployments")
 # Alternatives of one engine that are looked up.
@@ -52,14 +52,14 @@ def device_labels() -> frozenset[str]:
 @cache
 def device_resources() -> frozenset[str]:
     """What pods ask for to get devices."""
-    vendors = written_names().vendors.values()
+    vendors = cluster_names().vendors.values()
     return frozenset(vendor.resource for vendor in vendors if vendor.resource)
 
 
 def device_called(name: str, tool_names: Mapping[str, str] | None = None) -> str | None:
     """The profile of a device or of a machine with it; None for an unknown name.
 
-    ``own``: names by profile that a tool has for devices; the first of several counts.
+    ``tool_names``: names by profile that a tool has for devices; the first of several counts.
     """
     text = name.strip().strip("'\"")[:128]
     for profile, tool_name in (tool_names or {}).items():

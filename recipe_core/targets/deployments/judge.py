@@ -58,7 +58,7 @@ def check_deployment(
         "ok": verdict_of(answers),
         "kind": file.kind,
         "engines": answers,
-        "left": [part.to_json() for part in file.left],
+        "left": [part.to_json() for part in file.unread],
     }
 
 
@@ -186,7 +186,7 @@ def _file_entries(file: Path, source: str, overrides: Mapping[str, Any]) -> Iter
     for engine in deployment.engines:
         place = f"{source}:{engine.line}" if engine.line else source
         yield engine_item(engine, place, deployment.kind, overrides)
-    for part in deployment.left:
+    for part in deployment.unread:
         place = f"{source}:{part.line}" if part.line else source
         yield place, InputError(f"{part.where}: {part.why}", field="file")
 

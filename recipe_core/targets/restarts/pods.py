@@ -26,7 +26,7 @@ def _asks_for_tokens(context: Context) -> bool:
 
 
 def _drain_answer(context: Context, min_available: int | None) -> Answer:
-    """``kept`` pods a drain leaves up; None where no budget is part of the target."""
+    """``min_available`` pods a drain leaves up; None where no budget is part of the target."""
     settings = (
         Setting("preStop.exec.command", ("sleep", str(context.supervision.drain_s))),
         Setting("terminationGracePeriodSeconds", supervise.grace_s(context)),
