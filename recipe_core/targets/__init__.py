@@ -1,7 +1,7 @@
 """Where a launch runs: one module per target, each a function from a Context to files.
 
-``target_files`` returns the files of every available target by path in the bundle, ``target_refusals``
-why the others are unavailable. Nothing is started, nobody is contacted.
+``target_files`` returns the files of every available target by path in the bundle,
+``target_refusals`` why the others are unavailable. Nothing is started, nobody is contacted.
 """
 
 from __future__ import annotations

@@ -57,9 +57,9 @@ class Context:
     ``apart``: whether processes of one node run in pods that may be on several.
     ``offloaded_bytes_per_device``: host memory that holds blocks of the cache.
     ``makes_checkpoint``: whether the bundle makes the checkpoint that is served. ``spills``:
-    whether blocks of the cache go to a folder on the nodes. ``spot``: who may take the devices back, where their price is spot; empty
-    for a price of one's own. ``provider`` and ``instance``: whose machines the price is of,
-    and their type, where an offer says so.
+    whether blocks of the cache go to a folder on the nodes. ``spot``: who may take the devices
+    back, where their price is spot; empty for a price of one's own. ``provider`` and ``instance``:
+    whose machines the price is of, and their type, where an offer says so.
     """
 
     name: str
