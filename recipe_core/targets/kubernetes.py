@@ -116,7 +116,7 @@ def _deployment_object(context: Context, unit: Unit) -> dict[str, Any]:
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": _queue_metadata(context, object_metadata(context, unit_suffix(unit))),
+        "metadata": workload_metadata(context, unit_suffix(unit)),
         "spec": {
             "replicas": count,
             "selector": {"matchLabels": pod_labels(context) | {ROLE: leader_role(unit)}},
@@ -165,7 +165,7 @@ def _leader_worker_set(context: Context, unit: Unit) -> dict[str, Any]:
     return {
         "apiVersion": "leaderworkerset.x-k8s.io/v1",
         "kind": "LeaderWorkerSet",
-        "metadata": _queue_metadata(context, object_metadata(context, unit_suffix(unit))),
+        "metadata": workload_metadata(context, unit_suffix(unit)),
         "spec": {
             "replicas": count,
             "startupPolicy": "LeaderCreated",
@@ -250,10 +250,10 @@ def _spread_constraints(context: Context, count: int) -> dict[str, Any]:
     return {"topologySpreadConstraints": [rule]}
 
 
-def _queue_metadata(context: Context, value: dict[str, Any]) -> dict[str, Any]:
+def workload_metadata(context: Context, suffix: str = "") -> dict[str, Any]:
     """Metadata, with Kueue's label where a queue is set."""
-    queue = context.parameters.queue
-    return value | {"labels": value["labels"] | {QUEUE: queue}} if queue else value
+    metadata, queue = object_metadata(context, suffix), context.parameters.queue
+    return metadata | {"labels": metadata["labels"] | {QUEUE: queue}} if queue else metadata
 
 
 def _startup_seconds(context: Context, process: Process) -> int:
@@ -337,7 +337,7 @@ def _role_budget(
 def disruption_budget(
     context: Context, name: str, selector: dict[str, Any], min_available: int
 ) -> dict[str, Any]:
-    """A PodDisruptionBudget: drains of nodes wait while fewer than ``min_available`` pods would be left."""
+    """A PodDisruptionBudget: drains of nodes wait while fewer pods would be left."""
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",

@@ -12,7 +12,7 @@ from recipe_core.base.errors import NoAnswer
 from recipe_core.targets import gke, network, pod, rdma, storage, supervise
 from recipe_core.targets.context import Context
 from recipe_core.targets.fill import Variable
-from recipe_core.targets.kubernetes import QUEUE
+from recipe_core.targets.kubernetes import workload_metadata
 from recipe_core.targets.layout import Pod, launch_units, same_pod
 from recipe_core.targets.pod import kustomization, object_metadata, object_name, pod_labels
 
@@ -83,7 +83,7 @@ def train_job_files(context: Context) -> dict[str, str]:
     value = {
         "apiVersion": "trainer.kubeflow.org/v1alpha1",
         "kind": "TrainJob",
-        "metadata": _about(context),
+        "metadata": workload_metadata(context),
         "spec": {"runtimeRef": {"name": RUNTIME}, "trainer": trainer, "runtimePatches": [patch]},
     }
     pods = {"jobset.sigs.k8s.io/jobset-name": object_name(context)}
@@ -112,7 +112,7 @@ def job_set_files(context: Context) -> dict[str, str]:
     value = {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
-        "metadata": _about(context),
+        "metadata": workload_metadata(context),
         "spec": {
             "network": {"enableDNSHostnames": True, "subdomain": object_name(context)},
             "failurePolicy": {
@@ -157,7 +157,7 @@ def pytorch_job_files(context: Context) -> dict[str, str]:
     value = {
         "apiVersion": "kubeflow.org/v1",
         "kind": "PyTorchJob",
-        "metadata": _about(context),
+        "metadata": workload_metadata(context),
         "spec": spec,
     }
     return _job_files(context, "kubeflow-pytorchjob", {"pytorchjob.yaml": value})
@@ -192,13 +192,6 @@ def volcano_files(context: Context) -> dict[str, str]:
         },
     }
     return _job_files(context, "volcano", {"job.yaml": value})
-
-
-def _about(context: Context) -> dict[str, Any]:
-    """Metadata, with Kueue's label where a queue is set."""
-    about = object_metadata(context)
-    queue = context.parameters.queue
-    return about | {"labels": about["labels"] | {QUEUE: queue}} if queue else about
 
 
 def _node_container(
