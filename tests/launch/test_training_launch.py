@@ -158,6 +158,7 @@ def read_torchtitan(launch):
     micro = int(par.get("pipeline-parallel-microbatch-size", local))
     # the head's unit stays, where that can be said
     reshards = par["fsdp-reshard-after-forward"] == ("always" if pp > 1 else "default")
+    zero_stage = 3 if reshards else 2
     # as its fitted figures are
     assert (f["compile.enable"], f["compile.components"]) == (True, "model,loss")
     return read | {
@@ -165,7 +166,7 @@ def read_torchtitan(launch):
         "stage_layers": even(layers, pp),
         "dp": replicate * shard,
         "shard": shard * cp if shard > 1 else None,
-        "zero_stage": (3 if reshards else 2) if shard * cp > 1 else None,
+        "zero_stage": zero_stage if shard * cp > 1 else None,
         "micro_batch": micro,
         "micro_batches": read["global_batch"] // (replicate * shard * micro),
         "recompute": words[-1].removeprefix("activation-checkpoint:"),

@@ -220,8 +220,11 @@ def test_fields_that_a_policy_honours_are_written_or_refused_by_name(policy):
     lacking = {"llm-d": ("window_s", "idle_s"), "dynamo": ("headroom",)}
     target = WRITTEN_BY[policy][0]
     for name in set(ROWS[policy].fields) - {"periods"}:
-        share = name in ("tolerance", "headroom")
-        changes = {name: 0.25 if share else 60 if name.endswith("_s") else 2}
+        changes = {name: 2}
+        if name in ("tolerance", "headroom"):
+            changes[name] = 0.25
+        elif name.endswith("_s"):
+            changes[name] = 60
         if name.endswith("_period_s"):
             changes[name.replace("_period_s", "_step")] = 2
         value = scaled(ONE[policy].model_copy(update=changes))
