@@ -13,9 +13,9 @@ of power is no other end than a kill.
 
 Either step is one call of the kernel, so a complete bundle stands at NAME at every moment; between
 the two, its ``run/`` looks empty. Whoever is ended there leaves the runs in ``new``, and the next
-build or start of NAME puts them back (``recover``). Where a file system cannot exchange, ``run/``
-is renamed into ``new``, NAME to ``old``, and ``new`` to NAME; ``recover`` ends that as well. The
-folder ``run/`` is only ever renamed: nothing copies it, and nothing removes it.
+build or start of NAME puts them back (``recover_build``). Where a file system cannot exchange,
+``run/`` is renamed into ``new``, NAME to ``old``, and ``new`` to NAME; ``recover_build`` ends that
+as well. The folder ``run/`` is only ever renamed: nothing copies it, and nothing removes it.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _put_files(target: Path, files: Mapping[str, bytes]) -> None:
 
     Raises:
         InputError: while an older bundle there runs.
-        OSError: when something cannot be written; ``_recover`` puts back what has moved.
+        OSError: when something cannot be written; ``_recover_leftovers`` puts back what has moved.
     """
     new = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.swap-")) / _NEW
     # The manifest first: by it, whoever finds a half-written folder knows which files are ours.

@@ -100,7 +100,7 @@ def refuse_fields(scaling: Scaling, writable: Collection[str], where: str) -> No
     """Refuse what ``where`` cannot be told.
 
     Raises:
-        NoAnswer: for the first stated field that is none of ``written``.
+        NoAnswer: for the first stated field that is none of ``writable``.
     """
     for name in stated_fields(scaling):
         if name not in writable:
