@@ -171,7 +171,9 @@ def test_what_it_says_of_this_machine(archive, monkeypatch):
     for devices, ok in ((names, True), (names[:4], False), (["NVIDIA L4"] * 8, False), ([], False)):
         listed = tuple(Device(n, name, 80 << 30) for n, name in enumerate(devices))
         here = Machine("cuda" if devices else "cpu", listed, "x", 8, 1, 1)
-        monkeypatch.setattr("recipe_core.bundle.verify.machine.detect", lambda here=here: here)
+        monkeypatch.setattr(
+            "recipe_core.bundle.verify.machine.detect_machine", lambda here=here: here
+        )
         answer = check_bundle(archive)
         assert (answer["ok"], answer["fits_here"], bool(answer["machine"])) == (True, ok, not ok)
 

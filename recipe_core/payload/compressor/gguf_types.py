@@ -33,7 +33,7 @@ class Mixture:
     """A type for all matrices, and others for some: by tensor the first rule that holds."""
 
     usual: str
-    others: dict[str, tuple[tuple[str, Rule], ...]] = field(default_factory=dict)
+    by_tensor: dict[str, tuple[tuple[str, Rule], ...]] = field(default_factory=dict)
     output: str = "Q6_K"
 
 
@@ -120,7 +120,7 @@ def tensor_type(
     elif kind == "attn_v" and shared >= 4 and technique in _GQA:
         stored_type = _GQA[technique]
     else:
-        rules = mixture.others.get(kind, ())
+        rules = mixture.by_tensor.get(kind, ())
         stored_type = next(
             (rule_type for rule_type, rule in rules if rule(layer, layers)), stored_type
         )

@@ -60,7 +60,7 @@ def quantize_matrices(model: Any, technique: str, options: Options) -> Any:
 
 
 def save_quantized(model: Any, compressor: Any, source: Path, folder: Path) -> None:
-    """Write what `quantize` returned, with the scheme in ``config.json``."""
+    """Write what `quantize_matrices` returned, with the scheme in ``config.json``."""
     model.save_pretrained(folder)
     compressor.update_config(str(folder))
     copy_tokenizer(source, folder)

@@ -9,11 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from .claims import GIB
 from .errors import InputError, StartError
 from .machine import Machine, detect_machine
 from .making import TOOLS, Making
 from .plan import LaunchPlan, is_model_path
-from .preflight import GIB, Check, Preflight, check_files
+from .preflight import Check, Preflight, check_files
 from .request import Request
 from .supervisor import Progress
 
@@ -83,11 +84,13 @@ def _check_memory(making: Making, machine: Machine) -> Check:
     anyway = "Free some, or try it all the same: --anyway"
     free = machine.available_bytes
     if free is not None and free < making.host_bytes:
-        detail = f"{_round_gib(free)} of the host are free; this takes about {_round_gib(making.host_bytes)}"
+        needed = _round_gib(making.host_bytes)
+        detail = f"{_round_gib(free)} of the host are free; this takes about {needed}"
         return Check("memory", "FAIL", detail, anyway)
     free_sizes = [device.free_bytes for device in machine.devices if device.free_bytes is not None]
     if free_sizes and max(free_sizes) < making.device_bytes:
-        detail = f"{_round_gib(max(free_sizes))} of a device are free; this takes {_round_gib(making.device_bytes)}"
+        needed = _round_gib(making.device_bytes)
+        detail = f"{_round_gib(max(free_sizes))} of a device are free; this takes {needed}"
         return Check("memory", "FAIL", detail, anyway)
     words = [f"{_round_gib(making.host_bytes)} of the host"]
     words += [f"{_round_gib(making.device_bytes)} of a device"] if making.device_bytes else []

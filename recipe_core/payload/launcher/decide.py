@@ -1,8 +1,9 @@
 """What to do about what a group of processes shows: no clock, no file, no process in here.
 
 A group is what starts and stops together: one replica, one pool, or the router. Its ``Track`` is
-all that is remembered of it. ``judge`` says whether a look at it shows trouble, ``respond`` what to
-do about trouble, and ``service`` whether the groups that are left still serve.
+all that is remembered of it. ``judge_group`` says whether a look at it shows trouble,
+``respond_for_group`` what to do about trouble, and ``service`` whether the groups that are left
+still serve.
 """
 
 from __future__ import annotations

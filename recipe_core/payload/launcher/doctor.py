@@ -85,8 +85,8 @@ def _choose_archive_path(request: Request, patient: Patient) -> Path:
         return path.absolute()
     name = f"doctor-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}{_SUFFIX}"
     with suppress(OSError):
-        patient.own.mkdir(parents=True, exist_ok=True)
-    folder = patient.own if os.access(patient.own, os.W_OK) else Path.cwd()
+        patient.node_folder.mkdir(parents=True, exist_ok=True)
+    folder = patient.node_folder if os.access(patient.node_folder, os.W_OK) else Path.cwd()
     return folder / name
 
 

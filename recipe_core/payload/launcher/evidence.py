@@ -83,7 +83,7 @@ class Patient:
     """A bundle that may be broken: without ``plan`` its ``launch.json`` cannot be read."""
 
     root: Path
-    own: Path
+    node_folder: Path
     plan: LaunchPlan | None
 
 
@@ -111,7 +111,7 @@ def collect(patient: Patient, problems: list[str]) -> Iterator[Piece]:
                 yield piece
         except (LauncherError, OSError, ValueError, subprocess.SubprocessError) as error:
             words = error.message if isinstance(error, LauncherError) else repr(error)
-            problems.append(f"{collector.__name__.strip('_')}: {words}")
+            problems.append(f"{collector.__name__.removeprefix('_collect_')}: {words}")
 
 
 def _json(name: str, data: object) -> Piece:
@@ -145,21 +145,21 @@ def _collect_checks(patient: Patient) -> Iterator[Piece]:
 
 def _load_patient_state(patient: Patient) -> state.State | None:
     try:
-        return state.load_state(patient.own)
+        return state.load_state(patient.node_folder)
     except LauncherError:
         return None
 
 
 def _collect_run(patient: Patient) -> Iterator[Piece]:
     for name in _RUN_FILES:
-        yield from _collect_file(patient.own / name, f"run/{name}")
+        yield from _collect_file(patient.node_folder / name, f"run/{name}")
 
 
 def _collect_logs(patient: Patient) -> Iterator[Piece]:
-    for name in sorted(log_files(patient.own)):
-        path = named_log_path(patient.own, name)
+    for name in sorted(log_files(patient.node_folder)):
+        path = named_log_path(patient.node_folder, name)
         yield from _collect_file(path, f"logs/{path.name}", of_log=True)
-    for path in sorted(patient.own.glob("*.log.*")):
+    for path in sorted(patient.node_folder.glob("*.log.*")):
         yield from _collect_file(path, f"logs/{path.name}", of_log=True)
 
 

@@ -132,9 +132,9 @@ class Keeper(Kept):
         self.teller.count()
         try:
             plan = self.plan
-            for group in sorted(self.look.seen):
+            for group in sorted(self.look.observations):
                 if self.plan is plan:  # else its choice was left: these groups are gone
-                    self._judge(group, self.look.seen[group])
+                    self._judge(group, self.look.observations[group])
             for group, track in list(self.tracks.items()):
                 if self.plan is plan and decide.due(track, self.clock.monotonic()):
                     self._start(group)

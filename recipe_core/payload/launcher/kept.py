@@ -169,9 +169,11 @@ class Kept:
             self.look.healthy, self.look.figures = before.healthy, before.figures
             return
         for group, track in self.tracks.items():
-            if track.phase is Phase.SERVING and group in self.look.seen:
+            if track.phase is Phase.SERVING and group in self.look.observations:
                 late_s = self._unanswered_s(group)
-                self.look.seen[group] = replace(self.look.seen[group], unanswered_s=late_s)
+                self.look.observations[group] = replace(
+                    self.look.observations[group], unanswered_s=late_s
+                )
 
     @property
     def _pause_s(self) -> float:

@@ -26,7 +26,7 @@ _MOST_BYTES = 8 << 20
 class Look:
     """One look: a verdict's input for each group, and the figures of servers that publish any."""
 
-    seen: dict[int, Seen] = field(default_factory=dict)
+    observations: dict[int, Seen] = field(default_factory=dict)
     healthy: dict[str, bool] = field(default_factory=dict)
     figures: dict[str, Figures] = field(default_factory=dict)
 
@@ -68,7 +68,7 @@ class Observer:
         killed = self._out_of_memory(by_name[name] for name in alive if alive[name])
         for group in group_numbers:
             members = [process for process in processes if process.group == group]
-            look.seen[group] = _seen(members, alive, codes, look, asks=asks, killed=killed)
+            look.observations[group] = _seen(members, alive, codes, look, asks=asks, killed=killed)
         return look
 
     def _ask(self, plan: LaunchPlan, process: Process) -> tuple[bool, Figures | None]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from . import manifest
 from .api import is_loopback
-from .claims import Memory, Refusal, refused
+from .claims import Memory, Refusal, refused, show_gib
 from .client import api_headers
 from .engine import locate, same_version
 from .errors import LauncherError
@@ -27,7 +27,6 @@ from .variants import advise_variant
 _MEMORY_TOLERANCE = 0.03
 _LOCAL = "Listen on this machine: --host 127.0.0.1"
 _WEIGHTS = ("*.safetensors", "*.bin", "*.gguf", "*.pt")
-GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,25 +235,25 @@ def check_device_memory(needs: Needs, machine: Machine, *, running: bool = False
     if not needs.memory_bytes:
         return Check("memory", "warn", "the recipe does not state the memory")
     smallest, used = min(sizes), needs.used_bytes or 0
-    present = f"{_gib(smallest)} per device"
+    present = f"{show_gib(smallest)} per device"
     if smallest < used:
-        detail = f"{present}; the recipe uses {_gib(used)}, {_gib(used - smallest)} more"
+        detail = f"{present}; the recipe uses {show_gib(used)}, {show_gib(used - smallest)} more"
         hint = "Use a device with more memory, or plan again for this one with `recipe plan`."
         return Check("memory", "FAIL", detail, hint)
     # The first devices are the ones that are used.
     first = machine.devices[: needs.count]
     free = [device.free_bytes for device in first if device.free_bytes is not None]
     if free and not running and min(free) < used:
-        detail = f"{_gib(min(free))} of {present} are free; the recipe uses {_gib(used)}"
+        detail = f"{show_gib(min(free))} of {present} are free; the recipe uses {show_gib(used)}"
         hint = "Stop what else runs on the device, or plan again for what is left of it."
         return Check("memory", "FAIL", detail, hint)
     if not running and (refusal := _refused_on_devices(needs, first)):
         return Check("memory", "FAIL", refusal.detail, refusal.hint)
     if smallest < needs.memory_bytes * (1 - _MEMORY_TOLERANCE):
-        detail = f"{present}; the recipe is for {_gib(needs.memory_bytes)}"
+        detail = f"{present}; the recipe is for {show_gib(needs.memory_bytes)}"
         return Check("memory", "warn", detail, "Fewer requests than planned may fit.")
     return Check(
-        "memory", "ok", f"{present}, {_gib(used)} planned{_describe_claim(needs, smallest)}"
+        "memory", "ok", f"{present}, {show_gib(used)} planned{_describe_claim(needs, smallest)}"
     )
 
 
@@ -271,7 +270,7 @@ def _refused_on_devices(needs: Needs, devices: Sequence[Device]) -> Refusal | No
 
 def _describe_claim(needs: Needs, total_bytes: int) -> str:
     """What the engine claims beside, in words; nothing where it claims what it uses."""
-    return f", {_gib(needs.claim.of(total_bytes))} claimed" if needs.claim else ""
+    return f", {show_gib(needs.claim.of(total_bytes))} claimed" if needs.claim else ""
 
 
 def _with_holders(check: Check, runtime: str) -> Check:
@@ -292,9 +291,9 @@ def check_ram(needs: Needs, machine: Machine, *, running: bool) -> Check:
     if memory is None and machine.memory_bytes is not None:
         memory = Memory("this machine", machine.memory_bytes, machine.available_bytes)
     claimed = _describe_claim(needs, memory.total_bytes) if memory else ""
-    detail = f"{_gib(machine.available_bytes)} available, {_gib(used)} planned{claimed}"
+    detail = f"{show_gib(machine.available_bytes)} available, {show_gib(used)} planned{claimed}"
     if machine.available_bytes < used and not running:
-        missing = _gib(used - machine.available_bytes)
+        missing = show_gib(used - machine.available_bytes)
         hint = f"Free {missing}, or plan a smaller split with `recipe plan`."
         return Check("memory", "FAIL", detail, hint)
     if needs.claim and memory and not running:
@@ -410,7 +409,3 @@ def _port_refused(host: str, port: int, error: OSError) -> Check:
 def _join_first_names(names: tuple[str, ...], limit: int = 5) -> str:
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more
-
-
-def _gib(size: int) -> str:
-    return f"{size / GIB:.2f} GiB"

@@ -9,7 +9,7 @@ asked: one alone answers nothing.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from .api import Api
 from .client import api_headers, request_body
 from .decide import MISSES
 from .exposition import Figures
+from .observe import sum_given_values
 from .plan import LaunchPlan, Process
 from .pooled import pooled_request_body
 from .world import HERE, Answer, World
@@ -41,7 +42,7 @@ class _Server:
     tokens: float | None = None
     proven: bool = False
     since: float | None = None
-    asked: Answer | None = None
+    question: Answer | None = None
     refuses: bool = False
 
 
@@ -73,12 +74,12 @@ class Prober:
         if tokens is not None and tokens != server.tokens:
             server.at, server.since, server.proven = now, None, server.tokens is not None
             server.tokens = tokens
-        if server.asked is None and server.since is None and self._is_busy(process, figures):
+        if server.question is None and server.since is None and self._is_busy(process, figures):
             server.at = now
-        waits = server.refuses or server.asked is not None or now - server.at < SHARE * hang_s
+        waits = server.refuses or server.question is not None or now - server.at < SHARE * hang_s
         if not waits and process.role == "server":
             server.since = server.since or now
-            server.asked = self._ask(plan, process, hang_s)
+            server.question = self._ask(plan, process, hang_s)
         if server.since is None:
             return 0.0
         loads = not server.proven and figures is None
@@ -96,10 +97,10 @@ class Prober:
 
     def _collect(self, process: Process, server: _Server, now: float) -> None:
         """Note an answer that has come: with 200 it has generated, with 4xx it never will be."""
-        if server.asked is None or not server.asked.done():
+        if server.question is None or not server.question.done():
             return
-        status, _ = server.asked.result()
-        server.asked = None
+        status, _ = server.question.result()
+        server.question = None
         if status == 200:
             server.at, server.since, server.proven = now, None, True
         elif status in _OUR_FAULT:
@@ -137,8 +138,6 @@ def question(api: Api) -> dict[str, Any]:
 
 def _sum_published_tokens(figures: Figures | None) -> float | None:
     """Tokens generated and read so far; None where it publishes neither."""
-    known: Sequence[float] = ()
-    if figures is not None:
-        published = (figures.generation_tokens, figures.prompt_tokens)
-        known = [count for count in published if count is not None]
-    return sum(known) if known else None
+    if figures is None:
+        return None
+    return sum_given_values((figures.generation_tokens, figures.prompt_tokens))

@@ -1,7 +1,7 @@
 """What to do about a training run: no clock, no file, no process in here.
 
-``judge`` says whether a look at the run shows trouble, ``respond`` what to do about it. Limits are
-those of serving (module ``supervision``), and a few of training alone.
+``judge_run`` says whether a look at the run shows trouble, ``respond_for_run`` what to do about it.
+Limits are those of serving (module ``supervision``), and a few of training alone.
 """
 
 from __future__ import annotations
@@ -162,7 +162,8 @@ def respond_for_run(
     """What to do about trouble, and the track from then on.
 
     ``checkpoint``: the step of the newest. ``lasting``: a restart does not cure its cause;
-    ``known``: its cause is a known one; ``misfit``: the machine cannot hold the choice any more.
+    ``cause_known``: its cause is a known one; ``misfit``: the machine cannot hold the choice any
+    more.
     """
     if trouble.kind in (Kind.FINISHED, Kind.STOPPED):
         return track, Action.END

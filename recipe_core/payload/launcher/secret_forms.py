@@ -173,14 +173,14 @@ def _find_named_secrets(text: str) -> Iterator[tuple[int, int, str]]:
 
 def hide_secrets(text: str, hidden: str) -> tuple[str, int]:
     """A text with ``hidden`` in place of every secret of a known form, and how many there were."""
-    found = 0
+    count = 0
 
     def by(wrong: Callable[[re.Match[str]], bool]) -> Callable[[re.Match[str]], str]:
         def replaced(match: re.Match[str]) -> str:
-            nonlocal found
+            nonlocal count
             if hidden in match[0] or not wrong(match):
                 return match[0]
-            found += 1
+            count += 1
             return f"{match.groupdict().get('kept') or ''}{hidden}"
 
         return replaced
@@ -192,8 +192,8 @@ def hide_secrets(text: str, hidden: str) -> tuple[str, int]:
     for start, end, _ in _find_named_secrets(text):
         if start >= at:  # else it is part of one that is hidden
             parts += [text[at:start], hidden]
-            at, found = end, found + 1
-    return "".join([*parts, text[at:]]), found
+            at, count = end, count + 1
+    return "".join([*parts, text[at:]]), count
 
 
 def called_secret(field: str, text: str) -> bool:

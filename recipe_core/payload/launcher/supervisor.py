@@ -93,7 +93,7 @@ def start_group(plan: LaunchPlan, current: State, group: int, *, world: World = 
     names = {process.name for process in members}
     other_servers = tuple(server for server in current.servers if server.name not in names)
     current = replace(current, servers=other_servers, ready=False)
-    state.save_state(plan.own, current)  # before the first start, as in ``start``
+    state.save_state(plan.own, current)  # before the first start, as in ``start_processes``
     for process in members:
         with uninterrupted():
             server = _spawn(world, plan, process, current.mark)

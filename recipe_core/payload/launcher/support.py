@@ -37,7 +37,7 @@ class Support:
     architecture: str
     releases: tuple[str, ...]
     architectures: tuple[str, ...]
-    told: tuple[Told, ...]
+    verdicts: tuple[Told, ...]
 
     def nearest(self, release: str) -> str:
         """The asked release that answers for another: the next older, or of a build the newest."""
@@ -50,7 +50,7 @@ class Support:
         if architecture not in self.architectures:
             words = f"nobody asked about {architecture}"
             return Told("unknown", (release,), (architecture,), words)
-        for verdict in self.told:
+        for verdict in self.verdicts:
             if release in verdict.releases and architecture in verdict.architectures:
                 return verdict
         return None

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from . import decide, notify
 from .errors import LauncherError
 from .exporter import Exporter, Snapshot
 from .kept import Kept
+from .observe import sum_given_values
 
 
 class Teller:
@@ -24,7 +23,7 @@ class Teller:
             self._exporter.close()
 
     def count(self) -> None:
-        for group, observation in self.kept.look.seen.items():
+        for group, observation in self.kept.look.observations.items():
             if observation.tokens is not None:
                 before, last = self.tokens.get(group, (0.0, 0.0))
                 before += last if observation.tokens < last else 0.0
@@ -60,14 +59,9 @@ class Teller:
             restarts=dict(self.kept.causes),
             servers={p.name: look.healthy.get(p.name, False) for p in self.kept.plan.answering},
             tokens=sum(map(sum, self.tokens.values())) if self.tokens else None,
-            running=_total([server.running for server in figures]),
-            waiting=_total([server.waiting for server in figures]),
+            running=sum_given_values([server.running for server in figures]),
+            waiting=sum_given_values([server.waiting for server in figures]),
             cache_usage=max((f.cache_usage for f in figures if f.cache_usage), default=None),
             tpot_s=max(paces, default=None),
             predicted_tpot_s=self.kept.target.tpot_s,
         )
-
-
-def _total(values: Sequence[float | None]) -> float | None:
-    numbers = [value for value in values if value is not None]
-    return sum(numbers) if numbers else None

@@ -67,18 +67,18 @@ def _cut_shards(
 ) -> Iterator[Iterator[np.ndarray[Any, Any]]]:
     """Shards as chunks of numbers; each has to be taken whole before the next."""
     chunks = _chunks(pieces, kind, shard_tokens)
-    left: np.ndarray[Any, Any] | None = next(chunks, None)
+    chunk: np.ndarray[Any, Any] | None = next(chunks, None)
 
     def shard() -> Iterator[np.ndarray[Any, Any]]:
-        nonlocal left
+        nonlocal chunk
         room = shard_tokens
-        while left is not None and room > 0:
-            yield left[:room]
-            rest = left[room:]
-            room -= len(left) - len(rest)
-            left = rest if len(rest) else next(chunks, None)
+        while chunk is not None and room > 0:
+            yield chunk[:room]
+            rest = chunk[room:]
+            room -= len(chunk) - len(rest)
+            chunk = rest if len(rest) else next(chunks, None)
 
-    while left is not None:
+    while chunk is not None:
         yield shard()
 
 

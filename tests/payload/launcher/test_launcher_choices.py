@@ -39,7 +39,7 @@ def chosen(bundle):
 def on(monkeypatch):
     def put(here):
         for module in (choices, preflight):
-            monkeypatch.setattr(module, "detect", lambda: here)
+            monkeypatch.setattr(module, "detect_machine", lambda: here)
 
     return put
 
