@@ -259,8 +259,8 @@ def test_a_run_that_trained_is_started_again_until_its_budget_is_spent():
 def test_what_never_trained_is_tried_again_only_where_its_cause_passes():
     for more, action in (
         ({"lasting": True}, Action.LEAVE),
-        ({"known": False}, Action.LEAVE),
-        ({"known": True}, Action.RESTART),
+        ({"cause_known": False}, Action.LEAVE),
+        ({"cause_known": True}, Action.RESTART),
     ):
         assert answer(BEGUN, **more)[1] is action
         assert answer(PROVEN, **more)[1] is Action.RESTART

@@ -27,7 +27,7 @@ from pathlib import Path
 from recipe_core.payload.launcher import state
 from recipe_core.payload.launcher.main import main
 
-save, calls = state.save, []
+save, calls = state.save_state, []
 
 def killed(run, current):
     calls.append(1)
@@ -35,7 +35,7 @@ def killed(run, current):
         os.kill(os.getpid(), 9)
     save(run, current)
 
-state.save = killed
+state.save_state = killed
 sys.exit(main(sys.argv[3:], root=Path(sys.argv[2])))
 """
 """A launcher that is killed the moment before it writes its state for the n-th time."""
