@@ -285,7 +285,7 @@ own = Path(sys.argv[1])
 for most in (0, 30, 5000):
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, 5000))
     events.append(own, "died", most=most)
-    print(len(events.read(own)))
+    print(len(events.read_events(own)))
 """
     assert appending(writes, tmp_path).communicate()[0].split() == ["0", "0", "3"]
     assert [event["most"] for event in events.read_events(tmp_path)] == [0, 30, 5000]

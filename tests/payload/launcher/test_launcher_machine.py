@@ -148,7 +148,7 @@ def test_a_kill_for_want_of_memory_counts_once(bundle, world):
     observer, plan = Observer(world), load_plan(bundle.root)
 
     def killed():
-        return observer.look(plan, (), [0]).seen[0].out_of_memory
+        return observer.look(plan, (), [0]).observations[0].out_of_memory
 
     assert not killed()
     world.oom["machine"] += 1
