@@ -178,7 +178,8 @@ def idle_devices(waste: dict[str, Any]) -> None:
         return
     text = f"{waste['idle']} of {waste['devices']} devices are idle"
     if waste.get("replicas"):
-        text += f"; {waste['replicas']} replicas would give {token_rate_text(waste['output_tokens_per_s'])}"
+        together = token_rate_text(waste["output_tokens_per_s"])
+        text += f"; {waste['replicas']} replicas would give {together}"
         if waste.get("gain") is not None:
             text += f" ({waste['gain']:+.0%})"
     st.markdown(f":material/delete_sweep: {common.escape(text)}.")
@@ -194,7 +195,8 @@ def draw_better_split(answer: dict[str, Any]) -> None:
     gain = "" if offer.get("gain") is None else f", {offer['gain']:+.0%}"
     serving = offer["estimate"]["serving"]
     st.header("A better split", anchor=False)
-    figures = f"{token_rate_text(serving['output_tokens_per_s'])}, {seconds_text(serving['tpot_s'])} per token"
+    speed, tpot = token_rate_text(serving["output_tokens_per_s"]), seconds_text(serving["tpot_s"])
+    figures = f"{speed}, {tpot} per token"
     degrees = common.escape(split_degrees_text(offer["candidate"]))
     st.markdown(f"**{degrees}**{gain}: {common.escape(figures)}")
     several_nodes = len({command["node"] for command in offer["commands"]}) > 1

@@ -228,7 +228,8 @@ def draw_support_matrix(answer: judging.Json) -> None:
     if not cells:
         st.caption("Nothing is known of it.")
         return
-    alt = f"Verdicts of {len(cells)} techniques by {'engine' if matrix_view == 'by_engine' else 'hardware'}"
+    axis = "engine" if matrix_view == "by_engine" else "hardware"
+    alt = f"Verdicts of {len(cells)} techniques by {axis}"
     if words:
         st.dataframe(view.matrix_frame(cells), alt=alt)
     else:

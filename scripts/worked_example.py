@@ -370,7 +370,8 @@ def fitted_engines() -> list[Row]:
     times = sum(len(by_dtype) for row in kernels for by_dtype in row["times"].values())
     logits = [(file.get("memory") or {}).get("sampler_bytes_per_logit") for file in files]
     return [
-        ("engines' own time", f"{folder}, `overheads`: {len(overheads)} × engine and runtime", own_numbers),
+        ("engines' own time", f"{folder}, `overheads`: {len(overheads)} × engine and runtime",
+         own_numbers),
         ("engines' kernels", f"{folder}, `kernels`: {len(kernels)} × engine and generation of "
          "devices", times),
         ("hand-over between pools", f"{folder}, `handoff_s`",

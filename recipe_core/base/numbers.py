@@ -38,19 +38,19 @@ _UNBOUNDED = 1e15
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The numbers that a field takes; ``whole``: without fractions."""
+    """The numbers that a field takes; ``integer``: without fractions."""
 
-    whole: bool = False
-    least: float | None = None
+    integer: bool = False
+    minimum: float | None = None
     above: float | None = None
-    most: float | None = None
+    maximum: float | None = None
     below: float | None = None
 
     def __contains__(self, value: float) -> bool:
         return (
-            (self.least is None or value >= self.least)
+            (self.minimum is None or value >= self.minimum)
             and (self.above is None or value > self.above)
-            and (self.most is None or value <= self.most)
+            and (self.maximum is None or value <= self.maximum)
             and (self.below is None or value < self.below)
         )
 
@@ -58,25 +58,25 @@ class Range:
         """The range in another unit, of which ``factor`` make one of its own."""
         ends = {
             end: None if value is None else float(f"{value * factor:.12g}")
-            for end in ("least", "above", "most", "below")
+            for end in ("minimum", "above", "maximum", "below")
             for value in [getattr(self, end)]
         }
-        return Range(self.whole, **ends)
+        return Range(self.integer, **ends)
 
     @property
     def text(self) -> str:
         """The range in words: ``a whole number from 1 to 4,096``."""
         ends = []
-        if self.least is not None:
-            ends.append(f"from {number_text(self.least)}")
+        if self.minimum is not None:
+            ends.append(f"from {number_text(self.minimum)}")
         elif self.above is not None:
             ends.append(f"above {number_text(self.above)}")
-        if self.most is not None and self.most < _UNBOUNDED:
-            joint = "to" if self.least is not None else "and at most"
-            ends.append(f"{joint if ends else 'at most'} {number_text(self.most)}")
+        if self.maximum is not None and self.maximum < _UNBOUNDED:
+            joint = "to" if self.minimum is not None else "and at most"
+            ends.append(f"{joint if ends else 'at most'} {number_text(self.maximum)}")
         elif self.below is not None:
             ends.append(f"{'to ' if ends else ''}below {number_text(self.below)}")
-        return " ".join(["a whole number" if self.whole else "a number", *ends])
+        return " ".join(["a whole number" if self.integer else "a number", *ends])
 
 
 def number_text(value: float) -> str:
@@ -108,9 +108,9 @@ def read_number(text: str, limits: Range, *, field: str | None = None, unit: str
         raise InputError(f"{shown} is not a number.", field=field, hint=hint)
     if value and value.adjusted() > _LARGEST_POWER:
         raise InputError(f"{shown} is too large.", field=field, hint=hint)
-    if limits.whole and value != value.to_integral_value():
+    if limits.integer and value != value.to_integral_value():
         raise InputError(f"{shown} is not a whole number.", field=field, hint=hint)
-    number = int(value) if limits.whole else float(value)
+    number = int(value) if limits.integer else float(value)
     if number not in limits:
         raise InputError(f"{shown} is out of range.", field=field, hint=hint)
     return number
@@ -124,7 +124,7 @@ def read_numbers(
     Commas, semicolons and spaces divide, so numbers here have no separators.
 
     Raises:
-        InputError: as ``read_number``, and for more than ``most``.
+        InputError: as ``read_number``, and for more than ``limit``.
     """
     words = [word for word in re.split(r"[;,\s]+", text) if word]
     if len(words) > limit:

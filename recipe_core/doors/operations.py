@@ -49,7 +49,7 @@ class Operation:
     @property
     def name(self) -> str:
         """That of its route and of its tool."""
-        return self.answer.__name__
+        return self.answer.__name__.removeprefix("answer_")
 
 
 OPERATIONS: dict[str, Operation] = {
@@ -152,7 +152,7 @@ def reply(operation: str, folders: bool, body: bytes, options: Mapping[str, Any]
     """Answer a body as it was sent, in bytes.
 
     Raises:
-        RecipeError: as ``ask``.
+        RecipeError: as ``answer_operation``.
     """
     answer = answer_operation(operation, folders, body, options)
     if isinstance(answer, Archive):

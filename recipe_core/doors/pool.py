@@ -39,7 +39,9 @@ from recipe_core.doors.worker import (
     pickle_message,
 )
 
-PROGRAM = "import sys; from recipe_core.doors.worker import main; main(int(sys.argv[1]))"
+PROGRAM = (
+    "import sys; from recipe_core.doors.worker import serve_calls; serve_calls(int(sys.argv[1]))"
+)
 # Seconds that a call which must end has to reach the end of its chunk; then its process ends.
 GRACE_S = 3.0
 # Seconds between looks whether anybody still waits.

@@ -13,7 +13,7 @@ from recipe_core.base.described import field_of
 from recipe_core.base.numbers import Range
 from recipe_core.request.schema import PlanRequest
 
-_ENDS = {"ge": "least", "gt": "above", "le": "most", "lt": "below"}
+_ENDS = {"ge": "minimum", "gt": "above", "le": "maximum", "lt": "below"}
 
 
 @cache
@@ -27,7 +27,7 @@ def range_of(path: str, model: type[BaseModel] = PlanRequest) -> Range:
     ends: dict[str, Any] = {}
     for bound in _type_bounds([*field.metadata, field.annotation]):
         ends |= {name: getattr(bound, end) for end, name in _ENDS.items() if hasattr(bound, end)}
-    return Range(whole=int in set(_types(field.annotation)), **ends)
+    return Range(integer=int in set(_types(field.annotation)), **ends)
 
 
 def _types(annotation: Any) -> Iterator[Any]:

@@ -99,7 +99,8 @@ def _wasted(waste: Json) -> Iterator[str]:
         return
     text = f"wasted: {waste['idle']} of {waste['devices']} devices are idle"
     if "replicas" in waste:
-        text += f"; {waste['replicas']} replicas would give {token_rate_text(waste['output_tokens_per_s'])}"
+        together = token_rate_text(waste["output_tokens_per_s"])
+        text += f"; {waste['replicas']} replicas would give {together}"
         text += f" ({waste['gain']:+.0%})" if waste["gain"] is not None else ""
     yield text
 

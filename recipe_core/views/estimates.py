@@ -257,8 +257,8 @@ def _whole_run_lines(run: Mapping[str, Any], cost: Mapping[str, Any]) -> list[st
         lines.append(f"run: {run['steps']:,.0f} steps{several}, {days(run['wall_s'])}{price}")
     lines += [
         f"  {count_text(phase['tokens']):>8} tokens in steps of {phase['global_batch']:,} × "
-        f"{phase['sequence_length']:,}: {phase['steps']:,.0f} steps of {seconds_text(phase['step_s'])}"
-        f", {days(phase['wall_s'])}"
+        f"{phase['sequence_length']:,}: {phase['steps']:,.0f} steps of "
+        f"{seconds_text(phase['step_s'])}, {days(phase['wall_s'])}"
         for phase in phases
     ]
     lines.append(
@@ -301,7 +301,8 @@ def check_text(answer: dict[str, Any]) -> str:
 
 def _speed(answer: Mapping[str, Any]) -> str:
     if training := answer.get("training"):
-        return f"{token_rate_text(training['tokens_per_s'])}, {seconds_text(training['step_s'])} per step"
+        speed = token_rate_text(training["tokens_per_s"])
+        return f"{speed}, {seconds_text(training['step_s'])} per step"
     return serving_speed(answer)
 
 
@@ -311,4 +312,5 @@ def serving_speed(answer: Mapping[str, Any]) -> str:
     if is_pooled_estimate(answer):
         tokens = f"{token_rate_text(serving['input_tokens_per_s'])} of input"
         return f"{tokens}, {seconds_text(serving['request_latency_s'])} per request"
-    return f"{token_rate_text(serving['output_tokens_per_s'])}, {seconds_text(serving['tpot_s'])} per output token"
+    speed = token_rate_text(serving["output_tokens_per_s"])
+    return f"{speed}, {seconds_text(serving['tpot_s'])} per output token"

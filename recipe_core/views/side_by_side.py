@@ -136,7 +136,8 @@ def choice_state(choice: Choice) -> str:
 
 
 def _engine_with_version(plan: Plan, row: int) -> str:
-    return f"{plan.spec.titles_of(plan.setting(row))['engine']} {_choice_engine_version(plan, row)}".strip()
+    title = plan.spec.titles_of(plan.setting(row))["engine"]
+    return f"{title} {_choice_engine_version(plan, row)}".strip()
 
 
 def _choice_engine_version(plan: Plan, row: int) -> str:

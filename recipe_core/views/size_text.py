@@ -112,7 +112,8 @@ def loss_text(after: Mapping[str, Any] | None) -> str:
     limits = "the limits still hold" if after["holds"] else "the limits do not hold"
     if after["confidence"] is not None:
         limits += f" ({chance_text(after['confidence'])})"
-    speed = f"{seconds_text(figures['tpot_s'])} per token, {token_rate_text(figures['output_tokens_per_s'])}"
+    output = token_rate_text(figures["output_tokens_per_s"])
+    speed = f"{seconds_text(figures['tpot_s'])} per token, {output}"
     return f"{replicas}: {speed}; {limits}"
 
 

@@ -118,7 +118,8 @@ def size_verdict(answer: Row) -> tuple[bool, str]:
         row = answer["unpriced"][0]
         return (
             False,
-            f"No device with a price holds the limits. {rented_devices_text(row)} would; see below.",
+            "No device with a price holds the limits. "
+            f"{rented_devices_text(row)} would; see below.",
         )
     refused = answer.get("refused") or []
     if not refused:

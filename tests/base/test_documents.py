@@ -234,7 +234,7 @@ def test_an_index_or_header_of_any_kind_says_no_size(tmp_path):
         assert safetensors_bytes(tmp_path) is None
 
 
-WHOLE = Range(whole=True, least=1, most=1 << 40)
+WHOLE = Range(integer=True, minimum=1, maximum=1 << 40)
 ANY = Range()
 
 

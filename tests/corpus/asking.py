@@ -52,7 +52,7 @@ def answer(values):
 
 def _asked(method):
     """An operation that the API and MCP have, by the name of its method."""
-    return lambda values: reduced(getattr(answers, method)(values["request"]))
+    return lambda values: reduced(getattr(answers, f"answer_{method}")(values["request"]))
 
 
 def _named(function):
@@ -162,5 +162,6 @@ _OWN = (_bundle, _compress, _help, _openapi, _plan, _schema, _sensitivity)
 OPERATIONS = {  # what a request may ask for
     **{operation.__name__.removeprefix("_"): operation for operation in _OWN},
     **{name: _asked(name) for name in _ASKED},
-    **{name: _named(name) for name in ("engines", "hardware", "models", "offers")},
+    **{name: _named(name) for name in ("engines", "hardware", "models")},
+    "offers": _named("answer_offers"),
 }

@@ -98,7 +98,7 @@ def test_recipes_commands_and_differences_agree(client: TestClient) -> None:
         ("convert", COMMAND | {"command": COMMAND["command"].split()}, None),
         ("convert", COMMAND, None),
     ):
-        found[operation] = plain(getattr(answers, operation)(body))
+        found[operation] = plain(operations.OPERATIONS[operation].answer(body))
         assert client.post(f"/{operation}", json=body).json() == found[operation], operation
         assert answered(operation, **(arguments or body)) == found[operation], operation
     assert found["resolve"]["applied"] == ["mi300x-8"]

@@ -89,7 +89,8 @@ def not_yet():
 begun = []
 def sent_within(seconds):
     before = set(sys.modules)
-    app = AppTest.from_file({str(shipped_path("pages") / "_entry.py")!r}, default_timeout={PATIENCE}).run()
+    entry = {str(shipped_path("pages") / "_entry.py")!r}
+    app = AppTest.from_file(entry, default_timeout={PATIENCE}).run()
     print([error.message for error in app.exception], app.title[0].value)
     print(new(before), {late!r} & set(sys.modules), not_yet(), begun)
     return True

@@ -272,8 +272,8 @@ def _link_notes(cases: Cases, served: Serving, rows: Int) -> Iterator[str | None
         seconds = shares[largest] * work_s[i]
         over = f" of dp {dp}" if dp > 1 else ""
         yield (
-            f"Links between devices take {seconds_text(seconds)} of the {seconds_text(work_s[i])} of "
-            f"{subject}: {', '.join(link_times)}{over}."
+            f"Links between devices take {seconds_text(seconds)} of the {seconds_text(work_s[i])} "
+            f"of {subject}: {', '.join(link_times)}{over}."
         )
 
 
@@ -395,8 +395,8 @@ def _shared_step_notes(steps: _Steps, served: Serving, rows: Int) -> Iterator[st
     for prompts, waited_s, ttft_s in zip(*columns, strict=True):
         yield (
             f"{_count_text(prompts, 'prompt')} run in a step on average, and prompts ahead take "
-            f"{seconds_text(waited_s)} of the time to first token. As prompts that share a step end "
-            "together, more load may shorten that."
+            f"{seconds_text(waited_s)} of the time to first token. As prompts that share a step "
+            "end together, more load may shorten that."
             if prompts > SHARED and waited_s > AHEAD * ttft_s
             else None
         )

@@ -233,7 +233,8 @@ class TrainingEstimates:
         waits = float(self.parts["data_loading"][i])
         if waits > 0:
             out.append(
-                f"data loading is the bottleneck: a step waits {seconds_text(waits)} for its tokens; "
+                f"data loading is the bottleneck: a step waits {seconds_text(waits)} for its "
+                "tokens; "
                 "use more workers or faster storage"
             )
         return out + self._price()

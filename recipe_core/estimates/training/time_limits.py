@@ -73,9 +73,11 @@ def time_rules(
         "time-limit",
         needed_s >= limit_s,
         lambda i: (
-            f"no checkpoint is written within the time limit of {seconds_text(limit_s)}: a start takes "
+            f"no checkpoint is written within the time limit of {seconds_text(limit_s)}: "
+            "a start takes "
             f"{seconds_text(restart_s[i])}, the first checkpoint comes "
-            f"{seconds_text(max(interval_s[i], step_s[i]))} later and takes {seconds_text(write_s[i])}; "
+            f"{seconds_text(max(interval_s[i], step_s[i]))} later and takes "
+            f"{seconds_text(write_s[i])}; "
             f"state workload.time_limit_s of {np.ceil(needed_s[i] / 60 + 1) * 60:.0f} or more"
             + (", or a shorter checkpoint_interval_s" if setting.failures.interval_s else "")
         ),

@@ -204,7 +204,8 @@ class _State:
 def _loop_times(case: ServedCase) -> Times:
     state, tables = _steady_state(case)
     full_s, step_s, b = only_number(state.flow.full_step_s), step_seconds(state.decode), state.b
-    numbers = f"({efficiency_text(1 - b)} + {efficiency_text(b)} × {time_text(full_s)} ÷ {time_text(step_s)})"
+    share = f"{efficiency_text(b)} × {time_text(full_s)} ÷ {time_text(step_s)}"
+    numbers = f"({efficiency_text(1 - b)} + {share})"
     formula = "(1 - b) + b · step of all requests ÷ step"
     bunched = [(formula, numbers, 1 - b + b * full_s / step_s)] if b else []
     token = step_lines(case.decode, [decode_share(case, state.decode, *bunched)])
@@ -304,7 +305,8 @@ def _interference(state: _State) -> Iterator[Line]:
         return
     tokens = only_number(loop.tokens)
     solved = (
-        f"{efficiency_text(only_number(loop.share))} × {exact(only_number(state.flow.decoding))} ÷ "
+        f"{efficiency_text(only_number(loop.share))} × {exact(only_number(state.flow.decoding))} "
+        f"÷ "
         f"{exact(tokens)} × {time_text(only_number(state.flow.prompt_s))} ÷ "
         f"{plain_number(only_number(case.case.pp))}"
     )
