@@ -15,7 +15,7 @@ LONG = 4000
 
 
 def menu() -> Any:
-    """A button in the frame; gives the place that ``fill`` fills once the page has run."""
+    """A button in the frame; gives the place that ``fill_link_menu`` fills after the page."""
     with st.popover("Link", key="link", help="Copy a link to this page"):
         return st.container()
 

@@ -17,7 +17,7 @@ from recipe_core.models.nearest import nearest_models
 def model_change(name: str) -> Mapping[str, Any]:
     """The change that makes a name the request's model; of a name without a model, none.
 
-    Such a name is kept aside, for ``unmatched`` to say so.
+    Such a name is kept aside, for ``draw_unmatched_name`` to say so.
     """
     st.session_state.pop("unmatched", None)
     try:

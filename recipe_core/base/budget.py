@@ -1,7 +1,7 @@
 """What one request may cost: candidates, seconds, and whether somebody still waits for it.
 
-Long calculations count what they are about to make (``plan``), and ask between chunks whether to go
-on (``spend``). Without a budget only candidates are limited, to ``CANDIDATES``.
+Long calculations count what they are about to make (``count_planned``), and ask between chunks
+whether to go on (``spend``). Without a budget only candidates are limited, to ``CANDIDATES``.
 """
 
 from __future__ import annotations

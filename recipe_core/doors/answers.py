@@ -184,7 +184,7 @@ def answer_trace(body: Body, folders: bool = False) -> Json:  # noqa: ARG001 - a
 
 
 def check_simulation(body: Body, folders: bool = False) -> Json:  # noqa: ARG001 - as every answer
-    """Nothing, after what ``simulate`` is asked has been read as far as takes no time.
+    """Nothing, after what ``answer_simulate`` is asked has been read as far as takes no time.
 
     So that who begins a job learns at once what is wrong with it.
     """

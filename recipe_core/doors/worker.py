@@ -1,4 +1,4 @@
-"""A process that calculates for the server, which starts ``main`` in it.
+"""A process that calculates for the server, which starts ``serve_calls`` in it.
 
 It speaks with the server alone, over a socket that it inherits: calls come in, progress and one
 answer go out. A signal ends the call that runs; the process stays.

@@ -1,8 +1,8 @@
 """Tables of an answer: one list of columns, which terminal, pages, reports and files read.
 
-An answer states its columns once, as ``Column`` objects over its rows. ``texts`` and ``terminal``
-write them as text, ``frame`` and ``styled`` as a table that sorts by values, ``csv_bytes`` and
-``parquet_bytes`` as files.
+An answer states its columns once, as ``Column`` objects over its rows. ``cell_texts`` and
+``terminal`` write them as text, ``column_frame`` and ``styled`` as a table that sorts by values,
+``csv_bytes`` and ``parquet_bytes`` as files.
 """
 
 from __future__ import annotations

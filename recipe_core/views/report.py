@@ -1,6 +1,6 @@
 """A recipe as one HTML file with its charts: it opens offline and requests nothing.
 
-``sections`` makes its chapters as data, one for each registered view of the split included;
+``report_sections`` makes its chapters as data, one for each registered view of the split included;
 ``html_report`` puts them into ``templates/report.html.j2``, which escapes every text.
 """
 
