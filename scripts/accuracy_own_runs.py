@@ -422,8 +422,8 @@ def own_runs_report(table: pd.DataFrame, prior: Prior) -> str:
                 )
                 lines.append(
                     f"| {title} | {len(full)} of over {limit} | {count} | "
-                    f"{part.error.mean():.1%} | {part.error.median():.1%} | {part.inside.mean():.0%} | "
-                    f"{shown} |"
+                    f"{part.error.mean():.1%} | {part.error.median():.1%} | "
+                    f"{part.inside.mean():.0%} | {shown} |"
                 )
     shares = ", ".join(f"{name} {getattr(prior.shares, name):.2f}" for name in Shares.model_fields)
     table_text = "\n".join(lines)
