@@ -185,7 +185,8 @@ def predicted_by(
 ) -> pd.DataFrame:
     """Figures with what was predicted without some of them, and whether bands hold."""
     losses = Losses.of(prepared, left_out)
-    both = zip(prepared.user_questions, left_out.scopes, losses.expected, left_out.variance, strict=True)
+    questions, scopes = prepared.user_questions, left_out.scopes
+    both = zip(questions, scopes, losses.expected, left_out.variance, strict=True)
     low, high = np.array([band_of_variance(*kind) for kind in both]).T
     kinds = np.array(left_out.scopes)
     held_elsewhere = np.zeros(len(kinds), np.bool_)

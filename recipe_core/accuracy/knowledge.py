@@ -157,7 +157,7 @@ __all__ = [
     "family_of",
     "hardware_groups",
     "runner_matrix",
-    "support_rows",
     "runners",
     "support_of",
+    "support_rows",
 ]

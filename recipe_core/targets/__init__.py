@@ -127,7 +127,7 @@ __all__ = [
     "Image",
     "Parameters",
     "each_target",
-    "target_refusals",
     "target_files",
     "target_names",
+    "target_refusals",
 ]

@@ -15,7 +15,7 @@ from recipe_core.launch.training.job import (
     trainer_processes,
 )
 from recipe_core.launch.training.sources import trainer_files, training_data_file
-from recipe_core.request.describe import short_name
+from recipe_core.request.describe import model_short_name
 
 SCHEDULES = ("1f1b", "interleaved", "gpipe")
 OPTIMIZERS = ("adamw", "sgd")
@@ -29,7 +29,7 @@ def launch_embedded(job: Job) -> Launch:
     settings = train_json(job, elastic=elastic)
     model = ("--model", "${model}") if job.has_home else ()
     words = ("${root}/train.py", "--config", "${root}/train.json", "--out", "${run}", *model)
-    name = short_name(job.setting.model.name)
+    name = model_short_name(job.setting.model.name)
 
     def of_node(node: int) -> tuple[str, ...]:
         start = elastic_torchrun(job, fewest, name) if elastic else torchrun(job, node)
@@ -83,7 +83,7 @@ def train_json(job: Job, **more: Any) -> dict[str, Any]:
         more["dpo_beta"] = h.dpo_beta
     return {
         "schema_version": 1,
-        "name": f"{short_name(setting.model.name)} on {job.dims.devices} x {device.title}",
+        "name": f"{model_short_name(setting.model.name)} on {job.dims.devices} x {device.title}",
         "model": model,
         "data": [training_data_file(job.data_format)],
         "data_format": job.data_format,

@@ -17,7 +17,7 @@ from recipe_core.launch.training.job import (
 )
 from recipe_core.models.attention import LatentAttention
 from recipe_core.plans.megatron_model import megatron_model
-from recipe_core.request.describe import short_name
+from recipe_core.request.describe import model_short_name
 
 _SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 _OPTIMIZERS = {"adamw": "adam", "sgd": "sgd"}
@@ -269,7 +269,7 @@ def _launch_primus(job: Job, options: dict[str, Any]) -> Launch:
     experiment = {
         "work_group": "recipe",
         "user_name": "recipe",
-        "exp_name": short_name(job.setting.model.name),
+        "exp_name": model_short_name(job.setting.model.name),
         "workspace": "./run",
         "modules": {
             "pre_trainer": {

@@ -11,7 +11,7 @@ from recipe_core.launch.training.job import KEPT_CHECKPOINTS, Job
 from recipe_core.launch.training.ray_job import pool_devices, ray_launch, rollout_of
 from recipe_core.launch.training.sources import REWARD, TASKS
 from recipe_core.launch.training.tuning import adapter_targets
-from recipe_core.request.describe import short_name
+from recipe_core.request.describe import model_short_name
 
 # Name of the configuration, and of its file without the ending.
 CONFIG = "verl"
@@ -206,7 +206,7 @@ def _verl_trainer_config(job: Job) -> dict[str, Any]:
         "test_freq": -1,
         "logger": ["console"],
         "project_name": "recipe-builder",
-        "experiment_name": short_name(job.setting.model.name),
+        "experiment_name": model_short_name(job.setting.model.name),
     }
     if roll.sampling.apart:  # one step ahead: weights move after all updates of a step
         out["v1"] = {

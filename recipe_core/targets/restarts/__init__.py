@@ -87,6 +87,6 @@ __all__ = [
     "Row",
     "Setting",
     "restart_answers",
-    "restarting_targets",
     "restart_rows",
+    "restarting_targets",
 ]

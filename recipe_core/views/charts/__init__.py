@@ -45,6 +45,7 @@ from recipe_core.views.charts.trace import (
 __all__ = [
     "PREDICTED_BY",
     "accuracy_against",
+    "arrival_gaps",
     "axes_of",
     "choice_points",
     "closer_look",
@@ -53,7 +54,6 @@ __all__ = [
     "cost_against_share",
     "cost_bars",
     "first_tokens",
-    "arrival_gaps",
     "growth_costs",
     "hidden_count",
     "hits_by_cache",
