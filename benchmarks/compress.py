@@ -20,7 +20,7 @@ from typing import Any
 from recipe_core.accuracy.accuracy import estimate_retained
 from recipe_core.accuracy.technique import techniques
 from recipe_core.base.errors import RecipeError
-from recipe_core.models.dtypes import BYTES_PER_VALUE
+from recipe_core.models.tensors import BYTES_PER_VALUE
 from recipe_core.payload.compressor.compress import NONE, REMOVED, SPARSE, write_compressed_model
 from recipe_core.payload.compressor.errors import CompressError
 from recipe_core.payload.compressor.job import Verify, read_job

@@ -13,13 +13,12 @@ from itertools import product
 
 import numpy as np
 
+from recipe_core.scaling.attainment import capacity_per_s, draw_arrival_gaps, shares_of
 from recipe_core.scaling.bounds import Constant
-from recipe_core.scaling.capacity import capacity_per_s
 from recipe_core.scaling.fleet import Fleet, Service, StartTime
-from recipe_core.scaling.flow import simulate_flow
+from recipe_core.scaling.fluid import simulate_flow
 from recipe_core.scaling.requests import simulate_requests
-from recipe_core.scaling.shares import draw_arrival_gaps, shares_of
-from recipe_core.scaling.traces.load import Lengths, Load
+from recipe_core.scaling.traces.loads import Lengths, Load
 from recipe_core.scaling.traces.trace import Trace
 
 START = StartTime(90.0, 50.0, 160.0)

@@ -31,7 +31,7 @@ from recipe_core.base.documents import read_document  # noqa: E402
 from recipe_core.bundle.write import write_bundle  # noqa: E402
 from recipe_core.recipe import make_recipe  # noqa: E402
 from recipe_core.recipe.build import Additions  # noqa: E402
-from recipe_core.recipe.parameters import read_parameters  # noqa: E402
+from recipe_core.recipe.place import read_parameters  # noqa: E402
 from recipe_core.request.scaling import Scaling  # noqa: E402
 from recipe_core.request.schema import PlanRequest  # noqa: E402
 from recipe_core.scaling.fleet import Fleet, Service, StartTime  # noqa: E402
@@ -39,8 +39,7 @@ from recipe_core.scaling.outcome import Outcome  # noqa: E402
 from recipe_core.scaling.policies import controller_of  # noqa: E402
 from recipe_core.scaling.requests import simulate_requests  # noqa: E402
 from recipe_core.scaling.signals import Controller, Signals  # noqa: E402
-from recipe_core.scaling.traces.arrivals import draw_requests  # noqa: E402
-from recipe_core.scaling.traces.load import Lengths, Load  # noqa: E402
+from recipe_core.scaling.traces.loads import Lengths, Load, draw_requests  # noqa: E402
 from recipe_core.scaling.traces.shapes import shape_rates  # noqa: E402
 from recipe_core.scaling.traces.trace import Trace  # noqa: E402
 from recipe_core.targets.autoscale import KEDA  # noqa: E402

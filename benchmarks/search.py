@@ -26,11 +26,11 @@ from typing import Any
 
 import numpy as np
 
-from recipe_core.plans.evaluated import evaluate_cases
+from recipe_core.plans.evaluation import evaluate_cases
 from recipe_core.plans.plans import plan_splits
 from recipe_core.plans.problem import resolve_problem
 from recipe_core.plans.serving_candidates import every_serving_case
-from recipe_core.plans.serving_physics import PHYSICS
+from recipe_core.plans.serving_search import PHYSICS
 from recipe_core.request.schema import PlanRequest
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
@@ -162,7 +162,8 @@ def main() -> None:
         "| what | measured |",
         "|---|---|",
         "| request of one model, 64 × H100, 3 weight formats, 2 engines, 24 loads: "
-        f"{len(plan_splits(values)):,} candidates | {best(lambda: plan_splits(values)) * 1e3:,.0f} ms |",
+        f"{len(plan_splits(values)):,} candidates | {best(lambda: plan_splits(values)) * 1e3:,.0f} "
+        "ms |",
         f"| the same without the loads: {len(plan_splits(plain)):,} candidates | "
         f"{best(lambda: plan_splits(plain)) * 1e3:,.0f} ms |",
         *map(training, TRAINED),

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from browsers import CHROMIUM, SETTLED, served
 
-from recipe_core.request.examples import examples
+from recipe_core.request.presets import examples
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -20,7 +20,7 @@ from transformers import DynamicCache
 
 from oracle.build import build, keep_layers, kinds, layer_list
 from oracle.shard import Cut, cut, fake_group, localise
-from recipe_core.estimates.serving.cache_pages import ENTRY_BLOCK_TOKENS
+from recipe_core.estimates.serving.cache_blocks import ENTRY_BLOCK_TOKENS
 from recipe_core.models.spec import ModelSpec
 
 SHORT = 8  # tokens; twice this is within every window

@@ -8,12 +8,12 @@ from typing import Any
 
 import _common as common
 
-from recipe_core.commands.ground import Ground
+from recipe_core.commands.context import CommandContext
 from recipe_core.commands.judge import judge_command
 
 
 @lru_cache(maxsize=64)
 def judge_text(text: str, ground: str, may_read: bool, calibration: str) -> dict[str, Any]:  # noqa: ARG001 - part of the key
     """The verdict on a command."""
-    basis = Ground.of(**json.loads(ground))
+    basis = CommandContext.of(**json.loads(ground))
     return common.calculated("Checking the command", judge_command, text, basis, folders=may_read)

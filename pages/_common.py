@@ -20,7 +20,7 @@ import streamlit as st
 from cachetools import LRUCache, cached
 
 import recipe_core as rb
-from recipe_core.base import budget, progress
+from recipe_core.base import budget
 from recipe_core.base.errors import RecipeError
 from recipe_core.doors.pool import server_pool
 from recipe_core.doors.serve import folders_allowed
@@ -38,8 +38,8 @@ from recipe_core.request.schema import PlanRequest
 from recipe_core.request.shelf import Shelf, keep_choice, shelf_holds, shelf_of, shelf_query
 from recipe_core.request.size import Market
 from recipe_core.request.split_key import candidate_key, key_split, read_pins, split_name
-from recipe_core.views.calibrated import calibrated_sentence
 from recipe_core.views.glossary import field_help
+from recipe_core.views.verdict import calibrated_sentence
 
 Value = TypeVar("Value")
 
@@ -454,7 +454,7 @@ def calculated(
 
         if give_up:  # which there is from the start, before the first step is counted
             begin()
-        with progress.watched(show):
+        with budget.watched(show):
             value = pool.run(function, *arguments, client=client, abandoned=left, **options)
     place.empty()
     return value

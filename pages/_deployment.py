@@ -7,8 +7,7 @@ import streamlit as st
 
 from recipe_core.base.errors import RecipeError
 from recipe_core.bundle.write import Bundle
-from recipe_core.recipe.parameters import read_parameters
-from recipe_core.recipe.place import Parameters
+from recipe_core.recipe.place import Parameters, read_parameters
 from recipe_core.targets import form
 from recipe_core.targets.by_hand import read_addresses
 

@@ -17,7 +17,7 @@ from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import split_label
 from recipe_core.plans.rank import nearest_row
 from recipe_core.plans.remedies import change_label, fixes
-from recipe_core.targets.start_command import start_command
+from recipe_core.targets.by_hand import start_command
 from recipe_core.views import tables
 from recipe_core.views.charts.views import Chart, Focus, Item, Note, Table, View, views_of
 

@@ -10,7 +10,7 @@ from typing import Any
 import _common as common
 from cachetools import LRUCache
 
-from recipe_core.compression.advisor.answer import formats_answer
+from recipe_core.compression.advisor.advise import formats_answer
 from recipe_core.doors.serve import folders_allowed
 from recipe_core.hardware.offers import current_day
 from recipe_core.request.schema import PlanRequest

@@ -5,8 +5,8 @@ from __future__ import annotations
 import _common as common
 import streamlit as st
 
-from recipe_core.request.examples import Example, examples
 from recipe_core.request.link import link_query
+from recipe_core.request.presets import Example, examples
 
 
 def draw_gallery() -> None:

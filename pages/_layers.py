@@ -51,8 +51,8 @@ def architecture(facts: dict[str, Any]) -> dict[str, str]:
 def draw_layers(spec: ModelSpec) -> None:
     """The table beside the bars."""
     load_pages()  # the first page can be drawn before these are there
+    from recipe_core.views.catalog import model_view
     from recipe_core.views.charts import parameter_bars
-    from recipe_core.views.views import model_view
 
     left, right = st.columns(2, gap="large")
     with left:

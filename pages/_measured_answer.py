@@ -10,9 +10,8 @@ from functools import lru_cache
 import _common as common
 
 from recipe_core.calibration.calibrate import Knowledge
-from recipe_core.calibration.comparison import RunsCompared, compare_runs
-from recipe_core.calibration.learned import LearnedNumber
-from recipe_core.calibration.residuals import measured_of_rows
+from recipe_core.calibration.lessons import LearnedNumber
+from recipe_core.calibration.residuals import RunsCompared, compare_runs, measured_of_rows
 from recipe_core.calibration.store import Overlay
 from recipe_core.doors.serve import folders_allowed
 from recipe_core.estimates.measured import serving_runs

@@ -11,7 +11,7 @@ import streamlit as st
 from recipe_core.base.errors import RecipeError
 from recipe_core.doors.serve import folders_allowed
 from recipe_core.models.catalog import load_model_spec
-from recipe_core.models.nearest import nearest_models
+from recipe_core.models.variants import nearest_models
 
 
 def model_change(name: str) -> Mapping[str, Any]:

@@ -10,17 +10,16 @@ import _numbers as numbers
 import _over_time_load as loads
 import streamlit as st
 
-from recipe_core.base.described import description_of
+from recipe_core.base.documented import description_of
 from recipe_core.base.units import percent_text
 from recipe_core.hardware.storage import storage_names, storage_tier
 from recipe_core.request.metrics import limits_by_name, timed_limits
 from recipe_core.request.over_time import OverTime
-from recipe_core.request.time_limits import TimeLimits, published_time_limits
-from recipe_core.scaling.setup import start_of
+from recipe_core.request.presets import TimeLimits, published_time_limits
+from recipe_core.scaling.scenario import start_of
 from recipe_core.views import charts
-from recipe_core.views.cold_start import start_savings, start_sentence
 from recipe_core.views.glossary import term_help
-from recipe_core.views.over_time import time_limits_text
+from recipe_core.views.over_time import start_savings, start_sentence, time_limits_text
 
 SHARES = (0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
 MOST_SAVINGS = 5

@@ -17,7 +17,7 @@ from recipe_core.models.catalog import load_model_spec
 from recipe_core.plans.plans import plan_candidate
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.shelf import Kept
-from recipe_core.targets.start_command import start_words
+from recipe_core.targets.by_hand import start_words
 from recipe_core.views.side_by_side import Choice
 
 Key = tuple[str, str, str, bool]

@@ -9,7 +9,7 @@ import _common as common
 import _numbers as numbers
 import streamlit as st
 
-from recipe_core.base.described import description_of
+from recipe_core.base.documented import description_of
 from recipe_core.base.units import GIB
 from recipe_core.hardware.cluster import device_names, device_profile
 from recipe_core.hardware.prices import all_offers

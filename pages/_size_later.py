@@ -13,7 +13,7 @@ import _numbers as numbers
 import streamlit as st
 from pydantic import ValidationError
 
-from recipe_core.base.described import description_of
+from recipe_core.base.documented import description_of
 from recipe_core.request.first_error import first_error
 from recipe_core.request.ranges import range_of
 from recipe_core.request.size import AvailabilityRequest, GrowthRequest, PurchaseRequest

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import _common as common
 import streamlit as st
 
-from recipe_core.request.examples import examples
 from recipe_core.request.link import DEFAULT
+from recipe_core.request.presets import examples
 
 EXAMPLE = "chat-70b"
 """The case of the gallery that the tour walks through."""

@@ -18,10 +18,9 @@ from recipe_core.plans.remedies import change_label
 from recipe_core.request.describe import hardware_name
 from recipe_core.request.serving_workload import ServingWorkload
 from recipe_core.request.split_key import split_degrees_text
-from recipe_core.views.calibrated import changed_figures
 from recipe_core.views.commands import memory_meant, words_text
 from recipe_core.views.glossary import term_help
-from recipe_core.views.verdict import percent
+from recipe_core.views.verdict import changed_figures, percent
 
 EXAMPLES = {
     "vLLM on half the node": "vllm serve Qwen/Qwen3-32B -tp 2 --max-model-len 40960",

@@ -18,7 +18,7 @@ from recipe_core.plans.plan_json import (
 from recipe_core.plans.rank import rows_beyond_limits
 from recipe_core.request import split_key
 from recipe_core.views import charts
-from recipe_core.views.charts import groups
+from recipe_core.views.charts import front
 from recipe_core.views.glossary import term_help
 from recipe_core.views.plan_words import (
     against_best,
@@ -111,10 +111,10 @@ def pick_axes(plan: Plan) -> tuple[str, str]:
 
 def colour_by(plan: Plan) -> str:
     """What the colours of the tradeoff tell apart; nothing to choose where one thing differs."""
-    names = groups.group_names(plan)
+    names = front.group_names(plan)
     if len(names) < 2:
-        return groups.first_grouping(plan)
-    titles = {name: groups.TITLES[name] for name in names} | {groups.ALONE: "Nothing"}
+        return front.first_grouping(plan)
+    titles = {name: front.TITLES[name] for name in names} | {front.ALONE: "Nothing"}
     name = st.selectbox(
         "Colour by",
         list(titles),

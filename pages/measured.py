@@ -8,8 +8,8 @@ import streamlit as st
 
 from recipe_core.base.errors import RecipeError
 from recipe_core.calibration.calibrate import Knowledge
-from recipe_core.calibration.comparison import ComparedFigure, RunsCompared
 from recipe_core.calibration.place import calibration_stamp
+from recipe_core.calibration.residuals import ComparedFigure, RunsCompared
 from recipe_core.calibration.store import Overlay
 from recipe_core.doors.serve import folders_allowed
 from recipe_core.views import charts

@@ -17,7 +17,7 @@ from recipe_core.request.shelf import (
     remove_from_shelf,
     rename_on_shelf,
 )
-from recipe_core.targets.start_command import wrap_typed_words
+from recipe_core.targets.by_hand import wrap_typed_words
 from recipe_core.views import charts, side_by_side
 from recipe_core.views.columns import csv_bytes, parquet_bytes
 from recipe_core.views.side_by_side import NOTHING, Choice, Line

@@ -18,18 +18,17 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from recipe_core.accuracy.band import band_of_variance
-from recipe_core.accuracy.band_counts import Losses, losses_in_bands_of_others
-from recipe_core.accuracy.benchmark_name import named_benchmark
-from recipe_core.accuracy.effects import Known, fitted_model
-from recipe_core.accuracy.left_out import (
+from recipe_core.accuracy.accuracy import answer_lines
+from recipe_core.accuracy.band import Losses, band_of_variance, losses_in_bands_of_others
+from recipe_core.accuracy.cross_validation import (
     LeftOut,
     Prepared,
     left_out_by_known,
     predict_left_out,
     relative_lines,
 )
-from recipe_core.accuracy.lines import answer_lines
+from recipe_core.accuracy.fit import Known, fitted_model
+from recipe_core.accuracy.names import named_benchmark
 from recipe_core.accuracy.published import Figure, published_figures
 from recipe_core.accuracy.question import Question
 from recipe_core.accuracy.technique import technique

@@ -15,8 +15,8 @@ from typing import Any
 
 import yaml
 
-from recipe_core.engines.history import release_key
 from recipe_core.engines.options import FOLDER, laid_over, option_differences
+from recipe_core.engines.release import release_key
 
 Table = dict[str, Any]
 

@@ -51,7 +51,7 @@ from recipe_core.calibration.validation.validate import QUANTITIES
 from recipe_core.estimates.bands import BandFile
 from recipe_core.estimates.measured.serving_runs import SPLIT, listing_ids
 from recipe_core.estimates.serving import bands as serving_bands
-from recipe_core.estimates.training import bands as training_bands
+from recipe_core.estimates.training import starts
 from recipe_core.hardware.cluster import device_profile, roofline
 
 ROOT = Path(__file__).parent.parent
@@ -293,7 +293,7 @@ def main() -> None:
     report = json.loads(REPORT.read_text()) if arguments.only else {}
     for name, module, rows_of, setup in (
         ("serving", serving_bands, serving_rows, SERVING_SETUP),
-        ("training", training_bands, training_rows, TRAINING_SETUP),
+        ("training", starts, training_rows, TRAINING_SETUP),
     ):
         if arguments.only not in (None, name):
             continue

@@ -17,11 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from recipe_core.accuracy.band_counts import Losses, count_bands
-from recipe_core.accuracy.effects import EFFECTS, FILE, Fitted, Known
-from recipe_core.accuracy.effects import fitted_model as read
-from recipe_core.accuracy.fit import Fit, Noise, fit_effects
-from recipe_core.accuracy.left_out import LeftOut, Prepared, left_out_by_known, posterior_variances
+from recipe_core.accuracy.band import Losses, count_bands
+from recipe_core.accuracy.cross_validation import (
+    LeftOut,
+    Prepared,
+    left_out_by_known,
+    posterior_variances,
+)
+from recipe_core.accuracy.fit import EFFECTS, FILE, Fit, Fitted, Known, Noise, fit_effects
+from recipe_core.accuracy.fit import fitted_model as read
 from recipe_core.accuracy.published import published_figures
 from recipe_core.base.documents import to_yaml
 

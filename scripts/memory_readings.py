@@ -15,7 +15,7 @@ import numpy as np
 from recipe_core.base.units import GIB
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.serving.cache import shared_blocks
-from recipe_core.estimates.serving.cache_groups import Grouped
+from recipe_core.estimates.serving.cache_blocks import Grouped
 from recipe_core.estimates.serving.logged_cache import logged_tokens, longest_bytes
 
 

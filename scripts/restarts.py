@@ -14,7 +14,7 @@ from recipe_core.recipe.build import Additions, make_recipe, redecide
 from recipe_core.recipe.place import Parameters
 from recipe_core.request.schema import PlanRequest
 from recipe_core.targets.context import Context
-from recipe_core.targets.of_recipe import place_launch, target_context
+from recipe_core.targets.recipe_context import place_launch, target_context
 from recipe_core.targets.restarts import EVENTS, LAUNCHER, Answer, restart_answers
 from scripts.documents import REFERENCE, exchange
 

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from recipe_core.base.documents import to_json
-from recipe_core.views.schemas import NAMES, document_schema
+from recipe_core.views.catalog import NAMES, document_schema
 
 FOLDER = Path(__file__).parent.parent / "docs" / "schema"
 

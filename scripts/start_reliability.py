@@ -12,10 +12,10 @@ from pathlib import Path
 
 import yaml
 
-from recipe_core.commands.ground import Ground
+from recipe_core.commands.context import CommandContext
 from recipe_core.commands.judge import judge_command
 from recipe_core.commands.verdict import OK
-from recipe_core.estimates.columns.standing import without_corrections
+from recipe_core.estimates.columns.scopes import without_corrections
 from recipe_core.estimates.measured.serving_runs import published_runs
 from recipe_core.plans.plans import estimate_batch
 
@@ -42,7 +42,9 @@ def main() -> None:
             chance = answer["memory"]["start_probability"] if answer["feasible"] else 0.0
             counts[bucket(chance)]["runs"] += 1
     for command, hardware, gpus, started in yaml.safe_load(OUTCOMES.read_text())["outcomes"]:
-        answer = judge_command(command, Ground.of(hardware=hardware, gpus=gpus), folders=False)
+        answer = judge_command(
+            command, CommandContext.of(hardware=hardware, gpus=gpus), folders=False
+        )
         refused = OK[answer["verdict"]] is False
         chance = 0.0 if refused else answer["start_probability"]
         counts[bucket(chance)]["started" if started else "failed"] += 1

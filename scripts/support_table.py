@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from recipe_core.accuracy.families import families
 from recipe_core.accuracy.knowledge import runner_matrix, runners
-from recipe_core.accuracy.support import Support, Verdict
+from recipe_core.accuracy.runners import Support, Verdict, families
 from scripts.documents import REFERENCE, exchange
 
 PAGE = REFERENCE / "formats.md"

@@ -12,10 +12,17 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from recipe_core.accuracy.families import Family, families, family_of, hardware_groups
 from recipe_core.accuracy.lookup import runner_matrix, support_of, support_rows
-from recipe_core.accuracy.runners import Runner, runner, runners
-from recipe_core.accuracy.support import Support
+from recipe_core.accuracy.runners import (
+    Family,
+    Runner,
+    Support,
+    families,
+    family_of,
+    hardware_groups,
+    runner,
+    runners,
+)
 from recipe_core.accuracy.technique import technique, techniques
 from recipe_core.base.data_files import DataFile
 from recipe_core.base.resources import PACKAGE

@@ -12,9 +12,17 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from recipe_core.accuracy.families import covers, families, family, family_of, hardware_groups
-from recipe_core.accuracy.runners import runner, runners
-from recipe_core.accuracy.support import Support, Verdict
+from recipe_core.accuracy.runners import (
+    Support,
+    Verdict,
+    covers,
+    families,
+    family,
+    family_of,
+    hardware_groups,
+    runner,
+    runners,
+)
 from recipe_core.accuracy.technique import technique as technique_of
 from recipe_core.accuracy.technique import techniques
 from recipe_core.base.data_files import DataFile

@@ -7,12 +7,10 @@ from functools import cache
 
 import numpy as np
 
-from recipe_core.accuracy.benchmark_name import published_benchmark
-from recipe_core.accuracy.effects import fitted_model
-from recipe_core.accuracy.model_name import named_model
-from recipe_core.accuracy.published import Figure, published_figures
+from recipe_core.accuracy.fit import fitted_model
+from recipe_core.accuracy.names import named_model, published_benchmark
+from recipe_core.accuracy.published import Figure, Published, published_figures
 from recipe_core.accuracy.question import Question, question_terms, scale_group_size
-from recipe_core.accuracy.retained import Published
 from recipe_core.accuracy.technique import techniques
 from recipe_core.base.arrays import Float, Int
 

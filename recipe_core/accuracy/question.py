@@ -16,12 +16,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from recipe_core.accuracy.benchmark_name import NamedBenchmark
-from recipe_core.accuracy.model_name import NamedModel, size_in
+from recipe_core.accuracy.names import NamedBenchmark, NamedModel, naming_words, size_in
 from recipe_core.accuracy.published import published_figures
 from recipe_core.accuracy.technique import Technique
 from recipe_core.accuracy.technique import technique as technique_named
-from recipe_core.accuracy.words import naming_words
 
 # Bits a weight between which the term of bits is interpolated.
 KNOTS = (1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 6.0, 8.0)

@@ -7,11 +7,24 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from recipe_core.accuracy.titled import Titled
 from recipe_core.base.data_files import DataFile
 from recipe_core.base.errors import InputError, unknown
 from recipe_core.base.resources import PACKAGE
 from recipe_core.base.types import KvDtype, Share, Text, WeightDtype
+
+
+class Titled(BaseModel):
+    """One entry of a file; short: what it is called where room is scarce."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    title: Text
+    short: Text | None = None
+
+    @property
+    def label(self) -> str:
+        return self.short or self.title
+
 
 FILE = DataFile(PACKAGE / "accuracy" / "techniques.yaml", "technique")
 

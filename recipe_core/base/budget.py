@@ -6,13 +6,52 @@ whether to go on (``spend``). Without a budget only candidates are limited, to `
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from recipe_core.base.errors import LimitError
+
+
+def process_resident_bytes() -> int:
+    """Memory of this process that lies in RAM; 0 where the system does not tell."""
+    return _statm_bytes(1)
+
+
+@contextmanager
+def limited_memory(more_bytes: int) -> Iterator[None]:
+    """Let allocations fail (MemoryError) that need more than this beyond what the process has now.
+
+    It holds for all threads of the process; a limit that is there already may be narrower.
+    """
+    before, has = None, _statm_bytes(5)
+    with suppress(ImportError, ValueError, OSError):
+        import resource
+
+        kind = resource.RLIMIT_DATA  # private writable memory, as the sixth column of statm
+        soft, hard = resource.getrlimit(kind)
+        if has:
+            limits = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
+            resource.setrlimit(kind, (min([has + more_bytes, *limits]), hard))
+            before = soft, hard
+    try:
+        yield
+    finally:
+        if before is not None:
+            resource.setrlimit(kind, before)
+
+
+def _statm_bytes(column: int) -> int:
+    """A column of the kernel's page counts of this process, in bytes; 0 where there are none."""
+    try:
+        with open("/proc/self/statm") as file:  # noqa: PTH123 - read between chunks
+            return int(file.read().split()[column]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return 0
+
 
 # Candidates of one plan: some ten seconds and one GB.
 CANDIDATES = 1_000_000
@@ -125,3 +164,56 @@ def out_of_memory_error(account: Account, memory_bytes: int) -> LimitError:
         field="request",
         hint="Ask for fewer devices, loads or formats.",
     )
+
+
+# Called with the steps done and the steps in all.
+Watcher = Callable[[int, int], None]
+
+
+@dataclass(slots=True)
+class _Task:
+    steps: int
+    done: int = 0
+
+
+_watcher: ContextVar[Watcher | None] = ContextVar("watcher", default=None)
+_task: ContextVar[_Task | None] = ContextVar("task", default=None)
+
+
+@contextmanager
+def watched(watcher: Watcher) -> Iterator[None]:
+    """Report to ``watcher`` every task that begins inside the block."""
+    token = _watcher.set(watcher)
+    try:
+        yield
+    finally:
+        _watcher.reset(token)
+
+
+@contextmanager
+def track_task(steps: int) -> Iterator[None]:
+    """A task of this many steps."""
+    token = _task.set(_Task(steps))
+    try:
+        _report_task()
+        yield
+    finally:
+        _task.reset(token)
+
+
+def count_step() -> None:
+    """Count one step of the current task, and end where the request's budget does."""
+    spend()
+    if current := _task.get():
+        current.done += 1
+        _report_task()
+
+
+def report_steps(done: int, steps: int) -> None:
+    if watcher := _watcher.get():
+        watcher(done, steps)
+
+
+def _report_task() -> None:
+    if (current := _task.get()) and current.steps:
+        report_steps(current.done, current.steps)

@@ -1,7 +1,8 @@
 """Text as a literal of the languages that launches are written in: one function each.
 
 Whatever is quoted here arrives as it was, character by character; references that a file makes on
-purpose (``"$root"``, ``$(POD_IP)``) are never quoted, and are not texts (``targets/fill.py``).
+purpose (``"$root"``, ``$(POD_IP)``) are never quoted, and are not texts
+(``targets/placeholders.py``).
 """
 
 from __future__ import annotations
@@ -11,6 +12,16 @@ import shlex
 from collections.abc import Iterable
 
 from recipe_core.base.errors import NoAnswer
+
+# All that is filled: the launcher's (``launcher/plan.py``), and those of targets for pods.
+PLACEHOLDER = re.compile(r"\$\{(model|host|port|head|root|run|self|index|node\d+|port\d+|at\d+)\}")
+
+
+def pieces(template: str) -> list[tuple[bool, str]]:
+    """The template cut into (whether a placeholder's name, text), without empty texts."""
+    parts = PLACEHOLDER.split(template)
+    return [(bool(n % 2), part) for n, part in enumerate(parts) if part]
+
 
 _MARKUP = re.compile(
     r"""

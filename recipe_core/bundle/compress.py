@@ -6,8 +6,14 @@ import math
 from typing import Any
 
 from recipe_core.base.quoting import quote_command
-from recipe_core.compression.scripts.start import VERIFY, compression_launch, output_folder
-from recipe_core.compression.scripts.work import JOB, REQUIREMENTS, CompressionLaunch
+from recipe_core.compression.scripts.work import (
+    JOB,
+    REQUIREMENTS,
+    VERIFY,
+    CompressionLaunch,
+    compression_launch,
+    output_folder,
+)
 from recipe_core.recipe.decision import Decision
 from recipe_core.recipe.place import Parameters
 

@@ -18,8 +18,7 @@ from recipe_core.bundle.compress import compression_document, served_model
 from recipe_core.engines.spec import engine
 from recipe_core.estimates.rules.kernels import support_by_release
 from recipe_core.hardware.cluster import device_names, device_profile
-from recipe_core.launch.access import engine_words
-from recipe_core.launch.process import Launch, Process
+from recipe_core.launch.process import Launch, Process, engine_words
 from recipe_core.launch.startup import limit_s
 from recipe_core.recipe import Recipe
 from recipe_core.recipe.build import decision_device_facts, recipe_request
@@ -28,7 +27,7 @@ from recipe_core.recipe.schema import Fallback
 from recipe_core.recipe.variants import Machine, Variant
 from recipe_core.request.edit import change
 from recipe_core.request.serving_workload import ServingWorkload
-from recipe_core.targets.of_recipe import place_launch
+from recipe_core.targets.recipe_context import place_launch
 
 FOLDER = "fallbacks"
 # A fallback stands in for what a machine starts; no policy starts and ends it.

@@ -13,16 +13,15 @@ from recipe_core.base import quoting
 from recipe_core.base.units import gib, usd
 from recipe_core.bundle.fallback_launches import degrees_text
 from recipe_core.hardware.ownership import HOURS_PER_MONTH
-from recipe_core.launch.training.container import PATH as CONTAINERFILE
+from recipe_core.launch.training.sources import PATH as CONTAINERFILE
 from recipe_core.models.spec import UNPLACED
 from recipe_core.recipe import Recipe
-from recipe_core.recipe.names import dns_label
-from recipe_core.recipe.schema import Fallback
-from recipe_core.recipe.text_rows import cost_text, text_rows
+from recipe_core.recipe.expected import cost_text, text_rows
+from recipe_core.recipe.schema import Fallback, dns_label
 from recipe_core.request.split_key import training_split
 from recipe_core.scaling.rented import HOURS
+from recipe_core.targets.by_hand import TITLES, target_uses
 from recipe_core.targets.restarts import Row
-from recipe_core.targets.use import TITLES, target_uses
 
 _FORMATS = ("weight_dtype", "kv_dtype", "precision")
 

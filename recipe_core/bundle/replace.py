@@ -34,7 +34,6 @@ from pathlib import Path
 from recipe_core.base.documents import flush_folder_names, flush_to_disk
 from recipe_core.base.errors import BundleError, InputError
 from recipe_core.bundle.contents import RUN_FOLDER, bundle_paths, file_mode, refuse_odd_runs
-from recipe_core.bundle.manifest import MANIFEST, Manifest
 from recipe_core.bundle.runs import (
     has_runs,
     lock_runs,
@@ -42,7 +41,7 @@ from recipe_core.bundle.runs import (
     refuse_running,
     remove_idle_run,
 )
-from recipe_core.bundle.signing import SIGNATURE
+from recipe_core.bundle.signing import MANIFEST, SIGNATURE, Manifest
 
 _NEW, _OLD = "new", "old"
 

@@ -15,8 +15,7 @@ from recipe_core import __version__
 from recipe_core.base.documents import parse_yaml
 from recipe_core.base.errors import BundleError, HardwareError, InputError, NoAnswer, RecipeError
 from recipe_core.bundle.contents import folder_files, zip_files
-from recipe_core.bundle.manifest import MANIFEST, Manifest
-from recipe_core.bundle.signing import SIGNATURE, Signed, check_signature
+from recipe_core.bundle.signing import MANIFEST, SIGNATURE, Manifest, Signed, check_signature
 from recipe_core.bundle.write import bundle_of
 from recipe_core.hardware import cluster
 from recipe_core.hardware.request import HardwareRequest
@@ -24,8 +23,8 @@ from recipe_core.payload.launcher import machine
 from recipe_core.recipe import Recipe, recipe_request
 from recipe_core.recipe.decision import decide
 from recipe_core.recipe.expected import HEADLINE
-from recipe_core.recipe.migrate import migrate
 from recipe_core.recipe.resolve import machine_of
+from recipe_core.recipe.schema import migrate
 from recipe_core.recipe.variants import matching
 
 # Relative difference between estimates of two versions that needs no warning.

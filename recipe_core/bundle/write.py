@@ -26,20 +26,18 @@ from recipe_core.base.resources import PACKAGE
 from recipe_core.bundle.compress import checkpoint_launch, making_files
 from recipe_core.bundle.contents import file_mode
 from recipe_core.bundle.fallback_launches import fallback_launches, launch_document
-from recipe_core.bundle.manifest import MANIFEST, Manifest
 from recipe_core.bundle.readme import bundle_readme
-from recipe_core.bundle.signing import SIGNATURE, sign_manifest
+from recipe_core.bundle.signing import MANIFEST, SIGNATURE, Manifest, sign_manifest
 from recipe_core.launch.entry import LAUNCH_PY
-from recipe_core.launch.training.container import PATH as CONTAINERFILE
+from recipe_core.launch.training.sources import PATH as CONTAINERFILE
 from recipe_core.recipe import Recipe
 from recipe_core.recipe.build import redecide
 from recipe_core.recipe.lock import ImageLock, ModelLock
 from recipe_core.recipe.secrets import refuse_planted
 from recipe_core.request.describe import model_short_name
 from recipe_core.targets import Context, each_target
-from recipe_core.targets.notes import cluster_notes, spot_note
-from recipe_core.targets.of_recipe import image_file, place_launch, target_context
-from recipe_core.targets.reach import reach_section
+from recipe_core.targets.notes import cluster_notes, reach_section, spot_note
+from recipe_core.targets.recipe_context import image_file, place_launch, target_context
 from recipe_core.targets.restarts import LAUNCHER, restart_rows
 from recipe_core.targets.scale.notes import scaling_notes
 

@@ -9,9 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from recipe_core.base.errors import InputError
-from recipe_core.calibration.compressions import ComparedCompression, compare_compressions
-from recipe_core.calibration.kept_compressions import KeptCompression, StoredCompression
-from recipe_core.calibration.learned import LearnedNumber, LeftOneOut, learned_numbers, left_one_out
+from recipe_core.calibration.compressions import (
+    ComparedCompression,
+    KeptCompression,
+    StoredCompression,
+    compare_compressions,
+)
+from recipe_core.calibration.lessons import LearnedNumber, LeftOneOut, learned_numbers, left_one_out
 from recipe_core.calibration.place import VARIABLE, default_path
 from recipe_core.calibration.run_files import read_incoming
 from recipe_core.calibration.store import Added, Overlay, StoredRun

@@ -24,11 +24,10 @@ from recipe_core.calibration.roofline_fit import RooflineFit, fit_roofline
 from recipe_core.hardware.cluster import device_names, device_profile, fabric
 from recipe_core.hardware.custom import BASE, MAX_BYTES, is_profile_path
 from recipe_core.hardware.detect.machine import Found, detect_machine
-from recipe_core.hardware.microbench.clock import Deadline
 from recipe_core.hardware.microbench.collectives import Reduced
 from recipe_core.hardware.microbench.disk import DiskRates, measure_disk
 from recipe_core.hardware.microbench.host import Ratios, host_ratios, merge_host_times
-from recipe_core.hardware.microbench.points import Point
+from recipe_core.hardware.microbench.points import Deadline, Point
 from recipe_core.hardware.microbench.run import (
     FULL_S,
     LEAST_S,

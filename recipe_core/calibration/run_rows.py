@@ -9,7 +9,7 @@ from typing import Any
 
 from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.calibration.importers.content import Content
-from recipe_core.calibration.importers.imported import Imported
+from recipe_core.calibration.importers.measurement import Imported
 from recipe_core.calibration.importers.registry import read_imported, recognise_format
 from recipe_core.calibration.importers.rows import (
     ImportedRow,

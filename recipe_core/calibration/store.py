@@ -32,9 +32,8 @@ from recipe_core.base.documents import write_whole as write_file
 from recipe_core.base.errors import InputError
 from recipe_core.base.provenance import VALID_DAYS
 from recipe_core.base.types import Positive, Text
-from recipe_core.calibration import gates
-from recipe_core.calibration.gates import Gate
-from recipe_core.calibration.kept_compressions import KeptCompression, StoredCompression
+from recipe_core.calibration import run_checks
+from recipe_core.calibration.compressions import KeptCompression, StoredCompression
 from recipe_core.calibration.place import (
     VARIABLE,
     calibration_file,
@@ -42,8 +41,9 @@ from recipe_core.calibration.place import (
     default_path,
 )
 from recipe_core.calibration.residuals import MAX_RUNS, Measured, learn_corrections
+from recipe_core.calibration.run_checks import Gate
 from recipe_core.estimates.columns.corrections import Corrections, Stored
-from recipe_core.estimates.columns.standing import without_corrections
+from recipe_core.estimates.columns.scopes import without_corrections
 from recipe_core.recipe.secrets import refuse_secrets
 
 SCHEMA_VERSION = 1
@@ -103,7 +103,7 @@ class StoredRun(BaseModel):
             source=source,
             format=kind,
             added=now,
-            assumed_version=gates.pinned_version(run),
+            assumed_version=run_checks.pinned_version(run),
             **{**figures, "request": dict(run.request)},
         )
 
@@ -407,14 +407,14 @@ class Overlay:
         out: dict[str, Gate] = {}
         runs = [run.measured() for run in stored]
         days = [run.added.date() for run in stored]
-        drivers = gates.driver_expiries(runs, days)
+        drivers = run_checks.driver_expiries(runs, days)
         for stored_run, run, day, driver in zip(stored, runs, days, drivers, strict=True):
             if (
-                old := gates.expiry_reason(run, stored_run.assumed_version, day, self.today)
+                old := run_checks.expiry_reason(run, stored_run.assumed_version, day, self.today)
                 or driver
             ):
                 out[stored_run.id] = Gate("expired", old)
-            elif unsound := gates.unsound_reason(run):
+            elif unsound := run_checks.unsound_reason(run):
                 out[stored_run.id] = Gate("held", unsound)
         sound = [
             (stored_run, run)
@@ -423,7 +423,9 @@ class Overlay:
         ]
         for stored_run, run in sound:
             peers = [peer for _, peer in sound if peer is not run]
-            if reason := gates.unconfirmed_version_reason(run, stored_run.assumed_version, peers):
+            if reason := run_checks.unconfirmed_version_reason(
+                run, stored_run.assumed_version, peers
+            ):
                 out[stored_run.id] = Gate("held", reason)
         with without_corrections():
             learned = learn_corrections(
@@ -431,9 +433,9 @@ class Overlay:
             )
         out |= {run.name: Gate("held", run.reason) for run in learned.left_out}
         order = {run.id: place for place, run in enumerate(stored)}
-        odd = gates.odd_runs(learned, order)
+        odd = run_checks.odd_runs(learned, order)
         out |= {name: Gate("held", reason) for name, reason in odd.items()}
-        return {run.id: out.get(run.id, gates.ACCEPTED) for run in stored}
+        return {run.id: out.get(run.id, run_checks.ACCEPTED) for run in stored}
 
 
 def _stored_measurement(

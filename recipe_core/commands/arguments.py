@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from recipe_core.base.documents import parse_json
 from recipe_core.base.errors import InputError
-from recipe_core.commands.unknown_words import beginning, closest, explained, since
+from recipe_core.commands.words import beginning, closest, explained, since
 from recipe_core.engines.grammar import grammars
 from recipe_core.engines.option_releases import (
     ReleaseTable,

@@ -11,7 +11,7 @@ from typing import Any
 
 from recipe_core.base.documents import parse_json, read_text
 from recipe_core.base.errors import InputError, RecipeError
-from recipe_core.commands.ground import Ground
+from recipe_core.commands.context import CommandContext
 from recipe_core.commands.judge import check_commands
 from recipe_core.commands.launches import Launch
 from recipe_core.engines.grammar import programs
@@ -119,8 +119,8 @@ def parse_item(source: str, value: Any) -> Item:
     command = value.get("command", value.get("argv")) if isinstance(value, dict) else None
     if not isinstance(command, str | list):
         raise InputError("is missing: text or a list of words.", field="command")
-    ground = {name: field for name, field in value.items() if name not in ("command", "argv")}
-    return Item(source, command, ground)
+    context = {name: field for name, field in value.items() if name not in ("command", "argv")}
+    return Item(source, command, context)
 
 
 def check_items(
@@ -152,15 +152,15 @@ def judge_items(
     ``folders``: whether models may be read from paths and asked of the hub.
     """
     answers: dict[int, list[dict[str, Any]]] = {}
-    grounds: dict[str, Ground] = {}
+    grounds: dict[str, CommandContext] = {}
     groups: defaultdict[str, list[int]] = defaultdict(list)
     for n, entry in enumerate(items):
         if not isinstance(entry, Item):
             answers[n] = [entry[1].to_json()]
             continue
         try:
-            ground = Ground.of(**{**usual, **entry.ground})
-            grounds[key := ground.model_dump_json()] = ground
+            context = CommandContext.of(**{**usual, **entry.ground})
+            grounds[key := context.model_dump_json()] = context
             groups[key].append(n)
         except RecipeError as error:
             answers[n] = [error.to_json()]

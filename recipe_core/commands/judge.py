@@ -14,21 +14,18 @@ from typing import Any
 from recipe_core.base.documents import parse_json
 from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.commands.arguments import is_open, read_arguments
-from recipe_core.commands.ground import DEFAULT_INPUT, DEFAULT_OUTPUT, Ground
+from recipe_core.commands.checks import check_rules, elasticity, named_files, take_all_devices
+from recipe_core.commands.context import DEFAULT_INPUT, DEFAULT_OUTPUT, CommandContext, Models
 from recipe_core.commands.launches import Launch, find_launches, first_launch
-from recipe_core.commands.left_to_engine import elasticity, take_all_devices
-from recipe_core.commands.meaning import meaning_of, served_task, settle
 from recipe_core.commands.media import command_setting, media_of
-from recipe_core.commands.models import Models
-from recipe_core.commands.named_files import named_files
+from recipe_core.commands.option_meanings import meaning_of, served_task, settle
 from recipe_core.commands.remedies import find_attempts
-from recipe_core.commands.running import (
+from recipe_core.commands.surroundings import (
     about_release,
     by_pinned,
     check_surroundings,
     running_release,
 )
-from recipe_core.commands.start_rules import check_rules
 from recipe_core.commands.verdict import Case, Group, Ready, Unknown, View
 from recipe_core.commands.words import MAX_CHARACTERS, read_script
 from recipe_core.engines.grammar import programs
@@ -52,22 +49,22 @@ from recipe_core.request.schema import PlanRequest
 
 
 def judge_command(
-    command: str | Sequence[str], ground: Ground, *, folders: bool = True
+    command: str | Sequence[str], context: CommandContext, *, folders: bool = True
 ) -> dict[str, Any]:
     """The verdict on the first server that a command starts, and changes where none can run.
 
     Args:
         command: text, a JSON list as text, or words.
-        ground: devices, load and goal to judge it on.
+        context: devices, load and goal to judge it on.
         folders: whether models may be read from paths and asked of the hub.
 
     Raises:
         InputError: when it cannot be read or starts no known engine. What is wrong with its model
             or a value is in the answer.
     """
-    case = _first_case(command, ground.engine_version)
-    verdict = _judge_with_attempts([case], ground, folders)[0]
-    answer = verdict.answer(ground)
+    case = _first_case(command, context.engine_version)
+    verdict = _judge_with_attempts([case], context, folders)[0]
+    answer = verdict.answer(context)
     without_help = answer.get("better") is None and not answer.get("changes")
     if isinstance(verdict, View) and not answer["ok"] and without_help:
         any_split = plan_splits(_any_split_request(verdict.ready.problem.request), folders=folders)
@@ -76,7 +73,10 @@ def judge_command(
 
 
 def check_commands(
-    commands: Iterable[str | Sequence[str] | Launch], ground: Ground, *, folders: bool = True
+    commands: Iterable[str | Sequence[str] | Launch],
+    context: CommandContext,
+    *,
+    folders: bool = True,
 ) -> list[list[dict[str, Any]]]:
     """Verdicts on every server of every command, script or launch, in order.
 
@@ -85,17 +85,17 @@ def check_commands(
     results: list[list[Case] | RecipeError] = []
     for command in commands:
         try:
-            results.append(_read_cases(command, ground.engine_version))
+            results.append(_read_cases(command, context.engine_version))
         except RecipeError as error:
             results.append(error)
     cases = [case for result in results if isinstance(result, list) for case in result]
-    verdicts = iter(_judge_with_attempts(cases, ground, folders))
+    verdicts = iter(_judge_with_attempts(cases, context, folders))
     answers = []
     for result in results:
         if isinstance(result, RecipeError):
             answers.append([result.to_json()])
         else:
-            answers.append([next(verdicts).answer(ground) for _ in result])
+            answers.append([next(verdicts).answer(context) for _ in result])
     return answers
 
 
@@ -115,9 +115,9 @@ def read_command(command: str | Sequence[str] | Launch) -> Case:
     return _first_case(command, by=by_pinned)
 
 
-def prepare_command(case: Case, ground: Ground, *, folders: bool = True) -> Ready:
+def prepare_command(case: Case, context: CommandContext, *, folders: bool = True) -> Ready:
     """A command on its ground; raises InputError where something is missing or unknown."""
-    return _prepare_case(case, ground, Models(folders))
+    return _prepare_case(case, context, Models(folders))
 
 
 # Reading
@@ -204,13 +204,15 @@ def _read_case(launch: Launch) -> Case:
 # Judging
 
 
-def _judge_with_attempts(cases: list[Case], ground: Ground, folders: bool) -> list[View | Unknown]:
+def _judge_with_attempts(
+    cases: list[Case], context: CommandContext, folders: bool
+) -> list[View | Unknown]:
     """Each command's part of an estimate, with the changes that make it start; or why not."""
     models = Models(folders)
-    verdicts = _judge_cases(cases, ground, models)
+    verdicts = _judge_cases(cases, context, models)
     views = (verdict for verdict in verdicts if isinstance(verdict, View))
     tries = [attempt for view in views for attempt in find_attempts(view, _read_case)]
-    changed = _judge_cases([attempt.case for attempt in tries], ground, models, alone=True)
+    changed = _judge_cases([attempt.case for attempt in tries], context, models, alone=True)
     for attempt, verdict in zip(tries, changed, strict=True):
         if isinstance(verdict, View):
             attempt.keep(verdict)
@@ -218,7 +220,7 @@ def _judge_with_attempts(cases: list[Case], ground: Ground, folders: bool) -> li
 
 
 def _judge_cases(
-    cases: list[Case], ground: Ground, models: Models, *, alone: bool = False
+    cases: list[Case], context: CommandContext, models: Models, *, alone: bool = False
 ) -> list[View | Unknown]:
     """Each command's part of an estimate, or why there is none.
 
@@ -228,7 +230,7 @@ def _judge_cases(
     out: dict[int, View | Unknown] = {}
     for n, case in enumerate(cases):
         try:
-            ready = _prepare_case(case, ground, models)
+            ready = _prepare_case(case, context, models)
             groups[shared_key(ready.problem, ready.setting)].append((n, ready))
         except RecipeError as error:
             out[n] = Unknown(case, error)
@@ -242,14 +244,14 @@ def _judge_cases(
     return [out[n] for n in range(len(cases))]
 
 
-def _prepare_case(case: Case, ground: Ground, models: Models) -> Ready:
+def _prepare_case(case: Case, context: CommandContext, models: Models) -> Ready:
     """From a command to the columns of its estimate.
 
     Raises:
         InputError: where something is missing or unknown.
     """
     meant = case.meant
-    name = ground.model or meant.model
+    name = context.model or meant.model
     if not name:
         hint = "Write it after serve, or as --model."
         raise InputError("the command names no model.", field="command", hint=hint)
@@ -257,7 +259,7 @@ def _prepare_case(case: Case, ground: Ground, models: Models) -> Ready:
         message = f"the command leaves its model open: {name}."
         raise InputError(message, field="command", hint="Name it with --model.")
     model = models.named(name)
-    take_all_devices(case, ground.per_node)
+    take_all_devices(case, context.per_node)
     settle(meant, model, case.launch.env)
     for note in model.notes:
         if note.startswith(BY_NAME):
@@ -265,9 +267,9 @@ def _prepare_case(case: Case, ground: Ground, models: Models) -> Ready:
     config = {**model.config, **meant.config, "_name_or_path": name}
     request = {
         "model": config if meant.config else name,
-        "hardware": _command_hardware(case, ground),
-        "workload": _command_workload(case, ground, model),
-        "objective": {"optimize": ground.optimize},
+        "hardware": _command_hardware(case, context),
+        "workload": _command_workload(case, context, model),
+        "objective": {"optimize": context.optimize},
         "candidate": {"engine": meant.engine, **meant.candidate},
     }
     if meant.kv_offload is not None:
@@ -295,34 +297,34 @@ def _resolve_command(case: Case, request: dict[str, Any], models: Models) -> Ser
         return resolve_problem(PlanRequest.parse(request), folders=models.folders)
 
 
-def _command_hardware(case: Case, ground: Ground) -> dict[str, Any]:
-    chip = device_profile(ground.device)
+def _command_hardware(case: Case, context: CommandContext) -> dict[str, Any]:
+    chip = device_profile(context.device)
     node = chip.node
-    used, per_node = case.meant.devices, ground.per_node or node.devices
-    nodes = ground.nodes or case.meant.nodes or 1
-    states_none = ground.nodes is None and case.meant.nodes is None and ground.per_node is None
+    used, per_node = case.meant.devices, context.per_node or node.devices
+    nodes = context.nodes or case.meant.nodes or 1
+    states_none = context.nodes is None and case.meant.nodes is None and context.per_node is None
     fits_one_node = fits_node(chip, fabric(node.fabric), per_node)
     if nodes == 1 and not fits_one_node and per_node % node.devices == 0:
         # Sixteen devices of a kind that no node holds more than eight of are two nodes.
         nodes, per_node = per_node // node.devices, node.devices
     elif states_none and used and used > per_node:
         nodes = -(-used // per_node)
-    if nodes != (ground.nodes or case.meant.nodes or 1):
+    if nodes != (context.nodes or case.meant.nodes or 1):
         message = f"judged on {nodes} nodes of {per_node} devices."
         case.say("note", "nodes", message, "Set --gpus and --nodes to the hardware you have.")
-    if ground.nodes and case.meant.nodes and ground.nodes != case.meant.nodes:
-        message = f"the command is for {case.meant.nodes} nodes; only {ground.nodes} available."
-        if ground.nodes > case.meant.nodes:
-            message = f"the command is for {case.meant.nodes} nodes, not {ground.nodes}."
+    if context.nodes and case.meant.nodes and context.nodes != case.meant.nodes:
+        message = f"the command is for {case.meant.nodes} nodes; only {context.nodes} available."
+        if context.nodes > case.meant.nodes:
+            message = f"the command is for {case.meant.nodes} nodes, not {context.nodes}."
         case.say("error", "nodes", message)
     visible, needed = case.launch.visible_devices, case.server_devices
     if visible is not None and needed is not None and nodes == 1 and needed > visible:
         message = f"the server sees {visible} devices but needs {needed}."
         case.say("error", "visible", message, "Make more visible, or use a smaller split.")
-    return {"device": ground.device, "per_node": per_node, "nodes": nodes}
+    return {"device": context.device, "per_node": per_node, "nodes": nodes}
 
 
-def _command_workload(case: Case, ground: Ground, model: ModelSpec) -> dict[str, Any]:
+def _command_workload(case: Case, context: CommandContext, model: ModelSpec) -> dict[str, Any]:
     """The load, within the context that the command sets or the model has.
 
     A context of "auto" is as long as the load needs.
@@ -331,12 +333,12 @@ def _command_workload(case: Case, ground: Ground, model: ModelSpec) -> dict[str,
     limit = longest if isinstance(longest, int) and longest > 0 else model.max_context
     task = served_task(case.meant, model)
     workload: dict[str, Any] = {
-        "input_tokens": ground.input_tokens or max(1, min(DEFAULT_INPUT, limit // 2))
+        "input_tokens": context.input_tokens or max(1, min(DEFAULT_INPUT, limit // 2))
     }
     if task == "generate":
-        answer = ground.output_tokens or max(1, min(DEFAULT_OUTPUT, limit // 4))
+        answer = context.output_tokens or max(1, min(DEFAULT_OUTPUT, limit // 4))
         workload["output_tokens"] = answer
-    media, media_tokens = media_of(case, ground, model)
+    media, media_tokens = media_of(case, context, model)
     tokens = sum(workload.values()) + media_tokens
     workload |= media
     if task != "generate":
@@ -347,14 +349,14 @@ def _command_workload(case: Case, ground: Ground, model: ModelSpec) -> dict[str,
     if longest != "auto":
         workload["max_context"] = max(limit, tokens)
     draft = case.meant.draft
-    if draft is not None and isinstance(draft["tokens"], int) and ground.acceptance is not None:
-        speculative = {"tokens": draft["tokens"], "acceptance": ground.acceptance}
+    if draft is not None and isinstance(draft["tokens"], int) and context.acceptance is not None:
+        speculative = {"tokens": draft["tokens"], "acceptance": context.acceptance}
         speculative |= {name: draft[name] for name in ("method", "model") if draft.get(name)}
         workload["speculative"] = speculative
     elif draft is not None:
         hint = "Give the share of accepted tokens: --acceptance."
         case.say("note", "unmodelled", "speculative decoding is not in the estimate.", hint)
-    return {**workload, "concurrency": ground.concurrency}
+    return {**workload, "concurrency": context.concurrency}
 
 
 def _command_columns(case: Case, problem: ServingProblem) -> tuple[Setting, Cases]:

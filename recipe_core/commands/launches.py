@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
 
-from recipe_core.commands.images import engine_by_name, image_start
-from recipe_core.commands.words import Script, Words, read_script
+from recipe_core.commands.words import Script, Words, engine_by_name, image_start, read_script
 from recipe_core.engines.grammar import grammars
 from recipe_core.engines.option_releases import ReleaseTable
 
@@ -64,7 +63,7 @@ class Launch:
     that no table has tells what it starts. ``before``: all words of the command before ``args``,
     empty inside the text of a shell; ``assigned``: variables that stand before those; ``workdir``
     and ``mounts``: the folder a container runs in, where it says so, and places that it mounts.
-    ``judged``: the release that runs, where that is settled (`recipe_core.commands.running`).
+    ``judged``: the release that runs, where that is settled (`recipe_core.commands.surroundings`).
     """
 
     engine: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from recipe_core.commands.ground import Ground
+from recipe_core.commands.context import CommandContext
 from recipe_core.commands.verdict import Case
 from recipe_core.estimates.columns.serving import Setting
 from recipe_core.estimates.rules.own_options import effects_of
@@ -13,7 +13,7 @@ from recipe_core.models.spec import ModelSpec
 from recipe_core.request.serving_workload import MediaItems
 
 
-def media_of(case: Case, ground: Ground, model: ModelSpec) -> tuple[dict[str, Any], int]:
+def media_of(case: Case, context: CommandContext, model: ModelSpec) -> tuple[dict[str, Any], int]:
     """Fields of a workload about images and sound, and the tokens of a prompt that are images.
 
     A server that reads no images gets prompts of text, which is said.
@@ -22,13 +22,13 @@ def media_of(case: Case, ground: Ground, model: ModelSpec) -> tuple[dict[str, An
     read = tuple(tower.modality for tower in model.towers)
     if any(modality in case.meant.without for modality in read):
         out["modalities"] = [name for name in read if name not in case.meant.without]
-    if ground.images is None:
+    if context.images is None:
         return out, 0
     if "image" not in out.get("modalities", read):
         case.say("note", "images", f"{model.name} reads no images here; prompts are text.")
         return out, 0
-    items = MediaItems(per_request=ground.images)
-    tokens = ground.image_tokens or items.tokens
+    items = MediaItems(per_request=context.images)
+    tokens = context.image_tokens or items.tokens
     out["images"] = {"per_request": items.per_request, "tokens": tokens}
     return out, round(items.per_request * tokens)
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from recipe_core.base import quoting
-from recipe_core.base.placeholders import PLACEHOLDER
+from recipe_core.base.quoting import PLACEHOLDER
 from recipe_core.engines.grammar import grammars
 from recipe_core.engines.options import MEANINGS, Meaning
 from recipe_core.engines.spec import Engine
 from recipe_core.launch.process import Deployment, Launch, Process
 from recipe_core.launch.serving.start import launch_deployment
-from recipe_core.launch.serving.vllm_ranks import WAYS
+from recipe_core.launch.serving.vllm import WAYS
 
 DEFAULT_PORT = 8000
 _DRAFTS: frozenset[Meaning] = frozenset(

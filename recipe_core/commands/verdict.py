@@ -12,18 +12,18 @@ import numpy as np
 from recipe_core.base.arrays import Int
 from recipe_core.base.errors import RecipeError
 from recipe_core.commands.arguments import Arguments, Finding, Level
-from recipe_core.commands.ground import Ground
+from recipe_core.commands.context import CommandContext
 from recipe_core.commands.launches import Launch
-from recipe_core.commands.meaning import Meant
+from recipe_core.commands.option_meanings import Meant
 from recipe_core.commands.render import Rendered, render_commands
-from recipe_core.engines.candidate_options import OPTIONS
 from recipe_core.engines.grammar import grammars
+from recipe_core.engines.options import OPTIONS
 from recipe_core.engines.spec import engine
 from recipe_core.estimates.columns.serving import Cases, Setting, stack_serving_cases
 from recipe_core.estimates.serving.estimates import Estimates, estimate_serving
 from recipe_core.estimates.serving.starts import start_errors
 from recipe_core.launch.process import Candidate, Deployment
-from recipe_core.plans.evaluated import EvaluatedCases
+from recipe_core.plans.evaluation import EvaluatedCases
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import doubt_text
 from recipe_core.plans.plans import plan_cases
@@ -173,12 +173,12 @@ def _other_command_splits(ready: Ready) -> Cases:
     return every_split(ready.problem, ready.setting, CandidateRequest.model_validate(fixed))
 
 
-def _verdict_head(case: Case, ground: Ground) -> dict[str, Any]:
+def _verdict_head(case: Case, context: CommandContext) -> dict[str, Any]:
     spec, judged = engine(case.launch.engine), case.arguments.judged
     return {
         "engine": {"name": spec.name, "version": judged.version or spec.version},
         "judged_with": judged.to_json(),
-        "model": ground.model or case.meant.model,
+        "model": context.model or case.meant.model,
     }
 
 
@@ -189,11 +189,11 @@ class Unknown:
     case: Case
     error: RecipeError
 
-    def answer(self, ground: Ground) -> dict[str, Any]:
+    def answer(self, context: CommandContext) -> dict[str, Any]:
         return {
             "ok": None,
             "verdict": "unknown",
-            **_verdict_head(self.case, ground),
+            **_verdict_head(self.case, context),
             **self.error.to_json(),
             "findings": [finding.to_json() for finding in self.case.findings],
             "unread": self.case.arguments.unread,
@@ -216,7 +216,7 @@ class View:
         self.mended: Case | None = None
         self.changes: list[dict[str, Any]] = []
 
-    def answer(self, ground: Ground) -> dict[str, Any]:
+    def answer(self, context: CommandContext) -> dict[str, Any]:
         """The verdict as plain values."""
         case, request = self.ready.case, self.ready.problem.request
         if self.refused:
@@ -231,16 +231,16 @@ class View:
             "ok": OK[verdict],
             "verdict": verdict,
             "start_probability": result.memory.start_probability,
-            **_verdict_head(case, ground),
+            **_verdict_head(case, context),
             "hardware": request.hardware.model_dump(mode="json", exclude_none=True),
             "workload": request.workload.model_dump(mode="json", exclude_none=True),
             "candidate": self.plan.candidate(self.row),
             "reasons": [*result.reasons, *refused, *doubt],
             "findings": [finding.to_json() for finding in case.findings],
-            "waste": self.waste(ground.optimize),
+            "waste": self.waste(context.optimize),
             "estimate": result.to_json(),
             "start_bytes": result.memory.start_bytes,
-            "better": self.better(ground.optimize, needed=OK[verdict] is not True),
+            "better": self.better(context.optimize, needed=OK[verdict] is not True),
             "changes": self.changes,
             "unread": case.arguments.unread,
         }

@@ -6,11 +6,163 @@ what a shell would have to run to know (``$(…)``) stays as it is written.
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, lru_cache
 
 from recipe_core.base.errors import InputError
+from recipe_core.engines.grammar import ImageFolder, grammars
+from recipe_core.engines.option_releases import (
+    first_release_with,
+    first_release_without,
+    option_replacement,
+    releases,
+)
+from recipe_core.engines.options import Option, OptionTable, option_table
+from recipe_core.engines.release import release_key
+
+_OF_RELEASE = re.compile(r"v?(\d{1,4}\.\d{1,4}\.\d{1,4})")
+_PARTS = re.compile(r"[-_.]")
+
+
+def image_folder(engine: str, image: str) -> ImageFolder | None:
+    """The folder that servers of an image start in, None for one that is not known."""
+    folders = grammars()[engine].folders
+    return next(
+        (
+            folder
+            for name, folder in folders.items()
+            if _image_repository(image).endswith(f"/{name}")
+        ),
+        None,
+    )
+
+
+def image_start(image: str) -> tuple[str, tuple[str, ...]]:
+    """The engine of an image and the words that it starts by itself; empty for an unknown image."""
+    for repository, (engine, words) in _images().items():
+        if _image_repository(image).endswith(f"/{repository}"):
+            return engine, _started_then(engine, repository, image) or words
+    return "", ()
+
+
+def _started_then(engine: str, repository: str, image: str) -> tuple[str, ...]:
+    """What an image of an older release of the engine's own project started; empty for others."""
+    grammar, tag = grammars()[engine], _OF_RELEASE.match(image_tag(image.partition("@")[0]) or "")
+    if tag is None or repository not in grammar.official:
+        return ()
+    older = (
+        start for start in grammar.older_images if release_key(tag[1]) < release_key(start.before)
+    )
+    return next((start.words for start in older), ())
+
+
+def engine_by_name(image: str) -> tuple[str, tuple[str, ...]] | None:
+    """What an image of others starts by its name: that with ``vllm`` in it, as vLLM's own do."""
+    parts = _PARTS.split(_image_repository(image).rpartition("/")[2].casefold())
+    for engine, start in _images().values():
+        if engine in parts and start:
+            return engine, start
+    return None
+
+
+@cache
+def _images() -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Repositories, the longest first, with their engine and what they start by themselves."""
+    rows = [
+        (repository, (name, words))
+        for name, g in grammars().items()
+        for repository, words in g.images.items()
+    ]
+    return dict(sorted(rows, key=lambda row: -len(row[0])))
+
+
+def _image_repository(image: str) -> str:
+    """An image without digest and tag, after a slash so that only entire path parts match."""
+    name = image.split("@", 1)[0]
+    head, slash, last = name.rpartition("/")
+    return f"/{head}{slash}{last.split(':', 1)[0]}"
+
+
+def image_is_of(image: str, repositories: Iterable[str]) -> bool:
+    return any(_image_repository(image).endswith(f"/{name}") for name in repositories)
+
+
+def image_tag(image: str) -> str | None:
+    """The tag of an image; None when it has neither tag nor digest."""
+    if "@" in image:
+        return image.split("@", 1)[1]
+    return image.rpartition("/")[2].partition(":")[2] or None
+
+
+@cache
+def _sorted_flags(name: str, version: str) -> list[str]:
+    return sorted(option_table(name, version).by_spelling)
+
+
+def beginning(table: OptionTable, flag: str) -> list[Option]:
+    """The options that a flag begins."""
+    flags = _sorted_flags(table.engine, table.version)
+    options: dict[str, Option] = {}
+    for n in range(bisect_left(flags, flag), len(flags)):
+        if not flags[n].startswith(flag):
+            break
+        option = table.by_spelling[flags[n]]
+        options[option.flag] = option
+    return list(options.values())
+
+
+@lru_cache(maxsize=4096)
+def explained(name: str, version: str, flag: str, suggest: bool) -> tuple[int, str, str | None]:
+    """How many words an unknown flag takes, the message about it, and a hint."""
+    table, grammar = option_table(name, version), grammars()[name]
+    when = since(name, version, flag)
+    gone = grammar.gone.get(flag)
+    if gone is not None:
+        takes = 1 << 20 if gone.takes == "many" else gone.takes
+        hint = option_replacement(name, flag, table)
+        return takes, f"{'has no' if when else 'no longer has'} {flag}{when}.", hint
+    options = beginning(table, flag) if grammar.abbreviations and flag.startswith("--") else []
+    if len(options) > 1:
+        hint = f"Write one in full: {', '.join(option.flag for option in options[:5])}."
+        return 1, f"has several options that begin with {flag[:80]}.", hint
+    takes = _words_of(name, flag)
+    nearest = closest(flag, tuple(table.by_spelling)) if suggest and not when else None
+    return takes, f"has no {flag[:80]}{when}.", nearest
+
+
+def _words_of(name: str, flag: str) -> int:
+    """How many words an option takes that only other releases have; one of an unknown one."""
+    for version in reversed(releases(name)):
+        option = option_table(name, version).by_spelling.get(flag)
+        if option is not None:
+            many = 1 << 20 if option.many else 1
+            return 0 if option.type == "switch" else many
+    return 1
+
+
+def since(name: str, version: str, flag: str, key: str | None = None) -> str:
+    """When a flag or key that a release lacks came or went, to end a sentence; empty if unknown."""
+    first, last = first_release_with(name, flag, key), first_release_without(name, flag, key)
+    if first is not None and release_key(version) < release_key(first):
+        return f"; it came with {first}"
+    if last is not None and release_key(version) >= release_key(last):
+        return f"; it went with {last}"
+    return ""
+
+
+def closest(text: str, names: Sequence[str]) -> str | None:
+    """The nearest of the known words; dashes and underscores are one."""
+    if len(text) > 100:
+        return None
+    folded = {word.casefold().replace("_", "-"): word for word in names}
+    word = text.casefold().replace("_", "-")
+    close = difflib.get_close_matches(word, list(folded), n=2, cutoff=0.6)
+    return f"Did you mean {' or '.join(folded[match] for match in close)}?" if close else None
+
 
 # The longest command or script that is read.
 MAX_CHARACTERS = 64 << 10

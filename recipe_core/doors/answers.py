@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from recipe_core.base.bounded import bounded_float
 from recipe_core.base.errors import InputError
+from recipe_core.base.numbers import bounded_float
 from recipe_core.compression.required import detail_row_estimate
 from recipe_core.doors import public
 from recipe_core.doors.catalog import Json, clean
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from recipe_core.estimates.columns.corrections import Corrections
     from recipe_core.plans.plan import Plan
     from recipe_core.recipe import Recipe
-    from recipe_core.scaling.traces.rates import Rates
-    from recipe_core.scaling.traces.trace import Trace
+    from recipe_core.scaling.traces.trace import Rates, Trace
 
 Body = Mapping[str, Any]
 
@@ -55,7 +54,7 @@ def answer_plan(
 def priced_plan_json(plan: Plan, top: int | None, refused: int | None = None) -> Json:
     """A plan as JSON, with the prices of its hardware."""
     from recipe_core.plans.plan import REFUSED_LISTED
-    from recipe_core.views.views import price_view
+    from recipe_core.views.catalog import price_view
 
     answer = plan.to_json(top, REFUSED_LISTED if refused is None else refused)
     return {**answer, "prices": [price_view(cluster) for cluster in plan.problem.clusters]}
@@ -72,7 +71,7 @@ def answer_estimate(body: Body, folders: bool = False) -> Json:
 
 def priced_estimate_json(plan: Plan, row: int, answer: Json) -> Json:
     """The estimate of a row with its split, its price, and what runs of one's own corrected."""
-    from recipe_core.views.views import price_view
+    from recipe_core.views.catalog import price_view
 
     added: Json = {"price": price_view(plan.setting(row).cluster)}
     if (corrections := plan.problem.corrections) is not None:
@@ -155,7 +154,7 @@ def answer_check(body: Body, folders: bool = False) -> Json:
 
     An ``error`` in the answer means that the command could not be read.
     """
-    from recipe_core.commands.ground import Ground
+    from recipe_core.commands.context import CommandContext
     from recipe_core.commands.judge import judge_command
     from recipe_core.targets.deployments.judge import check_deployment
     from recipe_core.targets.deployments.read import read_deployment
@@ -169,8 +168,10 @@ def answer_check(body: Body, folders: bool = False) -> Json:
         return clean(check_deployment(file, place, folders=folders))
     if "command" not in body:
         return clean(public.check(_read_body_request(body, folders), folders=folders))
-    ground = Ground.of(**{name: value for name, value in body.items() if name != "command"})
-    return clean(judge_command(body["command"], ground, folders=folders))
+    context = CommandContext.of(
+        **{name: value for name, value in body.items() if name != "command"}
+    )
+    return clean(judge_command(body["command"], context, folders=folders))
 
 
 # Loads over time
@@ -223,7 +224,7 @@ def _simulation(body: Body) -> _Simulation:
     """The parts of the body of a simulation, all of them held to their types."""
     from recipe_core.request.scaling import policies_named
     from recipe_core.request.size import SizeRequest
-    from recipe_core.scaling.setup import check_simulation_request
+    from recipe_core.scaling.scenario import check_simulation_request
 
     _check_body_fields(body, "request", "trace", "policies", "days")
     request = _body_object(body, "request")
@@ -299,22 +300,22 @@ def answer_diff(body: Body, folders: bool = False) -> Json:
 
 def answer_convert(body: Body, folders: bool = False) -> Json:
     """An engine's ``command``, or a published recipe (``document``), as a recipe."""
-    from recipe_core.commands.ground import Ground
+    from recipe_core.commands.context import CommandContext
     from recipe_core.recipe.convert import convert_to_recipe
     from recipe_core.recipe.published import read_published
 
-    ground = dict(body)
+    context = dict(body)
     source, document, choice = (
-        ground.pop(name, None) for name in ("command", "document", "choice")
+        context.pop(name, None) for name in ("command", "document", "choice")
     )
     if "document" in body:
-        hardware = ground.get("hardware")
+        hardware = context.get("hardware")
         device_name = hardware.partition(":")[0] if isinstance(hardware, str) else None
         source = read_published(document, device_name or None, choice)
-        ground.setdefault("hardware", source.hardware)
+        context.setdefault("hardware", source.hardware)
     if source is None:
         raise InputError("is missing: give a command or a document.", field="command")
-    return clean(convert_to_recipe(source, Ground.of(**ground), folders=folders).to_json())
+    return clean(convert_to_recipe(source, CommandContext.of(**context), folders=folders).to_json())
 
 
 def _read_body_recipe(body: Body, folders: bool) -> Recipe:
@@ -333,7 +334,7 @@ def _read_body_recipe(body: Body, folders: bool) -> Recipe:
 
 def _with_additions(body: Body, folders: bool) -> Recipe:
     from recipe_core.recipe import Additions, passing_on, with_variants
-    from recipe_core.recipe.parameters import parse_recipe_variants, read_parameters
+    from recipe_core.recipe.place import parse_recipe_variants, read_parameters
     from recipe_core.recipe.resolve import hardware_named
 
     _check_body_fields(body, "request", "parameters", "options", "environment", "variants", "for")

@@ -20,7 +20,7 @@ from starlette.routing import BaseRoute, Match, Route
 
 from recipe_core import __version__
 from recipe_core.base.budget import Cancelled
-from recipe_core.base.described import SchemaOf
+from recipe_core.base.documented import SchemaOf
 from recipe_core.base.documents import to_json
 from recipe_core.base.errors import BusyError, InputError, NoAnswer, RecipeError
 from recipe_core.doors import answers, catalog, operations

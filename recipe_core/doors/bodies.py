@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, RootModel
 
-from recipe_core.base.described import DESCRIBED
+from recipe_core.base.documented import DESCRIBED
 from recipe_core.base.types import Text
-from recipe_core.commands.ground import Ground
+from recipe_core.commands.context import CommandContext
 from recipe_core.doors.jobs import Status
 from recipe_core.recipe import Recipe
 from recipe_core.recipe.place import Parameters
@@ -20,14 +20,14 @@ from recipe_core.request.schema import PlanRequest
 from recipe_core.request.size import SizeRequest
 
 
-class CommandBody(Ground):
+class CommandBody(CommandContext):
     """An engine's command, with what it is to run on and under."""
 
     command: str | list[str]
     """The command line, or its words; it is never run."""
 
 
-class FileBody(Ground):
+class FileBody(CommandContext):
     """A deployment file, and what its engines run on and under where it does not say."""
 
     hardware: Text | dict[str, Any] | None = None  # type: ignore[assignment]  # the file may say

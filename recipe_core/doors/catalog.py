@@ -17,7 +17,7 @@ def clean(value: Json) -> Json:
 def models(name: str | None = None, *, folders: bool = False) -> Json:
     """The ids in the model catalog, or one model by its id or by its dimensions in short."""
     from recipe_core.models.catalog import catalog_entry, catalog_ids, in_catalog, load_model_spec
-    from recipe_core.views.views import model_view
+    from recipe_core.views.catalog import model_view
 
     if name is None:
         return {"models": catalog_ids()}
@@ -28,7 +28,7 @@ def models(name: str | None = None, *, folders: bool = False) -> Json:
 def hardware(name: str | None = None) -> Json:
     """The names of device profiles, or one device with sources and offers."""
     from recipe_core.hardware.cluster import device_names, device_profile
-    from recipe_core.views.views import hardware_view
+    from recipe_core.views.catalog import hardware_view
 
     if name is None:
         return {"hardware": device_names(announced=True)}
@@ -43,7 +43,7 @@ def answer_offers(
 ) -> Json:
     """Price offers, cheapest first, of a device, a provider, a region or a commitment."""
     from recipe_core.hardware.offer_search import select_offers
-    from recipe_core.views.views import offer_view
+    from recipe_core.views.catalog import offer_view
 
     selected = select_offers(device, provider, region, commitment)
     return clean({"offers": [offer_view(offer) for offer in selected]})
@@ -59,7 +59,7 @@ def offers_for(device: str | None = None) -> Json:
 def engines(name: str | None = None) -> Json:
     """The engines and their versions, or one of them."""
     from recipe_core.engines.spec import engine, engine_names
-    from recipe_core.views.views import engine_view
+    from recipe_core.views.catalog import engine_view
 
     if name is not None:
         return clean(engine_view(engine(name)))
@@ -69,6 +69,6 @@ def engines(name: str | None = None) -> Json:
 def answer_schema(name: str | None = None) -> Json:
     """The JSON Schema of a request, or by ``name`` of an estimate, a recipe or a manifest."""
     from recipe_core.request.schema import json_schema
-    from recipe_core.views import schemas
+    from recipe_core.views import catalog
 
-    return json_schema() if name is None else schemas.document_schema(name)
+    return json_schema() if name is None else catalog.document_schema(name)

@@ -24,10 +24,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from recipe_core.base.resources import shipped_path
 from recipe_core.doors.faults import FaultsTold
-from recipe_core.doors.sessions import Sessions, Upload
+from recipe_core.doors.sessions import PATH as SIGN_IN
+from recipe_core.doors.sessions import Sessions, Upload, Visitors, address_of
 from recipe_core.doors.settings import ServerSettings, variable
-from recipe_core.doors.sign_in import PATH as SIGN_IN
-from recipe_core.doors.sign_in import Visitors, address_of
 
 # Paths for anybody: is the server running, and the form itself.
 OPEN_PATHS = ("/_stcore/health", SIGN_IN)

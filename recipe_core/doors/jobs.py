@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
-from recipe_core.base import progress
+from recipe_core.base import budget
 from recipe_core.base.budget import Cancelled
 from recipe_core.base.errors import BusyError, RecipeError
 from recipe_core.doors.faults import fault_json
@@ -137,7 +137,7 @@ class Jobs:
                 job.status = "running"
 
         try:
-            with progress.watched(report):
+            with budget.watched(report):
                 result = self._pool.run(
                     function,
                     *args,

@@ -26,8 +26,8 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from recipe_core import __version__
-from recipe_core.base import progress
-from recipe_core.base.described import SchemaOf
+from recipe_core.base import budget
+from recipe_core.base.documented import SchemaOf
 from recipe_core.base.documents import MAX_DOCUMENT_BYTES, parse_json, to_json
 from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.doors import catalog, operations
@@ -170,7 +170,7 @@ class Tools:
             int | None,
             Field(ge=1, description="Devices per node, if hardware has no count."),
         ] = None,
-        ground: Annotated[
+        context: Annotated[
             dict[str, Any],
             Field(
                 description="A command's load: nodes, input_tokens, output_tokens, concurrency, "
@@ -190,7 +190,7 @@ class Tools:
             )
         if request is not None:
             return await self._ask("check", request)
-        body = _without_none(**{"hardware": hardware, "gpus": gpus} | ground)
+        body = _without_none(**{"hardware": hardware, "gpus": gpus} | context)
         body |= {"command": command} if file is None else {"file": file}
         answer = await self._ask("check", body)
         if "error" in answer:
@@ -293,7 +293,7 @@ class Tools:
         def report(done: int, steps: int) -> None:
             from_thread.run(context.report_progress, float(done), float(steps))
 
-        with progress.watched(report):
+        with budget.watched(report):
             return await self._ask("simulate", body, series=series)
 
     async def trace(

@@ -24,7 +24,7 @@ from typing import Any, TypeVar, cast
 
 from anyio import CapacityLimiter, to_thread
 
-from recipe_core.base import budget, progress
+from recipe_core.base import budget
 from recipe_core.base.budget import Account, Cancelled
 from recipe_core.base.errors import BusyError, LimitError
 from recipe_core.base.resources import PACKAGE
@@ -116,7 +116,7 @@ class Worker:
                         return message
                     accepted = True
                     if isinstance(message, Progress):
-                        progress.report_steps(message.done, message.steps)
+                        budget.report_steps(message.done, message.steps)
                 if abandoned():
                     raise Cancelled
                 if self._clock() > deadline:

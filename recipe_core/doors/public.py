@@ -14,8 +14,8 @@ from recipe_core.base.documents import read_document
 from recipe_core.base.errors import InputError
 from recipe_core.calibration.place import NONE, calibration_stamp
 from recipe_core.compression.required import add_compression, detail_row_estimate
-from recipe_core.estimates.columns import standing
-from recipe_core.estimates.columns.standing import correct_by_default
+from recipe_core.estimates.columns import scopes
+from recipe_core.estimates.columns.scopes import correct_by_default
 from recipe_core.plans import plans
 from recipe_core.plans.plan import Plan, Split
 from recipe_core.request.schema import PlanRequest, asks_for_any
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from recipe_core.recipe import Additions, Recipe
     from recipe_core.request.size import SizeRequest
     from recipe_core.scaling.result import OverTimeAnswer
-    from recipe_core.scaling.traces.rates import Rates
-    from recipe_core.scaling.traces.trace import Trace
+    from recipe_core.scaling.traces.trace import Rates, Trace
     from recipe_core.sizing.size import Sizing
 
     TraceSource = Trace | Rates | str | Path
@@ -241,14 +240,14 @@ def check(
     Raises:
         InputError: for a request, a command or a ground that cannot be read.
     """
-    from recipe_core.commands.ground import Ground
+    from recipe_core.commands.context import CommandContext
     from recipe_core.commands.judge import judge_command
     from recipe_core.commands.request_verdict import judge_request
 
     with _calibration_context(calibrated):
         if isinstance(question, Mapping | PlanRequest | Path):
             return judge_request(as_request(question, folders=folders), folders=folders)
-        return judge_command(question, Ground.of(**ground), folders=folders)
+        return judge_command(question, CommandContext.of(**ground), folders=folders)
 
 
 def build(
@@ -329,8 +328,8 @@ def validate(runs: Iterable[Run] | None = None) -> Comparison:
 
 
 def _learn_corrections(measured: MeasuredSource | None, folders: bool) -> Corrections | None:
-    if measured is None and standing.has_standing():
-        return standing.standing_corrections()
+    if measured is None and scopes.has_standing():
+        return scopes.standing_corrections()
     if (isinstance(measured, str) and measured == NONE) or (
         measured is None and not calibration_stamp()
     ):
@@ -342,12 +341,12 @@ def _learn_corrections(measured: MeasuredSource | None, folders: bool) -> Correc
 
 def _calibration_context(calibrated: bool) -> AbstractContextManager[None]:
     """A block with the calibration of this machine or without, unless one says so already."""
-    if standing.has_standing():
+    if scopes.has_standing():
         return nullcontext()
     if not calibrated:
-        return standing.without_corrections()
+        return scopes.without_corrections()
     if not calibration_stamp():
-        return standing.without_corrections()
+        return scopes.without_corrections()
     from recipe_core.calibration.store import machine_corrections
 
     return correct_by_default(machine_corrections)

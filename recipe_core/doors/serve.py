@@ -26,20 +26,18 @@ from recipe_core.doors.settings import ServerSettings, variable
 
 # With what they import, all modules that the first page uses with an empty link.
 FIRST_PAGE = (
-    "base.progress",
+    "base.budget",
     "doors.pool",
     "hardware.cluster",
     "hardware.ownership",
     "models.catalog",
-    "models.nearest",
     "models.uploaded",
     "models.variants",
-    "views.calibrated",
     "views.glossary",
     "views.verdict",
     "request.describe",
     "request.edit",
-    "request.examples",
+    "request.presets",
     "request.open_hardware",
     "request.shelf",
     "plans.alternatives",
@@ -133,8 +131,8 @@ def read_first_page() -> None:
     """Read the data files of the first page, which then come from memory."""
     from recipe_core.models.catalog import load_model_spec
     from recipe_core.models.variants import model_variants
-    from recipe_core.request.examples import examples
     from recipe_core.request.link import DEFAULT, from_query
+    from recipe_core.request.presets import examples
     from recipe_core.views.glossary import field_help
 
     from_query({})

@@ -7,12 +7,222 @@ files ends soon after its socket, and an upload takes its room before its first 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import html
+import ipaddress
+import secrets
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import parse_qs, urlencode, urlsplit
+
+from itsdangerous import BadSignature, TimestampSigner
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.types import Receive, Scope
+
+PATH = "/sign-in"
+COOKIE = "recipe_builder_visitor"
+SIGNED_IN_S = 12 * 3600
+# Different wrong tokens of an address within so many seconds, after which none of it is read.
+MOST_TRIES, TRIES_S = 10, 60.0
+# Addresses whose wrong tokens are remembered, the latest.
+MOST_ADDRESSES = 4096
+MOST_BODY_BYTES = 4096
+
+
+class Guesses:
+    """Wrong tokens by address. The same one again is a program that nobody told, and no guess."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock, self._key = clock, secrets.token_bytes(16)
+        self._wrong: OrderedDict[str, OrderedDict[bytes, float]] = OrderedDict()
+
+    def wait_s(self, address: str) -> int:
+        """Seconds until a token from an address is read; 0 for now."""
+        latest = list(self._wrong.get(_sender_network(address), OrderedDict()).values())[
+            -MOST_TRIES:
+        ]
+        if len(latest) < MOST_TRIES:
+            return 0
+        return max(int(latest[0] + TRIES_S - self._clock() + 1), 0)
+
+    def note(self, address: str, token: str) -> None:
+        """Remember a wrong token."""
+        network, now = _sender_network(address), self._clock()
+        wrong = self._wrong.setdefault(network, OrderedDict())
+        for old in [old for old, at in wrong.items() if now - at > TRIES_S]:
+            del wrong[old]
+        wrong.setdefault(
+            hashlib.blake2b(token.encode(errors="replace"), key=self._key).digest(), now
+        )
+        self._wrong.move_to_end(network)
+        if len(self._wrong) > MOST_ADDRESSES:
+            self._wrong.popitem(last=False)
+
+
+def _sender_network(address: str) -> str:
+    """The addresses of one sender: one of IPv4, of IPv6 the network of a connection."""
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    if isinstance(parsed, ipaddress.IPv4Address):
+        return address
+    return str(parsed.ipv4_mapped or ipaddress.IPv6Network((int(parsed), 64), strict=False))
+
+
+class Visitors:
+    """Callers of a server with a token."""
+
+    def __init__(self, token: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._token, self._guesses = token.encode(), Guesses(clock)
+        self._signer = TimestampSigner(token, salt="recipe-builder visitor")
+
+    def has_token(self, request: HTTPConnection) -> bool:
+        """True for a program that sends the token; asked after ``wait_s``."""
+        kind, _, token = request.headers.get("authorization", "").partition(" ")
+        return kind.lower() == "bearer" and self._right(request, token.strip())
+
+    def wait_s(self, request: HTTPConnection) -> int:
+        """Seconds until a token from where a request comes from is read; 0 for now."""
+        return self._guesses.wait_s(address_of(request))
+
+    def signed_in(self, request: HTTPConnection) -> bool:
+        """True for a browser that has the cookie of the form."""
+        try:
+            self._signer.unsign(request.cookies.get(COOKIE, ""), max_age=SIGNED_IN_S)
+        except BadSignature:
+            return False
+        return True
+
+    def form(self, request: HTTPConnection) -> str:
+        """The address of the form, which leads on to where the request was for."""
+        url = request.url
+        return f"{PATH}?{urlencode({'next': url.path + (f'?{url.query}' if url.query else '')})}"
+
+    async def answer(self, scope: Scope, receive: Receive) -> Response:
+        """The form, or what became of it."""
+        request = Request(scope, receive)
+        onward = _path_inside(request.query_params.get("next", "/"))
+        if request.method == "GET":
+            return _render_page(onward, self.signed_in(request))
+        if request.method != "POST":
+            return Response(status_code=405, headers={"Allow": "GET, POST"})
+        fields = await _read_fields(request)
+        if "out" in fields:
+            answer: Response = RedirectResponse(PATH, 303)
+            answer.delete_cookie(COOKIE)
+            return answer
+        if wait_s := self.wait_s(request):
+            text = f"Too many wrong tokens came from your address. Try again in {wait_s} s."
+            return _render_page(onward, False, text, 429, {"Retry-After": str(wait_s)})
+        if not self._right(request, fields.get("token", "")):
+            return _render_page(onward, False, "That is not the token of this server.", 401)
+        answer = RedirectResponse(onward, 303)
+        answer.set_cookie(
+            COOKIE,
+            self._signer.sign(secrets.token_hex(8)).decode(),
+            max_age=SIGNED_IN_S,
+            httponly=True,
+            samesite="strict",
+            secure=request.url.scheme == "https",
+        )
+        return answer
+
+    def _right(self, request: HTTPConnection, token: str) -> bool:
+        """Compare a token with the server's, and remember a wrong one."""
+        right = secrets.compare_digest(token.encode(errors="replace"), self._token)
+        if not right:
+            self._guesses.note(address_of(request), token)
+        return right
+
+
+def address_of(request: HTTPConnection) -> str:
+    """The address of a request's sender; behind a trusted proxy, the one that it states."""
+    return request.client.host if request.client else ""
+
+
+async def _read_fields(request: Request) -> dict[str, str]:
+    """The fields of a posted form; none of one that is too large or not text."""
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MOST_BODY_BYTES:
+            return {}
+    fields = parse_qs(body.decode(errors="replace"), keep_blank_values=True, max_num_fields=8)
+    return {name: values[-1] for name, values in fields.items()}
+
+
+def _path_inside(onward: str) -> str:
+    """A path of this server; its first page for an address anywhere else."""
+    parts = urlsplit(onward)
+    elsewhere = parts.scheme or parts.netloc or "\\" in onward or not onward.isprintable()
+    plain = onward.startswith("/") and not onward.startswith("//")
+    return onward if plain and not elsewhere else "/"
+
+
+def _render_page(
+    onward: str,
+    signed_in: bool,
+    problem: str = "",
+    status: int = 200,
+    headers: dict[str, str] | None = None,
+) -> HTMLResponse:
+    alert = f'<p role="alert">{html.escape(problem)}</p>' if problem else ""
+    if signed_in:
+        form = '<p>You are signed in.</p><button name="out" value="1">Sign out</button>'
+    else:
+        form = (
+            '<label for="token">Token</label>'
+            '<input id="token" name="token" type="password" required autofocus '
+            'autocomplete="current-password">'
+            "<button>Sign in</button>"
+        )
+    action = html.escape(f"{PATH}?{urlencode({'next': onward})}", quote=True)
+    document = _DOCUMENT.format(alert=alert, form=form, action=action)
+    return HTMLResponse(document, status, {"Cache-Control": "no-store", **(headers or {})})
+
+
+_DOCUMENT = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Sign in · Recipe builder</title>
+<link rel="icon" href="data:,">
+<style>
+:root {{ color-scheme: light dark; --line: #8a949e; --main: #07446c; --on-main: #fff; }}
+@media (prefers-color-scheme: dark) {{
+  :root {{ --main: #6cb6e8; --on-main: #12171d; }}
+  body {{ background: #12171d; color: #e6eaee; }}
+}}
+body {{ font: 16px/1.5 system-ui, sans-serif; display: grid; min-height: 100vh; margin: 0;
+  place-items: center; }}
+main {{ width: min(22rem, 100% - 2rem); }}
+h1 {{ font-size: 1.5rem; }}
+form {{ display: grid; gap: .75rem; }}
+input, button {{ font: inherit; padding: .5rem .75rem; border-radius: 6px;
+  border: 1px solid var(--line); }}
+button {{ background: var(--main); color: var(--on-main); border-color: var(--main);
+  cursor: pointer; }}
+[role=alert] {{ border-left: 4px solid #c5221f; padding-left: .75rem; }}
+</style>
+</head>
+<body>
+<main>
+<h1>Recipe builder</h1>
+<p>This server asks for its token. Whoever started it can give it to you.</p>
+{alert}
+<form method="post" action="{action}">{form}</form>
+</main>
+</body>
+</html>
+"""
+
 
 # Files that a session may keep on the server at a time; a page has two places for one file.
 MOST_UPLOADS = 16

@@ -22,10 +22,16 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from recipe_core.base import budget, progress
-from recipe_core.base.budget import Account, Budget, Cancelled
+from recipe_core.base import budget
+from recipe_core.base import budget as progress
+from recipe_core.base.budget import (
+    Account,
+    Budget,
+    Cancelled,
+    limited_memory,
+    process_resident_bytes,
+)
 from recipe_core.base.errors import InputError, LimitError, RecipeError
-from recipe_core.base.memory import limited_memory, process_resident_bytes
 from recipe_core.calibration.place import calibration_stamp
 
 if TYPE_CHECKING:
@@ -40,7 +46,7 @@ PRELOADED = (
     "recipe_core.commands.judge",
     "recipe_core.targets.deployments.judge",
     "recipe_core.targets.deployments.read",
-    "recipe_core.views.schemas",
+    "recipe_core.views.catalog",
     "recipe_core.recipe.convert",
     "recipe_core.recipe.diff",
     "recipe_core.calibration.run_files",
@@ -146,7 +152,7 @@ def answer_calibrated(question: Callable[[], Any]) -> Any:
     Raises:
         InputError: also where the calibration cannot be read; its path goes to the log only.
     """
-    from recipe_core.estimates.columns.standing import correct_by_default
+    from recipe_core.estimates.columns.scopes import correct_by_default
 
     def readable() -> Corrections | None:
         if not calibration_stamp():

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from recipe_core.base.arrays import Float
 from recipe_core.base.provenance import Quantity, Status
-from recipe_core.engines.history import Rules
+from recipe_core.engines.release import Rules
 from recipe_core.hardware.profile import Runtime
 
 Whole = Annotated[int, Field(ge=1)]

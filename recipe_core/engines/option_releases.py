@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from recipe_core.engines.grammar import Successor, grammars
-from recipe_core.engines.history import release_key
 from recipe_core.engines.options import FOLDER, OptionTable, option_table
+from recipe_core.engines.release import release_key
 from recipe_core.engines.spec import Engine, engine
 
 RELEASE = re.compile(r"\d{1,4}\.\d{1,4}\.\d{1,4}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,8 +18,40 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, field_validator
 
 from recipe_core.base.data_files import DataFile
 from recipe_core.base.errors import InputError, unknown
-from recipe_core.base.placeholders import PLACEHOLDER
-from recipe_core.engines.candidate_options import OPTIONS
+from recipe_core.base.quoting import PLACEHOLDER
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateOption:
+    """One field, by its ``name`` in the candidate and in ``means``, and its ``column`` of a case.
+
+    ``usual``: what engines do where it is not stated, which a launch leaves out; None where each
+    engine has a default of its own, and launches state it. ``layer``: what sets it where the user
+    does not. ``fixed``: whether other splits for a command have it too.
+    """
+
+    name: str
+    column: str
+    usual: float | None = None
+    integral: bool = True
+    layer: Literal["base", "device"] = "base"
+    fixed: bool = True
+
+
+OPTIONS = (
+    CandidateOption("max_batched_tokens", "max_batched_tokens", layer="device", fixed=False),
+    CandidateOption("max_num_seqs", "max_num_seqs", layer="device", fixed=False),
+    CandidateOption("memory_fraction", "memory_fraction", integral=False),
+    CandidateOption("block_size", "block_tokens"),
+    CandidateOption("stream_interval", "stream_interval", usual=1),
+    CandidateOption("scheduler_recv_interval", "recv_interval", usual=1),
+)
+# Those that every launch states.
+STATED = tuple(option for option in OPTIONS if option.usual is None)
+# Those that a launch states where they are not as usual, and what they are then.
+USUAL = {option.name: option.usual for option in OPTIONS if option.usual is not None}
+COLUMNS = {option.name: option.column for option in OPTIONS}
+
 
 # Options by flag, as the fields that are not at their defaults.
 Rows = dict[str, dict[str, Any]]

@@ -18,13 +18,21 @@ from recipe_core.base.data_files import DataFile
 from recipe_core.base.errors import InputError, unknown
 from recipe_core.base.provenance import Quantity, Sourced, Status
 from recipe_core.base.types import Task
-from recipe_core.engines.checks import check_engine_files
-from recipe_core.engines.history import BatchLimits, History, last_told, release_key
+from recipe_core.engines.checks import check_engine_files, complete_engine
 from recipe_core.engines.kv_offload import KvWay, Through
 from recipe_core.engines.memory import MemoryUse, rules_then
 from recipe_core.engines.options import OptionTable, option_table
-from recipe_core.engines.release import ApiKey, ContainerImage, Floor, Install, Metrics
-from recipe_core.engines.wrapping import complete_engine
+from recipe_core.engines.release import (
+    ApiKey,
+    BatchLimits,
+    ContainerImage,
+    Floor,
+    History,
+    Install,
+    Metrics,
+    last_told,
+    release_key,
+)
 from recipe_core.hardware.profile import Family, Runtime
 
 FOLDER = Path(__file__).with_name("serving")

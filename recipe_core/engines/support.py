@@ -22,7 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal, cast
 
-from recipe_core.engines.history import release_key
+from recipe_core.engines.release import release_key
 
 FOLDER = Path(__file__).with_name("support")
 Kind = Literal["attention", "weights", "cut", "model", "build"]

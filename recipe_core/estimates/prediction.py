@@ -29,7 +29,7 @@ from typing import (
 from pydantic import ConfigDict, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-from recipe_core.base.described import prose
+from recipe_core.base.documented import prose
 from recipe_core.base.intervals import BAND, LEVELS, Level, probability_below
 
 Amount = Annotated[float, Field(ge=0)]

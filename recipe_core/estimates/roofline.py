@@ -10,7 +10,7 @@ from recipe_core.base.arrays import Float
 from recipe_core.estimates.ledger import Kernel, only_number, record_entry
 from recipe_core.hardware.cluster import roofline
 from recipe_core.hardware.profile import Device, Dtype, Family, Roofline
-from recipe_core.models.dtypes import compute_dtype
+from recipe_core.models.tensors import compute_dtype
 
 # Families whose ``stored_dtype`` is that of a cache: values are widened to 16 bits before they are
 # multiplied, whatever they are stored in.

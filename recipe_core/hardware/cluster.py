@@ -12,8 +12,7 @@ from typing import Any
 from recipe_core.base.errors import HardwareError, unknown
 from recipe_core.base.resources import shipped_path
 from recipe_core.hardware import custom
-from recipe_core.hardware.checks import check_device
-from recipe_core.hardware.files import files_by_name, profile_data_file, read_profile_file
+from recipe_core.hardware.files import check_device
 from recipe_core.hardware.nodes import Cluster as Cluster
 from recipe_core.hardware.prices import price_of
 from recipe_core.hardware.profile import (
@@ -26,6 +25,9 @@ from recipe_core.hardware.profile import (
     HostSpeed,
     Priors,
     Roofline,
+    files_by_name,
+    profile_data_file,
+    read_profile_file,
 )
 from recipe_core.hardware.request import HardwareRequest
 

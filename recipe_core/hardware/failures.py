@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from recipe_core.base.bounded import bounded_integer
 from recipe_core.base.data_files import DataFile
 from recipe_core.base.errors import InputError, unknown
+from recipe_core.base.numbers import bounded_integer
 from recipe_core.base.provenance import Quantity, Sourced, Status
 from recipe_core.base.resources import PACKAGE
 from recipe_core.base.types import Count, Text

@@ -1,31 +1,96 @@
-"""Files of ``hw_profiles/``, read and validated."""
+"""What the profile of a shipped device must say beyond its schema, each with what to change."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TypeVar
+from collections.abc import Callable, Iterator
+from itertools import chain
 
 from pydantic import BaseModel
 
 from recipe_core.base.data_files import DataFile
 from recipe_core.base.errors import HardwareError
+from recipe_core.base.provenance import Quantity
+from recipe_core.hardware.profile import Device, DtypeFile, Fabric, Roofline
 
-Model = TypeVar("Model", bound=BaseModel)
+# A field, what is wrong with it, and the fix.
+Flaw = tuple[str, str, str]
 
 
-def read_profile_file(path: Path, schema: type[Model]) -> Model:
-    """A file as its schema.
+def check_device(
+    profile: Device,
+    file: DataFile,
+    fabric: Callable[[str], Fabric],
+    dtypes: Callable[[], DtypeFile],
+) -> None:
+    """Raise HardwareError for the first thing that a device's file lacks.
 
-    Raises:
-        HardwareError: names the file, the field, its value and the fix.
+    ``fabric`` and ``dtypes`` find a link by name and the formats by architecture.
     """
-    return profile_data_file(path).read_as(schema)
+    rules = (
+        _name_flaws(profile, file),
+        _link_flaws(profile, fabric),
+        _format_flaws(profile, dtypes()),
+        _fit_flaws(profile),
+    )
+    for where, text, hint in chain.from_iterable(rules):
+        raise file.problem(where, text, hint)
 
 
-def profile_data_file(path: Path) -> DataFile:
-    """A file of ``hw_profiles/``, whose problems are HardwareErrors."""
-    return DataFile(path, "hardware", HardwareError)
+def _name_flaws(profile: Device, file: DataFile) -> Iterator[Flaw]:
+    if profile.name != file.path.stem:
+        hint = f"Rename the file to {profile.name}.yaml, or set `name: {file.path.stem}`."
+        yield "name", f"{profile.name!r} is not the name of the file", hint
 
 
-def files_by_name(folder: Path) -> dict[str, Path]:
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+def _link_flaws(profile: Device, fabric: Callable[[str], Fabric]) -> Iterator[Flaw]:
+    node = profile.node
+    inside = [("fabric", node.fabric), *(("alternatives", name) for name in node.alternatives)]
+    links = [(field, name, "scale-up") for field, name in inside]
+    for field, name, kind in (*links, ("network", node.network, "scale-out")):
+        try:
+            link = fabric(name)
+        except HardwareError as error:
+            hint = f"{error.hint} Or add hw_profiles/fabrics/{name}.yaml."
+            yield f"node.{field}", f"{name!r} is not a link that is known", hint
+            continue
+        if link.kind != kind:
+            yield f"node.{field}", f"{name!r} is a {link.kind} link", f"Name a {kind} one."
+
+
+def _format_flaws(profile: Device, formats: DtypeFile) -> Iterator[Flaw]:
+    """Which formats an architecture runs is said once, in rows that its devices share.
+
+    Of one that is announced nobody knows what engines run: the vendor's word counts.
+    """
+    if profile.announced:
+        return
+    rows = [row for row in formats.support if profile.architecture in row.architectures]
+    runs = {row.dtype for row in rows if set(row.engines.values()) != {"none"}}
+    native = {row.dtype for row in rows if row.silicon == "native"}
+    for field, verb, dtypes, supported in (
+        ("weight_dtypes", "runs", profile.weight_dtypes, runs),
+        ("peak_flops_per_s", "multiplies", profile.peak_flops_per_s, native),
+    ):
+        for dtype in dtypes:
+            if dtype not in supported:
+                architecture = profile.architecture
+                fix = f"add {architecture} to its row of hw_profiles/dtypes.yaml"
+                text = f"{dtype} is not a format that {architecture} {verb}"
+                yield field, text, f"Leave it out, or {fix}."
+
+
+def _fit_flaws(profile: Device) -> Iterator[Flaw]:
+    """A fitted figure can be fitted again: its source says by which command."""
+    for where, figure in _profile_figures(profile, ""):
+        if figure.status == "fitted" and profile.sources[figure.source].command is None:
+            hint = "Give the command that fits it, or another status."
+            yield f"sources.{figure.source}", f"has no command, and {where} is fitted", hint
+
+
+def _profile_figures(value: object, where: str) -> Iterator[tuple[str, Quantity | Roofline]]:
+    if isinstance(value, Quantity | Roofline):
+        yield where, value
+    elif isinstance(value, BaseModel | dict):
+        items = value.items() if isinstance(value, dict) else iter(value)
+        for name, item in items:
+            yield from _profile_figures(item, f"{where}.{name}" if where else str(name))

@@ -20,8 +20,8 @@ from recipe_core.base.documents import read_text
 from recipe_core.base.errors import InputError, unknown
 from recipe_core.base.provenance import Source, Sourced
 from recipe_core.base.resources import shipped_path
-from recipe_core.hardware.files import read_profile_file
 from recipe_core.hardware.offers import Offer
+from recipe_core.hardware.profile import read_profile_file
 
 # The environment variable with the path of an operator's own table.
 OWN = "RECIPE_BUILDER_OFFERS"

@@ -7,11 +7,35 @@ Units are SI and stand in the key. Memory is what the driver reports, not the ma
 from __future__ import annotations
 
 import hashlib
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
+from recipe_core.base.data_files import DataFile
+from recipe_core.base.errors import HardwareError
 from recipe_core.base.provenance import Quantity, Remark, Sourced, Status, _Data
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def read_profile_file(path: Path, schema: type[Model]) -> Model:
+    """A file as its schema.
+
+    Raises:
+        HardwareError: names the file, the field, its value and the fix.
+    """
+    return profile_data_file(path).read_as(schema)
+
+
+def profile_data_file(path: Path) -> DataFile:
+    """A file of ``hw_profiles/``, whose problems are HardwareErrors."""
+    return DataFile(path, "hardware", HardwareError)
+
+
+def files_by_name(folder: Path) -> dict[str, Path]:
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
 
 Vendor = Literal["nvidia", "amd", "intel", "apple", "google", "aws", "cpu"]
 Runtime = Literal["cuda", "rocm", "hpu", "xpu", "npu", "metal", "tpu", "neuron", "cpu"]

@@ -15,8 +15,14 @@ from recipe_core.base.arrays import Float
 from recipe_core.base.errors import HardwareError, unknown
 from recipe_core.base.provenance import Quantity, Sourced
 from recipe_core.base.resources import shipped_path
-from recipe_core.hardware.files import files_by_name, profile_data_file, read_profile_file
-from recipe_core.hardware.profile import Device, Line, Name
+from recipe_core.hardware.profile import (
+    Device,
+    Line,
+    Name,
+    files_by_name,
+    profile_data_file,
+    read_profile_file,
+)
 
 FIELD = "workload.storage"
 

@@ -2,14 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
 from recipe_core.accuracy.choice import Chosen
-from recipe_core.base.errors import InputError
-from recipe_core.engines.candidate_options import USUAL
+from recipe_core.base.errors import InputError, NoAnswer
+from recipe_core.engines.options import USUAL
+from recipe_core.engines.spec import Engine
 from recipe_core.estimates.columns.serving import Setting
+
+# Names of modules that are looked for: no dots, so that nothing outside the folder is imported.
+NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
+
+_NOT_AN_ENGINE = ("start",)  # finds the modules
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchFolder:
+    """A package of launch modules, each of which defines one function, ``VERB_NAME``.
+
+    ``form``: the arguments and the answer of the functions, for who has to write one.
+    """
+
+    package: str
+    verb: str
+    form: str
+
+    def function(self, engine: str, launcher: str | None = None) -> Callable[[Any], Any]:
+        """What starts an engine, of the module ``launcher`` where its YAML names one, else its own.
+
+        Raises:
+            NoAnswer: naming the engine, the file to add and the function it must define.
+        """
+        name = launcher or engine.replace("-", "_")
+        if not NAME.fullmatch(name) or name in _NOT_AN_ENGINE:
+            raise NoAnswer(
+                f"{engine} cannot be started: {name!r} is not a name of a launch module.",
+                field="candidate.engine",
+                hint="Name the engine in small letters, digits and dashes, or set its `launcher`.",
+            )
+        module, function_name = _import_launcher(f"{self.package}.{name}"), f"{self.verb}_{name}"
+        function: Callable[[Any], Any] | None = getattr(module, function_name, None)
+        if function is not None:
+            return function
+        file = f"{self.package.replace('.', '/')}/{name}.py"
+        reason = f"{file} does not define {function_name}" if module else f"{file} is missing"
+        form = f"{function_name}{self.form}"
+        fix = f"Define {form} in it" if module else f"Add it; it defines {form}"
+        raise NoAnswer(
+            f"{engine} cannot be started: {reason}.",
+            field="candidate.engine",
+            hint=f"{fix}. Or set `launcher` in the engine's YAML to the module that starts it.",
+        )
+
+
+@cache
+def _import_launcher(module: str) -> ModuleType | None:
+    return import_module(module) if find_spec(module) else None
+
 
 DTYPE_WORDS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
@@ -203,3 +260,57 @@ class Launch:
     @property
     def nodes(self) -> int:
         return 1 + max(process.node for process in self.processes)
+
+
+FIELD = "parameters.api_key_secret"
+SCRIPT = "engine/keyed.py"
+GUARD = "keyed.Guard"
+_SOURCE = Path(__file__).parent / "serving" / "keyed.py"
+_IN_FRONT = (
+    "Leave it out, and put a gateway or proxy that checks callers before the servers; until then "
+    "keep them on a loopback address or inside the cluster."
+)
+
+
+def with_key(started: Launch, spec: Engine) -> Launch:
+    """The launch with every process that answers asking for the key in the engine's variable.
+
+    Where an engine is told the key as an option, or leaves paths open, a script of the bundle
+    starts it; others read the variable themselves.
+
+    Raises:
+        NoAnswer: for an engine, or a router before its pools, that asks nobody for a key.
+    """
+    api_key = spec.api_key
+    if api_key is None:
+        message = f"{spec.title} {spec.version} asks no caller for a key."
+        raise NoAnswer(message, field=FIELD, hint=_IN_FRONT)
+    routers = [process for process in started.processes if process.role == "router"]
+    if routers and api_key.router_option is None:
+        message = (
+            f"the router before the pools of {spec.title} ({routers[0].argv[0]}) asks no caller "
+            "for a key, and passes none on."
+        )
+        raise NoAnswer(message, field=FIELD, hint=f"Serve without pools. Or: {_IN_FRONT}")
+    if api_key.option is None and api_key.guard is None:
+        return started
+
+    def keyed(process: Process) -> Process:
+        if not process.answers:
+            return process
+        option = api_key.router_option if process.role == "router" else api_key.option
+        words = ["python3", f"${{root}}/{SCRIPT}", api_key.variable, *([option] if option else [])]
+        guard = () if option or api_key.guard is None else (api_key.guard, GUARD)
+        return replace(process, argv=(*words, "--", *process.argv, *guard))
+
+    return replace(
+        started,
+        processes=tuple(map(keyed, started.processes)),
+        files={**started.files, SCRIPT: _SOURCE.read_text(encoding="utf-8")},
+    )
+
+
+def engine_words(argv: tuple[str, ...]) -> tuple[str, ...]:
+    """A command without the script of the bundle that starts it, after two dashes."""
+    script = argv[0] == "python3" and "--" in argv
+    return argv[argv.index("--") + 1 :] if script else argv

@@ -8,9 +8,8 @@ from pathlib import Path
 from recipe_core.base.documents import parse_json, read_text
 from recipe_core.base.errors import ModelError
 from recipe_core.base.units import gib
-from recipe_core.models.checkpoint import safetensors_bytes
+from recipe_core.models.checkpoint import safetensors_bytes, split_revision
 from recipe_core.models.config.read import read_model_config
-from recipe_core.models.revision import split_revision
 from recipe_core.models.spec import ModelSpec
 
 # Files that deviate from the counted size by more than this share get a note: they hold draft

@@ -14,8 +14,7 @@ from typing import Any
 from recipe_core.base.documents import parse_json, read_text
 from recipe_core.base.errors import InputError, ModelError
 from recipe_core.models.config.read import read_model_config
-from recipe_core.models.hub import hub_config
-from recipe_core.models.own_models import MAX_BYTES, is_id, keep_own_model, own_ids
+from recipe_core.models.hub import MAX_BYTES, hub_config, is_id, keep_own_model, own_ids
 
 # Files of a folder that are looked at.
 MAX_FILES = 20_000

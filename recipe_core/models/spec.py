@@ -22,10 +22,17 @@ from recipe_core.models.attention import (
     LinearAttention,
 )
 from recipe_core.models.compressed import CompressedAttention
-from recipe_core.models.dtypes import bytes_per_value
 from recipe_core.models.mlp import DenseMlp, Mlp, MoeMlp
-from recipe_core.models.quantization import Quantization
-from recipe_core.models.tensors import MATRIX_ROLES, Role, Shard, Stored, Tensor, tensor
+from recipe_core.models.tensors import (
+    MATRIX_ROLES,
+    Quantization,
+    Role,
+    Shard,
+    Stored,
+    Tensor,
+    bytes_per_value,
+    tensor,
+)
 from recipe_core.models.towers import Modality, Tower
 
 __all__ = [

@@ -2,10 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
-from recipe_core.models.dtypes import bytes_per_value
+from recipe_core.base.errors import InputError, unknown
+
+BYTES_PER_VALUE: dict[str, float] = {
+    "fp32": 4.0,
+    "bf16": 2.0,
+    "fp16": 2.0,
+    "fp8": 1.0,
+    "fp8-block": 1.0 + 4.0 / 128**2,  # one fp32 scale a 128 × 128 block
+    "int8": 1.0,
+    "int4": 0.5 + 2.5 / 128,  # groups of 128: a 16-bit scale and a 4-bit zero point
+    "int3": 0.375 + 4.0 / 32,  # of caches: groups of 32 with two 16-bit numbers (KIVI)
+    "int2": 0.25 + 4.0 / 32,
+    "mxfp4": 0.5 + 1.0 / 32,  # OCP MX: an 8-bit scale for 32 values
+    "nvfp4": 0.5 + 1.0 / 16,  # an fp8 scale for 16 values
+}
+
+_COMPUTE = {"fp8-block": "fp8", "int4": "bf16"}
+_HALF = ("bf16", "fp16", "fp32")
+
+
+def bytes_per_value(dtype: str, *, field: str | None = None) -> float:
+    """Stored bytes per value, scales included; raises InputError for an unknown format."""
+    if dtype not in BYTES_PER_VALUE:
+        message, hint = unknown("number format", dtype, list(BYTES_PER_VALUE))
+        raise InputError(message, field=field, hint=hint)
+    return BYTES_PER_VALUE[dtype]
+
+
+def compute_dtype(dtype: str, native: Collection[str]) -> str:
+    """The format in which a product with weights in ``dtype`` runs, given the ``native`` ones.
+
+    Weight-only formats (int4 always; fp8, fp4, int8 where the device has no such units) are widened
+    to 16 bit first, as Marlin-like kernels do; one 4-bit float format stands in for the other.
+    """
+    compute = _COMPUTE.get(dtype, dtype)
+    if compute in native:
+        return compute
+    if compute in ("mxfp4", "nvfp4"):
+        stand_in = "nvfp4" if compute == "mxfp4" else "mxfp4"
+        if stand_in in native:
+            return stand_in
+    return next(half for half in _HALF if half in native)
+
 
 # What a tensor is to a quantisation.
 #
@@ -121,3 +164,68 @@ PART_TITLES = {
     "vision encoder": "Vision encoder",
     "audio encoder": "Audio encoder",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """What a quantised checkpoint stores.
+
+    ``dtype`` for the tensors of ``roles``, the base dtype for the rest.
+
+    ``block`` is the edge of square scale blocks (fp8 128 × 128) that a cut must respect, None when
+    there is none. ``value_bytes`` is what a weight costs with its scales where the config's group
+    size says so (None: what ``dtype`` costs usually). ``mixed``: the format of those of ``roles``
+    that are stored otherwise than ``dtype`` (mixed precision), each with its own block. ``scheme``
+    is who wrote the checkpoint and what one scale covers ("fp8/tensor",
+    "compressed-tensors/channel"): engines load the same format differently by it. ``by_name``:
+    whether all this is read from the checkpoint's name, not from its config. ``group``: inputs of a
+    row that share a scale, where these are not all of it.
+    """
+
+    dtype: str
+    roles: frozenset[Role]
+    block: int | None = None
+    value_bytes: float | None = None
+    mixed: tuple[tuple[Role, Stored], ...] = ()
+    scheme: str = ""
+    by_name: bool = False
+    group: int | None = None
+
+    @property
+    def others(self) -> tuple[tuple[Role, str], ...]:
+        """The dtypes of ``mixed``."""
+        return tuple((role, stored.dtype) for role, stored in self.mixed)
+
+    def stored(self, role: Role) -> Stored | None:
+        """The format of a role; None for one that is not quantised."""
+        if role not in self.roles:
+            return None
+        default_format = Stored(self.dtype, self.block, self.value_bytes, self.group)
+        return dict(self.mixed).get(role, default_format)
+
+    def dtype_of(self, role: Role, base: str) -> str:
+        """The stored format of a role; ``base`` for what is not quantised."""
+        stored = self.stored(role)
+        return stored.dtype if stored else base
+
+    def block_of(self, role: Role) -> int | None:
+        """The edge of scale blocks that a cut of this role must respect; None without any."""
+        stored = self.stored(role)
+        return stored.block if stored else None
+
+    def bytes_of(self, role: Role, base: str) -> float:
+        """Stored bytes per value of a role, scales included."""
+        stored = self.stored(role)
+        return stored.bytes_each if stored else bytes_per_value(base)
+
+    @property
+    def fingerprint(self) -> list[object]:
+        return [
+            self.dtype,
+            sorted(self.roles),
+            self.block,
+            self.value_bytes,
+            sorted((role, *stored.fingerprint) for role, stored in self.mixed),
+            self.scheme,
+            *(["by name"] if self.by_name else []),
+        ]

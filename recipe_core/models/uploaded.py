@@ -12,8 +12,7 @@ from typing import Any
 
 from recipe_core.base.documents import parse_json
 from recipe_core.base.errors import ModelError
-from recipe_core.base.texts import check_name
-from recipe_core.base.uploads import read_upload_text
+from recipe_core.base.texts import check_name, read_upload_text
 from recipe_core.models.catalog import checked_weights
 from recipe_core.models.config.read import read_model_config
 

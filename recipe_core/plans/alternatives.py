@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from recipe_core.accuracy.retained import Retained
+from recipe_core.accuracy.published import Retained
 from recipe_core.base.errors import RecipeError
 from recipe_core.base.units import accuracy_text, chance_text, plain_range_text
 from recipe_core.estimates.columns.serving import Setting
-from recipe_core.estimates.rules.applied import applied_techniques
+from recipe_core.estimates.rules.applied_formats import applied_techniques
 from recipe_core.estimates.serving.accuracy import accuracy_of
 from recipe_core.hardware.cluster import short_title
 from recipe_core.models.variants import model_variants

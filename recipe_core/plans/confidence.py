@@ -22,7 +22,7 @@ from recipe_core.base.intervals import NORMAL, scores_below
 from recipe_core.base.units import chance_text
 from recipe_core.estimates.bands import Uncertain, narrow_interval
 from recipe_core.estimates.rules.refusal import Refusal
-from recipe_core.plans.evaluated import EvaluatedCases
+from recipe_core.plans.evaluation import EvaluatedCases
 from recipe_core.plans.limits import LIMITS, bounded_values
 from recipe_core.request.objective import Limits, Objective
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from recipe_core.base.arrays import Bool, Float, Int
-from recipe_core.plans.evaluated import EvaluatedCases
+from recipe_core.plans.evaluation import EvaluatedCases
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.metrics import Goal, Metric
 

@@ -15,7 +15,7 @@ from recipe_core.estimates.rules.refusal import RULE_TITLES, Refusal
 from recipe_core.estimates.serving.accuracy import COLUMN as ACCURACY
 from recipe_core.estimates.serving.accuracy import accuracy_of, titles_of
 from recipe_core.estimates.serving.simulate import MOST, requests_each
-from recipe_core.plans.evaluated import EvaluatedCases
+from recipe_core.plans.evaluation import EvaluatedCases
 from recipe_core.request.metrics import Limit, limit_rules
 from recipe_core.request.objective import Limits
 from recipe_core.request.schema import PlanRequest

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from recipe_core.plans.front import front_of_columns
-from recipe_core.plans.rank import refused_rows
+from recipe_core.plans.rank import front_of_columns, refused_rows
 from recipe_core.plans.table import PlanTable
 from recipe_core.request.schema import PlanRequest
 

@@ -14,8 +14,13 @@ from recipe_core.estimates.columns.serving import Setting
 from recipe_core.estimates.measured.support import device_support
 from recipe_core.hardware.cluster import chip_title
 from recipe_core.models.variants import stored_as
-from recipe_core.plans.front import front_of_columns, front_with_accuracy
-from recipe_core.plans.rank import beats, count_ties, nearest_row
+from recipe_core.plans.rank import (
+    beats,
+    count_ties,
+    front_of_columns,
+    front_with_accuracy,
+    nearest_row,
+)
 from recipe_core.plans.table import PlanTable
 from recipe_core.request.serving_workload import LOADS
 from recipe_core.request.split_key import load_field_text, split_name

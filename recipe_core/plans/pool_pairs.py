@@ -28,7 +28,6 @@ from recipe_core.estimates.serving.starts import (
     is_serving_uncertain,
     serving_start_probability,
 )
-from recipe_core.plans.front import pareto_front
 from recipe_core.plans.limits import LIMITS, limit_excess
 from recipe_core.plans.pool_curves import (
     Curves,
@@ -41,6 +40,7 @@ from recipe_core.plans.pool_curves import (
     stated_load,
 )
 from recipe_core.plans.problem import ServingProblem
+from recipe_core.plans.rank import pareto_front
 from recipe_core.request.metrics import goals_of
 
 # Sequences of a replica at which a search of loads begins: it decodes one, a part of the time.

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 from recipe_core.base.documents import parse_json, to_json
 from recipe_core.base.errors import HardwareError, InputError, ModelError
 from recipe_core.estimates.columns.corrections import Corrections
-from recipe_core.estimates.columns.standing import standing_corrections
+from recipe_core.estimates.columns.scopes import standing_corrections
 from recipe_core.hardware.cluster import Cluster, cluster
 from recipe_core.hardware.nodes import cluster_beside
 from recipe_core.hardware.request import HardwareRequest

@@ -15,7 +15,7 @@ import numpy as np
 from recipe_core.base.errors import RecipeError
 from recipe_core.base.intervals import NORMAL, factor_at
 from recipe_core.base.units import significant
-from recipe_core.engines.candidate_options import OPTIONS
+from recipe_core.engines.options import OPTIONS
 from recipe_core.plans.kind import Fields
 from recipe_core.plans.launch_facts import DATA_TITLES, METHODS
 from recipe_core.plans.limits import LIMITS

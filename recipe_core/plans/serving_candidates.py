@@ -19,12 +19,11 @@ from recipe_core.base import budget
 from recipe_core.base.arrays import Bool, Int
 from recipe_core.base.errors import InputError
 from recipe_core.base.types import Task
-from recipe_core.engines.candidate_options import COLUMNS, OPTIONS, STATED, USUAL, CandidateOption
 from recipe_core.engines.grammar import option_meanings
-from recipe_core.engines.history import BatchLimits
+from recipe_core.engines.options import COLUMNS, OPTIONS, STATED, USUAL, CandidateOption
+from recipe_core.engines.release import BatchLimits
 from recipe_core.engines.spec import Engine, Interval, default_engine, engine
-from recipe_core.estimates.columns.reuse import ReuseCurve
-from recipe_core.estimates.columns.serving import WIDE, Cases, Setting, cases
+from recipe_core.estimates.columns.serving import WIDE, Cases, ReuseCurve, Setting, cases
 from recipe_core.estimates.columns.splits import enumerate_splits
 from recipe_core.estimates.rules.own_options import effects_of
 from recipe_core.estimates.rules.rules import serving_refusals, serving_search_rules, start_rules
@@ -35,10 +34,9 @@ from recipe_core.hardware.profile import Device
 from recipe_core.models.spec import ModelSpec
 from recipe_core.models.towers import Media
 from recipe_core.plans.kv_offload import offload_of
-from recipe_core.plans.loaded import HALVES, model_on_device
 from recipe_core.plans.pool_pairs import pool_pairs
 from recipe_core.plans.problem import ServingProblem, check_candidate
-from recipe_core.plans.size import check_size, check_splits
+from recipe_core.plans.size import HALVES, check_size, check_splits, model_on_device
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.serving_workload import LOADS, ServingWorkload, Speculative
 

@@ -16,9 +16,13 @@ from recipe_core.estimates.serving.simulate import MOST, requests_each
 from recipe_core.estimates.serving.starts import is_serving_uncertain
 from recipe_core.plans.kind import Block, Kind, Ranking, Shown
 from recipe_core.plans.serving_candidates import describe_serving_cases, mode_load
-from recipe_core.plans.serving_physics import simulate_cases
 from recipe_core.plans.serving_remedies import CURES
-from recipe_core.plans.serving_search import find_serving_case, judge_serving_cases, search_serving
+from recipe_core.plans.serving_search import (
+    find_serving_case,
+    judge_serving_cases,
+    search_serving,
+    simulate_cases,
+)
 from recipe_core.plans.table import PlanTable
 from recipe_core.request.metrics import goals_of, metrics_of
 from recipe_core.request.serving_workload import LOADS

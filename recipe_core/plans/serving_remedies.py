@@ -13,7 +13,7 @@ from recipe_core.base.units import significant
 from recipe_core.estimates.columns.serving import WIDE, Setting
 from recipe_core.estimates.serving.accuracy import accuracy_of
 from recipe_core.estimates.serving.starts import longest_context, start_errors
-from recipe_core.models.dtypes import bytes_per_value
+from recipe_core.models.tensors import bytes_per_value
 from recipe_core.models.variants import model_variants
 from recipe_core.plans.kind import Cures, Fields
 from recipe_core.plans.limits import LIMITS

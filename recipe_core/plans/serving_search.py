@@ -9,18 +9,33 @@ from typing import Any
 
 import numpy as np
 
-from recipe_core.base import progress
+from recipe_core.base import budget
 from recipe_core.base.arrays import Bool, Float, Int
+from recipe_core.base.units import HOUR_S
+from recipe_core.estimates.bands import Uncertain
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.rules.refusal import Refusal
+from recipe_core.estimates.rules.rules import (
+    load_rules,
+    place_rules,
+    serving_refusals,
+    serving_search_rules,
+    start_rules,
+)
+from recipe_core.estimates.serving.accuracy import COLUMN as ACCURACY
+from recipe_core.estimates.serving.accuracy import accuracy_of, uncertain_accuracy
+from recipe_core.estimates.serving.bands import serving_bands, serving_uncertainty
+from recipe_core.estimates.serving.estimates import Estimates, estimate_serving
+from recipe_core.estimates.serving.results import MEMORY
 from recipe_core.estimates.serving.simulate import MOST, requests_each
 from recipe_core.plans.confidence import refuse_unsure
-from recipe_core.plans.evaluated import evaluate_cases
+from recipe_core.plans.evaluation import EvaluatedCases, Physics, columns_of, evaluate_cases
 from recipe_core.plans.kind import Kind
 from recipe_core.plans.limits import (
     add_limit_rules,
     mean_excess,
     refuse_unsimulated,
+    time_bounds,
     without_percentile,
 )
 from recipe_core.plans.load import STEPS, best_loads, bisect_loads, least_loads
@@ -29,13 +44,100 @@ from recipe_core.plans.serving_candidates import (
     every_serving_case,
     stated_serving_case,
     with_intervals,
+    workload_spread,
 )
-from recipe_core.plans.serving_physics import PHYSICS, WORKED_OFF, Block, simulate_cases
 from recipe_core.plans.size import check_loads
 from recipe_core.plans.table import PlanTable
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.metrics import timed_limits
 from recipe_core.request.objective import Limits
+
+Block = EvaluatedCases[Setting, Cases, Estimates]
+
+
+def _every_search_rule(setting: Setting, cases: Cases) -> list[Any]:
+    rules = (serving_search_rules, start_rules, load_rules)
+    return [refusal for rule in rules for refusal in rule(setting, cases)]
+
+
+def _uncertain(setting: Setting, column: str) -> Uncertain | None:
+    """What the error of a column follows: for accuracy that of published figures."""
+    if column in JOB:
+        return serving_uncertainty(setting, "usd_per_million_output_tokens")
+    return (
+        uncertain_accuracy(setting) if column == ACCURACY else serving_uncertainty(setting, column)
+    )
+
+
+PHYSICS: Physics[Setting, Cases, Estimates] = Physics(
+    estimate=estimate_serving,
+    rules=serving_refusals,
+    search_rules=_every_search_rule,
+    place_rules=place_rules,
+    uncertain=_uncertain,
+    correlations=lambda: serving_bands().correlation,
+    left=lambda e, metric: None if e.corrected is None else e.corrected.width_shares.get(metric),
+    case_columns={
+        **columns_of("", "tp", "pp", "dp", "ep", "cp"),
+        "gpus": lambda c: c.devices,
+        **columns_of("", "load", "max_batched_tokens"),
+    },
+    quantities={
+        **columns_of("memory", *MEMORY),
+        **columns_of("memory", "total_bytes", "usable_bytes", "capacity_bytes", "shortfall_bytes"),
+        "start_probability": lambda e: e.start_probability,
+        "pool_bytes": lambda e: e.memory.pool_bytes,
+        "kv_cache_tokens": lambda e: e.memory.pool_tokens,
+        "max_concurrency": lambda e: e.memory.max_concurrency,
+        "held_requests": lambda e: np.minimum(
+            e.memory.max_concurrency, e.cases.max_num_seqs * e.cases.replicas
+        ),
+        "queue_s": lambda e: e.serving.prefill.get("engine_queue", np.zeros(len(e.cases))),
+        **columns_of("serving", "ttft_s", "tpot_s", "request_latency_s", "output_tokens_per_s"),
+        "output_tokens_per_s_per_gpu": lambda e: e.serving.output_tokens_per_s / e.cases.devices,
+        "gpus_rented": lambda e: e.cost.devices_rented,
+        **columns_of("cost", "usd_per_hour", "usd_per_million_output_tokens"),
+        **columns_of("cost", "watts", "joules_per_token"),
+        "accuracy": lambda e: np.full(len(e.cases), accuracy_of(e.setting).value),
+        "accuracy_low": lambda e: np.full(len(e.cases), accuracy_of(e.setting).low),
+        "accuracy_high": lambda e: np.full(len(e.cases), accuracy_of(e.setting).high),
+    },
+)
+
+# Columns of a queue that is worked off: how long that takes, and what it costs.
+JOB = ("wall_s", "usd")
+
+
+def _wall_s(e: Estimates) -> Float:
+    rate = e.serving.output_tokens_per_s / e.cases.output_tokens
+    return np.asarray(e.cases.load / rate)
+
+
+# The same where requests are queued at once, and end.
+WORKED_OFF = replace(
+    PHYSICS,
+    quantities={
+        **PHYSICS.quantities,
+        "wall_s": _wall_s,
+        "usd": lambda e: e.cost.usd_per_hour * _wall_s(e) / HOUR_S,
+    },
+)
+
+
+def simulate_cases(
+    problem: ServingProblem, block: Block, rows: Int, percentiles: Sequence[float]
+) -> Block:
+    """The block with percentiles of some feasible rows, and their goodput within the limits."""
+    alone = estimate_serving(block.setting, block.cases.take(rows)).simulated(
+        np.arange(len(rows)),
+        workload_spread(problem.workload),
+        percentiles,
+        time_bounds(problem.request.objective.limits),
+    )
+    if alone.simulation is None:
+        return block
+    return replace(block, simulation=alone.simulation.scattered(rows, len(block)))
+
 
 # Candidates of a plan that are simulated where its limits name a percentile: the first by their
 # means.
@@ -219,7 +321,7 @@ def _simulations(problem: ServingProblem, splits: int) -> AbstractContextManager
     """One task of all simulations in a search of loads; their number is known only at its end."""
     if problem.request.objective.limits.percentile is None:
         return nullcontext()
-    return progress.track_task(splits * (STEPS + 2))
+    return budget.track_task(splits * (STEPS + 2))
 
 
 def _judge_within_limits(
@@ -242,7 +344,7 @@ def _judge_within_limits(
     if rows is None:
         rows = _worth_simulating(PlanTable(spec, problem, blocks), at_most)
     out, start = [], 0
-    with progress.track_task(len(rows)) if alone else nullcontext():
+    with budget.track_task(len(rows)) if alone else nullcontext():
         for block in blocks:
             inside = rows[(rows >= start) & (rows < start + len(block))] - start
             start += len(block)

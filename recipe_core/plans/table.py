@@ -13,10 +13,10 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int
-from recipe_core.estimates.columns.standing import without_corrections
+from recipe_core.estimates.columns.scopes import without_corrections
 from recipe_core.hardware.cluster import Cluster
 from recipe_core.plans.confidence import confidence
-from recipe_core.plans.evaluated import EvaluatedCases
+from recipe_core.plans.evaluation import EvaluatedCases
 from recipe_core.plans.kind import Block, Kind
 from recipe_core.plans.limits import LIMITS, bounded_values
 from recipe_core.plans.problem import Problem, resolve_problem

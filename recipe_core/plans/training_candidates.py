@@ -35,10 +35,9 @@ from recipe_core.hardware.failures import failure_file, node_failures, spot_mark
 from recipe_core.hardware.ownership import HOURS_PER_MONTH
 from recipe_core.hardware.storage import StorageTier, measured_tier, storage_tier
 from recipe_core.plans.launch_rules import default_framework, launch_degree_rules, on_framework
-from recipe_core.plans.loaded import with_device_note
 from recipe_core.plans.problem import TrainingProblem
 from recipe_core.plans.rollout import sampling_of
-from recipe_core.plans.size import check_training_size
+from recipe_core.plans.size import check_training_size, with_device_note
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.phases import ramp_of
 from recipe_core.request.training_workload import Loading, TrainingWorkload

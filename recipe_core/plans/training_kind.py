@@ -12,10 +12,9 @@ import numpy as np
 from recipe_core.base.arrays import Float, Int
 from recipe_core.engines.frameworks import framework
 from recipe_core.estimates.columns.training import RECOMPUTE, TrainingSetting, stack_cases
-from recipe_core.estimates.training.bands import METRICS, training_errors
 from recipe_core.estimates.training.memory import MEMORY_TITLES
 from recipe_core.estimates.training.results import TrainingEstimate
-from recipe_core.estimates.training.starts import is_training_uncertain
+from recipe_core.estimates.training.starts import METRICS, is_training_uncertain, training_errors
 from recipe_core.plans.kind import Block, Kind, Ranking, Shown
 from recipe_core.plans.launch_rules import FRAMEWORK
 from recipe_core.plans.table import PlanTable

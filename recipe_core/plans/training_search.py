@@ -11,10 +11,10 @@ import numpy as np
 from recipe_core.base.arrays import Float
 from recipe_core.estimates.columns.training import TrainingCases, TrainingSetting
 from recipe_core.estimates.rules.training_rules import training_refusals
-from recipe_core.estimates.training.bands import training_uncertainty
 from recipe_core.estimates.training.estimates import TrainingEstimates, estimate_training
+from recipe_core.estimates.training.starts import training_uncertainty
 from recipe_core.plans.confidence import refuse_unsure
-from recipe_core.plans.evaluated import EvaluatedCases, Physics, columns_of, evaluate_cases
+from recipe_core.plans.evaluation import EvaluatedCases, Physics, columns_of, evaluate_cases
 from recipe_core.plans.kind import Kind
 from recipe_core.plans.launch_rules import able_frameworks, launch_search_rules
 from recipe_core.plans.limits import add_limit_rules

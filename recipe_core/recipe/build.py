@@ -8,7 +8,7 @@ from typing import Any
 
 from recipe_core import __version__
 from recipe_core.base.errors import InputError, NoAnswer
-from recipe_core.estimates.columns.standing import without_corrections
+from recipe_core.estimates.columns.scopes import without_corrections
 from recipe_core.hardware.cluster import device_profile, device_values
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.launch.process import Launch
@@ -19,11 +19,10 @@ from recipe_core.recipe.expected import is_calibrated
 from recipe_core.recipe.fallbacks import fallbacks, without_load
 from recipe_core.recipe.locking import image_lock, make_lock
 from recipe_core.recipe.measurements import Claim
-from recipe_core.recipe.names import recipe_name
 from recipe_core.recipe.place import Parameters
 from recipe_core.recipe.provenance import provenance, shared_environment
 from recipe_core.recipe.registry import image_digest
-from recipe_core.recipe.schema import DeviceFacts, EngineFacts, ModelFacts, Recipe
+from recipe_core.recipe.schema import DeviceFacts, EngineFacts, ModelFacts, Recipe, recipe_name
 from recipe_core.recipe.secrets import refuse_secrets
 from recipe_core.recipe.variants import Variant
 from recipe_core.request.schema import PlanRequest

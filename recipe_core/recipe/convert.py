@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 
 from recipe_core.base.errors import InputError
-from recipe_core.base.placeholders import PLACEHOLDER
+from recipe_core.base.quoting import PLACEHOLDER
 from recipe_core.commands.arguments import is_open
-from recipe_core.commands.ground import Ground
-from recipe_core.commands.images import image_tag
+from recipe_core.commands.context import CommandContext
 from recipe_core.commands.judge import prepare_command, read_command
 from recipe_core.commands.verdict import Case
+from recipe_core.commands.words import image_tag
 from recipe_core.engines.grammar import LIMITS, grammars
 from recipe_core.engines.spec import engine
 from recipe_core.launch.process import Launch
 from recipe_core.plans.serving_candidates import describe_serving_cases
 from recipe_core.recipe.build import Additions, make_recipe
 from recipe_core.recipe.decision import decide
-from recipe_core.recipe.parameters import read_parameters
+from recipe_core.recipe.place import read_parameters
 from recipe_core.recipe.provenance import shared_environment
 from recipe_core.recipe.published import Published
 from recipe_core.recipe.schema import Recipe
@@ -72,9 +72,9 @@ class Conversion:
 
 
 def convert_to_recipe(
-    source: str | list[str] | Published, ground: Ground, *, folders: bool = True
+    source: str | list[str] | Published, context: CommandContext, *, folders: bool = True
 ) -> Conversion:
-    """A recipe that starts the same server on ``ground``.
+    """A recipe that starts the same server on ``context``.
 
     Raises:
         InputError: when it starts no known engine, or its model or a value is unknown.
@@ -86,11 +86,11 @@ def convert_to_recipe(
         if finding.level == "error" and finding.code not in ("unknown", "stray"):
             hint = "Correct it first; `recipe check` lists everything that is wrong."
             raise InputError(str(finding), field="command", hint=hint)
-    if published.nodes and ground.nodes is None:
-        ground = ground.model_copy(update={"nodes": published.nodes})
-    if published.model and ground.model is None:
-        ground = ground.model_copy(update={"model": published.model})
-    ready = prepare_command(case, ground, folders=folders)
+    if published.nodes and context.nodes is None:
+        context = context.model_copy(update={"nodes": published.nodes})
+    if published.model and context.model is None:
+        context = context.model_copy(update={"model": published.model})
+    ready = prepare_command(case, context, folders=folders)
     exact = len(ready.cases) == 1
     split = (
         describe_serving_cases(ready.setting, ready.cases, np.array([0]))[0]

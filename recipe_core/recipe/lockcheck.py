@@ -14,8 +14,7 @@ from typing import Any, Literal
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from recipe_core.models.checkpoint import checkpoint_digest
-from recipe_core.models.revision import snapshot_of
+from recipe_core.models.checkpoint import checkpoint_digest, snapshot_of
 from recipe_core.recipe.build import recipe_request
 from recipe_core.recipe.decision import decide
 from recipe_core.recipe.lock import Lock

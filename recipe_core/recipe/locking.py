@@ -8,8 +8,7 @@ from pydantic import ValidationError
 
 from recipe_core.base.errors import InputError
 from recipe_core.launch.process import Launch
-from recipe_core.models.checkpoint import checkpoint_digest
-from recipe_core.models.revision import snapshot_of, split_revision
+from recipe_core.models.checkpoint import checkpoint_digest, snapshot_of, split_revision
 from recipe_core.recipe.decision import Decision
 from recipe_core.recipe.lock import (
     Checkpoint,

@@ -13,7 +13,7 @@ from recipe_core.engines.training_programs import training_engine
 from recipe_core.hardware.cluster import device_profile
 from recipe_core.plans.plans import plan_candidate
 from recipe_core.recipe.decision import start_reasons
-from recipe_core.recipe.text_rows import TextRow, text_rows
+from recipe_core.recipe.expected import TextRow, text_rows
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.schema import PlanRequest
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from recipe_core.engines.candidate_options import OPTIONS, USUAL
 from recipe_core.engines.grammar import option_meanings
-from recipe_core.engines.options import Meaning
+from recipe_core.engines.options import OPTIONS, USUAL, Meaning
 from recipe_core.launch.process import Launch
 from recipe_core.launch.serving.rules import Rule, rules_for
 from recipe_core.request.schema import PlanRequest

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from recipe_core.base.errors import InputError
-from recipe_core.payload.launcher.secret_forms import always_secret, called_secret, secret_kind
+from recipe_core.payload.launcher.redact import always_secret, called_secret, secret_kind
 
 # Shorter values of variables are not searched for in files: they occur by chance.
 SHORTEST = 8

@@ -10,7 +10,7 @@ from recipe_core.base.errors import InputError, unknown
 from recipe_core.engines.options import Option
 from recipe_core.engines.spec import Engine
 from recipe_core.launch.user_options import FIELD, wrapped_engine
-from recipe_core.models.revision import split_revision
+from recipe_core.models.checkpoint import split_revision
 from recipe_core.request.schema import PlanRequest
 
 

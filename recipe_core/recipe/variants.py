@@ -14,7 +14,7 @@ from typing import Annotated, Any, Self
 from packaging.requirements import InvalidRequirement, Requirement
 from pydantic import BaseModel, Field, field_validator, model_validator
 
-from recipe_core.base.described import DESCRIBED
+from recipe_core.base.documented import DESCRIBED
 from recipe_core.hardware.profile import Vendor
 from recipe_core.recipe.provenance import Layer
 

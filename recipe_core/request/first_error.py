@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from recipe_core.base.described import field_of, models_in
+from recipe_core.base.documented import field_of, models_in
 from recipe_core.base.errors import InputError
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from recipe_core.base.described import DESCRIBED
+from recipe_core.base.documented import DESCRIBED
 from recipe_core.base.types import Count, Degree, Positive, Tokens
 
 

@@ -5,15 +5,87 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
+from recipe_core.base.data_files import DataFile
 from recipe_core.base.documents import read_shipped
+from recipe_core.base.provenance import Sourced
+from recipe_core.base.types import Positive
 from recipe_core.request.metrics import Goal
 from recipe_core.request.objective import Orientation
 from recipe_core.request.schema import PlanRequest, no_search
 from recipe_core.request.serving_workload import ServingWorkload
+
+Line = Annotated[str, Field(min_length=3, max_length=120, pattern=r"^[^\n]+$")]
+Slug = Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
+EXAMPLES_FILE = Path(__file__).with_name("examples.yaml")
+
+
+class Example(BaseModel):
+    """A case: what runs where (``text``), what one wants to know, and the request that asks it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    title: Annotated[Line, Field(max_length=40)]
+    text: Line
+    question: Line
+    request: dict[str, Any]
+
+    @property
+    def asked(self) -> PlanRequest:
+        """The request; raises InputError where its fields are wrong."""
+        return PlanRequest.parse(self.request)
+
+
+class ExampleFile(BaseModel):
+    """The shape of ``examples.yaml``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    schema_version: Literal[1]
+    status: Literal["assumed"]
+    source: str
+    examples: dict[Slug, Example]
+
+
+@cache
+def examples() -> dict[str, Example]:
+    """The cases this version ships, by name, in the order they are shown.
+
+    Raises:
+        InputError: naming file, field and value, where the file does not fit its schema.
+    """
+    return DataFile(EXAMPLES_FILE, "example").read_as(ExampleFile).examples
+
+
+FILE = Path(__file__).with_name("time_limits.yaml")
+
+
+class TimeLimits(BaseModel):
+    """Limits with a title; in milliseconds, as the objective states them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    title: str
+    help: str
+    source: str
+    status: Literal["published"]
+    ttft_ms: Positive
+    tpot_ms: Positive
+
+
+class _File(Sourced):
+    limits: dict[str, TimeLimits]
+
+
+@cache
+def published_time_limits() -> dict[str, TimeLimits]:
+    """The published limits that this version ships, by name.
+
+    Raises:
+        InputError: where the file does not fit its schema.
+    """
+    return DataFile(FILE, "objective.limits").read_as(_File).limits
+
 
 # Fields that a serving preset takes out unless it states them.
 _CLEARED = ("max_context", "input_spread", "output_spread")

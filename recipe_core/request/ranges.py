@@ -9,7 +9,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from recipe_core.base.described import field_of
+from recipe_core.base.documented import field_of
 from recipe_core.base.numbers import Range
 from recipe_core.request.schema import PlanRequest
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, Field, model_validator
 
-from recipe_core.base.described import DESCRIBED
+from recipe_core.base.documented import DESCRIBED
 from recipe_core.base.errors import InputError, unknown
 from recipe_core.base.types import Positive
 

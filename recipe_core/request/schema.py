@@ -1,7 +1,7 @@
 """What is wanted: the PlanRequest.
 
 One object that the API takes, the URL encodes and the command line reads from a file. The string
-under each field is its description everywhere (``recipe_core.base.described``).
+under each field is its description everywhere (``recipe_core.base.documented``).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
 
-from recipe_core.base.described import DESCRIBED, description_of
+from recipe_core.base.documented import DESCRIBED, description_of
 from recipe_core.base.errors import InputError
 from recipe_core.base.types import KvDtype, Positive, Text, Tokens, WeightDtype
 from recipe_core.hardware.request import HardwareRequest
@@ -21,9 +21,9 @@ from recipe_core.request.first_error import first_error
 from recipe_core.request.kv_offload import KvOffload
 from recipe_core.request.metrics import timed_limits
 from recipe_core.request.objective import GAIN_FROM_LOAD, Objective
+from recipe_core.request.over_time import Simulated
 from recipe_core.request.scaling import Scaling
 from recipe_core.request.serving_workload import ServingWorkload, Speculative
-from recipe_core.request.simulated import Simulated
 from recipe_core.request.start import Start
 from recipe_core.request.supervision import Supervision
 from recipe_core.request.training_workload import TrainingWorkload

@@ -8,12 +8,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 
-from recipe_core.base.described import DESCRIBED
+from recipe_core.base.documented import DESCRIBED
 from recipe_core.base.errors import InputError
 from recipe_core.base.texts import Name
 from recipe_core.base.types import Count, Positive, Share, Spread, Task, Tokens
+from recipe_core.request.kv_offload import PrefixReuse, check_curve
 from recipe_core.request.over_time import OverTime
-from recipe_core.request.reuse import PrefixReuse, check_curve
 
 
 class Speculative(BaseModel):

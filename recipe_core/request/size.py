@@ -11,7 +11,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, Discriminator, Field, Tag, ValidationError, model_validator
 
-from recipe_core.base.described import DESCRIBED
+from recipe_core.base.documented import DESCRIBED
 from recipe_core.base.errors import InputError
 from recipe_core.base.types import Count, Positive, Text
 from recipe_core.hardware.profile import Commitment, Vendor

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from recipe_core.base.described import DESCRIBED
+from recipe_core.base.documented import DESCRIBED
 from recipe_core.base.types import Positive, Text
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, Field, model_validator
 
-from recipe_core.base.described import DESCRIBED
+from recipe_core.base.documented import DESCRIBED
 
 DAY_S = 86_400
 Within = Annotated[int, Field(ge=1, le=7 * DAY_S)]

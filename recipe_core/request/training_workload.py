@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
 
-from recipe_core.base.described import DESCRIBED
+from recipe_core.base.documented import DESCRIBED
 from recipe_core.base.errors import InputError
 from recipe_core.base.types import Count, Degree, Positive, Text, Tokens
 from recipe_core.request.phases import Evaluation, Phases

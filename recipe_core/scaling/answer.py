@@ -14,12 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from recipe_core.base import progress
+from recipe_core.base import budget
 from recipe_core.estimates.columns.corrections import Corrections
 from recipe_core.request.scaling import POLICIES, Policy, Scaling, policies_named
 from recipe_core.request.schema import PlanRequest
 from recipe_core.scaling.bounds import always_peak, clairvoyant
-from recipe_core.scaling.confirm import check_worst_hour
+from recipe_core.scaling.parameter_spaces import space_of
 from recipe_core.scaling.result import (
     Bounds,
     Checked,
@@ -30,13 +30,12 @@ from recipe_core.scaling.result import (
     StartAnswer,
     StartPhase,
 )
-from recipe_core.scaling.says import Replays, compare_cost, load_answer, policy_answer
+from recipe_core.scaling.scenario import Deployment, prepare_deployment
 from recipe_core.scaling.search import ROUNDS, search_policies
-from recipe_core.scaling.setup import Deployment, prepare_deployment
 from recipe_core.scaling.simulated import STEP_S, Simulation
-from recipe_core.scaling.spaces import space_of
-from recipe_core.scaling.traces.rates import Rates
-from recipe_core.scaling.traces.trace import Trace
+from recipe_core.scaling.summary import Replays, compare_cost, load_answer, policy_answer
+from recipe_core.scaling.traces.trace import Rates, Trace
+from recipe_core.scaling.worst_hour import check_worst_hour
 
 # Of the repetitions of a day; all else is of the first.
 SEEDS = (0, 1, 2)
@@ -86,17 +85,17 @@ def simulate_over_time(
     scaling = request.options.scaling
     searched = _policies_to_search(scaling, names)
     rounds = ROUNDS if searched else 0
-    with progress.track_task(2 + rounds + REPLAYS + 1):
+    with budget.track_task(2 + rounds + REPLAYS + 1):
         simulation = Simulation.of(deployment)
-        progress.count_step()
+        budget.count_step()
         finalists = _search_finalists(simulation, searched, deployment.attainment)
         if scaling is not None and (names is None or scaling.policy in names):
             finalists[scaling.policy] = [scaling]
         replays = _replay_finalists(simulation, finalists, deployment.attainment)
         bounds = _simulate_bounds(simulation, deployment)
-        progress.count_step()
+        budget.count_step()
         answer = _build_over_time_answer(deployment, simulation, replays, bounds)
-        progress.count_step()
+        budget.count_step()
     return answer
 
 
@@ -148,7 +147,7 @@ def _replay_finalists(
             best_pair[1], attainment
         ):
             best[scaling.policy] = (scaling, replay)
-    progress.count_step()
+    budget.count_step()
     return _with_ranges(simulation, best)
 
 
@@ -169,10 +168,10 @@ def _with_ranges(
     runs = []
     for seed in SEEDS:
         runs.append(day.outcomes(scalings, seed=seed))
-        progress.count_step()
+        budget.count_step()
     for seconds in (start.low_s, start.high_s):
         runs.append(day.outcomes(scalings, fleet=day.with_start(seconds)))
-        progress.count_step()
+        budget.count_step()
     columns = zip(*runs, strict=True)
     return {
         policy: (scaling, replace(replays, day=column[0], reruns=column[1:]))

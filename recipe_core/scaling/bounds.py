@@ -10,13 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from recipe_core.base.arrays import Float
-from recipe_core.scaling.capacity import ATTAINMENT, replicas_for
+from recipe_core.scaling.attainment import ATTAINMENT, GROUPS, replicas_for, shares_of
 from recipe_core.scaling.fleet import Fleet
-from recipe_core.scaling.flow import arrivals_of, simulate_flow
+from recipe_core.scaling.fluid import arrivals_of, simulate_flow
 from recipe_core.scaling.outcome import Outcome, Series
-from recipe_core.scaling.shares import GROUPS, shares_of
 from recipe_core.scaling.signals import Signals
-from recipe_core.scaling.traces.load import Load
+from recipe_core.scaling.traces.loads import Load
 
 _TRIED = 12
 _RATES = 400

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
-from recipe_core.base.arrays import Float
+from recipe_core.base.arrays import Bool, Float, Int
+from recipe_core.scaling.fleet import Fleet, Service
+from recipe_core.scaling.replica import Records
+from recipe_core.scaling.traces.trace import Trace
 
 HOUR_S = 3600.0
 MONTH_S = 365.25 / 12 * 24 * HOUR_S
@@ -84,3 +89,161 @@ class Outcome:
         """Money for a month of 365.25 / 12 days at this rate; None without a price."""
         paid = self.usd(usd_per_device_hour)
         return None if paid is None else paid / self.span_s * MONTH_S
+
+
+class Lives:
+    """Times of all replicas by number, infinite until they come; what a run counts besides.
+
+    met_start: requests that arrived while a replica was starting. sent_again: those whose replica
+    was lost. desired: what the policy said when.
+    """
+
+    def __init__(self, requests: int) -> None:
+        self.requests = requests
+        self.ordered: list[float] = []
+        self.ready: list[float] = []
+        self.drained: list[float] = []
+        self.ended: list[float] = []
+        self.lost: set[int] = set()
+        self.sent_again: set[int] = set()
+        self.met_start: list[int] = []
+        self.desired: list[tuple[float, float]] = []
+
+    def order(self, now: float) -> int:
+        """A new replica; its number."""
+        self.ordered.append(now)
+        for times in (self.ready, self.drained, self.ended):
+            times.append(inf)
+        return len(self.ordered) - 1
+
+
+def latencies(
+    service: Service, trace: Trace, first_s: Float, done_s: Float
+) -> tuple[Float, Float, Float]:
+    """Seconds to first token, between tokens and to the end, of each request, for its client."""
+    outputs = np.maximum(trace.output_tokens, 1).astype(float)
+    more = np.maximum(outputs - 1, 1.0)
+    with np.errstate(invalid="ignore"):
+        token_s = np.where(outputs > 1, (done_s - first_s) / more, 0.0)
+        late_s = service.late_steps * service.tokens_per_step * token_s
+        held_s = np.minimum(service.held_tokens, outputs - 1) * token_s
+        first_s, done_s = first_s + held_s + late_s, done_s + late_s
+        tpot_s = np.where(outputs > 1, (done_s - first_s) / more, 0.0)
+    return first_s - trace.arrival_s, tpot_s, done_s - trace.arrival_s
+
+
+def keeps_all_limits(
+    limits_s: Mapping[str, float], ttft_s: Float, tpot_s: Float, latency_s: Float
+) -> Bool:
+    """Requests that ended and kept every limit."""
+    keeps = np.isfinite(latency_s)
+    figures = {"ttft_s": ttft_s, "tpot_s": tpot_s, "request_latency_s": latency_s}
+    for name, limit in limits_s.items():
+        keeps = keeps & (figures[name] <= limit)
+    return keeps
+
+
+def mean_counts(begins: Float, ends: Float, edges: Float) -> Float:
+    """Mean number of what lasts from a beginning to an end, in each interval between edges."""
+    seconds = np.diff(_seconds_since(begins, edges) - _seconds_since(ends, edges))
+    return np.asarray(seconds / np.diff(edges))
+
+
+def _seconds_since(times: Float, at: Float) -> Float:
+    """Seconds since each of the times, together, at some moments."""
+    times = np.sort(times[np.isfinite(times)])
+    sums = np.concatenate([np.zeros(1), np.cumsum(times)])
+    before = np.searchsorted(times, at, side="right")
+    return np.asarray(before * at - sums[before])
+
+
+def outcome_of(
+    fleet: Fleet,
+    trace: Trace,
+    records: Records,
+    lives: Lives,
+    span_s: float,
+    interval_s: float,
+) -> Outcome:
+    """Totals and series of a simulation by requests."""
+    edges = np.append(np.arange(0.0, span_s, interval_s), span_s)
+    entered, first, done = (np.array(t) for t in (records.entered, records.first, records.done))
+    ttft_s, tpot_s, latency_s = latencies(fleet.service, trace, first, done)
+    keeps_limits = keeps_all_limits(fleet.limits_s, ttft_s, tpot_s, latency_s)
+    keeps_limits[np.array(sorted(lives.sent_again), dtype=np.int64)] = False
+    ordered, ready, drained, ended = (
+        np.array(t, dtype=float) for t in (lives.ordered, lives.ready, lives.drained, lives.ended)
+    )
+    paid_from, paid_to = np.minimum(ordered, span_s), np.minimum(ended + fleet.kept_s, span_s)
+    up_from, up_to = np.minimum(ready, ended), np.minimum(drained, ended)
+    ready_now = mean_counts(ready, np.where(np.isfinite(ready), up_to, inf), edges)
+    place = np.minimum((trace.arrival_s // interval_s).astype(np.int64), len(edges) - 2)
+    arrived = _sum_by_interval(place, np.ones(len(trace)), edges)
+    with np.errstate(invalid="ignore"):
+        mean_ttft_s = _sum_by_interval(place, ttft_s, edges) / np.where(
+            arrived > 0, arrived, np.nan
+        )
+    series = Series(
+        interval_s=interval_s,
+        arrived=arrived,
+        kept_requests=_sum_by_interval(place, keeps_limits.astype(float), edges),
+        ready=ready_now,
+        starting=mean_counts(ordered, up_from, edges),
+        desired=_step_means(lives.desired, edges, float((ready == 0.0).sum())),
+        waiting=mean_counts(trace.arrival_s, np.minimum(entered, done), edges),
+        running=mean_counts(entered, done, edges),
+        ttft_s=mean_ttft_s,
+    )
+    return Outcome(
+        span_s=span_s,
+        requests=float(len(trace)),
+        kept_requests=float(keeps_limits.sum()),
+        replica_s=float((paid_to - paid_from).sum()),
+        rented_s=_rented_s(fleet, paid_from, paid_to),
+        starts=float((ordered > 0.0).sum()),
+        delayed=float(_count_delayed(fleet.service, trace, entered, lives)),
+        lost=float(len(lives.lost)),
+        most_replicas=_most_replicas(ordered, ended, span_s),
+        series=series,
+    )
+
+
+def _sum_by_interval(place: Int, values: Float, edges: Float) -> Float:
+    sums: Float = np.bincount(place, weights=values, minlength=len(edges) - 1).astype(float)
+    return sums
+
+
+def _step_means(changes: list[tuple[float, float]], edges: Float, begin: float) -> Float:
+    """Mean of what was last said, in each interval."""
+    times = np.array([0.0, *(at for at, _ in changes)])
+    values = np.array([begin, *(value for _, value in changes)])
+    areas = np.concatenate([np.zeros(1), np.cumsum(values[:-1] * np.diff(times))])
+    last = np.searchsorted(times, edges, side="right") - 1
+    reached = areas[last] + values[last] * (edges - times[last])
+    return np.asarray(np.diff(reached) / np.diff(edges))
+
+
+def _count_delayed(service: Service, trace: Trace, entered: Float, lives: Lives) -> int:
+    """Requests that arrived while a replica was starting and waited for more than a step."""
+    met = np.array(lives.met_start, dtype=np.int64)
+    inputs = trace.input_tokens[met]
+    reached = trace.arrival_s[met] + service.request_s + service.request_token_s * inputs
+    longest_s = float(service.step_s[-1]) + service.token_s * service.chunk_tokens
+    return int((entered[met] - reached > longest_s).sum())
+
+
+def _rented_s(fleet: Fleet, paid_from: Float, paid_to: Float) -> float:
+    """Seconds of devices that are paid while replicas are."""
+    times = np.concatenate([paid_from, paid_to])
+    change = np.concatenate([np.ones(len(paid_from)), -np.ones(len(paid_to))])
+    order = np.argsort(times, kind="stable")
+    replicas = np.cumsum(change[order])[:-1]
+    return float((fleet.rented(replicas) * np.diff(times[order])).sum())
+
+
+def _most_replicas(ordered: Float, ended: Float, span_s: float) -> float:
+    ended = ended[ended < span_s]
+    times = np.concatenate([ordered, ended])
+    change = np.concatenate([np.ones(len(ordered)), -np.ones(len(ended))])
+    order = np.lexsort((change, times))
+    return float(np.cumsum(change[order]).max(initial=0.0))

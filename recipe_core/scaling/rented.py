@@ -5,16 +5,21 @@ from __future__ import annotations
 import hashlib
 
 from recipe_core.base.documents import to_json
+from recipe_core.base.errors import NoAnswer
 from recipe_core.estimates.serving.rented import RentedReplicas, SimulatedReplicas
 from recipe_core.hardware.cluster import Cluster
+from recipe_core.plans.replicas import with_share
+from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.metrics import timed_limits
+from recipe_core.request.over_time import Simulated
 from recipe_core.request.scaling import Scaling
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.serving_workload import LOADS
-from recipe_core.request.simulated import Simulated
 from recipe_core.scaling.outcome import HOUR_S, MONTH_S
-from recipe_core.scaling.result import PolicyAnswer
+from recipe_core.scaling.result import OverTimeAnswer, PolicyAnswer
+from recipe_core.scaling.scenario import with_load
 from recipe_core.scaling.simulated import OWN_MACHINES
+from recipe_core.scaling.traces.trace import Rates, Trace
 
 # Of a month, as simulations count them.
 HOURS = MONTH_S / HOUR_S
@@ -118,3 +123,46 @@ def digest_of(request: PlanRequest) -> str:
     }
     text = to_json(parts, indent=None)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def request_with_policy(
+    request: PlanRequest,
+    answer: OverTimeAnswer,
+    *,
+    policy: str | None = None,
+    trace: Trace | Rates | None = None,
+    days: float | None = None,
+) -> PlanRequest:
+    """The request of one replica as it was simulated, with the load over time, and a policy.
+
+    Args:
+        request: the one that was simulated.
+        answer: what came of it.
+        policy: by name; the best unless given.
+        trace: the load that was simulated in place of the request's own.
+        days: time that was simulated, where it was given.
+
+    Raises:
+        NoAnswer: where the answer has no such policy, or none that reaches the wanted share.
+    """
+    policy_answer = answer.chosen if policy is None else answer.policy(policy)
+    if policy_answer is None or policy_answer.scaling is None:
+        raise NoAnswer(
+            f"no policy keeps the limits for {answer.attainment_wanted:.2%} of requests."
+            if policy is None
+            else f"{policy} was not simulated.",
+            field="policies",
+            hint="Loosen a limit, or lower workload.over_time.attainment.",
+        )
+    options = request.options.model_copy(
+        update={"scaling": policy_answer.scaling, "simulated": None}
+    )
+    candidate = CandidateRequest.model_validate(answer.candidate)
+    replica_request = with_load(request, trace, days)
+    replica_request = replica_request.model_copy(
+        update={"options": options, "candidate": candidate}
+    )
+    replica_request = with_share(replica_request, answer.per_replica)
+    simulated = simulated_of(replica_request, policy_answer, answer.load.span_s)
+    options = options.model_copy(update={"simulated": simulated})
+    return replica_request.model_copy(update={"options": options})

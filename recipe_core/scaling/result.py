@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from recipe_core.base.described import DESCRIBED
+from recipe_core.base.documented import DESCRIBED
 from recipe_core.request.scaling import Scaling
 
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]

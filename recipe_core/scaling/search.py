@@ -17,12 +17,12 @@ from itertools import product
 
 import numpy as np
 
-from recipe_core.base import progress
+from recipe_core.base import budget
 from recipe_core.base.arrays import Float
 from recipe_core.request.scaling import Policy, Scaling
 from recipe_core.scaling.outcome import Outcome
+from recipe_core.scaling.parameter_spaces import Axis, Space
 from recipe_core.scaling.signals import Controller, Signals
-from recipe_core.scaling.spaces import Axis, Space
 
 # The grid, and finer points.
 ROUNDS = 2
@@ -120,7 +120,7 @@ def search_policies(
         else:
             batches = [search.new(_refine_points(search, attainment)) for search in searched]
         _simulate_batches(searched, batches, simulate)
-        progress.count_step()
+        budget.count_step()
     return {search.space.policy: search.finalists(attainment) for search in searched}
 
 

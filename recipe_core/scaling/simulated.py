@@ -14,18 +14,17 @@ from recipe_core.engines.spec import Engine
 from recipe_core.request.over_time import DAY_S, HOUR_S, WEEK_S, OverTime
 from recipe_core.request.scaling import Metric, Policy, Scaling
 from recipe_core.request.serving_workload import ServingWorkload
-from recipe_core.scaling.capacity import capacity_per_s, replicas_for
-from recipe_core.scaling.curve import curve_of, max_requests_inside
+from recipe_core.scaling.attainment import capacity_per_s, replicas_for
 from recipe_core.scaling.fleet import Fleet
-from recipe_core.scaling.flow import simulate_flow
+from recipe_core.scaling.fluid import simulate_flow
 from recipe_core.scaling.outcome import Outcome
+from recipe_core.scaling.parameter_spaces import WEEK_HOURS, Need, needed_replicas
 from recipe_core.scaling.policies import controller_of
+from recipe_core.scaling.scenario import Deployment
 from recipe_core.scaling.search import Together
-from recipe_core.scaling.setup import Deployment
+from recipe_core.scaling.service import curve_of, max_requests_inside
 from recipe_core.scaling.signals import Controller
-from recipe_core.scaling.spaces import WEEK_HOURS, Need, needed_replicas
-from recipe_core.scaling.traces.load import Load
-from recipe_core.scaling.traces.loads import build_load
+from recipe_core.scaling.traces.loads import Load, build_load
 
 # Of the flow.
 STEP_S = 30.0

@@ -14,13 +14,12 @@ from recipe_core.hardware.ownership import HOURS_PER_MONTH
 from recipe_core.plans.limits import LIMITS
 from recipe_core.plans.plan_json import queue_text
 from recipe_core.request.split_key import split_name
-from recipe_core.sizing.afterwards import availability_of, grow_choices, purchase_of
 from recipe_core.sizing.capacity import LargestLoad, largest_load
-from recipe_core.sizing.growth import Choices
-from recipe_core.sizing.rungs import ladder_steps
+from recipe_core.sizing.device_sizing import SizedDevice
+from recipe_core.sizing.growth import Choices, ladder_steps
+from recipe_core.sizing.lifetime import availability_of, grow_choices, purchase_of
+from recipe_core.sizing.sensitivity import winning_limits, winning_loads
 from recipe_core.sizing.size import Sizing, row_plan_request
-from recipe_core.sizing.sized import SizedDevice
-from recipe_core.sizing.wins import winning_limits, winning_loads
 
 SCHEMA_VERSION = 1
 Json = dict[str, Any]

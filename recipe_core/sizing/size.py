@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from recipe_core.base import budget, progress
+from recipe_core.base import budget
 from recipe_core.base.errors import NoAnswer
 from recipe_core.estimates.columns.corrections import Corrections
 from recipe_core.plans.rank import beats_elsewhere
 from recipe_core.request.schema import PlanRequest, asks_for_any
 from recipe_core.request.size import SizeRequest
+from recipe_core.sizing.device_sizing import SizedDevice, hourly_price_limit, size_device
 from recipe_core.sizing.market import Choice, iter_device_choices
-from recipe_core.sizing.sized import SizedDevice, hourly_price_limit, size_device
 
 # Devices that are simulated where limits are on a percentile: the best by their means.
 SIMULATED_DEVICES = 8
@@ -188,11 +188,11 @@ def size_devices(
     device_choices = list(iter_device_choices(request) if among is None else among)
     means = request_by_means(request)
     sized = []
-    with progress.track_task(len(device_choices)):
+    with budget.track_task(len(device_choices)):
         for choice in (choice for choice in device_choices if choice.machines):
             budget.spend()
             sized.append(size_device(means, choice, folders=folders, corrections=corrections))
-            progress.count_step()
+            budget.count_step()
     barred = tuple(choice for choice in device_choices if not choice.machines)
     sizing = Sizing(request, tuple(sized), barred)
     return sizing if means is request else simulate_best_devices(sizing)
@@ -215,10 +215,10 @@ def simulate_best_devices(sizing: Sizing) -> Sizing:
     ranked = [*sizing.devices, *sizing.unpriced]
     devices = ranked[:SIMULATED_DEVICES]
     simulated = {}
-    with progress.track_task(len(devices)):
+    with budget.track_task(len(devices)):
         for device in devices:
             simulated[id(device)] = device.simulated(sizing.request)
-            progress.count_step()
+            budget.count_step()
     percentile = sizing.request.objective.limits.percentile or 0.0
     rest = {id(device): device.unsimulated(percentile) for device in ranked[SIMULATED_DEVICES:]}
     by = simulated | rest

@@ -16,7 +16,6 @@ from recipe_core.targets import (
     compose,
     containers,
     dynamo_planner,
-    knative,
     kserve,
     kserve_llm,
     kubernetes,
@@ -34,9 +33,9 @@ Target = Callable[[Context], dict[str, str]]
 
 def _monitoring_target_files(context: Context) -> dict[str, str]:
     # monitoring imports pod names from this package: importing it above would be a cycle
-    from recipe_core.targets.monitoring import pack
+    from recipe_core.targets.monitoring import scrape
 
-    return pack.monitoring_files(context)
+    return scrape.monitoring_files(context)
 
 
 SERVING: Mapping[str, Target] = {
@@ -56,7 +55,7 @@ SERVING: Mapping[str, Target] = {
 }
 # Targets that only recipes with a policy of scaling have.
 OF_POLICIES: Mapping[Policy, Mapping[str, Target]] = {
-    "kpa": {"knative": knative.knative_files},
+    "kpa": {"knative": kserve.knative_files},
     "dynamo": {"dynamo-planner": dynamo_planner.dynamo_planner_files},
 }
 TRAINING: Mapping[str, Target] = {

@@ -14,8 +14,12 @@ from recipe_core.engines.release import Metrics
 from recipe_core.targets import kubernetes
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import Unit, launch_units
-from recipe_core.targets.monitoring.metrics import engine_metrics
-from recipe_core.targets.monitoring.thresholds import KV_SCALE, alert_thresholds, warm_up_s
+from recipe_core.targets.monitoring.thresholds import (
+    KV_SCALE,
+    alert_thresholds,
+    engine_metrics,
+    warm_up_s,
+)
 from recipe_core.targets.pod import kustomization, object_metadata, object_name
 from recipe_core.targets.scale import hpa as scale_hpa
 from recipe_core.targets.scale import keda as scale_keda

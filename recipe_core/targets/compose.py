@@ -32,7 +32,7 @@ from recipe_core.targets.containers import (
     shm_gib,
 )
 from recipe_core.targets.context import Context
-from recipe_core.targets.fill import IN_COMPOSE, fill_placeholders
+from recipe_core.targets.placeholders import IN_COMPOSE, fill_placeholders
 from recipe_core.targets.pod import container_image, object_name
 
 COMPOSE = "targets/compose/compose.yaml"

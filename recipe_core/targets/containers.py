@@ -11,9 +11,9 @@ from recipe_core.base.errors import NoAnswer
 from recipe_core.launch.process import Process
 from recipe_core.targets import supervise
 from recipe_core.targets.context import Context
-from recipe_core.targets.fill import IN_COMPOSE, PLAIN, Syntax, fill_placeholders
-from recipe_core.targets.layout import launch_units
+from recipe_core.targets.layout import launch_units, port_values
 from recipe_core.targets.node_script import VISIBLE
+from recipe_core.targets.placeholders import IN_COMPOSE, PLAIN, Syntax, fill_placeholders
 from recipe_core.targets.pod import (
     CACHE,
     HOME,
@@ -24,7 +24,6 @@ from recipe_core.targets.pod import (
     mounted_model,
     object_name,
 )
-from recipe_core.targets.ports import port_values
 from recipe_core.targets.resources import GIB
 
 _BEGIN = """#!/bin/bash

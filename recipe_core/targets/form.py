@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from recipe_core.base.described import description_of
+from recipe_core.base.documented import description_of
 from recipe_core.recipe.place import Parameters
 from recipe_core.targets import rdma
 from recipe_core.targets.context import Context

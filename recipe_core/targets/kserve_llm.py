@@ -13,17 +13,16 @@ from typing import Any
 from recipe_core.base import quoting
 from recipe_core.base.errors import NoAnswer
 from recipe_core.commands.arguments import read_arguments
-from recipe_core.commands.meaning import meaning_of
-from recipe_core.launch.access import engine_words
-from recipe_core.launch.process import Process
-from recipe_core.targets import gke, kserve, kubernetes, network, pod, rdma
+from recipe_core.commands.option_meanings import meaning_of
+from recipe_core.launch.process import Process, engine_words
+from recipe_core.targets import gke, kserve, kubernetes, pod, rdma
 from recipe_core.targets.context import Context
-from recipe_core.targets.fill import Values, Variable
 from recipe_core.targets.layout import Pod, Unit, by_role, same_pod
+from recipe_core.targets.placeholders import Values, Variable
 from recipe_core.targets.pod import object_metadata, pod_labels
-from recipe_core.targets.probes import set_probe_port
 from recipe_core.targets.scale import llm_d
 from recipe_core.targets.scale.bounds import most_copies, refuse_policy
+from recipe_core.targets.supervise import set_probe_port
 
 FOLDER = "targets/kserve-llm"
 VERSION = "serving.kserve.io/v1alpha2"
@@ -60,7 +59,7 @@ def kserve_llm_files(context: Context) -> dict[str, str]:
         objects["thresholds.yaml"] = llm_d.saturation_thresholds(context, context.scaling)
     units = by_role(context.launch) or {}
     pods = {**pod_labels(context), **POD_LABELS}
-    objects["network.yaml"] = network.network_policy(
+    objects["network.yaml"] = pod.network_policy(
         context, pods, (PORT, BEHIND_SIDECAR), asks_cluster="prefill" in units
     )
     # KServe's labels tell neither leaders from workers nor pools apart in one way for all

@@ -11,10 +11,10 @@ from typing import Any
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import NoAnswer
 from recipe_core.launch.process import Process
-from recipe_core.targets import network, pod, rdma, storage, supervise
+from recipe_core.targets import pod, rdma, storage, supervise
 from recipe_core.targets.context import Context
-from recipe_core.targets.fill import Variable
-from recipe_core.targets.layout import NODE, Pod, Unit, launch_units, same_pod
+from recipe_core.targets.layout import NODE, Pod, Unit, launch_units, port_name, port_of, same_pod
+from recipe_core.targets.placeholders import Variable
 from recipe_core.targets.pod import (
     kustomization,
     label_name,
@@ -22,9 +22,8 @@ from recipe_core.targets.pod import (
     object_name,
     pod_labels,
 )
-from recipe_core.targets.ports import port_name, port_of
-from recipe_core.targets.probes import container_probes
 from recipe_core.targets.scale.bounds import fewest_copies, in_copies, most_copies
+from recipe_core.targets.supervise import container_probes
 
 FOLDER = "targets/kubernetes"
 ROLE = "app.kubernetes.io/component"
@@ -66,7 +65,7 @@ def kubernetes_objects(context: Context) -> dict[str, dict[str, Any]]:
             values[f"service{unit_suffix(unit)}"] = unit_service(context, unit, unit_suffix(unit))
     values["service"] = unit_service(context, entry_unit(units), "")
     values |= mounted_objects(context)
-    policy = network.network_policy(context, pod_labels(context), network.served_ports(context))
+    policy = pod.network_policy(context, pod_labels(context), pod.served_ports(context))
     return {**values, **disruption_budgets(context, units), "network": policy}
 
 

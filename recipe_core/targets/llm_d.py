@@ -7,12 +7,12 @@ from typing import Any
 from recipe_core.base import quoting
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import NoAnswer
-from recipe_core.launch.access import SCRIPT
-from recipe_core.targets import kubernetes, network, pod, storage
+from recipe_core.launch.process import SCRIPT
+from recipe_core.targets import kubernetes, pod, storage
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import Unit, launch_units
 from recipe_core.targets.pod import object_name
-from recipe_core.targets.probes import PROBES
+from recipe_core.targets.supervise import PROBES
 
 FOLDER = "targets/llm-d"
 MODEL_LABEL = "llm-d.ai/model"
@@ -48,7 +48,7 @@ def llm_d_files(context: Context) -> dict[str, str]:
             "they may differ from the estimated ones."
         )
     objects: dict[str, Any] = {
-        "network.yaml": network.network_policy(
+        "network.yaml": pod.network_policy(
             context, {MODEL_LABEL: object_name(context)}, (context.parameters.port,)
         )
     }

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from recipe_core.base import quoting
-from recipe_core.launch.access import engine_words
-from recipe_core.launch.process import Process
+from recipe_core.launch.process import Process, engine_words
 from recipe_core.payload.launcher.api import is_loopback
 from recipe_core.targets.context import Context
-from recipe_core.targets.fill import IN_SHELL, Values, Variable, fill_placeholders
-from recipe_core.targets.ports import port_values
+from recipe_core.targets.layout import port_values
+from recipe_core.targets.placeholders import IN_SHELL, Values, Variable, fill_placeholders
 
 VISIBLE = {
     "cuda": "CUDA_VISIBLE_DEVICES",

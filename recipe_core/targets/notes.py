@@ -2,13 +2,161 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
+from recipe_core.engines.release import ApiKey
+from recipe_core.payload.launcher.api import is_loopback
 from recipe_core.targets import gke, rdma
+from recipe_core.targets.by_hand import TITLES
 from recipe_core.targets.context import Context
+from recipe_core.targets.layout import port_of
 from recipe_core.targets.names import cluster_names
+from recipe_core.targets.node_script import listening_host
+from recipe_core.targets.pod import API_KEY
+from recipe_core.targets.restarts import LAUNCHER
 from recipe_core.targets.storage import shares_a_claim
+
+# A target's title, who reaches its servers, and how to let more or fewer in.
+Reached = tuple[str, str, str]
+_MACHINE = ("launcher", "systemd", "docker", "compose")
+_IN_CLUSTER = ("kubernetes", "knative", "kserve", "kserve-llm", "llm-d")
+
+
+def key_text(context: Context) -> str:
+    """What callers need, and what nobody is asked for."""
+    key, variable, secret = (
+        _key_method(context),
+        context.key_variable,
+        context.parameters.api_key_secret,
+    )
+    if variable is not None and key is not None:
+        figures = "figures need no key"
+        if key.guards_metrics:
+            figures = "figures do: Prometheus reads it from `api-key`, a file beside its own"
+        logged = f" {_log_warning(context)}" if key.logs else ""
+        return (
+            f"Callers send `Authorization: Bearer KEY`. The key is in `{variable}` wherever a "
+            f"target is started, on Kubernetes in the key `{API_KEY}` of the Secret `{secret}`; "
+            f"nothing starts without it. Health needs no key; {figures}.{logged}\n\n"
+            "```\n"
+            f"export {variable}=$(openssl rand -hex 32)\n"
+            f'printf %s "${variable}" | kubectl create secret generic {secret} '
+            f"--namespace {context.parameters.namespace} --from-file={API_KEY}=/dev/stdin\n"
+            "```"
+        )
+    if key is not None:
+        return (
+            "Servers ask nobody for a key: whoever reaches one may use it. The deployment setting "
+            f"`api_key_secret` names a secret, and callers then need the key in `{key.variable}`."
+        )
+    asker = context.api_key and "the router before its pools"
+    return (
+        f"Nobody is asked for a key, and {asker or context.engine} cannot ask for one: put a "
+        "gateway or proxy that checks callers in front before you let others in."
+    )
+
+
+def _key_method(context: Context) -> ApiKey | None:
+    """How callers are asked for a key; None where a router that cannot ask answers them."""
+    api_key = context.api_key
+    routed = any(process.role == "router" for process in context.launch.processes)
+    return None if api_key is not None and routed and api_key.router_option is None else api_key
+
+
+def _log_warning(context: Context) -> str:
+    return f"{context.engine} writes the key into its own log: keep that to yourself."
+
+
+def reach_rows(context: Context, available: Iterable[str]) -> list[Reached]:
+    """One entry for targets that are reached alike, the launcher first."""
+    names = [LAUNCHER, *available]
+    grouped = [
+        (_target_titles(name for name in names if name in _MACHINE), *_machine_reach(context)),
+        (_target_titles(name for name in names if name in _IN_CLUSTER), *_cluster_reach(context)),
+        (_target_titles(name for name in names if name == "slurm"), *_slurm_reach(context)),
+        (_target_titles(name for name in names if name == "skypilot"), *_skypilot_reach(context)),
+        (_target_titles(name for name in names if name == "ray-serve"), *_ray_reach(context)),
+    ]
+    return [row for row in grouped if row[0]]
+
+
+def _target_titles(names: Iterable[str]) -> str:
+    return ", ".join(TITLES.get(name, name) for name in names)
+
+
+def _key_clause(context: Context) -> str:
+    return "with the key" if context.key_variable else "without a key"
+
+
+def _machine_reach(context: Context) -> tuple[str, str]:
+    host = context.parameters.host
+    if is_loopback(host):
+        return (
+            f"programs of this machine ({host})",
+            "`host` (`--host` of the launcher) lets more in",
+        )
+    return (
+        f"whoever reaches {host} of this machine, {_key_clause(context)}",
+        "`host: 127.0.0.1`, or a firewall",
+    )
+
+
+def _cluster_reach(context: Context) -> tuple[str, str]:
+    parameters = context.parameters
+    gateway = parameters.gateway_namespace
+    through = f", and of `{gateway}`" if gateway else ""
+    return (
+        f"pods of the namespace `{parameters.namespace}` and of `{parameters.monitoring_namespace}`"
+        f"{through}, {_key_clause(context)}, where the cluster enforces network policies",
+        "`gateway_namespace` lets the gateway or ingress in, which then decides who else",
+    )
+
+
+def _slurm_reach(context: Context) -> tuple[str, str]:
+    host = listening_host(context)
+    crossed = [
+        str(port_of(context, process))
+        for process in context.launch.processes
+        if context.nodes > 1 and process.role in ("prefill", "decode")
+    ]
+    pools_text = f"; pools at ports {', '.join(crossed)}: the cluster's network" if crossed else ""
+    if is_loopback(host):
+        return (
+            f"users of the job's first node{pools_text}",
+            "an SSH tunnel, which the job's output names; `host: 0.0.0.0` lets the network in",
+        )
+    return (f"the cluster's network, {_key_clause(context)}", "`host`, or the cluster's firewall")
+
+
+def _skypilot_reach(context: Context) -> tuple[str, str]:
+    if context.key_variable:
+        return "the internet, with the key, unencrypted", "a proxy with TLS before the endpoint"
+    port = context.parameters.port
+    return (
+        "programs of the cloud's machine: no port is open",
+        f"`ssh -N -L {port}:localhost:{port} {context.name}`",
+    )
+
+
+def _ray_reach(context: Context) -> tuple[str, str]:
+    host = context.parameters.host
+    who = (
+        "programs of Ray's nodes" if is_loopback(host) else f"whoever reaches {host} of Ray's nodes"
+    )
+    return f"{who}; Ray asks nobody for a key", "`host`; a gateway that checks callers"
+
+
+def reach_section(context: Context, available: Sequence[str]) -> str:
+    """The section of a bundle's README; empty for a run, which serves nobody."""
+    if context.kind == "training":
+        return ""
+    rows = [
+        f"| {title} | {who} | {change} |" for title, who, change in reach_rows(context, available)
+    ]
+    table = ["| target | who reaches it | to change that |", "|---|---|---|", *rows]
+    return "\n".join(["## Who can reach it", "", key_text(context), "", *table])
+
 
 KUBERNETES = frozenset(
     {

@@ -6,7 +6,7 @@ from typing import Any
 
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import NoAnswer
-from recipe_core.base.placeholders import PLACEHOLDER
+from recipe_core.base.quoting import PLACEHOLDER
 from recipe_core.targets import supervise
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import launch_units

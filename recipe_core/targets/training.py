@@ -9,11 +9,11 @@ from typing import Any
 
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import NoAnswer
-from recipe_core.targets import gke, network, pod, rdma, storage, supervise
+from recipe_core.targets import gke, pod, rdma, storage, supervise
 from recipe_core.targets.context import Context
-from recipe_core.targets.fill import Variable
 from recipe_core.targets.kubernetes import workload_metadata
 from recipe_core.targets.layout import Pod, launch_units, same_pod
+from recipe_core.targets.placeholders import Variable
 from recipe_core.targets.pod import kustomization, object_metadata, object_name, pod_labels
 
 RUNTIME = "torch-distributed"  # of Kubeflow Trainer's own ClusterTrainingRuntimes
@@ -226,9 +226,7 @@ def _job_files(
 
     ``pods``: labels of its pods, where they are not the recipe's.
     """
-    objects = jobs | {
-        "network.yaml": network.network_policy(context, pods or pod_labels(context), ())
-    }
+    objects = jobs | {"network.yaml": pod.network_policy(context, pods or pod_labels(context), ())}
     if storage.makes_weights(context):
         objects["storage.yaml"] = storage.weights_claim(context)
     objects["checkpoints.yaml"] = storage.volume_claim(

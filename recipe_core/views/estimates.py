@@ -20,7 +20,7 @@ from recipe_core.base.units import (
 from recipe_core.estimates.serving.results import MEMORY, memory_parts
 from recipe_core.estimates.training.memory import MEMORY_TITLES
 from recipe_core.estimates.training.results import PHASE_TITLES, RUN_TITLES, STEP_TITLES
-from recipe_core.recipe.text_rows import TextRow, is_pooled_estimate, text_rows
+from recipe_core.recipe.expected import TextRow, is_pooled_estimate, text_rows
 from recipe_core.request.metrics import metrics_of
 from recipe_core.request.split_key import split_name
 from recipe_core.views.columns import Column

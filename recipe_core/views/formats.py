@@ -9,12 +9,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from recipe_core.accuracy.families import families
-from recipe_core.accuracy.runners import runners
+from recipe_core.accuracy.runners import families, runners
 from recipe_core.accuracy.technique import techniques
 from recipe_core.base.units import figure_amount, significant
-from recipe_core.compression.advisor.figures import FIGURES
-from recipe_core.compression.advisor.ranked import BEST_AT, SURELY_KEPT
+from recipe_core.compression.advisor.comparison import BEST_AT, SURELY_KEPT
+from recipe_core.compression.advisor.row import FIGURES
 from recipe_core.request.metrics import column_metric
 from recipe_core.views.columns import Column, terminal
 

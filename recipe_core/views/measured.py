@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TypeVar
 
-from recipe_core.accuracy.retained import Retained
+from recipe_core.accuracy.published import Retained
 from recipe_core.base.units import figure_amount
 from recipe_core.calibration.calibrate import Knowledge
-from recipe_core.calibration.comparison import ComparedFigure, RunsCompared
-from recipe_core.calibration.compressions import ComparedCompression
-from recipe_core.calibration.kept_compressions import KeptCompression
-from recipe_core.calibration.learned import LearnedNumber, LeftOneOut
+from recipe_core.calibration.compressions import ComparedCompression, KeptCompression
+from recipe_core.calibration.lessons import LearnedNumber, LeftOneOut
 from recipe_core.calibration.place import VARIABLE, default_path
+from recipe_core.calibration.residuals import ComparedFigure, RunsCompared
 from recipe_core.calibration.store import Entry, Overlay
 from recipe_core.estimates.columns.corrections import version_in_text
 from recipe_core.request.metrics import column_metric

@@ -12,10 +12,58 @@ from recipe_core.base.units import long_duration, percent_text, significant, tri
 from recipe_core.request.over_time import DAY_S, HOUR_S, WEEK_S
 from recipe_core.request.scaling import Period, Scaling
 from recipe_core.request.split_key import split_name
-from recipe_core.views.cold_start import start_sentence
 from recipe_core.views.columns import Column, terminal
 from recipe_core.views.size_view import dollars
 from recipe_core.views.traces import request_rate, traffic_sentence
+
+PHASES: tuple[Column[Json], ...] = (
+    Column("Phase", lambda phase: phase["name"].replace("_", " ").capitalize(), align="left"),
+    Column("Time", lambda phase: phase["seconds"], long_duration),
+    Column(
+        "Likely",
+        lambda phase: f"{long_duration(phase['low_s'])} to {long_duration(phase['high_s'])}",
+        help="Eight of ten starts",
+    ),
+    Column("Basis", lambda phase: phase["basis"], align="left"),
+)
+
+
+def start_text(candidate: Json, devices: int, start: Json) -> str:
+    """The time of a start, its phases, and what single changes save."""
+    lines = [
+        f"{candidate['engine']} on {devices} device{'s' * (devices != 1)}. "
+        + start_sentence(start),
+        terminal(start["phases"], PHASES),
+    ]
+    savings = [(_saving_text(saving), saving["change"]) for saving in start["savings"]]
+    if savings:
+        lines.append("One change of options.start at a time:")
+        lines += [f"  {text} ({change})" for text, change in savings]
+    return "\n".join(lines)
+
+
+def start_sentence(start: Json) -> str:
+    """The time of a start with its band."""
+    low, high = long_duration(start["low_s"]), long_duration(start["high_s"])
+    return (
+        f"A replica answers {long_duration(start['seconds'])} after it is ordered; "
+        f"eight of ten starts take {low} to {high}."
+    )
+
+
+def start_savings(start: Json) -> list[tuple[str, dict[str, Any]]]:
+    """Each saving, the largest first, and the change of a request that makes it."""
+    changes = []
+    for saving in start["savings"]:
+        field, _, value = saving["change"].partition(": ")
+        changes.append((_saving_text(saving), {f"options.start.{field}": value}))
+    return changes
+
+
+def _saving_text(saving: Json) -> str:
+    text = saving["text"]
+    return f"{text[0].upper()}{text[1:]}: {long_duration(saving['seconds_saved'])} shorter"
+
 
 Json = Mapping[str, Any]
 POLICY_TITLES = {

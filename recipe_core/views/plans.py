@@ -17,7 +17,6 @@ from recipe_core.base.units import (
     round_significant,
     significant,
 )
-from recipe_core.plans.front import front_of_measures
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import (
     can_bundle,
@@ -30,12 +29,11 @@ from recipe_core.plans.plan_json import (
     split_label,
     split_labels,
 )
-from recipe_core.plans.rank import TIED, beats, count_ties, nearest_row
+from recipe_core.plans.rank import TIED, beats, count_ties, front_of_measures, nearest_row
 from recipe_core.request.split_key import split_name
-from recipe_core.views.calibrated import calibrated_lines
 from recipe_core.views.columns import Column, terminal
 from recipe_core.views.plan_words import confidence_text, objective_measures, unpriced_note
-from recipe_core.views.verdict import percent, split_counts_text
+from recipe_core.views.verdict import calibrated_lines, percent, split_counts_text
 
 if TYPE_CHECKING:  # importing it would slow every plan down
     from recipe_core.plans.remedies import Flip

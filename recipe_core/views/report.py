@@ -24,8 +24,7 @@ from recipe_core.plans.plans import plan_candidate
 from recipe_core.recipe.build import recipe_request
 from recipe_core.request.describe import request_summary
 from recipe_core.request.split_key import candidate_key, split_name
-from recipe_core.targets.by_hand import node_commands, read_addresses
-from recipe_core.targets.use import TITLES, target_uses
+from recipe_core.targets.by_hand import TITLES, node_commands, read_addresses, target_uses
 from recipe_core.views import charts, overview
 from recipe_core.views.charts.style import LIGHT
 from recipe_core.views.charts.views import Chart, Focus, Table, views_of

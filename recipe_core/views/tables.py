@@ -14,7 +14,7 @@ from recipe_core.plans.limits import rule_title
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import split_label
 from recipe_core.plans.rank import nearest_row, refused_rows
-from recipe_core.views.charts.groups import group_rows
+from recipe_core.views.charts.front import group_rows
 from recipe_core.views.plan_words import rule_titles
 from recipe_core.views.plans import GROUPS, HOLDS, QUEUES, UNCERTAIN, front_of_devices, split_values
 

@@ -2,23 +2,75 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
 from recipe_core.base.units import chance_text, significant, usd
+from recipe_core.estimates.columns.scales import CALIBRATED
 from recipe_core.hardware.ownership import HOURS_PER_MONTH
 from recipe_core.plans.confidence import SURE
 from recipe_core.plans.legal import legal_rows
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import measure_text, queue_text, row_load_text, split_label
 from recipe_core.plans.rank import nearest_row
+from recipe_core.request.metrics import column_metric
 from recipe_core.request.presets import aims, request_aim
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.split_key import split_short_name
 from recipe_core.views.plan_words import plan_band_text, shown_limit, used_devices_text
+
+if TYPE_CHECKING:
+    from recipe_core.estimates.columns.corrections import Corrections
+    from recipe_core.plans.plan import Plan
+
+
+# How the basis of an accuracy begins that a measured checkpoint moved
+# (``accuracy/checkpoints.py``).
+_MEASURED = re.compile(r"measured here on [0-9-]+")
+
+CALIBRATED_FIGURES = ("ttft_s", "tpot_s", "output_tokens_per_s", "step_s")
+
+
+def calibrated_lines(corrections: Corrections | None) -> list[str]:
+    """That own runs changed the figures, and where to see how; nothing where none did."""
+    if corrections is None or not corrections.teach:
+        return []
+    return [
+        f"calibrated by {corrections.title}; "
+        "`recipe estimate` says what they did to each figure of a split"
+    ]
+
+
+def calibrated_sentence(plan: Plan, row: int) -> str | None:
+    """What own runs did to the figures of a split; None where they changed none."""
+    corrections = plan.problem.corrections
+    if corrections is None or not corrections.teach:
+        return None
+    changed = changed_figures(plan.estimate(row).to_json())
+    if not changed:
+        return None
+    return f"Calibrated by {corrections.title}. {changed}."
+
+
+def changed_figures(estimate: Mapping[str, Any]) -> str:
+    """The figures of an estimate that own runs changed, with factors; empty where none."""
+    basis = estimate.get("basis") or {}
+    accuracy_basis = str((estimate.get("accuracy") or {}).get("basis", ""))
+    accuracy = _MEASURED.search(accuracy_basis)
+    texts = {name: str(basis.get(name, "")).partition(": ") for name in CALIBRATED_FIGURES}
+    changed = [
+        f"{column_metric(name).label}: {rest}"
+        for name, (kind, _, rest) in texts.items()
+        if kind == CALIBRATED
+    ]
+    if accuracy:
+        changed.append(f"accuracy: {accuracy.group()}")
+    return "; ".join(changed)
+
 
 State = Literal["holds", "queues", "uncertain", "nothing"]
 # Figures of a split that one line has room for.

@@ -8,21 +8,25 @@ import numpy as np
 import pytest
 
 from recipe_core.accuracy.accuracy import (
+    answer_lines,
     combine_retained,
     estimate_retained,
     estimate_retained_many,
 )
-from recipe_core.accuracy.band_counts import (
+from recipe_core.accuracy.band import (
     Losses,
     count_bands,
     losses_in_bands,
     losses_in_bands_of_others,
 )
-from recipe_core.accuracy.benchmark_name import named_benchmark
-from recipe_core.accuracy.effects import Known, fitted_model
-from recipe_core.accuracy.left_out import Prepared, as_strangers, predict_left_out, relative_lines
-from recipe_core.accuracy.lines import answer_lines
-from recipe_core.accuracy.model_name import named_model, size_in
+from recipe_core.accuracy.cross_validation import (
+    Prepared,
+    as_strangers,
+    predict_left_out,
+    relative_lines,
+)
+from recipe_core.accuracy.fit import Known, fitted_model
+from recipe_core.accuracy.names import named_benchmark, named_model, size_in
 from recipe_core.accuracy.published import published_figures, published_keys
 from recipe_core.accuracy.technique import techniques
 from tests.fixtures.command_line import recipe

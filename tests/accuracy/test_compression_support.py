@@ -2,7 +2,6 @@
 
 import re
 
-from recipe_core.accuracy.families import families, family_of, hardware_groups
 from recipe_core.accuracy.knowledge import (
     combination,
     runner_matrix,
@@ -11,11 +10,11 @@ from recipe_core.accuracy.knowledge import (
     support_rows,
 )
 from recipe_core.accuracy.lookup import support_entries
-from recipe_core.accuracy.support import VOID
+from recipe_core.accuracy.runners import VOID, families, family_of, hardware_groups
 from recipe_core.accuracy.technique import techniques
 from recipe_core.engines.options import FOLDER, option_table
 from recipe_core.estimates.measured.serving_runs import published_runs
-from recipe_core.estimates.rules.applied import weights_refusal
+from recipe_core.estimates.rules.applied_formats import weights_refusal
 from recipe_core.hardware.cluster import device_names, device_profile
 from recipe_core.plans.problem import resolve_problem
 from recipe_core.plans.serving_candidates import requested_engine, serving_setting

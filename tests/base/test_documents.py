@@ -25,10 +25,11 @@ from recipe_core.base.units import (
     significant,
     usd,
 )
-from recipe_core.bundle.manifest import MANIFEST, Manifest
+from recipe_core.bundle.signing import MANIFEST, Manifest
 from recipe_core.bundle.write import bundle_files
-from recipe_core.commands import arguments, unknown_words
-from recipe_core.commands.ground import Ground
+from recipe_core.commands import arguments
+from recipe_core.commands import words as unknown_words
+from recipe_core.commands.context import CommandContext
 from recipe_core.commands.judge import judge_command
 from recipe_core.models.checkpoint import safetensors_bytes
 from recipe_core.request import link
@@ -211,7 +212,7 @@ def test_the_nearest_names_are_looked_for_a_few_times_only(monkeypatch):
 
     monkeypatch.setattr(unknown_words.difflib, "get_close_matches", counted)
     words = ["vllm", "serve", "Qwen/Qwen3-8B", *(f"--unheard-of-{n}" for n in range(2500))]
-    verdict = judge_command(words, Ground.of(hardware="h100-sxm"), folders=False)
+    verdict = judge_command(words, CommandContext.of(hardware="h100-sxm"), folders=False)
     assert len([f for f in verdict["findings"] if f["code"] == "unknown"]) == 2500
     assert 0 < len(looked) <= arguments.SUGGESTIONS
     # those of a long one not at all, and a field is shown no longer than one can read

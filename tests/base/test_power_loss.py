@@ -8,7 +8,7 @@ from recipe_core.bundle import replace as builds
 from recipe_core.bundle.replace import recover_build, replace_folder
 from recipe_core.bundle.write import write_bundle, zip_bytes
 from recipe_core.calibration.store import Overlay
-from recipe_core.models.own_models import keep_own_model, own_config
+from recipe_core.models.hub import keep_own_model, own_config
 from recipe_core.payload.launcher import state
 from recipe_core.payload.launcher.compress_run import finish
 from recipe_core.payload.launcher.files import read_object, sha256

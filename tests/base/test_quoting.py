@@ -14,11 +14,11 @@ from markdown_it import MarkdownIt
 from recipe_core.base import quoting
 from recipe_core.base.documents import parse_yaml, to_json, to_yaml
 from recipe_core.base.errors import NoAnswer
-from recipe_core.base.placeholders import PLACEHOLDER, pieces
+from recipe_core.base.quoting import PLACEHOLDER, pieces
 from recipe_core.base.texts import flaw_of_text
 from recipe_core.engines.spec import engine
 from recipe_core.payload.launcher import plan as launcher_plan
-from recipe_core.targets.fill import IN_KUBERNETES, IN_SHELL, Variable, fill_placeholders
+from recipe_core.targets.placeholders import IN_KUBERNETES, IN_SHELL, Variable, fill_placeholders
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
 from tests.fixtures.sizes import examples

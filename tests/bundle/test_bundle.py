@@ -11,8 +11,7 @@ import zipfile
 import pytest
 
 from recipe_core.base.errors import BundleError, NoAnswer
-from recipe_core.bundle.manifest import MANIFEST
-from recipe_core.bundle.signing import new_key
+from recipe_core.bundle.signing import MANIFEST, new_key
 from recipe_core.bundle.verify import check_bundle, read_bundle, unpack_bundle
 from recipe_core.bundle.write import bundle_files, bundle_sbom, write_bundle, zip_bundle, zip_bytes
 from recipe_core.payload.launcher.machine import Device, Machine

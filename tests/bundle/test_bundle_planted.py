@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from recipe_core.base.errors import BundleError
-from recipe_core.bundle.manifest import MANIFEST
 from recipe_core.bundle.replace import replace_folder
-from recipe_core.bundle.signing import new_key
+from recipe_core.bundle.signing import MANIFEST, new_key
 from recipe_core.bundle.verify import read_bundle
 from recipe_core.bundle.write import write_bundle
 from recipe_core.payload.launcher import state

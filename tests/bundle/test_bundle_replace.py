@@ -11,8 +11,8 @@ import pytest
 
 from recipe_core.base.errors import RecipeError
 from recipe_core.bundle import replace as builds
-from recipe_core.bundle.manifest import MANIFEST, Manifest
 from recipe_core.bundle.replace import replace_folder
+from recipe_core.bundle.signing import MANIFEST, Manifest
 from recipe_core.payload.launcher import state
 from recipe_core.payload.launcher.state import Server, State
 

@@ -6,8 +6,7 @@ import pytest
 
 from recipe_core.base.documents import write_whole
 from recipe_core.base.errors import BundleError
-from recipe_core.bundle.manifest import MANIFEST
-from recipe_core.bundle.signing import SIGNATURE, new_key, sign_manifest
+from recipe_core.bundle.signing import MANIFEST, SIGNATURE, new_key, sign_manifest
 from recipe_core.bundle.verify import read_bundle, unpack_bundle
 from recipe_core.bundle.write import bundle_files, bundle_sbom, write_bundle, zip_bytes
 from recipe_core.recipe.lock import ImageLock

@@ -20,7 +20,7 @@ from recipe_core.calibration.validation.validate import compare_with_estimates
 from recipe_core.estimates.bands import BandFile, better_score, normal_probability
 from recipe_core.estimates.measured.serving_runs import published_runs
 from recipe_core.estimates.serving import bands as serving_bands
-from recipe_core.estimates.training import bands as training_bands
+from recipe_core.estimates.training import starts
 from recipe_core.plans.plans import plan_splits
 from recipe_core.plans.rank import beats, count_ties
 from tests.conftest import make_request
@@ -111,7 +111,7 @@ def test_figures_of_a_run_correlate_small_groups_are_the_wider_one_and_priors_no
 def test_the_shipped_bands_are_nested_and_complete_and_the_narrowest_is_taken():
     for file, metrics in (
         (serving_bands.serving_bands(), {*serving_bands.METRICS, "request_latency_s"}),
-        (training_bands.training_bands(), {"step_s", "peak_memory_bytes", "sampled_step_s"}),
+        (starts.training_bands(), {"step_s", "peak_memory_bytes", "sampled_step_s"}),
     ):
         assert {band.metric for band in file.bands} == metrics
         for band in file.bands:

@@ -13,16 +13,15 @@ import pytest
 import recipe_core as rb
 from recipe_core.base.documents import to_json
 from recipe_core.bundle.verify import read_bundle
-from recipe_core.calibration import gates
+from recipe_core.calibration import run_checks
 from recipe_core.calibration.calibrate import Knowledge
-from recipe_core.calibration.comparison import compare_runs
 from recipe_core.calibration.importers.rows import table_text
 from recipe_core.calibration.place import VARIABLE, calibration_stamp, default_path
-from recipe_core.calibration.residuals import measured_of_rows
+from recipe_core.calibration.residuals import compare_runs, measured_of_rows
 from recipe_core.calibration.store import Incoming, Overlay
 from recipe_core.doors import answers
 from recipe_core.doors.worker import answer_calibrated
-from recipe_core.estimates.columns.standing import (
+from recipe_core.estimates.columns.scopes import (
     correct_by_default,
     standing_corrections,
     without_corrections,
@@ -178,7 +177,7 @@ def test_runs_expire_by_age_version_and_driver(tmp_path, monkeypatch):
     assert "570 now" in driver.entries[0].expired
     other = replace(newer, machine="b")
     assert states(holding(tmp_path / "machines", [first], [other])) == ["accepted"] * 2
-    monkeypatch.setattr(gates, "pinned_version", lambda _run: "99.1")
+    monkeypatch.setattr(run_checks, "pinned_version", lambda _run: "99.1")
     moved = Overlay.open(tmp_path / "age", today=DAY)
     assert states(moved) == ["expired"]
     assert "99.1 now" in moved.entries[0].expired

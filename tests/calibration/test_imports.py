@@ -11,9 +11,13 @@ from contextlib import suppress
 
 import pytest
 
-from recipe_core.accuracy.checkpoints import own_figure, parse_compression, read_compression
-from recipe_core.accuracy.own import with_own_figure
-from recipe_core.accuracy.retained import Retained
+from recipe_core.accuracy.checkpoints import (
+    own_figure,
+    parse_compression,
+    read_compression,
+    with_own_figure,
+)
+from recipe_core.accuracy.published import Retained
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import InputError
 from recipe_core.base.units import GIB

@@ -10,18 +10,16 @@ from recipe_core.calibration.trials import deployment
 from recipe_core.calibration.trials import verify as module
 from recipe_core.calibration.trials.answers import Answer, Questions, read_answer
 from recipe_core.calibration.trials.compare import (
+    EXACT,
     answer_agreement,
+    coarsest_format_class,
     first_difference,
+    judge_agreement,
     logprob_distance,
+    tolerance,
     top_divergence,
 )
-from recipe_core.calibration.trials.errors import TrialError
-from recipe_core.calibration.trials.tolerances import (
-    EXACT,
-    coarsest_format_class,
-    judge_agreement,
-    tolerance,
-)
+from recipe_core.calibration.trials.deployment import TrialError
 from recipe_core.calibration.trials.verify import Choice, verify_outputs
 from recipe_core.engines.reproducibility import Reproducibility, reproducibility
 from recipe_core.engines.spec import engine, engine_names

@@ -10,11 +10,11 @@ from starlette.testclient import TestClient
 
 from recipe_core.base.errors import NoAnswer, RecipeError
 from recipe_core.commands.arguments import read_arguments
+from recipe_core.commands.context import CommandContext
 from recipe_core.commands.files import check_items, check_values, parse_item, read_items
-from recipe_core.commands.ground import Ground
 from recipe_core.commands.judge import check_commands, judge_command
 from recipe_core.commands.launches import first_launch
-from recipe_core.commands.meaning import meaning_of, settle
+from recipe_core.commands.option_meanings import meaning_of, settle
 from recipe_core.commands.render import render_commands
 from recipe_core.commands.verdict import OK
 from recipe_core.commands.words import read_script
@@ -48,7 +48,7 @@ PUBLISHED = table("check", "published")
 
 
 def ground(hardware="h100-sxm", **values):
-    return Ground.of(hardware=hardware, **values)
+    return CommandContext.of(hardware=hardware, **values)
 
 
 H100, H200 = ground(gpus=8), ground("h200-sxm", gpus=8)
@@ -119,7 +119,7 @@ def test_what_does_not_start_gets_changes_and_a_split_that_does():
 
 def test_names_that_are_no_model_are_unknown_and_what_is_judged_on_is_checked():
     for values, field in table("check", "what_is_judged_on_is_checked"):
-        assert refusal(Ground.of, **values).field == field, values
+        assert refusal(CommandContext.of, **values).field == field, values
     for name in ("~0", "x" * 4000, "a/../..", "-", "a b", "$", "{", "....//"):
         answer = check(["vllm", "serve", "--model", name])
         assert (answer["ok"], answer["verdict"]) == (None, "unknown"), name

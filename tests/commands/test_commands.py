@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from recipe_core.base.errors import InputError
 from recipe_core.commands.arguments import read_arguments
-from recipe_core.commands.images import image_tag
 from recipe_core.commands.launches import find_launches, first_launch
-from recipe_core.commands.meaning import meaning_of
-from recipe_core.commands.words import MAX_CHARACTERS, read_script
+from recipe_core.commands.option_meanings import meaning_of
+from recipe_core.commands.words import MAX_CHARACTERS, image_tag, read_script
 from recipe_core.engines.grammar import grammars
 from recipe_core.engines.spec import engine, engine_names
 from tests.fixtures.paths import DATA

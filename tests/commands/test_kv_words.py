@@ -4,13 +4,13 @@ import pytest
 
 from recipe_core.base.documents import parse_yaml
 from recipe_core.commands.arguments import read_arguments
-from recipe_core.commands.ground import Ground
+from recipe_core.commands.context import CommandContext
 from recipe_core.commands.judge import judge_command
-from recipe_core.commands.meaning import meaning_of
+from recipe_core.commands.option_meanings import meaning_of
 from recipe_core.recipe.build import make_recipe
 from recipe_core.recipe.decision import decide
 from recipe_core.request.schema import PlanRequest
-from recipe_core.targets.of_recipe import target_context
+from recipe_core.targets.recipe_context import target_context
 from recipe_core.targets.resources import container_resources
 from tests.estimates.test_caches import LLAMA_8B, POINTS, lengths, request
 from tests.fixtures.refusals import refusal
@@ -70,7 +70,9 @@ def test_words_are_read_back_as_estimated_and_refused_where_the_node_or_options_
     assert (read_back(launch), bool(launch.files)) == (None, False)
     assert "kv" not in "".join(launch.processes[0].env).casefold()
     command = f"vllm serve {LLAMA_8B} --kv-offloading-size 9000 --max-model-len 8192"
-    answer = str(judge_command(command, Ground.of(hardware="h100-sxm:1", input_tokens=2048)))
+    answer = str(
+        judge_command(command, CommandContext.of(hardware="h100-sxm:1", input_tokens=2048))
+    )
     assert "of a node's host memory" in answer
     assert "not in the estimate (cache in host memory)" not in answer
     # 16 GiB a device are for the engine, the rest for blocks.

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recipe_core.commands.arguments import read_arguments
-from recipe_core.commands.ground import Ground
+from recipe_core.commands.context import CommandContext
 from recipe_core.commands.judge import judge_command
 from recipe_core.commands.launches import first_launch
 from recipe_core.commands.remedies import mend_words, whole_command, with_values
@@ -105,7 +105,7 @@ def test_a_mended_command_keeps_every_word_that_is_not_mended(data):
 
 def test_a_mended_and_a_better_command_name_the_model_as_their_program_takes_it():
     """The word is refused or passed over there (vllm#27389)."""
-    ground = Ground.of(hardware="h100-sxm:8")
+    ground = CommandContext.of(hardware="h100-sxm:8")
     answer = judge_command(f"{API_SERVER} Qwen/Qwen3-8B --max-model-len 8192", ground)
     assert_says(answer, {"verdict": "cannot start", "says": "takes its model as --model alone"})
     [change] = answer["changes"]
@@ -124,13 +124,13 @@ def test_a_mended_and_a_better_command_name_the_model_as_their_program_takes_it(
 def test_a_worker_of_dynamo_is_read_as_the_engine_inside_and_its_own_options_are_passed_over():
     command = "python -m dynamo.vllm --model Qwen/Qwen3-32B --disaggregation-mode prefill"
     command += " --migration-limit 3 --max-model-len 8192 -tp"
-    answer = judge_command(f"{command} 2 --never-known 1", Ground.of(hardware="h100-sxm:8"))
+    answer = judge_command(f"{command} 2 --never-known 1", CommandContext.of(hardware="h100-sxm:8"))
     levels = {"version": ["note"], "unknown": ["warning"]}
     assert_says(answer, {"verdict": "fits", "judged_with.exact": False, "levels": levels})
     passed_over = ["--disaggregation-mode", "prefill", "--migration-limit", "3"]
     assert answer["unread"] == [*passed_over, "--never-known", "1"]
     answer = judge_command(
-        f"{command} 3", Ground.of(hardware="h100-sxm:8", engine_version="0.31.0")
+        f"{command} 3", CommandContext.of(hardware="h100-sxm:8", engine_version="0.31.0")
     )
     assert_says(answer, {"verdict": "cannot start", "says": "not divisible by tp 3"})
     [note] = [each["message"] for each in answer["findings"] if each["code"] == "version"]
@@ -140,5 +140,5 @@ def test_a_worker_of_dynamo_is_read_as_the_engine_inside_and_its_own_options_are
 def test_what_is_held_once_is_not_said_to_be_held_several_times():
     command = "vllm serve Qwen/Qwen2-57B-A14B-Instruct --max-model-len 8192 -tp {}"
     for tp, notes in ((7, []), (8, ["Each cached token is held 2 times: 4 KV heads over tp 8."])):
-        answer = judge_command(command.format(tp), Ground.of(hardware="h200-sxm:8"))
+        answer = judge_command(command.format(tp), CommandContext.of(hardware="h200-sxm:8"))
         assert [note for note in answer["estimate"]["notes"] if "Each cached" in note] == notes

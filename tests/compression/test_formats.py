@@ -9,9 +9,9 @@ from recipe_core.accuracy.knowledge import support_of
 from recipe_core.accuracy.technique import techniques
 from recipe_core.base.documents import finite
 from recipe_core.compression.advisor.advise import Advice, advise
-from recipe_core.compression.advisor.estimated import FILE, estimated_entry
-from recipe_core.compression.advisor.figures import FIGURES
+from recipe_core.compression.advisor.changed_model import FILE, estimated_entry
 from recipe_core.compression.advisor.result import CompressAnswer
+from recipe_core.compression.advisor.row import FIGURES
 from recipe_core.request.schema import PlanRequest
 from recipe_core.views.formats import format_advice_text
 from tests.fixtures.refusals import refusal

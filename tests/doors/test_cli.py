@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 
 from recipe_core.base.documents import to_yaml
-from recipe_core.commands.ground import Ground
+from recipe_core.commands.context import CommandContext
 from recipe_core.doors.cli import COMMANDS, load_commands
 from recipe_core.doors.cli.checking import CommandOptions
 from recipe_core.doors.cli.launching import SettingOptions
@@ -211,7 +211,7 @@ def test_a_transcript(name: str, tmp_path) -> None:
 
 
 def test_options_are_the_fields_that_they_set() -> None:
-    assert get_type_hints(CommandOptions).keys() == Ground.model_fields.keys()
+    assert get_type_hints(CommandOptions).keys() == CommandContext.model_fields.keys()
     assert get_type_hints(SettingOptions).keys() == ServerSettings.model_fields.keys() - {"folders"}
 
 

@@ -19,7 +19,7 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from recipe_core.doors import guard, sessions, sign_in
+from recipe_core.doors import guard, sessions
 from recipe_core.doors.guard import Guard, page_policy
 from recipe_core.doors.sessions import Sessions, Upload
 from recipe_core.doors.settings import ServerSettings, variable
@@ -99,13 +99,13 @@ def test_a_person_signs_in_once() -> None:
     with browser.websocket_connect(STREAM):
         pass
     assert browser.get("/api/v1/models").status_code == 401  # programs' doors take no cookie
-    browser.post(sign_in.PATH, data={"out": "1"})
+    browser.post(sessions.PATH, data={"out": "1"})
     assert browser.get("/compare", headers=html).status_code == 303
 
 
 def test_nothing_is_open_without_the_token() -> None:
     stranger = client(token=TOKEN)
-    forged = {"Cookie": f"{sign_in.COOKIE}=00.aaaa.bbbb"}
+    forged = {"Cookie": f"{sessions.COOKIE}=00.aaaa.bbbb"}
     for path in (*PATHS, "/_stcore/upload_file/a/b", "/static/js/index.js"):
         answers = stranger.get(path), stranger.put(path), stranger.get(path, headers=forged)
         assert [answer.status_code for answer in answers] == [401] * 3, path
@@ -118,16 +118,16 @@ def test_the_form_leads_nowhere_else_shows_markup_as_text_and_takes_no_long_body
     foreign = ("https://evil.example/", "//evil.example", "/\\evil.example", "javascript:alert(1)")
     for onward in (*foreign, "/\r\nx"):
         visitor = client(token=TOKEN)
-        answer = visitor.post(sign_in.PATH, params={"next": onward}, data={"token": TOKEN})
+        answer = visitor.post(sessions.PATH, params={"next": onward}, data={"token": TOKEN})
         assert (answer.status_code, answer.headers["location"]) == (303, "/"), onward
-    page = client(token=TOKEN).get(sign_in.PATH, params={"next": '/"><script>alert(1)</script>'})
+    page = client(token=TOKEN).get(sessions.PATH, params={"next": '/"><script>alert(1)</script>'})
     assert "<script>" not in page.text
-    answer = client(token=TOKEN).post(sign_in.PATH, data={"token": "x" * 10_000})
+    answer = client(token=TOKEN).post(sessions.PATH, data={"token": "x" * 10_000})
     assert answer.status_code == 401
 
 
 def through_the_form(visitor: TestClient, token: str) -> Any:
-    return visitor.post(sign_in.PATH, data={"token": token})
+    return visitor.post(sessions.PATH, data={"token": token})
 
 
 def as_a_program(visitor: TestClient, token: str) -> Any:
@@ -144,7 +144,7 @@ def test_who_guesses_waits_and_nobody_else(send: Callable[..., Any], passes: int
         return TestClient(browser.app, client=(address, 5000), **options)
 
     guesser, neighbour = at("2001:db8::1"), at("2001:db8::2")  # of one network
-    for number in range(sign_in.MOST_TRIES):
+    for number in range(sessions.MOST_TRIES):
         assert send(guesser, f"wrong {number}").status_code == 401
     late = send(neighbour, TOKEN)
     assert late.status_code == 429
@@ -156,19 +156,19 @@ def test_who_guesses_waits_and_nobody_else(send: Callable[..., Any], passes: int
 
 
 def test_of_many_addresses_the_latest_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sign_in, "MOST_ADDRESSES", 2)
-    guesses = sign_in.Guesses(lambda: 0.0)
+    monkeypatch.setattr(sessions, "MOST_ADDRESSES", 2)
+    guesses = sessions.Guesses(lambda: 0.0)
     for address in ("a", "b", "c"):
-        for number in range(sign_in.MOST_TRIES):
+        for number in range(sessions.MOST_TRIES):
             guesses.note(address, str(number))
     assert [bool(guesses.wait_s(address)) for address in ("a", "b", "c")] == [False, True, True]
 
 
 def test_a_cookie_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     browser = client(token=TOKEN)
-    browser.post(sign_in.PATH, data={"token": TOKEN})
+    browser.post(sessions.PATH, data={"token": TOKEN})
     assert browser.get("/").status_code == 200
-    monkeypatch.setattr(sign_in, "SIGNED_IN_S", -1)
+    monkeypatch.setattr(sessions, "SIGNED_IN_S", -1)
     assert browser.get("/").status_code == 401
     other = client(token=TOKEN + "2")
     other.cookies = browser.cookies

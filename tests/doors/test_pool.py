@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from recipe_core.base import budget, progress
+from recipe_core.base import budget
 from recipe_core.base.budget import Budget, Cancelled
 from recipe_core.base.errors import BusyError, LimitError, NoAnswer
 from recipe_core.compression.required import detail_row_estimate
@@ -96,8 +96,8 @@ def fail(kind: type[Exception]) -> None:
 
 
 def step(steps: int, *, on: bool = False) -> str:
-    with progress.track_task(steps):
-        progress.count_step()
+    with budget.track_task(steps):
+        budget.count_step()
         while on:
             budget.spend()
     return "done"
@@ -124,7 +124,7 @@ def test_a_process_goes_on_after_answers_errors_and_calls_that_were_ended(pool: 
     with pytest.raises(Cancelled):
         limited(pool).run(busy_for_ever, abandoned=lambda: next(looks, True))
     steps: list[tuple[int, int]] = []
-    with progress.watched(lambda *step: steps.append(step)):
+    with budget.watched(lambda *step: steps.append(step)):
         assert pool.run(step, 3) == "done"
     assert steps[0] == (0, 3)
     assert {count for _, count in steps} == {3}
@@ -135,7 +135,7 @@ def test_a_process_goes_on_after_answers_errors_and_calls_that_were_ended(pool: 
     def stop(done: int, steps: int) -> None:
         raise Stopped
 
-    with progress.watched(stop), pytest.raises(Stopped):
+    with budget.watched(stop), pytest.raises(Stopped):
         pool.run(step, 3, on=True)
     assert pool.run(who) == first
 
@@ -193,10 +193,10 @@ def test_progress_is_told_at_its_pace() -> None:
     clock, sent = Ticks(), list[bytes]()
 
     def stepping() -> int:
-        with progress.track_task(4):
+        with budget.track_task(4):
             for number in range(4):
                 clock.now_s = 0.06 * number
-                progress.count_step()
+                budget.count_step()
         return 4
 
     connection: Any = type("Wire", (), {"send_bytes": sent.append})

@@ -22,7 +22,7 @@ from mcp.types import BlobResourceContents, TextResourceContents
 from pydantic import BaseModel
 from starlette.testclient import TestClient
 
-from recipe_core.base.described import DESCRIBED, field_of
+from recipe_core.base.documented import DESCRIBED, field_of
 from recipe_core.base.documents import MAX_DOCUMENT_BYTES, to_yaml
 from recipe_core.bundle.write import zip_bytes
 from recipe_core.doors import answers, operations
@@ -33,7 +33,7 @@ from recipe_core.recipe import Additions, make_recipe
 from recipe_core.request.schema import PlanRequest, describe_field
 from recipe_core.targets import Parameters, form
 from recipe_core.views import snippets
-from recipe_core.views.schemas import document_schema
+from recipe_core.views.catalog import document_schema
 from tests.conftest import make_request, request_values
 from tests.fixtures.agents import answered, asked, error_of
 from tests.fixtures.command_line import recipe

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from recipe_core.base import budget, progress
+from recipe_core.base import budget
 from recipe_core.base.documents import to_yaml
 from recipe_core.doors import public
 from recipe_core.doors.api import create_api
@@ -18,7 +18,7 @@ from recipe_core.doors.mcp import create_mcp, http_app
 from recipe_core.doors.pool import Pool
 from recipe_core.doors.settings import ServerSettings
 from recipe_core.scaling.result import OverTimeAnswer
-from recipe_core.views.schemas import document_schema
+from recipe_core.views.catalog import document_schema
 from tests.fixtures.agents import answered, asked, error_of
 from tests.fixtures.command_line import recipe
 from tests.fixtures.over_time import ANSWER
@@ -43,9 +43,9 @@ class Simulation:
 
     def __call__(self, *_: Any, **options: Any) -> OverTimeAnswer:
         self.options = options
-        with progress.track_task(4):
-            progress.count_step()
-            progress.count_step()
+        with budget.track_task(4):
+            budget.count_step()
+            budget.count_step()
             self.meanwhile()
             budget.spend()
         self.ended = True

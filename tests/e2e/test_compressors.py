@@ -20,7 +20,7 @@ import pytest
 from recipe_core.accuracy.choice import choose_tool
 from recipe_core.accuracy.choice import tool as named
 from recipe_core.bundle.write import write_bundle
-from recipe_core.compression.scripts.start import compression_launch, job_document
+from recipe_core.compression.scripts.work import compression_launch, job_document
 from recipe_core.models.catalog import catalog_model
 from recipe_core.recipe import make_recipe
 from recipe_core.request.compression import Compression

@@ -13,11 +13,10 @@ import yaml
 
 from recipe_core.base.errors import NoAnswer
 from recipe_core.base.units import GIB
-from recipe_core.commands.ground import Ground
+from recipe_core.commands.context import CommandContext
 from recipe_core.commands.judge import check_commands, judge_command
 from recipe_core.engines import options
 from recipe_core.engines.grammar import grammars
-from recipe_core.engines.history import Change, History, release_key
 from recipe_core.engines.option_releases import (
     first_release_with,
     first_release_without,
@@ -30,6 +29,7 @@ from recipe_core.engines.option_releases import (
     releases,
 )
 from recipe_core.engines.options import laid_over, option_differences, option_table
+from recipe_core.engines.release import Change, History, release_key
 from recipe_core.engines.spec import engine
 from recipe_core.plans.plans import estimate_batch, plan_candidate
 from recipe_core.recipe.decision import decide
@@ -45,7 +45,7 @@ FLASH = f"deepseek-ai/DeepSeek-V4-Flash -tp 4 --kv-cache-dtype fp8 {INDEXER}"
 
 
 def check(command, **ground):
-    return judge_command(command, Ground.of(**{"hardware": "b200-sxm:8"} | ground))
+    return judge_command(command, CommandContext.of(**{"hardware": "b200-sxm:8"} | ground))
 
 
 def in_image(image, words):
@@ -128,7 +128,7 @@ def test_the_pinned_and_the_newest_release_have_tables():
     assert memory_release(engine("sglang"), "0.5.18") is None
     # what is no release is refused
     for version in ("latest", "0.25", " ", "0.25.0; rm", "9" * 50):
-        error = refusal(Ground.of, hardware="h100-sxm", engine_version=version)
+        error = refusal(CommandContext.of, hardware="h100-sxm", engine_version=version)
         assert (error.field, "not a release" in str(error)) == ("engine_version", True)
 
 
@@ -165,7 +165,7 @@ def test_a_value_that_only_another_releases_switch_refuses_keeps_no_server_from_
 
 def test_many_commands_are_judged_each_by_its_release():
     commands = [in_image(f"vllm/vllm-openai:v{v}", FLASH) for v in ("0.25.0", "0.32.0")]
-    found = check_commands(commands, Ground.of(hardware="b200-sxm:8"))
+    found = check_commands(commands, CommandContext.of(hardware="b200-sxm:8"))
     first, second = (answers[0] for answers in found)
     assert (first["ok"], second["ok"]) == (True, False)
     assert first["candidate"]["engine_version"] == "0.25.0"

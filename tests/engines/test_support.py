@@ -6,7 +6,7 @@ from recipe_core.engines.spec import engine, engine_names
 from recipe_core.engines.support import FOLDER, releases_asked, support_answer
 from recipe_core.estimates.rules.kernels import reply_on_format
 from recipe_core.hardware.cluster import device_names, device_profile, dtypes
-from recipe_core.views.views import hardware_view
+from recipe_core.views.catalog import hardware_view
 from tests.fixtures.rows import over, table
 
 

@@ -7,16 +7,16 @@ import pytest
 
 from recipe_core.base.units import GIB
 from recipe_core.engines.memory import captured_sizes
-from recipe_core.estimates.columns.reuse import ReuseCurve
+from recipe_core.estimates.columns.serving import ReuseCurve
 from recipe_core.estimates.serving import cache
 from recipe_core.estimates.serving.cache import assumed_layout
-from recipe_core.estimates.serving.cache_groups import (
+from recipe_core.estimates.serving.cache_blocks import (
     CacheKind,
     PageRules,
     group_cache_blocks,
     layers_per_group,
+    pack_caches,
 )
-from recipe_core.estimates.serving.cache_pages import pack_caches
 from recipe_core.estimates.serving.logged_cache import logged_tokens
 from recipe_core.estimates.serving.memory import serving_memory
 from recipe_core.estimates.serving.operators import Step, serving_step_parts

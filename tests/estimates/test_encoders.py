@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from recipe_core.base.errors import ModelError, NoAnswer
-from recipe_core.commands.ground import Ground
+from recipe_core.commands.context import CommandContext
 from recipe_core.commands.judge import judge_command
 from recipe_core.estimates.serving import batch_window
 from recipe_core.estimates.serving.batch_window import (
@@ -124,7 +124,7 @@ def test_what_is_no_encoder_is_refused(config, says):
 
 @over("command verdict says", table("encoders.yaml", "commands"))
 def test_commands_that_embed_are_judged(command, verdict, says):
-    answer = judge_command(command, Ground.of(hardware="h100-sxm:1"))
+    answer = judge_command(command, CommandContext.of(hardware="h100-sxm:1"))
     assert answer["verdict"] == verdict
     assert says in json.dumps(answer)
     if verdict == "fits":

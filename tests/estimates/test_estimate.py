@@ -32,7 +32,7 @@ from recipe_core.plans.rank import nearest_row
 from recipe_core.plans.serving_candidates import stated_serving_case
 from recipe_core.request.link import from_query, link_omissions, to_query
 from recipe_core.request.schema import PlanRequest
-from recipe_core.views.schemas import document_schema
+from recipe_core.views.catalog import document_schema
 from tests.conftest import LLAMA_70B, make_request, request_values
 from tests.corpus.__main__ import recorded
 from tests.corpus.asking import entries

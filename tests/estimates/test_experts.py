@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from recipe_core.estimates.training.routing import imbalance
+from recipe_core.estimates.training.activations import imbalance
 from tests.fixtures.catalogues import Catalogue
 
 TRAINED = Catalogue("published_training.yaml")

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from oracle.training import fsdp_traffic
 from recipe_core.estimates.columns.training import RECOMPUTE
-from recipe_core.estimates.training.collectives import fsdp_traffic
 from recipe_core.estimates.training.frozen_base import dequantize_s, frozen_base_bytes
 from recipe_core.estimates.training.memory import parameters_by_stage, training_memory
 from recipe_core.estimates.training.optimizer_states import optimizer_state_bytes, update_bytes

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from recipe_core.commands.ground import Ground
+from recipe_core.commands.context import CommandContext
 from recipe_core.commands.judge import judge_command
 from recipe_core.hardware.host_links import host_links
 
-GROUND = Ground.of(hardware="rtx-4090:1", concurrency=1)
+GROUND = CommandContext.of(hardware="rtx-4090:1", concurrency=1)
 
 
 def estimated(model, words):

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from recipe_core.estimates.columns.training import RECOMPUTE
-from recipe_core.estimates.training.layer_work import attention_work
 from recipe_core.estimates.training.loss_pieces import (
     head_gradient_bytes,
     head_products,
@@ -15,6 +14,7 @@ from recipe_core.estimates.training.loss_pieces import (
     logits_at_once,
 )
 from recipe_core.estimates.training.memory import training_memory
+from recipe_core.estimates.training.unsharded_peak import attention_work
 from tests.fixtures.rows import over, table
 from tests.fixtures.training import training_columns as cases
 from tests.fixtures.training import training_setting as setting

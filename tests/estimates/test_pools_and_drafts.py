@@ -8,7 +8,7 @@ import pytest
 
 from recipe_core.base.errors import InputError
 from recipe_core.commands.request_verdict import judge_request
-from recipe_core.estimates.columns.exchange import dispatching_cases
+from recipe_core.estimates.columns.splits import dispatching_cases
 from recipe_core.estimates.serving.continuous_batching import decode_step
 from recipe_core.estimates.serving.estimates import estimate_serving
 from recipe_core.estimates.serving.memory import serving_memory

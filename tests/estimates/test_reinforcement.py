@@ -6,8 +6,8 @@ import pytest
 from recipe_core.estimates.training.estimates import estimate_training
 from recipe_core.estimates.training.reinforcement import at_longest, at_mean, forward_s
 from recipe_core.estimates.training.results import PHASE_TITLES
+from recipe_core.estimates.training.rollouts import beside_bytes
 from recipe_core.estimates.training.schedule import training_step_parts
-from recipe_core.estimates.training.shared_devices import beside_bytes
 from recipe_core.plans.plans import plan_candidate, plan_splits
 from recipe_core.plans.problem import resolve_problem
 from recipe_core.plans.training_candidates import stated_training_case

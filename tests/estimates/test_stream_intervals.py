@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from recipe_core.commands.ground import Ground
+from recipe_core.commands.context import CommandContext
 from recipe_core.commands.judge import judge_command, read_command
 from recipe_core.engines.spec import engine, engine_names
 from recipe_core.estimates.serving.estimates import estimate_serving
@@ -152,7 +152,7 @@ def test_vllm_and_tensorrt_llm_are_told_what_is_not_their_default(interval):
 @over("stream receive", [(30, 10), (30, None), (None, None)])
 def test_a_command_is_read_and_written_again(stream, receive):
     """What it leaves out is the engine's default there, not the choice of an objective."""
-    ground = Ground.of(hardware="b200-sxm:8", output_tokens=1024)
+    ground = CommandContext.of(hardware="b200-sxm:8", output_tokens=1024)
     command = f"sglang serve --model-path {QWEN} --tp-size 8"
     command += f" --stream-interval {stream}" if stream else ""
     command += f" --scheduler-recv-interval {receive}" if receive else ""

@@ -6,19 +6,19 @@ from itertools import product
 import numpy as np
 import pytest
 
+from oracle.training import fsdp_traffic
 from recipe_core.base.units import GIB
 from recipe_core.estimates.columns.training import SCHEDULES, training_cases
 from recipe_core.estimates.training.activations import in_flight, layer_bytes
-from recipe_core.estimates.training.collectives import fsdp_traffic
-from recipe_core.estimates.training.elastic import elastic_nodes, next_smaller
 from recipe_core.estimates.training.loss_chunks import decide_loss_chunks
 from recipe_core.estimates.training.memory import training_memory
 from recipe_core.estimates.training.run import goodput, interval_s
 from recipe_core.estimates.training.schedule import bubble_micro_batches, training_step_parts
 from recipe_core.estimates.training.stages import stage_layer_counts
-from recipe_core.plans.front import front_of_columns
+from recipe_core.estimates.training.time_limits import elastic_nodes, next_smaller
 from recipe_core.plans.plans import plan_candidate, plan_splits
 from recipe_core.plans.problem import resolve_problem
+from recipe_core.plans.rank import front_of_columns
 from recipe_core.plans.training_candidates import shared_columns, training_settings
 from recipe_core.request.schema import PlanRequest
 from tests.fixtures.catalogues import table

@@ -9,17 +9,19 @@ from recipe_core.base.intervals import factor_at, scores_below
 from recipe_core.commands.files import check_values
 from recipe_core.estimates.bands import enclosing_band, normal_probability
 from recipe_core.estimates.serving.starts import DOUBT, start_errors
-from recipe_core.estimates.training.bands import training_band, training_bands, training_errors
 from recipe_core.estimates.training.estimates import estimate_training
 from recipe_core.estimates.training.starts import (
     SURE,
     is_training_uncertain,
+    training_band,
+    training_bands,
+    training_errors,
     training_start_probability,
 )
-from recipe_core.plans.front import front_of_columns
 from recipe_core.plans.plan_json import doubt_text
 from recipe_core.plans.plans import estimate_batch, plan_splits
 from recipe_core.plans.problem import resolve_problem
+from recipe_core.plans.rank import front_of_columns
 from recipe_core.plans.table import replan
 from recipe_core.plans.training_candidates import stated_training_case
 from recipe_core.request.edit import change

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe_core.base import bounded
-from recipe_core.base.bounded import bounded_float, bounded_integer
+from recipe_core.base import numbers
+from recipe_core.base.numbers import bounded_float, bounded_integer
 from recipe_core.hardware import failures as shipped
 from recipe_core.hardware.failures import FailureFile, failure_file, node_failures, repair_hours
 from recipe_core.hardware.failures import spot_market as market
 from recipe_core.hardware.prices import all_offers
-from recipe_core.sizing import kept_up as availability
-from recipe_core.sizing.kept_up import (
+from recipe_core.sizing import spares
+from recipe_core.sizing.spares import (
     Domains,
     chance_up_at_least,
     find_spares,
@@ -52,12 +52,12 @@ def test_the_distribution_is_that_of_every_outcome(domains, share):
     found = up_distribution(domains, share)
     assert found == pytest.approx(by_outcome(domains, share), abs=1e-12)
     mean = (found * np.arange(domains.replicas + 1)).sum() / domains.replicas
-    assert mean == pytest.approx(availability.expected_share(domains, share), abs=1e-12)
+    assert mean == pytest.approx(spares.expected_share(domains, share), abs=1e-12)
 
 
 def test_availability_packing_and_spares_by_hand():
-    assert availability.node_availability(99, 1) == 0.99
-    assert availability.node_availability(5, 0) == 1
+    assert spares.node_availability(99, 1) == 0.99
+    assert spares.node_availability(5, 0) == 1
     for devices, packed in (
         (4, Domains(5, replicas_per_node=2)),
         (3, Domains(5, replicas_per_node=2)),
@@ -86,10 +86,10 @@ def test_availability_packing_and_spares_by_hand():
 
 @given(HOURS, HOURS, HOURS)
 def test_availability_rises_with_time_between_failures_and_falls_with_repair(mtbf, repair, more):
-    share = availability.node_availability(mtbf, repair)
+    share = spares.node_availability(mtbf, repair)
     assert 0 < share < 1
-    assert availability.node_availability(mtbf + more, repair) >= share
-    assert availability.node_availability(mtbf, repair + more) <= share
+    assert spares.node_availability(mtbf + more, repair) >= share
+    assert spares.node_availability(mtbf, repair + more) <= share
 
 
 @given(PACKED | SPANNING, SHARES, SHARES, st.integers(0, 12))
@@ -123,7 +123,7 @@ def test_numbers_of_every_kind_are_taken_and_what_makes_no_sense_is_refused_by_n
     assert isinstance(bounded_float("x", 2), float)
     infinite = ["number", math.inf, {}, "must be a number"]
     for name, value, limits, said in [infinite, *table("availability", "numbers")]:
-        assert said in str(refusal(getattr(bounded, name), "x", value, **limits))
+        assert said in str(refusal(getattr(numbers, name), "x", value, **limits))
     nan = ["availability.node_availability", [math.nan, 1], {}, "mtbf_hours"]
     for name, args, options, field in [nan, *table("availability", "refused")]:
         call = operator.attrgetter(name)(sys.modules[__name__])

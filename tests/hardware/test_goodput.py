@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from recipe_core.base.errors import HardwareError
-from recipe_core.estimates.training.spares import erlang_b
+from recipe_core.estimates.training.run import erlang_b
 from recipe_core.hardware.cluster import device_profile
 from recipe_core.hardware.failures import NODE_DAYS_HOURS, failure_file, node_failures
 from recipe_core.hardware.microbench.disk import measure_disk

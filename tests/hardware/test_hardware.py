@@ -23,8 +23,8 @@ from recipe_core.plans.rank import refused_rows
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.size import SizeRequest
 from recipe_core.sizing.market import iter_device_choices
+from recipe_core.views.catalog import hardware_view
 from recipe_core.views.plans import plan_text
-from recipe_core.views.views import hardware_view
 from scripts.edge_speeds import ratios
 from tests.fixtures.command_line import recipe
 from tests.fixtures.refusals import refusal

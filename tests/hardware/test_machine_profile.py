@@ -23,15 +23,13 @@ from recipe_core.estimates.roofline import operator_s
 from recipe_core.estimates.serving import bands as serving_bands
 from recipe_core.hardware.cluster import cluster, device_profile, device_values, fabric, host_speed
 from recipe_core.hardware.custom import read_profile
-from recipe_core.hardware.detect import links as parsed
 from recipe_core.hardware.detect import machine as detection
 from recipe_core.hardware.detect import tools
 from recipe_core.hardware.detect.machine import Found
-from recipe_core.hardware.microbench.clock import Timing
 from recipe_core.hardware.microbench.collectives import Reduced
 from recipe_core.hardware.microbench.disk import DiskRates
 from recipe_core.hardware.microbench.host import LAYERS, REFERENCE, SEQUENCES, HostTimes
-from recipe_core.hardware.microbench.points import Point
+from recipe_core.hardware.microbench.points import Point, Timing
 from recipe_core.hardware.microbench.run import Measured
 from recipe_core.hardware.profile import Device
 from recipe_core.hardware.request import HardwareRequest
@@ -384,22 +382,22 @@ def test_islands_links_and_names_of_tools():
         ("topo-h100-nvl-pairs", [2, 2]),
         ("topo-l40s-pcie", [1, 1, 1, 1]),
     ):
-        pairs = parsed.parse_nvidia_topo((HARDWARE / f"{topology}.txt").read_text())
-        found = parsed.link_islands(pairs, sorted({first for first, _ in pairs}))
+        pairs = tools.parse_nvidia_topo((HARDWARE / f"{topology}.txt").read_text())
+        found = tools.link_islands(pairs, sorted({first for first, _ in pairs}))
         assert sorted(map(len, found)) == sizes
-    assert parsed.machine_links({}, [0], device_profile("l40s")) is None
-    assert parsed.machine_links({(0, 1): "NV18"}, [0, 1], device_profile("h100-sxm")) is None
+    assert tools.machine_links({}, [0], device_profile("l40s")) is None
+    assert tools.machine_links({(0, 1): "NV18"}, [0, 1], device_profile("h100-sxm")) is None
     # an unknown PCIe generation names no fabric
     pairs = {(0, 1): "PHB", (1, 0): "PHB"}
-    assert parsed.machine_links(pairs, [0, 1], device_profile("rtx-3090"), 2).fabric is None
-    assert parsed.machine_links(pairs, [0, 1], device_profile("t4"), 3).fabric == "pcie3"
+    assert tools.machine_links(pairs, [0, 1], device_profile("rtx-3090"), 2).fabric is None
+    assert tools.machine_links(pairs, [0, 1], device_profile("t4"), 3).fabric == "pcie3"
     # matrices leave out network cards
-    pairs = parsed.parse_nvidia_topo((HARDWARE / "topo-hgx-h100.txt").read_text())
+    pairs = tools.parse_nvidia_topo((HARDWARE / "topo-hgx-h100.txt").read_text())
     assert (len(pairs), set(pairs.values())) == (8 * 7, {"NV18"})
     rocm, amd = (
         (HARDWARE / f"{name}-topo-mi300x.json").read_text() for name in ("rocm-smi", "amd-smi")
     )
-    assert len(parsed.parse_rocm_topo(rocm)) == 8 * 7
-    assert parsed.parse_amd_topo(amd) == {(0, 1): "XGMI", (1, 0): "XGMI"}
+    assert len(tools.parse_rocm_topo(rocm)) == 8 * 7
+    assert tools.parse_amd_topo(amd) == {(0, 1): "XGMI", (1, 0): "XGMI"}
     usual = {"gfx9010": "gfx90a", "gfx9402": "gfx942", "gfx942": "gfx942", "gfx1100": "gfx1100"}
     assert {printed: machine.gfx(printed) for printed in usual} == usual

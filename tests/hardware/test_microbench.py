@@ -9,19 +9,22 @@ import pytest
 
 from recipe_core.base.errors import NoAnswer
 from recipe_core.hardware.microbench import host, memory, run
-from recipe_core.hardware.microbench.clock import (
-    Deadline,
-    EventClock,
-    HostClock,
-    log_spread,
-    time_work,
-)
 from recipe_core.hardware.microbench.collectives import (
     SIZES,
     measure_collectives,
     parse_collectives,
 )
-from recipe_core.hardware.microbench.points import Bench, Case, in_turn, measure_cases
+from recipe_core.hardware.microbench.points import (
+    Bench,
+    Case,
+    Deadline,
+    EventClock,
+    HostClock,
+    in_turn,
+    log_spread,
+    measure_cases,
+    time_work,
+)
 from tests.fixtures.refusals import refusal
 
 torch = pytest.importorskip("torch", reason="NOT TESTED: micro-benchmarks, torch is missing")

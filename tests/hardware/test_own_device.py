@@ -12,7 +12,7 @@ from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import HardwareError
 from recipe_core.bundle.verify import check_bundle, read_bundle
 from recipe_core.bundle.write import write_bundle
-from recipe_core.commands.ground import Ground
+from recipe_core.commands.context import CommandContext
 from recipe_core.commands.judge import judge_command
 from recipe_core.doors.api import create_api
 from recipe_core.doors.cli import load_commands
@@ -246,7 +246,7 @@ def test_files_are_read_only_where_asked_line_by_line_by_the_command_line(path):
         assert "error" not in first
         assert "cannot read" in second["error"]["message"]
     command = "vllm serve meta-llama/Llama-3.1-70B-Instruct -tp 1"
-    answer = judge_command(command, Ground.of(hardware=OURS))
+    answer = judge_command(command, CommandContext.of(hardware=OURS))
     assert answer["verdict"] == "cannot start"
     assert answer["hardware"]["device"] == OURS
     # a file that is too large or gone is refused

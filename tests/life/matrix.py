@@ -21,7 +21,7 @@ from recipe_core.recipe.place import Parameters
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.training_workload import TrainingWorkload
 from recipe_core.targets import TRAINING, each_target
-from recipe_core.targets.of_recipe import place_launch, target_context
+from recipe_core.targets.recipe_context import place_launch, target_context
 from tests.fixtures.rows import table
 from tests.life.targets import MACHINE
 

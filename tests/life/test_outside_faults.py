@@ -23,7 +23,7 @@ from recipe_core.compression.required import detail_row_estimate
 from recipe_core.plans.plans import plan_candidate
 from recipe_core.recipe import make_recipe
 from recipe_core.recipe.build import Additions
-from recipe_core.recipe.parameters import read_parameters
+from recipe_core.recipe.place import read_parameters
 from recipe_core.request.schema import PlanRequest
 from tests.fixtures.rows import table
 

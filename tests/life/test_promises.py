@@ -16,7 +16,7 @@ from recipe_core.base.errors import InputError, NoAnswer
 from recipe_core.bundle.write import bundle_files
 from recipe_core.recipe import make_recipe
 from recipe_core.recipe.build import Additions
-from recipe_core.recipe.parameters import read_parameters
+from recipe_core.recipe.place import read_parameters
 from recipe_core.request.schema import PlanRequest
 from tests.fixtures.sizes import examples
 

@@ -10,9 +10,9 @@ import pytest
 
 from recipe_core.base.errors import ModelError
 from recipe_core.commands.arguments import read_arguments
-from recipe_core.commands.ground import Ground
+from recipe_core.commands.context import CommandContext
 from recipe_core.commands.judge import judge_command
-from recipe_core.commands.meaning import meaning_of
+from recipe_core.commands.option_meanings import meaning_of
 from recipe_core.models import spec
 from recipe_core.models.catalog import catalog_entry, catalog_model, load_model_spec
 from recipe_core.models.config.read import read_model_config
@@ -310,7 +310,7 @@ def test_a_launch_leaves_out_what_the_estimate_leaves_out():
     # data-parallel encoders are whole on every rank
     def weights(*words):
         command = ["vllm", "serve", QWEN, "-tp", "4", "--max-model-len", "8192", *words]
-        return judge_command(command, Ground.of(hardware="h100-sxm:4"))["start_bytes"]
+        return judge_command(command, CommandContext.of(hardware="h100-sxm:4"))["start_bytes"]
 
     (tower,) = catalog_model(QWEN).towers
     more = weights("--mm-encoder-tp-mode", "data") - weights()

@@ -10,8 +10,7 @@ from recipe_core.base.errors import ModelError
 from recipe_core.doors import answers
 from recipe_core.models import catalog, hub
 from recipe_core.models.catalog import catalog_entry, catalog_ids, catalog_model, load_model_spec
-from recipe_core.models.config.formats import GGUF_BITS
-from recipe_core.models.config.modules import match_modules
+from recipe_core.models.config.formats import GGUF_BITS, match_modules
 from recipe_core.models.config.read import read_model_config
 from recipe_core.models.derived import name_meanings, naming_conventions
 from recipe_core.models.spec import LinearAttention

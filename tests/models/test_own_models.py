@@ -7,11 +7,11 @@ import pytest
 
 from recipe_core.base.errors import ModelError
 from recipe_core.bundle.write import bundle_of
-from recipe_core.models import own_models, uploaded
+from recipe_core.models import hub, uploaded
 from recipe_core.models.catalog import catalog_entry, catalog_ids, load_model_spec
 from recipe_core.models.checkpoint import safetensors_bytes
 from recipe_core.models.config.read import read_model_config
-from recipe_core.models.own_models import VARIABLE, is_id, own_ids, own_model_file
+from recipe_core.models.hub import VARIABLE, is_id, own_ids, own_model_file
 from recipe_core.models.refresh import refresh_configs
 from recipe_core.models.spec import UNPLACED
 from recipe_core.models.uploaded import essential_config, rename_config, uploaded_config
@@ -22,7 +22,7 @@ from recipe_core.recipe.place import Parameters
 from recipe_core.request.describe import model_name
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT
-from recipe_core.targets.start_command import start_command
+from recipe_core.targets.by_hand import start_command
 from tests.fixtures.command_line import recipe
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
@@ -41,7 +41,7 @@ def configs(tmp_path):
     (folder / "they--three_hf_quant_config.json").write_text(json.dumps(quantized))
     (folder / "they--encoder.json").write_text(json.dumps({"is_encoder_decoder": True}))
     (folder / "they--broken.json").write_text("[" * 5000)
-    (folder / "they--huge.json").write_text(" " * (own_models.MAX_BYTES + 1))
+    (folder / "they--huge.json").write_text(" " * (hub.MAX_BYTES + 1))
     (folder / "they--list.json").write_text("[1]")
     (folder / "notes.json").write_text("{}")
     (folder / "they--link.json").symlink_to(folder / "they--three_config.json")

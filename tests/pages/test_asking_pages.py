@@ -14,9 +14,9 @@ from streamlit.testing.v1 import AppTest
 from recipe_core.doors.settings import variable
 from recipe_core.models.catalog import catalog_entry, catalog_ids
 from recipe_core.plans.plans import plan_splits
-from recipe_core.request.examples import examples
 from recipe_core.request.link import link_query
 from recipe_core.request.phases import Phase
+from recipe_core.request.presets import examples
 from recipe_core.views.glossary import glossary
 from tests.fixtures.opening import (
     LLAMA_70B,

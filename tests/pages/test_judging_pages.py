@@ -17,7 +17,7 @@ from recipe_core.accuracy.checkpoints import MeasuredCompression
 from recipe_core.calibration.place import VARIABLE
 from recipe_core.calibration.residuals import measured_of_rows
 from recipe_core.calibration.store import Incoming, Overlay
-from recipe_core.compression.advisor.answer import formats_answer
+from recipe_core.compression.advisor.advise import formats_answer
 from recipe_core.estimates.measured import serving_runs
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT, from_query

@@ -6,17 +6,16 @@ from functools import cache
 import numpy as np
 import pytest
 
-from recipe_core.accuracy.retained import Retained
-from recipe_core.estimates.rules.applied import ROUNDED, applied_techniques
+from recipe_core.accuracy.published import Retained
+from recipe_core.estimates.rules.applied_formats import ROUNDED, applied_techniques
 from recipe_core.estimates.serving import accuracy
 from recipe_core.estimates.serving.accuracy import accuracy_of
 from recipe_core.models.variants import base_checkpoint, stored_as
 from recipe_core.plans.alternatives import find_alternatives
-from recipe_core.plans.front import front_of_columns, front_with_accuracy, pareto_front
 from recipe_core.plans.plan_json import checkpoint_of
 from recipe_core.plans.plans import estimate_batch, plan_splits
 from recipe_core.plans.problem import resolve_problem
-from recipe_core.plans.rank import nearest_row
+from recipe_core.plans.rank import front_of_columns, front_with_accuracy, nearest_row, pareto_front
 from recipe_core.plans.remedies import fixes
 from recipe_core.plans.serving_candidates import requested_engine, serving_setting
 from recipe_core.plans.serving_kind import AS_GOOD, accuracy_lost, explain_estimate

@@ -10,12 +10,11 @@ from starlette.testclient import TestClient
 from recipe_core.bundle.write import write_bundle
 from recipe_core.doors.api import create_api
 from recipe_core.estimates.training.starts import SURE
-from recipe_core.plans.front import pareto_front
 from recipe_core.plans.limits import LIMITS
 from recipe_core.plans.plan_json import split_label
 from recipe_core.plans.plans import plan_splits, plan_together
 from recipe_core.plans.problem import resolve_problem
-from recipe_core.plans.rank import beats, nearest_row
+from recipe_core.plans.rank import beats, nearest_row, pareto_front
 from recipe_core.recipe.build import make_recipe
 from recipe_core.request.edit import change, select_split
 from recipe_core.request.metrics import goals_of

@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from recipe_core.base import budget, progress
+from recipe_core.base import budget
 from recipe_core.base.budget import Budget, Cancelled
 from recipe_core.base.errors import LimitError
 from recipe_core.estimates.columns.splits import ExpertSharing, count_splits, enumerate_splits
@@ -101,7 +101,7 @@ P95 = {"objective": {"limits": {"percentile": 95, "tpot_ms": 60}}}
 
 def watched(**parts):
     seen = []
-    with progress.watched(lambda *step: seen.append(step)):
+    with budget.watched(lambda *step: seen.append(step)):
         return plan_splits(make_request(**P95, **parts)), seen
 
 
@@ -123,12 +123,12 @@ def test_every_simulated_split_is_a_step_at_which_a_watcher_ends_the_work():
         if done == 2:
             raise Cancelled
 
-    with pytest.raises(Cancelled), progress.watched(enough):
+    with pytest.raises(Cancelled), budget.watched(enough):
         plan_splits(make_request(**P95))
     assert seen == [0, 1, 2]
     # nobody watches any more, and nothing is left of what was ended
     assert plan_splits(make_request(**P95)).order.size
     # means have no steps
-    with progress.watched(lambda *_: pytest.fail("nothing is simulated")):
+    with budget.watched(lambda *_: pytest.fail("nothing is simulated")):
         plan_splits(make_request())
-        progress.count_step()
+        budget.count_step()

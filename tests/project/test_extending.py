@@ -94,7 +94,7 @@ OPTION = '''    graph_batch: Annotated[int, Field(ge=0, le=4096)] | None = None
 def test_an_engine_option_that_moves_memory_and_the_command_is_six_files(package):
     package.insert("request/candidate.py", "    engine_version: Text", OPTION)
     row = '    CandidateOption("graph_batch", "graph_batch", usual=0),\n'
-    package.insert("engines/candidate_options.py", ")\n# Those that every launch", row)
+    package.insert("engines/options.py", ")\n# Those that every launch", row)
     columns = "estimates/columns/serving.py"
     package.insert(columns, "    recv_interval: Float\n", "    graph_batch: Float\n")
     memory = "        + cases.graph_batch * 2.0**20\n"
@@ -122,7 +122,7 @@ def test_an_engine_option_that_moves_memory_and_the_command_is_six_files(package
         read = f"""
 from recipe_core.commands.arguments import read_arguments
 from recipe_core.commands.launches import launch_of
-from recipe_core.commands.meaning import meaning_of
+from recipe_core.commands.option_meanings import meaning_of
 for words in ({argv!r}, {argv[: argv.index(flag)] + argv[argv.index(flag) + 2 :]!r}):
     launch = launch_of(tuple(words))
     meant = meaning_of(read_arguments(launch.engine, launch.args))
@@ -208,7 +208,9 @@ def test_a_target_is_a_module_a_row_and_a_title(package):
     package.insert("targets/__init__.py", "    training,\n)", "    tmux,\n")
     row = '    "tmux": tmux.files,\n'
     package.insert("targets/__init__.py", '    "monitoring": _monitoring,\n', row)
-    package.insert("targets/use.py", '    "monitoring": "Monitoring",\n', '    "tmux": "tmux",\n')
+    package.insert(
+        "targets/by_hand.py", '    "monitoring": "Monitoring",\n', '    "tmux": "tmux",\n'
+    )
     assert len(package.touched) <= 3
     bundle = package.folder / "bundle"
     package.recipe("build", "-", "-o", str(bundle), stdin=split_of("vllm"))
@@ -230,7 +232,7 @@ def degrees_of_split(focus: Focus[Any]) -> Iterator[Item]:
 
 
 def test_a_chart_of_a_split_is_one_function(package):
-    package.add("views/charts/closer_look.py", CHART)
+    package.add("views/charts/split_views.py", CHART)
     assert len(package.touched) == 1
     read = f"""
 from recipe_core.views import charts

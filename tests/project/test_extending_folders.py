@@ -24,7 +24,7 @@ from recipe_core.base.resources import shipped_path
 from recipe_core.engines import grammar, options, spec
 from recipe_core.hardware import cluster, offer_tables
 from recipe_core.launch import serving
-from recipe_core.launch.modules import LaunchFolder
+from recipe_core.launch.process import LaunchFolder
 from recipe_core.launch.serving import rules
 from recipe_core.models import catalog
 from tests.conftest import request_values

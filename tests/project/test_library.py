@@ -13,8 +13,8 @@ import recipe_core as rb
 from recipe_core.base.data_files import DataFile
 from recipe_core.bundle.write import bundle_of
 from recipe_core.plans.plan import Plan
-from recipe_core.request.examples import FILE, ExampleFile, examples
 from recipe_core.request.link import from_query, link_query
+from recipe_core.request.presets import EXAMPLES_FILE, ExampleFile, examples
 from tests.conftest import request_values
 from tests.fixtures.paths import ROOT
 from tests.fixtures.refusals import refusal
@@ -97,9 +97,9 @@ def test_the_gallery_has_ten_cases_that_differ():
     assert {case.asked.workload.kind for case in cases} == {"serving", "training"}
     assert len({case.asked.hardware.device_name[:2] for case in cases}) >= 3
     # a case with a wrong field names it
-    document = DataFile(FILE, "example").read()
+    document = DataFile(EXAMPLES_FILE, "example").read()
     document["examples"]["chat-70b"]["titel"] = "Chat"
-    error = refusal(DataFile(FILE, "example").validated, document, ExampleFile)
+    error = refusal(DataFile(EXAMPLES_FILE, "example").validated, document, ExampleFile)
     assert "examples.yaml: examples.chat-70b.titel" in str(error)
 
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from recipe_core.accuracy.lines import answer_lines
+from recipe_core.accuracy.accuracy import answer_lines
 from recipe_core.calibration.calibrate import Knowledge, calibrate_from_files
 from recipe_core.calibration.place import VARIABLE
 from recipe_core.calibration.run_files import (
@@ -17,8 +17,8 @@ from recipe_core.calibration.store import Overlay
 from recipe_core.compression.advisor.advise import advise
 from recipe_core.estimates.serving.accuracy import accuracy_of
 from recipe_core.plans.plans import plan_splits
-from recipe_core.views.calibrated import calibrated_lines, calibrated_sentence
 from recipe_core.views.measured import calibration_text
+from recipe_core.views.verdict import calibrated_lines, calibrated_sentence
 from tests.conftest import make_request
 from tests.fixtures.refusals import refusal
 from tests.fixtures.training import training_request

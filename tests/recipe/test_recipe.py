@@ -8,7 +8,7 @@ import pytest
 
 from recipe_core.base.documents import parse_yaml, to_yaml
 from recipe_core.base.errors import BundleError, NoAnswer
-from recipe_core.bundle.manifest import MANIFEST
+from recipe_core.bundle.signing import MANIFEST
 from recipe_core.bundle.write import bundle_files
 from recipe_core.engines.grammar import option_meanings
 from recipe_core.engines.spec import engine, engine_names
@@ -18,11 +18,10 @@ from recipe_core.recipe.build import with_claims
 from recipe_core.recipe.decision import decide
 from recipe_core.recipe.diff import diff_recipes, diff_text
 from recipe_core.recipe.fallbacks import fallbacks
-from recipe_core.recipe.migrate import migrate
-from recipe_core.recipe.parameters import read_parameters
-from recipe_core.recipe.place import Parameters
+from recipe_core.recipe.place import Parameters, read_parameters
+from recipe_core.recipe.schema import migrate
 from recipe_core.request.schema import PlanRequest
-from recipe_core.views.schemas import NAMES, document_schema
+from recipe_core.views.catalog import NAMES, document_schema
 from tests.conftest import LLAMA_70B, make_request, request_values
 from tests.fixtures.over_time import ANSWER
 from tests.fixtures.paths import DATA, ROOT

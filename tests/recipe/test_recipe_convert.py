@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from recipe_core.base.errors import NoAnswer
-from recipe_core.commands.ground import Ground
+from recipe_core.commands.context import CommandContext
 from recipe_core.launch.serving.start import launch_deployment
-from recipe_core.launch.serving.vllm_ranks import WAYS
+from recipe_core.launch.serving.vllm import WAYS
 from recipe_core.recipe import relaunch
 from recipe_core.recipe.convert import convert_to_recipe
 from recipe_core.recipe.place import Parameters
@@ -110,7 +110,7 @@ def test_what_is_started_converts_to_what_is_started(name, form):
         cluster = deployment.setting.cluster
         hardware = f"{cluster.device.name}:{cluster.per_node}"
         # a command does not say the acceptance of the drafts that are drawn
-        ground = Ground.of(hardware=hardware, nodes=cluster.nodes, acceptance=0.7)
+        ground = CommandContext.of(hardware=hardware, nodes=cluster.nodes, acceptance=0.7)
         try:
             found = convert_to_recipe(written, ground)
         except NoAnswer:  # drawn without a look at memory
@@ -132,7 +132,7 @@ def test_what_is_started_converts_to_what_is_started(name, form):
     assert form is as_options or min(seen["draft"], seen["spread"], seen["options"]) > 1
 
 
-H100 = Ground.of(hardware="h100-sxm:8")
+H100 = CommandContext.of(hardware="h100-sxm:8")
 
 
 def lost(found):
@@ -153,7 +153,7 @@ def test_one_rank_of_several_becomes_the_recipe_of_all_and_a_draft_stays():
     # a draft of its own stays one where the model has draft layers
     draft = '{"method":"eagle","num_speculative_tokens":3,"model":"someone/a-draft"}'
     serve = "vllm serve deepseek-ai/DeepSeek-V3 -tp 8 --max-model-len 4096"
-    ground = Ground.of(hardware="h200-sxm:8", acceptance=0.7)
+    ground = CommandContext.of(hardware="h200-sxm:8", acceptance=0.7)
     found = convert_to_recipe(f"{serve} --speculative-config '{draft}'", ground)
     assert found.recipe.engine.options["speculative_config"] == yaml.safe_load(draft)
 
@@ -201,7 +201,7 @@ def test_what_starts_nothing_or_has_no_address_is_no_recipe():
 def test_published_forms_are_read_and_others_refused():
     source = read_published(table("recipe", "rendering"))
     assert source.hardware == "h200"
-    found = convert_to_recipe(source, Ground.of(hardware="h200:2"))
+    found = convert_to_recipe(source, CommandContext.of(hardware="h200:2"))
     assert found.recipe.candidate["tp"] == 2
     assert found.recipe.engine.options["reasoning_parser"] == "qwen3"
     assert "companions: not read" in lost(found)

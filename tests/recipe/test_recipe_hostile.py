@@ -15,8 +15,8 @@ from recipe_core.recipe import Recipe
 from recipe_core.recipe.build import rebuild_recipe
 from recipe_core.recipe.diff import diff_recipes, diff_text
 from recipe_core.recipe.lockcheck import verify_lock
-from recipe_core.recipe.migrate import migrate
 from recipe_core.recipe.resolve import hardware_named, recipe_for
+from recipe_core.recipe.schema import migrate
 from recipe_core.request.schema import PlanRequest
 from tests.conftest import request_values
 from tests.fixtures.recipes import recipe_for_request, recipe_of

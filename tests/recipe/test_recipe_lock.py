@@ -20,8 +20,7 @@ from recipe_core.bundle.write import bundle_files
 from recipe_core.engines.spec import engine
 from recipe_core.engines.training_programs import install_on, program_facts
 from recipe_core.models.catalog import load_model_spec
-from recipe_core.models.checkpoint import checkpoint_digest
-from recipe_core.models.revision import snapshot_of, split_revision
+from recipe_core.models.checkpoint import checkpoint_digest, snapshot_of, split_revision
 from recipe_core.recipe import Additions, make_recipe, passing_on, registry
 from recipe_core.recipe.lock import ImageLock, pinned_packages
 from recipe_core.recipe.lockcheck import verify_lock

@@ -15,8 +15,7 @@ from recipe_core.payload.launcher.plan import load_plan
 from recipe_core.payload.launcher.variants import advise_variant
 from recipe_core.recipe import Additions, make_recipe, passing_on, with_variants
 from recipe_core.recipe import variants as rules
-from recipe_core.recipe.parameters import parse_recipe_variants
-from recipe_core.recipe.place import Parameters
+from recipe_core.recipe.place import Parameters, parse_recipe_variants
 from recipe_core.recipe.resolve import (
     hardware_named,
     machine_of,

@@ -6,7 +6,7 @@ from itertools import pairwise
 import yaml
 
 from recipe_core.base.resources import PACKAGE
-from recipe_core.payload.launcher import secret_forms
+from recipe_core.payload.launcher import redact
 from recipe_core.payload.launcher.redact import Redactor
 from recipe_core.recipe.secrets import is_secret, refuse_planted, refuse_secrets
 from tests.fixtures.paths import ROOT
@@ -97,4 +97,4 @@ def test_passwords_of_this_machine_are_found_and_words_not(monkeypatch):
 def test_a_long_text_is_read_to_its_end(piece):
     """Of 400 kB, which a quadratic pattern would read for hours; what follows is still seen."""
     text = piece * (400_000 // len(piece))
-    assert secret_forms.secret_kind(f"{text} {filled('hf_{mixed:.34}')}")
+    assert redact.secret_kind(f"{text} {filled('hf_{mixed:.34}')}")

@@ -12,15 +12,14 @@ import pytest
 from recipe_core.base.errors import InputError, NoAnswer
 from recipe_core.estimates.serving.simulate import Spread, simulate_serving
 from recipe_core.plans.plans import plan_candidate
+from recipe_core.scaling.attainment import capacity_per_s, draw_arrival_gaps, replicas_for
 from recipe_core.scaling.bounds import always_peak, clairvoyant
-from recipe_core.scaling.capacity import capacity_per_s, replicas_for
 from recipe_core.scaling.fleet import Events, Fleet, Service, StartTime
-from recipe_core.scaling.flow import simulate_flow
+from recipe_core.scaling.fluid import simulate_flow
 from recipe_core.scaling.requests import simulate_requests
+from recipe_core.scaling.scenario import events_of, reclaims
 from recipe_core.scaling.service import service_of
-from recipe_core.scaling.setup import events_of, reclaims
-from recipe_core.scaling.shares import draw_arrival_gaps
-from recipe_core.scaling.traces.load import Lengths, Load
+from recipe_core.scaling.traces.loads import Lengths, Load
 from recipe_core.scaling.traces.trace import Trace
 from tests.conftest import make_request
 from tests.fixtures.rows import over, table

@@ -5,24 +5,24 @@ what the bundle is then told.
 import numpy as np
 import pytest
 
-from recipe_core.base import budget, progress
+from recipe_core.base import budget
 from recipe_core.base.budget import Cancelled
 from recipe_core.base.documents import read_document
 from recipe_core.request.scaling import POLICIES, Scaling
 from recipe_core.request.schema import PlanRequest
 from recipe_core.scaling.answer import simulate_over_time
-from recipe_core.scaling.chosen import request_with_policy
-from recipe_core.scaling.confirm import choose_worst_window
-from recipe_core.scaling.curve import share_alone
 from recipe_core.scaling.outcome import Outcome, Series
-from recipe_core.scaling.says import Replays, load_answer, series_answer
+from recipe_core.scaling.parameter_spaces import Axis, Need, schedule_of, space_of
+from recipe_core.scaling.rented import request_with_policy
+from recipe_core.scaling.scenario import prepare_deployment
 from recipe_core.scaling.search import Together, first_points, search_policies
-from recipe_core.scaling.setup import prepare_deployment
+from recipe_core.scaling.service import share_alone
 from recipe_core.scaling.signals import Signals
 from recipe_core.scaling.simulated import hardest_days, load_part
-from recipe_core.scaling.spaces import Axis, Need, schedule_of, space_of
-from recipe_core.scaling.traces.load import Lengths, Load
+from recipe_core.scaling.summary import Replays, load_answer, series_answer
+from recipe_core.scaling.traces.loads import Lengths, Load
 from recipe_core.scaling.traces.read import read_load
+from recipe_core.scaling.worst_hour import choose_worst_window
 from tests.conftest import make_request
 from tests.fixtures.command_line import recipe
 from tests.fixtures.refusals import refusal
@@ -91,7 +91,7 @@ def test_policies_are_ordered_held_against_the_bounds_and_paid(answer):
 def test_a_higher_share_is_never_cheaper_progress_told_and_what_is_missing_named():
     costs, progressed = [], []
     for attainment in (0.9, 0.999):
-        with progress.watched(lambda done, steps: progressed.append((done, steps))):
+        with budget.watched(lambda done, steps: progressed.append((done, steps))):
             found = simulate_over_time(request(attainment=attainment), policies=["fixed"])
         costs.append(found.policies[0].replica_hours)
         assert progressed[-1][0] == progressed[-1][1] > 5
@@ -249,7 +249,7 @@ def test_a_large_grid_is_thinned_a_search_ended_and_controllers_decide_for_their
     assert [set(column) for column in zip(*points, strict=True)] == [set(values)] * 4
     steps = []
     space = [space_of("fixed", need())]
-    with progress.watched(lambda done, all_: steps.append((done, all_))), progress.track_task(2):
+    with budget.watched(lambda done, all_: steps.append((done, all_))), budget.track_task(2):
         search_policies(space, fixed_outcomes, 0.99)
     assert steps[-1] == (2, 2)
     with budget.apply_budget(budget.Budget(), lambda: True), pytest.raises(Cancelled):

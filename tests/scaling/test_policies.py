@@ -19,11 +19,11 @@ from recipe_core.scaling.policies import (
     skyserve,
 )
 from recipe_core.scaling.policies.behavior import Limits
-from recipe_core.scaling.policies.forecasts import counts_of
+from recipe_core.scaling.policies.predictive import counts_of
 from recipe_core.scaling.policies.table import ROWS, check_scaling
 from recipe_core.scaling.policies.windows import MovingMax, MovingMean, MovingRate, MovingSum
 from recipe_core.scaling.signals import Signals
-from recipe_core.scaling.traces.load import Lengths, Load
+from recipe_core.scaling.traces.loads import Lengths, Load
 from tests.fixtures.paths import DATA
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over

@@ -11,17 +11,28 @@ from recipe_core.base.errors import InputError
 from recipe_core.request.over_time import LengthPoint, OverTime
 from recipe_core.request.serving_workload import ServingWorkload
 from recipe_core.scaling.traces import from_trace
-from recipe_core.scaling.traces.arrivals import draw_requests
-from recipe_core.scaling.traces.bursts import burstiness, dispersion, interarrival_cv, rounding_s
-from recipe_core.scaling.traces.describe import describe_rates, describe_trace, describe_traffic
+from recipe_core.scaling.traces.describe import (
+    burstiness,
+    describe_rates,
+    describe_trace,
+    describe_traffic,
+    dispersion,
+    interarrival_cv,
+    rounding_s,
+)
 from recipe_core.scaling.traces.forecast import KINDS, Kalman, build_predictor
-from recipe_core.scaling.traces.load import Lengths, Load
-from recipe_core.scaling.traces.loads import build_load, load_hours_of_week, smooth_hourly_rates
-from recipe_core.scaling.traces.rates import Rates
+from recipe_core.scaling.traces.loads import (
+    Lengths,
+    Load,
+    build_load,
+    draw_requests,
+    load_hours_of_week,
+    smooth_hourly_rates,
+)
 from recipe_core.scaling.traces.reuse import measure_prefix_reuse, needed_blocks, tokens_in_blocks
 from recipe_core.scaling.traces.seasonal import Seasonal
 from recipe_core.scaling.traces.shapes import find_shape, shape_names, shape_rates
-from recipe_core.scaling.traces.trace import Blocks, Trace
+from recipe_core.scaling.traces.trace import Blocks, Rates, Trace
 from tests.fixtures.sizes import examples
 
 WORKLOAD = ServingWorkload(concurrency=1, input_tokens=1000, output_tokens=100)

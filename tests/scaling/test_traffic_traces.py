@@ -20,9 +20,8 @@ from recipe_core.scaling.traces.formats.content import unpack_trace_file
 from recipe_core.scaling.traces.formats.mooncake import chain_roots
 from recipe_core.scaling.traces.formats.names import time_column
 from recipe_core.scaling.traces.formats.registry import FORMATS
-from recipe_core.scaling.traces.rates import Rates
 from recipe_core.scaling.traces.read import read_load, read_trace
-from recipe_core.scaling.traces.trace import Trace
+from recipe_core.scaling.traces.trace import Rates, Trace
 from recipe_core.views import charts
 from recipe_core.views.charts.trace import alt_text
 from tests.fixtures.catalogues import table

@@ -17,9 +17,13 @@ from recipe_core.recipe import Additions, make_recipe, with_parameters
 from recipe_core.request.edit import change, select_split
 from recipe_core.request.link import from_query
 from recipe_core.targets import OF_POLICIES, SERVING, TRAINING, Parameters, form
-from recipe_core.targets.by_hand import node_commands, read_addresses
-from recipe_core.targets.start_command import start_command
-from recipe_core.targets.use import TITLES, target_uses
+from recipe_core.targets.by_hand import (
+    TITLES,
+    node_commands,
+    read_addresses,
+    start_command,
+    target_uses,
+)
 from tests.conftest import make_request
 from tests.fixtures.recipes import bundle_for_request, recipe_of
 from tests.fixtures.rows import over, table

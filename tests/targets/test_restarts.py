@@ -19,6 +19,7 @@ from recipe_core.launch.startup import limit_s, startup_rates, weights_s
 from recipe_core.payload.launcher.world import HERE
 from recipe_core.request.supervision import LAUNCHERS, Supervision
 from recipe_core.targets import each_target, supervise, target_files, target_names
+from recipe_core.targets.by_hand import TITLES
 from recipe_core.targets.restarts import (
     EVENTS,
     LAUNCHER,
@@ -32,7 +33,6 @@ from recipe_core.targets.supervise import (
     rollout_limits,
     unready_looks,
 )
-from recipe_core.targets.use import TITLES
 from tests.conftest import make_request
 from tests.fixtures.paths import ROOT
 from tests.fixtures.patience import comes

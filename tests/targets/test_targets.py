@@ -19,11 +19,11 @@ from recipe_core.recipe.place import Parameters
 from recipe_core.request.scaling import Scaling
 from recipe_core.request.start import Start
 from recipe_core.targets import target_files, target_names, target_refusals
-from recipe_core.targets.fill import IN_COMPOSE, IN_KUBERNETES, Variable, fill_placeholders
 from recipe_core.targets.layout import INDEX, launch_units, same_pod
 from recipe_core.targets.monitoring.thresholds import warm_up_s
+from recipe_core.targets.notes import reach_section
+from recipe_core.targets.placeholders import IN_COMPOSE, IN_KUBERNETES, Variable, fill_placeholders
 from recipe_core.targets.pod import object_name
-from recipe_core.targets.reach import reach_section
 from tests.conftest import make_request
 from tests.fixtures.recipes import recipe_for_request, recipe_of
 from tests.fixtures.refusals import refusal

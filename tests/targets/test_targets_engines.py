@@ -9,7 +9,7 @@ import pytest
 from recipe_core.base.documents import parse_yaml
 from recipe_core.base.errors import NoAnswer
 from recipe_core.commands.arguments import read_arguments
-from recipe_core.commands.meaning import meaning_of
+from recipe_core.commands.option_meanings import meaning_of
 from recipe_core.engines.spec import engine, engine_names
 from recipe_core.launch.process import Process
 from recipe_core.launch.serving.start import launch_deployment

@@ -13,7 +13,7 @@ from recipe_core.recipe.place import Parameters
 from recipe_core.targets import form, target_files, target_refusals
 from recipe_core.targets.names import cluster_names
 from recipe_core.targets.notes import cluster_notes
-from recipe_core.targets.of_recipe import place_launch
+from recipe_core.targets.recipe_context import place_launch
 from tests.fixtures.recipes import recipe_of
 from tests.fixtures.rows import over, table
 from tests.fixtures.targets import (

@@ -14,11 +14,11 @@ from recipe_core.recipe.place import Parameters
 from recipe_core.request.scaling import Period, Scaling, Trigger
 from recipe_core.scaling.policies import controller_of
 from recipe_core.scaling.policies.table import ROWS
-from recipe_core.targets import each_target, knative, target_names, target_refusals
+from recipe_core.targets import each_target, kserve, target_names, target_refusals
 from recipe_core.targets.read_scaling import read_files, read_scaling
-from recipe_core.targets.scale import cron
-from recipe_core.targets.scale.behavior import read_behavior
+from recipe_core.targets.scale import keda
 from recipe_core.targets.scale.bounds import refuse_other_bounds, stated_fields
+from recipe_core.targets.scale.hpa import read_behavior
 from recipe_core.targets.scale.notes import scaling_notes
 from tests.conftest import make_request
 from tests.fixtures.cluster_schemas import assert_valid
@@ -62,7 +62,7 @@ def said(scaling):
     fields = scaling.model_dump(exclude_defaults=True)
     fields["triggers"] = sorted((trigger.metric, trigger.target) for trigger in scaling.triggers)
     if scaling.policy == "schedule":
-        hours = cron.replicas_by_hour(scaling)
+        hours = keda.replicas_by_hour(scaling)
         fields |= {"periods": hours, "min_replicas": min(hours)}
     fields.setdefault("min_replicas", 1)
     fields["policy"] = scaling.policy
@@ -151,7 +151,7 @@ def schedules(draw):
 @settings(max_examples=examples(200), deadline=None)
 @given(schedules())
 def test_any_schedule_runs_the_same_number_at_every_hour(scaling):
-    hours = cron.replicas_by_hour(scaling)
+    hours = keda.replicas_by_hour(scaling)
     if len(set(hours)) == 1:
         return
     spec = scaled_object(scaling)
@@ -277,7 +277,7 @@ def test_nothing_stated_reads_back_as_nothing():
     assert read_behavior({}) == {}
     assert stated_fields(Scaling()) == []
     assert "none of the files" in str(refusal(read_scaling, [{"rules": {}}]))
-    assert "a policy of its own" in str(refusal(knative.knative_files, context(), kind=NoAnswer))
+    assert "a policy of its own" in str(refusal(kserve.knative_files, context(), kind=NoAnswer))
 
 
 def test_a_bundle_has_the_requests_numbers():

@@ -9,16 +9,15 @@ import pytest
 from recipe_core.base.units import GIB
 from recipe_core.estimates.serving.results import TIME_TITLES
 from recipe_core.hardware.request import HardwareRequest
-from recipe_core.plans.front import front_of_measures
 from recipe_core.plans.plan_json import cluster_title, held_text, queue_text, split_label
 from recipe_core.plans.plans import plan_splits
-from recipe_core.plans.rank import nearest_row, rows_beyond_limits
+from recipe_core.plans.rank import front_of_measures, nearest_row, rows_beyond_limits
 from recipe_core.plans.serving_kind import explain_estimate
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT
 from recipe_core.views import charts, tables
 from recipe_core.views.charts import degrees as degree_charts
-from recipe_core.views.charts import front, groups, views
+from recipe_core.views.charts import front, views
 from recipe_core.views.charts.curves import load_curves, scaling_curve, swings, use_curves
 from recipe_core.views.charts.degrees import heatmap, parallel, passing
 from recipe_core.views.charts.parts import causes_bars, memory_bars, pipeline, stage_bars, waterfall
@@ -68,7 +67,7 @@ def test_every_feasible_split_is_in_the_tradeoff_once_and_in_its_state():
             rows = [row for row in map(int, splits.order) if splits.state(row) == name]
             assert sorted(states[name]) == sorted(map(splits.key, rows))
     splits = planned(BESIDE, ("options.loads", (16, 512)), LONG)
-    assert groups.group_names(splits) == ["device", "load"]
+    assert front.group_names(splits) == ["device", "load"]
     for by in ("device", "load", "none"):  # whatever colours tell
         shown = keys(*points(charts.tradeoff(splits, "tpot", "per_gpu", by=by)))
         assert sorted(shown) == sorted(splits.key(int(row)) for row in splits.order)
@@ -141,10 +140,10 @@ def test_devices_have_a_front_each_and_what_differs_is_what_colours_tell():
     assert len({(step.line.color, step.line.dash) for step in steps}) == len(steps) == 2
     for field, values, name, titles in table("charts", "differs"):
         splits = planned((f"options.{field}", tuple(values)))
-        assert groups.group_names(splits) == [name]
-        assert set(groups.group_rows(splits, name).titles) == set(titles)
+        assert front.group_names(splits) == [name]
+        assert set(front.group_rows(splits, name).titles) == set(titles)
         assert set(titles) < set(legend(charts.tradeoff(splits, "tpot", "per_gpu")))
-    assert groups.first_grouping(planned()) == groups.ALONE
+    assert front.first_grouping(planned()) == front.ALONE
     alone = legend(charts.tradeoff(planned(LONG), "tpot", "per_gpu"))
     assert alone == ["Over a limit", "May not start", "Holds the load", "Best tradeoffs"]
 
@@ -152,8 +151,8 @@ def test_devices_have_a_front_each_and_what_differs_is_what_colours_tell():
 def test_more_groups_than_colours_are_the_best_and_the_others_and_none_is_hidden(monkeypatch):
     several = (HardwareRequest(device=name, per_node=8) for name in table("charts", "devices"))
     splits = planned(("options.hardware", tuple(several)))
-    told = groups.group_rows(splits, "device")
-    assert len(told.titles) == groups.COLOURED + 1
+    told = front.group_rows(splits, "device")
+    assert len(told.titles) == front.COLOURED + 1
     assert told.titles[-1] == "Others (2)"
     assert told.titles[told.codes[splits.best_row]] == cluster_title(splits, splits.best_row)
     traces = points(charts.tradeoff(splits, *splits.axes))
@@ -164,7 +163,7 @@ def test_more_groups_than_colours_are_the_best_and_the_others_and_none_is_hidden
     monkeypatch.setattr(front, "MAX_POINTS", 4)
     splits = planned(BESIDE)
     rows = splits.order[splits.holds[splits.order]]
-    codes = groups.group_rows(splits, "device").codes
+    codes = front.group_rows(splits, "device").codes
     thin = front.thinned(splits, rows, *splits.axes, codes)
     assert set(codes[thin].tolist()) == set(codes[rows].tolist())
 
@@ -179,7 +178,7 @@ def luminance(colour):
 def test_colours_of_groups_are_distinct_and_seen_on_the_page_without_webgl():
     for dark in (False, True):
         colours = palette(dark=dark)
-        assert len(set(colours.groups)) == groups.COLOURED
+        assert len(set(colours.groups)) == front.COLOURED
         for colour in colours.groups:
             low, high = sorted(map(luminance, (colour, colours.paper)))
             assert (high + 0.05) / (low + 0.05) >= 3

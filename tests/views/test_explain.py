@@ -17,17 +17,18 @@ from recipe_core.plans.rank import refused_rows
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT
 from recipe_core.request.schema import PlanRequest
-from recipe_core.views.charts.closer_tables import frontier_table
 from recipe_core.views.charts.curves import frontier_lines
+from recipe_core.views.charts.split_tables import frontier_table
 from recipe_core.views.charts.style import palette
 from recipe_core.views.explanations.arithmetic import arithmetic, training_arithmetic
 from recipe_core.views.explanations.curves import (
+    INTERACTIVITIES,
     crossing,
+    evaluate_frontier,
     load_curve,
     scaling,
     usd_per_million_by_use,
 )
-from recipe_core.views.explanations.frontier import INTERACTIVITIES, evaluate_frontier
 from recipe_core.views.explanations.serving_time import DECODING, REACHED, STARTING
 from recipe_core.views.explanations.timeline import best_with_pipeline, step_timeline, timeline
 from recipe_core.views.explanations.tornado import FIGURES, tornado

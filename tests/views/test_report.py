@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 import pytest
 
 from recipe_core.base.units import gib
-from recipe_core.bundle import browse
+from recipe_core.bundle import contents
 from recipe_core.plans.plans import plan_splits
 from recipe_core.recipe import make_recipe, recipe_request
 from recipe_core.recipe.other_engines import other_engines
@@ -205,14 +205,14 @@ def test_the_same_split_elsewhere_is_estimated_or_refused_and_can_be_taken():
 
 def test_files_are_listed_searched_and_cut():
     files = bundle_for_request(make_request()).files
-    every = browse.bundle_listing(files)
+    every = contents.bundle_listing(files)
     assert [other.path for other in every[:2]] == ["README.md", "recipe.yaml"]
     assert {other.path for other in every} == set(files)
     assert every[0].size == len(files["README.md"])
-    engines = [other.path for other in browse.bundle_listing(files, "SBATCH slurm")]
+    engines = [other.path for other in contents.bundle_listing(files, "SBATCH slurm")]
     assert "targets/slurm/job.sbatch" in engines
     assert len(engines) < len(files)
-    assert browse.bundle_listing(files, "recipe zebrawood") == []
-    cut = ("\ufffd" + "a" * (browse.PREVIEWED - 1), False)
-    assert browse.preview_text(b"\xff" + b"a" * 70_000) == cut
-    assert json.loads(browse.preview_text(files["launch.json"])[0])["schema_version"] == 1
+    assert contents.bundle_listing(files, "recipe zebrawood") == []
+    cut = ("\ufffd" + "a" * (contents.PREVIEWED - 1), False)
+    assert contents.preview_text(b"\xff" + b"a" * 70_000) == cut
+    assert json.loads(contents.preview_text(files["launch.json"])[0])["schema_version"] == 1

@@ -14,7 +14,7 @@ from recipe_core.plans.plan_json import measure_text
 from recipe_core.plans.plans import plan_candidate
 from recipe_core.request.edit import change, select_split
 from recipe_core.request.link import DEFAULT, link_omissions
-from recipe_core.targets.start_command import start_command, start_words
+from recipe_core.targets.by_hand import start_command, start_words
 from recipe_core.views import charts
 from recipe_core.views import side_by_side as side
 from recipe_core.views.columns import csv_bytes, parquet_bytes

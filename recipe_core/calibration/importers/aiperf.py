@@ -14,8 +14,7 @@ from typing import Any
 from recipe_core.base.errors import InputError
 from recipe_core.calibration.importers.bench_clients import closed_loop_load, day_of_timestamp
 from recipe_core.calibration.importers.content import Content, Fields, parse_number
-from recipe_core.calibration.importers.formats import Format
-from recipe_core.calibration.importers.imported import Imported
+from recipe_core.calibration.importers.measurement import Format, Imported
 
 TIMES = {
     "time_to_first_token": "ttft_s",

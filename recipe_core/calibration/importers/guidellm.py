@@ -13,8 +13,7 @@ from typing import Any
 
 from recipe_core.calibration.importers.bench_clients import closed_loop_load
 from recipe_core.calibration.importers.content import Content, Fields
-from recipe_core.calibration.importers.formats import Format
-from recipe_core.calibration.importers.imported import Imported
+from recipe_core.calibration.importers.measurement import Format, Imported
 
 NAME = "guidellm"
 TIMES = {

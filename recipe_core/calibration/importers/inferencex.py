@@ -11,8 +11,7 @@ from typing import Any
 
 from recipe_core.calibration.importers.bench_clients import day_of_timestamp
 from recipe_core.calibration.importers.content import Content, Fields
-from recipe_core.calibration.importers.formats import Format
-from recipe_core.calibration.importers.imported import Imported, drop_unstated
+from recipe_core.calibration.importers.measurement import Format, Imported, drop_unstated
 
 NAME = "inferencex"
 SIGNS = ("tput_per_gpu", "isl", "osl", "conc")

@@ -7,42 +7,35 @@ from pathlib import Path
 from recipe_core.base.errors import InputError
 from recipe_core.calibration.importers import (
     aiperf,
-    bench_text,
-    boot_sglang,
-    boot_tensorrt_llm,
-    boot_vllm,
+    bench_serving,
+    boot_logs,
     exposition,
     guidellm,
     inferencex,
-    megatron,
-    mllog,
     mlperf,
-    sglang_bench,
-    torchtitan,
-    vllm_bench,
+    training_logs,
 )
 from recipe_core.calibration.importers.content import Content
-from recipe_core.calibration.importers.formats import Format
-from recipe_core.calibration.importers.imported import Imported
+from recipe_core.calibration.importers.measurement import Format, Imported
 
 # Documents before logs, and of logs those first that others may quote.
 FORMATS: tuple[Format, ...] = (
     inferencex.FORMAT,
-    sglang_bench.FORMAT,
-    vllm_bench.FORMAT,
+    bench_serving.SGLANG_BENCH,
+    bench_serving.VLLM_BENCH,
     guidellm.FORMAT,
     aiperf.JSON,
     aiperf.TABLE,
     mlperf.SUMMARY,
     mlperf.DETAILS,
-    mllog.FORMAT,
-    torchtitan.FORMAT,
-    megatron.FORMAT,
+    mlperf.FORMAT,
+    training_logs.TORCHTITAN_LOG,
+    training_logs.MEGATRON_LOG,
     exposition.FORMAT,
-    bench_text.FORMAT,
-    boot_sglang.FORMAT,
-    boot_tensorrt_llm.FORMAT,
-    boot_vllm.FORMAT,
+    bench_serving.BENCH_TEXT,
+    boot_logs.SGLANG_LOG,
+    boot_logs.TENSORRT_LLM_LOG,
+    boot_logs.VLLM_LOG,
 )
 
 

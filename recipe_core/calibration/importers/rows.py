@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 
 from recipe_core.base.errors import InputError, RecipeError, unknown
 from recipe_core.base.units import GIB
-from recipe_core.calibration.importers.imported import Imported
+from recipe_core.calibration.importers.measurement import Imported
 from recipe_core.estimates.measured.serving_runs import LOADS, Run
 from recipe_core.estimates.measured.training_runs import DIMENSIONS, TrainingRun
 from recipe_core.hardware.cluster import device_profile

@@ -15,11 +15,10 @@ from typing import Any
 
 from recipe_core.base.documents import parse_json
 from recipe_core.base.errors import RecipeError
-from recipe_core.calibration.trials.deployment import Deployment
-from recipe_core.calibration.trials.errors import TrialError
+from recipe_core.calibration.trials.deployment import Deployment, TrialError
 from recipe_core.engines.reproducibility import Reproducibility
 from recipe_core.payload.launcher.client import api_headers, refusal
-from recipe_core.payload.launcher.prompts import Prompts
+from recipe_core.payload.launcher.load import Prompts
 
 TIMEOUT_S = 600.0
 # Bytes of an answer that are read at most.

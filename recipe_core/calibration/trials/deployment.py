@@ -17,14 +17,25 @@ from typing import IO, Any
 
 from recipe_core.base.documents import parse_json, read_document, read_text
 from recipe_core.base.errors import RecipeError
-from recipe_core.base.placeholders import PLACEHOLDER
+from recipe_core.base.quoting import PLACEHOLDER
 from recipe_core.bundle.write import write_bundle
-from recipe_core.calibration.trials.errors import TrialError
 from recipe_core.calibration.trials.leftovers import PYTHON, environment_of, take_bundle_down
 from recipe_core.payload.launcher.api import Api, read_api
 from recipe_core.payload.launcher.fields import Fields
 from recipe_core.payload.launcher.interrupts import uninterrupted
 from recipe_core.recipe import Recipe
+
+
+class TrialError(RecipeError):
+    """A deployment under test could not be started, asked or measured; ``detail`` has its log."""
+
+    code = "trial"
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str | None = None, detail: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.detail = detail
+
 
 # Options of `up`, where a bundle's launcher has them: this very split, and nothing that starts it
 # again.

@@ -19,16 +19,17 @@ from recipe_core.base.documents import to_json, write_whole
 from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.bundle.verify import unpack_bundle
 from recipe_core.bundle.write import write_bundle
-from recipe_core.calibration.trials.confirm import (
+from recipe_core.calibration.trials.deployment import Deployment, TrialError, running_deployment
+from recipe_core.calibration.trials.objective import (
     MOST_REPEATS,
+    Aim,
     Gain,
     alternating_order,
     gain_of,
     median_measurement,
+    search_aim,
 )
-from recipe_core.calibration.trials.deployment import Deployment, running_deployment
-from recipe_core.calibration.trials.errors import TrialError
-from recipe_core.calibration.trials.knobs import (
+from recipe_core.calibration.trials.search_space import (
     SPLIT,
     Knob,
     Point,
@@ -37,7 +38,6 @@ from recipe_core.calibration.trials.knobs import (
     tunable_knobs,
     values_at,
 )
-from recipe_core.calibration.trials.objective import Aim, search_aim
 from recipe_core.calibration.trials.study import SEED, Search, measured_score
 from recipe_core.calibration.trials.verify import bundle_model_folder, serving_recipe
 from recipe_core.calibration.trials.workplace import Workplace, workplace

@@ -17,21 +17,18 @@ from recipe_core.base.errors import InputError, NoAnswer, RecipeError
 from recipe_core.bundle.verify import read_bundle, unpack_bundle
 from recipe_core.calibration.trials.answers import Answer, Asker, Questions
 from recipe_core.calibration.trials.compare import (
+    EXACT,
     Agreement,
     Distance,
-    answer_agreement,
-    logprob_distance,
-)
-from recipe_core.calibration.trials.deployment import Deployment, running_deployment
-from recipe_core.calibration.trials.errors import TrialError
-from recipe_core.calibration.trials.tolerances import (
-    EXACT,
     Verdict,
+    answer_agreement,
     coarsest_format_class,
     judge_agreement,
+    logprob_distance,
     stored_formats,
     tolerance,
 )
+from recipe_core.calibration.trials.deployment import Deployment, TrialError, running_deployment
 from recipe_core.calibration.trials.workplace import Workplace, workplace
 from recipe_core.engines.reproducibility import Reproducibility, Switch, reproducibility
 from recipe_core.recipe import Recipe, recipe_request

@@ -11,12 +11,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from recipe_core.base.errors import InputError
 from recipe_core.base.units import gib
-from recipe_core.calibration.importers.imported import Imported
+from recipe_core.calibration.importers.measurement import Imported
 from recipe_core.engines.spec import Engine, engine, engine_names
 from recipe_core.estimates.columns.corrections import assumed_version, version_in_text
+from recipe_core.estimates.serving.logged_cache import logged_requests, logged_tokens, logs_less
 from recipe_core.models.catalog import in_catalog
+from recipe_core.plans.plan import Plan
 from recipe_core.request.serving_workload import LOADS
 
 Values = dict[str, Any]
@@ -307,3 +311,39 @@ def other_model(run: Imported, planned: Values) -> str | None:
     ):
         return None
     return run.model if in_catalog(run.model) and in_catalog(planned_model) else None
+
+
+# Parts of memory that logs state and that have no band.
+PARTS = {"activations_bytes": "activations", "runtime_bytes": "memory outside torch"}
+
+Figures = Mapping[str, float]
+
+
+def as_logged(plan: Plan, row: int, figures: Figures) -> dict[str, float]:
+    """Tokens and requests of a cache as the engine logs them, where that is not what it holds."""
+    block, place = plan.at(row)
+    cases = block.cases.take(np.array([place]))
+    if not logs_less(block.setting, cases):
+        return {}
+    pool = figures["kv_cache_bytes"]
+    requests = float(logged_requests(block.setting, cases, pool)[0])
+    out = {"max_concurrency": requests, HELD: figures["kv_cache_tokens"]}
+    if (tokens := logged_tokens(block.setting, cases, pool)) is not None:
+        out["kv_cache_tokens"] = float(tokens[0])
+    return out
+
+
+def logged_parts(run: Imported, estimate: tuple[Figures, object] | None) -> list[str]:
+    """What a log says beside the compared figures, with the estimate of what ran."""
+    figures = estimate[0] if estimate else {}
+    names = [name for name in PARTS if name in run.figures and name in figures]
+    notes = [
+        f"{PARTS[name]}: {gib(run.figures[name])} measured, {gib(figures[name])} estimated"
+        for name in names
+    ]
+    if HELD in figures and {"kv_cache_tokens", "max_concurrency"} & run.figures.keys():
+        notes.append(
+            f"the cache holds {figures[HELD]:,.0f} tokens: the log charges every request for the "
+            "tokens in flight"
+        )
+    return notes

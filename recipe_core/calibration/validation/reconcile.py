@@ -17,12 +17,14 @@ from itertools import combinations
 from typing import Any
 
 from recipe_core.base.errors import RecipeError
-from recipe_core.calibration.importers.imported import Imported
-from recipe_core.calibration.validation.as_logged import PARTS, as_logged, logged_parts
+from recipe_core.calibration.importers.measurement import Imported
 from recipe_core.calibration.validation.facts import (
+    PARTS,
     Fact,
     Planned,
     Values,
+    as_logged,
+    logged_parts,
     other_model,
     serving_facts,
     training_facts,

@@ -18,16 +18,15 @@ from recipe_core.calibration.validation.validate import (
     align_table,
     group_errors,
 )
-from recipe_core.estimates.columns.standing import without_corrections
+from recipe_core.estimates.columns.scopes import without_corrections
 from recipe_core.estimates.columns.training import TrainingCases, TrainingSetting, stack_cases
 from recipe_core.estimates.measured.serving_runs import SHOWN
 from recipe_core.estimates.measured.training_runs import TrainingRun
 from recipe_core.estimates.rules.refusal import Refusal
 from recipe_core.estimates.rules.training_rules import training_refusals
-from recipe_core.estimates.training.bands import training_band
-from recipe_core.estimates.training.fits import memory_rule
 from recipe_core.estimates.training.memory import Memory, training_memory
 from recipe_core.estimates.training.schedule import training_step_parts
+from recipe_core.estimates.training.starts import memory_rule, training_band
 from recipe_core.plans.plans import shared_key
 from recipe_core.plans.problem import resolve_problem
 from recipe_core.plans.training_candidates import stated_training_case

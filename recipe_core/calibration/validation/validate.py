@@ -13,7 +13,7 @@ import pandas as pd
 
 from recipe_core.base.errors import InputError, unknown
 from recipe_core.base.intervals import Level
-from recipe_core.estimates.columns.standing import without_corrections
+from recipe_core.estimates.columns.scopes import without_corrections
 from recipe_core.estimates.measured.serving_runs import (
     FIGURES,
     LIMITS,

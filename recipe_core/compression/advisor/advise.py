@@ -3,33 +3,43 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from recipe_core.accuracy.accuracy import estimate_retained
+from recipe_core.accuracy.checkpoints import with_own_figure
 from recipe_core.accuracy.choice import can_make
 from recipe_core.accuracy.knowledge import support_of
-from recipe_core.accuracy.own import with_own_figure
-from recipe_core.accuracy.retained import Retained
-from recipe_core.accuracy.runners import runners
-from recipe_core.accuracy.support import Support
+from recipe_core.accuracy.published import Retained
+from recipe_core.accuracy.runners import Support, runners
 from recipe_core.accuracy.technique import Technique, technique, techniques
-from recipe_core.base import budget, progress
+from recipe_core.base import budget
+from recipe_core.base.documents import finite
 from recipe_core.base.errors import InputError
-from recipe_core.compression.advisor.change import Change, NoChange, change_of, runs_weights
+from recipe_core.compression.advisor.changed_model import (
+    Change,
+    NoChange,
+    change_of,
+    estimated_entry,
+    runs_weights,
+)
 from recipe_core.compression.advisor.combine import Pair, technique_pairs
-from recipe_core.compression.advisor.estimated import estimated_entry
-from recipe_core.compression.advisor.figures import Split
-from recipe_core.compression.advisor.judged import Base, Judged, advice_base, judge_change
+from recipe_core.compression.advisor.comparison import (
+    Base,
+    Judged,
+    advice_base,
+    judge_change,
+    rank_formats,
+)
 from recipe_core.compression.advisor.matrix import Matrix, matrix_of
-from recipe_core.compression.advisor.ranked import rank_formats
 from recipe_core.compression.advisor.row import (
     CACHE_EFFECT,
     EFFECTS,
     SHAPE_EFFECT,
     FormatRow,
+    Split,
     State,
 )
 from recipe_core.estimates.columns.corrections import Corrections
@@ -133,11 +143,11 @@ def advise(
     limit = request.objective.limits.accuracy_recovery
     rows: list[FormatRow] = []
     shared: Shared = {}
-    with progress.track_task(len(by_name)):
+    with budget.track_task(len(by_name)):
         for name, method in by_name.items():
             budget.spend()
             rows.append(_advise_row(name, method, base, request, limit, shared))
-            progress.count_step()
+            budget.count_step()
     ordered = rank_formats(rows, base, request.objective)
     return Advice(request, base, ordered, technique_pairs(base, ordered), limit)
 
@@ -329,3 +339,13 @@ def _can_be_made(name: str, dtype: str, base: Base) -> bool:
     if dtype in engine.online_weight_dtypes:
         return False
     return can_make(Compression(technique=name), dtype, engine.name, device.runtime)
+
+
+def formats_answer(request: Mapping[str, Any], *, folders: bool = False) -> dict[str, Any]:
+    """The advice on a request, with null for numbers that are not finite.
+
+    Raises:
+        RecipeError: as ``advise``.
+    """
+    answer: dict[str, Any] = finite(advise(PlanRequest.parse(request), folders=folders).to_json())
+    return answer

@@ -8,12 +8,11 @@ from typing import Any
 
 from recipe_core.accuracy.accuracy import combine_retained
 from recipe_core.accuracy.knowledge import combination
-from recipe_core.accuracy.retained import Retained
+from recipe_core.accuracy.published import Retained
 from recipe_core.accuracy.runners import runners
-from recipe_core.compression.advisor.change import Change, NoChange, change_of
-from recipe_core.compression.advisor.figures import Split
-from recipe_core.compression.advisor.judged import Base, judge_change
-from recipe_core.compression.advisor.row import FormatRow
+from recipe_core.compression.advisor.changed_model import Change, NoChange, change_of
+from recipe_core.compression.advisor.comparison import Base, judge_change
+from recipe_core.compression.advisor.row import FormatRow, Split
 
 # Figures whose product is held against what is estimated for both.
 SHOWN = ("weights_bytes", "cache_tokens", "ttft_s", "tpot_s", "usd_per_million_output_tokens")

@@ -7,10 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from recipe_core.accuracy.families import families, family_of
 from recipe_core.accuracy.knowledge import support_of
-from recipe_core.accuracy.runners import runners
-from recipe_core.accuracy.support import Support
+from recipe_core.accuracy.runners import Support, families, family_of, runners
 from recipe_core.accuracy.technique import techniques
 from recipe_core.hardware.profile import Device
 

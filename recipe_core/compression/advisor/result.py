@@ -9,11 +9,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from recipe_core.accuracy.support import Verdict
+from recipe_core.accuracy.runners import Verdict
 from recipe_core.accuracy.technique import Kind
-from recipe_core.base.described import DESCRIBED
-from recipe_core.compression.advisor.figures import FIGURES
-from recipe_core.compression.advisor.row import State
+from recipe_core.base.documented import DESCRIBED
+from recipe_core.compression.advisor.row import FIGURES, State
 
 Ratios = dict[str, float]
 Kept = Annotated[float, Field(ge=0, le=2)]

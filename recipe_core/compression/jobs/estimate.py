@@ -14,13 +14,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from recipe_core.compression.jobs import memory
-from recipe_core.compression.jobs.blocks import Block, layer_blocks
-from recipe_core.compression.jobs.numbers import job_numbers
+from recipe_core.compression.jobs.memory import Block, job_numbers, layer_blocks
 from recipe_core.estimates.serving.compression_results import CompressionEstimate, Duration
 from recipe_core.hardware.host_links import link_rates
 from recipe_core.hardware.profile import Device
-from recipe_core.models.dtypes import bytes_per_value
 from recipe_core.models.spec import ModelSpec
+from recipe_core.models.tensors import bytes_per_value
 
 FP32 = 4.0
 # Passes of the texts through a layer: one to observe, one with what it became.

@@ -2,16 +2,118 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from pydantic import ConfigDict
 
-from recipe_core.compression.jobs.blocks import Block, layer_blocks
-from recipe_core.compression.jobs.numbers import job_numbers
-from recipe_core.models.dtypes import bytes_per_value
+from recipe_core.base.arrays import Float
+from recipe_core.base.data_files import DataFile
+from recipe_core.base.provenance import Quantity, Sourced
+from recipe_core.models.mlp import MoeMlp
+from recipe_core.models.spec import Layer, ModelSpec
+from recipe_core.models.tensors import MATRIX_ROLES, Matrix, bytes_per_value
 
 if TYPE_CHECKING:
     from recipe_core.compression.jobs.estimate import Job
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One layer, of which a model has ``count``: a row for each kind of matrix.
+
+    inputs, outputs: of one matrix; times: how many the layer has; active: share of the tokens that
+    pass through each of them.
+    """
+
+    inputs: Float
+    outputs: Float
+    times: Float
+    active: Float
+    count: int
+
+    @property
+    def weights(self) -> float:
+        return float(np.sum(self.inputs * self.outputs * self.times))
+
+    @property
+    def modules(self) -> float:
+        return float(np.sum(self.times))
+
+    def touched(self, *, everywhere: bool) -> float:
+        """Weights that a token meets; ``everywhere``: all experts see every token."""
+        share = 1.0 if everywhere else self.active
+        return float(np.sum(self.inputs * self.outputs * self.times * share))
+
+
+def layer_blocks(model: ModelSpec) -> tuple[Block, ...]:
+    """The distinct layers of a model.
+
+    Keys and values are two matrices, gate and up projections too: so tools round them, and each has
+    a Hessian of its own (LLM Compressor, ``modifiers/gptq``).
+    """
+    return tuple(_layer_block(layer, model.hidden, count) for layer, count in model.kinds)
+
+
+def _layer_block(layer: Layer, hidden: int, count: int) -> Block:
+    rows: list[tuple[float, float, float, float]] = []
+    for item in layer.tensors(hidden):
+        if item.role not in MATRIX_ROLES or item.role == "experts":
+            continue
+        for matrix in item.matrices:
+            parts = _module_count(item.name, matrix, layer)
+            rows.append((matrix.inputs, matrix.outputs / parts, parts, 1.0))
+    if isinstance(mlp := layer.mlp, MoeMlp):
+        inside, share = mlp.expert_hidden(hidden), mlp.top_k / mlp.experts
+        ups = 2 if mlp.gated else 1
+        rows.append((inside, mlp.intermediate, ups * mlp.experts, share))
+        rows.append((mlp.intermediate, inside, mlp.experts, share))
+    inputs, outputs, times, active = np.array(rows or [(0.0,) * 4], dtype=float).T
+    return Block(inputs, outputs, times, active, count)
+
+
+def _module_count(name: str, matrix: Matrix, layer: Layer) -> int:
+    """Modules that a row of the tensor table stands for."""
+    if name == "attention.kv":
+        return 2
+    gated = getattr(layer.mlp, "gated", False)
+    return 2 if gated and name.startswith("mlp") and not matrix.cuts_inputs else 1
+
+
+FILE = DataFile(Path(__file__).with_name("numbers.yaml"), "options.compression")
+
+
+class Numbers(Sourced):
+    """Each is explained by its note."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    matrix_share: Quantity
+    single_share: Quantity
+    cholesky_share: Quantity
+    column_s: Quantity
+    call_s: Quantity
+    hook_s: Quantity
+    start_s: Quantity
+    load_bytes_per_s: Quantity
+    link_share: Quantity
+    grid: Quantity
+    iterations: Quantity
+    tuned_batch: Quantity
+    tuned_bytes: Quantity
+    value_passes: Quantity
+    context_bytes: Quantity
+    host_base_bytes: Quantity
+    factor: Quantity
+
+
+@cache
+def job_numbers() -> Numbers:
+    return FILE.read_as(Numbers)
+
 
 FP32, HALF = 4.0, 2.0
 # Activations of a layer that a backward pass keeps, in multiples of the hidden size, beside those

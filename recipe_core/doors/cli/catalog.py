@@ -80,7 +80,7 @@ def models_command(
 
 def _refresh_models(origin: str, name: str | None, out: Path | None, as_json: bool) -> None:
     """Print what a refresh of this machine's own models found, the reasons included."""
-    from recipe_core.models.own_models import VARIABLE, default_folder
+    from recipe_core.models.hub import VARIABLE, default_folder
     from recipe_core.models.refresh import refresh_configs
 
     folder = out or default_folder()
@@ -119,7 +119,7 @@ def hardware_command(
     from recipe_core.hardware.custom import is_profile_path, read_profile
     from recipe_core.hardware.prices import offers_of
     from recipe_core.hardware.upload import profile_template
-    from recipe_core.views.views import hardware_view, offers_text
+    from recipe_core.views.catalog import hardware_view, offers_text
 
     def profile(entry: str) -> Device:
         return device_profile(read_profile(entry) if is_profile_path(entry) else entry)
@@ -231,7 +231,7 @@ def offers_command(
         return
     _refuse_import_options(output, **terms)
     from recipe_core.hardware.offer_search import select_offers
-    from recipe_core.views.views import offer_view, offers_text
+    from recipe_core.views.catalog import offer_view, offers_text
 
     offers = select_offers(**filters)
     if as_json:

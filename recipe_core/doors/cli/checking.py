@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class CommandOptions(GroundOptions):
-    """The fields of ``commands.ground.Ground``."""
+    """The fields of ``commands.context.CommandContext``."""
 
     hardware: str | None = Option(None, help="The device of a command: NAME or NAME:COUNT.")
     optimize: str | None = Option(None, help="What to improve: throughput, latency, cost …")
@@ -60,7 +60,7 @@ def check_command(
     folder: Path | None = Option(
         None, "--dir", metavar="DIR", help="Check deployment files and commands in it."
     ),
-    ground: dict[str, Any] = {},  # noqa: B006 - replaced by its options
+    context: dict[str, Any] = {},  # noqa: B006 - replaced by its options
     public_key: PublicKey = None,
     no_calibration: NoCalibration = False,
     as_json: Json = False,
@@ -68,35 +68,35 @@ def check_command(
     """Judge a request, a bundle or engines' commands: a verdict, the reasons, a better split."""
     if sum(value is not None for value in (source, command, folder)) != 1:
         raise InputError("give one of: a request or bundle, --command, --dir.", field="check")
-    device = read_own_device(ground["hardware"], ground["gpus"])
-    ground = {name: value for name, value in ground.items() if value is not None} | device
+    device = read_own_device(context["hardware"], context["gpus"])
+    context = {name: value for name, value in context.items() if value is not None} | device
     if source is not None and (Path(source).is_dir() or source.endswith(".zip")):
         _check_bundle(Path(source), public_key, as_json)
         return
     with apply_calibration(no_calibration):
         if command is not None:
-            _check_command(command, ground, as_json)
+            _check_command(command, context, as_json)
         elif folder is not None:
-            _check_folder(folder, ground, as_json)
+            _check_folder(folder, context, as_json)
         else:
-            _check_file(str(source), ground, as_json)
+            _check_file(str(source), context, as_json)
 
 
-def _check_file(source: str, ground: dict[str, Any], as_json: bool) -> None:
+def _check_file(source: str, context: dict[str, Any], as_json: bool) -> None:
     from recipe_core.commands.files import check_items, check_values, read_items
 
     if source.endswith(".jsonl"):
         values = read_lines(Path(source))
         with show_spinner(f"Judging {len(values):,} lines …"):
-            answers = list(check_values(values, ground))
+            answers = list(check_values(values, context))
         emit_lines(answers)
     elif source.endswith((".txt", ".md")):
         items = list(read_items(Path(source)))
         with show_spinner(f"Judging {len(items):,} commands …"):
-            answers = list(check_items(items, ground))
+            answers = list(check_items(items, context))
         emit_lines(answers)
     elif deployment := find_deployment(source):
-        _check_deployment(deployment, ground, as_json)
+        _check_deployment(deployment, context, as_json)
     else:
         _check_request(source, as_json)
 
@@ -110,18 +110,18 @@ def _check_request(source: str, as_json: bool) -> NoReturn:
     raise typer.Exit(1 if answer["ok"] is False else 0)
 
 
-def _check_command(command: str, ground: dict[str, Any], as_json: bool) -> NoReturn:
-    from recipe_core.commands.ground import Ground
+def _check_command(command: str, context: dict[str, Any], as_json: bool) -> NoReturn:
+    from recipe_core.commands.context import CommandContext
     from recipe_core.commands.judge import judge_command
     from recipe_core.views.commands import verdict_text
 
-    if "hardware" not in ground:
+    if "hardware" not in context:
         raise InputError(
             "--command needs a device.",
             field="hardware",
             hint="For example --hardware h100-sxm --gpus 8.",
         )
-    answer = judge_command(command, Ground.of(**ground))
+    answer = judge_command(command, CommandContext.of(**context))
     show(answer, verdict_text, as_json)
     if problem := answer.get("error"):
         error = InputError(problem["message"], field=problem["field"], hint=problem["hint"])
@@ -130,12 +130,12 @@ def _check_command(command: str, ground: dict[str, Any], as_json: bool) -> NoRet
     raise typer.Exit(1 if answer["ok"] is False else 0)
 
 
-def _check_deployment(file: DeploymentFile, ground: dict[str, Any], as_json: bool) -> NoReturn:
+def _check_deployment(file: DeploymentFile, context: dict[str, Any], as_json: bool) -> NoReturn:
     from recipe_core.targets.deployments.judge import check_deployment
     from recipe_core.views.commands import deployment_text
 
     with show_spinner(f"Judging {len(file.engines):,} engines …"):
-        answer = check_deployment(file, ground)
+        answer = check_deployment(file, context)
     show(answer, deployment_text, as_json)
     without_answer = not answer["engines"] or any("error" in engine for engine in answer["engines"])
     if answer["ok"] is False:
@@ -143,12 +143,12 @@ def _check_deployment(file: DeploymentFile, ground: dict[str, Any], as_json: boo
     raise typer.Exit(2 if without_answer else 0)
 
 
-def _check_folder(folder: Path, ground: dict[str, Any], as_json: bool) -> NoReturn:
+def _check_folder(folder: Path, context: dict[str, Any], as_json: bool) -> NoReturn:
     from recipe_core.targets.deployments.judge import check_folder
     from recipe_core.views.commands import folder_text
 
     with show_spinner(f"Judging what {folder} starts …"):
-        answers = check_folder(folder, ground)
+        answers = check_folder(folder, context)
     if as_json:
         emit_lines(answers)
     else:

@@ -102,7 +102,7 @@ def import_command(
     from recipe_core.calibration.importers.content import Content
     from recipe_core.calibration.importers.rows import table_text
     from recipe_core.calibration.run_rows import build_imported_table, rows_there
-    from recipe_core.views.reconciled import imported_text
+    from recipe_core.views.reconciliation import imported_text
 
     contents = [Content.of_file(path) for path in files]
     values, device_path = read_ran_request(request) if request else (None, None)
@@ -164,7 +164,7 @@ def reconcile_command(
     from recipe_core.calibration.importers.registry import read_imported
     from recipe_core.calibration.validation.reconcile import reconcile_measurements
     from recipe_core.doors.answers import reconciled_json
-    from recipe_core.views.reconciled import reconciled_text
+    from recipe_core.views.reconciliation import reconciled_text
 
     values, _ = read_ran_request(request)
     contents = [_read_content(source) for source in sources]

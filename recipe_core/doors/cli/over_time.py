@@ -66,7 +66,7 @@ def _write_request(values: Any, answer: Any, trace: Path | None, path: Path) -> 
     """Write the request whose bundle is scaled as the chosen policy was simulated."""
     from recipe_core.base.documents import to_json, to_yaml, write_whole
     from recipe_core.doors.public import read_trace_file
-    from recipe_core.scaling.chosen import request_with_policy
+    from recipe_core.scaling.rented import request_with_policy
 
     if answer.chosen is None:
         raise NoAnswer(
@@ -92,7 +92,7 @@ def _show_progress(status: str) -> Iterator[None]:
         return
     from rich.console import Console
 
-    from recipe_core.base.progress import watched
+    from recipe_core.base.budget import watched
 
     with Console(stderr=True).status(status) as shown:
 
@@ -107,8 +107,8 @@ def _show_progress(status: str) -> Iterator[None]:
 def cold_start_command(request: RequestFile, as_json: Json = False) -> None:
     """Say how long a replica takes to start, by phases, and what would shorten it."""
     from recipe_core.plans.plans import plan_candidate
-    from recipe_core.scaling.setup import start_of
-    from recipe_core.views.cold_start import start_text
+    from recipe_core.scaling.scenario import start_of
+    from recipe_core.views.over_time import start_text
 
     values = read_plan_request(request)
     with show_spinner("Estimating …"):

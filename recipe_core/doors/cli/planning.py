@@ -218,7 +218,7 @@ def compress_command(
 def _compress_lines(
     path: Path, as_json: bool, measured: list[Path] | None, no_calibration: bool
 ) -> None:
-    from recipe_core.accuracy.lines import answer_lines
+    from recipe_core.accuracy.accuracy import answer_lines
     from recipe_core.views.formats import retained_text
 
     checkpoints = read_own_checkpoints(measured, no_calibration)

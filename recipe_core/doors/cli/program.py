@@ -231,7 +231,7 @@ def _check_source(paths: list[Path] | None, off: bool) -> None:
 @contextmanager
 def apply_calibration(off: bool) -> Iterator[None]:
     """Correct estimates in this block by the calibration of this machine, unless it is ``off``."""
-    from recipe_core.estimates.columns.standing import correct_by_default
+    from recipe_core.estimates.columns.scopes import correct_by_default
 
     corrections = learn_own_runs(None, off)
     with correct_by_default(lambda: corrections):

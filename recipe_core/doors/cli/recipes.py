@@ -80,7 +80,7 @@ def build_command(
 ) -> None:
     """Plan, pick the best split (or the request's candidate) and write the bundle."""
     from recipe_core.bundle.write import write_bundle
-    from recipe_core.estimates.columns.standing import correct_by_default
+    from recipe_core.estimates.columns.scopes import correct_by_default
     from recipe_core.views.overview import build_text
 
     corrections = learn_own_runs(None, no_calibration)
@@ -111,7 +111,7 @@ def _make_recipe(
     measured: list[Path] | None,
 ) -> Any:
     from recipe_core.recipe import Additions, make_recipe, passing_on, with_claims, with_variants
-    from recipe_core.recipe.parameters import parse_recipe_variants, read_parameters
+    from recipe_core.recipe.place import parse_recipe_variants, read_parameters
     from recipe_core.recipe.resolve import hardware_named
 
     values = passing_on(request, _read_parameters(options, "option"), _read_parameters(env, "env"))
@@ -276,7 +276,7 @@ def convert_command(
         metavar="COMMAND|FILE",
         help="An engine's command, or a file: of a deployment, or a published recipe.",
     ),
-    ground: dict[str, Any] = {},  # noqa: B006 - replaced by its options
+    context: dict[str, Any] = {},  # noqa: B006 - replaced by its options
     choice: str | None = Option(
         None, help="Which configuration or engine, if the file has several."
     ),
@@ -285,20 +285,20 @@ def convert_command(
 ) -> None:
     """Turn a vLLM or SGLang command, or a published recipe, into a recipe; -o writes its bundle."""
     from recipe_core.bundle.write import write_bundle
-    from recipe_core.commands.ground import Ground
+    from recipe_core.commands.context import CommandContext
     from recipe_core.recipe.convert import convert_to_recipe
     from recipe_core.views.overview import conversion_text
 
-    published, device = _read_source(source, ground["hardware"], choice)
+    published, device = _read_source(source, context["hardware"], choice)
     if device is None:
         raise InputError(
             "is missing: the device that the server runs on.",
             field="hardware",
             hint="For example --hardware h100-sxm:8.",
         )
-    ground |= {"hardware": device, **read_own_device(device, ground["gpus"])}
+    context |= {"hardware": device, **read_own_device(device, context["gpus"])}
     with show_spinner("Converting …"):
-        conversion = convert_to_recipe(published, Ground.of(**ground))
+        conversion = convert_to_recipe(published, CommandContext.of(**context))
         if output is not None:
             write_bundle(conversion.recipe, output)
             _echo_runs(output)

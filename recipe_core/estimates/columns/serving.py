@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Protocol
 
@@ -11,17 +11,58 @@ import numpy as np
 from recipe_core.accuracy.checkpoints import MeasuredCompression
 from recipe_core.accuracy.schemes import Making
 from recipe_core.base.arrays import Bool, Float, Int
-from recipe_core.engines.candidate_options import COLUMNS as OPTION_COLUMNS
-from recipe_core.engines.candidate_options import USUAL
+from recipe_core.engines.options import COLUMNS as OPTION_COLUMNS
+from recipe_core.engines.options import USUAL
 from recipe_core.engines.spec import Engine
-from recipe_core.estimates.columns.reuse import ReuseCurve
 from recipe_core.estimates.columns.scales import Scales
 from recipe_core.estimates.rules.kv_offload import Offload
 from recipe_core.estimates.rules.own_options import NONE, Effects
 from recipe_core.hardware.cluster import Cluster
-from recipe_core.models.dtypes import bytes_per_value
 from recipe_core.models.spec import MATRIX_ROLES, ModelSpec, Role, Tensor
+from recipe_core.models.tensors import bytes_per_value
 from recipe_core.models.towers import Media
+
+
+@dataclass(frozen=True, slots=True)
+class ReuseCurve:
+    """Shares of prompt tokens found, by the size of the cache in tokens; both rise.
+
+    ``affinity``: whether requests that share a prefix reach the same replica.
+    """
+
+    cache_tokens: tuple[float, ...]
+    hit: tuple[float, ...]
+    affinity: bool = False
+
+    @classmethod
+    def of(cls, points: Iterable[tuple[float, float]], affinity: bool = False) -> ReuseCurve:
+        """The curve through points (tokens, share), in any order."""
+        tokens, hits = zip(*sorted(points), strict=True)
+        return cls(tuple(map(float, tokens)), tuple(map(float, hits)), affinity)
+
+    def hit_at(self, tokens: Float) -> Float:
+        """Share of prompt tokens that a cache of so many tokens finds (one per case).
+
+        Between two points by the logarithm of the size, as working sets are spread over orders of
+        magnitude; below the first in proportion to the size; above the last as there.
+        """
+        sizes = np.asarray(self.cache_tokens)
+        inside = np.interp(np.log(np.maximum(tokens, sizes[0])), np.log(sizes), self.hit)
+        return np.asarray(inside * np.clip(tokens / sizes[0], 0.0, 1.0))
+
+
+def largest_batch(
+    max_num_seqs: float | np.ndarray[tuple[int, ...], np.dtype[np.float64]],
+    max_batched_tokens: float | np.ndarray[tuple[int, ...], np.dtype[np.float64]],
+    longest_tokens: float | np.ndarray[tuple[int, ...], np.dtype[np.float64]],
+) -> Int:
+    """Requests of a batch whose texts may all be of the longest length, 1 at least.
+
+    So that no batch takes more memory than ``max_batched_tokens`` do.
+    """
+    within = np.floor(np.asarray(max_batched_tokens) / np.maximum(longest_tokens, 1))
+    return np.maximum(np.minimum(max_num_seqs, within), 1).astype(np.int64)
+
 
 # Formats that an engine casts into one another while loading.
 WIDE = frozenset({"bf16", "fp16", "fp32"})

@@ -11,7 +11,7 @@ from recipe_core.base.arrays import Bool, Int
 from recipe_core.engines.spec import titles_on
 from recipe_core.estimates.columns.serving import WIDE, Cases, Setting, no_such_cache
 from recipe_core.estimates.rules import placement
-from recipe_core.estimates.rules.applied import weight_only_technique, weights_refusal
+from recipe_core.estimates.rules.applied_formats import weight_only_technique, weights_refusal
 from recipe_core.estimates.rules.kernels import Known, kernel_support_of, untuned_support
 from recipe_core.estimates.rules.kv_offload import offload_rules
 from recipe_core.estimates.rules.refusal import Refusal

@@ -6,15 +6,14 @@ import math
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
-from recipe_core.accuracy.checkpoints import MeasuredCompression
-from recipe_core.accuracy.own import with_own_figure
-from recipe_core.accuracy.retained import Retained
+from recipe_core.accuracy.checkpoints import MeasuredCompression, with_own_figure
+from recipe_core.accuracy.published import Retained
 from recipe_core.accuracy.technique import technique
 from recipe_core.base.intervals import BAND, LEVELS, NORMAL, Ends, Level
 from recipe_core.estimates.bands import Uncertain
 from recipe_core.estimates.columns.serving import Setting
 from recipe_core.estimates.prediction import Amount, Known, Part
-from recipe_core.estimates.rules.applied import Applied, applied_techniques
+from recipe_core.estimates.rules.applied_formats import Applied, applied_techniques
 
 # The column of the expected share that is kept.
 COLUMN = "accuracy"

@@ -8,20 +8,23 @@ from collections.abc import Sequence
 import numpy as np
 
 from recipe_core.base.arrays import Float, Int, add
-from recipe_core.engines.history import release_key
 from recipe_core.engines.memory import CompressedPools
+from recipe_core.engines.release import release_key
 from recipe_core.estimates.columns.serving import Cases, Setting
-from recipe_core.estimates.serving.cache_groups import (
+from recipe_core.estimates.serving.cache_blocks import (
     CacheKind,
+    CachePools,
     Grouped,
+    Load,
+    Packing,
     PageRules,
+    compressed_cache_pools,
     group_cache_blocks,
+    pack_caches,
 )
-from recipe_core.estimates.serving.cache_pages import Packing, pack_caches
-from recipe_core.estimates.serving.compressed_pools import CachePools, Load, compressed_cache_pools
 from recipe_core.models.attention import GroupedAttention
-from recipe_core.models.dtypes import bytes_per_value
 from recipe_core.models.spec import Attention, CompressedAttention, LatentAttention, Layer
+from recipe_core.models.tensors import bytes_per_value
 
 # Layers and how many of each.
 Counted = tuple[tuple[Layer, int | Float], ...]

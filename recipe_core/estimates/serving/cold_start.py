@@ -32,8 +32,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from recipe_core.base.bounded import bounded_integer
 from recipe_core.base.errors import InputError
+from recipe_core.base.numbers import bounded_integer
 from recipe_core.estimates.serving.start_numbers import (
     STREAMS,
     EngineStart,

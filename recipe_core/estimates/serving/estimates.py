@@ -25,7 +25,11 @@ from recipe_core.estimates.serving.cost import Cost, serving_cost
 from recipe_core.estimates.serving.kv_tiers import Cached, solved_with_cache
 from recipe_core.estimates.serving.kv_verdict import kv_tiers
 from recipe_core.estimates.serving.memory import Memory, serving_memory
-from recipe_core.estimates.serving.pooling import pooled_serving
+from recipe_core.estimates.serving.pooling import (
+    pooled_serving,
+    simulated_windows,
+    windowed_serving,
+)
 from recipe_core.estimates.serving.pools import Pools, solve_disaggregated
 from recipe_core.estimates.serving.rates import (
     Serving,
@@ -51,7 +55,6 @@ from recipe_core.estimates.serving.starts import (
     serving_doubt_text,
     serving_start_probability,
 )
-from recipe_core.estimates.serving.windowed import simulated_windows, windowed_serving
 
 if TYPE_CHECKING:
     from recipe_core.estimates.serving.cache_results import KvTier

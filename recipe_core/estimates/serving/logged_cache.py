@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from recipe_core.base.arrays import Float
-from recipe_core.engines.history import release_key
+from recipe_core.engines.release import release_key
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.serving.cache import (
     context_bytes,
@@ -24,7 +24,7 @@ from recipe_core.estimates.serving.cache import (
     shared_blocks,
     shares_blocks,
 )
-from recipe_core.estimates.serving.cache_groups import Grouped
+from recipe_core.estimates.serving.cache_blocks import Grouped
 from recipe_core.estimates.serving.memory import Memory
 
 # The first release of vLLM whose size in tokens follows from its number of requests (vllm#40691).

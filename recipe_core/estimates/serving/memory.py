@@ -19,8 +19,8 @@ from functools import lru_cache
 import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int, add
-from recipe_core.estimates.columns.exchange import dispatching_cases, exchange_dispatch
 from recipe_core.estimates.columns.serving import Cases, Setting
+from recipe_core.estimates.columns.splits import dispatching_cases, exchange_dispatch
 from recipe_core.estimates.serving.cache import (
     Counted,
     context_bytes,
@@ -30,9 +30,15 @@ from recipe_core.estimates.serving.cache import (
     shared_blocks,
     shares_blocks,
 )
-from recipe_core.estimates.serving.graphs import Held, capture_shortfall, graph_bytes
 from recipe_core.estimates.serving.host_layers import host_weight_bytes
-from recipe_core.estimates.serving.towers import on_every_stage, profile_bytes, tower_bytes
+from recipe_core.estimates.serving.towers import (
+    Held,
+    capture_shortfall,
+    graph_bytes,
+    on_every_stage,
+    profile_bytes,
+    tower_bytes,
+)
 from recipe_core.estimates.serving.weights import (
     adapter_bytes,
     draft_layer,

@@ -17,8 +17,8 @@ import numpy as np
 
 from recipe_core.base.arrays import Float, add
 from recipe_core.engines.spec import Kernel
-from recipe_core.estimates.columns.exchange import dispatching_cases, exchange_dispatch
 from recipe_core.estimates.columns.serving import WIDE, Cases, Setting
+from recipe_core.estimates.columns.splits import dispatching_cases, exchange_dispatch
 from recipe_core.estimates.ledger import Overhead, fold_factors, only_number, record_entry
 from recipe_core.estimates.network import (
     Group,
@@ -41,7 +41,6 @@ from recipe_core.hardware.cluster import host_speed
 from recipe_core.hardware.host_links import link_rates
 from recipe_core.hardware.profile import Family
 from recipe_core.models.compressed import STATE_VALUE_BYTES
-from recipe_core.models.dtypes import bytes_per_value
 from recipe_core.models.spec import (
     Attention,
     CompressedAttention,
@@ -52,6 +51,7 @@ from recipe_core.models.spec import (
     MoeMlp,
     Role,
 )
+from recipe_core.models.tensors import bytes_per_value
 
 Parts = dict[str, Float]
 OVER_PROMPT, OVER_CACHE = "Attention over the prompt", "Attention over the cache"

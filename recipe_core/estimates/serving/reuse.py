@@ -27,8 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from recipe_core.base.arrays import Float
-from recipe_core.estimates.columns.reuse import ReuseCurve
-from recipe_core.estimates.columns.serving import Cases, Setting
+from recipe_core.estimates.columns.serving import Cases, ReuseCurve, Setting
 from recipe_core.estimates.serving.memory import Memory
 from recipe_core.estimates.serving.rates import active_replicas
 

@@ -21,7 +21,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from recipe_core.base import progress
+from recipe_core.base import budget
 from recipe_core.base.arrays import Float, Int
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.serving.continuous_batching import request_overheads
@@ -184,7 +184,7 @@ def simulate_serving(
             means[figure][row] = values.mean()
             for p, value in zip(percentiles, np.percentile(values, percentiles), strict=True):
                 tails[figure][p][row] = value
-        progress.count_step()
+        budget.count_step()
     return Simulation(means, tails, active_replicas(cases) * rates, active_replicas(cases) * good)
 
 

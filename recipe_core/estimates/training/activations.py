@@ -14,6 +14,8 @@ sequence parallelism those too (Korthikanti et al., arXiv:2205.05198, section 4)
 
 from __future__ import annotations
 
+from statistics import NormalDist
+
 import numpy as np
 
 from recipe_core.base.arrays import Float, Int, add
@@ -23,7 +25,6 @@ from recipe_core.estimates.columns.training import (
     TrainingSetting,
     modules_code,
 )
-from recipe_core.estimates.training.routing import imbalance
 from recipe_core.models.spec import (
     Attention,
     DenseMlp,
@@ -34,6 +35,26 @@ from recipe_core.models.spec import (
     MoeMlp,
 )
 from recipe_core.request.candidate import RecomputedModule
+
+
+def imbalance(setting: TrainingSetting, cases: TrainingCases, mlp: MoeMlp) -> Float:
+    """Tokens of the fullest rank that shares experts, over the mean (one per case).
+
+    1 where every rank has all experts. Pre-training balances its router by a loss. Without one
+    experts' loads differ by ``router_spread`` of their mean; a rank adds up ``experts / ep`` of
+    them, and the largest of ``ep`` such sums counts (Blom's approximation of a normal's largest).
+    """
+    figures = setting.calibration
+    balanced = figures.imbalance.value
+    if setting.method == "pretrain":
+        return np.where(cases.ep > 1, balanced, 1.0)
+    ranks = np.maximum(cases.ep, 1)
+    counts, places = np.unique(ranks, return_inverse=True)
+    normal = NormalDist()
+    largest = np.array([normal.inv_cdf((n - 0.375) / (n + 0.25)) for n in counts.tolist()])[places]
+    spread = figures.router_spread.value * np.sqrt(ranks / mlp.experts)
+    return np.where(cases.ep > 1, np.maximum(1 + spread * largest, balanced), 1.0)
+
 
 # Bytes of a 16-bit value.
 BYTES = 2.0

@@ -17,15 +17,16 @@ from recipe_core.estimates.prediction import SCHEMA_VERSION
 from recipe_core.estimates.rules.refusal import Refusal
 from recipe_core.estimates.rules.training_rules import in_phase, training_refusals
 from recipe_core.estimates.training.activations import recomputed_share
-from recipe_core.estimates.training.attention_kernels import kernel_rule
-from recipe_core.estimates.training.bands import training_band
-from recipe_core.estimates.training.data_loading import waiting_s
-from recipe_core.estimates.training.elastic import elastic_nodes
-from recipe_core.estimates.training.fits import host_rule, memory_rule
 from recipe_core.estimates.training.loss_chunks import decide_loss_chunks
 from recipe_core.estimates.training.loss_pieces import pieces_text
 from recipe_core.estimates.training.memory import PARTS, Memory, adapter_parameters
-from recipe_core.estimates.training.phases import PhaseEstimates, estimate_phases, estimate_steps
+from recipe_core.estimates.training.operators import kernel_rule
+from recipe_core.estimates.training.phases import (
+    PhaseEstimates,
+    estimate_phases,
+    estimate_steps,
+    waiting_s,
+)
 from recipe_core.estimates.training.reinforcement import (
     Reinforcement,
     at_longest,
@@ -50,13 +51,16 @@ from recipe_core.estimates.training.results import (
 from recipe_core.estimates.training.run import SECONDS_PER_HOUR, Run, estimate_run
 from recipe_core.estimates.training.schedule import training_step_parts
 from recipe_core.estimates.training.starts import (
+    host_rule,
     is_training_uncertain,
+    memory_rule,
+    training_band,
     training_doubt_text,
     training_start_probability,
 )
-from recipe_core.estimates.training.time_limits import time_rules
-from recipe_core.models.dtypes import compute_dtype
+from recipe_core.estimates.training.time_limits import elastic_nodes, time_rules
 from recipe_core.models.spec import DRAFTS_UNCOUNTED, LinearAttention
+from recipe_core.models.tensors import compute_dtype
 
 
 def flops_per_token(setting: TrainingSetting, sequence_length: Float) -> Float:

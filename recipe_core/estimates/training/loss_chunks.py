@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from recipe_core.estimates.columns.training import TrainingCases, TrainingSetting
-from recipe_core.estimates.training.fits import memory_rule
 from recipe_core.estimates.training.memory import Memory, training_memory
+from recipe_core.estimates.training.starts import memory_rule
 
 
 def decide_loss_chunks(

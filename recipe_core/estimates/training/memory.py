@@ -27,9 +27,12 @@ from recipe_core.estimates.training.frozen_base import (
     split_ranks,
     weight_bytes,
 )
-from recipe_core.estimates.training.host_states import offload_states
 from recipe_core.estimates.training.loss_pieces import is_eager, logits_at_once
-from recipe_core.estimates.training.optimizer_states import optimizer_state_bytes, table_state_bytes
+from recipe_core.estimates.training.optimizer_states import (
+    offload_states,
+    optimizer_state_bytes,
+    table_state_bytes,
+)
 from recipe_core.estimates.training.peak_memory import Stage, fullest_moment
 from recipe_core.estimates.training.stages import by_length, stage_layer_counts, with_mirror
 from recipe_core.estimates.training.unsharded_peak import loss_or_layer, offloaded_activations

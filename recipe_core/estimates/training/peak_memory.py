@@ -33,7 +33,6 @@ from recipe_core.estimates.training.activations import (
     saved_bytes,
 )
 from recipe_core.estimates.training.frozen_base import gathered_weight_bytes, matrix_bytes
-from recipe_core.estimates.training.layer_work import working_bytes
 from recipe_core.estimates.training.loss_pieces import (
     head_gradient_bytes,
     hidden_gradient_bytes,
@@ -41,6 +40,7 @@ from recipe_core.estimates.training.loss_pieces import (
     is_eager,
     logit_bytes,
 )
+from recipe_core.estimates.training.unsharded_peak import working_bytes
 
 # Share of what the block saved that is gone when all its weights have gradients; the other half are
 # gradients of gate and up.

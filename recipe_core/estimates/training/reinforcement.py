@@ -40,12 +40,13 @@ from recipe_core.estimates.columns.training import TrainingCases, TrainingSettin
 from recipe_core.estimates.network import all_gather_s, rank_group, send_s
 from recipe_core.estimates.rules.refusal import Refusal
 from recipe_core.estimates.training.memory import Memory, adapter_parameters
-from recipe_core.estimates.training.rollouts import Rollouts, rollouts_of
-from recipe_core.estimates.training.shared_devices import (
+from recipe_core.estimates.training.rollouts import (
     WEIGHT_BYTES,
     Parts,
+    Rollouts,
     host_waiting_bytes,
     resident_states,
+    rollouts_of,
     sleeping_bytes,
     with_companions,
 )

@@ -24,16 +24,27 @@ import numpy as np
 from recipe_core.base.arrays import Float, add
 from recipe_core.engines.frameworks import training_data
 from recipe_core.estimates.columns.training import Failures, TrainingCases, TrainingSetting
-from recipe_core.estimates.training.elastic import next_smaller
 from recipe_core.estimates.training.optimizer_states import optimizer_state_bytes
 from recipe_core.estimates.training.phases import PhaseEstimates, evaluation_s
-from recipe_core.estimates.training.spares import erlang_b
 from recipe_core.estimates.training.time_limits import (
     end_rate,
     longest_interval_s,
     lost_share,
+    next_smaller,
     saves_at_limit,
 )
+
+
+def erlang_b(places: int, load: Float) -> Float:
+    """Probability that all of ``places`` are taken (one per ``load``, in erlangs).
+
+    B(0) = 1, B(k) = a B(k - 1) / (k + a B(k - 1)) (Erlang 1917, in its stable recursion).
+    """
+    blocked = np.ones_like(load, dtype=float)
+    for k in range(1, places + 1):
+        blocked = load * blocked / (k + load * blocked)
+    return blocked
+
 
 SECONDS_PER_HOUR = 3600.0
 

@@ -14,18 +14,23 @@ from recipe_core.estimates.network import all_gather_s, all_reduce_s, rank_group
 from recipe_core.estimates.training.activations import BYTES
 from recipe_core.estimates.training.frozen_base import gathered_weight_bytes
 from recipe_core.estimates.training.frozen_base import launched_s as dequantize_launch_s
-from recipe_core.estimates.training.graphs import captured_launches
-from recipe_core.estimates.training.host_states import copied_s
 from recipe_core.estimates.training.memory import (
     RankParameters,
     parameters_by_stage,
     stored_parameters,
 )
-from recipe_core.estimates.training.optimizer_states import update_s
+from recipe_core.estimates.training.optimizer_states import copied_s, update_s
 from recipe_core.estimates.training.stages import by_length, stage_layer_counts, with_mirror
 from recipe_core.estimates.training.steps import Parts, Work, ends_work, layer_work, recomputed_s
 from recipe_core.estimates.training.unsharded_peak import offloaded_activations
 from recipe_core.models.spec import MoeMlp
+
+
+def captured_launches(setting: TrainingSetting) -> float:
+    """Share of a layer's launches, without those of its experts, that graphs take from the host."""
+    attention = setting.calibration.attention_launches.value
+    shares = {"none": 0.0, "attention": attention, "layer": 1.0, "iteration": 1.0}
+    return shares[setting.cuda_graphs]
 
 
 def bubble_micro_batches(cases: TrainingCases) -> Float:

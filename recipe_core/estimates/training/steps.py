@@ -23,11 +23,14 @@ from recipe_core.estimates.ledger import fold_factors
 from recipe_core.estimates.network import all_gather_s, rank_group
 from recipe_core.estimates.roofline import operator_s
 from recipe_core.estimates.training.activations import BYTES, recomputed_modules, recomputed_share
-from recipe_core.estimates.training.attention_kernels import kernel_times
-from recipe_core.estimates.training.experts import expert_work
 from recipe_core.estimates.training.frozen_base import dequantize_s
 from recipe_core.estimates.training.loss_pieces import head_products, logit_bytes
-from recipe_core.estimates.training.operators import elementwise_s, product_s
+from recipe_core.estimates.training.operators import (
+    elementwise_s,
+    expert_work,
+    kernel_times,
+    product_s,
+)
 from recipe_core.models.spec import (
     Attention,
     DenseMlp,

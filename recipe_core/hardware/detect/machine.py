@@ -19,8 +19,7 @@ from recipe_core.base.errors import HardwareError
 from recipe_core.base.units import gib, per_second, significant
 from recipe_core.hardware.cluster import device_names, device_profile
 from recipe_core.hardware.detect import tools
-from recipe_core.hardware.detect.links import Links, machine_links
-from recipe_core.hardware.detect.tools import Readings
+from recipe_core.hardware.detect.tools import Links, Readings, machine_links
 from recipe_core.hardware.profile import Device
 from recipe_core.payload.launcher import machine
 

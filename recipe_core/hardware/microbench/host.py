@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from recipe_core.base.errors import NoAnswer
-from recipe_core.hardware.microbench.clock import Deadline, log_spread
+from recipe_core.hardware.microbench.points import Deadline, log_spread
 
 if TYPE_CHECKING:
     import torch

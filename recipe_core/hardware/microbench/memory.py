@@ -8,8 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from recipe_core.hardware.microbench.clock import Timing, Work, time_work
-from recipe_core.hardware.microbench.points import Bench
+from recipe_core.hardware.microbench.points import Bench, Timing, Work, time_work
 
 READ_BYTES = 1 << 28
 COPY_BYTES = 1 << 27

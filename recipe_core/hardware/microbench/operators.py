@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from recipe_core.hardware.microbench.clock import Work
-from recipe_core.hardware.microbench.points import ACTIVATION_BYTES, Bench, Case, in_turn
+from recipe_core.hardware.microbench.points import ACTIVATION_BYTES, Bench, Case, Work, in_turn
 from recipe_core.hardware.profile import Dtype
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from recipe_core.base.errors import InputError, NoAnswer
-from recipe_core.hardware.microbench.clock import Clock, Deadline, EventClock, HostClock, Timing
 from recipe_core.hardware.microbench.collectives import Reduced, measure_collectives
 from recipe_core.hardware.microbench.disk import DiskRates
 from recipe_core.hardware.microbench.host import HostTimes, measure_host
@@ -22,7 +21,17 @@ from recipe_core.hardware.microbench.memory import (
     memory_bandwidth,
     model_cache,
 )
-from recipe_core.hardware.microbench.points import Bench, Case, Point, measure_cases
+from recipe_core.hardware.microbench.points import (
+    Bench,
+    Case,
+    Clock,
+    Deadline,
+    EventClock,
+    HostClock,
+    Point,
+    Timing,
+    measure_cases,
+)
 from recipe_core.payload.launcher import machine
 
 Kind = Literal["cuda", "rocm", "cpu"]

@@ -7,13 +7,19 @@ from typing import Any
 from recipe_core.base import quoting
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import NoAnswer
-from recipe_core.base.placeholders import pieces
+from recipe_core.base.quoting import pieces
 from recipe_core.engines.spec import engine
 from recipe_core.launch.process import Deployment, Launch, Role
 from recipe_core.launch.serving import rules, vllm
-from recipe_core.launch.serving.groups import Group, engine_groups
-from recipe_core.launch.serving.processes import HEAD, MASTER_PORT, group_processes, router_process
-from recipe_core.launch.serving.vllm_ranks import refuse_ways
+from recipe_core.launch.serving.groups import (
+    HEAD,
+    MASTER_PORT,
+    Group,
+    engine_groups,
+    group_processes,
+    router_process,
+)
+from recipe_core.launch.serving.vllm import refuse_ways
 from recipe_core.launch.user_options import check_options
 
 GRAPH = "engine/dynamo-graph.yaml"

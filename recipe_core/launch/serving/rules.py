@@ -10,9 +10,8 @@ from pydantic import BaseModel, ConfigDict
 from recipe_core.base.data_files import DataFile
 from recipe_core.base.errors import InputError
 from recipe_core.base.provenance import Sourced, Status
-from recipe_core.engines.candidate_options import USUAL
 from recipe_core.engines.grammar import option_meanings
-from recipe_core.engines.options import FOLDER, OptionTable
+from recipe_core.engines.options import FOLDER, USUAL, OptionTable
 from recipe_core.hardware.profile import Runtime, Vendor
 from recipe_core.launch.process import Deployment
 from recipe_core.models.towers import THROUGH

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from recipe_core.engines.options import OptionTable, option_table
-from recipe_core.estimates.columns.exchange import dispatches, exchange_dispatch
+from recipe_core.estimates.columns.splits import dispatches, exchange_dispatch
 from recipe_core.launch.process import Deployment, Launch
 from recipe_core.launch.serving import kv_offload, rules
-from recipe_core.launch.serving.groups import Group, engine_groups
-from recipe_core.launch.serving.processes import (
+from recipe_core.launch.serving.groups import (
     HEAD,
     MASTER_PORT,
+    Group,
+    engine_groups,
     group_processes,
     group_url,
     router_process,

@@ -10,11 +10,9 @@ from dataclasses import replace
 
 from recipe_core.base.errors import NoAnswer
 from recipe_core.estimates.columns.serving import Setting, no_such_cache
-from recipe_core.launch.modules import LaunchFolder
-from recipe_core.launch.process import Deployment, Launch
+from recipe_core.launch.process import Deployment, Launch, LaunchFolder
 from recipe_core.launch.user_options import check_environment
-from recipe_core.models.quantization import Quantization
-from recipe_core.models.tensors import MATRIX_ROLES
+from recipe_core.models.tensors import MATRIX_ROLES, Quantization
 from recipe_core.models.variants import stored_as
 
 MODULES = LaunchFolder("recipe_core.launch.serving", "launch", "(deployment: Deployment) -> Launch")

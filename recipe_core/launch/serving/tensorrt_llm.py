@@ -12,8 +12,13 @@ from recipe_core.engines.options import option_table
 from recipe_core.engines.spec import engine
 from recipe_core.launch.process import Deployment, Draft, Launch
 from recipe_core.launch.serving import rules
-from recipe_core.launch.serving.groups import Group, engine_groups
-from recipe_core.launch.serving.processes import group_processes, group_url, router_process
+from recipe_core.launch.serving.groups import (
+    Group,
+    engine_groups,
+    group_processes,
+    group_url,
+    router_process,
+)
 from recipe_core.launch.startup import weights_s
 from recipe_core.launch.user_options import check_options
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from recipe_core.launch.process import Deployment, Launch
 from recipe_core.launch.serving import rules
-from recipe_core.launch.serving.groups import engine_groups
-from recipe_core.launch.serving.processes import group_processes
+from recipe_core.launch.serving.groups import engine_groups, group_processes
 from recipe_core.launch.user_options import check_options
 
 STARTUP_TIMEOUT_S = 600

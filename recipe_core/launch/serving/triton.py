@@ -8,9 +8,8 @@ from recipe_core.base.documents import to_json, to_yaml
 from recipe_core.base.errors import NoAnswer
 from recipe_core.launch.process import Deployment, Launch
 from recipe_core.launch.serving import rules, tensorrt_llm, vllm
-from recipe_core.launch.serving.groups import Group, engine_groups
-from recipe_core.launch.serving.processes import group_processes
-from recipe_core.launch.serving.vllm_ranks import refuse_ways
+from recipe_core.launch.serving.groups import Group, engine_groups, group_processes
+from recipe_core.launch.serving.vllm import refuse_ways
 from recipe_core.launch.user_options import check_options, wrapped_engine
 
 FOLDER = "engine/repository"

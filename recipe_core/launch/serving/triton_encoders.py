@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from recipe_core.base.errors import NoAnswer
-from recipe_core.estimates.columns.batches import largest_batch
+from recipe_core.estimates.columns.serving import largest_batch
 from recipe_core.launch.process import Deployment, Launch
 from recipe_core.launch.serving import rules
 from recipe_core.launch.serving.encoder_configs import Served, encoder_config, front_config
 from recipe_core.launch.serving.encoder_export import FILES
-from recipe_core.launch.serving.groups import Group, engine_groups
-from recipe_core.launch.serving.processes import group_processes
+from recipe_core.launch.serving.groups import Group, engine_groups, group_processes
 from recipe_core.launch.user_options import check_options
 
 STARTUP_TIMEOUT_S = 1800

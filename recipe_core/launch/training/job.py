@@ -20,12 +20,12 @@ from recipe_core.estimates.columns.training import (
     TrainingSetting,
     modules_of,
 )
-from recipe_core.estimates.training.elastic import elastic_nodes
 from recipe_core.estimates.training.estimates import TrainingEstimates, flops_per_token
-from recipe_core.estimates.training.fits import memory_rule
 from recipe_core.estimates.training.memory import training_memory
 from recipe_core.estimates.training.reinforcement import at_longest
 from recipe_core.estimates.training.stages import stage_layer_counts
+from recipe_core.estimates.training.starts import memory_rule
+from recipe_core.estimates.training.time_limits import elastic_nodes
 from recipe_core.launch.process import Launch, Process
 from recipe_core.models.spec import Attention, MoeMlp
 from recipe_core.request.training_workload import Rollout

@@ -8,8 +8,7 @@ from recipe_core.engines.training_programs import program_facts
 from recipe_core.launch.process import Launch
 from recipe_core.launch.training.job import KEPT_CHECKPOINTS, Job
 from recipe_core.launch.training.ray_job import pool_devices, ray_launch, rollout_of
-from recipe_core.launch.training.sources import REWARD, TASKS
-from recipe_core.launch.training.tasks import sample_tasks
+from recipe_core.launch.training.sources import REWARD, TASKS, sample_tasks
 
 
 def launch_openrlhf(job: Job) -> Launch:

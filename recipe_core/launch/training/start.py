@@ -11,8 +11,7 @@ from typing import Any
 from recipe_core.base.errors import NoAnswer
 from recipe_core.engines.training_programs import training_engine
 from recipe_core.estimates.training.estimates import TrainingEstimates
-from recipe_core.launch.modules import LaunchFolder
-from recipe_core.launch.process import Launch
+from recipe_core.launch.process import Launch, LaunchFolder
 from recipe_core.launch.training.job import Job, Unsupported, run_refusals, training_job
 from recipe_core.plans.launch_rules import (
     able_frameworks,

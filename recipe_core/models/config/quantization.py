@@ -9,20 +9,21 @@ from typing import Any, cast
 
 from recipe_core.models.config.fields import MAX_WIDTH, Reader
 from recipe_core.models.config.formats import (
+    MAX_PATTERNS,
     Format,
+    Matched,
     algorithm_format,
     compressed_tensors_format,
     fp8_format,
     gguf_format,
     gguf_type,
     grouped_int,
+    match_modules,
     quark_format,
     unknown_format,
 )
-from recipe_core.models.config.modules import MAX_PATTERNS, Matched, match_modules
-from recipe_core.models.quantization import Quantization
 from recipe_core.models.spec import Layer
-from recipe_core.models.tensors import MATRIX_ROLES, Role, Stored
+from recipe_core.models.tensors import MATRIX_ROLES, Quantization, Role, Stored
 
 _EXPERTS = ("mlp.experts", "experts")
 # Fields that list the modules which a quantiser left as they were.

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from . import export_gguf, export_onnx, export_openvino, gguf_types, prune, quantize, shrink
+from recipe_core.payload.compressor import export_gguf, export_onnx, prune, quantize
+
 from .errors import CompressError
 from .job import Job
 from .models import (
@@ -40,8 +41,8 @@ def techniques_by_format() -> dict[str, tuple[str, ...]]:
     return {
         "safetensors": (*dense[1:], *THEN, *quantize.SCHEMES),
         "onnx": (*dense, *export_onnx.BITS, export_onnx.DYNAMIC),
-        "openvino": (*dense, *export_openvino.MODES),
-        "gguf": (*dense, *gguf_types.MIXTURES),
+        "openvino": (*dense, *export_onnx.MODES),
+        "gguf": (*dense, *export_gguf.MIXTURES),
     }
 
 
@@ -101,10 +102,10 @@ def _reduced(model: Any, job: Job) -> list[str]:
         return ["The zeros are stored: only an engine with sparse kernels gains by them."]
     if technique == "layer_pruning":
         share = job.options.removed or REMOVED[technique]
-        gone = shrink.remove_layers(model, _sample_calibration_text(job), share)
+        gone = prune.remove_layers(model, _sample_calibration_text(job), share)
         return [f"Layers removed: {', '.join(map(str, gone))}."]
     if technique == "low_rank":
-        shrink.low_rank(model, job.options.removed or REMOVED[technique], ignore)
+        prune.low_rank(model, job.options.removed or REMOVED[technique], ignore)
         return ["The product of the factors is stored: the checkpoint is as large as its base."]
     return []
 
@@ -127,7 +128,7 @@ def _write_compressed_folder(model: Any, job: Job, folder: Path) -> None:
         copy_tokenizer(job.source_folder, folder)
     elif job.written == "openvino":
         path = export_onnx.write_onnx_graph(model, folder)
-        export_openvino.write_openvino_model(path, folder, None if reduced else technique, options)
+        export_onnx.write_openvino_model(path, folder, None if reduced else technique, options)
         for graph_file in folder.glob("model.onnx*"):
             graph_file.unlink()
         copy_tokenizer(job.source_folder, folder)

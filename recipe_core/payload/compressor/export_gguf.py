@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +15,199 @@ import torch
 
 from .errors import CompressError
 from .ggml import library
-from .gguf_types import mixture_of, tensor_type
-from .gguf_words import add_tokenizer
+
+# Whether a layer of so many gets the other type.
+Rule = Callable[[int, int], bool]
+
+
+def _more_bits(layer: int, layers: int) -> bool:
+    """The first and last eighth, and every third between."""
+    return layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
+
+
+def _always(_layer: int, _layers: int) -> bool:
+    return True
+
+
+def _in_first_layers(share: int) -> Rule:
+    return lambda layer, layers: layer < layers // share
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """A type for all matrices, and others for some: by tensor the first rule that holds."""
+
+    usual: str
+    by_tensor: dict[str, tuple[tuple[str, Rule], ...]] = field(default_factory=dict)
+    output: str = "Q6_K"
+
+
+_SIX = (("Q6_K", _more_bits),)
+# By technique. Types below these need an importance matrix, and llama.cpp's own programs.
+MIXTURES: dict[str, Mixture] = {
+    "gguf_q2_k": Mixture(
+        "Q2_K",
+        dict.fromkeys(("attn_v", "ffn_down", "attn_output"), (("Q3_K", _always),)),
+    ),
+    "gguf_q3_k_s": Mixture("Q3_K"),
+    "gguf_q3_k_m": Mixture(
+        "Q3_K",
+        {
+            "attn_v": (("Q5_K", lambda layer, _: layer < 2), ("Q4_K", _always)),
+            "ffn_down": (("Q5_K", _in_first_layers(16)), ("Q4_K", _always)),
+            "attn_output": (("Q4_K", _always),),
+        },
+    ),
+    "gguf_q3_k_l": Mixture(
+        "Q3_K",
+        dict.fromkeys(("attn_v", "ffn_down", "attn_output"), (("Q5_K", _always),)),
+    ),
+    "gguf_q4_k_s": Mixture(
+        "Q4_K",
+        {
+            "attn_v": (("Q5_K", lambda layer, _: layer < 4),),
+            "ffn_down": (("Q5_K", _in_first_layers(8)),),
+        },
+    ),
+    "gguf_q4_k_m": Mixture("Q4_K", {"attn_v": _SIX, "ffn_down": _SIX}),
+    "gguf_q5_k_s": Mixture("Q5_K"),
+    "gguf_q5_k_m": Mixture("Q5_K", {"attn_v": _SIX, "ffn_down": _SIX}),
+    "gguf_q6_k": Mixture("Q6_K"),
+    "gguf_iq4_nl": Mixture("IQ4_NL", {"ffn_down": (("Q5_K", _in_first_layers(8)),)}),
+    "gguf_iq4_xs": Mixture("IQ4_XS", {"ffn_down": (("Q5_K", _in_first_layers(8)),)}),
+    "gguf_q4_0": Mixture("Q4_0"),
+    "gguf_q4_1": Mixture("Q4_1"),
+    "gguf_q5_0": Mixture("Q5_0"),
+    "gguf_q5_1": Mixture("Q5_1"),
+    "gguf_q8_0": Mixture("Q8_0", output="Q8_0"),
+}
+
+# Types of ``attn_v`` where at least four heads share a key.
+_GQA = {"gguf_q2_k": "Q4_K", "gguf_iq4_nl": "Q5_K", "gguf_iq4_xs": "Q5_K"}
+_SUPER = 256
+_BLOCK = 32
+# Types for rows that blocks of 256 do not fill.
+_NARROW = {
+    "Q2_K": "IQ4_NL",
+    "Q3_K": "IQ4_NL",
+    "IQ4_XS": "IQ4_NL",
+    "Q4_K": "Q5_0",
+    "Q5_K": "Q5_1",
+    "Q6_K": "Q8_0",
+}
+
+
+def mixture_of(technique: str) -> Mixture:
+    """The mixture of a technique.
+
+    Raises:
+        CompressError: for a type that this program cannot make.
+    """
+    if technique not in MIXTURES:
+        names = ", ".join(MIXTURES)
+        hint = f"Use llama.cpp's llama-quantize with an importance matrix, or one of {names}."
+        raise CompressError(f"{technique} cannot be made here.", hint=hint)
+    return MIXTURES[technique]
+
+
+def tensor_type(
+    technique: str, name: str, columns: int, layers: int, *, shared: int, tied: bool
+) -> str:
+    """The type of a tensor (``blk.0.attn_v.weight``) with so many columns.
+
+    shared: heads that share a key. tied: embeddings are the last matrix too.
+    """
+    mixture = mixture_of(technique)
+    kind, layer = _split_tensor_name(name)
+    stored_type = mixture.usual
+    if kind == "output" or (tied and kind == "token_embd"):
+        stored_type = mixture.output
+    elif kind == "attn_v" and shared >= 4 and technique in _GQA:
+        stored_type = _GQA[technique]
+    else:
+        rules = mixture.by_tensor.get(kind, ())
+        stored_type = next(
+            (rule_type for rule_type, rule in rules if rule(layer, layers)), stored_type
+        )
+    if stored_type in _NARROW and columns % _SUPER:
+        stored_type = _NARROW[stored_type]
+    return stored_type if columns % _BLOCK == 0 else "F16"
+
+
+def _split_tensor_name(name: str) -> tuple[str, int]:
+    """A tensor's kind, and its layer."""
+    words = name.split(".")
+    return (words[2], int(words[1])) if words[0] == "blk" else (words[0], 0)
+
+
+# ``llama_token_type`` of llama.h.
+_NORMAL, _CONTROL, _USER, _UNUSED = 1, 3, 4, 5
+# llama.cpp's name of a rule that splits texts, by what the tokenizer's own pattern holds.
+SPLITTERS = {
+    r"\p{N}{1,3}": "llama-bpe",
+    r"\p{N}|": "qwen2",
+}
+BY_DEFAULT = "gpt-2"
+
+
+def add_tokenizer(writer: Any, source: Path, config: Any) -> None:
+    """Write tokens, merges and special tokens.
+
+    Raises:
+        CompressError: for a tokenizer that is no byte-level BPE.
+    """
+    path = source / "tokenizer.json"
+    try:
+        tokenizer = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CompressError(f"cannot read {path}: {error.strerror}.") from None
+    model = tokenizer["model"]
+    if model["type"] != "BPE" or model.get("byte_fallback"):
+        hint = "Convert it by llama.cpp's convert_hf_to_gguf.py."
+        message = f"the tokenizer of {source} is no byte-level BPE."
+        raise CompressError(message, hint=hint)
+    tokens, kinds = _list_vocabulary(tokenizer, config.vocab_size)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(_splitter(tokenizer))
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+    writer.add_token_merges([_format_merge(pair) for pair in model["merges"]])
+    _add_special(writer, config)
+
+
+def _list_vocabulary(tokenizer: dict[str, Any], size: int) -> tuple[list[str], list[int]]:
+    """Every id's text and type; ids that no text has are unused."""
+    tokens = [f"[PAD{i}]" for i in range(size)]
+    kinds = [_UNUSED] * size
+    for text, number in tokenizer["model"]["vocab"].items():
+        tokens[number], kinds[number] = text, _NORMAL
+    for added in tokenizer.get("added_tokens", []):
+        tokens[added["id"]] = added["content"]
+        kinds[added["id"]] = _CONTROL if added["special"] else _USER
+    return tokens, kinds
+
+
+def _format_merge(merge: str | list[str]) -> str:
+    return merge if isinstance(merge, str) else " ".join(merge)
+
+
+def _splitter(tokenizer: dict[str, Any]) -> str:
+    pattern = json.dumps(tokenizer.get("pre_tokenizer"), ensure_ascii=False).replace("\\\\", "\\")
+    return next((name for part, name in SPLITTERS.items() if part in pattern), BY_DEFAULT)
+
+
+def _add_special(writer: Any, config: Any) -> None:
+    for name, add in (
+        ("bos_token_id", writer.add_bos_token_id),
+        ("eos_token_id", writer.add_eos_token_id),
+        ("pad_token_id", writer.add_pad_token_id),
+    ):
+        number = getattr(config, name, None)
+        if isinstance(number, list):
+            number = number[0]
+        if number is not None:
+            add(number)
+
 
 # llama.cpp's by ``model_type``; others need its own converter.
 ARCHITECTURES = {"llama": "LLAMA", "mistral": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3"}

@@ -42,7 +42,8 @@ def _compress_and_verify(job: Job, options: argparse.Namespace) -> None:
     print(f"{job.technique}: {job.output_folder}", flush=True)
     if job.verify is None or options.no_verify:
         return
-    from . import result, verify
+    from recipe_core.payload.compressor import verify
+
     from .models import load_tokenizer
     from .windows import text_tokens
 
@@ -53,7 +54,7 @@ def _compress_and_verify(job: Job, options: argparse.Namespace) -> None:
         base, verify.observe(job.output_folder, tokens, job.verify), len(tokens)
     )
     path = options.result or job.root / RESULT
-    result.write_result(replace(measured, notes=tuple(notes)), job, path)
+    verify.write_result(replace(measured, notes=tuple(notes)), job, path)
     print(
         f"Perplexity {base.figures.perplexity:.4f} became {measured.result.perplexity:.4f} over "
         f"{len(tokens)} tokens ({measured.perplexity_retained:.2%} retained); "

@@ -11,7 +11,9 @@ from datetime import datetime, timezone
 from statistics import fmean
 from typing import Any
 
-from . import manifest, metrics
+from recipe_core.payload.launcher import files, metrics
+from recipe_core.payload.launcher.load import Calibration, Prompts, calibrate_prompt_words
+
 from .client import Endpoint, Sample, stream_completion
 from .errors import LauncherError, RequestError
 from .files import read_object
@@ -19,7 +21,6 @@ from .load import MOST_IN_FLIGHT, Outcome, Traffic, drive
 from .plan import LaunchPlan, Workload
 from .pooled import is_pooled_path, send_pooled_request
 from .preflight import Preflight
-from .prompts import Calibration, Prompts, calibrate_prompt_words
 from .supervisor import Progress
 
 _WARM_UP_TOKENS = 16  # enough for caches and kernels that are built lazily, and quick
@@ -207,7 +208,7 @@ def record(
         "schema_version": 1,
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "recipe": plan.name,
-        "recipe_digest": manifest.digest(plan.root),
+        "recipe_digest": files.digest(plan.root),
         "machine": checked.machine.to_json(),
         "engine": {
             "name": plan.engine.name,

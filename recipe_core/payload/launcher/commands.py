@@ -7,11 +7,12 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
+from recipe_core.payload.launcher.report import print_json
+
 from . import compress, events, keep, keeping, report, runs, state, supervisor
 from .bench import Options, measure_serving
 from .choices import Attempts
 from .errors import InputError, LauncherError
-from .output import print_json
 from .plain import refuse_odd_run
 from .plan import LaunchPlan
 from .preflight import Preflight, preflight

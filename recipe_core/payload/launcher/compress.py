@@ -12,8 +12,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from . import manifest, report, state
-from .compress_checks import checks_of, fetch_base_model, interpreter
+from recipe_core.payload.launcher import files, report, state
+from recipe_core.payload.launcher.compress_run import checks_of, fetch_base_model, interpreter
+
 from .compress_run import clear, finish, run_making_tool, stop_leftover
 from .errors import InputError, LauncherError, PreflightError
 from .files import read_object, write_json
@@ -109,7 +110,7 @@ def verify_output(
 
 def job_digest(plan: LaunchPlan, making: Making) -> str:
     """What decides the output: the digests of the job and of the tool's script."""
-    listed = read_object(plan.root / manifest.NAME).get("files", {})
+    listed = read_object(plan.root / files.NAME).get("files", {})
     folder = making.job.relative_to(plan.root).parts[0]
     names = sorted(name for name in listed if name.startswith(f"{folder}/"))
     return "-".join([making.tool, *(str(listed[name])[:16] for name in names)])
@@ -157,7 +158,7 @@ def _measurement(
         "kind": "compression",
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "recipe": plan.name,
-        "recipe_digest": manifest.digest(plan.root),
+        "recipe_digest": files.digest(plan.root),
         "machine": detect_machine().to_json(),
         "source": making.source,
         "technique": making.technique,

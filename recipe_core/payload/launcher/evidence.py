@@ -17,7 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from . import events, exposition, manifest, state
+from recipe_core.payload.launcher import events, exposition, files, state
+
 from .client import api_headers
 from .engine import find_program, read_script_interpreter
 from .errors import LauncherError
@@ -140,7 +141,7 @@ def _collect_checks(patient: Patient) -> Iterator[Piece]:
     current = _load_patient_state(patient)
     ports = current.ports if current is not None and current.here else frozenset()
     checks = preflight(patient.plan, own_ports=ports).to_json()
-    yield _json("checks.json", {"digest": manifest.digest(patient.root), **checks})
+    yield _json("checks.json", {"digest": files.digest(patient.root), **checks})
 
 
 def _load_patient_state(patient: Patient) -> state.State | None:

@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
+from recipe_core.payload.launcher.logs import cut_logs
+
 from . import decide, events, keeping, notify, state, supervisor
 from .choices import Choice, list_launch_choices, next_choice, refused_by_machine
 from .clock import CLOCK, Clock
@@ -27,7 +29,6 @@ from .kept import IDLE_LOOKS, Gone, Kept
 from .machine_watch import MachineWatch
 from .plan import FIRST, LaunchPlan
 from .rolling import Rolling
-from .rotation import cut_logs
 from .state import State
 from .supervision import Supervision
 from .supervisor import Progress

@@ -14,6 +14,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import FrameType
 
+from recipe_core.payload.launcher.logs import cut_logs
+
 from . import events, keeping, notify, run_status, state, supervisor
 from .choices import Choice, list_launch_choices, next_choice
 from .diagnosis import Diagnosis, with_lost_device
@@ -23,7 +25,6 @@ from .heartbeat import only_keeper
 from .machine import Machine
 from .plan import LaunchPlan
 from .preflight import check_machine, needs_here
-from .rotation import cut_logs
 from .run_decide import (
     Action,
     Kind,

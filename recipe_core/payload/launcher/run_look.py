@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from recipe_core.payload.launcher.diagnosis import failure_text
+
 from . import events, report, run_status, supervisor
 from .diagnosis import Diagnosis, diagnose
-from .failure import failure_text
 from .plan import LaunchPlan
 from .run_decide import Seen
 from .state import State

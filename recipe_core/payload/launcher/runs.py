@@ -9,12 +9,13 @@ from datetime import timezone
 from pathlib import Path
 from typing import Any
 
-from . import events, keep, keeping, manifest, report, state, supervisor
+from recipe_core.payload.launcher import events, files, keep, keeping, report, state, supervisor
+from recipe_core.payload.launcher.report import print_json
+
 from .choices import Attempts
 from .errors import LateError, LauncherError, StartError, file_error
 from .files import tail
 from .keeper import Log
-from .output import print_json
 from .plain import refuse_odd_run
 from .plan import LaunchPlan
 from .preflight import Preflight, preflight
@@ -309,7 +310,7 @@ def _record(
         "kind": "training",
         "created": world.clock.now().astimezone(timezone.utc).isoformat(timespec="seconds"),
         "recipe": plan.name,
-        "recipe_digest": manifest.digest(plan.root),
+        "recipe_digest": files.digest(plan.root),
         "machine": checked.machine.to_json(),
         "engine": {
             "name": plan.engine.name,

@@ -8,15 +8,43 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from . import ownership, procs
+from . import procs
 from .errors import BusyError, InputError, LauncherError, file_error
 from .fields import Fields
 from .files import read_object, write_json
-from .ownership import owner_of
 from .plain import make_run, odd_error, open_own, open_plain
 from .plan import FIRST
 from .procs import HERE, Processes
+
+
+def owner_of(folder: Path) -> dict[str, Any]:
+    """What a record in this folder says of whose it is.
+
+    Raises:
+        LauncherError: where the folder cannot be looked at.
+    """
+    try:
+        status = folder.stat()
+        path = folder.resolve()
+    except OSError as error:
+        raise file_error(error, folder) from None
+    return {"device": status.st_dev, "inode": status.st_ino, "path": str(path)}
+
+
+def find_copied_owner(owner: Fields, folder: Path) -> str | None:
+    """The folder whose record was copied to this one; None where it is this one's own.
+
+    Raises:
+        InputError: for a record that does not say whose it is.
+        LauncherError: where the folder cannot be looked at.
+    """
+    folder_owner = owner_of(folder)
+    recorded = {"device": owner.integer("device"), "inode": owner.integer("inode")}
+    path = owner.text("path")
+    return None if recorded == {name: folder_owner[name] for name in recorded} else path
+
 
 _NAME = "state.json"
 
@@ -170,7 +198,7 @@ def _load_owned_state(run: Path) -> tuple[State | None, str | None]:
         if (odd := odd_error(path)) is not None:
             raise odd
         fields = Fields(read_object(path), str(path))
-        if (elsewhere := ownership.find_copied_owner(fields.child("run"), run)) is not None:
+        if (elsewhere := find_copied_owner(fields.child("run"), run)) is not None:
             return None, elsewhere
         items = fields.children("servers") if fields.data.get("servers") != [] else ()
         servers = tuple(_server(item, run) for item in items)

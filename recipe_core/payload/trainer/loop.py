@@ -14,6 +14,9 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
+from recipe_core.payload.trainer.data import Ahead
+from recipe_core.payload.trainer.tokens import get_tokenizer
+
 from .breaks import roll_back
 from .checkpoint import Checkpointer, list_checkpoint_folders, list_complete_checkpoints
 from .errors import RolledBackError, TrainError
@@ -26,12 +29,10 @@ from .model import Part, build_meta_model, fill_random, load_model_config
 from .optimizer import LossScale, learning_rate, make_optimizer, update
 from .parallel import HALF, emulated, lay_out
 from .preferences import Reference, reference_of
-from .prefetch import Ahead
 from .rollbacks import read_record
 from .settings import STOP_FILE, Settings
 from .steps import Passes
 from .task import check_training_task, open_data
-from .tokenizer import get_tokenizer
 from .tokens import token_file
 
 

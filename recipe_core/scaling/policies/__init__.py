@@ -24,7 +24,7 @@ from recipe_core.scaling.policies.schedule import Schedule
 from recipe_core.scaling.policies.skyserve import SkyServe
 from recipe_core.scaling.policies.table import FIELD, ROWS, check_scaling, default_triggers
 from recipe_core.scaling.signals import Controller
-from recipe_core.scaling.traces.load import Load
+from recipe_core.scaling.traces.loads import Load
 
 __all__ = ["controller_of"]
 

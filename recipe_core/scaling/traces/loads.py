@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,8 +11,51 @@ from recipe_core.base.arrays import Float, Int
 from recipe_core.base.errors import InputError
 from recipe_core.request.over_time import DAY_S, HOUR_S, LengthPoint, OverTime
 from recipe_core.request.serving_workload import ServingWorkload
-from recipe_core.scaling.traces.load import Lengths, Load
 from recipe_core.scaling.traces.shapes import HOURS, shape_rates
+from recipe_core.scaling.traces.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """A joint distribution of prompt and answer lengths; one number a point, weights sum to 1."""
+
+    input_tokens: Float
+    output_tokens: Float
+    weight: Float
+
+    @property
+    def mean_input(self) -> float:
+        return float(np.dot(self.input_tokens, self.weight))
+
+    @property
+    def mean_output(self) -> float:
+        return float(np.dot(self.output_tokens, self.weight))
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Requests per second in intervals of ``interval_s`` from second 0 on.
+
+    burstiness: coefficient of variation of the gaps between requests within an interval.
+    start_hour: hour of the week at second 0. source: for people.
+    """
+
+    rates: Float
+    interval_s: float
+    lengths: Lengths
+    burstiness: float = 1.0
+    start_hour: int = 0
+    source: str = ""
+
+    @property
+    def span_s(self) -> float:
+        """Seconds of the whole time."""
+        return len(self.rates) * self.interval_s
+
+    @property
+    def requests(self) -> float:
+        return float(self.rates.sum() * self.interval_s)
+
 
 # Intervals that an hour of a shape is told in: five minutes each.
 PARTS = 12
@@ -120,3 +164,69 @@ def load_hours_of_week(load: Load) -> Int:
     hours = load.start_hour + np.arange(len(load.rates)) * load.interval_s / HOUR_S
     hour: Int = np.floor(hours).astype(np.int64) % HOURS
     return hour
+
+
+MOST = 50_000_000
+
+
+def draw_requests(load: Load, seed: int = 0) -> Trace:
+    """Requests of a load; the same seed gives the same bits.
+
+    Gaps are gamma distributed with the load's coefficient of variation, in a time in which one
+    request is expected per unit: it runs as fast as the rate is high, so every interval has its
+    rate on average, whatever the gaps. The first gap is drawn as for a process that runs already
+    (its density is the chance of a longer gap), so that the expected number of requests up to any
+    time is the integral of the rates. Lengths are drawn from the load's points, independent of
+    the gaps.
+
+    ``arrival_s`` counts from the start of the load, not from the first request.
+
+    Raises:
+        InputError: when more than 50 million requests are expected.
+    """
+    if load.requests > MOST:
+        raise InputError(
+            f"the load has {load.requests:,.0f} requests; one by one the limit is {MOST:,}.",
+            field="workload.over_time",
+            hint="Take fewer days or a lower rate.",
+        )
+    random = np.random.default_rng(seed)
+    expected = np.concatenate(([0.0], np.cumsum(load.rates * load.interval_s)))
+    ticks = _draw_ticks(float(expected[-1]), load.burstiness, random)
+    edges = np.arange(len(load.rates) + 1, dtype=np.float64) * load.interval_s
+    arrival = _arrival_seconds(ticks, expected, edges)
+    drawn = _draw_points(load.lengths.weight, len(arrival), random)
+    return Trace(
+        arrival_s=arrival,
+        input_tokens=np.rint(load.lengths.input_tokens).astype(np.int64)[drawn],
+        output_tokens=np.rint(load.lengths.output_tokens).astype(np.int64)[drawn],
+        source=load.source,
+    )
+
+
+def _draw_ticks(total: float, burstiness: float, random: np.random.Generator) -> Float:
+    """Times from 0 to below ``total`` of a stationary renewal process of rate 1."""
+    shape, scale = burstiness**-2, burstiness**2
+    # The gap that time 0 falls into is drawn by its length, and 0 lies anywhere in it.
+    now = float(random.gamma(shape + 1, scale) * random.random())
+    parts = [np.asarray([now])]
+    while now < total:
+        remaining = total - now
+        count = int(remaining + 4 * burstiness * remaining**0.5) + 16
+        times = now + np.cumsum(random.gamma(shape, scale, count))
+        parts.append(times)
+        now = float(times[-1])
+    ticks = np.concatenate(parts)
+    return ticks[ticks < total]
+
+
+def _arrival_seconds(ticks: Float, expected: Float, edges: Float) -> Float:
+    """Seconds at which so many requests were expected; nothing comes in intervals of rate 0."""
+    place = np.searchsorted(expected, ticks, side="right") - 1
+    share = (ticks - expected[place]) / (expected[place + 1] - expected[place])
+    return np.asarray(edges[place] + share * (edges[1] - edges[0]), dtype=np.float64)
+
+
+def _draw_points(weight: Float, count: int, random: np.random.Generator) -> Int:
+    ends = np.cumsum(weight)
+    return np.searchsorted(ends[:-1] / ends[-1], random.random(count), side="right")

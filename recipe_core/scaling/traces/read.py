@@ -9,8 +9,7 @@ from recipe_core.scaling.traces.formats.content import Content, unpack_trace_fil
 from recipe_core.scaling.traces.formats.registry import find_trace_format
 from recipe_core.scaling.traces.formats.requests import build_trace
 from recipe_core.scaling.traces.formats.table import has_request_columns
-from recipe_core.scaling.traces.rates import Rates
-from recipe_core.scaling.traces.trace import Trace
+from recipe_core.scaling.traces.trace import Rates, Trace
 
 
 def read_trace(data: bytes, name: str = "", *, unit: str | None = None) -> Trace:

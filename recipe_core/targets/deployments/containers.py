@@ -8,13 +8,17 @@ from dataclasses import replace
 from typing import Any
 
 from recipe_core.base.errors import InputError
-from recipe_core.commands.images import engine_by_name, image_start
 from recipe_core.commands.launches import Container, Launch, launches_in
-from recipe_core.commands.words import MAX_CHARACTERS
+from recipe_core.commands.words import MAX_CHARACTERS, engine_by_name, image_start
 from recipe_core.engines.grammar import grammars
 from recipe_core.targets.deployments.deployed import DeployedEngine, Place, UnreadPart
-from recipe_core.targets.deployments.documents import yaml_mapping, yaml_mappings, yaml_texts
-from recipe_core.targets.deployments.variables import filled_pod, unset_in
+from recipe_core.targets.deployments.documents import (
+    filled_pod,
+    unset_in,
+    yaml_mapping,
+    yaml_mappings,
+    yaml_texts,
+)
 
 _HELPER = re.compile(r"router|gateway|bench|lmcache-server|epp|exporter|controller|dashboard")
 _HELPS = re.compile(

@@ -10,8 +10,8 @@ from typing import Any
 
 from recipe_core.base.documents import read_text
 from recipe_core.base.errors import InputError, RecipeError
+from recipe_core.commands.context import CommandContext
 from recipe_core.commands.files import SUFFIXES, Item, check_items, items_of, judge_items
-from recipe_core.commands.ground import Ground
 from recipe_core.engines.grammar import grammars
 from recipe_core.models.catalog import catalog_ids, in_catalog
 from recipe_core.targets.deployments.deployed import DeployedEngine, DeploymentFile
@@ -47,7 +47,7 @@ def check_deployment(
         InputError: when ``overrides`` is wrong.
     """
     if "hardware" in overrides:
-        Ground.of(**overrides)
+        CommandContext.of(**overrides)
     items = [engine_item(engine, engine.where, file.kind, overrides) for engine in file.engines]
     verdicts = judge_items(items, {}, folders=folders)
     answers = [

@@ -11,14 +11,15 @@ from recipe_core.targets.deployments.containers import engines_in, pod_container
 from recipe_core.targets.deployments.deployed import DeployedEngine, UnreadPart
 from recipe_core.targets.deployments.documents import (
     Mapped,
+    filled_pod,
     line_of,
     parse_count,
+    unset_in,
     yaml_mapping,
     yaml_mappings,
     yaml_texts,
 )
 from recipe_core.targets.deployments.kubernetes import container_place, read_resource, resource_name
-from recipe_core.targets.deployments.variables import filled_pod, unset_in
 
 KINDS = frozenset(
     {

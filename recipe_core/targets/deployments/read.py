@@ -23,6 +23,7 @@ from recipe_core.targets.deployments.devices import choose_device_place
 from recipe_core.targets.deployments.documents import (
     MAX_BYTES,
     Mapped,
+    filled_compose,
     line_of,
     parse_count,
     read_documents,
@@ -32,7 +33,6 @@ from recipe_core.targets.deployments.documents import (
 )
 from recipe_core.targets.deployments.kubernetes import node_device_names, read_resource, term_names
 from recipe_core.targets.deployments.shell import is_slurm, read_shell, read_slurm, read_task
-from recipe_core.targets.deployments.variables import filled_compose
 
 SCRIPTS = (".sh", ".bash", ".zsh", ".sbatch", ".slurm", ".job", ".sub")
 DOCUMENTS = (".yaml", ".yml", ".json")

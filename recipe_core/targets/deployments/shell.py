@@ -16,11 +16,11 @@ from recipe_core.targets.deployments.devices import choose_device_place, device_
 from recipe_core.targets.deployments.documents import (
     Mapped,
     parse_count,
+    unset_in,
     yaml_mapping,
     yaml_mappings,
     yaml_texts,
 )
-from recipe_core.targets.deployments.variables import unset_in
 from recipe_core.targets.names import cluster_names
 
 _PINNED = re.compile(r"(?<![\w-])(vllm|sglang|tensorrt-llm)(?:\[[\w,-]*\])?==(\d[\w.+]{0,30})")

@@ -7,13 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from recipe_core.engines.release import Metrics
 from recipe_core.request.metrics import column_metric
-from recipe_core.targets.monitoring.metrics import Exporter, device_exporter, engine_metrics
 from recipe_core.targets.monitoring.rules import (
     recorded_expressions,
     recorded_series,
     scrape_job_names,
 )
-from recipe_core.targets.monitoring.thresholds import Thresholds, alert_thresholds
+from recipe_core.targets.monitoring.thresholds import (
+    Exporter,
+    Thresholds,
+    alert_thresholds,
+    device_exporter,
+    engine_metrics,
+)
 
 if TYPE_CHECKING:  # targets ask for thresholds themselves
     from recipe_core.targets.context import Context

@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from recipe_core.engines.release import Metrics
-from recipe_core.recipe.text_rows import is_pooled_estimate
+from recipe_core.recipe.expected import is_pooled_estimate
 from recipe_core.request.metrics import column_metric
-from recipe_core.targets.monitoring.metrics import Exporter, device_exporter, engine_metrics
 from recipe_core.targets.monitoring.thresholds import (
     MEMORY,
+    Exporter,
     Threshold,
     Thresholds,
     alert_thresholds,
+    device_exporter,
+    engine_metrics,
 )
 from recipe_core.targets.supervise import prometheus_duration
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from recipe_core.targets.context import Context
-from recipe_core.targets.restarts import machine, pods, runs, schedulers
+from recipe_core.targets.restarts import machine, pods, schedulers
 from recipe_core.targets.restarts.shape import EVENTS, LAUNCHER, Answer, Answers, Event, Setting
 
 
@@ -46,10 +46,10 @@ _TARGETS: Mapping[str, Mapping[str, Callable[[Context], Answers]]] = {
     "training": {
         LAUNCHER: machine.launcher_run_answers,
         "slurm": schedulers.slurm_answers,
-        "kubeflow-trainjob": runs.train_job_answers,
-        "kubeflow-pytorchjob": runs.pytorch_job_answers,
-        "jobset": runs.job_set_answers,
-        "volcano": runs.volcano_answers,
+        "kubeflow-trainjob": pods.train_job_answers,
+        "kubeflow-pytorchjob": pods.pytorch_job_answers,
+        "jobset": pods.job_set_answers,
+        "volcano": pods.volcano_answers,
         "skypilot": schedulers.sky_job_answers,
     },
 }

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from recipe_core.base.errors import NoAnswer
-from recipe_core.request.scaling import Scaling, Trigger
+from recipe_core.request.scaling import Period, Scaling, Trigger
 from recipe_core.scaling.policies.defaults import default_of
+from recipe_core.scaling.policies.schedule import HOURS as WEEK
+from recipe_core.scaling.policies.schedule import week_replicas
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import Unit
-from recipe_core.targets.scale import cron
-from recipe_core.targets.scale.behavior import FIELDS, PERIOD_S, read_behavior, scaling_behavior
 from recipe_core.targets.scale.bounds import (
     fewest_copies,
     grain_target,
@@ -21,6 +23,7 @@ from recipe_core.targets.scale.bounds import (
     refuse_policy,
     whole_seconds,
 )
+from recipe_core.targets.scale.hpa import FIELDS, PERIOD_S, read_behavior, scaling_behavior
 from recipe_core.targets.scale.metrics import (
     RATE_S,
     averaging_window_s,
@@ -31,6 +34,100 @@ from recipe_core.targets.scale.metrics import (
     request_rate_query,
     triggers_of,
 )
+
+DAY = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Hours of the week, from 0 (Monday at midnight), with a number of replicas."""
+
+    begin: int
+    end: int
+    replicas: int
+
+
+def replicas_by_hour(scaling: Scaling) -> tuple[int, ...]:
+    """Replicas of every hour of the week: of periods that overlap the largest, else the fewest."""
+    return tuple(int(replicas) for replicas in week_replicas(scaling))
+
+
+def busy_spans(hours: Sequence[int]) -> list[Span]:
+    """Parts of the week with more replicas than its quietest hour; the quietest is left out."""
+    base, parts, begin = min(hours), [], 0
+    for replicas, equal_hours in groupby(hours):
+        end = begin + len(list(equal_hours))
+        if replicas > base:
+            parts.append(Span(begin, end, replicas))
+        begin = end
+    return parts
+
+
+def cron_triggers(hours: Sequence[int]) -> list[dict[str, Any]]:
+    """Cron triggers of the spans, those of one day with the same hours together."""
+    spans_by_hours: dict[tuple[int, int, int], list[Span]] = {}
+    for span in busy_spans(hours):
+        key = (span.begin % DAY, span.end - span.begin, span.replicas)
+        spans_by_hours.setdefault(key, []).append(span)
+    triggers = []
+    for equal_spans in spans_by_hours.values():
+        starts = {span.begin for span in equal_spans}
+        # A start and an end at one moment would leave KEDA without the one that comes next.
+        meet = any(span.end % WEEK in starts for span in equal_spans)
+        groups = (
+            [[span] for span in equal_spans]
+            if meet or equal_spans[0].end - equal_spans[0].begin > DAY
+            else [equal_spans]
+        )
+        triggers += [_cron_trigger(group) for group in groups]
+    return triggers
+
+
+def _cron_trigger(group: Sequence[Span]) -> dict[str, Any]:
+    starts = ",".join(str(_cron_weekday(span.begin)) for span in group)
+    ends = ",".join(str(_cron_weekday(span.end)) for span in group)
+    metadata = {
+        "timezone": "UTC",
+        "start": f"0 {group[0].begin % DAY} * * {starts}",
+        "end": f"0 {group[0].end % DAY} * * {ends}",
+        "desiredReplicas": str(group[0].replicas),
+    }
+    return {"type": "cron", "metadata": metadata}
+
+
+def _cron_weekday(hour: int) -> int:
+    """The day of cron, 0 is Sunday, of an hour of the week, 0 is Monday at midnight."""
+    return (hour // DAY + 1) % 7
+
+
+def read_triggers(triggers: Sequence[Mapping[str, Any]], base: int) -> tuple[Period, ...]:
+    """Periods that cron triggers were written from, where ``base`` replicas run at other times."""
+    hours = [base] * WEEK
+    for trigger in triggers:
+        metadata = trigger["metadata"]
+        ends = _hours_of_expression(metadata["end"])
+        for begin, end in zip(_hours_of_expression(metadata["start"]), ends, strict=True):
+            length = (end - begin) % WEEK
+            for hour in range(begin, begin + length):
+                replicas = int(metadata["desiredReplicas"])
+                hours[hour % WEEK] = max(hours[hour % WEEK], replicas)
+    return tuple(
+        Period(from_hour=span.begin, to_hour=span.end, replicas=span.replicas)
+        for span in busy_spans(hours)
+    )
+
+
+def _hours_of_expression(expression: str) -> list[int]:
+    """Hours of the week that an expression of ours names, in its order."""
+    _, hour, _, _, days = expression.split()
+    return [(int(day) - 1) % 7 * DAY + int(hour) for day in days.split(",")]
+
+
+def changes_within_tolerance(hours: Sequence[int], tolerance: float) -> bool:
+    """Whether a change of the schedule is within the tolerance of autoscalers, which ignore it."""
+    changes = zip(hours, (*hours[1:], hours[0]), strict=True)
+    return any(before and 0 < abs(after / before - 1) <= tolerance for before, after in changes)
+
 
 WHERE = "a ScaledObject"
 POLICIES = ("keda", "schedule")
@@ -132,7 +229,7 @@ def prometheus_trigger(server: str, text: str, threshold: str, name: str = "") -
 def _schedule_spec(context: Context, unit: Unit, scaling: Scaling) -> dict[str, Any]:
     """Replicas by the clock: no window, no limit of steps, no tolerance that hides a change."""
     refuse_fields(scaling, _OF_SCHEDULE, WHERE)
-    hours = cron.replicas_by_hour(scaling)
+    hours = replicas_by_hour(scaling)
     counts = [in_copies(context, unit, count) for count in hours]
     if len(set(hours)) == 1:
         raise NoAnswer(
@@ -142,7 +239,7 @@ def _schedule_spec(context: Context, unit: Unit, scaling: Scaling) -> dict[str, 
         )
     at_once = [{"type": "Pods", "value": _AT_ONCE, "periodSeconds": PERIOD_S}]
     side: dict[str, Any] = {"stabilizationWindowSeconds": 0, "policies": at_once}
-    if cron.changes_within_tolerance(counts, TOLERANCE):
+    if changes_within_tolerance(counts, TOLERANCE):
         side["tolerance"] = "0"
     rules = {"scaleUp": side, "scaleDown": dict(side)}
     return {
@@ -151,7 +248,7 @@ def _schedule_spec(context: Context, unit: Unit, scaling: Scaling) -> dict[str, 
         **_keda_times(scaling),
         "cooldownPeriod": 0,
         "advanced": {"horizontalPodAutoscalerConfig": {"behavior": rules}},
-        "triggers": cron.cron_triggers(counts),
+        "triggers": cron_triggers(counts),
     }
 
 
@@ -160,7 +257,7 @@ def read_keda_spec(spec: Mapping[str, Any]) -> Scaling:
     crons = [entry for entry in spec["triggers"] if entry["type"] == "cron"]
     low, high = spec["minReplicaCount"], spec["maxReplicaCount"]
     if crons:
-        periods = cron.read_triggers(crons, low)
+        periods = read_triggers(crons, low)
         polling_s = spec.get("pollingInterval")
         return Scaling(
             policy="schedule",

@@ -10,8 +10,8 @@ from recipe_core.base.errors import NoAnswer
 from recipe_core.request.scaling import Scaling, Trigger
 from recipe_core.targets.context import Context
 from recipe_core.targets.scale import kpa
-from recipe_core.targets.scale.behavior import read_behavior, scaling_behavior
 from recipe_core.targets.scale.bounds import grain_target, refuse_fields, refuse_policy
+from recipe_core.targets.scale.hpa import read_behavior, scaling_behavior
 from recipe_core.targets.scale.metrics import (
     averaging_window_s,
     metric_query,

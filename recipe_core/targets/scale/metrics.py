@@ -11,7 +11,7 @@ from recipe_core.engines.spec import engine_names
 from recipe_core.request.scaling import Metric, Scaling, Trigger
 from recipe_core.scaling.policies.defaults import default_of
 from recipe_core.targets.context import Context
-from recipe_core.targets.monitoring.metrics import engine_metrics
+from recipe_core.targets.monitoring.thresholds import engine_metrics
 from recipe_core.targets.pod import object_name
 from recipe_core.targets.scale.bounds import whole_seconds
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from recipe_core.request.scaling import Scaling
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import launch_units
-from recipe_core.targets.scale import cron, keda
+from recipe_core.targets.scale import keda
 from recipe_core.targets.scale.bounds import (
     fewest_replicas,
     in_copies,
@@ -106,5 +106,5 @@ def _has_tolerance(context: Context, scaling: Scaling) -> bool:
     if scaling.policy != "schedule":
         return scaling.tolerance is not None and scaling.policy != "dynamo"
     unit = launch_units(context.launch)[0]
-    counts = [in_copies(context, unit, count) for count in cron.replicas_by_hour(scaling)]
-    return cron.changes_within_tolerance(counts, keda.TOLERANCE)
+    counts = [in_copies(context, unit, count) for count in keda.replicas_by_hour(scaling)]
+    return keda.changes_within_tolerance(counts, keda.TOLERANCE)

@@ -2,10 +2,10 @@
 
 Colours are set on every trace, so a figure looks the same under any template; text and grid are
 left to the page's theme. A second channel (symbol, pattern, dash) always says what the colour says.
-Importing the package registers the views of one split (``views``, ``closer_look``).
+Importing the package registers the views of one split (``views``, ``split_views``).
 """
 
-from recipe_core.views.charts import closer_look
+from recipe_core.views.charts import split_views
 from recipe_core.views.charts.formats import accuracy_against, hidden_count, support_matrix
 from recipe_core.views.charts.front import tradeoff
 from recipe_core.views.charts.measured import (
@@ -48,7 +48,6 @@ __all__ = [
     "arrival_gaps",
     "axes_of",
     "choice_points",
-    "closer_look",
     "confidence_curves",
     "cost_against",
     "cost_against_share",
@@ -71,6 +70,7 @@ __all__ = [
     "ratios_by_group",
     "replicas_over_time",
     "requests_over_time",
+    "split_views",
     "start_phases",
     "support_matrix",
     "tradeoff",

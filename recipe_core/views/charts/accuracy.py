@@ -15,9 +15,9 @@ from recipe_core.base.units import (
     token_rate_text,
     usd,
 )
-from recipe_core.plans.front import front_with_accuracy
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import measure_text, split_label
+from recipe_core.plans.rank import front_with_accuracy
 from recipe_core.views.charts.figures import Drawing, Look, Style, axis, error_bars
 from recipe_core.views.charts.front import thinned
 from recipe_core.views.charts.style import BELOW, DASHES, SYMBOLS, translucent

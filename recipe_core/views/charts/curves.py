@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from recipe_core.base.arrays import Float, Int
 from recipe_core.base.units import count_text, seconds_text, significant, token_rate_text, usd
-from recipe_core.estimates.columns.reuse import ReuseCurve
+from recipe_core.estimates.columns.serving import ReuseCurve
 from recipe_core.estimates.serving.cache_results import KvTier, PrefixCache
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import measure_text, split_label
@@ -19,11 +19,11 @@ from recipe_core.views.charts.style import DASHES, SYMBOLS
 from recipe_core.views.explanations.arithmetic import TIERS
 from recipe_core.views.explanations.curves import (
     Crossing,
+    Frontier,
     LoadCurve,
     Scaling,
     usd_per_million_by_use,
 )
-from recipe_core.views.explanations.frontier import Frontier
 from recipe_core.views.explanations.tornado import Swing
 from recipe_core.views.plan_words import shown_limit, used_devices_text
 

@@ -9,7 +9,7 @@ from typing import Literal
 import plotly.graph_objects as go
 
 from recipe_core.base.units import figure_amount
-from recipe_core.calibration.comparison import ComparedFigure, Prediction
+from recipe_core.calibration.residuals import ComparedFigure, Prediction
 from recipe_core.estimates.serving.results import TIME_TITLES
 from recipe_core.views.charts.figures import Drawing, axis, categories, error_bars
 from recipe_core.views.charts.style import SYMBOLS

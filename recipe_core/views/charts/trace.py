@@ -9,9 +9,8 @@ import numpy as np
 import plotly.graph_objects as go
 
 from recipe_core.base.units import significant
-from recipe_core.scaling.traces.bursts import count_by_window
-from recipe_core.scaling.traces.rates import Rates
-from recipe_core.scaling.traces.trace import Trace
+from recipe_core.scaling.traces.describe import count_by_window
+from recipe_core.scaling.traces.trace import Rates, Trace
 from recipe_core.views.charts.figures import Drawing, axis
 from recipe_core.views.charts.style import stroke
 

@@ -1,6 +1,6 @@
 """The registry of views: what a closer look at one split shows, on the page and in the report.
 
-A view is one function under ``@view`` in ``closer_look.py``. It yields charts, tables and notes;
+A view is one function under ``@view`` in ``split_views.py``. It yields charts, tables and notes;
 page, report and tests go through the registry, so a new view needs no other edit.
 """
 

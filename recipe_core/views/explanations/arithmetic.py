@@ -27,8 +27,7 @@ from recipe_core.estimates.serving.cache import (
     request_state_bytes,
     shared_blocks,
 )
-from recipe_core.estimates.serving.cache_pages import Packing
-from recipe_core.estimates.serving.compressed_pools import CachePools
+from recipe_core.estimates.serving.cache_blocks import CachePools, Packing
 from recipe_core.estimates.serving.memory import stage_columns
 from recipe_core.estimates.serving.results import MEMORY, TIME_TITLES, ServingEstimate, memory_parts
 from recipe_core.estimates.serving.weights import (

@@ -12,14 +12,14 @@ from itertools import product
 
 import numpy as np
 
-from recipe_core.accuracy.retained import Retained
+from recipe_core.accuracy.published import Retained
 from recipe_core.estimates.columns.serving import WIDE, Setting
 from recipe_core.estimates.serving.accuracy import accuracy_of
 from recipe_core.estimates.serving.estimates import estimate_serving
-from recipe_core.models.dtypes import bytes_per_value
-from recipe_core.plans.front import pareto_front
+from recipe_core.models.tensors import bytes_per_value
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import checkpoint_of
+from recipe_core.plans.rank import pareto_front
 from recipe_core.plans.serving_candidates import serving_setting
 
 # Weight formats that are compared beside 16 bit, where the device has kernels for them.

@@ -15,8 +15,8 @@ from recipe_core.engines.frameworks import Number, training_data
 from recipe_core.estimates.columns.training import TrainingCases, TrainingSetting
 from recipe_core.estimates.ledger import Overhead, Sum, only_number, recorded_sums, recording
 from recipe_core.estimates.training.estimates import TrainingEstimates
-from recipe_core.estimates.training.host_states import copied_s
 from recipe_core.estimates.training.memory import parameters_by_stage, stored_parameters
+from recipe_core.estimates.training.optimizer_states import copied_s
 from recipe_core.estimates.training.reinforcement import Reinforcement, at_mean, work_batches
 from recipe_core.estimates.training.results import PHASE_TITLES, STEP_TITLES
 from recipe_core.estimates.training.schedule import (

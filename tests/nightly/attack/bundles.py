@@ -28,9 +28,8 @@ from pathlib import Path
 from unittest.mock import Mock, patch
 
 from recipe_core.base.errors import RecipeError
-from recipe_core.bundle.manifest import MANIFEST
 from recipe_core.bundle.replace import replace_folder
-from recipe_core.bundle.signing import SIGNATURE, new_key
+from recipe_core.bundle.signing import MANIFEST, SIGNATURE, new_key
 from recipe_core.bundle.verify import read_bundle, unpack_bundle
 from recipe_core.bundle.write import bundle_files
 from recipe_core.payload.launcher.main import main as launcher_main

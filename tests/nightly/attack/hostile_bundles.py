@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from recipe_core.base.documents import parse_yaml, to_yaml
-from recipe_core.bundle.manifest import MANIFEST
-from recipe_core.bundle.signing import SIGNATURE, new_key, sign_manifest
+from recipe_core.bundle.signing import MANIFEST, SIGNATURE, new_key, sign_manifest
 from tests.fixtures.hostile import hostile
 
 Files = dict[str, bytes]

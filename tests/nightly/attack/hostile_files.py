@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from recipe_core.bundle.manifest import MANIFEST
+from recipe_core.bundle.signing import MANIFEST
 from recipe_core.bundle.write import zip_bundle
 from tests.nightly.attack.hostile_bundles import NAMES, Draw, Files, Hostile, lay, mutate, seal
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from recipe_core.base import quoting
-from recipe_core.targets import by_hand, containers, fill, node_script, pod
+from recipe_core.targets import by_hand, containers, node_script, placeholders, pod
 from tests.fixtures.rows import over
 from tests.fixtures.serve import Server, recipe_serve
 from tests.nightly.attack import api, injection, load
@@ -21,7 +21,8 @@ def named(case: str, name: str, payload: str) -> injection.Try:
 
 
 BARE, POD, COMPOSE = (
-    replace(syntax, text=str) for syntax in (fill.IN_SHELL, fill.IN_KUBERNETES, fill.IN_COMPOSE)
+    replace(syntax, text=str)
+    for syntax in (placeholders.IN_SHELL, placeholders.IN_KUBERNETES, placeholders.IN_COMPOSE)
 )
 
 

@@ -12,7 +12,7 @@ import yaml
 from recipe_core.bundle.write import Bundle, bundle_of
 from recipe_core.models.catalog import catalog_entry
 from recipe_core.recipe import Additions, make_recipe
-from recipe_core.recipe.parameters import parse_recipe_variants, read_parameters
+from recipe_core.recipe.place import parse_recipe_variants, read_parameters
 from recipe_core.request.schema import PlanRequest
 from tests.fixtures.hostile import hostile
 from tests.fixtures.paths import DATA

@@ -22,10 +22,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from recipe_core.payload.trainer.checkpoint import (
+    damage,
     list_checkpoint_folders,
     list_complete_checkpoints,
 )
-from recipe_core.payload.trainer.damage import damage
 from tests.fixtures.ports import free_port
 from tests.nightly.attack.harness import Order, Result, Tally
 from tests.payload.trainer.conftest import CONFIG, Job

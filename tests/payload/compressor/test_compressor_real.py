@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from recipe_core.accuracy.technique import technique
-from recipe_core.models.dtypes import BYTES_PER_VALUE
+from recipe_core.models.tensors import BYTES_PER_VALUE
 from recipe_core.payload.compressor.main import main
 from tests.fixtures.needs import needs
 from tests.fixtures.paths import ROOT

@@ -13,15 +13,13 @@ import pytest
 from recipe_core.payload.launcher import metrics
 from recipe_core.payload.launcher.api import Api
 from recipe_core.payload.launcher.bench import Options, measure_serving, plan_traffic, send_prompt
-from recipe_core.payload.launcher.client import Endpoint, Sample, _Stream, request_body
+from recipe_core.payload.launcher.client import Endpoint, EventParser, Sample, _Stream, request_body
 from recipe_core.payload.launcher.errors import RequestError
-from recipe_core.payload.launcher.load import Traffic, drive
+from recipe_core.payload.launcher.load import Prompts, Traffic, calibrate_prompt_words, drive
 from recipe_core.payload.launcher.machine import Machine
 from recipe_core.payload.launcher.plan import Workload, load_plan
 from recipe_core.payload.launcher.pooled import pooled_request_body, send_pooled_request
 from recipe_core.payload.launcher.preflight import Preflight
-from recipe_core.payload.launcher.prompts import Prompts, calibrate_prompt_words
-from recipe_core.payload.launcher.sse import EventParser
 from recipe_core.payload.launcher.supervisor import Progress
 from tests.fixtures.fake_server import Answering, Handler, Server
 from tests.fixtures.fake_world import FakeClock

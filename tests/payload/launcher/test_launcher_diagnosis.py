@@ -11,11 +11,14 @@ import pytest
 import yaml
 
 from recipe_core.payload.launcher import causes, events
-from recipe_core.payload.launcher.diagnosis import LONGEST_LINE, MOST_LINES, diagnose, signal_of
-from recipe_core.payload.launcher.failure import (
+from recipe_core.payload.launcher.diagnosis import (
+    LONGEST_LINE,
+    MOST_LINES,
+    diagnose,
     excerpt_log,
     failure_text,
     last_failure,
+    signal_of,
     without_questions,
 )
 from recipe_core.payload.launcher.redact import HIDDEN, Redactor, is_secret_name

@@ -11,9 +11,8 @@ import pytest
 
 from recipe_core.payload.launcher import events
 from recipe_core.payload.launcher.errors import LauncherError
-from recipe_core.payload.launcher.logs import Follower, run_logs
+from recipe_core.payload.launcher.logs import Follower, cut_logs, open_log, run_logs
 from recipe_core.payload.launcher.request import Request
-from recipe_core.payload.launcher.rotation import cut_logs, open_log
 from tests.fixtures.bundles import run, usual_signals
 from tests.fixtures.paths import ROOT
 from tests.fixtures.patience import PATIENCE

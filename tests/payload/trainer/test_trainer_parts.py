@@ -17,14 +17,20 @@ from tests.payload.trainer.conftest import CONFIG, Job, needs_torch, settings
 pytestmark = needs_torch
 torch = pytest.importorskip("torch")
 
-from recipe_core.payload.trainer.data import Sequences
+from recipe_core.payload.trainer.data import Ahead, Sequences
 from recipe_core.payload.trainer.errors import TrainError
 from recipe_core.payload.trainer.lora import (
+    OUTER,
+    VALUES,
     AdaptedQuantized,
+    Quantized,
     adapt,
+    dequantize,
     find_adapter_targets,
     linears,
     narrow,
+    quantize_nf4,
+    shapes,
 )
 from recipe_core.payload.trainer.main import main
 from recipe_core.payload.trainer.mesh import resolve_mesh_degrees
@@ -35,17 +41,8 @@ from recipe_core.payload.trainer.model import (
     chunk_layers,
     load_model_config,
 )
-from recipe_core.payload.trainer.nf4 import (
-    OUTER,
-    VALUES,
-    Quantized,
-    dequantize,
-    quantize_nf4,
-    shapes,
-)
 from recipe_core.payload.trainer.optimizer import LossScale, learning_rate
 from recipe_core.payload.trainer.parallel import emulated, gathered_units
-from recipe_core.payload.trainer.prefetch import Ahead
 from recipe_core.payload.trainer.settings import Batch, Optimizer, Split, load_settings
 from recipe_core.payload.trainer.shards import Tokens, write_shards
 from recipe_core.payload.trainer.tokens import documents

@@ -18,7 +18,7 @@ from tests.payload.trainer.conftest import Job, needs_torch, settings
 pytestmark = [pytest.mark.torchrun, pytest.mark.nightly, needs_torch]
 pytest.importorskip("torch")
 
-from recipe_core.payload.trainer.damage import damage
+from recipe_core.payload.trainer.checkpoint import damage
 from recipe_core.payload.trainer.hf import list_hf_checkpoints
 
 SHARDED = {"dp": 2, "shard": 2, "zero_stage": 3}

@@ -129,7 +129,7 @@ def test_adapters_come_out_alone_and_merged_into_the_base_that_was_trained(chat,
     from safetensors.torch import load_file
     from transformers import AutoTokenizer
 
-    from recipe_core.payload.trainer.nf4 import dequantize, quantize_nf4
+    from recipe_core.payload.trainer.lora import dequantize, quantize_nf4
 
     base = load_file(chat.run_folder / "model" / "model.safetensors")
     for method in ("text-lora", "qlora"):

@@ -15,9 +15,7 @@ from itertools import islice
 from typing import Any
 
 from recipe_core.base.errors import InputError
-from recipe_core.scaling.traces.formats.content import Content, wrong
-from recipe_core.scaling.traces.formats.gathered import Gathered
-from recipe_core.scaling.traces.formats.json_lines import read_json_objects
+from recipe_core.scaling.traces.formats.content import Content, read_json_objects, wrong
 from recipe_core.scaling.traces.formats.names import (
     INPUTS,
     OUTPUTS,
@@ -26,7 +24,7 @@ from recipe_core.scaling.traces.formats.names import (
     normalise_column_name,
     time_column,
 )
-from recipe_core.scaling.traces.formats.requests import Requests
+from recipe_core.scaling.traces.formats.requests import Gathered, Requests
 from recipe_core.scaling.traces.formats.table import is_failure
 
 TITLE = "access log"

@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from recipe_core.scaling.traces.formats.content import Content, wrong
-from recipe_core.scaling.traces.formats.gathered import Gathered
-from recipe_core.scaling.traces.formats.json_lines import read_json_objects
-from recipe_core.scaling.traces.formats.requests import Requests
+from recipe_core.scaling.traces.formats.content import Content, read_json_objects, wrong
+from recipe_core.scaling.traces.formats.requests import Gathered, Requests
 
 TITLE = "benchmark"
 VLLM = ("start_times", "input_lens", "output_lens")

@@ -15,14 +15,13 @@ import numpy as np
 import pyarrow as pa
 
 from recipe_core.base.arrays import Int
-from recipe_core.scaling.traces.formats.blocks import blocks_of
 from recipe_core.scaling.traces.formats.columns import (
+    blocks_of,
     read_label_column,
     read_time_column,
     read_token_column,
 )
-from recipe_core.scaling.traces.formats.content import Content
-from recipe_core.scaling.traces.formats.json_lines import read_json_table
+from recipe_core.scaling.traces.formats.content import Content, read_json_table
 from recipe_core.scaling.traces.formats.requests import Requests
 
 TITLE = "Mooncake trace"

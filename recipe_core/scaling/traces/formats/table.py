@@ -11,23 +11,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recipe_core.base.arrays import Bool, Int
-from recipe_core.base.memory import limited_memory
-from recipe_core.scaling.traces.formats.blocks import blocks_of, text_lists
+from recipe_core.base.budget import limited_memory
 from recipe_core.scaling.traces.formats.columns import (
+    blocks_of,
     read_csv_columns,
     read_label_column,
     read_number_column,
     read_time_column,
     read_token_column,
+    text_lists,
 )
 from recipe_core.scaling.traces.formats.content import (
     MOST_BYTES,
     MOST_GROWTH,
     MOST_REQUESTS,
     Content,
+    read_json_table,
     wrong,
 )
-from recipe_core.scaling.traces.formats.json_lines import read_json_table
 from recipe_core.scaling.traces.formats.names import (
     HASHES,
     INPUTS,

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from recipe_core.payload.launcher import procs, rotation
+from recipe_core.payload.launcher import logs, procs
 from tests.nightly.attack import alone
 from tests.nightly.attack.launcher.faults import (
     DEATHS,
@@ -34,7 +34,7 @@ __all__ = ["FAULTS"]
 Odd = Callable[[Trial, Path], object]
 ZEROS = bytes(200_000)
 """As power loss leaves them at the end of a file."""
-LOGS_BYTES, FLOOD_MB = 2.1 * rotation.LIMIT_BYTES, 400
+LOGS_BYTES, FLOOD_MB = 2.1 * logs.LIMIT_BYTES, 400
 """What the logs of one server may take, and what an engine writes into one."""
 
 

@@ -1,0 +1,177 @@
+"""What engines check of a command when they start, as their grammars list it."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from recipe_core.base import quoting
+from recipe_core.commands.arguments import Arguments, Finding, is_open
+from recipe_core.commands.launches import Launch
+from recipe_core.commands.option_meanings import Meant
+from recipe_core.commands.verdict import Case
+from recipe_core.commands.words import image_folder
+from recipe_core.engines.grammar import grammars
+from recipe_core.engines.spec import engine
+from recipe_core.models.spec import ModelSpec
+
+
+def take_all_devices(case: Case, per_node: int | None) -> None:
+    """Set the degree of a server that takes every device it sees and states none.
+
+    That is what its container shows it, else ``per_node``; one device where neither is known.
+    """
+    unless, values = grammars()[case.launch.engine].all_devices, case.arguments.values
+    degree = "pp" if engine(case.launch.engine).split.pipeline else "tp"
+    if unless is None or degree not in case.meant.unstated:
+        return
+    if any(str(values.get(name)) in off for name, off in unless.items()):
+        return
+    devices = case.launch.visible_devices or per_node
+    if devices is None:
+        message = "takes every device it sees; judged on one."
+        hint = "Set --gpus to the devices that it sees."
+        case.say("note", "devices", f"{engine(case.launch.engine).title} {message}", hint)
+    case.meant.candidate[degree] = devices or 1
+
+
+def elasticity(case: Case) -> str:
+    """Why a lack of memory in the estimate may not stop a server; empty where it does."""
+    grammar, title = grammars()[case.launch.engine], engine(case.launch.engine).title
+    if grammar.automatic and grammar.automatic.weights in case.meant.left_to_engine:
+        flag = f"--{grammar.automatic.weights.replace('_', '-')}"
+        return f"without {flag}, {title} leaves layers that do not fit in the host's memory."
+    caches = {name for name, meaning in grammar.means.items() if meaning == "kv_dtype"}
+    stored = {name: case.arguments.values.get(name) for name in caches}
+    for name, value in stored.items():
+        if value is not None and value not in grammar.words.get(name, {value: None}):
+            return f"a {value} cache is counted as one of the model's own format, which is larger."
+    return ""
+
+
+_ENDING = re.compile(r"\.(jinja2?|json|ya?ml|toml|py|txt|csv|pem|crt|key|model|bin|pt)$")
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+
+
+def named_files(launch: Launch, arguments: Arguments) -> Iterator[Finding]:
+    """A warning for each relative path of a file that has to be where the server runs.
+
+    Silent where a mount of the container covers the path, or its image is known to hold it.
+    """
+    table = arguments.judged.table
+    for name, missing in grammars()[launch.engine].files.items():
+        if name not in table.by_name:
+            continue
+        flag = table.by_name[name].flag
+        for path in _relative_paths(arguments.values.get(name)):
+            place = _missing_place(launch, path)
+            if place is not None:
+                message = f"{flag} names the file {path}, {place}: {missing}."
+                yield Finding("warning", "file", flag, message, _mount_remedy(launch, path))
+
+
+def _relative_paths(value: Any) -> Iterator[str]:
+    """Relative paths of files in a value: text, or several texts, each may be ``name=path``."""
+    for text in value if isinstance(value, list) else [value]:
+        if not isinstance(text, str) or len(text) > 1024 or is_open(text):
+            continue
+        path = text.partition("=")[2] if re.fullmatch(r"[\w.-]+=[^={}\s]+", text) else text
+        if path.startswith(("/", "~")) or _SCHEME.match(path) or "\n" in path or "{" in path:
+            continue
+        if path.startswith(("./", "../")) or _ENDING.search(path):
+            yield path
+
+
+def _missing_place(launch: Launch, path: str) -> str | None:
+    """Where a server looks for a relative path; None where the file is known to be there."""
+    if launch.image is None:
+        return "in the folder that the command runs in"
+    start_folder = image_folder(launch.engine, launch.image)
+    workdir = launch.workdir or (start_folder.workdir if start_folder else None)
+    if workdir is None:
+        # where the image starts is not known: any mount may be what holds the file
+        return None if launch.mounts else "in the folder that the container starts in"
+    full = posixpath.normpath(posixpath.join(workdir, path))
+    if any(_folder_holds(mount, full) for mount in launch.mounts):
+        return None
+    inside = (
+        [posixpath.join(start_folder.workdir, name) for name in start_folder.holds]
+        if start_folder
+        else []
+    )
+    if any(_folder_holds(folder, full) for folder in inside):
+        return None
+    return f"{full} in the container, which the image does not hold"
+
+
+def _folder_holds(folder: str, path: str) -> bool:
+    folder = posixpath.normpath(folder)
+    return path == folder or path.startswith(f"{folder.rstrip('/')}/")
+
+
+def _mount_remedy(launch: Launch, path: str) -> str:
+    """How the file gets there."""
+    if launch.image is None:
+        return "Run the command where the file is, or give its whole path."
+    start_folder = image_folder(launch.engine, launch.image)
+    workdir = launch.workdir or (start_folder.workdir if start_folder else "/workspace")
+    target = posixpath.normpath(posixpath.join(workdir, path))
+    local = posixpath.normpath(path)
+    source = (
+        quoting.quote_shell(local)
+        if local.startswith("..")
+        else f'"$PWD"/{quoting.quote_shell(local)}'
+    )
+    return f"Mount it: -v {source}:{quoting.quote_shell(target)}:ro."
+
+
+def check_rules(meant: Meant, model: ModelSpec) -> None:
+    for name in grammars()[meant.engine].rules:
+        meant.findings.extend(_RULES[name](meant, model))
+
+
+def _batched_covers_seqs(meant: Meant, _: ModelSpec) -> Iterable[Finding]:
+    tokens = meant.candidate.get("max_batched_tokens")
+    sequences = meant.candidate.get("max_num_seqs")
+    if tokens and sequences and tokens < sequences:
+        message = (
+            f"a step of {tokens:,} tokens is less than one for each of {sequences:,} sequences."
+        )
+        yield Finding("error", "limits", None, message, "Raise the tokens.")
+
+
+def _unchunked_covers_context(meant: Meant, model: ModelSpec) -> Iterable[Finding]:
+    tokens = meant.candidate.get("max_batched_tokens")
+    longest = meant.max_context if isinstance(meant.max_context, int) else model.max_context
+    if not meant.chunked and tokens and tokens < longest:
+        step = f"without chunked prefill a step of {tokens:,} tokens"
+        message = f"{step} is less than a request of {longest:,}."
+        yield Finding("error", "limits", None, message)
+
+
+def _experts_to_share(meant: Meant, model: ModelSpec) -> Iterable[Finding]:
+    if meant.shares_experts and not model.is_moe:
+        message = f"{model.name} has no experts to share."
+        yield Finding("error", "no-experts", None, message, "Leave expert parallelism out.")
+
+
+def _balanced_needs_shared(meant: Meant, _: ModelSpec) -> Iterable[Finding]:
+    if meant.balanced and not meant.shares_experts:
+        yield Finding("error", "balanced", None, "balancing experts needs expert parallelism.")
+
+
+def _replicas_on_one_node(meant: Meant, _: ModelSpec) -> Iterable[Finding]:
+    if (meant.nodes or 1) > 1 and meant.candidate.get("dp", 1) > 1 and not meant.attention_dp:
+        message = f"replicas (dp {meant.candidate['dp']}) do not span {meant.nodes} nodes."
+        yield Finding("error", "replicas", None, message)
+
+
+_RULES: dict[str, Callable[[Meant, ModelSpec], Iterable[Finding]]] = {
+    "batched-covers-seqs": _batched_covers_seqs,
+    "unchunked-covers-context": _unchunked_covers_context,
+    "experts-to-share": _experts_to_share,
+    "balanced-needs-shared": _balanced_needs_shared,
+    "replicas-on-one-node": _replicas_on_one_node,
+}

@@ -1,0 +1,202 @@
+"""What was simulated as the values of an answer: shares, money, series with fewer points."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from recipe_core.base.arrays import Float
+from recipe_core.request.scaling import Scaling
+from recipe_core.scaling.fleet import Fleet
+from recipe_core.scaling.outcome import HOUR_S, Outcome, Series
+from recipe_core.scaling.result import (
+    Against,
+    Band,
+    Checked,
+    LoadAnswer,
+    PolicyAnswer,
+    ReplicaCounts,
+    SeriesAnswer,
+    WorstInterval,
+)
+from recipe_core.scaling.traces.loads import Load
+
+# Points of a series in an answer at most.
+MOST_POINTS = 720
+# Share of missed requests below which none are.
+LEAST_MISSED = 1e-6
+# Lengths that intervals of an answer have.
+STEPS_S = (60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_400)
+
+
+@dataclass(frozen=True, slots=True)
+class Replays:
+    """One policy over the whole time, and over its hardest day under several chances.
+
+    day: of those the one with the chances of ``outcome``. reruns: with other starts and events, and
+    with quick and with slow starts.
+    """
+
+    outcome: Outcome
+    day: Outcome | None = None
+    reruns: tuple[Outcome, ...] = ()
+
+    @property
+    def attainment(self) -> float:
+        """Share of requests that kept the limits."""
+        return self.outcome.attainment
+
+    @property
+    def rented_s(self) -> float:
+        """Seconds of devices that were paid."""
+        return self.outcome.rented_s
+
+    def shares(self) -> Band:
+        """The share with its range: what chances change on the hardest day, in proportion.
+
+        Where nothing is missed on that day, it alone changes.
+        """
+        value, shares = self.attainment, [self.attainment]
+        if self.day is not None:
+            missed = 1 - self.day.attainment
+            for rerun in self.reruns:
+                change = (1 - rerun.attainment) - missed
+                if missed > LEAST_MISSED:
+                    missed_overall = (1 - value) * (missed + change) / missed
+                else:
+                    missed_overall = 1 - value + change * self.day.requests / self.outcome.requests
+                shares.append(1 - min(missed_overall, 1 - value + max(change, 0.0)))
+        return Band(
+            value=_clip_share(value), low=_clip_share(min(shares)), high=_clip_share(max(shares))
+        )
+
+
+def policy_answer(
+    name: str,
+    scaling: Scaling | None,
+    replays: Replays,
+    fleet: Fleet,
+    attainment: float,
+    checked: Checked | None = None,
+) -> PolicyAnswer:
+    """A policy, before it is held against the bounds."""
+    first = replays.outcome
+    at_s, share = first.worst_interval
+    price = fleet.usd_per_device_hour
+    replicas = first.series.ready + first.series.starting
+    return PolicyAnswer(
+        name=name,
+        scaling=scaling,
+        meets=replays.attainment >= attainment,
+        attainment=replays.shares(),
+        replica_hours=first.replica_s / HOUR_S,
+        gpu_hours=first.device_hours,
+        usd=first.usd(price),
+        usd_per_month=first.usd_per_month(price),
+        worst_interval=WorstInterval(
+            at_s=at_s, share=_clip_share(share), seconds=first.series.interval_s
+        ),
+        cold_starts=first.starts,
+        requests_delayed=first.delayed,
+        replicas_lost=first.lost,
+        replicas=ReplicaCounts(
+            min=float(np.rint(replicas.min())),
+            mean=float(replicas.mean()),
+            max=float(np.rint(max(replicas.max(), first.most_replicas))),
+        ),
+        against=Against(always_peak=None, clairvoyant=None),
+        checked=checked,
+        series=series_answer(first.series),
+    )
+
+
+def compare_cost(
+    policy: PolicyAnswer, always_peak: PolicyAnswer, clairvoyant: PolicyAnswer
+) -> Against:
+    """The cost of a policy beside that of the bounds."""
+    hours = policy.gpu_hours
+    return Against(
+        always_peak=_ratio(hours, always_peak.gpu_hours),
+        clairvoyant=_ratio(hours, clairvoyant.gpu_hours),
+    )
+
+
+def load_answer(load: Load) -> LoadAnswer:
+    """The load with fewer points."""
+    step = step_s(load.span_s, load.interval_s)
+    return LoadAnswer(
+        source=load.source or "rates of the request",
+        span_s=load.span_s,
+        requests=load.requests,
+        mean_rate_per_s=float(load.rates.mean()),
+        peak_rate_per_s=float(load.rates.max()),
+        burstiness=load.burstiness,
+        input_tokens=load.lengths.mean_input,
+        output_tokens=load.lengths.mean_output,
+        start_hour=load.start_hour,
+        interval_s=step,
+        rates_per_s=_round_series(_mean_rows(load.rates, round(step / load.interval_s))),
+    )
+
+
+def series_answer(series: Series) -> SeriesAnswer:
+    """A series with fewer points: sums of requests, means of the rest."""
+    step = step_s(series.interval_s * len(series.arrived), series.interval_s)
+    count = round(step / series.interval_s)
+    has_ttft = np.isfinite(series.ttft_s)
+    weight = np.where(has_ttft, np.maximum(series.arrived, 1e-9), 0.0)
+    waited = _sum_rows(np.where(has_ttft, series.ttft_s, 0.0) * weight, count)
+    total = _sum_rows(weight, count)
+    ttft_s = np.divide(waited, total, out=np.full(len(total), np.nan), where=total > 0)
+    return SeriesAnswer(
+        interval_s=step,
+        arrived=_round_series(_sum_rows(series.arrived, count)),
+        kept=_round_series(_sum_rows(series.kept_requests, count)),
+        ready=_round_series(_mean_rows(series.ready, count)),
+        starting=_round_series(_mean_rows(series.starting, count)),
+        wanted=_round_series(_mean_rows(series.desired, count)),
+        waiting=_round_series(_mean_rows(series.waiting, count)),
+        running=_round_series(_mean_rows(series.running, count)),
+        ttft_s=tuple(_five_digits(value) if np.isfinite(value) else None for value in ttft_s),
+    )
+
+
+def step_s(span_s: float, interval_s: float) -> float:
+    """The shortest length of intervals, whole ones of ``interval_s``, that are few enough."""
+    for step in STEPS_S:
+        intervals = step / interval_s
+        if intervals >= 1 and float(intervals).is_integer() and span_s / step <= MOST_POINTS:
+            return float(step)
+    return float(interval_s * max(1, -(-int(span_s / interval_s) // MOST_POINTS)))
+
+
+def _pad_into_rows(values: Float, count: int) -> Float:
+    """Rows of ``count`` values, the last one filled with what is nothing."""
+    rest = -len(values) % count
+    return np.pad(values, (0, rest), constant_values=np.nan).reshape(-1, count)
+
+
+def _sum_rows(values: Float, count: int) -> Float:
+    return np.asarray(np.nansum(_pad_into_rows(values, count), axis=1))
+
+
+def _mean_rows(values: Float, count: int) -> Float:
+    return np.asarray(np.nanmean(_pad_into_rows(values, count), axis=1))
+
+
+def _round_series(values: Float) -> tuple[float, ...]:
+    return tuple(_five_digits(value) for value in np.maximum(values, 0.0))
+
+
+def _five_digits(value: float) -> float:
+    """Five digits: a chart shows no more, and answers are a third as long."""
+    return float(f"{value:.5g}")
+
+
+def _clip_share(value: float) -> float:
+    return float(min(max(value, 0.0), 1.0))
+
+
+def _ratio(hours: float, of: float) -> float | None:
+    return hours / of if of > 0 else None
