@@ -12,7 +12,7 @@ import streamlit as st
 
 from recipe_core.base.documented import description_of
 from recipe_core.base.units import percent_text
-from recipe_core.hardware.storage import storage_names, storage_tier
+from recipe_core.hardware.host import storage_names, storage_tier
 from recipe_core.request.metrics import limits_by_name, timed_limits
 from recipe_core.request.over_time import OverTime
 from recipe_core.request.presets import TimeLimits, published_time_limits

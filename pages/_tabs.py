@@ -19,7 +19,7 @@ from recipe_core.bundle.contents import PREVIEWED, bundle_listing, preview_text
 from recipe_core.bundle.write import Bundle
 from recipe_core.doors.serve import folders_allowed
 from recipe_core.recipe import Recipe, recipe_request
-from recipe_core.recipe.other_engines import OtherEngine, other_engines
+from recipe_core.recipe.comparison import OtherEngine, other_engines
 from recipe_core.request.link import link_omissions
 from recipe_core.request.schema import PlanRequest
 from recipe_core.targets.by_hand import TITLES, node_commands, read_addresses, target_uses

@@ -11,7 +11,7 @@ import _numbers as numbers
 import _workload as asking
 import streamlit as st
 
-from recipe_core.hardware.storage import storage_names, storage_tier
+from recipe_core.hardware.host import storage_names, storage_tier
 from recipe_core.request.edit import TRAINING_TOKENS
 from recipe_core.request.phases import Evaluation, Phase
 from recipe_core.request.ranges import range_of

@@ -8,7 +8,7 @@ from __future__ import annotations
 from recipe_core.base.units import long_duration
 from recipe_core.estimates.serving.cold_start import ColdStart, cold_start
 from recipe_core.hardware.cluster import device_profile
-from recipe_core.request.start import Start
+from recipe_core.request.over_time import Start
 
 PLACES = ("tmpfs", "nvme", "ebs-gp3", "efs", "s3", "hub")
 ENGINES = ("vllm", "sglang", "tensorrt-llm", "tgi", "transformers", "llama-cpp")

@@ -19,7 +19,7 @@ from recipe_core.engines.spec import engine
 from recipe_core.estimates.rules.kernels import support_by_release
 from recipe_core.hardware.cluster import device_names, device_profile
 from recipe_core.launch.process import Launch, Process, engine_words
-from recipe_core.launch.startup import limit_s
+from recipe_core.launch.start import limit_s
 from recipe_core.recipe import Recipe
 from recipe_core.recipe.build import decision_device_facts, recipe_request
 from recipe_core.recipe.decision import Decision, decide

@@ -36,10 +36,9 @@ from recipe_core.recipe.lock import ImageLock, ModelLock
 from recipe_core.recipe.secrets import refuse_planted
 from recipe_core.request.describe import model_short_name
 from recipe_core.targets import Context, each_target
-from recipe_core.targets.notes import cluster_notes, reach_section, spot_note
+from recipe_core.targets.notes import cluster_notes, reach_section, scaling_notes, spot_note
 from recipe_core.targets.recipe_context import image_file, place_launch, target_context
 from recipe_core.targets.restarts import LAUNCHER, restart_rows
-from recipe_core.targets.scale.notes import scaling_notes
 
 _NAMESPACE = uuid.UUID("6b1f8a52-6c1e-5d0a-9a39-0d6b9c6a4f11")
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from recipe_core.base.arrays import Float
-from recipe_core.base.minimise import minimise
+from recipe_core.base.solvers import minimise
 from recipe_core.estimates.roofline import smooth_roofline_s
 from recipe_core.hardware.microbench.points import Point
 

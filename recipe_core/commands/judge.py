@@ -14,10 +14,16 @@ from typing import Any
 from recipe_core.base.documents import parse_json
 from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.commands.arguments import is_open, read_arguments
-from recipe_core.commands.checks import check_rules, elasticity, named_files, take_all_devices
+from recipe_core.commands.checks import (
+    check_rules,
+    command_setting,
+    elasticity,
+    media_of,
+    named_files,
+    take_all_devices,
+)
 from recipe_core.commands.context import DEFAULT_INPUT, DEFAULT_OUTPUT, CommandContext, Models
 from recipe_core.commands.launches import Launch, find_launches, first_launch
-from recipe_core.commands.media import command_setting, media_of
 from recipe_core.commands.option_meanings import meaning_of, served_task, settle
 from recipe_core.commands.remedies import find_attempts
 from recipe_core.commands.surroundings import (

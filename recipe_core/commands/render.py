@@ -13,8 +13,8 @@ from recipe_core.engines.grammar import grammars
 from recipe_core.engines.options import MEANINGS, Meaning
 from recipe_core.engines.spec import Engine
 from recipe_core.launch.process import Deployment, Launch, Process
-from recipe_core.launch.serving.start import launch_deployment
 from recipe_core.launch.serving.vllm import WAYS
+from recipe_core.launch.start import launch_deployment
 
 DEFAULT_PORT = 8000
 _DRAFTS: frozenset[Meaning] = frozenset(

@@ -290,7 +290,7 @@ def answer_resolve(body: Body, folders: bool = False) -> Json:
 
 def answer_diff(body: Body, folders: bool = False) -> Json:
     """The differences of the recipes ``before`` and ``after``, and of their estimates."""
-    from recipe_core.recipe.diff import diff_recipes
+    from recipe_core.recipe.comparison import diff_recipes
 
     before, after = (
         _read_body_recipe(_body_object(body, name), folders) for name in ("before", "after")

@@ -48,7 +48,7 @@ PRELOADED = (
     "recipe_core.targets.deployments.read",
     "recipe_core.views.catalog",
     "recipe_core.recipe.convert",
-    "recipe_core.recipe.diff",
+    "recipe_core.recipe.comparison",
     "recipe_core.calibration.run_files",
     "recipe_core.recipe.published",
     "recipe_core.recipe.resolve",

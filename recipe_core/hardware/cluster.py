@@ -12,7 +12,7 @@ from typing import Any
 from recipe_core.base.errors import HardwareError, unknown
 from recipe_core.base.resources import shipped_path
 from recipe_core.hardware import custom
-from recipe_core.hardware.files import check_device
+from recipe_core.hardware.checks import check_device
 from recipe_core.hardware.nodes import Cluster as Cluster
 from recipe_core.hardware.prices import price_of
 from recipe_core.hardware.profile import (

@@ -7,7 +7,7 @@ from recipe_core.base.units import GIB
 from recipe_core.engines.kv_offload import Through
 from recipe_core.engines.spec import Engine
 from recipe_core.estimates.rules.kv_offload import FIELD, Offload, Store
-from recipe_core.hardware.storage import StorageTier, storage_tier
+from recipe_core.hardware.host import StorageTier, storage_tier
 from recipe_core.request.kv_offload import KvOffload, KvStore
 
 

@@ -32,8 +32,8 @@ from recipe_core.estimates.rules.training_rules import training_refusals
 from recipe_core.estimates.training.activations import recomputed_modules
 from recipe_core.hardware.cluster import Cluster
 from recipe_core.hardware.failures import failure_file, node_failures, spot_market
+from recipe_core.hardware.host import StorageTier, measured_tier, storage_tier
 from recipe_core.hardware.ownership import HOURS_PER_MONTH
-from recipe_core.hardware.storage import StorageTier, measured_tier, storage_tier
 from recipe_core.plans.launch_rules import default_framework, launch_degree_rules, on_framework
 from recipe_core.plans.problem import TrainingProblem
 from recipe_core.plans.rollout import sampling_of

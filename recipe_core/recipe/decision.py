@@ -12,8 +12,7 @@ from recipe_core.engines.release import ContainerImage
 from recipe_core.engines.training_programs import install_on, training_engine
 from recipe_core.hardware.cluster import Cluster
 from recipe_core.launch.process import Candidate, Deployment, Launch
-from recipe_core.launch.serving.start import launch_deployment
-from recipe_core.launch.training.start import launch_reasons, training_launch
+from recipe_core.launch.start import launch_deployment, launch_reasons, training_launch
 from recipe_core.models.spec import ModelSpec
 from recipe_core.plans.limits import LIMITS
 from recipe_core.plans.plan import Plan, Split

@@ -27,13 +27,12 @@ from recipe_core.hardware.request import HardwareRequest
 from recipe_core.request.candidate import CandidateRequest, PoolRequest
 from recipe_core.request.metrics import Goal, timed_limits
 from recipe_core.request.objective import GAIN_FROM_LOAD, Limits, Objective
-from recipe_core.request.over_time import OverTime
+from recipe_core.request.over_time import OverTime, Start
 from recipe_core.request.packed import MAX_TEXT, is_packed, shorter, unpack_values
 from recipe_core.request.phases import Evaluation
 from recipe_core.request.scaling import Scaling
 from recipe_core.request.schema import Options, PlanRequest
 from recipe_core.request.serving_workload import LOADS, MediaItems, ServingWorkload, Speculative
-from recipe_core.request.start import Start
 from recipe_core.request.supervision import Supervision
 from recipe_core.request.training_workload import Loading, Rollout, TrainingWorkload
 

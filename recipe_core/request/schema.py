@@ -21,10 +21,9 @@ from recipe_core.request.first_error import first_error
 from recipe_core.request.kv_offload import KvOffload
 from recipe_core.request.metrics import timed_limits
 from recipe_core.request.objective import GAIN_FROM_LOAD, Objective
-from recipe_core.request.over_time import Simulated
+from recipe_core.request.over_time import Simulated, Start
 from recipe_core.request.scaling import Scaling
 from recipe_core.request.serving_workload import ServingWorkload, Speculative
-from recipe_core.request.start import Start
 from recipe_core.request.supervision import Supervision
 from recipe_core.request.training_workload import TrainingWorkload
 

@@ -6,7 +6,7 @@ import hashlib
 
 from recipe_core.base.documents import to_json
 from recipe_core.base.errors import NoAnswer
-from recipe_core.estimates.serving.rented import RentedReplicas, SimulatedReplicas
+from recipe_core.estimates.serving.feature_results import RentedReplicas, SimulatedReplicas
 from recipe_core.hardware.cluster import Cluster
 from recipe_core.plans.replicas import with_share
 from recipe_core.request.candidate import CandidateRequest

@@ -11,11 +11,11 @@ from recipe_core.engines.release import ApiKey
 from recipe_core.engines.spec import engine
 from recipe_core.hardware.cluster import device_profile
 from recipe_core.launch.process import Launch
-from recipe_core.launch.startup import names_folder
+from recipe_core.launch.start import names_folder
 from recipe_core.models.spec import UNPLACED
 from recipe_core.recipe.place import Parameters
+from recipe_core.request.over_time import Start
 from recipe_core.request.scaling import Scaling
-from recipe_core.request.start import Start
 from recipe_core.request.supervision import Supervision
 
 POD_SHARE = 0.95  # of a node's memory that pods may have; the rest is the node's own (assumed)

@@ -15,7 +15,7 @@ from recipe_core.base.errors import NoAnswer
 from recipe_core.commands.arguments import read_arguments
 from recipe_core.commands.option_meanings import meaning_of
 from recipe_core.launch.process import Process, engine_words
-from recipe_core.targets import gke, kserve, kubernetes, pod, rdma
+from recipe_core.targets import kserve, kubernetes, pod, rdma
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import Pod, Unit, by_role, same_pod
 from recipe_core.targets.placeholders import Values, Variable
@@ -53,7 +53,7 @@ def kserve_llm_files(context: Context) -> dict[str, str]:
             field="candidate.engine",
             hint=OTHER,
         )
-    gke.refuse_gke_network(context, "an LLMInferenceService")
+    rdma.refuse_gke_network(context, "an LLMInferenceService")
     objects = {"llminferenceservice.yaml": llm_inference_service(context)}
     if context.scaling is not None and context.scaling.policy == "llm-d":
         objects["thresholds.yaml"] = llm_d.saturation_thresholds(context, context.scaling)

@@ -11,7 +11,8 @@ from typing import Any
 from recipe_core.base.documents import parse_yaml
 from recipe_core.base.errors import InputError
 from recipe_core.request.scaling import Scaling
-from recipe_core.targets.scale import dynamo, hpa, keda, kpa, kserve, llm_d, ray, skypilot
+from recipe_core.targets import dynamo_planner
+from recipe_core.targets.scale import hpa, keda, kpa, kserve, llm_d, ray, skypilot
 
 Document = Mapping[str, Any]
 
@@ -48,7 +49,7 @@ def read_scaling(documents: Sequence[Document]) -> Scaling:
         return _fixed_scaling(kinds["Deployment"]["spec"]["replicas"])
     for document in documents:
         if "min_endpoint" in document:
-            return dynamo.read_planner_settings(document)
+            return dynamo_planner.read_planner_settings(document)
         if "service" in document:
             return skypilot.read_sky_service(document["service"])
         if "applications" in document:

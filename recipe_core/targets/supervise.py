@@ -15,7 +15,7 @@ from typing import Any
 
 from recipe_core.engines.training_programs import training_engine
 from recipe_core.launch.process import Process
-from recipe_core.launch.startup import limit_s
+from recipe_core.launch.start import limit_s
 from recipe_core.launch.training import job
 from recipe_core.payload.launcher.api import Api
 from recipe_core.payload.launcher.exposition import PATHS

@@ -9,7 +9,7 @@ from typing import Any
 
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import NoAnswer
-from recipe_core.targets import gke, pod, rdma, storage, supervise
+from recipe_core.targets import pod, rdma, storage, supervise
 from recipe_core.targets.context import Context
 from recipe_core.targets.kubernetes import workload_metadata
 from recipe_core.targets.layout import Pod, launch_units, same_pod
@@ -42,7 +42,7 @@ INDEX = Variable("JOB_COMPLETION_INDEX")
 
 def train_job_files(context: Context) -> dict[str, str]:
     """A TrainJob of Kubeflow Trainer v2, which becomes a JobSet: its patches add no container."""
-    gke.refuse_gke_network(context, "a TrainJob")
+    rdma.refuse_gke_network(context, "a TrainJob")
     head = f"{object_name(context)}-{NODE}-0-0.{object_name(context)}"
     container, spec = _node_container(context, head, INDEX, NODE)
     trainer = {

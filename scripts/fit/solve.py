@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from recipe_core.base.minimise import minimise
+from recipe_core.base.solvers import minimise
 from recipe_core.estimates.roofline import SORT_TOKENS
 from recipe_core.hardware.profile import Device
 

@@ -7,7 +7,7 @@ from packaging.specifiers import SpecifierSet
 
 from recipe_core.bundle.verify import read_bundle
 from recipe_core.bundle.write import bundle_files, write_bundle, zip_bytes
-from recipe_core.launch.training.start import launch_reasons
+from recipe_core.launch.start import launch_reasons
 from recipe_core.payload.launcher.plan import load_plan
 from recipe_core.plans.plans import plan_splits
 from recipe_core.recipe import Additions, make_recipe

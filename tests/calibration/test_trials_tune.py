@@ -29,7 +29,7 @@ from recipe_core.calibration.trials.study import JOURNAL, Search
 from recipe_core.calibration.trials.tune import Budget, tune
 from recipe_core.payload.launcher.procs import Processes, Stat
 from recipe_core.recipe import make_recipe, recipe_request
-from recipe_core.recipe.diff import diff_recipes
+from recipe_core.recipe.comparison import diff_recipes
 from recipe_core.views.trials import tune_text
 from tests.conftest import make_request
 from tests.fixtures.bundles import usual_signals, with_variable

@@ -19,7 +19,7 @@ import pytest
 
 from recipe_core.engines.training_programs import program_facts, training_engine
 from recipe_core.launch.process import Launch
-from recipe_core.launch.training.start import training_launch
+from recipe_core.launch.start import training_launch
 from recipe_core.plans.plans import plan_candidate, plan_splits
 from recipe_core.request.schema import PlanRequest
 from tests.fixtures.paths import DATA, FIXTURES, ROOT

@@ -16,7 +16,7 @@ from recipe_core.engines.spec import default_engine, engine, engine_names
 from recipe_core.estimates.rules import placement
 from recipe_core.estimates.rules.rules import place_rules, serving_refusals
 from recipe_core.launch.serving.groups import _pack_groups
-from recipe_core.launch.serving.start import launch_deployment
+from recipe_core.launch.start import launch_deployment
 from recipe_core.payload.launcher.plan import Filler, Parameters
 from recipe_core.plans.plans import estimate_batch, plan_candidate, plan_cases, plan_splits
 from recipe_core.plans.problem import resolve_problem

@@ -17,8 +17,8 @@ from recipe_core.base.errors import NoAnswer
 from recipe_core.commands.arguments import read_arguments
 from recipe_core.commands.option_meanings import meaning_of
 from recipe_core.engines.spec import engine, engine_names
-from recipe_core.launch.serving.start import launch_deployment
 from recipe_core.launch.serving.vllm import NODE
+from recipe_core.launch.start import launch_deployment
 from recipe_core.recipe import make_recipe
 from tests.conftest import make_request
 from tests.fixtures.deployments import ASKED, EXTERNAL, HYBRID, RAY, deployments, drawn

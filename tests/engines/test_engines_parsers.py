@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from recipe_core.base.errors import NoAnswer
-from recipe_core.launch.serving.start import launch_deployment
+from recipe_core.launch.start import launch_deployment
 from recipe_core.models.catalog import load_model_spec
 from tests.fixtures.deployments import ASKED, DRAFT_CHECKPOINT, MODELS, deployments
 from tests.fixtures.paths import ROOT

@@ -22,7 +22,7 @@ from recipe_core.estimates.serving.memory import serving_memory
 from recipe_core.estimates.serving.operators import Step, serving_step_parts
 from recipe_core.estimates.serving.simulate import simulate_serving
 from recipe_core.hardware.cluster import cluster, device_profile
-from recipe_core.hardware.host_links import link_rates
+from recipe_core.hardware.host import link_rates
 from recipe_core.hardware.profile import Transfers
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.models.catalog import catalog_model

@@ -6,7 +6,7 @@ import pytest
 
 from recipe_core.commands.context import CommandContext
 from recipe_core.commands.judge import judge_command
-from recipe_core.hardware.host_links import host_links
+from recipe_core.hardware.host import host_links
 
 GROUND = CommandContext.of(hardware="rtx-4090:1", concurrency=1)
 

@@ -16,7 +16,7 @@ from recipe_core.estimates.serving.operators import Step, serving_step_parts, to
 from recipe_core.estimates.serving.pools import transfer_bytes, transfer_s
 from recipe_core.estimates.serving.speculative import engine_step, tokens_per_step
 from recipe_core.estimates.serving.weights import draft_layer, draft_projection
-from recipe_core.launch.serving.start import launch_deployment
+from recipe_core.launch.start import launch_deployment
 from recipe_core.models.catalog import catalog_model
 from recipe_core.plans.plans import estimate_batch, plan_candidate
 from recipe_core.plans.problem import resolve_problem

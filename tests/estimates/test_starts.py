@@ -19,14 +19,14 @@ from recipe_core.estimates.serving.cold_start import cold_start
 from recipe_core.estimates.serving.memory import serving_memory
 from recipe_core.estimates.serving.start_numbers import engine_start, place_names, start_numbers
 from recipe_core.hardware.cluster import device_profile
-from recipe_core.launch.startup import startup_rates
+from recipe_core.launch.start import startup_rates
 from recipe_core.models.catalog import by_convention, catalog_model, load_model_spec
 from recipe_core.models.spec import NO_TOWER
 from recipe_core.plans.plan_json import doubt_text
 from recipe_core.plans.plans import estimate_batch, plan_candidate, plan_splits
 from recipe_core.plans.rank import front_of_columns
+from recipe_core.request.over_time import Start
 from recipe_core.request.schema import PlanRequest
-from recipe_core.request.start import Start
 from recipe_core.views.plan_words import against_best
 from scripts.fit_cold_start import fit_start_numbers
 from tests.fixtures.sizes import examples

@@ -7,9 +7,9 @@ from itertools import product
 import numpy as np
 import pytest
 
+from recipe_core.base.solvers import find_root
 from recipe_core.engines.spec import KernelTimes, engine, engine_names
 from recipe_core.estimates.roofline import SORT_TOKENS, experts_s, operator_s, product_dtype
-from recipe_core.estimates.root import find_root
 from recipe_core.estimates.serving import continuous_batching as batching
 from recipe_core.estimates.serving.continuous_batching import Loop, idle_step, prompt_step
 from recipe_core.estimates.serving.memory import serving_memory

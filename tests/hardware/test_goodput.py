@@ -11,9 +11,9 @@ from recipe_core.base.errors import HardwareError
 from recipe_core.estimates.training.run import erlang_b
 from recipe_core.hardware.cluster import device_profile
 from recipe_core.hardware.failures import NODE_DAYS_HOURS, failure_file, node_failures
+from recipe_core.hardware.host import measured_tier, storage_names, storage_tier
 from recipe_core.hardware.microbench.disk import measure_disk
-from recipe_core.hardware.storage import measured_tier, storage_names, storage_tier
-from recipe_core.launch.training.start import training_launch
+from recipe_core.launch.start import training_launch
 from recipe_core.plans.launch_rules import launch_lacks
 from recipe_core.plans.plan_json import plan_launch_note
 from recipe_core.plans.plans import plan_candidate, plan_splits

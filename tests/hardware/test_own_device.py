@@ -33,7 +33,7 @@ from recipe_core.hardware.upload import profile_template, uploaded_profile
 from recipe_core.plans.plans import estimate_batch, plan_candidate, plan_splits
 from recipe_core.plans.rank import nearest_row
 from recipe_core.recipe import Recipe, make_recipe, recipe_request
-from recipe_core.recipe.diff import diff_recipes
+from recipe_core.recipe.comparison import diff_recipes
 from recipe_core.recipe.lockcheck import verify_lock
 from recipe_core.recipe.resolve import hardware_named, machine_of, recipe_for, resolve_recipe
 from recipe_core.request.describe import request_summary

@@ -3,7 +3,7 @@
 import pytest
 
 from recipe_core.base.errors import NoAnswer
-from recipe_core.launch.training.start import training_launch
+from recipe_core.launch.start import training_launch
 from recipe_core.payload.trainer.model import choose_attention
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table

@@ -12,7 +12,7 @@ from recipe_core.base.errors import NoAnswer
 from recipe_core.engines.spec import engine, engine_names
 from recipe_core.launch.process import SCRIPT, with_key
 from recipe_core.launch.serving import keyed
-from recipe_core.launch.serving.start import launch_deployment
+from recipe_core.launch.start import launch_deployment
 from tests.fixtures.agents import finished
 from tests.fixtures.deployments import deployments
 from tests.fixtures.rows import over, table

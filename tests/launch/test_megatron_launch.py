@@ -6,7 +6,7 @@ import importlib.util
 import pytest
 
 from recipe_core.base.errors import NoAnswer
-from recipe_core.launch.training.start import training_launch
+from recipe_core.launch.start import training_launch
 from recipe_core.models.catalog import catalog_model
 from recipe_core.plans.megatron_model import megatron_model
 from tests.fixtures.paths import DATA

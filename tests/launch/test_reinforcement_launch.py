@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from recipe_core.base.errors import NoAnswer
+from recipe_core.launch.start import launch_reasons, training_launch
 from recipe_core.launch.training.sources import sample_tasks
-from recipe_core.launch.training.start import launch_reasons, training_launch
 from recipe_core.payload.trainer import ray_node, reward
 from recipe_core.plans.plans import plan_candidate
 from tests.fixtures.packages import package_folder

@@ -14,8 +14,8 @@ import yaml
 from recipe_core.base.errors import NoAnswer
 from recipe_core.engines.training_programs import training_engine, usual_hyperparameters
 from recipe_core.estimates.training.stages import stage_layer_counts
+from recipe_core.launch.start import launch_reasons, training_launch
 from recipe_core.launch.training.sources import sample_chats, sample_preferences, story_corpus
-from recipe_core.launch.training.start import launch_reasons, training_launch
 from recipe_core.plans.plans import plan_splits, search_plan
 from recipe_core.plans.problem import resolve_problem
 from recipe_core.request.candidate import CandidateRequest

@@ -16,8 +16,8 @@ from recipe_core.base.errors import NoAnswer
 from recipe_core.bundle.write import bundle_files
 from recipe_core.engines.frameworks import TrainingData, framework, training_data
 from recipe_core.engines.training_programs import training_engine, usual_hyperparameters
+from recipe_core.launch.start import launch_reasons, training_launch
 from recipe_core.launch.training.sources import json_lines, sample_chats, sample_preferences
-from recipe_core.launch.training.start import launch_reasons, training_launch
 from recipe_core.payload.trainer import start_tool
 from recipe_core.plans.plans import plan_candidate, plan_splits
 from recipe_core.recipe import make_recipe

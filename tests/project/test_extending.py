@@ -152,7 +152,7 @@ def test_a_launch_rule_of_a_framework_is_one_row(package):
     refused = package.recipe("plan", "-", stdin=json.dumps(open_request))
     assert re.search(r"fills no micro-batch of \d+ beside meta-llama/Llama-3.1-8B", refused)
     read = f"""
-from recipe_core.launch.training.start import launch_reasons
+from recipe_core.launch.start import launch_reasons
 from recipe_core.request.schema import PlanRequest
 from recipe_core.plans.plans import plan_candidate
 table, row = plan_candidate(PlanRequest.parse({request!r}))

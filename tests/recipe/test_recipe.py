@@ -15,8 +15,8 @@ from recipe_core.engines.spec import engine, engine_names
 from recipe_core.plans.plans import plan_candidate
 from recipe_core.recipe import Additions, Recipe, make_recipe, passing_on, recipe_request, relaunch
 from recipe_core.recipe.build import with_claims
+from recipe_core.recipe.comparison import diff_recipes, diff_text
 from recipe_core.recipe.decision import decide
-from recipe_core.recipe.diff import diff_recipes, diff_text
 from recipe_core.recipe.fallbacks import fallbacks
 from recipe_core.recipe.place import Parameters, read_parameters
 from recipe_core.recipe.schema import migrate

@@ -10,8 +10,8 @@ import yaml
 
 from recipe_core.base.errors import NoAnswer
 from recipe_core.commands.context import CommandContext
-from recipe_core.launch.serving.start import launch_deployment
 from recipe_core.launch.serving.vllm import WAYS
+from recipe_core.launch.start import launch_deployment
 from recipe_core.recipe import relaunch
 from recipe_core.recipe.convert import convert_to_recipe
 from recipe_core.recipe.place import Parameters

@@ -158,7 +158,7 @@ def test_dynamo_holds_while_a_replica_starts():
     changes = np.flatnonzero(np.diff(numbers)) * STEP_S
     assert numbers[-1] >= 5
     assert (np.diff(changes) >= 600).all()
-    written = pytest.importorskip("recipe_core.targets.scale.dynamo")
+    written = pytest.importorskip("recipe_core.targets.dynamo_planner")
     assert written.PREDICTOR == dynamo.PREDICTOR
 
 

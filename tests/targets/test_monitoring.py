@@ -11,7 +11,7 @@ import pytest
 
 from recipe_core.base.documents import parse_yaml, to_yaml
 from recipe_core.base.errors import NoAnswer
-from recipe_core.request.start import Start
+from recipe_core.request.over_time import Start
 from recipe_core.targets import target_refusals
 from recipe_core.targets.monitoring.rules import prometheus_rules, scrape_job_names
 from recipe_core.targets.monitoring.scrape import monitoring_files

@@ -15,7 +15,7 @@ from operator import getitem
 import pytest
 
 from recipe_core.base.documents import parse_yaml
-from recipe_core.launch.startup import limit_s, startup_rates, weights_s
+from recipe_core.launch.start import limit_s, startup_rates, weights_s
 from recipe_core.payload.launcher.world import HERE
 from recipe_core.request.supervision import LAUNCHERS, Supervision
 from recipe_core.targets import each_target, supervise, target_files, target_names

@@ -16,8 +16,8 @@ from recipe_core.bundle.write import bundle_files
 from recipe_core.launch.process import Process
 from recipe_core.recipe import with_parameters as recipe_with
 from recipe_core.recipe.place import Parameters
+from recipe_core.request.over_time import Start
 from recipe_core.request.scaling import Scaling
-from recipe_core.request.start import Start
 from recipe_core.targets import target_files, target_names, target_refusals
 from recipe_core.targets.layout import INDEX, launch_units, same_pod
 from recipe_core.targets.monitoring.thresholds import warm_up_s

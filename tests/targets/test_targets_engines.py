@@ -12,8 +12,7 @@ from recipe_core.commands.arguments import read_arguments
 from recipe_core.commands.option_meanings import meaning_of
 from recipe_core.engines.spec import engine, engine_names
 from recipe_core.launch.process import Process
-from recipe_core.launch.serving.start import launch_deployment
-from recipe_core.launch.training.start import training_launch
+from recipe_core.launch.start import launch_deployment, training_launch
 from recipe_core.targets import Image, target_files, target_refusals
 from recipe_core.targets.kserve_llm import kserve_llm_files
 from tests.fixtures.cluster_schemas import assert_valid, errors, key_of

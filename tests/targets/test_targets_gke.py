@@ -6,8 +6,8 @@ import re
 import pytest
 
 from recipe_core.targets import target_files, target_refusals
-from recipe_core.targets.gke import ACCELERATOR, gke_networks
 from recipe_core.targets.notes import cluster_notes
+from recipe_core.targets.rdma import ACCELERATOR, gke_networks
 from tests.fixtures.cluster_schemas import assert_valid
 from tests.fixtures.targets import (
     context,

@@ -25,7 +25,7 @@ from recipe_core.estimates.serving.start_numbers import (
     start_numbers,
 )
 from recipe_core.hardware.cluster import device_profile
-from recipe_core.request.start import Start
+from recipe_core.request.over_time import Start
 
 # Phases that are no part of a total, by where it begins.
 BEFORE = {

@@ -5,6 +5,6 @@ from these to seconds and bytes by method; ``estimate_job`` is the one call.
 """
 
 from recipe_core.compression.jobs.estimate import Job, estimate_job
-from recipe_core.estimates.serving.compression_results import CompressionEstimate
+from recipe_core.estimates.serving.feature_results import CompressionEstimate
 
 __all__ = ["CompressionEstimate", "Job", "estimate_job"]

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from recipe_core.compression.jobs import memory
 from recipe_core.compression.jobs.memory import Block, job_numbers, layer_blocks
-from recipe_core.estimates.serving.compression_results import CompressionEstimate, Duration
-from recipe_core.hardware.host_links import link_rates
+from recipe_core.estimates.serving.feature_results import CompressionEstimate, Duration
+from recipe_core.hardware.host import link_rates
 from recipe_core.hardware.profile import Device
 from recipe_core.models.spec import ModelSpec
 from recipe_core.models.tensors import bytes_per_value

@@ -250,7 +250,7 @@ def diff_command(
     as_json: Json = False,
 ) -> None:
     """The differences between two recipes and between their estimates."""
-    from recipe_core.recipe.diff import diff_recipes, diff_text
+    from recipe_core.recipe.comparison import diff_recipes, diff_text
 
     differences = diff_recipes(_read_recipe(before), _read_recipe(after))
     emit(differences) if as_json else typer.echo(diff_text(differences))

@@ -14,7 +14,7 @@ from recipe_core.engines.quantized_bases import QuantizedBase, checkpoint_base, 
 from recipe_core.estimates.columns.dims import ParallelDims
 from recipe_core.estimates.columns.rollout import Sampling
 from recipe_core.hardware.cluster import Cluster
-from recipe_core.hardware.storage import StorageTier
+from recipe_core.hardware.host import StorageTier
 from recipe_core.models.spec import ModelSpec
 from recipe_core.request.candidate import CudaGraphs, Fp8Recipe, RecomputedModule
 from recipe_core.request.phases import Evaluation, Phase, Ramp

@@ -46,7 +46,7 @@ from recipe_core.estimates.serving.start_numbers import (
     start_numbers,
 )
 from recipe_core.hardware.profile import Device
-from recipe_core.request.start import Start
+from recipe_core.request.over_time import Start
 
 GB = 1e9
 

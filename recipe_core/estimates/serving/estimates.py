@@ -57,7 +57,7 @@ from recipe_core.estimates.serving.starts import (
 )
 
 if TYPE_CHECKING:
-    from recipe_core.estimates.serving.cache_results import KvTier
+    from recipe_core.estimates.serving.feature_results import KvTier
     from recipe_core.estimates.serving.results import ServingEstimate
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from recipe_core.base.arrays import Float
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.serving.weights import layer_weight_bytes, tensor_bytes
-from recipe_core.hardware.host_links import host_links
+from recipe_core.hardware.host import host_links
 from recipe_core.models.mlp import MoeMlp
 from recipe_core.models.spec import Layer
 

@@ -44,7 +44,7 @@ from recipe_core.estimates.serving.rates import Serving, active_replicas
 from recipe_core.estimates.serving.reuse import DeviceCache, device_cache, pool_of, running_requests
 from recipe_core.estimates.serving.speculative import engine_step
 from recipe_core.estimates.serving.weights import draft_layer
-from recipe_core.hardware.host_links import host_links, link_rates
+from recipe_core.hardware.host import host_links, link_rates
 from recipe_core.models.spec import LatentAttention
 
 # Share of a link that is busy where a queue on it is still computed.

@@ -17,7 +17,7 @@ from recipe_core.base.units import significant
 from recipe_core.engines.kv_offload import Tier
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.rules.kv_offload import Offload
-from recipe_core.estimates.serving.cache_results import KvTier, PrefixCache, Verdict
+from recipe_core.estimates.serving.feature_results import KvTier, PrefixCache, Verdict
 from recipe_core.estimates.serving.kv_tiers import Cached, TierUse
 from recipe_core.estimates.serving.rates import Serving, active_replicas
 

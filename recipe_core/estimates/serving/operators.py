@@ -38,7 +38,7 @@ from recipe_core.estimates.serving.routing import crowding, distinct_experts
 from recipe_core.estimates.serving.towers import encoding_s
 from recipe_core.estimates.serving.weights import adapter_bytes, expert_ranks, padded_vocabulary
 from recipe_core.hardware.cluster import host_speed
-from recipe_core.hardware.host_links import link_rates
+from recipe_core.hardware.host import link_rates
 from recipe_core.hardware.profile import Family
 from recipe_core.models.compressed import STATE_VALUE_BYTES
 from recipe_core.models.spec import (

@@ -30,9 +30,12 @@ from recipe_core.estimates.prediction import (
 from recipe_core.estimates.serving.accuracy import Accuracy
 from recipe_core.estimates.serving.bands import FOLLOWING
 from recipe_core.estimates.serving.bottlenecks import CAUSES
-from recipe_core.estimates.serving.cache_results import KvTier, PrefixCache
-from recipe_core.estimates.serving.compression_results import CompressionEstimate
-from recipe_core.estimates.serving.rented import RentedReplicas
+from recipe_core.estimates.serving.feature_results import (
+    CompressionEstimate,
+    KvTier,
+    PrefixCache,
+    RentedReplicas,
+)
 from recipe_core.estimates.serving.simulate import FIGURES
 
 _NAMES = "|".join(figure.removesuffix("_s") for figure in FIGURES)

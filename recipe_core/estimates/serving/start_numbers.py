@@ -15,8 +15,8 @@ from recipe_core.base.errors import InputError, unknown
 from recipe_core.base.provenance import Quantity, Sourced, Status
 from recipe_core.base.types import WeightDtype
 from recipe_core.engines.spec import engine as engine_named
+from recipe_core.hardware.host import storage_names, storage_tier
 from recipe_core.hardware.profile import Runtime
-from recipe_core.hardware.storage import storage_names, storage_tier
 
 FILE = DataFile(Path(__file__).with_name("cold_start.yaml"), "options.start")
 FIELD = "options.start.weights"

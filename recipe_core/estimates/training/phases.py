@@ -13,7 +13,7 @@ from recipe_core.estimates.columns.training import TrainingCases, TrainingSettin
 from recipe_core.estimates.training.loss_chunks import decide_loss_chunks
 from recipe_core.estimates.training.memory import Memory
 from recipe_core.estimates.training.schedule import training_step_parts
-from recipe_core.hardware.storage import StorageTier
+from recipe_core.hardware.host import StorageTier
 from recipe_core.request.phases import Phase
 from recipe_core.request.training_workload import Loading
 

@@ -19,7 +19,7 @@ from recipe_core.launch.serving.groups import (
     group_url,
     router_process,
 )
-from recipe_core.launch.startup import weights_s
+from recipe_core.launch.start import weights_s
 from recipe_core.launch.user_options import check_options
 
 STARTUP_TIMEOUT_S = 1800

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
+from recipe_core.payload.launcher.exporter import Teller
 from recipe_core.payload.launcher.logs import cut_logs
 
 from . import decide, events, keeping, notify, state, supervisor
@@ -32,7 +33,6 @@ from .rolling import Rolling
 from .state import State
 from .supervision import Supervision
 from .supervisor import Progress
-from .teller import Teller
 from .world import HERE, World
 
 # How soon a signal is heeded between two looks.

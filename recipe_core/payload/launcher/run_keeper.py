@@ -15,6 +15,7 @@ from dataclasses import replace
 from types import FrameType
 
 from recipe_core.payload.launcher.logs import cut_logs
+from recipe_core.payload.launcher.run_decide import Observer, log_of, names_a_cause
 
 from . import events, keeping, notify, run_status, state, supervisor
 from .choices import Choice, list_launch_choices, next_choice
@@ -36,7 +37,6 @@ from .run_decide import (
     track_started_run,
     waited,
 )
-from .run_look import Observer, log_of, names_a_cause
 from .running import passed_preflight
 from .state import State
 from .steps import metrics_file

@@ -11,6 +11,7 @@ from typing import Any
 
 from recipe_core.payload.launcher import events, files, keep, keeping, report, state, supervisor
 from recipe_core.payload.launcher.report import print_json
+from recipe_core.payload.launcher.run_decide import log_of
 
 from .choices import Attempts
 from .errors import LateError, LauncherError, StartError, file_error
@@ -21,7 +22,6 @@ from .plan import LaunchPlan
 from .preflight import Preflight, preflight
 from .request import Request
 from .run_keeper import END_S, Keeper
-from .run_look import log_of
 from .run_status import (
     STOP,
     checkpoint_step,

@@ -13,14 +13,13 @@ from dataclasses import dataclass, field
 from recipe_core.base.errors import InputError
 from recipe_core.request.scaling import Policy, Scaling, Trigger
 from recipe_core.scaling.policies.dynamo import Dynamo
-from recipe_core.scaling.policies.fixed import Fixed
 from recipe_core.scaling.policies.hpa import Hpa
 from recipe_core.scaling.policies.keda import Keda
 from recipe_core.scaling.policies.kpa import Kpa
 from recipe_core.scaling.policies.llm_d import LlmD
 from recipe_core.scaling.policies.predictive import Predictive
 from recipe_core.scaling.policies.ray_serve import RayServe
-from recipe_core.scaling.policies.schedule import Schedule
+from recipe_core.scaling.policies.schedule import Fixed, Schedule
 from recipe_core.scaling.policies.skyserve import SkyServe
 from recipe_core.scaling.policies.table import FIELD, ROWS, check_scaling, default_triggers
 from recipe_core.scaling.signals import Controller

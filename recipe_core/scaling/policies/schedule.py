@@ -12,6 +12,17 @@ from recipe_core.scaling.policies.columns import Paced, same_number
 from recipe_core.scaling.policies.defaults import default_of
 from recipe_core.scaling.signals import Signals
 
+
+class Fixed(Paced):
+    """A batch of numbers: ``max_replicas`` of each."""
+
+    def __init__(self, scalings: Sequence[Scaling]) -> None:
+        super().__init__(scalings, default_of("fixed", "interval_s"))
+
+    def _look(self, _signals: Signals, /) -> Float:
+        return self._high
+
+
 HOURS = 168
 
 

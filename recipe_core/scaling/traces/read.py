@@ -2,14 +2,68 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from recipe_core.base.errors import unknown
-from recipe_core.scaling.traces.formats import rate_table
+from recipe_core.scaling.traces.formats import (
+    access_log,
+    bench,
+    published,
+    rate_table,
+    spans,
+    table,
+)
 from recipe_core.scaling.traces.formats.columns import UNITS
 from recipe_core.scaling.traces.formats.content import Content, unpack_trace_file, wrong
-from recipe_core.scaling.traces.formats.registry import find_trace_format
-from recipe_core.scaling.traces.formats.requests import build_trace
+from recipe_core.scaling.traces.formats.requests import Requests, build_trace
 from recipe_core.scaling.traces.formats.table import has_request_columns
 from recipe_core.scaling.traces.trace import Rates, Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A module of this folder. ``read``: with the unit of times that do not say theirs."""
+
+    title: str
+    recognises: Callable[[Content], bool]
+    read: Callable[[Content, str | None], Requests]
+
+
+FORMATS = (
+    Format(published.AZURE_TITLE, published.is_azure_trace, published.read_azure_trace),
+    Format(published.BURSTGPT_TITLE, published.is_burstgpt_trace, published.read_burstgpt_trace),
+    Format(published.MOONCAKE_TITLE, published.is_mooncake_trace, published.read_mooncake_trace),
+    Format(spans.TITLE, spans.has_genai_spans, spans.read_genai_spans),
+    Format(table.TITLE, table.is_request_table, table.read_request_table),
+    Format(bench.TITLE, bench.is_benchmark_trace, bench.read_benchmark_trace),
+    Format(access_log.TITLE, access_log.is_access_log, access_log.read_access_log),
+)
+PICKLE = b"\x80"
+
+
+def find_trace_format(content: Content) -> Format:
+    """The format of a file.
+
+    Raises:
+        InputError: when no format knows it; says what its first line holds.
+    """
+    trace_format = next((candidate for candidate in FORMATS if candidate.recognises(content)), None)
+    if trace_format is not None:
+        return trace_format
+    if content.data.startswith(PICKLE):
+        raise wrong(
+            f"{content.title} is a pickle, which could run anything.",
+            "Write its requests as JSON lines: timestamp, input_tokens, output_tokens.",
+        )
+    if not content.data.strip():
+        raise wrong(f"{content.title} is empty.", "Give a trace of requests.")
+    begins = content.first_line[:80] or "bytes that are no text"
+    raise wrong(
+        f"{content.title} is no trace that is known; it begins {begins!r}.",
+        "Give columns or fields timestamp, input_tokens and output_tokens; "
+        "docs/guide/scale.md has all formats.",
+    )
 
 
 def read_trace(data: bytes, name: str = "", *, unit: str | None = None) -> Trace:

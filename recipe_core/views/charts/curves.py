@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from recipe_core.base.arrays import Float, Int
 from recipe_core.base.units import count_text, seconds_text, significant, token_rate_text, usd
 from recipe_core.estimates.columns.serving import ReuseCurve
-from recipe_core.estimates.serving.cache_results import KvTier, PrefixCache
+from recipe_core.estimates.serving.feature_results import KvTier, PrefixCache
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import measure_text, split_label
 from recipe_core.request.metrics import Metric

@@ -16,7 +16,7 @@ from recipe_core.base.units import (
     usd,
 )
 from recipe_core.estimates.serving.accuracy import NearFigure
-from recipe_core.estimates.serving.cache_results import KvTier
+from recipe_core.estimates.serving.feature_results import KvTier
 from recipe_core.estimates.serving.results import ServingEstimate
 from recipe_core.estimates.training.results import TrainingPhase, TrainingRun
 from recipe_core.plans.plan import Plan

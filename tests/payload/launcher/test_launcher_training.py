@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from recipe_core.payload.launcher import events, heartbeat, run_look, runs, state, supervisor
+from recipe_core.payload.launcher import events, heartbeat, run_decide, runs, state, supervisor
 from recipe_core.payload.launcher.errors import LateError, LauncherError, PreflightError, StartError
 from recipe_core.payload.launcher.request import Request
 from recipe_core.payload.launcher.steps import read_steps
@@ -134,7 +134,7 @@ def test_a_rank_that_torchrun_names_is_diagnosed(world, trained):
     run = trained(12)
     current = run.start()
     world["trainer-0"].ends(1, "  exitcode  : -11 (pid: 77)")
-    observer = run_look.Observer(run.plan, Said(), None, world=world)
+    observer = run_decide.Observer(run.plan, Said(), None, world=world)
     assert observer.diagnosis(run.plan, current, proven=True).cause == "crashed"
 
 

@@ -1,8 +1,4 @@
-"""Storage tiers of ``hw_profiles/storage/``: where datasets are read and checkpoints written.
-
-A node reaches ``*_bytes_per_s_per_node`` of a tier at most, and all nodes together the rate of the
-whole tier. A tier without one (drives in each node, an object store) grows with the nodes.
-"""
+"""``host_links.yaml``: how fast devices copy from and to the memory of their host."""
 
 from __future__ import annotations
 
@@ -10,11 +6,13 @@ from functools import cache
 from typing import Literal
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict
 
 from recipe_core.base.arrays import Float
+from recipe_core.base.data_files import DataFile
 from recipe_core.base.errors import HardwareError, unknown
 from recipe_core.base.provenance import Quantity, Sourced
-from recipe_core.base.resources import shipped_path
+from recipe_core.base.resources import PACKAGE, shipped_path
 from recipe_core.hardware.profile import (
     Device,
     Line,
@@ -99,3 +97,54 @@ def storage_tier(name: str) -> StorageTier:
             "name", f"{tier.name!r} is not its file's name", hint
         )
     return tier
+
+
+FILE = DataFile(PACKAGE / "hardware" / "host_links.yaml", "hardware")
+
+
+class HostLink(BaseModel):
+    """The rate of the link of some devices, by name or by architecture."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    devices: tuple[Name, ...] = ()
+    architectures: tuple[str, ...] = ()
+    bytes_per_s: Quantity
+
+
+class HostLinks(Sourced):
+    """Rates in order; ``other``: of devices that none names.
+
+    ``host_memory``: at which a host reads its own memory. ``duplex``: both directions at once over
+    one alone. ``pinned_share``: of a node's memory that may be pinned for blocks.
+    """
+
+    links: tuple[HostLink, ...]
+    other: Quantity
+    host_memory: Quantity
+    duplex: Quantity
+    pinned_share: Quantity
+
+
+@cache
+def host_links() -> HostLinks:
+    """The whole file; raises InputError where it is malformed."""
+    return FILE.read_as(HostLinks)
+
+
+def link_rates(device: Device) -> tuple[float, float]:
+    """Bytes per second to the device, and from it: as its profile measured, else by its kind."""
+    usual = _usual_link_rate(device)
+    measured = device.transfers
+    if measured is None:
+        return usual, usual
+    to, back = measured.to_device_bytes_per_s, measured.from_device_bytes_per_s
+    return to.value if to else usual, back.value if back else usual
+
+
+def _usual_link_rate(device: Device) -> float:
+    names = {device.name, device.known_as}
+    for link in host_links().links:
+        if names & set(link.devices) or device.architecture in link.architectures:
+            return link.bytes_per_s.value
+    return host_links().other.value

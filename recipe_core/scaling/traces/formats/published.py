@@ -1,10 +1,7 @@
-"""Traces with hashed blocks of prompts: Mooncake's, those of AIPerf, and Alibaba's Bailian.
+"""Azure's traces of language models, 2023 (Splitwise) and 2024 (DynamoLLM).
 
-One object a line: ``timestamp`` (Mooncake in ms, Bailian in seconds), ``input_length``,
-``output_length``, ``hash_ids`` of the prompt's blocks in order (512 tokens, Bailian 16), and where
-there are conversations ``session_id`` or ``chat_id`` with ``parent_chat_id``. A hash stands for its
-block and all before it. Sources: kvcache-ai/Mooncake, ai-dynamo/aiperf,
-alibaba-edu/qwen-bailian-usagetraces-anon.
+Columns ``TIMESTAMP,ContextTokens,GeneratedTokens``; stamps in UTC with up to seven digits after the
+second, in 2024 followed by a zone. Source: Azure/AzurePublicDataset.
 """
 
 from __future__ import annotations
@@ -17,6 +14,7 @@ import pyarrow as pa
 from recipe_core.base.arrays import Int
 from recipe_core.scaling.traces.formats.columns import (
     blocks_of,
+    read_csv_columns,
     read_label_column,
     read_time_column,
     read_token_column,
@@ -24,21 +22,21 @@ from recipe_core.scaling.traces.formats.columns import (
 from recipe_core.scaling.traces.formats.content import Content, read_json_table
 from recipe_core.scaling.traces.formats.requests import Requests
 
-TITLE = "Mooncake trace"
-COLUMNS = ("timestamp", "input_length", "output_length")
+MOONCAKE_TITLE = "Mooncake trace"
+MOONCAKE_COLUMNS = ("timestamp", "input_length", "output_length")
 _LONGEST_CHAIN = 64
 
 
 def is_mooncake_trace(content: Content) -> bool:
     """Whether the first line has Mooncake's fields."""
-    return set(COLUMNS) <= set(content.first_object or ())
+    return set(MOONCAKE_COLUMNS) <= set(content.first_object or ())
 
 
 def read_mooncake_trace(content: Content, unit: str | None = None) -> Requests:
     """The requests of such a file."""
     first = content.first_object or {}
     bailian = "chat_id" in first
-    types: dict[str, Any] = dict.fromkeys(COLUMNS, pa.float64())
+    types: dict[str, Any] = dict.fromkeys(MOONCAKE_COLUMNS, pa.float64())
     if "hash_ids" in first:
         types["hash_ids"] = pa.list_(pa.int64())
     if "session_id" in first:
@@ -82,3 +80,47 @@ def chain_roots(chats: Int, parents: Int) -> Int:
     for _ in range(_LONGEST_CHAIN.bit_length()):  # each pass doubles the links that are followed
         root = root[root]
     return root
+
+
+BURSTGPT_TITLE = "BurstGPT trace"
+BURSTGPT_COLUMNS = ("Timestamp", "Request tokens", "Response tokens")
+SESSION = "Session ID"
+
+
+def is_burstgpt_trace(content: Content) -> bool:
+    return set(BURSTGPT_COLUMNS) <= set(content.head)
+
+
+def read_burstgpt_trace(content: Content, unit: str | None = None) -> Requests:
+    """The requests of such a file."""
+    table = read_csv_columns(content, BURSTGPT_COLUMNS, optional=(SESSION,))
+    arrival, origin, _ = read_time_column(table, BURSTGPT_COLUMNS[0], unit=unit or "s")
+    output = read_token_column(table, BURSTGPT_COLUMNS[2])
+    return Requests(
+        arrival_s=arrival,
+        input_tokens=read_token_column(table, BURSTGPT_COLUMNS[1]),
+        output_tokens=output,
+        sessions=read_label_column(table, SESSION) if SESSION in table.column_names else None,
+        failed=output == 0,
+        origin_s=origin or None,
+    )
+
+
+AZURE_TITLE = "Azure trace"
+AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+
+
+def is_azure_trace(content: Content) -> bool:
+    return set(AZURE_COLUMNS) <= set(content.head)
+
+
+def read_azure_trace(content: Content, unit: str | None = None) -> Requests:
+    """The requests of such a file."""
+    table = read_csv_columns(content, AZURE_COLUMNS)
+    arrival, origin, _ = read_time_column(table, AZURE_COLUMNS[0], unit=unit)
+    return Requests(
+        arrival_s=arrival,
+        input_tokens=read_token_column(table, AZURE_COLUMNS[1]),
+        output_tokens=read_token_column(table, AZURE_COLUMNS[2]),
+        origin_s=origin or None,
+    )
