@@ -9,7 +9,7 @@ import _common as common
 import plotly.graph_objects as go
 import streamlit as st
 
-from recipe_core.views import columns
+from recipe_core.views import exports
 from recipe_core.views.columns import csv_bytes, parquet_bytes
 
 PICTURE = "picture-format"
@@ -17,18 +17,18 @@ PICTURE = "picture-format"
 
 def chart_config(subject: str) -> dict[str, Any]:
     """How a chart's camera saves it: as the reader chose, in a file named after the request."""
-    picture = st.session_state.get(PICTURE) or columns.PICTURES[0]
-    return columns.picture_config(columns.file_name(common.request(), subject), picture)
+    picture = st.session_state.get(PICTURE) or exports.PICTURES[0]
+    return exports.picture_config(exports.file_name(common.request(), subject), picture)
 
 
 def chart_menu(subject: str, figure: Callable[[], go.Figure]) -> None:
     """The picture's format, and the chart as HTML, which ``figure`` draws on click."""
-    name = columns.file_name(common.request(), subject)
+    name = exports.file_name(common.request(), subject)
     with st.popover("Export", icon=":material/download:"):
         st.segmented_control(
             "Picture format",
-            columns.PICTURES,
-            default=columns.PICTURES[0],
+            exports.PICTURES,
+            default=exports.PICTURES[0],
             format_func=str.upper,
             key=PICTURE,
             persist_state="session",
@@ -37,9 +37,9 @@ def chart_menu(subject: str, figure: Callable[[], go.Figure]) -> None:
         st.caption("The camera at the chart's upper right corner saves the picture.")
         st.download_button(
             "Interactive chart (HTML)",
-            lambda: columns.chart_page(figure(), name),
+            lambda: exports.chart_page(figure(), name),
             file_name=f"{name}.html",
-            mime=columns.HTML,
+            mime=exports.HTML,
             on_click="ignore",
             icon=":material/html:",
             key=f"html-{subject}",
@@ -48,9 +48,9 @@ def chart_menu(subject: str, figure: Callable[[], go.Figure]) -> None:
 
 def table_menu(subject: str, frame: Callable[[], Any]) -> None:
     """A table as CSV and as Parquet, which ``frame`` makes on click."""
-    name = columns.file_name(common.request(), subject)
-    kinds = (("CSV", "csv", columns.CSV, csv_bytes),)
-    kinds += (("Parquet", "parquet", columns.PARQUET, parquet_bytes),)
+    name = exports.file_name(common.request(), subject)
+    kinds = (("CSV", "csv", exports.CSV, csv_bytes),)
+    kinds += (("Parquet", "parquet", exports.PARQUET, parquet_bytes),)
     with st.popover("Export", icon=":material/download:"):
         st.caption("The splits that pass the filters, with the ends of likely ranges.")
         for title, ending, mime, write in kinds:

@@ -11,7 +11,7 @@ from recipe_core.plans.plans import plan_splits
 from recipe_core.plans.rank import front_of_measures
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT
-from recipe_core.views import charts, columns, tables
+from recipe_core.views import charts, exports, tables
 from recipe_core.views.columns import csv_bytes, parquet_bytes
 from recipe_core.views.plans import HOLDS, QUEUES, UNCERTAIN, split_columns, state_text
 from tests.fixtures.plans import BESIDE, LONG, planned
@@ -113,15 +113,15 @@ def test_files_are_named_after_the_request_and_a_chart_is_one_file_without_a_net
         ({"model_type": "llama"}, {}, "model-8x-h100-sxm"),
     ):
         request = change(REQUEST, changes).model_copy(update={"model": model})
-        assert columns.file_name(request, "tradeoff") == f"{name}-tradeoff"
+        assert exports.file_name(request, "tradeoff") == f"{name}-tradeoff"
     request = REQUEST.model_copy(update={"model": "../../Etc/<b>pass wd" + "x" * 300})
-    name = columns.file_name(request, "splits")
+    name = exports.file_name(request, "splits")
     assert name.startswith("b-pass-wdxxx")
-    assert len(name) <= columns.LONGEST_NAME + len("-splits")
+    assert len(name) <= exports.LONGEST_NAME + len("-splits")
     for asked, known in (("svg", "svg"), ("../exe", "png")):
-        assert columns.picture_config("a", asked)["toImageButtonOptions"]["format"] == known
+        assert exports.picture_config("a", asked)["toImageButtonOptions"]["format"] == known
     splits = plan_splits(REQUEST)
-    page = columns.chart_page(charts.tradeoff(splits, *splits.axes), "chart").decode()
+    page = exports.chart_page(charts.tradeoff(splits, *splits.axes), "chart").decode()
     assert page.startswith("<!doctype html>")
     assert "Time per output token (ms)" in page
     assert "<script src=" not in page

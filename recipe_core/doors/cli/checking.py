@@ -47,7 +47,7 @@ class CommandOptions(GroundOptions):
 
 
 @app.command("check")
-@with_options("ground", CommandOptions)
+@with_options("context", CommandOptions)
 def check_command(
     source: str | None = Argument(
         None,

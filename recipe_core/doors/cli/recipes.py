@@ -269,7 +269,7 @@ def _read_recipe(path: Path) -> Any:
 
 
 @app.command("convert")
-@with_options("ground", GroundOptions)
+@with_options("context", GroundOptions)
 def convert_command(
     source: str = Argument(
         ...,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from recipe_core.payload.compressor import export_gguf, export_onnx, prune, quantize
-
+from . import export_gguf, export_onnx, prune, quantize
 from .errors import CompressError
 from .job import Job
 from .models import (

@@ -42,8 +42,7 @@ def _compress_and_verify(job: Job, options: argparse.Namespace) -> None:
     print(f"{job.technique}: {job.output_folder}", flush=True)
     if job.verify is None or options.no_verify:
         return
-    from recipe_core.payload.compressor import verify
-
+    from . import verify
     from .models import load_tokenizer
     from .windows import text_tokens
 

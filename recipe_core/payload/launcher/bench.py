@@ -11,13 +11,19 @@ from datetime import datetime, timezone
 from statistics import fmean
 from typing import Any
 
-from recipe_core.payload.launcher import files, metrics
-from recipe_core.payload.launcher.load import Calibration, Prompts, calibrate_prompt_words
-
+from . import files, metrics
 from .client import Endpoint, Sample, stream_completion
 from .errors import LauncherError, RequestError
 from .files import read_object
-from .load import MOST_IN_FLIGHT, Outcome, Traffic, drive
+from .load import (
+    MOST_IN_FLIGHT,
+    Calibration,
+    Outcome,
+    Prompts,
+    Traffic,
+    calibrate_prompt_words,
+    drive,
+)
 from .plan import LaunchPlan, Workload
 from .pooled import is_pooled_path, send_pooled_request
 from .preflight import Preflight

@@ -7,8 +7,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
-from recipe_core.payload.launcher.report import print_json
-
 from . import compress, events, keep, keeping, report, runs, state, supervisor
 from .bench import Options, measure_serving
 from .choices import Attempts
@@ -16,6 +14,7 @@ from .errors import InputError, LauncherError
 from .plain import refuse_odd_run
 from .plan import LaunchPlan
 from .preflight import Preflight, preflight
+from .report import print_json
 from .request import Request
 from .running import (
     has_recorded_all,

@@ -12,10 +12,16 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from recipe_core.payload.launcher import files, report, state
-from recipe_core.payload.launcher.compress_run import checks_of, fetch_base_model, interpreter
-
-from .compress_run import clear, finish, run_making_tool, stop_leftover
+from . import files, report, state
+from .compress_run import (
+    checks_of,
+    clear,
+    fetch_base_model,
+    finish,
+    interpreter,
+    run_making_tool,
+    stop_leftover,
+)
 from .errors import InputError, LauncherError, PreflightError
 from .files import read_object, write_json
 from .machine import detect_machine

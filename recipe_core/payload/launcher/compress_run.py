@@ -16,21 +16,19 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from recipe_core.payload.launcher.logs import open_log
-from recipe_core.payload.launcher.state import find_copied_owner, owner_of
-
 from . import procs
 from .claims import GIB
 from .errors import InputError, StartError, file_error
 from .fields import Fields
 from .files import read_object, sha256, tail, write_json
+from .logs import open_log
 from .machine import Machine, detect_machine
 from .making import RECORD, TOOLS, Making
 from .plain import sync_plain_file, sync_plain_folder
 from .plan import LaunchPlan, is_model_path
 from .preflight import Check, Preflight, check_files
 from .request import Request
-from .state import boot_id
+from .state import boot_id, find_copied_owner, owner_of
 from .supervisor import Progress
 
 _PROBE = """

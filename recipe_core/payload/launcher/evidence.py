@@ -17,8 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from recipe_core.payload.launcher import events, exposition, files, state
-
+from . import events, exposition, files, state
 from .client import api_headers
 from .engine import find_program, read_script_interpreter
 from .errors import LauncherError

@@ -15,18 +15,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
-from recipe_core.payload.launcher.exporter import Teller
-from recipe_core.payload.launcher.logs import cut_logs
-
 from . import decide, events, keeping, notify, state, supervisor
 from .choices import Choice, list_launch_choices, next_choice, refused_by_machine
 from .clock import CLOCK, Clock
 from .decide import Kind, Phase, Seen, Step, Track, Trouble
 from .diagnosis import Diagnosis, diagnose, with_lost_device
 from .errors import BusyError, LauncherError, StartError
+from .exporter import Teller
 from .heartbeat import only_keeper
 from .interrupts import takes_over
 from .kept import IDLE_LOOKS, Gone, Kept
+from .logs import cut_logs
 from .machine_watch import MachineWatch
 from .plan import FIRST, LaunchPlan
 from .rolling import Rolling

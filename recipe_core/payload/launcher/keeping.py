@@ -17,12 +17,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from recipe_core.payload.launcher.logs import open_log
-
 from . import events, heartbeat, notify, procs, state
 from .errors import LauncherError, StartError
 from .files import read_object, tail, write_json
 from .interrupts import uninterrupted
+from .logs import open_log
 from .plan import LaunchPlan
 from .state import Keeper, State
 from .supervision import Supervision

@@ -12,11 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from recipe_core.payload.launcher.diagnosis import LOG_BYTES, last_failure, without_questions
-
 from . import decide, events, state, supervisor
 from .choices import Choice
 from .decide import Phase, Track
+from .diagnosis import LOG_BYTES, last_failure, without_questions
 from .errors import LauncherError
 from .files import tail
 from .observe import Look, Observer, target

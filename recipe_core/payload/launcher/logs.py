@@ -10,11 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from recipe_core.payload.launcher.report import print_json
-
 from . import events
 from .errors import InputError, LauncherError
 from .plain import is_plain, open_own, open_plain, plain_lines, read_file_end, sync_plain_folder
+from .report import print_json
 from .request import Request
 
 # From this size on a log is cut; as much of it is kept in ``NAME.log.1``.

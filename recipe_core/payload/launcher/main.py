@@ -13,12 +13,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from recipe_core.payload.launcher.report import complain, flushed, print_any_letter, print_json
-
 from . import commands, compress, doctor, keep, logs
 from .errors import InputError, LauncherError, file_error
 from .interrupts import interruptible
 from .plan import check_port_number
+from .report import complain, flushed, print_any_letter, print_json
 from .request import Request
 from .supervision import OPTIONS, Supervision, option_of
 

@@ -10,8 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from recipe_core.payload.launcher import files as manifest
-
+from . import files as manifest
 from .api import is_loopback
 from .claims import Memory, Refusal, refused, show_gib
 from .client import api_headers

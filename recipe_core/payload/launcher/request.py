@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from recipe_core.payload.launcher.report import complain, print_json
-
 from .errors import InputError, LauncherError
 from .files import write_json
 from .plan import FIRST, LaunchPlan, load_plan, unknown_nodes
+from .report import complain, print_json
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,9 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
-from recipe_core.payload.launcher.diagnosis import failure_text
-
 from . import events, report, run_status, supervisor
 from .decide import backoff_s
-from .diagnosis import Diagnosis, diagnose
+from .diagnosis import Diagnosis, diagnose, failure_text
 from .plan import LaunchPlan
 from .state import State
 from .steps import metrics_file, planned_steps, read_steps

@@ -14,24 +14,25 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import FrameType
 
-from recipe_core.payload.launcher.logs import cut_logs
-from recipe_core.payload.launcher.run_decide import Observer, log_of, names_a_cause
-
 from . import events, keeping, notify, run_status, state, supervisor
 from .choices import Choice, list_launch_choices, next_choice
 from .diagnosis import Diagnosis, with_lost_device
 from .errors import LauncherError, PreflightError, StartError
 from .files import tail
 from .heartbeat import only_keeper
+from .logs import cut_logs
 from .machine import Machine
 from .plan import LaunchPlan
 from .preflight import check_machine, needs_here
 from .run_decide import (
     Action,
     Kind,
+    Observer,
     Trouble,
     forgiven,
     judge_run,
+    log_of,
+    names_a_cause,
     respond_for_run,
     rest_s,
     track_started_run,

@@ -9,10 +9,7 @@ from datetime import timezone
 from pathlib import Path
 from typing import Any
 
-from recipe_core.payload.launcher import events, files, keep, keeping, report, state, supervisor
-from recipe_core.payload.launcher.report import print_json
-from recipe_core.payload.launcher.run_decide import log_of
-
+from . import events, files, keep, keeping, report, state, supervisor
 from .choices import Attempts
 from .errors import LateError, LauncherError, StartError, file_error
 from .files import tail
@@ -20,7 +17,9 @@ from .keeper import Log
 from .plain import refuse_odd_run
 from .plan import LaunchPlan
 from .preflight import Preflight, preflight
+from .report import print_json
 from .request import Request
+from .run_decide import log_of
 from .run_keeper import END_S, Keeper
 from .run_status import (
     STOP,

@@ -7,17 +7,15 @@ import uuid
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from recipe_core.payload.launcher.diagnosis import excerpt_log, failure_text
-from recipe_core.payload.launcher.logs import open_log
-from recipe_core.payload.launcher.report import complain
-
 from . import keeping, notify, procs, state
-from .diagnosis import VAGUE, diagnose
+from .diagnosis import VAGUE, diagnose, excerpt_log, failure_text
 from .engine import command
 from .errors import LateError, LauncherError, StartError
 from .files import tail
 from .interrupts import uninterrupted
+from .logs import open_log
 from .plan import LaunchPlan, Process
+from .report import complain
 from .state import Server, State
 from .world import HERE, World
 

@@ -18,8 +18,6 @@ import torch.distributed as dist
 from torch.utils.data import Dataset, Sampler, SequentialSampler
 from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
-from recipe_core.payload.trainer.tokens import get_tokenizer
-
 from .breaks import remove_left, roll_back, tell_end
 from .checkpoint import LEAST_KEPT
 from .data import Order
@@ -30,7 +28,7 @@ from .model import choose_attention, load_model_config
 from .rollbacks import read_record
 from .settings import STOP_FILE, STOPPED_EXIT, Loading, Settings, data_paths, load_settings
 from .task import open_data
-from .tokens import token_file
+from .tokens import get_tokenizer, token_file
 
 _OPTIMIZER = {"adamw": "adamw_torch", "sgd": "sgd"}
 

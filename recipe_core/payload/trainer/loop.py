@@ -14,11 +14,9 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
-from recipe_core.payload.trainer.data import Ahead
-from recipe_core.payload.trainer.tokens import get_tokenizer
-
 from .breaks import roll_back
 from .checkpoint import Checkpointer, list_checkpoint_folders, list_complete_checkpoints
+from .data import Ahead
 from .errors import RolledBackError, TrainError
 from .export import export_adapters, export_checkpoint
 from .guard import BROKEN, CALM, Watch
@@ -33,7 +31,7 @@ from .rollbacks import read_record
 from .settings import STOP_FILE, Settings
 from .steps import Passes
 from .task import check_training_task, open_data
-from .tokens import token_file
+from .tokens import get_tokenizer, token_file
 
 
 @dataclass(frozen=True)
