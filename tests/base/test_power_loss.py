@@ -158,7 +158,7 @@ class Build:
         return self.losses(root, work, check, left)
 
     def losses(self, root, work, check, left):
-        more = [] if self.way == "renames" else [(builds, "exchange")]
+        more = [] if self.way == "renames" else [(builds, "exchange_paths")]
         return every_loss(root, work, check, self.patch, left, *more)
 
     def check(self, folder, _):

@@ -121,10 +121,10 @@ def test_an_engine_option_that_moves_memory_and_the_command_is_six_files(package
         assert argv[argv.index(flag) + 1] == "512"
         read = f"""
 from recipe_core.commands.arguments import read_arguments
-from recipe_core.commands.launches import launch_of
+from recipe_core.commands.launches import first_launch
 from recipe_core.commands.option_meanings import meaning_of
 for words in ({argv!r}, {argv[: argv.index(flag)] + argv[argv.index(flag) + 2 :]!r}):
-    launch = launch_of(tuple(words))
+    launch = first_launch(tuple(words))
     meant = meaning_of(read_arguments(launch.engine, launch.args))
     print(meant.candidate.get("graph_batch"), meant.usual.get("graph_batch"))
 """
@@ -183,8 +183,8 @@ def test_a_metric_is_a_row_and_a_column(package):
 from recipe_core.views.charts import tradeoff
 from recipe_core.request.metrics import metrics_of
 from recipe_core.request.schema import PlanRequest
-from recipe_core.plans.plans import plan
-splits = plan(PlanRequest.parse({json.loads(split_of("vllm"))!r}))
+from recipe_core.plans.plans import plan_splits
+splits = plan_splits(PlanRequest.parse({json.loads(split_of("vllm"))!r}))
 metric = metrics_of("closed")["cache-share"]
 print(metric.show(float(splits.columns["cache_share"][0])), metric.axis)
 print(tradeoff(splits, "per_gpu", metric.name).layout)
@@ -207,7 +207,7 @@ def test_a_target_is_a_module_a_row_and_a_title(package):
     package.add("targets/tmux.py", TARGET)
     package.insert("targets/__init__.py", "    training,\n)", "    tmux,\n")
     row = '    "tmux": tmux.files,\n'
-    package.insert("targets/__init__.py", '    "monitoring": _monitoring,\n', row)
+    package.insert("targets/__init__.py", '    "monitoring": _monitoring_target_files,\n', row)
     package.insert(
         "targets/by_hand.py", '    "monitoring": "Monitoring",\n', '    "tmux": "tmux",\n'
     )
@@ -238,8 +238,8 @@ def test_a_chart_of_a_split_is_one_function(package):
 from recipe_core.views import charts
 from recipe_core.views.charts.views import Focus, views_of
 from recipe_core.request.schema import PlanRequest
-from recipe_core.plans.plans import plan
-splits = plan(PlanRequest.parse({json.loads(split_of("vllm"))!r}))
+from recipe_core.plans.plans import plan_splits
+splits = plan_splits(PlanRequest.parse({json.loads(split_of("vllm"))!r}))
 focus = Focus(splits, 0)
 (view,) = [view for view in views_of(splits) if view.name == "degrees-of-split"]
 print([item.alt for item in view.draw(focus)])
