@@ -250,8 +250,8 @@ def test_numbers_are_understood_or_refused_by_value_and_range():
     refusal(read_number, "$1.25", ANY, unit="ms")
     assert read_numbers("16, 64;1k  2e3", WHOLE, limit=4) == (16, 64, 1000, 2000)
     assert read_numbers(" ", WHOLE, limit=4) == ()
-    assert "at most 4" in str(refusal(read_numbers, "1 2 3 4 5", WHOLE, largest_count=4))
-    assert "'x'" in str(refusal(read_numbers, "16, x", WHOLE, largest_count=4))
+    assert "at most 4" in str(refusal(read_numbers, "1 2 3 4 5", WHOLE, limit=4))
+    assert "'x'" in str(refusal(read_numbers, "16, x", WHOLE, limit=4))
     for typed, words in (*table("documents", "refused"), ("9" * 70, "not a number")):
         error = refusal(read_number, typed, WHOLE, field="workload.input_tokens", unit="tokens")
         assert (error.field, len(str(error)) < 300) == ("workload.input_tokens", True)
