@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from recipe_core.accuracy.technique import Technique, technique
-from recipe_core.base.data_files import DataFile
-from recipe_core.base.errors import InputError, NoAnswer, unknown
+from recipe_core.base.data_files import DataFile, DataRow, DataTable
+from recipe_core.base.errors import InputError, NoAnswer
 from recipe_core.base.provenance import Sourced
 from recipe_core.base.resources import PACKAGE
 from recipe_core.base.types import Text, WeightDtype
@@ -30,11 +29,7 @@ LOADS_GGUF = ("llama-cpp",)
 Format = Literal["safetensors", "onnx", "openvino", "gguf"]
 
 
-class _Data(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class Way(_Data):
+class Way(DataRow):
     """How a tool is told of a technique.
 
     ``scheme``: the tool's own name for it, or of ``by_format`` where the weights are in that
@@ -48,10 +43,10 @@ class Way(_Data):
     kv: bool = False
     group: Annotated[int, Field(ge=0)] = 0
     runtimes: tuple[Text, ...] = ()
-    by_format: dict[WeightDtype, Text] = {}
+    by_format: Mapping[WeightDtype, Text] = {}
 
 
-class Tool(_Data):
+class Tool(DataRow):
     """A program at its pinned version. Fields are explained in the file."""
 
     title: Text
@@ -83,20 +78,16 @@ class Tool(_Data):
 
 
 class _File(Sourced):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
     usual: dict[WeightDtype, Text]
     tools: dict[str, Tool]
 
 
-@cache
-def _tools_file() -> _File:
-    return FILE.read_as(_File)
+_TABLE = DataTable[Tool](FILE, _File, "tools", "tool")
 
 
 def tools() -> dict[str, Tool]:
     """Every tool by its name, in the order in which ``auto`` tries them."""
-    return _tools_file().tools
+    return _TABLE.rows
 
 
 def tool(name: str) -> Tool:
@@ -105,15 +96,12 @@ def tool(name: str) -> Tool:
     Raises:
         InputError: for a name that no tool has.
     """
-    if name not in tools():
-        message, hint = unknown("tool", name, list(tools()))
-        raise InputError(message, field=FILE.field, hint=hint)
-    return tools()[name]
+    return _TABLE.row(name)
 
 
 def usual_technique(weight_dtype: str) -> str | None:
     """The technique that a format of weights means; None for 16 and 32 bit."""
-    usual = {str(dtype): technique_name for dtype, technique_name in _tools_file().usual.items()}
+    usual = {str(dtype): technique_name for dtype, technique_name in _TABLE.document.usual.items()}
     return usual.get(weight_dtype)
 
 

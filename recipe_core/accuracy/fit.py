@@ -16,13 +16,13 @@ from enum import StrEnum
 from functools import cache
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from recipe_core.accuracy.names import published_series
 from recipe_core.accuracy.published import Figure
 from recipe_core.accuracy.question import Question, Term, question_outcome, question_terms
 from recipe_core.base.arrays import Float, Int
-from recipe_core.base.data_files import DataFile
+from recipe_core.base.data_files import DataFile, DataRow
 from recipe_core.base.provenance import Sourced, Status
 from recipe_core.base.resources import PACKAGE
 
@@ -232,11 +232,7 @@ class Known(StrEnum):
     NOTHING = "nothing"
 
 
-class _Data(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class Scatter(_Data):
+class Scatter(DataRow):
     """See ``fit.Noise``."""
 
     source: str
@@ -254,7 +250,7 @@ class Scatter(_Data):
         return Noise(**self.model_dump(exclude={"source", "status", "base_share"}))
 
 
-class Spreads(_Data):
+class Spreads(DataRow):
     """Spread of the effects of each term; those of ``assumed`` have too few levels for a fit."""
 
     source: str
@@ -263,7 +259,7 @@ class Spreads(_Data):
     by_term: dict[str, float]
 
 
-class Band(_Data):
+class Band(DataRow):
     """Where 80 % of losses lie, in units of their scatter around the expectation."""
 
     low: float
@@ -271,7 +267,7 @@ class Band(_Data):
     cells: int = Field(description="pairs of source and model that it was counted on")
 
 
-class Scale(_Data):
+class Scale(DataRow):
     """The units that bands are counted in."""
 
     source: str
@@ -283,7 +279,7 @@ class Scale(_Data):
     relative: float = Field(description="scatter of a loss that is proportional to it")
 
 
-class Bands(_Data):
+class Bands(DataRow):
     """Bands by what is known of the model (``Known``), then by group."""
 
     source: str
@@ -291,7 +287,7 @@ class Bands(_Data):
     by_known: dict[Known, dict[str, Band]]
 
 
-class Centre(_Data):
+class Centre(DataRow):
     """Median loss over the fitted one, of tasks and of texts.
 
     The fit is nearer to a mean: few large losses weigh more than many small ones.

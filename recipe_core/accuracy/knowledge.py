@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from recipe_core.accuracy.lookup import runner_matrix, support_of, support_rows
 from recipe_core.accuracy.runners import (
     Family,
@@ -24,7 +22,7 @@ from recipe_core.accuracy.runners import (
     runners,
 )
 from recipe_core.accuracy.technique import technique, techniques
-from recipe_core.base.data_files import DataFile
+from recipe_core.base.data_files import DataFile, DataRow
 from recipe_core.base.resources import PACKAGE
 from recipe_core.base.types import Text
 from recipe_core.hardware.profile import Device
@@ -47,17 +45,13 @@ class Combination:
         return {"effect": self.effect, "sentence": self.sentence}
 
 
-class _Data(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class _Both(_Data):
+class _Both(DataRow):
     a: Text
     b: Text
     both: Text
 
 
-class _Rule(_Data):
+class _Rule(DataRow):
     a: Text
     b: Text
     effect: Effect
@@ -67,7 +61,7 @@ class _Rule(_Data):
         return _matches_selector(first, self.a) and _matches_selector(second, self.b)
 
 
-class _File(_Data):
+class _File(DataRow):
     schema_version: Literal[1]
     together: tuple[_Both, ...]
     rules: tuple[_Rule, ...]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from recipe_core.accuracy.runners import (
     Support,
@@ -25,7 +25,7 @@ from recipe_core.accuracy.runners import (
 )
 from recipe_core.accuracy.technique import technique as technique_of
 from recipe_core.accuracy.technique import techniques
-from recipe_core.base.data_files import DataFile
+from recipe_core.base.data_files import DataFile, DataRow
 from recipe_core.base.provenance import Source
 from recipe_core.base.resources import PACKAGE
 from recipe_core.base.types import Text
@@ -42,7 +42,7 @@ SOURCES = DataFile(PACKAGE / "accuracy" / "support_sources.yaml", "engine")
 Version = Annotated[str, Field(pattern=r"^([a-z]?\d[\w.]*)?$")]
 
 
-class Row(BaseModel):
+class Row(DataRow):
     """What one runner says of one technique on one family of hardware.
 
     technique: a name, or a pattern of names (``gguf_q?_k*``). variant: the runner's own word.
@@ -51,8 +51,6 @@ class Row(BaseModel):
     ``support_sources.yaml``. status: whether the hardware is named there, or a stated rule was
     applied to it.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     technique: Text
     variant: Annotated[str, Field(max_length=60)]
@@ -93,9 +91,7 @@ def _version_numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version))
 
 
-class _Sources(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
+class _Sources(DataRow):
     schema_version: Literal[1]
     sources: dict[Text, Source]
 

@@ -7,42 +7,36 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import get_args
 
-from pydantic import BaseModel, ConfigDict
-
 from recipe_core.accuracy.published import LIKELIHOODS, Benchmark, Kind, published_keys
-from recipe_core.base.data_files import DataFile
+from recipe_core.base.data_files import DataFile, DataRow
 from recipe_core.base.provenance import Sourced
 from recipe_core.base.resources import PACKAGE
 
 FILE = DataFile(PACKAGE / "accuracy" / "words.yaml", "technique")
 
 
-class _Data(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class MadeFrom(_Data):
+class MadeFrom(DataRow):
     """The generation of the base, by the start of a model's name."""
 
     source: str
     names: dict[str, str]
 
 
-class KindWords(_Data):
+class KindWords(DataRow):
     """Parts of names that tell the kind of a benchmark."""
 
     kind: Kind
     words: tuple[str, ...]
 
 
-class MethodClass(_Data):
+class MethodClass(DataRow):
     """What a method does about rounding, by words of its name."""
 
     name: str
     words: tuple[str, ...]
 
 
-class Items(_Data):
+class Items(DataRow):
     """Sizes of test sets by the start of a benchmark's name."""
 
     source: str

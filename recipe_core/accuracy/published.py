@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from recipe_core.accuracy.technique import technique
-from recipe_core.base.data_files import DataFile
+from recipe_core.base.data_files import DataFile, DataRow
 from recipe_core.base.provenance import Source, Sourced
 from recipe_core.base.resources import PACKAGE
 
@@ -86,18 +86,14 @@ Kind = Literal[
 LIKELIHOODS: frozenset[str] = frozenset({"perplexity", "divergence"})
 
 
-class _Data(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class PublishedModel(_Data):
+class PublishedModel(DataRow):
     """Size of a model in billions of parameters; active_b: used for a token, where fewer."""
 
     parameters_b: Annotated[float, Field(gt=0)]
     active_b: Annotated[float, Field(gt=0)] | None = None
 
 
-class Benchmark(_Data):
+class Benchmark(DataRow):
     """What a benchmark asks for, how many items it has, and which way its values are better."""
 
     kind: Kind

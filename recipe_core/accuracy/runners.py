@@ -6,24 +6,17 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from recipe_core.accuracy.technique import Titled
-from recipe_core.base.data_files import DataFile
-from recipe_core.base.errors import InputError, unknown
+from recipe_core.base.data_files import DataFile, DataRow, DataTable
 from recipe_core.base.provenance import Sourced
 from recipe_core.base.resources import PACKAGE
 from recipe_core.base.types import Text
 from recipe_core.hardware.cluster import device_profile
 from recipe_core.hardware.profile import Device
 
-FAMILIES_FILE = DataFile(PACKAGE / "accuracy" / "families.yaml", "hardware")
-
 MatrixFormat = Literal["bf16", "fp16", "fp8", "fp6", "fp4", "int16", "int8", "int4"]
-
-
-class _FamilyData(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class Family(Titled):
@@ -41,7 +34,7 @@ class Family(Titled):
     note: Text | None = None
 
 
-class Group(_FamilyData):
+class Group(DataRow):
     """Families that a source speaks of together: a vendor's, or those of an interface."""
 
     title: Text
@@ -62,17 +55,21 @@ class _FamilyFile(Sourced):
         return self
 
 
-@cache
-def _families_file() -> _FamilyFile:
-    return FAMILIES_FILE.read_as(_FamilyFile)
+_FAMILIES = DataTable[Family](
+    DataFile(PACKAGE / "accuracy" / "families.yaml", "hardware"),
+    _FamilyFile,
+    "families",
+    "hardware family",
+)
 
 
 def families() -> dict[str, Family]:
-    return _families_file().families
+    return _FAMILIES.rows
 
 
 def hardware_groups() -> dict[str, Group]:
-    return _families_file().groups
+    groups: dict[str, Group] = _FAMILIES.document.groups
+    return groups
 
 
 @cache
@@ -86,10 +83,7 @@ def family(name: str) -> Family:
     Raises:
         InputError: for a name that no family has.
     """
-    if name not in families():
-        message, hint = unknown("hardware family", name, list(families()))
-        raise InputError(message, field=FAMILIES_FILE.field, hint=hint)
-    return families()[name]
+    return _FAMILIES.row(name)
 
 
 def family_of(device: Device | str) -> str:
@@ -162,16 +156,10 @@ class Support:
         return {name: getattr(self, name) for name in self.__slots__} | {"runs": self.runs}
 
 
-FILE = DataFile(PACKAGE / "accuracy" / "runners.yaml", "engine")
-
 Page = Annotated[str, Field(pattern=r"^https://[^\s<>()\"'\\]+$", max_length=300)]
 
 
-class _Data(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class Hardware(_Data):
+class Hardware(DataRow):
     """All hardware that a runner has kernels for (families and groups), in its own words."""
 
     families: tuple[Text, ...] = Field(min_length=1)
@@ -192,7 +180,7 @@ class Runner(Titled):
     only: Hardware | None = None
 
 
-class _File(_Data):
+class _File(DataRow):
     schema_version: Literal[1]
     runners: dict[Text, Runner]
 
@@ -204,9 +192,16 @@ class _File(_Data):
         return self
 
 
-@cache
+_RUNNERS = DataTable[Runner](
+    DataFile(PACKAGE / "accuracy" / "runners.yaml", "engine"),
+    _File,
+    "runners",
+    "engine or compiler",
+)
+
+
 def runners() -> dict[str, Runner]:
-    return FILE.read_as(_File).runners
+    return _RUNNERS.rows
 
 
 def runner(name: str) -> Runner:
@@ -215,7 +210,4 @@ def runner(name: str) -> Runner:
     Raises:
         InputError: for a name that no runner has.
     """
-    if name not in runners():
-        message, hint = unknown("engine or compiler", name, list(runners()))
-        raise InputError(message, field=FILE.field, hint=hint)
-    return runners()[name]
+    return _RUNNERS.row(name)

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from recipe_core.accuracy.technique import Technique, technique, techniques
-from recipe_core.base.data_files import DataFile
+from recipe_core.base.data_files import DataFile, DataRow
 from recipe_core.base.resources import PACKAGE
 from recipe_core.base.types import Text, WeightDtype
 from recipe_core.models.spec import ModelSpec
@@ -31,9 +29,7 @@ class Making:
     technique: str = ""
 
 
-class _Row(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
+class _Row(DataRow):
     scheme: Text | None = None
     name: Text | None = None
     dtype: WeightDtype | None = None
@@ -58,9 +54,7 @@ class _Row(BaseModel):
         return name if name in techniques() else ""
 
 
-class _File(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
+class _File(DataRow):
     schema_version: Literal[1]
     rows: tuple[_Row, ...]
 

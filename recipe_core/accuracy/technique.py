@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from recipe_core.base.data_files import DataFile
-from recipe_core.base.errors import InputError, unknown
+from recipe_core.base.data_files import DataFile, DataRow, DataTable
 from recipe_core.base.resources import PACKAGE
 from recipe_core.base.types import KvDtype, Share, Text, WeightDtype
 
 
-class Titled(BaseModel):
+class Titled(DataRow):
     """One entry of a file; short: what it is called where room is scarce."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     title: Text
     short: Text | None = None
@@ -25,8 +21,6 @@ class Titled(BaseModel):
     def label(self) -> str:
         return self.short or self.title
 
-
-FILE = DataFile(PACKAGE / "accuracy" / "techniques.yaml", "technique")
 
 Kind = Literal[
     "weights",
@@ -64,16 +58,17 @@ class Technique(Titled):
     note: Text | None = None
 
 
-class _File(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
+class _File(DataRow):
     schema_version: Literal[1]
     techniques: dict[str, Technique]
 
 
-@cache
+FILE = DataFile(PACKAGE / "accuracy" / "techniques.yaml", "technique")
+_TABLE = DataTable[Technique](FILE, _File, "techniques", "technique")
+
+
 def techniques() -> dict[str, Technique]:
-    return FILE.read_as(_File).techniques
+    return _TABLE.rows
 
 
 def technique(name: str) -> Technique:
@@ -82,7 +77,4 @@ def technique(name: str) -> Technique:
     Raises:
         InputError: for a name that no technique has.
     """
-    if name not in techniques():
-        message, hint = unknown("technique", name, list(techniques()))
-        raise InputError(message, field=FILE.field, hint=hint)
-    return techniques()[name]
+    return _TABLE.row(name)

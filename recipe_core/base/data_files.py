@@ -8,17 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from recipe_core.base.documents import read_shipped
 from recipe_core.base.errors import InputError, unknown
 from recipe_core.base.resources import PACKAGE
 
 Schema = TypeVar("Schema", bound=BaseModel)
+Row = TypeVar("Row")
+
+
+class DataRow(BaseModel):
+    """A part of such a file: nothing changes it, and a field that its class lacks is refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,3 +86,30 @@ class DataFile:
         value = first["input"]
         shown = "" if isinstance(value, Mapping | list | tuple) else f" (it is {value!r:.80})"
         return self.problem(where, f"{text[0].lower()}{text[1:]}{shown}", "Correct it.")
+
+
+@dataclass(frozen=True)
+class DataTable(Generic[Row]):
+    """Rows by their names, in one field of a file; ``noun`` says what a row is."""
+
+    file: DataFile
+    schema: type[BaseModel]
+    rows_field: str
+    noun: str
+
+    @cached_property
+    def document(self) -> Any:
+        """The whole file; raises where it does not fit its schema."""
+        return self.file.read_as(self.schema)
+
+    @cached_property
+    def rows(self) -> dict[str, Row]:
+        """Every row, in the order of the file."""
+        return dict(getattr(self.document, self.rows_field))
+
+    def row(self, name: str) -> Row:
+        """The row of a name; raises where none has it."""
+        if name not in self.rows:
+            message, hint = unknown(self.noun, name, list(self.rows))
+            raise self.file.error(message, field=self.file.field, hint=hint)
+        return self.rows[name]

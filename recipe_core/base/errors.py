@@ -25,7 +25,6 @@ LONGEST_FIELD = 400
 # time with its length, and a message shows no more of it.
 LONGEST_NAME = 120
 
-
 # A field of a request by its dotted name.
 _FIELD = re.compile(r"\b(model|hardware|workload|objective|options|candidate)\.[a-z]")
 

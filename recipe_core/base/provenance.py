@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
+
+from recipe_core.base.data_files import DataRow
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 Status = Literal["datasheet", "measured", "fitted", "published", "assumed"]
 Remark = Annotated[str, Field(max_length=1000)]
+# Days after which a measurement speaks for nothing: drivers, images and clocks have moved on.
+VALID_DAYS = 180
 
 
-class _Data(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class Source(_Data):
+class Source(DataRow):
     """Where a number was read: a document with address and date, or the measuring command."""
 
     title: Annotated[str, Field(min_length=1, max_length=500)]
@@ -25,7 +25,7 @@ class Source(_Data):
     command: Remark | None = None
 
 
-class Quantity(_Data):
+class Quantity(DataRow):
     """One number with its provenance; ``source`` is a key of the file's ``sources``."""
 
     value: Positive
@@ -34,7 +34,7 @@ class Quantity(_Data):
     note: Remark | None = None
 
 
-class Sourced(_Data):
+class Sourced(DataRow):
     """A data file whose numbers cite entries of its own ``sources``."""
 
     schema_version: Literal[1]
@@ -59,7 +59,3 @@ def _cited_sources(value: object) -> list[str]:
     direct = getattr(value, "source", None)
     sources = [direct] if isinstance(direct, str) else []
     return sources + [source for _, item in value for source in _cited_sources(item)]
-
-
-# Days after which a measurement speaks for nothing: drivers, images and clocks have moved on.
-VALID_DAYS = 180

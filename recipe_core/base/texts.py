@@ -19,6 +19,11 @@ from recipe_core.base.types import Text
 
 # First bytes of pickles, zips, GGUF, NumPy arrays and gzip.
 _BINARY = (b"\x80", b"PK", b"GGUF", b"\x93NUMPY", b"\x1f\x8b")
+# Control characters but tabs and ends of lines.
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+# Lone surrogates: halves of a character, which no file can hold.
+_HALF = re.compile("[\ud800-\udfff]")
+_BREAK = re.compile(r"[\t\n\r\u2028\u2029]")
 
 
 def read_upload_text(
@@ -39,13 +44,6 @@ def read_upload_text(
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise error(f"{name} is not UTF-8 text.", field=field, hint=hint) from None
-
-
-# Control characters but tabs and ends of lines.
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
-# Lone surrogates: halves of a character, which no file can hold.
-_HALF = re.compile("[\ud800-\udfff]")
-_BREAK = re.compile(r"[\t\n\r\u2028\u2029]")
 
 
 def flaw_of_text(text: str) -> tuple[str, str] | None:

@@ -15,8 +15,9 @@ import ssl
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from email.message import Message
 from http import HTTPStatus
@@ -30,15 +31,7 @@ Result = TypeVar("Result")
 AGENT = "recipe-builder"
 # Seconds between looks whether the calculation that waits for an answer may go on.
 LOOK_EVERY_S = 0.1
-REDIRECTS = frozenset(
-    {
-        HTTPStatus.MOVED_PERMANENTLY,
-        HTTPStatus.FOUND,
-        HTTPStatus.SEE_OTHER,
-        HTTPStatus.TEMPORARY_REDIRECT,
-        HTTPStatus.PERMANENT_REDIRECT,
-    }
-)
+REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 
 class FetchError(Exception):
@@ -106,17 +99,9 @@ def fetch_url(
     """The answer of a server; one that redirects is followed ``redirects`` times.
 
     Over HTTPS; with ``plain`` also over HTTP, but no redirect leads from the first server to one
-    without HTTPS. ``Authorization`` is sent to the first server alone.
-
-    Args:
-        url: the address.
-        deadline: when the last byte has to be there, names looked up and redirects followed.
-        most_bytes: size of the answer.
-        headers: of the request.
-        method: ``GET`` or ``HEAD``.
-        redirects: how many are followed; with 0 the redirect is the answer.
-        plain: whether the address may be one without HTTPS.
-        proxies: whether the environment's proxies are used.
+    without HTTPS. ``Authorization`` is sent to the first server alone. With 0 ``redirects`` a
+    redirect is the answer. ``deadline``: when the last byte has to be there, names looked up and
+    redirects followed. ``proxies``: whether the environment's are used.
 
     Raises:
         UnreachableError: when nobody answers before the deadline.
@@ -131,19 +116,22 @@ def fetch_url(
         for _ in range(redirects + 1):
             _check_address(place, url if plain else None)
             same = _origin(place) == _origin(url)
-            sent = {
-                name: request_headers[name]
-                for name in request_headers
-                if same or name != "Authorization"
-            }
+            sent = {n: v for n, v in request_headers.items() if same or n != "Authorization"}
             answer = _open_url(opener, place, sent, method, deadline, most_bytes)
             if answer.status not in REDIRECTS or not redirects:
                 return answer
             place = urljoin(place, answer.headers.get("Location") or "")
         raise FetchError(f"it redirects more than {redirects} times")
 
-    try:
+    with _fetch_failures(deadline):
         return deadline.run(follow)
+
+
+@contextmanager
+def _fetch_failures(deadline: Deadline) -> Iterator[None]:
+    """Turn what the libraries raise into why there is no answer."""
+    try:
+        yield
     except urllib.error.URLError as error:
         late = isinstance(error.reason, TimeoutError)
         reason = f"no connection within {deadline.seconds:g} s" if late else error.reason

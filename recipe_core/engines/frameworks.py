@@ -7,9 +7,9 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from recipe_core.base.data_files import DataFile
+from recipe_core.base.data_files import DataFile, DataRow
 from recipe_core.base.errors import InputError, unknown
 from recipe_core.base.provenance import Source, Status
 from recipe_core.hardware.profile import Device
@@ -21,11 +21,7 @@ AttentionKernel = Literal["flash2", "flash3", "cudnn"]
 State = Literal["parameters", "optimizer", "master"]
 
 
-class _Data(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class Number(_Data):
+class Number(DataRow):
     """One number with its provenance; zero is allowed."""
 
     value: Amount
@@ -34,7 +30,7 @@ class Number(_Data):
     note: str | None = None
 
 
-class KernelRates(_Data):
+class KernelRates(DataRow):
     """Rates of an attention kernel, of those of FlashAttention-2 on the same architecture."""
 
     forward: Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -44,7 +40,7 @@ class KernelRates(_Data):
     note: str | None = None
 
 
-class KernelData(_Data):
+class KernelData(DataRow):
     """A fused attention kernel, with its rates by architecture or generation."""
 
     title: str
@@ -55,7 +51,7 @@ class KernelData(_Data):
         return self.rates.get(architecture) or self.rates.get(architecture[:-1])
 
 
-class States(_Data):
+class States(DataRow):
     """Bytes per parameter of every training state.
 
     ``parameter`` and ``gradient`` are kept; ``transient``: a 16-bit gradient before it is added to
@@ -74,7 +70,7 @@ class States(_Data):
     source: str
 
 
-class Experts(_Data):
+class Experts(DataRow):
     """What a framework does around the products of routed experts.
 
     ``exchange`` between ranks that share experts: ``standard`` is torch's all-to-all, ``kernels``
@@ -89,10 +85,10 @@ class Experts(_Data):
     row_moves: Number
     exchanged_moves: Number
     wait_s: Number
-    grouped: dict[str, Number] = {}
+    grouped: Mapping[str, Number] = {}
 
 
-class Compiled(_Data):
+class Compiled(DataRow):
     """What compiling a model changes of its framework; ``always``: it compiles by itself."""
 
     always: bool = False
@@ -102,7 +98,7 @@ class Compiled(_Data):
     fused_gate: bool = True
 
 
-class LossPieces(_Data):
+class LossPieces(DataRow):
     """How logits, loss and their gradients are made piece by piece, never whole.
 
     ``use``: ``always``, there is no other way; ``needed``, where whole logits do not fit;
@@ -129,7 +125,7 @@ class LossPieces(_Data):
     note: str | None = None
 
 
-class Framework(_Data):
+class Framework(DataRow):
     """What one framework keeps and does in training.
 
     ``states_fp16``, ``states_fp8``: states in fp16 with loss scaling, and beside products in 8
@@ -183,7 +179,7 @@ class Framework(_Data):
     fused_in_8_bit: bool
     casts_by_operator: bool
     gathered_input_bytes: Number
-    products: dict[str, Number] = {}
+    products: Mapping[str, Number] = {}
     elementwise_passes: Number
     launch_s: Number
     tensor_exposed: Number
@@ -195,8 +191,8 @@ class Framework(_Data):
     pipeline_launch_s: Number = Number(value=0.0, source="estimate", status="assumed")
     experts: Experts | None = None
     attention_slowdown: Number | None = None
-    usual_kernel: dict[str, AttentionKernel] = {"any": "flash2", "sm_10": "cudnn"}
-    fitted_kernel: dict[str, AttentionKernel] = {"any": "flash2", "sm_10": "cudnn"}
+    usual_kernel: Mapping[str, AttentionKernel] = {"any": "flash2", "sm_10": "cudnn"}
+    fitted_kernel: Mapping[str, AttentionKernel] = {"any": "flash2", "sm_10": "cudnn"}
     context_exchange: Literal["ring", "merged", "gathered"] = "ring"
     sync: WeightSync | None = None
     fragmentation: Number | None = None
@@ -229,7 +225,7 @@ class Framework(_Data):
         return usual.get(generation, usual["any"]), fitted.get(generation, fitted["any"])
 
 
-class WeightSync(_Data):
+class WeightSync(DataRow):
     """How a trainer sends weights to an engine on its devices, whose cache wakes after them.
 
     ``sleep_level``: vLLM's; 1 keeps its weights in host memory, 2 lets them go. Beside the engine's
@@ -242,14 +238,14 @@ class WeightSync(_Data):
     source: str
 
 
-class Spread(_Data):
+class Spread(DataRow):
     """The least and the most of a number that was seen."""
 
     low: Number
     high: Number
 
 
-class Optimizer(_Data):
+class Optimizer(DataRow):
     """What an optimizer keeps of a parameter, and its work beside reading and writing that.
 
     ``moments``: running means, each in the format of the master copy or, without one, of the
@@ -271,7 +267,7 @@ class Optimizer(_Data):
     note: str | None = None
 
 
-class Calibration(_Data):
+class Calibration(DataRow):
     """Fitted and assumed numbers that all frameworks share.
 
     ``sustained`` is by generation (an architecture without its last digit), else by runtime.
@@ -282,7 +278,7 @@ class Calibration(_Data):
     sustained_fp8: dict[str, Number]
     quantize_passes: Number
     quantize_passes_by_operator: Number
-    quantize_passes_by_recipe: dict[str, Number] = {}
+    quantize_passes_by_recipe: Mapping[str, Number] = {}
     attention_launches: Number
     step_s: Number
     pipeline_exposed: Number
@@ -310,7 +306,7 @@ class Calibration(_Data):
         return pace * (1.0 if device.sustained_share is None else device.sustained_share.value)
 
 
-class RunFigures(_Data):
+class RunFigures(DataRow):
     """Defaults of a whole run: failures, storage, restarts, power.
 
     ``doubted_share``: of a device that trainer and engine share, from which published rollouts ran
@@ -330,7 +326,7 @@ class RunFigures(_Data):
     sleeping_engine_bytes: dict[str, Number]
 
 
-class TrainingData(_Data):
+class TrainingData(DataRow):
     """The file ``frameworks.yaml``.
 
     ``not_modelled``: what published runs do and no estimate counts, and what comes of it.

@@ -7,19 +7,15 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import field_validator
 
-from recipe_core.base.data_files import DataFile
+from recipe_core.base.data_files import DataFile, DataRow
 from recipe_core.engines.kv_offload import Through
 from recipe_core.engines.options import FOLDER, Meaning
 from recipe_core.engines.spec import Engine, engine_names
 
 
-class _Data(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class Gone(_Data):
+class Gone(DataRow):
     """A flag of other versions: how many words it took, and its successor (or "nothing").
 
     Also a key of a JSON option (``--flag.key``), or a value (``--flag=value``). ``use`` may name a
@@ -30,7 +26,7 @@ class Gone(_Data):
 
     takes: Literal[0, 1, "many"] = 1
     use: str
-    values: dict[str, Any] = {}
+    values: Mapping[str, Any] = {}
     note: str | None = None
     source: str | None = None
 
@@ -54,7 +50,7 @@ class Successor:
         return self.values.get(str(before)) if self.values else before
 
 
-class ImageFolder(_Data):
+class ImageFolder(DataRow):
     """The folder that a container starts in, and what of it the image holds."""
 
     workdir: str
@@ -77,7 +73,7 @@ Counted = Literal[
 ]
 
 
-class Unmodelled(_Data):
+class Unmodelled(DataRow):
     """What an option does that estimates ignore, unless it has one of these values.
 
     ``moves``: the quantities that are less certain with it.
@@ -88,7 +84,7 @@ class Unmodelled(_Data):
     unless: tuple[str, ...] = ("0", "1", "0.0", "False", "None", "[]", "{}")
 
 
-class OffloadWords(_Data):
+class OffloadWords(DataRow):
     """How a command asks for tiers below the devices' cache.
 
     ``when``: the option that must be there, with one of ``values`` where there are any (of a JSON
@@ -102,7 +98,7 @@ class OffloadWords(_Data):
     when: str
     key: str | None = None
     values: tuple[str, ...] = ()
-    unless: dict[str, tuple[str, ...]] = {}
+    unless: Mapping[str, tuple[str, ...]] = {}
     size: str | None = None
     variable: str | None = None
     usual: float | None = None
@@ -120,7 +116,7 @@ class OffloadWords(_Data):
         return all(options.get(name) not in excluded for name, excluded in self.unless.items())
 
 
-class Start(_Data):
+class Start(DataRow):
     """The words that start a server ("-m" before a module), and where its model may stand.
 
     ``model``: as the first word without a flag (any), only as the first word of all (first), or
@@ -133,14 +129,14 @@ class Start(_Data):
     around: str | None = None
 
 
-class OlderStart(_Data):
+class OlderStart(DataRow):
     """The words that the project's images of releases ``before`` one started by themselves."""
 
     before: str
     words: tuple[str, ...]
 
 
-class Slots(_Data):
+class Slots(DataRow):
     """Options of a server that holds a place for each request: tokens of all places, their count.
 
     ``shared``: the switch that lets one request take the places of others, which a server without
@@ -153,7 +149,7 @@ class Slots(_Data):
     usual: int
 
 
-class Automatic(_Data):
+class Automatic(DataRow):
     """Options whose value the engine fits to the memory where it is missing, or one of these.
 
     ``unless``: values of options that turn it off. ``weights``: the option by which it leaves
@@ -161,7 +157,7 @@ class Automatic(_Data):
     """
 
     options: dict[str, tuple[str, ...]]
-    unless: dict[str, tuple[str, ...]] = {}
+    unless: Mapping[str, tuple[str, ...]] = {}
     weights: str | None = None
 
     def leaves(self, name: str, values: Mapping[str, Any]) -> bool:
@@ -173,7 +169,7 @@ class Automatic(_Data):
         return name not in values or str(values[name]) in self.options[name]
 
 
-class Grammar(_Data):
+class Grammar(DataRow):
     """How the commands of one engine are read.
 
     ``launch``: what starts a server. ``other_commands``: words after it that start something else.
@@ -203,24 +199,24 @@ class Grammar(_Data):
     underscores: bool = False
     abbreviations: bool = False
     nested: bool = False
-    glued: dict[str, str] = {}
-    images: dict[str, tuple[str, ...]] = {}
+    glued: Mapping[str, str] = {}
+    images: Mapping[str, tuple[str, ...]] = {}
     official: tuple[str, ...] = ()
     older_images: tuple[OlderStart, ...] = ()
     means: dict[str, Meaning]
-    words: dict[str, dict[str, Any]] = {}
-    unmodelled: dict[str, Unmodelled] = {}
-    variables: dict[str, Unmodelled] = {}
-    counted: dict[str, Counted] = {}
+    words: Mapping[str, dict[str, Any]] = {}
+    unmodelled: Mapping[str, Unmodelled] = {}
+    variables: Mapping[str, Unmodelled] = {}
+    counted: Mapping[str, Counted] = {}
     longer_context: tuple[str, ...] = ()
     rules: tuple[str, ...] = ()
     placed: tuple[str, ...] = ()
     rank: tuple[str, str] | None = None
-    gone: dict[str, Gone] = {}
+    gone: Mapping[str, Gone] = {}
     offload: tuple[OffloadWords, ...] = ()
-    files: dict[str, str] = {}
-    folders: dict[str, ImageFolder] = {}
-    set_by: dict[str, str] = {}
+    files: Mapping[str, str] = {}
+    folders: Mapping[str, ImageFolder] = {}
+    set_by: Mapping[str, str] = {}
     slots: Slots | None = None
     automatic: Automatic | None = None
     all_devices: dict[str, tuple[str, ...]] | None = None

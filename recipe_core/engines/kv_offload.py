@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from recipe_core.base.data_files import DataRow
 from recipe_core.base.provenance import Status
 from recipe_core.hardware.profile import Runtime
 
@@ -15,7 +16,7 @@ NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
-class KvWay(BaseModel):
+class KvWay(DataRow):
     """One way to offload: an engine's own, or a library that it is started with.
 
     ``tiers``: what it can put behind the devices, nearest first; ``stores``: of these behind the
@@ -34,8 +35,6 @@ class KvWay(BaseModel):
     ``lacks``: kinds of layers that it cannot save: states of linear attention, windows, latents,
     compressed pasts. ``once``: whether ranks that hold the same latent save one copy of it.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     tiers: tuple[Tier, ...]
     stores: Annotated[int, Field(ge=0, le=2)] = 0

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import model_validator
 
-from recipe_core.base.data_files import DataFile
+from recipe_core.base.data_files import DataFile, DataRow
 
 MEGATRON = DataFile(Path(__file__).with_name("training") / "megatron.yaml", "engines")
 
 
-class _Data(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class Family(_Data):
+class Family(DataRow):
     """What the class of a ``model_type`` computes beside the fields of a ``config.json``.
 
     ``always``: arguments of all its models. ``fields``: arguments of fields; ``allowed``: values
@@ -26,15 +23,15 @@ class Family(_Data):
     of experts become weights, None for a family without experts.
     """
 
-    always: dict[str, Any] = {}
-    fields: dict[str, str] = {}
-    allowed: dict[str, tuple[Any, ...]] = {}
-    defaults: dict[str, Any] = {}
+    always: Mapping[str, Any] = {}
+    fields: Mapping[str, str] = {}
+    allowed: Mapping[str, tuple[Any, ...]] = {}
+    defaults: Mapping[str, Any] = {}
     norm: str = "rms_norm_eps"
     router: Literal["softmax", "sigmoid"] | None = None
 
 
-class MegatronModels(_Data):
+class MegatronModels(DataRow):
     """The arguments of ``pretrain_gpt`` at a release, by what they stand for."""
 
     schema_version: Literal[1]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from recipe_core.base.arrays import Float
+from recipe_core.base.data_files import DataRow
 from recipe_core.base.provenance import Quantity, Status
 from recipe_core.engines.release import Rules
 from recipe_core.hardware.profile import Runtime
@@ -17,12 +18,7 @@ Whole = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class _Data(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class _Rule(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+class _Rule(DataRow):
     source: str
     status: Status
     note: str | None = None
@@ -94,7 +90,7 @@ class GraphMemory(_Rule):
         return self.largest_batch.get(architecture, self.largest_batch["any"])
 
 
-class RowPadding(_Data):
+class RowPadding(DataRow):
     """Bytes that the engine appends to every row of some fp8 matrices.
 
     Those whose rows are a multiple of ``multiple_bytes`` long.
@@ -111,7 +107,7 @@ class RowPadding(_Data):
     status: Status
 
 
-class ExpertTiles(_Data):
+class ExpertTiles(DataRow):
     """Multiples to which an expert kernel rounds up the widths of experts in ``dtype``.
 
     For devices of ``runtimes`` and ``architectures`` (empty: all). ``intermediate`` is rounded for
@@ -128,28 +124,28 @@ class ExpertTiles(_Data):
     note: str | None = None
 
 
-class StatedSize(_Data):
+class StatedSize(DataRow):
     """What states the cache's size instead of a share: a variable in GiB, an option in bytes."""
 
     variable_gib: str
     option_bytes: str
 
 
-class StartClaim(_Data):
+class StartClaim(DataRow):
     """An engine that starts only where ``fraction`` of the whole memory is free.
 
     ``stated``: by runtime, what replaces the share where it is set. ``programs_bytes``: by runtime,
     what its own processes hold of the same memory before it looks.
     """
 
-    stated: dict[Runtime, StatedSize] = {}
-    programs_bytes: dict[Runtime, Quantity] = {}
+    stated: Mapping[Runtime, StatedSize] = {}
+    programs_bytes: Mapping[Runtime, Quantity] = {}
     source: str
     status: Status
     note: str = ""
 
 
-class EncoderUse(_Data):
+class EncoderUse(DataRow):
     """How the engine treats towers of multimodal models.
 
     ``sharded``: whether their layers are cut over tensor-parallel ranks; ``every_stage``: whether
@@ -167,7 +163,7 @@ class EncoderUse(_Data):
     note: str | None = None
 
 
-class MemoryUse(_Data):
+class MemoryUse(DataRow):
     """How the engine divides a device, and when it refuses to start.
 
     ``fraction`` of what a process can allocate (M), with weights W, workspace A and runtime N,

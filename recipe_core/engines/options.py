@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, field_validator
+from pydantic import AfterValidator, field_validator
 
-from recipe_core.base.data_files import DataFile
+from recipe_core.base.data_files import DataFile, DataRow
 from recipe_core.base.errors import InputError, unknown
 from recipe_core.base.quoting import PLACEHOLDER
 
@@ -190,11 +191,7 @@ _PYTHON: dict[str, tuple[type, ...]] = {
 }
 
 
-class _Data(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class Option(_Data):
+class Option(DataRow):
     """One option: its ``flag``, what it is ``also`` called, and the values it takes.
 
     ``choices``: all allowed values; ``words``: values besides those of the type ("auto" of a
@@ -242,7 +239,7 @@ class Option(_Data):
         return " or ".join([kind, *self.words])
 
 
-class OptionTable(_Data):
+class OptionTable(DataRow):
     """Every option of one engine at one version, by flag.
 
     ``means``: what options say about a candidate, for engines without a `Grammar`, which says it.
@@ -257,7 +254,7 @@ class OptionTable(_Data):
     version: str
     same_in: tuple[str, ...] = ()
     options: dict[str, Option]
-    means: dict[str, Meaning] = {}
+    means: Mapping[str, Meaning] = {}
     any_value: bool = False
     partial: bool = False
 

@@ -6,9 +6,9 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from recipe_core.base.data_files import DataFile
+from recipe_core.base.data_files import DataFile, DataRow
 from recipe_core.base.provenance import Source
 from recipe_core.engines.frameworks import Number
 
@@ -16,11 +16,7 @@ from recipe_core.engines.frameworks import Number
 CHECKPOINTS = ("gptq", "awq")
 
 
-class _Data(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class QuantizedBase(_Data):
+class QuantizedBase(DataRow):
     """What is stored of a frozen weight, and what one pass over it costs.
 
     ``parameter_bytes`` are divided and gathered as parameters are, ``buffer_bytes`` are whole on
@@ -43,7 +39,7 @@ class QuantizedBase(_Data):
         return self.parameter_bytes.value + self.buffer_bytes.value
 
 
-class QuantizedBases(_Data):
+class QuantizedBases(DataRow):
     """The file ``quantized_bases.yaml``.
 
     ``start_s``: host time of a kernel; ``lanes``: of a multiprocessor, by architecture.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from recipe_core.base.data_files import DataRow
 from recipe_core.base.provenance import Status
 
 T = TypeVar("T")
@@ -21,11 +22,7 @@ def release_key(release: str) -> tuple[int, ...]:
     return numbers + (0,) * (3 - len(numbers))
 
 
-class _HistoryData(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class BatchLimits(_HistoryData):
+class BatchLimits(DataRow):
     """Default batch limits on devices with ``memory_at_least_bytes`` that are not in ``not_on``."""
 
     memory_at_least_bytes: NonNegative
@@ -34,7 +31,7 @@ class BatchLimits(_HistoryData):
     max_num_seqs: Whole
 
 
-class WholePrompts(_HistoryData):
+class WholePrompts(DataRow):
     """Prompts that run in one step, not in chunks, and the room that a step has for them.
 
     Where requests of at most ``longest_tokens`` are accepted (None: whatever their length), a step
@@ -45,7 +42,7 @@ class WholePrompts(_HistoryData):
     least_tokens: Whole
 
 
-class Rules(_HistoryData):
+class Rules(DataRow):
     """Memory rules of some releases, where they are not the pinned one's.
 
     What is left out is the same. ``fraction``: the default share of the device. ``context_bytes``:
@@ -80,7 +77,7 @@ class Later(Rules):
     since: Release
 
 
-class History(_HistoryData):
+class History(DataRow):
     """Memory rules of other releases, from ``oldest`` to ``newest`` (the pinned one if left out).
 
     ``changes`` are of earlier releases, newest first; ``later`` of newer ones, oldest first.
@@ -112,11 +109,7 @@ def last_told(values: Iterable[T | None]) -> T | None:
     return next((value for value in reversed(list(values)) if value is not None), None)
 
 
-class _Data(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class ContainerImage(_Data):
+class ContainerImage(DataRow):
     """A container with the engine at this version: an immutable tag, and its digest if known.
 
     ``architectures``: those it is for, where a runtime has several images (empty: all).
@@ -141,7 +134,7 @@ class ContainerImage(_Data):
         return value
 
 
-class Install(_Data):
+class Install(DataRow):
     """The shell ``command`` that installs the engine's build for a runtime.
 
     ``architectures``: those it is for, where a runtime has several builds (empty: all).
@@ -154,7 +147,7 @@ class Install(_Data):
     note: str | None = None
 
 
-class ApiKey(_Data):
+class ApiKey(DataRow):
     """How a server asks its callers for a key (``Authorization: Bearer KEY``).
 
     ``variable``: the environment variable that holds the key, wherever servers are started.
@@ -176,7 +169,7 @@ class ApiKey(_Data):
     note: str | None = None
 
 
-class Floor(_Data):
+class Floor(DataRow):
     """The oldest host software that the engine runs on: NVIDIA's driver or AMD's ROCm release."""
 
     what: Literal["driver", "rocm"]
@@ -185,7 +178,7 @@ class Floor(_Data):
     status: Status
 
 
-class Metrics(_Data):
+class Metrics(DataRow):
     """Names of the Prometheus metrics at ``path``; None for those that an engine lacks.
 
     Histograms (``ttft``, ``tpot``: mean time per output token of a request, ``itl``: time between
@@ -211,6 +204,6 @@ class Metrics(_Data):
     failure: str | None = None
     prompt_tokens: str | None = None
     output_tokens: str | None = None
-    needs: dict[str, Any] = {}
+    needs: Mapping[str, Any] = {}
     source: str
     note: str | None = None

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from recipe_core.base.data_files import DataFile
+from recipe_core.base.data_files import DataFile, DataRow, DataTable
 from recipe_core.base.provenance import Sourced, Status
 from recipe_core.hardware.profile import Runtime
 
 FILE = Path(__file__).with_name("reproducibility.yaml")
 
 
-class _Data(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class Switch(_Data):
+class Switch(DataRow):
     """What makes outputs repeat: variables and options of the engine, and where they work.
 
     ``batch``: whether answers then also do not depend on what else runs in the batch; else only the
@@ -50,7 +45,7 @@ class Switch(_Data):
         return None
 
 
-class Reproducibility(_Data):
+class Reproducibility(DataRow):
     """How outputs of an engine are asked for and compared.
 
     ``greedy`` and ``sampled``: fields of a request; null leaves one of the launch's out. ``ids``:
@@ -74,9 +69,7 @@ class _File(Sourced):
     engines: Mapping[str, Reproducibility]
 
 
-@cache
-def _reproducibility_file() -> _File:
-    return DataFile(FILE, "engines").read_as(_File)
+_TABLE = DataTable[Reproducibility](DataFile(FILE, "engines"), _File, "engines", "engine")
 
 
 def reproducibility(engine: str) -> Reproducibility:
@@ -87,4 +80,4 @@ def reproducibility(engine: str) -> Reproducibility:
         source="assumed",
         status="assumed",
     )
-    return _reproducibility_file().engines.get(engine, plain)
+    return _TABLE.rows.get(engine, plain)

@@ -12,9 +12,9 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from recipe_core.base.data_files import DataFile
+from recipe_core.base.data_files import DataFile, DataRow
 from recipe_core.base.errors import InputError, unknown
 from recipe_core.base.provenance import Quantity, Sourced, Status
 from recipe_core.base.types import Task
@@ -40,11 +40,7 @@ Whole = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class _Data(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class Dispatch(_Data):
+class Dispatch(DataRow):
     """Low-latency dispatch of decode pools whose experts span nodes of a rack.
 
     ``runtimes``: where its kernels exist. ``sent``: by the weight format of experts, the format in
@@ -62,7 +58,7 @@ class Dispatch(_Data):
     note: str | None = None
 
 
-class Exchange(_Data):
+class Exchange(DataRow):
     """How ranks of data-parallel attention that share experts exchange tokens.
 
     ``ways``: "gather" (every rank gets all tokens, and sums are scattered back), "dispatch" (a
@@ -80,7 +76,7 @@ class Exchange(_Data):
     note: str | None = None
 
 
-class SplitSupport(_Data):
+class SplitSupport(DataRow):
     """Which splits the engine supports.
 
     ``experts``: "all-ranks" spreads experts over all of tp × dp or not at all; "divisors" over any
@@ -123,7 +119,7 @@ class SplitSupport(_Data):
     lookups_in_attention_dp: bool = True
 
 
-class Overheads(_Data):
+class Overheads(DataRow):
     """Time the engine itself takes, and how its scheduler groups prompts.
 
     ``step_s`` per step, ``sequence_s`` per running sequence of a step, ``layer_s`` per layer of a
@@ -159,7 +155,7 @@ class Overheads(_Data):
 Kernel = Family | Literal["expert_rows", "indexer", "all_reduce", "host", "request"]
 
 
-class KernelTimes(_Data):
+class KernelTimes(DataRow):
     """Time of an engine's kernels over that of the device's profile, by operator and stored dtype.
 
     A profile is fitted to the kernels of several libraries; an engine has its own for a number
@@ -176,7 +172,7 @@ class KernelTimes(_Data):
 Interval = Literal["stream_interval", "scheduler_recv_interval"]
 
 
-class UsualIntervals(_Data):
+class UsualIntervals(DataRow):
     """What published launches for throughput set on devices of ``architectures``.
 
     For answers of ``output_tokens_at_least``, with ``requests_at_least`` in flight; of several that
@@ -193,7 +189,7 @@ class UsualIntervals(_Data):
     note: str | None = None
 
 
-class Intervals(_Data):
+class Intervals(DataRow):
     """What the engine does every so many steps only; 1, every step, is the default of each.
 
     ``options``: those it has. ``first_token_waits``: whether the first token too is held until
@@ -226,7 +222,7 @@ class Intervals(_Data):
         return any(architecture in usual.architectures for usual in self.throughput)
 
 
-class Batcher(_Data):
+class Batcher(DataRow):
     """A server that waits to fill a batch (dynamic batching).
 
     ``window_ms``: how long a request waits for others at most, where nothing is stated; while all

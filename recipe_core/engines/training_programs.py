@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from recipe_core.base.arrays import Float
-from recipe_core.base.data_files import DataFile
+from recipe_core.base.data_files import DataFile, DataRow
 from recipe_core.base.errors import InputError, unknown
 from recipe_core.engines.frameworks import training_data
 from recipe_core.engines.release import ContainerImage, Install
@@ -26,25 +27,21 @@ Scalar = bool | int | float | str | None
 Bound = int | float | str
 
 
-class _Data(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class Packages(_Data):
+class Packages(DataRow):
     """What the image of a framework adds to a base, at exact versions."""
 
     base: str
     packages: tuple[Annotated[str, Field(pattern=r"^[a-z0-9-]+==[\w.]+$")], ...]
 
 
-class Base(_Data):
+class Base(DataRow):
     """An image that holds ``torch`` at a version."""
 
     image: ContainerImage
     torch: str
 
 
-class Condition(_Data):
+class Condition(DataRow):
     """A test of one fact of a request or of its splits; all that is stated must hold.
 
     ``one_of``, ``none_of``: values (words of a coded column). ``present``: whether there is one.
@@ -81,7 +78,7 @@ Conditions = Annotated[
 ]
 
 
-class _Rule(_Data):
+class _Rule(DataRow):
     when: Conditions = ({},)
     unless: Conditions = ()
     field: str
@@ -107,7 +104,7 @@ class SplitRule(_Rule):
     says: str
 
 
-class LaunchRules(_Data):
+class LaunchRules(DataRow):
     """The file ``launch_rules.yaml``.
 
     ``requests``: what any framework may lack. ``degrees``: rules on degrees alone, ``nodes`` after
@@ -146,7 +143,7 @@ def launch_rules() -> LaunchRules:
     return LAUNCH_RULES.read_as(LaunchRules)
 
 
-class Launches(_Data):
+class Launches(DataRow):
     """What the launch of a framework can be told; what is not listed is estimated only.
 
     ``data``: formats of the data that it learns from, the usual one first; DPO's is always
@@ -178,7 +175,7 @@ class Launches(_Data):
     models: Literal["any", "shipped", "words"] = "any"
     precisions: tuple[str, ...]
     optimizers: tuple[str, ...]
-    optimizer_stages: dict[str, tuple[int, ...]] = {}
+    optimizer_stages: Mapping[str, tuple[int, ...]] = {}
     on_device: tuple[str, ...] = ()
     attention: tuple[str, ...]
     attention_where_usual: tuple[str, ...] = ()
@@ -211,7 +208,7 @@ class Launches(_Data):
     rules: tuple[SplitRule | str, ...] = ()
 
 
-class HostCopies(_Data):
+class HostCopies(DataRow):
     """Copies of the whole model in a node's memory while it is loaded, or gathered to be saved.
 
     ``divided``: where parameters are divided among devices, ``whole``: where each device has all of
@@ -232,7 +229,7 @@ class HostCopies(_Data):
         return copies[kind] * size * parameters
 
 
-class TrainingEngine(_Data):
+class TrainingEngine(DataRow):
     """A framework at its pinned release.
 
     ``module`` is asked for its version; ``requires`` are the modules it must be able to import.
@@ -258,7 +255,7 @@ class TrainingEngine(_Data):
     launches: Launches
 
 
-class _Betas(_Data):
+class _Betas(DataRow):
     beta1: Amount
     beta2: Amount
     epsilon: Amount
@@ -268,25 +265,25 @@ class _Betas(_Data):
     source: str
 
 
-class _Rate(_Data):
+class _Rate(DataRow):
     at_one: Amount
     per_log: Amount
     least: Amount
     source: str
 
 
-class _Share(_Data):
+class _Share(DataRow):
     value: Amount
     source: str
 
 
-class _Dpo(_Data):
+class _Dpo(DataRow):
     beta: Amount
     rate: Amount
     source: str
 
 
-class _Reinforcement(_Data):
+class _Reinforcement(DataRow):
     rate: Amount
     adapter_rate: Amount
     critic_rate: Amount
@@ -294,7 +291,7 @@ class _Reinforcement(_Data):
     source: str
 
 
-class _Hyper(_Data):
+class _Hyper(DataRow):
     betas: _Betas
     rate: _Rate
     finetune_share: _Share
@@ -303,7 +300,7 @@ class _Hyper(_Data):
     reinforcement: _Reinforcement
 
 
-class _Facts(_Data):
+class _Facts(DataRow):
     schema_version: Literal[1]
     preferred: tuple[str, ...]
     engines: dict[str, TrainingEngine]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from recipe_core.base.data_files import DataFile
+from recipe_core.base.data_files import DataFile, DataRow, DataTable
 from recipe_core.base.provenance import Sourced, Status
 from recipe_core.engines.spec import Engine
 from recipe_core.hardware.profile import Runtime
@@ -17,10 +16,8 @@ from recipe_core.hardware.profile import Runtime
 FILE = Path(__file__).with_name("tuning.yaml")
 
 
-class Tunable(BaseModel):
+class Tunable(DataRow):
     """One option, by name, and its values in the order of their size."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     option: str
     values: Annotated[tuple[Any, ...], Field(min_length=2, max_length=32)]
@@ -33,14 +30,12 @@ class _File(Sourced):
     engines: Mapping[str, tuple[Tunable, ...]]
 
 
-@cache
-def _tuning_file() -> _File:
-    return DataFile(FILE, "engines").read_as(_File)
+_TABLE = DataTable[tuple[Tunable, ...]](DataFile(FILE, "engines"), _File, "engines", "engine")
 
 
 def tunables(spec: Engine, runtime: str) -> tuple[Tunable, ...]:
     """The options of an engine's version that are worth varying on a runtime."""
-    engine_tunables = _tuning_file().engines.get(spec.name, ())
+    engine_tunables = _TABLE.rows.get(spec.name, ())
     return tuple(
         tunable
         for tunable in engine_tunables

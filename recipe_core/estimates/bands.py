@@ -13,9 +13,10 @@ from functools import cached_property
 from typing import Annotated, Literal, Self
 
 import numpy as np
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from recipe_core.base.arrays import Float
+from recipe_core.base.data_files import DataRow
 from recipe_core.base.intervals import BAND, LEVELS, NORMAL, Ends, Intervals, Level
 
 Factor = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
@@ -43,7 +44,7 @@ def _check_factor_nesting(
     return factors
 
 
-class Band(BaseModel):
+class Band(DataRow):
     """Factors around the estimates of a figure, for one group of devices and engines.
 
     ``factors``: by level, the ends of measured / estimated. ``common`` and ``independent``:
@@ -53,7 +54,6 @@ class Band(BaseModel):
     that is None stands for all.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     metric: Name
     basis: Literal["fitted", "prior"] | None = None
     engine: Name | None = None
@@ -147,18 +147,17 @@ def enclosing_band(first: Band, second: Band) -> Band:
     )
 
 
-class BandFile(BaseModel):
+class BandFile(DataRow):
     """A ``bands.yaml``: bands by figure and group.
 
     ``correlation``: of the errors of two figures of one run, by both names.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     schema_version: Literal[2]
     source: str
     runs: Annotated[int, Field(ge=1)]
     cells: Annotated[int, Field(ge=1)]
-    correlation: dict[Name, dict[Name, Annotated[float, Field(ge=-1, le=1)]]] = {}
+    correlation: Mapping[Name, dict[Name, Annotated[float, Field(ge=-1, le=1)]]] = {}
     bands: tuple[Band, ...]
 
     @model_validator(mode="after")

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from recipe_core.base.data_files import DataFile
+from recipe_core.base.data_files import DataFile, DataRow
 from recipe_core.base.errors import InputError, unknown
 from recipe_core.base.numbers import bounded_integer
 from recipe_core.base.provenance import Quantity, Sourced, Status
@@ -29,11 +29,7 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 Hours = Annotated[float, Field(ge=0, le=1e9)]
 
 
-class _Data(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class Fleet(_Data):
+class Fleet(DataRow):
     """Failures of a fleet's nodes; ``new_nodes``: in their first weeks, when more fail."""
 
     fleet: Text
@@ -42,7 +38,7 @@ class Fleet(_Data):
     new_nodes: bool = False
 
 
-class Repair(_Data):
+class Repair(DataRow):
     """Hours that a failure takes, by what ends it."""
 
     drained_share: Quantity
@@ -51,14 +47,14 @@ class Repair(_Data):
     replace_hours: Quantity
 
 
-class SlowNodes(_Data):
+class SlowNodes(DataRow):
     """Nodes that compute more slowly than the others, and by how much."""
 
     share: Quantity
     slowdown: Quantity
 
 
-class Agreement(_Data):
+class Agreement(DataRow):
     """The uptime that a provider promises, as a share of a month."""
 
     provider: Text
@@ -66,7 +62,7 @@ class Agreement(_Data):
     uptime: Quantity
 
 
-class SpotTrace(_Data):
+class SpotTrace(DataRow):
     """What a zone held of ``instances`` asked for, and how often it lost one."""
 
     provider: Text

@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from recipe_core.base.provenance import Positive, _Data
+from recipe_core.base.data_files import DataRow
+from recipe_core.base.provenance import Positive
 from recipe_core.hardware.profile import Commitment, Line, Name
 
 # Days after which the age of a price is said with it.
@@ -52,7 +53,7 @@ def _check_date(text: str) -> str:
     return text
 
 
-class Offer(_Data):
+class Offer(DataRow):
     """A price at which somebody rents a device out.
 
     ``on-demand``: by the hour, as long as it is wanted; ``spot``: until the provider wants it back;

@@ -12,9 +12,9 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, Field, model_validator
 
-from recipe_core.base.data_files import DataFile
+from recipe_core.base.data_files import DataFile, DataRow
 from recipe_core.base.errors import HardwareError
-from recipe_core.base.provenance import Quantity, Remark, Sourced, Status, _Data
+from recipe_core.base.provenance import Quantity, Remark, Sourced, Status
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -74,7 +74,7 @@ def _is_absent(value: object) -> bool:
     return value is None
 
 
-class Roofline(_Data):
+class Roofline(DataRow):
     """Shape of an operator's time, ``overhead_s + (t_compute^r + t_memory^r)^(1/r)``.
 
     r = ``smoothing``.
@@ -98,7 +98,7 @@ class Roofline(_Data):
     note: Remark | None = None
 
 
-class HostSpeed(_Data):
+class HostSpeed(DataRow):
     """How slow the host is that drives the device: its times over those of the reference.
 
     The reference is the machine on which the engines' overheads were measured. ``layers``: what
@@ -117,7 +117,7 @@ class HostSpeed(_Data):
     note: Remark | None = None
 
 
-class Transfers(_Data):
+class Transfers(DataRow):
     """Rates of what is moved before a device computes; no estimate of a step depends on them.
 
     ``to_device`` and ``from_device``: copies from and to pinned host memory. ``disk_cold`` and
@@ -130,7 +130,7 @@ class Transfers(_Data):
     disk_warm_bytes_per_s: Quantity | None = None
 
 
-class Disk(_Data):
+class Disk(DataRow):
     """Storage of the machine that `recipe profile --disk` measured, for data and checkpoints.
 
     ``window_reads_per_s``: reads of 8 KiB at random places of a mapped file, by one thread.
@@ -141,7 +141,7 @@ class Disk(_Data):
     window_reads_per_s: Quantity
 
 
-class Collectives(_Data):
+class Collectives(DataRow):
     """What the collective library reached between the devices of this machine.
 
     In place of the figures of the same names of the node's fabric (`Fabric`), whose direct kernels
@@ -153,7 +153,7 @@ class Collectives(_Data):
     latency_per_rank_s: Quantity
 
 
-class NodeSpec(_Data):
+class NodeSpec(DataRow):
     """The usual machine of the device: how many share it, what joins them, and its network.
 
     ``alternatives``: other fabrics the device is sold with, to be named in a request.
@@ -168,7 +168,7 @@ class NodeSpec(_Data):
     collectives: Annotated[Collectives | None, Field(exclude_if=_is_absent)] = None
 
 
-class Announced(_Data):
+class Announced(DataRow):
     """That a vendor has said what a device will be, and when; nobody has measured one."""
 
     date: Annotated[str, Field(pattern=r"^20\d\d(-\d\d){0,2}$")]
@@ -264,7 +264,7 @@ class Device(Sourced):
         return self
 
 
-class DirectLinks(_Data):
+class DirectLinks(DataRow):
     """Kernels that read or write the memory of other devices directly, without the library.
 
     Custom all-reduce, for example, or GPU-initiated RDMA.
@@ -326,7 +326,7 @@ class Fabric(Sourced):
         return not bounded or self.spans_nodes or self.beyond is not None
 
 
-class DtypeSupport(_Data):
+class DtypeSupport(DataRow):
     """What a weight format means on some architectures, for the silicon and for engines.
 
     ``native``: multiplied in the format (or its ``encoding``); ``weight-only``: stored so,

@@ -13,9 +13,9 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from recipe_core.base.data_files import DataFile
+from recipe_core.base.data_files import DataFile, DataRow
 from recipe_core.base.errors import ModelError, unknown
 from recipe_core.base.provenance import Source
 from recipe_core.base.texts import check_name
@@ -42,19 +42,18 @@ _PLACE = re.compile(r"/[\w./:@%+=,-]{1,510}|\w[\w.-]{0,254}/\w[\w.-]{0,254}")
 _LIKE_NOTHING = ("", "-hf", "-bf16")
 
 
-class PublishedCount(BaseModel):
+class PublishedCount(DataRow):
     """Parameters as their publisher counts them."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     parameters: Annotated[int, Field(gt=0)]
     active_parameters: Annotated[int, Field(gt=0)] | None = None
     source: str
     note: str | None = None
     of: Literal["all", "language model"] = "all"
     """Whether the figure counts towers, too, or is that of the language model alone."""
-    encoders: dict[Modality, Annotated[int, Field(gt=0)]] = {}
+    encoders: Mapping[Modality, Annotated[int, Field(gt=0)]] = {}
     """Parameters of the towers whose sizes ``config`` does not give, by what they read."""
-    includes: dict[str, Annotated[int, Field(gt=0)]] = {}
+    includes: Mapping[str, Annotated[int, Field(gt=0)]] = {}
     """What the figure counts beyond language model and towers, by name: parameters worked out from
     the public shapes of those parts."""
 
@@ -64,7 +63,7 @@ class PublishedCount(BaseModel):
         return self.parameters - sum(self.includes.values())
 
 
-class CatalogEntry(BaseModel):
+class CatalogEntry(DataRow):
     """One file of the catalog: ``owner--name.yaml``, in the letters of its id.
 
     ``same_as`` borrows the architecture of another entry; ``aliases`` are models that share it.
@@ -72,11 +71,10 @@ class CatalogEntry(BaseModel):
     checkpoint is made for where its config does not say it (a decoder that embeds).
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     id: str
     aliases: tuple[str, ...] = ()
     same_as: str | None = None
-    config: dict[str, Any] = {}
+    config: Mapping[str, Any] = {}
     task: Task | None = None
     published: PublishedCount
     sources: dict[str, Source]

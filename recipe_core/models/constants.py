@@ -6,20 +6,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import model_validator
 
-from recipe_core.base.data_files import DataFile
+from recipe_core.base.data_files import DataFile, DataRow
 from recipe_core.base.errors import ModelError
 from recipe_core.base.provenance import Source
 
 CONSTANTS = DataFile(Path(__file__).with_name("constants.yaml"), "model", ModelError)
 
 
-class _Data(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class ConstantsGroup(_Data):
+class ConstantsGroup(DataRow):
     """Models, by id or alias, that share these fields of their ``config.json``."""
 
     models: tuple[str, ...]
@@ -27,7 +23,7 @@ class ConstantsGroup(_Data):
     source: str
 
 
-class _File(_Data):
+class _File(DataRow):
     schema_version: Literal[1]
     sources: dict[str, Source]
     groups: tuple[ConstantsGroup, ...]

@@ -13,8 +13,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import TypeAdapter
 
+from recipe_core.base.data_files import DataRow
 from recipe_core.base.documents import read_shipped
 from recipe_core.models.config.quantization import LEFT_OUT
 from recipe_core.models.spec import LinearAttention, ModelSpec
@@ -27,7 +28,7 @@ CONVENTIONS = Path(__file__).with_name("conventions.yaml")
 _PART = re.compile(r"\{(\w+(?:\|\w+)*)\}")
 
 
-class Convention(BaseModel):
+class Convention(DataRow):
     """What an ending of a name means; ``like`` is a model of the catalog that follows it.
 
     ``hybrid``: only for models with layers of linear attention. ``experts`` and ``linear``: modules
@@ -35,7 +36,6 @@ class Convention(BaseModel):
     repository holds files in this format, beside the ``config.json`` of the base.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     ending: str
     publishers: tuple[str, ...] = ()
     like: str | None = None

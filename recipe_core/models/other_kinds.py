@@ -7,24 +7,22 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import model_validator
 
-from recipe_core.base.data_files import DataFile
+from recipe_core.base.data_files import DataFile, DataRow
 from recipe_core.base.errors import ModelError
 from recipe_core.models.config.read import not_modelled
 
 
-class OtherKind(BaseModel):
+class OtherKind(DataRow):
     """What some models make, why that is not modelled, and their ids."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     makes: str
     why: str
     models: tuple[str, ...]
 
 
-class _File(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+class _File(DataRow):
     schema_version: Literal[1]
     kinds: dict[str, OtherKind]
     architectures: dict[str, str]

@@ -14,9 +14,9 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainValidator
+from pydantic import BeforeValidator, PlainValidator
 
-from recipe_core.base.data_files import DataFile
+from recipe_core.base.data_files import DataFile, DataRow
 from recipe_core.base.units import (
     DAY_S,
     GIB,
@@ -100,7 +100,7 @@ UnitName = Annotated[Unit, PlainValidator(_unit_named)]
 Kinds = Annotated[frozenset[Kind], BeforeValidator(_work_kinds)]
 
 
-class Metric(BaseModel):
+class Metric(DataRow):
     """One quantity, whose values stand in ``column`` of a plan or in that field of an estimate.
 
     Attributes:
@@ -117,7 +117,6 @@ class Metric(BaseModel):
         help: its meaning for a reader.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     name: str
     column: str
     title: str
@@ -165,7 +164,7 @@ class Metric(BaseModel):
         return f"{self.show(value)} {self.per}".rstrip()
 
 
-class Limit(BaseModel):
+class Limit(DataRow):
     """How the objective bounds a metric: that whose ``limit`` is this ``name``.
 
     Attributes:
@@ -179,7 +178,6 @@ class Limit(BaseModel):
         priced: what an amount of money is for; it needs a price.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     name: str
     code: str = ""
     unit: UnitName
@@ -279,10 +277,9 @@ class Limit(BaseModel):
         return tuple(sorted(steps | ({float(stated_step)} if stated_step is not None else set())))
 
 
-class _File(BaseModel):
+class _File(DataRow):
     """The shape of ``metrics.yaml``."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     schema_version: Literal[1]
     metrics: tuple[Metric, ...]
     limits: dict[str, Limit]

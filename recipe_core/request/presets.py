@@ -7,9 +7,9 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from recipe_core.base.data_files import DataFile
+from recipe_core.base.data_files import DataFile, DataRow
 from recipe_core.base.documents import read_shipped
 from recipe_core.base.provenance import Sourced
 from recipe_core.base.types import Positive
@@ -23,10 +23,9 @@ Slug = Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
 EXAMPLES_FILE = Path(__file__).with_name("examples.yaml")
 
 
-class Example(BaseModel):
+class Example(DataRow):
     """A case: what runs where (``text``), what one wants to know, and the request that asks it."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     title: Annotated[Line, Field(max_length=40)]
     text: Line
     question: Line
@@ -38,10 +37,9 @@ class Example(BaseModel):
         return PlanRequest.parse(self.request)
 
 
-class ExampleFile(BaseModel):
+class ExampleFile(DataRow):
     """The shape of ``examples.yaml``."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     schema_version: Literal[1]
     status: Literal["assumed"]
     source: str
@@ -61,10 +59,9 @@ def examples() -> dict[str, Example]:
 FILE = Path(__file__).with_name("time_limits.yaml")
 
 
-class TimeLimits(BaseModel):
+class TimeLimits(DataRow):
     """Limits with a title; in milliseconds, as the objective states them."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     title: str
     help: str
     source: str
@@ -91,24 +88,22 @@ def published_time_limits() -> dict[str, TimeLimits]:
 _CLEARED = ("max_context", "input_spread", "output_spread")
 
 
-class Preset(BaseModel):
+class Preset(DataRow):
     """A workload with a title; ``workload`` holds its fields."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     title: str
     help: str
     workload: dict[str, float | int | str]
 
 
-class Aim(BaseModel):
+class Aim(DataRow):
     """What counts most: an orientation, one goal, or several with their weights."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     title: str
     help: str
     optimize: Goal = "throughput"
     orientation: Orientation | None = None
-    weights: dict[Goal, float] = {}
+    weights: Mapping[Goal, float] = {}
 
     @property
     def changes(self) -> dict[str, Any]:
@@ -118,10 +113,9 @@ class Aim(BaseModel):
         return edits | weighed
 
 
-class PresetFile(BaseModel):
+class PresetFile(DataRow):
     """The shape of ``presets.yaml``."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     schema_version: Literal[1]
     status: Literal["assumed"]
     source: str

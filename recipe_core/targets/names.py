@@ -8,8 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
+from recipe_core.base.data_files import DataRow
 from recipe_core.base.documents import read_shipped
 from recipe_core.base.errors import HardwareError
 from recipe_core.base.provenance import Sourced
@@ -18,11 +17,7 @@ from recipe_core.hardware.cluster import device_profile
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?", re.ASCII)
 
 
-class _Data(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class VendorNames(_Data):
+class VendorNames(DataRow):
     """The ``resource`` that pods request, the node ``label`` with the device's name.
 
     ``space`` replaces a space in that label.
@@ -34,14 +29,14 @@ class VendorNames(_Data):
     source: str | None = None
 
 
-class DeviceNames(_Data):
+class DeviceNames(DataRow):
     """Names of devices, by profile."""
 
     source: str
     names: dict[str, str]
 
 
-class NetworkNames(_Data):
+class NetworkNames(DataRow):
     """The ``resource`` that a pod requests to reach a network past the kernel.
 
     ``provider``: whose machines have it, of which a pod asks for each interface; without one, for a
@@ -53,7 +48,7 @@ class NetworkNames(_Data):
     source: str
 
 
-class MachineNames(_Data):
+class MachineNames(DataRow):
     """Network interfaces of a machine's ``type`` with all of its ``devices``.
 
     ``resource``: what they are called where a provider has a name of its own; ``attach``: the
@@ -74,14 +69,14 @@ class MachineNames(_Data):
         return math.ceil(self.interfaces * devices / self.devices)
 
 
-class SharedNames(_Data):
+class SharedNames(DataRow):
     """The resource that stands for all interfaces past the kernel on a provider's machines."""
 
     resource: str
     source: str
 
 
-class SpotNames(_Data):
+class SpotNames(DataRow):
     """The ``label``, and its value, of a provider's spot nodes; a taint has the same names."""
 
     label: str

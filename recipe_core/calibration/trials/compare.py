@@ -10,9 +10,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from recipe_core.base.data_files import DataFile
+from recipe_core.base.data_files import DataFile, DataRow
 from recipe_core.base.errors import InputError
 from recipe_core.base.provenance import Sourced, Status
 from recipe_core.calibration.trials.answers import Answer
@@ -163,11 +163,7 @@ Verdict = Literal["within", "outside", "not judged"]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class _Data(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class Tolerance(_Data):
+class Tolerance(DataRow):
     """Bounds of one kind of pair: a least share of identical answers, most distances in nats."""
 
     share: Annotated[float, Field(ge=0, le=1)] | None = None

@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from recipe_core.accuracy.runners import Verdict
 from recipe_core.accuracy.technique import Technique
-from recipe_core.base.data_files import DataFile
+from recipe_core.base.data_files import DataFile, DataRow, DataTable
 from recipe_core.base.provenance import Sourced
 from recipe_core.base.resources import PACKAGE
 from recipe_core.base.types import Text
@@ -33,7 +32,7 @@ FAMILY_OF_FILES = "gguf"
 Shape = Literal["layers", "width", "experts", "factors", "sibling"]
 
 
-class Estimated(BaseModel):
+class Estimated(DataRow):
     """What an estimate of a technique needs beside its bits.
 
     computes: format of its products where they are formed natively. kv: format of the cache.
@@ -41,8 +40,6 @@ class Estimated(BaseModel):
     those of the dense base. shape: what is left of the model. whole: whether embedding and head are
     stored in it too. doubt: what is left out. unknown: why there is no estimate.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     computes: Text | None = None
     kv: Text | None = None
@@ -59,16 +56,14 @@ class _File(Sourced):
     techniques: dict[str, Estimated]
 
 
-@cache
-def _estimated_entries() -> dict[str, Estimated]:
-    return FILE.read_as(_File).techniques
+_TABLE = DataTable[Estimated](FILE, _File, "techniques", "technique")
 
 
 def estimated_entry(technique: str) -> Estimated:
     """How a technique is estimated; as plain stored bits where nothing more is needed."""
     if technique.startswith(f"{FAMILY_OF_FILES}_"):
-        return _estimated_entries()[FAMILY_OF_FILES]
-    return _estimated_entries().get(technique, Estimated())
+        return _TABLE.rows[FAMILY_OF_FILES]
+    return _TABLE.rows.get(technique, Estimated())
 
 
 # Widths are cut to multiples of it, so that every usual split still divides them.

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from pydantic import ConfigDict
 
 from recipe_core.base.arrays import Float
 from recipe_core.base.data_files import DataFile
@@ -88,8 +87,6 @@ FILE = DataFile(Path(__file__).with_name("numbers.yaml"), "options.compression")
 
 class Numbers(Sourced):
     """Each is explained by its note."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     matrix_share: Quantity
     single_share: Quantity

@@ -32,10 +32,11 @@ from functools import cached_property
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from recipe_core.accuracy.checkpoints import MeasuredCompression
 from recipe_core.base.arrays import Float
+from recipe_core.base.data_files import DataRow
 from recipe_core.engines.spec import Engine
 from recipe_core.estimates.columns.scales import SCOPES, Scales
 from recipe_core.estimates.columns.serving import POOL, Cases, Setting
@@ -55,10 +56,9 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 
 
-class Shares(BaseModel):
+class Shares(DataRow):
     """How the variance of a scale's logarithm is shared out; adds up to 1."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     device: Share
     version: Share
     model: Share
@@ -72,7 +72,7 @@ class Shares(BaseModel):
         return np.tensordot(shares, scopes, axes=1)
 
 
-class Prior(BaseModel):
+class Prior(DataRow):
     """What is known of scales before any own run: see the module.
 
     ``steps`` and ``prompts`` are standard deviations of the logarithms of the two scales. ``fades``
@@ -81,7 +81,6 @@ class Prior(BaseModel):
     which a figure is cut.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     schema_version: int
     source: str
     steps: Positive

@@ -8,9 +8,9 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from recipe_core.base.data_files import DataFile
+from recipe_core.base.data_files import DataFile, DataRow
 from recipe_core.base.errors import InputError, unknown
 from recipe_core.base.provenance import Quantity, Sourced, Status
 from recipe_core.base.types import WeightDtype
@@ -43,17 +43,13 @@ MEDIA: Mapping[str, Medium] = {
 }
 
 
-class _Data(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
 class Spread(Quantity):
     """A number and its 80 % band: from ``value / factor`` to ``value · factor``."""
 
     factor: Annotated[float, Field(ge=1, le=100)]
 
 
-class PlaceData(_Data):
+class PlaceData(DataRow):
     """Where weights can be besides storage tiers; bytes per second that a node reads of it."""
 
     medium: Medium
@@ -62,7 +58,7 @@ class PlaceData(_Data):
     """Whether files are copied to the node's drive before an engine reads them."""
 
 
-class EngineStart(_Data):
+class EngineStart(DataRow):
     """What an engine does when it starts; other engines' phases are not measured (``status``).
 
     ``process``: its time over that of vLLM. ``compiles``: code of the model's layers. ``profiles``:

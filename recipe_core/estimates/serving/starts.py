@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from recipe_core.base.arrays import Bool, Float, Int
+from recipe_core.base.data_files import DataRow
 from recipe_core.base.documents import read_shipped
 from recipe_core.base.units import chance_text, gib
 from recipe_core.estimates.columns.serving import Cases, Setting
@@ -32,19 +33,18 @@ Share = Annotated[float, Field(ge=0, le=1)]
 FREE_UNTOLD = 0.98
 
 
-class Held(BaseModel):
+class Held(DataRow):
     """What an idle card has in use once a process opened it: a lognormal number of bytes.
 
     Its median is ``bytes`` and ``share`` of the memory, ``spread`` the scale of its logarithm.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     bytes: Annotated[float, Field(gt=0)]
     share: Share
     spread: Annotated[float, Field(gt=0, le=3)]
 
 
-class StartErrors(BaseModel):
+class StartErrors(DataRow):
     """``starts.yaml``: scales of the error of memory, as shares of what each is of.
 
     ``share``: of the engine's share of the device, ``unified`` where a processor has it too,
@@ -60,7 +60,6 @@ class StartErrors(BaseModel):
     what changes are to reach.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     schema_version: Literal[1]
     source: str
     share: Share

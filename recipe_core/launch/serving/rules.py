@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
-from recipe_core.base.data_files import DataFile
+from recipe_core.base.data_files import DataFile, DataRow
 from recipe_core.base.errors import InputError
 from recipe_core.base.provenance import Sourced, Status
 from recipe_core.engines.grammar import option_meanings
@@ -17,10 +16,8 @@ from recipe_core.launch.process import Deployment
 from recipe_core.models.towers import THROUGH
 
 
-class When(BaseModel):
+class When(DataRow):
     """Where a rule holds: everything that is stated must be so."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     engines: tuple[str, ...] = ()
     vendors: tuple[Vendor, ...] = ()
@@ -56,15 +53,13 @@ class When(BaseModel):
         )
 
 
-class Rule(BaseModel):
+class Rule(DataRow):
     """Environment and options of an engine's processes where ``when`` holds."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     name: str
     when: When
-    env: dict[str, str] = {}
-    options: dict[str, Any] = {}
+    env: Mapping[str, str] = {}
+    options: Mapping[str, Any] = {}
     source: str
     status: Status
     note: str | None = None

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import cache
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from recipe_core.base.data_files import DataFile
+from recipe_core.base.data_files import DataFile, DataRow
 from recipe_core.base.provenance import Remark, Sourced, Status
 from recipe_core.base.resources import PACKAGE
 from recipe_core.base.types import Text
@@ -16,11 +16,7 @@ from recipe_core.request.scaling import Policy
 FILE = DataFile(PACKAGE / "scaling" / "policies" / "defaults.yaml", "options.scaling.policy")
 
 
-class _Data(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class Default(_Data):
+class Default(DataRow):
     """A number that a project sets, 0 included; ``source`` is a key of the file's ``sources``."""
 
     value: Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -29,7 +25,7 @@ class Default(_Data):
     note: Remark | None = None
 
 
-class PolicyDefaults(_Data):
+class PolicyDefaults(DataRow):
     """The numbers of one project, and the version that they were read in."""
 
     version: Text

@@ -8,10 +8,10 @@ from functools import cache
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from recipe_core.base.arrays import Float
-from recipe_core.base.data_files import DataFile
+from recipe_core.base.data_files import DataFile, DataRow
 from recipe_core.base.errors import InputError, unknown
 from recipe_core.base.provenance import Quantity, Sourced
 from recipe_core.base.resources import PACKAGE
@@ -23,14 +23,12 @@ FILE = DataFile(PACKAGE / "scaling" / "traces" / "shapes.yaml", FIELD)
 RATES = PACKAGE / "scaling" / "traces" / "shapes.csv"
 
 
-class ShapeFacts(BaseModel):
+class ShapeFacts(DataRow):
     """What a shape is of, and how far it can be trusted.
 
     clock: whose hours. weekdays: whether hour 0 is a Monday; else it is some midnight. error: of an
     hour's rate, as a share; None where the rates are exact.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     title: Text
     clock: Literal["UTC", "local"]

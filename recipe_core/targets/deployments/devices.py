@@ -7,9 +7,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
-
-from recipe_core.base.data_files import DataFile
+from recipe_core.base.data_files import DataFile, DataRow
 from recipe_core.base.errors import HardwareError
 from recipe_core.base.provenance import Sourced
 from recipe_core.hardware.cluster import device_names, device_profile
@@ -23,11 +21,7 @@ _MAKERS = re.compile(r"nvidia|geforce|tesla|amd|instinct|intel|quadro")
 _SHARED = re.compile(r"(?i)-(SHARED|MIG-.*)$")
 
 
-class _Data(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class _Values(_Data):
+class _Values(DataRow):
     source: str
     names: dict[str, str]
 

@@ -11,8 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import BaseModel, ConfigDict
-
+from recipe_core.base.data_files import DataRow
 from recipe_core.base.documents import read_shipped
 from recipe_core.base.provenance import Sourced
 from recipe_core.engines.release import Metrics
@@ -24,11 +23,7 @@ if TYPE_CHECKING:
     from recipe_core.targets.context import Context
 
 
-class _Data(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class Fault(_Data):
+class Fault(DataRow):
     """An alert of a device; ``says`` follows the device's name."""
 
     alert: str
@@ -37,7 +32,7 @@ class Fault(_Data):
     says: str
 
 
-class Exporter(_Data):
+class Exporter(DataRow):
     """Gauges per device. Memory is in MiB or MB: only ratios are used.
 
     In ``throttled`` and the conditions of ``faults``, ``%s`` is the selector of the recipe's
