@@ -22,6 +22,18 @@ from recipe_core.estimates.columns.serving import Setting
 NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 
 _NOT_AN_ENGINE = ("start",)  # finds the modules
+DTYPE_WORDS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+# ``server``: answers requests; ``worker``: belongs to a server on another node; ``prefill`` and
+# ``decode``: pools behind a ``router``; ``trainer``: trains.
+Role = Literal["server", "worker", "prefill", "decode", "router", "trainer"]
+FIELD = "parameters.api_key_secret"
+SCRIPT = "engine/keyed.py"
+GUARD = "keyed.Guard"
+_SOURCE = Path(__file__).parent / "serving" / "keyed.py"
+_IN_FRONT = (
+    "Leave it out, and put a gateway or proxy that checks callers before the servers; until then "
+    "keep them on a loopback address or inside the cluster."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +78,6 @@ class LaunchFolder:
 @cache
 def _import_launcher(module: str) -> ModuleType | None:
     return import_module(module) if find_spec(module) else None
-
-
-DTYPE_WORDS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,11 +204,6 @@ class Deployment:
         return DTYPE_WORDS[self.activation_dtype]
 
 
-# ``server``: answers requests; ``worker``: belongs to a server on another node; ``prefill`` and
-# ``decode``: pools behind a ``router``; ``trainer``: trains.
-Role = Literal["server", "worker", "prefill", "decode", "router", "trainer"]
-
-
 @dataclass(frozen=True, slots=True)
 class Process:
     """One process: argv words, environment, device indices within its ``node``.
@@ -260,16 +264,6 @@ class Launch:
     @property
     def nodes(self) -> int:
         return 1 + max(process.node for process in self.processes)
-
-
-FIELD = "parameters.api_key_secret"
-SCRIPT = "engine/keyed.py"
-GUARD = "keyed.Guard"
-_SOURCE = Path(__file__).parent / "serving" / "keyed.py"
-_IN_FRONT = (
-    "Leave it out, and put a gateway or proxy that checks callers before the servers; until then "
-    "keep them on a loopback address or inside the cluster."
-)
 
 
 def with_key(started: Launch, spec: Engine) -> Launch:

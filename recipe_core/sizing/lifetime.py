@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from recipe_core.base.arrays import Float
+from recipe_core.base.arrays import Float, Int
 from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.base.numbers import LARGEST_COUNT, LONGEST_MONTHS, bounded_float, bounded_integer
 from recipe_core.hardware.ownership import HOURS_PER_MONTH, OwnershipCost
@@ -230,22 +230,8 @@ def cheapest_mixture(
         idle = bounded_float(
             "owned_idle_usd_per_hour", owned_idle_usd_per_hour, minimum=0, maximum=owned
         )
-    with np.errstate(over="ignore"):  # infinitely many units are refused below
-        units = np.ceil(load / capacity - ROUNDING)
-    if units.max() > LARGEST_COUNT:
-        raise InputError(
-            f"is {capacity:g}, so that the busiest hour takes {units.max():,.0f} units.",
-            field="capacity_per_unit",
-            hint=f"Give larger units, so that at most {LARGEST_COUNT:,} are needed.",
-        )
-    need = units.astype(np.int64)
-    base = np.arange(int(need.max()) + 1)[:, None]
-    hours = (
-        np.minimum(base, need) * owned
-        + np.maximum(base - need, 0) * idle
-        + np.maximum(need - base, 0) * rented
-    )
-    curve = hours.sum(axis=1) * HOURS_PER_MONTH / HOURS_OF_A_DAY
+    need = _needed_units(load, capacity)
+    curve = _usd_per_month(need, owned, idle, rented)
     best = int(np.argmin(curve))
     return Mixture(
         needed_units=tuple(need.tolist()),
@@ -257,6 +243,30 @@ def cheapest_mixture(
         idle_share=float(np.maximum(best - need, 0).sum() / max(HOURS_OF_A_DAY * best, 1)),
         curve=tuple(curve.tolist()),
     )
+
+
+def _needed_units(load: Float, capacity: float) -> Int:
+    """Whole units for each load; raises InputError where too many are needed."""
+    with np.errstate(over="ignore"):  # infinitely many units are refused below
+        units = np.ceil(load / capacity - ROUNDING)
+    if units.max() > LARGEST_COUNT:
+        raise InputError(
+            f"is {capacity:g}, so that the busiest hour takes {units.max():,.0f} units.",
+            field="capacity_per_unit",
+            hint=f"Give larger units, so that at most {LARGEST_COUNT:,} are needed.",
+        )
+    return units.astype(np.int64)
+
+
+def _usd_per_month(need: Int, owned: float, idle: float, rented: float) -> Float:
+    """With 0, 1, … units owned, at these prices of an hour."""
+    base = np.arange(int(need.max()) + 1)[:, None]
+    hours = (
+        np.minimum(base, need) * owned
+        + np.maximum(base - need, 0) * idle
+        + np.maximum(need - base, 0) * rented
+    )
+    return np.asarray(hours.sum(axis=1) * HOURS_PER_MONTH / HOURS_OF_A_DAY)
 
 
 def _check_hourly_loads(values: Sequence[float], peak: float | None) -> Float:

@@ -79,8 +79,6 @@ VENDORS = {"cuda": ("sm_",), "rocm": ("gfx",), "xpu": ("xe",)}
 LONGEST_WORDS = 200
 # Attention that every engine has had for years: not having been asked about it says little.
 PLAIN = ("gqa", "mla", "encoder")
-
-
 # Time of experts in kernels that no format was tuned for: the middle of 1 and 4.8, which AWQ
 # experts on Strix Halo took (kyuz0/amd-strix-halo-vllm-toolboxes#72: 36.0 tokens/s).
 GENERIC_TIME = 2.2

@@ -66,7 +66,6 @@ def _training_device_rules(setting: TrainingSetting, cases: TrainingCases) -> It
 
 def _model_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Refusal]:
     model = setting.model
-    layers = setting.trained_layers
     heads = min(
         (a.heads for layer, _ in model.kinds if (a := layer.attention) is not None), default=0
     )
@@ -95,6 +94,12 @@ def _model_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Ref
             width % cases.tp != 0,
             lambda i: f"feed-forward width {width} is not divisible by tp {cases.tp[i]}",
         )
+    yield from _stage_rules(setting, cases)
+    yield from _expert_rank_rules(setting, cases)
+
+
+def _stage_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Refusal]:
+    layers = setting.trained_layers
     chunks = cases.pp * cases.virtual_stages
     # embedding and loss can be chunks of their own where a framework counts them as layers
     limit = layers + (2 if setting.framework.stages == "reserved" else 0)
@@ -114,7 +119,10 @@ def _model_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Ref
             f"and {cases.micro_batches[i]}"
         ),
     )
-    moe = model.experts
+
+
+def _expert_rank_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Refusal]:
+    model, moe = setting.model, setting.model.experts
     if moe is None:
         yield Refusal(
             "no-experts",

@@ -16,6 +16,10 @@ from recipe_core.models.spec import GroupedAttention, Layer, MoeMlp, Role, Store
 
 # What goes into the projection after the heads.
 OUTPUT = "attention output"
+# The smallest block that kernels take in place of one that a rank's share cuts.
+FINEST_BLOCK = 32
+# What holds of cut blocks where nobody asked the engine.
+_BLOCK = Answer("no")
 
 
 def indivisible_refusal(code: str, broken: Bool, subject: str, cases: Cases) -> Refusal:
@@ -88,12 +92,6 @@ def _scale_inputs(stored: Stored) -> int | None:
 
 def _cut_within(cases: Cases, cut: Bool, width: int, stored: Stored) -> Bool:
     return np.asarray(cut & (width / cases.tp % (_scale_inputs(stored) or 1) != 0))
-
-
-# The smallest block that kernels take in place of one that a rank's share cuts.
-FINEST_BLOCK = 32
-# What holds of cut blocks where nobody asked the engine.
-_BLOCK = Answer("no")
 
 
 def _cut_reply(setting: Setting, name: str, stored: Stored) -> Answer:

@@ -36,6 +36,14 @@ from recipe_core.models.spec import (
 )
 from recipe_core.request.candidate import RecomputedModule
 
+# Bytes of a 16-bit value.
+BYTES = 2.0
+# Bytes a value that an unfused norm saves beyond a fused one: its input in fp32 instead of 16 bits,
+# and the normed value in 16 bits.
+NORM_UPCAST = 4.0
+# Bytes that unfused attention saves for a pair of tokens: scores, their softmax and the mask.
+SCORE_BYTES = 5.0
+
 
 def imbalance(setting: TrainingSetting, cases: TrainingCases, mlp: MoeMlp) -> Float:
     """Tokens of the fullest rank that shares experts, over the mean (one per case).
@@ -54,15 +62,6 @@ def imbalance(setting: TrainingSetting, cases: TrainingCases, mlp: MoeMlp) -> Fl
     largest = np.array([normal.inv_cdf((n - 0.375) / (n + 0.25)) for n in counts.tolist()])[places]
     spread = figures.router_spread.value * np.sqrt(ranks / mlp.experts)
     return np.where(cases.ep > 1, np.maximum(1 + spread * largest, balanced), 1.0)
-
-
-# Bytes of a 16-bit value.
-BYTES = 2.0
-# Bytes a value that an unfused norm saves beyond a fused one: its input in fp32 instead of 16 bits,
-# and the normed value in 16 bits.
-NORM_UPCAST = 4.0
-# Bytes that unfused attention saves for a pair of tokens: scores, their softmax and the mask.
-SCORE_BYTES = 5.0
 
 
 def boundary_bytes(setting: TrainingSetting, cases: TrainingCases) -> Float:

@@ -10,7 +10,7 @@ import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int, add
 from recipe_core.base.intervals import BAND, Ends, Level
-from recipe_core.base.units import chance_text, seconds_text
+from recipe_core.base.units import HOUR_S, chance_text, seconds_text
 from recipe_core.estimates.columns.rollout import Sampling
 from recipe_core.estimates.columns.training import RECOMPUTE, TrainingCases, TrainingSetting
 from recipe_core.estimates.prediction import SCHEMA_VERSION
@@ -48,7 +48,7 @@ from recipe_core.estimates.training.results import (
     TrainingRun,
     TrainingStage,
 )
-from recipe_core.estimates.training.run import SECONDS_PER_HOUR, Run, estimate_run
+from recipe_core.estimates.training.run import Run, estimate_run
 from recipe_core.estimates.training.schedule import training_step_parts
 from recipe_core.estimates.training.starts import (
     host_rule,
@@ -461,7 +461,7 @@ def reinforced_row(estimates: TrainingEstimates, loop: Reinforcement, i: int) ->
         training_bytes=float(loop.training_bytes[i]),
         offloaded_bytes=float(loop.offloaded_bytes[i]),
         weight_sync_bytes=loop.sync_bytes,
-        usd_per_step=price / SECONDS_PER_HOUR * step_s if np.isfinite(price) else None,
+        usd_per_step=price / HOUR_S * step_s if np.isfinite(price) else None,
     )
 
 

@@ -21,6 +21,10 @@ from recipe_core.estimates.rules.refusal import Refusal
 from recipe_core.estimates.training.activations import BYTES, imbalance
 from recipe_core.models.spec import MoeMlp
 
+# Recipes that quantise along rows and along columns. With one scale a tensor the casts of routed
+# rows are in the fitted rate of products in 8 bits.
+SCALED_TWICE = ("blockwise", "mxfp8")
+
 
 @dataclass(frozen=True, slots=True)
 class KernelTimes:
@@ -138,11 +142,6 @@ def elementwise_s(setting: TrainingSetting, rows: Float, values: Float) -> Float
         4.0,
         label="Norms, residuals, activations",
     )
-
-
-# Recipes that quantise along rows and along columns. With one scale a tensor the casts of routed
-# rows are in the fitted rate of products in 8 bits.
-SCALED_TWICE = ("blockwise", "mxfp8")
 
 
 @dataclass(frozen=True, slots=True)

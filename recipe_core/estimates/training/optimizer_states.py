@@ -19,6 +19,11 @@ from recipe_core.models.tensors import bytes_per_value
 # States that ``parameters`` moves; the reference last, which it moves where it is divided.
 MOVED = ("parameters", "gradients", "optimizer", "master", "reference")
 _OPTIMIZER = ("optimizer", "master")
+# Bytes of Adafactor's two fp32 sums, one a row and one a column.
+SUM_BYTES = 8.0
+# Flops of Muon per parameter and row: five Newton-Schulz steps of three products (Jordan et al.,
+# 2024).
+ORTHOGONAL_FLOPS = 30.0
 
 
 def offload_states(
@@ -69,13 +74,6 @@ def copied_s(
     again = (cases.recompute > 0) & (setting.framework.sharding == "optimizer")
     hosted = cases.host_parameters
     return np.where(hosted, once + frozen, 0.0), np.where(hosted, (1.0 + again) * once, 0.0)
-
-
-# Bytes of Adafactor's two fp32 sums, one a row and one a column.
-SUM_BYTES = 8.0
-# Flops of Muon per parameter and row: five Newton-Schulz steps of three products (Jordan et al.,
-# 2024).
-ORTHOGONAL_FLOPS = 30.0
 
 
 def moment_bytes(setting: TrainingSetting) -> float:

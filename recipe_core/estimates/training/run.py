@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from recipe_core.base.arrays import Float, add
+from recipe_core.base.units import HOUR_S
 from recipe_core.engines.frameworks import training_data
 from recipe_core.estimates.columns.training import Failures, TrainingCases, TrainingSetting
 from recipe_core.estimates.training.optimizer_states import optimizer_state_bytes
@@ -44,9 +45,6 @@ def erlang_b(places: int, load: Float) -> Float:
     for k in range(1, places + 1):
         blocked = load * blocked / (k + load * blocked)
     return blocked
-
-
-SECONDS_PER_HOUR = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +245,27 @@ def run_time_shares(
     }
 
 
+def _limited_run_shares(
+    setting: TrainingSetting,
+    cases: TrainingCases,
+    written: Checkpoints,
+    ended: Down,
+    evaluated_s: Float,
+    step_s: Float,
+    busy_s: Float,
+) -> dict[str, Float]:
+    """Shares of a run's time with what its time limits cost, which its length decides."""
+    failures = setting.failures
+    mtbf_s, slow = _mtbf_s(cases, failures), slow_share(cases, failures)
+    every_steps = setting.evaluation.every_steps if setting.evaluation else 1
+    evaluating = evaluated_s / every_steps / step_s
+    unlimited = run_time_shares(written, mtbf_s, ended, slow, evaluating)
+    restart_s = failures.restart_s + written.read_s
+    end_s = written.write_s if saves_at_limit(setting) else written.interval_s / 2
+    limited = lost_share(setting, restart_s, end_s, busy_s / unlimited["steps"])
+    return run_time_shares(written, mtbf_s, ended, slow, evaluating, limited)
+
+
 def estimate_run(
     setting: TrainingSetting,
     main: PhaseEstimates,
@@ -262,27 +281,20 @@ def estimate_run(
     busy_s = add(phase.steps(setting) * phase.step_s for phase in phases)
     mean_step_s = busy_s / steps if len(phases) > 1 else main.step_s
     evaluated_s = evaluation_s(setting, main)
-    every_steps = setting.evaluation.every_steps if setting.evaluation else 1
     written, mtbf_s = checkpoint_schedule(setting, cases, trained, busy_s), _mtbf_s(cases, failures)
     restart_s = failures.restart_s + written.read_s
     ended = down_time(cases, failures, mtbf_s, restart_s)
-    slow = slow_share(cases, failures)
-    evaluating = evaluated_s / every_steps / mean_step_s
-    shares = run_time_shares(written, mtbf_s, ended, slow, evaluating)
-    end_s = written.write_s if saves_at_limit(setting) else written.interval_s / 2
-    limited = lost_share(setting, restart_s, end_s, busy_s / shares["steps"])
-    shares = run_time_shares(written, mtbf_s, ended, slow, evaluating, limited)
+    shares = _limited_run_shares(setting, cases, written, ended, evaluated_s, mean_step_s, busy_s)
     wall_s = busy_s / shares["steps"]
     rate = main.step_tokens(setting) / main.step_s
-    run_rate = rate * shares["steps"]
-    if len(phases) > 1:
-        run_rate = add(phase.cases.token_budget for phase in phases) / wall_s
+    budgets = [phase.cases.token_budget for phase in phases]
+    run_rate = add(budgets) / wall_s if len(phases) > 1 else rate * shares["steps"]
     device, price = setting.cluster.device, setting.cluster.usd_per_device_hour
     rented = training_devices_rented(cases, setting.cluster.unit, failures.spare_nodes)
     usd_per_hour = rented * (np.nan if price is None else price)
     stored_bytes = failures.kept_checkpoints * written.bytes
     storage_usd_per_s = stored_bytes * failures.usd_per_byte_s
-    usd_per_s = usd_per_hour / SECONDS_PER_HOUR + storage_usd_per_s
+    usd_per_s = usd_per_hour / HOUR_S + storage_usd_per_s
     watts = cases.all_devices.astype(float) * device.tdp_watts.value * usual.joules_share.value
     data_tokens_per_s = cases.step_tokens / main.step_s
     return Run(

@@ -37,6 +37,10 @@ GROUPS = (("engine", "architecture"), ("engine",), ("vendor",), ())
 METRICS = ("step_s",)
 # What a figure is off by where a step samples answers too.
 SAMPLED = {"step_s": "sampled_step_s"}
+# Columns whose errors are those of the time of a step.
+FOLLOWING = ("wall_s", "usd", "usd_per_million_tokens", "joules_per_token")
+# From which probability on a job counts as one that starts.
+SURE = 0.8
 
 
 @cache
@@ -71,10 +75,6 @@ def training_errors(setting: TrainingSetting) -> tuple[Float, Float]:
     of_metrics = [training_band(setting, metric) for metric in METRICS]
     common = training_bands().covariance(METRICS, [of.common for of in of_metrics])
     return common, training_bands().covariance(METRICS, [of.independent for of in of_metrics])
-
-
-# Columns whose errors are those of the time of a step.
-FOLLOWING = ("wall_s", "usd", "usd_per_million_tokens", "joules_per_token")
 
 
 def training_uncertainty(setting: TrainingSetting, column: str) -> Uncertain | None:
@@ -120,10 +120,6 @@ def host_rule(setting: TrainingSetting, cases: TrainingCases, mem: Memory) -> It
             f"only {gib(host.value)} available"
         ),
     )
-
-
-# From which probability on a job counts as one that starts.
-SURE = 0.8
 
 
 def is_training_uncertain(probability: Float) -> Bool:

@@ -23,6 +23,10 @@ from recipe_core.engines.training_programs import training_engine
 from recipe_core.estimates.columns.training import TrainingCases, TrainingSetting
 from recipe_core.estimates.rules.refusal import Refusal
 
+MOST_LOST = 0.99  # share of a start; where it is more no checkpoint fits, and the run is refused
+# That fit in the time of each start, at least.
+CHECKPOINTS_PER_START = 2
+
 
 def _shares_batch_evenly(cases: TrainingCases, nodes: Int) -> Bool:
     """Whether that many nodes give whole replicas that share the global batch evenly."""
@@ -54,11 +58,6 @@ def next_smaller(cases: TrainingCases, fewest: int) -> Float:
         if remaining.all():
             break
     return remaining.astype(float)
-
-
-MOST_LOST = 0.99  # share of a start; where it is more no checkpoint fits, and the run is refused
-# That fit in the time of each start, at least.
-CHECKPOINTS_PER_START = 2
 
 
 def saves_at_limit(setting: TrainingSetting) -> bool:

@@ -156,35 +156,17 @@ def measure_device(
     load = os.getloadavg()[0]
     import torch
 
-    from recipe_core.hardware.microbench import operators
-
     torch.manual_seed(0)
-    bench, notes, points = bench_of(kind), list[str](), list[Point]()
+    bench, notes = bench_of(kind), list[str]()
     deadline.seconds -= _FINISH_S
-    if ranks > 1:
-        tell(f"collectives between {ranks} ranks")
-        share = min(15.0, 0.1 * deadline.left_s)
-        backend = "gloo" if kind == "cpu" else "nccl"  # torch calls RCCL nccl
-        reduced = measure_collectives(ranks, backend, share)
-        if not reduced:
-            notes.append(f"collectives were not measured: torchrun with {ranks} ranks failed")
-    else:
-        reduced = []
+    reduced = _measure_ranks(kind, ranks, deadline, notes, tell)
     tell("host: steps, tokens and requests of a small serving loop")
     total_s = deadline.left_s
     host = measure_host(deadline, 0.17 * total_s)
     tell("memory bandwidth")
     bandwidth, timing = memory_bandwidth(bench, 0.03 * total_s)
     with torch.inference_mode():
-        sections: tuple[tuple[str, list[Case], float, int], ...] = (
-            ("matrix products", operators.product_cases(bench, quick), 0.34, NEEDED_PRODUCTS),
-            ("attention over prompts", operators.prefill_cases(bench, quick), 0.08, 0),
-            ("attention over caches", operators.decode_cases(bench, quick), 0.08, 0),
-            ("elementwise", operators.elementwise_cases(bench, quick), 0.03, 0),
-        )
-        for title, cases, share, needed in sections:
-            tell(title)
-            points += measure_cases(cases, bench, deadline, share * total_s, notes, needed=needed)
+        points = _measure_operators(bench, deadline, total_s, notes, quick, tell)
     tell("memory bandwidth again, launches, copies, disk")
     later, again = memory_bandwidth(bench, 0.02 * total_s)
     measurements = Measured(
@@ -208,6 +190,44 @@ def measure_device(
     measurements.host_at_end = measure_host(deadline, max(0.0, deadline.left_s - 2.0))
     measurements.load_after, measurements.seconds = os.getloadavg()[0], deadline.spent_s
     return measurements
+
+
+def _measure_ranks(
+    kind: Kind, ranks: int, deadline: Deadline, notes: list[str], tell: Callable[[str], None]
+) -> list[Reduced]:
+    """Collectives between ranks; a note where they fail."""
+    if ranks <= 1:
+        return []
+    tell(f"collectives between {ranks} ranks")
+    share = min(15.0, 0.1 * deadline.left_s)
+    backend = "gloo" if kind == "cpu" else "nccl"  # torch calls RCCL nccl
+    reduced = measure_collectives(ranks, backend, share)
+    if not reduced:
+        notes.append(f"collectives were not measured: torchrun with {ranks} ranks failed")
+    return reduced
+
+
+def _measure_operators(
+    bench: Bench,
+    deadline: Deadline,
+    total_s: float,
+    notes: list[str],
+    quick: bool,
+    tell: Callable[[str], None],
+) -> list[Point]:
+    from recipe_core.hardware.microbench import operators
+
+    sections: tuple[tuple[str, list[Case], float, int], ...] = (
+        ("matrix products", operators.product_cases(bench, quick), 0.34, NEEDED_PRODUCTS),
+        ("attention over prompts", operators.prefill_cases(bench, quick), 0.08, 0),
+        ("attention over caches", operators.decode_cases(bench, quick), 0.08, 0),
+        ("elementwise", operators.elementwise_cases(bench, quick), 0.03, 0),
+    )
+    points: list[Point] = []
+    for title, cases, share, needed in sections:
+        tell(title)
+        points += measure_cases(cases, bench, deadline, share * total_s, notes, needed=needed)
+    return points
 
 
 def _read_disk(measurements: Measured, quick: bool) -> None:

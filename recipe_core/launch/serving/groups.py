@@ -12,6 +12,10 @@ from recipe_core.base.errors import NoAnswer
 from recipe_core.estimates.rules import placement
 from recipe_core.launch.process import Deployment, Process, Role, Split
 
+HEAD = "${head}"
+# Where the ranks of an engine over several nodes meet; such engines share no node.
+MASTER_PORT = 29501
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -161,10 +165,6 @@ def _pack_groups(
             used[node] = per_node if over > 1 else used[node] + share
     return [places[n] for n in range(len(sizes))]
 
-
-HEAD = "${head}"
-# Where the ranks of an engine over several nodes meet; such engines share no node.
-MASTER_PORT = 29501
 
 Words = Callable[[Group, int], Sequence[str]]
 Environment = Callable[[Group, int], dict[str, str]]

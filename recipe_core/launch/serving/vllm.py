@@ -31,6 +31,12 @@ EXECUTOR = "distributed_executor_backend"
 WAYS = (EXTERNAL, HYBRID, EXECUTOR)
 RAY, NODE = "engine/ray_node.py", Path(__file__).with_name("ray_node.py")
 RAY_PORT, RPC_PORT = 6379, 29550  # Ray's and vLLM's own defaults
+STARTUP_TIMEOUT_S = 1800
+ROUTER = ("vllm-router", "0.1.17")
+_CONVERTED = {"embed": "embed", "score": "classify"}
+# Where clients ask, by task.
+_PATHS = {"generate": "/v1/completions", "embed": "/v1/embeddings", "score": "/score"}
+SIDE_CHANNEL_PORT, RANKS_A_GROUP = 5600, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,14 +149,6 @@ def refuse_ways(options: Mapping[str, Any], title: str) -> None:
         if options.get(name) not in (None, False, "mp"):
             hint = "Leave it out, or use the engine vllm."
             raise InputError(f"is left to {title}.", field=f"{FIELD}.{name}", hint=hint)
-
-
-STARTUP_TIMEOUT_S = 1800
-ROUTER = ("vllm-router", "0.1.17")
-_CONVERTED = {"embed": "embed", "score": "classify"}
-# Where clients ask, by task.
-_PATHS = {"generate": "/v1/completions", "embed": "/v1/embeddings", "score": "/score"}
-SIDE_CHANNEL_PORT, RANKS_A_GROUP = 5600, 64
 
 
 def launch_vllm(deployment: Deployment) -> Launch:

@@ -45,33 +45,6 @@ def train_json(job: Job, **more: Any) -> dict[str, Any]:
     device = setting.cluster.device
     peaks = device.peak_flops_per_s
     peak = peaks.get(setting.precision) or peaks.get("bf16")
-    split = {
-        "tp": job.dims.tp,
-        "pp": job.dims.pp,
-        "virtual_stages": job.virtual_stages,
-        "dp": job.dims.dp,
-        "shard": job.dims.sharded,
-        "zero_stage": job.zero_stage,
-        "schedule": job.schedule if job.schedule in SCHEDULES else "1f1b",
-        "sequence_parallel": job.sequence_parallel,
-        "gradient_sync": "step" if job.sync_step or job.zero_stage == 0 else "micro-batch",
-    }
-    optimizer = {
-        "name": setting.optimizer_name,
-        "learning_rate": h.learning_rate,
-        "least_rate_share": h.least_rate_share,
-        "warmup_steps": h.warmup_steps,
-        "weight_decay": h.weight_decay,
-        "beta1": h.beta1,
-        "beta2": h.beta2,
-        "epsilon": h.epsilon,
-        "clip_norm": h.clip_norm,
-    }
-    model: dict[str, Any] = {
-        "config": None if job.has_home else _bare_model_config(job),
-        "weights": "pretrained" if job.from_weights else "random",
-        "tokenizer": "model" if job.has_home else "data",
-    }
     if setting.frozen:
         more["lora"] = {
             "rank": setting.lora_rank,
@@ -84,7 +57,11 @@ def train_json(job: Job, **more: Any) -> dict[str, Any]:
     return {
         "schema_version": 1,
         "name": f"{model_short_name(setting.model.name)} on {job.dims.devices} x {device.title}",
-        "model": model,
+        "model": {
+            "config": None if job.has_home else _bare_model_config(job),
+            "weights": "pretrained" if job.from_weights else "random",
+            "tokenizer": "model" if job.has_home else "data",
+        },
         "data": [training_data_file(job.data_format)],
         "data_format": job.data_format,
         "packed": setting.packed,
@@ -94,12 +71,12 @@ def train_json(job: Job, **more: Any) -> dict[str, Any]:
             "global_batch": job.dims.global_batch,
             "micro_batch": job.dims.micro_batch,
         },
-        "split": split,
+        "split": _split_fields(job),
         "precision": setting.precision,
         "recompute": job.recompute,
         "attention": setting.attention,
         "seed": h.seed,
-        "optimizer": optimizer,
+        "optimizer": _optimizer_fields(job),
         "checkpoints": {"every_steps": job.checkpoint_steps, "keep": KEPT_CHECKPOINTS},
         "loading": {"workers": setting.loading.workers, "prefetch": setting.loading.prefetch},
         "figures": {
@@ -107,6 +84,35 @@ def train_json(job: Job, **more: Any) -> dict[str, Any]:
             "peak_flops_per_s": peak.value if peak else None,
         },
     } | more
+
+
+def _split_fields(job: Job) -> dict[str, Any]:
+    return {
+        "tp": job.dims.tp,
+        "pp": job.dims.pp,
+        "virtual_stages": job.virtual_stages,
+        "dp": job.dims.dp,
+        "shard": job.dims.sharded,
+        "zero_stage": job.zero_stage,
+        "schedule": job.schedule if job.schedule in SCHEDULES else "1f1b",
+        "sequence_parallel": job.sequence_parallel,
+        "gradient_sync": "step" if job.sync_step or job.zero_stage == 0 else "micro-batch",
+    }
+
+
+def _optimizer_fields(job: Job) -> dict[str, Any]:
+    h = job.hyper
+    return {
+        "name": job.setting.optimizer_name,
+        "learning_rate": h.learning_rate,
+        "least_rate_share": h.least_rate_share,
+        "warmup_steps": h.warmup_steps,
+        "weight_decay": h.weight_decay,
+        "beta1": h.beta1,
+        "beta2": h.beta2,
+        "epsilon": h.epsilon,
+        "clip_norm": h.clip_norm,
+    }
 
 
 def _bare_model_config(job: Job) -> dict[str, Any]:

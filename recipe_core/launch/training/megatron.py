@@ -153,7 +153,7 @@ def pipeline_layout(job: Job) -> str:
 
 def _megatron_run_arguments(job: Job) -> dict[str, Any]:
     h, setting = job.hyper, job.setting
-    out: dict[str, Any] = {
+    return {
         "micro_batch_size": job.dims.micro_batch,
         "global_batch_size": job.dims.global_batch,
         "seq_length": job.sequence_length,
@@ -184,7 +184,14 @@ def _megatron_run_arguments(job: Job) -> dict[str, Any]:
         "exit_signal_handler": True,  # SIGTERM: all ranks write a checkpoint and end
         "async_save": job.zero_stage < 2,
         "ckpt_format": "torch_dist" if job.zero_stage < 2 else "fsdp_dtensor",
+        **_optimizer_state_arguments(job),
+        **_precision_arguments(job),
+        **_recompute_arguments(job),
     }
+
+
+def _optimizer_state_arguments(job: Job) -> dict[str, Any]:
+    out: dict[str, Any] = {}
     if job.offload == "optimizer":
         # its optimizer on the host is a part of the precision-aware one
         out |= {
@@ -192,12 +199,18 @@ def _megatron_run_arguments(job: Job) -> dict[str, Any]:
             "optimizer_cpu_offload": True,
             "overlap_cpu_optimizer_d2h_h2d": True,
         }
-    if setting.moment_dtype:
+    if dtype := job.setting.moment_dtype:
         out |= {
             "use_precision_aware_optimizer": True,
-            "exp_avg_dtype": setting.moment_dtype,
-            "exp_avg_sq_dtype": setting.moment_dtype,
+            "exp_avg_dtype": dtype,
+            "exp_avg_sq_dtype": dtype,
         }
+    return out
+
+
+def _precision_arguments(job: Job) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    setting = job.setting
     if setting.precision == "fp8":
         recipe = setting.fp8_recipe or "delayed"  # its own default
         # in blocks it has more range than it needs, so gradients are in e4m3 too, as in its recipes
@@ -205,16 +218,20 @@ def _megatron_run_arguments(job: Job) -> dict[str, Any]:
     narrow = setting.states.reduced < 4
     if narrow != (setting.precision == "fp16"):  # otherwise than it keeps them itself
         out["grad_reduce_in_bf16" if narrow else "accumulate_allreduce_grads_in_fp32"] = True
+    return out
+
+
+def _recompute_arguments(job: Job) -> dict[str, Any]:
     if job.recompute == "full":
-        out |= {
+        return {
             "recompute_granularity": "full",
             "recompute_method": "uniform",
             "recompute_num_layers": 1,
         }
-    elif job.recompute == "selective":
+    if job.recompute == "selective":
         modules = job.recompute_modules or ("core_attn",)
-        out |= {"recompute_granularity": "selective", "recompute_modules": modules}
-    return out
+        return {"recompute_granularity": "selective", "recompute_modules": modules}
+    return {}
 
 
 def _megatron_graph_arguments(job: Job) -> dict[str, Any]:

@@ -20,66 +20,15 @@ _TASK_SEED = 20_260_102
 _TASK_COOKS = ("Ada", "Ben", "Clara", "Daniel", "Emma", "Felix", "Greta", "Hugo")
 _THINGS = ("eggs", "carrots", "lemons", "plates", "loaves", "onions", "cups of rice")
 _ASK = "Think step by step, and end with the number."
-
-
-@cache
-def sample_tasks(prompts: int) -> tuple[tuple[str, str], ...]:
-    """Questions with their answers: as many whole steps of ``prompts`` as make ``LEAST``."""
-    chance = random.Random(_TASK_SEED)  # noqa: S311 - text, not secrets
-    steps = max(-(-LEAST // prompts), 1)
-    return tuple(_sample_task(chance) for _ in range(steps * prompts))
-
-
-def _sample_task(chance: random.Random) -> tuple[str, str]:
-    cook, thing = chance.choice(_TASK_COOKS), chance.choice(_THINGS)
-    first, more, boxes, used = (chance.randint(2, top) for top in (90, 40, 9, 60))
-    total = first + more * boxes
-    used = min(used, total - 1)
-    question = (
-        f"{cook} has {first} {thing} and buys {boxes} boxes with {more} each. "
-        f"Then {used} are used. How many {thing} are left? {_ASK}"
-    )
-    return question, str(total - used)
-
-
-def task_rows(prompts: int) -> str:
-    """Tasks as rows of JSON that both verl and OpenRLHF read."""
-    rows = (
-        {
-            "data_source": SOURCE,
-            "prompt": [{"role": "user", "content": question}],
-            "reward_model": {"style": "rule", "ground_truth": answer},
-            "label": answer,
-            "extra_info": {"index": k},
-        }
-        for k, (question, answer) in enumerate(sample_tasks(prompts))
-    )
-    return "\n".join(to_json(row, indent=None) for row in rows) + "\n"
-
-
 PATH = "container/Containerfile"
 BUILD = "Build one from container/Containerfile, and name it with a tag or a digest."
-
-
-def training_containerfile(name: str, runtime: str) -> str | None:
-    """A Containerfile: torch's image of that runtime, and the framework's packages, pinned.
-
-    None where no base is known (other runtimes than CUDA), or the framework is not a package.
-    """
-    container = training_engine(name).container
-    base = program_facts().bases.get(runtime, {}).get(container.base) if container else None
-    if container is None or base is None:
-        return None
-    # The base's own torch is named, so that no dependency replaces it.
-    packages = " \\\n    ".join((f"torch=={base.torch}", *container.packages))
-    build = f"docker build -f {PATH} -t REGISTRY/NAME:TAG ."
-    return f"""# Targets that start containers name an image built from this: {build}
-FROM {base.image.pinned}
-RUN PIP_BREAK_SYSTEM_PACKAGES=1 pip install --no-cache-dir \\
-    {packages}
-"""
-
-
+TASKS = "data/tasks.jsonl"
+REWARD, RAY_NODE = "reward", "ray_node"
+_FOLDER = PACKAGE / "payload" / "trainer"
+# Programs in the trainer's folder that only bundles of other tools have.
+_OF_TOOLS = (REWARD, RAY_NODE, "start_tool", "unsloth_sft")
+# Words before those of a program for which something has to be laid or fetched.
+START = ("python3", "${root}/start.py")
 _SEED = 20_260_101
 _STORIES = 700
 _COOKS = tuple(
@@ -183,6 +132,60 @@ _ENDS = (
 
 
 @cache
+def sample_tasks(prompts: int) -> tuple[tuple[str, str], ...]:
+    """Questions with their answers: as many whole steps of ``prompts`` as make ``LEAST``."""
+    chance = random.Random(_TASK_SEED)  # noqa: S311 - text, not secrets
+    steps = max(-(-LEAST // prompts), 1)
+    return tuple(_sample_task(chance) for _ in range(steps * prompts))
+
+
+def _sample_task(chance: random.Random) -> tuple[str, str]:
+    cook, thing = chance.choice(_TASK_COOKS), chance.choice(_THINGS)
+    first, more, boxes, used = (chance.randint(2, top) for top in (90, 40, 9, 60))
+    total = first + more * boxes
+    used = min(used, total - 1)
+    question = (
+        f"{cook} has {first} {thing} and buys {boxes} boxes with {more} each. "
+        f"Then {used} are used. How many {thing} are left? {_ASK}"
+    )
+    return question, str(total - used)
+
+
+def task_rows(prompts: int) -> str:
+    """Tasks as rows of JSON that both verl and OpenRLHF read."""
+    rows = (
+        {
+            "data_source": SOURCE,
+            "prompt": [{"role": "user", "content": question}],
+            "reward_model": {"style": "rule", "ground_truth": answer},
+            "label": answer,
+            "extra_info": {"index": k},
+        }
+        for k, (question, answer) in enumerate(sample_tasks(prompts))
+    )
+    return "\n".join(to_json(row, indent=None) for row in rows) + "\n"
+
+
+def training_containerfile(name: str, runtime: str) -> str | None:
+    """A Containerfile: torch's image of that runtime, and the framework's packages, pinned.
+
+    None where no base is known (other runtimes than CUDA), or the framework is not a package.
+    """
+    container = training_engine(name).container
+    base = program_facts().bases.get(runtime, {}).get(container.base) if container else None
+    if container is None or base is None:
+        return None
+    # The base's own torch is named, so that no dependency replaces it.
+    packages = " \\\n    ".join((f"torch=={base.torch}", *container.packages))
+    build = f"docker build -f {PATH} -t REGISTRY/NAME:TAG ."
+    return f"""# Targets that start containers name an image built from this: {build}
+FROM {base.image.pinned}
+RUN PIP_BREAK_SYSTEM_PACKAGES=1 pip install --no-cache-dir \\
+    {packages}
+"""
+
+
+@cache
 def story_corpus() -> str:
     """Some 300 kB of paragraphs, an empty line between them."""
     chance = random.Random(_SEED)  # noqa: S311 - text, not secrets
@@ -249,13 +252,6 @@ def _story(chance: random.Random) -> str:
     return " ".join(sentences)
 
 
-TASKS = "data/tasks.jsonl"
-REWARD, RAY_NODE = "reward", "ray_node"
-_FOLDER = PACKAGE / "payload" / "trainer"
-# Programs in the trainer's folder that only bundles of other tools have.
-_OF_TOOLS = (REWARD, RAY_NODE, "start_tool", "unsloth_sft")
-
-
 def training_data_file(data_format: str) -> str:
     return "data/text.txt" if data_format == "text" else f"data/{data_format}.jsonl"
 
@@ -273,10 +269,6 @@ def trainer_files(settings: dict[str, Any], script: str, module: str) -> dict[st
 def program_files(*names: str) -> dict[str, str]:
     """These programs of ``trainer/``, which need nothing else of it."""
     return _trainer_sources("__init__", *names)
-
-
-# Words before those of a program for which something has to be laid or fetched.
-START = ("python3", "${root}/start.py")
 
 
 def starter_files() -> dict[str, str]:

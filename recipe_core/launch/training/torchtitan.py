@@ -112,9 +112,6 @@ def launch_torchtitan(job: Job) -> Launch:
     return replace(trainer_launch, requires=(*trainer_launch.requires, *needs))
 
 
-# The model
-
-
 def attention_backend(job: Job, model: TitanModel) -> str:
     """Gpt-oss has kernels of variable lengths, which ranks of one sequence cannot share."""
     return "varlen" if model.module == "gpt_oss" and job.dims.cp == 1 else "flex"
@@ -169,9 +166,6 @@ def torchtitan_configuration(job: Job, model: TitanModel) -> str:
     )
 
 
-# Its command line
-
-
 def torchtitan_words(options: dict[str, Any]) -> tuple[str, ...]:
     """Words of tyro: ``--section.name value``; what is true or false is a flag of its own."""
     words: list[str] = []
@@ -186,39 +180,23 @@ def torchtitan_words(options: dict[str, Any]) -> tuple[str, ...]:
 
 def torchtitan_settings(job: Job) -> dict[str, Any]:
     """Every estimated value, also where it is torchtitan's default."""
-    h, shard = job.hyper, dense_shard(job)
-    piped = job.dims.pp > 1
-    local = job.dims.micro_batch * (job.dims.accumulation if piped else 1)
-    kwargs = "optimizer.param-groups.0.optimizer-kwargs"
-    out: dict[str, Any] = {
+    accumulated = job.dims.accumulation if job.dims.pp > 1 else 1
+    return {
         "hf-assets-path": "${model}",
         "dump-folder": "${run}",
-        "training.local-batch-size": local,
+        "training.local-batch-size": job.dims.micro_batch * accumulated,
         "training.global-batch-size": job.dims.global_batch,
         "training.seq-len": job.sequence_length,
         "training.steps": job.steps,
-        "training.max-norm": h.clip_norm,
+        "training.max-norm": job.hyper.clip_norm,
         "training.mixed-precision-param": "bfloat16",
         "compile.enable": True,  # as estimated
         "compile.components": "model,loss",
         "compile.enable-async-tensor-parallel": False,
         # Pipelines and experts cannot have graphs, and no estimate counts on them.
         "training.disable-cuda-graphs": True,
-        "parallelism.data-parallel-replicate-degree": job.dims.dp // shard,
-        "parallelism.data-parallel-shard-degree": shard,
-        "parallelism.fsdp-reshard-after-forward": _reshard_policy(job),
-        "parallelism.tensor-parallel-degree": job.dims.tp,
-        "parallelism.enable-sequence-parallel": job.sequence_parallel,
-        "parallelism.pipeline-parallel-degree": job.dims.pp,
-        "parallelism.context-parallel-degree": job.dims.cp,
-        "parallelism.expert-parallel-degree": job.ep,
-        f"{kwargs}.lr": h.learning_rate,
-        f"{kwargs}.weight-decay": h.weight_decay,
-        f"{kwargs}.eps": h.epsilon,
-        "lr-scheduler.warmup-steps": h.warmup_steps,
-        "lr-scheduler.decay-type": "cosine",
-        "lr-scheduler.decay-ratio": 1.0 - h.warmup_steps / (job.steps or 1),
-        "lr-scheduler.min-lr-factor": h.least_rate_share,
+        **_split_settings(job),
+        **_optimizer_settings(job),
         "loss.num-chunks": 8 if job.fused_loss else 1,
         "dataloader.dataset": "c4_test",  # the one that reads a folder: rows of text
         "dataloader.dataset-path": "${root}/data",
@@ -230,8 +208,41 @@ def torchtitan_settings(job: Job) -> dict[str, Any]:
         "checkpoint.last-save-in-hf": True,
         "checkpoint.last-save-model-only": True,
         "checkpoint.export-dtype": "bfloat16",
-        "debug.seed": h.seed,
+        "debug.seed": job.hyper.seed,
+        **_optional_settings(job),
     }
+
+
+def _split_settings(job: Job) -> dict[str, Any]:
+    shard = dense_shard(job)
+    return {
+        "parallelism.data-parallel-replicate-degree": job.dims.dp // shard,
+        "parallelism.data-parallel-shard-degree": shard,
+        "parallelism.fsdp-reshard-after-forward": _reshard_policy(job),
+        "parallelism.tensor-parallel-degree": job.dims.tp,
+        "parallelism.enable-sequence-parallel": job.sequence_parallel,
+        "parallelism.pipeline-parallel-degree": job.dims.pp,
+        "parallelism.context-parallel-degree": job.dims.cp,
+        "parallelism.expert-parallel-degree": job.ep,
+    }
+
+
+def _optimizer_settings(job: Job) -> dict[str, Any]:
+    h, kwargs = job.hyper, "optimizer.param-groups.0.optimizer-kwargs"
+    return {
+        f"{kwargs}.lr": h.learning_rate,
+        f"{kwargs}.weight-decay": h.weight_decay,
+        f"{kwargs}.eps": h.epsilon,
+        "lr-scheduler.warmup-steps": h.warmup_steps,
+        "lr-scheduler.decay-type": "cosine",
+        "lr-scheduler.decay-ratio": 1.0 - h.warmup_steps / (job.steps or 1),
+        "lr-scheduler.min-lr-factor": h.least_rate_share,
+    }
+
+
+def _optional_settings(job: Job) -> dict[str, Any]:
+    piped = job.dims.pp > 1
+    out: dict[str, Any] = {}
     if job.setting.loading.prefetch:
         # One process: more would each read all rows of a text that is not divided among workers.
         out |= {

@@ -38,8 +38,6 @@ OPTIMIZERS = {
     "sgd": "sgd",
 }
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
-
-
 _LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
 # Linear layers of each half of a layer, as transformers' classes name them; peft adapts those of a
 # list that a model has.
