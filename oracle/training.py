@@ -355,21 +355,13 @@ def _must_be_traceable(estimates: TrainingEstimates, row: int) -> None:
 
 def _limits(setting: TrainingSetting, cases: TrainingCases) -> Iterator[tuple[str, Any, str]]:
     """Field, its value where that cannot be traced (else None), and what can."""
-    c = {
-        name: int(getattr(cases, name)[0])
-        for name in (
-            "cp",
-            "ep",
-            "zero_stage",
-            "schedule",
-            "offload",
-            "recompute_layers",
-            "sync_step",
-            "fused_loss",
-        )
-    }
-    m, schedule = int(cases.micro_batches[0]), SCHEDULES[c["schedule"]]
-    piped = int(cases.pp[0]) > 1
+    yield from _method_limits(setting, cases)
+    yield from _split_limits(cases)
+
+
+def _method_limits(
+    setting: TrainingSetting, cases: TrainingCases
+) -> Iterator[tuple[str, Any, str]]:
     yield (
         "engine",
         setting.engine if setting.framework.sharding != "fsdp" else None,
@@ -387,13 +379,20 @@ def _limits(setting: TrainingSetting, cases: TrainingCases) -> Iterator[tuple[st
         "adamw",
     )
     yield "attention", None if setting.flash else "eager", "flash"
-    alone = int(cases.tp[0]) == 1 and not piped and not setting.model.tied_embeddings
+    alone = cases.tp[0] == 1 and cases.pp[0] <= 1 and not setting.model.tied_embeddings
     chunked = setting.framework.pieces.use == "needed" and alone
     yield (
         "fused_loss",
-        "true" if c["fused_loss"] and not chunked else None,
+        "true" if cases.fused_loss[0] and not chunked else None,
         "losses of whole logits, or torchtitan's of chunks without tp, pp and tied embeddings",
     )
+
+
+def _split_limits(cases: TrainingCases) -> Iterator[tuple[str, Any, str]]:
+    names = ("cp", "ep", "zero_stage", "schedule", "offload", "recompute_layers", "sync_step")
+    c = {name: int(getattr(cases, name)[0]) for name in names}
+    m, schedule = int(cases.micro_batches[0]), SCHEDULES[c["schedule"]]
+    piped = int(cases.pp[0]) > 1
     yield "cp", c["cp"] if c["cp"] > 1 else None, "splits without context parallelism"
     yield "ep", c["ep"] if c["ep"] > 1 else None, "experts that every rank computes"
     yield "offload", OFFLOADS[c["offload"]] if c["offload"] else None, "states on devices"

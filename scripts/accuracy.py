@@ -324,7 +324,29 @@ def refused_runs_text(comparison: Comparison) -> str:
 def accuracy_page(comparison: Comparison, runs: list[Run], memory: str, own_runs: str) -> str:
     """docs/reference/accuracy.md."""
     f = comparison.figures
-    numbers = counted()
+    return (
+        accuracy_introduction(comparison)
+        + score_sections(f)
+        + speed_sections(f)
+        + f"""## With runs of your own
+
+{own_runs}
+
+## Models and sources left out of the fit
+
+{serving_left_out()}
+
+{intervals()}
+
+"""
+        + split_sections(f, runs)
+        + source_sections(comparison, memory)
+    )
+
+
+def accuracy_introduction(comparison: Comparison) -> str:
+    """What is compared, and how errors are counted."""
+    f = comparison.figures
     return f"""# How wrong the numbers are
 
 Written by `python scripts/accuracy.py TRUTH_DIR`, which compares estimates with every published
@@ -347,7 +369,12 @@ bands are of scored runs, every other table is of all. Nightly runs of one confi
 5 % (median) to 30 % (p90) in time per output token, and engine versions by 1.1 to 1.3 × in
 throughput, so errors under 8 % are within the noise.
 
-## Against the targets
+"""
+
+
+def score_sections(f: pd.DataFrame) -> str:
+    """Scored runs against the targets, and the primary score."""
+    return f"""## Against the targets
 
 Scored runs: the primary score, median / p90 of cells, and pairs of splits. No vendor's
 median may be worse than {VENDOR_FACTOR} × that of all.
@@ -363,7 +390,13 @@ collectives of their own:
 
 {apart(f)}
 
-## Speed
+"""
+
+
+def speed_sections(f: pd.DataFrame) -> str:
+    """Errors by figure, vendor, engine, device and source."""
+    generated = f[f.figure.ne("total_tokens_per_s")]
+    return f"""## Speed
 
 By figure:
 
@@ -379,23 +412,18 @@ By engine:
 
 By device:
 
-{serving_markdown(group_errors(f[f.figure.ne("total_tokens_per_s")], ["device", "mode", "figure"]))}
+{serving_markdown(group_errors(generated, ["device", "mode", "figure"]))}
 
 By source:
 
-{serving_markdown(group_errors(f[f.figure.ne("total_tokens_per_s")], ["source", "mode", "figure"]))}
+{serving_markdown(group_errors(generated, ["source", "mode", "figure"]))}
 
-## With runs of your own
+"""
 
-{own_runs}
 
-## Models and sources left out of the fit
-
-{serving_left_out()}
-
-{intervals()}
-
-## The better of two splits
+def split_sections(f: pd.DataFrame, runs: list[Run]) -> str:
+    """The order of splits, and where estimates are worst."""
+    return f"""## The better of two splits
 
 Pairs of runs that differ in split, and by more than 10 % in the figure; all else is equal. Splits
 over different numbers of GPUs are compared by throughput per GPU, and by time without scaling.
@@ -416,7 +444,13 @@ not as scored runs where the data exclude them.
 
 {beyond_peak(f, runs)}
 
-## Fitted numbers
+"""
+
+
+def source_sections(comparison: Comparison, memory: str) -> str:
+    """Fitted numbers, sources, runs without an estimate, and memory."""
+    numbers = counted()
+    return f"""## Fitted numbers
 
 {numbers["fitted numbers"].sum():,} numbers in data files have the status `fitted`: four per
 operator family and dtype of a device, and what engines and fabrics add. None is keyed by a model

@@ -55,6 +55,7 @@ VAGUE = frozenset(
 DECISIONS = (ast.If, ast.For, ast.While, ast.IfExp, ast.ExceptHandler, ast.comprehension)
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def percentiles(values: list[int]) -> str:
@@ -85,7 +86,7 @@ def complexity(function: ast.AST) -> int:
     return total
 
 
-def annotated(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+def annotated(function: Function) -> bool:
     """Whether all parameters but self and the result are annotated."""
     arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
     typed = all(a.annotation or a.arg in ("self", "cls") for a in arguments)
@@ -222,7 +223,6 @@ def numbers(folder: Path) -> dict[str, str]:
     users = importers(files, folder)
     nodes = [node for tree in trees for node in ast.walk(tree)]
     functions = [node for node in nodes if isinstance(node, FUNCTIONS)]
-    sizes = [(f.end_lineno or f.lineno) - f.lineno + 1 for f in functions]
     public = [
         node
         for node in nodes
@@ -233,16 +233,7 @@ def numbers(folder: Path) -> dict[str, str]:
         for text in texts
         for token in tokenize.generate_tokens(io.StringIO(text).readline)
     )
-    names = [name for tree in trees for name in bound_names(tree)]
-    vague = sum(name in VAGUE for name in names)
-    results = [ast.unparse(f.returns) for f in functions if f.returns is not None]
-    plain = sum("dict[str, Any]" in result for result in results)
     described = sum(bool(ast.get_docstring(node)) for node in public)
-    cyclomatic = sorted(map(complexity, functions))
-
-    def per_1000(count: int) -> str:
-        return f"{1000 * count / code:.1f}"
-
     return {
         "files": str(len(paths)),
         "lines": f"{len(lines):,}",
@@ -252,32 +243,63 @@ def numbers(folder: Path) -> dict[str, str]:
         "module functions of one word": f"{one_word:.0%}",
         "… with a name that another module defines": f"{shared:.1%}",
         "file p50/p90/max": percentiles([len(text.splitlines()) for text in texts]),
-        "function p50/p90/max": percentiles(sizes),
-        "functions over 60 lines": str(sum(size > 60 for size in sizes)),
-        "annotated": f"{sum(map(annotated, functions)) / len(functions):.0%}",
+        **size_numbers(functions),
         "public docstrings": f"{described / len(public):.0%}",
         "comments per 100 lines of code": f"{100 * comments / code:.1f}",
         "lines over 100 columns": f"{sum(len(line) > 100 for line in lines) / len(lines):.1%}",
-        "syntax nodes a line of code": f"{len(nodes) / code:.1f}",
-        "ternaries per 1,000 lines of code": per_1000(sum(isinstance(n, ast.IfExp) for n in nodes)),
-        "nested ternaries": str(sum(map(nested, nodes))),
-        "comprehensions per 1,000 lines of code": per_1000(
-            sum(isinstance(n, COMPREHENSIONS) for n in nodes)
-        ),
-        "unions of dict displays": str(sum(map(is_union_of_dicts, nodes))),
-        "functions that return dict[str, Any]": f"{plain / len(functions):.1%} ({plain})",
-        "participles and pronouns per 1,000 lines of code": per_1000(vague),
-        "… of all bound names": f"{vague / len(names):.1%}",
-        "complexity mean/p99/max": (
-            f"{sum(cyclomatic) / len(cyclomatic):.1f}/"
-            f"{cyclomatic[int(len(cyclomatic) * 0.99)]}/{cyclomatic[-1]}"
-        ),
-        "functions with complexity above 10": (
-            f"{sum(n > 10 for n in cyclomatic) / len(cyclomatic):.1%}"
-        ),
+        **density_numbers(nodes, code),
+        "functions that return dict[str, Any]": plain_results(functions),
+        **name_numbers(trees, code),
+        **complexity_numbers(functions),
         "loose modules at the top": str(
             sum(path.parent == folder and path.stem[:2] != "__" for path in paths)
         ),
+    }
+
+
+def size_numbers(functions: list[Function]) -> dict[str, str]:
+    sizes = [(f.end_lineno or f.lineno) - f.lineno + 1 for f in functions]
+    return {
+        "function p50/p90/max": percentiles(sizes),
+        "functions over 60 lines": str(sum(size > 60 for size in sizes)),
+        "annotated": f"{sum(map(annotated, functions)) / len(functions):.0%}",
+    }
+
+
+def density_numbers(nodes: list[ast.AST], code: int) -> dict[str, str]:
+    ternaries = sum(isinstance(node, ast.IfExp) for node in nodes)
+    comprehensions = sum(isinstance(node, COMPREHENSIONS) for node in nodes)
+    return {
+        "syntax nodes a line of code": f"{len(nodes) / code:.1f}",
+        "ternaries per 1,000 lines of code": f"{1000 * ternaries / code:.1f}",
+        "nested ternaries": str(sum(map(nested, nodes))),
+        "comprehensions per 1,000 lines of code": f"{1000 * comprehensions / code:.1f}",
+        "unions of dict displays": str(sum(map(is_union_of_dicts, nodes))),
+    }
+
+
+def name_numbers(trees: list[ast.Module], code: int) -> dict[str, str]:
+    names = [name for tree in trees for name in bound_names(tree)]
+    vague = sum(name in VAGUE for name in names)
+    return {
+        "participles and pronouns per 1,000 lines of code": f"{1000 * vague / code:.1f}",
+        "… of all bound names": f"{vague / len(names):.1%}",
+    }
+
+
+def plain_results(functions: list[Function]) -> str:
+    results = [ast.unparse(f.returns) for f in functions if f.returns is not None]
+    plain = sum("dict[str, Any]" in result for result in results)
+    return f"{plain / len(functions):.1%} ({plain})"
+
+
+def complexity_numbers(functions: list[Function]) -> dict[str, str]:
+    ordered = sorted(map(complexity, functions))
+    return {
+        "complexity mean/p99/max": (
+            f"{sum(ordered) / len(ordered):.1f}/{ordered[int(len(ordered) * 0.99)]}/{ordered[-1]}"
+        ),
+        "functions with complexity above 10": f"{sum(n > 10 for n in ordered) / len(ordered):.1%}",
     }
 
 
