@@ -90,17 +90,9 @@ def read() -> Data:
     device = read_document(PROFILES / f"{DEVICE}.yaml")
     engine = read_document(ENGINES / f"{ENGINE}.yaml")
     config = read_document(CATALOG / f"{MODEL.replace('/', '--')}.yaml")["config"]
-    needed(engine["memory"]["pool"] == "of-device", "vLLM's pool is a share of the device")
-    needed(not engine["memory"].get("reserves", False), "vLLM admits by tokens so far")
-    needed(engine["chunked_prefill"] and engine.get("mixes_prompts", True), "vLLM mixes prompts")
-    needed(not config["tie_word_embeddings"], "embedding and head are two matrices")
-    needed(config["vocab_size"] % 64 == 0, "the vocabulary needs no padding")
+    check_formulas(engine, config)
     runtime, architecture = device["runtime"], device["architecture"]
-
-    def value(row: Mapping[str, Any], name: str) -> float:
-        return float(row[name]["value"])
-
-    usable = value(device, "memory_bytes") - value(device, "reserved_bytes")
+    usable = quantity(device, "memory_bytes") - quantity(device, "reserved_bytes")
     limits = max(
         (
             row
@@ -110,50 +102,68 @@ def read() -> Data:
         key=lambda row: float(row["memory_at_least_bytes"]),
     )
     times = engine.get("kernels", {}).get(architecture, {}).get("times", {})
-    priors = read_document(PROFILES / "priors.yaml")["roofline"][runtime]
-
-    def roofline(family: str) -> Roofline:
-        family_numbers = device["roofline"].get(family, {})
-        row = family_numbers.get("bf16") or family_numbers.get("any") or priors[family]
-        engines = times.get(family, {})
-        where = f"{DEVICE}.yaml" if family_numbers else "priors.yaml"
-        return Roofline(
-            float(row["compute_efficiency"]),
-            float(row["memory_efficiency"]),
-            float(row["overhead_s"]),
-            float(row["smoothing"]),
-            # norms and copies have no kernel of an engine's own
-            1.0 if family == "elementwise" else float(engines.get("bf16", engines.get("any", 1))),
-            f"{where}, {row['status']}",
-        )
-
     families = ("gemm", "attention_prefill", "attention_decode", "elementwise")
-    heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
     overheads = {"launch_s": 0.0, "late_steps": 0.0, "bunched": 0.1, **engine["overheads"][runtime]}
     return Data(
-        model=Model(
-            hidden,
-            int(config["intermediate_size"]),
-            int(config["num_hidden_layers"]),
-            heads,
-            int(config["num_key_value_heads"]),
-            int(config.get("head_dim", hidden // heads)),
-            int(config["vocab_size"]),
-        ),
+        model=model_shape(config),
         usable=usable,
-        bandwidth=value(device, "memory_bandwidth_bytes_per_s"),
-        peak=value(device["peak_flops_per_s"], "bf16"),
-        rooflines={family: roofline(family) for family in families},
-        fraction=value(engine["memory"], "fraction"),
-        context_bytes=value(engine["memory"], "context_single_bytes"),
+        bandwidth=quantity(device, "memory_bandwidth_bytes_per_s"),
+        peak=quantity(device["peak_flops_per_s"], "bf16"),
+        rooflines={family: roofline(family, device, times) for family in families},
+        fraction=quantity(engine["memory"], "fraction"),
+        context_bytes=quantity(engine["memory"], "context_single_bytes"),
         graph_bytes=float(engine["memory"]["graphs"]["bytes"]),
-        bytes_per_logit=value(engine["memory"], "sampler_bytes_per_logit"),
-        state_per_logit=value(engine["memory"], "sampler_state_bytes_per_logit"),
+        bytes_per_logit=quantity(engine["memory"], "sampler_bytes_per_logit"),
+        state_per_logit=quantity(engine["memory"], "sampler_state_bytes_per_logit"),
         block=int(engine["memory"]["block_tokens"]),
         max_tokens=int(limits["max_batched_tokens"]),
         max_sequences=int(limits["max_num_seqs"]),
         overheads={name: float(value) for name, value in overheads.items() if is_number(value)},
         host=float(times.get("host", {}).get("any", 1)),
+    )
+
+
+def check_formulas(engine: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    """Raise SystemExit where the formulas below are not those of this engine and model."""
+    needed(engine["memory"]["pool"] == "of-device", "vLLM's pool is a share of the device")
+    needed(not engine["memory"].get("reserves", False), "vLLM admits by tokens so far")
+    needed(engine["chunked_prefill"] and engine.get("mixes_prompts", True), "vLLM mixes prompts")
+    needed(not config["tie_word_embeddings"], "embedding and head are two matrices")
+    needed(config["vocab_size"] % 64 == 0, "the vocabulary needs no padding")
+
+
+def quantity(row: Mapping[str, Any], name: str) -> float:
+    return float(row[name]["value"])
+
+
+def model_shape(config: Mapping[str, Any]) -> Model:
+    heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
+    return Model(
+        hidden,
+        int(config["intermediate_size"]),
+        int(config["num_hidden_layers"]),
+        heads,
+        int(config["num_key_value_heads"]),
+        int(config.get("head_dim", hidden // heads)),
+        int(config["vocab_size"]),
+    )
+
+
+def roofline(family: str, device: Mapping[str, Any], times: Mapping[str, Any]) -> Roofline:
+    """A family's numbers of the device, else those of its kind, and the engine's own time."""
+    family_numbers = device["roofline"].get(family, {})
+    priors = read_document(PROFILES / "priors.yaml")["roofline"][device["runtime"]]
+    row = family_numbers.get("bf16") or family_numbers.get("any") or priors[family]
+    engines = times.get(family, {})
+    where = f"{DEVICE}.yaml" if family_numbers else "priors.yaml"
+    return Roofline(
+        float(row["compute_efficiency"]),
+        float(row["memory_efficiency"]),
+        float(row["overhead_s"]),
+        float(row["smoothing"]),
+        # norms and copies have no kernel of an engine's own
+        1.0 if family == "elementwise" else float(engines.get("bf16", engines.get("any", 1))),
+        f"{where}, {row['status']}",
     )
 
 
