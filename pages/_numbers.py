@@ -103,14 +103,19 @@ def scaled(value: float, factor: float) -> float:
     return value if factor == 1 else float(f"{value * factor:.12g}")
 
 
-def draw_number(label: str, field: str, **options: Any) -> None:
-    """Draw a box on a number of the request; its help is the field's description."""
+def draw_number(label: str, field: str, *, scale: float = 1.0, **options: Any) -> None:
+    """Draw a box on a number of the request; its help is the field's description.
 
-    def take(value: float | None) -> None:
-        common.change_to({field: value})
+    ``scale``: units of the box in one of the field.
+    """
+    value = value_of(common.request(), field)
 
+    def take(typed: float | None) -> None:
+        common.change_to({field: None if typed is None else scaled(typed, 1 / scale)})
+
+    now = None if value is None else scaled(value, scale)
     settings: Mapping[str, Any] = {"help": field_help(field), **options}
-    box(label, f"_{field}", value_of(common.request(), field), take, range_of(field), **settings)
+    box(label, f"_{field}", now, take, range_of(field).scaled(scale), **settings)
 
 
 def draw_number_list(label: str, field: str, **options: Any) -> None:

@@ -14,7 +14,10 @@ from recipe_core.base.units import GIB
 from recipe_core.hardware.cluster import device_names, device_profile
 from recipe_core.hardware.prices import all_offers
 from recipe_core.request.ranges import range_of
-from recipe_core.request.size import Market
+from recipe_core.request.size import Market, Owned
+
+FIRST_OWNED = 8
+"""Devices of one's own that are added where nothing else is typed."""
 
 
 def draw_filter(
@@ -121,6 +124,11 @@ def device_title(name: str) -> str:
     return device_profile(name).title
 
 
+def keep_count(count: int) -> None:
+    """Remember how many machines are added next."""
+    st.session_state["size-own-count"] = count
+
+
 def own_machines() -> None:
     """Machines that one has already: a device and how many of it."""
     owned = list(common.current_market().owned)
@@ -136,7 +144,8 @@ def own_machines() -> None:
             on_click=common.narrow_market,
             args=({"owned": rest},),
         )
-    device_name, count, add = st.columns([3, 1, 2], vertical_alignment="bottom")
+    with numbers.group_boxes("size-own"):
+        device_name, count, add = st.columns([3, 1, 2], vertical_alignment="bottom")
     with device_name:
         new_device = st.selectbox(
             "Own machines",
@@ -146,16 +155,15 @@ def own_machines() -> None:
             format_func=device_title,
             placeholder="a device that you have",
         )
+    how_many = st.session_state.get("size-own-count", FIRST_OWNED)
     with count:
-        how_many = st.number_input(
-            "How many", min_value=1, max_value=1 << 20, value=8, key="size-own-count"
-        )
+        numbers.box("How many", "_size-own-count", how_many, keep_count, range_of("count", Owned))
     now = [machine.model_dump(exclude_none=True) for machine in owned]
     add.button(
         "Add",
         key="size-own-add",
         icon=":material/add:",
-        disabled=new_device is None or how_many is None,
+        disabled=new_device is None,
         on_click=common.narrow_market,
         args=({"owned": [*now, {"device": new_device, "count": how_many}]},),
     )

@@ -16,7 +16,6 @@ from recipe_core.plans.legal import count_keeping
 from recipe_core.plans.plan import Plan
 from recipe_core.request.metrics import Limit, limits_by_name, metrics_of
 from recipe_core.request.presets import aims, request_aim
-from recipe_core.request.ranges import range_of
 from recipe_core.views.glossary import field_help, term_help
 
 ATTENTION = {
@@ -226,25 +225,19 @@ def draw_limit(plan: Plan | None, name: str) -> None:
     title = limit_title(limit)
     field = f"objective.limits.{limit.name}"
 
-    def take(value: float | None) -> None:
-        common.change_to({field: None if value is None else value / scale})
-
     def moved() -> None:
         value = st.session_state[f"_{field}_slider"]
         common.apply_changes({field: None if value == FREE else numbers.scaled(value, 1 / scale)})
 
-    limits = range_of(field).scaled(scale)
     steps = limit.steps_up_to(most_devices(), limit_value)
     shown = [numbers.scaled(step, scale) for step in steps]
     with st.container(key=f"limit-{name}", gap="xsmall"):
         st.markdown(f":small[{title}]", help=field_help(field))
         with st.container(horizontal=True, vertical_alignment="center"):
-            numbers.box(
+            numbers.draw_number(
                 title,
-                f"_{field}",
-                now,
-                take,
-                limits,
+                field,
+                scale=scale,
                 optional=True,
                 unit=unit,
                 placeholder=FREE,

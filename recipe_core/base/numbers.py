@@ -112,6 +112,8 @@ class Range:
 
     def scaled(self, factor: float) -> Range:
         """The range in another unit, of which ``factor`` make one of its own."""
+        if factor == 1:
+            return self
         ends = {
             end: None if value is None else float(f"{value * factor:.12g}")
             for end in ("minimum", "above", "maximum", "below")
