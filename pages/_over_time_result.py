@@ -12,6 +12,7 @@ import _over_time_objects as objects
 import streamlit as st
 
 from recipe_core.request.edit import change
+from recipe_core.request.metrics import column_metric
 from recipe_core.request.scaling import Scaling
 from recipe_core.scaling.rented import simulated_of
 from recipe_core.scaling.result import PolicyAnswer
@@ -33,9 +34,9 @@ CHARTS: Mapping[str, tuple[str, Drawn, str]] = {
         "Replicas that are ready and that start, and how many the policy wants",
     ),
     "first": (
-        "Time to first token",
+        column_metric("ttft_s").title,
         charts.first_tokens,
-        "Mean time to first token, with its limit",
+        f"Mean {column_metric('ttft_s').label}, with its limit",
     ),
     "share": (
         "Requests within the limits",

@@ -8,7 +8,7 @@ import _widgets as widgets
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
-from recipe_core.base.units import gib, seconds_text, token_rate_text, usd
+from recipe_core.base.units import gib, seconds_text, token_rate_text
 from recipe_core.calibration.place import calibration_stamp
 from recipe_core.commands.words import MAX_CHARACTERS
 from recipe_core.doors.serve import folders_allowed
@@ -16,6 +16,7 @@ from recipe_core.estimates.serving.results import MEMORY, memory_parts
 from recipe_core.hardware.cluster import device_names
 from recipe_core.plans.remedies import change_label
 from recipe_core.request.describe import hardware_name
+from recipe_core.request.metrics import column_metric
 from recipe_core.request.serving_workload import ServingWorkload
 from recipe_core.request.split_key import split_degrees_text
 from recipe_core.views.commands import memory_meant, words_text
@@ -137,12 +138,10 @@ def draw_command_cards(answer: dict[str, Any]) -> None:
             + term_help("context"),
         )
         if serving:
-            st.metric("Output", token_rate_text(serving["output_tokens_per_s"]), border=True)
-            st.metric("Per output token", seconds_text(serving["tpot_s"]), border=True)
-            price = cost["usd_per_million_output_tokens"] if cost else None
-            st.metric(
-                "Per million tokens", "no price" if price is None else usd(price), border=True
-            )
+            for name in ("output_tokens_per_s", "tpot_s", "usd_per_million_output_tokens"):
+                metric, value = column_metric(name), (serving | (cost or {})).get(name)
+                text = "no price" if value is None else metric.show(value)
+                st.metric(metric.head, text, border=True, help=metric.help)
     st.caption(common.escape(memory_meant(answer)))
 
 

@@ -2,11 +2,12 @@ import _columns as columns_of
 import _common as common
 import _formats_answer as judging
 import _formats_row as details
+import _numbers as numbers
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
-from recipe_core.base.units import figure_amount
 from recipe_core.request.describe import request_summary
+from recipe_core.request.metrics import limits_by_name
 from recipe_core.views import charts
 from recipe_core.views import formats as view
 from recipe_core.views.columns import styled
@@ -33,18 +34,15 @@ def draw_training_notice() -> None:
 
 def draw_accuracy_limit() -> None:
     """The least accuracy, and the kind of benchmark that it is of."""
-    with st.container(horizontal=True, vertical_alignment="bottom"):
-        common.edit(
-            st.number_input,
-            "Least accuracy kept",
-            "objective.limits.accuracy_recovery",
-            read=lambda share: None if share is None else round(share * 100, 2),
-            write=lambda points: points / 100,
+    limit = limits_by_name()["accuracy_recovery"]
+    row = st.container(horizontal=True, vertical_alignment="bottom")
+    with numbers.group_boxes("formats-limit"), row:
+        numbers.draw_number(
+            f"Least {limit.label}",
+            f"objective.limits.{limit.name}",
+            scale=limit.scale,
             optional=True,
-            min_value=1.0,
-            max_value=100.0,
-            step=0.5,
-            format="%.4g",
+            unit=limit.unit.symbol,
             placeholder="none, in %",
             width=190,
         )
@@ -71,7 +69,7 @@ def draw_best_format(answer: judging.Json) -> None:
             st.badge(common.escape(best["verdict"]), color="gray")
         retained = best["accuracy"]["retained"]
         draw_tile(
-            "Accuracy kept",
+            view.ACCURACY,
             view.kept_accuracy(best, band=False),
             ""
             if retained is None
@@ -83,7 +81,8 @@ def draw_best_format(answer: judging.Json) -> None:
             )
             if figure is not None:
                 change = view.ratio_text(figure["ratio"])
-                draw_tile(view.HEADS[name], figure_amount(name, figure["value"]), change)
+                metric = view.figure_metric(name)
+                draw_tile(metric.head, metric.show(figure["value"]), change)
     if note := view.ranking_note(answer):
         st.caption(common.escape(note))
     elif answer["accuracy_limit"] is not None and not best["accuracy"]["within_limit"]:
@@ -116,7 +115,7 @@ def draw_accuracy_chart(answer: judging.Json) -> None:
         name = st.selectbox(
             "Against",
             view.AXES,
-            format_func=view.figure_title,
+            format_func=lambda name: view.figure_metric(name).title,
             key="formats-against",
             persist_state="session",
             width=240,
@@ -133,7 +132,7 @@ def draw_accuracy_chart(answer: judging.Json) -> None:
     st.plotly_chart(
         figure,
         key="formats-accuracy",
-        alt=f"Accuracy kept by {len(rows)} techniques against {view.figure_title(axis)}",
+        alt=f"Accuracy kept by {len(rows)} techniques against {view.figure_metric(axis).title}",
     )
     hidden = charts.hidden_count(rows, axis, split)
     st.caption(
@@ -184,8 +183,8 @@ def draw_technique_table(answer: judging.Json) -> None:
     config["#"] = st.column_config.Column("#", width=40, help="By the objective")
     config["Technique"] = st.column_config.Column("Technique", width="medium", pinned=True)
     config["Runs"] = st.column_config.Column("Runs", help=term_help("emulated"))
-    config["Accuracy kept"] = st.column_config.Column(
-        "Accuracy kept", help=term_help("accuracy-recovery")
+    config[view.ACCURACY] = st.column_config.Column(
+        view.ACCURACY, help=term_help("accuracy-recovery")
     )
     event = st.dataframe(
         styled(rows, columns),

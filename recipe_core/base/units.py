@@ -104,23 +104,6 @@ def usd(value: float) -> str:
     return f"${significant(value)}" if math.isfinite(value) else "–"
 
 
-def figure_amount(name: str, value: float) -> str:
-    """A figure with its unit, by the end of its name: ``24.7 ms`` of a ``tpot_s``."""
-    if name.endswith("_bytes"):
-        return gib(value)
-    if "tokens_per_s" in name:
-        return token_rate_text(value)
-    if name.endswith("_s"):
-        return seconds_text(value)
-    if name.startswith("usd"):
-        return usd(value)
-    if name.startswith("joules"):
-        return f"{significant(value)} J"
-    if name == "mfu":
-        return f"{value:.1%}"
-    return count_text(value) if value >= 1e3 else trimmed(value)
-
-
 def count_text(value: float) -> str:
     """A large count with three digits: ``8.03 B``, ``630 M``."""
     for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
@@ -135,6 +118,10 @@ def per_second(value: float, unit: str) -> str:
         if value >= size:
             return f"{significant(value / size)} {prefix}{unit}/s"
     return f"{significant(value)} {unit}/s"
+
+
+def flop_rate_text(value: float) -> str:
+    return per_second(value, "FLOP")
 
 
 def band_ends_text(low_high: Sequence[float], show: Any) -> str:
@@ -188,8 +175,9 @@ def percent_text(share: float) -> str:
     return f"{percent:.{decimals}f}".rstrip("0").rstrip(".") + " %"
 
 
-def integer_text(value: float) -> str:
-    return f"{value:,.0f}"
+def amount_text(value: float) -> str:
+    """A number of things: whole, but for a measured mean of few."""
+    return f"{value:,.0f}" if value >= 1e3 else trimmed(value)
 
 
 def whole_percent_text(share: float) -> str:

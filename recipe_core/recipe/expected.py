@@ -11,31 +11,17 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from recipe_core.base.documents import to_json
-from recipe_core.base.units import gib, per_second, seconds_text, token_rate_text, usd
 from recipe_core.estimates.columns.scales import CALIBRATED
+from recipe_core.request.metrics import Metric, column_metric
 
-SERVING = {
-    "ttft_s": ("Time to first token", seconds_text),
-    "tpot_s": ("Time per output token", seconds_text),
-    "request_latency_s": ("Request latency", seconds_text),
-    "output_tokens_per_s": ("Output tokens per second", token_rate_text),
+# Figures of each kind that are printed, where they have a band; of them the registry has title and
+# unit.
+FIGURES = {
+    "serving": ("ttft_s", "tpot_s", "request_latency_s", "output_tokens_per_s"),
+    "training": ("step_s", "tokens_per_s_per_gpu", "flops_per_s_per_gpu", "peak_memory_bytes"),
 }
-# What requests have that end with their prompt: embeddings and scores.
-POOLED = {
-    "request_latency_s": ("Request latency", seconds_text),
-    "requests_per_s": ("Requests per second", lambda value: per_second(value, "request")),
-    "input_tokens_per_s": ("Input tokens per second", token_rate_text),
-}
-TRAINING = {
-    "step_s": ("Step time", seconds_text),
-    "tokens_per_s_per_gpu": ("Tokens per second per device", token_rate_text),
-    "flops_per_s_per_gpu": (
-        "Model FLOP/s per device",
-        lambda value: per_second(value, "FLOP"),
-    ),
-    "peak_memory_bytes": ("Memory of the fullest device", gib),
-}
-FIGURES = {"serving": SERVING, "training": TRAINING}
+# Those of requests that end with their prompt: embeddings and scores.
+POOLED = ("request_latency_s", "requests_per_s", "input_tokens_per_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +38,15 @@ class TextRow:
 def text_rows(kind: str, estimate: Mapping[str, Any]) -> list[TextRow]:
     """Figures of a feasible estimate with a band: latency and throughput, or step and rates."""
     values, bands, basis = estimate[kind], estimate["bands"], estimate["basis"]
-    figures = POOLED if is_pooled_estimate(estimate) else FIGURES[kind]
+    names = POOLED if is_pooled_estimate(estimate) else FIGURES[kind]
+    metrics = [column_metric(name) for name in names if name in bands]
     return [
-        TextRow(label, show(values[key]), show(bands[key][0]), show(bands[key][1]), basis[key])
-        for key, (label, show) in figures.items()
-        if key in bands
+        TextRow(
+            metric.title,
+            *map(metric.show, (values[metric.column], *bands[metric.column])),
+            basis[metric.column],
+        )
+        for metric in metrics
     ]
 
 
@@ -71,25 +61,26 @@ def cost_text(estimate: Mapping[str, Any]) -> str | None:
 
     Where there are none, per million input tokens.
     """
-    cost = estimate["cost"]
+    cost, hour = estimate["cost"], column_metric("usd_per_hour")
     if cost["usd_per_hour"] is None:
         return None
-    name, tokens = "usd_per_million_output_tokens", "output tokens"
-    if is_pooled_estimate(estimate):
-        name, tokens = "usd_per_million_input_tokens_alone", "input tokens"
-    per_million = usd(cost[name])
-    basis = estimate["basis"]["usd_per_hour"]
-    per_hour = usd(cost["usd_per_hour"])
-    return f"{per_hour} per hour, {per_million} per million {tokens} ({basis})"
+    tokens = token_cost_metric(estimate)
+    amounts = ", ".join(metric.phrase(cost[metric.column]) for metric in (hour, tokens))
+    return f"{amounts} ({estimate['basis']['usd_per_hour']})"
+
+
+def token_cost_metric(estimate: Mapping[str, Any]) -> Metric:
+    """The cost of output tokens; of input tokens where requests end with their prompt."""
+    tokens = "input_tokens_alone" if is_pooled_estimate(estimate) else "output_tokens"
+    return column_metric(f"usd_per_million_{tokens}")
 
 
 # Where each kind of recipe has the figure that estimates of two versions are compared by.
 HEADLINE = {"serving": ("serving", "output_tokens_per_s"), "training": ("training", "tokens_per_s")}
-_FIGURES = {
-    "serving": ("ttft_s", "tpot_s", "request_latency_s", "output_tokens_per_s"),
+_NEEDED = {
+    "serving": FIGURES["serving"],
     "training": ("step_s", "tokens_per_s", "tokens_per_s_per_gpu"),
 }
-_POOLED = ("request_latency_s", "requests_per_s", "input_tokens_per_s", "output_tokens_per_s")
 _BANDS = {"serving": ("request_latency_s", "output_tokens_per_s"), "training": ()}
 _PRICES = {
     "serving": ("usd_per_hour", "usd_per_million_output_tokens"),
@@ -134,7 +125,8 @@ def _reader(kind: str) -> TypeAdapter[Any]:
 
 def _check_figures(kind: str, estimate: Mapping[str, Any]) -> None:
     """Raise ValueError naming the first figure that readers cannot do without."""
-    figures = _POOLED if is_pooled_estimate(estimate) else _FIGURES[kind]
+    pooled = is_pooled_estimate(estimate)
+    figures = (*POOLED, "output_tokens_per_s") if pooled else _NEEDED[kind]
     for name in figures:
         _check_positive_figure(estimate, f"{kind}.{name}")
     _check_positive_figure(estimate, "memory.total_bytes")

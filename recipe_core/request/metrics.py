@@ -23,11 +23,12 @@ from recipe_core.base.units import (
     HOUR_S,
     accuracy_bound,
     accuracy_text,
+    amount_text,
     days,
+    flop_rate_text,
     gib,
     in_days,
     in_hours,
-    integer_text,
     joules,
     seconds_text,
     significant,
@@ -65,7 +66,7 @@ def _usd_monthly(usd_per_hour: float) -> str:
 
 
 UNITS: Mapping[str, Unit] = {
-    "number": Unit("", 1.0, integer_text),
+    "number": Unit("", 1.0, amount_text),
     "per_second": Unit("1/s", 1.0, significant),
     "milliseconds": Unit("ms", 1e3, seconds_text),
     "seconds": Unit("s", 1.0, seconds_text),
@@ -73,6 +74,7 @@ UNITS: Mapping[str, Unit] = {
     "days": Unit("days", 1 / DAY_S, in_days),
     "days_or_hours": Unit("", 1.0, days),
     "tokens_per_s": Unit("tok/s", 1.0, token_rate_text),
+    "flops_per_s": Unit("FLOP/s", 1.0, flop_rate_text),
     "usd": Unit("$", 1.0, usd),
     "usd_monthly": Unit("$", HOURS_PER_MONTH, _usd_monthly),
     "gibibytes": Unit("GiB", 1 / GIB, gib),
@@ -108,7 +110,7 @@ class Metric(DataRow):
         column: the values, in SI units.
         title: what it is called; ``head`` stands over a narrow column.
         kinds: the kinds of work whose splits are compared by it; none, where only reports name it.
-        better: whether larger or smaller values are better.
+        better: whether larger or smaller values are better, or neither.
         per: what follows a value in a phrase: ``34.8 ms per token``.
         abbreviation: what else the field calls it.
         limit: the field of the objective's limits that bounds it.
@@ -123,7 +125,7 @@ class Metric(DataRow):
     head: str
     unit: UnitName
     kinds: Kinds = frozenset()
-    better: Literal["more", "less"] = "less"
+    better: Literal["more", "less", "neither"] = "less"
     per: str = ""
     abbreviation: str | None = None
     limit: str | None = None

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from recipe_core.base.units import (
-    accuracy_text,
     chance_text,
     count_text,
     days,
@@ -15,13 +14,17 @@ from recipe_core.base.units import (
     significant,
     token_rate_text,
     usd,
-    utilisation,
 )
 from recipe_core.estimates.serving.results import MEMORY, memory_parts
 from recipe_core.estimates.training.memory import MEMORY_TITLES
 from recipe_core.estimates.training.results import PHASE_TITLES, RUN_TITLES, STEP_TITLES
-from recipe_core.recipe.expected import TextRow, is_pooled_estimate, text_rows
-from recipe_core.request.metrics import metrics_of
+from recipe_core.recipe.expected import (
+    TextRow,
+    is_pooled_estimate,
+    text_rows,
+    token_cost_metric,
+)
+from recipe_core.request.metrics import Metric, column_metric, metrics_of, time_to_finish
 from recipe_core.request.split_key import split_name
 from recipe_core.views.columns import Column
 from recipe_core.views.plans import change_lines
@@ -96,70 +99,57 @@ def figure_rows(kind: str, estimate: Mapping[str, Any]) -> list[TextRow]:
 
 def _figure_row(
     estimate: Mapping[str, Any],
-    label: str,
+    metric: Metric,
     value: float | None,
-    show: Callable[[float], str],
-    figure: str = "",
     basis: str = "",
 ) -> Iterator[TextRow]:
     """A figure; none where it is unknown, no range in recipes made before it had one."""
     if value is None:
         return
-    ends = estimate["bands"].get(figure)
-    low, high = (show(ends[0]), show(ends[1])) if ends else ("", "")
-    yield TextRow(label, show(value), low, high, estimate["basis"].get(basis or figure, "computed"))
+    ends = estimate["bands"].get(metric.column)
+    low, high = map(metric.show, ends) if ends else ("", "")
+    about = estimate["basis"].get(basis or metric.column, "computed")
+    yield TextRow(metric.title, metric.show(value), low, high, about)
 
 
 def _serving_figures(estimate: Mapping[str, Any]) -> Iterator[TextRow]:
-    cost, serving = estimate["cost"], estimate["serving"]
-    name = "output_tokens_per_s_per_gpu"
-    tokens = "usd_per_million_output_tokens"
-    if is_pooled_estimate(estimate):
-        tokens = "usd_per_million_input_tokens_alone"
-        label = "Cost per million input tokens"
-    else:
-        yield from _figure_row(estimate, "Output per device", serving[name], token_rate_text, name)
-        label = metrics_of("closed")["usd"].title
+    cost, tokens = estimate["cost"], token_cost_metric(estimate)
+    if not is_pooled_estimate(estimate):
+        output = column_metric("output_tokens_per_s_per_gpu")
+        yield from _figure_row(estimate, output, estimate["serving"][output.column])
     if cost["usd_per_hour"] is not None:
-        yield from _figure_row(estimate, label, cost[tokens], usd, tokens, "usd_per_hour")
+        yield from _figure_row(estimate, tokens, cost[tokens.column], "usd_per_hour")
     yield from _hourly(estimate)
     yield from _retained_accuracy_row(estimate.get("accuracy"))
 
 
 def _hourly(estimate: Mapping[str, Any]) -> Iterator[TextRow]:
-    hour, watts = metrics_of("closed")["usd_hour"], metrics_of("closed")["watts"]
-    basis = "usd_per_hour"
-    yield from _figure_row(
-        estimate, hour.title, estimate["cost"].get(basis), hour.show, basis=basis
-    )
-    yield from _figure_row(
-        estimate, watts.title, estimate["energy"]["watts"], watts.show, basis="watts"
-    )
+    for part, name in (("cost", "usd_per_hour"), ("energy", "watts")):
+        yield from _figure_row(estimate, column_metric(name), estimate[part].get(name))
 
 
 def _retained_accuracy_row(accuracy: Mapping[str, Any] | None) -> Iterator[TextRow]:
     """The accuracy that narrower formats retain; nothing where none is narrower."""
     if not accuracy or not accuracy["techniques"]:
         return
-    label, names = metrics_of("closed")["accuracy"].title, " and ".join(accuracy["techniques"])
+    metric, names = column_metric("accuracy"), " and ".join(accuracy["techniques"])
     if accuracy["value"] is None:
-        yield TextRow(label, "unknown", "", "", f"{names}: {accuracy['basis']}")
+        yield TextRow(metric.title, "unknown", "", "", f"{names}: {accuracy['basis']}")
     else:
-        value, low, high = (accuracy_text(accuracy[end]) for end in ("value", "low", "high"))
-        yield TextRow(label, value, low, high, names)
+        ends = map(metric.show, (accuracy["value"], accuracy["low"], accuracy["high"]))
+        yield TextRow(metric.title, *ends, names)
 
 
 def _training_figures(estimate: Mapping[str, Any]) -> Iterator[TextRow]:
-    run, cost = estimate.get("run") or {}, estimate["cost"]
+    run, measures = estimate.get("run") or {}, metrics_of("training")
     # recipes of earlier versions have no HFU, and those without recomputation none of their own
-    values = {name: estimate["training"].get(name) for name in ("mfu", "hfu")}
-    values["goodput"] = run.get("goodput") or None
-    for name, value in values.items():
-        measure = metrics_of("training")[name]
-        yield from _figure_row(estimate, measure.title, value, utilisation, basis=name)
-    wall, usd_run = metrics_of("training")["wall"], metrics_of("training")["usd_run"]
-    yield from _figure_row(estimate, wall.title, run.get("wall_s") or None, days)
-    yield from _figure_row(estimate, usd_run.title, cost.get("usd"), usd, basis="usd_per_hour")
+    for name in ("mfu", "hfu"):
+        yield from _figure_row(estimate, measures[name], estimate["training"].get(name))
+    yield from _figure_row(estimate, measures["goodput"], run.get("goodput") or None)
+    if wall_s := run.get("wall_s"):
+        yield from _figure_row(estimate, time_to_finish(wall_s), wall_s)
+    usd_run = estimate["cost"].get("usd")
+    yield from _figure_row(estimate, measures["usd_run"], usd_run, "usd_per_hour")
     yield from _hourly(estimate)
 
 
@@ -302,7 +292,7 @@ def check_text(answer: dict[str, Any]) -> str:
 def _speed(answer: Mapping[str, Any]) -> str:
     if training := answer.get("training"):
         speed = token_rate_text(training["tokens_per_s"])
-        return f"{speed}, {seconds_text(training['step_s'])} per step"
+        return f"{speed}, {column_metric('step_s').phrase(training['step_s'])}"
     return serving_speed(answer)
 
 
@@ -311,6 +301,7 @@ def serving_speed(answer: Mapping[str, Any]) -> str:
     serving = answer["serving"]
     if is_pooled_estimate(answer):
         tokens = f"{token_rate_text(serving['input_tokens_per_s'])} of input"
-        return f"{tokens}, {seconds_text(serving['request_latency_s'])} per request"
+        latency = column_metric("request_latency_s").phrase(serving["request_latency_s"])
+        return f"{tokens}, {latency}"
     speed = token_rate_text(serving["output_tokens_per_s"])
-    return f"{speed}, {seconds_text(serving['tpot_s'])} per output token"
+    return f"{speed}, {column_metric('tpot_s').phrase(serving['tpot_s'])}"

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from recipe_core.accuracy.runners import families, runners
 from recipe_core.accuracy.technique import techniques
-from recipe_core.base.units import figure_amount, significant
+from recipe_core.base.units import significant
 from recipe_core.compression.advisor.comparison import BEST_AT, SURELY_KEPT
 from recipe_core.compression.advisor.row import FIGURES
-from recipe_core.request.metrics import column_metric
+from recipe_core.request.metrics import Metric, column_metric
 from recipe_core.views.columns import Column, terminal
 
 if TYPE_CHECKING:
@@ -39,17 +39,11 @@ MEANINGS: dict[str, str] = {
     "refused": "does not start",
     "unknown": "no source says",
 }
-# Figures of the table, titled by the registry of metrics.
-HEADS: dict[str, str] = {
-    "weights_bytes": "Weights",
-    "cache_tokens": "Tokens held",
-    "requests_held": "Requests held",
-    "ttft_s": "First token",
-    "tpot_s": "Per token",
-    "output_tokens_per_s": "Throughput",
-    "usd_per_million_output_tokens": "Cost",
-    "joules_per_token": "Energy",
-}
+# Figures of the table.
+SHOWN = (
+    *("weights_bytes", "cache_tokens", "requests_held", "ttft_s", "tpot_s"),
+    *("output_tokens_per_s", "usd_per_million_output_tokens", "joules_per_token"),
+)
 # Figures that accuracy is drawn against.
 AXES = (
     "usd_per_million_output_tokens",
@@ -58,6 +52,7 @@ AXES = (
     "joules_per_token",
     "weights_bytes",
 )
+ACCURACY = column_metric("accuracy").title
 SPLITS: dict[str, str] = {"same_split": "Same split", "best_split": "Best split for it"}
 FILES = "gguf_"
 # Types of files that stand for the others of as many bits.
@@ -139,8 +134,9 @@ def ranking_note(answer: Json) -> str:
 # --- figures -------------------------------------------------------------------------------------
 
 
-def figure_title(name: str) -> str:
-    return column_metric(FIGURES[name]).title
+def figure_metric(name: str) -> Metric:
+    """The metric of a figure; of another name that of this column."""
+    return column_metric(FIGURES.get(name, name))
 
 
 def technique_figure(row: Json, name: str, split: str = "same_split") -> Json | None:
@@ -228,8 +224,8 @@ def technique_columns(
         Column("#", lambda row: row["rank"], "{:.0f}".format, help="By the objective"),
         Column("Technique", lambda row: row["title"], align="left"),
         Column("Runs", lambda row: row["verdict"], align="left"),
-        Column("Accuracy kept", kept_accuracy),
-        *(_figure_column(name, values=values, split=split) for name in HEADS),
+        Column(ACCURACY, kept_accuracy),
+        *(_figure_column(name, values=values, split=split) for name in SHOWN),
         Column("Best split for it", best_split, align="left"),
         Column("Best at", lambda row: ", ".join(map(_goal_title, row["best_at"])), align="left"),
         Column("Checkpoint", lambda row: ", ".join(row["checkpoints"]), help="That already is it"),
@@ -240,7 +236,7 @@ def technique_columns(
 
 
 def _goal_title(goal: str) -> str:
-    return HEADS.get(BEST_AT.get(goal, ""), goal).lower()
+    return figure_metric(BEST_AT.get(goal, goal)).head
 
 
 def _figure_column(name: str, *, values: bool, split: str) -> Column[Json]:
@@ -248,10 +244,12 @@ def _figure_column(name: str, *, values: bool, split: str) -> Column[Json]:
         figure = technique_figure(row, name, split)
         return None if figure is None else figure["value"]
 
-    head, title = HEADS[name], figure_title(name)
+    metric = figure_metric(name)
     if values:
-        return Column(head, value, lambda amount: figure_amount(name, amount), help=title)
-    return Column(head, lambda row: figure_ratio(row, name, split), ratio_text, help=title)
+        return Column(metric.head, value, metric.show, help=metric.title)
+    return Column(
+        metric.head, lambda row: figure_ratio(row, name, split), ratio_text, help=metric.title
+    )
 
 
 def _pair_ratio(pair: Json, source: str, name: str) -> float | None:
@@ -268,7 +266,7 @@ PAIRS: tuple[Column[Json], ...] = (
     ),
     Column("Effect", lambda pair: pair["effect"], align="left"),
     Column(
-        "Cost",
+        figure_metric("usd_per_million_output_tokens").head,
         lambda pair: _pair_ratio(pair, "estimated", "usd_per_million_output_tokens"),
         ratio_text,
         help="Both estimated at once",
@@ -279,8 +277,12 @@ PAIRS: tuple[Column[Json], ...] = (
         ratio_text,
         help="What each alone would give, multiplied",
     ),
-    Column("Tokens held", lambda pair: _pair_ratio(pair, "estimated", "cache_tokens"), ratio_text),
-    Column("Accuracy kept", lambda pair: _retained_text(pair["retained"])),
+    Column(
+        figure_metric("cache_tokens").head,
+        lambda pair: _pair_ratio(pair, "estimated", "cache_tokens"),
+        ratio_text,
+    ),
+    Column(ACCURACY, lambda pair: _retained_text(pair["retained"])),
     Column("Why", lambda pair: pair["sentence"], align="left"),
 )
 

@@ -8,7 +8,6 @@ from statistics import median
 from typing import TypeVar
 
 from recipe_core.accuracy.published import Retained
-from recipe_core.base.units import figure_amount
 from recipe_core.calibration.calibrate import Knowledge
 from recipe_core.calibration.compressions import ComparedCompression, KeptCompression
 from recipe_core.calibration.lessons import LearnedNumber, LeftOneOut
@@ -182,8 +181,8 @@ def calibration_verdict(overlay: Overlay, compared: RunsCompared) -> str:
 
 def run_label(row: ComparedFigure) -> str:
     """A run in one line."""
-    measured = figure_amount(row.figure, row.measured)
-    predicted = figure_amount(row.figure, row.formulas.value)
+    show = column_metric(row.figure).show
+    measured, predicted = show(row.measured), show(row.formulas.value)
     return (
         f"{row.run}: {row.model} on {row.device}, {row.engine}: "
         f"{measured} measured, {predicted} by the formulas"
@@ -274,10 +273,9 @@ def run_columns(*, sources: bool) -> list[Column[Entry]]:
 
 
 def _measured_column(figure: str) -> Column[Entry]:
+    metric = column_metric(figure)
     return Column(
-        measured_title(figure),
-        lambda entry: getattr(entry.measured, figure, None) or None,
-        lambda value: figure_amount(figure, value),
+        metric.title, lambda entry: getattr(entry.measured, figure, None) or None, metric.show
     )
 
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.base.units import (
+    amount_text,
     chance_text,
-    integer_text,
     plain_range_text,
     round_significant,
     significant,
@@ -153,7 +153,7 @@ def split_columns(plan: Plan) -> list[Column[Record]]:
     ]
     for name, measure in plan.measures.items():
         title = measure.column_title
-        show = integer_text if measure.show is integer_text else significant
+        show = amount_text if measure.show is amount_text else significant
         columns.append(Column(title, itemgetter(name), show, help=measure.help, name=name))
         if plan.measures[name].band is not None:
             likely = f"{name}_likely"

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from recipe_core.base.quoting import quote_command, quote_shell
-from recipe_core.base.units import figure_amount
 from recipe_core.calibration.run_rows import ImportedTable
 from recipe_core.calibration.validation.reconcile import EXPLAINED, MATCH, Ends, Reconciled, Row
 from recipe_core.calibration.validation.reconcile import FIGURES as RECONCILED
@@ -71,14 +70,18 @@ def _figure_name(figure: str) -> str:
     return column_metric(figure).label if figure in RECONCILED else figure
 
 
+def _amount(figure: str, value: float) -> str:
+    return column_metric(figure).show(value)
+
+
 def _ends_text(figure: str, ends: Ends) -> str:
-    return " to ".join(figure_amount(figure, end) for end in ends)
+    return " to ".join(_amount(figure, end) for end in ends)
 
 
 FIGURES: tuple[Column[Row], ...] = (
     Column("Figure", lambda row: _figure_name(row.figure), align="left"),
-    Column("Measured", lambda row: figure_amount(row.figure, row.measured)),
-    Column("Estimated", lambda row: figure_amount(row.figure, row.estimated)),
+    Column("Measured", lambda row: _amount(row.figure, row.measured)),
+    Column("Estimated", lambda row: _amount(row.figure, row.estimated)),
     Column("Band", lambda row: _ends_text(row.figure, row.band)),
     Column("Verdict", lambda row: row.verdict, align="left"),
 )
@@ -89,7 +92,7 @@ def _explanation(row: Row) -> str:
     if row.verdict == MATCH or row.again is None or row.again_band is None:
         return ""
     band = _ends_text(row.figure, row.again_band)
-    again = f"{figure_amount(row.figure, row.again)}, {band}"
+    again = f"{_amount(row.figure, row.again)}, {band}"
     if row.verdict == EXPLAINED:
         facts = " and ".join(row.explained_by)
         return f"{_figure_name(row.figure)}: explained by {facts} (then {again})"

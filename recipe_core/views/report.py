@@ -23,6 +23,7 @@ from recipe_core.plans.plan import Plan
 from recipe_core.plans.plans import plan_candidate
 from recipe_core.recipe.build import recipe_request
 from recipe_core.request.describe import request_summary
+from recipe_core.request.metrics import column_metric
 from recipe_core.request.split_key import candidate_key, split_name
 from recipe_core.targets.by_hand import TITLES, node_commands, read_addresses, target_uses
 from recipe_core.views import charts, overview
@@ -154,7 +155,8 @@ def _expected_section(bundle: Bundle) -> Section:
     recipe = bundle.recipe
     estimate = recipe.estimate
     figures = _report_table(figure_rows(recipe.kind, estimate), FIGURES, "Figures")
-    memory = Table("Memory of the fullest device", (), tuple(memory_facts(estimate).items()))
+    title = column_metric("total_bytes").title
+    memory = Table(title, (), tuple(memory_facts(estimate).items()))
     measured = [
         f"Measured {claim.date}, valid until {claim.expires}: "
         + ", ".join(f"{name} {value:.4g}" for name, value in claim.metrics.items())

@@ -37,8 +37,6 @@ FACTOR = 10.0
 _PER_HOUR = "usd_per_hour"
 # Measures that stand among the facts.
 _IN_FACTS = frozenset({"gpus", "load"})
-# Columns of which neither more nor less is better.
-_UNRANKED = frozenset({"total_bytes", "memory_share", "peak_memory_bytes"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +243,7 @@ def _mark_best_choices(choices: Sequence[Choice], measure: Metric, amounts: Any)
     }
     compared = finite & np.array([choice.holds for choice in choices])
     shown = round_significant(np.where(compared, amounts, np.nan))
-    if measure.column in _UNRANKED or len(kinds) > 1 or len(set(shown[compared])) < 2:
+    if measure.better == "neither" or len(kinds) > 1 or len(set(shown[compared])) < 2:
         return np.zeros(len(choices), dtype=bool)
     extreme = np.nanmax(shown) if measure.more_is_better else np.nanmin(shown)
     return shown == extreme

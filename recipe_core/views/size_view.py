@@ -15,7 +15,7 @@ from recipe_core.engines.frameworks import framework
 from recipe_core.engines.spec import engine
 from recipe_core.hardware.cluster import device_profile, short_title
 from recipe_core.hardware.offers import offer_terms
-from recipe_core.request.metrics import limits_by_name, metrics_of
+from recipe_core.request.metrics import column_metric, limits_by_name, metrics_of
 from recipe_core.request.split_key import split_name
 from recipe_core.views.columns import UNKNOWN, Column, known_columns
 
@@ -274,6 +274,7 @@ def _pays_text(row: Row) -> str | None:
     return "" if row["dominated"] else "yes"
 
 
+_TOKENS = column_metric(MONEY["tokens"])
 _UNITS = "Units; of machines with several devices: units × devices"
 _CHEAPEST = "Price of a device-hour below which it is the cheapest of all"
 _SURE = "Probability that every limit holds if measured"
@@ -285,17 +286,13 @@ _COLUMNS: list[Column[Row]] = [
     Column("Engine", lambda row: engine_title(row["engine"]), align="left", name="engine"),
     _money_column("hour", "usd_hour"),
     _money_column("month", "usd_month"),
-    Column(
-        metrics_of("closed")["usd"].head,
-        _usd_per_million,
-        usd,
-        mark=price_doubt_mark,
-        name="tokens",
-    ),
+    Column(_TOKENS.head, _usd_per_million, _TOKENS.show, mark=price_doubt_mark, name="tokens"),
     _money_column("run", "usd_run"),
-    Column("To finish", lambda row: row.get("wall_s"), days, name="wall"),
-    Column("W", itemgetter("watts"), "{:,.0f}".format, name="watts"),
-    Column("J/token", itemgetter("joules_per_token"), significant, name="joules"),
+    Column(column_metric("wall_s").head, lambda row: row.get("wall_s"), days, name="wall"),
+    *(
+        Column(metric.head, itemgetter(metric.column), metric.show, name=metric.name)
+        for metric in map(column_metric, ("watts", "joules_per_token"))
+    ),
     Column("Sure", itemgetter("confidence"), chance_text, help=_SURE, name="confidence"),
     Column("Carries", _largest_load, help="Largest load within the limits", name="carries"),
     Column("Holds", _holds_text, align="left", name="holds"),

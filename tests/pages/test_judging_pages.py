@@ -90,6 +90,16 @@ def test_every_point_has_a_band_and_cells_say_whose_word_they_are(formats: AppTe
     assert any("refused" in cell and "Source:" in cell for cell in cells)
 
 
+def test_a_least_accuracy_that_is_none_is_refused_with_its_name_value_and_range(
+    formats: AppTest,
+) -> None:
+    field = "_objective.limits.accuracy_recovery"
+    (error,) = put(formats, field, "1e9").error
+    assert error.value.startswith(r"Least accuracy kept\: '1e9' is out of range.")
+    assert "Type a number above 0 and at most 100, in %. 98 stays in effect." in error.value
+    assert query_of(put(formats, field, "97.5 %"))[field[1:]] == "0.975"
+
+
 def test_a_refused_technique_says_why_and_the_best_goes_into_the_request() -> None:
     app = put(opened("formats.py", **SERVE), "formats-refused", True)
     table = app.dataframe[0].value

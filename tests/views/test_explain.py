@@ -16,6 +16,7 @@ from recipe_core.plans.plans import plan_candidate, plan_splits
 from recipe_core.plans.rank import refused_rows
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT
+from recipe_core.request.metrics import column_metric
 from recipe_core.request.schema import PlanRequest
 from recipe_core.views.charts.curves import frontier_lines
 from recipe_core.views.charts.split_tables import frontier_table
@@ -113,7 +114,8 @@ def some_rows(board):
 
 
 SERVING = table("worked_splits.yaml", "serving")
-NAMES = ("Weights", "Cache of one request", "KV cache needed", "Total", "Usable", "Output")
+NAMES = ("Weights", "Cache of one request", "KV cache needed", "Total", "Usable", "Throughput")
+MFU = column_metric("mfu").title
 
 
 @over("changes", SERVING, share=2)
@@ -163,11 +165,11 @@ def test_numbers_say_where_they_are_from_and_refused_splits_show_memory_alone():
     # a refused split shows its memory alone
     short = next(int(row) for row in refused_rows(board) if board.codes(int(row)) == {"memory"})
     times = arithmetic(board, short)
-    assert list(times.lines) == ["Memory of the fullest device"]
+    assert list(times.lines) == ["Memory per device"]
     assert (len(times.workings), len(times.constants)) == (0, 0)
     board = served({})
     shown = lines(arithmetic(board, board.best_row))
-    names = ("Cost per hour", "Output", "Cost per million output tokens")
+    names = ("Cost per hour", "Throughput", "Cost per million output tokens")
     hourly, rate, million = (value(shown[name].value.lstrip("$")) for name in names)
     assert hourly / (3600 * rate) * 1e6 == pytest.approx(million, rel=0.01)
 
@@ -188,7 +190,7 @@ def test_training_is_multiplied_out_to_its_figures(changes):
             for operator_row in working.rows:
                 multiplied_out(operator_row)
         parts_hold(times, STEP, board.estimate(row).breakdown_s.step)
-        for name in ("Peak", "Tokens of a step", "Tokens per device", "MFU"):
+        for name in ("Peak", "Tokens of a step", "Tokens per GPU", MFU):
             numbers = re.sub(r"(GiB) [a-z -]+?(?= \+|$)", r"\1", shown[name].numbers)
             line_holds(replace(shown[name], numbers=numbers))
         assert value(shown["Steps"].value) >= value(shown["Steps"].numbers)

@@ -153,7 +153,7 @@ def test_memory_adds_up_and_figures_have_a_basis(name):
 def test_cost_per_token_has_the_range_of_output_and_fallbacks_and_pools_are_said():
     built = recipe_for_request(request_of("serving"))
     rows = {row.label: row for row in figure_rows(built.kind, built.estimate)}
-    cost, output = rows["Cost per million output tokens"], rows["Output per device"]
+    cost, output = rows["Cost per million output tokens"], rows["Throughput per GPU"]
     low, value, high = (float(text.lstrip("$")) for text in (cost.low, cost.value, cost.high))
     assert low < value < high
     least, most = (float(text.split()[0]) for text in (output.low, output.high))

@@ -126,9 +126,9 @@ def test_text_tells_what_comes_after_of_the_best_and_energy_where_it_is_asked(mo
     for name, words in size_text.availability_facts(best).items():
         assert f"  {name}: {words}" in lines
     assert f"purchase: {' '.join(size_text.purchase_sentences(best))}" in lines
-    assert "J/token" not in text
+    assert "Energy" not in text
     watts = size_text.size_text(found("service", tpot_ms=40.0, watts=20000.0))
-    assert "J/token" in watts
+    assert "Energy" in watts
     assert f" {best['watts']:,.0f} " in watts
 
 

@@ -8,16 +8,11 @@ import numpy as np
 import plotly.graph_objects as go
 
 from recipe_core.base.arrays import Bool, Int
-from recipe_core.base.units import (
-    accuracy_text,
-    plain_range_text,
-    seconds_text,
-    token_rate_text,
-    usd,
-)
+from recipe_core.base.units import accuracy_text, plain_range_text
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import measure_text, split_label
 from recipe_core.plans.rank import front_with_accuracy
+from recipe_core.request.metrics import column_metric
 from recipe_core.views.charts.figures import Drawing, Look, Style, axis, error_bars
 from recipe_core.views.charts.front import thinned
 from recipe_core.views.charts.style import BELOW, DASHES, SYMBOLS, translucent
@@ -30,6 +25,8 @@ OWN = "this one"
 # Where names of points stand, of one cache format and the next.
 PLACES = ("top right", "bottom left")
 HOVER = "<b>%{customdata[0]}</b><br>%{customdata[1]}"
+# Figures of a point beside its accuracy, by their columns.
+FIGURES = ("tpot_s", "usd_per_million_output_tokens", "output_tokens_per_s_per_gpu")
 
 
 def has_token_prices(points: Sequence[FormatPoint]) -> bool:
@@ -57,7 +54,7 @@ def cost_against_loss(
             colour = draw.colours.groups[(n * len(caches) + k) % len(draw.colours.groups)]
             same = [point for point in drawn if point.kv_dtype == cache]
             _add_formats(draw, title, same, field, colour, k, checkpoints)
-    up = "Cost per million output tokens ($)" if cost else "Output per device (tok/s)"
+    up = column_metric(field).axis
     lost = axis("Accuracy lost (%)", zeroline=True, zerolinecolor=draw.colours.muted)
     return draw.between(lost, axis(up), 460, hovermode="closest", showlegend=True)
 
@@ -98,13 +95,9 @@ def _add_formats(
 def _format_text(point: FormatPoint, checkpoints: set[str | None]) -> str:
     certain = point.retained.low == point.retained.high
     likely = "by definition" if certain else f"{accuracy_band_text(point)} likely"
-    lines = [
-        f"Keeps {accuracy_text(point.retained.value)} of the accuracy ({likely})",
-        f"{seconds_text(point.tpot_s)} per token",
-        f"{token_rate_text(point.output_tokens_per_s_per_gpu)} per device",
-    ]
-    if np.isfinite(point.usd_per_million_output_tokens):
-        lines.append(f"{usd(point.usd_per_million_output_tokens)} per million tokens")
+    lines = [f"Keeps {column_metric('accuracy').phrase(point.retained.value)} ({likely})"]
+    amounts = [(column_metric(name), getattr(point, name)) for name in FIGURES]
+    lines += [metric.phrase(amount) for metric, amount in amounts if np.isfinite(amount)]
     planned = point.checkpoint in checkpoints
     lines.append(f"Checkpoint: {OWN if planned else point.checkpoint or MADE}")
     return "<br>".join(lines)
@@ -134,13 +127,13 @@ def three_axes(plan: Plan, *, dark: bool = False) -> go.Figure:
             look["line"] = {"width": 2 if on else 0, "color": colours.ink}
             _add_rows(draw, plan, rows[(formats == name) & (front[rows] == on)], up, look)
         _add_entry(draw, f"{name} weights", {"color": colours.muted, "symbol": symbol})
-    ring = {"width": 2, "color": colours.ink}
+    ring, accuracy = {"width": 2, "color": colours.ink}, plan.measures["accuracy"]
     _add_entry(draw, "Best of all three", {"color": colours.paper, "line": ring})
     scale = {
         "colorscale": [[0, colours.series[1]], [1, colours.series[0]]],
         "cmin": float(np.min(plan.values("accuracy", rows), initial=PERCENT)),
         "cmax": PERCENT,
-        "colorbar": {"title": {"text": "Accuracy kept (%)", "side": "right"}, "thickness": 12},
+        "colorbar": {"title": {"text": accuracy.axis, "side": "right"}, "thickness": 12},
     }
     x, y = (axis(plan.measures[name].axis, rangemode="tozero") for name in ("tpot", up))
     return draw.between(x, y, 480, BELOW, hovermode="closest", coloraxis=scale)

@@ -8,12 +8,12 @@ import numpy as np
 import plotly.graph_objects as go
 
 from recipe_core.base.arrays import Float, Int
-from recipe_core.base.units import count_text, seconds_text, significant, token_rate_text, usd
+from recipe_core.base.units import count_text, significant, token_rate_text, usd
 from recipe_core.estimates.columns.serving import ReuseCurve
 from recipe_core.estimates.serving.feature_results import KvTier, PrefixCache
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import measure_text, split_label
-from recipe_core.request.metrics import Metric
+from recipe_core.request.metrics import Metric, column_metric
 from recipe_core.views.charts.figures import Drawing, axis, categories
 from recipe_core.views.charts.style import DASHES, SYMBOLS
 from recipe_core.views.explanations.arithmetic import TIERS
@@ -30,6 +30,8 @@ from recipe_core.views.plan_words import shown_limit, used_devices_text
 USE = np.linspace(0.05, 1.0, 39)
 # Points of a curve that are closer than this share of both axes share a label.
 NEAR = 0.02
+# Figures of a point of a curve over load, by their columns.
+LOAD_FIGURES = ("output_tokens_per_s", "tpot_s", "ttft_s")
 # Labels keep this distance, as shares of both axes.
 APART = (0.09, 0.07)
 
@@ -57,14 +59,12 @@ def load_curves(
     limit_ms: float | None = None,
     crossings: Mapping[str, Crossing] | None = None,
     *,
-    unit: str = "GPU",
     dark: bool = False,
 ) -> go.Figure:
-    """Time per token against output per device as the load grows, one curve per split.
+    """Time per token against throughput per device as the load grows, one curve per split.
 
     ``load`` is the request's and gets a large marker; ``load_unit`` follows a load's number. The
-    shaded band is within ``limit_ms``, which each curve crosses at its ``crossings``. ``unit``:
-    the name of a device.
+    shaded band is within ``limit_ms``, which each curve crosses at its ``crossings``.
     """
     draw = Drawing(dark=dark)
     if limit_ms is not None:
@@ -84,8 +84,8 @@ def load_curves(
     met = {name: crossings[name] for name in curves if crossings and name in crossings}
     _mark_crossings(draw, {k: at for k, at in met.items() if not at.within}, load_unit, scale)
     return draw.between(
-        axis("Time per output token (ms)", range=[0, scale[0] * 1.12]),
-        axis(f"Output per {unit} (tok/s)", range=[0, scale[1] * 1.15]),
+        axis(column_metric("tpot_s").axis, range=[0, scale[0] * 1.12]),
+        axis(column_metric("output_tokens_per_s_per_gpu").axis, range=[0, scale[1] * 1.15]),
         420,
         hovermode="closest",
         showlegend=len(curves) > 1,
@@ -107,20 +107,21 @@ def _add_load_curve(
     colour = draw.colours.series[n % 5]
     current = int(runs[np.argmin(np.abs(np.log(curve.load[runs] / load)))]) if len(runs) else -1
     x, y = curve.tpot_s[runs] * 1e3, curve.per_gpu[runs]
+    metrics = [column_metric(column) for column in LOAD_FIGURES]
+    hover = "".join(
+        f"<br>{metric.head} %{{customdata[{k}]}}" for k, metric in enumerate(metrics, 1)
+    )
     sizes = [15 if k == current else 8 for k in runs]
     draw.curve(
         name,
         x,
         y,
         n,
-        f"<b>{name}</b><br>%{{customdata[0]}}<br>Output %{{customdata[1]}}"
-        "<br>Per token %{customdata[2]}<br>First token %{customdata[3]}",
+        f"<b>{name}</b><br>%{{customdata[0]}}{hover}",
         [
             [
                 f"{plain_load_text(float(curve.load[k]))} {load_unit}",
-                token_rate_text(float(curve.output_tokens_per_s[k])),
-                seconds_text(float(curve.tpot_s[k])),
-                seconds_text(float(curve.ttft_s[k])),
+                *(metric.show(float(getattr(curve, metric.column)[k])) for metric in metrics),
             ]
             for k in runs
         ],
@@ -222,7 +223,7 @@ def frontier_lines(
             envelope.per_gpu,
             {"shape": "vh", "color": colour, "width": 2, "dash": DASHES[n % len(DASHES)]},
             "<b>%{customdata[0]}</b><br>%{customdata[1]}<br>%{customdata[2]} per GPU"
-            "<br>%{customdata[3]} a user<br>First token %{customdata[4]}",
+            f"<br>%{{customdata[3]}} a user<br>{wide.measures['ttft'].head} %{{customdata[4]}}",
             about,
             mode="lines+markers",
             marker={"symbol": SYMBOLS[n % len(SYMBOLS)], "size": 8, "color": colour},
@@ -256,7 +257,7 @@ def use_curves(rates: Mapping[str, tuple[float, float]], *, dark: bool = False) 
         hover = "%{customdata[0]} utilisation: %{customdata[1]} per million tokens"
         draw.curve(name, USE * 100, price, n, f"<b>{name}</b><br>{hover}", about)
     across = axis("Utilisation (% of paid hours)", range=[0, 102])
-    up = axis("$ per million output tokens", range=[0, highest * 6 or 1])
+    up = axis(column_metric("usd_per_million_output_tokens").axis, range=[0, highest * 6 or 1])
     return draw.between(across, up, 380, hovermode="closest", showlegend=True)
 
 
@@ -313,8 +314,11 @@ def scaling_curve(best: Scaling, labels: Sequence[str], *, dark: bool = False) -
         marker={"size": 10, "color": draw.colours.series[0]},
         **draw.beside([f"{share:.0%}" for share in shares], "top left"),
     )
-    across = axis("Devices", **_log_ticks(best.gpus, [f"{n:,.0f}" for n in best.gpus]))
-    up = axis("Tokens/s", **_log_ticks(tokens, [significant(float(value)) for value in tokens]))
+    across = axis(
+        column_metric("gpus").head, **_log_ticks(best.gpus, [f"{n:,.0f}" for n in best.gpus])
+    )
+    ticks = [significant(float(value)) for value in tokens]
+    up = axis(column_metric("tokens_per_s").axis, **_log_ticks(tokens, ticks))
     return draw.between(across, up, 400, hovermode="closest", showlegend=True)
 
 

@@ -15,8 +15,8 @@ from recipe_core.views.formats import (
     LETTERS,
     MEANINGS,
     SPLITS,
+    figure_metric,
     figure_ratio,
-    figure_title,
     kept_accuracy,
     ratio_text,
     support_title,
@@ -64,8 +64,8 @@ def accuracy_against(
         text = f"least accuracy {limit * 100:g} %"
         draw.limit(text, y=limit * 100, width=1, position="bottom right")
     _add_names(draw, drawn, name, split)
-    across = {"title": f"{figure_title(name)} over the base's ({SPLITS[split].lower()})"}
-    up = {"title": "Accuracy kept (%)", "range": [LEAST_SHOWN * 100, 106]}
+    across = {"title": f"{figure_metric(name).title} over the base's ({SPLITS[split].lower()})"}
+    up = {"title": figure_metric("accuracy").axis, "range": [LEAST_SHOWN * 100, 106]}
     return draw.between(across, up, 460)
 
 
@@ -83,7 +83,7 @@ def _add_techniques(
     ]
     look = {"color": colour, "symbol": SYMBOLS[n], "size": 10, "line": {"width": 1, "color": paper}}
     hover = "%{customdata[1]} (%{customdata[4]})<br>accuracy kept %{customdata[2]}"
-    hover += f"<br>{figure_title(name).lower()}: %{{customdata[3]}}"
+    hover += f"<br>{figure_metric(name).label}: %{{customdata[3]}}"
     bars = error_bars(y, low, high, mix(colour, paper, 0.45), thickness=1.5, width=0)
     draw.points(title, x, y, look, hover, about, error_y=bars)
 

@@ -8,9 +8,9 @@ from typing import Literal
 
 import plotly.graph_objects as go
 
-from recipe_core.base.units import figure_amount
 from recipe_core.calibration.residuals import ComparedFigure, Prediction
 from recipe_core.estimates.serving.results import TIME_TITLES
+from recipe_core.request.metrics import Metric, column_metric
 from recipe_core.views.charts.figures import Drawing, axis, categories, error_bars
 from recipe_core.views.charts.style import SYMBOLS
 
@@ -18,14 +18,6 @@ Predictor = Literal["formulas", "corrected"]
 PREDICTED_BY: dict[Predictor, str] = {
     "formulas": "Formulas alone",
     "corrected": "With the other runs",
-}
-# Units of the axes of a figure, and factors to them from SI units.
-UNITS = {
-    "tpot_s": ("ms", 1e3),
-    "ttft_s": ("ms", 1e3),
-    "request_latency_s": ("s", 1.0),
-    "output_tokens_per_s": ("tokens/s", 1.0),
-    "step_s": ("s", 1.0),
 }
 # Parts that are shown one by one; a legend has no room for all.
 LARGEST = 5
@@ -42,19 +34,20 @@ def measured_against(
 
     Filled marks lie in their band, open ones outside of it.
     """
-    draw, (unit, scale) = Drawing(dark=dark), UNITS[rows[0].figure]
+    draw, metric = Drawing(dark=dark), column_metric(rows[0].figure)
     predictions = [_prediction_of(row, predictor) for row in rows]
     values = [row.measured for row in rows]
     values += [end for prediction in predictions for end in (prediction.low, prediction.high)]
-    ends = [min(values) * scale / 1.3, max(values) * scale * 1.3]
+    ends = [min(values) * metric.factor / 1.3, max(values) * metric.factor * 1.3]
     diagonal = {"color": draw.colours.muted, "dash": "dot", "width": 1}
     draw.curve("measured as predicted", ends, ends, diagonal)
     for inside in (True, False):
         pairs = zip(rows, predictions, strict=True)
         some = [pair for pair in pairs if pair[1].holds(pair[0].measured) == inside]
-        _add_predictions(draw, some, scale, inside=inside)
+        _add_predictions(draw, some, metric, inside=inside)
     across, up = (
-        {"title": f"{kind} ({unit})", "type": "log"} for kind in ("Predicted", "Measured")
+        {"title": f"{kind} ({metric.unit.symbol})", "type": "log"}
+        for kind in ("Predicted", "Measured")
     )
     return draw.between(across, up, 460)
 
@@ -62,38 +55,32 @@ def measured_against(
 def _add_predictions(
     draw: Drawing,
     pairs: Sequence[tuple[ComparedFigure, Prediction]],
-    scale: float,
+    metric: Metric,
     *,
     inside: bool,
 ) -> None:
     colour = draw.colours.series[0] if inside else draw.colours.alarm
     line = {"width": 1 if inside else 2, "color": colour}
     low, high, x = (
-        [getattr(prediction, name) * scale for _, prediction in pairs]
+        [getattr(prediction, name) * metric.factor for _, prediction in pairs]
         for name in ("low", "high", "value")
     )
-    ranges = [
-        f"{figure_amount(row.figure, end.low)} to {figure_amount(row.figure, end.high)}"
-        for row, end in pairs
-    ]
     about = [
         [
             row.run,
             f"{row.model} on {row.device}, {row.engine} {row.version}".rstrip(),
-            figure_amount(row.figure, row.measured),
-            figure_amount(row.figure, prediction.value),
-            band_text,
+            *map(metric.show, (row.measured, prediction.value, prediction.low, prediction.high)),
         ]
-        for (row, prediction), band_text in zip(pairs, ranges, strict=True)
+        for row, prediction in pairs
     ]
     symbol = "circle" if inside else "circle-open"
     draw.points(
         "in its band" if inside else "outside its band",
         x,
-        [row.measured * scale for row, _ in pairs],
+        [row.measured * metric.factor for row, _ in pairs],
         {"color": colour, "size": 9, "symbol": symbol, "line": line},
         "%{customdata[1]}<br>measured %{customdata[2]}, predicted %{customdata[3]} "
-        "(%{customdata[4]})<br>run %{customdata[0]}",
+        "(%{customdata[4]} to %{customdata[5]})<br>run %{customdata[0]}",
         about,
         error_x=error_bars(x, low, high, colour, thickness=1, width=0),
     )

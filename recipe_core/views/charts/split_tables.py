@@ -9,11 +9,9 @@ from recipe_core.base.units import (
     chance_text,
     count_text,
     days,
-    gib,
     seconds_text,
     significant,
     token_rate_text,
-    usd,
 )
 from recipe_core.estimates.serving.accuracy import NearFigure
 from recipe_core.estimates.serving.feature_results import KvTier
@@ -21,7 +19,8 @@ from recipe_core.estimates.serving.results import ServingEstimate
 from recipe_core.estimates.training.results import TrainingPhase, TrainingRun
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import measure_text, split_label
-from recipe_core.views.charts.accuracy import MADE, accuracy_band_text, has_token_prices
+from recipe_core.request.metrics import column_metric
+from recipe_core.views.charts.accuracy import FIGURES, MADE, accuracy_band_text, has_token_prices
 from recipe_core.views.charts.views import Item, Note, Table
 from recipe_core.views.explanations.arithmetic import TIERS
 from recipe_core.views.explanations.curves import INTERACTIVITIES, Frontier, Scaling
@@ -30,23 +29,23 @@ from recipe_core.views.explanations.operators import Times, Working, time_text
 
 
 def formats_table(points: Sequence[FormatPoint], title: str) -> Table:
-    """The formats of a split: accuracy accuracy_text, costs and checkpoints."""
-    priced, rows = has_token_prices(points), []
+    """The formats of a split: accuracy kept, figures and checkpoints."""
+    accuracy, rows = column_metric("accuracy"), []
+    measures = [
+        metric
+        for metric in map(column_metric, FIGURES)
+        if metric.name != "usd" or has_token_prices(points)
+    ]
     for point in points:
+        retained = point.retained
         cells = {
             "Weights": f"{point.weight_dtype}{' (this)' if point.planned else ''}",
             "Cache": point.kv_dtype,
-            "Accuracy accuracy_text": accuracy_text(point.retained.value)
-            if point.retained.known
-            else "unknown",
+            accuracy.title: accuracy.show(retained.value) if retained.known else "unknown",
             "Likely": accuracy_band_text(point),
         }
-        cells["Per token"] = seconds_text(point.tpot_s) if point.runs else "–"
-        if priced:
-            cells["Per M tokens"] = usd(point.usd_per_million_output_tokens) if point.runs else "–"
-        cells["Per device"] = (
-            token_rate_text(point.output_tokens_per_s_per_gpu) if point.runs else "–"
-        )
+        for metric in measures:
+            cells[metric.head] = metric.show(getattr(point, metric.column)) if point.runs else "–"
         cells["Best tradeoff"] = "◆" if point.front else ""
         cells["Checkpoint"] = point.checkpoint or MADE
         if not point.runs:
@@ -126,8 +125,8 @@ def tier_table(tiers: Sequence[KvTier]) -> Table:
             "Adds": f"{100 * tier.hit_added:.1f} % of prompt tokens",
             "A token": f"{significant(tier.load_s_per_token * 1e6)} µs to load, "
             f"{significant(tier.recompute_s_per_token * 1e6)} µs to compute",
-            "First token": f"{1e3 * tier.ttft_change_s:+,.0f} ms",
-            "Throughput": f"{tier.throughput_change:+.1%}",
+            column_metric("ttft_s").head: f"{1e3 * tier.ttft_change_s:+,.0f} ms",
+            column_metric("output_tokens_per_s").title: f"{tier.throughput_change:+.1%}",
             "Reads": f"{tier.read_bytes_per_s / 1e9:.2f} GB/s",
             "Writes": f"{tier.write_bytes_per_s / 1e9:.2f} GB/s",
             "Verdict": tier.verdict,
@@ -146,8 +145,10 @@ def phase_table(phases: Sequence[TrainingPhase]) -> Table:
             "Sequence length": f"{phase.sequence_length:,}",
             "cp × dp": f"{phase.cp} × {phase.dp}",
             "Steps": f"{phase.steps:,.0f}",
-            "Step": seconds_text(phase.step_s),
-            "Peak memory": gib(phase.peak_memory_bytes),
+            **{
+                metric.head: metric.show(getattr(phase, metric.column))
+                for metric in map(column_metric, ("step_s", "peak_memory_bytes"))
+            },
             "Time": days(phase.wall_s),
         }
         for phase in phases
@@ -160,7 +161,7 @@ def scaling_table(plan: Plan, best: Scaling, title: str) -> Table:
     names = [name for name in ("output", "wall", "usd_run", "usd") if plan.known(name)]
     rows = [
         {
-            "Devices": f"{plan.raw('gpus')[row]:,.0f}",
+            plan.measures["gpus"].head: measure_text(plan, "gpus", row),
             "Split": split_label(plan, row),
             **{plan.measures[name].title: measure_text(plan, name, row) for name in names},
         }

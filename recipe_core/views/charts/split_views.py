@@ -11,7 +11,7 @@ from recipe_core.estimates.prediction import require_part
 from recipe_core.estimates.serving.results import TIME_TITLES, memory_parts
 from recipe_core.estimates.training.results import RUN_TITLES, STEP_TITLES
 from recipe_core.plans.plan import Plan
-from recipe_core.plans.plan_json import device_word, split_label
+from recipe_core.plans.plan_json import split_label
 from recipe_core.plans.rank import front_with_accuracy
 from recipe_core.plans.serving_kind import explain_estimate
 from recipe_core.request.serving_workload import LOADS
@@ -89,7 +89,7 @@ def memory_charts(focus: Focus[Any]) -> Iterator[Item]:
         note = note.replace("Dotted line", "Thin mark").replace("Solid line", "Thick mark")
     figure = memory_bars(plan, rows, dark=focus.dark)
     alt = f"Memory of {len(rows)} splits by part against a capacity of {' or '.join(capacities)}"
-    yield Chart("memory", "Memory per device", figure, alt, note)
+    yield Chart("memory", plan.measures["memory"].title, figure, alt, note)
     if stages := _stage_parts(focus.plan, row):
         names = {part.removesuffix("_bytes"): name for part, name in focus.plan.spec.parts.items()}
         ends = (row_usable_bytes(focus.plan, row), capacity_bytes(focus.plan, row))
@@ -117,7 +117,8 @@ def token_time_charts(focus: Focus[Plan]) -> Iterator[Item]:
     """The parts of the time of a token and of a first token, and their bottlenecks."""
     plan, row = focus.plan, focus.row
     seconds = explain_estimate(plan, row).to_json()["breakdown_s"]
-    for part, title in (("decode", "Time per output token"), ("prefill", "Time to first token")):
+    tpot, ttft = (plan.measures[name].title for name in ("tpot", "ttft"))
+    for part, title in (("decode", tpot), ("prefill", ttft)):
         figure, alt = waterfall(seconds[part], TIME_TITLES, dark=focus.dark), f"{title} by part"
         yield Chart(
             f"waterfall-{part}", f"{title}, {split_label(plan, row)}", figure, alt, half=True
@@ -126,7 +127,7 @@ def token_time_charts(focus: Focus[Plan]) -> Iterator[Item]:
         (name, explain_estimate(plan, split).to_json().get("causes_s", {}).get("decode", {}))
         for name, split in focus.compared.items()
     ]
-    title = "Time per output token by bottleneck"
+    title = f"{tpot} by bottleneck"
     note = (
         "Each part is attributed to its bottleneck: compute, memory traffic, links, "
         "engine overhead or waiting for other requests."
@@ -146,18 +147,18 @@ def load_charts(focus: Focus[Plan]) -> Iterator[Item]:
     limit = plan.request.objective.limits.tpot_ms
     curves = {name: load_curve(plan, row) for name, row in focus.compared.items()}
     crossings: dict[str, Crossing] = {}
-    allowed = "Set a limit on the time per output token to see what it allows."
+    allowed = f"Set a limit on the {plan.measures['tpot'].label} to see what it allows."
     if limit:
         at_limit = {name: crossing(plan, row, limit / 1e3) for name, row in focus.compared.items()}
         crossings = {name: at for name, at in at_limit.items() if at is not None}
         texts = [_allowance(name, at, unit) for name, at in at_limit.items()]
         allowed = f"At {limit:g} ms: {'; '.join(texts)}."
-    title = device_word(plan)
+    tpot, per_gpu = plan.measures["tpot"], plan.measures["per_gpu"]
     yield Chart(
         "load",
-        "Time per output token as the load grows",
-        load_curves(curves, current, unit, limit, crossings, unit=title, dark=focus.dark),
-        "Time per output token against output per device as the load grows",
+        f"{tpot.title} as the load grows",
+        load_curves(curves, current, unit, limit, crossings, dark=focus.dark),
+        f"{tpot.title} against {per_gpu.label} as the load grows",
         f"{allowed} Each marker is one load, the large one what the split is planned "
         f"for ({plain_load_text(current)} {unit}). "
         f"Labels: {label}; loads on one spot share a label, as a split holds no more of them.",
@@ -184,11 +185,12 @@ def frontier_charts(focus: Focus[Plan]) -> Iterator[Item]:
         yield Note("No split holds a single request on these devices.")
         return
     unit = UNITS[LOADS[plan.problem.workload.mode]][1]
+    per_gpu, interactivity = plan.measures["per_gpu"], plan.measures["interactivity"]
     yield Chart(
         "interactivity",
-        "Output per device against interactivity",
+        f"{per_gpu.title} against {interactivity.label}",
         frontier_lines(wide, focus.plan, focus.row, dark=focus.dark),
-        f"Output per device against tokens per second of a user for {len(wide.envelopes)} devices",
+        f"{per_gpu.title} against {interactivity.label} for {len(wide.envelopes)} devices",
         f"Each marker is the best split at a load, of {wide.loads[0]:,.4g} to "
         f"{wide.loads[-1]:,.4g} {unit}. Splits that queue are left out; limits on time are not "
         "applied.",
@@ -235,11 +237,12 @@ def cost_charts(focus: Focus[Plan]) -> Iterator[Item]:
         name: (float(plan.raw("usd_hour")[row]), float(plan.raw("output")[row]))
         for name, row in focus.compared.items()
     }
+    title = plan.measures["usd"].title
     yield Chart(
         "use",
-        "Cost per million output tokens by utilisation",
+        f"{title} by utilisation",
         use_curves(rates, dark=focus.dark),
-        "Cost per million output tokens over the share of paid hours in use",
+        f"{title} over the share of paid hours in use",
         "Idle hours are billed too: at half utilisation a token costs twice as much.",
     )
 
@@ -285,7 +288,7 @@ def sensitivity_charts(focus: Focus[Plan]) -> Iterator[Item]:
     base, moves = tornado(plan, focus.row, focus.measure)
     yield Chart(
         "tornado",
-        f"Sensitivity of the {measure.title[0].lower()}{measure.title[1:]}",
+        f"Sensitivity of the {measure.label}",
         swings(base, moves, measure, dark=focus.dark),
         "How far the figure moves when each assumption is changed",
         f"{split_label(plan, focus.row)}, estimated again with one assumption changed at a time, "
@@ -358,7 +361,7 @@ def scaling_charts(focus: Focus[Plan]) -> Iterator[Item]:
         "scaling",
         title,
         scaling_curve(best, [split_label(plan, row) for row in best.rows], dark=focus.dark),
-        "Tokens per second of the best split at each device count",
+        f"{plan.measures['output'].title} by the best split at each device count",
         "Percent of linear scaling from the smallest device count. "
         "Over 100 %: more memory lets a better split fit.",
     )
@@ -385,7 +388,7 @@ def degree_charts(focus: Focus[Any]) -> Iterator[Item]:
         "Splits along degrees and measures",
         parallel(plan, names, dark=focus.dark),
         "Every split along its degrees and measures",
-        f"Each line is one split, stronger the better its {plan.measures[names[0]].title.lower()}. "
+        f"Each line is one split, stronger the better its {plan.measures[names[0]].label}. "
         "Drag a box over part of an axis to list the splits that pass through it; "
         "Shift adds a box, a double click clears them.",
         passing=lambda boxes: passing(plan, names, boxes),

@@ -40,6 +40,7 @@ from recipe_core.estimates.serving.weights import (
 from recipe_core.estimates.training.memory import MEMORY_TITLES
 from recipe_core.estimates.training.results import RUN_TITLES, STEP_TITLES, TrainingEstimate
 from recipe_core.plans.plan import Plan
+from recipe_core.request.metrics import column_metric
 from recipe_core.views.explanations.operators import Line, Times
 from recipe_core.views.explanations.serving_time import serving_times
 from recipe_core.views.explanations.training_time import training_times
@@ -56,7 +57,7 @@ def arithmetic(plan: Plan, row: int) -> Times:
     estimate = plan.estimate(row)
     if not np.isfinite(estimate.memory.total_bytes):
         return Times()
-    lines = {"Memory of the fullest device": list(_memory_lines(plan, row, estimate))}
+    lines = {plan.measures["memory"].title: list(_memory_lines(plan, row, estimate))}
     if not estimate.feasible:
         return Times(lines)
     times = serving_times(plan, row)
@@ -85,7 +86,8 @@ def _memory_lines(plan: Plan, row: int, estimate: ServingEstimate) -> Iterator[L
     parts = memory_parts({name: getattr(memory, name) for name in MEMORY})
     formula = "layers + embedding + head + draft layers"
     numbers = _weights_text(setting, case, *stage)
-    yield Line("Weights", formula, numbers, gib_exact(parts["weights_bytes"]))
+    value = gib_exact(parts["weights_bytes"])
+    yield Line(column_metric("weights_bytes").title, formula, numbers, value)
     if memory.encoder_bytes:
         formula = "layers / ranks + embedding + projector"
         numbers = " + ".join(
@@ -98,7 +100,8 @@ def _memory_lines(plan: Plan, row: int, estimate: ServingEstimate) -> Iterator[L
     yield Line("Cache of one request", formula, numbers, gib_exact(request_bytes))
     formula = "requests per replica · cache of one request"
     numbers = f"{significant(sequences)} × {gib_exact(request_bytes)}"
-    yield Line("KV cache needed", formula, numbers, gib_exact(memory.kv_needed_bytes))
+    value = gib_exact(memory.kv_needed_bytes)
+    yield Line(column_metric("kv_needed_bytes").title, formula, numbers, value)
     encoders = " + encoders" if memory.encoder_bytes else ""
     formula = f"weights{encoders} + cache + activations + runtime"
     numbers = " + ".join(gib_exact(value) for value in parts.values())
@@ -186,19 +189,18 @@ def _parts_line(
 def _time_lines(plan: Plan, estimate: ServingEstimate) -> Iterator[Line]:
     serving, parts = require_part(estimate.serving), require_part(estimate.breakdown_s)
     workload, latency_s = plan.problem.workload, serving.request_latency_s
-    if workload.pooled:
-        yield _parts_line(
-            "Request latency", "sum of the parts", parts.prefill, TIME_TITLES, latency_s
-        )
-        return
-    formula = "sum of the parts of a decode step"
-    yield _parts_line("Time per output token", formula, parts.decode, TIME_TITLES, serving.tpot_s)
+    tpot, ttft, latency = (plan.measures[name].title for name in ("tpot", "ttft", "latency"))
     formula = "sum of the parts"
-    yield _parts_line("Time to first token", formula, parts.prefill, TIME_TITLES, serving.ttft_s)
+    if workload.pooled:
+        yield _parts_line(latency, formula, parts.prefill, TIME_TITLES, latency_s)
+        return
+    step = f"{formula} of a decode step"
+    yield _parts_line(tpot, step, parts.decode, TIME_TITLES, serving.tpot_s)
+    yield _parts_line(ttft, formula, parts.prefill, TIME_TITLES, serving.ttft_s)
     formula = "first token + (output tokens - 1) · time per token"
     numbers = f"{seconds_text(serving.ttft_s)} + {workload.output_tokens - 1:,} × "
     numbers += seconds_text(serving.tpot_s)
-    yield Line("Request latency", formula, numbers, seconds_text(latency_s))
+    yield Line(latency, formula, numbers, seconds_text(latency_s))
 
 
 def _rate_lines(plan: Plan, row: int, estimate: ServingEstimate) -> Iterator[Line]:
@@ -208,29 +210,28 @@ def _rate_lines(plan: Plan, row: int, estimate: ServingEstimate) -> Iterator[Lin
         require_part(estimate.energy),
     )
     workload, devices = plan.problem.workload, int(plan.raw("gpus")[row])
-    output = token_rate_text(serving.output_tokens_per_s)
+    measures, output = plan.measures, token_rate_text(serving.output_tokens_per_s)
     if workload.mode == "closed":
         load = float(plan.columns["load"][row])
         latency = seconds_text(serving.request_latency_s)
         formula = "requests in flight · output tokens ÷ latency (Little's law)"
-        yield Line(
-            "Output", formula, f"{load:,.0f} × {workload.output_tokens:,} ÷ {latency}", output
-        )
+        numbers = f"{load:,.0f} × {workload.output_tokens:,} ÷ {latency}"
+        yield Line(measures["output"].title, formula, numbers, output)
     value = token_rate_text(serving.output_tokens_per_s_per_gpu)
-    yield Line("Output per device", "output ÷ devices", f"{output} ÷ {devices}", value)
+    title, formula = measures["per_gpu"].title, "throughput ÷ devices"
+    yield Line(title, formula, f"{output} ÷ {devices}", value)
     if cost.usd_per_hour is not None and cost.usd_per_million_output_tokens is not None:
         hourly = usd(cost.usd_per_hour)
         numbers = f"{devices} × {usd(cost.usd_per_hour / devices)}"
-        yield Line("Cost per hour", "devices · price of a device hour", numbers, hourly)
+        title, formula = measures["usd_hour"].title, "devices · price of a device hour"
+        yield Line(title, formula, numbers, hourly)
         formula = "cost per hour ÷ tokens per hour · 1e6"
         numbers = f"{hourly} ÷ (3,600 s × {output}) × 1,000,000"
         value = usd(cost.usd_per_million_output_tokens)
-        yield Line("Cost per million output tokens", formula, numbers, value)
-    numbers, value = (
-        f"{significant(energy.watts)} W ÷ {output}",
-        significant(energy.joules_per_token),
-    )
-    yield Line("Energy per output token", "power ÷ output", numbers, f"{value} J")
+        yield Line(measures["usd"].title, formula, numbers, value)
+    joules, numbers = measures["joules"], f"{measures['watts'].show(energy.watts)} ÷ {output}"
+    value = joules.show(energy.joules_per_token)
+    yield Line(joules.title, "power ÷ throughput", numbers, value)
 
 
 # Prompts found in caches: sizes, shares, and a token loaded or made
@@ -294,7 +295,7 @@ def training_arithmetic(plan: Plan, row: int) -> Times:
         if value > 0
     )
     peak = Line("Peak", "sum of the parts", numbers, gib_exact(memory.total_bytes))
-    lines = {"Memory of the fullest stage": [peak]}
+    lines = {plan.measures["memory"].title: [peak]}
     if not estimate.feasible:
         return Times(lines)
     times = training_times(plan, row)
@@ -307,23 +308,24 @@ def _step_arithmetic(plan: Plan, row: int, estimate: TrainingEstimate) -> Iterat
     training, workload = require_part(estimate.training), plan.problem.workload
     step, batch, length = training.step_s, workload.global_batch, workload.sequence_length
     parts = require_part(estimate.breakdown_s).step
-    yield _parts_line("Step", "sum of the parts", parts, STEP_TITLES, step)
+    measures = plan.measures
+    yield _parts_line(measures["step"].title, "sum of the parts", parts, STEP_TITLES, step)
     tokens, pace = f"{batch * length:,}", token_rate_text(training.tokens_per_s_per_gpu)
     formula = "sequences · sequence length"
     yield Line("Tokens of a step", formula, f"{batch:,} × {length:,}", tokens)
     formula = "tokens of a step ÷ step time ÷ devices"
     numbers = f"{tokens} ÷ {seconds_text(step)} ÷ {int(plan.raw('gpus')[row])}"
-    yield Line("Tokens per device", formula, numbers, pace)
+    yield Line(measures["per_gpu"].title, formula, numbers, pace)
     flops = training.flops_per_s_per_gpu / training.tokens_per_s_per_gpu / 1e9
     peak = per_second(training.flops_per_s_per_gpu / training.mfu, "FLOP")
-    formula = "model flops per token · tokens per device ÷ peak"
+    formula = "model flops per token · tokens per GPU ÷ peak"
     numbers = f"{significant(flops)} GFLOP × {pace} ÷ {peak}"
-    yield Line("MFU", formula, numbers, f"{training.mfu:.1%}")
+    yield Line(measures["mfu"].title, formula, numbers, measures["mfu"].show(training.mfu))
     if training.hfu is not None:
         again = flops * (training.hfu / training.mfu - 1)
-        formula = "(model flops + those of recomputation) per token · tokens per device ÷ peak"
+        formula = "(model flops + those of recomputation) per token · tokens per GPU ÷ peak"
         numbers = f"({significant(flops)} GFLOP + {significant(again)} GFLOP) × {pace} ÷ {peak}"
-        yield Line("HFU", formula, numbers, f"{training.hfu:.1%}")
+        yield Line(measures["hfu"].title, formula, numbers, measures["hfu"].show(training.hfu))
 
 
 def _run_arithmetic(plan: Plan, estimate: TrainingEstimate) -> Iterator[Line]:
@@ -343,7 +345,8 @@ def _run_arithmetic(plan: Plan, estimate: TrainingEstimate) -> Iterator[Line]:
         f"{RUN_TITLES[name].lower()} {share:.2%}" for name, share in shares.items()
     )
     formula = "100 % − shares of the time that something else takes"
-    yield Line("Goodput", formula, f"100 % − {numbers}", f"{run.goodput:.2%}")
+    title = plan.measures["goodput"].title
+    yield Line(title, formula, f"100 % − {numbers}", f"{run.goodput:.2%}")
     if run.wall_s is None or workload.tokens is None:
         return
     phases = [
@@ -359,15 +362,15 @@ def _run_arithmetic(plan: Plan, estimate: TrainingEstimate) -> Iterator[Line]:
     yield Line("Steps", formula, numbers, f"{run.steps:,.0f}")
     numbers = " + ".join(f"{steps:,.0f} × {seconds_text(step_s)}" for *_, steps, step_s in phases)
     numbers = f"({numbers}) ÷ {run.goodput:.2%}" if run.phases else f"{numbers} ÷ {run.goodput:.2%}"
-    formula, value = "steps · step time ÷ goodput", plan.measures["wall"].show(run.wall_s)
-    yield Line("Time to finish", formula, numbers, value)
+    formula, wall = "steps · step time ÷ goodput", plan.measures["wall"]
+    yield Line(wall.title, formula, numbers, wall.show(run.wall_s))
     if cost.usd is not None and cost.usd_per_hour is not None:
         formula = "cost per hour · hours"
         numbers = f"{usd(cost.usd_per_hour)} × {significant(run.wall_s / 3600)} h"
         if cost.usd_storage:
             formula += " + storage of checkpoints"
             numbers += f" + {usd(cost.usd_storage)}"
-        yield Line("Cost of the run", formula, numbers, usd(cost.usd))
+        yield Line(plan.measures["usd_run"].title, formula, numbers, usd(cost.usd))
 
 
 def _long(seconds: float | None) -> str:

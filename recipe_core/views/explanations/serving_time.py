@@ -33,6 +33,7 @@ from recipe_core.estimates.serving.rates import (
 )
 from recipe_core.estimates.serving.results import TIME_TITLES
 from recipe_core.plans.plan import Plan
+from recipe_core.request.metrics import column_metric
 from recipe_core.views.explanations.operators import (
     Line,
     Times,
@@ -56,9 +57,10 @@ from recipe_core.views.explanations.serving_case import (
     step_share,
 )
 
-DECODING = "Parts of the time per output token"
-STARTING = "Parts of the time to first token"
-POOLED = "Parts of the request latency"
+DECODING, STARTING, POOLED = (
+    f"Parts of the {column_metric(name).label}"
+    for name in ("tpot_s", "ttft_s", "request_latency_s")
+)
 REACHED = "Utilisation while prompts run"
 
 
