@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from recipe_core.base.units import significant
+from recipe_core.request.metrics import Metric, metrics
+from recipe_core.request.serving_workload import LOADS
 
 # What a serving split is, where ranks share no cache.
 SPLIT_FIELDS = ("engine", "weight_dtype", "kv_dtype", "tp", "pp", "dp", "ep")
@@ -199,15 +201,13 @@ def split_short_name(candidate: Mapping[str, Any]) -> str:
     return split_name(candidate).replace("micro-batch", "mb")
 
 
-_LOADS = {
-    "concurrency": "in flight",
-    "batch": "in a batch",
-    "requests": "queued",
-    "request_rate": "requests/s",
-}
+def load_metric(field: str) -> Metric:
+    """The metric of a load by the workload's field: requests in flight, in a batch, or queued."""
+    mode = next(mode for mode, name in LOADS.items() if name == field)
+    return next(metric for metric in metrics() if metric.name == "load" and mode in metric.kinds)
 
 
 def load_field_text(field: str, load: float) -> str:
     """A load with what it counts, by the workload's field: ``64 in flight``, ``2.5 requests/s``."""
     number = f"{load:,.0f}" if float(load).is_integer() else significant(load)
-    return f"{number} {_LOADS[field]}"
+    return f"{number} {load_metric(field).per}"

@@ -16,7 +16,7 @@ from recipe_core.engines.spec import engine
 from recipe_core.hardware.cluster import device_profile, short_title
 from recipe_core.hardware.offers import offer_terms
 from recipe_core.request.metrics import column_metric, limits_by_name, metrics_of
-from recipe_core.request.split_key import split_name
+from recipe_core.request.split_key import load_field_text, load_metric, split_name
 from recipe_core.views.columns import UNKNOWN, Column, known_columns
 
 Row = Mapping[str, Any]
@@ -29,12 +29,6 @@ MONEY = {
     "month": "usd_per_month",
     "tokens": "usd_per_million_output_tokens",
     "run": "usd",
-}
-LOAD_UNITS = {
-    "concurrency": "requests in flight",
-    "request_rate": "requests per second",
-    "batch": "requests in a batch",
-    "requests": "queued requests",
 }
 
 
@@ -164,18 +158,11 @@ def load_sentence(row: Row) -> str:
     if load["value"] is None:
         return "It carries no load within the limits."
     if not load["bounded"]:
-        unit = LOAD_UNITS[load["field"]]
-        return f"No limit ends the load: more {unit} only wait longer. State one on times."
+        requests = load_metric(load["field"]).label
+        return f"No limit ends the load: more {requests} only wait longer. State one on times."
     more = "" if load["monotone"] else " Smaller loads may break a limit too."
-    return (
-        f"It carries up to {size_load_text(load['value'], load['field'])} within the limits.{more}"
-    )
-
-
-def size_load_text(value: float, field: str) -> str:
-    """A load with its unit; all but rates are whole."""
-    number = significant(value) if field == "request_rate" else f"{value:,.0f}"
-    return f"{number} {LOAD_UNITS[field]}"
+    text = load_field_text(load["field"], load["value"])
+    return f"It carries up to {text} within the limits.{more}"
 
 
 def wins_sentence(row: Row, *, best: bool) -> str:
@@ -189,7 +176,7 @@ def wins_sentence(row: Row, *, best: bool) -> str:
         rule = limits_by_name()[name]
         changes.append(f"with {rule.label} limited to {rule.show(value / rule.factor)}")
     if wins.get("load"):
-        changes.append(f"with {size_load_text(wins['load'], row['largest_load']['field'])}")
+        changes.append(f"with {load_field_text(row['largest_load']['field'], wins['load'])}")
     return f"It would be the cheapest {', or '.join(changes)}." if changes else ""
 
 

@@ -132,7 +132,9 @@ def test_another_device_is_looked_at_kept_and_compared() -> None:
 def test_a_count_of_own_machines_is_typed_and_a_wrong_one_refused() -> None:
     app = put(shown(sized(**SERVE), **{"size-more": True}), "size-own-device", "h100-sxm")
     (error,) = put(app, "_size-own-count", "2.5").error
-    assert error.value.startswith(r"How many\: '2.5' is not a whole number. Type a whole number from")
+    assert error.value.startswith(
+        r"How many\: '2.5' is not a whole number. Type a whole number from"
+    )
     assert error.value.endswith(" 8 stays in effect.")
     press(put(app, "_size-own-count", "1k"), "size-own-add")
     assert json.loads(query_of(app)["any"])["owned"] == [{"device": "h100-sxm", "count": 1000}]

@@ -14,7 +14,6 @@ from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import split_label
 from recipe_core.plans.rank import front_with_accuracy
 from recipe_core.plans.serving_kind import explain_estimate
-from recipe_core.request.serving_workload import LOADS
 from recipe_core.views import tables
 from recipe_core.views.charts.accuracy import cost_against_loss, three_axes
 from recipe_core.views.charts.curves import (
@@ -60,14 +59,6 @@ from recipe_core.views.explanations.formats import format_points
 from recipe_core.views.explanations.timeline import best_with_pipeline, step_timeline
 from recipe_core.views.explanations.tornado import FIGURES, tornado
 from recipe_core.views.plan_words import capacity_bytes, figures_phrase, row_usable_bytes
-
-# Units of loads: after a number, and by itself.
-UNITS = {
-    "concurrency": ("in flight", "requests in flight"),
-    "batch": ("in a batch", "requests in the batch"),
-    "requests": ("queued", "requests queued"),
-    "request_rate": ("requests/s", "requests per second"),
-}
 
 # Bytes or seconds by the name of a part.
 Parts = Mapping[str, float]
@@ -142,7 +133,7 @@ def load_charts(focus: Focus[Plan]) -> Iterator[Item]:
     if plan.problem.workload.pooled:
         yield Note("A vector or a score has no time per output token to draw over the load.")
         return
-    unit, label = UNITS[LOADS[plan.problem.workload.mode]]
+    unit = plan.measures["load"].per
     current = float(plan.columns["load"][focus.row])
     limit = plan.request.objective.limits.tpot_ms
     curves = {name: load_curve(plan, row) for name, row in focus.compared.items()}
@@ -161,7 +152,8 @@ def load_charts(focus: Focus[Plan]) -> Iterator[Item]:
         f"{tpot.title} against {per_gpu.label} as the load grows",
         f"{allowed} Each marker is one load, the large one what the split is planned "
         f"for ({plain_load_text(current)} {unit}). "
-        f"Labels: {label}; loads on one spot share a label, as a split holds no more of them.",
+        f"Labels: {plan.measures['load'].label}; loads on one spot share a label, as a split "
+        "holds no more of them.",
     )
 
 
@@ -184,7 +176,7 @@ def frontier_charts(focus: Focus[Plan]) -> Iterator[Item]:
     if not wide.envelopes:
         yield Note("No split holds a single request on these devices.")
         return
-    unit = UNITS[LOADS[plan.problem.workload.mode]][1]
+    unit = plan.measures["load"].per
     per_gpu, interactivity = plan.measures["per_gpu"], plan.measures["interactivity"]
     yield Chart(
         "interactivity",
