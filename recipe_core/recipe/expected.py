@@ -37,17 +37,25 @@ class TextRow:
 
 def text_rows(kind: str, estimate: Mapping[str, Any]) -> list[TextRow]:
     """Figures of a feasible estimate with a band: latency and throughput, or step and rates."""
-    values, bands, basis = estimate[kind], estimate["bands"], estimate["basis"]
     names = POOLED if is_pooled_estimate(estimate) else FIGURES[kind]
-    metrics = [column_metric(name) for name in names if name in bands]
     return [
-        TextRow(
-            metric.title,
-            *map(metric.show, (values[metric.column], *bands[metric.column])),
-            basis[metric.column],
-        )
-        for metric in metrics
+        metric_row(estimate, column_metric(name), estimate[kind][name])
+        for name in names
+        if name in estimate["bands"]
     ]
+
+
+def metric_row(
+    estimate: Mapping[str, Any], metric: Metric, value: float, basis: str = ""
+) -> TextRow:
+    """A figure of an estimate; without a range in recipes made before it had one.
+
+    ``basis``: the figure whose basis is this one's, where not its own.
+    """
+    ends = estimate["bands"].get(metric.column)
+    low, high = map(metric.show, ends) if ends else ("", "")
+    about = estimate["basis"].get(basis or metric.column, "computed")
+    return TextRow(metric.title, metric.show(value), low, high, about)
 
 
 def is_pooled_estimate(estimate: Mapping[str, Any]) -> bool:

@@ -21,6 +21,7 @@ from recipe_core.estimates.training.results import PHASE_TITLES, RUN_TITLES, STE
 from recipe_core.recipe.expected import (
     TextRow,
     is_pooled_estimate,
+    metric_row,
     text_rows,
     token_cost_metric,
 )
@@ -103,13 +104,9 @@ def _figure_row(
     value: float | None,
     basis: str = "",
 ) -> Iterator[TextRow]:
-    """A figure; none where it is unknown, no range in recipes made before it had one."""
-    if value is None:
-        return
-    ends = estimate["bands"].get(metric.column)
-    low, high = map(metric.show, ends) if ends else ("", "")
-    about = estimate["basis"].get(basis or metric.column, "computed")
-    yield TextRow(metric.title, metric.show(value), low, high, about)
+    """A figure; none where it is unknown."""
+    if value is not None:
+        yield metric_row(estimate, metric, value, basis)
 
 
 def _serving_figures(estimate: Mapping[str, Any]) -> Iterator[TextRow]:
@@ -136,8 +133,8 @@ def _retained_accuracy_row(accuracy: Mapping[str, Any] | None) -> Iterator[TextR
     if accuracy["value"] is None:
         yield TextRow(metric.title, "unknown", "", "", f"{names}: {accuracy['basis']}")
     else:
-        ends = map(metric.show, (accuracy["value"], accuracy["low"], accuracy["high"]))
-        yield TextRow(metric.title, *ends, names)
+        value, low, high = (metric.show(accuracy[end]) for end in ("value", "low", "high"))
+        yield TextRow(metric.title, value, low, high, names)
 
 
 def _training_figures(estimate: Mapping[str, Any]) -> Iterator[TextRow]:

@@ -234,6 +234,11 @@ def _money_column(name: str, measure: str) -> Column[Row]:
     return Column(head, lambda row: row.get(MONEY[name]), dollars, mark=price_doubt_mark, name=name)
 
 
+def _metric_column(name: str) -> Column[Row]:
+    metric = column_metric(name)
+    return Column(metric.head, itemgetter(name), metric.show, name=metric.name)
+
+
 def _usd_per_million(row: Row) -> Any:
     return row.get("usd_per_million_tokens", row[MONEY["tokens"]])
 
@@ -276,10 +281,7 @@ _COLUMNS: list[Column[Row]] = [
     Column(_TOKENS.head, _usd_per_million, _TOKENS.show, mark=price_doubt_mark, name="tokens"),
     _money_column("run", "usd_run"),
     Column(column_metric("wall_s").head, lambda row: row.get("wall_s"), days, name="wall"),
-    *(
-        Column(metric.head, itemgetter(metric.column), metric.show, name=metric.name)
-        for metric in map(column_metric, ("watts", "joules_per_token"))
-    ),
+    *map(_metric_column, ("watts", "joules_per_token")),
     Column("Sure", itemgetter("confidence"), chance_text, help=_SURE, name="confidence"),
     Column("Carries", _largest_load, help="Largest load within the limits", name="carries"),
     Column("Holds", _holds_text, align="left", name="holds"),
