@@ -6,10 +6,9 @@ from functools import cache
 from typing import Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
 
 from recipe_core.base.arrays import Float
-from recipe_core.base.data_files import DataFile
+from recipe_core.base.data_files import DataFile, DataRow
 from recipe_core.base.errors import HardwareError, unknown
 from recipe_core.base.provenance import Quantity, Sourced
 from recipe_core.base.resources import PACKAGE, shipped_path
@@ -102,10 +101,8 @@ def storage_tier(name: str) -> StorageTier:
 FILE = DataFile(PACKAGE / "hardware" / "host_links.yaml", "hardware")
 
 
-class HostLink(BaseModel):
+class HostLink(DataRow):
     """The rate of the link of some devices, by name or by architecture."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     devices: tuple[Name, ...] = ()
     architectures: tuple[str, ...] = ()

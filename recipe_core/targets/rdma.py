@@ -13,8 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
+from recipe_core.base.data_files import DataRow
 from recipe_core.base.documents import read_shipped
 from recipe_core.base.errors import NoAnswer
 from recipe_core.base.provenance import Sourced
@@ -32,11 +31,7 @@ FIELD = "parameters.gke_network"
 START_S, LOOK_S = 300, 5
 
 
-class _Data(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class Daemon(_Data):
+class Daemon(DataRow):
     """The side container; ``ready_file`` exists once it works, ``devices`` are given to it."""
 
     name: str
@@ -49,7 +44,7 @@ class Daemon(_Data):
     ready_file: str | None = None
 
 
-class GkeNetwork(_Data):
+class GkeNetwork(DataRow):
     """What a pod needs for one of the networks.
 
     ``accelerators``: the label of nodes by device; ``interfaces``: of a pod, one for each of
