@@ -126,7 +126,7 @@ def marked_splits(plan: Plan, rows: list[int]) -> None:
     st.markdown(f"**Splits that pass through: {len(rows):,}**")
     if rows:
         frame = tables.splits_frame(plan, rows)
-        order = ["label", *(name for name in plan.listed if plan.known(name))]
+        order = ["label", *(name for name in plan.shown.listed if plan.known(name))]
         st.dataframe(
             columns_of.with_digits(plan, frame, order),
             hide_index=True,

@@ -77,7 +77,7 @@ def pick_filters(plan: Plan) -> Filters:
         persist_state="session",
         help="Splits that no other beats in both measures in which the chart starts, by device",
     )
-    axes = plan.axes if front else None
+    axes = plan.shown.axes if front else None
     return Filters(tuple(by), tuple(picked_states), tuple(picked), axes)
 
 
@@ -104,7 +104,7 @@ def pick_columns(plan: Plan) -> tuple[list[str], bool]:
         names = st.pills(
             "Columns of the table",
             [name for name in plan.measures if plan.known(name)],
-            default=[name for name in plan.listed if plan.known(name)],
+            default=[name for name in plan.shown.listed if plan.known(name)],
             selection_mode="multi",
             format_func=lambda name: plan.measures[name].title,
             key=f"columns-{plan.kind}",
@@ -116,7 +116,7 @@ def pick_columns(plan: Plan) -> tuple[list[str], bool]:
             persist_state="session",
             help="Between which values eight of ten measured runs are expected",
         )
-    return names or list(plan.listed), ranges
+    return names or list(plan.shown.listed), ranges
 
 
 def column_order(plan: Plan, names: list[str], *, ranges: bool) -> list[str]:

@@ -39,9 +39,9 @@ def pin_clicked() -> None:
 
 def draw_figure_cards(plan: Plan, row: int) -> None:
     """The main figures of the best split, each with its likely range."""
-    with st.grid(len(plan.headline) + 1, min_column_width=150):
+    with st.grid(len(plan.shown.headline) + 1, min_column_width=150):
         best_split(plan, row)
-        for name in plan.headline:
+        for name in plan.shown.headline:
             text, measure = measure_text(plan, name, row), plan.measures[name]
             st.metric(
                 measure.head,
@@ -68,7 +68,7 @@ def best_split(plan: Plan, row: int) -> None:
         st.markdown(":small[Best split]", help=common.escape(split_label(plan, row)))
         st.markdown(f"**{common.escape(split_key.split_short_name(plan.candidate(row)))}**")
         st.badge(common.escape(used_devices_text(plan, row)), color="gray")
-        if "load" in plan.listed:  # rows are under different loads
+        if "load" in plan.shown.listed:  # rows are under different loads
             st.badge(common.escape(row_load_text(plan, row)), color="gray")
         if waiting := held_text(plan, row):
             st.badge(common.escape(f"queues: holds {waiting}"), color="orange")
@@ -95,7 +95,7 @@ def pick_axes(plan: Plan) -> tuple[str, str]:
     # other first axes are another widget: a choice for one device is none for several
     several = "" if "device" not in plan.differs else "-devices"
     names = []
-    for label, default in zip(("Horizontal", "Vertical"), plan.axes, strict=True):
+    for label, default in zip(("Horizontal", "Vertical"), plan.shown.axes, strict=True):
         name = st.selectbox(
             label,
             measures,

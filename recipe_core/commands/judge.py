@@ -43,13 +43,8 @@ from recipe_core.models.spec import ModelSpec
 from recipe_core.plans.plans import plan_splits, shared_key
 from recipe_core.plans.problem import ServingProblem, resolve_problem
 from recipe_core.plans.remedies import helpful_changes
-from recipe_core.plans.serving_candidates import (
-    every_split,
-    requested_engine,
-    served_context,
-    serving_setting,
-    stated_serving_case,
-)
+from recipe_core.plans.serving_candidates import every_split, stated_serving_case
+from recipe_core.plans.serving_settings import requested_engine, served_context, serving_setting
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.schema import PlanRequest
 

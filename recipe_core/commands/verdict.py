@@ -28,8 +28,9 @@ from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import doubt_text
 from recipe_core.plans.plans import plan_cases
 from recipe_core.plans.problem import ServingProblem
-from recipe_core.plans.serving_candidates import every_split, served_context
+from recipe_core.plans.serving_candidates import every_split
 from recipe_core.plans.serving_kind import count_cache_tokens
+from recipe_core.plans.serving_settings import served_context
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.describe import model_short_name
 from recipe_core.request.metrics import Goal

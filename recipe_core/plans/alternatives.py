@@ -7,7 +7,7 @@ that keeps the limits more surely. Each says what its formats are expected to ke
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -17,10 +17,10 @@ from recipe_core.accuracy.published import Retained
 from recipe_core.base.errors import RecipeError
 from recipe_core.base.units import accuracy_text, chance_text, plain_range_text
 from recipe_core.estimates.columns.serving import Setting
-from recipe_core.estimates.rules.applied_formats import applied_techniques
 from recipe_core.estimates.serving.accuracy import accuracy_of
 from recipe_core.hardware.cluster import short_title
 from recipe_core.models.variants import model_variants
+from recipe_core.plans.confidence import SURE
 from recipe_core.plans.plan_json import device_word, measure_text
 from recipe_core.plans.problem import MAX_DEVICES
 from recipe_core.plans.rank import is_row_priced
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from recipe_core.plans.plan import Plan
 
 Kind = Literal["weights", "checkpoint", "made", "cache", "fewer", "more", "sure"]
+# Kinds that change number formats.
+FORMATS = ("weights", "checkpoint", "made", "cache")
 AT_MOST = 5
-# Probability of keeping the limits from which a split is called safe.
-SURE = 0.8
 # Share by which a figure must be better to be worth a click.
 LEAST_GAIN = 0.02
 # The same, of a figure that is gained at the price of the goal's.
@@ -66,8 +66,7 @@ class Alternative:
         gained: the figure that improves instead, and by which share it changes; empty where
             ``better``.
         devices: devices that it uses.
-        accuracy: what its formats keep of the accuracy of the model's base; None for training.
-        techniques: what they do to that base, by the names of ``compression/techniques.yaml``.
+        accuracy: what its formats keep of the accuracy of the model's base; None where they stay.
     """
 
     kind: Kind
@@ -81,11 +80,10 @@ class Alternative:
     gained: str
     devices: int
     accuracy: Retained | None = None
-    techniques: tuple[str, ...] = ()
 
     @property
     def formats(self) -> bool:
-        return self.kind in ("weights", "checkpoint", "made", "cache")
+        return self.kind in FORMATS
 
     @property
     def accuracy_text(self) -> str:
@@ -93,7 +91,7 @@ class Alternative:
 
         ``Keeps 98.6% of the base's accuracy, 93.5% to 100% likely.``
         """
-        if not self.formats or self.accuracy is None:
+        if self.accuracy is None:
             return ""
         if not self.accuracy.known:
             return f"What it keeps of the base's accuracy is unknown: {self.accuracy.basis}"
@@ -107,38 +105,30 @@ class Alternative:
 
         With what is gained where the goal's figure is not.
         """
-        share = share_change_text(self.change)
-        if self.better:
-            has_accuracy = self.formats and self.accuracy is not None and self.accuracy.known
-            accuracy = (
-                f", {accuracy_text(self.accuracy.value)} accuracy"
-                if has_accuracy and self.accuracy
-                else ""
-            )
-            return f"{self.title}: {self.figure}, {share}{accuracy}"
-        return f"{self.title}: {self.gained}, {self.figure} ({share})"
+        share, kept = share_change_text(self.change), self.accuracy
+        if not self.better:
+            return f"{self.title}: {self.gained}, {self.figure} ({share})"
+        accuracy = f", {accuracy_text(kept.value)} accuracy" if kept and kept.known else ""
+        return f"{self.title}: {self.figure}, {share}{accuracy}"
 
     @property
     def split(self) -> str:
         return split_name(self.candidate)
 
     def to_json(self) -> dict[str, Any]:
-        return {
+        """As plain values; an accuracy that is unknown is null."""
+        out = {
             "kind": self.kind,
             "what": self.title,
             "set": dict(self.fields),
             "candidate": dict(self.candidate),
             "label": self.label,
             "formats": self.formats,
-            **self._accuracy_json(),
         }
-
-    def _accuracy_json(self) -> dict[str, Any]:
-        """What other formats keep; nothing where none change. Null where that is unknown."""
-        if not self.formats or self.accuracy is None:
-            return {}
-        part = self.accuracy.to_json()
-        return {"accuracy": part["retained"], "accuracy_basis": part["basis"]}
+        if self.accuracy is not None:
+            part = self.accuracy.to_json()
+            out |= {"accuracy": part["retained"], "accuracy_basis": part["basis"]}
+        return out
 
 
 def share_change_text(share: float) -> str:
@@ -173,18 +163,12 @@ def find_alternatives(plan: Plan) -> list[Alternative]:
     options = [*_choices_in_plan(plan, best)]
     if plan.request.objective.limits.percentile is None and len(plan) <= MOST_ROWS:
         options += _plan_edits(plan, best)
-    by_kind: dict[Kind, Ranked] = {}
-    for choice in options:
-        leader = by_kind.get(choice.option.kind)
-        if leader is None or choice.rank > leader.rank:
-            by_kind[choice.option.kind] = choice
-    ranked = sorted(by_kind.values(), key=_choice_order)
-    return [choice.option for choice in ranked][:AT_MOST]
-
-
-def _choice_order(choice: Ranked) -> tuple[bool, bool, float]:
-    """What makes the choice safe comes first, then what improves the goal, the most first."""
-    return choice.option.kind != "sure", not choice.option.better, -choice.rank
+    by_kind: dict[Kind, Alternative] = {}
+    for choice in sorted(options, key=lambda choice: -choice.rank):
+        by_kind.setdefault(choice.option.kind, choice.option)
+    # what makes the choice safe comes first, then what improves the goal, the most first
+    ranked = sorted(by_kind.values(), key=lambda option: (option.kind != "sure", not option.better))
+    return ranked[:AT_MOST]
 
 
 class Ranked(NamedTuple):
@@ -238,9 +222,10 @@ def _plan_edits(plan: Plan, best: int) -> Iterator[Ranked]:
             continue
         if after.uncertain[row] and not plan.uncertain[best]:
             continue
-        if tried.kind == "weights" and after.setting(row).needs_other_checkpoint:
-            continue
-        if tried.kind == "made" and not after.setting(row).needs_other_checkpoint:
+        is_made = tried.kind == "made"
+        if tried.kind in ("weights", "made") and (
+            after.setting(row).needs_other_checkpoint != is_made
+        ):
             continue
         edit = _Edit(tried.kind, tried.title or row_devices_text(after, row), fields)
         yield from _compare_choice(plan, best, after, row, edit)
@@ -319,10 +304,8 @@ def _device_edits(plan: Plan, best: int) -> Iterator[_Edit]:
     uses_all = len(plan.problem.clusters) == 1 and plan.raw("gpus")[best] >= place.devices
     if not uses_all or place.devices * 2 > MAX_DEVICES[plan.kind]:
         return
-    if hardware.per_node * 2 <= place.device.node.devices:
-        yield _Edit("more", "", {"hardware.per_node": hardware.per_node * 2})
-    else:
-        yield _Edit("more", "", {"hardware.nodes": hardware.nodes * 2})
+    field = "per_node" if hardware.per_node * 2 <= place.device.node.devices else "nodes"
+    yield _Edit("more", "", {f"hardware.{field}": getattr(hardware, field) * 2})
 
 
 def _compare_choice(plan: Plan, best: int, after: Plan, row: int, edit: _Edit) -> Iterator[Ranked]:
@@ -353,16 +336,9 @@ def _compare_choice(plan: Plan, best: int, after: Plan, row: int, edit: _Edit) -
             better=better,
             gained=gained,
             devices=int(after.raw("gpus")[row]),
-            **_accuracy_after(after, row),
+            accuracy=accuracy_of(after.setting(row)) if edit.kind in FORMATS else None,
         ),
     )
-
-
-def _accuracy_after(after: Plan, row: int) -> dict[str, Any]:
-    if after.kind != "serving":
-        return {}
-    done = applied_techniques(after.setting(row))
-    return {"accuracy": accuracy_of(after.setting(row)), "techniques": done.techniques}
 
 
 def _limits_kept(after: Plan, row: int) -> str:
@@ -401,10 +377,15 @@ def _best_trade(
 ) -> tuple[str, float] | None:
     """The figure that improves most while the goal's does not, and by how much."""
     out: tuple[str, float] | None = None
-    for name in _tradeable(plan):
+    # interactivity says the time per output token over again
+    names = dict.fromkeys([*plan.shown.headline, "usd_hour"])
+    for name in (name for name in names if name not in (goal, "interactivity")):
         measure = plan.measures[name]
         before, then = float(plan.raw(name)[best]), float(after.raw(name)[row])
-        if name == goal or not (np.isfinite([before, then]).all() and before > 0 and then > 0):
+        # interactivity says the time per output token over again
+        if name in (goal, "interactivity") or not (
+            np.isfinite([before, then]).all() and before > 0 and then > 0
+        ):
             continue
         gain = math.log(then / before) * (1 if measure.more_is_better else -1)
         if gain >= math.log1p(LEAST_TRADED) and (out is None or gain > out[1]):
@@ -415,9 +396,3 @@ def _best_trade(
 
 # What tells figures of one unit apart.
 _WORDS = {"ttft": " to first token", "usd_hour": " an hour", "wall": " to finish"}
-
-
-def _tradeable(plan: Plan) -> Sequence[str]:
-    """Figures of the table's head; not those that say another one over again."""
-    names = dict.fromkeys([*plan.headline, "usd_hour"])
-    return [name for name in names if name != "interactivity"]

@@ -22,6 +22,7 @@ from recipe_core.estimates.serving.simulate import Simulation
 
 if TYPE_CHECKING:
     from recipe_core.estimates.results import Estimate
+    from recipe_core.plans.table import PlanTable
 
 
 Bits = NDArray[np.uint64]
@@ -236,3 +237,32 @@ def _rule_bits(rules: Sequence[Refusal], codes: dict[str, int], n: int) -> Bits:
         bit = np.uint64(codes.setdefault(rule.code, len(codes)))
         out |= rule.broken.astype(np.uint64) << bit
     return out
+
+
+def band_ends(plan: PlanTable, name: str, rows: Sequence[int] | Int) -> tuple[Float, Float]:
+    """Low and high ends of the 80 % band around a measure of some rows, SI.
+
+    Those of accuracy rest on published figures. NaN where unknown, certain, or refused.
+    """
+    index, measure = np.asarray(rows, dtype=np.int64), plan.measures[name]
+    if measure.column == "accuracy":
+        low, high = (
+            np.asarray(plan.columns[f"accuracy_{end}"][index], dtype=float)
+            for end in ("low", "high")
+        )
+        return np.where(low == high, np.nan, low), np.where(low == high, np.nan, high)
+    low, high = np.full(len(index), np.nan), np.full(len(index), np.nan)
+    if measure.band is None:
+        return low, high
+    values = plan.raw(name)[index]
+    banded = plan.feasible[index] & np.isfinite(values)
+    for block, places, cases in plan.split_rows(index):
+        inside = banded[places]
+        if not inside.any():
+            continue
+        factors = block.band_factors(measure.band, cases[inside])
+        if measure.inverse:
+            factors = 1 / factors[:, ::-1]
+        of_rows = places[inside]
+        low[of_rows], high[of_rows] = (values[of_rows, None] * factors).T
+    return low, high

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from recipe_core.plans.table import PlanTable
 
 Block = EvaluatedCases[Any, Any, Any]
+# What a split is cut by, of both kinds.
+DEGREES = ("tp", "pp", "dp", "ep", "cp")
 # Edits to a request: values by dotted field.
 Fields = Mapping[str, Any]
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from recipe_core.base.arrays import Bool, Float
 from recipe_core.estimates.serving.accuracy import COLUMN as ACCURACY
+from recipe_core.plans.limits import bounded_figures
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plans import plan_least_loads
 from recipe_core.plans.table import PlanTable
@@ -17,35 +18,19 @@ from recipe_core.request.metrics import limits_by_name
 # Codes of refusals of which no load, limit, format, device or price is a cure: numbers that do not
 # divide, and pipelines that a shorter one equals.
 NEVER = frozenset(
-    {
-        "heads",
-        "kv-heads",
-        "output-groups",
-        "hidden",
-        "width",
-        "block",
-        "layers",
-        "no-experts",
-        "experts",
-        "expert-ranks",
-        "ep-divides",
-        "cp-divides",
-        "idle-stages",
-        "uneven-nodes",
-        "packing",
-        "global-batch",
-        "sequence",
-        "virtual-stages",
-        "schedule",
-        "shard",
-    }
+    (
+        *("heads", "kv-heads", "output-groups", "hidden", "width", "block", "layers"),
+        *("no-experts", "experts", "expert-ranks", "ep-divides", "cp-divides"),
+        *("idle-stages", "uneven-nodes", "virtual-stages", "schedule", "shard"),
+        *("packing", "global-batch", "sequence"),
+    )
 )
 
 
 def legal_rows(plan: PlanTable) -> Bool:
     """Rows that no rule of divisibility refuses; nobody could choose the others."""
     out = np.ones(len(plan), dtype=np.bool_)
-    for code, broken in plan.rules().items():
+    for code, broken in plan.rules.items():
         if code in NEVER:
             out &= ~broken
     return out
@@ -89,4 +74,4 @@ def _keeps_other_limits(plan: Plan, name: str) -> Bool:
 def _bounded_values(plan: Plan, name: str) -> Float:
     """What a limit on a metric bounds, SI: the metric, or a simulated percentile of it."""
     limit = plan.measures[name].limit
-    return plan.raw(name) if limit is None else plan.bound(limits_by_name()[limit].code)
+    return plan.raw(name) if limit is None else bounded_figures(plan, limits_by_name()[limit].code)

@@ -6,7 +6,7 @@ Of quantities by their means, of times also by a simulated percentile.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from recipe_core.plans.evaluation import EvaluatedCases
 from recipe_core.request.metrics import Limit, limit_rules
 from recipe_core.request.objective import Limits
 from recipe_core.request.schema import PlanRequest
+
+if TYPE_CHECKING:
+    from recipe_core.plans.table import PlanTable
 
 Cases = EvaluatedCases[Any, Any, Any]
 
@@ -40,6 +43,12 @@ def bounded_values(rule: Limit, cases: Cases, percentile: float | None) -> Float
         return mean
     simulated = cases.simulation.percentiles_s[rule.column][percentile]
     return np.where(np.isfinite(simulated), simulated, mean)
+
+
+def bounded_figures(plan: PlanTable, code: str) -> Float:
+    """The figure of every row that a limit bounds: a mean, or the percentile of the limits."""
+    rule, percentile = LIMITS[code], plan.request.objective.limits.percentile
+    return np.concatenate([bounded_values(rule, block, percentile) for block in plan.blocks])
 
 
 def limit_excess(rule: Limit, values: Float, limits: Limits) -> Float:

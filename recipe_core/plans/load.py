@@ -18,7 +18,7 @@ import numpy as np
 from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.base.units import round_significant
 from recipe_core.estimates.columns.serving import Cases
-from recipe_core.plans.limits import LIMITS, limit_excess
+from recipe_core.plans.limits import LIMITS, bounded_figures, limit_excess
 from recipe_core.plans.rank import TIE_DIGITS
 from recipe_core.plans.table import PlanTable
 from recipe_core.request.objective import GAIN_FROM_LOAD
@@ -171,7 +171,7 @@ def missed_by(plan: PlanTable) -> Float:
     with np.errstate(invalid="ignore", divide="ignore"):
         for code, rule in LIMITS.items():
             if rule.bound(limits) is not None:
-                missed = np.maximum(missed, limit_excess(rule, plan.bound(code), limits))
+                missed = np.maximum(missed, limit_excess(rule, bounded_figures(plan, code), limits))
         if (least_confidence := plan.request.objective.confidence) is not None:
             chance = plan.chances
             missed = np.maximum(missed, least_confidence / np.maximum(chance, LEAST_CHANCE))

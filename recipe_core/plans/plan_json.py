@@ -90,7 +90,7 @@ def _cases_json(plan: PlanTable, rows: Int) -> list[dict[str, Any]]:
         if several:
             hardware = setting.cluster.request
             case["hardware"] = hardware.model_dump(exclude_none=True) if hardware else None
-        if plan.loads_differ:
+        if plan.request.loads_differ:
             case["load"] = plan.columns["load"][row].item()
         if serving and setting.needs_other_checkpoint:
             case["checkpoint"] = checkpoint_of(setting)

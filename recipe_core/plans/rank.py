@@ -13,7 +13,7 @@ from recipe_core.base.errors import InputError
 from recipe_core.base.intervals import NORMAL
 from recipe_core.base.units import round_significant
 from recipe_core.estimates.bands import better_score, normal_probability
-from recipe_core.plans.limits import LIMITS, limit_excess
+from recipe_core.plans.limits import LIMITS, bounded_figures, limit_excess
 from recipe_core.request.metrics import is_more_better
 
 if TYPE_CHECKING:
@@ -265,7 +265,7 @@ def _better_scores(table: PlanTable, rows: Int, beside: int) -> Float:
 def refused_rows(table: PlanTable) -> Int:
     """Rows that are refused, those with the fewest problems first."""
     rows = np.flatnonzero(~table.feasible)
-    problems = np.sum([broken[rows] for broken in table.rules().values()], axis=0)
+    problems = np.sum([broken[rows] for broken in table.rules.values()], axis=0)
     return np.asarray(rows[np.argsort(problems, kind="stable")], dtype=np.int64)
 
 
@@ -277,10 +277,10 @@ def rows_beyond_limits(table: PlanTable) -> list[int]:
     excess = np.zeros(len(table))
     by_limits = np.zeros(len(table), dtype=np.bool_)
     curable = table.runs.copy()
-    for code, broken in table.rules().items():
+    for code, broken in table.rules.items():
         if code in LIMITS:
             by_limits |= broken
-            times = limit_excess(LIMITS[code], table.bound(code), objective.limits)
+            times = limit_excess(LIMITS[code], bounded_figures(table, code), objective.limits)
             curable &= ~broken | np.isfinite(times)  # without a price no limit would let it in
             excess = np.where(broken, np.maximum(excess, times), excess)
         elif code == "confidence":
@@ -303,6 +303,6 @@ def nearest_row(table: PlanTable) -> int | None:
         return None
     if rows := rows_beyond_limits(table):
         return rows[0]
-    problems = np.sum(list(table.rules().values()), axis=0)
+    problems = np.sum(list(table.rules.values()), axis=0)
     lacking = np.nan_to_num(np.maximum(table.columns["shortfall_bytes"], 0), nan=np.inf)
     return int(np.lexsort((table.columns["gpus"], lacking, problems))[0])

@@ -15,10 +15,10 @@ import numpy as np
 from recipe_core.base.errors import RecipeError
 from recipe_core.base.intervals import NORMAL, factor_at
 from recipe_core.base.units import significant
-from recipe_core.engines.options import OPTIONS
-from recipe_core.plans.kind import Fields
+from recipe_core.engines.options import COLUMNS
+from recipe_core.plans.kind import DEGREES, Fields
 from recipe_core.plans.launch_facts import DATA_TITLES, METHODS
-from recipe_core.plans.limits import LIMITS
+from recipe_core.plans.limits import LIMITS, bounded_figures
 from recipe_core.plans.rank import rows_beyond_limits
 from recipe_core.plans.table import PlanTable, replan, replan_stated
 from recipe_core.request.edit import change
@@ -34,12 +34,7 @@ PRICE = 0.2
 CLOSE = 50
 
 # What follows from a split rather than makes it another.
-_ENGINE_LIMITS = (
-    "shard",
-    *(option.name for option in OPTIONS),
-    "batch_window_ms",
-    "instances",
-)
+_ENGINE_LIMITS = ("shard", *COLUMNS, "batch_window_ms", "instances")
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +146,7 @@ def _loosened_limits(plan: PlanTable, row: int, codes: frozenset[str]) -> dict[s
     Without those that are unknown.
     """
     figures = {
-        code: float(plan.bound(code)[row]) * _limit_margin(plan, code, row)
+        code: float(bounded_figures(plan, code)[row]) * _limit_margin(plan, code, row)
         for code in sorted(codes & set(LIMITS))
     }
     out = {
@@ -255,9 +250,8 @@ def _runs_after(plan: PlanTable, row: int, fields: Mapping[str, Any]) -> bool:
         after = replan_stated(plan, request)
     except RecipeError:
         return False
-    if after is None or not after.feasible[0] or after.uncertain[0]:
-        return False
-    return not _loses_bundle(plan, after)
+    starts = after is not None and after.feasible[0] and not after.uncertain[0]
+    return after is not None and bool(starts) and not _loses_bundle(plan, after)
 
 
 def nearest_feasible(plan: PlanTable, row: int) -> int | None:
@@ -269,13 +263,11 @@ def nearest_feasible(plan: PlanTable, row: int) -> int | None:
     if not len(starting):
         return None
     target = plan.candidate(row)
-    distance = np.zeros(len(starting))
-    for name in ("tp", "pp", "dp", "ep", "cp"):
-        distance += np.abs(np.log2(plan.columns[name][starting] / target[name]))
+    ratios = [plan.columns[name][starting] / target[name] for name in DEGREES]
+    distance = np.abs(np.log2(ratios)).sum(axis=0)
     close = starting[np.argsort(distance, kind="stable")[:CLOSE]]
-    return min(
-        map(int, close), key=lambda near_row: _candidate_distance(target, plan.candidate(near_row))
-    )
+    rows = map(int, close)
+    return min(rows, key=lambda near: _candidate_distance(target, plan.candidate(near)))
 
 
 def _candidate_distance(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
@@ -286,10 +278,8 @@ def _candidate_distance(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
     out = 0.0
     for name, value in a.items():
         value_b = b.get(name)
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not isinstance(value_b, int | float)
+        if isinstance(value, bool) or not (
+            isinstance(value, int | float) and isinstance(value_b, int | float)
         ):
             out += value != value_b
         elif name not in _ENGINE_LIMITS:
@@ -350,10 +340,10 @@ def _plan_moves(plan: PlanTable) -> Iterator[tuple[str, Fields]]:
     """
     price = plan.problem.cluster.usd_per_device_hour
     if price is not None and len(plan.problem.clusters) > 1:
-        for sign in (-1, 1):
-            moved = round(price * (1 + sign * PRICE), 6)
+        for share in (-PRICE, PRICE):
+            moved = round(price * (1 + share), 6)
             fields = {"hardware.usd_per_device_hour": moved, "hardware.offer": None}
-            yield f"price {sign * PRICE:+.0%}", fields
+            yield f"price {share:+.0%}", fields
     yield from plan.spec.cures.moves(plan)
 
 
@@ -364,16 +354,12 @@ _CHANGES: Mapping[str, Callable[[Any], str]] = {
     "options.engines": lambda value: f"Use {value[0]}",
     "candidate.stream_interval": lambda value: f"Stream tokens {value} at a time",
     "candidate.scheduler_recv_interval": lambda value: (
-        "Check for requests in every step"
-        if value == 1
-        else f"Check for requests every {value:,} steps"
+        "Check for requests " + ("in every step" if value == 1 else f"every {value:,} steps")
     ),
     "candidate.batch_window_ms": lambda value: f"Wait {significant(value)} ms to fill a batch",
     "candidate.instances": lambda value: f"Run {value:,} instances a device",
     "candidate.offload": lambda value: (
-        f"Keep {value} in host memory"
-        if value == "parameters"
-        else f"Keep {value} states in host memory"
+        f"Keep {value}{'' if value == 'parameters' else ' states'} in host memory"
     ),
     "candidate.engine": lambda value: f"Train with {value}",
     "workload.method": lambda value: f"Use {METHODS.get(value, value)}",

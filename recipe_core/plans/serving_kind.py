@@ -14,8 +14,8 @@ from recipe_core.estimates.serving.bands import FOLLOWING, METRICS, serving_erro
 from recipe_core.estimates.serving.results import MEMORY, ServingEstimate, memory_parts
 from recipe_core.estimates.serving.simulate import MOST, requests_each
 from recipe_core.estimates.serving.starts import is_serving_uncertain
-from recipe_core.plans.kind import Block, Kind, Ranking, Shown
-from recipe_core.plans.serving_candidates import describe_serving_cases, mode_load
+from recipe_core.plans.kind import DEGREES, Block, Kind, Ranking, Shown
+from recipe_core.plans.serving_columns import describe_serving_cases
 from recipe_core.plans.serving_remedies import CURES
 from recipe_core.plans.serving_search import (
     find_serving_case,
@@ -23,6 +23,7 @@ from recipe_core.plans.serving_search import (
     search_serving,
     simulate_cases,
 )
+from recipe_core.plans.serving_settings import mode_load
 from recipe_core.plans.table import PlanTable
 from recipe_core.request.metrics import goals_of, metrics_of
 from recipe_core.request.serving_workload import LOADS
@@ -35,7 +36,6 @@ TAILS = (50.0, 95.0, 99.0)
 # Share of accuracy that is added to what is lost before goals are weighed: about the noise of a
 # published score, so that losing the first two percent counts as much as twice the cost.
 AS_GOOD = 0.02
-DEGREES = ("tp", "pp", "dp", "ep", "cp")
 
 LISTED: tuple[str, ...] = (
     *("gpus", "output", "per_gpu", "tpot", "ttft"),
@@ -47,7 +47,7 @@ TABLED: tuple[str, ...] = ("gpus", "ttft", "tpot", "output", "per_gpu", "memory"
 def shown_measures(table: PlanTable) -> Shown:
     """Measures of the workload's mode, and which of them stand where."""
     workload, listed, tabled = table.problem.workload, LISTED, TABLED
-    if table.loads_differ:
+    if table.request.loads_differ:
         listed = ("load", *listed)
     if workload.mode == "offline":
         listed, tabled = (*listed, "wall", "usd_run"), (*tabled, "wall", "usd_run")

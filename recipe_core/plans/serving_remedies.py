@@ -18,7 +18,8 @@ from recipe_core.models.variants import model_variants
 from recipe_core.plans.kind import Cures, Fields
 from recipe_core.plans.limits import LIMITS
 from recipe_core.plans.rank import nearest_row
-from recipe_core.plans.serving_candidates import INTERVALS, cached_as, requested_engine
+from recipe_core.plans.serving_columns import INTERVALS
+from recipe_core.plans.serving_settings import cached_as, requested_engine
 from recipe_core.plans.table import PlanTable
 from recipe_core.request.serving_workload import LOADS
 

@@ -30,7 +30,7 @@ from recipe_core.estimates.serving.results import MEMORY
 from recipe_core.estimates.serving.simulate import MOST, requests_each
 from recipe_core.plans.confidence import refuse_unsure
 from recipe_core.plans.evaluation import EvaluatedCases, Physics, columns_of, evaluate_cases
-from recipe_core.plans.kind import Kind
+from recipe_core.plans.kind import DEGREES, Kind
 from recipe_core.plans.limits import (
     add_limit_rules,
     mean_excess,
@@ -40,12 +40,9 @@ from recipe_core.plans.limits import (
 )
 from recipe_core.plans.load import STEPS, best_loads, bisect_loads, least_loads
 from recipe_core.plans.problem import ServingProblem
-from recipe_core.plans.serving_candidates import (
-    every_serving_case,
-    stated_serving_case,
-    with_intervals,
-    workload_spread,
-)
+from recipe_core.plans.serving_candidates import every_serving_case, stated_serving_case
+from recipe_core.plans.serving_columns import with_intervals
+from recipe_core.plans.serving_settings import workload_spread
 from recipe_core.plans.size import check_loads
 from recipe_core.plans.table import PlanTable
 from recipe_core.request.candidate import CandidateRequest
@@ -78,7 +75,7 @@ PHYSICS: Physics[Setting, Cases, Estimates] = Physics(
     correlations=lambda: serving_bands().correlation,
     left=lambda e, metric: None if e.corrected is None else e.corrected.width_shares.get(metric),
     case_columns={
-        **columns_of("", "tp", "pp", "dp", "ep", "cp"),
+        **columns_of("", *DEGREES),
         "gpus": lambda c: c.devices,
         **columns_of("", "load", "max_batched_tokens"),
     },

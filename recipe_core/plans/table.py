@@ -18,7 +18,7 @@ from recipe_core.hardware.cluster import Cluster
 from recipe_core.plans.confidence import confidence
 from recipe_core.plans.evaluation import EvaluatedCases
 from recipe_core.plans.kind import Block, Kind
-from recipe_core.plans.limits import LIMITS, bounded_values
+from recipe_core.plans.limits import LIMITS
 from recipe_core.plans.problem import Problem, resolve_problem
 from recipe_core.plans.rank import rank_rows, score_rows
 from recipe_core.request.candidate import CandidateRequest
@@ -39,10 +39,8 @@ class PlanTable:
         self.spec = spec
         self.problem = problem
         self.blocks = tuple(blocks)
-        shown = spec.shown(self)
-        self.measures, self.axes = shown.measures, shown.axes
-        self.listed, self.tabled = shown.listed, shown.tabled
-        self.headline, self.phrased = shown.headline, shown.phrased
+        self.shown = spec.shown(self)
+        self.measures = self.shown.measures
 
     def __len__(self) -> int:
         return sum(len(block) for block in self.blocks)
@@ -81,11 +79,8 @@ class PlanTable:
         return columns
 
     def of_blocks(self, value: Callable[[Block], Any]) -> Any:
-        return np.repeat(np.array([value(block) for block in self.blocks]), self._sizes)
-
-    @property
-    def _sizes(self) -> list[int]:
-        return [len(block) for block in self.blocks]
+        sizes = [len(block) for block in self.blocks]
+        return np.repeat(np.array([value(block) for block in self.blocks]), sizes)
 
     @cached_property
     def feasible(self) -> Bool:
@@ -155,11 +150,6 @@ class PlanTable:
         several = {name for name in names if len({row[name] for row in rows}) > 1}
         loads = self.request.options.loads and len(np.unique(self.columns["load"])) > 1
         return frozenset(several | ({"load"} if loads else set()))
-
-    @property
-    def loads_differ(self) -> bool:
-        """Whether rows may be under different loads: each has to say its own."""
-        return self.request.load_searched or bool(self.request.options.loads)
 
     # one row
 
@@ -264,11 +254,8 @@ class PlanTable:
 
     # rules
 
-    def rules(self) -> dict[str, Bool]:
-        return self._rules
-
     @cached_property
-    def _rules(self) -> dict[str, Bool]:
+    def rules(self) -> dict[str, Bool]:
         out: dict[str, Bool] = {}
         start = 0
         for block in self.blocks:
@@ -279,7 +266,7 @@ class PlanTable:
         return out
 
     def codes(self, row: int) -> frozenset[str]:
-        return frozenset(code for code, broken in self._rules.items() if broken[row])
+        return frozenset(code for code, broken in self.rules.items() if broken[row])
 
     def reasons(self, row: int) -> list[str]:
         """Why a row is refused; empty when it is not."""
@@ -307,41 +294,6 @@ class PlanTable:
         """Codes of the limits that the objective states."""
         limits = self.request.objective.limits
         return [code for code, rule in LIMITS.items() if rule.bound(limits) is not None]
-
-    def bound(self, code: str) -> Float:
-        """The figure of every row that a limit bounds: a mean, or the percentile of the limits."""
-        percentile = self.request.objective.limits.percentile
-        return np.concatenate(
-            [bounded_values(LIMITS[code], block, percentile) for block in self.blocks]
-        )
-
-    def band_ends(self, name: str, rows: Sequence[int] | Int) -> tuple[Float, Float]:
-        """Low and high ends of the 80 % band around a measure of some rows, SI.
-
-        Those of accuracy rest on published figures. NaN where unknown, certain, or refused.
-        """
-        index, measure = np.asarray(rows, dtype=np.int64), self.measures[name]
-        if measure.column == "accuracy":
-            low, high = (
-                np.asarray(self.columns[f"accuracy_{end}"][index], dtype=float)
-                for end in ("low", "high")
-            )
-            return np.where(low == high, np.nan, low), np.where(low == high, np.nan, high)
-        low, high = np.full(len(index), np.nan), np.full(len(index), np.nan)
-        if measure.band is None:
-            return low, high
-        values = self.raw(name)[index]
-        banded = self.feasible[index] & np.isfinite(values)
-        for block, places, cases in self.split_rows(index):
-            inside = banded[places]
-            if not inside.any():
-                continue
-            factors = block.band_factors(measure.band, cases[inside])
-            if measure.inverse:
-                factors = 1 / factors[:, ::-1]
-            of_rows = places[inside]
-            low[of_rows], high[of_rows] = (values[of_rows, None] * factors).T
-        return low, high
 
 
 def replan(table: AnyTable, request: PlanRequest) -> AnyTable:

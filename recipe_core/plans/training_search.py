@@ -15,7 +15,7 @@ from recipe_core.estimates.training.estimates import TrainingEstimates, estimate
 from recipe_core.estimates.training.starts import training_uncertainty
 from recipe_core.plans.confidence import refuse_unsure
 from recipe_core.plans.evaluation import EvaluatedCases, Physics, columns_of, evaluate_cases
-from recipe_core.plans.kind import Kind
+from recipe_core.plans.kind import DEGREES, Kind
 from recipe_core.plans.launch_rules import able_frameworks, launch_search_rules
 from recipe_core.plans.limits import add_limit_rules
 from recipe_core.plans.problem import TrainingProblem
@@ -51,7 +51,7 @@ PHYSICS: Physics[TrainingSetting, TrainingCases, TrainingEstimates] = Physics(
     correlations=dict,
     left=lambda _estimates, _metric: None,
     case_columns={
-        **columns_of("", "tp", "pp", "dp", "ep", "cp"),
+        **columns_of("", *DEGREES),
         "gpus": lambda c: c.all_devices,
         **columns_of("", "virtual_stages", "zero_stage", "micro_batch", "shard", "recompute"),
     },

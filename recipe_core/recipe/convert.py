@@ -19,7 +19,7 @@ from recipe_core.commands.words import image_tag
 from recipe_core.engines.grammar import LIMITS, grammars
 from recipe_core.engines.spec import engine
 from recipe_core.launch.process import Launch
-from recipe_core.plans.serving_candidates import describe_serving_cases
+from recipe_core.plans.serving_columns import describe_serving_cases
 from recipe_core.recipe.build import Additions, make_recipe
 from recipe_core.recipe.decision import decide
 from recipe_core.recipe.place import read_parameters

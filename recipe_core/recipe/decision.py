@@ -20,8 +20,8 @@ from recipe_core.plans.plan_json import split_label
 from recipe_core.plans.plans import plan_candidate
 from recipe_core.plans.remedies import advice_text
 from recipe_core.plans.replicas import one_replica, replicas_of
-from recipe_core.plans.serving_candidates import served_context
 from recipe_core.plans.serving_kind import count_cache_tokens
+from recipe_core.plans.serving_settings import served_context
 from recipe_core.recipe.user_options import passed_options
 from recipe_core.request.describe import model_short_name
 from recipe_core.request.schema import PlanRequest

@@ -27,7 +27,7 @@ from recipe_core.hardware.request import HardwareRequest
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plans import plan_candidate, plan_together
 from recipe_core.plans.problem import ServingProblem, resolve_problem
-from recipe_core.plans.serving_candidates import serving_settings
+from recipe_core.plans.serving_settings import serving_settings
 from recipe_core.recipe.decision import TRIED, Decision, start_reasons
 from recipe_core.recipe.schema import Fallback
 from recipe_core.request.edit import change

@@ -209,6 +209,11 @@ class PlanRequest(BaseModel):
     def load_searched(self) -> bool:
         return needs_load(self.workload)
 
+    @property
+    def loads_differ(self) -> bool:
+        """Whether splits may be under different loads: each has to say its own."""
+        return self.load_searched or bool(self.options.loads)
+
     def to_json(self) -> dict[str, Any]:
         """Plain values with every default written out, so that a stored request keeps its meaning.
 

@@ -114,7 +114,7 @@ def _judge_loads(
     cases = block.cases.take(np.full(len(loads), i))
     problem = replace(plan.problem, request=request)
     judged = plan_cases(problem, block.setting, replace(cases, load=loads))
-    rules = {**judged.rules(), QUEUE: judged.queues}
+    rules = {**judged.rules, QUEUE: judged.queues}
     rules["memory"] = rules.get("memory", np.zeros(len(judged), dtype=np.bool_)) | judged.uncertain
     codes = [tuple(code for code, broken in rules.items() if broken[k]) for k in range(len(judged))]
     return judged.holds, codes, loads

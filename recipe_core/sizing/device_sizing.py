@@ -20,7 +20,7 @@ from recipe_core.estimates.columns.corrections import Corrections
 from recipe_core.hardware.ownership import HOURS_PER_MONTH
 from recipe_core.hardware.profile import Device
 from recipe_core.plans.confidence import below_text
-from recipe_core.plans.limits import LIMITS
+from recipe_core.plans.limits import LIMITS, bounded_figures
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import queue_text
 from recipe_core.plans.plans import plan_cases, search_plan
@@ -208,7 +208,7 @@ class SizedDevice:
         """What each limit bounds, by its code and row."""
         limits = self.plan.request.objective.limits
         return {
-            code: self.plan.bound(code)
+            code: bounded_figures(self.plan, code)
             for code, rule in LIMITS.items()
             if rule.bound(limits) is not None
         }
@@ -273,7 +273,7 @@ class SizedDevice:
         And those between them that neither a likelier one nor one with a better score beats. Only
         of those that hold the whole load at once.
         """
-        holding = self.allowed & self.plan.certain & ~self.plan.queues
+        holding = self.allowed & self.plan.holds
         rows = np.flatnonzero(holding & np.isfinite(self.scores))
         chance = np.nan_to_num(self.confidence[rows])
         order = rows[np.lexsort((-chance, self.scores[rows], self.rented[rows]))]
@@ -292,7 +292,7 @@ class SizedDevice:
         Of those that hold the whole load at once, where any does.
         """
         alike = self.allowed & (self.rented == self.rented[row])
-        if (holding := alike & self.plan.certain & ~self.plan.queues).any():
+        if (holding := alike & self.plan.holds).any():
             alike = holding
         return float(np.nanmax(self.confidence[alike]))
 
@@ -369,7 +369,7 @@ class SizedDevice:
         if not len(rows):
             return "every split that runs takes more devices than are asked for"
         lacking = np.nan_to_num(self.plan.columns["shortfall_bytes"][rows], nan=np.inf)
-        problems = np.sum([broken[rows] for broken in self.plan.rules().values()], axis=0)
+        problems = np.sum([broken[rows] for broken in self.plan.rules.values()], axis=0)
         # of those that only serve too little the one that serves most
         served = self.plan.columns.get("output_tokens_per_s", self.plan.columns["gpus"])[rows]
         fewest = -np.nan_to_num(np.asarray(served, dtype=float))

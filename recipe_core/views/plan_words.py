@@ -8,6 +8,7 @@ import numpy as np
 
 from recipe_core.base.units import band_ends_text, chance_text, plain_range_text
 from recipe_core.hardware.cluster import chip_title, short_title
+from recipe_core.plans.evaluation import band_ends
 from recipe_core.plans.limits import rule_title
 from recipe_core.plans.plan_json import (
     doubt_text,
@@ -99,7 +100,7 @@ def objective_measures(plan: PlanTable) -> tuple[str, ...]:
 
 def figures_phrase(plan: PlanTable, row: int) -> str:
     """A row's main figures in one phrase, without unknown ones; a load that was found first."""
-    names = [name for name in plan.phrased if np.isfinite(plan.raw(name)[row])]
+    names = [name for name in plan.shown.phrased if np.isfinite(plan.raw(name)[row])]
     figures = [plan.measures[name].phrase(float(plan.raw(name)[row])) for name in names]
     load = [row_load_text(plan, row)] if plan.request.load_searched else []
     return ", ".join([*load, *figures])
@@ -121,7 +122,7 @@ def likely_text(plan: PlanTable, name: str, row: int, *, unit: bool = True) -> s
 
 
 def _band_of(plan: PlanTable, name: str, row: int) -> tuple[float, float] | None:
-    low, high = (float(end[0]) for end in plan.band_ends(name, [row]))
+    low, high = (float(end[0]) for end in band_ends(plan, name, [row]))
     return (low, high) if np.isfinite(low) and np.isfinite(high) else None
 
 

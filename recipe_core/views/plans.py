@@ -17,6 +17,7 @@ from recipe_core.base.units import (
     round_significant,
     significant,
 )
+from recipe_core.plans.evaluation import band_ends
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import (
     can_bundle,
@@ -90,7 +91,7 @@ def split_values(
         values[name] = _to_digits(plan.values(name, index), digits)
         if ranges and plan.measures[name].band is not None:
             values |= _range_values(plan, name, index, digits)
-    values["front"] = np.where(front_of_devices(plan, *plan.axes)[index], FRONT, "")
+    values["front"] = np.where(front_of_devices(plan, *plan.shown.axes)[index], FRONT, "")
     return values
 
 
@@ -100,7 +101,7 @@ def _to_digits(values: Float, digits: int | None) -> Float:
 
 def _range_values(plan: Plan, name: str, rows: Int, digits: int | None) -> dict[str, Any]:
     factor = plan.measures[name].factor
-    low, high = (end * factor for end in plan.band_ends(name, rows))
+    low, high = (end * factor for end in band_ends(plan, name, rows))
     return {
         f"{name}_low": _to_digits(low, digits),
         f"{name}_high": _to_digits(high, digits),
@@ -220,8 +221,8 @@ def _split_table(plan: Plan, top: int) -> str:
         for row, text in zip(rows, values["state"], strict=True)
     ]
     names = ["rank", "split", *(name for name in GROUPS if name in groups)]
-    names += ["load"] if plan.loads_differ else []
-    names += [*plan.tabled, *objective_measures(plan)]
+    names += ["load"] if plan.request.loads_differ else []
+    names += [*plan.shown.tabled, *objective_measures(plan)]
     names += ["sure"] if plan.stated_limits else []
     names += ["state"] if set(values["state"]) != {HOLDS} else []
     values["rank"] = range(1, len(rows) + 1)
@@ -296,7 +297,7 @@ def _refused_split_lines(plan: Plan) -> Iterator[str]:
     rows = np.flatnonzero(~plan.feasible)
     if not len(rows):
         return
-    firsts, sizes = _group_alike([broken[rows] for broken in plan.rules().values()], len(rows))
+    firsts, sizes = _group_alike([broken[rows] for broken in plan.rules.values()], len(rows))
     groups: dict[str, tuple[int, str, int]] = {}
     examples = rows[firsts].tolist()
     for row, reasons, size in zip(examples, plan.sentences(examples), sizes.tolist(), strict=True):

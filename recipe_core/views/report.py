@@ -199,7 +199,7 @@ def _alternatives_section(bundle: Bundle, plan: Plan, pins: Sequence[str]) -> Se
 
 def _tradeoff_charts(plan: Plan, pins: Sequence[str]) -> list[Chart]:
     """All splits in the plan's first two measures; empty where one is unknown."""
-    x, y = plan.axes
+    x, y = plan.shown.axes
     if not (plan.known(x) and plan.known(y)):
         return []
     title = f"{plan.measures[x].title} and {plan.measures[y].title}"

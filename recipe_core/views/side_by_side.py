@@ -17,6 +17,7 @@ from recipe_core.base.units import band_ends_text, chance_text, round_significan
 from recipe_core.engines.training_programs import training_engine
 from recipe_core.hardware.cluster import chip_title
 from recipe_core.hardware.ownership import HOURS_PER_MONTH
+from recipe_core.plans.evaluation import band_ends
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import doubt_text, queue_text
 from recipe_core.plans.rank import beats_elsewhere
@@ -197,7 +198,7 @@ def _with_band(choice: Choice, title: str) -> tuple[float, float, float]:
         return nan, nan, nan
     names = {measure.title: name for name, measure in plan.measures.items()}
     if title in names:
-        low, high = plan.band_ends(names[title], [row])
+        low, high = band_ends(plan, names[title], [row])
         return float(plan.raw(names[title])[row]), float(low[0]), float(high[0])
     return nan, nan, nan
 

@@ -123,7 +123,7 @@ def refused_frame(plan: Plan, at_most: int = 500) -> pd.DataFrame:
 
 def refusal_counts(plan: Plan) -> dict[str, int]:
     """Splits that each rule refuses, most first; a split that breaks two counts in both."""
-    counts = Counter({code: int(broken.sum()) for code, broken in plan.rules().items()})
+    counts = Counter({code: int(broken.sum()) for code, broken in plan.rules.items()})
     return {rule_title(code): n for code, n in counts.most_common() if n}
 
 
@@ -139,7 +139,7 @@ def _least_lacking(plan: Plan) -> list[int]:
 
     Rows that differ only in replicas lack the same: one of them counts.
     """
-    rules = plan.rules()
+    rules = plan.rules
     other_rules = [broken for code, broken in rules.items() if code != "memory"]
     rows = np.zeros(0, dtype=np.int64)
     if "memory" in rules:

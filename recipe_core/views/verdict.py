@@ -206,7 +206,7 @@ def main_figures(plan: Plan, row: int) -> list[str]:
     columns = [plan.spec.shown_as.get(column, column) for column in ranking]
     goals = [name for name, measure in plan.measures.items() if measure.column in columns]
     limited = [name for name in plan.measures if shown_limit(plan, name) is not None]
-    names = dict.fromkeys([*goals, *limited, *plan.phrased])
+    names = dict.fromkeys([*goals, *limited, *plan.shown.phrased])
     figures = [
         name for name in names if name not in ("gpus", "load") and np.isfinite(plan.raw(name)[row])
     ]

@@ -17,7 +17,7 @@ from recipe_core.estimates.measured.serving_runs import published_runs
 from recipe_core.estimates.rules.applied_formats import weights_refusal
 from recipe_core.hardware.cluster import device_names, device_profile
 from recipe_core.plans.problem import resolve_problem
-from recipe_core.plans.serving_candidates import requested_engine, serving_setting
+from recipe_core.plans.serving_settings import requested_engine, serving_setting
 from recipe_core.request.schema import PlanRequest
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table

@@ -10,7 +10,7 @@ from recipe_core.estimates.training.memory import parameters_by_stage, training_
 from recipe_core.estimates.training.optimizer_states import optimizer_state_bytes, update_bytes
 from recipe_core.estimates.training.schedule import training_step_parts
 from recipe_core.plans.problem import resolve_problem
-from recipe_core.plans.training_candidates import training_settings
+from recipe_core.plans.training_settings import training_settings
 from tests.fixtures.rows import over, table
 from tests.fixtures.training import training_answer as answer
 from tests.fixtures.training import training_columns as cases

@@ -138,7 +138,7 @@ def test_text_and_plans_show_phases_and_rank_by_the_whole_step():
     values = request(nodes=1).to_json() | {"candidate": None}
     values["options"] |= {"engines": ["verl"], "nodes": "all"}
     table = plan_splits(PlanRequest.parse(values))
-    assert "rollout" in table.tabled
+    assert "rollout" in table.shown.tabled
     best = table.best_row
     rollout_s = table.estimate(best).reinforcement.phases_s["rollout"]
     assert table.columns["rollout_s"][best] == pytest.approx(rollout_s)

@@ -19,7 +19,8 @@ from recipe_core.estimates.training.time_limits import elastic_nodes, next_small
 from recipe_core.plans.plans import plan_candidate, plan_splits
 from recipe_core.plans.problem import resolve_problem
 from recipe_core.plans.rank import front_of_columns
-from recipe_core.plans.training_candidates import shared_columns, training_settings
+from recipe_core.plans.training_candidates import shared_columns
+from recipe_core.plans.training_settings import training_settings
 from recipe_core.request.schema import PlanRequest
 from tests.fixtures.catalogues import table
 from tests.fixtures.rows import over

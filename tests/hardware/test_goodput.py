@@ -210,7 +210,7 @@ def test_phases_are_estimated_each_by_itself_and_plans_rank_by_the_whole_run():
     assert first.run_tokens_per_s >= second.run_tokens_per_s
     columns = [table.columns[name][table.order[0]] for name in ("goodput", "wall_s", "run_mfu")]
     assert columns == pytest.approx([first.goodput, first.wall_s, first.mfu])
-    assert {"goodput", "wall", "usd_run"} <= set(table.tabled) & set(table.listed)
+    assert {"goodput", "wall", "usd_run"} <= set(table.shown.tabled) & set(table.shown.listed)
 
 
 @over("phases, said", table("goodput", "not_run"))

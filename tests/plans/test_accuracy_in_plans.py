@@ -12,13 +12,14 @@ from recipe_core.estimates.serving import accuracy
 from recipe_core.estimates.serving.accuracy import accuracy_of
 from recipe_core.models.variants import base_checkpoint, stored_as
 from recipe_core.plans.alternatives import find_alternatives
+from recipe_core.plans.evaluation import band_ends
 from recipe_core.plans.plan_json import checkpoint_of
 from recipe_core.plans.plans import estimate_batch, plan_splits
 from recipe_core.plans.problem import resolve_problem
 from recipe_core.plans.rank import front_of_columns, front_with_accuracy, nearest_row, pareto_front
 from recipe_core.plans.remedies import fixes
-from recipe_core.plans.serving_candidates import requested_engine, serving_setting
 from recipe_core.plans.serving_kind import AS_GOOD, accuracy_lost, explain_estimate
+from recipe_core.plans.serving_settings import requested_engine, serving_setting
 from recipe_core.request.edit import change
 from recipe_core.request.presets import aims, request_aim
 from recipe_core.views.charts.accuracy import cost_against_loss, three_axes
@@ -97,7 +98,7 @@ def test_what_is_published_in_a_narrow_or_16_bit_format_is_its_own_base():
 def test_a_limit_refuses_int4_of_a_small_model_and_a_confidence_its_band():
     fp8, int4 = (accuracy_of(formats_of(SMALL, name)).value for name in ("fp8", "int4"))
     made = planned(SMALL, limits=at_least(round((fp8 + int4) / 2, 3)))
-    refused = np.flatnonzero(made.rules()["limit-accuracy"])
+    refused = np.flatnonzero(made.rules["limit-accuracy"])
     kept, lost = ({made.setting(int(row)).weight_dtype for row in r} for r in (made.order, refused))
     assert kept >= {"bf16", "fp8"}
     assert lost >= {"int4"}
@@ -210,7 +211,7 @@ def test_an_estimate_has_the_same_accuracy_alone_and_in_a_column_with_its_neares
     assert {"model", "technique", "benchmark", "retained", "source"} <= set(answer["nearest"][0])
     assert "nearest" not in made.estimate(row).to_json()["accuracy"]
     assert answer["low"] <= answer["value"] <= answer["high"]
-    assert made.band_ends("accuracy", [row]) == ([answer["low"]], [answer["high"]])
+    assert band_ends(made, "accuracy", [row]) == ([answer["low"]], [answer["high"]])
     row = row_in(made, "int4")
     assert made.columns["accuracy"][row] != perplexity.columns["accuracy"][row]
 

@@ -159,7 +159,7 @@ def test_several_frameworks_and_clusters_are_judged_each_by_what_is_launched():
     )
     engines = np.array([splits.setting(row).engine for row in range(len(splits))])
     assert set(engines[splits.order]) == {"torch"}
-    assert splits.rules()["framework"][engines == "torchtitan"].all()
+    assert splits.rules["framework"][engines == "torchtitan"].all()
     asked = training(LLAMA_8B, "h100-sxm", "pretrain", candidate__precision="fp8")
     beside = HardwareRequest(device="gaudi3", per_node=8)
     note = plan_launch_note(plan_splits(change(asked, {"options.hardware": (beside,)}))) or ""
@@ -174,8 +174,8 @@ def test_refused_rows_are_those_that_cannot_be_launched_and_the_best_one_is_buil
     chance = random.Random(7)
     for name in training_data().frameworks:
         splits = plan_splits(training(SMALL, "h100-sxm", "pretrain", candidate__engine=name))
-        refused = [code for code in splits.rules() if code.startswith(("launch", "framework"))]
-        rules = np.any([splits.rules()[code] for code in refused], axis=0)
+        refused = [code for code in splits.rules if code.startswith(("launch", "framework"))]
+        rules = np.any([splits.rules[code] for code in refused], axis=0)
         for row in chance.sample(range(len(splits)), min(len(splits), examples(120, least=30))):
             if splits.codes(row) <= {*refused, "memory"}:
                 assert bool(launch_reasons(*splits.detail(row))) == rules[row]

@@ -13,6 +13,7 @@ from recipe_core.estimates.serving.results import TIME_TITLES
 from recipe_core.estimates.training.results import STEP_TITLES
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.models.tensors import PART_TITLES
+from recipe_core.plans.evaluation import band_ends
 from recipe_core.plans.limits import LIMITS
 from recipe_core.plans.plan_json import cluster_title, measure_text, split_label, split_labels
 from recipe_core.plans.plans import plan_candidate, plan_splits
@@ -53,7 +54,7 @@ def test_every_measure_is_read_in_its_unit_and_refused_rows_have_named_kinds(nam
     for row in rows:
         assert all(board.reasons(row))
         assert rule_titles(board.codes(row))
-    assert set(board.rules()) <= {*RULE_TITLES, *LIMITS}
+    assert set(board.rules) <= {*RULE_TITLES, *LIMITS}
 
 
 @pytest.mark.parametrize("name", BOARDS)
@@ -115,7 +116,7 @@ def test_every_cause_part_and_refusal_has_a_name():
         for row in board.order[:10]:
             breakdown = board.estimate(int(row)).to_json()["breakdown_s"]
             assert set(breakdown["decode"]) | set(breakdown["prefill"]) <= set(TIME_TITLES)
-        assert set(board.rules()) <= {*RULE_TITLES, *LIMITS}
+        assert set(board.rules) <= {*RULE_TITLES, *LIMITS}
         assert set(board.problem.model.parameters_by_part) <= set(PART_TITLES)
     step = planned("training").estimate(planned("training").best_row).breakdown_s.step
     assert set(step) <= set(STEP_TITLES)
@@ -140,7 +141,9 @@ def test_mfu_is_a_measure_of_training_and_hfu_counts_what_is_computed_again():
     training = board.estimate(best).training
     assert board.raw("mfu")[best] == pytest.approx(training.mfu, rel=1e-12)
     assert measure_text(board, "mfu", best) == f"{training.mfu:.1%}"
-    assert all("mfu" in names for names in (board.headline, board.listed, board.tabled))
+    assert all(
+        "mfu" in names for names in (board.shown.headline, board.shown.listed, board.shown.tabled)
+    )
     assert board.measures["mfu"].more_is_better
     low, high = board.estimate(best).bands["mfu"]
     assert low < training.mfu < high
@@ -254,7 +257,7 @@ def test_a_queue_says_when_it_is_worked_off_and_for_how_much_and_keeps_a_deadlin
     text = plan_text(splits, 1)
     assert f" {measure_text(splits, 'wall', best).removesuffix(' h')} " in text
     assert f" {measure_text(splits, 'usd_run', best).removeprefix('$')} " in text
-    low, high = splits.band_ends("usd_run", [best])
+    low, high = band_ends(splits, "usd_run", [best])
     assert low[0] < usd < high[0]
     hours = wall_s / 3600
     for limits in ({"wall_hours": hours * 0.9}, {"usd": usd * 0.9}):

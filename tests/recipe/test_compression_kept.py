@@ -102,7 +102,7 @@ def test_times_stay_those_of_the_formulas_and_accuracy_that_of_the_measurement(t
     alone, moved = (plan_splits(request(**limits), corrections=known) for known in (None, own))
     assert alone.best_row is None, "by published figures INT4 keeps less"
     assert moved.best_row is not None
-    assert not moved.rules()["limit-accuracy"].any()
+    assert not moved.rules["limit-accuracy"].any()
     # another method than the one asked for does not count
     for method, counts in (("AWQ", False), ("GPTQ", True)):
         assert accuracy(own, method)["basis"].startswith("measured here") == counts

@@ -9,6 +9,7 @@ import pytest
 from recipe_core.base.units import GIB
 from recipe_core.estimates.serving.results import TIME_TITLES
 from recipe_core.hardware.request import HardwareRequest
+from recipe_core.plans.evaluation import band_ends
 from recipe_core.plans.plan_json import cluster_title, held_text, queue_text, split_label
 from recipe_core.plans.plans import plan_splits
 from recipe_core.plans.rank import front_of_measures, nearest_row, rows_beyond_limits
@@ -125,15 +126,15 @@ def test_many_points_are_thinned_but_the_front_stays(monkeypatch):
 
 def test_devices_have_a_front_each_and_what_differs_is_what_colours_tell():
     splits = planned(BESIDE)
-    assert splits.axes == ("interactivity", "per_gpu")
-    assert planned().axes == ("tpot", "per_gpu")
-    figure = charts.tradeoff(splits, *splits.axes)
+    assert splits.shown.axes == ("interactivity", "per_gpu")
+    assert planned().shown.axes == ("tpot", "per_gpu")
+    figure = charts.tradeoff(splits, *splits.shown.axes)
     assert {"H100 SXM5", "MI300X"} < set(legend(figure))
     fronts = diamonds(figure)
     assert len({trace.marker.color for trace in fronts}) == 2
     for cluster, trace in enumerate(fronts):
         own = splits.clusters_of_rows == cluster
-        on = np.flatnonzero(front_of_measures(splits, *splits.axes, among=own)).tolist()
+        on = np.flatnonzero(front_of_measures(splits, *splits.shown.axes, among=own)).tolist()
         assert set(keys(trace)) == {splits.key(row) for row in on}
         assert trace.legendgroup == cluster_title(splits, int(np.flatnonzero(own)[0]))
     steps = [trace for trace in figure.data if trace.mode == "lines"]
@@ -155,7 +156,7 @@ def test_more_groups_than_colours_are_the_best_and_the_others_and_none_is_hidden
     assert len(told.titles) == front.COLOURED + 1
     assert told.titles[-1] == "Others (2)"
     assert told.titles[told.codes[splits.best_row]] == cluster_title(splits, splits.best_row)
-    traces = points(charts.tradeoff(splits, *splits.axes))
+    traces = points(charts.tradeoff(splits, *splits.shown.axes))
     assert len(keys(*traces)) == len(splits.order) + len(rows_beyond_limits(splits))
     others = {trace.marker.color for trace in traces if trace.legendgroup == told.titles[-1]}
     assert palette(dark=False).muted in others
@@ -164,7 +165,7 @@ def test_more_groups_than_colours_are_the_best_and_the_others_and_none_is_hidden
     splits = planned(BESIDE)
     rows = splits.order[splits.holds[splits.order]]
     codes = front.group_rows(splits, "device").codes
-    thin = front.thinned(splits, rows, *splits.axes, codes)
+    thin = front.thinned(splits, rows, *splits.shown.axes, codes)
     assert set(codes[thin].tolist()) == set(codes[rows].tolist())
 
 
@@ -184,7 +185,7 @@ def test_colours_of_groups_are_distinct_and_seen_on_the_page_without_webgl():
             assert (high + 0.05) / (low + 0.05) >= 3
     # WebGL takes seconds without a GPU, and the report's policy forbids what it compiles
     for splits in (planned(), training()):
-        tradeoff, names = charts.tradeoff(splits, *splits.axes), splits.listed[:3]
+        tradeoff, names = charts.tradeoff(splits, *splits.shown.axes), splits.shown.listed[:3]
         figures = [tradeoff, parallel(splits, names), heatmap(splits, names[2])]
         types = {trace.type for figure in figures for trace in figure.data}
         assert not [name for name in types if name.endswith("gl") or name == "parcoords"]
@@ -196,7 +197,7 @@ def test_bands_of_rows_are_those_of_their_estimates(make):
     rows = [int(row) for row in splits.order[:: max(len(splits.order) // 40, 1)]]
     compared = 0
     for name, measure in splits.measures.items():
-        low, high = splits.band_ends(name, rows)
+        low, high = band_ends(splits, name, rows)
         if name == "accuracy":  # of published figures: test_accuracy_in_plans
             continue
         if not splits.measures[name].band is not None:
@@ -216,14 +217,14 @@ def test_bands_of_rows_are_those_of_their_estimates(make):
 def test_best_tradeoffs_carry_their_bands_in_figures_and_words():
     splits = planned()
     (best,) = diamonds(charts.tradeoff(splits, "interactivity", "per_gpu"))
-    low, high = splits.band_ends("interactivity", [splits.find(key) for key in keys(best)])
+    low, high = band_ends(splits, "interactivity", [splits.find(key) for key in keys(best)])
     assert best.x + best.error_x.array == pytest.approx(high)
     assert best.x - best.error_x.arrayminus == pytest.approx(low)
     assert "likely" in best.customdata[0][2]
     without = charts.tradeoff(splits, "interactivity", "per_gpu", bands=False)
     assert all(trace.error_x.array is None for trace in points(without))
     row = splits.best_row
-    low, high = (float(end[0]) * 1e3 for end in splits.band_ends("tpot", [row]))
+    low, high = (float(end[0]) * 1e3 for end in band_ends(splits, "tpot", [row]))
     assert likely_text(splits, "tpot", row) == f"{low:.1f} to {high:.1f} ms likely"
     assert likely_text(splits, "tpot", row, unit=False) == f"{low:.1f} to {high:.1f} likely"
     assert likely_text(splits, "gpus", row) == ""

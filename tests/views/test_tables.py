@@ -28,7 +28,7 @@ def test_tables_are_in_units_for_people(changes):
     splits = planned(*changes)
     frame = tables.splits_frame(splits, [int(row) for row in splits.order[:50]])
     assert frame["memory"][0] == pytest.approx(splits.values("memory")[splits.best_row], rel=5e-3)
-    assert (frame["front"] == "◆").sum() == front_of_measures(splits, *splits.axes)[
+    assert (frame["front"] == "◆").sum() == front_of_measures(splits, *splits.shown.axes)[
         splits.order[:50]
     ].sum()
     refused = tables.refused_frame(splits, at_most=3)
@@ -77,7 +77,7 @@ def test_filters_keep_what_they_name():
     four = filtered(devices=(4,), states=(HOLDS,))
     assert set(splits.raw("gpus")[four]) == {4}
     assert not splits.queues[four].any()
-    assert set(splits.clusters_of_rows[filtered(front=splits.axes)]) == {0, 1}
+    assert set(splits.clusters_of_rows[filtered(front=splits.shown.axes)]) == {0, 1}
     loads = {f"{load} in flight" for load in (16, 64, 512)}
     assert set(tables.group_titles(splits, "load")) == loads
     assert tables.states_of(splits) == [HOLDS, QUEUES, UNCERTAIN]
@@ -121,7 +121,7 @@ def test_files_are_named_after_the_request_and_a_chart_is_one_file_without_a_net
     for asked, known in (("svg", "svg"), ("../exe", "png")):
         assert exports.picture_config("a", asked)["toImageButtonOptions"]["format"] == known
     splits = plan_splits(REQUEST)
-    page = exports.chart_page(charts.tradeoff(splits, *splits.axes), "chart").decode()
+    page = exports.chart_page(charts.tradeoff(splits, *splits.shown.axes), "chart").decode()
     assert page.startswith("<!doctype html>")
     assert "Time per output token (ms)" in page
     assert "<script src=" not in page

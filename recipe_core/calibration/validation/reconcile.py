@@ -34,7 +34,7 @@ from recipe_core.estimates.results import Estimate
 from recipe_core.estimates.serving.results import ServingEstimate
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plans import plan_candidate
-from recipe_core.plans.serving_candidates import served_context
+from recipe_core.plans.serving_settings import served_context
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.serving_workload import ServingWorkload

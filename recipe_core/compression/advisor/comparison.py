@@ -18,8 +18,8 @@ from recipe_core.plans.plan import Plan
 from recipe_core.plans.plans import plan_cases, plan_stated, search_plan
 from recipe_core.plans.problem import Problem, ServingProblem, resolve_problem
 from recipe_core.plans.rank import nearest_row
-from recipe_core.plans.serving_candidates import serving_setting
 from recipe_core.plans.serving_kind import AS_GOOD
+from recipe_core.plans.serving_settings import serving_setting
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.metrics import goals_of, is_more_better
 from recipe_core.request.objective import Objective

@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 
 from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.base.units import plain_range_text, significant
+from recipe_core.plans.evaluation import band_ends
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import (
     cluster_title,
@@ -283,7 +284,7 @@ class _Tradeoff:
     def _error_bars(self, name: str, rows: Int, colour: str) -> dict[str, Any]:
         """The 80 % band around each value, as bars without caps: they stand close together."""
         factor, values = self.plan.measures[name].factor, self.plan.values(name, rows)
-        low, high = (end * factor for end in self.plan.band_ends(name, rows))
+        low, high = (end * factor for end in band_ends(self.plan, name, rows))
         return error_bars(values, low, high, translucent(colour), thickness=1.25, width=0)
 
     def add_legend(self) -> None:
@@ -359,11 +360,11 @@ def _row_texts(plan: Plan, rows: Int, *, ranges: bool = False) -> list[list[str]
 
     ``ranges``: with the ranges in which measured runs are expected.
     """
-    measures = [name for name in plan.listed if name != "gpus"]
+    measures = [name for name in plan.shown.listed if name != "gpus"]
     ends = {}
     for name in measures if ranges else ():
         if plan.measures[name].band is not None:
-            low, high = plan.band_ends(name, rows)
+            low, high = band_ends(plan, name, rows)
             if np.isfinite(low).all() and np.isfinite(high).all():
                 ends[name] = (low, high)
 

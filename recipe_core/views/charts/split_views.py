@@ -364,7 +364,7 @@ def scaling_charts(focus: Focus[Plan]) -> Iterator[Item]:
 
 
 def _listed_measures(plan: Plan) -> list[str]:
-    return [name for name in plan.listed if plan.known(name)]
+    return [name for name in plan.shown.listed if plan.known(name)]
 
 
 @view("degrees", "Degrees", in_report=False, measures=_listed_measures, preferred=2)

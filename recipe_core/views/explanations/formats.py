@@ -20,7 +20,7 @@ from recipe_core.models.tensors import bytes_per_value
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import checkpoint_of
 from recipe_core.plans.rank import pareto_front
-from recipe_core.plans.serving_candidates import serving_setting
+from recipe_core.plans.serving_settings import serving_setting
 
 # Weight formats that are compared beside 16 bit, where the device has kernels for them.
 WEIGHTS = ("fp8", "int8", "int4", "mxfp4", "nvfp4")

@@ -1,0 +1,213 @@
+"""What all cases of a serving estimate share: cluster, engine, number formats and context."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from recipe_core.accuracy.choice import weight_dtypes
+from recipe_core.accuracy.schemes import Making
+from recipe_core.base.errors import HardwareError, InputError
+from recipe_core.base.types import Task
+from recipe_core.base.units import GIB
+from recipe_core.engines.kv_offload import Through
+from recipe_core.engines.spec import Engine, default_engine, engine
+from recipe_core.estimates.columns.serving import WIDE, ReuseCurve, Setting
+from recipe_core.estimates.rules.kv_offload import FIELD, Offload, Store
+from recipe_core.estimates.rules.own_options import effects_of
+from recipe_core.estimates.serving.simulate import TYPICAL, Spread
+from recipe_core.hardware.cluster import Cluster
+from recipe_core.hardware.host import storage_tier
+from recipe_core.models.spec import ModelSpec
+from recipe_core.models.towers import Media
+from recipe_core.plans.problem import ServingProblem
+from recipe_core.plans.size import HALVES, model_on_device
+from recipe_core.request.kv_offload import KvOffload, KvStore
+from recipe_core.request.serving_workload import LOADS, ServingWorkload
+
+CONTEXT_STEP = 1024
+
+
+# What a workload means to an engine
+
+
+def weight_dtype(dtype: str, model: ModelSpec) -> str:
+    """The stored format that a requested ``dtype`` means.
+
+    "auto" is the checkpoint's; "fp8" or a 4-bit float is any such format the checkpoint already
+    has.
+    """
+    stored = model.weight_dtype
+    same_width = (dtype == "fp8" and stored.startswith("fp8")) or {dtype, stored} == {
+        "mxfp4",
+        "nvfp4",
+    }
+    return stored if dtype == "auto" or same_width else dtype
+
+
+def kv_dtype(dtype: str, weights: str, model: ModelSpec) -> str:
+    """The cache format that a requested ``dtype`` means.
+
+    "auto" is the checkpoint's, else that of activations.
+    """
+    if dtype != "auto":
+        return dtype
+    return model.kv_dtype or (weights if weights in WIDE else model.dtype)
+
+
+def cached_as(dtype: str, shared: Setting) -> str:
+    """The cache format that a requested ``dtype`` means for a setting."""
+    return kv_dtype(dtype, shared.weight_dtype, shared.model)
+
+
+def served_context(workload: ServingWorkload, model: ModelSpec) -> int:
+    """The longest request, in tokens, that the engine is told to accept.
+
+    As requested, else input + output rounded up to a multiple of 1,024 within the model's context.
+    """
+    if workload.max_context is not None:
+        return workload.max_context
+    longest = workload.longest_tokens
+    rounded = math.ceil(longest / CONTEXT_STEP) * CONTEXT_STEP
+    return max(longest, min(rounded, model.max_context))
+
+
+def workload_spread(workload: ServingWorkload) -> Spread:
+    """How lengths vary around their means: as requested, else as is typical."""
+    prompt, answer = workload.input_spread, workload.output_spread
+    return Spread(
+        TYPICAL.input if prompt is None else prompt, TYPICAL.output if answer is None else answer
+    )
+
+
+def mode_load(workload: ServingWorkload) -> float:
+    """The number that the mode is about: concurrency, requests per second, batch or requests.
+
+    1 where the load is searched.
+    """
+    return float(getattr(workload, LOADS[workload.mode]) or 1)
+
+
+# Settings: what all cases of an estimate share
+
+
+def serving_setting(
+    problem: ServingProblem, spec: Engine, weights: str, cache: str, place: Cluster | None = None
+) -> Setting:
+    """What all splits of one engine and one pair of formats share on a cluster.
+
+    The request's by default.
+    """
+    place = place or problem.cluster
+    model = model_on_device(problem.model, place.device)
+    stored = weight_dtype(weights, model)
+    if weights == "auto" and stored == "fp32" and "fp32" not in place.device.kv_dtypes:
+        # what engines load such a checkpoint as where they compute in 16 bit
+        stored = next(half for half in HALVES if half in place.device.kv_dtypes)
+    cached = kv_dtype(cache, stored, model)
+    corrections, options = problem.corrections, problem.request.options
+    shared = Setting(
+        model,
+        place,
+        spec,
+        problem.workload.mode,
+        stored,
+        cached,
+        media=_media(problem.workload, problem.model),
+        reuse=reuse_of(problem.workload),
+        offload=offload_of(options.kv_offload, spec),
+        judged_on=problem.request.objective.accuracy_of,
+        assumed=problem.assumed,
+        compressed=() if corrections is None else corrections.compressed,
+        making=_checkpoint_making(problem),
+        effects=effects_of(spec, options.engine_options, options.environment, model),
+    )
+    if corrections is None or (corrections.compressed and not corrections.count):
+        return shared
+    return replace(shared, correction=corrections.of(shared))
+
+
+def _checkpoint_making(problem: ServingProblem) -> Making | None:
+    """How the bundle makes the checkpoint, as far as it is stated; None where it makes none."""
+    compression = problem.request.options.compression
+    if compression is None:
+        return None
+    method = "" if compression.method == "auto" else compression.method
+    return Making(method, technique=compression.technique or "")
+
+
+def _media(workload: ServingWorkload, model: ModelSpec) -> tuple[Media, ...]:
+    """What prompts hold besides text, with the towers that encode it."""
+    tower_parts = ((model.tower("image"), workload.images), (model.tower("audio"), workload.audio))
+    return tuple(
+        Media(tower, part.per_request, part.tokens)
+        for tower, part in tower_parts
+        if tower is not None and part is not None
+    )
+
+
+def reuse_of(workload: ServingWorkload) -> ReuseCurve | None:
+    """What prefix caches find by their size; None where the workload states one share."""
+    points = [(point.cache_tokens, point.hit) for point in workload.prefix_reuse]
+    return ReuseCurve.of(points, workload.prefix_affinity) if points else None
+
+
+def offload_of(offload: KvOffload | None, spec: Engine) -> Offload | None:
+    """The tiers of an engine; None where none is asked for.
+
+    Raises:
+        HardwareError: for a storage tier that there is not, naming close ones.
+    """
+    if offload is None:
+        return None
+    ways: list[Through] = [*spec.kv_offload]
+    through = offload.through or (ways[0] if ways else None)
+    device = offload.host_gib_per_device
+    return Offload(
+        through,
+        spec.kv_offload.get(through) if through else None,
+        host_bytes=None if offload.host_gib is None else offload.host_gib * GIB,
+        host_bytes_per_device=None if device is None else device * GIB,
+        disk=_kv_store(offload.disk, f"{FIELD}.disk.tier"),
+        remote=_kv_store(offload.remote, f"{FIELD}.remote.tier"),
+    )
+
+
+def _kv_store(store: KvStore | None, field: str) -> Store | None:
+    if store is None:
+        return None
+    try:
+        tier = storage_tier(store.tier)
+    except HardwareError as error:
+        raise HardwareError(error.message, field=field, hint=error.hint) from error
+    return Store(tier, store.gib * GIB, store.path, store.url)
+
+
+def requested_engine(name: str | None, place: Cluster, task: Task = "generate") -> Engine:
+    return engine(name) if name else default_engine(place.device.runtime, task)
+
+
+def serving_settings(problem: ServingProblem) -> list[Setting]:
+    """Every cluster × engine × weight format × cache format of the options, without repeats.
+
+    Raises:
+        InputError: for windows to judge where no engine waits to fill a batch.
+    """
+    options = problem.request.options
+    out: dict[tuple[Any, ...], Setting] = {}
+    for k, place in enumerate(problem.clusters):
+        for name in options.engines or (None,):
+            spec = requested_engine(name, place, problem.model.task)
+            for weights in weight_dtypes(options):
+                for cache in options.kv_dtypes:
+                    shared = serving_setting(problem, spec, weights, cache, place)
+                    out[k, spec.name, shared.weight_dtype, shared.kv_dtype] = shared
+    engines = {shared.engine.title: shared.engine for shared in out.values()}
+    if options.batch_windows_ms and not any(spec.batcher for spec in engines.values()):
+        raise InputError(
+            f"no batches are formed by a window ({', '.join(engines)}).",
+            field="options.batch_windows_ms",
+            hint="Leave it out, or name an engine that does (triton-onnxruntime).",
+        )
+    return list(out.values())
