@@ -70,6 +70,28 @@ def serving_details() -> None:
         asking.several_loads()
 
 
+def draw_adapters() -> None:
+    """Whether adapters alone are trained, and their size."""
+    if workload.rollout is not None:
+        common.edit(
+            st.toggle,
+            "Adapters only",
+            "workload.adapters",
+            read=bool,
+            write=lambda ticked: "lora" if ticked else None,
+        )
+    if workload.method in ("lora", "qlora") or workload.adapters:
+        asking.draw_workload_number("Adapter rank", "lora_rank")
+        asking.draw_optional_number("Adapter alpha", "lora_alpha", "twice the rank")
+        common.edit(
+            st.selectbox,
+            "Adapters on",
+            "workload.lora_targets",
+            options=list(asking.TARGETS),
+            format_func=asking.TARGETS.get,
+        )
+
+
 def training_details() -> None:
     """Framework, optimizer, attention and adapters."""
     choices = framework_choices(request, folders=folders_allowed())
@@ -110,24 +132,7 @@ def training_details() -> None:
             options=list(asking.DATA),
             format_func=asking.DATA.get,
         )
-        if workload.rollout is not None:
-            common.edit(
-                st.toggle,
-                "Adapters only",
-                "workload.adapters",
-                read=bool,
-                write=lambda ticked: "lora" if ticked else None,
-            )
-        if workload.method in ("lora", "qlora") or workload.adapters:
-            asking.draw_workload_number("Adapter rank", "lora_rank")
-            asking.draw_optional_number("Adapter alpha", "lora_alpha", "twice the rank")
-            common.edit(
-                st.selectbox,
-                "Adapters on",
-                "workload.lora_targets",
-                options=list(asking.TARGETS),
-                format_func=asking.TARGETS.get,
-            )
+        draw_adapters()
     common.edit(
         st.toggle,
         "Chunked loss",

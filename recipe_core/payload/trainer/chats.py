@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -166,9 +166,9 @@ def read_chat_texts(path: Path) -> Iterator[str]:
 def _strings(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
-    inner: Callable[[], Any] | None = getattr(value, "values", None)
-    for item in inner() if inner else value if isinstance(value, list) else ():
-        yield from _strings(item)
+    elif isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _strings(item)
 
 
 def _messages(value: Any) -> Messages:

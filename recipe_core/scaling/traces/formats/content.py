@@ -212,7 +212,8 @@ def _check_field_type(value: Any, kind: Any, name: str, number: int) -> None:
         text = pa.types.is_string(kind)
         fits = isinstance(item, str) if text else isinstance(item, int | float)
         if not fits or isinstance(item, bool):
-            expected = "a list of whole numbers" if listed else ("a text" if text else "a number")
+            single = "a text" if text else "a number"
+            expected = "a list of whole numbers" if listed else single
             raise wrong(
                 f"line {number:,}: {name} is {quote_value(value)}, not {expected}.",
                 "Correct the line.",
