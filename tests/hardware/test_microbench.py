@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from recipe_core.base.errors import NoAnswer
-from recipe_core.hardware.microbench import host, memory, run
+from recipe_core.hardware.microbench import host, run
+from recipe_core.hardware.microbench import run as memory
 from recipe_core.hardware.microbench.collectives import (
     SIZES,
     measure_collectives,

@@ -6,7 +6,8 @@ from http.server import ThreadingHTTPServer
 
 import pytest
 
-from recipe_core.payload.launcher import balancer, bench, preflight
+from recipe_core.payload.launcher import bench, preflight
+from recipe_core.payload.launcher import rolling as balancer
 from recipe_core.payload.launcher.api import Api
 from recipe_core.payload.launcher.client import Endpoint, api_headers
 from recipe_core.payload.launcher.errors import InputError, RequestError

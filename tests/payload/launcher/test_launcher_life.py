@@ -11,7 +11,8 @@ from functools import partial
 
 import pytest
 
-from recipe_core.payload.launcher import balancer, keep, keeping, procs, state, supervisor
+from recipe_core.payload.launcher import keep, keeping, procs, state, supervisor
+from recipe_core.payload.launcher import rolling as balancer
 from recipe_core.payload.launcher.errors import InputError, LateError, LauncherError, StartError
 from recipe_core.payload.launcher.interrupts import interruptible, uninterrupted
 from recipe_core.payload.launcher.logs import open_log

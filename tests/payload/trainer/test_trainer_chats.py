@@ -14,11 +14,10 @@ pytestmark = needs_torch
 torch = pytest.importorskip("torch")
 
 from recipe_core.launch.training.sources import sample_chats, sample_preferences
-from recipe_core.payload.trainer.chats import CHATML, Reader
 from recipe_core.payload.trainer.data import IGNORED
 from recipe_core.payload.trainer.errors import TrainError
 from recipe_core.payload.trainer.examples import Chats, Examples, Pairs, best_fit, write_examples
-from recipe_core.payload.trainer.tokens import get_tokenizer, token_file
+from recipe_core.payload.trainer.tokens import CHATML, Reader, get_tokenizer, token_file
 
 TALK, MARKED, FORGETS = (table("trainer", name) for name in ("talk", "marked", "forgets"))
 
