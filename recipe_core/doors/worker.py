@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 
 from recipe_core.base import budget
-from recipe_core.base import budget as progress
 from recipe_core.base.budget import (
     Account,
     Budget,
@@ -132,7 +131,7 @@ def answer_call(
         with (
             limited_memory(call.memory_bytes),
             budget.apply_budget(call.budget, interrupt) as account,
-            progress.watched(report),
+            budget.watched(report),
         ):
             value = answer_calibrated(call.question)
         return Answer(value, over=_grown(before, call.memory_bytes))

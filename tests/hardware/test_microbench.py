@@ -9,7 +9,6 @@ import pytest
 
 from recipe_core.base.errors import NoAnswer
 from recipe_core.hardware.microbench import host, run
-from recipe_core.hardware.microbench import run as memory
 from recipe_core.hardware.microbench.collectives import (
     SIZES,
     measure_collectives,
@@ -191,19 +190,19 @@ def test_layers_are_steps_of_real_operators_and_the_host_is_measured_once_at_lea
 
 
 def test_memory_and_a_disk_are_read_at_a_rate_and_caches_found(tmp_path, monkeypatch):
-    rate, timing = memory.memory_bandwidth(Bench(HERE.device, HERE.clock, 1 << 20, 1 << 28), 0.01)
+    rate, timing = run.memory_bandwidth(Bench(HERE.device, HERE.clock, 1 << 20, 1 << 28), 0.01)
     assert rate > 1e7
     assert timing.batches >= 3
-    assert memory.launch_s(HERE, 0.01) > 0
-    cold, warm = memory.disk_rates(tmp_path, 8 << 20)
+    assert run.launch_s(HERE, 0.01) > 0
+    cold, warm = run.disk_rates(tmp_path, 8 << 20)
     assert warm > max(1e6, cold or 0)
     assert list(tmp_path.iterdir()) == []
     monkeypatch.delenv("HF_HUB_CACHE", raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
-    assert memory.model_cache() == tmp_path / "hub"
-    assert memory.existing_parent(tmp_path / "hub" / "models") == tmp_path
+    assert run.model_cache() == tmp_path / "hub"
+    assert run.existing_parent(tmp_path / "hub" / "models") == tmp_path
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "elsewhere"))
-    assert memory.model_cache() == tmp_path / "elsewhere"
+    assert run.model_cache() == tmp_path / "elsewhere"
     # the largest cache of a processor counts
     for name, size in (("index0", "32K"), ("index3", "96M"), ("index9", "odd")):
         (tmp_path / name).mkdir()

@@ -10,12 +10,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from . import files as manifest
 from .api import is_loopback
 from .claims import Memory, Refusal, refused, show_gib
 from .client import api_headers
 from .engine import locate, same_version
 from .errors import LauncherError
+from .files import verify_manifest
 from .holders import holders
 from .machine import Device, Machine, detect_machine
 from .plan import LaunchPlan, Needs, Process, is_model_path
@@ -145,7 +145,7 @@ def check_head(plan: LaunchPlan) -> Check:
 def check_files(root: Path) -> Check:
     """Compare the files with the manifest."""
     try:
-        count, findings = manifest.verify_manifest(root)
+        count, findings = verify_manifest(root)
     except LauncherError as error:
         return Check("bundle", "FAIL", error.message, error.hint or "")
     differences = [

@@ -6,8 +6,7 @@ from http.server import ThreadingHTTPServer
 
 import pytest
 
-from recipe_core.payload.launcher import bench, preflight
-from recipe_core.payload.launcher import rolling as balancer
+from recipe_core.payload.launcher import bench, preflight, rolling
 from recipe_core.payload.launcher.api import Api
 from recipe_core.payload.launcher.client import Endpoint, api_headers
 from recipe_core.payload.launcher.errors import InputError, RequestError
@@ -56,7 +55,7 @@ def test_all_are_asked_with_the_key_or_say_what_to_set(held, hint, server, bundl
         if hint is None:
             assert bench.send_prompt(endpoint, "words", 1).output_tokens == 1
             assert observer.get(plan, server[1], "/metrics") == "{}"
-            assert balancer._ask_router(balancer.HERE, plan, server[1], "GET", "/workers")[0] == 200
+            assert rolling._ask_router(rolling.HERE, plan, server[1], "GET", "/workers")[0] == 200
             continue
         with pytest.raises(RequestError, match="HTTP 401") as caught:
             bench.send_prompt(endpoint, "words", 1)

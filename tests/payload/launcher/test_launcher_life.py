@@ -11,8 +11,7 @@ from functools import partial
 
 import pytest
 
-from recipe_core.payload.launcher import keep, keeping, procs, state, supervisor
-from recipe_core.payload.launcher import rolling as balancer
+from recipe_core.payload.launcher import keep, keeping, procs, rolling, state, supervisor
 from recipe_core.payload.launcher.errors import InputError, LateError, LauncherError, StartError
 from recipe_core.payload.launcher.interrupts import interruptible, uninterrupted
 from recipe_core.payload.launcher.logs import open_log
@@ -332,7 +331,7 @@ def test_a_parked_replica_is_started_on_request(world, deployed):
 
 def test_a_router_without_an_interface_gets_time_to_find_a_replica(world, routed):
     up, times = routed(blind=True), []
-    assert balancer.withdraw(up.plan, 0, world=world) == ()
+    assert rolling.withdraw(up.plan, 0, world=world) == ()
     world.when(lambda: up.happened("ready"), lambda: times.append(world.clock.at))
     world.when(lambda: len(up.happened("drain")) == 2, lambda: times.append(world.clock.at))
     restart(up)
@@ -342,9 +341,9 @@ def test_a_router_without_an_interface_gets_time_to_find_a_replica(world, routed
 
 def test_a_worker_is_taken_out_and_put_back(world, routed):
     plan = routed().plan
-    taken = balancer.withdraw(plan, 0, world=world)
+    taken = rolling.withdraw(plan, 0, world=world)
     assert [worker.path for worker in taken] == ["/workers"]
-    assert balancer.withdraw(plan, 0, world=world) == ()  # it is out
-    assert not balancer.admit(plan, taken, world=world)  # it was put back just now
-    assert balancer.admit(plan, taken, world=world)
-    assert balancer.withdraw(plan, 0, world=world) == taken
+    assert rolling.withdraw(plan, 0, world=world) == ()  # it is out
+    assert not rolling.admit(plan, taken, world=world)  # it was put back just now
+    assert rolling.admit(plan, taken, world=world)
+    assert rolling.withdraw(plan, 0, world=world) == taken
