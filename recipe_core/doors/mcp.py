@@ -170,7 +170,7 @@ class Tools:
             int | None,
             Field(ge=1, description="Devices per node, if hardware has no count."),
         ] = None,
-        context: Annotated[
+        ground: Annotated[
             dict[str, Any],
             Field(
                 description="A command's load: nodes, input_tokens, output_tokens, concurrency, "
@@ -190,7 +190,7 @@ class Tools:
             )
         if request is not None:
             return await self._ask("check", request)
-        body = _without_none(**{"hardware": hardware, "gpus": gpus} | context)
+        body = _without_none(**{"hardware": hardware, "gpus": gpus} | ground)
         body |= {"command": command} if file is None else {"file": file}
         answer = await self._ask("check", body)
         if "error" in answer:

@@ -184,7 +184,7 @@ class Fault:
 
     def __init__(self, count, patch):
         self.count, self.calls = count, 0
-        for owner, name in (*((os, name) for name in CALLS), (builds, "exchange")):
+        for owner, name in (*((os, name) for name in CALLS), (builds, "exchange_paths")):
             patch.setattr(owner, name, self.around(getattr(owner, name)))
 
     def around(self, function):

@@ -121,7 +121,7 @@ def test_spares_are_the_fewest(domains, share, target):
 def test_numbers_of_every_kind_are_taken_and_what_makes_no_sense_is_refused_by_name():
     assert [bounded_float("x", np.float64(2)), bounded_integer("n", np.int64(3))] == [2.0, 3]
     assert isinstance(bounded_float("x", 2), float)
-    infinite = ["number", math.inf, {}, "must be a number"]
+    infinite = ["bounded_float", math.inf, {}, "must be a number"]
     for name, value, limits, said in [infinite, *table("availability", "numbers")]:
         assert said in str(refusal(getattr(numbers, name), "x", value, **limits))
     nan = ["availability.node_availability", [math.nan, 1], {}, "mtbf_hours"]

@@ -71,7 +71,7 @@ def trial(folder: Path, r: random.Random, tally: Tally) -> list[str]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)  # what a disk keeps is known without one
-        exchange = (builds, "exchange")
+        exchange = (builds, "exchange_paths")
         tally.tried["losses"] += every_loss(root, work, look, patch, folder / "left", exchange)
     return found
 
