@@ -168,7 +168,8 @@ def test_a_cluster_beside_the_first_is_priced_under_its_commitment_and_term():
     reserved = next(each.name for each in known if each.status == "published")
     first = {"hardware": {"device": "a100-sxm-40gb", "offer": reserved}}
     own, other = resolve_problem(mixed(first, HardwareRequest(device="l4"))).clusters
-    assert (own.price.term_months, other.price.term_months, other.request.term_months) == (36, 36, 36)
+    terms = own.price.term_months, other.price.term_months, other.request.term_months
+    assert terms == (36, 36, 36)
 
 
 def test_taking_a_split_of_another_cluster_keeps_the_commitments():
