@@ -105,10 +105,12 @@ class Alternative:
 
         With what is gained where the goal's figure is not.
         """
-        share, kept = share_change_text(self.change), self.accuracy
+        share, recovery = share_change_text(self.change), self.accuracy
         if not self.better:
             return f"{self.title}: {self.gained}, {self.figure} ({share})"
-        accuracy = f", {accuracy_text(kept.value)} accuracy" if kept and kept.known else ""
+        accuracy = (
+            f", {accuracy_text(recovery.value)} accuracy" if recovery and recovery.known else ""
+        )
         return f"{self.title}: {self.figure}, {share}{accuracy}"
 
     @property

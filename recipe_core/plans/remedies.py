@@ -267,7 +267,7 @@ def nearest_feasible(plan: PlanTable, row: int) -> int | None:
     distance = np.abs(np.log2(ratios)).sum(axis=0)
     close = starting[np.argsort(distance, kind="stable")[:CLOSE]]
     rows = map(int, close)
-    return min(rows, key=lambda near: _candidate_distance(target, plan.candidate(near)))
+    return min(rows, key=lambda row: _candidate_distance(target, plan.candidate(row)))
 
 
 def _candidate_distance(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:

@@ -41,7 +41,7 @@ class CandidateColumn:
 
     ``part``: the object of the candidate that has the field; empty for the candidate itself.
     ``read`` makes the column's number of a value, and ``value`` a value of the number; without
-    these they are the same number, mostly a ``whole`` one. The field is said where the column
+    these they are the same number, mostly a ``integral`` one. The field is said where the column
     ``beside`` is not zero, and not the ``usual`` number.
     """
 
@@ -50,26 +50,27 @@ class CandidateColumn:
     part: str = ""
     beside: str = "tp"
     usual: float | None = None
-    whole: bool = True
+    integral: bool = True
     read: Callable[[Any, ModelSpec], float] | None = None
     value: Callable[[float, ModelSpec], Any] | None = None
 
     def values(self, model: ModelSpec, columns: Cases) -> list[Any]:
         numbers = getattr(columns, self.column)
         if self.value is None:
-            return list((numbers.astype(np.int64) if self.whole else numbers).tolist())
+            return list((numbers.astype(np.int64) if self.integral else numbers).tolist())
         return [self.value(number, model) for number in numbers.tolist()]
 
     def places(self, shared: Setting, columns: Cases) -> list[int]:
         """The cases that say the field."""
-        spec, said = shared.engine, getattr(columns, self.beside) != 0
+        spec, differs = shared.engine, getattr(columns, self.beside) != 0
         if self.field in BATCHING and spec.batcher is None:
             return []
-        chosen = spec.intervals and spec.intervals.chosen_on(shared.cluster.device.architecture)
-        always = spec.intervals.options if spec.intervals and chosen else ()
+        architecture, intervals = shared.cluster.device.architecture, spec.intervals
+        states_intervals = intervals is not None and intervals.chosen_on(architecture)
+        always = intervals.options if intervals and states_intervals else ()
         if self.usual is not None and self.field not in always:
-            said &= getattr(columns, self.column) != self.usual
-        return list(np.flatnonzero(said).tolist())
+            differs &= getattr(columns, self.column) != self.usual
+        return list(np.flatnonzero(differs).tolist())
 
 
 def _draft_layers(model: ModelSpec) -> dict[str, int]:
@@ -85,7 +86,7 @@ def _draft_method(layers: float, model: ModelSpec) -> str:
 CANDIDATE_COLUMNS = (
     *(CandidateColumn(name, name) for name in DEGREES),
     *(
-        CandidateColumn(option.name, option.column, usual=option.usual, whole=option.integral)
+        CandidateColumn(option.name, option.column, usual=option.usual, integral=option.integral)
         for option in OPTIONS
     ),
     CandidateColumn(
@@ -96,7 +97,7 @@ CANDIDATE_COLUMNS = (
     ),
     CandidateColumn("instances", "instances"),
     CandidateColumn("tokens", "draft_tokens", "speculative", "draft_tokens"),
-    CandidateColumn("acceptance", "acceptance", "speculative", "draft_tokens", whole=False),
+    CandidateColumn("acceptance", "acceptance", "speculative", "draft_tokens", integral=False),
     CandidateColumn(
         "method",
         "draft_layers",
@@ -112,13 +113,13 @@ CANDIDATE_COLUMNS = (
 
 
 def read_columns(
-    stated: BaseModel, usual: Mapping[str, Any], model: ModelSpec, part: str = ""
+    candidate: BaseModel, usual: Mapping[str, Any], model: ModelSpec, part: str = ""
 ) -> dict[str, float]:
     """Columns of some fields of a candidate, or of a part of it: as stated, else the ``usual``."""
     out: dict[str, float] = {}
     for entry in CANDIDATE_COLUMNS:
         if entry.part == part and entry.field in usual:
-            value = getattr(stated, entry.field)
+            value = getattr(candidate, entry.field)
             value = usual[entry.field] if value is None else value
             out[entry.column] = value if entry.read is None else entry.read(value, model)
     return out
@@ -159,7 +160,7 @@ def setting_columns(
     """
     workload, model, load = problem.workload, problem.model, mode_load(problem.workload)
     _check_batcher(spec, candidate)
-    _check_options(spec, candidate)
+    _refuse_foreign_options(spec, candidate)
     usual = {
         **_usual_options(problem, spec, place),
         **_usual_intervals(problem, spec, place, load),
@@ -315,7 +316,7 @@ def _check_batcher(spec: Engine, candidate: CandidateRequest) -> None:
             )
 
 
-def _check_options(spec: Engine, candidate: CandidateRequest) -> None:
+def _refuse_foreign_options(spec: Engine, candidate: CandidateRequest) -> None:
     """Refuse options that are usually left out and that the engine does not have."""
     # An engine may parse an interval's option and pass it on to none of its engines.
     offered = {*option_meanings(spec).values()} - {*INTERVALS}

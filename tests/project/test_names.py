@@ -1,0 +1,68 @@
+"""Names: a function is defined by one module, and a variable says what it holds."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+from recipe_core.base.resources import PACKAGE
+from scripts.code_numbers import FUNCTIONS, VAGUE, bound_names
+
+# Names that a contract fixes: fields of documents, arguments of tools.
+FIXED_NAMES = frozenset(
+    {
+        ("changed_model.py", "whole"),
+        ("corrections.py", "held"),
+        ("failures.py", "held"),
+        ("failures.py", "what"),
+        ("grammar.py", "what"),
+        ("mcp.py", "asked"),
+        ("mcp.py", "what"),
+        ("memory.py", "stated"),
+        ("release.py", "what"),
+        ("result.py", "kept"),
+        ("result.py", "wanted"),
+        ("spares.py", "held"),
+        ("starts.py", "held"),
+        ("starts.py", "named"),
+        ("starts.py", "stated"),
+        ("training_programs.py", "least"),
+        ("training_programs.py", "whole"),
+    }
+)
+# Entry points of programs, and what programs that travel apart each bring of their own.
+REPEATED = frozenset({"detect_machine", "main", "put_in_place", "sync_to_disk"})
+
+
+def repeated_functions(trees: Mapping[Path, ast.Module]) -> dict[str, int]:
+    """Module functions whose name several modules define, with how many do."""
+    modules: Counter[str] = Counter()
+    for tree in trees.values():
+        modules.update({node.name for node in tree.body if isinstance(node, FUNCTIONS)})
+    return {name: count for name, count in modules.items() if count > 1 and name not in REPEATED}
+
+
+def vague_names(trees: Mapping[Path, ast.Module]) -> set[str]:
+    """Where a variable or parameter has a name that says nothing."""
+    return {
+        f"{path.name}: {name}"
+        for path, tree in trees.items()
+        for name in bound_names(tree)
+        if name in VAGUE and (path.name, name) not in FIXED_NAMES
+    }
+
+
+def test_a_function_is_defined_once_and_a_variable_says_what_it_holds():
+    trees = {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
+    assert len(trees) > 500
+    assert repeated_functions(trees) == {}
+    assert vague_names(trees) == set()
+
+
+def test_names_that_break_the_rules_are_listed():
+    source = "def read_trace(found): return found"
+    trees = {Path(name): ast.parse(source) for name in ("one.py", "two.py")}
+    assert repeated_functions(trees) == {"read_trace": 2}
+    assert vague_names(trees) == {"one.py: found", "two.py: found"}
