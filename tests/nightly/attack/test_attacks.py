@@ -33,7 +33,7 @@ BARE, POD, COMPOSE = (
         (by_hand, "IN_SHELL", BARE, "environment", "ran: ['INJECTED']"),
         (pod, "IN_KUBERNETES", POD, "option", "llminferenceservice"),
         (containers, "IN_COMPOSE", COMPOSE, "option", "Invalid interpolation"),
-        (quoting, "go_template", str, "option", "llminferenceservice"),
+        (quoting, "quote_go_template", str, "option", "llminferenceservice"),
     ],
 )
 def test_a_text_without_quotes_is_seen(module, name, bare, place, says, tmp_path, monkeypatch):
