@@ -5,7 +5,7 @@ What a candidate leaves open is as the engine does by itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
@@ -41,36 +41,32 @@ class CandidateColumn:
 
     ``part``: the object of the candidate that has the field; empty for the candidate itself.
     ``read`` makes the column's number of a value, and ``value`` a value of the number; without
-    these they are the same number, mostly a ``integral`` one. The field is said where the column
-    ``beside`` is not zero, and not the ``usual`` number.
+    these they are the same number, mostly an ``integral`` one. The field is said where the column
+    ``beside`` is not zero, if one is named, and where the number is not the ``usual`` one.
     """
 
     field: str
     column: str
     part: str = ""
-    beside: str = "tp"
+    beside: str = ""
     usual: float | None = None
     integral: bool = True
     read: Callable[[Any, ModelSpec], float] | None = None
     value: Callable[[float, ModelSpec], Any] | None = None
 
-    def values(self, model: ModelSpec, columns: Cases) -> list[Any]:
-        numbers = getattr(columns, self.column)
-        if self.value is None:
-            return list((numbers.astype(np.int64) if self.integral else numbers).tolist())
-        return [self.value(number, model) for number in numbers.tolist()]
-
-    def places(self, shared: Setting, columns: Cases) -> list[int]:
-        """The cases that say the field."""
-        spec, differs = shared.engine, getattr(columns, self.beside) != 0
-        if self.field in BATCHING and spec.batcher is None:
-            return []
-        architecture, intervals = shared.cluster.device.architecture, spec.intervals
-        states_intervals = intervals is not None and intervals.chosen_on(architecture)
-        always = intervals.options if intervals and states_intervals else ()
-        if self.usual is not None and self.field not in always:
-            differs &= getattr(columns, self.column) != self.usual
-        return list(np.flatnonzero(differs).tolist())
+    def stated_values(
+        self, model: ModelSpec, columns: Cases, rows: Int, usual: float | None
+    ) -> Iterator[tuple[int, Any]]:
+        """The rows that say the field, by their places, and the value of each."""
+        numbers = getattr(columns, self.column)[rows].tolist()
+        beside = getattr(columns, self.beside)[rows].tolist() if self.beside else numbers
+        for place, number in enumerate(numbers):
+            if (self.beside and not beside[place]) or number == usual:
+                continue
+            if self.value is None:
+                yield place, int(number) if self.integral else number
+            else:
+                yield place, self.value(number, model)
 
 
 def _draft_layers(model: ModelSpec) -> dict[str, int]:
@@ -127,23 +123,27 @@ def read_columns(
 
 def describe_serving_cases(shared: Setting, columns: Cases, rows: Int) -> list[dict[str, Any]]:
     """Some cases as candidates of the contract: what a recipe pins and a launch repeats."""
-    columns = columns.take(rows)
+    engine = shared.engine
     fields = {
-        "engine": shared.engine.name,
+        "engine": engine.name,
         **dict.fromkeys(DEGREES),
         "weight_dtype": shared.weight_dtype,
         "kv_dtype": shared.kv_dtype,
         **dict.fromkeys(option.name for option in STATED),
     }
-    if shared.engine.as_of is not None:
-        fields["engine_version"] = shared.engine.as_of
-    out: list[dict[str, Any]] = [dict(fields) for _ in range(len(columns))]
+    if engine.as_of is not None:
+        fields["engine_version"] = engine.as_of
+    out: list[dict[str, Any]] = [dict(fields) for _ in rows]
+    intervals, architecture = engine.intervals, shared.cluster.device.architecture
+    always = intervals.options if intervals and intervals.chosen_on(architecture) else ()
+    # Lists, not arrays: tables and links describe one row at a time, thousands of times a page.
     for entry in CANDIDATE_COLUMNS:
-        places = entry.places(shared, columns)
-        values = entry.values(shared.model, columns) if places else []
-        for place in places:
+        if entry.field in BATCHING and engine.batcher is None:
+            continue
+        usual = None if entry.field in always else entry.usual
+        for place, value in entry.stated_values(shared.model, columns, rows, usual):
             part = out[place].setdefault(entry.part, {}) if entry.part else out[place]
-            part[entry.field] = values[place]
+            part[entry.field] = value
     return out
 
 

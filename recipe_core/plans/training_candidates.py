@@ -107,7 +107,6 @@ def describe_training_cases(
     shared: TrainingSetting, columns: TrainingCases, rows: Int
 ) -> list[dict[str, Any]]:
     """Some cases as candidates of the contract: what a recipe pins and a launch repeats."""
-    columns = columns.take(rows)
     fields = {
         "engine": shared.engine,
         **dict.fromkeys((*NUMBERS, "recompute")),
@@ -120,13 +119,15 @@ def describe_training_cases(
         fields["cuda_graphs"] = shared.cuda_graphs
     if shared.compiles is not None:
         fields["compile"] = shared.compiles
-    out: list[dict[str, Any]] = [dict(fields) for _ in range(len(columns))]
-    by_itself = _waits_on_host(shared, columns.recompute)
+    out: list[dict[str, Any]] = [dict(fields) for _ in rows]
+    by_itself = _waits_on_host(shared, columns.recompute[rows]).tolist()
+    # Lists, not arrays: tables and links describe one row at a time, thousands of times a page.
     for entry in TRAINING_COLUMNS:
-        numbers = getattr(columns, entry.column)
-        usual = by_itself if entry.field == "activation_offload" else entry.usual
-        for place in np.flatnonzero(numbers != usual).tolist():
-            out[place][entry.field] = entry.value(numbers[place])
+        numbers = getattr(columns, entry.column)[rows].tolist()
+        waits = entry.field == "activation_offload"
+        for place, number in enumerate(numbers):
+            if number != (by_itself[place] if waits else entry.usual):
+                out[place][entry.field] = entry.value(number)
     return out
 
 
