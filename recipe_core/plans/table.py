@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import zip_longest
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -226,9 +227,18 @@ class PlanTable:
         )
 
     def key(self, row: int) -> str:
-        """The name of a row in links and charts, with its load where a split has several."""
-        load = float(self.columns["load"][row]) if self.request.options.loads else None
-        return split_key(self.candidate(row), int(self.clusters_of_rows[row]), load)
+        return self.keys([row])[0]
+
+    def keys(self, rows: Sequence[int] | Int) -> list[str]:
+        """The names of rows in links and charts, with their loads where a split has several."""
+        index = np.asarray(rows, dtype=np.int64)
+        loads = self.columns["load"][index].tolist() if self.request.options.loads else ()
+        return [
+            split_key(*split)
+            for split in zip_longest(
+                self.candidates(index), self.clusters_of_rows[index].tolist(), loads
+            )
+        ]
 
     def find(self, key: str) -> int | None:
         """The row that a key names, None when the plan has no such split."""

@@ -77,7 +77,7 @@ def split_values(
     index = np.asarray(rows, dtype=int)
     numbers = index.tolist()
     values: dict[str, Any] = {
-        "key": [plan.key(row) for row in numbers],
+        "key": plan.keys(index),
         "label": split_labels(plan, index),
         "split": [split_name(candidate) for candidate in plan.candidates(index)],
         "state": [state_text(plan, row) for row in numbers],

@@ -12,7 +12,7 @@ import pandas as pd
 from recipe_core.base.arrays import Bool, Int
 from recipe_core.plans.limits import rule_title
 from recipe_core.plans.plan import Plan
-from recipe_core.plans.plan_json import split_label
+from recipe_core.plans.plan_json import split_labels
 from recipe_core.plans.rank import nearest_row, refused_rows
 from recipe_core.views.charts.front import group_rows
 from recipe_core.views.plan_words import rule_titles
@@ -113,8 +113,8 @@ def refused_frame(plan: Plan, at_most: int = 500) -> pd.DataFrame:
     rows = [int(row) for row in refused_rows(plan)[:at_most]]
     return pd.DataFrame(
         {
-            "key": [plan.key(row) for row in rows],
-            "split": [split_label(plan, row) for row in rows],
+            "key": plan.keys(rows),
+            "split": split_labels(plan, rows),
             "why": ["; ".join(reasons) for reasons in plan.sentences(rows)],
             "kind": [rule_titles(plan.codes(row)) for row in rows],
         }

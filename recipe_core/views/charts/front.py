@@ -19,7 +19,7 @@ from recipe_core.plans.plan_json import (
     measure_text,
     queue_text,
     row_load_text,
-    split_label,
+    split_labels,
 )
 from recipe_core.plans.rank import front_of_measures, rows_beyond_limits
 from recipe_core.views.charts.figures import Drawing, Style, axis, error_bars
@@ -309,7 +309,7 @@ class _Tradeoff:
         if rows:
             ring = {"symbol": "circle-open", "size": 26, "color": colours.series[3]}
             ring["line"] = {"width": 3}
-            names = self.draw.beside([split_label(plan, row) for row in rows], "bottom center")
+            names = self.draw.beside(split_labels(plan, rows), "bottom center")
             more = {"mode": "markers+text", "legendrank": 1006, **names}
             self.draw.points("Pinned", *self._places(rows), ring, **more)
 
@@ -375,15 +375,14 @@ def _row_texts(plan: Plan, rows: Int, *, ranges: bool = False) -> list[list[str]
         low, high = (float(values[n]) for values in ends[name])
         return f"{text} ({plain_range_text((low, high), plan.measures[name].show)} likely)"
 
+    basis = f"<i>computed; device: {device_basis(plan)}</i>"
+
     def lines(n: int, row: int) -> str:
         states = [f"Queues: {queue_text(plan, row)}" if plan.queues[row] else ""]
         states += [starts_text(plan, row)]
         figures = [figure(n, row, name) for name in measures]
-        basis = f"<i>computed; device: {device_basis(plan)}</i>"
         parts = [used_devices_text(plan, row), *states, *figures, basis]
         return "<br>".join(part for part in parts if part)
 
-    return [
-        [plan.key(row), split_label(plan, row), lines(n, row)]
-        for n, row in enumerate(rows.tolist())
-    ]
+    texts = [lines(n, row) for n, row in enumerate(rows.tolist())]
+    return [list(row) for row in zip(plan.keys(rows), split_labels(plan, rows), texts, strict=True)]

@@ -12,7 +12,7 @@ from recipe_core.base.units import GIB, alike, count_text, gib, seconds_text
 from recipe_core.estimates.serving.bottlenecks import BOTTLENECKS
 from recipe_core.models.tensors import PART_TITLES
 from recipe_core.plans.plan import Plan
-from recipe_core.plans.plan_json import device_word, held_text, split_label
+from recipe_core.plans.plan_json import device_word, held_text, split_labels
 from recipe_core.views.charts.figures import Drawing, Style, axis, categories
 from recipe_core.views.charts.style import BELOW, PLAIN, part_marker
 from recipe_core.views.explanations.timeline import Task
@@ -138,7 +138,7 @@ def memory_bars(plan: Plan, rows: Sequence[int], *, dark: bool = False) -> go.Fi
     beyond = np.array([not common or "needs" in text for text in texts], dtype=bool)
     starts = np.where(beyond, np.maximum(ends, capacity), ends)  # never across the lines
     draw.words(starts, places, texts, textposition="middle right", cliponaxis=False)
-    titles = {"tickvals": places, "ticktext": [_row_title(plan, row) for row in rows]}
+    titles = {"tickvals": places, "ticktext": _row_titles(plan, rows)}
     widest = float(max([*capacity, *ends], default=1.0))
     return draw.between(
         axis(f"GiB per {device_word(plan)}", range=[0, widest * 1.34]),
@@ -152,19 +152,23 @@ def memory_bars(plan: Plan, rows: Sequence[int], *, dark: bool = False) -> go.Fi
 
 def _add_parts(draw: Drawing, plan: Plan, rows: Sequence[int], memory: Mapping[str, Any]) -> None:
     """Bars by part, at places in place of names: two loads of a split must not stack."""
+    keys, titles = plan.keys(rows), _row_titles(plan, rows)
     for n, (part, title) in enumerate(plan.spec.parts.items()):
         if np.nan_to_num(memory[part]).any():
             name = HELD_TITLES.get(part, title)
             about = [
-                [plan.key(row), gib(float(value)), _row_title(plan, row)]
-                for row, value in zip(rows, memory[part], strict=True)
+                [key, gib(float(value)), title]
+                for key, title, value in zip(keys, titles, memory[part], strict=True)
             ]
             hover = f"%{{customdata[2]}}<br>{name} %{{customdata[1]}}"
             draw.bars(name, list(range(len(rows))), memory[part] / GIB, n, hover, about)
 
 
-def _row_title(plan: Plan, row: int) -> str:
-    return split_label(plan, row) + ("" if plan.feasible[row] else " (refused)")
+def _row_titles(plan: Plan, rows: Sequence[int]) -> list[str]:
+    return [
+        label if plan.feasible[row] else f"{label} (refused)"
+        for label, row in zip(split_labels(plan, rows), rows, strict=True)
+    ]
 
 
 def _add_capacity(draw: Drawing, usable: Any, capacity: Any, *, common: bool) -> None:
