@@ -19,10 +19,12 @@ from recipe_core.base.errors import RecipeError
 from recipe_core.hardware.cluster import chip_title, device_profile
 from recipe_core.plans.alternatives import find_safer_row
 from recipe_core.plans.confidence import SURE
+from recipe_core.plans.limits import stated_limits
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import doubt_text, plan_launch_note, queue_text, split_label
 from recipe_core.plans.rank import nearest_row
 from recipe_core.plans.remedies import change_label
+from recipe_core.plans.splits import row_key, row_reasons
 from recipe_core.views.plan_words import confidence_text, figures_phrase, unpriced_note
 from recipe_core.views.verdict import Verdict, limits_text, may_miss, percent, plan_verdict
 
@@ -298,12 +300,12 @@ def may_ask(plan: Plan, row: int) -> bool:
 
 def safe_button(plan: Plan, safe: int, place: str) -> None:
     """The split that keeps the limits surely, one click."""
-    verb = "keeps them" if len(plan.stated_limits) > 1 else "keeps it"
+    verb = "keeps them" if len(stated_limits(plan)) > 1 else "keeps it"
     chance = percent(float(plan.chances[safe]))
     draw_edit_button(
         f"{split_label(plan, safe)} {verb} with {chance}: use it",
         widget("safe", place),
-        common.split_fields(plan.key(safe)),
+        common.split_fields(row_key(plan, safe)),
         ":material/verified_user:",
     )
 
@@ -336,7 +338,7 @@ def draw_no_answer(plan: Plan, verdict: Verdict, place: str) -> None:
     row = nearest_row(plan)
     nearest = f"{verdict.subject}."
     if row is not None:
-        nearest = f"Nearest is {split_label(plan, row)}: {'; '.join(plan.reasons(row))}."
+        nearest = f"Nearest is {split_label(plan, row)}: {'; '.join(row_reasons(plan, row))}."
     st.error(
         f"**{common.escape(verdict.counts)}.** {common.escape(nearest)}", icon=":material/block:"
     )

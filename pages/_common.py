@@ -31,6 +31,7 @@ from recipe_core.models.spec import ModelSpec
 from recipe_core.plans.alternatives import Alternative, find_alternatives
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.remedies import Change, buildable_changes
+from recipe_core.plans.splits import find_row, row_request
 from recipe_core.request.edit import SHARED, change, select_split, shared_candidate, value_of
 from recipe_core.request.link import DEFAULT, from_query, link_query
 from recipe_core.request.open_hardware import changed_market, market_of, market_query
@@ -528,9 +529,9 @@ def _look_outside(plan: Plan, key: tuple[str, str]) -> None:
     state, inputs = st.session_state, (key, tuple(pins()), request().candidate)
     if state.get("looked") == inputs:
         return
-    rows = {key: plan.find(key) for key in pins()}
+    rows = {key: find_row(plan, key) for key in pins()}
     pinned_requests = {
-        key: plan.request_of(row)
+        key: row_request(plan, row)
         for key, row in rows.items()
         if row is not None and plan.feasible[row]
     }
@@ -591,7 +592,7 @@ def buildable_edits() -> list[Change]:
 
 def pinned_rows(plan: Plan) -> list[int]:
     """Rows of the pinned splits that fit."""
-    rows = [plan.find(key) for key in pins()]
+    rows = [find_row(plan, key) for key in pins()]
     return [row for row in rows if row is not None and plan.feasible[row]]
 
 
@@ -604,7 +605,7 @@ def selected_key() -> str | None:
 def _stated_row(plan: Plan) -> int | None:
     """The row of the split that the request states, while it fits."""
     key = selected_key()
-    row = plan.find(key) if key else None
+    row = find_row(plan, key) if key else None
     return row if row is not None and plan.feasible[row] else None
 
 

@@ -17,6 +17,7 @@ from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import split_label
 from recipe_core.plans.rank import nearest_row
 from recipe_core.plans.remedies import change_label, fixes
+from recipe_core.plans.splits import find_row, is_known, row_key, row_reasons
 from recipe_core.targets.by_hand import start_command
 from recipe_core.views import tables
 from recipe_core.views.charts.views import Chart, Focus, Item, Note, Table, View, views_of
@@ -51,8 +52,8 @@ def pick_row(plan: Plan) -> int:
     """The split to look at: the best, the selected one or a pinned one."""
     candidates = [plan.best_row, common.selected_row(plan), *common.pinned_rows(plan)]
     rows = list(dict.fromkeys(row for row in candidates if row is not None))
-    options = {plan.key(row): split_label(plan, row) for row in rows}
-    options[plan.key(rows[0])] += " (best)"
+    options = {row_key(plan, row): split_label(plan, row) for row in rows}
+    options[row_key(plan, rows[0])] += " (best)"
     key = st.selectbox(
         "Split",
         list(options),
@@ -61,7 +62,7 @@ def pick_row(plan: Plan) -> int:
         help="The best split, the one you use, and those you pinned",
         width=460,
     )
-    row = plan.find(key) if key in options else None
+    row = find_row(plan, key) if key in options else None
     return rows[0] if row is None else row
 
 
@@ -126,7 +127,7 @@ def marked_splits(plan: Plan, rows: list[int]) -> None:
     st.markdown(f"**Splits that pass through: {len(rows):,}**")
     if rows:
         frame = tables.splits_frame(plan, rows)
-        order = ["label", *(name for name in plan.shown.listed if plan.known(name))]
+        order = ["label", *(name for name in plan.shown.listed if is_known(plan, name))]
         st.dataframe(
             columns_of.with_digits(plan, frame, order),
             hide_index=True,
@@ -203,7 +204,8 @@ def why_not(plan: Plan) -> None:
     if number > len(refused):
         st.caption(f"The {len(refused):,} of {number:,} with the fewest problems.")
     ticked = event["selection"]["rows"]
-    row = plan.find(str(refused["key"][ticked[0]])) if ticked and ticked[0] < len(refused) else None
+    ticked_key = refused["key"].get(ticked[0]) if ticked else None
+    row = None if ticked_key is None else find_row(plan, str(ticked_key))
     if row is None:
         st.caption("Tick a row to see what would let that split run.")
     else:
@@ -213,7 +215,7 @@ def why_not(plan: Plan) -> None:
 def show_fixes(plan: Plan, row: int) -> None:
     """What would let one refused split run, and the nearest split that runs, one click each."""
     with st.container(border=True):
-        reasons = "; ".join(plan.reasons(row))
+        reasons = "; ".join(row_reasons(plan, row))
         st.markdown(f"**{common.escape(split_label(plan, row))}**: {common.escape(reasons)}.")
         changes = common.calculated("Looking for a change that fits", fixes, plan, row)
         if not changes:

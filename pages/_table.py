@@ -9,7 +9,9 @@ import _common as common
 import _export as export
 import streamlit as st
 
+from recipe_core.plans.limits import stated_limits
 from recipe_core.plans.plan import Plan
+from recipe_core.plans.splits import is_known
 from recipe_core.views import tables
 from recipe_core.views.plans import HOLDS
 from recipe_core.views.tables import SHOWN_ROWS, Filters
@@ -103,8 +105,8 @@ def pick_columns(plan: Plan) -> tuple[list[str], bool]:
     with st.popover("Columns", icon=":material/view_column:"):
         names = st.pills(
             "Columns of the table",
-            [name for name in plan.measures if plan.known(name)],
-            default=[name for name in plan.shown.listed if plan.known(name)],
+            [name for name in plan.measures if is_known(plan, name)],
+            default=[name for name in plan.shown.listed if is_known(plan, name)],
             selection_mode="multi",
             format_func=lambda name: plan.measures[name].title,
             key=f"columns-{plan.kind}",
@@ -127,5 +129,5 @@ def column_order(plan: Plan, names: list[str], *, ranges: bool) -> list[str]:
         if ranges and plan.measures[name].band is not None:
             measures.append(f"{name}_likely")
     state = ["state"] if set(tables.states_of(plan)) - {HOLDS} else []
-    sure = ["sure"] if plan.stated_limits else []
+    sure = ["sure"] if stated_limits(plan) else []
     return ["split", *tables.named_columns(plan), *state, *sure, *measures, "front"]

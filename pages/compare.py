@@ -16,6 +16,7 @@ from recipe_core.plans.plan_json import (
     split_label,
 )
 from recipe_core.plans.rank import rows_beyond_limits
+from recipe_core.plans.splits import find_row, is_known, row_reasons, row_request
 from recipe_core.request import split_key
 from recipe_core.views import charts
 from recipe_core.views.charts import front
@@ -91,7 +92,7 @@ def about_figure(plan: Plan, name: str, row: int) -> str:
 
 def pick_axes(plan: Plan) -> tuple[str, str]:
     """The two measures that are drawn against each other."""
-    measures = [name for name in plan.measures if plan.known(name)]
+    measures = [name for name in plan.measures if is_known(plan, name)]
     # other first axes are another widget: a choice for one device is none for several
     several = "" if "device" not in plan.differs else "-devices"
     names = []
@@ -181,7 +182,7 @@ def draw_pins(plan: Plan) -> None:
 
 def draw_pinned_split(plan: Plan, key: str) -> None:
     """One pinned split."""
-    row = plan.find(key)
+    row = find_row(plan, key)
     fits = row is not None and plan.feasible[row]
     if row is None:
         name = split_key.split_name(split_key.key_split(key))
@@ -195,7 +196,7 @@ def draw_pinned_split(plan: Plan, key: str) -> None:
         if sentence := against_best(plan, row):
             st.caption(common.escape(sentence))
     else:
-        reasons = common.escape("; ".join(plan.reasons(row)))
+        reasons = common.escape("; ".join(row_reasons(plan, row)))
         st.markdown(f"**{common.escape(split_label(plan, row))}** is refused: {reasons}")
     with st.container(horizontal=True):
         if fits and st.button(
@@ -207,7 +208,7 @@ def draw_pinned_split(plan: Plan, key: str) -> None:
         ):
             st.switch_page("recipe.py", query_params=common.screen_link_query())
         split_request = (
-            plan.request_of(row) if row is not None and fits else common.pinned_request(key)
+            row_request(plan, row) if row is not None and fits else common.pinned_request(key)
         )
         if split_request is not None:
             common.keep_button(split_request, f"keep-{key}", type="tertiary")

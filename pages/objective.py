@@ -13,6 +13,7 @@ from recipe_core.engines.spec import default_engine, engine, engine_names
 from recipe_core.hardware.cluster import device_profile
 from recipe_core.plans.legal import count_keeping
 from recipe_core.plans.plan import Plan
+from recipe_core.plans.splits import is_known
 from recipe_core.plans.training_settings import framework_choices
 from recipe_core.request.metrics import Limit, limits_by_name, metrics_of
 from recipe_core.request.presets import aims, request_aim
@@ -277,7 +278,7 @@ def kept_splits_text(plan: Plan | None, name: str, limit_value: float | None) ->
         return "Splits are counted once hardware is chosen."
     if plan is None:
         return "Not counted: the request has no answer."
-    if not plan.known(name):
+    if not is_known(plan, name):
         return "Unknown for every split, so none keeps a limit on it."
     running, n = int(plan.runs.sum()), count_keeping(plan, name, limit_value)
     if limit_value is None:

@@ -15,8 +15,10 @@ import streamlit as st
 from recipe_core.base.errors import NoAnswer, RecipeError
 from recipe_core.bundle.write import Bundle, zip_bundle
 from recipe_core.doors.serve import folders_allowed
+from recipe_core.plans.limits import stated_limits
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import device_word, plan_launch_note, split_label
+from recipe_core.plans.splits import find_row, row_key, row_request
 from recipe_core.recipe import Recipe
 from recipe_core.recipe.decision import start_reasons
 from recipe_core.recipe.place import Parameters
@@ -50,7 +52,7 @@ def option_label(plan: Plan, key: str) -> str:
     """A split in the list, with its figures."""
     if key == STATED:
         return f"As stated: {overview.stated_split(common.request().candidate)}"
-    row = plan.best_row if key == BEST else plan.find(key)
+    row = plan.best_row if key == BEST else find_row(plan, key)
     lead = "Pinned: " if key in common.pins() else ""
     if key == BEST:
         lead = "Best: "
@@ -73,13 +75,13 @@ def selected_option(plan: Plan) -> str:
         return STATED
     if common.selected_key() is None or lost_selected_split(plan):
         return BEST
-    return plan.key(common.selected_row(plan))
+    return row_key(plan, common.selected_row(plan))
 
 
 def pick_split(plan: Plan) -> None:
     """The split to build: the best one, a pinned one, or any that fits."""
-    pinned = [plan.key(row) for row in common.pinned_rows(plan)]
-    ranked = [plan.key(int(row)) for row in plan.order[:LISTED]]
+    pinned = [row_key(plan, row) for row in common.pinned_rows(plan)]
+    ranked = [row_key(plan, int(row)) for row in plan.order[:LISTED]]
     current = selected_option(plan)
     options = {key: option_label(plan, key) for key in [BEST, *pinned, *ranked, current]}
     common.draw_choice(
@@ -105,7 +107,7 @@ def kept_request(plan: Plan) -> PlanRequest | None:
         has_whole_split = request.candidate and candidate_key(request.candidate.model_dump())
         return request if has_whole_split else None
     row = common.selected_row(plan)
-    return None if row is None else plan.request_of(row)
+    return None if row is None else row_request(plan, row)
 
 
 def draw_downloads(bundle: Bundle, plan: Plan) -> None:
@@ -141,7 +143,7 @@ def draw_downloads(bundle: Bundle, plan: Plan) -> None:
 def start_chance(plan: Plan) -> float | None:
     """The probability that the chosen split keeps the limits; None without limits."""
     row = common.selected_row(plan)
-    if row is None or common.is_stated() or not plan.stated_limits:
+    if row is None or common.is_stated() or not stated_limits(plan):
         return None
     return float(plan.chances[row])
 

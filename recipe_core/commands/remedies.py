@@ -23,6 +23,7 @@ from recipe_core.engines.options import Meaning, Option, OptionTable
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.serving.memory import serving_memory
 from recipe_core.estimates.serving.starts import longest_context, start_errors, starts_with
+from recipe_core.plans.splits import broken_rules
 
 # Codes of findings about words that can be left out or replaced.
 _REFUSED = frozenset({"unknown", "key", "value", "switch-value", "no-value", "model-place"})
@@ -294,7 +295,7 @@ def _memory_values(view: View) -> list[Values]:
     Surely, by a single option or else by several; where none of these is sure, probably.
     """
     plan, row = view.plan, view.row
-    if view.refused or not plan.codes(row) <= {"memory"}:
+    if view.refused or not broken_rules(plan, row) <= {"memory"}:
         return []
     setting, case = view.group.block.setting, view.cases.take(np.array([row]))
     sure = start_errors().sure

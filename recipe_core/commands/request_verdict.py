@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from recipe_core.compression.required import row_estimate_json
+from recipe_core.plans.limits import stated_limits
 from recipe_core.plans.plan_json import doubt_text
 from recipe_core.plans.plans import plan_candidate, plan_splits
+from recipe_core.plans.splits import row_state
 from recipe_core.request.schema import PlanRequest
 
 
@@ -32,11 +34,11 @@ def judge_request(request: PlanRequest, *, folders: bool = True) -> dict[str, An
             "candidate": full.best.candidate,
             "estimate": row_estimate_json(full, full.best.row),
         }
-    sure = float(checked.chances[row]) if checked.stated_limits and checked.runs[row] else None
+    sure = float(checked.chances[row]) if stated_limits(checked) and checked.runs[row] else None
     doubts = [doubt] if (doubt := doubt_text(checked, row)) else []
     return {
         "ok": None if checked.uncertain[row] else estimate.feasible,
-        "verdict": checked.state(row),
+        "verdict": row_state(checked, row),
         "reasons": [*estimate.reasons, *doubts],
         "candidate": candidate,
         "estimate": row_estimate_json(checked, row),

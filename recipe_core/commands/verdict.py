@@ -31,6 +31,7 @@ from recipe_core.plans.problem import ServingProblem
 from recipe_core.plans.serving_candidates import every_split
 from recipe_core.plans.serving_kind import count_cache_tokens
 from recipe_core.plans.serving_settings import served_context
+from recipe_core.plans.splits import broken_rules
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.describe import model_short_name
 from recipe_core.request.metrics import Goal
@@ -267,7 +268,7 @@ class View:
     def stretched(self) -> bool:
         """Whether only memory is short, for which the engine makes room by itself."""
         refused = self.refused_words or self.refused
-        short = not self.feasible and self.plan.codes(self.row) <= {"memory"}
+        short = not self.feasible and broken_rules(self.plan, self.row) <= {"memory"}
         return bool(self.ready.case.elastic) and not refused and short
 
     @property

@@ -21,9 +21,11 @@ from recipe_core.estimates.serving.accuracy import accuracy_of
 from recipe_core.hardware.cluster import short_title
 from recipe_core.models.variants import model_variants
 from recipe_core.plans.confidence import SURE
+from recipe_core.plans.limits import stated_limits
 from recipe_core.plans.plan_json import device_word, measure_text
 from recipe_core.plans.problem import MAX_DEVICES
 from recipe_core.plans.rank import is_row_priced
+from recipe_core.plans.splits import row_key
 from recipe_core.plans.table import replan
 from recipe_core.request.edit import change, select_split, shared_candidate
 from recipe_core.request.schema import PlanRequest
@@ -146,7 +148,7 @@ def find_safer_row(plan: Plan, row: int, least_chance: float = SURE) -> int | No
 
     None without limits, where ``row`` is as sure itself, and where no split that holds the load is.
     """
-    if not plan.stated_limits or float(plan.chances[row]) >= least_chance:
+    if not stated_limits(plan) or float(plan.chances[row]) >= least_chance:
         return None
     rows = plan.order[plan.holds[plan.order]]
     sure = rows[plan.chances[rows] >= least_chance]
@@ -200,7 +202,7 @@ def _choices_in_plan(plan: Plan, best: int) -> Iterator[Ranked]:
     for kind, beyond in sides.items():
         for row in map(int, rows[beyond]):
             if plan.setting(row).cluster is home:
-                fields = select_split(plan.request, plan.key(row))
+                fields = select_split(plan.request, row_key(plan, row))
                 edit = _Edit(kind, row_devices_text(plan, row), fields)
                 yield from _compare_choice(plan, best, plan, row, edit)
                 break
@@ -255,7 +257,7 @@ def _surer_edits(plan: Plan, best: int) -> Iterator[_Edit]:
 
     Where loads are fixed, ``find_safer_row`` knows the split without planning anew.
     """
-    doubtful = bool(plan.stated_limits) and float(plan.chances[best]) < SURE
+    doubtful = bool(stated_limits(plan)) and float(plan.chances[best]) < SURE
     if doubtful and plan.request.load_searched and plan.request.objective.confidence is None:
         yield _Edit("sure", f"{SURE * 100:.0f} % sure", {"objective.confidence": SURE})
 
@@ -332,7 +334,7 @@ def _compare_choice(plan: Plan, best: int, after: Plan, row: int, edit: _Edit) -
             title=edit.title,
             fields=dict(edit.fields),
             candidate=after.candidate(row),
-            key=after.key(row),
+            key=row_key(after, row),
             figure=measure_text(after, name, row),
             change=then / before - 1,
             better=better,
@@ -345,7 +347,7 @@ def _compare_choice(plan: Plan, best: int, after: Plan, row: int, edit: _Edit) -
 
 def _limits_kept(after: Plan, row: int) -> str:
     chance = chance_text(float(after.chances[row])).replace("%", " %")
-    several = len(after.stated_limits) > 1
+    several = len(stated_limits(after)) > 1
     return f"keeps the limit{'s' if several else ''} with {chance}"
 
 

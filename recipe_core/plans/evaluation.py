@@ -239,6 +239,12 @@ def _rule_bits(rules: Sequence[Refusal], codes: dict[str, int], n: int) -> Bits:
     return out
 
 
+def repeat_blocks(plan: PlanTable, value: Callable[[Any], Any]) -> Any:
+    """A value of each block, for each of its rows."""
+    sizes = [len(block) for block in plan.blocks]
+    return np.repeat(np.array([value(block) for block in plan.blocks]), sizes)
+
+
 def band_ends(plan: PlanTable, name: str, rows: Sequence[int] | Int) -> tuple[Float, Float]:
     """Low and high ends of the 80 % band around a measure of some rows, SI.
 

@@ -57,6 +57,12 @@ def limit_excess(rule: Limit, values: Float, limits: Limits) -> Float:
     return 1 / np.maximum(ratio, 1e-12) if rule.at_least else ratio
 
 
+def stated_limits(plan: PlanTable) -> list[str]:
+    """Codes of the limits that the objective states."""
+    limits = plan.request.objective.limits
+    return [code for code, rule in LIMITS.items() if rule.bound(limits) is not None]
+
+
 def limit_texts(limits: Limits) -> list[str]:
     """The stated limits in words: ``p95 of time per output token at most 40.0 ms``."""
     out = []

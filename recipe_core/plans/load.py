@@ -176,7 +176,7 @@ def missed_by(plan: PlanTable) -> Float:
             chance = plan.chances
             missed = np.maximum(missed, least_confidence / np.maximum(chance, LEAST_CHANCE))
     missed = np.where(plan.runs & np.isfinite(missed), missed, np.inf)
-    return np.where(plan.feasible & ~plan.overloaded, 0.0, missed)
+    return np.where(plan.feasible & ~plan.spec.overloaded(plan), 0.0, missed)
 
 
 def _load_scores(plan: PlanTable) -> Float:

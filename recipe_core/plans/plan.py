@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from recipe_core.plans.rank import front_of_columns, refused_rows
+from recipe_core.plans.splits import refusal_reasons, row_key, row_reasons, row_request
 from recipe_core.plans.table import PlanTable
 from recipe_core.request.schema import PlanRequest
 
@@ -90,7 +91,6 @@ class Plan(PlanTable):
 
         rank = pd.array([None] * len(self), dtype="Int64")
         rank[self.order] = np.arange(1, len(self.order) + 1)
-        reasons = ["; ".join(sentences) for sentences in self.sentences(np.arange(len(self)))]
         split = self.spec.split_columns(self)
         rest = {name: column for name, column in self.columns.items() if name not in split}
         return pd.DataFrame({**split, **rest}).assign(
@@ -101,7 +101,7 @@ class Plan(PlanTable):
             ),
             rank=rank,
             pareto=front_of_columns(self),
-            reasons=reasons,
+            reasons=list(map("; ".join, refusal_reasons(self, np.arange(len(self))))),
         )
 
     def to_json(self, top: int | None = None, refused: int = REFUSED_LISTED) -> dict[str, Any]:
@@ -150,7 +150,7 @@ class Split:
     @property
     def reasons(self) -> list[str]:
         """Why it cannot run; empty when it can."""
-        return self.plan.reasons(self.row)
+        return row_reasons(self.plan, self.row)
 
     @property
     def feasible(self) -> bool:
@@ -164,11 +164,11 @@ class Split:
 
     @property
     def request(self) -> PlanRequest:
-        return self.plan.request_of(self.row)
+        return row_request(self.plan, self.row)
 
     @property
     def key(self) -> str:
-        return self.plan.key(self.row)
+        return row_key(self.plan, self.row)
 
     def __str__(self) -> str:
         from recipe_core.plans.plan_json import split_label

@@ -14,6 +14,7 @@ from recipe_core.estimates.columns.serving import Setting
 from recipe_core.estimates.measured.support import device_support
 from recipe_core.hardware.cluster import chip_title
 from recipe_core.models.variants import stored_as
+from recipe_core.plans.limits import stated_limits
 from recipe_core.plans.rank import (
     beats,
     count_ties,
@@ -21,6 +22,7 @@ from recipe_core.plans.rank import (
     front_with_accuracy,
     nearest_row,
 )
+from recipe_core.plans.splits import refusal_reasons, row_estimates, row_reasons, row_state
 from recipe_core.plans.table import PlanTable
 from recipe_core.request.serving_workload import LOADS
 from recipe_core.request.split_key import load_field_text, split_name
@@ -40,11 +42,11 @@ def plan_document(plan: Plan, top: int, refused: int) -> dict[str, Any]:
         plan.estimates(shown),
         front_of_columns(plan)[shown].tolist(),
         [None, *beats(plan, shown[1:], int(shown[0]))] if len(shown) else [],
-        plan.chances[shown].tolist() if plan.stated_limits else [None] * len(shown),
+        plan.chances[shown].tolist() if stated_limits(plan) else [None] * len(shown),
         strict=True,
     )
     listed = rows[:refused]
-    reasons = zip(_cases_json(plan, listed), plan.sentences(listed), strict=True)
+    reasons = zip(_cases_json(plan, listed), refusal_reasons(plan, listed), strict=True)
     corrections = plan.problem.corrections
     own_runs = {} if corrections is None else {"own_runs": corrections.to_json()}
     return {
@@ -125,7 +127,7 @@ def _states_json(plan: PlanTable, rows: Int) -> list[dict[str, Any]]:
 
 def _state_json(plan: PlanTable, row: int) -> dict[str, Any]:
     """Whether a feasible row holds its load at once; where not, how much or why not."""
-    state = plan.state(row)
+    state = row_state(plan, row)
     if state == "uncertain":
         chance = float(plan.columns["start_probability"][row])
         return {"state": state, "start_probability": chance, "doubt": doubt_text(plan, row)}
@@ -142,7 +144,7 @@ def _nearest_json(plan: Plan) -> dict[str, Any] | None:
     return {
         "candidate": plan.candidate(row),
         "estimate": plan.completed(row).to_json(),
-        "reasons": plan.reasons(row),
+        "reasons": row_reasons(plan, row),
         "changes": [change.to_json() for change in plan.changes()],
     }
 
@@ -263,7 +265,7 @@ def doubt_text(plan: PlanTable, row: int) -> str:
     """Why it is uncertain whether a row starts, with the probability; empty for others."""
     if not plan.uncertain[row]:
         return ""
-    estimates, place = plan.detail(row)
+    estimates, place = row_estimates(plan, row)
     return str(estimates.doubts(np.array([place]))[0])
 
 

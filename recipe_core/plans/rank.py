@@ -13,6 +13,7 @@ from recipe_core.base.errors import InputError
 from recipe_core.base.intervals import NORMAL
 from recipe_core.base.units import round_significant
 from recipe_core.estimates.bands import better_score, normal_probability
+from recipe_core.plans.evaluation import repeat_blocks
 from recipe_core.plans.limits import LIMITS, bounded_figures, limit_excess
 from recipe_core.request.metrics import is_more_better
 
@@ -156,7 +157,7 @@ def lacks_price(table: PlanTable) -> Bool:
     """Rows whose score lacks a price, ranked after the others; none where cost is no goal."""
     if not counts_cost(table) or not table.blocks:
         return np.zeros(len(table), dtype=np.bool_)
-    lacks = table.of_blocks(lambda block: block.setting.cluster.usd_per_device_hour is None)
+    lacks = repeat_blocks(table, lambda block: block.setting.cluster.usd_per_device_hour is None)
     return np.asarray(lacks, dtype=np.bool_)
 
 

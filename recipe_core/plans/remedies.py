@@ -18,8 +18,9 @@ from recipe_core.base.units import significant
 from recipe_core.engines.options import COLUMNS
 from recipe_core.plans.kind import DEGREES, Fields
 from recipe_core.plans.launch_facts import DATA_TITLES, METHODS
-from recipe_core.plans.limits import LIMITS, bounded_figures
+from recipe_core.plans.limits import LIMITS, bounded_figures, stated_limits
 from recipe_core.plans.rank import rows_beyond_limits
+from recipe_core.plans.splits import broken_rules, row_key, row_request
 from recipe_core.plans.table import PlanTable, replan, replan_stated
 from recipe_core.request.edit import change
 from recipe_core.request.metrics import limits_by_name
@@ -123,14 +124,14 @@ def looser_limits(plan: PlanTable) -> list[Change]:
     Each alone where that is enough, else all that the nearest row breaks.
     """
     rows = rows_beyond_limits(plan)
-    codes = {row: plan.codes(row) for row in rows}
+    codes = {row: broken_rules(plan, row) for row in rows}
     alone = {}
     for row in reversed(rows):  # the nearest of each comes last
         if len(codes[row]) == 1:
             alone[next(iter(codes[row]))] = row
     nearest = [alone[code] for code in (*LIMITS, "confidence") if code in alone] or rows[:1]
     changes = [
-        Change(_loosened_limits(plan, row, codes[row]), plan.candidate(row), plan.key(row))
+        Change(_loosened_limits(plan, row, codes[row]), plan.candidate(row), row_key(plan, row))
         for row in nearest
     ]
     if plan.request.objective.confidence is None:
@@ -158,7 +159,7 @@ def _loosened_limits(plan: PlanTable, row: int, codes: frozenset[str]) -> dict[s
         chance = math.floor(float(plan.chances[row]) * 100) / 100
         if chance >= LEAST_CONFIDENCE:
             return {**out, "objective.confidence": chance}
-        return _loosened_limits(plan, row, frozenset(plan.stated_limits))
+        return _loosened_limits(plan, row, frozenset(stated_limits(plan)))
     return out
 
 
@@ -200,7 +201,7 @@ def _best_after(
         return None
     if _loses_bundle(plan, after) or (bundled and after.spec.launch_note(after)):
         return None
-    return Change(fields, after.candidate(row), after.key(row))
+    return Change(fields, after.candidate(row), row_key(after, row))
 
 
 def _loses_bundle(plan: PlanTable, after: PlanTable) -> bool:
@@ -223,10 +224,10 @@ def fixes(plan: PlanTable, row: int, at_most: int = AT_MOST) -> list[Change]:
         if len(out) == at_most - 1:
             break
         if _runs_after(plan, row, fields):
-            out.append(Change(fields, plan.candidate(row), plan.key(row)))
+            out.append(Change(fields, plan.candidate(row), row_key(plan, row)))
     nearest = nearest_feasible(plan, row)
     if nearest is not None:
-        out.append(Change({}, plan.candidate(nearest), plan.key(nearest)))
+        out.append(Change({}, plan.candidate(nearest), row_key(plan, nearest)))
     return out
 
 
@@ -235,7 +236,7 @@ def _worth_trying(plan: PlanTable, row: int) -> Iterator[Fields]:
 
     Several rules are met together.
     """
-    codes = plan.codes(row) | ({"memory"} if plan.uncertain[row] else set())
+    codes = broken_rules(plan, row) | ({"memory"} if plan.uncertain[row] else set())
     yield from plan.spec.cures.row_reliefs(plan, row, codes)
     limits = _loosened_limits(plan, row, codes)
     if codes and codes <= set(LIMITS):
@@ -246,7 +247,7 @@ def _worth_trying(plan: PlanTable, row: int) -> Iterator[Fields]:
 
 def _runs_after(plan: PlanTable, row: int, fields: Mapping[str, Any]) -> bool:
     try:
-        request = change(plan.request_of(row), {**fields, **plan.spec.cures.carried(fields)})
+        request = change(row_request(plan, row), {**fields, **plan.spec.cures.carried(fields)})
         after = replan_stated(plan, request)
     except RecipeError:
         return False

@@ -13,6 +13,7 @@ from typing import Any
 
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plans import plan_stated
+from recipe_core.plans.splits import row_request
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.serving_workload import LOADS, ServingWorkload
 
@@ -64,7 +65,7 @@ def replica_request(plan: Plan, row: int) -> PlanRequest:
 
     A load that is searched stays so: it is then that of one replica.
     """
-    request = plan.request_of(row)
+    request = row_request(plan, row)
     count = replicas_of(plan, row).count
     if plan.request.load_searched:
         request = request.model_copy(update={"workload": plan.request.workload})

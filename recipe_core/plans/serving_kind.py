@@ -14,6 +14,7 @@ from recipe_core.estimates.serving.bands import FOLLOWING, METRICS, serving_erro
 from recipe_core.estimates.serving.results import MEMORY, ServingEstimate, memory_parts
 from recipe_core.estimates.serving.simulate import MOST, requests_each
 from recipe_core.estimates.serving.starts import is_serving_uncertain
+from recipe_core.plans.evaluation import repeat_blocks
 from recipe_core.plans.kind import DEGREES, Block, Kind, Ranking, Shown
 from recipe_core.plans.serving_columns import describe_serving_cases
 from recipe_core.plans.serving_remedies import CURES
@@ -124,10 +125,10 @@ def _titles_of(setting: Setting) -> Mapping[str, str]:
 
 def _serving_split_columns(table: PlanTable) -> Mapping[str, Any]:
     return {
-        "device": table.of_blocks(lambda block: block.setting.cluster.device.name),
-        "engine": table.of_blocks(lambda block: block.setting.engine.name),
-        "weight_dtype": table.of_blocks(lambda block: block.setting.weight_dtype),
-        "kv_dtype": table.of_blocks(lambda block: block.setting.kv_dtype),
+        "device": repeat_blocks(table, lambda block: block.setting.cluster.device.name),
+        "engine": repeat_blocks(table, lambda block: block.setting.engine.name),
+        "weight_dtype": repeat_blocks(table, lambda block: block.setting.weight_dtype),
+        "kv_dtype": repeat_blocks(table, lambda block: block.setting.kv_dtype),
     }
 
 

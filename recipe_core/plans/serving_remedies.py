@@ -20,6 +20,7 @@ from recipe_core.plans.limits import LIMITS
 from recipe_core.plans.rank import nearest_row
 from recipe_core.plans.serving_columns import INTERVALS
 from recipe_core.plans.serving_settings import cached_as, requested_engine
+from recipe_core.plans.splits import broken_rules
 from recipe_core.plans.table import PlanTable
 from recipe_core.request.serving_workload import LOADS
 
@@ -132,7 +133,7 @@ def _finer_formats(table: PlanTable) -> Iterator[Fields]:
     The smallest formats first.
     """
     row = nearest_row(table)
-    if row is not None and "limit-accuracy" in table.codes(row):
+    if row is not None and "limit-accuracy" in broken_rules(table, row):
         yield from _keep_accuracy(table, row)
 
 

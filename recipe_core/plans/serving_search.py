@@ -302,7 +302,7 @@ def _find_best_loads(
             pair = shared, with_intervals(problem, shared, candidate, cases)
             blocks = _judge_within_limits(spec, problem, [pair], None, alone=False)
             judged = PlanTable(spec, problem, blocks)
-            return judged.feasible & ~judged.overloaded
+            return judged.feasible & ~judged.spec.overloaded(judged)
 
         bisection, load = (
             bisect_loads(keeps, some.load, whole_requests=True),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import zip_longest
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -17,14 +16,11 @@ from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.estimates.columns.scopes import without_corrections
 from recipe_core.hardware.cluster import Cluster
 from recipe_core.plans.confidence import confidence
-from recipe_core.plans.evaluation import EvaluatedCases
+from recipe_core.plans.evaluation import EvaluatedCases, repeat_blocks
 from recipe_core.plans.kind import Block, Kind
-from recipe_core.plans.limits import LIMITS
 from recipe_core.plans.problem import Problem, resolve_problem
 from recipe_core.plans.rank import rank_rows, score_rows
-from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.schema import PlanRequest
-from recipe_core.request.split_key import key_split, split_key
 
 Answer = TypeVar("Answer")
 AnyTable = TypeVar("AnyTable", bound="PlanTable")
@@ -79,10 +75,6 @@ class PlanTable:
             self.spec.add_columns(columns)
         return columns
 
-    def of_blocks(self, value: Callable[[Block], Any]) -> Any:
-        sizes = [len(block) for block in self.blocks]
-        return np.repeat(np.array([value(block) for block in self.blocks]), sizes)
-
     @cached_property
     def feasible(self) -> Bool:
         return np.asarray(self.columns["feasible"], dtype=np.bool_)
@@ -93,13 +85,9 @@ class PlanTable:
         return np.concatenate([block.runs for block in self.blocks])
 
     @cached_property
-    def overloaded(self) -> Bool:
-        return self.spec.overloaded(self)
-
-    @cached_property
     def queues(self) -> Bool:
         """Rows that start, but do not hold their whole load at once: the rest waits in a queue."""
-        return self.overloaded & ~self.uncertain
+        return self.spec.overloaded(self) & ~self.uncertain
 
     @cached_property
     def uncertain(self) -> Bool:
@@ -136,9 +124,8 @@ class PlanTable:
     def clusters_of_rows(self) -> Int:
         """The place of every row's cluster in ``clusters``."""
         numbers = {id(place): number for number, place in enumerate(self.clusters)}
-        return np.asarray(
-            self.of_blocks(lambda block: numbers[id(block.setting.cluster)]), dtype=np.int64
-        )
+        places = repeat_blocks(self, lambda block: numbers[id(block.setting.cluster)])
+        return np.asarray(places, dtype=np.int64)
 
     @cached_property
     def differs(self) -> frozenset[str]:
@@ -162,19 +149,6 @@ class PlanTable:
     def setting(self, row: int) -> Any:
         """What the split of a row shares with its block: model, cluster, engine, formats."""
         return self.at(row)[0].setting
-
-    def detail(self, row: int) -> tuple[Any, int]:
-        """The columns of physics that hold a row, and its place in them."""
-        block, i = self.at(row)
-        return block.detail(i)
-
-    def state(self, row: int) -> str:
-        """``holds``, ``queues``, ``uncertain`` or ``cannot run``."""
-        if not self.feasible[row]:
-            return "cannot run"
-        if self.uncertain[row]:
-            return "uncertain"
-        return "queues" if self.queues[row] else "holds"
 
     def candidate(self, row: int) -> dict[str, Any]:
         return self.candidates([row])[0]
@@ -211,40 +185,6 @@ class PlanTable:
             block, places = self.blocks[k], np.flatnonzero(numbers == k)
             yield block, places, rows[places] - self._ends[k] + len(block)
 
-    def request_of(self, row: int) -> PlanRequest:
-        """The request of a row alone.
-
-        On its hardware, under its load, with its split as the candidate.
-        """
-        request = self.request
-        return request.model_copy(
-            update={
-                "options": request.options.model_copy(update=dict.fromkeys(self.spec.settled, ())),
-                "hardware": self.setting(row).cluster.request or request.hardware,
-                "candidate": CandidateRequest.model_validate(self.candidate(row)),
-                "workload": self.spec.workload(self, row),
-            }
-        )
-
-    def key(self, row: int) -> str:
-        return self.keys([row])[0]
-
-    def keys(self, rows: Sequence[int] | Int) -> list[str]:
-        """The names of rows in links and charts, with their loads where a split has several."""
-        index = np.asarray(rows, dtype=np.int64)
-        loads = self.columns["load"][index].tolist() if self.request.options.loads else ()
-        return [
-            split_key(*split)
-            for split in zip_longest(
-                self.candidates(index), self.clusters_of_rows[index].tolist(), loads
-            )
-        ]
-
-    def find(self, key: str) -> int | None:
-        """The row that a key names, None when the plan has no such split."""
-        split = key_split(key)
-        return None if split is None else self.spec.find(self, key, split)
-
     # order
 
     @cached_property
@@ -275,16 +215,6 @@ class PlanTable:
             start += len(block)
         return out
 
-    def codes(self, row: int) -> frozenset[str]:
-        return frozenset(code for code, broken in self.rules.items() if broken[row])
-
-    def reasons(self, row: int) -> list[str]:
-        """Why a row is refused; empty when it is not."""
-        return self.sentences([row])[0]
-
-    def sentences(self, rows: Sequence[int] | Int) -> list[list[str]]:
-        return self.spec.trim_reasons(self, self.by_block(rows, EvaluatedCases.sentences))
-
     # measures
 
     def raw(self, name: str) -> Float:
@@ -293,17 +223,6 @@ class PlanTable:
 
     def values(self, name: str, rows: Any = slice(None)) -> Float:
         return np.asarray(self.raw(name)[rows] * self.measures[name].factor)
-
-    def known(self, name: str) -> bool:
-        """Whether a measure is known of any row that is feasible (a price may not be)."""
-        rows = self.feasible if self.feasible.any() else slice(None)
-        return bool(np.isfinite(self.raw(name)[rows]).any())
-
-    @cached_property
-    def stated_limits(self) -> list[str]:
-        """Codes of the limits that the objective states."""
-        limits = self.request.objective.limits
-        return [code for code, rule in LIMITS.items() if rule.bound(limits) is not None]
 
 
 def replan(table: AnyTable, request: PlanRequest) -> AnyTable:

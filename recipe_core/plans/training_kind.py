@@ -15,6 +15,7 @@ from recipe_core.estimates.columns.training import RECOMPUTE, TrainingSetting, s
 from recipe_core.estimates.training.memory import MEMORY_TITLES
 from recipe_core.estimates.training.results import TrainingEstimate
 from recipe_core.estimates.training.starts import METRICS, is_training_uncertain, training_errors
+from recipe_core.plans.evaluation import repeat_blocks
 from recipe_core.plans.kind import Block, Kind, Ranking, Shown
 from recipe_core.plans.launch_rules import FRAMEWORK
 from recipe_core.plans.table import PlanTable
@@ -89,7 +90,7 @@ def _training_split_columns(table: PlanTable) -> Mapping[str, Any]:
     splits = table.candidates(range(len(table)))
     names = dict.fromkeys(name for split in splits for name in split)
     return {
-        "device": table.of_blocks(lambda block: block.setting.cluster.device.name),
+        "device": repeat_blocks(table, lambda block: block.setting.cluster.device.name),
         **{name: [split.get(name) for split in splits] for name in names},
     }
 

@@ -12,6 +12,7 @@ from recipe_core.engines.spec import default_engine, engine, engine_names
 from recipe_core.engines.training_programs import training_engine
 from recipe_core.hardware.cluster import device_profile
 from recipe_core.plans.plans import plan_candidate
+from recipe_core.plans.splits import row_reasons
 from recipe_core.recipe.decision import start_reasons
 from recipe_core.recipe.expected import TextRow, figure, text_rows
 from recipe_core.recipe.schema import Recipe
@@ -62,7 +63,7 @@ def _on_engine(
     figures: tuple[TextRow, ...] = ()
     try:
         plan, row = plan_candidate(request.model_copy(update={"candidate": split}), folders=folders)
-        reasons = plan.reasons(row) or start_reasons(plan, row)
+        reasons = row_reasons(plan, row) or start_reasons(plan, row)
         if not reasons:
             figures = tuple(text_rows(plan.kind, plan.estimate(row).to_json()))
     except RecipeError as error:

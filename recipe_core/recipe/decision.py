@@ -22,6 +22,7 @@ from recipe_core.plans.remedies import advice_text
 from recipe_core.plans.replicas import one_replica, replicas_of
 from recipe_core.plans.serving_kind import count_cache_tokens
 from recipe_core.plans.serving_settings import served_context
+from recipe_core.plans.splits import broken_rules, row_estimates, row_reasons, row_request
 from recipe_core.recipe.user_options import passed_options
 from recipe_core.request.describe import model_short_name
 from recipe_core.request.schema import PlanRequest
@@ -76,16 +77,16 @@ def decide(request: PlanRequest, *, folders: bool = True, fast_enough: bool = Fa
             nearest change.
     """
     plan, row = plan_candidate(request, folders=folders)
-    if not plan.feasible[row] and not (fast_enough and plan.codes(row) <= SPEED):
+    if not plan.feasible[row] and not (fast_enough and broken_rules(plan, row) <= SPEED):
         raise _plan_refusal(plan, row)
     if _scales(request) and replicas_of(plan, row).count > 1:
         plan, row = one_replica(plan, row if len(plan) == 1 else _startable(plan, row))
-        if not plan.feasible[row] and not (fast_enough and plan.codes(row) <= SPEED):
+        if not plan.feasible[row] and not (fast_enough and broken_rules(plan, row) <= SPEED):
             raise _plan_refusal(plan, row)
         return decision_of(plan, row)
     if len(plan) == 1:  # the request states the split already, in its own words
         if plan.request.load_searched:  # what is built holds the load that it was judged under
-            request = request.model_copy(update={"workload": plan.request_of(row).workload})
+            request = request.model_copy(update={"workload": row_request(plan, row).workload})
         return _DECISIONS[plan.kind](plan, row, request)
     return decision_of(plan, _startable(plan, row))
 
@@ -106,7 +107,7 @@ def decision_of(plan: Plan, row: int) -> Decision:
     """What a recipe is made from, for a feasible row of a plan: one replica where it scales."""
     if _scales(plan.request):
         plan, row = one_replica(plan, row)
-    return _DECISIONS[plan.kind](plan, row, plan.request_of(row))
+    return _DECISIONS[plan.kind](plan, row, row_request(plan, row))
 
 
 def _scales(request: PlanRequest) -> bool:
@@ -154,7 +155,7 @@ def _training_decision(plan: Plan, row: int, _request: PlanRequest) -> Decision:
     setting = plan.setting(row)
     program = training_engine(setting.engine)
     return Decision(
-        request=plan.request_of(row),
+        request=row_request(plan, row),
         model=plan.problem.model,
         cluster=setting.cluster,
         engine=setting.engine,
@@ -166,7 +167,7 @@ def _training_decision(plan: Plan, row: int, _request: PlanRequest) -> Decision:
         estimate=row_estimate_json(plan, row),
         gpus=int(plan.columns["gpus"][row]),
         max_context=None,
-        started=lambda: training_launch(*plan.detail(row)),
+        started=lambda: training_launch(*row_estimates(plan, row)),
     )
 
 
@@ -205,7 +206,7 @@ def row_deployment(plan: Plan, row: int) -> Deployment:
 def start_reasons(plan: Plan, row: int) -> list[str]:
     """Why a feasible row cannot be started on its engine or framework; empty where it can."""
     if plan.kind == "training":
-        return launch_reasons(*plan.detail(row))
+        return launch_reasons(*row_estimates(plan, row))
     try:
         launch_deployment(row_deployment(plan, row))
     except RecipeError as error:
@@ -218,7 +219,7 @@ def _plan_refusal(plan: Plan, row: int) -> NoAnswer:
     subject = "the stated split" if len(plan) == 1 else f"none of {len(plan)} splits"
     verb = "cannot run" if len(plan) == 1 else "can run; the nearest"
     return NoAnswer(
-        f"{subject} {verb} ({split_label(plan, row)}): {'; '.join(plan.reasons(row))}.",
+        f"{subject} {verb} ({split_label(plan, row)}): {'; '.join(row_reasons(plan, row))}.",
         field="candidate",
         hint=advice_text(changes, plan.candidate(row)) if changes else None,
     )

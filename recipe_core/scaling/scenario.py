@@ -36,6 +36,7 @@ from recipe_core.plans.plan_json import split_label
 from recipe_core.plans.plans import plan_candidate, plan_splits
 from recipe_core.plans.rank import nearest_row
 from recipe_core.plans.replicas import one_replica, replicas_of, shared_load
+from recipe_core.plans.splits import row_reasons
 from recipe_core.request.over_time import OverTime
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.serving_workload import ServingWorkload
@@ -417,7 +418,7 @@ def _plan_replica_split(
             raise NoAnswer("no split of the hardware can run.", field="hardware")
         row = best
     if not serving_plan.runs[row]:
-        reasons = "; ".join(serving_plan.reasons(row))
+        reasons = "; ".join(row_reasons(serving_plan, row))
         raise NoAnswer(
             f"{split_label(serving_plan, row)} cannot run: {reasons}.",
             field="hardware",

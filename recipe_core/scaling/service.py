@@ -27,6 +27,7 @@ from recipe_core.estimates.serving.operators import Step, serving_step_parts, to
 from recipe_core.estimates.serving.pooling import most_prompts
 from recipe_core.estimates.serving.speculative import engine_step, tokens_per_step
 from recipe_core.plans.plan import Plan
+from recipe_core.plans.splits import row_estimates
 from recipe_core.scaling.fleet import Service
 from recipe_core.scaling.replica import Records, Replica, Steps
 from recipe_core.scaling.traces.loads import Lengths
@@ -219,7 +220,7 @@ def service_of(plan: Plan, row: int, lengths: Lengths | None = None) -> Service:
     block, i = plan.at(row)
     setting, cases = block.setting, block.cases.take([i])
     _refuse_unserved_split(setting, cases)
-    estimates, place = plan.detail(row)
+    estimates, place = row_estimates(plan, row)
     memory = estimates.memory.take(np.array([place]))
     cases = estimates.cases.take(np.array([place]))  # with the prompts that its caches find
     scales = setting.correction.scales(cases) if setting.correction else None

@@ -11,7 +11,7 @@ import numpy as np
 
 from recipe_core.hardware.offers import Offer
 from recipe_core.hardware.ownership import HOURS_PER_MONTH
-from recipe_core.plans.limits import LIMITS
+from recipe_core.plans.limits import LIMITS, stated_limits
 from recipe_core.plans.plan_json import queue_text
 from recipe_core.request.split_key import split_name
 from recipe_core.sizing.capacity import LargestLoad, largest_load
@@ -83,7 +83,7 @@ class Answer:
             "engine": split["engine"],
             **self._money(device, row),
             **self._power(device, row),
-            "confidence": chance if plan.stated_limits else None,
+            "confidence": chance if stated_limits(plan) else None,
             "holds": bool(device.holds[row]),
             "queue": queue_text(plan, row) or None,
             "offer": offer_json(place.offer, self.today),
@@ -141,7 +141,7 @@ class Answer:
             rungs[k]["dominated"] = chance <= surest
             surest = max(surest, chance)
         for rung, row in zip(rungs, device.ladder, strict=True):
-            highest = device.highest_confidence(row) if device.plan.stated_limits else None
+            highest = device.highest_confidence(row) if stated_limits(device.plan) else None
             rung["highest_confidence"] = highest
         return rungs
 

@@ -28,6 +28,7 @@ from recipe_core.plans.problem import resolve_problem
 from recipe_core.plans.rank import TIE_DIGITS
 from recipe_core.plans.replicas import replicas_of
 from recipe_core.plans.serving_kind import prefill_pools
+from recipe_core.plans.splits import broken_rules, row_reasons
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.size import AvailabilityRequest, SizeRequest
 from recipe_core.sizing.market import Choice, Machine
@@ -347,15 +348,15 @@ class SizedDevice:
             return self._cannot_run()
         row, most_devices = self.nearest, int(self.rented[self.allowed].max())
         confidence, chance = self.plan.request.objective.confidence, float(self.confidence[row])
-        if confidence is not None and self.plan.codes(row) == {"confidence"}:
+        if confidence is not None and broken_rules(self.plan, row) == {"confidence"}:
             return (
                 f"with up to {most_devices} devices the limits hold with "
                 f"{below_text(chance, confidence)} at best; {confidence:.0%} is asked for"
             )
         if queueing := queue_text(self.plan, row):
-            broken = "; ".join([f"the likeliest split {queueing}", *self.plan.reasons(row)])
+            broken = "; ".join([f"the likeliest split {queueing}", *row_reasons(self.plan, row)])
             return f"with up to {most_devices} devices no split holds the load: {broken}"
-        broken = "; ".join(self.plan.reasons(row))
+        broken = "; ".join(row_reasons(self.plan, row))
         return (
             f"with up to {most_devices} devices the limits hold with {chance_text(chance)} at "
             f"best: {broken}"
@@ -374,7 +375,7 @@ class SizedDevice:
         served = self.plan.columns.get("output_tokens_per_s", self.plan.columns["gpus"])[rows]
         fewest = -np.nan_to_num(np.asarray(served, dtype=float))
         row = int(rows[np.lexsort((fewest, np.maximum(lacking, 0), problems))[0]])
-        return "; ".join(self.plan.reasons(row))
+        return "; ".join(row_reasons(self.plan, row))
 
 
 def fitted_engines_for(profile: Device) -> tuple[str, ...]:

@@ -12,6 +12,8 @@ from recipe_core.base.arrays import Float, Int
 from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.base.numbers import LARGEST_COUNT, LONGEST_MONTHS, bounded_float, bounded_integer
 from recipe_core.hardware.ownership import HOURS_PER_MONTH, OwnershipCost
+from recipe_core.plans.limits import stated_limits
+from recipe_core.plans.splits import row_request
 from recipe_core.plans.table import replan_stated
 from recipe_core.request.serving_workload import LOADS, ServingWorkload
 from recipe_core.request.size import SizeRequest
@@ -347,14 +349,16 @@ def plan_without_node(device: SizedDevice, row: int) -> Json | None:
     down = {"runs": False, "figures": None, "confidence": 0.0, "holds": False}
     if replicas_left < 1:
         return {"replicas": 0, **down}
-    row_request = device.plan.request_of(row)
+    split_request = row_request(device.plan, row)
     candidate = (
-        row_request.candidate.model_copy(update={"dp": replicas_left})
-        if row_request.candidate
+        split_request.candidate.model_copy(update={"dp": replicas_left})
+        if split_request.candidate
         else None
     )
     try:
-        after = replan_stated(device.plan, row_request.model_copy(update={"candidate": candidate}))
+        after = replan_stated(
+            device.plan, split_request.model_copy(update={"candidate": candidate})
+        )
     except RecipeError:
         return None
     if after is None or not after.runs[0]:
@@ -365,7 +369,7 @@ def plan_without_node(device: SizedDevice, row: int) -> Json | None:
         "replicas": replicas_left,
         "runs": True,
         "figures": {name: float(after.columns[name][0]) for name in names},
-        "confidence": chance if after.stated_limits else None,
+        "confidence": chance if stated_limits(after) else None,
         "holds": bool(after.feasible[0]),
     }
 

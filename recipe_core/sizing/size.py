@@ -13,6 +13,7 @@ from recipe_core.base import budget
 from recipe_core.base.errors import NoAnswer
 from recipe_core.estimates.columns.corrections import Corrections
 from recipe_core.plans.rank import beats_elsewhere
+from recipe_core.plans.splits import row_request
 from recipe_core.request.schema import PlanRequest, asks_for_any
 from recipe_core.request.size import SizeRequest
 from recipe_core.sizing.device_sizing import SizedDevice, hourly_price_limit, size_device
@@ -142,15 +143,15 @@ class Sizing:
 
 def row_plan_request(device: SizedDevice, row: int) -> PlanRequest:
     """The plan's request for a row: as many nodes as it takes, its split the candidate."""
-    row_request = device.plan.request_of(row)
-    hardware, devices = row_request.hardware, int(device.plan.columns["gpus"][row])
+    split_request = row_request(device.plan, row)
+    hardware, devices = split_request.hardware, int(device.plan.columns["gpus"][row])
     per_node = hardware.per_node
     if devices <= per_node and device.machine(row).elastic:
         hardware = hardware.model_copy(update={"per_node": devices, "nodes": 1})
     else:
         nodes = max(-(-int(device.working[row]) // per_node), -(-devices // per_node))
         hardware = hardware.model_copy(update={"nodes": nodes})
-    return row_request.model_copy(update={"hardware": hardware})
+    return split_request.model_copy(update={"hardware": hardware})
 
 
 def settle_hardware(

@@ -11,6 +11,7 @@ from recipe_core.base import quoting
 from recipe_core.base.errors import InputError
 from recipe_core.launch.process import Launch, Process
 from recipe_core.plans.plan import Plan
+from recipe_core.plans.splits import row_key
 from recipe_core.recipe.decision import decide
 from recipe_core.recipe.place import Address, Parameters
 from recipe_core.request import edit
@@ -257,7 +258,7 @@ def start_command(plan: Plan, row: int, *, folders: bool = True) -> str:
     Raises:
         NoAnswer: where the engine or framework cannot be started that way.
     """
-    request = edit.change(plan.request, edit.select_split(plan.request, plan.key(row)))
+    request = edit.change(plan.request, edit.select_split(plan.request, row_key(plan, row)))
     # The plan has judged the split already; simulating percentiles again would only take time.
     request = request.model_copy(update={"objective": Objective()})
     decision = decide(request, folders=folders)

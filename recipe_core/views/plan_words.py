@@ -9,7 +9,7 @@ import numpy as np
 from recipe_core.base.units import band_ends_text, chance_text, plain_range_text
 from recipe_core.hardware.cluster import chip_title, short_title
 from recipe_core.plans.evaluation import band_ends
-from recipe_core.plans.limits import rule_title
+from recipe_core.plans.limits import rule_title, stated_limits
 from recipe_core.plans.plan_json import (
     doubt_text,
     queue_text,
@@ -66,10 +66,10 @@ def against_best(plan: PlanTable, row: int) -> str:
 
 def confidence_text(plan: PlanTable, row: int) -> str:
     """With what probability a row keeps the limits, as a sentence; empty without limits."""
-    if not plan.stated_limits or not plan.runs[row]:
+    if not stated_limits(plan) or not plan.runs[row]:
         return ""
     chance = float(plan.chances[row])
-    plural = "s" if len(plan.stated_limits) > 1 else ""
+    plural = "s" if len(stated_limits(plan)) > 1 else ""
     coin = ": as good as a coin toss" if COIN[0] <= chance <= COIN[1] else ""
     return f"Holds the limit{plural} with a probability of {chance_text(chance)}{coin}"
 

@@ -18,6 +18,7 @@ from recipe_core.base.units import (
     significant,
 )
 from recipe_core.plans.evaluation import band_ends
+from recipe_core.plans.limits import stated_limits
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import (
     can_bundle,
@@ -31,6 +32,7 @@ from recipe_core.plans.plan_json import (
     split_labels,
 )
 from recipe_core.plans.rank import TIED, beats, count_ties, front_of_measures, nearest_row
+from recipe_core.plans.splits import refusal_reasons, row_keys, row_reasons
 from recipe_core.request.split_key import split_name
 from recipe_core.views.columns import Column, terminal
 from recipe_core.views.plan_words import confidence_text, objective_measures, unpriced_note
@@ -77,7 +79,7 @@ def split_values(
     index = np.asarray(rows, dtype=int)
     numbers = index.tolist()
     values: dict[str, Any] = {
-        "key": plan.keys(index),
+        "key": row_keys(plan, index),
         "label": split_labels(plan, index),
         "split": [split_name(candidate) for candidate in plan.candidates(index)],
         "state": [state_text(plan, row) for row in numbers],
@@ -85,7 +87,7 @@ def split_values(
     for name in GROUPS:
         if name in plan.differs and name not in plan.measures:
             values[name] = [group_title(plan, name, row) for row in numbers]
-    if plan.stated_limits:
+    if stated_limits(plan):
         values["sure"] = _to_digits(plan.chances[index] * 100, digits)
     for name in plan.measures:
         values[name] = _to_digits(plan.values(name, index), digits)
@@ -223,7 +225,7 @@ def _split_table(plan: Plan, top: int) -> str:
     names = ["rank", "split", *(name for name in GROUPS if name in groups)]
     names += ["load"] if plan.request.loads_differ else []
     names += [*plan.shown.tabled, *objective_measures(plan)]
-    names += ["sure"] if plan.stated_limits else []
+    names += ["sure"] if stated_limits(plan) else []
     names += ["state"] if set(values["state"]) != {HOLDS} else []
     values["rank"] = range(1, len(rows) + 1)
     records = [
@@ -273,7 +275,7 @@ def _nearest_lines(plan: Plan) -> list[str]:
         return []
     from recipe_core.plans.remedies import advice_text
 
-    reasons = [*plan.reasons(row)]
+    reasons = [*row_reasons(plan, row)]
     if changes := plan.changes():
         reasons.append(advice_text(changes, plan.candidate(row)))
     return [f"nearest: {split_label(plan, row)}", *(f"  {reason}" for reason in reasons)]
@@ -300,7 +302,9 @@ def _refused_split_lines(plan: Plan) -> Iterator[str]:
     firsts, sizes = _group_alike([broken[rows] for broken in plan.rules.values()], len(rows))
     groups: dict[str, tuple[int, str, int]] = {}
     examples = rows[firsts].tolist()
-    for row, reasons, size in zip(examples, plan.sentences(examples), sizes.tolist(), strict=True):
+    for row, reasons, size in zip(
+        examples, refusal_reasons(plan, examples), sizes.tolist(), strict=True
+    ):
         text = "; ".join(reasons)
         # reasons that differ in their numbers alone are one group
         pattern = _NUMBER.sub("#", text)

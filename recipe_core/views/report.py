@@ -19,8 +19,10 @@ from plotly.offline import get_plotlyjs
 
 from recipe_core.base.documents import to_yaml
 from recipe_core.bundle.write import Bundle
+from recipe_core.plans.limits import stated_limits
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plans import plan_candidate
+from recipe_core.plans.splits import find_row, is_known
 from recipe_core.recipe.build import recipe_request
 from recipe_core.request.describe import request_summary
 from recipe_core.request.metrics import column_metric
@@ -142,9 +144,9 @@ def _report_table(rows: Sequence[Row], columns: Sequence[Column[Row]], title: st
 def _decision_section(bundle: Bundle, plan: Plan | None) -> Section:
     recipe = bundle.recipe
     key = candidate_key(recipe.candidate)
-    row = plan.find(key) if plan and key else None
+    row = find_row(plan, key) if plan and key else None
     chance = None
-    if plan and plan.stated_limits and row is not None:
+    if plan and stated_limits(plan) and row is not None:
         chance = float(plan.chances[row])
     rows = tuple(overview.recipe_facts(recipe, chance).items())
     words = (f"Request: {request_summary(recipe_request(recipe))}.", *recipe.notes)
@@ -200,7 +202,7 @@ def _alternatives_section(bundle: Bundle, plan: Plan, pins: Sequence[str]) -> Se
 def _tradeoff_charts(plan: Plan, pins: Sequence[str]) -> list[Chart]:
     """All splits in the plan's first two measures; empty where one is unknown."""
     x, y = plan.shown.axes
-    if not (plan.known(x) and plan.known(y)):
+    if not (is_known(plan, x) and is_known(plan, y)):
         return []
     title = f"{plan.measures[x].title} and {plan.measures[y].title}"
     note = (

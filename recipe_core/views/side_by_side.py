@@ -18,9 +18,11 @@ from recipe_core.engines.training_programs import training_engine
 from recipe_core.hardware.cluster import chip_title
 from recipe_core.hardware.ownership import HOURS_PER_MONTH
 from recipe_core.plans.evaluation import band_ends
+from recipe_core.plans.limits import stated_limits
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import doubt_text, queue_text
 from recipe_core.plans.rank import beats_elsewhere
+from recipe_core.plans.splits import row_reasons
 from recipe_core.request.describe import METHODS, load_name
 from recipe_core.request.link import link_omissions
 from recipe_core.request.metrics import Metric
@@ -111,7 +113,7 @@ def _choice_facts(choice: Choice) -> dict[str, str]:
         "Keeps its limits": "no limits",
         "Price": setting.cluster.price_text(),
     }
-    if plan.stated_limits:
+    if stated_limits(plan):
         chance = float(plan.chances[row])
         out["Keeps its limits"] = chance_text(chance) if np.isfinite(chance) else NOTHING
     return out
@@ -122,7 +124,7 @@ def choice_state(choice: Choice) -> str:
     plan, row = choice.plan, choice.row
     if plan is None:
         return f"cannot be evaluated: {choice.error}"
-    reasons = "; ".join(plan.reasons(row))
+    reasons = "; ".join(row_reasons(plan, row))
     if not plan.runs[row]:
         return f"cannot run: {reasons}"
     if not plan.feasible[row]:

@@ -10,10 +10,11 @@ import numpy as np
 import pandas as pd
 
 from recipe_core.base.arrays import Bool, Int
-from recipe_core.plans.limits import rule_title
+from recipe_core.plans.limits import rule_title, stated_limits
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import split_labels
 from recipe_core.plans.rank import nearest_row, refused_rows
+from recipe_core.plans.splits import broken_rules, find_row, refusal_reasons, row_keys
 from recipe_core.views.charts.front import group_rows
 from recipe_core.views.plan_words import rule_titles
 from recipe_core.views.plans import GROUPS, HOLDS, QUEUES, UNCERTAIN, front_of_devices, split_values
@@ -96,7 +97,7 @@ def export_frame(plan: Plan, rows: Sequence[int] | Int, names: Sequence[str]) ->
     """A table of some rows to take away: titles with units, figures with their likely ranges."""
     frame = splits_frame(plan, rows, ranges=True, digits=EXPORTED_DIGITS)
     titles = {"key": "Key", "label": "Split", "state": "State", **named_columns(plan)}
-    if plan.stated_limits:
+    if stated_limits(plan):
         titles["sure"] = "Keeps the limits (%)"
     measured = [name for name in differing(plan) if name in plan.measures and name not in names]
     for name in (*measured, *names):
@@ -113,10 +114,10 @@ def refused_frame(plan: Plan, at_most: int = 500) -> pd.DataFrame:
     rows = [int(row) for row in refused_rows(plan)[:at_most]]
     return pd.DataFrame(
         {
-            "key": plan.keys(rows),
+            "key": row_keys(plan, rows),
             "split": split_labels(plan, rows),
-            "why": ["; ".join(reasons) for reasons in plan.sentences(rows)],
-            "kind": [rule_titles(plan.codes(row)) for row in rows],
+            "why": ["; ".join(reasons) for reasons in refusal_reasons(plan, rows)],
+            "kind": [rule_titles(broken_rules(plan, row)) for row in rows],
         }
     )
 
@@ -129,7 +130,7 @@ def refusal_counts(plan: Plan) -> dict[str, int]:
 
 def memory_rows(plan: Plan, pins: Sequence[str], best: int = 4, refused: int = 3) -> list[int]:
     """Rows to compare by memory: pinned, best, and the ``refused`` that lack the least memory."""
-    pinned = [row for key in pins if (row := plan.find(key)) is not None]
+    pinned = [row for key in pins if (row := find_row(plan, key)) is not None]
     ranked = [int(row) for row in plan.order[:best]]
     return list(dict.fromkeys([*pinned, *ranked, *_least_lacking(plan)[:refused]]))
 

@@ -14,9 +14,11 @@ from recipe_core.estimates.columns.scales import CALIBRATED
 from recipe_core.hardware.ownership import HOURS_PER_MONTH
 from recipe_core.plans.confidence import SURE
 from recipe_core.plans.legal import legal_rows
+from recipe_core.plans.limits import stated_limits
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import measure_text, queue_text, row_load_text, split_label
 from recipe_core.plans.rank import nearest_row
+from recipe_core.plans.splits import row_reasons, row_state
 from recipe_core.request.metrics import column_metric
 from recipe_core.request.presets import aims, request_aim
 from recipe_core.request.schema import PlanRequest
@@ -120,7 +122,7 @@ def plan_verdict(plan: Plan, selected: int | None = None) -> Verdict:
     doubts = [text for text in (queue, starts_text(plan, row), limits_text(plan, row)) if text]
     parts = (name, used_devices_text(plan, row), searched_load_text(plan, row))
     return Verdict(
-        cast("State", plan.state(row)) if plan.feasible[row] else "holds",
+        cast("State", row_state(plan, row)) if plan.feasible[row] else "holds",
         split_counts_text(plan),
         short_counts(plan),
         " · ".join(part for part in parts if part),
@@ -159,7 +161,7 @@ def short_counts(plan: Plan) -> str:
         .replace(" legal splits", " splits")
         .replace(" legal split", " split")
     )
-    if plan.stated_limits and not plan.request.load_searched:
+    if stated_limits(plan) and not plan.request.load_searched:
         text = text.replace(_within_limits_text(plan), "")
     return text.replace(" start and queue", " queue").replace(" starts and queues", " queues")
 
@@ -184,7 +186,7 @@ def _only_split_text(plan: Plan, holding: int, queueing: int, doubtful: int) -> 
 
 
 def _within_limits_text(plan: Plan) -> str:
-    number = len(plan.stated_limits)
+    number = len(stated_limits(plan))
     if not number:
         return ""
     text = " within the limit" if number == 1 else " within the limits"
@@ -227,15 +229,15 @@ def starts_text(plan: Plan, row: int) -> str:
 
 def may_miss(plan: Plan, row: int) -> bool:
     """True for a row that runs and keeps the limits with less than ``SURE``."""
-    return bool(plan.stated_limits) and float(plan.chances[row]) < SURE
+    return bool(stated_limits(plan)) and float(plan.chances[row]) < SURE
 
 
 def limits_text(plan: Plan, row: int) -> str:
     """``may miss the limit: 38 %``, or how surely the limits hold; empty without limits."""
-    if not plan.stated_limits or not plan.runs[row]:
+    if not stated_limits(plan) or not plan.runs[row]:
         return ""
     chance = float(plan.chances[row])
-    several = len(plan.stated_limits) > 1
+    several = len(stated_limits(plan)) > 1
     if may_miss(plan, row):
         return f"may miss {'a' if several else 'the'} limit: {percent(1 - chance)}"
     return f"keeps the limit{'s' if several else ''}: {percent(chance)}"
@@ -251,7 +253,7 @@ def nearest(plan: Plan) -> tuple[str, str]:
     row = nearest_row(plan)
     if row is None:
         return "These devices allow no split", ""
-    first, *more = plan.reasons(row)
+    first, *more = row_reasons(plan, row)
     rest = f" (and {len(more)} more)" if more else ""
     return f"Nearest is {split_label(plan, row)}", f"{first}{rest}"
 

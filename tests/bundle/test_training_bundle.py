@@ -10,6 +10,7 @@ from recipe_core.bundle.write import bundle_files, write_bundle, zip_bytes
 from recipe_core.launch.start import launch_reasons
 from recipe_core.payload.launcher.plan import load_plan
 from recipe_core.plans.plans import plan_splits
+from recipe_core.plans.splits import row_estimates
 from recipe_core.recipe import Additions, make_recipe
 from recipe_core.request.schema import PlanRequest
 from recipe_core.targets import Parameters
@@ -107,7 +108,7 @@ def test_an_open_request_gets_the_best_split_that_can_be_started():
     table = plan_splits(PlanRequest.parse(asked))
     chosen = make_recipe(PlanRequest.parse(asked)).candidate
     for row in map(int, table.order):
-        reasons = launch_reasons(*table.detail(row))
+        reasons = launch_reasons(*row_estimates(table, row))
         if table.candidate(row) == chosen:
             break
         assert reasons

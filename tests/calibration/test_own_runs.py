@@ -28,6 +28,7 @@ from recipe_core.estimates.columns.corrections import version_in_text
 from recipe_core.estimates.measured.serving_runs import PUBLISHED, Run
 from recipe_core.estimates.measured.training_runs import TRAINING_RUNS
 from recipe_core.plans.plans import estimate_batch, plan_candidate, plan_splits
+from recipe_core.plans.splits import row_reasons, row_request
 from recipe_core.plans.table import replan
 from recipe_core.request.schema import PlanRequest
 from tests.conftest import LLAMA_70B, make_request
@@ -247,7 +248,7 @@ def test_a_plan_is_judged_by_corrected_figures():
     assert slower_s > 2 * tpot_s
     # a limit that the formulas keep and the corrected figure does not
     limited = make_request(QWEN_32B, objective={"limits": {"tpot_ms": float(tpot_s) * 1.5e3}})
-    assert "exceeds the limit" in plan_splits(limited, corrections=slow).reasons(row)[0]
+    assert "exceeds the limit" in row_reasons(plan_splits(limited, corrections=slow), row)[0]
     assert told.to_json(1)["own_runs"] == {"used": 3, "left_out": []}
     # plans that come of it know the same runs
     assert replan(told, limited).problem.corrections is told.problem.corrections
@@ -257,7 +258,7 @@ def test_columns_and_single_cases_agree_and_the_library_takes_files_and_rows(tmp
     told = taught([*times_as_estimated(2.0, 2), run("x", tp=8, dp=1, load=16, ttft_ms=300)])
     whole = plan_splits(make_request(QWEN_32B), corrections=told)
     for row in whole.order[:12].tolist():
-        alone, place = plan_candidate(whole.request_of(row), corrections=told)
+        alone, place = plan_candidate(row_request(whole, row), corrections=told)
         for name in TIMES:
             assert alone.columns[name][place] == pytest.approx(whole.columns[name][row], rel=1e-9)
     runs = times_as_estimated(2.0)

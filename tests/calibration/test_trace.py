@@ -17,6 +17,7 @@ from recipe_core.base.units import GIB
 from recipe_core.estimates.training.memory import PARTS
 from recipe_core.models.catalog import load_model_spec
 from recipe_core.plans.plans import plan_candidate
+from recipe_core.plans.splits import row_estimates
 from recipe_core.request.schema import PlanRequest
 from tests.conftest import request_values
 from tests.fixtures.command_line import recipe
@@ -190,7 +191,7 @@ def traces():
 def planned(asked):
     """The columns of physics that hold the row of a request's split, and its place in them."""
     plan, row = plan_candidate(PlanRequest.parse(asked))
-    return plan.detail(row)
+    return row_estimates(plan, row)
 
 
 def traced_steps():

@@ -21,6 +21,7 @@ from recipe_core.engines.training_programs import program_facts, training_engine
 from recipe_core.launch.process import Launch
 from recipe_core.launch.start import training_launch
 from recipe_core.plans.plans import plan_candidate, plan_splits
+from recipe_core.plans.splits import row_estimates
 from recipe_core.request.schema import PlanRequest
 from tests.fixtures.paths import DATA, FIXTURES, ROOT
 from tests.fixtures.ports import free_port
@@ -93,7 +94,7 @@ def test_a_rendered_bundle_trains(tmp_path, request, model, split):
         "candidate": plain | split,
     }
     found, row = plan_candidate(PlanRequest.parse(asked))
-    launch = training_launch(*found.detail(row))
+    launch = training_launch(*row_estimates(found, row))
     fill = unpacked(launch, tmp_path)
     tokenizer(tmp_path / "model")
     env = os.environ | {
@@ -143,7 +144,7 @@ def best_splits(model: str, nodes: int, **more: Any) -> tuple[list[dict[str, Any
         for row in [*found.order[:1], *[row for row in [next(above, None)] if row is not None]]:
             if found.candidate(row) not in splits:
                 splits.append(found.candidate(row))
-                launches.append(training_launch(*found.detail(row)))
+                launches.append(training_launch(*row_estimates(found, row)))
     return splits, launches
 
 

@@ -21,6 +21,7 @@ from recipe_core.payload.launcher.plan import Filler, Parameters
 from recipe_core.plans.plans import estimate_batch, plan_candidate, plan_cases, plan_splits
 from recipe_core.plans.problem import resolve_problem
 from recipe_core.plans.serving_candidates import stated_serving_case
+from recipe_core.plans.splits import row_reasons
 from recipe_core.recipe import make_recipe, row_deployment
 from recipe_core.request.candidate import CandidateRequest
 from tests.conftest import LLAMA_70B, make_request
@@ -40,7 +41,7 @@ def planned(*args, options=None, workload=None, **candidate):
 
 def launched(*args, **parts):
     table, row = planned(*args, **parts)
-    assert table.reasons(row) == []
+    assert row_reasons(table, row) == []
     return launch_deployment(row_deployment(table, row))
 
 
@@ -124,7 +125,7 @@ def test_pools_stand_behind_a_router(name, program):
 @over("place, asked, reason", table("engines", "cannot_start"))
 def test_what_cannot_start_is_refused(place, asked, reason):
     found, row = planned(*place, **asked)
-    assert reason in " ".join(found.reasons(row))
+    assert reason in " ".join(row_reasons(found, row))
     if reason == "do not fit into 2 nodes":
         assert reason in str(refusal(launch_deployment, row_deployment(found, row), kind=NoAnswer))
 
@@ -219,7 +220,7 @@ def test_a_stated_split_is_refused_with_the_words_of_its_launch(seed, count):
             continue
         table = plan_cases(found, chosen, cases)
         placed = [rule.say(0) for rule in place_rules(chosen, cases) if rule.broken[0]]
-        assert set(placed) <= set(table.reasons(0))
+        assert set(placed) <= set(row_reasons(table, 0))
         if not placed:
             assert launch_deployment(row_deployment(table, 0)).processes
             seen["starts"] += 1
@@ -285,5 +286,5 @@ def test_a_search_refuses_what_cannot_be_started(hardware, engine, degrees, kv, 
     split = dict(zip(("tp", "pp", "dp"), degrees, strict=True))
     rows = [n for n in range(len(table)) if split.items() <= table.candidate(n).items()]
     assert rows
-    assert all(any(says in reason for reason in table.reasons(n)) for n in rows)
+    assert all(any(says in reason for reason in row_reasons(table, n)) for n in rows)
     refusal(launch_deployment, row_deployment(table, rows[0]), kind=RecipeError)

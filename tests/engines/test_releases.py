@@ -32,6 +32,7 @@ from recipe_core.engines.options import laid_over, option_differences, option_ta
 from recipe_core.engines.release import Change, History, release_key
 from recipe_core.engines.spec import engine
 from recipe_core.plans.plans import estimate_batch, plan_candidate
+from recipe_core.plans.splits import row_request
 from recipe_core.recipe.decision import decide
 from tests.conftest import make_request
 from tests.fixtures.paths import DATA, ROOT
@@ -385,7 +386,7 @@ def test_a_row_says_its_release_and_asks_for_it_again():
     assert table.candidate(at)["engine_version"] == "0.8.3"
     note = "Memory rules and default limits of vLLM 0.8.3; times of 0.32.0."
     assert note in table.estimate(at).to_json()["notes"]
-    again, row = plan_candidate(table.request_of(at))
+    again, row = plan_candidate(row_request(table, at))
     assert again.estimate(row).to_json() == table.estimate(at).to_json()
     today, row = plan_candidate(request(*place))
     assert "engine_version" not in today.candidate(row)

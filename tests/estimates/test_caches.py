@@ -28,6 +28,7 @@ from recipe_core.hardware.request import HardwareRequest
 from recipe_core.models.catalog import catalog_model
 from recipe_core.models.spec import layer_kinds
 from recipe_core.plans.plans import plan_candidate, plan_splits
+from recipe_core.plans.splits import row_estimates, row_state
 from recipe_core.request.schema import PlanRequest
 from recipe_core.scaling.service import service_of
 from tests.commands.test_check import check, ground
@@ -74,7 +75,7 @@ def test_a_measured_link_goes_before_the_table():
 def test_percentiles_and_replicas_over_time_wait_for_blocks_too():
     asked = request(LLAMA_8B, lengths(8000, 64, 8, POINTS), {"host_gib": 300})
     plan, row = candidate(asked)
-    estimates, place = plan.detail(row)
+    estimates, place = row_estimates(plan, row)
     ran = simulate_serving(
         plan.setting(row), estimates.cases.take([place]), estimates.memory.take([place])
     )
@@ -263,7 +264,7 @@ def packed(name, value_bytes=1.0):
 def one(model=FLASH, tp=2, max_context=30_000, **parts):
     split = {"ep": 1, "max_batched_tokens": 8192} | parts
     table = boot(model, "h200-sxm", tp, max_context, **split)
-    return table.blocks[0], table.state(0)
+    return table.blocks[0], row_state(table, 0)
 
 
 @over("context in_flight blocks", table("physics.yaml", "compressed_blocks"))

@@ -30,6 +30,7 @@ from recipe_core.plans.plans import estimate_batch, plan_candidate, plan_splits
 from recipe_core.plans.problem import resolve_problem
 from recipe_core.plans.rank import nearest_row
 from recipe_core.plans.serving_candidates import stated_serving_case
+from recipe_core.plans.splits import row_reasons
 from recipe_core.request.link import from_query, link_omissions, to_query
 from recipe_core.request.schema import PlanRequest
 from recipe_core.views.catalog import document_schema
@@ -89,7 +90,7 @@ def test_memory_never_rises_with_tp(name):
     legal = [
         row
         for row in range(len(table))
-        if not any(word in reason for word in uneven for reason in table.reasons(row))
+        if not any(word in reason for word in uneven for reason in row_reasons(table, row))
     ]
     for a, b in permutations(legal, 2):
         same = all(c[k][a] == c[k][b] for k in ("pp", "dp"))

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from recipe_core.estimates.training.activations import imbalance
+from recipe_core.plans.splits import row_estimates
 from tests.fixtures.catalogues import Catalogue
 
 TRAINED = Catalogue("published_training.yaml")
@@ -11,7 +12,7 @@ TRAINED = Catalogue("published_training.yaml")
 
 def estimated(base, **candidate):
     table, row = TRAINED.planned(base, {"candidate": candidate})
-    return table.detail(row)
+    return row_estimates(table, row)
 
 
 def parts(base, **candidate):

@@ -4,6 +4,7 @@ import pytest
 
 from recipe_core.plans.plan_json import can_bundle
 from recipe_core.plans.plans import plan_candidate, plan_splits
+from recipe_core.plans.splits import find_row, row_key
 from recipe_core.request.edit import change
 from recipe_core.request.schema import PlanRequest
 from recipe_core.views.explanations.operators import time_text
@@ -45,7 +46,7 @@ def test_a_plan_keeps_parameters_on_the_host_where_nothing_fits_otherwise(device
     best = plans.candidate(plans.best_row)
     assert (best["offload"], best["zero_stage"], best["dp"]) == ("parameters", 3, 2)
     assert {plans.candidate(int(row)).get("offload") for row in plans.order} == {"parameters"}
-    assert plans.find(plans.key(plans.best_row)) == plans.best_row
+    assert find_row(plans, row_key(plans, plans.best_row)) == plans.best_row
     assert can_bundle(plans, plans.best_row)
     host = plans.estimate(plans.best_row).memory.host_bytes
     assert 2 * 35 < 2 * host / 1e9 < 128  # both halves and what the first process loads

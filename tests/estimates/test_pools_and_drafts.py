@@ -21,6 +21,7 @@ from recipe_core.models.catalog import catalog_model
 from recipe_core.plans.plans import estimate_batch, plan_candidate
 from recipe_core.plans.problem import resolve_problem
 from recipe_core.plans.serving_candidates import stated_serving_case
+from recipe_core.plans.splits import row_reasons
 from recipe_core.recipe import make_recipe, relaunch, row_deployment
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.split_key import split_name
@@ -247,7 +248,7 @@ def test_what_is_left_open_is_chosen_beside_the_prefill_pool():
     request = PlanRequest.parse(values() | {"candidate": {"prefill": {"tp": 8}}})
     table, row = plan_candidate(request)
     best = table.candidate(row)
-    assert (table.reasons(row), best["prefill"]["tp"]) == ([], 8)
+    assert (row_reasons(table, row), best["prefill"]["tp"]) == ([], 8)
     assert best["tp"] * best["pp"] * best["dp"] <= 8
     assert max(table.columns["gpus"]) == 16
 

@@ -6,6 +6,7 @@ import pytest
 
 from recipe_core.base.errors import RecipeError
 from recipe_core.base.units import GIB
+from recipe_core.plans.splits import row_reasons
 from tests.fixtures.catalogues import Catalogue
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over
@@ -65,7 +66,7 @@ def test_errors_name_their_field(base, changes, field, says):
 def test_splits_that_cannot_run_say_why(base, changes, says):
     table, row = REFUSED.planned(base, changes)
     assert not table.feasible[row]
-    assert says in "; ".join(table.reasons(row))
+    assert says in "; ".join(row_reasons(table, row))
 
 
 def test_the_fullest_stage_counts_and_the_longest_context_is_where_one_more_fails():

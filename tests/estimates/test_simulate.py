@@ -14,6 +14,7 @@ from recipe_core.estimates.serving.simulate import EXACT, FIGURES, MOST, Spread,
 from recipe_core.plans.plans import estimate_batch, plan_candidate, plan_splits
 from recipe_core.plans.remedies import helpful_changes
 from recipe_core.plans.serving_search import NEAREST
+from recipe_core.plans.splits import row_reasons
 from recipe_core.request.schema import PlanRequest
 from tests.conftest import LLAMA_70B, make_request, request_values
 from tests.fixtures.rows import over
@@ -246,7 +247,7 @@ def best_figures(percentile):
 
 
 def all_reasons(table):
-    return [reason for row in range(len(table)) for reason in table.reasons(row)]
+    return [reason for row in range(len(table)) for reason in row_reasons(table, row)]
 
 
 def test_a_limit_on_a_percentile_refuses_what_its_mean_would_pass():

@@ -25,6 +25,7 @@ from recipe_core.models.spec import NO_TOWER
 from recipe_core.plans.plan_json import doubt_text
 from recipe_core.plans.plans import estimate_batch, plan_candidate, plan_splits
 from recipe_core.plans.rank import front_of_columns
+from recipe_core.plans.splits import row_state
 from recipe_core.request.over_time import Start
 from recipe_core.request.schema import PlanRequest
 from recipe_core.views.plan_words import against_best
@@ -94,7 +95,7 @@ def test_the_scale_of_the_error_is_a_share_of_memory_and_bounds_part_three_verdi
 def test_the_longest_context_is_the_last_that_starts_and_what_just_suffices_as_likely_as_not():
     close = of(int(of().blocks[0].detail(0)[0].memory.context_limit[0]))
     assert float(close.columns["start_probability"][0]) == pytest.approx(0.5, abs=0.01)
-    assert close.state(0) == "uncertain"
+    assert row_state(close, 0) == "uncertain"
     block = of().blocks[0]
     case, sure = block.cases.take(np.array([0])), starts.start_errors().sure
     longest = starts.longest_context(block.setting, case, 1_280, sure)
@@ -109,7 +110,7 @@ def test_the_longest_context_is_the_last_that_starts_and_what_just_suffices_as_l
 
 def test_rows_that_may_not_start_say_why_and_are_on_no_front():
     table = plan_splits(PlanRequest.parse(LLAMA))
-    assert {table.state(row) for row in table.order} == {"uncertain"}
+    assert {row_state(table, row) for row in table.order} == {"uncertain"}
     view = table.to_json(top=2)
     assert view["counts"]["uncertain"] == len(table.order)
     first = view["candidates"][0]
@@ -152,7 +153,7 @@ def test_a_config_that_states_blocks_refuses_and_a_format_by_name_does_not():
     values = MINIMAX | {"model": "acme/MiniMax-M2-FP8", "candidate": split}
     values["hardware"] = {"device": "h200-sxm", "per_node": 8}
     table, row = plan_candidate(PlanRequest.parse(values))
-    assert table.state(row) == "uncertain"  # 1536 / 8 = 192 is no multiple of 128
+    assert row_state(table, row) == "uncertain"  # 1536 / 8 = 192 is no multiple of 128
     assert "only the checkpoint's config.json says" in doubt_text(table, row)
     assert "within the error" not in doubt_text(table, row)
     name = "Qwen/Qwen3-235B-A22B-FP8"

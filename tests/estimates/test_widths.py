@@ -7,6 +7,7 @@ from recipe_core.estimates.serving.weights import layer_weight_bytes, vocabulary
 from recipe_core.models.catalog import catalog_model, load_model_spec
 from recipe_core.models.spec import MATRIX_ROLES
 from recipe_core.plans.plans import plan_candidate
+from recipe_core.plans.splits import row_reasons
 from tests.conftest import make_request
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
@@ -22,7 +23,7 @@ def split(model, tp, engine="vllm", release=None, dp=1, ep=1, nodes=1, device="h
     work = {"input_tokens": 512, "output_tokens": 512, "concurrency": 1, "max_context": 2048}
     request = make_request(model, device, 8, nodes, workload=work, candidate=candidate)
     table, row = plan_candidate(request)
-    return table.reasons(row), table.blocks[0].setting, table.blocks[0].cases
+    return row_reasons(table, row), table.blocks[0].setting, table.blocks[0].cases
 
 
 def test_whole_blocks_of_shared_experts_cost_memory_and_routed_ones_have_none():

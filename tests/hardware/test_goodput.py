@@ -17,6 +17,7 @@ from recipe_core.launch.start import training_launch
 from recipe_core.plans.launch_rules import launch_lacks
 from recipe_core.plans.plan_json import plan_launch_note
 from recipe_core.plans.plans import plan_candidate, plan_splits
+from recipe_core.plans.splits import row_estimates, row_reasons
 from recipe_core.request.link import from_query, to_query
 from recipe_core.request.schema import PlanRequest
 from tests.fixtures.refusals import refusal
@@ -216,7 +217,7 @@ def test_phases_are_estimated_each_by_itself_and_plans_rank_by_the_whole_run():
 @over("phases, said", table("goodput", "not_run"))
 def test_a_split_has_to_run_in_every_phase(phases, said):
     found, row = plan_candidate(request({"recompute": "none"}, phases=phases))
-    (reason,) = found.reasons(row)
+    (reason,) = row_reasons(found, row)
     assert said in reason
 
 
@@ -245,7 +246,7 @@ def ramped(engine, phases):
 
 
 def words_of(table):
-    return training_launch(*table.detail(0)).processes[0].argv
+    return training_launch(*row_estimates(table, 0)).processes[0].argv
 
 
 def test_megatron_is_told_an_even_ramp_and_others_are_refused_by_name():

@@ -20,6 +20,7 @@ from recipe_core.payload.launcher.machine import parse_xpu_smi
 from recipe_core.plans.plan_json import plan_launch_note
 from recipe_core.plans.plans import plan_splits
 from recipe_core.plans.rank import refused_rows
+from recipe_core.plans.splits import row_reasons
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.size import SizeRequest
 from recipe_core.sizing.market import iter_device_choices
@@ -196,7 +197,7 @@ def test_old_devices_compute_in_fp16_and_engines_without_kernels_for_them_are_re
         assert (split["weight_dtype"], split["kv_dtype"]) == (weights, "fp16"), name
         able = {found.candidate(int(row))["engine"] for row in found.order}
         assert able == set(runs), (name, model)
-        said = {text for row in refused_rows(found) for text in found.reasons(int(row))}
+        said = {text for row in refused_rows(found) for text in row_reasons(found, int(row))}
         for engine in {"vllm", "sglang"} - set(runs):
             title = {"vllm": "vLLM", "sglang": "SGLang"}[engine]
             assert any(title in text and "does not start" in text for text in said), (name, engine)
@@ -319,7 +320,7 @@ def test_what_does_not_run_says_why_and_a_vendor_may_have_several_runtimes():
     for name, engine, said in table("hardware", "not_driven"):
         found = planned(name, engines=[engine])
         assert len(found.order) == 0
-        assert all(said in found.reasons(row)[0] for row in range(len(found)))
+        assert all(said in row_reasons(found, row)[0] for row in range(len(found)))
     assert RUNTIMES["intel"] == ("hpu", "xpu", "npu")
     intel = map(device_profile, ("gaudi3", "arc-b580", "intel-npu-lunar-lake"))
     assert {found.runtime for found in intel} == {*RUNTIMES["intel"]}

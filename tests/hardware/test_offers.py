@@ -17,6 +17,7 @@ from recipe_core.hardware.offers import Offer, last_day
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.plans.plans import plan_splits
 from recipe_core.plans.problem import resolve_problem
+from recipe_core.plans.splits import row_request
 from recipe_core.request.edit import change, select_split
 from recipe_core.request.link import DEFAULT
 from tests.fixtures.command_line import recipe
@@ -189,7 +190,7 @@ def test_taking_a_split_of_another_cluster_keeps_the_commitments():
     table = plan_splits(mixed(SPOT, MI300X, MI355X))
     rows = {table.setting(int(row)).cluster.device.name: int(row) for row in table.order}
     for row in rows.values():
-        found, alone = table.setting(row).cluster, resolve_problem(table.request_of(row)).cluster
+        found, alone = table.setting(row).cluster, resolve_problem(row_request(table, row)).cluster
         assert alone.usd_per_device_hour == found.usd_per_device_hour
         assert alone.price_note == found.price_note
 

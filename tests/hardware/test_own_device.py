@@ -32,6 +32,7 @@ from recipe_core.hardware.request import HardwareRequest
 from recipe_core.hardware.upload import profile_template, uploaded_profile
 from recipe_core.plans.plans import estimate_batch, plan_candidate, plan_splits
 from recipe_core.plans.rank import nearest_row
+from recipe_core.plans.splits import row_reasons
 from recipe_core.recipe import Recipe, make_recipe, recipe_request
 from recipe_core.recipe.comparison import diff_recipes
 from recipe_core.recipe.lockcheck import verify_lock
@@ -312,7 +313,7 @@ def test_nothing_that_a_profile_may_say_breaks_an_estimate(fields, workload, tmp
     board = plan_splits(PlanRequest.parse({**values, "workload": workload}))
     row = board.best_row
     if row is None:
-        assert board.reasons(nearest_row(board))
+        assert row_reasons(board, nearest_row(board))
         return
     assert "unknown" not in figures_phrase(board, row)
     write_bundle(make_recipe(board.request), tmp_path / "bundle")

@@ -5,6 +5,7 @@ import pytest
 from recipe_core.base.errors import NoAnswer
 from recipe_core.launch.start import training_launch
 from recipe_core.payload.trainer.model import choose_attention
+from recipe_core.plans.splits import row_estimates
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
 from tests.fixtures.training import training_answer, training_table
@@ -24,7 +25,7 @@ def planned(engine, device, kernel):
 @over("engine device kernel option word module", table("training_launch", "attention_kernels"))
 def test_each_framework_is_told_a_kernel_in_its_words(engine, device, kernel, option, word, module):
     plans, row = planned(engine, device, kernel)
-    started = training_launch(*plans.detail(row))
+    started = training_launch(*row_estimates(plans, row))
     assert started.options[option] == word
     assert module is None or module in started.requires
 
@@ -32,7 +33,7 @@ def test_each_framework_is_told_a_kernel_in_its_words(engine, device, kernel, op
 def test_cudnn_cannot_be_told_where_torch_takes_another_kernel():
     def asked():
         plans, row = planned("trl", "a100-sxm-80gb", "cudnn")
-        return training_launch(*plans.detail(row))
+        return training_launch(*row_estimates(plans, row))
 
     error = refusal(asked, kind=NoAnswer)
     assert error.field == "workload.attention"

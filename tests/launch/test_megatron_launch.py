@@ -9,6 +9,7 @@ from recipe_core.base.errors import NoAnswer
 from recipe_core.launch.start import training_launch
 from recipe_core.models.catalog import catalog_model
 from recipe_core.plans.megatron_model import megatron_model
+from recipe_core.plans.splits import row_estimates
 from tests.fixtures.paths import DATA
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
@@ -134,7 +135,7 @@ def test_gradients_are_kept_as_they_were_estimated(precision, dtype, said, share
     """16 bits beside 8-bit products, as in NVIDIA's recipes, unless the request says otherwise."""
     candidate = PLAIN | {"tp": 2, "dp": 8, "precision": precision}
     found, row = training_table(candidate, gradient_dtype=dtype)
-    estimates, i = found.detail(row)
+    estimates, i = row_estimates(found, row)
     formats = {"--grad-reduce-in-bf16", "--accumulate-allreduce-grads-in-fp32"}
     assert formats & {*words(training_launch(estimates, i))} == {*said}
     held, every = (estimates.memory.parts[name][i, 0] for name in ("gradients", "parameters"))

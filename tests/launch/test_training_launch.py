@@ -18,6 +18,7 @@ from recipe_core.launch.start import launch_reasons, training_launch
 from recipe_core.launch.training.sources import sample_chats, sample_preferences, story_corpus
 from recipe_core.plans.plans import plan_splits, search_plan
 from recipe_core.plans.problem import resolve_problem
+from recipe_core.plans.splits import row_estimates, row_reasons
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.schema import PlanRequest
 from tests.fixtures.paths import DATA
@@ -73,9 +74,12 @@ def rendered(engine):
     chance, out = random.Random(engine), []
     for found in tables(engine, chance):
         rows = chance.sample(range(len(found)), min(len(found), TRIED))
-        fine = [row for row in rows if not launch_reasons(*found.detail(row))][: WANTED // 2]
+        fine = [row for row in rows if not launch_reasons(*row_estimates(found, row))][
+            : WANTED // 2
+        ]
         out += [
-            (found.candidate(row), found, row, training_launch(*found.detail(row))) for row in fine
+            (found.candidate(row), found, row, training_launch(*row_estimates(found, row)))
+            for row in fine
         ]
     return chance.sample(out, min(len(out), WANTED + 50))
 
@@ -104,7 +108,7 @@ def layout(said):
 
 
 def batch(found, row):
-    e, i = found.detail(row)
+    e, i = row_estimates(found, row)
     names = ("sequence_length", "global_batch", "micro_batches")
     sizes = {name: int(getattr(e.cases, name)[i]) for name in names} | {"steps": e.run.steps[i]}
     return sizes | {"stage_layers": list(stage_layer_counts(e.setting, e.cases.take([i]))[0][0])}
@@ -332,8 +336,8 @@ def test_accelerate_loads_what_is_rendered(tmp_path):
 
 def test_primus_gets_megatrons_names_in_a_file():
     found = plan_splits(request("megatron", MIXTRAL, hardware={"device": "mi300x"}))
-    row = next(row for row in found.order if not launch_reasons(*found.detail(row)))
-    launch, candidate = training_launch(*found.detail(row)), found.candidate(row)
+    row = next(row for row in found.order if not launch_reasons(*row_estimates(found, row)))
+    launch, candidate = training_launch(*row_estimates(found, row)), found.candidate(row)
     overrides = yaml.safe_load(launch.files["primus.yaml"])["modules"]["pre_trainer"]["overrides"]
     assert overrides["tensor_model_parallel_size"] == candidate["tp"]
     assert overrides["expert_model_parallel_size"] == candidate["ep"]
@@ -389,8 +393,8 @@ def test_models_without_a_torchtitan_configuration_are_refused():
     found = plan_splits(request("torchtitan", MIXTRAL))
     assert not len(found.order)
     for row in range(0, len(found), 7):
-        assert MIXTRAL in launch_reasons(*found.detail(row))[0]
-        (reason,) = found.reasons(row)
+        assert MIXTRAL in launch_reasons(*row_estimates(found, row))[0]
+        (reason,) = row_reasons(found, row)
         assert MIXTRAL in reason
         assert "Accelerate, DeepSpeed or Megatron Core" in reason
 

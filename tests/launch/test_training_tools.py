@@ -20,6 +20,7 @@ from recipe_core.launch.start import launch_reasons, training_launch
 from recipe_core.launch.training.sources import json_lines, sample_chats, sample_preferences
 from recipe_core.payload.trainer import start_tool
 from recipe_core.plans.plans import plan_candidate, plan_splits
+from recipe_core.plans.splits import row_estimates
 from recipe_core.recipe import make_recipe
 from tests.fixtures.packages import package
 from tests.fixtures.paths import ROOT
@@ -50,7 +51,7 @@ def request(engine, method, candidate=None, **work):
 
 def launched(asked):
     plans, row = plan_candidate(asked)
-    return training_launch(*plans.detail(row))
+    return training_launch(*row_estimates(plans, row))
 
 
 def split(engine, **parts):
@@ -74,11 +75,11 @@ def rendered(engine):
     asked.append(request(engine, "lora", {"precision": "fp16"}, **odd))
     for plans in map(plan_splits, asked):
         rows = [int(row) for row in plans.order]
-        picked = map(plans.detail, chance.sample(rows, min(len(rows), EACH)))
+        picked = (row_estimates(plans, row) for row in chance.sample(rows, min(len(rows), EACH)))
         out += [(*each, training_launch(*each)) for each in picked if not launch_reasons(*each)]
     for method, parts, work in table("training_launch", "tools_more")[engine]:
         plans, row = plan_candidate(request(engine, method, split(engine, **parts), **work))
-        out.append((*plans.detail(row), training_launch(*plans.detail(row))))
+        out.append((*row_estimates(plans, row), training_launch(*row_estimates(plans, row))))
     return out
 
 
@@ -325,7 +326,7 @@ def test_what_a_tool_cannot_be_told_is_refused_by_its_field(engine, parts, work,
 @over("method, parts, mode", table("training_launch", "unsloth_checkpoints"))
 def test_unsloth_keeps_activations_on_the_host_unless_it_is_told_otherwise(method, parts, mode):
     plans, row = plan_candidate(request("unsloth", method, split("unsloth", **parts)))
-    estimates, i = plans.detail(row)
+    estimates, i = row_estimates(plans, row)
     settings = json.loads(training_launch(estimates, i).files["unsloth.json"])
     assert settings["load"]["use_gradient_checkpointing"] == mode
     assert (estimates.memory.host_bytes[i] > 0) == (mode == "unsloth")
@@ -333,7 +334,7 @@ def test_unsloth_keeps_activations_on_the_host_unless_it_is_told_otherwise(metho
 
 def test_unsloth_is_launched_on_one_node():
     plans, row = training_table({"engine": "unsloth"} | split("unsloth", dp=16), method="lora")
-    assert any("on one node" in reason for reason in launch_reasons(*plans.detail(row)))
+    assert any("on one node" in reason for reason in launch_reasons(*row_estimates(plans, row)))
 
 
 def test_sample_data_are_conversations_and_preferences_and_each_method_has_its_own():
@@ -409,7 +410,7 @@ def test_memory_follows_what_a_tool_does():
 
     def parts(engine, method):
         plans, row = plan_candidate(request(engine, method, split(engine)))
-        estimates, i = plans.detail(row)
+        estimates, i = row_estimates(plans, row)
         return {name: float(part[i, 0]) for name, part in estimates.memory.parts.items()}
 
     assert parts("trl", "finetune")["loss"] < parts("accelerate", "finetune")["loss"] / 4

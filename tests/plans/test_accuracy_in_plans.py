@@ -20,6 +20,7 @@ from recipe_core.plans.rank import front_of_columns, front_with_accuracy, neares
 from recipe_core.plans.remedies import fixes
 from recipe_core.plans.serving_kind import AS_GOOD, accuracy_lost, explain_estimate
 from recipe_core.plans.serving_settings import requested_engine, serving_setting
+from recipe_core.plans.splits import row_reasons
 from recipe_core.request.edit import change
 from recipe_core.request.presets import aims, request_aim
 from recipe_core.views.charts.accuracy import cost_against_loss, three_axes
@@ -75,7 +76,7 @@ def test_a_plan_refuses_what_the_engine_refuses_in_its_words(device, technique, 
     made = plan_splits(make_request(SMALL, device, 1, options=options))
     nearest = nearest_row(made)
     assert (nearest is None) == (not reason)
-    assert nearest is None or any(reason in sentence for sentence in made.reasons(nearest))
+    assert nearest is None or any(reason in sentence for sentence in row_reasons(made, nearest))
 
 
 def test_what_is_published_in_a_narrow_or_16_bit_format_is_its_own_base():
@@ -103,7 +104,7 @@ def test_a_limit_refuses_int4_of_a_small_model_and_a_confidence_its_band():
     assert kept >= {"bf16", "fp8"}
     assert lost >= {"int4"}
     assert "int4" not in kept
-    (sentence,) = made.reasons(int(refused[-1]))
+    (sentence,) = row_reasons(made, int(refused[-1]))
     assert "is below the required 9" in sentence
     assert "INT4 weights" in sentence
     likely, sure = planned(limits=at_least(0.98)), planned(limits=at_least(0.98), confidence=0.95)
@@ -125,7 +126,7 @@ def test_what_is_unknown_does_not_keep_a_limit_and_says_so(monkeypatch):
     limited = change(request, {"objective.limits.accuracy_recovery": 0.5})
     made, free = plan_splits(limited), plan_splits(request)
     assert len(free.order) > len(made.order) == 0
-    (sentence,) = made.reasons(0)
+    (sentence,) = row_reasons(made, 0)
     assert "unknown: no published figure is near" in sentence
     assert "50% cannot be judged" in sentence
     assert free.best.estimate.to_json()["accuracy"]["value"] is None

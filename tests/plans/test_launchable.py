@@ -34,6 +34,7 @@ from recipe_core.plans.plan_json import plan_launch_note
 from recipe_core.plans.plans import plan_candidate, plan_splits
 from recipe_core.plans.rank import nearest_row
 from recipe_core.plans.remedies import change_label, fixes
+from recipe_core.plans.splits import broken_rules, refusal_reasons, row_estimates, row_reasons
 from recipe_core.recipe.decision import decide, decide_split
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT
@@ -63,7 +64,7 @@ def builds_or_says_why(request):
     splits = plan_splits(request)
     best = splits.best
     if best is None:
-        assert splits.reasons(nearest_row(splits))
+        assert row_reasons(splits, nearest_row(splits))
     elif plan_launch_note(splits) is None:
         assert decide_split(best).started().processes
     else:
@@ -144,7 +145,7 @@ def test_a_framework_that_cannot_launch_the_method_is_refused_with_a_cure():
     assert refused.best is None
     tools = "Plain torch (torchrun), TRL, LLaMA-Factory, Axolotl or Unsloth"
     sentence = f"torchtitan cannot launch LoRA: use {tools}"
-    assert set(map(tuple, refused.sentences(range(len(refused))))) == {(sentence,)}
+    assert set(map(tuple, refusal_reasons(refused, range(len(refused))))) == {(sentence,)}
     cure = refused.changes()[0]
     assert dict(cure.fields) == {"candidate.engine": "torch"}
     assert change_label(cure.fields) == "Train with torch"
@@ -177,8 +178,8 @@ def test_refused_rows_are_those_that_cannot_be_launched_and_the_best_one_is_buil
         refused = [code for code in splits.rules if code.startswith(("launch", "framework"))]
         rules = np.any([splits.rules[code] for code in refused], axis=0)
         for row in chance.sample(range(len(splits)), min(len(splits), examples(120, least=30))):
-            if splits.codes(row) <= {*refused, "memory"}:
-                assert bool(launch_reasons(*splits.detail(row))) == rules[row]
+            if broken_rules(splits, row) <= {*refused, "memory"}:
+                assert bool(launch_reasons(*row_estimates(splits, row))) == rules[row]
     assert (
         set(program_facts().preferred)
         == set(program_facts().engines)
@@ -220,7 +221,7 @@ def detail(model, split, device="h100-sxm", **workload):
     splits, row = plan_candidate(
         training_request(plain | split, 128, model, {"device": device}, **work)
     )
-    return splits.detail(row)
+    return row_estimates(splits, row)
 
 
 def test_a_model_that_is_equal_is_found_and_another_refused_by_what_differs():
@@ -256,7 +257,7 @@ def test_large_models_with_experts_have_a_bundle(model, device, nodes):
     batch = {"sequence_length": 4096, "global_batch": 16 * nodes, "tokens": 1e11}
     splits = plan_splits(training_request(None, nodes, model, {"device": device}, **batch))
     assert splits.best.candidate["engine"] == "torchtitan"
-    assert len(training_launch(*splits.detail(splits.best_row)).processes) == nodes
+    assert len(training_launch(*row_estimates(splits, splits.best_row)).processes) == nodes
 
 
 def rendered(model, device="h100-sxm", **split):

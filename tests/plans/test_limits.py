@@ -27,6 +27,7 @@ from recipe_core.plans.remedies import (
     looser_limits,
     nearest_feasible,
 )
+from recipe_core.plans.splits import broken_rules, find_row, row_key, row_reasons
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT, from_query
 from recipe_core.views.plan_words import against_best, confidence_text, unpriced_note
@@ -54,13 +55,13 @@ def case(name):
 @over("changes code", table("search", "fixed"))
 def test_a_change_that_is_offered_lets_the_split_run(changes, code):
     board = plan_splits(change(DEFAULT, changes))
-    rows = [int(row) for row in refused_rows(board) if code in board.codes(int(row))]
+    rows = [int(row) for row in refused_rows(board) if code in broken_rules(board, int(row))]
     row, fix = next((row, fix) for row in rows for fix in fixes(board, row) if fix.fields)
     after = plan_splits(change(board.request, fix.fields))
-    key = board.key(row)
+    key = row_key(board, row)
     if weights := fix.fields.get("options.weight_dtypes"):
         key = key.replace(".bf16.", f".{weights[0]}.", 1)
-    assert after.feasible[after.find(key)]
+    assert after.feasible[find_row(after, key)]
     assert change_label(fix.fields)
 
 
@@ -70,11 +71,11 @@ def test_the_nearest_split_that_fits_differs_least(query):
     row = int(refused_rows(board)[0])
     near = nearest_feasible(board, row)
     assert board.feasible[near]
-    assert fixes(board, row)[-1].key == board.key(near)
+    assert fixes(board, row)[-1].key == row_key(board, near)
     assert fixes(board, near) == []
     if query == LLAMA:
-        odd = nearest_feasible(board, board.find("vllm.bf16.bf16.tp7.pp1.dp1.ep1"))
-        assert board.key(odd) == "vllm.bf16.bf16.tp8.pp1.dp1.ep1"
+        odd = nearest_feasible(board, find_row(board, "vllm.bf16.bf16.tp7.pp1.dp1.ep1"))
+        assert row_key(board, odd) == "vllm.bf16.bf16.tp8.pp1.dp1.ep1"
 
 
 @over("changes", table("search", "nothing_fits"), share=3)
@@ -105,11 +106,11 @@ def test_each_limit_refuses_and_looser_ones_let_the_named_split_in(kind, limits)
     assert sorted(looser.fields) == sorted(fields)
     if len(limits) == 1:
         row = nearest_row(board)
-        assert {LIMITS[code].name for code in board.codes(row)} == limits.keys()
+        assert {LIMITS[code].name for code in broken_rules(board, row)} == limits.keys()
         assert looser.candidate == board.candidate(row)
         assert board.changes()[0].fields == looser.fields
     elif kind == "training":
-        assert [len(board.reasons(row)) for row in rows_beyond_limits(board)[:3]] == [2, 2, 2]
+        assert [len(row_reasons(board, row)) for row in rows_beyond_limits(board)[:3]] == [2, 2, 2]
     assert looser.key in {split.key for split in plan_splits(change(base, looser.fields)).ranked}
 
 
@@ -123,7 +124,7 @@ def test_each_is_what_its_own_plan_says_and_improves_the_goal_or_gains_for_it(na
     assert better == sorted(better, reverse=True)  # those that improve come first
     for choice in choices:
         after = plan_splits(change(before.request, choice.fields))
-        row = after.find(choice.key)
+        row = find_row(after, choice.key)
         assert row is not None, choice
         assert after.feasible[row]
         assert after.candidate(row) == choice.candidate
@@ -263,7 +264,7 @@ def test_a_looser_limit_never_holds_less_likely_and_what_makes_one_sure_is_plann
     assert (np.diff(np.nan_to_num(chances), axis=0) >= -1e-9).all()
     free = within()
     tight = within(tpot_ms=float(free.columns["tpot_s"][free.best_row]) * 1e3 * 1.001)
-    row = tight.find(free.key(free.best_row))
+    row = find_row(tight, row_key(free, free.best_row))
     assert tight.feasible[row]
     assert "coin toss" in confidence_text(tight, row)
     nothing = within(tpot_ms=16, confidence=0.99)
@@ -280,7 +281,7 @@ def test_a_confidence_that_is_asked_for_is_a_rule(asked):
     chance = free.chances
     assert (sure.feasible == (free.feasible & (chance >= asked))).all()
     for row in np.flatnonzero(free.feasible & ~sure.feasible)[:3]:
-        assert any("is asked for" in reason for reason in sure.reasons(int(row)))
+        assert any("is asked for" in reason for reason in row_reasons(sure, int(row)))
 
 
 @over(
@@ -322,7 +323,7 @@ def priced(kind, places, **objective):
 def order_of(splits, rows=None):
     """Rows by their splits and devices, whatever number their cluster has."""
     return [
-        (splits.setting(row).cluster.device.name, splits.key(row).partition(".on")[0])
+        (splits.setting(row).cluster.device.name, row_key(splits, row).partition(".on")[0])
         for row in map(int, splits.order if rows is None else rows)
     ]
 
@@ -348,12 +349,12 @@ def test_a_limit_on_money_refuses_what_has_no_price(kind, name, limit, said):
     alone = priced(kind, [GH200], **limits)
     assert alone.best is None
     row = nearest_row(alone)
-    assert alone.codes(row) == {code for code, rule in LIMITS.items() if rule.name == name}
+    assert broken_rules(alone, row) == {code for code, rule in LIMITS.items() if rule.name == name}
     reason = (
         "no price of NVIDIA GH200 Grace Hopper 144 GB (HBM3e) is known, "
         f"so the limit of {said} cannot be judged; state hardware.usd_per_device_hour"
     )
-    assert alone.reasons(row) == [reason]
+    assert row_reasons(alone, row) == [reason]
     assert rows_beyond_limits(alone) == fixes(alone, row) == []
     assert reason in plan_text(alone, 3)
     known = priced(kind, [GH200 | {"usd_per_device_hour": 0.001}], **limits)

@@ -14,6 +14,7 @@ from recipe_core.plans.load import CLOSE
 from recipe_core.plans.plan_json import split_label
 from recipe_core.plans.plans import estimate_batch, plan_candidate, plan_least_loads, plan_splits
 from recipe_core.plans.rank import log_score
+from recipe_core.plans.splits import find_row, row_key, row_reasons, row_request, row_state
 from recipe_core.recipe.build import make_recipe, rebuild_recipe, recipe_request
 from recipe_core.request.describe import request_summary
 from recipe_core.request.edit import change, select_split
@@ -97,20 +98,22 @@ def test_the_best_within_a_limit_is_not_that_of_one_load_and_moves_are_of_the_li
 def test_the_next_larger_load_misses_the_limit_or_queues():
     searched = plan_splits(request(workload=LONG))
     for row in map(int, searched.order[searched.certain[searched.order]]):
-        loaded = searched.request_of(row)
+        loaded = row_request(searched, row)
         load = loaded.workload.concurrency
         assert load == searched.columns["load"][row]
         more = change(loaded, {"workload.concurrency": load + 1 + int(load * CLOSE)})
         after, place = plan_candidate(more)
-        assert not (after.feasible & ~after.overloaded)[place]
+        assert not (after.feasible & ~after.spec.overloaded(after))[place]
         again, place = plan_candidate(loaded)
-        assert (again.feasible & ~again.overloaded)[place]
-        assert again.holds[place] == (searched.state(row) == "holds")
-    assert {searched.state(row) for row in map(int, searched.order)} == {"holds", "uncertain"}
+        assert (again.feasible & ~again.spec.overloaded(again))[place]
+        assert again.holds[place] == (row_state(searched, row) == "holds")
+    assert {row_state(searched, row) for row in map(int, searched.order)} == {"holds", "uncertain"}
     for percentile in (None, 95.0):  # what may not start is under the load that it holds if it does
         limits = {"tpot_ms": 80, "percentile": percentile}
         searched = plan_splits(request(per_node=2, limits=limits, workload=LONG))
-        doubtful = [row for row in map(int, searched.order) if searched.state(row) == "uncertain"]
+        doubtful = [
+            row for row in map(int, searched.order) if row_state(searched, row) == "uncertain"
+        ]
         assert doubtful
         loads = searched.columns["load"][doubtful]
         assert (loads <= searched.columns["held_requests"][doubtful]).all()
@@ -119,11 +122,13 @@ def test_the_next_larger_load_misses_the_limit_or_queues():
 
 def test_a_split_that_keeps_the_limit_at_no_load_says_so_of_the_smallest():
     searched = plan_splits(request(limits={"tpot_ms": 30}))
-    row = searched.find("vllm.bf16.bf16.tp1.pp2.dp1.ep1")
-    assert (searched.columns["load"][row], searched.state(row)) == (1, "cannot run")
-    assert searched.reasons(row)[0].startswith("at one request in flight: time per output token 54")
-    pair = searched.find("vllm.bf16.bf16.tp1.pp2.dp2.ep1")
-    assert searched.reasons(pair)[0].startswith("at 2 requests in flight: ")
+    row = find_row(searched, "vllm.bf16.bf16.tp1.pp2.dp1.ep1")
+    assert (searched.columns["load"][row], row_state(searched, row)) == (1, "cannot run")
+    assert row_reasons(searched, row)[0].startswith(
+        "at one request in flight: time per output token 54"
+    )
+    pair = find_row(searched, "vllm.bf16.bf16.tp1.pp2.dp2.ep1")
+    assert row_reasons(searched, pair)[0].startswith("at 2 requests in flight: ")
     nothing = plan_splits(request(limits={"tpot_ms": 5}))
     assert nothing.best is None
     for offered in nothing.changes():
@@ -273,25 +278,25 @@ def test_a_key_names_the_load_exactly_where_a_plan_has_several():
     asked = request(workload={"concurrency": 64}, options={"loads": [16, 128]})
     listed = plan_splits(asked)
     row = next(row for row in map(int, listed.order) if listed.columns["load"][row] == 128)
-    key = listed.key(row)
+    key = row_key(listed, row)
     assert key.endswith(".load128")
     assert key_load(key) == 128
     assert "load" not in (key_split(key) or {})
     assert split_label(listed, row).endswith("128 in flight")
-    assert listed.columns["load"][listed.find(key.removesuffix(".load128"))] == 64
+    assert listed.columns["load"][find_row(listed, key.removesuffix(".load128"))] == 64
     settled = change(asked, select_split(asked, key))
     assert (load_after(settled), sorted(settled.options.loads)) == (128, [16, 64])
     after = plan_splits(settled)
-    assert after.candidate(after.find(key)) == listed.candidate(row)
+    assert after.candidate(find_row(after, key)) == listed.candidate(row)
     alone, only = plan_candidate(settled)
     assert alone.columns["load"][only] == 128
     arriving = {"mode": "open", "request_rate": 0.3}
     listed = plan_splits(request(limits={}, workload=arriving, options={"loads": [1.25]}))
-    keys = {row: listed.key(row) for row in map(int, listed.order)}
-    assert {row: listed.find(key) for row, key in keys.items()} == {row: row for row in keys}
+    keys = {row: row_key(listed, row) for row in map(int, listed.order)}
+    assert {row: find_row(listed, key) for row, key in keys.items()} == {row: row for row in keys}
     assert set(map(key_load, keys.values())) == {0.3, 1.25}
     assert listed.measures["load"].title == "Requests that arrive"
     searched = searched_70b()
-    assert not any("load" in searched.key(row) for row in map(int, searched.order))
+    assert not any("load" in row_key(searched, row) for row in map(int, searched.order))
     assert searched.measures["load"].title == "Requests in flight"
     assert rb.plan(values()).request.load_searched

@@ -15,6 +15,7 @@ from recipe_core.plans.plan_json import split_label
 from recipe_core.plans.plans import plan_splits, plan_together
 from recipe_core.plans.problem import resolve_problem
 from recipe_core.plans.rank import beats, nearest_row, pareto_front
+from recipe_core.plans.splits import find_row, refusal_reasons, row_key, row_reasons, row_request
 from recipe_core.recipe.build import make_recipe
 from recipe_core.request.edit import change, select_split
 from recipe_core.request.metrics import goals_of
@@ -140,7 +141,7 @@ def test_a_limit_of_training_is_named_with_its_figure(name, limit):
     row = nearest_row(splits)
     rule = next(rule for rule in LIMITS.values() if rule.name == name)
     figure = rule.show(float(splits.columns[rule.column][row]))
-    assert splits.reasons(row) == [f"{label} {figure} exceeds the limit of {said}"]
+    assert row_reasons(splits, row) == [f"{label} {figure} exceeds the limit of {said}"]
     answer = splits.to_json(0, len(splits))
     assert answer["counts"]["refused"] == len(splits) >= int(splits.runs.sum())
     assert all(row["reasons"] for row in answer["refused"])
@@ -181,7 +182,7 @@ def test_splits_of_a_plan_and_its_frame(kind):
     assert splits.changes() == []
     for split in (best, refused):
         alone = plan_splits(split.request)
-        row = alone.find(split.key)
+        row = find_row(alone, split.key)
         assert alone.candidate(row) == split.candidate
         assert alone.estimate(row) == split.estimate
     frame = splits.to_frame()
@@ -204,7 +205,7 @@ def test_json_says_what_splits_say_and_a_front_is_that_of_its_columns(kind):
         assert listed["pareto"] is (split.row in splits.pareto().rows)
         assert listed["beats_best"] == chance
     refused = np.flatnonzero(~splits.feasible)[:3].tolist()
-    assert [row["reasons"] for row in view["refused"]] == list(map(splits.reasons, refused))
+    assert [row["reasons"] for row in view["refused"]] == refusal_reasons(splits, refused)
     assert view["nearest"] is None
     counts = view["counts"]
     assert counts["candidates"] - counts["refused"] == counts["feasible"] == len(splits.ranked)
@@ -323,10 +324,10 @@ def test_a_plan_over_several_clusters_is_that_of_each_and_rows_know_theirs():
         devices = {splits.setting(int(row)).cluster.devices for row in rows}
         assert devices == {own.problem.cluster.devices}
         row = int(ranked[0])
-        key = splits.key(row)
+        key = row_key(splits, row)
         assert key.endswith(f".on{k}") == bool(k)
         assert device in split_label(splits, row)
-        alone = splits.request_of(row)
+        alone = row_request(splits, row)
         assert (alone.options.hardware, alone.hardware) == ((), splits.setting(row).cluster.request)
         chosen = change(splits.request, select_split(splits.request, key))
         assert places[k].items() <= chosen.hardware.model_dump().items()

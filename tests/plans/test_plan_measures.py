@@ -18,6 +18,14 @@ from recipe_core.plans.limits import LIMITS
 from recipe_core.plans.plan_json import cluster_title, measure_text, split_label, split_labels
 from recipe_core.plans.plans import plan_candidate, plan_splits
 from recipe_core.plans.rank import refused_rows
+from recipe_core.plans.splits import (
+    broken_rules,
+    find_row,
+    is_known,
+    row_key,
+    row_reasons,
+    row_request,
+)
 from recipe_core.request import split_key
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT
@@ -48,29 +56,31 @@ def test_every_measure_is_read_in_its_unit_and_refused_rows_have_named_kinds(nam
     for measure in board.measures:
         assert len(board.values(measure)) == len(board)
         assert board.measures[measure].title
-        assert measure_text(board, measure, board.best_row) != "unknown" or not board.known(measure)
+        assert measure_text(board, measure, board.best_row) != "unknown" or not is_known(
+            board, measure
+        )
     rows = [int(row) for row in refused_rows(board)[:20]]
     assert rows
     for row in rows:
-        assert all(board.reasons(row))
-        assert rule_titles(board.codes(row))
+        assert all(row_reasons(board, row))
+        assert rule_titles(broken_rules(board, row))
     assert set(board.rules) <= {*RULE_TITLES, *LIMITS}
 
 
 @pytest.mark.parametrize("name", BOARDS)
 def test_every_row_has_its_own_key_is_found_by_it_and_estimated_alike_alone(name):
     board = planned(name)
-    keys = [board.key(row) for row in range(len(board))]
+    keys = [row_key(board, row) for row in range(len(board))]
     assert len(set(keys)) == len(keys)
     some = range(0, len(board), max(1, len(board) // 200))
-    assert [board.find(keys[row]) for row in some] == list(some)
+    assert [find_row(board, keys[row]) for row in some] == list(some)
     other = planned("serving" if "workload.kind" in BOARDS[name] else "training")
-    for key in ("nonsense", "vllm.bf16.bf16.tp99.pp1.dp1.ep1", other.key(0)):
-        assert board.find(key) is None
+    for key in ("nonsense", "vllm.bf16.bf16.tp99.pp1.dp1.ep1", row_key(other, 0)):
+        assert find_row(board, key) is None
     last_is_best = map(int, board.order[::-1])
     kinds = {(int(board.clusters_of_rows[row]), ".pre" in keys[row]): row for row in last_is_best}
     for row in kinds.values():  # the best of each cluster, also with pools
-        alone, only = plan_candidate(board.request_of(row))
+        alone, only = plan_candidate(row_request(board, row))
         assert alone.estimate(only) == board.estimate(row)
         second = int(board.clusters_of_rows[row]) == 1
         assert keys[row].endswith(".on1") == ("MI300X" in split_label(board, row)) == second
@@ -101,7 +111,7 @@ def test_labels_name_what_differs_devices_that_are_there_and_numbers_that_read_w
     rounded = units.round_significant([12345.0, 0.0, 0.012345, np.inf]).tolist()
     assert rounded == pytest.approx([12300.0, 0.0, 0.0123, np.inf])
     splits = planned("serving")
-    eight, four = (splits.find(f"vllm.bf16.bf16.tp{tp}.pp1.dp1.ep1") for tp in (8, 4))
+    eight, four = (find_row(splits, f"vllm.bf16.bf16.tp{tp}.pp1.dp1.ep1") for tp in (8, 4))
     assert used_devices_text(splits, eight) == "8 × H100 SXM5"
     assert used_devices_text(splits, four) == "4 of 8 × H100 SXM5"
     twice = (HardwareRequest(device="h100-sxm", per_node=4),) * 2

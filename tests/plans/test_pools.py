@@ -14,6 +14,7 @@ from recipe_core.plans import serving_candidates
 from recipe_core.plans.plans import plan_splits
 from recipe_core.plans.rank import log_score
 from recipe_core.plans.serving_kind import prefill_pools
+from recipe_core.plans.splits import row_state
 from tests.conftest import make_request
 from tests.fixtures.rows import over, table
 
@@ -41,7 +42,7 @@ def every_pair(_problem, shared, units):
 def best_pair(splits):
     """State and logarithm of the score of the best pair of pools; None where none can run."""
     row = next((row for row in map(int, splits.order) if prefill_pools(splits)[row]), None)
-    return None if row is None else (splits.state(row), float(log_score(splits, [row])[0]))
+    return None if row is None else (row_state(splits, row), float(log_score(splits, [row])[0]))
 
 
 @over(

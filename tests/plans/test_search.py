@@ -20,6 +20,14 @@ from recipe_core.plans.rank import count_ties, front_of_columns, nearest_row, pa
 from recipe_core.plans.remedies import find_flips
 from recipe_core.plans.serving_candidates import every_serving_case
 from recipe_core.plans.serving_search import PHYSICS
+from recipe_core.plans.splits import (
+    find_row,
+    refusal_reasons,
+    row_key,
+    row_reasons,
+    row_request,
+    row_state,
+)
 from recipe_core.recipe import make_recipe
 from tests.conftest import LLAMA_70B, make_request
 from tests.fixtures.refusals import refusal
@@ -122,7 +130,7 @@ def test_devices_are_compared_side_by_side_and_a_recipe_is_of_the_one_that_won()
     best = frame[frame["rank"] == 1].iloc[0]
     least = frame[frame.feasible].usd_per_million_output_tokens.min()
     assert best.usd_per_million_output_tokens == pytest.approx(least, rel=1e-3)
-    assert splits.request_of(splits.best_row).hardware.device == best.device
+    assert row_request(splits, splits.best_row).hardware.device == best.device
     request = make_request(options={"hardware": [{"device": "mi300x"}, {"device": "nope"}]})
     assert refusal(plan_splits, request).field == "options.hardware.1.device"
     options = {"hardware": [other], "loads": [8], "engines": ["vllm"]}
@@ -173,9 +181,9 @@ def test_fronts_and_flips_are_of_what_is_asked_and_another_process_has_keys_and_
     names = {flip.title for flip in find_flips(splits)}  # each is planned: test_one_plan
     assert {"concurrency × 2", "input tokens +50%", "output tokens -50%"} <= names
     splits = plan_splits(make_request(objective={"limits": {"tpot_ms": 7.0}}))
-    keys = [splits.key(row) for row in range(len(splits))]  # counted here, before it is sent
+    keys = [row_key(splits, row) for row in range(len(splits))]  # counted here, before it is sent
     arrived = pickle.loads(cloudpickle.dumps(splits))
-    assert [arrived.key(row) for row in range(len(splits))] == keys
+    assert [row_key(arrived, row) for row in range(len(splits))] == keys
     offered, sent = ([change.to_json() for change in plan.changes()] for plan in (splits, arrived))
     assert sent == offered
 
@@ -188,12 +196,12 @@ def test_a_tie_goes_to_the_simplest_and_wasteful_pipelines_can_be_asked_for():
     assert best["tp"] == best["pp"] == best["dp"] == 1
     assert splits.to_json(1)["counts"]["tied_with_best"] == count_ties(splits) == 2
     splits = plan_splits(make_request(nodes=6))
-    row = splits.find("vllm.bf16.bf16.tp1.pp45.dp1.ep1")
+    row = find_row(splits, "vllm.bf16.bf16.tp1.pp45.dp1.ep1")
     said = "45 stages hold up to 2 of 80 layers each, as 40 would; the other 5 add nothing"
-    assert said in splits.reasons(row)[0]
+    assert said in row_reasons(splits, row)[0]
     split = {"engine": "vllm", "tp": 1, "pp": 45, "dp": 1}
     stated, at = plan_candidate(make_request(nodes=6, candidate=split))
-    assert not any("stages" in reason for reason in stated.reasons(at))
+    assert not any("stages" in reason for reason in row_reasons(stated, at))
 
 
 def test_pools_are_searched_beside_plain_splits():
@@ -220,16 +228,16 @@ def test_rows_written_together_are_those_written_alone(options, drawn):
     rows = [int(row) for row in np.random.default_rng(7).permutation(len(splits))[:drawn]]
     assert splits.candidates(rows) == [splits.candidate(row) for row in rows]
     assert splits.estimates(rows) == [splits.estimate(row) for row in rows]
-    said = splits.sentences(rows)
-    assert said == [splits.reasons(row) for row in rows]
+    said = refusal_reasons(splits, rows)
+    assert said == [row_reasons(splits, row) for row in rows]
     assert sum(map(bool, said)) > drawn / 3 or "loads" in options
-    assert splits.sentences([]) == []
+    assert refusal_reasons(splits, []) == []
 
 
 def reasons_of(model, **candidate):
     split = {"pp": 1, "dp": 1} | candidate
     splits, row = plan_candidate(make_request(model, candidate=split))
-    return splits.reasons(row)
+    return row_reasons(splits, row)
 
 
 @over("model device degrees", table("search", "runs"))
@@ -244,7 +252,7 @@ def test_large_models_run_on_eight(model, device, degrees):
 def test_memory_repeated_caches_shared_experts_a_context_and_a_limit_are_judged():
     splits = plan_splits(make_request(per_node=1))
     assert len(splits.order) == 0
-    (reason,) = splits.reasons(nearest_row(splits))
+    (reason,) = row_reasons(splits, nearest_row(splits))
     assert "72.8 GiB usable (92% of 79.2 GiB)" in reason
     assert "GiB short" in reason
     assert splits.to_json()["nearest"]["changes"]
@@ -252,14 +260,14 @@ def test_memory_repeated_caches_shared_experts_a_context_and_a_limit_are_judged(
     assert [len(splits.order) > 0 for splits in plans] == [False, True, True, True]
     whole = {"tp": 8, "pp": 1, "dp": 1}
     splits, row = plan_candidate(make_request("Qwen/Qwen3-30B-A3B", candidate=whole))
-    assert splits.reasons(row) == []
+    assert row_reasons(splits, row) == []
     assert "held 2 times: 4 KV heads over tp 8" in " ".join(splits.estimate(row).notes)
     assert reasons_of("Qwen/Qwen3-235B-A22B-FP8", tp=8, ep=8) == []
     splits, row = plan_candidate(make_request(workload={"max_context": 200_000}, candidate=whole))
-    assert "131,072" in splits.reasons(row)[0]
+    assert "131,072" in row_reasons(splits, row)[0]
     splits = plan_splits(make_request(objective={"limits": {"tpot_ms": 0.001}}))
     assert len(splits.order) == 0
-    assert "exceeds the limit of 0.001" in splits.reasons(nearest_row(splits))[0]
+    assert "exceeds the limit of 0.001" in row_reasons(splits, nearest_row(splits))[0]
 
 
 @over("model split said", table("search", "refused"))
@@ -271,7 +279,7 @@ def test_what_cannot_be_is_refused_with_its_numbers(model, split, said):
 def test_ranking_follows_the_objective(optimize, column, sign):
     splits = plan_splits(make_request(objective={"optimize": optimize}))
     ranks = {"holds": 0, "queues": 1, "uncertain": 2}
-    states = np.array([ranks[splits.state(row)] for row in splits.order])
+    states = np.array([ranks[row_state(splits, row)] for row in splits.order])
     assert states.tolist() == sorted(states)  # those that hold the load come first
     for rows in (splits.order[states == rank] for rank in (0, 1)):
         values = sign * splits.columns[column][rows]

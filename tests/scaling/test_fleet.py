@@ -12,6 +12,7 @@ import pytest
 from recipe_core.base.errors import InputError, NoAnswer
 from recipe_core.estimates.serving.simulate import Spread, simulate_serving
 from recipe_core.plans.plans import plan_candidate
+from recipe_core.plans.splits import row_estimates
 from recipe_core.scaling.attainment import capacity_per_s, draw_arrival_gaps, replicas_for
 from recipe_core.scaling.bounds import always_peak, clairvoyant
 from recipe_core.scaling.fleet import Events, Fleet, Service, StartTime
@@ -299,7 +300,7 @@ def test_a_server_serves_as_the_plans_own_scheduler(
     model, device, rate, inputs, outputs, candidate
 ):
     plan, row = planned(model, device, rate, inputs, outputs, **candidate)
-    (block, i), (estimates, place) = plan.at(row), plan.detail(row)
+    (block, i), (estimates, place) = plan.at(row), row_estimates(plan, row)
     split = block.setting, block.cases.take([i]), estimates.memory.take(np.array([place]))
     exact = simulate_serving(*split, spread=Spread(0.5, 0.5), requests=2000)
     rng, count = np.random.default_rng(0), 2750
@@ -321,7 +322,7 @@ def test_two_pools_have_no_service_and_an_embedding_ends_with_its_prompt():
     count = 2000
     trace = Trace(np.arange(count) / 20, np.full(count, 256), np.ones(count, dtype=np.int64))
     out = served(plan, row, trace, {"ttft_s": 1.0})
-    estimates, place = plan.detail(row)
+    estimates, place = row_estimates(plan, row)
     assert out.kept_requests == count
     assert np.nanmean(out.series.ttft_s) == pytest.approx(estimates.serving.ttft_s[place], rel=0.25)
 

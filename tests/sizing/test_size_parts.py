@@ -6,6 +6,7 @@ import pytest
 
 from recipe_core.base.errors import RecipeError
 from recipe_core.plans.plans import plan_splits
+from recipe_core.plans.splits import find_row
 from recipe_core.request import open_hardware
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT, from_query
@@ -59,7 +60,7 @@ def placed(own, request, row):
     """The wizard's request once it took a row, its plan, and the row's place in it."""
     taken = change(own, open_hardware.take_size_row(own, request, row))
     planned = plan_splits(taken)
-    place = planned.find(candidate_key(taken.candidate.model_dump()))
+    place = find_row(planned, candidate_key(taken.candidate.model_dump()))
     assert place is not None
     assert planned.feasible[place]
     return taken, planned, place

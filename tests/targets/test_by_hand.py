@@ -13,6 +13,7 @@ from recipe_core.bundle.replace import replace_folder
 from recipe_core.payload.launcher.plan import load_plan
 from recipe_core.plans.plans import plan_splits
 from recipe_core.plans.rank import refused_rows
+from recipe_core.plans.splits import broken_rules, row_key, row_reasons
 from recipe_core.recipe import Additions, make_recipe, with_parameters
 from recipe_core.request.edit import change, select_split
 from recipe_core.request.link import from_query
@@ -119,7 +120,7 @@ def test_the_command_is_the_first_that_the_bundle_types(name):
     request = from_query(QUERIES[name])[0]
     board = plan_splits(request)
     row = int(board.order[min(1, len(board.order) - 1)])
-    made = bundle_for_request(change(request, select_split(request, board.key(row))))
+    made = bundle_for_request(change(request, select_split(request, row_key(board, row))))
     addresses = read_addresses("", made.context.nodes)
     (_, typed), *_ = node_commands(made.context, addresses)[0].processes
     visible = re.compile(r"(CUDA|HIP)_VISIBLE_DEVICES=")
@@ -139,7 +140,7 @@ def test_a_split_that_its_framework_cannot_be_told_says_why():
     board = plan_splits(from_query({"model": "Qwen/Qwen3-1.7B", **training})[0])
     stages = board.columns["zero_stage"]
     rows = [int(row) for row in refused_rows(board) if stages[row] == 1]
-    refused = next(row for row in rows if board.codes(row) == {"launch-sharding"})
-    assert any("ZeRO-2 or 3" in reason for reason in board.reasons(refused))
+    refused = next(row for row in rows if broken_rules(board, row) == {"launch-sharding"})
+    assert any("ZeRO-2 or 3" in reason for reason in row_reasons(board, refused))
     with pytest.raises(NoAnswer, match="ZeRO-2 or 3"):
         start_command(board, refused)

@@ -13,6 +13,7 @@ from recipe_core.commands.option_meanings import meaning_of
 from recipe_core.engines.spec import engine, engine_names
 from recipe_core.launch.process import Process
 from recipe_core.launch.start import launch_deployment, training_launch
+from recipe_core.plans.splits import row_estimates, row_reasons
 from recipe_core.targets import Image, target_files, target_refusals
 from recipe_core.targets.kserve_llm import kserve_llm_files
 from tests.fixtures.cluster_schemas import assert_valid, errors, key_of
@@ -88,9 +89,11 @@ def test_launches_of_trainers_fit_their_targets(name):
     split = dict.fromkeys(("tp", "pp", "cp", "ep"), 1) | {"engine": name, "recompute": "full"}
     split["zero_stage"] = 1 if name == "megatron" else 3
     found, row = training_table(split)
-    assert found.reasons(row) == []
+    assert row_reasons(found, row) == []
     image = Image(reference="example/trainer:1")
-    value = context(training_launch(*found.detail(row)), name="llama-3-1-8b-training", image=image)
+    value = context(
+        training_launch(*row_estimates(found, row)), name="llama-3-1-8b-training", image=image
+    )
     assert target_refusals(value) == {}
     assert_whole(value)
 

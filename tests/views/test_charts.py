@@ -14,6 +14,7 @@ from recipe_core.plans.plan_json import cluster_title, held_text, queue_text, sp
 from recipe_core.plans.plans import plan_splits
 from recipe_core.plans.rank import front_of_measures, nearest_row, rows_beyond_limits
 from recipe_core.plans.serving_kind import explain_estimate
+from recipe_core.plans.splits import find_row, row_key, row_keys, row_reasons, row_state
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT
 from recipe_core.views import charts, tables
@@ -62,16 +63,16 @@ def test_every_feasible_split_is_in_the_tradeoff_once_and_in_its_state():
     for x in ("tpot", "interactivity", "usd", "ttft"):
         traces = drawn(charts.tradeoff(splits, x, "per_gpu"))
         states = {name: keys(traces[title]) for name, title in titles.items()}
-        every = sorted(splits.key(int(row)) for row in splits.order)
+        every = sorted(row_key(splits, int(row)) for row in splits.order)
         assert sorted(key for some in states.values() for key in some) == every
         for name in ("queues", "uncertain"):
-            rows = [row for row in map(int, splits.order) if splits.state(row) == name]
-            assert sorted(states[name]) == sorted(map(splits.key, rows))
+            rows = [row for row in map(int, splits.order) if row_state(splits, row) == name]
+            assert sorted(states[name]) == sorted(row_keys(splits, rows))
     splits = planned(BESIDE, ("options.loads", (16, 512)), LONG)
     assert front.group_names(splits) == ["device", "load"]
     for by in ("device", "load", "none"):  # whatever colours tell
         shown = keys(*points(charts.tradeoff(splits, "tpot", "per_gpu", by=by)))
-        assert sorted(shown) == sorted(splits.key(int(row)) for row in splits.order)
+        assert sorted(shown) == sorted(row_key(splits, int(row)) for row in splits.order)
 
 
 def test_states_differ_by_symbol_and_colour_and_devices_by_size():
@@ -84,7 +85,7 @@ def test_states_differ_by_symbol_and_colour_and_devices_by_size():
         assert len({trace["marker"][look] for trace in marked}) == len(marked)
     assert len({trace["legendrank"] for trace in marked}) == len(marked)
     held = traces["Holds the load"]
-    devices = [splits.raw("gpus")[splits.find(key)] for key in keys(held)]
+    devices = [splits.raw("gpus")[find_row(splits, key)] for key in keys(held)]
     assert np.argmax(devices) == np.argmax(held["marker"]["size"])
 
 
@@ -120,7 +121,7 @@ def test_many_points_are_thinned_but_the_front_stays(monkeypatch):
         best = traces.pop("Best tradeoffs")
         assert all(len(trace["x"]) <= most for trace in traces.values())
         on = np.flatnonzero(front_of_measures(splits, "tpot", "per_gpu"))
-        assert set(keys(best)) == {splits.key(int(row)) for row in on}
+        assert set(keys(best)) == {row_key(splits, int(row)) for row in on}
     assert any(name.startswith("Holds the load (") for name in traces)
 
 
@@ -135,7 +136,7 @@ def test_devices_have_a_front_each_and_what_differs_is_what_colours_tell():
     for cluster, trace in enumerate(fronts):
         own = splits.clusters_of_rows == cluster
         on = np.flatnonzero(front_of_measures(splits, *splits.shown.axes, among=own)).tolist()
-        assert set(keys(trace)) == {splits.key(row) for row in on}
+        assert set(keys(trace)) == {row_key(splits, row) for row in on}
         assert trace.legendgroup == cluster_title(splits, int(np.flatnonzero(own)[0]))
     steps = [trace for trace in figure.data if trace.mode == "lines"]
     assert len({(step.line.color, step.line.dash) for step in steps}) == len(steps) == 2
@@ -217,7 +218,7 @@ def test_bands_of_rows_are_those_of_their_estimates(make):
 def test_best_tradeoffs_carry_their_bands_in_figures_and_words():
     splits = planned()
     (best,) = diamonds(charts.tradeoff(splits, "interactivity", "per_gpu"))
-    low, high = band_ends(splits, "interactivity", [splits.find(key) for key in keys(best)])
+    low, high = band_ends(splits, "interactivity", [find_row(splits, key) for key in keys(best)])
     assert best.x + best.error_x.array == pytest.approx(high)
     assert best.x - best.error_x.arrayminus == pytest.approx(low)
     assert "likely" in best.customdata[0][2]
@@ -290,17 +291,17 @@ def test_memory_is_drawn_with_its_capacity_for_pinned_best_and_nearest_refused()
     assert figure.layout["xaxis"]["range"][1] > splits.values("memory")[0] > capacity
     short = f"{float(splits.columns['shortfall_bytes'][0]) / GIB:,.1f}"
     assert figure.data[-1]["text"][0].endswith(f"{short} short")
-    assert f"{short} GiB short" in splits.reasons(0)[0]
+    assert f"{short} GiB short" in row_reasons(splits, 0)[0]
     splits, pinned = planned(), "vllm.bf16.bf16.tp4.pp1.dp2.ep1"
     rows = tables.memory_rows(splits, [pinned], best=2, refused=1)
-    assert splits.key(rows[0]) == pinned
+    assert row_key(splits, rows[0]) == pinned
     assert splits.best_row in rows
     assert not splits.feasible[rows[-1]]
 
 
 def test_memory_bars_say_what_waits_and_have_each_load_and_capacity():
     splits = planned(("workload.concurrency", 512))
-    row = splits.find("vllm.bf16.bf16.tp4.pp1.dp1.ep1")
+    row = find_row(splits, "vllm.bf16.bf16.tp4.pp1.dp1.ep1")
     assert splits.queues[row]
     figure = memory_bars(splits, [row])
     held = held_text(splits, row)
@@ -347,7 +348,7 @@ def test_no_split_that_starts_is_drawn_beyond_its_capacity(model, engine):
 @pytest.mark.parametrize("make", [planned, training])
 def test_memory_parts_add_to_the_total(make):
     splits = make()
-    rows = tables.memory_rows(splits, [splits.key(splits.best_row)])
+    rows = tables.memory_rows(splits, [row_key(splits, splits.best_row)])
     bars = [trace for trace in memory_bars(splits, rows).data if trace["type"] == "bar"]
     total = np.sum([bar["x"] for bar in bars], axis=0)
     assert total == pytest.approx(splits.values("memory")[rows])

@@ -14,6 +14,7 @@ from recipe_core.estimates.serving.estimates import estimate_serving
 from recipe_core.estimates.training.schedule import bubble_micro_batches
 from recipe_core.plans.plans import plan_candidate, plan_splits
 from recipe_core.plans.rank import refused_rows
+from recipe_core.plans.splits import broken_rules, row_request
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT
 from recipe_core.request.metrics import column_metric
@@ -163,7 +164,9 @@ def test_numbers_say_where_they_are_from_and_refused_splits_show_memory_alone():
     assert any("own time" in name and number.source for name, number in constants.items())
     assert all(number.source and number.value and number.status for number in constants.values())
     # a refused split shows its memory alone
-    short = next(int(row) for row in refused_rows(board) if board.codes(int(row)) == {"memory"})
+    short = next(
+        int(row) for row in refused_rows(board) if broken_rules(board, int(row)) == {"memory"}
+    )
     times = arithmetic(board, short)
     assert list(times.lines) == ["Memory per device"]
     assert (len(times.workings), len(times.constants)) == (0, 0)
@@ -286,7 +289,7 @@ def test_points_agree_with_estimates_of_one_split(load):
     assert wide.envelopes
     for envelope in wide.envelopes:
         for place in range(0, len(envelope.rows), 5):
-            alone, only = plan_candidate(wide.plan.request_of(int(envelope.rows[place])))
+            alone, only = plan_candidate(row_request(wide.plan, int(envelope.rows[place])))
             serving = alone.estimate(only).serving
             assert 1 / serving.tpot_s == pytest.approx(envelope.interactivity[place])
             assert serving.output_tokens_per_s_per_gpu == pytest.approx(envelope.per_gpu[place])

@@ -9,6 +9,7 @@ import pytest
 from recipe_core.plans.plan_json import cluster_title, held_text, measure_text
 from recipe_core.plans.plans import plan_splits
 from recipe_core.plans.rank import front_of_measures
+from recipe_core.plans.splits import find_row
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT
 from recipe_core.views import charts, exports, tables
@@ -51,7 +52,7 @@ def test_tables_have_columns_for_what_differs_and_states_and_digits_of_sentences
     states = tables.splits_frame(splits, splits.order)["state"]
     assert (states[splits.queues[splits.order]].str.startswith("queues: ")).all()
     assert set(states[splits.holds[splits.order]]) <= {"holds"}
-    four, two = (splits.find(f"vllm.bf16.bf16.tp{tp}.pp1.dp1.ep1") for tp in (4, 2))
+    four, two = (find_row(splits, f"vllm.bf16.bf16.tp{tp}.pp1.dp1.ep1") for tp in (4, 2))
     assert state_text(splits, four) == f"queues: {held_text(splits, four)}"
     assert state_text(splits, two).startswith("uncertain: starts with ")
     splits = planned()

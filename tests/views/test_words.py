@@ -12,6 +12,7 @@ from recipe_core.plans.legal import NEVER, legal_rows
 from recipe_core.plans.plan_json import split_label
 from recipe_core.plans.plans import plan_splits
 from recipe_core.plans.rank import nearest_row
+from recipe_core.plans.splits import row_reasons
 from recipe_core.request.link import FIELDS, from_query
 from recipe_core.request.metrics import column_metric, metrics
 from recipe_core.request.schema import describe_field
@@ -117,7 +118,7 @@ def test_the_best_that_queues_says_what_it_holds_and_nothing_that_runs_names_the
         assert said.state == "nothing"
         assert said.counts.startswith(start)
         assert said.subject.startswith("Nearest is ")
-        assert said.line.startswith(none.reasons(nearest_row(none))[0])
+        assert said.line.startswith(row_reasons(none, nearest_row(none))[0])
 
 
 def test_every_word_of_the_field_is_explained_in_the_file():

@@ -20,6 +20,7 @@ from recipe_core.plans.problem import Problem, ServingProblem, resolve_problem
 from recipe_core.plans.rank import nearest_row
 from recipe_core.plans.serving_kind import AS_GOOD
 from recipe_core.plans.serving_settings import serving_setting
+from recipe_core.plans.splits import row_request
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.metrics import goals_of, is_more_better
 from recipe_core.request.objective import Objective
@@ -64,7 +65,7 @@ def advice_base(
     problem = resolve_problem(plain_request, folders=folders, corrections=corrections)
     plan = search_plan(problem)
     row = _best_or_nearest_row(plan)
-    narrowed = plan.request_of(row).model_copy(update={"candidate": None})
+    narrowed = row_request(plan, row).model_copy(update={"candidate": None})
     options = narrowed.options.model_copy(update={"engines": (plan.setting(row).engine.name,)})
     if plain_request.load_searched:
         narrowed = narrowed.model_copy(update={"workload": plain_request.workload})

@@ -12,6 +12,7 @@ from recipe_core.accuracy.runners import Support
 from recipe_core.accuracy.technique import Technique
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import split_label
+from recipe_core.plans.splits import row_key, row_reasons, row_state
 
 # Figures with the column of the plan, whose metric has title and unit.
 FIGURES: dict[str, str] = {
@@ -97,7 +98,7 @@ def split_figures(plan: Plan, row: int, why: str = "") -> Split:
     cannot run has no times either.
     """
     feasible = bool(plan.feasible[row])
-    reasons = () if feasible else tuple(plan.reasons(row))
+    reasons = () if feasible else tuple(row_reasons(plan, row))
     names = FIGURES if feasible and not why else MEMORY
     values = {name: float(plan.columns[FIGURES[name]][row]) for name in names}
     if not why and not feasible:
@@ -105,8 +106,8 @@ def split_figures(plan: Plan, row: int, why: str = "") -> Split:
     return Split(
         candidate=plan.candidate(row),
         title=split_label(plan, row, device=False),
-        key=plan.key(row),
-        state=plan.state(row),
+        key=row_key(plan, row),
+        state=row_state(plan, row),
         reasons=reasons,
         values={name: value for name, value in values.items() if math.isfinite(value)},
         why=why,

@@ -29,6 +29,7 @@ from recipe_core.doors.cli.program import (
     read_request,
     show_spinner,
 )
+from recipe_core.plans.splits import row_estimates
 
 
 @app.command("plan")
@@ -164,7 +165,7 @@ def _trace_real_model(plan: Any, row: int) -> tuple[dict[str, Any], str]:
     oracle = load_tool("oracle")
     text = import_module("oracle.text")
     if plan.kind == "training":
-        measured = import_module("oracle.training").trace_training(*plan.detail(row))
+        measured = import_module("oracle.training").trace_training(*row_estimates(plan, row))
         return measured, f"\n\n{text.training_trace_text(measured)}"
     measured = oracle.trace(plan, row)
     return measured, f"\n\n{text.trace_text(measured)}"

@@ -12,6 +12,7 @@ from recipe_core.base.units import accuracy_text, plain_range_text
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import measure_text, split_label
 from recipe_core.plans.rank import front_with_accuracy
+from recipe_core.plans.splits import is_known
 from recipe_core.request.metrics import column_metric
 from recipe_core.views.charts.figures import Drawing, Look, Style, axis, error_bars
 from recipe_core.views.charts.front import thinned
@@ -116,7 +117,7 @@ def three_axes(plan: Plan, *, dark: bool = False) -> go.Figure:
     The symbol says the weight format; rings are the front of all three. Without a price, output per
     device stands for cost.
     """
-    draw, up = Drawing(dark=dark), "usd" if plan.known("usd") else "per_gpu"
+    draw, up = Drawing(dark=dark), "usd" if is_known(plan, "usd") else "per_gpu"
     colours = draw.colours
     rows, front = _accuracy_rows(plan, up)
     formats = np.array([plan.setting(int(row)).weight_dtype for row in rows], dtype=object)

@@ -16,6 +16,7 @@ from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.base.units import significant
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import measure_text, split_label
+from recipe_core.plans.splits import broken_rules
 from recipe_core.views.charts.figures import Drawing, Style
 from recipe_core.views.charts.style import mix
 from recipe_core.views.plan_words import rule_titles
@@ -92,7 +93,7 @@ def _degree_cell_text(
         return f"{split_label(plan, row)}<br>{title} {text}"
     refused = np.flatnonzero((plan.columns["tp"] == tp) & (plan.columns["pp"] == pp))
     if len(refused):
-        return rule_titles(plan.codes(int(refused[0])))
+        return rule_titles(broken_rules(plan, int(refused[0])))
     return "these devices allow no such split"
 
 

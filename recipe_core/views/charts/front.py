@@ -22,6 +22,7 @@ from recipe_core.plans.plan_json import (
     split_labels,
 )
 from recipe_core.plans.rank import front_of_measures, rows_beyond_limits
+from recipe_core.plans.splits import find_row, row_keys
 from recipe_core.views.charts.figures import Drawing, Style, axis, error_bars
 from recipe_core.views.charts.style import DASHES, Palette, translucent
 from recipe_core.views.plan_words import shown_limit, used_devices_text
@@ -305,7 +306,8 @@ class _Tradeoff:
     def add_pins(self, pins: Sequence[str]) -> None:
         """Rings around pinned splits that fit, with their names."""
         plan, colours = self.plan, self.draw.colours
-        rows = [row for key in pins if (row := plan.find(key)) is not None and plan.feasible[row]]
+        pinned = [find_row(plan, key) for key in pins]
+        rows = [row for row in pinned if row is not None and plan.feasible[row]]
         if rows:
             ring = {"symbol": "circle-open", "size": 26, "color": colours.series[3]}
             ring["line"] = {"width": 3}
@@ -385,4 +387,5 @@ def _row_texts(plan: Plan, rows: Int, *, ranges: bool = False) -> list[list[str]
         return "<br>".join(part for part in parts if part)
 
     texts = [lines(n, row) for n, row in enumerate(rows.tolist())]
-    return [list(row) for row in zip(plan.keys(rows), split_labels(plan, rows), texts, strict=True)]
+    keys, labels = row_keys(plan, rows), split_labels(plan, rows)
+    return [list(row) for row in zip(keys, labels, texts, strict=True)]

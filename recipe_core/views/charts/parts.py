@@ -13,6 +13,7 @@ from recipe_core.estimates.serving.bottlenecks import BOTTLENECKS
 from recipe_core.models.tensors import PART_TITLES
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import device_word, held_text, split_labels
+from recipe_core.plans.splits import row_keys
 from recipe_core.views.charts.figures import Drawing, Style, axis, categories
 from recipe_core.views.charts.style import BELOW, PLAIN, part_marker
 from recipe_core.views.explanations.timeline import Task
@@ -152,7 +153,7 @@ def memory_bars(plan: Plan, rows: Sequence[int], *, dark: bool = False) -> go.Fi
 
 def _add_parts(draw: Drawing, plan: Plan, rows: Sequence[int], memory: Mapping[str, Any]) -> None:
     """Bars by part, at places in place of names: two loads of a split must not stack."""
-    keys, titles = plan.keys(rows), _row_titles(plan, rows)
+    keys, titles = row_keys(plan, rows), _row_titles(plan, rows)
     for n, (part, title) in enumerate(plan.spec.parts.items()):
         if np.nan_to_num(memory[part]).any():
             name = HELD_TITLES.get(part, title)

@@ -19,6 +19,7 @@ from recipe_core.estimates.serving.results import ServingEstimate
 from recipe_core.estimates.training.results import TrainingPhase, TrainingRun
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import measure_text, split_label
+from recipe_core.plans.splits import is_known
 from recipe_core.request.metrics import column_metric
 from recipe_core.views.charts.accuracy import FIGURES, MADE, accuracy_band_text, has_token_prices
 from recipe_core.views.charts.views import Item, Note, Table
@@ -158,7 +159,7 @@ def phase_table(phases: Sequence[TrainingPhase]) -> Table:
 
 def scaling_table(plan: Plan, best: Scaling, title: str) -> Table:
     """The best split on each number of devices, with its measures."""
-    names = [name for name in ("output", "wall", "usd_run", "usd") if plan.known(name)]
+    names = [name for name in ("output", "wall", "usd_run", "usd") if is_known(plan, name)]
     rows = [
         {
             plan.measures["gpus"].head: measure_text(plan, "gpus", row),

@@ -14,6 +14,7 @@ from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import split_label
 from recipe_core.plans.rank import front_with_accuracy
 from recipe_core.plans.serving_kind import explain_estimate
+from recipe_core.plans.splits import find_row, is_known, row_key
 from recipe_core.views import tables
 from recipe_core.views.charts.accuracy import cost_against_loss, three_axes
 from recipe_core.views.charts.curves import (
@@ -67,8 +68,8 @@ Parts = Mapping[str, float]
 @view("memory", "Memory", needs_fit=False)
 def memory_charts(focus: Focus[Any]) -> Iterator[Item]:
     """Memory of a device by part, of this split and others; of each stage where it has several."""
-    plan, row, key = focus.searched, focus.row, focus.plan.key(focus.row)
-    if plan.find(key) is None:  # a request may state a split that no search lists
+    plan, row, key = focus.searched, focus.row, row_key(focus.plan, focus.row)
+    if find_row(plan, key) is None:  # a request may state a split that no search lists
         plan = focus.plan
     rows = tables.memory_rows(plan, [*focus.pins, key])
     capacities = sorted({gib(capacity_bytes(plan, row)) for row in rows})
@@ -222,7 +223,7 @@ def prefix_cache_charts(focus: Focus[Plan]) -> Iterator[Item]:
 def cost_charts(focus: Focus[Plan]) -> Iterator[Item]:
     """Cost per token when devices are not always busy."""
     plan = focus.plan
-    if not plan.known("usd_hour"):
+    if not is_known(plan, "usd_hour"):
         yield Note("No price is known for these devices. Set one under Hardware.")
         return
     rates = {
@@ -270,7 +271,7 @@ def accuracy_charts(focus: Focus[Plan]) -> Iterator[Item]:
 
 
 def _tornado_measures(plan: Plan) -> list[str]:
-    return [name for name in FIGURES if plan.known(name)]
+    return [name for name in FIGURES if is_known(plan, name)]
 
 
 @view("sensitivity", "Sensitivity", ("serving",), measures=_tornado_measures)
@@ -364,7 +365,7 @@ def scaling_charts(focus: Focus[Plan]) -> Iterator[Item]:
 
 
 def _listed_measures(plan: Plan) -> list[str]:
-    return [name for name in plan.shown.listed if plan.known(name)]
+    return [name for name in plan.shown.listed if is_known(plan, name)]
 
 
 @view("degrees", "Degrees", in_report=False, measures=_listed_measures, preferred=2)

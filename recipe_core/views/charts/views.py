@@ -14,6 +14,7 @@ import plotly.graph_objects as go
 
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import split_label
+from recipe_core.plans.splits import find_row
 
 P = TypeVar("P", bound=Plan)
 Kind = Literal["serving", "training"]
@@ -83,7 +84,7 @@ class Focus(Generic[P]):
     @property
     def compared(self) -> dict[str, int]:
         """Rows by name: the split that is looked at, then the pinned ones that fit."""
-        rows = [self.plan.find(key) for key in self.pins]
+        rows = [find_row(self.plan, key) for key in self.pins]
         fitting = [row for row in rows if row is not None and self.plan.feasible[row]]
         return {split_label(self.plan, row): row for row in (self.row, *fitting)}
 

@@ -1,0 +1,85 @@
+"""The splits of a plan by row: their names in links, their requests, why they are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+
+from recipe_core.base.arrays import Int
+from recipe_core.plans.evaluation import EvaluatedCases
+from recipe_core.plans.table import PlanTable
+from recipe_core.request.candidate import CandidateRequest
+from recipe_core.request.schema import PlanRequest
+from recipe_core.request.split_key import key_split, split_key
+
+
+def row_keys(table: PlanTable, rows: Sequence[int] | Int) -> list[str]:
+    """The names of rows in links and charts, with their loads where a split has several."""
+    index = np.asarray(rows, dtype=np.int64)
+    loads = table.columns["load"][index].tolist() if table.request.options.loads else ()
+    clusters = table.clusters_of_rows[index].tolist()
+    return [split_key(*split) for split in zip_longest(table.candidates(index), clusters, loads)]
+
+
+def row_key(table: PlanTable, row: int) -> str:
+    return row_keys(table, [row])[0]
+
+
+def find_row(table: PlanTable, key: str) -> int | None:
+    """The row that a key names, None when the plan has no such split."""
+    split = key_split(key)
+    return None if split is None else table.spec.find(table, key, split)
+
+
+def row_request(table: PlanTable, row: int) -> PlanRequest:
+    """The request of a row alone.
+
+    On its hardware, under its load, with its split as the candidate.
+    """
+    request = table.request
+    return request.model_copy(
+        update={
+            "options": request.options.model_copy(update=dict.fromkeys(table.spec.settled, ())),
+            "hardware": table.setting(row).cluster.request or request.hardware,
+            "candidate": CandidateRequest.model_validate(table.candidate(row)),
+            "workload": table.spec.workload(table, row),
+        }
+    )
+
+
+def row_estimates(table: PlanTable, row: int) -> tuple[Any, int]:
+    """The columns of physics that hold a row, and its place in them."""
+    block, place = table.at(row)
+    return block.detail(place)
+
+
+def row_state(table: PlanTable, row: int) -> str:
+    """``holds``, ``queues``, ``uncertain`` or ``cannot run``."""
+    if not table.feasible[row]:
+        return "cannot run"
+    if table.uncertain[row]:
+        return "uncertain"
+    return "queues" if table.queues[row] else "holds"
+
+
+def broken_rules(table: PlanTable, row: int) -> frozenset[str]:
+    """Codes of the rules that a row breaks."""
+    return frozenset(code for code, broken in table.rules.items() if broken[row])
+
+
+def refusal_reasons(table: PlanTable, rows: Sequence[int] | Int) -> list[list[str]]:
+    """Why rows are refused, as sentences; empty for a row that is not."""
+    return table.spec.trim_reasons(table, table.by_block(rows, EvaluatedCases.sentences))
+
+
+def row_reasons(table: PlanTable, row: int) -> list[str]:
+    return refusal_reasons(table, [row])[0]
+
+
+def is_known(table: PlanTable, name: str) -> bool:
+    """Whether a measure is known of any row that is feasible (a price may not be)."""
+    rows = table.feasible if table.feasible.any() else slice(None)
+    return bool(np.isfinite(table.raw(name)[rows]).any())
