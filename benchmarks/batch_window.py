@@ -37,8 +37,10 @@ NAMES = ("input_ids", "attention_mask")
 class Batcher:
     """Takes requests from any thread and runs them in batches, as Triton's dynamic batcher does."""
 
-    def __init__(self, run: Callable[[list[Any]], list[Any]], most: int, window_s: float) -> None:
-        self.run, self.most, self.window_s = run, most, window_s
+    def __init__(
+        self, run: Callable[[list[Any]], list[Any]], max_batch: int, window_s: float
+    ) -> None:
+        self.run, self.max_batch, self.window_s = run, max_batch, window_s
         self.sizes: list[int] = []
         self.seconds: list[float] = []
         self._queue: list[tuple[float, Any, Future[Any]]] = []
@@ -79,12 +81,12 @@ class Batcher:
                     return None
                 if self._queue:
                     left = self._queue[0][0] + self.window_s - time.perf_counter()
-                    if len(self._queue) >= self.most or left <= 0 or not self._open:
+                    if len(self._queue) >= self.max_batch or left <= 0 or not self._open:
                         break
                     self._changed.wait(left)
                 else:
                     self._changed.wait()
-            batch, self._queue = self._queue[: self.most], self._queue[self.most :]
+            batch, self._queue = self._queue[: self.max_batch], self._queue[self.max_batch :]
             return batch
 
 
@@ -117,12 +119,12 @@ def session(folder: Path) -> Any:
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
-def runner(made: Any) -> Callable[[list[Any]], list[Any]]:
+def runner(session: Any) -> Callable[[list[Any]], list[Any]]:
     """What runs a batch of equally long texts."""
 
     def run(rows: list[Any]) -> list[Any]:
         ids = np.stack(rows)
-        return list(made.run(None, {"input_ids": ids, "attention_mask": np.ones_like(ids)})[0])
+        return list(session.run(None, {"input_ids": ids, "attention_mask": np.ones_like(ids)})[0])
 
     return run
 

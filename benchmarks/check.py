@@ -138,13 +138,13 @@ def judged(collection: Collection) -> Iterator[tuple[Published, dict[str, Any]]]
 
 def table(rows: list[tuple[Published, dict[str, Any]]]) -> str:
     """Counts by verdict, all and those that the publisher marks as verified."""
-    every, verified = Counter[str](), Counter[str]()
+    judged, verified = Counter[str](), Counter[str]()
     for entry, answer in rows:
         verdict = answer.get("verdict", "not read")
-        every[verdict] += 1
+        judged[verdict] += 1
         verified[verdict] += entry.verified
     lines = ["| verdict | commands | of these verified |", "|---|---|---|"]
-    lines += [f"| {name} | {every[name]:,} | {verified[name]:,} |" for name in VERDICTS]
+    lines += [f"| {name} | {judged[name]:,} | {verified[name]:,} |" for name in VERDICTS]
     return "\n".join(lines)
 
 

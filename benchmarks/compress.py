@@ -146,10 +146,10 @@ def main(options: argparse.Namespace) -> None:
         weights, base = weights_of(source), observe(source, tokens, verify)
         print(base_line(base, weights, len(tokens)))
         print(HEAD)
-        chosen: list[str] = [
+        methods: list[str] = [
             work for work in WORK if not options.only or any(word in work for word in options.only)
         ]
-        for work in chosen:
+        for work in methods:
             try:
                 print(row(work, source, root, base, tokens, verify, weights), flush=True)
             except CompressError as error:

@@ -52,14 +52,14 @@ class InFlight:
 
     interval_s = 15.0
 
-    def __init__(self, target, least=1.0):
-        self.target, self.least, self.recent, self.looks = target, least, None, 0
+    def __init__(self, target, floor=1.0):
+        self.target, self.floor, self.recent, self.looks = target, floor, None, 0
 
-    def decide(self, seen):
-        now = np.ceil((seen.running + seen.waiting) / self.target)
+    def decide(self, observation):
+        now = np.ceil((observation.running + observation.waiting) / self.target)
         if self.recent is None:
             self.recent = np.zeros((20, *now.shape))
-        self.recent[self.looks % 20] = np.clip(now, self.least, 400)
+        self.recent[self.looks % 20] = np.clip(now, self.floor, 400)
         self.looks += 1
         return self.recent.max(axis=0)
 
@@ -77,8 +77,8 @@ def arrivals(load, seed):
     places = np.cumsum(draw_arrival_gaps(rng, load.burstiness, int(reached[-1] * 1.2) + 300))
     edges = np.arange(len(reached)) * load.interval_s
     at = np.interp(places[places < reached[-1]], reached, edges)
-    chosen = rng.choice(len(load.lengths.weight), len(at), p=load.lengths.weight)
-    inputs, outputs = load.lengths.input_tokens[chosen], load.lengths.output_tokens[chosen]
+    drawn = rng.choice(len(load.lengths.weight), len(at), p=load.lengths.weight)
+    inputs, outputs = load.lengths.input_tokens[drawn], load.lengths.output_tokens[drawn]
     return Trace(at, inputs.astype(np.int64), outputs.astype(np.int64))
 
 
@@ -115,11 +115,11 @@ def sweep():
     differences = []
     for (name, fleet), (shape, form), bursts in product(FLEETS.items(), shapes.items(), (1.0, 2.5)):
         flat = Load(np.ones(1), 60.0, lengths(), bursts)
-        each = capacity_per_s(fleet, Load(np.ones(1), 60.0, lengths()))
+        replica_per_s = capacity_per_s(fleet, Load(np.ones(1), 60.0, lengths()))
         curve = shares_of(fleet, flat).curve
         target = float(np.interp(0.8 * capacity_per_s(fleet, flat), curve.rate, curve.in_flight))
         for size, policy in product(sizes, policies):
-            load = Load(each * size * form, 60.0, lengths(), bursts)
+            load = Load(replica_per_s * size * form, 60.0, lengths(), bursts)
             times = {"1x": 1.0, "1.5x": 1.5, "2x": 2.0}.get(policy)
             count = float(np.ceil(size * (times or 1.0)))
 

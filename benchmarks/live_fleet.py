@@ -51,7 +51,7 @@ frontend gateway
     bind {host}:{port}
     default_backend replicas
 backend replicas
-    server-template replica 1-{most} {host}:9 disabled maxconn {slots}
+    server-template replica 1-{max_replicas} {host}:9 disabled maxconn {slots}
 """
 
 
@@ -73,7 +73,7 @@ class Sample:
     ready: int
     starting: int
     draining: int
-    wanted: int
+    ordered: int
     running: int
     waiting: int
     arrived: int
@@ -104,11 +104,11 @@ class LiveFleet:
     bundle: Path
     model: Path
     work: Path
-    most: int
+    max_replicas: int
     replicas: list[Replica] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
     start_times_s: list[float] = field(default_factory=list)
-    wanted: int = 0
+    ordered: int = 0
     _arrived_before: int = 0
 
     def __enter__(self) -> Self:
@@ -116,7 +116,11 @@ class LiveFleet:
         configuration = self.work / "haproxy.cfg"
         configuration.write_text(
             CONFIGURATION.format(
-                socket=self._socket, host=HOST, port=self.port, most=3 * self.most, slots=SLOTS
+                socket=self._socket,
+                host=HOST,
+                port=self.port,
+                max_replicas=3 * self.max_replicas,
+                slots=SLOTS,
             )
         )
         self._log = (self.work / "proxy.log").open("wb")
@@ -143,11 +147,11 @@ class LiveFleet:
 
     def want(self, count: int) -> None:
         """Order replicas, or drain the newest, until so many are there or on their way."""
-        self.wanted = count
-        there = [r for r in self.replicas if r.state in ("starting", "ready")]
-        for _ in range(count - len(there)):
+        self.ordered = count
+        present = [r for r in self.replicas if r.state in ("starting", "ready")]
+        for _ in range(count - len(present)):
             self._order()
-        for replica in there[count:]:
+        for replica in present[count:]:
             self._drain(replica)
 
     def settle(self) -> None:
@@ -176,7 +180,7 @@ class LiveFleet:
             ready=self._count("ready"),
             starting=self._count("starting"),
             draining=self._count("draining") + self._count("ending"),
-            wanted=self.wanted,
+            ordered=self.ordered,
             running=sum(int(rows[r.name]["scur"]) for r in self.replicas if r.state != "gone"),
             waiting=int(backend["qcur"]),
             arrived=int(backend["stot"]) - self._arrived_before,
@@ -224,8 +228,8 @@ class LiveFleet:
         ]
 
     def _order(self) -> None:
-        taken = {r.number for r in self.replicas if r.state != "gone"}
-        number = next(n for n in range(1, 3 * self.most + 1) if n not in taken)
+        numbers = {r.number for r in self.replicas if r.state != "gone"}
+        number = next(n for n in range(1, 3 * self.max_replicas + 1) if n not in numbers)
         folder = self.work / f"replica-{number}-{len(self.replicas)}"
         shutil.copytree(self.bundle, folder)
         replica = Replica(number, folder, free_port(), subprocess.Popen(["true"]), time.monotonic())

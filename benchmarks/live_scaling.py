@@ -61,12 +61,12 @@ PATIENCE_S = 300.0
 PROBES = 12
 
 
-def rule(most: int, target_per_s: float) -> dict[str, Any]:
+def rule(max_replicas: int, target_per_s: float) -> dict[str, Any]:
     """The policy: requests per second of a replica, quick enough for a day of some minutes."""
     return {
         "policy": "keda",
         "min_replicas": 1,
-        "max_replicas": most,
+        "max_replicas": max_replicas,
         "triggers": [{"metric": "request-rate", "target": round(target_per_s, 3)}],
         "interval_s": 2,
         "window_s": 10,
@@ -154,16 +154,16 @@ def service_of(answers: list[Answer]) -> Service:
     return Service(slots=SLOTS, step_s=steps, token_s=0.0, chunk_tokens=2048.0, pool_tokens=1e9)
 
 
-def compared(model: Path, most: int, starts: float, work: Path) -> dict[str, Any]:
+def compared(model: Path, max_replicas: int, starts: float, work: Path) -> dict[str, Any]:
     """Run it, simulate it, and both as plain values."""
     written(model, work / "plain")
-    with LiveFleet(work / "plain", model, work, most) as fleet:
+    with LiveFleet(work / "plain", model, work, max_replicas) as fleet:
         fleet.want(1)
         fleet.wait_ready(1)
         alone_s = fleet.probe(1, PROBES, OUTPUT_TOKENS)
         full_s = fleet.probe(SLOTS, PROBES, OUTPUT_TOKENS)
         fleet.bundle = work / "scaled"
-        written(model, fleet.bundle, rule(most, BUSY * SLOTS / full_s))
+        written(model, fleet.bundle, rule(max_replicas, BUSY * SLOTS / full_s))
         scaling = emitted(fleet.bundle)
         span_s = float(np.clip(starts * fleet.start_times_s[0], SHORTEST_S, LONGEST_S))
         load = day_of(PEAK * SLOTS / full_s, span_s)
@@ -205,7 +205,7 @@ def summary(
     """Measured beside simulated: attainment, replicas, what was paid."""
     at_s = np.array([sample.at_s for sample in samples])
     ordered = np.array([paid_replicas(sample) for sample in samples])
-    kept = float(np.mean([answer.latency_s <= limit_s for answer in answers]))
+    attainment = float(np.mean([answer.latency_s <= limit_s for answer in answers]))
     series = simulated.series
     times = np.arange(len(series.ready)) * series.interval_s
     paid = np.interp(times, at_s, ordered)
@@ -218,11 +218,11 @@ def summary(
         "requests": len(answers),
         "failed": sum(not answer.ok for answer in answers),
         "measured": {
-            "attainment": kept,
+            "attainment": attainment,
             "replica_s": float(np.trapezoid(paid, times)),
             "most": int(ordered.max()),
             "last": int(ordered[-1]),
-            "timeline": [(round(s.at_s, 1), s.ready, s.starting, s.wanted) for s in samples[::8]],
+            "timeline": [(round(s.at_s, 1), s.ready, s.starting, s.ordered) for s in samples[::8]],
         },
         "simulated": {
             "attainment": simulated.attainment,

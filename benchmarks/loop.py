@@ -111,12 +111,12 @@ def one(size: str, source: Path, folder: Path, profile: Path | None, quick: bool
     if profile is None:
         words = ("profile", "--device", "cpu", "-o", str(machine), *(("--quick",) if quick else ()))
         print(recipe(*words, environment=environment), end="", flush=True)
-    model, asked, bundle = folder / "model", folder / "request.json", folder / "bundle"
+    model, request, bundle = folder / "model", folder / "request.json", folder / "bundle"
     make_model(source, model, size)
     hardware = {"device": str(machine), "per_node": 1}
     values = {"model": str(model), "hardware": hardware, "workload": WORKLOAD}
-    asked.write_text(json.dumps(values))
-    recipe("build", str(asked), "-o", str(bundle), environment=environment)
+    request.write_text(json.dumps(values))
+    recipe("build", str(request), "-o", str(bundle), environment=environment)
     expected = json.loads((bundle / "expected.json").read_text())
     try:
         recipe("up", str(bundle), "--port", free_port(), environment=environment)
@@ -131,7 +131,7 @@ def one(size: str, source: Path, folder: Path, profile: Path | None, quick: bool
     if has_calibrate(environment):
         recipe("calibrate", str(bundle), environment=environment)
         again = folder / "again"
-        recipe("build", str(asked), "-o", str(again), environment=environment)
+        recipe("build", str(request), "-o", str(again), environment=environment)
         learned = predicted_of(json.loads((again / "expected.json").read_text()))
     implied(machine, model, measured)
     return Run(size, predicted_of(expected), measured, inside, learned)
@@ -172,9 +172,9 @@ def implied(machine: Path, model: Path, measured: dict[str, float]) -> None:
 
     none = times({"layers": 0.0, "sequences": 0.0, "requests": 0.0})
     steps = times({"requests": 0.0})
-    whole = times({})
-    engine_s = max(whole[1] - none[1], 1e-9)
-    request_s = max(whole[0] - steps[0], 1e-9)
+    complete = times({})
+    engine_s = max(complete[1] - none[1], 1e-9)
+    request_s = max(complete[0] - steps[0], 1e-9)
     print(
         f"  implied: time of steps x {(measured['tpot_s'] - none[1]) / engine_s:.2f}, "
         f"of a request x {(measured['ttft_s'] - steps[0]) / request_s:.2f} "

@@ -47,19 +47,19 @@ def in_process(model: str, rounds: int) -> dict[str, float]:
     from recipe_core.sizing.answer import Answer
     from recipe_core.sizing.size import size_devices
 
-    asked = SizeRequest.parse(request(model))
-    taken, whole = [], []
+    size_request = SizeRequest.parse(request(model))
+    sizing_s, answer_s = [], []
     for _ in range(rounds + 1):
         start = time.perf_counter()
-        sizing = size_devices(asked)
+        sizing = size_devices(size_request)
         ranked = sizing.devices
-        taken.append(time.perf_counter() - start)
+        sizing_s.append(time.perf_counter() - start)
         Answer(sizing).to_json()
-        whole.append(time.perf_counter() - start)
+        answer_s.append(time.perf_counter() - start)
     return {
-        "first_s": round(taken[0], 3),
-        "in_process_s": round(statistics.median(taken[1:]), 3),
-        "with_answer_s": round(statistics.median(whole[1:]), 3),
+        "first_s": round(sizing_s[0], 3),
+        "in_process_s": round(statistics.median(sizing_s[1:]), 3),
+        "with_answer_s": round(statistics.median(answer_s[1:]), 3),
         "splits": sum(len(one.plan) for one in sizing.sized),
         "devices": len(sizing.sized),
         "holding": len(ranked),

@@ -63,9 +63,9 @@ def draw_name_filter(
 
 def draw_size_filters() -> None:
     """Devices, providers, regions, sizes, what is doubted, and machines that one has."""
-    every = all_offers()
-    providers = sorted({offer.provider for offer in every}, key=str.casefold)
-    regions = sorted({offer.region for offer in every if offer.region}, key=str.casefold)
+    offers = all_offers()
+    providers = sorted({offer.provider for offer in offers}, key=str.casefold)
+    regions = sorted({offer.region for offer in offers if offer.region}, key=str.casefold)
     names = st.columns(3)
     with names[0]:
         draw_name_filter(

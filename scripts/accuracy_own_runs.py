@@ -161,15 +161,15 @@ class Trial:
     kind: str
     among: Float
     between: Float
-    given: Float
+    shown: Float
     tested: Float
 
     def losses(self, shares: Float) -> Float:
         """Median |error| of the tested runs for each choice of shares (rows; the last is noise)."""
-        n = len(self.given)
+        n = len(self.shown)
         among = np.einsum("lab,cl->cab", self.among, shares[:, :-1])
         among += shares[:, -1][:, None, None] * np.eye(n)
-        solved = np.linalg.solve(among, np.broadcast_to(self.given, (len(shares), n))[..., None])
+        solved = np.linalg.solve(among, np.broadcast_to(self.shown, (len(shares), n))[..., None])
         predicted = np.einsum("lrb,cl,cb->cr", self.between, shares[:, :-1], solved[..., 0])
         return np.median(np.abs(np.expm1(predicted - self.tested)), axis=1)
 

@@ -62,14 +62,14 @@ class Shape:
 @dataclass(frozen=True, slots=True)
 class Training:
     """How well and how hard: until the ``loss`` over the corpus, in nats per token, which is looked
-    at every few steps; rates fall over the first ``steps``, and training gives up after ``most``.
+    at every few steps; rates fall over the first ``steps``, and training ends after ``max_steps``.
 
     A loss of 0.12 is a model that finishes the corpus's sentences; at 1 it stammers.
     """
 
     loss: float = 0.12
     steps: int = 250
-    most: int = 400
+    max_steps: int = 400
     look_every: int = 5
     batch: int = 8
     length: int = 128
@@ -258,7 +258,7 @@ def train_demo_model(
     generator = torch.Generator().manual_seed(training.seed)
     started, done, loss = time.monotonic(), 0, before
     while loss > training.loss:
-        if done >= training.most:
+        if done >= training.max_steps:
             raise ValueError(
                 f"the loss is {loss:.2f} after {done} steps, and should be {training.loss}."
             )

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
+
 from recipe_core.base.resources import PACKAGE
 from scripts.code_numbers import FUNCTIONS, VAGUE, bound_names
 
@@ -54,10 +56,21 @@ def vague_names(trees: Mapping[Path, ast.Module]) -> set[str]:
     }
 
 
+def parse_folder(folder: Path) -> dict[Path, ast.Module]:
+    return {path: ast.parse(path.read_text()) for path in sorted(folder.rglob("*.py"))}
+
+
 def test_a_function_is_defined_once_and_a_variable_says_what_it_holds():
-    trees = {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
+    trees = parse_folder(PACKAGE)
     assert len(trees) > 500
     assert repeated_functions(trees) == {}
+    assert vague_names(trees) == set()
+
+
+@pytest.mark.parametrize("folder", ["benchmarks", "examples", "oracle", "pages", "scripts"])
+def test_a_variable_beside_the_package_says_what_it_holds(folder):
+    trees = parse_folder(PACKAGE.parent / folder)
+    assert trees
     assert vague_names(trees) == set()
 
 

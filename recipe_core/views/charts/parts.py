@@ -139,7 +139,7 @@ def memory_bars(plan: Plan, rows: Sequence[int], *, dark: bool = False) -> go.Fi
     beyond = np.array([not common or "needs" in text for text in texts], dtype=bool)
     starts = np.where(beyond, np.maximum(ends, capacity), ends)  # never across the lines
     draw.words(starts, places, texts, textposition="middle right", cliponaxis=False)
-    titles = {"tickvals": places, "ticktext": _row_titles(plan, rows)}
+    titles = {"tickvals": places, "ticktext": _bar_titles(plan, rows)}
     widest = float(max([*capacity, *ends], default=1.0))
     return draw.between(
         axis(f"GiB per {device_word(plan)}", range=[0, widest * 1.34]),
@@ -153,7 +153,7 @@ def memory_bars(plan: Plan, rows: Sequence[int], *, dark: bool = False) -> go.Fi
 
 def _add_parts(draw: Drawing, plan: Plan, rows: Sequence[int], memory: Mapping[str, Any]) -> None:
     """Bars by part, at places in place of names: two loads of a split must not stack."""
-    keys, titles = row_keys(plan, rows), _row_titles(plan, rows)
+    keys, titles = row_keys(plan, rows), _bar_titles(plan, rows)
     for n, (part, title) in enumerate(plan.spec.parts.items()):
         if np.nan_to_num(memory[part]).any():
             name = HELD_TITLES.get(part, title)
@@ -165,7 +165,7 @@ def _add_parts(draw: Drawing, plan: Plan, rows: Sequence[int], memory: Mapping[s
             draw.bars(name, list(range(len(rows))), memory[part] / GIB, n, hover, about)
 
 
-def _row_titles(plan: Plan, rows: Sequence[int]) -> list[str]:
+def _bar_titles(plan: Plan, rows: Sequence[int]) -> list[str]:
     return [
         label if plan.feasible[row] else f"{label} (refused)"
         for label, row in zip(split_labels(plan, rows), rows, strict=True)
