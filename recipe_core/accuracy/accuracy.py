@@ -78,25 +78,6 @@ def estimate_retained(
     return Retained(value, low, high, _expectation_basis(questions, beliefs), shown)
 
 
-def estimate_retained_many(
-    questions: Iterable[tuple[str, str, str, str]], *, nearest: int = 0
-) -> list[Retained]:
-    """The answers to many questions, in order: model, technique, method and benchmark of each.
-
-    Equal questions are answered once. Raises as ``estimate_retained`` does, for the first bad one.
-    """
-    answer_by_question: dict[tuple[str, str, str, str], Retained] = {}
-    answers = []
-    for question in questions:
-        if question not in answer_by_question:
-            model, technique, method, benchmark = question
-            answer_by_question[question] = estimate_retained(
-                model, technique, method=method, benchmark=benchmark, nearest=nearest
-            )
-        answers.append(answer_by_question[question])
-    return answers
-
-
 def combine_retained(parts: Sequence[Retained]) -> Retained:
     """Two techniques together (weights and KV cache): what each retains is multiplied.
 

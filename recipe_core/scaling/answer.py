@@ -99,22 +99,6 @@ def simulate_over_time(
     return answer
 
 
-def simulate_over_time_json(
-    request: Mapping[str, Any],
-    *,
-    policies: Sequence[str] | None = None,
-    days: float | None = None,
-    folders: bool = True,
-) -> dict[str, Any]:
-    """``simulate_over_time`` of a request in plain values, as plain values, for workers.
-
-    Raises:
-        RecipeError: as ``simulate_over_time``.
-    """
-    plan_request = PlanRequest.parse(request)
-    return simulate_over_time(plan_request, policies=policies, days=days, folders=folders).to_json()
-
-
 def _policies_to_search(scaling: Scaling | None, names: Sequence[Policy] | None) -> list[Policy]:
     if names is None:
         return [] if scaling is not None else list(POLICIES)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import exp, inf, log
+from math import inf, log
 
 import numpy as np
 
@@ -84,8 +84,3 @@ class Chance:
 
 def _seconds_until_event(drawn: float, per_hour: float) -> float:
     return float(drawn) * 3600.0 / per_hour if per_hour > 0 else inf
-
-
-def mean_start_s(start: StartTime) -> float:
-    """Seconds of a mean start, which is longer than the middle one."""
-    return start.seconds * exp(start_log_spread(start) ** 2 / 2)

@@ -11,7 +11,6 @@ from recipe_core.accuracy.accuracy import (
     answer_lines,
     combine_retained,
     estimate_retained,
-    estimate_retained_many,
 )
 from recipe_core.accuracy.band import (
     Losses,
@@ -158,12 +157,6 @@ def test_lines_answer_in_their_places(tmp_path):
     assert replies[0] == replies[4]
     assert set(replies[0]["retained"]) == {"value", "low", "high"}
     assert replies[2]["error"]["field"] == "technique"
-    # many questions answer as one does
-    asked = [(UNKNOWN, "int4_weight_only", "GPTQ", "MMLU"), (UNKNOWN, "fp8_w8a8", "", "")] * 2
-    alone = [
-        estimate_retained(a, b, method=method, benchmark=mark).value for a, b, method, mark in asked
-    ]
-    assert [answer.value for answer in estimate_retained_many(asked)] == alone
 
 
 @pytest.fixture(scope="module")

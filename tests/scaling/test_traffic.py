@@ -26,7 +26,6 @@ from recipe_core.scaling.traces.loads import (
     Load,
     build_load,
     draw_requests,
-    load_hours_of_week,
     smooth_hourly_rates,
 )
 from recipe_core.scaling.traces.reuse import measure_prefix_reuse, needed_blocks, tokens_in_blocks
@@ -70,7 +69,6 @@ def test_a_shape_keeps_its_hours_begins_at_one_and_has_no_jumps():
     late = loaded(shape="azure-code", mean_rate=1, start_hour=30, days=1)
     hours = late.rates.reshape(24, -1).mean(axis=1)
     np.testing.assert_allclose(hours, shape_rates("azure-code")[30:54])
-    assert load_hours_of_week(late)[[0, -1]].tolist() == [30, 53]
 
 
 @given(st.lists(st.floats(0, 100), min_size=2, max_size=30))

@@ -239,9 +239,6 @@ class Keeper:
     def _stop(self) -> None:
         supervisor.stop(self.plan.own, self.current, progress=_QUIET, world=self.world)
 
-    def _lives(self) -> bool:
-        return supervisor.lives(self.current, world=self.world)
-
     def _misfit(self) -> str | None:
         """Why the machine cannot hold the choice any more; None where it can."""
         checks = check_machine(needs_here(self.plan), self.world.detect())

@@ -11,7 +11,7 @@ from recipe_core.base.arrays import Float, Int
 from recipe_core.base.errors import InputError
 from recipe_core.request.over_time import DAY_S, HOUR_S, LengthPoint, OverTime
 from recipe_core.request.serving_workload import ServingWorkload
-from recipe_core.scaling.traces.shapes import HOURS, shape_rates
+from recipe_core.scaling.traces.shapes import shape_rates
 from recipe_core.scaling.traces.trace import Trace
 
 
@@ -157,13 +157,6 @@ def smooth_hourly_rates(hours: Float, parts: int = PARTS) -> Float:
         + (at**3 - at**2) * right_slope[:, None]
     )
     return np.maximum(np.diff(integral, axis=1).ravel() * parts, 0.0)
-
-
-def load_hours_of_week(load: Load) -> Int:
-    """Hour of the week, 0 to 167, in which each interval begins."""
-    hours = load.start_hour + np.arange(len(load.rates)) * load.interval_s / HOUR_S
-    hour: Int = np.floor(hours).astype(np.int64) % HOURS
-    return hour
 
 
 MOST = 50_000_000

@@ -45,14 +45,6 @@ def is_rate_table(content: Content) -> bool:
     return time_column(head) is not None and column_of(head, RATES) is not None
 
 
-def models_of(content: Content) -> list[str]:
-    """The models (or other series) that a table holds; empty where it has no such column."""
-    column = column_of(content.head, MODELS)
-    if column is None:
-        return []
-    return sorted(filter(None, pc.unique(read_csv_columns(content, [column])[column]).to_pylist()))
-
-
 def read_rate_table(content: Content, model: str | None = None, unit: str | None = None) -> Rates:
     """The rates of such a file; ``model``: which, where it has several.
 
