@@ -13,6 +13,7 @@ from typing import Any
 import _common as common
 import _link as links
 import _names as names
+import _planned as planned
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
@@ -122,10 +123,10 @@ def current_answer() -> Answer:
         if not common.hardware_chosen():
             common.model()
             return None
-        plan = common.planned_request()
+        plan = planned.planned_request()
     except RecipeError as error:
         return error
-    return plan, plan_verdict(plan, common.selected_row(plan))
+    return plan, plan_verdict(plan, planned.selected_row(plan))
 
 
 def draw_answer(answer: Answer) -> None:
@@ -188,7 +189,7 @@ def draw_explanation(answer: Answer, place: str) -> None:
 
 def draw_verdict(plan: Plan, verdict: Verdict) -> None:
     """The sentences about a split that can run."""
-    row = common.selected_row(plan)
+    row = planned.selected_row(plan)
     if row is None:
         return
     name = "Best" if verdict.best else "Chosen"
@@ -233,7 +234,7 @@ def draw_bundle_refusal(plan: Plan, place: str) -> None:
         return
     st.warning(common.escape(note), icon=":material/block:")
     with st.container(horizontal=True):
-        for n, change in enumerate(common.buildable_edits()):
+        for n, change in enumerate(planned.buildable_edits()):
             draw_edit_button(
                 change_label(change.fields),
                 widget(f"buildable-{n}", place),
@@ -245,7 +246,7 @@ def draw_bundle_refusal(plan: Plan, place: str) -> None:
 
 def draw_left_split_note() -> None:
     """Say that the chosen split no longer fits."""
-    if lost := common.left_split_name():
+    if lost := planned.left_split_name():
         st.caption(
             common.escape(f"{lost}, the split that you chose, no longer fits: the link omits it.")
         )
@@ -259,7 +260,7 @@ def draw_price_note(plan: Plan) -> None:
 
 def draw_split_offers(plan: Plan, place: str) -> None:
     """The split that keeps the limits surely, and the way back from a chosen one to the best."""
-    best, row = plan.best_row, common.selected_row(plan)
+    best, row = plan.best_row, planned.selected_row(plan)
     if best is None or row is None:
         return
     with st.container(horizontal=True):
@@ -312,7 +313,7 @@ def safe_button(plan: Plan, safe: int, place: str) -> None:
 
 def safe_row(plan: Plan) -> None:
     """The same in a row of a page, about the split that is chosen."""
-    row = common.selected_row(plan)
+    row = planned.selected_row(plan)
     if row is not None and (find_safer_row(plan, row) is not None or may_ask(plan, row)):
         with st.container(horizontal=True, vertical_alignment="center"):
             st.markdown(f":orange[:material/warning:] {common.escape(limits_text(plan, row))}")
@@ -345,7 +346,7 @@ def draw_no_answer(plan: Plan, verdict: Verdict, place: str) -> None:
     if row is None:
         return
     with st.container(horizontal=True):
-        for n, change in enumerate(common.single_changes()):
+        for n, change in enumerate(planned.single_changes()):
             label = f"{change_label(change.fields)}: then {change.split} fits"
             draw_edit_button(label, widget(f"change-{n}", place), change.fields, ":material/build:")
 
@@ -385,7 +386,7 @@ def reserve_alternatives() -> Callable[[], None]:
 
     def fill() -> None:
         try:
-            choices = common.split_alternatives()
+            choices = planned.split_alternatives()
         except RecipeError:  # the server is busy: the page does without
             choices = []
         if not choices:

@@ -5,21 +5,16 @@ Pages compute nothing: they edit the request by field name and draw what the cor
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, TypeVar
 
 import streamlit as st
-from cachetools import LRUCache, cached
 
-import recipe_core as rb
 from recipe_core.base import budget
 from recipe_core.base.errors import RecipeError
 from recipe_core.doors.pool import server_pool
@@ -28,17 +23,14 @@ from recipe_core.hardware.cluster import device_profile, is_own
 from recipe_core.hardware.profile import Device
 from recipe_core.models.catalog import load_model_spec
 from recipe_core.models.spec import ModelSpec
-from recipe_core.plans.alternatives import Alternative, find_alternatives
 from recipe_core.plans.plan import Plan
-from recipe_core.plans.remedies import Change, buildable_changes
-from recipe_core.plans.splits import find_row, row_request
-from recipe_core.request.edit import SHARED, change, select_split, shared_candidate, value_of
+from recipe_core.request.edit import change, select_split, shared_candidate, value_of
 from recipe_core.request.link import DEFAULT, from_query, link_query
 from recipe_core.request.open_hardware import changed_market, market_of, market_query
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.shelf import Shelf, keep_choice, shelf_holds, shelf_of, shelf_query
 from recipe_core.request.size import Market
-from recipe_core.request.split_key import candidate_key, key_split, read_pins, split_name
+from recipe_core.request.split_key import candidate_key, read_pins
 from recipe_core.views.glossary import field_help
 from recipe_core.views.verdict import calibrated_sentence
 
@@ -100,6 +92,20 @@ def shelf() -> Shelf:
     """The choices that are kept side by side; they survive a change of the request."""
     choices: Shelf = st.session_state.get("kept", ())
     return choices
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """What the session holds and the plan does not: pins, and the split that the request states."""
+
+    pins: frozenset[str] = frozenset()
+    split: str = ""
+
+
+def selected_key() -> str | None:
+    """The key of the split that the request states, None while the ranking decides."""
+    candidate = request().candidate
+    return candidate_key(candidate.model_dump()) if candidate else None
 
 
 def screen_link_query() -> dict[str, str]:
@@ -464,160 +470,3 @@ def calculated(
 def limit_page_time() -> AbstractContextManager[Any]:
     """What a page draws itself is held to the time of a request."""
     return budget.apply_budget(server_pool().settings.budget)
-
-
-_plans: LRUCache[tuple[str, str, bool], Plan] = LRUCache(
-    server_pool().settings.cached_candidates, getsizeof=len
-)
-
-
-# the digest only tells apart what files of the model and the calibration held before and hold now
-@cached(_plans, lock=threading.Lock())
-def _plan_of_text(text: str, digest: str, may_read: bool) -> Plan:  # noqa: ARG001
-    return calculated("Evaluating every split", rb.plan, json.loads(text), folders=may_read)
-
-
-@lru_cache(maxsize=64)
-def _single_changes_of(text: str, digest: str, may_read: bool) -> list[Change]:
-    plan = _plan_of_text(text, digest, may_read)
-    return calculated("Looking for a change that fits", Plan.changes, plan)
-
-
-@lru_cache(maxsize=64)
-def _alternatives_of(text: str, digest: str, may_read: bool) -> list[Alternative]:
-    plan = _plan_of_text(text, digest, may_read)
-    return calculated("Planning alternatives", find_alternatives, plan, simulated_what="")
-
-
-@lru_cache(maxsize=64)
-def _buildable_changes_of(text: str, digest: str, may_read: bool) -> list[Change]:
-    plan = _plan_of_text(text, digest, may_read)
-    return calculated("Looking for what can be built", buildable_changes, plan)
-
-
-def _cache_key() -> tuple[str, str]:
-    """The request without its split, on which no plan depends, and the digest of files.
-
-    Of a training candidate stays what all splits share.
-    """
-    whole_plan = request().model_copy(update={"candidate": shared_candidate(request())})
-    return json.dumps(whole_plan.to_json()), inputs_digest()
-
-
-def planned_request() -> Plan:
-    """The plan of the request, cached. Sessions share it, so read only.
-
-    Raises:
-        RecipeError: where there is nothing to plan; the verdict on the page shows it.
-    """
-    key = _cache_key()
-    plan = _plan_of_text(*key, folders_allowed())
-    _look_outside(plan, key)
-    return plan
-
-
-@dataclass(frozen=True, slots=True)
-class Outside:
-    """What the session holds and the plan does not: pins, and the split that the request states."""
-
-    pins: frozenset[str] = frozenset()
-    split: str = ""
-
-
-def _look_outside(plan: Plan, key: tuple[str, str]) -> None:
-    """Note what of the session is outside of a plan, and what its pins ask while they fit."""
-    state, inputs = st.session_state, (key, tuple(pins()), request().candidate)
-    if state.get("looked") == inputs:
-        return
-    rows = {key: find_row(plan, key) for key in pins()}
-    pinned_requests = {
-        key: row_request(plan, row)
-        for key, row in rows.items()
-        if row is not None and plan.feasible[row]
-    }
-    state["pinned_requests"] = {
-        key: pinned for key, pinned in state.get("pinned_requests", {}).items() if key in rows
-    } | pinned_requests
-    lost = "" if is_stated() or lost_split_name(plan) is None else selected_key()
-    pins_outside = frozenset(key for key, row in rows.items() if row is None)
-    state.update({"outside": Outside(pins_outside, lost or ""), "looked": inputs})
-
-
-def left_split_name() -> str:
-    """The name of the split that the request states and its link omits; empty for none."""
-    split = st.session_state.get("outside", Outside()).split
-    return split_name(key_split(split) or {}) if split and split == selected_key() else ""
-
-
-def pinned_request(key: str) -> PlanRequest | None:
-    """What a pin asked when it last fitted, None where this session has not seen that."""
-    requests: dict[str, PlanRequest] = st.session_state.get("pinned_requests", {})
-    return requests.get(key)
-
-
-def is_stated() -> bool:
-    """Whether the request states a split, or a part of one, that no key of this plan names."""
-    candidate = request().candidate
-    if candidate is None:
-        return False
-    listed = candidate.prefill is None or request().options.disaggregated
-    if listed and selected_key():
-        return False
-    shared = set(SHARED) if asks_for_training() else set()
-    return bool(set(candidate.model_dump(exclude_none=True)) - shared)
-
-
-def planned_or_none() -> Plan | None:
-    """The plan; None where the verdict above says what is wrong, and the fix."""
-    try:
-        return planned_request()
-    except RecipeError:
-        return None
-
-
-def single_changes() -> list[Change]:
-    """Changes to the request after which a split fits, each really planned."""
-    return _single_changes_of(*_cache_key(), folders_allowed())
-
-
-def split_alternatives() -> list[Alternative]:
-    """Choices beside the best split that are worth a click, each really planned."""
-    return _alternatives_of(*_cache_key(), folders_allowed())
-
-
-def buildable_edits() -> list[Change]:
-    """Changes after which a bundle can be made, each really planned; none where one can."""
-    return _buildable_changes_of(*_cache_key(), folders_allowed())
-
-
-def pinned_rows(plan: Plan) -> list[int]:
-    """Rows of the pinned splits that fit."""
-    rows = [find_row(plan, key) for key in pins()]
-    return [row for row in rows if row is not None and plan.feasible[row]]
-
-
-def selected_key() -> str | None:
-    """The key of the split that the request states, None while the ranking decides."""
-    candidate = request().candidate
-    return candidate_key(candidate.model_dump()) if candidate else None
-
-
-def _stated_row(plan: Plan) -> int | None:
-    """The row of the split that the request states, while it fits."""
-    key = selected_key()
-    row = find_row(plan, key) if key else None
-    return row if row is not None and plan.feasible[row] else None
-
-
-def selected_row(plan: Plan) -> int | None:
-    """The row of the split that the request states while it fits, else the best row."""
-    row = _stated_row(plan)
-    return plan.best_row if row is None else row
-
-
-def lost_split_name(plan: Plan) -> str | None:
-    """The name of a split that the request states and that no longer fits."""
-    key = selected_key()
-    if key is None or _stated_row(plan) is not None:
-        return None
-    return split_name(key_split(key) or {})

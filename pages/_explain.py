@@ -8,6 +8,7 @@ from typing import Any
 import _columns as columns_of
 import _common as common
 import _export as export
+import _planned as planned
 import _widgets as widgets
 import streamlit as st
 
@@ -50,7 +51,7 @@ def look_closer(plan: Plan) -> None:
 
 def pick_row(plan: Plan) -> int:
     """The split to look at: the best, the selected one or a pinned one."""
-    candidates = [plan.best_row, common.selected_row(plan), *common.pinned_rows(plan)]
+    candidates = [plan.best_row, planned.selected_row(plan), *planned.pinned_rows(plan)]
     rows = list(dict.fromkeys(row for row in candidates if row is not None))
     options = {row_key(plan, row): split_label(plan, row) for row in rows}
     options[row_key(plan, rows[0])] += " (best)"

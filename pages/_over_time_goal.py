@@ -8,6 +8,7 @@ from typing import Any
 import _common as common
 import _numbers as numbers
 import _over_time_load as loads
+import _planned as planned
 import streamlit as st
 
 from recipe_core.base.documented import description_of
@@ -137,8 +138,8 @@ def draw_cold_start() -> None:
             )
     common.edit(st.toggle, "Compiled code is kept", "options.start.compile_cache")
     with st.container(key="over-time-phases"):
-        plan = common.planned_or_none()
-        row = None if plan is None else common.selected_row(plan)
+        plan = planned.planned_or_none()
+        row = None if plan is None else planned.selected_row(plan)
         if plan is not None and row is not None:
             draw_start_phases(start_of(plan, row)[0].to_json())
 

@@ -2,6 +2,7 @@ import _bar as bar
 import _common as common
 import _explain as explain
 import _export as export
+import _planned as planned
 import _table as table
 import _widgets as widgets
 import streamlit as st
@@ -208,7 +209,7 @@ def draw_pinned_split(plan: Plan, key: str) -> None:
         ):
             st.switch_page("recipe.py", query_params=common.screen_link_query())
         split_request = (
-            row_request(plan, row) if row is not None and fits else common.pinned_request(key)
+            row_request(plan, row) if row is not None and fits else planned.pinned_request(key)
         )
         if split_request is not None:
             common.keep_button(split_request, f"keep-{key}", type="tertiary")
@@ -223,7 +224,7 @@ def draw_pinned_split(plan: Plan, key: str) -> None:
 
 
 widgets.draw_page_head("Which split?")
-plan = common.planned_or_none()
+plan = planned.planned_or_none()
 if plan is not None:
     best = plan.best_row
     if best is not None:

@@ -1,5 +1,6 @@
 import _common as common
 import _numbers as numbers
+import _planned as planned
 import _whole_run as whole
 import _widgets as widgets
 import _workload as asking
@@ -350,7 +351,7 @@ with right:
     draw_goal()
     # what is drawn while a plan is made must not move what stands below
     with st.container(key="counted"):
-        plan = common.planned_or_none() if common.hardware_chosen() else None
+        plan = planned.planned_or_none() if common.hardware_chosen() else None
     st.header("Limits", anchor=False, help=term_help("slo"))
     st.caption(
         "Limits come before the objective. Type one or move its slider; below stands how many "

@@ -7,6 +7,7 @@ import _bar as bar
 import _columns as columns_of
 import _common as common
 import _deployment as deployment
+import _planned as planned
 import _recipe_cache as recipe_cache
 import _tabs as tabs
 import _widgets as widgets
@@ -37,7 +38,7 @@ LISTED = 50
 
 def lost_selected_split(plan: Plan) -> str | None:
     """The name of a selected split that no longer fits; what only the request names stays."""
-    return None if common.is_stated() else common.lost_split_name(plan)
+    return None if planned.is_stated() else planned.lost_split_name(plan)
 
 
 def effective_request(plan: Plan) -> PlanRequest:
@@ -71,16 +72,16 @@ def selection_changes(key: str) -> dict[str, Any]:
 
 def selected_option(plan: Plan) -> str:
     """The option of the list that the request stands for."""
-    if common.is_stated():
+    if planned.is_stated():
         return STATED
     if common.selected_key() is None or lost_selected_split(plan):
         return BEST
-    return row_key(plan, common.selected_row(plan))
+    return row_key(plan, planned.selected_row(plan))
 
 
 def pick_split(plan: Plan) -> None:
     """The split to build: the best one, a pinned one, or any that fits."""
-    pinned = [row_key(plan, row) for row in common.pinned_rows(plan)]
+    pinned = [row_key(plan, row) for row in planned.pinned_rows(plan)]
     ranked = [row_key(plan, int(row)) for row in plan.order[:LISTED]]
     current = selected_option(plan)
     options = {key: option_label(plan, key) for key in [BEST, *pinned, *ranked, current]}
@@ -102,11 +103,11 @@ def pick_split(plan: Plan) -> None:
 
 def kept_request(plan: Plan) -> PlanRequest | None:
     """What to keep of the split on this page; None where the request leaves a part of it open."""
-    if common.is_stated():
+    if planned.is_stated():
         request = common.request()
         has_whole_split = request.candidate and candidate_key(request.candidate.model_dump())
         return request if has_whole_split else None
-    row = common.selected_row(plan)
+    row = planned.selected_row(plan)
     return None if row is None else row_request(plan, row)
 
 
@@ -142,8 +143,8 @@ def draw_downloads(bundle: Bundle, plan: Plan) -> None:
 
 def start_chance(plan: Plan) -> float | None:
     """The probability that the chosen split keeps the limits; None without limits."""
-    row = common.selected_row(plan)
-    if row is None or common.is_stated() or not stated_limits(plan):
+    row = planned.selected_row(plan)
+    if row is None or planned.is_stated() or not stated_limits(plan):
         return None
     return float(plan.chances[row])
 
@@ -211,10 +212,10 @@ def make_bundle(plan: Plan, request: PlanRequest) -> tuple[Recipe, Bundle] | Non
 
 def other_than_selected(plan: Plan, recipe: Recipe) -> None:
     """Say so where the best split cannot be started, and the next one that can stands here."""
-    row = common.selected_row(plan)
+    row = planned.selected_row(plan)
     if (
         row is None
-        or common.is_stated()
+        or planned.is_stated()
         or candidate_key(recipe.candidate) == candidate_key(plan.candidate(row))
     ):
         return
@@ -230,14 +231,14 @@ def draw_build_refusal(plan: Plan, error: RecipeError) -> None:
     """Why a split has no bundle, and ways out: a click each, then the engines that would run it."""
     reason = error.plain if isinstance(error, NoAnswer) else str(error)
     st.error(f"**This split cannot be built.** {common.escape(reason)}", icon=":material/block:")
-    row = common.selected_row(plan)
+    row = planned.selected_row(plan)
     if row is None:
         return
     if plan_launch_note(plan):  # no split has a bundle: the verdict above offers what changes that
         return
     draw_build_ways_out(plan, row)
     candidate = plan.candidate(row)
-    if common.is_stated():
+    if planned.is_stated():
         candidate |= common.request().candidate.model_dump(exclude_none=True)
     st.header("The same split on another engine", anchor=False)
     tabs.draw_other_engines(common.request(), candidate)
@@ -282,10 +283,10 @@ def draw_build_ways_out(plan: Plan, row: int) -> None:
 
 
 widgets.draw_page_head("Use this split")
-plan = common.planned_or_none()
+plan = planned.planned_or_none()
 if plan is not None and plan.best_row is not None:
     pick_split(plan)
-    selected = common.selected_row(plan)
+    selected = planned.selected_row(plan)
     if selected is not None:
         common.calibration_note(plan, selected)
         bar.safe_row(plan)

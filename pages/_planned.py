@@ -1,0 +1,166 @@
+"""The plan of the request, cached, and the splits of it that the session names."""
+
+from __future__ import annotations
+
+import json
+import threading
+from functools import lru_cache
+
+import _common as common
+import streamlit as st
+from cachetools import LRUCache, cached
+
+import recipe_core as rb
+from recipe_core.base.errors import RecipeError
+from recipe_core.doors.pool import server_pool
+from recipe_core.doors.serve import folders_allowed
+from recipe_core.plans.alternatives import Alternative, find_alternatives
+from recipe_core.plans.plan import Plan
+from recipe_core.plans.remedies import Change, buildable_changes
+from recipe_core.plans.splits import find_row, row_request
+from recipe_core.request.edit import SHARED, shared_candidate
+from recipe_core.request.schema import PlanRequest
+from recipe_core.request.split_key import key_split, split_name
+
+_plans: LRUCache[tuple[str, str, bool], Plan] = LRUCache(
+    server_pool().settings.cached_candidates, getsizeof=len
+)
+
+
+# the digest only tells apart what files of the model and the calibration held before and hold now
+@cached(_plans, lock=threading.Lock())
+def _plan_of_text(text: str, digest: str, may_read: bool) -> Plan:  # noqa: ARG001
+    return common.calculated("Evaluating every split", rb.plan, json.loads(text), folders=may_read)
+
+
+@lru_cache(maxsize=64)
+def _single_changes_of(text: str, digest: str, may_read: bool) -> list[Change]:
+    plan = _plan_of_text(text, digest, may_read)
+    return common.calculated("Looking for a change that fits", Plan.changes, plan)
+
+
+@lru_cache(maxsize=64)
+def _alternatives_of(text: str, digest: str, may_read: bool) -> list[Alternative]:
+    plan = _plan_of_text(text, digest, may_read)
+    return common.calculated("Planning alternatives", find_alternatives, plan, simulated_what="")
+
+
+@lru_cache(maxsize=64)
+def _buildable_changes_of(text: str, digest: str, may_read: bool) -> list[Change]:
+    plan = _plan_of_text(text, digest, may_read)
+    return common.calculated("Looking for what can be built", buildable_changes, plan)
+
+
+def _cache_key() -> tuple[str, str]:
+    """The request without its split, on which no plan depends, and the digest of files.
+
+    Of a training candidate stays what all splits share.
+    """
+    request = common.request()
+    open_request = request.model_copy(update={"candidate": shared_candidate(request)})
+    return json.dumps(open_request.to_json()), common.inputs_digest()
+
+
+def planned_request() -> Plan:
+    """The plan of the request, cached. Sessions share it, so read only.
+
+    Raises:
+        RecipeError: where there is nothing to plan; the verdict on the page shows it.
+    """
+    key = _cache_key()
+    plan = _plan_of_text(*key, folders_allowed())
+    _look_outside(plan, key)
+    return plan
+
+
+def _look_outside(plan: Plan, key: tuple[str, str]) -> None:
+    """Note what of the session is outside of a plan, and what its pins ask while they fit."""
+    state, inputs = st.session_state, (key, tuple(common.pins()), common.request().candidate)
+    if state.get("looked") == inputs:
+        return
+    rows = {key: find_row(plan, key) for key in common.pins()}
+    pinned_requests = {
+        key: row_request(plan, row)
+        for key, row in rows.items()
+        if row is not None and plan.feasible[row]
+    }
+    state["pinned_requests"] = {
+        key: pinned for key, pinned in state.get("pinned_requests", {}).items() if key in rows
+    } | pinned_requests
+    lost = "" if is_stated() or lost_split_name(plan) is None else common.selected_key()
+    pins_outside = frozenset(key for key, row in rows.items() if row is None)
+    state.update({"outside": common.Outside(pins_outside, lost or ""), "looked": inputs})
+
+
+def left_split_name() -> str:
+    """The name of the split that the request states and its link omits; empty for none."""
+    split = st.session_state.get("outside", common.Outside()).split
+    return split_name(key_split(split) or {}) if split and split == common.selected_key() else ""
+
+
+def pinned_request(key: str) -> PlanRequest | None:
+    """What a pin asked when it last fitted, None where this session has not seen that."""
+    requests: dict[str, PlanRequest] = st.session_state.get("pinned_requests", {})
+    return requests.get(key)
+
+
+def is_stated() -> bool:
+    """Whether the request states a split, or a part of one, that no key of this plan names."""
+    candidate = common.request().candidate
+    if candidate is None:
+        return False
+    listed = candidate.prefill is None or common.request().options.disaggregated
+    if listed and common.selected_key():
+        return False
+    shared = set(SHARED) if common.asks_for_training() else set()
+    return bool(set(candidate.model_dump(exclude_none=True)) - shared)
+
+
+def planned_or_none() -> Plan | None:
+    """The plan; None where the verdict above says what is wrong, and the fix."""
+    try:
+        return planned_request()
+    except RecipeError:
+        return None
+
+
+def single_changes() -> list[Change]:
+    """Changes to the request after which a split fits, each really planned."""
+    return _single_changes_of(*_cache_key(), folders_allowed())
+
+
+def split_alternatives() -> list[Alternative]:
+    """Choices beside the best split that are worth a click, each really planned."""
+    return _alternatives_of(*_cache_key(), folders_allowed())
+
+
+def buildable_edits() -> list[Change]:
+    """Changes after which a bundle can be made, each really planned; none where one can."""
+    return _buildable_changes_of(*_cache_key(), folders_allowed())
+
+
+def pinned_rows(plan: Plan) -> list[int]:
+    """Rows of the pinned splits that fit."""
+    rows = [find_row(plan, key) for key in common.pins()]
+    return [row for row in rows if row is not None and plan.feasible[row]]
+
+
+def _stated_row(plan: Plan) -> int | None:
+    """The row of the split that the request states, while it fits."""
+    key = common.selected_key()
+    row = find_row(plan, key) if key else None
+    return row if row is not None and plan.feasible[row] else None
+
+
+def selected_row(plan: Plan) -> int | None:
+    """The row of the split that the request states while it fits, else the best row."""
+    row = _stated_row(plan)
+    return plan.best_row if row is None else row
+
+
+def lost_split_name(plan: Plan) -> str | None:
+    """The name of a split that the request states and that no longer fits."""
+    key = common.selected_key()
+    if key is None or _stated_row(plan) is not None:
+        return None
+    return split_name(key_split(key) or {})
