@@ -17,8 +17,7 @@ from starlette.responses import RedirectResponse
 from starlette.routing import Mount, Route
 
 from recipe_core.base.resources import shipped_path
-from recipe_core.doors.faults import note_fault
-from recipe_core.doors.guard import Guard
+from recipe_core.doors.guard import Guard, note_fault
 from recipe_core.doors.pool import server_pool
 from recipe_core.doors.serve import Later, get_ready, importing
 from recipe_core.doors.settings import ServerSettings

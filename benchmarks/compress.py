@@ -25,8 +25,7 @@ from recipe_core.payload.compressor.compress import NONE, REMOVED, SPARSE, write
 from recipe_core.payload.compressor.errors import CompressError
 from recipe_core.payload.compressor.job import Verify, read_job
 from recipe_core.payload.compressor.models import load_decoder, load_tokenizer, matrices
-from recipe_core.payload.compressor.verify import Observed, compare_with_base, observe
-from recipe_core.payload.compressor.windows import text_tokens
+from recipe_core.payload.compressor.verify import Observed, compare_with_base, observe, text_tokens
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 TEXT = SCRIPTS / "demo_corpus.txt"

@@ -23,8 +23,7 @@ from recipe_core.doors import public
 from recipe_core.payload.compressor.compress import NONE, write_compressed_model
 from recipe_core.payload.compressor.job import Verify, read_job
 from recipe_core.payload.compressor.models import load_tokenizer
-from recipe_core.payload.compressor.verify import Observed, observe
-from recipe_core.payload.compressor.windows import text_tokens
+from recipe_core.payload.compressor.verify import Observed, observe, text_tokens
 from recipe_core.request.schema import PlanRequest
 
 TEXT = Path(__file__).parent.parent / "scripts" / "demo_corpus.txt"

@@ -34,13 +34,11 @@ from recipe_core.recipe.build import Additions  # noqa: E402
 from recipe_core.recipe.place import read_parameters  # noqa: E402
 from recipe_core.request.scaling import Scaling  # noqa: E402
 from recipe_core.request.schema import PlanRequest  # noqa: E402
-from recipe_core.scaling.fleet import Fleet, Service, StartTime  # noqa: E402
+from recipe_core.scaling.fleet import Controller, Fleet, Service, Signals, StartTime  # noqa: E402
 from recipe_core.scaling.outcome import Outcome  # noqa: E402
 from recipe_core.scaling.policies import controller_of  # noqa: E402
 from recipe_core.scaling.requests import simulate_requests  # noqa: E402
-from recipe_core.scaling.signals import Controller, Signals  # noqa: E402
-from recipe_core.scaling.traces.loads import Lengths, Load, draw_requests  # noqa: E402
-from recipe_core.scaling.traces.shapes import shape_rates  # noqa: E402
+from recipe_core.scaling.traces.loads import Lengths, Load, draw_requests, shape_rates  # noqa: E402
 from recipe_core.scaling.traces.trace import Trace  # noqa: E402
 from recipe_core.targets.autoscale import KEDA  # noqa: E402
 from recipe_core.targets.read_scaling import read_scaling  # noqa: E402

@@ -147,7 +147,7 @@ def implied(machine: Path, model: Path, measured: dict[str, float]) -> None:
     from dataclasses import replace
 
     from recipe_core.estimates.serving.estimates import estimate_serving
-    from recipe_core.hardware.custom import with_profiles
+    from recipe_core.hardware.request import with_profiles
     from recipe_core.plans.problem import resolve_problem
     from recipe_core.plans.serving_candidates import stated_serving_case
     from recipe_core.request.candidate import CandidateRequest

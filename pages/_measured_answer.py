@@ -9,12 +9,11 @@ from functools import lru_cache
 
 import _common as common
 
-from recipe_core.calibration.calibrate import Knowledge
-from recipe_core.calibration.lessons import LearnedNumber
+from recipe_core.calibration.lessons import Knowledge, LearnedNumber
 from recipe_core.calibration.residuals import RunsCompared, compare_runs, measured_of_rows
 from recipe_core.calibration.store import Overlay
 from recipe_core.doors.serve import folders_allowed
-from recipe_core.estimates.measured import serving_runs
+from recipe_core.estimates.measured import runs as measured_runs
 
 
 @lru_cache(maxsize=4)
@@ -25,7 +24,7 @@ def compared_runs(ids: tuple[str, ...] | None, stamp: str) -> RunsCompared:  # n
     """
     overlay = None if ids is None else Overlay.open()
     if ids is None or overlay is None:
-        runs = measured_of_rows([run for run in serving_runs.published_runs() if not run.exclude])
+        runs = measured_of_rows([run for run in measured_runs.published_runs() if not run.exclude])
     else:
         runs = [entry.measured for entry in overlay.entries if entry.id in ids]
     return common.calculated(

@@ -16,8 +16,7 @@ import streamlit as st
 
 from recipe_core.base.errors import RecipeError
 from recipe_core.base.numbers import Range, number_text, read_number, read_numbers
-from recipe_core.request.edit import value_of
-from recipe_core.request.ranges import range_of
+from recipe_core.request.edit import range_of, value_of
 from recipe_core.views.glossary import field_help
 
 MOST_LOADS = 16

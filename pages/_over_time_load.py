@@ -14,11 +14,10 @@ from recipe_core.base.documented import description_of
 from recipe_core.base.errors import RecipeError
 from recipe_core.base.numbers import number_text, read_numbers
 from recipe_core.base.units import long_duration
+from recipe_core.request.edit import range_of
 from recipe_core.request.link import START_LOADS
 from recipe_core.request.over_time import DAY_S, HOUR_S, MOST_RATES, OverTime
-from recipe_core.request.ranges import range_of
-from recipe_core.scaling.traces.loads import Load, build_load
-from recipe_core.scaling.traces.shapes import shape_names
+from recipe_core.scaling.traces.loads import Load, build_load, shape_names
 from recipe_core.views import charts
 from recipe_core.views import traces as views
 from recipe_core.views.over_time import week_time

@@ -14,8 +14,8 @@ import streamlit as st
 from recipe_core.request.edit import change
 from recipe_core.request.metrics import column_metric
 from recipe_core.request.scaling import Scaling
-from recipe_core.scaling.rented import simulated_of
 from recipe_core.scaling.result import PolicyAnswer
+from recipe_core.scaling.summary import simulated_of
 from recipe_core.views import charts
 from recipe_core.views import over_time as view
 from recipe_core.views.columns import styled

@@ -11,7 +11,7 @@ import streamlit as st
 
 from recipe_core.base.errors import RecipeError
 from recipe_core.request.over_time import OverTime
-from recipe_core.scaling.traces.shapes import shape_names
+from recipe_core.scaling.traces.loads import shape_names
 from recipe_core.scaling.traces.trace import Trace
 from recipe_core.views import charts
 from recipe_core.views.charts.trace import alt_text

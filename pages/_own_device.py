@@ -7,8 +7,8 @@ import streamlit as st
 
 from recipe_core.base.errors import RecipeError
 from recipe_core.hardware.cluster import is_own
-from recipe_core.hardware.custom import MAX_BYTES
 from recipe_core.hardware.profile import Device
+from recipe_core.hardware.request import MAX_BYTES
 from recipe_core.hardware.upload import profile_template, uploaded_profile
 
 EXAMPLE = """schema_version: 1

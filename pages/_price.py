@@ -12,10 +12,9 @@ import streamlit as st
 from recipe_core.base.units import usd
 from recipe_core.hardware.cluster import cluster, device_profile
 from recipe_core.hardware.offers import Offer
-from recipe_core.hardware.ownership import OwnershipCost
-from recipe_core.hardware.prices import default_offer, offers_of
+from recipe_core.hardware.prices import OwnershipCost, default_offer, offers_of
 from recipe_core.hardware.profile import Commitment
-from recipe_core.request.ranges import range_of
+from recipe_core.request.edit import range_of
 from recipe_core.views.glossary import field_help
 
 PRICES = {"offer": "Cloud offer", "stated": "Custom price", "owned": "Own hardware"}

@@ -13,7 +13,7 @@ from cachetools import LRUCache
 from recipe_core.doors.serve import folders_allowed
 from recipe_core.hardware.offers import current_day
 from recipe_core.request.size import SizeRequest
-from recipe_core.sizing.progress import answer_in_parts
+from recipe_core.sizing.answer import answer_in_parts
 
 Json = Mapping[str, Any]
 Key = tuple[str, str, bool, str]

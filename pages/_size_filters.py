@@ -13,7 +13,7 @@ from recipe_core.base.documented import description_of
 from recipe_core.base.units import GIB
 from recipe_core.hardware.cluster import device_names, device_profile
 from recipe_core.hardware.prices import all_offers
-from recipe_core.request.ranges import range_of
+from recipe_core.request.edit import range_of
 from recipe_core.request.size import Market, Owned
 
 FIRST_OWNED = 8

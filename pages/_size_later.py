@@ -14,8 +14,8 @@ import streamlit as st
 from pydantic import ValidationError
 
 from recipe_core.base.documented import description_of
+from recipe_core.request.edit import range_of
 from recipe_core.request.first_error import first_error
-from recipe_core.request.ranges import range_of
 from recipe_core.request.size import AvailabilityRequest, GrowthRequest, PurchaseRequest
 from recipe_core.views import charts, size_text
 from recipe_core.views import size_view as view

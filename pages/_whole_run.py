@@ -12,9 +12,8 @@ import _workload as asking
 import streamlit as st
 
 from recipe_core.hardware.host import storage_names, storage_tier
-from recipe_core.request.edit import TRAINING_TOKENS
+from recipe_core.request.edit import TRAINING_TOKENS, range_of
 from recipe_core.request.phases import Evaluation, Phase
-from recipe_core.request.ranges import range_of
 from recipe_core.views.glossary import field_help
 
 FIELDS = {

@@ -26,7 +26,7 @@ from recipe_core.hardware.detect.machine import detect_machine
 from recipe_core.hardware.profile import Device
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.request.describe import hardware_name
-from recipe_core.request.ranges import range_of
+from recipe_core.request.edit import range_of
 from recipe_core.views.glossary import field_help
 
 VENDORS = {

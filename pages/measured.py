@@ -7,7 +7,7 @@ import _measured_answer as answer
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
-from recipe_core.calibration.calibrate import Knowledge
+from recipe_core.calibration.lessons import Knowledge
 from recipe_core.calibration.place import calibration_stamp
 from recipe_core.calibration.residuals import ComparedFigure, RunsCompared
 from recipe_core.calibration.store import Overlay

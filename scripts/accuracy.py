@@ -40,7 +40,7 @@ from recipe_core.calibration.validation.validate import (
     split_pairs,
     split_ranking,
 )
-from recipe_core.estimates.measured.serving_runs import SOURCES, Run, listing_ids, published_runs
+from recipe_core.estimates.measured.runs import SOURCES, Run, listing_ids, published_runs
 from recipe_core.hardware.cluster import device_profile
 from recipe_core.models.catalog import catalog_model, in_catalog
 

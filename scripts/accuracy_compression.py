@@ -19,11 +19,13 @@ import numpy as np
 import pandas as pd
 
 from recipe_core.accuracy.accuracy import answer_lines
-from recipe_core.accuracy.band import Losses, band_of_variance, losses_in_bands_of_others
-from recipe_core.accuracy.cross_validation import (
+from recipe_core.accuracy.band import (
     LeftOut,
+    Losses,
     Prepared,
+    band_of_variance,
     left_out_by_known,
+    losses_in_bands_of_others,
     predict_left_out,
     relative_lines,
 )

@@ -41,7 +41,7 @@ from recipe_core.estimates.columns.corrections import (
     Shares,
 )
 from recipe_core.estimates.columns.serving import stack_serving_cases
-from recipe_core.estimates.measured.serving_runs import Run
+from recipe_core.estimates.measured.runs import Run
 from recipe_core.estimates.serving.bands import bands_of
 from recipe_core.estimates.serving.corrections import EITHER
 from recipe_core.estimates.serving.estimates import estimate_serving

@@ -28,7 +28,7 @@ from recipe_core.calibration.validation.training_validate import (
 )
 from recipe_core.calibration.validation.validate import CELL, format_table, group_errors
 from recipe_core.engines.frameworks import training_data
-from recipe_core.estimates.measured.training_runs import (
+from recipe_core.estimates.measured.runs import (
     TRAINING_RUNS,
     known_training_runs,
     published_training_runs,

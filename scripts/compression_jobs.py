@@ -9,7 +9,8 @@ import csv
 import sys
 from pathlib import Path
 
-from recipe_core.compression.jobs import CompressionEstimate, Job, estimate_job
+from recipe_core.compression.jobs import Job, estimate_job
+from recipe_core.estimates.serving.feature_results import CompressionEstimate
 from recipe_core.hardware.cluster import device_profile
 from recipe_core.models.catalog import catalog_model
 

@@ -49,7 +49,7 @@ from recipe_core.calibration.validation.training_validate import (
 )
 from recipe_core.calibration.validation.validate import QUANTITIES
 from recipe_core.estimates.bands import BandFile
-from recipe_core.estimates.measured.serving_runs import SPLIT, listing_ids
+from recipe_core.estimates.measured.runs import SPLIT, listing_ids
 from recipe_core.estimates.serving import bands as serving_bands
 from recipe_core.estimates.training import starts
 from recipe_core.hardware.cluster import device_profile, roofline

@@ -17,10 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from recipe_core.accuracy.band import Losses, count_bands
-from recipe_core.accuracy.cross_validation import (
+from recipe_core.accuracy.band import (
     LeftOut,
+    Losses,
     Prepared,
+    count_bands,
     left_out_by_known,
     posterior_variances,
 )

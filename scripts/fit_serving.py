@@ -39,7 +39,7 @@ from recipe_core.base.errors import RecipeError
 from recipe_core.calibration.validation.validate import CELL, QUANTITIES, SCORED, primary_score
 from recipe_core.engines.spec import Engine, KernelTimes
 from recipe_core.estimates.columns.serving import Cases, Setting, stack_serving_cases
-from recipe_core.estimates.measured.serving_runs import Run, listing_ids
+from recipe_core.estimates.measured.runs import Run, listing_ids
 from recipe_core.estimates.serving.estimates import estimate_serving
 from recipe_core.estimates.serving.memory import Memory
 from recipe_core.estimates.serving.rates import solve_serving

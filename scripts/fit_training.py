@@ -30,7 +30,7 @@ from recipe_core.calibration.validation.training_validate import (
 )
 from recipe_core.engines.frameworks import Calibration, Number, training_data
 from recipe_core.estimates.columns.training import TrainingSetting
-from recipe_core.estimates.measured.training_runs import TrainingRun
+from recipe_core.estimates.measured.runs import TrainingRun
 from recipe_core.estimates.training.schedule import training_step_parts
 
 START = {

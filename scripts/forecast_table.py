@@ -17,7 +17,7 @@ import pandas as pd
 
 from recipe_core.base.arrays import Float
 from recipe_core.scaling.traces.forecast import build_predictor
-from recipe_core.scaling.traces.shapes import shape_rates
+from recipe_core.scaling.traces.loads import shape_rates
 
 DAY_S, WEEK_S = 86_400, 604_800
 TEN_MINUTES_S, THREE_MINUTES_S = 600, 180

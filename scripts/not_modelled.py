@@ -10,7 +10,7 @@ from recipe_core.engines.frameworks import training_data
 from recipe_core.engines.grammar import grammars
 from recipe_core.engines.spec import engine
 from recipe_core.models.config.read import not_modelled
-from recipe_core.models.other_kinds import other_kinds
+from recipe_core.models.supplements import other_kinds
 from scripts.documents import REFERENCE
 
 PAGE = REFERENCE / "not-modelled.md"

@@ -30,7 +30,7 @@ import pandas as pd
 
 from recipe_core.base.errors import HardwareError
 from recipe_core.calibration.validation.validate import CELL
-from recipe_core.estimates.measured.serving_runs import FIGURES, PUBLISHED, SPLIT, Run
+from recipe_core.estimates.measured.runs import FIGURES, PUBLISHED, SPLIT, Run
 from recipe_core.hardware.cluster import device_profile
 
 WANTED = 400

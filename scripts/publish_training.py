@@ -29,7 +29,7 @@ import publish_runs
 
 from recipe_core.calibration.validation.training_validate import group_training_runs
 from recipe_core.calibration.validation.validate import CELL
-from recipe_core.estimates.measured.training_runs import (
+from recipe_core.estimates.measured.runs import (
     DIMENSIONS,
     TRAINING_FIGURES,
     TRAINING_RUNS,

@@ -16,7 +16,7 @@ from recipe_core.commands.context import CommandContext
 from recipe_core.commands.judge import judge_command
 from recipe_core.commands.verdict import OK
 from recipe_core.estimates.columns.scopes import without_corrections
-from recipe_core.estimates.measured.serving_runs import published_runs
+from recipe_core.estimates.measured.runs import published_runs
 from recipe_core.plans.plans import estimate_batch
 
 OUTCOMES = Path(__file__).parents[1] / "tests/data/tables/known.yaml"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from recipe_core.base.quoting import quote_command
+from recipe_core.base.texts import quote_command
 from recipe_core.compression.scripts.work import (
     JOB,
     REQUIREMENTS,

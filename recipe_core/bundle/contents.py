@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from recipe_core.base.errors import BundleError
 from recipe_core.payload.launcher.errors import LauncherError
-from recipe_core.payload.launcher.plain import own_entries, refuse_odd_run
+from recipe_core.payload.launcher.files import own_entries, refuse_odd_run
 
 # Characters of a file that a preview shows.
 PREVIEWED = 60_000

@@ -9,17 +9,22 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
-from recipe_core.base import quoting
+from recipe_core.base.texts import (
+    quote_command,
+    quote_markdown,
+    quote_markdown_block,
+    quote_markdown_code,
+)
 from recipe_core.base.units import gib, usd
 from recipe_core.bundle.fallback_launches import degrees_text
-from recipe_core.hardware.ownership import HOURS_PER_MONTH
+from recipe_core.hardware.prices import HOURS_PER_MONTH
 from recipe_core.launch.training.sources import PATH as CONTAINERFILE
 from recipe_core.models.spec import UNPLACED
 from recipe_core.recipe import Recipe
-from recipe_core.recipe.expected import cost_text, text_rows
+from recipe_core.recipe.figures import cost_text, text_rows
 from recipe_core.recipe.schema import Fallback, dns_label
 from recipe_core.request.split_key import training_split
-from recipe_core.scaling.rented import HOURS
+from recipe_core.scaling.summary import HOURS
 from recipe_core.targets.by_hand import TITLES, target_uses
 from recipe_core.targets.restarts import Row
 
@@ -92,9 +97,9 @@ def _readme_template() -> Template:
         keep_trailing_newline=True,
     )
     environment.filters |= {
-        "text": quoting.quote_markdown,
-        "code": quoting.quote_markdown_code,
-        "block": quoting.quote_markdown_block,
+        "text": quote_markdown,
+        "code": quote_markdown_code,
+        "block": quote_markdown_block,
         "gib": gib,
         "usd": usd,
         "dollars": lambda money: "unknown" if money is None else f"${money:,.0f}",
@@ -150,7 +155,7 @@ def _process_commands(launch: dict[str, Any]) -> Iterator[str]:
     """Each command once, with the number of processes that run it, or their nodes."""
     places: dict[str, list[int]] = {}
     for process in launch["processes"]:
-        places.setdefault(quoting.quote_command(process["argv"]), []).append(process["node"])
+        places.setdefault(quote_command(process["argv"]), []).append(process["node"])
     for command, nodes in places.items():
         remarks = []
         if len(nodes) > 1 and len(set(nodes)) == 1:
@@ -165,7 +170,7 @@ def _metrics_text(metrics: Mapping[str, float]) -> str:
 
 
 def _escaped_terms(texts: Iterable[str]) -> str:
-    return ", ".join(map(quoting.quote_markdown, texts))
+    return ", ".join(map(quote_markdown, texts))
 
 
 def _fallback_terms(recipe: Recipe, fallback: Fallback) -> str:

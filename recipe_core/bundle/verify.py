@@ -22,7 +22,7 @@ from recipe_core.hardware.request import HardwareRequest
 from recipe_core.payload.launcher import machine
 from recipe_core.recipe import Recipe, recipe_request
 from recipe_core.recipe.decision import decide
-from recipe_core.recipe.expected import HEADLINE
+from recipe_core.recipe.figures import HEADLINE
 from recipe_core.recipe.resolve import machine_of
 from recipe_core.recipe.schema import migrate
 from recipe_core.recipe.variants import matching

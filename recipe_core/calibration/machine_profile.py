@@ -22,7 +22,6 @@ from recipe_core.base.documents import parse_yaml, read_text, to_yaml, write_who
 from recipe_core.base.errors import InputError, NoAnswer, RecipeError
 from recipe_core.calibration.roofline_fit import RooflineFit, fit_roofline
 from recipe_core.hardware.cluster import device_names, device_profile, fabric
-from recipe_core.hardware.custom import BASE, MAX_BYTES, is_profile_path
 from recipe_core.hardware.detect.machine import Found, detect_machine
 from recipe_core.hardware.microbench.collectives import Reduced
 from recipe_core.hardware.microbench.disk import DiskRates, measure_disk
@@ -40,6 +39,7 @@ from recipe_core.hardware.microbench.run import (
     device_kind as chosen,
 )
 from recipe_core.hardware.profile import Device, Dtype, Fabric, Family
+from recipe_core.hardware.request import BASE, MAX_BYTES, is_profile_path
 
 # The entry of ``sources`` that measured figures cite.
 SOURCE = "profile"

@@ -32,7 +32,7 @@ from recipe_core.estimates.columns.corrections import (
 )
 from recipe_core.estimates.columns.scopes import without_corrections
 from recipe_core.estimates.columns.serving import Cases, Setting, stack_serving_cases
-from recipe_core.estimates.measured.serving_runs import Run
+from recipe_core.estimates.measured.runs import Run
 from recipe_core.estimates.serving.corrections import request_time_shares
 from recipe_core.estimates.serving.results import ServingEstimate
 from recipe_core.plans.plans import estimate_batch, find_stated_case, plan_cases, shared_key

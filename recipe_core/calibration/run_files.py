@@ -19,10 +19,10 @@ from recipe_core.calibration.residuals import Measured, learn_corrections, measu
 from recipe_core.calibration.run_rows import is_foreign, runs_of_file
 from recipe_core.calibration.store import Incoming, Overlay, machine_corrections
 from recipe_core.estimates.columns.corrections import Corrections
-from recipe_core.estimates.measured.serving_runs import MAX_TABLE_BYTES, Run, read_runs
-from recipe_core.hardware.custom import with_profiles
+from recipe_core.estimates.measured.runs import MAX_TABLE_BYTES, Run, read_runs
+from recipe_core.hardware.request import with_profiles
 from recipe_core.recipe.claim_of import claim_of
-from recipe_core.recipe.measurements import Claim
+from recipe_core.recipe.figures import Claim
 from recipe_core.recipe.schema import Recipe
 from recipe_core.request.serving_workload import LOADS
 

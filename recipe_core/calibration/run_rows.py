@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from recipe_core.base.errors import InputError, RecipeError
-from recipe_core.calibration.importers.content import Content
-from recipe_core.calibration.importers.measurement import Imported
+from recipe_core.calibration.importers.measurement import Content, Imported
 from recipe_core.calibration.importers.registry import read_imported, recognise_format
 from recipe_core.calibration.importers.rows import (
     ImportedRow,
@@ -20,8 +19,7 @@ from recipe_core.calibration.importers.rows import (
     name_imported_row,
     same_model,
 )
-from recipe_core.estimates.measured.serving_runs import Run, read_runs
-from recipe_core.estimates.measured.training_runs import TrainingRun, read_training_runs
+from recipe_core.estimates.measured.runs import Run, TrainingRun, read_runs, read_training_runs
 from recipe_core.models.catalog import in_catalog
 from recipe_core.plans.plans import plan_candidate
 from recipe_core.request.schema import PlanRequest

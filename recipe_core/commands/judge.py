@@ -15,23 +15,21 @@ from recipe_core.base.documents import parse_json
 from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.commands.arguments import is_open, read_arguments
 from recipe_core.commands.checks import (
+    about_release,
+    by_pinned,
     check_rules,
+    check_surroundings,
     command_setting,
     elasticity,
     media_of,
     named_files,
+    running_release,
     take_all_devices,
 )
 from recipe_core.commands.context import DEFAULT_INPUT, DEFAULT_OUTPUT, CommandContext, Models
 from recipe_core.commands.launches import Launch, find_launches, first_launch
 from recipe_core.commands.option_meanings import meaning_of, served_task, settle
 from recipe_core.commands.remedies import find_attempts
-from recipe_core.commands.surroundings import (
-    about_release,
-    by_pinned,
-    check_surroundings,
-    running_release,
-)
 from recipe_core.commands.verdict import Case, Group, Ready, Unknown, View
 from recipe_core.commands.words import MAX_CHARACTERS, read_script
 from recipe_core.engines.grammar import programs

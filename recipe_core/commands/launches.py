@@ -63,7 +63,7 @@ class Launch:
     that no table has tells what it starts. ``before``: all words of the command before ``args``,
     empty inside the text of a shell; ``assigned``: variables that stand before those; ``workdir``
     and ``mounts``: the folder a container runs in, where it says so, and places that it mounts.
-    ``judged``: the release that runs, where that is settled (`recipe_core.commands.surroundings`).
+    ``judged``: the release that runs, where that is settled (`recipe_core.commands.checks`).
     """
 
     engine: str

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from recipe_core.base import quoting
-from recipe_core.base.quoting import PLACEHOLDER
+from recipe_core.base import texts
+from recipe_core.base.texts import PLACEHOLDER
 from recipe_core.engines.grammar import grammars
 from recipe_core.engines.options import MEANINGS, Meaning
 from recipe_core.engines.spec import Engine
@@ -33,8 +33,8 @@ class Rendered:
     files: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        variables = [f"{name}={quoting.quote_shell(value)}" for name, value in self.env.items()]
-        return " ".join([*variables, quoting.quote_command(self.argv)])
+        variables = [f"{name}={texts.quote_shell(value)}" for name, value in self.env.items()]
+        return " ".join([*variables, texts.quote_command(self.argv)])
 
     def to_json(self) -> dict[str, Any]:
         """``{"argv", "env", "node", "files", "command"}``."""

@@ -16,6 +16,7 @@ from recipe_core.commands.context import CommandContext
 from recipe_core.commands.launches import Launch
 from recipe_core.commands.option_meanings import Meant
 from recipe_core.commands.render import Rendered, render_commands
+from recipe_core.compression.required import row_estimate_json
 from recipe_core.engines.grammar import grammars
 from recipe_core.engines.options import OPTIONS
 from recipe_core.engines.spec import engine
@@ -24,17 +25,56 @@ from recipe_core.estimates.serving.estimates import Estimates, estimate_serving
 from recipe_core.estimates.serving.starts import start_errors
 from recipe_core.launch.process import Candidate, Deployment
 from recipe_core.plans.evaluation import EvaluatedCases
+from recipe_core.plans.limits import stated_limits
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import doubt_text
-from recipe_core.plans.plans import plan_cases
+from recipe_core.plans.plans import plan_candidate, plan_cases, plan_splits
 from recipe_core.plans.problem import ServingProblem
 from recipe_core.plans.serving_candidates import every_split
 from recipe_core.plans.serving_kind import count_cache_tokens
 from recipe_core.plans.serving_settings import served_context
-from recipe_core.plans.splits import broken_rules
+from recipe_core.plans.splits import broken_rules, row_state
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.describe import model_short_name
 from recipe_core.request.metrics import Goal
+from recipe_core.request.schema import PlanRequest
+
+
+def judge_request(request: PlanRequest, *, folders: bool = True) -> dict[str, Any]:
+    """Whether the request's split (or any, when it states none) can run, and a better one.
+
+    Returns:
+        ``{"ok", "verdict", "reasons", "candidate", "estimate", "confidence", "better",
+        "changes"}``; ``verdict`` is the row's state: ``holds``, ``queues``, ``uncertain`` (``ok``
+        is None, and the reason says with which probability it starts) or ``cannot run``;
+        ``confidence`` is the probability that it keeps the limits (None without limits, or where
+        it cannot run), ``better`` is None where the checked split is the best of the whole plan.
+
+    Raises:
+        InputError: for a request that cannot be planned.
+    """
+    checked, row = plan_candidate(request, folders=folders)
+    candidate, estimate = checked.candidate(row), checked.estimate(row)
+    full = plan_splits(request, folders=folders)
+    better = None
+    if full.best is not None and full.best.candidate != candidate:
+        better = {
+            "candidate": full.best.candidate,
+            "estimate": row_estimate_json(full, full.best.row),
+        }
+    sure = float(checked.chances[row]) if stated_limits(checked) and checked.runs[row] else None
+    doubts = [doubt] if (doubt := doubt_text(checked, row)) else []
+    return {
+        "ok": None if checked.uncertain[row] else estimate.feasible,
+        "verdict": row_state(checked, row),
+        "reasons": [*estimate.reasons, *doubts],
+        "candidate": candidate,
+        "estimate": row_estimate_json(checked, row),
+        "confidence": sure,
+        "better": better,
+        "changes": [change.to_json() for change in full.changes()],
+    }
+
 
 # A split that is better by less is not offered.
 WORTHWHILE = 0.02

@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from recipe_core.accuracy.choice import Chosen, can_make, choose_tool
-from recipe_core.compression.jobs import CompressionEstimate, Job, estimate_job
+from recipe_core.compression.jobs import Job, estimate_job
 from recipe_core.estimates.columns.serving import Setting
 from recipe_core.estimates.results import Estimate, ServingEstimate
+from recipe_core.estimates.serving.feature_results import CompressionEstimate
 from recipe_core.models.spec import ModelSpec
 from recipe_core.plans.plan import Plan
 from recipe_core.request.schema import PlanRequest

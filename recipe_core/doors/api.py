@@ -25,7 +25,7 @@ from recipe_core.base.documents import to_json
 from recipe_core.base.errors import BusyError, InputError, NoAnswer, RecipeError
 from recipe_core.doors import answers, catalog, operations
 from recipe_core.doors.bodies import ErrorAnswer, JobAnswer
-from recipe_core.doors.faults import FaultsTold
+from recipe_core.doors.guard import FaultsTold
 from recipe_core.doors.jobs import Job, Jobs
 from recipe_core.doors.operations import OPERATIONS, Operation, Reply
 from recipe_core.doors.pool import Pool, own_process

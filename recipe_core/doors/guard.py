@@ -1,4 +1,4 @@
-"""The rules that every request passes before any door: page, API, MCP, websocket, downloads.
+"""The rules that every request passes before any door, and the faults that are our own.
 
 Whom it was meant for (its Host, against DNS rebinding), who sends it (the token, where one is
 set), how much there is already (pages, uploads), and the headers that tell browsers what a page may
@@ -10,12 +10,15 @@ from __future__ import annotations
 import base64
 import hashlib
 import ipaddress
+import logging
 import re
+import secrets
 import socket
 import time
 from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import HTTPConnection
@@ -23,10 +26,60 @@ from starlette.responses import JSONResponse, PlainTextResponse, RedirectRespons
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from recipe_core.base.resources import shipped_path
-from recipe_core.doors.faults import FaultsTold
 from recipe_core.doors.sessions import PATH as SIGN_IN
 from recipe_core.doors.sessions import Sessions, Upload, Visitors, address_of
 from recipe_core.doors.settings import ServerSettings, variable
+
+log = logging.getLogger("recipe_builder")
+
+
+def note_fault(error: Exception, where: str) -> str:
+    """Log an unexpected error; the number under which the log has it."""
+    number = secrets.token_hex(4)
+    log.error("error %s in %s", number, where, exc_info=error)
+    return number
+
+
+def fault_json(error: Exception, where: str) -> dict[str, Any]:
+    """Log an unexpected error, and say so as the API says errors, without a word of it."""
+    number = note_fault(error, where)
+    return {
+        "error": {
+            "code": "server",
+            "field": None,
+            "message": "something failed, and it is not your fault.",
+            "hint": f"The server's log has the details under {number}.",
+        }
+    }
+
+
+class FaultsTold:
+    """Answers requests with JSON whose handling fails unexpectedly.
+
+    Args:
+        app: what handles them.
+        where: its name in the log.
+    """
+
+    def __init__(self, app: ASGIApp, where: str) -> None:
+        self._app, self._where = app, where
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hand a request on."""
+        begun = False
+
+        async def sending(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, sending)
+        except Exception as error:
+            if begun or scope["type"] != "http":
+                raise
+            await JSONResponse(fault_json(error, self._where), 500)(scope, receive, send)
+
 
 # Paths for anybody: is the server running, and the form itself.
 OPEN_PATHS = ("/_stcore/health", SIGN_IN)

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from recipe_core.base import budget
 from recipe_core.base.budget import Cancelled
 from recipe_core.base.errors import BusyError, RecipeError
-from recipe_core.doors.faults import fault_json
+from recipe_core.doors.guard import fault_json
 from recipe_core.doors.pool import Pool
 
 Status = Literal["queued", "running", "done", "failed", "cancelled"]

@@ -32,7 +32,7 @@ from recipe_core.base.documents import MAX_DOCUMENT_BYTES, parse_json, to_json
 from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.doors import catalog, operations
 from recipe_core.doors.catalog import Json
-from recipe_core.doors.faults import FaultsTold, fault_json
+from recipe_core.doors.guard import FaultsTold, fault_json
 from recipe_core.doors.operations import CATALOG, OPERATIONS
 from recipe_core.doors.pool import Pool, own_process
 from recipe_core.request.schema import PlanRequest

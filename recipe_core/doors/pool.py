@@ -29,12 +29,13 @@ from recipe_core.base.budget import Account, Cancelled
 from recipe_core.base.errors import BusyError, LimitError
 from recipe_core.base.resources import PACKAGE
 from recipe_core.doors.settings import ServerSettings, variable
-from recipe_core.doors.turns import Turn, Turns
 from recipe_core.doors.worker import (
     Answer,
     Call,
     Progress,
     Taken,
+    Turn,
+    Turns,
     answer_calibrated,
     pickle_message,
 )

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from recipe_core.calibration.validation.validate import Comparison
     from recipe_core.compression.advisor.advise import Advice
     from recipe_core.estimates.columns.corrections import Corrections
-    from recipe_core.estimates.measured.serving_runs import Run
+    from recipe_core.estimates.measured.runs import Run
     from recipe_core.estimates.results import Estimate
     from recipe_core.recipe import Additions, Recipe
     from recipe_core.request.size import SizeRequest
@@ -242,7 +242,7 @@ def check(
     """
     from recipe_core.commands.context import CommandContext
     from recipe_core.commands.judge import judge_command
-    from recipe_core.commands.request_verdict import judge_request
+    from recipe_core.commands.verdict import judge_request
 
     with _calibration_context(calibrated):
         if isinstance(question, Mapping | PlanRequest | Path):
@@ -322,7 +322,7 @@ def validate(runs: Iterable[Run] | None = None) -> Comparison:
         ``refused`` and ``not_covered``.
     """
     from recipe_core.calibration.validation.validate import compare_with_estimates
-    from recipe_core.estimates.measured.serving_runs import published_runs
+    from recipe_core.estimates.measured.runs import published_runs
 
     return compare_with_estimates(published_runs() if runs is None else list(runs))
 
@@ -376,7 +376,7 @@ def _read_request_values(value: Any) -> Any:
     if isinstance(value, Mapping):
         return value
     if isinstance(value, str | Path):
-        from recipe_core.hardware.custom import with_profiles
+        from recipe_core.hardware.request import with_profiles
 
         return with_profiles(read_document(Path(value), field="request"))
     raise InputError(

@@ -29,7 +29,7 @@ FIRST_PAGE = (
     "base.budget",
     "doors.pool",
     "hardware.cluster",
-    "hardware.ownership",
+    "hardware.prices",
     "models.catalog",
     "models.uploaded",
     "models.variants",

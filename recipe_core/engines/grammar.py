@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import field_validator
 
 from recipe_core.base.data_files import DataFile, DataRow
-from recipe_core.engines.kv_offload import Through
+from recipe_core.engines.memory import Through
 from recipe_core.engines.options import FOLDER, Meaning
 from recipe_core.engines.spec import Engine, engine_names
 

@@ -19,7 +19,7 @@ from pydantic import AfterValidator, field_validator
 
 from recipe_core.base.data_files import DataFile, DataRow
 from recipe_core.base.errors import InputError, unknown
-from recipe_core.base.quoting import PLACEHOLDER
+from recipe_core.base.texts import PLACEHOLDER
 
 
 @dataclass(frozen=True, slots=True)

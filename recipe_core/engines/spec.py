@@ -19,8 +19,7 @@ from recipe_core.base.errors import InputError, unknown
 from recipe_core.base.provenance import Quantity, Sourced, Status
 from recipe_core.base.types import Task
 from recipe_core.engines.checks import check_engine_files, complete_engine
-from recipe_core.engines.kv_offload import KvWay, Through
-from recipe_core.engines.memory import MemoryUse, rules_then
+from recipe_core.engines.memory import KvWay, MemoryUse, Through, rules_then
 from recipe_core.engines.options import OptionTable, option_table
 from recipe_core.engines.release import (
     ApiKey,

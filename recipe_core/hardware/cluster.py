@@ -11,7 +11,6 @@ from typing import Any
 
 from recipe_core.base.errors import HardwareError, unknown
 from recipe_core.base.resources import shipped_path
-from recipe_core.hardware import custom
 from recipe_core.hardware.checks import check_device
 from recipe_core.hardware.nodes import Cluster as Cluster
 from recipe_core.hardware.prices import price_of
@@ -29,7 +28,15 @@ from recipe_core.hardware.profile import (
     profile_data_file,
     read_profile_file,
 )
-from recipe_core.hardware.request import HardwareRequest
+from recipe_core.hardware.request import (
+    BASE,
+    FIELD,
+    HardwareRequest,
+    canonical_text,
+    is_profile_path,
+    merge_profile,
+    validate_profile,
+)
 
 SHARED = ("priors", "dtypes")  # files of hw_profiles/ that are about every device
 
@@ -62,25 +69,21 @@ def device_profile(name: str | Mapping[str, Any]) -> Device:
     Raises:
         HardwareError: names close ones when there is none, or the wrong field of a profile.
     """
-    return (
-        _shipped_device(name)
-        if isinstance(name, str)
-        else _custom_device(custom.canonical_text(name))
-    )
+    return _shipped_device(name) if isinstance(name, str) else _custom_device(canonical_text(name))
 
 
 @lru_cache(maxsize=256)
 def _custom_device(text: str) -> Device:
     """A profile that is not shipped, by its content."""
     values = json.loads(text)
-    base = values.get(custom.BASE)
+    base = values.get(BASE)
     if base is not None:
-        values = custom.merge_profile(_base_device(base, custom.BASE), values)
-    profile = custom.validate_profile(values)
+        values = merge_profile(_base_device(base, BASE), values)
+    profile = validate_profile(values)
     if not is_own(profile) or profile.name in _device_aliases():
         message = f"{profile.name!r} is the name of a shipped device."
         hint = f"Choose another, such as my-{profile.name}."
-        raise HardwareError(message, field=f"{custom.FIELD}.name", hint=hint)
+        raise HardwareError(message, field=f"{FIELD}.name", hint=hint)
     _check_links(profile)
     if profile.known_as is None:
         return profile
@@ -91,9 +94,7 @@ def _base_device(name: Any, field: str) -> Device:
     try:
         return _shipped_device(str(name))
     except HardwareError as error:
-        raise HardwareError(
-            error.message, field=f"{custom.FIELD}.{field}", hint=error.hint
-        ) from None
+        raise HardwareError(error.message, field=f"{FIELD}.{field}", hint=error.hint) from None
 
 
 def _known_as(profile: Device) -> str:
@@ -107,7 +108,7 @@ def _known_as(profile: Device) -> str:
         message = f"{shipped.name} runs {shipped.runtime}, this device {profile.runtime}."
         raise HardwareError(
             message,
-            field=f"{custom.FIELD}.known_as",
+            field=f"{FIELD}.known_as",
             hint="Set it to a device of the same vendor, or leave it out.",
         )
     return shipped.name
@@ -122,7 +123,7 @@ def _check_links(profile: Device) -> None:
         ("network", "scale-out", (node.network,)),
     )
     for key, kind, names in links:
-        field = f"{custom.FIELD}.node.{key}"
+        field = f"{FIELD}.node.{key}"
         for name in names:
             if fabric(name, field).kind != kind:
                 links_of_kind = ", ".join(
@@ -163,17 +164,17 @@ def device_values(profile: Device) -> dict[str, Any]:
 
 @cache
 def _shipped_device(name: str) -> Device:
-    if custom.is_profile_path(name):
+    if is_profile_path(name):
         message = f"{name[:200]!r} is a path; paths are not read here."
-        hint = "Use the command line, call hardware.custom.with_profiles, or pass the profile."
-        raise HardwareError(message, field=custom.FIELD, hint=hint)
+        hint = "Use the command line, call hardware.request.with_profiles, or pass the profile."
+        raise HardwareError(message, field=FIELD, hint=hint)
     files = _profile_files()
     key = name.casefold()
     if key not in files:
         key = _device_aliases().get(key, key)
     if key not in files:
         message, hint = unknown("device", name, device_names(announced=True))
-        raise HardwareError(message, field=custom.FIELD, hint=hint)
+        raise HardwareError(message, field=FIELD, hint=hint)
     profile = read_profile_file(files[key], Device)
     check_device(profile, profile_data_file(files[key]), fabric, dtypes)
     return profile

@@ -1,14 +1,242 @@
-"""The hardware that a request names."""
+"""The hardware that a request names: shipped devices, or a custom profile as file or values.
+
+A custom profile has all fields of a file of ``hw_profiles/``, or only those that differ from the
+shipped device it is ``based_on``. Numbers and lists replace the base's; ``peak_flops_per_s``,
+``node`` and ``sources`` are merged by key, ``roofline`` by family and dtype (a family with ``any``
+replaces the base's, as it holds for every dtype).
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+import json
+from collections.abc import Mapping
+from inspect import isclass
+from pathlib import Path
+from typing import Annotated, Any, Self, get_args, get_origin
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from recipe_core.base.documented import DESCRIBED
+from recipe_core.base.documents import parse_yaml, read_text
+from recipe_core.base.errors import HardwareError
 from recipe_core.base.types import Count, Positive, Text
-from recipe_core.hardware.profile import Commitment
+from recipe_core.hardware.profile import Commitment, Device
+
+FIELD = "hardware.device"
+# The largest profile: shipped ones have up to 7,000 bytes, and a link has to hold it.
+MAX_BYTES = 24 << 10
+SUFFIXES = (".yaml", ".yml")
+BASE = "based_on"
+_BY_KEY = ("peak_flops_per_s", "node", "sources")
+
+# Plausible ranges, wide enough for any device: a mistake in a unit is off by more.
+_PLAUSIBLE = {
+    "memory_bytes": (2.0**28, 2.0**50, "bytes"),
+    "memory_bandwidth_bytes_per_s": (1e9, 1e15, "bytes per second"),
+    "peak_flops_per_s": (1e9, 1e18, "operations per second"),
+    "tdp_watts": (1.0, 1e5, "watts"),
+}
+
+
+# --- reading
+
+
+def is_profile_path(device: object) -> bool:
+    return isinstance(device, str) and device.casefold().endswith(SUFFIXES)
+
+
+def read_profile(path: str) -> dict[str, Any]:
+    """The profile in a file, as plain values.
+
+    Raises:
+        InputError: when there is none.
+    """
+    return plain_profile(read_text(Path(path).expanduser(), field=FIELD, limit=MAX_BYTES), path)
+
+
+def plain_profile(text: str, name: str) -> dict[str, Any]:
+    """The profile in a YAML text as JSON values, not yet checked against the schema.
+
+    Raises:
+        InputError: when it is not YAML, or not an object.
+    """
+    value = parse_yaml(text, name)
+    if not isinstance(value, Mapping):
+        raise HardwareError(
+            f"{name} holds {type(value).__name__}, not a profile.",
+            field=FIELD,
+            hint="Start from `recipe hardware NAME --template`.",
+        )
+    plain: dict[str, Any] = json.loads(canonical_text(value))
+    return plain
+
+
+def canonical_text(profile: Mapping[str, Any]) -> str:
+    """A profile's plain values as one text, its identity; dates are texts.
+
+    Raises:
+        HardwareError: when it is too large or nested too deeply.
+    """
+    try:
+        text = json.dumps(profile, default=str, ensure_ascii=False, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise HardwareError(f"is not a profile: {error}.", field=FIELD) from None
+    if len(text) > MAX_BYTES:
+        hint = "Remove what estimates do not need, or use based_on."
+        raise HardwareError(
+            f"has {len(text):,} characters; the limit is {MAX_BYTES:,}.",
+            field=FIELD,
+            hint=hint,
+        )
+    return text
+
+
+def with_profiles(value: Any) -> Any:
+    """A request's plain values with every path of a profile replaced by the profile."""
+    if not isinstance(value, Mapping):
+        return value
+    out = dict(value)
+    if isinstance(out.get("hardware"), Mapping):
+        out["hardware"] = _read_open(_read_device_path(out["hardware"]))
+    options = out.get("options")
+    if isinstance(options, Mapping) and isinstance(options.get("hardware"), list | tuple):
+        out["options"] = {
+            **options,
+            "hardware": [_read_device_path(hardware) for hardware in options["hardware"]],
+        }
+    return out
+
+
+def _read_open(hardware: Any) -> Any:
+    """Hardware to choose from, with the profiles of its devices and of the machines one has."""
+    market = hardware.get("any")
+    if not isinstance(market, Mapping):
+        return hardware
+    out = dict(market)
+    if isinstance(out.get("devices"), list | tuple):
+        out["devices"] = [
+            read_profile(name) if is_profile_path(name) else name for name in out["devices"]
+        ]
+    if isinstance(out.get("owned"), list | tuple):
+        out["owned"] = [_read_device_path(owned) for owned in out["owned"]]
+    return {**hardware, "any": out}
+
+
+def _read_device_path(hardware: Any) -> Any:
+    if isinstance(hardware, Mapping) and is_profile_path(hardware.get("device")):
+        return {**hardware, "device": read_profile(hardware["device"])}
+    return hardware
+
+
+# --- completing and checking
+
+
+def merge_profile(base: Device, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A profile that is based on a shipped one, complete.
+
+    Raises:
+        HardwareError: for a source under a name that the base cites for another.
+    """
+    shipped = base.model_dump(mode="json", exclude_none=True)
+    changes = {name: value for name, value in changes.items() if name != BASE}
+    sources = changes.get("sources")
+    for name, source in sources.items() if isinstance(sources, Mapping) else ():
+        if name in shipped["sources"] and source != shipped["sources"][name]:
+            message = f"is already a source of {base.name}, which its own numbers cite."
+            hint = "Choose another name."
+            raise HardwareError(message, field=f"{FIELD}.sources.{name}", hint=hint)
+    title = f"{base.title}, customised"
+    out = {**shipped, "title": title, "known_as": base.name, **changes}
+    for field in _BY_KEY:
+        if isinstance(changes.get(field), Mapping):
+            out[field] = {**shipped[field], **changes[field]}
+    if isinstance(changes.get("roofline"), Mapping):
+        out["roofline"] = dict(shipped["roofline"])
+        for family, cells in changes["roofline"].items():
+            replaces = not isinstance(cells, Mapping) or "any" in cells
+            shipped_cells = {} if replaces else shipped["roofline"].get(family, {})
+            out["roofline"][family] = {**shipped_cells, **cells} if shipped_cells else cells
+    return out
+
+
+def validate_profile(profile: Mapping[str, Any]) -> Device:
+    """A complete profile as a Device.
+
+    Raises:
+        HardwareError: names the first wrong field, its value and the fix.
+    """
+    _check_units(profile)
+    try:
+        return Device.model_validate(profile)
+    except ValidationError as error:
+        raise _profile_problem(error) from None
+
+
+def _check_units(profile: Mapping[str, Any]) -> None:
+    for field, (low, high, unit) in _PLAUSIBLE.items():
+        quantities = profile.get(field)
+        if field != "peak_flops_per_s" or not isinstance(quantities, Mapping):
+            quantities = {"": quantities}
+        for name, quantity in quantities.items():
+            value = quantity.get("value") if isinstance(quantity, Mapping) else None
+            if isinstance(value, int | float) and not low <= value <= high:
+                path = ".".join(step for step in (FIELD, field, str(name), "value") if step)
+                message = f"{value:.6g} is not a plausible number of {unit}."
+                hint = f"Set it in {unit}, between {low:.3g} and {high:.3g}."
+                raise HardwareError(message, field=path, hint=hint)
+
+
+_HINTS = {
+    "name": "Use lowercase letters, digits, dots and dashes, as in my-h100.",
+    "title": "One line of text, without < > { } and `.",
+    "aliases": "One line of text each, without < > { } and `.",
+    "url": "Set an http or https address, or leave it out.",
+    "source": "Set it to an entry of sources.",
+}
+
+
+def _profile_problem(error: ValidationError) -> HardwareError:
+    details = error.errors(include_url=False)
+    # A misspelt field explains the one that is missing, so it goes first.
+    first = next((error for error in details if error["type"] == "extra_forbidden"), details[0])
+    path = [s for s in map(str, first["loc"]) if s != "[key]" and not s.startswith("literal[")]
+    field = ".".join([FIELD, *path])
+    if first["type"] == "missing":
+        hint = "Add it, or set based_on to a shipped device that has it."
+        return HardwareError("is missing.", field=field, hint=hint)
+    if first["type"] == "extra_forbidden":
+        hint = f"Available: {', '.join(_profile_fields(path[:-1]))}."
+        return HardwareError("is not a known field.", field=field, hint=hint)
+    message = first["msg"].removeprefix("Value error, ")
+    else_hint = "See docs/reference/hardware.md."
+    hint = next((_HINTS[s] for s in reversed(path) if s in _HINTS), else_hint)
+    value = first.get("input")
+    if first["type"] == "model_type" and not isinstance(value, Mapping):
+        hint = "Write {value: …, source: …, status: measured}, with the source under sources."
+    if first["type"] == "string_pattern_mismatch":
+        message = "has the wrong form"
+    shown = "" if isinstance(value, Mapping | list | tuple | BaseModel) else f" (got {value!r:.80})"
+    return HardwareError(f"{message[0].lower()}{message[1:]}{shown}.", field=field, hint=hint)
+
+
+def _profile_fields(path: list[str]) -> list[str]:
+    """The fields that a profile has at a path."""
+    schema: Any = Device
+    for step in path:
+        if _is_schema(schema):
+            field = schema.model_fields.get(step)
+            schema = field.annotation if field else None
+        elif get_origin(schema) is dict:
+            schema = get_args(schema)[1]
+        if get_origin(schema) is not dict:
+            schema = next(filter(_is_schema, get_args(schema)), schema)
+    if not _is_schema(schema):
+        return []
+    return [*schema.model_fields, *([] if path else [BASE])]
+
+
+def _is_schema(annotation: Any) -> bool:
+    return isclass(annotation) and issubclass(annotation, BaseModel)
 
 
 class HardwareRequest(BaseModel):

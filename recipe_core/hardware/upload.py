@@ -8,8 +8,8 @@ from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import HardwareError
 from recipe_core.base.texts import read_upload_text
 from recipe_core.hardware.cluster import device_profile, device_values, is_own
-from recipe_core.hardware.custom import BASE, FIELD, MAX_BYTES, plain_profile
 from recipe_core.hardware.profile import Device
+from recipe_core.hardware.request import BASE, FIELD, MAX_BYTES, plain_profile
 
 _HEAD = """\
 # A template with every number of {name}: replace those that differ, and remove the others, which

@@ -20,15 +20,24 @@ from recipe_core.base.errors import ModelError, unknown
 from recipe_core.base.provenance import Source
 from recipe_core.base.texts import check_name
 from recipe_core.base.types import Task
-from recipe_core.models.checkpoint import split_revision
+from recipe_core.models.checkpoint import (
+    is_model_folder,
+    looks_like_path,
+    path_of,
+    read_folder,
+    split_revision,
+)
 from recipe_core.models.config.read import WRONG, read_model_config
 from recipe_core.models.config.shorthand import shape_config
-from recipe_core.models.constants import model_constants
-from recipe_core.models.derived import Convention, name_meanings
-from recipe_core.models.folders import is_model_folder, looks_like_path, path_of, read_folder
 from recipe_core.models.hub import own_config
-from recipe_core.models.other_kinds import other_kind, unmodelled_feature
 from recipe_core.models.spec import NO_TOWER, ModelSpec
+from recipe_core.models.supplements import (
+    Convention,
+    model_constants,
+    name_meanings,
+    other_kind,
+    unmodelled_feature,
+)
 from recipe_core.models.towers import Modality, Tower
 
 FOLDER = Path(__file__).with_name("catalog")

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from recipe_core.base.errors import LONGEST_NAME
 from recipe_core.models.catalog import catalog_entry, catalog_ids, catalog_model, in_catalog
-from recipe_core.models.derived import name_meanings
+from recipe_core.models.supplements import name_meanings
 
 # Names that are offered.
 NAMES = 5

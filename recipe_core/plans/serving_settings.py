@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from recipe_core.accuracy.choice import weight_dtypes
-from recipe_core.accuracy.schemes import Making
+from recipe_core.accuracy.technique import Making
 from recipe_core.base.errors import HardwareError, InputError
 from recipe_core.base.types import Task
 from recipe_core.base.units import GIB
-from recipe_core.engines.kv_offload import Through
+from recipe_core.engines.memory import Through
 from recipe_core.engines.spec import Engine, default_engine, engine
 from recipe_core.estimates.columns.serving import WIDE, ReuseCurve, Setting
 from recipe_core.estimates.rules.kv_offload import FIELD, Offload, Store
@@ -23,8 +23,7 @@ from recipe_core.models.spec import ModelSpec
 from recipe_core.models.towers import Media
 from recipe_core.plans.problem import ServingProblem
 from recipe_core.plans.size import HALVES, model_on_device
-from recipe_core.request.kv_offload import KvOffload, KvStore
-from recipe_core.request.serving_workload import LOADS, ServingWorkload
+from recipe_core.request.serving_workload import LOADS, KvOffload, KvStore, ServingWorkload
 
 CONTEXT_STEP = 1024
 

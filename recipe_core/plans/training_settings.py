@@ -18,7 +18,7 @@ from recipe_core.estimates.columns.training import (
 from recipe_core.hardware.cluster import Cluster
 from recipe_core.hardware.failures import failure_file, node_failures, spot_market
 from recipe_core.hardware.host import StorageTier, measured_tier, storage_tier
-from recipe_core.hardware.ownership import HOURS_PER_MONTH
+from recipe_core.hardware.prices import HOURS_PER_MONTH
 from recipe_core.plans.launch_rules import default_framework, launch_lacks, on_framework
 from recipe_core.plans.problem import Problem, TrainingProblem, resolve_problem
 from recipe_core.plans.serving_candidates import stated_serving_case

@@ -13,9 +13,9 @@ from recipe_core.recipe.build import (
     with_parameters,
 )
 from recipe_core.recipe.decision import row_deployment
+from recipe_core.recipe.options import passing_on
 from recipe_core.recipe.resolve import with_variants
 from recipe_core.recipe.schema import Recipe
-from recipe_core.recipe.user_options import passing_on
 from recipe_core.request.describe import model_short_name
 
 __all__ = [

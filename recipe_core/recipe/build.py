@@ -15,19 +15,17 @@ from recipe_core.launch.process import Launch
 from recipe_core.models.catalog import in_catalog
 from recipe_core.recipe.claim_of import claim_of
 from recipe_core.recipe.decision import Decision, decide
-from recipe_core.recipe.expected import is_calibrated
 from recipe_core.recipe.fallbacks import fallbacks, without_load
-from recipe_core.recipe.locking import image_lock, make_lock
-from recipe_core.recipe.measurements import Claim
+from recipe_core.recipe.figures import Claim, is_calibrated
+from recipe_core.recipe.locking import image_digest, image_lock, make_lock
+from recipe_core.recipe.options import provenance, shared_environment
 from recipe_core.recipe.place import Parameters
-from recipe_core.recipe.provenance import provenance, shared_environment
-from recipe_core.recipe.registry import image_digest
 from recipe_core.recipe.schema import DeviceFacts, EngineFacts, ModelFacts, Recipe, recipe_name
 from recipe_core.recipe.secrets import refuse_secrets
 from recipe_core.recipe.variants import Variant
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.training_workload import TrainingWorkload
-from recipe_core.scaling.rented import rented_replicas
+from recipe_core.scaling.summary import rented_replicas
 
 SECONDS_PER_MINUTE = 60
 

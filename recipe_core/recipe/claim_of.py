@@ -8,7 +8,7 @@ from typing import Any
 
 from recipe_core.base.errors import InputError
 from recipe_core.base.provenance import VALID_DAYS
-from recipe_core.recipe.measurements import Claim
+from recipe_core.recipe.figures import Claim
 from recipe_core.recipe.schema import Recipe
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from recipe_core.base.errors import InputError
-from recipe_core.base.quoting import PLACEHOLDER
+from recipe_core.base.texts import PLACEHOLDER
 from recipe_core.commands.arguments import is_open
 from recipe_core.commands.context import CommandContext
 from recipe_core.commands.judge import prepare_command, read_command
@@ -22,12 +22,11 @@ from recipe_core.launch.process import Launch
 from recipe_core.plans.serving_columns import describe_serving_cases
 from recipe_core.recipe.build import Additions, make_recipe
 from recipe_core.recipe.decision import decide
+from recipe_core.recipe.options import passing_on, shared_environment
 from recipe_core.recipe.place import read_parameters
-from recipe_core.recipe.provenance import shared_environment
 from recipe_core.recipe.published import Published
 from recipe_core.recipe.schema import Recipe
 from recipe_core.recipe.secrets import is_secret
-from recipe_core.recipe.user_options import passing_on
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.schema import PlanRequest
 

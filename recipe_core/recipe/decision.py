@@ -23,7 +23,7 @@ from recipe_core.plans.replicas import one_replica, replicas_of
 from recipe_core.plans.serving_kind import count_cache_tokens
 from recipe_core.plans.serving_settings import served_context
 from recipe_core.plans.splits import broken_rules, row_estimates, row_reasons, row_request
-from recipe_core.recipe.user_options import passed_options
+from recipe_core.recipe.options import passed_options
 from recipe_core.request.describe import model_short_name
 from recipe_core.request.schema import PlanRequest
 

@@ -9,14 +9,12 @@ from typing import Any
 
 from recipe_core.base.errors import InputError
 from recipe_core.hardware.cluster import device_profile
-from recipe_core.hardware.custom import is_profile_path, read_profile
-from recipe_core.hardware.request import HardwareRequest
+from recipe_core.hardware.request import HardwareRequest, is_profile_path, read_profile
 from recipe_core.recipe.build import Additions, make_recipe, recipe_request, redecide
 from recipe_core.recipe.decision import Decision, decide
+from recipe_core.recipe.options import LAYERS, Layer, passing_on, shared_environment
 from recipe_core.recipe.place import Parameters
-from recipe_core.recipe.provenance import LAYERS, Layer, shared_environment
 from recipe_core.recipe.schema import Recipe
-from recipe_core.recipe.user_options import passing_on
 from recipe_core.recipe.variants import (
     MAPPINGS,
     Change,

@@ -15,11 +15,10 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_va
 from recipe_core.base.documented import DESCRIBED
 from recipe_core.base.documents import to_json
 from recipe_core.base.errors import BundleError
-from recipe_core.recipe.expected import check_estimate
+from recipe_core.recipe.figures import Claim, check_estimate
 from recipe_core.recipe.lock import Lock
-from recipe_core.recipe.measurements import Claim
+from recipe_core.recipe.options import Layer
 from recipe_core.recipe.place import Parameters
-from recipe_core.recipe.provenance import Layer
 from recipe_core.recipe.variants import Variant
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.describe import model_short_name

@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 
 from recipe_core.base.documented import DESCRIBED
 from recipe_core.hardware.profile import Vendor
-from recipe_core.recipe.provenance import Layer
+from recipe_core.recipe.options import Layer
 
 Whole = Annotated[int, Field(ge=1)]
 Names = tuple[str, ...]

@@ -38,7 +38,7 @@ from recipe_core.base.units import (
     watts,
     whole_percent_text,
 )
-from recipe_core.hardware.ownership import HOURS_PER_MONTH
+from recipe_core.hardware.prices import HOURS_PER_MONTH
 
 FILE = Path(__file__).with_name("metrics.yaml")
 

@@ -18,12 +18,11 @@ from recipe_core.hardware.request import HardwareRequest
 from recipe_core.request.candidate import CandidateRequest, Window
 from recipe_core.request.compression import Compression
 from recipe_core.request.first_error import first_error
-from recipe_core.request.kv_offload import KvOffload
 from recipe_core.request.metrics import timed_limits
 from recipe_core.request.objective import GAIN_FROM_LOAD, Objective
 from recipe_core.request.over_time import Simulated, Start
 from recipe_core.request.scaling import Scaling
-from recipe_core.request.serving_workload import ServingWorkload, Speculative
+from recipe_core.request.serving_workload import KvOffload, ServingWorkload, Speculative
 from recipe_core.request.supervision import Supervision
 from recipe_core.request.training_workload import TrainingWorkload
 

@@ -32,10 +32,9 @@ from recipe_core.scaling.result import (
 )
 from recipe_core.scaling.scenario import Deployment, prepare_deployment
 from recipe_core.scaling.search import ROUNDS, search_policies
-from recipe_core.scaling.simulated import STEP_S, Simulation
+from recipe_core.scaling.simulated import STEP_S, Simulation, check_worst_hour
 from recipe_core.scaling.summary import Replays, compare_cost, load_answer, policy_answer
 from recipe_core.scaling.traces.trace import Rates, Trace
-from recipe_core.scaling.worst_hour import check_worst_hour
 
 # Of the repetitions of a day; all else is of the first.
 SEEDS = (0, 1, 2)

@@ -11,10 +11,9 @@ import numpy as np
 
 from recipe_core.base.arrays import Float
 from recipe_core.scaling.attainment import ATTAINMENT, GROUPS, replicas_for, shares_of
-from recipe_core.scaling.fleet import Fleet
+from recipe_core.scaling.fleet import Fleet, Signals
 from recipe_core.scaling.fluid import arrivals_of, simulate_flow
 from recipe_core.scaling.outcome import Outcome, Series
-from recipe_core.scaling.signals import Signals
 from recipe_core.scaling.traces.loads import Load
 
 _TRIED = 12

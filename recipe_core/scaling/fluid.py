@@ -16,7 +16,7 @@ import numpy as np
 
 from recipe_core.base.arrays import Float
 from recipe_core.scaling.attainment import GROUPS, Shares, shares_of
-from recipe_core.scaling.fleet import Fleet, Service
+from recipe_core.scaling.fleet import Chance, Controller, Fleet, Service, Signals
 from recipe_core.scaling.groups import (
     CELLS,
     EXPECTED,
@@ -27,10 +27,8 @@ from recipe_core.scaling.groups import (
     split_reduction,
 )
 from recipe_core.scaling.outcome import Outcome
-from recipe_core.scaling.randomness import Chance
 from recipe_core.scaling.replica import Steps
 from recipe_core.scaling.service import max_requests_inside
-from recipe_core.scaling.signals import Controller, Signals
 from recipe_core.scaling.traces.loads import Lengths, Load
 
 # Steps of a simulation, about: ten seconds each over a week.

@@ -16,9 +16,8 @@ import numpy as np
 
 from recipe_core.base.arrays import Float, Int
 from recipe_core.scaling.attainment import OPEN, Shares
-from recipe_core.scaling.fleet import Fleet, StartTime
+from recipe_core.scaling.fleet import Chance, Fleet, StartTime, start_log_spread
 from recipe_core.scaling.outcome import Outcome, Series
-from recipe_core.scaling.randomness import Chance, start_log_spread
 from recipe_core.scaling.service import Curve
 
 EXPECTED, RANDOM = 0, 1

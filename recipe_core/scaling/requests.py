@@ -21,12 +21,10 @@ from math import inf
 import numpy as np
 
 from recipe_core.base.arrays import Float
-from recipe_core.scaling.fleet import Fleet
+from recipe_core.scaling.fleet import Chance, Controller, Draw, Fleet, Signals
 from recipe_core.scaling.outcome import Lives, Outcome, outcome_of
-from recipe_core.scaling.randomness import Chance, Draw
 from recipe_core.scaling.replica import Records, Replica, Steps
 from recipe_core.scaling.service import Curve, curve_of
-from recipe_core.scaling.signals import Controller, Signals
 from recipe_core.scaling.traces.loads import Lengths
 from recipe_core.scaling.traces.trace import Trace
 

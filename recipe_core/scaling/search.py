@@ -20,9 +20,9 @@ import numpy as np
 from recipe_core.base import budget
 from recipe_core.base.arrays import Float
 from recipe_core.request.scaling import Policy, Scaling
+from recipe_core.scaling.fleet import Controller, Signals
 from recipe_core.scaling.outcome import Outcome
 from recipe_core.scaling.parameter_spaces import Axis, Space
-from recipe_core.scaling.signals import Controller, Signals
 
 # The grid, and finer points.
 ROUNDS = 2

@@ -17,7 +17,7 @@ from recipe_core.base.units import chance_text, round_significant
 from recipe_core.engines.spec import default_engine, engine, engine_names
 from recipe_core.estimates.bands import narrow_interval
 from recipe_core.estimates.columns.corrections import Corrections
-from recipe_core.hardware.ownership import HOURS_PER_MONTH
+from recipe_core.hardware.prices import HOURS_PER_MONTH
 from recipe_core.hardware.profile import Device
 from recipe_core.plans.confidence import below_text
 from recipe_core.plans.limits import LIMITS, bounded_figures

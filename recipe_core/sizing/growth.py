@@ -14,7 +14,7 @@ import numpy as np
 from recipe_core.base.arrays import Float, Int
 from recipe_core.base.errors import InputError
 from recipe_core.base.numbers import bounded_float, bounded_integer
-from recipe_core.hardware.ownership import HOURS_PER_MONTH
+from recipe_core.hardware.prices import HOURS_PER_MONTH
 from recipe_core.sizing.device_sizing import SizedDevice
 
 HORIZON_MONTHS = 36

@@ -11,16 +11,16 @@ import numpy as np
 from recipe_core.base.arrays import Float, Int
 from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.base.numbers import LARGEST_COUNT, LONGEST_MONTHS, bounded_float, bounded_integer
-from recipe_core.hardware.ownership import HOURS_PER_MONTH, OwnershipCost
+from recipe_core.hardware.prices import HOURS_PER_MONTH, OwnershipCost
 from recipe_core.plans.limits import stated_limits
 from recipe_core.plans.splits import row_request
 from recipe_core.plans.table import replan_stated
 from recipe_core.request.serving_workload import LOADS, ServingWorkload
 from recipe_core.request.size import SizeRequest
 from recipe_core.sizing import growth as growing
-from recipe_core.sizing.capacity import LargestLoad
 from recipe_core.sizing.device_sizing import SizedDevice
 from recipe_core.sizing.growth import ladder_steps
+from recipe_core.sizing.size import LargestLoad
 
 HORIZON_MONTHS = 36
 HOURS_OF_A_DAY = 24

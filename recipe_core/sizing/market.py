@@ -9,12 +9,10 @@ from typing import Any
 
 from recipe_core.base.errors import HardwareError, unknown
 from recipe_core.hardware.cluster import cluster, device_names, device_profile, fabric
-from recipe_core.hardware.custom import FIELD
 from recipe_core.hardware.offers import Offer
-from recipe_core.hardware.ownership import OwnershipCost
-from recipe_core.hardware.prices import all_offers, offers_of
+from recipe_core.hardware.prices import OwnershipCost, all_offers, offers_of
 from recipe_core.hardware.profile import Device
-from recipe_core.hardware.request import HardwareRequest
+from recipe_core.hardware.request import FIELD, HardwareRequest
 from recipe_core.request.size import AnyHardware, Market, Owned, SizeRequest
 
 # A device by its name, or its whole profile.

@@ -19,7 +19,7 @@ from recipe_core.hardware.failures import (
     repair_hours,
     spot_market,
 )
-from recipe_core.hardware.ownership import HOURS_PER_MONTH
+from recipe_core.hardware.prices import HOURS_PER_MONTH
 from recipe_core.request.size import AvailabilityRequest
 
 # Of a whole number that a division should have given.

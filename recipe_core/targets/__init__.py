@@ -33,9 +33,9 @@ Target = Callable[[Context], dict[str, str]]
 
 def _monitoring_target_files(context: Context) -> dict[str, str]:
     # monitoring imports pod names from this package: importing it above would be a cycle
-    from recipe_core.targets.monitoring import scrape
+    from recipe_core.targets.monitoring import stack
 
-    return scrape.monitoring_files(context)
+    return stack.monitoring_files(context)
 
 
 SERVING: Mapping[str, Target] = {

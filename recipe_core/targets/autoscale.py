@@ -14,7 +14,7 @@ from recipe_core.engines.release import Metrics
 from recipe_core.targets import kubernetes
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import Unit, launch_units
-from recipe_core.targets.monitoring.thresholds import (
+from recipe_core.targets.monitoring.rules import (
     KV_SCALE,
     alert_thresholds,
     engine_metrics,
@@ -23,7 +23,7 @@ from recipe_core.targets.monitoring.thresholds import (
 from recipe_core.targets.pod import kustomization, object_metadata, object_name
 from recipe_core.targets.scale import hpa as scale_hpa
 from recipe_core.targets.scale import keda as scale_keda
-from recipe_core.targets.scale.bounds import fewest_copies, most_copies
+from recipe_core.targets.scale.policy import fewest_copies, most_copies
 
 KEDA, HPA = "targets/kubernetes-keda", "targets/kubernetes-hpa"
 SCALED_OBJECT = ("keda.sh/v1alpha1", "ScaledObject")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pydantic import TypeAdapter, ValidationError
 
-from recipe_core.base import quoting
+from recipe_core.base import texts
 from recipe_core.base.errors import InputError
 from recipe_core.launch.process import Launch, Process
 from recipe_core.plans.plan import Plan
@@ -19,8 +19,13 @@ from recipe_core.request.objective import Objective
 from recipe_core.request.schema import PlanRequest
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import port_values
-from recipe_core.targets.node_script import visible_devices_setting, wrap_words
-from recipe_core.targets.placeholders import IN_SHELL, Values, fill_placeholders
+from recipe_core.targets.node_script import (
+    IN_SHELL,
+    Values,
+    fill_placeholders,
+    visible_devices_setting,
+    wrap_words,
+)
 
 # Titles of targets for people.
 TITLES = {
@@ -189,7 +194,7 @@ def _stand_in_addresses(nodes: int) -> tuple[str, ...]:
 def _launch_py_command(context: Context, node: int, addresses: Sequence[str]) -> str:
     """The launcher's command; the bundle already holds model, host and port."""
     node_options = ["--node", str(node), "--head", ",".join(addresses)] if context.nodes > 1 else []
-    return quoting.quote_command(["python", "launch.py", "up", *node_options])
+    return texts.quote_command(["python", "launch.py", "up", *node_options])
 
 
 def _process_command(context: Context, process: Process, addresses: Sequence[str]) -> str:

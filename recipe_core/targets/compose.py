@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from recipe_core.base import quoting
+from recipe_core.base import texts
 from recipe_core.base.documents import to_yaml
 from recipe_core.launch.process import Process
 from recipe_core.targets import supervise
@@ -32,7 +32,7 @@ from recipe_core.targets.containers import (
     shm_gib,
 )
 from recipe_core.targets.context import Context
-from recipe_core.targets.placeholders import IN_COMPOSE, fill_placeholders
+from recipe_core.targets.node_script import IN_COMPOSE, fill_placeholders
 from recipe_core.targets.pod import container_image, object_name
 
 COMPOSE = "targets/compose/compose.yaml"
@@ -80,7 +80,7 @@ def _compose_service(context: Context, process: Process) -> dict[str, Any]:
         "security_opt": ["no-new-privileges:true", *seccomp_options(context, process)],
         "logging": _compose_logging(),
         "volumes": [
-            quoting.quote_compose(f"{source}:{path}{':ro' if read_only else ''}")
+            texts.quote_compose(f"{source}:{path}{':ro' if read_only else ''}")
             for source, path, read_only in container_mounts(context)
         ],
         **({"healthcheck": _service_health_check(context, process)} if process.answers else {}),
@@ -144,7 +144,7 @@ def _volume_owner_service(context: Context, owned: list[tuple[str, str]]) -> dic
         "cap_add": OWNERS_CAPABILITIES,
         "security_opt": ["no-new-privileges:true"],
         "logging": _compose_logging(),
-        "volumes": [quoting.quote_compose(f"{source}:{path}") for source, path in owned],
+        "volumes": [texts.quote_compose(f"{source}:{path}") for source, path in owned],
         "restart": "no",
     }
 

@@ -6,14 +6,13 @@ import re
 from ipaddress import ip_address
 from typing import Any
 
-from recipe_core.base import quoting
+from recipe_core.base import texts
 from recipe_core.base.errors import NoAnswer
 from recipe_core.launch.process import Process
 from recipe_core.targets import supervise
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import launch_units, port_values
-from recipe_core.targets.node_script import VISIBLE
-from recipe_core.targets.placeholders import IN_COMPOSE, PLAIN, Syntax, fill_placeholders
+from recipe_core.targets.node_script import IN_COMPOSE, PLAIN, VISIBLE, Syntax, fill_placeholders
 from recipe_core.targets.pod import (
     CACHE,
     HOME,
@@ -336,7 +335,7 @@ def _join_option_lines(words: list[str]) -> str:
     """Words as a command, one option per line."""
     lines: list[str] = []
     for word in words:
-        shown = word if isinstance(word, _Shell) else quoting.quote_shell(word)
+        shown = word if isinstance(word, _Shell) else texts.quote_shell(word)
         if lines and not word.startswith(("-", '"${')):
             lines[-1] += f" {shown}"
         else:

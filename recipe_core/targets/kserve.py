@@ -10,9 +10,8 @@ from recipe_core.targets import kubernetes, pod, supervise
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import Unit, launch_units, port_of
 from recipe_core.targets.pod import object_metadata
-from recipe_core.targets.scale import kpa
-from recipe_core.targets.scale import kserve as scale_kserve
-from recipe_core.targets.scale.bounds import refuse_policy
+from recipe_core.targets.scale.kserve import revision_annotations, service_scaling, without_refused
+from recipe_core.targets.scale.policy import refuse_policy
 from recipe_core.targets.supervise import set_probe_port
 
 FOLDER = "targets/kserve"
@@ -42,7 +41,7 @@ def kserve_files(context: Context) -> dict[str, str]:
             context,
             pods["matchLabels"],
             pod.served_ports(context),
-            knative=scale_kserve.service_scaling(context, min_available).knative,
+            knative=service_scaling(context, min_available).knative,
         ),
     }
     return service_folder_files(context, FOLDER, objects)
@@ -76,7 +75,7 @@ def inference_service(context: Context, shape: Unit) -> dict[str, Any]:
     set_probe_port(container, port_of(context, shape.leader[0]))
     count = kubernetes.initial_copies(context, shape)
     rollout = {"type": "RollingUpdate", "rollingUpdate": supervise.rollout_limits(context, count)}
-    scaled = scale_kserve.service_scaling(context, count)
+    scaled = service_scaling(context, count)
     predictor = {
         **scaled.fields,
         "deploymentStrategy": rollout,
@@ -89,7 +88,7 @@ def inference_service(context: Context, shape: Unit) -> dict[str, Any]:
         "apiVersion": "serving.kserve.io/v1beta1",
         "kind": "InferenceService",
         "metadata": metadata,
-        "spec": {"predictor": kpa.without_refused(predictor) if scaled.knative else predictor},
+        "spec": {"predictor": without_refused(predictor) if scaled.knative else predictor},
     }
 
 
@@ -133,7 +132,7 @@ def knative_service(context: Context) -> dict[str, Any]:
     refuse_policy(scaling, ("kpa",), "Knative")
     shape = launch_units(context.launch)[0]
     values = pod.pod_values(context, head="127.0.0.1", index="0")
-    spec = kpa.without_refused(pod.pod_spec(context, shape.leader, values))
+    spec = without_refused(pod.pod_spec(context, shape.leader, values))
     (server,) = spec["containers"]
     port = port_of(context, shape.leader[0])
     server["name"] = KNATIVE_CONTAINER
@@ -142,7 +141,7 @@ def knative_service(context: Context) -> dict[str, Any]:
     template = {
         "metadata": {
             "labels": pod.pod_labels(context),
-            "annotations": kpa.revision_annotations(scaling),
+            "annotations": revision_annotations(scaling),
         },
         "spec": spec,
     }

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from recipe_core.base import quoting
+from recipe_core.base import texts
 from recipe_core.base.errors import NoAnswer
 from recipe_core.commands.arguments import read_arguments
 from recipe_core.commands.option_meanings import meaning_of
@@ -18,10 +18,10 @@ from recipe_core.launch.process import Process, engine_words
 from recipe_core.targets import kserve, kubernetes, pod, rdma
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import Pod, Unit, by_role, same_pod
-from recipe_core.targets.placeholders import Values, Variable
+from recipe_core.targets.node_script import Values, Variable
 from recipe_core.targets.pod import object_metadata, pod_labels
 from recipe_core.targets.scale import llm_d
-from recipe_core.targets.scale.bounds import most_copies, refuse_policy
+from recipe_core.targets.scale.policy import most_copies, refuse_policy
 from recipe_core.targets.supervise import set_probe_port
 
 FOLDER = "targets/kserve-llm"
@@ -223,4 +223,4 @@ def _escape_templates(value: Any) -> Any:
         return [_escape_templates(item) for item in value]
     if isinstance(value, _Template):
         return str(value)
-    return quoting.quote_go_template(value) if isinstance(value, str) else value
+    return texts.quote_go_template(value) if isinstance(value, str) else value

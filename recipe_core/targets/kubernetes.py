@@ -14,7 +14,7 @@ from recipe_core.launch.process import Process
 from recipe_core.targets import pod, rdma, storage, supervise
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import NODE, Pod, Unit, launch_units, port_name, port_of, same_pod
-from recipe_core.targets.placeholders import Variable
+from recipe_core.targets.node_script import Variable
 from recipe_core.targets.pod import (
     kustomization,
     label_name,
@@ -22,7 +22,7 @@ from recipe_core.targets.pod import (
     object_name,
     pod_labels,
 )
-from recipe_core.targets.scale.bounds import fewest_copies, in_copies, most_copies
+from recipe_core.targets.scale.policy import fewest_copies, in_copies, most_copies
 from recipe_core.targets.supervise import container_probes
 
 FOLDER = "targets/kubernetes"

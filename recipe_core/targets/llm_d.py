@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from recipe_core.base import quoting
+from recipe_core.base import texts
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import NoAnswer
 from recipe_core.launch.process import SCRIPT
@@ -130,4 +130,4 @@ def _escape_entry(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def _escape_text(value: Any) -> Any:
-    return quoting.quote_go_template(value) if isinstance(value, str) else value
+    return texts.quote_go_template(value) if isinstance(value, str) else value

@@ -1,15 +1,85 @@
-"""The script that every node runs; the node's number selects its processes."""
+"""The script that every node runs, and a launch's words as texts of it and of other targets.
+
+A placeholder (``${model}``, ``${head}``) becomes a text, which is quoted as every other text is, or
+a ``Variable``, which only the target knows when it runs. So no text is ever taken for a reference.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
-from recipe_core.base import quoting
+from recipe_core.base import texts
+from recipe_core.base.errors import NoAnswer
+from recipe_core.base.texts import pieces
 from recipe_core.launch.process import Process, engine_words
-from recipe_core.payload.launcher.api import is_loopback
+from recipe_core.payload.launcher.sections import is_loopback
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import port_values
-from recipe_core.targets.placeholders import IN_SHELL, Values, Variable, fill_placeholders
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A value that is known when a launch runs, by the name that its target has for it."""
+
+    name: str
+
+
+Values = Mapping[str, "str | Variable"]
+
+
+@dataclass(frozen=True, slots=True)
+class Syntax:
+    """How a language writes a text, a reference to a variable, and nothing at all."""
+
+    text: Callable[[str], str]
+    reference: Callable[[str], str]
+    nothing: str = ""
+
+
+def _shell_reference(name: str) -> str:
+    return f'"${{{name}}}"' if "[" in name else f'"${name}"'
+
+
+def _kubernetes_reference(name: str) -> str:
+    return f"$({name})"
+
+
+def _compose_reference(name: str) -> str:
+    return f"${{{name}}}"
+
+
+IN_SHELL = Syntax(texts.quote_shell, _shell_reference, nothing="''")
+IN_KUBERNETES = Syntax(texts.quote_kubernetes, _kubernetes_reference)
+IN_COMPOSE = Syntax(texts.quote_compose, _compose_reference)
+# Words that are quoted later, by a target whose values are all texts.
+PLAIN = Syntax(str, str)
+
+
+def fill_placeholders(template: str, values: Values, syntax: Syntax) -> str:
+    """``template`` in a language, with every placeholder replaced.
+
+    Raises:
+        NoAnswer: for a placeholder that the target has no value for.
+    """
+    parts = (
+        _write_piece(_placeholder_value(values, text) if is_name else text, syntax)
+        for is_name, text in pieces(template)
+    )
+    return "".join(parts) or syntax.nothing
+
+
+def _write_piece(value: str | Variable, syntax: Syntax) -> str:
+    return syntax.reference(value.name) if isinstance(value, Variable) else syntax.text(value)
+
+
+def _placeholder_value(values: Values, name: str) -> str | Variable:
+    if name not in values:
+        available = ", ".join(values)
+        message = f"the launch needs ${{{name}}}, which this target lacks. Available: {available}."
+        raise NoAnswer(message, hint="Choose another target.")
+    return values[name]
+
 
 VISIBLE = {
     "cuda": "CUDA_VISIBLE_DEVICES",
@@ -106,7 +176,7 @@ def _key_check(context: Context) -> str:
     variable = context.key_variable
     if variable is None:
         return ""
-    message = quoting.quote_shell(f"{variable} is not set: export the key that callers send")
+    message = texts.quote_shell(f"{variable} is not set: export the key that callers send")
     return f'[ -n "${{{variable}:-}}" ] || {{ echo {message} >&2; exit {NO_KEY}; }}\n'
 
 
@@ -118,7 +188,7 @@ def _folder_commands(processes: Sequence[Process]) -> str:
         for value in p.env.values()
         if value.startswith("${run}/")
     }
-    return "".join(f'mkdir -p "$run"/{quoting.quote_shell(folder)}\n' for folder in sorted(inside))
+    return "".join(f'mkdir -p "$run"/{texts.quote_shell(folder)}\n' for folder in sorted(inside))
 
 
 def _program_checks(processes: Sequence[Process]) -> str:
@@ -126,8 +196,8 @@ def _program_checks(processes: Sequence[Process]) -> str:
     lines = []
     started = [(p.argv[0], engine_words(p.argv)[0]) for p in processes]
     for name in dict.fromkeys(name for names in started for name in names):
-        message = quoting.quote_shell(f"{name} is not installed on this node")
-        check = f"command -v {quoting.quote_shell(name)} >/dev/null"
+        message = texts.quote_shell(f"{name} is not installed on this node")
+        check = f"command -v {texts.quote_shell(name)} >/dev/null"
         lines.append(f"{check} || {{ echo {message} >&2; exit {NOT_FOUND}; }}\n")
     return "".join(lines)
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from recipe_core.engines.release import ApiKey
-from recipe_core.payload.launcher.api import is_loopback
+from recipe_core.payload.launcher.sections import is_loopback
 from recipe_core.request.scaling import Scaling
 from recipe_core.targets import rdma
 from recipe_core.targets.by_hand import TITLES
@@ -17,7 +17,7 @@ from recipe_core.targets.node_script import listening_host
 from recipe_core.targets.pod import API_KEY
 from recipe_core.targets.restarts import LAUNCHER
 from recipe_core.targets.scale import keda
-from recipe_core.targets.scale.bounds import (
+from recipe_core.targets.scale.policy import (
     fewest_replicas,
     in_copies,
     shortest_number,

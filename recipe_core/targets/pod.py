@@ -12,7 +12,7 @@ from recipe_core.targets import rdma, supervise
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import Pod, port_name, port_of, port_values
 from recipe_core.targets.names import cluster_names, node_affinity
-from recipe_core.targets.placeholders import IN_KUBERNETES, Values, Variable, fill_placeholders
+from recipe_core.targets.node_script import IN_KUBERNETES, Values, Variable, fill_placeholders
 from recipe_core.targets.resources import HOME_GIB, TMP_GIB, container_resources, run_gib
 from recipe_core.targets.supervise import container_probes
 

@@ -11,8 +11,8 @@ from typing import Any
 from recipe_core.base.documents import parse_yaml
 from recipe_core.base.errors import InputError
 from recipe_core.request.scaling import Scaling
-from recipe_core.targets import dynamo_planner
-from recipe_core.targets.scale import hpa, keda, kpa, kserve, llm_d, ray, skypilot
+from recipe_core.targets import dynamo_planner, ray_serve, skypilot
+from recipe_core.targets.scale import hpa, keda, kserve, llm_d
 
 Document = Mapping[str, Any]
 
@@ -44,7 +44,9 @@ def read_scaling(documents: Sequence[Document]) -> Scaling:
     if "LLMInferenceService" in kinds:
         return llm_d.read_llm_service(kinds["LLMInferenceService"], kinds.get("ConfigMap"))
     if "Service" in kinds and "template" in kinds["Service"]["spec"]:
-        return kpa.read_annotations(kinds["Service"]["spec"]["template"]["metadata"]["annotations"])
+        return kserve.read_annotations(
+            kinds["Service"]["spec"]["template"]["metadata"]["annotations"]
+        )
     if "Deployment" in kinds:
         return _fixed_scaling(kinds["Deployment"]["spec"]["replicas"])
     for document in documents:
@@ -55,7 +57,7 @@ def read_scaling(documents: Sequence[Document]) -> Scaling:
         if "applications" in document:
             (application,) = document["applications"]
             (model,) = application["args"]["llm_configs"]
-            return ray.read_ray_deployment(model["deployment_config"])
+            return ray_serve.read_ray_deployment(model["deployment_config"])
     raise InputError("none of the files has a policy of scaling.")
 
 

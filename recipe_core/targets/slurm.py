@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from recipe_core.base import quoting
-from recipe_core.payload.launcher.api import is_loopback
+from recipe_core.base import texts
+from recipe_core.payload.launcher.sections import is_loopback
 from recipe_core.targets import supervise
 from recipe_core.targets.context import Context
 from recipe_core.targets.names import cluster_names
@@ -161,7 +161,7 @@ def slurm_files(context: Context) -> dict[str, str]:
         NoAnswer: for a parameter that a line of #SBATCH cannot carry.
     """
     options = "".join(
-        f"#SBATCH --{name}{'' if value is FLAG else f'={quoting.quote_sbatch(value)}'}\n"
+        f"#SBATCH --{name}{'' if value is FLAG else f'={texts.quote_sbatch(value)}'}\n"
         for name, value in sbatch_directives(context).items()
     )
     usage = (
@@ -253,10 +253,10 @@ def device_check(context: Context) -> str | None:
     return _SCRIPT.format(
         wrong=WRONG,
         anyway=ANYWAY,
-        planned=" ".join(quoting.quote_shell(name.casefold()) for name in names),
+        planned=" ".join(texts.quote_shell(name.casefold()) for name in names),
         names=command,
         tool=tool,
-        text=quoting.quote_shell(text),
+        text=texts.quote_shell(text),
     )
 
 

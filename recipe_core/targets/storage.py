@@ -10,7 +10,7 @@ from recipe_core.targets.context import Context
 from recipe_core.targets.layout import launch_units
 from recipe_core.targets.pod import object_metadata, object_name
 from recipe_core.targets.resources import GIB
-from recipe_core.targets.scale.bounds import most_copies
+from recipe_core.targets.scale.policy import most_copies
 
 CHECKPOINTS_KEPT = 4  # that the place of a run has room for
 # Of a checkpoint with fp32 weights and Adam's moments, where the estimate does not say.

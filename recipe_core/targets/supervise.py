@@ -17,12 +17,12 @@ from recipe_core.engines.training_programs import training_engine
 from recipe_core.launch.process import Process
 from recipe_core.launch.start import limit_s
 from recipe_core.launch.training import job
-from recipe_core.payload.launcher.api import Api
 from recipe_core.payload.launcher.exposition import PATHS
-from recipe_core.payload.launcher.probe import question
+from recipe_core.payload.launcher.health import question
+from recipe_core.payload.launcher.sections import Api
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import port_name, port_of
-from recipe_core.targets.placeholders import PLAIN, Values, fill_placeholders
+from recipe_core.targets.node_script import PLAIN, Values, fill_placeholders
 
 REQUEUE_S = 60  # to put a job back in the queue before its time limit
 STOP_S = 30  # an engine that was told to stop has so long after its last request, then it is killed

@@ -13,7 +13,7 @@ from recipe_core.targets import pod, rdma, storage, supervise
 from recipe_core.targets.context import Context
 from recipe_core.targets.kubernetes import workload_metadata
 from recipe_core.targets.layout import Pod, launch_units, same_pod
-from recipe_core.targets.placeholders import Variable
+from recipe_core.targets.node_script import Variable
 from recipe_core.targets.pod import kustomization, object_metadata, object_name, pod_labels
 
 RUNTIME = "torch-distributed"  # of Kubeflow Trainer's own ClusterTrainingRuntimes

@@ -18,7 +18,7 @@ from recipe_core.base.units import (
 from recipe_core.estimates.serving.results import MEMORY, memory_parts
 from recipe_core.estimates.training.memory import MEMORY_TITLES
 from recipe_core.estimates.training.results import PHASE_TITLES, RUN_TITLES, STEP_TITLES
-from recipe_core.recipe.expected import (
+from recipe_core.recipe.figures import (
     TextRow,
     is_pooled_estimate,
     metric_row,

@@ -8,9 +8,8 @@ from statistics import median
 from typing import TypeVar
 
 from recipe_core.accuracy.published import Retained
-from recipe_core.calibration.calibrate import Knowledge
 from recipe_core.calibration.compressions import ComparedCompression, KeptCompression
-from recipe_core.calibration.lessons import LearnedNumber, LeftOneOut
+from recipe_core.calibration.lessons import Knowledge, LearnedNumber, LeftOneOut
 from recipe_core.calibration.place import VARIABLE, default_path
 from recipe_core.calibration.residuals import ComparedFigure, RunsCompared
 from recipe_core.calibration.store import Entry, Overlay

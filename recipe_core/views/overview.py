@@ -13,7 +13,7 @@ from recipe_core.engines.spec import engine, engine_names
 from recipe_core.plans.limits import limit_texts
 from recipe_core.plans.remedies import change_label
 from recipe_core.recipe.build import recipe_request
-from recipe_core.recipe.provenance import LAYERS, Layer
+from recipe_core.recipe.options import LAYERS, Layer
 from recipe_core.recipe.schema import Fallback, Recipe
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.describe import workload_name
@@ -25,8 +25,8 @@ from recipe_core.views.estimates import estimate_text
 from recipe_core.views.verdict import goals_text, hourly_text, percent, split_formats_text
 
 if TYPE_CHECKING:
+    from recipe_core.recipe.comparison import Difference
     from recipe_core.recipe.convert import Conversion
-    from recipe_core.recipe.lockcheck import Difference
     from recipe_core.recipe.resolve import Resolved
 
 # The meaning of a layer, to a reader.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from recipe_core.base.quoting import quote_command, quote_shell
+from recipe_core.base.texts import quote_command, quote_shell
 from recipe_core.calibration.run_rows import ImportedTable
 from recipe_core.calibration.validation.reconcile import EXPLAINED, MATCH, Ends, Reconciled, Row
 from recipe_core.calibration.validation.reconcile import FIGURES as RECONCILED

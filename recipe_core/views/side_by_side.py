@@ -16,7 +16,7 @@ import pandas as pd
 from recipe_core.base.units import band_ends_text, chance_text, round_significant
 from recipe_core.engines.training_programs import training_engine
 from recipe_core.hardware.cluster import chip_title
-from recipe_core.hardware.ownership import HOURS_PER_MONTH
+from recipe_core.hardware.prices import HOURS_PER_MONTH
 from recipe_core.plans.evaluation import band_ends
 from recipe_core.plans.limits import stated_limits
 from recipe_core.plans.plan import Plan

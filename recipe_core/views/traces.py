@@ -16,9 +16,8 @@ from recipe_core.base.units import count_text, long_duration, percent_text, sign
 from recipe_core.request.over_time import DAY_S, HOUR_S, OverTime
 from recipe_core.scaling.traces.describe import describe_traffic
 from recipe_core.scaling.traces.from_trace import over_time_of, workload_fields
-from recipe_core.scaling.traces.loads import Load
+from recipe_core.scaling.traces.loads import Load, find_shape, shape_names, shape_rates
 from recipe_core.scaling.traces.read import read_load
-from recipe_core.scaling.traces.shapes import find_shape, shape_names, shape_rates
 from recipe_core.scaling.traces.trace import Rates, Trace
 from recipe_core.views.columns import Column, terminal
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from recipe_core.base.units import chance_text, significant, usd
 from recipe_core.estimates.columns.scales import CALIBRATED
-from recipe_core.hardware.ownership import HOURS_PER_MONTH
+from recipe_core.hardware.prices import HOURS_PER_MONTH
 from recipe_core.plans.confidence import SURE
 from recipe_core.plans.legal import legal_rows
 from recipe_core.plans.limits import stated_limits

@@ -14,13 +14,11 @@ from recipe_core.accuracy.accuracy import (
 )
 from recipe_core.accuracy.band import (
     Losses,
+    Prepared,
+    as_strangers,
     count_bands,
     losses_in_bands,
     losses_in_bands_of_others,
-)
-from recipe_core.accuracy.cross_validation import (
-    Prepared,
-    as_strangers,
     predict_left_out,
     relative_lines,
 )

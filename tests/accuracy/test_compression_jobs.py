@@ -18,8 +18,7 @@ from recipe_core.accuracy.choice import (
 )
 from recipe_core.accuracy.technique import techniques
 from recipe_core.base.errors import NoAnswer, RecipeError
-from recipe_core.compression.jobs import Job, estimate_job
-from recipe_core.compression.jobs.memory import job_numbers
+from recipe_core.compression.jobs import Job, estimate_job, job_numbers
 from recipe_core.compression.scripts.work import SCRIPT, compression_launch
 from recipe_core.hardware.cluster import device_profile
 from recipe_core.models.catalog import catalog_model

@@ -33,8 +33,8 @@ from recipe_core.commands.context import CommandContext
 from recipe_core.commands.judge import judge_command
 from recipe_core.models.checkpoint import safetensors_bytes
 from recipe_core.request import link
+from recipe_core.request.edit import range_of
 from recipe_core.request.link import FIELDS
-from recipe_core.request.ranges import range_of
 from tests.fixtures.paths import ROOT
 from tests.fixtures.recipes import recipe_of
 from tests.fixtures.refusals import refusal

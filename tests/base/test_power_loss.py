@@ -12,7 +12,7 @@ from recipe_core.models.hub import keep_own_model, own_config
 from recipe_core.payload.launcher import state
 from recipe_core.payload.launcher.compress_run import finish
 from recipe_core.payload.launcher.files import read_object, sha256
-from recipe_core.payload.launcher.making import RECORD
+from recipe_core.payload.launcher.sections import RECORD
 from tests.bundle.test_bundle_replace import RUNS, USUAL, bundle, own, runs, write
 from tests.calibration.test_calibrate import NOW, incoming, measured
 from tests.fixtures.needs import needs
@@ -96,10 +96,9 @@ def test_a_compressed_model_is_whole_or_not_there(tmp_path, monkeypatch):
 
 @needs("training", "torch")
 def test_what_a_trainer_notes_or_lays_once_is_whole(tmp_path, monkeypatch):
+    from recipe_core.payload.trainer.data import Tokens, write_shards
     from recipe_core.payload.trainer.examples import write_examples
-    from recipe_core.payload.trainer.guard import Event
-    from recipe_core.payload.trainer.rollbacks import read_record
-    from recipe_core.payload.trainer.shards import Tokens, write_shards
+    from recipe_core.payload.trainer.rollbacks import Event, read_record
 
     root, left = places(tmp_path)
     noted = []

@@ -3,7 +3,6 @@
 import json
 import re
 import shlex
-from pathlib import Path
 
 import pytest
 import yaml
@@ -11,14 +10,25 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from recipe_core.base import quoting
 from recipe_core.base.documents import parse_yaml, to_json, to_yaml
 from recipe_core.base.errors import NoAnswer
-from recipe_core.base.quoting import PLACEHOLDER, pieces
-from recipe_core.base.texts import flaw_of_text
+from recipe_core.base.resources import PACKAGE
+from recipe_core.base.texts import (
+    PLACEHOLDER,
+    flaw_of_text,
+    pieces,
+    quote_command,
+    quote_compose,
+    quote_go_template,
+    quote_markdown,
+    quote_markdown_block,
+    quote_markdown_code,
+    quote_sbatch,
+    quote_shell,
+)
 from recipe_core.engines.spec import engine
 from recipe_core.payload.launcher import plan as launcher_plan
-from recipe_core.targets.placeholders import IN_KUBERNETES, IN_SHELL, Variable, fill_placeholders
+from recipe_core.targets.node_script import IN_KUBERNETES, IN_SHELL, Variable, fill_placeholders
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
 from tests.fixtures.sizes import examples
@@ -48,11 +58,11 @@ def shell(tmp_path_factory):
 @given(words=st.lists(TEXTS, min_size=1, max_size=20))
 @example(words=CARRIED)
 def test_bash_passes_on_every_word_and_a_deliberate_injection_is_seen(shell, words):
-    command = quoting.quote_command(["docker", *words])
+    command = quote_command(["docker", *words])
     for script in (f"{command}\n", f"exec env {command}\n"):
         (program,) = shell.run(script)
         assert program["argv"] == ["docker", *words]
-    (program,) = shell.run(f"SOME={quoting.quote_shell(words[0])} docker\n")
+    (program,) = shell.run(f"SOME={quote_shell(words[0])} docker\n")
     assert program["env"].get("SOME", "") == words[0]
     assert not shell.injected
     if words == CARRIED:
@@ -66,12 +76,12 @@ def test_bash_passes_on_every_word_and_a_deliberate_injection_is_seen(shell, wor
 def test_shells_yaml_json_go_templates_and_lines_of_sbatch_hold_every_text(text):
     word = fill_placeholders("${model}${head}", {"model": text, "head": Variable("head")}, IN_SHELL)
     assert shlex.split(word) == [f"{text}$head"]
-    assert readers.go_template(quoting.quote_go_template(text)) == text
+    assert readers.go_template(quote_go_template(text)) == text
     value = {"a": [text], text: 1}
     written = to_yaml(value)
     assert yaml.safe_load(written) == parse_yaml(written) == json.loads(to_json(value)) == value
     try:
-        assert quoting.quote_sbatch(text) == text
+        assert quote_sbatch(text) == text
         assert not set(text) & set(" \t\r\n#'\"\\")
     except NoAnswer:
         assert not re.fullmatch(r"[\w.:/@%+=,-]+", text)
@@ -82,7 +92,7 @@ def test_shells_yaml_json_go_templates_and_lines_of_sbatch_hold_every_text(text)
 @example(CARRIED)
 def test_docker_compose_reads_any_text_and_fills_in_what_is_not_quoted(texts):
     named = {f"A{n}": text for n, text in enumerate(texts)}
-    words = {name: quoting.quote_compose(text) for name, text in named.items()}
+    words = {name: quote_compose(text) for name, text in named.items()}
     command = [*words.values(), "${HF_TOKEN}"]
     service = {"image": "x:1", "command": command, "environment": words}
     read = readers.compose({"f": to_yaml({"services": {"a": service}})})["f"]["a"]
@@ -110,12 +120,12 @@ def inline(text):
 @given(TEXTS)
 def test_markdown_shows_every_text_as_it_is(text):
     if line := " ".join(text.split()):
-        parts = inline(quoting.quote_markdown(text))
+        parts = inline(quote_markdown(text))
         assert {kind for kind, _ in parts} <= {"text", "text_special"}
         assert "".join(content for _, content in parts) == line
-        assert inline(quoting.quote_markdown_code(text)) == [("code_inline", line)]
+        assert inline(quote_markdown_code(text)) == [("code_inline", line)]
     # a block of code ends where it should
-    (token,) = MarkdownIt("commonmark").parse(quoting.quote_markdown_block(text))
+    (token,) = MarkdownIt("commonmark").parse(quote_markdown_block(text))
     normal = text.replace("\r\n", "\n").replace("\r", "\n")
     assert (token.type, token.content) == ("fence", f"{normal}\n")
 
@@ -149,8 +159,8 @@ def test_values_that_an_engine_would_read_otherwise_are_refused():
 
 def test_no_other_module_quotes():
     """One function for each language, in one place; the launcher travels alone and has its own."""
-    package = Path(quoting.__file__).parents[1]
-    own = {"base/quoting.py", "payload/launcher/report.py"}
+    package = PACKAGE
+    own = {"base/texts.py", "payload/launcher/report.py"}
     # reading words is not writing them
     quotes = re.compile(r"shlex\.(quote|join)|replace\(\"\$|replace\(\"\{\{")
     paths = [path for path in package.rglob("*.py") if quotes.search(path.read_text("utf-8"))]

@@ -18,7 +18,7 @@ from recipe_core.calibration.validation import intervals
 from recipe_core.calibration.validation.sizes import size_cases, sizes_text, sizes_view
 from recipe_core.calibration.validation.validate import compare_with_estimates
 from recipe_core.estimates.bands import BandFile, better_score, normal_probability
-from recipe_core.estimates.measured.serving_runs import published_runs
+from recipe_core.estimates.measured.runs import published_runs
 from recipe_core.estimates.serving import bands as serving_bands
 from recipe_core.estimates.training import starts
 from recipe_core.plans.plans import plan_splits

@@ -14,8 +14,8 @@ import recipe_core as rb
 from recipe_core.base.documents import to_json
 from recipe_core.bundle.verify import read_bundle
 from recipe_core.calibration import run_checks
-from recipe_core.calibration.calibrate import Knowledge
 from recipe_core.calibration.importers.rows import table_text
+from recipe_core.calibration.lessons import Knowledge
 from recipe_core.calibration.place import VARIABLE, calibration_stamp, default_path
 from recipe_core.calibration.residuals import compare_runs, measured_of_rows
 from recipe_core.calibration.store import Incoming, Overlay
@@ -26,7 +26,7 @@ from recipe_core.estimates.columns.scopes import (
     standing_corrections,
     without_corrections,
 )
-from recipe_core.estimates.measured.serving_runs import published_runs
+from recipe_core.estimates.measured.runs import published_runs
 from recipe_core.plans.plans import estimate_batch
 from recipe_core.recipe.build import redecide
 from recipe_core.sizing.answer import Answer

@@ -21,7 +21,7 @@ from recipe_core.accuracy.published import Retained
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import InputError
 from recipe_core.base.units import GIB
-from recipe_core.calibration.importers.content import Content, parse_number
+from recipe_core.calibration.importers.measurement import Content, parse_number
 from recipe_core.calibration.importers.registry import (
     FORMATS,
     import_file,
@@ -32,8 +32,7 @@ from recipe_core.calibration.importers.rows import build_imported_row, table_tex
 from recipe_core.calibration.residuals import learn_corrections
 from recipe_core.calibration.run_files import read_measured
 from recipe_core.calibration.run_rows import build_imported_table
-from recipe_core.estimates.measured.serving_runs import Run, read_runs
-from recipe_core.estimates.measured.training_runs import read_training_runs
+from recipe_core.estimates.measured.runs import Run, read_runs, read_training_runs
 from tests.fixtures.command_line import recipe
 from tests.fixtures.paths import DATA
 from tests.fixtures.refusals import refusal
@@ -118,7 +117,7 @@ def test_files_that_are_no_measurement_say_so_and_have_a_limit(tmp_path, monkeyp
         assert said in str(refusal(read_imported, Content("x", text)))
     path = tmp_path / "big.json"
     path.write_text("{}" + " " * 100)
-    monkeypatch.setattr("recipe_core.calibration.importers.content.MAX_BYTES", 50)
+    monkeypatch.setattr("recipe_core.calibration.importers.measurement.MAX_BYTES", 50)
     assert "the limit is 50" in str(refusal(import_file, path))
     assert "cannot read" in str(refusal(import_file, tmp_path / "none.json"))
     assert parse_number(" 1,234.5 ") == 1234.5

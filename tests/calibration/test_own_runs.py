@@ -25,8 +25,7 @@ from recipe_core.calibration.run_files import (
 from recipe_core.doors import answers
 from recipe_core.estimates.bands import narrow_interval
 from recipe_core.estimates.columns.corrections import version_in_text
-from recipe_core.estimates.measured.serving_runs import PUBLISHED, Run
-from recipe_core.estimates.measured.training_runs import TRAINING_RUNS
+from recipe_core.estimates.measured.runs import PUBLISHED, TRAINING_RUNS, Run
 from recipe_core.plans.plans import estimate_batch, plan_candidate, plan_splits
 from recipe_core.plans.splits import row_reasons, row_request
 from recipe_core.plans.table import replan

@@ -14,15 +14,17 @@ from pathlib import Path
 import pytest
 
 from recipe_core.bundle.verify import read_bundle
-from recipe_core.calibration.trials import search_space
+from recipe_core.calibration.trials import search_problem
 from recipe_core.calibration.trials.deployment import TrialError
-from recipe_core.calibration.trials.leftovers import LAUNCHER_S, MARK, mark_of, stop_all
-from recipe_core.calibration.trials.objective import alternating_order, gain_of, search_aim
-from recipe_core.calibration.trials.search_space import (
+from recipe_core.calibration.trials.guard import LAUNCHER_S, MARK, mark_of, stop_all
+from recipe_core.calibration.trials.search_problem import (
     SPLIT,
     Knob,
+    alternating_order,
+    gain_of,
     recipe_at,
     recommended_point,
+    search_aim,
     tunable_knobs,
 )
 from recipe_core.calibration.trials.study import JOURNAL, Search
@@ -126,7 +128,9 @@ def test_the_space_is_what_the_engine_has_options_for(on_gpus):
     seqs = space["max_num_seqs"]
     assert seqs.values[seqs.base] == on_gpus.candidate["max_num_seqs"]
     assert max(space["memory_fraction"].values) <= 0.97
-    assert search_space.first_splits(on_gpus, 1) == [{"tp": 4, "pp": 1, "dp": 1, "ep": 1, "cp": 1}]
+    assert search_problem.first_splits(on_gpus, 1) == [
+        {"tp": 4, "pp": 1, "dp": 1, "ep": 1, "cp": 1}
+    ]
 
 
 def test_a_point_is_a_recipe_and_what_moved_is_the_objectives_choice(on_gpus):
@@ -147,7 +151,7 @@ def test_a_point_is_a_recipe_and_what_moved_is_the_objectives_choice(on_gpus):
     space = (Knob("memory_fraction", (0.05, 0.9), 1, "candidate"),)
     assert isinstance(recipe_at(on_gpus, space, {"memory_fraction": 0}), str)
     assert (
-        search_space.request_at(on_gpus, space, {"memory_fraction": 0}).candidate.memory_fraction
+        search_problem.request_at(on_gpus, space, {"memory_fraction": 0}).candidate.memory_fraction
         == 0.05
     )
 
@@ -180,7 +184,7 @@ def tuned(bundle, servers, budget=QUICK, **options):
 
 
 def test_tuning_finds_the_fastest_point_and_writes_its_recipe(vllm_bundle, tmp_path, monkeypatch):
-    monkeypatch.setattr(search_space, "LADDERS", {"max_num_seqs": (0.5, 1.0, 8.0, 16.0)})
+    monkeypatch.setattr(search_problem, "LADDERS", {"max_num_seqs": (0.5, 1.0, 8.0, 16.0)})
     bundle, output = vllm_bundle(), tmp_path / "better"
     servers = Servers(best_seqs=128, dies_at=8)  # three doublings from the recommended 16
     outcome = tuned(bundle, servers, output=output)
@@ -225,7 +229,7 @@ def test_a_search_ends_with_its_budget_or_its_recommended_point(vllm_bundle, tmp
     assert (outcome.recipe, outcome.ended) == (None, "2 trials")
     assert not (tmp_path / "no").exists()
     # a trial takes two measurements, and the end is reckoned as four trials
-    monkeypatch.setattr(search_space, "LADDERS", {"max_batched_tokens": (1.0, 2.0, 4.0)})
+    monkeypatch.setattr(search_problem, "LADDERS", {"max_batched_tokens": (1.0, 2.0, 4.0)})
     minutes = 12 * BENCH_S / 60
     outcome = tuned(bundle, Servers(), replace(QUICK, minutes=minutes))
     assert (outcome.ended, len(outcome.trials)) == ("20 minutes", 2)

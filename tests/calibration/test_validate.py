@@ -11,7 +11,20 @@ import pytest
 from recipe_core.base.documents import read_document
 from recipe_core.base.resources import PACKAGE
 from recipe_core.calibration.validation import training_validate, validate
-from recipe_core.estimates.measured import serving_runs, training_runs
+from recipe_core.estimates.measured.runs import (
+    FIGURES,
+    PUBLISHED,
+    SOURCES,
+    TRAINING_RUNS,
+    Run,
+    TrainingRun,
+    known_training_runs,
+    listing_ids,
+    published_runs,
+    published_training_runs,
+    read_runs,
+    read_training_runs,
+)
 from recipe_core.hardware.cluster import device_profile
 from recipe_core.models.catalog import catalog_ids
 from recipe_core.plans.plans import estimate_batch
@@ -25,7 +38,7 @@ from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
 
 SAME, _, ANY_GPUS = validate.PAIRINGS
-TITAN = next(run for run in training_runs.published_training_runs() if run.source == "torchtitan")
+TITAN = next(run for run in published_training_runs() if run.source == "torchtitan")
 COLUMNS = "id,model,device,per_node,engine,tp,mode,input_tokens,output_tokens,load,tpot_ms"
 GOOD = f"a,{LLAMA_70B},h100-sxm,8,vllm,8,closed,1024,256,16,20"
 PROSE = {"title", "titles", "note", "notes", "source", "sources", "url", "command", "description"}
@@ -35,7 +48,7 @@ PROSE |= {"reason"}
 def run(**values):
     plain = {"id": "one", "model": LLAMA_70B, "device": "h100-sxm", "per_node": 8, "tp": 8}
     plain |= {"engine": "vllm", "mode": "closed", "input_tokens": 1024, "output_tokens": 256}
-    return serving_runs.Run.model_validate(plain | {"load": 16, "tpot_ms": 20.0} | values)
+    return Run.model_validate(plain | {"load": 16, "tpot_ms": 20.0} | values)
 
 
 def measured_as(factor, **values):
@@ -107,9 +120,7 @@ def test_the_primary_score_is_that_of_a_table_worked_out_by_hand():
         for errors, values in table("calibration", "cells")
         for error in errors
     ]
-    frame = pd.DataFrame(rows).replace(
-        {"source": {"LISTING": next(iter(serving_runs.listing_ids()))}}
-    )
+    frame = pd.DataFrame(rows).replace({"source": {"LISTING": next(iter(listing_ids()))}})
     scores = validate.primary_score(frame).set_index(["runs", "mode", "figure"])
     # 0.2 + 0.8 · (0.3 - 0.2); of 12 figures the sixth and seventh are 0.3 and 0.3
     score = {"cells": 3, "cell_median": 0.2, "cell_p90": 0.28}
@@ -165,28 +176,28 @@ def test_pairs_of_splits_are_counted_by_hand_and_ties_are_not_right():
 def test_a_table_is_read_and_what_is_wrong_with_it_is_named(tmp_path):
     other = GOOD.replace("a,", "b,", 1).replace(",8,closed", ",,closed")
     path = written(tmp_path / "runs.csv", GOOD, "", other)
-    first, second = serving_runs.read_runs(path)
+    first, second = read_runs(path)
     assert (first.tp, second.tp, first.kv_dtype, first.source) == (8, 1, "auto", "")
     assert first.load == 16.0
     assert not {"max_num_seqs", "memory_fraction"} & set(first.request()["candidate"])
     path.write_text("\ufeff" + path.read_text())  # as spreadsheets write it
-    assert [each.id for each in serving_runs.read_runs(path)] == ["a", "b"]
+    assert [each.id for each in read_runs(path)] == ["a", "b"]
     header = f"{COLUMNS},max_num_seqs,memory_fraction,exclude"
     written(path, f"{GOOD},64,0.85,a copy", f"b{GOOD},,,", header=header)
-    first, second = serving_runs.read_runs(path)
+    first, second = read_runs(path)
     asked = PlanRequest.parse(first.request()).candidate
     assert (asked.max_num_seqs, asked.memory_fraction) == (64, 0.85)
     assert (first.exclude, second.exclude) == ("a copy", "")
-    said = str(refusal(serving_runs.read_runs, written(path, f"{GOOD},64,85,", header=header)))
+    said = str(refusal(read_runs, written(path, f"{GOOD},64,85,", header=header)))
     assert "line 2, column memory_fraction: " in said
     assert "less than or equal" in said
     rows = [GOOD.replace("a,", f"r{n},", 1).replace("vllm", "") for n in range(12)]
-    said = str(refusal(serving_runs.read_runs, written(path, *rows)))
+    said = str(refusal(read_runs, written(path, *rows)))
     assert "line 9, column engine: is empty" in said
     assert "and 4 more" in said
     for header, part in table("calibration", "columns").items():
-        assert part in str(refusal(serving_runs.read_runs, written(path, header=header)))
-    assert "cannot read" in str(refusal(serving_runs.read_runs, tmp_path / "none.csv"))
+        assert part in str(refusal(read_runs, written(path, header=header)))
+    assert "cannot read" in str(refusal(read_runs, tmp_path / "none.csv"))
     path = str(written(path, GOOD))
     answer = json.loads(recipe("validate", path, "--json", "--by", "engine").stdout)
     assert (answer["runs"], answer["by_engine"][0]["engine"], answer["ranking"]) == (1, "vllm", [])
@@ -197,27 +208,27 @@ def test_a_table_is_read_and_what_is_wrong_with_it_is_named(tmp_path):
 @over("before after parts", ((*row[:2], row[2:]) for row in table("calibration", "rows")))
 def test_bad_rows_are_named(tmp_path, before, after, parts):
     first, row = GOOD.replace("a,", "first,", 1), GOOD.replace(before, after, 1)
-    said = str(refusal(serving_runs.read_runs, written(tmp_path / "runs.csv", first, row)))
+    said = str(refusal(read_runs, written(tmp_path / "runs.csv", first, row)))
     assert [part for part in parts if part not in said] == [], said
 
 
 def test_shipped_runs_are_many_and_from_many_known_sources():
-    runs, known = serving_runs.published_runs(), read_document(serving_runs.SOURCES)
+    runs, known = published_runs(), read_document(SOURCES)
     devices, sources = {each.device for each in runs}, {each.source for each in runs}
     assert 300 <= len(runs) <= 600
-    assert serving_runs.PUBLISHED.stat().st_size < 120_000
+    assert PUBLISHED.stat().st_size < 120_000
     assert len({each.id for each in runs}) == len(runs)
     assert len(devices) >= 15
     assert {device_profile(name).vendor for name in devices} == {"nvidia", "amd"}
     assert {each.mode for each in runs} >= {"closed", "static", "offline"}
-    assert all(any(getattr(each, figure) for each in runs) for figure in serving_runs.FIGURES)
+    assert all(any(getattr(each, figure) for each in runs) for figure in FIGURES)
     assert sources == set(known)
     assert len(sources) >= 10
     assert all(each.reference for each in runs)
     for source in known.values():
         assert set(source) - {"listing", "asked_as"} == {"title", "url", "how"}
         assert source["url"].startswith("https://")
-    assert serving_runs.listing_ids() < set(known)
+    assert listing_ids() < set(known)
     assert any(each.exclude for each in runs)
     # every row is a valid request; one that has no estimate has an uncovered model or engine
     for each in runs:
@@ -293,22 +304,22 @@ def test_no_number_is_keyed_by_a_model():
 
 
 def test_shipped_runs_of_training_are_met_and_say_whose_they_are():
-    known = read_document(training_runs.TRAINING_RUNS.with_name("training_sources.yaml"))
-    runs = (*training_runs.published_training_runs(), *training_runs.known_training_runs())
+    known = read_document(TRAINING_RUNS.with_name("training_sources.yaml"))
+    runs = (*published_training_runs(), *known_training_runs())
     assert {run.source for run in runs} <= set(known)
     assert all(run.reference for run in runs)
-    few = training_runs.published_training_runs()[:20]
+    few = published_training_runs()[:20]
     found = training_validate.compare_training(few)
     assert few[0].source in training_validate.training_validation_text(found)
     assert "unknown column" in str(refusal(training_validate.training_sections, found, by="colour"))
     # What the accuracy page says of all data holds of the shipped share of it, with some room.
-    found = training_validate.compare_training(training_runs.published_training_runs())
+    found = training_validate.compare_training(published_training_runs())
     figures = training_validate.training_sections(found)["figures"].set_index("figure")
     assert figures.loc["step_s", "median"] < 0.14
     assert figures.loc["peak_memory_gib", "median"] < 0.12
     assert len(found.refused) < 0.05 * found.runs
     # Llama 3 405B, DeepSeek-V3, Megatron's weak scaling: docs/reference/accuracy.md has each.
-    runs = training_runs.known_training_runs()
+    runs = known_training_runs()
     found = training_validate.compare_training(runs)
     # Meta's schedule has fewer micro-batches in flight than an interleaved one: 2 % too much here
     assert {run.id for run, _ in found.refused} <= {"llama3-405b-1"}
@@ -351,10 +362,10 @@ def test_a_table_of_ones_own(tmp_path):
     row = {name: value for name, value in TITAN.model_dump().items() if value is not None}
     path = tmp_path / "runs.csv"
     written(path, ",".join(f'"{value}"' for value in row.values()), header=",".join(row))
-    assert training_runs.read_training_runs(path) == [TITAN]
+    assert read_training_runs(path) == [TITAN]
     assert json.loads(recipe("validate", "--training", str(path), "--json").stdout)["runs"] == 1
     written(path, "1,x", header="id,model")
-    assert "columns are missing" in str(refusal(training_runs.read_training_runs, path))
+    assert "columns are missing" in str(refusal(read_training_runs, path))
     nothing = dict.fromkeys(("step_s", "tokens_per_s_per_gpu", "peak_memory_gib"))
     with pytest.raises(ValueError, match="nothing was measured"):
-        training_runs.TrainingRun.model_validate(TITAN.model_dump() | nothing)
+        TrainingRun.model_validate(TITAN.model_dump() | nothing)

@@ -19,8 +19,15 @@ from recipe_core.doors import jobs, public
 from recipe_core.doors.jobs import Job, Jobs
 from recipe_core.doors.pool import LONG_S, LostError, Pool, Worker
 from recipe_core.doors.settings import ServerSettings, variable
-from recipe_core.doors.turns import Turn, Turns
-from recipe_core.doors.worker import Answer, Call, Progress, answer_call, pickle_message
+from recipe_core.doors.worker import (
+    Answer,
+    Call,
+    Progress,
+    Turn,
+    Turns,
+    answer_call,
+    pickle_message,
+)
 from tests.conftest import request_values
 from tests.fixtures.patience import PATIENCE, comes
 from tests.fixtures.refusals import refusal

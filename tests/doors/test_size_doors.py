@@ -13,7 +13,7 @@ import recipe_core as rb
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import HardwareError, InputError, NoAnswer
 from recipe_core.doors.api import create_api
-from recipe_core.estimates.measured.serving_runs import Run
+from recipe_core.estimates.measured.runs import Run
 from recipe_core.request.size import SizeRequest
 from recipe_core.sizing.answer import Answer
 from tests.fixtures import agents

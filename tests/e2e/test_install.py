@@ -57,7 +57,7 @@ def test_the_base_needs_no_torch() -> None:
     """No door imports torch or transformers; the core no Streamlit, FastAPI, pandas, plotly."""
     core = (
         "import recipe_core.plans.serving_search, recipe_core.bundle.write, "
-        "recipe_core.commands.request_verdict, recipe_core.doors.cli"
+        "recipe_core.commands.verdict, recipe_core.doors.cli"
     )
     done = python(f"{core}; import sys; print([n for n in {HEAVY} if n in sys.modules])")
     assert done.stdout.strip() == "[]", done.stderr

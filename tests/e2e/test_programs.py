@@ -19,7 +19,7 @@ from recipe_core.bundle.verify import read_bundle
 from recipe_core.calibration.trials import verify as module
 from recipe_core.calibration.trials.verify import Choice, verify_outputs
 from recipe_core.hardware.cluster import device_profile
-from recipe_core.hardware.custom import read_profile
+from recipe_core.hardware.request import read_profile
 from tests.conftest import request_values
 from tests.fixtures.engines import build
 from tests.fixtures.needs import TORCH, needs

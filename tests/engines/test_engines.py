@@ -10,7 +10,7 @@ import yaml
 from pydantic import ValidationError
 
 from recipe_core.base.errors import NoAnswer, RecipeError
-from recipe_core.commands.request_verdict import judge_request
+from recipe_core.commands.verdict import judge_request
 from recipe_core.engines.release import ContainerImage
 from recipe_core.engines.spec import default_engine, engine, engine_names
 from recipe_core.estimates.rules import placement

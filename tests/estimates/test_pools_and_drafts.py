@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from recipe_core.base.errors import InputError
-from recipe_core.commands.request_verdict import judge_request
+from recipe_core.commands.verdict import judge_request
 from recipe_core.estimates.columns.splits import dispatching_cases
 from recipe_core.estimates.serving.continuous_batching import decode_step
 from recipe_core.estimates.serving.estimates import estimate_serving

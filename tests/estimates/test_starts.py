@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from recipe_core.base.errors import InputError
 from recipe_core.calibration.validation.cold_starts import cold_start_errors, source_half
-from recipe_core.commands.request_verdict import judge_request
+from recipe_core.commands.verdict import judge_request
 from recipe_core.engines.spec import engine, engine_names
 from recipe_core.estimates.measured.starts import published_starts
 from recipe_core.estimates.serving import starts

@@ -8,14 +8,12 @@ from recipe_core.base.documents import read_document
 from recipe_core.base.errors import HardwareError
 from recipe_core.base.provenance import Quantity
 from recipe_core.base.resources import shipped_path
-from recipe_core.estimates.measured.serving_runs import published_runs
-from recipe_core.estimates.measured.training_runs import published_training_runs
+from recipe_core.estimates.measured.runs import published_runs, published_training_runs
 from recipe_core.hardware import cluster as clusters
 from recipe_core.hardware.cluster import device_names, device_profile, fabric, fabric_names
-from recipe_core.hardware.custom import validate_profile
 from recipe_core.hardware.prices import all_offers, offers_of
 from recipe_core.hardware.profile import RUNTIMES, Fabric
-from recipe_core.hardware.request import HardwareRequest
+from recipe_core.hardware.request import HardwareRequest, validate_profile
 from recipe_core.payload.launcher.machine import parse_xpu_smi
 from recipe_core.plans.plan_json import plan_launch_note
 from recipe_core.plans.plans import plan_splits

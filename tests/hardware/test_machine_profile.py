@@ -22,7 +22,6 @@ from recipe_core.estimates.bands import widen_band
 from recipe_core.estimates.roofline import operator_s
 from recipe_core.estimates.serving import bands as serving_bands
 from recipe_core.hardware.cluster import cluster, device_profile, device_values, fabric, host_speed
-from recipe_core.hardware.custom import read_profile
 from recipe_core.hardware.detect import machine as detection
 from recipe_core.hardware.detect import tools
 from recipe_core.hardware.detect.machine import Found
@@ -32,7 +31,7 @@ from recipe_core.hardware.microbench.host import LAYERS, REFERENCE, SEQUENCES, H
 from recipe_core.hardware.microbench.points import Point, Timing
 from recipe_core.hardware.microbench.run import Measured
 from recipe_core.hardware.profile import Device
-from recipe_core.hardware.request import HardwareRequest
+from recipe_core.hardware.request import HardwareRequest, read_profile
 from recipe_core.payload.launcher import machine
 from recipe_core.plans.plans import plan_splits
 from tests.conftest import make_request, request_values

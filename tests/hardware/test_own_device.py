@@ -25,17 +25,15 @@ from recipe_core.hardware.cluster import (
     is_own,
     roofline,
 )
-from recipe_core.hardware.custom import MAX_BYTES, read_profile, with_profiles
 from recipe_core.hardware.prices import offers_of
 from recipe_core.hardware.profile import Device
-from recipe_core.hardware.request import HardwareRequest
+from recipe_core.hardware.request import MAX_BYTES, HardwareRequest, read_profile, with_profiles
 from recipe_core.hardware.upload import profile_template, uploaded_profile
 from recipe_core.plans.plans import estimate_batch, plan_candidate, plan_splits
 from recipe_core.plans.rank import nearest_row
 from recipe_core.plans.splits import row_reasons
 from recipe_core.recipe import Recipe, make_recipe, recipe_request
-from recipe_core.recipe.comparison import diff_recipes
-from recipe_core.recipe.lockcheck import verify_lock
+from recipe_core.recipe.comparison import diff_recipes, verify_lock
 from recipe_core.recipe.resolve import hardware_named, machine_of, recipe_for, resolve_recipe
 from recipe_core.request.describe import request_summary
 from recipe_core.request.edit import change

@@ -12,7 +12,7 @@ from recipe_core.models.catalog import (
     catalog_model,
     load_model_spec,
 )
-from recipe_core.models.other_kinds import other_kind, other_kinds
+from recipe_core.models.supplements import other_kind, other_kinds
 from recipe_core.models.variants import NAMES, nearest_models
 from tests.fixtures.paths import DATA
 from tests.fixtures.rows import over, table

@@ -4,16 +4,15 @@ import statistics
 
 import pytest
 
-from recipe_core.accuracy.schemes import checkpoint_making
-from recipe_core.accuracy.technique import technique
+from recipe_core.accuracy.technique import checkpoint_making, technique
 from recipe_core.base.errors import ModelError
 from recipe_core.doors import answers
 from recipe_core.models import catalog, hub
 from recipe_core.models.catalog import catalog_entry, catalog_ids, catalog_model, load_model_spec
 from recipe_core.models.config.formats import GGUF_BITS, match_modules
 from recipe_core.models.config.read import read_model_config
-from recipe_core.models.derived import name_meanings, naming_conventions
 from recipe_core.models.spec import LinearAttention
+from recipe_core.models.supplements import name_meanings, naming_conventions
 from tests.conftest import request_values
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table

@@ -66,7 +66,7 @@ def test_the_page_shows_what_the_core_answers(query: dict[str, str]) -> None:
 
 
 def test_parts_give_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recipe_core.sizing.progress.PART", 2)
+    monkeypatch.setattr("recipe_core.sizing.answer.PART", 2)
     app = sized(**SERVE | {"objective.limits.ttft_ms": "1900"})
     assert (len(app.success), len(app.info)) == (1, 0)
     assert len(app.dataframe[0].value) >= 3

@@ -18,7 +18,7 @@ from recipe_core.calibration.place import VARIABLE
 from recipe_core.calibration.residuals import measured_of_rows
 from recipe_core.calibration.store import Incoming, Overlay
 from recipe_core.compression.advisor.advise import formats_answer
-from recipe_core.estimates.measured import serving_runs
+from recipe_core.estimates.measured import runs as measured_runs
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT, from_query
 from recipe_core.request.packed import pack_values
@@ -40,7 +40,7 @@ from tests.fixtures.opening import (
     words,
 )
 
-PUBLISHED = serving_runs.published_runs()
+PUBLISHED = measured_runs.published_runs()
 SERVE = {
     "model": LLAMA_70B,
     "hardware.per_node": "4",
@@ -134,7 +134,7 @@ def calibration(place: Path) -> Overlay:
 @pytest.mark.nightly
 @pytest.mark.usefixtures("calibration")
 def test_all_published_runs_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving_runs, "published_runs", lambda: PUBLISHED)
+    monkeypatch.setattr(measured_runs, "published_runs", lambda: PUBLISHED)
     app = put(opened("measured.py"), "measured-whose", "Published")
     points = figure(app, "measured-scatter")["data"][1:]
     assert sum(len(trace["x"]) for trace in points) > 100

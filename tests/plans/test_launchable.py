@@ -26,7 +26,7 @@ from recipe_core.hardware.cluster import device_profile
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.launch.start import launch_reasons, training_launch
 from recipe_core.models.catalog import catalog_ids, catalog_model, in_catalog, load_model_spec
-from recipe_core.models.constants import model_constants
+from recipe_core.models.supplements import model_constants
 from recipe_core.plans import titan_models as titan
 from recipe_core.plans.launch_facts import LaunchFacts
 from recipe_core.plans.megatron_model import layer_pattern, megatron_model

@@ -8,7 +8,7 @@ import numpy as np
 import recipe_core as rb
 from recipe_core.base.budget import Budget, apply_budget
 from recipe_core.base.errors import LimitError
-from recipe_core.commands.request_verdict import judge_request
+from recipe_core.commands.verdict import judge_request
 from recipe_core.plans.legal import count_keeping
 from recipe_core.plans.load import CLOSE
 from recipe_core.plans.plan_json import split_label

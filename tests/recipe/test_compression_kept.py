@@ -6,7 +6,7 @@ import json
 import pytest
 
 from recipe_core.accuracy.accuracy import answer_lines
-from recipe_core.calibration.calibrate import Knowledge, calibrate_from_files
+from recipe_core.calibration.lessons import Knowledge, calibrate_from_files
 from recipe_core.calibration.place import VARIABLE
 from recipe_core.calibration.run_files import (
     corrections_from_sources,

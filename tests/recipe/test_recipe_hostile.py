@@ -13,8 +13,7 @@ from recipe_core.base.errors import BundleError, RecipeError
 from recipe_core.bundle.write import bundle_files
 from recipe_core.recipe import Recipe
 from recipe_core.recipe.build import rebuild_recipe
-from recipe_core.recipe.comparison import diff_recipes, diff_text
-from recipe_core.recipe.lockcheck import verify_lock
+from recipe_core.recipe.comparison import diff_recipes, diff_text, verify_lock
 from recipe_core.recipe.resolve import hardware_named, recipe_for
 from recipe_core.recipe.schema import migrate
 from recipe_core.request.schema import PlanRequest

@@ -21,11 +21,11 @@ from recipe_core.engines.spec import engine
 from recipe_core.engines.training_programs import install_on, program_facts
 from recipe_core.models.catalog import load_model_spec
 from recipe_core.models.checkpoint import checkpoint_digest, snapshot_of, split_revision
-from recipe_core.recipe import Additions, make_recipe, passing_on, registry
+from recipe_core.recipe import Additions, locking, make_recipe, passing_on
+from recipe_core.recipe.comparison import verify_lock
 from recipe_core.recipe.lock import ImageLock, pinned_packages
-from recipe_core.recipe.lockcheck import verify_lock
+from recipe_core.recipe.locking import image_digest, image_place
 from recipe_core.recipe.place import Parameters
-from recipe_core.recipe.registry import image_digest, image_place
 from tests.conftest import make_request, request_values
 from tests.fixtures.command_line import recipe as run
 from tests.fixtures.recipes import recipe_for_request, recipe_of
@@ -152,7 +152,7 @@ def test_a_snapshot_is_locked_and_what_differs_is_named(snapshot, monkeypatch):
     assert lock.model.checkpoint.of == "content"
     assert snapshot_of("/models/tiny") is None
     installed = {"vllm": recipe.engine.version}
-    monkeypatch.setattr("recipe_core.recipe.lockcheck.version", installed.get)
+    monkeypatch.setattr("recipe_core.recipe.comparison.version", installed.get)
     found = levels(recipe, lock, snapshot)
     same = {"recipe", "package vllm", "model revision", "checkpoint (content)"}
     assert {found[name] for name in same} == {"same"}
@@ -167,7 +167,7 @@ def test_a_snapshot_is_locked_and_what_differs_is_named(snapshot, monkeypatch):
     # a floor may be passed but not missed
     lower = lock.model_copy(update={"floors": {"driver": "525.60.13"}})
     for driver, level in (("550.54.15", "same"), ("470.1", "differs"), (None, "absent")):
-        monkeypatch.setattr("recipe_core.recipe.lockcheck._probe", lambda what, has=driver: has)
+        monkeypatch.setattr("recipe_core.recipe.comparison._probe", lambda what, has=driver: has)
         assert levels(recipe, lower)["driver (at least)"] == level
     # other weights are another checkpoint
     before = checkpoint_digest(snapshot)
@@ -230,7 +230,7 @@ def host(tmp_path, monkeypatch):
     monkeypatch.setenv("SSL_CERT_FILE", str(path))
     for name in ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(registry, "Deadline", partial(Deadline, clock=Registry.clock))
+    monkeypatch.setattr(locking, "Deadline", partial(Deadline, clock=Registry.clock))
     Registry.requests.clear()
     with serving(Registry, path) as address:
         yield address
@@ -251,7 +251,7 @@ def test_what_a_registry_refuses_is_said(host, monkeypatch, tmp_path):
         assert message in str(error)
         assert TOKEN not in str(error)
         assert error.field == "lock.image"
-    monkeypatch.setattr(registry, "MOST_MANIFEST_BYTES", 10)  # of a manifest without end
+    monkeypatch.setattr(locking, "MOST_MANIFEST_BYTES", 10)  # of a manifest without end
     error = refusal(image_digest, f"{host}/vllm/engine:no-header", kind=NoAnswer)
     assert "more than 10 bytes" in str(error)
     # a certificate that nobody vouches for

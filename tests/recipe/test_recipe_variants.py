@@ -12,7 +12,7 @@ from recipe_core.hardware.cluster import device_names, device_profile
 from recipe_core.payload.launcher.machine import Device as LaunchDevice
 from recipe_core.payload.launcher.machine import Machine as LaunchMachine
 from recipe_core.payload.launcher.plan import load_plan
-from recipe_core.payload.launcher.variants import advise_variant
+from recipe_core.payload.launcher.portability import advise_variant
 from recipe_core.recipe import Additions, make_recipe, passing_on, with_variants
 from recipe_core.recipe import variants as rules
 from recipe_core.recipe.place import Parameters, parse_recipe_variants

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from recipe_core.estimates.measured.support import device_support
 from recipe_core.hardware.cluster import device_names, device_profile
-from recipe_core.hardware.ownership import OwnershipCost
+from recipe_core.hardware.prices import OwnershipCost
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.hardware.upload import profile_template, uploaded_profile
 from recipe_core.plans.legal import count_keeping

@@ -11,18 +11,16 @@ from recipe_core.base.documents import read_document
 from recipe_core.request.scaling import POLICIES, Scaling
 from recipe_core.request.schema import PlanRequest
 from recipe_core.scaling.answer import simulate_over_time
+from recipe_core.scaling.fleet import Signals
 from recipe_core.scaling.outcome import Outcome, Series
 from recipe_core.scaling.parameter_spaces import Axis, Need, schedule_of, space_of
-from recipe_core.scaling.rented import request_with_policy
 from recipe_core.scaling.scenario import prepare_deployment
 from recipe_core.scaling.search import Together, first_points, search_policies
 from recipe_core.scaling.service import share_alone
-from recipe_core.scaling.signals import Signals
-from recipe_core.scaling.simulated import hardest_days, load_part
-from recipe_core.scaling.summary import Replays, load_answer, series_answer
+from recipe_core.scaling.simulated import choose_worst_window, hardest_days, load_part
+from recipe_core.scaling.summary import Replays, load_answer, request_with_policy, series_answer
 from recipe_core.scaling.traces.loads import Lengths, Load
 from recipe_core.scaling.traces.read import read_load
-from recipe_core.scaling.worst_hour import choose_worst_window
 from tests.conftest import make_request
 from tests.fixtures.command_line import recipe
 from tests.fixtures.refusals import refusal

@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from recipe_core.request.scaling import Period, Scaling, Trigger
+from recipe_core.scaling.fleet import Signals
 from recipe_core.scaling.policies import (
-    behavior,
     controller_of,
     dynamo,
     hpa,
@@ -18,11 +18,10 @@ from recipe_core.scaling.policies import (
     ray_serve,
     skyserve,
 )
-from recipe_core.scaling.policies.behavior import Limits
+from recipe_core.scaling.policies.columns import MovingMax, MovingMean, MovingRate, MovingSum
+from recipe_core.scaling.policies.hpa import Limits
 from recipe_core.scaling.policies.predictive import counts_of
 from recipe_core.scaling.policies.table import ROWS, check_scaling
-from recipe_core.scaling.policies.windows import MovingMax, MovingMean, MovingRate, MovingSum
-from recipe_core.scaling.signals import Signals
 from recipe_core.scaling.traces.loads import Lengths, Load
 from tests.fixtures.paths import DATA
 from tests.fixtures.refusals import refusal
@@ -257,15 +256,15 @@ def run_hpa(g):
 
 def hpa_steps(g):
     if g.get("policy") == "default":
-        usual = behavior.hpa_defaults()
+        usual = hpa.hpa_defaults()
         numbers = (usual.up_pods, usual.up_percent, usual.period_s)
-        limit, steps, nearer = behavior.highest_allowed, g["steps"], np.minimum
+        limit, steps, nearer = hpa.highest_allowed, g["steps"], np.minimum
     else:
         assert g["select"] == "Max"
         by_type = {policy["type"]: policy for policy in g["scale_down"]}
         pods, percent = by_type["Pods"], by_type["Percent"]
         numbers = (pods["value"], percent["value"], pods["period"])
-        limit, steps, nearer = behavior.lowest_allowed, 2, np.maximum
+        limit, steps, nearer = hpa.lowest_allowed, 2, np.maximum
     limits, current, reached = Limits(*map(number, numbers)), g.current, []
     changes = MovingSum(limits.period_s)
     for step in range(steps):

@@ -20,18 +20,25 @@ from recipe_core.scaling.traces.describe import (
     interarrival_cv,
     rounding_s,
 )
-from recipe_core.scaling.traces.forecast import KINDS, Kalman, build_predictor
+from recipe_core.scaling.traces.forecast import KINDS, Kalman, Seasonal, build_predictor
 from recipe_core.scaling.traces.loads import (
     Lengths,
     Load,
     build_load,
     draw_requests,
+    find_shape,
+    shape_names,
+    shape_rates,
     smooth_hourly_rates,
 )
-from recipe_core.scaling.traces.reuse import measure_prefix_reuse, needed_blocks, tokens_in_blocks
-from recipe_core.scaling.traces.seasonal import Seasonal
-from recipe_core.scaling.traces.shapes import find_shape, shape_names, shape_rates
-from recipe_core.scaling.traces.trace import Blocks, Rates, Trace
+from recipe_core.scaling.traces.trace import (
+    Blocks,
+    Rates,
+    Trace,
+    measure_prefix_reuse,
+    needed_blocks,
+    tokens_in_blocks,
+)
 from tests.fixtures.sizes import examples
 
 WORKLOAD = ServingWorkload(concurrency=1, input_tokens=1000, output_tokens=100)

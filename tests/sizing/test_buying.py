@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from recipe_core.hardware.ownership import HOURS_PER_MONTH, OwnershipCost
+from recipe_core.hardware.prices import HOURS_PER_MONTH, OwnershipCost
 from recipe_core.sizing.growth import Step, grow_ladder, grow_ladders, load_by_month
 from recipe_core.sizing.lifetime import buy_or_rent, cheapest_mixture, highest_price, monthly_cost
 from tests.fixtures.refusals import refusal

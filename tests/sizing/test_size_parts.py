@@ -12,8 +12,7 @@ from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT, from_query
 from recipe_core.request.size import Market
 from recipe_core.request.split_key import candidate_key
-from recipe_core.sizing.answer import Answer
-from recipe_core.sizing.progress import answer_in_parts
+from recipe_core.sizing.answer import Answer, answer_in_parts
 from recipe_core.sizing.size import size_devices
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
@@ -51,7 +50,7 @@ def test_a_part_has_a_row_for_each_of_its_devices_and_growth_sizes_nothing_again
     assert {row["device"] for row in part["devices"]} <= set(DEVICES[:6])
     assert all(row["usd_per_month"] > 0 for row in part["devices"])
     in_parts(REQUEST, 2)
-    monkeypatch.setattr("recipe_core.sizing.progress.size_devices", None)
+    monkeypatch.setattr("recipe_core.sizing.answer.size_devices", None)
     grown = open_hardware.size_request(wizard(), MARKET, growth={"per_month": 0.05})
     assert in_parts(grown, 2)["growth"]["cheapest"]
 

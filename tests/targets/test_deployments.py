@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 
 from recipe_core.base.errors import InputError
 from recipe_core.doors.api import create_api
-from recipe_core.targets.deployments.devices import device_called
+from recipe_core.targets.deployments.deployment import device_called
 from recipe_core.targets.deployments.documents import MAX_BYTES, read_documents
 from recipe_core.targets.deployments.judge import check_folder, model_hint
 from recipe_core.targets.deployments.read import is_deployment, read_deployment

@@ -18,8 +18,8 @@ from recipe_core.targets import each_target, kserve, target_names, target_refusa
 from recipe_core.targets.notes import scaling_notes
 from recipe_core.targets.read_scaling import read_files, read_scaling
 from recipe_core.targets.scale import keda
-from recipe_core.targets.scale.bounds import refuse_other_bounds, stated_fields
 from recipe_core.targets.scale.hpa import read_behavior
+from recipe_core.targets.scale.policy import refuse_other_bounds, stated_fields
 from tests.conftest import make_request
 from tests.fixtures.cluster_schemas import assert_valid
 from tests.fixtures.recipes import bundle_for_request

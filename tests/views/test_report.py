@@ -12,7 +12,7 @@ from recipe_core.bundle import contents
 from recipe_core.plans.plans import plan_splits
 from recipe_core.recipe import make_recipe, recipe_request
 from recipe_core.recipe.comparison import other_engines
-from recipe_core.recipe.provenance import LAYERS
+from recipe_core.recipe.options import LAYERS
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.edit import change
 from recipe_core.request.link import from_query

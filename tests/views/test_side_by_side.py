@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from recipe_core.hardware.ownership import HOURS_PER_MONTH
+from recipe_core.hardware.prices import HOURS_PER_MONTH
 from recipe_core.plans.plan_json import measure_text
 from recipe_core.plans.plans import plan_candidate
 from recipe_core.request.edit import change, select_split

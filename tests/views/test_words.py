@@ -7,7 +7,7 @@ import pytest
 
 from recipe_core.base.data_files import DataFile
 from recipe_core.estimates.rules.refusal import RULE_TITLES
-from recipe_core.hardware.ownership import HOURS_PER_MONTH
+from recipe_core.hardware.prices import HOURS_PER_MONTH
 from recipe_core.plans.legal import NEVER, legal_rows
 from recipe_core.plans.plan_json import split_label
 from recipe_core.plans.plans import plan_splits

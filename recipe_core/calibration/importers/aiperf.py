@@ -13,8 +13,13 @@ from typing import Any
 
 from recipe_core.base.errors import InputError
 from recipe_core.calibration.importers.bench_clients import closed_loop_load, day_of_timestamp
-from recipe_core.calibration.importers.content import Content, Fields, parse_number
-from recipe_core.calibration.importers.measurement import Format, Imported
+from recipe_core.calibration.importers.measurement import (
+    Content,
+    Fields,
+    Format,
+    Imported,
+    parse_number,
+)
 
 TIMES = {
     "time_to_first_token": "ttft_s",

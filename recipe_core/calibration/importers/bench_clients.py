@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from recipe_core.base.errors import InputError
-from recipe_core.calibration.importers.content import Fields
+from recipe_core.calibration.importers.measurement import Fields
 
 PERCENTILES = (50, 90, 95, 99)
 # Share of the limit on requests in flight from which a run with a rate too was at that limit.

@@ -21,14 +21,16 @@ from recipe_core.calibration.importers.bench_clients import (
     failed_requests_reason,
     mean_lengths,
 )
-from recipe_core.calibration.importers.content import (
+from recipe_core.calibration.importers.measurement import (
     LONGEST_LINE,
     Content,
     Fields,
+    Format,
+    Imported,
+    drop_unstated,
     one_line,
     parse_number,
 )
-from recipe_core.calibration.importers.measurement import Format, Imported, drop_unstated
 
 SGLANG_BENCH_NAME = "sglang-bench"
 SGLANG_BENCH_SIGNS = ("total_output_tokens_retokenized", "mean_e2e_latency_ms")

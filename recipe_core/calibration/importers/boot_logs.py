@@ -13,8 +13,16 @@ from dataclasses import dataclass
 
 from recipe_core.base.errors import InputError
 from recipe_core.base.units import GIB
-from recipe_core.calibration.importers.content import LONGEST_LINE, Content, one_line, parse_number
-from recipe_core.calibration.importers.measurement import MEMORY, Format, Imported, drop_unstated
+from recipe_core.calibration.importers.measurement import (
+    LONGEST_LINE,
+    MEMORY,
+    Content,
+    Format,
+    Imported,
+    drop_unstated,
+    one_line,
+    parse_number,
+)
 
 NUMBER = r"([\d.,]{1,40}(?:[eE][+-]?\d{1,4})?)"
 

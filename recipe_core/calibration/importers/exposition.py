@@ -12,8 +12,13 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from recipe_core.calibration.importers.content import Content, one_line
-from recipe_core.calibration.importers.measurement import Format, Imported, drop_unstated
+from recipe_core.calibration.importers.measurement import (
+    Content,
+    Format,
+    Imported,
+    drop_unstated,
+    one_line,
+)
 from recipe_core.engines.release import Metrics
 from recipe_core.engines.spec import engine, engine_names
 from recipe_core.payload.launcher.exposition import Sample, engine_figures, parse_exposition

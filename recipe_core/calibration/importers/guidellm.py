@@ -12,8 +12,7 @@ import datetime
 from typing import Any
 
 from recipe_core.calibration.importers.bench_clients import closed_loop_load
-from recipe_core.calibration.importers.content import Content, Fields
-from recipe_core.calibration.importers.measurement import Format, Imported
+from recipe_core.calibration.importers.measurement import Content, Fields, Format, Imported
 
 NAME = "guidellm"
 TIMES = {

@@ -10,8 +10,13 @@ from __future__ import annotations
 from typing import Any
 
 from recipe_core.calibration.importers.bench_clients import day_of_timestamp
-from recipe_core.calibration.importers.content import Content, Fields
-from recipe_core.calibration.importers.measurement import Format, Imported, drop_unstated
+from recipe_core.calibration.importers.measurement import (
+    Content,
+    Fields,
+    Format,
+    Imported,
+    drop_unstated,
+)
 
 NAME = "inferencex"
 SIGNS = ("tput_per_gpu", "isl", "osl", "conc")

@@ -1,14 +1,263 @@
-"""One measurement of another program: what its file states, in SI units."""
+"""One measurement of another program: what its untrusted file states, in SI units.
+
+A file's content is read within limits: JSON of benchmarks holds a list per request: larger than any
+document of ours, so that size bounds it. ``Infinity`` stands for an unlimited rate there; NaN is a
+figure that nobody measured, and refused where one is used.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import csv
+import io
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from recipe_core.calibration.importers.content import Content
+from recipe_core.base.documents import MAX_DIGITS, read_text
+from recipe_core.base.errors import InputError
 from recipe_core.request.serving_workload import LOADS
+
+# Bytes of a file: a benchmark of ten thousand requests with every token's time is about that.
+MAX_BYTES = 64 << 20
+MOST_LINES = 500_000
+# Characters of a line that are searched; all arguments of a server have some 8,000.
+LONGEST_LINE = 16_000
+# Measurements of one file: own runs of one question are no more.
+MOST_RECORDS = 1000
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_NUMBER = re.compile(r"[+-]?(\d[\d,]*)?(\.\d+)?([eE][+-]?\d+)?")
+
+
+@dataclass(frozen=True)
+class Content:
+    """A file's text by its name, parsed in the ways that formats need, each once."""
+
+    name: str
+    text: str
+
+    @staticmethod
+    def of_file(path: Path) -> Content:
+        """The content of a file; raises InputError where it cannot be read or is too large."""
+        return Content(str(path), read_text(path, field="file", limit=MAX_BYTES))
+
+    @cached_property
+    def head(self) -> str:
+        """The start, without colours and ends of long lines, in which logs are recognised."""
+        start = _COLOUR.sub("", self.text[: 1 << 20])
+        return "\n".join(line[:LONGEST_LINE] for line in start.splitlines())
+
+    @cached_property
+    def log(self) -> list[str]:
+        """The lines, without colours."""
+        lines = _COLOUR.sub("", self.text).splitlines()
+        if len(lines) > MOST_LINES:
+            raise InputError(
+                f"{self.name} has {len(lines):,} lines; the limit is {MOST_LINES:,}.",
+                field="file",
+                hint="Cut the part out that was measured.",
+            )
+        return lines
+
+    @cached_property
+    def document(self) -> Mapping[str, Any] | None:
+        """The JSON object that the file is; None where it is none.
+
+        Raises:
+            InputError: for JSON that is cut off, too deep, or repeats a key.
+        """
+        start = self.text.lstrip("\ufeff \t\r\n")
+        if not start.startswith("{"):
+            return None
+        try:
+            value = _parse_benchmark_json(start)
+        except ValueError as error:
+            if self._is_lines(start):
+                return None
+            raise InputError(f"{self.name} is not valid JSON: {error}.", field="file") from None
+        return value if isinstance(value, dict) else None
+
+    def _is_lines(self, start: str) -> bool:
+        """Whether the first line is an object of its own."""
+        try:
+            return isinstance(_parse_benchmark_json(start.split("\n", 1)[0]), dict)
+        except ValueError:
+            return False
+
+    @cached_property
+    def records(self) -> list[tuple[str, Mapping[str, Any]]]:
+        """The objects of a JSON document, of a list, or of JSON lines, each with its place.
+
+        Raises:
+            InputError: naming the line that is no object.
+        """
+        if self.document is not None:
+            return [("", self.document)]
+        start = self.text.lstrip("\ufeff \t\r\n")
+        if start.startswith("["):
+            return self._listed(start)
+        if not start.startswith("{"):
+            return []
+        lines = [(n, line) for n, line in enumerate(self.text.splitlines(), 1) if line.strip()]
+        if len(lines) > MOST_RECORDS:
+            raise self._too_many(len(lines))
+        return [(f"line {n}", self._object(n, line)) for n, line in lines]
+
+    def _listed(self, text: str) -> list[tuple[str, Mapping[str, Any]]]:
+        try:
+            values = _parse_benchmark_json(text)
+        except ValueError:
+            return []  # a log line may start with a bracket
+        objects = [(f"entry {n}", value) for n, value in enumerate(values) if _is_object(value)]
+        if len(objects) > MOST_RECORDS:
+            raise self._too_many(len(objects))
+        return objects if len(objects) == len(values) else []
+
+    def _object(self, number: int, line: str) -> Mapping[str, Any]:
+        try:
+            value = _parse_benchmark_json(line.lstrip("\ufeff"))
+        except ValueError as error:
+            message = f"{self.name}, line {number}, is not valid JSON: {error}."
+            raise InputError(message, field="file") from None
+        if not isinstance(value, dict):
+            raise InputError(f"{self.name}, line {number}, is not an object.", field="file")
+        return value
+
+    def _too_many(self, count: int) -> InputError:
+        return InputError(
+            f"{self.name} has {count:,} measurements; the limit is {MOST_RECORDS:,}.",
+            field="file",
+            hint="Split the file.",
+        )
+
+    def fields(self, values: Mapping[str, Any], place: str = "") -> Fields:
+        return Fields(values, f"{self.name}, {place}" if place else self.name)
+
+    @cached_property
+    def rows(self) -> list[list[str]]:
+        """The rows of a CSV file; empty where it is none."""
+        try:
+            return [row for row in csv.reader(io.StringIO(self.text[: 1 << 20])) if row]
+        except csv.Error:
+            return []
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _parse_benchmark_json(text: str) -> Any:
+    """JSON with ``Infinity`` and ``NaN``; raises ValueError for anything else that is not JSON."""
+    try:
+        return json.loads(text, parse_int=_parse_bounded_int, object_pairs_hook=_object_of)
+    except RecursionError:
+        raise ValueError("it has too many levels") from None
+
+
+def _parse_bounded_int(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise ValueError(f"a number has more than {MAX_DIGITS} digits")
+    return int(digits)
+
+
+def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise ValueError("a key is there twice in one object")
+    return values
+
+
+def parse_number(text: str) -> float:
+    """A number as logs write it, with commas between thousands.
+
+    Raises:
+        ValueError: for what is no finite number.
+    """
+    plain = text.strip()
+    if len(plain) > MAX_DIGITS or not plain or not _NUMBER.fullmatch(plain):
+        raise ValueError(f"{plain[:40]!r} is not a number")
+    value = float(plain.replace(",", ""))
+    if not math.isfinite(value):
+        raise ValueError(f"{plain[:40]} is not finite")
+    return value
+
+
+@dataclass(frozen=True)
+class Fields:
+    """The fields of an object, and where it stands, so that errors name both."""
+
+    values: Mapping[str, Any]
+    place: str
+
+    def number(self, name: str, scale: float = 1.0) -> float | None:
+        """A measured figure above 0, times ``scale``; None where it is missing, null or 0.
+
+        Raises:
+            InputError: for a figure that is no number, NaN, infinite or negative.
+        """
+        value = self.values.get(name)
+        if value is None or value == 0:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self._wrong(name, value, "is not a number")
+        if not math.isfinite(value) or value < 0:
+            raise self._wrong(name, value, "is not a finite number of 0 or more")
+        return float(value) * scale
+
+    def count(self, name: str) -> int | None:
+        """A whole number above 0; None where it is missing, null or 0."""
+        value = self.number(name)
+        if value is None:
+            return None
+        if not value.is_integer():
+            raise self._wrong(name, value, "is not a whole number")
+        return int(value)
+
+    def text(self, name: str) -> str:
+        """A short text in one line; empty where there is none."""
+        value = self.values.get(name)
+        return one_line(value) if isinstance(value, str) else ""
+
+    def flag(self, name: str) -> bool | None:
+        """A yes or no, also one that is written as a text; None where there is none."""
+        value = self.values.get(name)
+        if isinstance(value, str):
+            return {"true": True, "false": False}.get(value.casefold())
+        return value if isinstance(value, bool) else None
+
+    def inside(self, *names: str) -> Fields:
+        """The fields of an object inside this one; without any where it is missing."""
+        values: Any = self.values
+        for name in names:
+            values = values.get(name) if isinstance(values, Mapping) else None
+        inner = values if isinstance(values, Mapping) else {}
+        return Fields(inner, f"{self.place}, field {'.'.join(names)}")
+
+    def list(self, name: str) -> Iterator[Fields]:
+        """The objects of a list inside this one, each with its place."""
+        values = self.values.get(name)
+        for n, value in enumerate(values if isinstance(values, list) else []):
+            if isinstance(value, Mapping):
+                yield Fields(value, f"{self.place}, {name}[{n}]")
+
+    def _wrong(self, name: str, value: Any, problem: str) -> InputError:
+        return InputError(
+            f"{self.place}: {name} {problem} (got {value!r:.40}).",
+            field=name,
+            hint="Leave this measurement out, or measure again.",
+        )
+
+
+def one_line(text: str, limit: int = 200) -> str:
+    """A text without line breaks and controls, of bounded length."""
+    plain = "".join(character if character.isprintable() else " " for character in text)
+    return " ".join(plain.split())[:limit]
+
 
 # Means over requests, in seconds; percentiles are named like ``ttft_p95_s``.
 TIMES = ("ttft_s", "tpot_s", "request_latency_s")

@@ -11,8 +11,14 @@ import re
 from typing import Any
 
 from recipe_core.base.errors import InputError
-from recipe_core.calibration.importers.content import Content, one_line, parse_number
-from recipe_core.calibration.importers.measurement import Format, Imported, drop_unstated
+from recipe_core.calibration.importers.measurement import (
+    Content,
+    Format,
+    Imported,
+    drop_unstated,
+    one_line,
+    parse_number,
+)
 from recipe_core.calibration.importers.training_logs import steady_median
 
 SUMMARY_SIGN = "MLPerf Results Summary"

@@ -15,8 +15,7 @@ from recipe_core.calibration.importers import (
     mlperf,
     training_logs,
 )
-from recipe_core.calibration.importers.content import Content
-from recipe_core.calibration.importers.measurement import Format, Imported
+from recipe_core.calibration.importers.measurement import Content, Format, Imported
 
 # Documents before logs, and of logs those first that others may quote.
 FORMATS: tuple[Format, ...] = (

@@ -19,8 +19,7 @@ from pydantic.fields import FieldInfo
 from recipe_core.base.errors import InputError, RecipeError, unknown
 from recipe_core.base.units import GIB
 from recipe_core.calibration.importers.measurement import Imported
-from recipe_core.estimates.measured.serving_runs import LOADS, Run
-from recipe_core.estimates.measured.training_runs import DIMENSIONS, TrainingRun
+from recipe_core.estimates.measured.runs import DIMENSIONS, LOADS, Run, TrainingRun
 from recipe_core.hardware.cluster import device_profile
 from recipe_core.models.catalog import catalog_entry, catalog_model, in_catalog
 

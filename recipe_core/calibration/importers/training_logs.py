@@ -13,8 +13,14 @@ from typing import Any
 
 from recipe_core.base.errors import InputError
 from recipe_core.base.units import GIB
-from recipe_core.calibration.importers.content import Content, one_line, parse_number
-from recipe_core.calibration.importers.measurement import Format, Imported, drop_unstated
+from recipe_core.calibration.importers.measurement import (
+    Content,
+    Format,
+    Imported,
+    drop_unstated,
+    one_line,
+    parse_number,
+)
 
 # Logged intervals at the start that are left out, where others are left: compilation, caches.
 WARM = 2

@@ -17,12 +17,11 @@ from typing import IO, Any
 
 from recipe_core.base.documents import parse_json, read_document, read_text
 from recipe_core.base.errors import RecipeError
-from recipe_core.base.quoting import PLACEHOLDER
+from recipe_core.base.texts import PLACEHOLDER
 from recipe_core.bundle.write import write_bundle
-from recipe_core.calibration.trials.leftovers import PYTHON, environment_of, take_bundle_down
-from recipe_core.payload.launcher.api import Api, read_api
-from recipe_core.payload.launcher.fields import Fields
-from recipe_core.payload.launcher.interrupts import uninterrupted
+from recipe_core.calibration.trials.guard import PYTHON, environment_of, take_bundle_down
+from recipe_core.payload.launcher.procs import uninterrupted
+from recipe_core.payload.launcher.sections import Api, Fields, read_api
 from recipe_core.recipe import Recipe
 
 

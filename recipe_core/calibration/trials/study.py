@@ -18,7 +18,7 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from recipe_core.base.errors import InputError
-from recipe_core.calibration.trials.search_space import Knob, Point, recommended_point
+from recipe_core.calibration.trials.search_problem import Knob, Point, recommended_point
 
 JOURNAL = "journal.log"
 NAME = "tune"

@@ -20,21 +20,19 @@ from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.bundle.verify import unpack_bundle
 from recipe_core.bundle.write import write_bundle
 from recipe_core.calibration.trials.deployment import Deployment, TrialError, running_deployment
-from recipe_core.calibration.trials.objective import (
+from recipe_core.calibration.trials.search_problem import (
     MOST_REPEATS,
+    SPLIT,
     Aim,
     Gain,
+    Knob,
+    Point,
     alternating_order,
     gain_of,
     median_measurement,
-    search_aim,
-)
-from recipe_core.calibration.trials.search_space import (
-    SPLIT,
-    Knob,
-    Point,
     recipe_at,
     recommended_point,
+    search_aim,
     tunable_knobs,
     values_at,
 )

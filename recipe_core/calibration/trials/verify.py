@@ -30,11 +30,11 @@ from recipe_core.calibration.trials.compare import (
 )
 from recipe_core.calibration.trials.deployment import Deployment, TrialError, running_deployment
 from recipe_core.calibration.trials.workplace import Workplace, workplace
-from recipe_core.engines.reproducibility import Reproducibility, Switch, reproducibility
+from recipe_core.engines.trials import Reproducibility, Switch, reproducibility
 from recipe_core.recipe import Recipe, recipe_request
 from recipe_core.recipe.build import recipe_of
 from recipe_core.recipe.decision import decide
-from recipe_core.recipe.user_options import passing_on
+from recipe_core.recipe.options import passing_on
 from recipe_core.request.edit import change
 from recipe_core.request.serving_workload import ServingWorkload
 

@@ -12,11 +12,10 @@ from pathlib import Path
 from recipe_core.base.errors import InputError
 from recipe_core.bundle.contents import RUN_FOLDER
 from recipe_core.bundle.runs import refuse_running
-from recipe_core.calibration.trials.guard import guarded_folder
-from recipe_core.calibration.trials.leftovers import stop_all
+from recipe_core.calibration.trials.guard import guarded_folder, stop_all
 from recipe_core.payload.launcher import state
 from recipe_core.payload.launcher.errors import LauncherError
-from recipe_core.payload.launcher.interrupts import interruptible, uninterrupted
+from recipe_core.payload.launcher.procs import interruptible, uninterrupted
 
 
 @dataclass(frozen=True, slots=True)

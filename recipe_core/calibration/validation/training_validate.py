@@ -20,8 +20,7 @@ from recipe_core.calibration.validation.validate import (
 )
 from recipe_core.estimates.columns.scopes import without_corrections
 from recipe_core.estimates.columns.training import TrainingCases, TrainingSetting, stack_cases
-from recipe_core.estimates.measured.serving_runs import SHOWN
-from recipe_core.estimates.measured.training_runs import TrainingRun
+from recipe_core.estimates.measured.runs import SHOWN, TrainingRun
 from recipe_core.estimates.rules.refusal import Refusal
 from recipe_core.estimates.rules.training_rules import training_refusals
 from recipe_core.estimates.training.memory import Memory, training_memory

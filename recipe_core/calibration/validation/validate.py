@@ -14,14 +14,7 @@ import pandas as pd
 from recipe_core.base.errors import InputError, unknown
 from recipe_core.base.intervals import Level
 from recipe_core.estimates.columns.scopes import without_corrections
-from recipe_core.estimates.measured.serving_runs import (
-    FIGURES,
-    LIMITS,
-    SHOWN,
-    SPLIT,
-    Run,
-    listing_ids,
-)
+from recipe_core.estimates.measured.runs import FIGURES, LIMITS, SHOWN, SPLIT, Run, listing_ids
 from recipe_core.hardware.cluster import device_profile
 from recipe_core.plans.plans import estimate_batch
 

@@ -25,7 +25,6 @@ from recipe_core.compression.advisor.changed_model import (
     estimated_entry,
     runs_weights,
 )
-from recipe_core.compression.advisor.combine import Pair, technique_pairs
 from recipe_core.compression.advisor.comparison import (
     Base,
     Judged,
@@ -33,7 +32,7 @@ from recipe_core.compression.advisor.comparison import (
     judge_change,
     rank_formats,
 )
-from recipe_core.compression.advisor.matrix import Matrix, matrix_of
+from recipe_core.compression.advisor.matrix import Matrix, Pair, matrix_of, technique_pairs
 from recipe_core.compression.advisor.row import (
     CACHE_EFFECT,
     EFFECTS,

@@ -116,8 +116,8 @@ def hardware_command(
         return
     from recipe_core.base.units import gib
     from recipe_core.hardware.cluster import device_names, device_profile
-    from recipe_core.hardware.custom import is_profile_path, read_profile
     from recipe_core.hardware.prices import offers_of
+    from recipe_core.hardware.request import is_profile_path, read_profile
     from recipe_core.hardware.upload import profile_template
     from recipe_core.views.catalog import hardware_view, offers_text
 

@@ -29,7 +29,7 @@ from recipe_core.doors.cli.program import (
 )
 
 if TYPE_CHECKING:
-    from recipe_core.targets.deployments.deployed import DeploymentFile
+    from recipe_core.targets.deployments.deployment import DeploymentFile
 
 
 class CommandOptions(GroundOptions):
@@ -102,7 +102,7 @@ def _check_file(source: str, context: dict[str, Any], as_json: bool) -> None:
 
 
 def _check_request(source: str, as_json: bool) -> NoReturn:
-    from recipe_core.commands.request_verdict import judge_request
+    from recipe_core.commands.verdict import judge_request
     from recipe_core.views.estimates import check_text
 
     answer = judge_request(read_plan_request(source))
@@ -210,9 +210,10 @@ def validate_command(
 def _compare_runs(table: Path | None, training: bool) -> tuple[Any, Any, Any]:
     """The comparison of a table's runs with their estimates; what makes JSON and text of it."""
     from recipe_core.calibration.validation import training_validate, validate
-    from recipe_core.estimates.measured.serving_runs import published_runs, read_runs
-    from recipe_core.estimates.measured.training_runs import (
+    from recipe_core.estimates.measured.runs import (
+        published_runs,
         published_training_runs,
+        read_runs,
         read_training_runs,
     )
 

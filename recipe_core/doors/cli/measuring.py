@@ -25,7 +25,7 @@ from recipe_core.doors.cli.program import (
 )
 
 if TYPE_CHECKING:
-    from recipe_core.calibration.importers.content import Content
+    from recipe_core.calibration.importers.measurement import Content
 
 # Bytes of metrics: the largest engines write a tenth of it.
 MOST_BYTES = 8 << 20
@@ -52,7 +52,7 @@ def read_ran_request(source: str) -> tuple[dict[str, Any], str | None]:
     Raises:
         InputError: for a file that is neither a request, a recipe nor a bundle.
     """
-    from recipe_core.hardware.custom import is_profile_path, with_profiles
+    from recipe_core.hardware.request import is_profile_path, with_profiles
 
     path = Path(source)
     if source != "-" and (path.is_dir() or path.suffix == ".zip"):
@@ -99,7 +99,7 @@ def import_command(
     as_json: Json = False,
 ) -> None:
     """Make rows of a table of measured runs from what other programs measured."""
-    from recipe_core.calibration.importers.content import Content
+    from recipe_core.calibration.importers.measurement import Content
     from recipe_core.calibration.importers.rows import table_text
     from recipe_core.calibration.run_rows import build_imported_table, rows_there
     from recipe_core.views.reconciliation import imported_text
@@ -177,7 +177,7 @@ def reconcile_command(
 
 
 def _read_content(source: str) -> Content:
-    from recipe_core.calibration.importers.content import Content
+    from recipe_core.calibration.importers.measurement import Content
 
     if is_url(source):
         return Content(source, scrape_metrics(source))
@@ -251,7 +251,7 @@ def calibrate_command(
     as_json: Json = False,
 ) -> None:
     """Learn from measured runs: later plans and estimates are corrected by them, and say so."""
-    from recipe_core.calibration.calibrate import (
+    from recipe_core.calibration.lessons import (
         Knowledge,
         calibrate_from_files,
         calibration_at,

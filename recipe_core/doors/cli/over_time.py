@@ -66,7 +66,7 @@ def _write_request(values: Any, answer: Any, trace: Path | None, path: Path) -> 
     """Write the request whose bundle is scaled as the chosen policy was simulated."""
     from recipe_core.base.documents import to_json, to_yaml, write_whole
     from recipe_core.doors.public import read_trace_file
-    from recipe_core.scaling.rented import request_with_policy
+    from recipe_core.scaling.summary import request_with_policy
 
     if answer.chosen is None:
         raise NoAnswer(
@@ -174,7 +174,7 @@ def trace_command(
 
 
 def _print_shapes(as_json: bool) -> None:
-    from recipe_core.scaling.traces.shapes import find_shape, shape_names
+    from recipe_core.scaling.traces.loads import find_shape, shape_names
     from recipe_core.views.traces import shapes_text
 
     answers = [find_shape(name).to_json() for name in shape_names()]

@@ -20,7 +20,7 @@ from recipe_core.base.documents import parse_json, parse_yaml, read_document, re
 from recipe_core.base.errors import InputError, RecipeError
 
 if TYPE_CHECKING:
-    from recipe_core.targets.deployments.deployed import DeploymentFile
+    from recipe_core.targets.deployments.deployment import DeploymentFile
 
 app = typer.Typer(
     name="recipe",
@@ -252,7 +252,7 @@ def show_spinner(status: str) -> Iterator[None]:
 
 def read_request(source: str) -> Any:
     """The values of a request file; a device that is the path of a profile is read in."""
-    from recipe_core.hardware.custom import with_profiles
+    from recipe_core.hardware.request import with_profiles
 
     if source == "-":
         return with_profiles(parse_yaml(sys.stdin.read(), "standard input"))
@@ -283,7 +283,7 @@ def read_own_device(hardware: str | None, gpus: int | None) -> dict[str, Any]:
     Raises:
         InputError: for a bad count, or one that contradicts ``gpus``.
     """
-    from recipe_core.hardware.custom import is_profile_path, read_profile
+    from recipe_core.hardware.request import is_profile_path, read_profile
 
     path, _, count = (hardware or "").partition(":")
     if not is_profile_path(path):
@@ -325,7 +325,7 @@ def read_lines(path: Path) -> list[Any]:
 
 
 def _parse_request_line(line: str, number: int) -> Any:
-    from recipe_core.hardware.custom import with_profiles
+    from recipe_core.hardware.request import with_profiles
 
     try:
         return with_profiles(parse_json(line, f"line {number}"))

@@ -29,7 +29,7 @@ from recipe_core.doors.cli.program import (
 )
 
 if TYPE_CHECKING:
-    from recipe_core.targets.deployments.deployed import DeploymentFile
+    from recipe_core.targets.deployments.deployment import DeploymentFile
 
 Output = Annotated[
     Path | None,
@@ -190,7 +190,7 @@ def lock_command(
 
 
 def _verify_pins(recipe: Any, pins: Any, model: Path | None, as_json: bool) -> NoReturn:
-    from recipe_core.recipe.lockcheck import verify_lock
+    from recipe_core.recipe.comparison import verify_lock
     from recipe_core.views.overview import lock_text
 
     comparison = verify_lock(recipe, pins, model)
@@ -259,7 +259,7 @@ def diff_command(
 def _read_recipe(path: Path) -> Any:
     """The recipe of a bundle, or of a request's best split."""
     from recipe_core.bundle.verify import read_bundle
-    from recipe_core.hardware.custom import with_profiles
+    from recipe_core.hardware.request import with_profiles
     from recipe_core.recipe import make_recipe
     from recipe_core.request.schema import PlanRequest
 

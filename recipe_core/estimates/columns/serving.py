@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from recipe_core.accuracy.checkpoints import MeasuredCompression
-from recipe_core.accuracy.schemes import Making
+from recipe_core.accuracy.technique import Making
 from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.engines.options import COLUMNS as OPTION_COLUMNS
 from recipe_core.engines.options import USUAL

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from recipe_core.base.types import Count, Positive, Text
-from recipe_core.estimates.measured.serving_runs import Label, read_table
+from recipe_core.estimates.measured.runs import Label, read_table
 
 PUBLISHED_STARTS = Path(__file__).with_name("published") / "cold_starts.csv"
 

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Literal
 
 from recipe_core.engines.spec import engine, engine_names
-from recipe_core.estimates.measured.serving_runs import published_runs
+from recipe_core.estimates.measured.runs import published_runs
 from recipe_core.hardware.cluster import is_own, roofline
 from recipe_core.hardware.profile import Device
 

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from recipe_core.accuracy.choice import planned_dtype
 from recipe_core.accuracy.lookup import support_of
 from recipe_core.accuracy.runners import Support, Verdict, runners
-from recipe_core.accuracy.schemes import (
+from recipe_core.accuracy.technique import (
     Making,
     cache_technique,
     checkpoint_making,
     joint_techniques,
+    technique,
     weight_technique,
 )
-from recipe_core.accuracy.technique import technique
 from recipe_core.estimates.columns.serving import WIDE, Setting
 from recipe_core.models.catalog import catalog_model, in_catalog
 from recipe_core.models.spec import ModelSpec

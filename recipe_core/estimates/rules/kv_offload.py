@@ -10,7 +10,7 @@ import numpy as np
 
 from recipe_core.base.arrays import Bool, Float
 from recipe_core.base.units import gib
-from recipe_core.engines.kv_offload import KvWay, Through, Tier
+from recipe_core.engines.memory import KvWay, Through, Tier
 from recipe_core.estimates.rules.refusal import Refusal
 from recipe_core.hardware.host import StorageTier, host_links
 from recipe_core.models.spec import Attention, CompressedAttention, LatentAttention, ModelSpec

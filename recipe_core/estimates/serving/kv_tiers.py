@@ -32,7 +32,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from recipe_core.base.arrays import Float, Int
-from recipe_core.engines.kv_offload import KvWay, Tier
+from recipe_core.engines.memory import KvWay, Tier
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.rules.kv_offload import Offload
 from recipe_core.estimates.serving.cache import Counted, context_bytes

@@ -14,7 +14,7 @@ import numpy as np
 
 from recipe_core.base.arrays import Float, Int
 from recipe_core.base.units import significant
-from recipe_core.engines.kv_offload import Tier
+from recipe_core.engines.memory import Tier
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.rules.kv_offload import Offload
 from recipe_core.estimates.serving.feature_results import KvTier, PrefixCache, Verdict

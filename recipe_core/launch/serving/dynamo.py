@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from recipe_core.base import quoting
+from recipe_core.base import texts
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import NoAnswer
-from recipe_core.base.quoting import pieces
+from recipe_core.base.texts import pieces
 from recipe_core.engines.spec import engine
 from recipe_core.launch.process import Deployment, Launch, Role
 from recipe_core.launch.serving import rules, vllm
@@ -156,7 +156,7 @@ def _graph_component(
         for word in _dynamo_worker_arguments(deployment, alone, 0, extra)
     ]
     env = [
-        {"name": key, "value": quoting.quote_kubernetes(value)}
+        {"name": key, "value": texts.quote_kubernetes(value)}
         for key, value in rules.rule_environment(deployment).items()
     ]
     container = {
@@ -180,7 +180,7 @@ def _graph_component(
 def _kubernetes_word(word: str, model: str) -> str:
     """A word of a container's command; the model is the only placeholder of a worker's."""
     return "".join(
-        quoting.quote_kubernetes(model if is_name else text) for is_name, text in pieces(word)
+        texts.quote_kubernetes(model if is_name else text) for is_name, text in pieces(word)
     )
 
 

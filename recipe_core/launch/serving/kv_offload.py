@@ -11,7 +11,7 @@ from typing import Any
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import InputError
 from recipe_core.base.units import GIB
-from recipe_core.engines.kv_offload import KvWay
+from recipe_core.engines.memory import KvWay
 from recipe_core.estimates.rules.kv_offload import FIELD, Offload, Store
 from recipe_core.launch.process import Deployment
 

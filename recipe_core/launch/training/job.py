@@ -27,6 +27,7 @@ from recipe_core.estimates.training.stages import stage_layer_counts
 from recipe_core.estimates.training.starts import memory_rule
 from recipe_core.estimates.training.time_limits import elastic_nodes
 from recipe_core.launch.process import Launch, Process
+from recipe_core.launch.training.sources import RAY_NODE, reward_files
 from recipe_core.models.spec import Attention, MoeMlp
 from recipe_core.request.training_workload import Rollout
 
@@ -310,3 +311,58 @@ def torch_environment(job: Job) -> dict[str, str]:
         "PYTORCH_ALLOC_CONF": "expandable_segments:True",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Devices of one kind of work: nodes, and devices on each."""
+
+    nodes: int
+    per_node: int
+
+
+def pool_devices(devices: int, per_node: int) -> Pool:
+    """So many devices on as few nodes as they fill."""
+    nodes = max(math.ceil(devices / per_node), 1)
+    return Pool(nodes, devices // nodes)
+
+
+def rollout_of(job: Job) -> RolloutJob:
+    """The rollout of a job that samples answers."""
+    assert job.rollout is not None  # noqa: S101 - only such methods are launched
+    return job.rollout
+
+
+def devices_of(job: Job) -> Pool:
+    """All devices, those that only sample among them."""
+    return pool_devices(job.dims.devices + rollout_of(job).devices, job.per_node)
+
+
+def ray_launch(
+    job: Job, program: tuple[str, ...], recorded: dict[str, object], files: dict[str, str]
+) -> Launch:
+    """The program on one node, or on the first of several that Ray joins."""
+    all_devices = devices_of(job)
+    several = all_devices.nodes > 1
+    devices = tuple(range(all_devices.per_node))
+
+    def words(node: int) -> tuple[str, ...]:
+        if not several:
+            return program
+        ranks = ("--nodes", str(all_devices.nodes), "--node-rank", str(node))
+        meeting = ("--head", "${head}", "--port", "${port}", "--gpus", str(all_devices.per_node))
+        return ("python3", f"${{root}}/{RAY_NODE}.py", *ranks, *meeting, "--", *program)
+
+    started = tuple(
+        Process(
+            f"trainer-{node}", words(node), _ray_variables(), 0, devices, node=node, role="trainer"
+        )
+        for node in range(all_devices.nodes)
+    )
+    more = reward_files(rollout_of(job).work.prompts, several_nodes=several)
+    return job_launch(job, started, recorded, more | files)
+
+
+def _ray_variables() -> dict[str, str]:
+    """Without torch's expandable segments, in which a sleeping engine frees nothing."""
+    return {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "TOKENIZERS_PARALLELISM": "true"}

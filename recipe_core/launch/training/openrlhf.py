@@ -6,8 +6,13 @@ from typing import Any
 
 from recipe_core.engines.training_programs import program_facts
 from recipe_core.launch.process import Launch
-from recipe_core.launch.training.job import KEPT_CHECKPOINTS, Job
-from recipe_core.launch.training.ray_job import pool_devices, ray_launch, rollout_of
+from recipe_core.launch.training.job import (
+    KEPT_CHECKPOINTS,
+    Job,
+    pool_devices,
+    ray_launch,
+    rollout_of,
+)
 from recipe_core.launch.training.sources import REWARD, TASKS, sample_tasks
 
 

@@ -12,7 +12,7 @@ from recipe_core.models.attention import (
 )
 from recipe_core.models.compressed import CompressedAttention
 from recipe_core.models.config.fields import MAX_CONTEXT, MAX_WIDTH, Reader
-from recipe_core.models.config.layer_plan import LayerWord
+from recipe_core.models.config.layers import LayerWord
 
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 KV_HEADS = (

@@ -33,8 +33,7 @@ from recipe_core.models.config.fields import (
     Config,
     Reader,
 )
-from recipe_core.models.config.layer_plan import halves_apart, layer_mixers
-from recipe_core.models.config.mlp import mlp_layers
+from recipe_core.models.config.layers import halves_apart, layer_mixers, mlp_layers
 from recipe_core.models.config.quantization import read_quantization
 from recipe_core.models.config.towers import read_towers
 from recipe_core.models.mlp import DenseMlp

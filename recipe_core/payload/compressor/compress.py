@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from . import export_gguf, export_onnx, prune, quantize
+from . import export_gguf, export_onnx, weights
 from .errors import CompressError
 from .job import Job
 from .models import (
@@ -16,7 +16,7 @@ from .models import (
     replaced,
     save_model,
 )
-from .windows import samples, text_tokens
+from .verify import samples, text_tokens
 
 # The technique of an export alone.
 NONE = "none"
@@ -38,7 +38,7 @@ def techniques_by_format() -> dict[str, tuple[str, ...]]:
     """Techniques that each format can be written in."""
     dense = (NONE, *(name for name in SPARSE if name not in THEN), *REMOVED)
     return {
-        "safetensors": (*dense[1:], *THEN, *quantize.SCHEMES),
+        "safetensors": (*dense[1:], *THEN, *weights.SCHEMES),
         "onnx": (*dense, *export_onnx.BITS, export_onnx.DYNAMIC),
         "openvino": (*dense, *export_onnx.MODES),
         "gguf": (*dense, *export_gguf.MIXTURES),
@@ -47,7 +47,11 @@ def techniques_by_format() -> dict[str, tuple[str, ...]]:
 
 def methods(technique: str) -> tuple[str, ...]:
     """Algorithms of a technique, the usual one first."""
-    return prune.METHODS if technique in SPARSE else _METHODS.get(technique, quantize.METHODS)
+    return (
+        weights.PRUNING_METHODS
+        if technique in SPARSE
+        else _METHODS.get(technique, weights.ROUNDING_METHODS)
+    )
 
 
 def write_compressed_model(job: Job) -> list[str]:
@@ -93,18 +97,18 @@ def _reduced(model: Any, job: Job) -> list[str]:
     if technique in SPARSE:
         block, share = SPARSE[technique]
         model.to(pick_torch_device())
-        prune.prune(
-            model, _sample_calibration_text(job), method=job.method or prune.METHODS[0],
+        weights.prune(
+            model, _sample_calibration_text(job), method=job.method or weights.PRUNING_METHODS[0],
             removed=job.options.removed or share, block=block, ignore=ignore,
         )  # fmt: skip
         model.cpu()
         return ["The zeros are stored: only an engine with sparse kernels gains by them."]
     if technique == "layer_pruning":
         share = job.options.removed or REMOVED[technique]
-        gone = prune.remove_layers(model, _sample_calibration_text(job), share)
+        gone = weights.remove_layers(model, _sample_calibration_text(job), share)
         return [f"Layers removed: {', '.join(map(str, gone))}."]
     if technique == "low_rank":
-        prune.low_rank(model, job.options.removed or REMOVED[technique], ignore)
+        weights.low_rank(model, job.options.removed or REMOVED[technique], ignore)
         return ["The product of the factors is stored: the checkpoint is as large as its base."]
     return []
 
@@ -134,5 +138,5 @@ def _write_compressed_folder(model: Any, job: Job, folder: Path) -> None:
     elif reduced:
         save_model(model, job.source_folder, folder)
     else:
-        compressor = quantize.quantize_matrices(model, technique, options)
-        quantize.save_quantized(model, compressor, job.source_folder, folder)
+        compressor = weights.quantize_matrices(model, technique, options)
+        weights.save_quantized(model, compressor, job.source_folder, folder)

@@ -44,7 +44,7 @@ def _compress_and_verify(job: Job, options: argparse.Namespace) -> None:
         return
     from . import verify
     from .models import load_tokenizer
-    from .windows import text_tokens
+    from .verify import text_tokens
 
     tokenizer = load_tokenizer(job.source_folder)
     tokens = text_tokens(tokenizer, job.text(job.verify.text))[: job.verify.tokens]

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from . import files, metrics
-from .client import Endpoint, Sample, stream_completion
+from .client import Endpoint, Sample, is_pooled_path, send_pooled_request, stream_completion
 from .errors import LauncherError, RequestError
 from .files import read_object
 from .load import (
@@ -25,7 +25,6 @@ from .load import (
     drive,
 )
 from .plan import LaunchPlan, Workload
-from .pooled import is_pooled_path, send_pooled_request
 from .preflight import Preflight
 from .supervisor import Progress
 

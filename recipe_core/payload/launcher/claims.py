@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from .fields import Fields
+from .sections import Fields
 
 GIB = 1 << 30
 # Of what is free now, what a lower share may claim: others take some until the engine looks.

@@ -11,7 +11,7 @@ from . import compress, events, keep, keeping, report, runs, state, supervisor
 from .bench import Options, measure_serving
 from .choices import Attempts
 from .errors import InputError, LauncherError
-from .plain import refuse_odd_run
+from .files import refuse_odd_run
 from .plan import LaunchPlan
 from .preflight import Preflight, preflight
 from .report import print_json

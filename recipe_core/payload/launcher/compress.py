@@ -25,9 +25,9 @@ from .compress_run import (
 from .errors import InputError, LauncherError, PreflightError
 from .files import read_object, write_json
 from .machine import detect_machine
-from .making import RECORD, RESULT, Making
 from .plan import LaunchPlan
 from .request import Request
+from .sections import RECORD, RESULT, Making
 from .supervisor import Progress
 
 # Exit code of the check where more was lost than the job allows.

@@ -19,15 +19,13 @@ from typing import Any
 from . import procs
 from .claims import GIB
 from .errors import InputError, StartError, file_error
-from .fields import Fields
-from .files import read_object, sha256, tail, write_json
+from .files import read_object, sha256, sync_plain_file, sync_plain_folder, tail, write_json
 from .logs import open_log
 from .machine import Machine, detect_machine
-from .making import RECORD, TOOLS, Making
-from .plain import sync_plain_file, sync_plain_folder
 from .plan import LaunchPlan, is_model_path
 from .preflight import Check, Preflight, check_files
 from .request import Request
+from .sections import RECORD, TOOLS, Fields, Making
 from .state import boot_id, find_copied_owner, owner_of
 from .supervisor import Progress
 

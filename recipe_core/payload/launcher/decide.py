@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from .supervision import Supervision
+from .sections import Supervision
 
 # Looks in a row that must show a hang: one late answer on a busy machine is none, and neither is
 # the first look after the machine slept.

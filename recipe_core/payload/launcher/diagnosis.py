@@ -21,8 +21,7 @@ from .causes import (
     WORKER,
     Cause,
 )
-from .files import tail
-from .plain import plain_lines
+from .files import plain_lines, tail
 
 # Of a log, what is searched for the beginning of a failure.
 LOG_BYTES = 1 << 20

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import LauncherError
-from .plain import make_run, open_plain, read_file_end
+from .files import make_run, open_plain, read_file_end
 
 NAME = "events.jsonl"
 OLDER = f"{NAME}.1"

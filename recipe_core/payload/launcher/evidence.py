@@ -21,10 +21,9 @@ from . import events, exposition, files, state
 from .client import api_headers
 from .engine import find_program, read_script_interpreter
 from .errors import LauncherError
-from .files import json_text
+from .files import json_text, read_file_end
 from .logs import log_files, named_log_path
 from .machine import detect_machine
-from .plain import read_file_end
 from .plan import LaunchPlan, is_model_path
 from .preflight import check_files, preflight
 

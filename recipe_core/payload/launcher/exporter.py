@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
 
-from . import decide, notify
+from . import decide, heartbeat
 from .errors import LauncherError
+from .health import sum_given_values
 from .kept import Kept
-from .observe import sum_given_values
 
 # How long a client may take for its request line; a supervisor has no time to lose.
 _TIMEOUT_S = 5.0
@@ -213,7 +213,7 @@ class Teller:
                 self.tokens[group] = before, observation.tokens
 
     def tell(self) -> None:
-        notify.notify_status(self.kept.summary())
+        heartbeat.notify_status(self.kept.summary())
 
     def export(self) -> None:
         """Serve ``/healthz`` and ``/metrics``; where the port is taken, try again later."""

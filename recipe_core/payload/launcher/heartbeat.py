@@ -1,21 +1,86 @@
-"""A keeper's signs of life: the lock that it holds, when it last touched it, where it lies now."""
+"""A keeper's signs of life: its lock, when it last touched it, and what systemd is told.
+
+systemd is told (sd_notify(3)) by datagrams to the socket that ``NOTIFY_SOCKET`` names, a path or,
+after an ``@``, an abstract name.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from . import notify
-from .clock import Clock
 from .errors import LauncherError
-from .plain import make_run, open_own
+from .files import make_run, open_own
 from .plan import LaunchPlan
+from .procs import Clock
+from .sections import Supervision
 from .state import Keeper
-from .supervision import Supervision
 from .world import HERE, World
+
+_VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
+
+
+def notify_ready(text: str = "") -> bool:
+    """The service has started; whether systemd was told."""
+    return _send("READY=1", *_status(text))
+
+
+def notify_status(text: str) -> bool:
+    """What ``systemctl status`` shows."""
+    return _send(*_status(text))
+
+
+def notify_stopping(text: str = "") -> bool:
+    return _send("STOPPING=1", *_status(text))
+
+
+def notify_extension(seconds: float) -> bool:
+    """A start or a stop needs this much longer from now on (``EXTEND_TIMEOUT_USEC``)."""
+    return _send(f"EXTEND_TIMEOUT_USEC={max(1, int(seconds * 1e6))}")
+
+
+def notify_watchdog() -> bool:
+    """A sign of life; without a watchdog for this process nothing is sent."""
+    return watchdog_period() is not None and _send("WATCHDOG=1")
+
+
+def watchdog_period() -> float | None:
+    """Seconds between signs of life, half of ``WATCHDOG_USEC`` as its manual asks.
+
+    None where there is no watchdog, or one for another process.
+    """
+    owner, period = os.environ.get("WATCHDOG_PID"), os.environ.get("WATCHDOG_USEC", "")
+    if owner and owner != str(os.getpid()):
+        return None
+    return int(period) / 2e6 if period.isdigit() and int(period) else None
+
+
+def drop_notify_variables(environment: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name not in _VARIABLES}
+
+
+def _status(text: str) -> tuple[str, ...]:
+    line = " ".join(text.split())
+    return (f"STATUS={line}",) if line else ()
+
+
+def _send(*lines: str) -> bool:
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not lines or address[:1] not in ("/", "@"):
+        return False
+    if address.startswith("@"):
+        address = "\0" + address[1:]
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sending:
+        sending.settimeout(1.0)  # whoever listens may be stopped
+        sending.connect(address)
+        sending.sendall("\n".join(lines).encode("utf-8", errors="replace"))
+        return True
+    return False
+
 
 NAME = "keeper.lock"
 # However soon a hang counts, a look at many servers and at the machine takes seconds.
@@ -35,7 +100,7 @@ class Heartbeat:
     def __init__(self, plan: LaunchPlan, limits: Supervision, clock: Clock) -> None:
         self._path, self._root, self._clock = plan.own / NAME, plan.root, clock
         self._bundle = plan.root.stat()
-        self._every_s = min(limits.poll_s, notify.watchdog_period() or limits.poll_s)
+        self._every_s = min(limits.poll_s, watchdog_period() or limits.poll_s)
         self._beat_at = -float("inf")
         self._descriptor = self._locked()
 
@@ -56,7 +121,7 @@ class Heartbeat:
         now = self._clock.monotonic()
         if now - self._beat_at >= self._every_s:
             self._beat_at = now
-            notify.watchdog()
+            notify_watchdog()
             at = self._clock.now().timestamp()
             with suppress(OSError):  # a disk that became read-only
                 os.utime(self._descriptor, (at, at))

@@ -12,8 +12,8 @@ from .kept import groups_of, rolled_groups
 from .plan import LaunchPlan
 from .request import Request
 from .running import load_started_plan
+from .sections import OPTIONS, Supervision, option_of
 from .state import State
-from .supervision import OPTIONS, Supervision, option_of
 from .supervisor import Progress
 from .world import HERE, World
 

@@ -15,22 +15,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
-from . import decide, events, keeping, notify, state, supervisor
-from .choices import Choice, list_launch_choices, next_choice, refused_by_machine
-from .clock import CLOCK, Clock
+from . import decide, events, keeping, state, supervisor
+from .choices import Choice, MachineWatch, list_launch_choices, next_choice, refused_by_machine
 from .decide import Kind, Phase, Seen, Step, Track, Trouble
 from .diagnosis import Diagnosis, diagnose, with_lost_device
 from .errors import BusyError, LauncherError, StartError
 from .exporter import Teller
-from .heartbeat import only_keeper
-from .interrupts import takes_over
+from .heartbeat import notify_ready, notify_stopping, only_keeper, watchdog_period
 from .kept import IDLE_LOOKS, Gone, Kept
 from .logs import cut_logs
-from .machine_watch import MachineWatch
 from .plan import FIRST, LaunchPlan
+from .procs import CLOCK, Clock, takes_over
 from .rolling import Rolling
+from .sections import Supervision
 from .state import State
-from .supervision import Supervision
 from .supervisor import Progress
 from .world import HERE, World
 
@@ -96,7 +94,7 @@ class Keeper(Kept):
             events.append(self.own, "keeper_start", choice=self.plan.choice)
             self.progress.say(f"keeping {self.plan.name}: {self.summary()}")
             if self.current.ready:
-                notify.ready(self.summary())
+                notify_ready(self.summary())
             reason = "failed"
             try:
                 while True:
@@ -111,7 +109,7 @@ class Keeper(Kept):
                 reason = str(why)
                 return 0
             finally:
-                notify.stopping()
+                notify_stopping()
                 events.append(heartbeat.moved_to() or self.own, "keeper_stop", reason=reason)
                 self.close()
 
@@ -156,7 +154,7 @@ class Keeper(Kept):
     def rest(self) -> None:
         """Until the next look is due, or a signal is to be heeded."""
         pause = self.limits.poll_s
-        if (period := notify.watchdog_period()) is not None:
+        if (period := watchdog_period()) is not None:
             pause = min(pause, period)
         end = self.clock.monotonic() + pause
         while not self.asked and (remaining_s := end - self.clock.monotonic()) > 0:
@@ -244,7 +242,7 @@ class Keeper(Kept):
             if not self.current.ready and all(t.phase is Phase.SERVING for t in self.all_tracks()):
                 with self.acting():
                     self.save(replace(self.current, ready=True))
-                notify.ready(self.summary())
+                notify_ready(self.summary())
 
     def _trouble(self, group: int, track: Track, trouble: Trouble, observation: Seen) -> None:
         with self.acting():

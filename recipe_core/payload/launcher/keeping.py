@@ -17,14 +17,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from . import events, heartbeat, notify, procs, state
+from . import events, heartbeat, procs, state
 from .errors import LauncherError, StartError
 from .files import read_object, tail, write_json
-from .interrupts import uninterrupted
 from .logs import open_log
 from .plan import LaunchPlan
+from .procs import uninterrupted
+from .sections import Supervision
 from .state import Keeper, State
-from .supervision import Supervision
 from .world import HERE, World
 
 LOG = "keeper.log"
@@ -132,7 +132,7 @@ _SAFE_PATH = sys.version_info >= (3, 11)
 
 def _keeper_environment() -> dict[str, str]:
     """The keeper's environment: the service manager watches another process than it."""
-    return notify.drop_notify_variables(dict(os.environ))
+    return heartbeat.drop_notify_variables(dict(os.environ))
 
 
 def dismiss(keeper: Keeper | None, *, world: World = HERE) -> None:

@@ -18,11 +18,10 @@ from .decide import Phase, Track
 from .diagnosis import LOG_BYTES, last_failure, without_questions
 from .errors import LauncherError
 from .files import tail
-from .observe import Look, Observer, target
+from .health import Look, Observer, Prober, target
 from .plan import LaunchPlan
-from .probe import Prober
+from .sections import Supervision
 from .state import State
-from .supervision import Supervision
 from .supervisor import Progress
 from .world import HERE, World
 

@@ -12,7 +12,14 @@ from typing import IO
 
 from . import events
 from .errors import InputError, LauncherError
-from .plain import is_plain, open_own, open_plain, plain_lines, read_file_end, sync_plain_folder
+from .files import (
+    is_plain,
+    open_own,
+    open_plain,
+    plain_lines,
+    read_file_end,
+    sync_plain_folder,
+)
 from .report import print_json
 from .request import Request
 

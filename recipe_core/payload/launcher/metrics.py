@@ -1,13 +1,18 @@
-"""Metrics of a measurement from its samples, and their comparison with the prediction."""
+"""Metrics of a measurement and steps of a training run, compared with the prediction."""
 
 from __future__ import annotations
 
+import csv
 import math
 from collections.abc import Sequence
-from statistics import fmean
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
 from .client import Sample
+from .files import read_file_end, read_object
+from .plan import LaunchPlan
 
 # The figures that expected.json may predict, in the order they are shown.
 FIGURES = (
@@ -84,3 +89,79 @@ def finite_number(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return None
     return float(value)
+
+
+# Metrics that expected.json predicts of a step, in the order of the table.
+STEP_FIGURES = ("step_s", "tokens_per_s", "tokens_per_s_per_gpu", "mfu", "peak_memory_bytes")
+_MOST_BYTES = 1 << 30
+# First steps after a start that are not measured: they build caches and kernels.
+WARM_UP = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One row; missing values are None."""
+
+    number: int
+    values: dict[str, float | None]
+
+    def get(self, name: str) -> float | None:
+        return self.values.get(name)
+
+
+def metrics_file(plan: LaunchPlan) -> Path | None:
+    """The file of the run's steps; None for a framework that writes none."""
+    return plan.run / "metrics.csv" if (plan.root / "train.json").is_file() else None
+
+
+def read_steps(path: Path | None) -> list[Step]:
+    """Complete rows so far; lines that a loss of power damaged are left out."""
+    text = read_file_end(path, _MOST_BYTES) if path is not None else None
+    if text is None:
+        return []
+    lines = text.decode("utf-8", errors="replace").replace("\0", "").splitlines()
+    rows = csv.DictReader(line for line in lines if "\ufffd" not in line)
+    return [
+        Step(int(row["step"]), {name: _parse_step_value(text) for name, text in row.items()})
+        for row in rows
+        if None not in row and None not in row.values() and row.get("step", "").isdecimal()
+    ]
+
+
+def _parse_step_value(text: str) -> float | None:
+    try:
+        return finite_number(float(text))
+    except ValueError:
+        return None
+
+
+def planned_steps(plan: LaunchPlan) -> int | None:
+    """The number of steps of the run, from expected.json."""
+    run = read_object(plan.folder / "expected.json").get("run")
+    steps = finite_number(run.get("steps")) if isinstance(run, dict) else None
+    return int(steps) if steps else None
+
+
+def step_figures(steps: list[Step]) -> dict[str, float | None]:
+    """Medians over steps; the maximum of memory."""
+    out: dict[str, float | None] = {}
+    for name in STEP_FIGURES:
+        numbers = [value for step in steps if (value := step.get(name)) is not None]
+        combine = max if name == "peak_memory_bytes" else median
+        out[name] = combine(numbers) if numbers else None
+    return out
+
+
+def comparison(plan: LaunchPlan, steps: list[Step]) -> dict[str, Any]:
+    """Measured, predicted, bands and their ratios."""
+    expected = read_object(plan.folder / "expected.json")
+    training = expected.get("training")
+    training = training if isinstance(training, dict) else {}
+    predicted = {name: finite_number(training.get(name)) for name in STEP_FIGURES}
+    measured = step_figures(steps)
+    return {
+        "metrics": measured,
+        "predicted": predicted,
+        "bands": {k: list(v) for k, v in expected_bands(expected).items()},
+        "ratio": {name: ratio_of(measured[name], predicted[name]) for name in STEP_FIGURES},
+    }

@@ -8,15 +8,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .api import Api, read_api
 from .claims import Claim, read_claim
 from .errors import InputError
-from .fields import Fields
 from .files import read_object
-from .making import Making, read_making
-from .supervision import USUAL, Supervision, read_supervision
-from .support import Support, read_support
-from .variants import Variant, parse_variants
+from .portability import Support, Variant, parse_variants, read_support
+from .sections import (
+    USUAL,
+    Api,
+    Fields,
+    Making,
+    Supervision,
+    read_api,
+    read_making,
+    read_supervision,
+)
 
 MODES = ("closed", "open", "static", "offline")
 RUNTIMES = ("cuda", "rocm", "xpu", "metal", "cpu")

@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .api import is_loopback
 from .claims import Memory, Refusal, refused, show_gib
 from .client import api_headers
 from .engine import locate, same_version
@@ -19,8 +18,8 @@ from .files import verify_manifest
 from .holders import holders
 from .machine import Device, Machine, detect_machine
 from .plan import LaunchPlan, Needs, Process, is_model_path
-from .support import answer_support
-from .variants import advise_variant
+from .portability import advise_variant, answer_support
+from .sections import is_loopback
 
 # Drivers reserve a little more or less from release to release; a card of the same kind stays
 # within this share.

@@ -11,14 +11,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from . import steps as training
+from .client import pooled_request_body
 from .files import json_text
-from .metrics import FIGURES
+from .metrics import FIGURES, STEP_FIGURES, Step
 from .plan import LaunchPlan
-from .pooled import pooled_request_body
 from .preflight import Preflight
 from .state import State
-from .steps import Step
 
 
 def print_any_letter() -> None:
@@ -156,7 +154,7 @@ def run_text(plan: LaunchPlan, data: dict[str, Any]) -> str:
 
 def training_bench_text(data: dict[str, Any]) -> str:
     """Predicted next to measured."""
-    metrics = [key for key in training.FIGURES if data["metrics"].get(key) is not None]
+    metrics = [key for key in STEP_FIGURES if data["metrics"].get(key) is not None]
     rows = [_HEAD, *(_measured_row(key, data) for key in metrics)]
     steps = data["steps"]
     return "\n".join([f"steps {steps['first']} to {steps['last']}", "", table(rows)])

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
-from . import events, report, run_status, supervisor
+from . import events, report, running, supervisor
 from .decide import backoff_s
 from .diagnosis import Diagnosis, diagnose, failure_text
+from .metrics import metrics_file, planned_steps, read_steps
 from .plan import LaunchPlan
+from .sections import Supervision
 from .state import State
-from .steps import metrics_file, planned_steps, read_steps
-from .supervision import Supervision
 from .supervisor import Progress
 from .world import HERE, World
 
@@ -243,22 +243,22 @@ class Observer:
         self._tell_steps(plan)
         self._tell_rollbacks(plan)
         self._count_kills(current)
-        end, model = run_status.read_trainer_end(plan), (plan.run / "model").is_dir()
+        end, model = running.read_trainer_end(plan), (plan.run / "model").is_dir()
         return Seen(
             alive=alive,
             code=exit_code(current, world=self.world),
             end_code=end.code if end else None,
             out_of_memory=self.kills > 0,
-            step=run_status.step_of_start(plan),
-            growth=run_status.growth(plan),
-            usual_s=run_status.usual_step_s(plan),
-            complete=model and run_status.finished(plan),
+            step=running.step_of_start(plan),
+            growth=running.growth(plan),
+            usual_s=running.usual_step_s(plan),
+            complete=model and running.finished(plan),
         )
 
     def _tell_steps(self, plan: LaunchPlan) -> None:
         if self.shown is None:
             return
-        newest = run_status.step_of_start(plan)
+        newest = running.step_of_start(plan)
         for step in read_steps(metrics_file(plan)):
             if self.shown < step.number <= newest:
                 self.shown = step.number
@@ -267,7 +267,7 @@ class Observer:
     def _tell_rollbacks(self, plan: LaunchPlan) -> None:
         """Note new ones, also those that torchrun answered with a restart of its own."""
         names = ("kind", "first", "last", "loss", "usual", "checkpoint", "skipped")
-        for rollback in run_status.read_rollbacks(plan):
+        for rollback in running.read_rollbacks(plan):
             if rollback.get("time") in self.rollbacks:
                 continue
             self.rollbacks.add(rollback.get("time"))

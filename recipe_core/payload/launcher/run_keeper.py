@@ -14,14 +14,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import FrameType
 
-from . import events, keeping, notify, run_status, state, supervisor
+from . import events, keeping, running, state, supervisor
 from .choices import Choice, list_launch_choices, next_choice
 from .diagnosis import Diagnosis, with_lost_device
 from .errors import LauncherError, PreflightError, StartError
 from .files import tail
-from .heartbeat import only_keeper
+from .heartbeat import notify_ready, notify_stopping, only_keeper
 from .logs import cut_logs
 from .machine import Machine
+from .metrics import metrics_file
 from .plan import LaunchPlan
 from .preflight import check_machine, needs_here
 from .run_decide import (
@@ -39,9 +40,8 @@ from .run_decide import (
     waited,
 )
 from .running import passed_preflight
+from .sections import Supervision
 from .state import State
-from .steps import metrics_file
-from .supervision import Supervision
 from .supervisor import Progress
 from .world import HERE, World
 
@@ -82,7 +82,7 @@ class Keeper:
         self.plan, self.current, self.progress = plan, current, progress
         self.fixed, self.limits, self.me = fixed, limits, keeping.me(limits)
         self.observer = Observer(plan, progress, shown, world=world)
-        step = run_status.start_step(plan)
+        step = running.start_step(plan)
         self.observer.started(current, step)
         self.track = track_started_run(self.clock.monotonic(), step)
         self.barred: set[str] = set()
@@ -120,7 +120,7 @@ class Keeper:
                 ended = "gave up"
                 raise
             finally:
-                notify.stopping()
+                notify_stopping()
                 node_folder = heartbeat.moved_to() or self.plan.own
                 events.append(node_folder, "keeper_stop", reason=ended)
 
@@ -130,7 +130,7 @@ class Keeper:
             self.current = replace(self.current, keeper=self.me)
             state.save_state(self.plan.own, self.current)
         events.append(self.plan.own, "keeper_start", choice=self.plan.choice, pid=self.me.pid)
-        notify.ready("keeps a training run")
+        notify_ready("keeps a training run")
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -200,7 +200,7 @@ class Keeper:
             return Action.END
         cause = self.observer.diagnosis(self.plan, self.current, proven=self.track.proven)
         self._tell(trouble, cause)
-        checkpoint = run_status.checkpoint_step(self.plan)
+        checkpoint = running.checkpoint_step(self.plan)
         with self._alone():
             if trouble.kind is Kind.HUNG:  # what is only stopped can end by itself
                 processes = self.world.processes
@@ -285,7 +285,7 @@ class Keeper:
                     trouble,
                     self.clock.monotonic(),
                     self.limits,
-                    checkpoint=run_status.checkpoint_step(self.plan),
+                    checkpoint=running.checkpoint_step(self.plan),
                     misfit=misfit is not None,
                 )
                 if misfit is None and not cause.transient:
@@ -302,8 +302,8 @@ class Keeper:
         """
         with self._alone():
             self.checked(self.plan, _QUIET)
-            run_status.note_start(self.plan)
-            step, restarts = run_status.start_step(self.plan), self.current.restarts + 1
+            running.note_start(self.plan)
+            step, restarts = running.start_step(self.plan), self.current.restarts + 1
             for group in sorted({process.group for process in self.plan.processes}):
                 self.current = supervisor.start_group(
                     self.plan, self.current, group, world=self.world
@@ -312,7 +312,7 @@ class Keeper:
             state.save_state(self.plan.own, self.current)
         self.track = track_started_run(self.clock.monotonic(), step, self.track)
         self.observer.started(self.current, step)
-        size = run_status.world_size(self.plan)
+        size = running.world_size(self.plan)
         about = {"count": restarts, "choice": self.plan.choice, "world_size": size}
         events.append(self.plan.own, "restart", cause=cause, step=step, **about)
 
@@ -330,7 +330,7 @@ class Keeper:
         return True
 
     def _take(self, choice: Choice, kind: str) -> None:
-        size = run_status.world_size(choice.plan)
+        size = running.world_size(choice.plan)
         about = {"choice": choice.name, "title": choice.title, "world_size": size}
         events.append(self.plan.own, kind, **about)
         self.progress.say(f"taking {choice.name} ({choice.title})")
@@ -348,10 +348,10 @@ class Keeper:
             choice = self._due_look()
             if choice is None:
                 return False
-            self.found_at_step = run_status.checkpoint_step(self.plan)
+            self.found_at_step = running.checkpoint_step(self.plan)
             events.append(self.plan.own, "device_found", choice=choice.name)
             self.progress.say(f"{choice.name} fits again; back to it at the next checkpoint")
-        newer = run_status.checkpoint_step(self.plan) > self.found_at_step
+        newer = running.checkpoint_step(self.plan) > self.found_at_step
         return newer or metrics_file(self.plan) is not None
 
     def _due_look(self) -> Choice | None:
@@ -380,7 +380,7 @@ class Keeper:
         self.found_at_step = None
         if metrics_file(self.plan) is not None:
             with suppress(OSError):
-                (self.plan.run / run_status.STOP).touch()
+                (self.plan.run / running.STOP).touch()
             deadline = self.clock.monotonic() + END_S
             while (
                 supervisor.lives(self.current, world=self.world)
@@ -398,7 +398,7 @@ class Keeper:
 
     def _given_up(self, trouble: Trouble, cause: Diagnosis) -> StartError:
         """The end of a run that cannot go on: forgotten by the state, explained in the events."""
-        end = run_status.read_trainer_end(self.plan) if trouble.kind is Kind.REFUSED else None
+        end = running.read_trainer_end(self.plan) if trouble.kind is Kind.REFUSED else None
         reason, name = end.message if end else trouble.reason, self.plan.processes[0].name
         about = {"cause": cause.cause, "title": cause.title, "fix": cause.fix}
         if end is not None:

@@ -12,38 +12,42 @@ from typing import Any
 from . import events, files, keep, keeping, report, state, supervisor
 from .choices import Attempts
 from .errors import LateError, LauncherError, StartError, file_error
-from .files import tail
+from .files import refuse_odd_run, tail
 from .keeper import Log
-from .plain import refuse_odd_run
+from .metrics import (
+    WARM_UP,
+    Step,
+    comparison,
+    metrics_file,
+    planned_steps,
+    read_steps,
+)
 from .plan import LaunchPlan
 from .preflight import Preflight, preflight
 from .report import print_json
 from .request import Request
 from .run_decide import log_of
 from .run_keeper import END_S, Keeper
-from .run_status import (
+from .running import (
     STOP,
     checkpoint_step,
     finished,
     last_step,
+    load_running_state,
+    load_started_plan,
     newest_checkpoint,
+    not_applied,
     note_start,
+    passed_preflight,
+    require_files,
     start_step,
     status_data,
     step_of_start,
-    world_size,
-)
-from .running import (
-    load_running_state,
-    load_started_plan,
-    not_applied,
-    passed_preflight,
-    require_files,
     stop_started,
     tell_copy,
+    world_size,
 )
 from .state import State
-from .steps import WARM_UP, Step, comparison, metrics_file, planned_steps, read_steps
 from .supervisor import Progress
 from .world import HERE, World
 

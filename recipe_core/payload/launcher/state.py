@@ -12,11 +12,10 @@ from typing import Any
 
 from . import procs
 from .errors import BusyError, InputError, LauncherError, file_error
-from .fields import Fields
-from .files import read_object, write_json
-from .plain import make_run, odd_error, open_own, open_plain
+from .files import make_run, odd_error, open_own, open_plain, read_object, write_json
 from .plan import FIRST
 from .procs import HERE, Processes
+from .sections import Fields
 
 
 def owner_of(folder: Path) -> dict[str, Any]:

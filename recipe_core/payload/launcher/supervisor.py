@@ -7,14 +7,14 @@ import uuid
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from . import keeping, notify, procs, state
+from . import heartbeat, keeping, procs, state
 from .diagnosis import VAGUE, diagnose, excerpt_log, failure_text
 from .engine import command
 from .errors import LateError, LauncherError, StartError
 from .files import tail
-from .interrupts import uninterrupted
 from .logs import open_log
 from .plan import LaunchPlan, Process
+from .procs import uninterrupted
 from .report import complain
 from .state import Server, State
 from .world import HERE, World
@@ -165,7 +165,7 @@ def _spawn(world: World, plan: LaunchPlan, process: Process, mark: str) -> Serve
 def process_environment(plan: LaunchPlan, process: Process, mark: str) -> dict[str, str]:
     """The environment of a process, with its devices where several servers share the machine."""
     marks = {procs.MARK: mark, procs.PART: part_mark(mark, process.group)}
-    environment = {**notify.drop_notify_variables(dict(os.environ)), **process.env, **marks}
+    environment = {**heartbeat.drop_notify_variables(dict(os.environ)), **process.env, **marks}
     if plan.parameters.data is not None:
         environment[DATA] = plan.parameters.data
     variable = _VISIBLE.get(plan.needs.runtime)

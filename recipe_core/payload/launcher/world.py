@@ -15,10 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from .clock import CLOCK, Clock
 from .machine import Machine, detect_machine
+from .procs import CLOCK, Clock, Processes
 from .procs import HERE as PROCESSES
-from .procs import Processes
 
 _ESTABLISHED = "01"
 # Status and first bytes of what a server answers, once it does.

@@ -18,16 +18,14 @@ import torch.distributed as dist
 from torch.utils.data import Dataset, Sampler, SequentialSampler
 from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
-from .breaks import remove_left, roll_back, tell_end
 from .checkpoint import LEAST_KEPT
 from .data import Order
 from .errors import TrainError
-from .guard import BROKEN, Watch
+from .examples import open_data
 from .metrics import Metrics, Row, peak_memory_bytes
 from .model import choose_attention, load_model_config
-from .rollbacks import read_record
+from .rollbacks import BROKEN, Watch, read_record, remove_left, roll_back, tell_end
 from .settings import STOP_FILE, STOPPED_EXIT, Loading, Settings, data_paths, load_settings
-from .task import open_data
 from .tokens import get_tokenizer, token_file
 
 _OPTIMIZER = {"adamw": "adamw_torch", "sgd": "sgd"}

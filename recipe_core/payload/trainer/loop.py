@@ -14,23 +14,31 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
-from .breaks import roll_back
-from .checkpoint import Checkpointer, list_checkpoint_folders, list_complete_checkpoints
+from .checkpoint import (
+    Checkpointer,
+    export_adapters,
+    export_checkpoint,
+    list_checkpoint_folders,
+    list_complete_checkpoints,
+)
 from .data import Ahead
 from .errors import RolledBackError, TrainError
-from .export import export_adapters, export_checkpoint
-from .guard import BROKEN, CALM, Watch
+from .examples import check_training_task, open_data
 from .lora import fill_adapters, fill_pretrained
-from .mesh import World, join_processes
 from .metrics import Metrics, Row, peak_memory_bytes
 from .model import Part, build_meta_model, fill_random, load_model_config
-from .optimizer import LossScale, learning_rate, make_optimizer, update
-from .parallel import HALF, emulated, lay_out
-from .preferences import Reference, reference_of
-from .rollbacks import read_record
+from .parallel import HALF, World, emulated, join_processes, lay_out
+from .rollbacks import BROKEN, CALM, Watch, read_record, roll_back
 from .settings import STOP_FILE, Settings
-from .steps import Passes
-from .task import check_training_task, open_data
+from .steps import (
+    LossScale,
+    Passes,
+    Reference,
+    learning_rate,
+    make_optimizer,
+    reference_of,
+    update,
+)
 from .tokens import get_tokenizer, token_file
 
 

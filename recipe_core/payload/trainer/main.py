@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from .breaks import tell_end
 from .errors import RolledBackError, TrainError
+from .rollbacks import tell_end
 
 
 def main(argv: Sequence[str] | None = None) -> int:

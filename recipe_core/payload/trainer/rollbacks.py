@@ -1,25 +1,109 @@
-"""``run/rollbacks.json``: where a run was rolled back, and which batches it leaves out since then.
+"""When a run's loss breaks: how that is seen, and which batches it leaves out since then.
 
 A run that simply repeated the stretch would fail in the same place. As Chowdhery et al. (PaLM,
 arXiv:2204.02311, section 5.1) did by hand, it goes on from a checkpoint before the event and skips
 the batches around it: those of the event, and up to 100 before it, as it is batches and state
 together that break a run, not one bad batch. The record alone decides what every later start does,
 so a run goes on in the same way under any supervisor, and on any number of devices.
+
+A spike is told by robust statistics, so that one odd step among the usual ones moves neither the
+middle nor the spread: a loss above median + k · 1.4826 · MAD of the last calm steps (1.4826 makes
+the median absolute deviation the standard deviation of a normal distribution; Rousseeuw and Croux,
+J. Am. Stat. Assoc. 88, 1993), for several steps in a row.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Sequence
+import shutil
+from collections import deque
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from .disk import put_in_place
-from .errors import TrainError
-from .guard import Event
+from .errors import RolledBackError, TrainError
+from .settings import Guard
+
+# What a step was: as usual; perhaps the first of a spike, so nothing is saved; the run stops.
+CALM, SUSPICIOUS, BROKEN = 0, 1, 2
+# Calm steps before losses can be unusual.
+_FEWEST = 10
+# Of the median: a curve that became flat has hardly any spread of its own.
+_LEAST_SPREAD = 0.01
+_NORMAL = 1.4826
+# Steps in a row: 16 halvings bring fp16's first loss scale, 65,536, to 1.
+_SCALED_GRADIENTS = 20
+
+
+@dataclass(frozen=True)
+class Event:
+    """Why a run stopped: ``kind`` nan, gradient or spike, and the steps from first to last.
+
+    ``loss`` is the last one, None where it is no number; ``usual`` the median before it (nats).
+    """
+
+    kind: str
+    first: int
+    last: int
+    loss: float | None
+    usual: float | None
+
+    def __str__(self) -> str:
+        if self.kind == "nan":
+            return f"the loss of step {self.last} is not a number"
+        if self.kind == "gradient":
+            return f"the gradients of steps {self.first} to {self.last} are not finite"
+        figures = f"{self.loss:.4f} after {self.usual:.4f}"
+        return f"the loss of steps {self.first} to {self.last} is a spike ({figures})"
+
+
+class Watch:
+    """Sees every step of a run, on one rank; ``earlier`` are the losses of the steps before."""
+
+    def __init__(self, guard: Guard, earlier: Iterable[float] = (), *, scaled: bool = False):
+        self.guard = guard
+        self.calm: deque[float] = deque(filter(math.isfinite, earlier), maxlen=guard.window)
+        self.gradients = _SCALED_GRADIENTS if scaled else guard.patience
+        self.event: Event | None = None
+        self._first: int | None = None
+        self._lost = 0
+
+    def see(self, step: int, loss: float, gradient_norm: float) -> int:
+        """Judge a step (counted from 1) by its mean loss and the norm of its gradient."""
+        if not math.isfinite(loss):
+            return self._broken("nan", self._first or step, step, None)
+        self._lost = 0 if math.isfinite(gradient_norm) else self._lost + 1
+        if self._lost >= self.gradients:
+            return self._broken("gradient", step - self._lost + 1, step, loss)
+        limit = self.limit()
+        if limit is None or loss <= limit:
+            self.calm.append(loss)
+            self._first = None
+            return CALM
+        self._first = self._first or step
+        if step - self._first + 1 >= self.guard.patience:
+            return self._broken("spike", self._first, step, loss)
+        return SUSPICIOUS
+
+    def limit(self) -> float | None:
+        """The largest usual loss; None while too few steps are known, or spikes are not judged."""
+        if len(self.calm) < min(_FEWEST, self.guard.window) or not self.guard.deviations:
+            return None
+        middle = median(self.calm)
+        spread = _NORMAL * median(abs(loss - middle) for loss in self.calm)
+        return middle + self.guard.deviations * max(spread, _LEAST_SPREAD * abs(middle))
+
+    def _broken(self, kind: str, first: int, last: int, loss: float | None) -> int:
+        self.event = Event(kind, first, last, loss, median(self.calm) if self.calm else None)
+        return BROKEN
+
 
 FILE = "rollbacks.json"
 # Steps before the event whose batches are left out too, where no checkpoint is nearer.
@@ -168,3 +252,52 @@ def _parse_rollback_count(value: Any) -> int:
     if type(value) is not int or value < 0:
         raise ValueError(f"{value!r} is not a whole number of at least 0")
     return value
+
+
+# Before the name of a checkpoint that a rollback went behind, until one is written later on.
+LEFT = "rolled-back-"
+# In the run folder: why the last start ended, as a launcher may not see the exit code.
+END_FILE = "end.json"
+
+# Steps and folders.
+Checkpoints = Sequence[tuple[int, Path]]
+
+
+def remove_left(folder: Path) -> None:
+    for path in folder.glob(f"{LEFT}*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def roll_back(
+    run: Path, event: Event, complete: Checkpoints, checkpoints: Checkpoints, guard: Guard
+) -> TrainError:
+    """Record a rollback and put aside what is behind it, so that no start goes on from there.
+
+    ``whole`` are the checkpoints that were written to the end, ``every`` those and the others.
+    Returns how this process ends: rolled back, or, after too many, diverged.
+    """
+    record, rollback = read_record(run).roll_back(event, [step for step, _ in complete])
+    record.write()
+    for step, path in checkpoints:
+        if step > rollback.checkpoint:
+            aside = path.with_name(LEFT + path.name)
+            shutil.rmtree(aside, ignore_errors=True)
+            path.rename(aside)
+    try:
+        record.check(guard.rollbacks)
+    except TrainError as error:
+        return error
+    start, end = rollback.skipped
+    place = f"step {rollback.checkpoint}" if rollback.checkpoint else "the start"
+    message = f"{event}; the next start goes on from {place}"
+    return RolledBackError(f"{message} and leaves out batches {start} to {end - 1}.")
+
+
+def tell_end(run: Path, error: TrainError) -> None:
+    """Leave the exit code and the reason beside the run's record; a full disk changes nothing."""
+    part = run / f".{END_FILE}.{os.getpid()}"
+    values = {"schema_version": 1, "code": error.exit_code, "message": str(error)}
+    with suppress(OSError):
+        run.mkdir(parents=True, exist_ok=True)
+        part.write_text(json.dumps(values) + "\n", encoding="utf-8")
+        part.replace(run / END_FILE)

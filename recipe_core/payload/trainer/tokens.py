@@ -12,9 +12,9 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from .data import write_shards
 from .errors import TrainError
 from .examples import write_examples
-from .shards import write_shards
 
 # ChatML for a tokenizer without a template; answers end with the token at which servers stop.
 CHATML = (

@@ -1,7 +1,7 @@
 """Policies of autoscalers: their rules as pure functions, and batches of them at work.
 
 One module a policy restates a project's documentation (docs/reference/autoscalers.md);
-``defaults.yaml`` has its numbers with their sources, ``table.py`` what each knows, ``windows.py``
+``defaults.yaml`` has its numbers with their sources, ``table.py`` what each knows, ``columns.py``
 sliding means and maxima.
 """
 
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from recipe_core.base.errors import InputError
 from recipe_core.request.scaling import Policy, Scaling, Trigger
+from recipe_core.scaling.fleet import Controller
 from recipe_core.scaling.policies.dynamo import Dynamo
 from recipe_core.scaling.policies.hpa import Hpa
 from recipe_core.scaling.policies.keda import Keda
@@ -22,7 +23,6 @@ from recipe_core.scaling.policies.ray_serve import RayServe
 from recipe_core.scaling.policies.schedule import Fixed, Schedule
 from recipe_core.scaling.policies.skyserve import SkyServe
 from recipe_core.scaling.policies.table import FIELD, ROWS, check_scaling, default_triggers
-from recipe_core.scaling.signals import Controller
 from recipe_core.scaling.traces.loads import Load
 
 __all__ = ["controller_of"]

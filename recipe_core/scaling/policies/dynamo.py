@@ -11,11 +11,17 @@ import numpy as np
 
 from recipe_core.base.arrays import Float
 from recipe_core.request.scaling import Scaling
-from recipe_core.scaling.policies.columns import Paced, next_look, parameters, same_number, whole_up
-from recipe_core.scaling.policies.defaults import default_of
+from recipe_core.scaling.fleet import Signals
+from recipe_core.scaling.policies.columns import (
+    SLACK_S,
+    Paced,
+    default_of,
+    next_look,
+    parameters,
+    same_number,
+    whole_up,
+)
 from recipe_core.scaling.policies.predictive import Arrivals
-from recipe_core.scaling.policies.windows import SLACK_S
-from recipe_core.scaling.signals import Signals
 from recipe_core.scaling.traces.forecast import build_predictor
 
 # The forecast that is simulated, by the planner's name of it (``load_predictor``).

@@ -11,19 +11,20 @@ import numpy as np
 
 from recipe_core.base.arrays import Bool, Float
 from recipe_core.request.scaling import Scaling, Trigger
+from recipe_core.scaling.fleet import Signals
 from recipe_core.scaling.policies import hpa
-from recipe_core.scaling.policies.behavior import Behavior, hpa_defaults
 from recipe_core.scaling.policies.columns import (
     ROUNDING,
+    SLACK_S,
+    Delayed,
     Paced,
+    default_of,
     next_look,
     open_requests,
     parameters,
     same_number,
 )
-from recipe_core.scaling.policies.defaults import default_of
-from recipe_core.scaling.policies.windows import SLACK_S, Delayed
-from recipe_core.scaling.signals import Signals
+from recipe_core.scaling.policies.hpa import Behavior, hpa_defaults
 
 
 def is_active(metric: Float, activation: Float) -> Bool:

@@ -12,19 +12,20 @@ import numpy as np
 
 from recipe_core.base.arrays import Bool, Float
 from recipe_core.request.scaling import Scaling, Trigger
+from recipe_core.scaling.fleet import Signals
 from recipe_core.scaling.policies.columns import (
+    SLACK_S,
     Meter,
+    MovingMax,
     Paced,
     Targets,
+    default_of,
     has_waiting,
     open_requests,
     parameters,
     whole_down,
     whole_up,
 )
-from recipe_core.scaling.policies.defaults import default_of
-from recipe_core.scaling.policies.windows import SLACK_S, MovingMax
-from recipe_core.scaling.signals import Signals
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,20 +13,22 @@ import numpy as np
 
 from recipe_core.base.arrays import Bool, Float
 from recipe_core.request.scaling import Scaling, Trigger
+from recipe_core.scaling.fleet import Signals
 from recipe_core.scaling.policies import hpa
-from recipe_core.scaling.policies.behavior import Behavior, HpaDefaults
 from recipe_core.scaling.policies.columns import (
     ROUNDING,
+    SLACK_S,
+    Delayed,
+    MovingMax,
     Paced,
     Targets,
+    default_of,
     has_waiting,
     next_look,
     parameters,
     same_number,
 )
-from recipe_core.scaling.policies.defaults import default_of
-from recipe_core.scaling.policies.windows import SLACK_S, Delayed, MovingMax
-from recipe_core.scaling.signals import Signals
+from recipe_core.scaling.policies.hpa import Behavior, HpaDefaults
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,13 @@ import numpy as np
 from recipe_core.base.arrays import Float
 from recipe_core.request.over_time import DAY_S, WEEK_S
 from recipe_core.request.scaling import Scaling
+from recipe_core.scaling.fleet import Signals
 from recipe_core.scaling.policies.columns import (
     ROUNDING,
+    SLACK_S,
+    MovingMax,
     Paced,
+    default_of,
     has_waiting,
     next_look,
     open_requests,
@@ -19,9 +23,6 @@ from recipe_core.scaling.policies.columns import (
     same_number,
     whole_up,
 )
-from recipe_core.scaling.policies.defaults import default_of
-from recipe_core.scaling.policies.windows import SLACK_S, MovingMax
-from recipe_core.scaling.signals import Signals
 from recipe_core.scaling.traces.forecast import Predictor, build_predictor
 from recipe_core.scaling.traces.loads import Load
 

@@ -13,18 +13,19 @@ import numpy as np
 
 from recipe_core.base.arrays import Float
 from recipe_core.request.scaling import Scaling, Trigger
+from recipe_core.scaling.fleet import Signals
 from recipe_core.scaling.policies.columns import (
     ROUNDING,
+    SLACK_S,
+    MovingMean,
     Paced,
     Targets,
+    default_of,
     open_requests,
     parameters,
     same_number,
     whole_up,
 )
-from recipe_core.scaling.policies.defaults import default_of
-from recipe_core.scaling.policies.windows import SLACK_S, MovingMean
-from recipe_core.scaling.signals import Signals
 
 
 def desired_replicas(

@@ -8,9 +8,8 @@ import numpy as np
 
 from recipe_core.base.arrays import Float
 from recipe_core.request.scaling import Scaling
-from recipe_core.scaling.policies.columns import Paced, same_number
-from recipe_core.scaling.policies.defaults import default_of
-from recipe_core.scaling.signals import Signals
+from recipe_core.scaling.fleet import Signals
+from recipe_core.scaling.policies.columns import Paced, default_of, same_number
 
 
 class Fixed(Paced):

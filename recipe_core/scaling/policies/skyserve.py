@@ -12,17 +12,18 @@ import numpy as np
 
 from recipe_core.base.arrays import Bool, Float
 from recipe_core.request.scaling import Scaling, Trigger
+from recipe_core.scaling.fleet import Signals
 from recipe_core.scaling.policies.columns import (
+    SLACK_S,
+    MovingRate,
     Paced,
     Targets,
+    default_of,
     has_waiting,
     next_look,
     parameters,
     whole_up,
 )
-from recipe_core.scaling.policies.defaults import default_of
-from recipe_core.scaling.policies.windows import SLACK_S, MovingRate
-from recipe_core.scaling.signals import Signals
 
 
 def replicas_by_rate(

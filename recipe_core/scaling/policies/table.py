@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from recipe_core.base.errors import InputError
 from recipe_core.request.scaling import TO_ZERO, Metric, Policy, Scaling, Trigger
-from recipe_core.scaling.policies.defaults import all_defaults, default_of
+from recipe_core.scaling.policies.columns import all_defaults, default_of
 from recipe_core.scaling.policies.kpa import default_target
 
 FIELD = "options.scaling"

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from recipe_core.base.arrays import Float, Int
-from recipe_core.scaling.traces.reuse import Reuse, measure_prefix_reuse
-from recipe_core.scaling.traces.trace import Rates, Trace
+from recipe_core.scaling.traces.trace import Rates, Reuse, Trace, measure_prefix_reuse
 
 # Share of gaps of 0 from which time stamps are taken as rounded.
 COARSE = 0.5

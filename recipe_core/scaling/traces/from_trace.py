@@ -10,13 +10,11 @@ import numpy as np
 
 from recipe_core.base.arrays import Float, Int
 from recipe_core.base.errors import InputError
-from recipe_core.request.kv_offload import PrefixReuse
 from recipe_core.request.over_time import DAY_S, HOUR_S, MOST_RATES, LengthPoint, OverTime
+from recipe_core.request.serving_workload import PrefixReuse
 from recipe_core.scaling.traces.describe import burstiness
-from recipe_core.scaling.traces.loads import Lengths
-from recipe_core.scaling.traces.reuse import measure_prefix_reuse
-from recipe_core.scaling.traces.shapes import HOURS, find_shape
-from recipe_core.scaling.traces.trace import Rates, Trace
+from recipe_core.scaling.traces.loads import HOURS, Lengths, find_shape
+from recipe_core.scaling.traces.trace import Rates, Trace, measure_prefix_reuse
 
 INTERVALS_S = (60.0, 300.0, 600.0, 1800.0, HOUR_S, 6 * HOUR_S, DAY_S)
 # Intervals that a trace is told in at most, unless they are stated: two weeks in ten minutes.

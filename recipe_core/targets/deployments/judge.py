@@ -14,7 +14,7 @@ from recipe_core.commands.context import CommandContext
 from recipe_core.commands.files import SUFFIXES, Item, check_items, items_of, judge_items
 from recipe_core.engines.grammar import grammars
 from recipe_core.models.catalog import catalog_ids, in_catalog
-from recipe_core.targets.deployments.deployed import DeployedEngine, DeploymentFile
+from recipe_core.targets.deployments.deployment import DeployedEngine, DeploymentFile
 from recipe_core.targets.deployments.documents import MAX_BYTES
 from recipe_core.targets.deployments.read import DOCUMENTS, SCRIPTS, read_deployment
 

@@ -1,4 +1,4 @@
-"""Kubernetes documents: every pod template in them, whatever kind holds it.
+"""Kubernetes documents: pod templates of whatever kind, and KServe's services with their models.
 
 Deployments, StatefulSets, Jobs, Pods, LeaderWorkerSets and resources of other projects keep
 ``containers`` of a pod somewhere below their ``spec``; Dynamo's graphs a ``mainContainer``.
@@ -6,28 +6,35 @@ Deployments, StatefulSets, Jobs, Pods, LeaderWorkerSets and resources of other p
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from recipe_core.targets.deployments.containers import (
-    engines_in,
-    pod_container,
-    pod_devices,
-    with_notes,
-)
-from recipe_core.targets.deployments.deployed import DeployedEngine, Place, UnreadPart
-from recipe_core.targets.deployments.devices import (
+from recipe_core.commands.launches import Launch, first_launch
+from recipe_core.targets.deployments.deployment import (
+    DeployedEngine,
+    Place,
+    UnreadPart,
     choose_device_place,
     device_labels,
     device_resources,
+    engines_in,
+    pod_container,
+    pod_devices,
+    pod_environment,
+    with_notes,
 )
 from recipe_core.targets.deployments.documents import (
     Mapped,
+    filled_pod,
     line_of,
     parse_count,
+    unset_in,
     walk_mappings,
     yaml_mapping,
     yaml_mappings,
+    yaml_texts,
 )
 
 _MAX_PODS = 1000
@@ -153,3 +160,183 @@ def _shares_memory(pod: Mapped) -> bool:
         yaml_mapping(volume.get("emptyDir")).get("medium") == "Memory" for volume in volumes
     )
     return memory or pod.get("hostIPC") == "true" or "sharedMemory" in pod
+
+
+KINDS = frozenset(
+    {
+        "InferenceService",
+        "LLMInferenceService",
+        "LLMInferenceServiceConfig",
+        "ServingRuntime",
+        "ClusterServingRuntime",
+    }
+)
+_FORMATS = frozenset({"huggingface", "vllm"})
+_RUNTIME = "kserve/huggingfaceserver"
+_SERVER_OPTIONS = frozenset(  # of its server around vLLM (python/huggingfaceserver/__main__.py)
+    {
+        "model_name",
+        "model_dir",
+        "model_id",
+        "model_revision",
+        "tokenizer_revision",
+        "backend",
+        "task",
+        "disable_lower_case",
+        "disable_special_tokens",
+        "return_token_type_ids",
+        "return_probabilities",
+        "return_raw_logits",
+        "http_port",
+        "grpc_port",
+        "workers",
+    }
+)
+_PARALLELISM = {
+    "tensor": "--tensor-parallel-size",
+    "pipeline": "--pipeline-parallel-size",
+    "data": "--data-parallel-size",
+}
+_EXTRA = "VLLM_ADDITIONAL_ARGS"
+
+
+def read_kserve_document(document: Mapped) -> Iterator[DeployedEngine | UnreadPart]:
+    """The engines of a document of KServe."""
+    spec = yaml_mapping(document.get("spec"))
+    if document.get("kind") == "LLMInferenceService":
+        yield from _read_llm(document, spec)
+    elif document.get("kind") == "InferenceService":
+        yield from _read_predictor(document, yaml_mapping(spec.get("predictor")))
+    else:
+        yield from read_resource(document)
+
+
+def hub_name(uri: object) -> str | None:
+    """The model of ``hf://owner/name``, with its revision; None for another storage."""
+    if not isinstance(uri, str) or not uri.startswith("hf://"):
+        return None
+    name, _, revision = uri.removeprefix("hf://").strip("/").partition(":")
+    return f"{name}@{revision}" if revision else name
+
+
+def _read_predictor(document: Mapped, predictor: Mapped) -> Iterator[DeployedEngine | UnreadPart]:
+    where = resource_name(document)
+    model = yaml_mapping(predictor.get("model"))
+    format_name = str(yaml_mapping(model.get("modelFormat")).get("name") or "").casefold()
+    if model and format_name in _FORMATS:
+        worker = yaml_mapping(predictor.get("workerSpec"))
+        words = [*_server_words(model), *_parallel_flags(worker, "ParallelSize")]
+        yield from _read_kserve_server(where, document, predictor, model, words)
+    for container in yaml_mappings(predictor.get("containers")):
+        uri = yaml_mapping(document.get("metadata")).get("storageUri") or model.get("storageUri")
+        yield from engines_in(
+            pod_container(container, shares_memory=True),
+            f"{where}: {container.get('name') or 'container'}",
+            line_of(container),
+            container_place(predictor, container, [predictor]),
+            model=hub_name(uri) or hub_name(pod_environment(container).get("STORAGE_URI")),
+            replicas=parse_count(predictor.get("minReplicas")) or 1,
+        )
+
+
+def _read_kserve_server(
+    where: str, document: Mapped, pod: Mapped, container: Mapped, words: Sequence[str]
+) -> Iterator[DeployedEngine | UnreadPart]:
+    """VLLM as KServe's own server starts it."""
+    line = line_of(container) or line_of(document)
+    launch = first_launch(("vllm", "serve", *words), pod_environment(container))
+    if launch is None:
+        yield UnreadPart(where, line, "its arguments could not be read.")
+        return
+    image = container.get("image")
+    yield DeployedEngine(
+        where,
+        line,
+        _in_image(launch, image if isinstance(image, str) else _RUNTIME),
+        container_place(pod, container, [pod]),
+        replicas=parse_count(pod.get("minReplicas")) or 1,
+        unset=unset_in(words),
+    )
+
+
+def _in_image(launch: Launch, image: str) -> Launch:
+    return replace(launch, image=image, shares_memory=True)
+
+
+def _server_words(model: Mapped) -> Iterator[str]:
+    """VLLM's words of a predictor's arguments: the model first, without those of the server."""
+    env = pod_environment(model)
+    words = [filled_pod(word, env) for word in yaml_texts(model.get("args"))]
+    pairs = list(_option_pairs(words))
+    name = next((value for flag, value in pairs if flag == "model_id" and value), None)
+    stored = hub_name(model.get("storageUri")) or hub_name(
+        yaml_mapping(model.get("storage")).get("uri")
+    )
+    if model_name := name or env.get("MODEL_ID") or stored:
+        yield model_name
+    for flag, value in pairs:
+        if flag not in _SERVER_OPTIONS:
+            yield f"--{flag.replace('_', '-')}"
+            yield from () if value is None else (value,)
+
+
+def _option_pairs(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
+    """Options of a list of words with their values, glued (``--a=b``) or not."""
+    n = 0
+    while n < len(words):
+        flag, equals, value = words[n].partition("=")
+        n += 1
+        if not flag.startswith("--"):
+            continue
+        if not equals and n < len(words) and not words[n].startswith("-"):
+            value, equals = words[n], "="
+            n += 1
+        yield flag.removeprefix("--").replace("-", "_"), value if equals else None
+
+
+def _parallel_flags(values: Mapping[str, object], suffix: str = "") -> Iterator[str]:
+    for name, flag in _PARALLELISM.items():
+        if number := parse_count(values.get(f"{name}{suffix}")):
+            yield from (flag, str(number))
+
+
+def _read_llm(document: Mapped, spec: Mapped) -> Iterator[DeployedEngine | UnreadPart]:
+    """A service of models: KServe's preset starts vLLM where the template has no command."""
+    model = hub_name(yaml_mapping(spec.get("model")).get("uri"))
+    pools = [("", spec), (" prefill", yaml_mapping(spec.get("prefill")))]
+    for title, pool in pools:
+        template = yaml_mapping(pool.get("template"))
+        containers = yaml_mappings(template.get("containers"))
+        main = next((c for c in containers if c.get("name") in ("main", None)), None)
+        if main is None and not (pool is spec or template):
+            continue
+        yield from _read_pool(document, f"{resource_name(document)}{title}", pool, main, model)
+
+
+def _read_pool(
+    document: Mapped, where: str, pool: Mapped, main: Mapped | None, model: str | None
+) -> Iterator[DeployedEngine | UnreadPart]:
+    template = yaml_mapping(pool.get("template"))
+    main = main if main is not None else Mapped()
+    if main.get("command"):
+        yield from engines_in(
+            pod_container(main, shares_memory=True),
+            where,
+            line_of(main),
+            container_place(template, main, [pool]),
+            model=model,
+            replicas=parse_count(pool.get("replicas")) or 1,
+        )
+        return
+    parallelism = yaml_mapping(pool.get("parallelism"))
+    words = [*filter(None, [model]), *_parallel_flags(parallelism)]
+    if parallelism.get("expert") == "true":
+        words.append("--enable-expert-parallel")
+    try:
+        words += shlex.split(pod_environment(main).get(_EXTRA, ""))
+    except ValueError as error:
+        yield UnreadPart(where, line_of(main), f"{_EXTRA} cannot be split into words: {error}.")
+        return
+    if all(word.startswith("-") for word in yaml_texts(main.get("args"))[:1]):
+        words += yaml_texts(main.get("args"))
+    yield from _read_kserve_server(where, document, template, main, words)

@@ -10,16 +10,17 @@ from typing import Any
 
 from recipe_core.base.errors import InputError
 from recipe_core.commands.launches import Container
-from recipe_core.targets.deployments import kserve
-from recipe_core.targets.deployments.containers import engines_in, pod_environment
-from recipe_core.targets.deployments.deployed import (
+from recipe_core.targets.deployments import kubernetes
+from recipe_core.targets.deployments.deployment import (
     DeployedEngine,
     DeploymentFile,
     Kind,
     Place,
     UnreadPart,
+    choose_device_place,
+    engines_in,
+    pod_environment,
 )
-from recipe_core.targets.deployments.devices import choose_device_place
 from recipe_core.targets.deployments.documents import (
     MAX_BYTES,
     Mapped,
@@ -132,7 +133,7 @@ def document_kind(document: Any) -> Kind | None:
     if not isinstance(document, Mapped):
         return None
     if "apiVersion" in document and "kind" in document:
-        if document["kind"] in kserve.KINDS:
+        if document["kind"] in kubernetes.KINDS:
             return "kserve"
         return "dynamo" if "Dynamo" in str(document["kind"]) else "kubernetes"
     if isinstance(document.get("services"), Mapped):
@@ -148,7 +149,7 @@ def document_kind(document: Any) -> Kind | None:
 def _read_engines(document: Any) -> Found:
     kind = document_kind(document)
     if kind == "kserve":
-        yield from kserve.read_kserve_document(document)
+        yield from kubernetes.read_kserve_document(document)
     elif kind in ("kubernetes", "dynamo"):
         for item in _document_items(document):
             yield from _read_engines(item) if item is not document else read_resource(item)

@@ -10,9 +10,14 @@ from typing import Any
 from recipe_core.base.errors import InputError
 from recipe_core.commands.launches import Launch, find_launches
 from recipe_core.commands.words import read_script
-from recipe_core.targets.deployments.containers import starts_engine
-from recipe_core.targets.deployments.deployed import DeployedEngine, Place, UnreadPart
-from recipe_core.targets.deployments.devices import choose_device_place, device_called
+from recipe_core.targets.deployments.deployment import (
+    DeployedEngine,
+    Place,
+    UnreadPart,
+    choose_device_place,
+    device_called,
+    starts_engine,
+)
 from recipe_core.targets.deployments.documents import (
     Mapped,
     parse_count,

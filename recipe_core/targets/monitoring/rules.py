@@ -1,25 +1,160 @@
-"""Recording and alerting rules of Prometheus for one recipe."""
+"""Alert thresholds, and the recording and alerting rules of Prometheus for one recipe.
+
+All times in seconds.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import math
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
+from recipe_core.base.data_files import DataRow
+from recipe_core.base.documents import read_shipped
+from recipe_core.base.provenance import Sourced
 from recipe_core.engines.release import Metrics
-from recipe_core.recipe.expected import is_pooled_estimate
+from recipe_core.engines.spec import engine, engine_names
+from recipe_core.estimates.serving.cold_start import cold_start
+from recipe_core.hardware.cluster import device_names, device_profile
+from recipe_core.recipe.figures import is_pooled_estimate
 from recipe_core.request.metrics import column_metric
-from recipe_core.targets.monitoring.thresholds import (
-    MEMORY,
-    Exporter,
-    Threshold,
-    Thresholds,
-    alert_thresholds,
-    device_exporter,
-    engine_metrics,
-)
 from recipe_core.targets.supervise import prometheus_duration
 
-if TYPE_CHECKING:  # targets ask for thresholds themselves
+if TYPE_CHECKING:
     from recipe_core.targets.context import Context
+
+
+class Fault(DataRow):
+    """An alert of a device; ``says`` follows the device's name."""
+
+    alert: str
+    when: str
+    severity: Literal["warning", "critical"]
+    says: str
+
+
+class Exporter(DataRow):
+    """Gauges per device. Memory is in MiB or MB: only ratios are used.
+
+    In ``throttled`` and the conditions of ``faults``, ``%s`` is the selector of the recipe's
+    devices. ``device`` and ``legend`` name one in alerts and charts. ``counters``: rows of the
+    exporter's configuration.
+    """
+
+    source: str
+    title: str
+    port: int
+    device: str
+    legend: str
+    memory_used: str
+    memory_free: str
+    use: str
+    power_w: str
+    temperature_c: str
+    throttled: tuple[str, ...]
+    faults: tuple[Fault, ...]
+    counters: tuple[tuple[str, str, str], ...] = ()
+
+
+class Exporters(Sourced):
+    """The content of ``exporters.yaml``, by vendor."""
+
+    exporters: dict[str, Exporter]
+
+
+@cache
+def _device_exporters() -> dict[str, Exporter]:
+    return Exporters.model_validate(
+        read_shipped(Path(__file__).with_name("exporters.yaml"))
+    ).exporters
+
+
+def engine_metrics(name: str) -> Metrics | None:
+    """An engine's metric names; None where they are not known."""
+    return engine(name).metrics if name in engine_names() else None
+
+
+def device_exporter(vendor: str) -> Exporter | None:
+    """The metric names of a vendor's device exporter; None where it has none."""
+    return _device_exporters().get(vendor)
+
+
+QUEUED_SHARE = 0.1  # of the load the recipe was computed for may queue without harm
+KV_USAGE = 0.95  # preemption is near above this; raised where the estimate itself needs more
+KV_SCALE = 0.8  # another copy starts here, so that it is ready before the cache is full
+MEMORY = 0.985  # engines fill a device on purpose; the rest is the driver's
+WARM_UP_S = (120, 1800)  # bounds of what autoscalers are told, whatever a start is estimated at
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """A value in seconds, the statistic it bounds (None: the mean, else a quantile), its basis."""
+
+    value: float
+    quantile: float | None
+    basis: str
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """``kv_usage`` as a share, ``waiting`` and ``load`` in requests, ``tokens_per_s`` of output."""
+
+    ttft: Threshold
+    tpot: Threshold
+    kv_usage: float
+    waiting: int
+    load: int | None
+    tokens_per_s: float
+
+
+def alert_thresholds(context: Context) -> Thresholds:
+    """The thresholds of a serving recipe; its workload's load is the full one."""
+    load = context.workload.get("concurrency") or context.workload.get("batch")
+    memory = context.estimate["memory"]
+    pool = memory.get("kv_cache_bytes") or math.inf
+    concurrency = load or memory.get("max_concurrency") or 1
+    return Thresholds(
+        ttft=_latency_threshold(context, "ttft"),
+        tpot=_latency_threshold(context, "tpot"),
+        kv_usage=round(min(0.99, max(KV_USAGE, memory.get("kv_needed_bytes", 0) / pool)), 3),
+        waiting=max(1, round(QUEUED_SHARE * concurrency)),
+        load=load,
+        tokens_per_s=context.estimate["bands"]["output_tokens_per_s"][0],
+    )
+
+
+def warm_up_s(context: Context) -> int:
+    """Seconds until a new copy answers: the middle of its cold start, within bounds."""
+    shortest, longest = WARM_UP_S
+    begins = context.start
+    if begins.weights is None and context.model_is_folder:  # nothing is downloaded then
+        begins = begins.model_copy(update={"weights": "nvme"})
+    is_shipped = context.device in device_names()
+    start = cold_start(
+        begins,
+        engine=context.engine,
+        weights_bytes=context.weights_bytes,
+        devices=context.nodes * context.devices_per_node,
+        nodes=context.nodes,
+        device=device_profile(context.device) if is_shipped else None,
+        weight_dtype=context.weight_dtype,
+    )
+    return round(min(longest, max(shortest, start.seconds)))
+
+
+def _latency_threshold(context: Context, name: str) -> Threshold:
+    limit, percentile = context.limits.get(f"{name}_ms"), context.limits.get("percentile")
+    if limit:
+        quantile = percentile / 100 if percentile else None
+        return Threshold(limit / 1e3, quantile, f"the recipe's limit, {limit:g} ms")
+    bands = context.estimate["bands"]
+    # a vector or a score has no time per token; none of its series is recorded either
+    figure = f"{name}_s" if f"{name}_s" in bands else "request_latency_s"
+    high = bands[figure][1]
+    return Threshold(round(high, 4), None, f"the upper end of the estimate, {1e3 * high:.4g} ms")
+
 
 WINDOW = "5m"
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from recipe_core.targets.context import Context
-from recipe_core.targets.restarts import machine, pods, schedulers
+from recipe_core.targets.restarts import machines, pods
 from recipe_core.targets.restarts.shape import EVENTS, LAUNCHER, Answer, Answers, Event, Setting
 
 
@@ -31,26 +31,26 @@ def restarting_targets(kind: Literal["serving", "training"]) -> list[str]:
 
 _TARGETS: Mapping[str, Mapping[str, Callable[[Context], Answers]]] = {
     "serving": {
-        LAUNCHER: machine.launcher_answers,
-        "systemd": machine.systemd_answers,
-        "docker": lambda context: machine.docker_answers(context, compose=False),
-        "compose": lambda context: machine.docker_answers(context, compose=True),
+        LAUNCHER: machines.launcher_answers,
+        "systemd": machines.systemd_answers,
+        "docker": lambda context: machines.docker_answers(context, compose=False),
+        "compose": lambda context: machines.docker_answers(context, compose=True),
         "kubernetes": pods.kubernetes_answers,
         "kserve": pods.kserve_answers,
         "kserve-llm": pods.kserve_llm_answers,
         "llm-d": pods.llm_d_answers,
-        "slurm": schedulers.slurm_answers,
-        "skypilot": schedulers.sky_service_answers,
-        "ray-serve": schedulers.ray_serve_answers,
+        "slurm": machines.slurm_answers,
+        "skypilot": machines.sky_service_answers,
+        "ray-serve": machines.ray_serve_answers,
     },
     "training": {
-        LAUNCHER: machine.launcher_run_answers,
-        "slurm": schedulers.slurm_answers,
+        LAUNCHER: machines.launcher_run_answers,
+        "slurm": machines.slurm_answers,
         "kubeflow-trainjob": pods.train_job_answers,
         "kubeflow-pytorchjob": pods.pytorch_job_answers,
         "jobset": pods.job_set_answers,
         "volcano": pods.volcano_answers,
-        "skypilot": schedulers.sky_job_answers,
+        "skypilot": machines.sky_job_answers,
     },
 }
 # Targets that only recipes with a policy of scaling have.

@@ -15,7 +15,7 @@ from recipe_core.targets.restarts.shape import (
     slow_answer,
     unsaved_text,
 )
-from recipe_core.targets.scale.bounds import fewest_copies
+from recipe_core.targets.scale.policy import fewest_copies
 from recipe_core.targets.supervise import asks_for_tokens
 from recipe_core.targets.training import RUNTIME
 

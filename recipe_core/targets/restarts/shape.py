@@ -9,7 +9,7 @@ from typing import Literal
 from recipe_core.base.units import seconds_text
 from recipe_core.targets import supervise
 from recipe_core.targets.context import Context
-from recipe_core.targets.monitoring.thresholds import engine_metrics
+from recipe_core.targets.monitoring.rules import engine_metrics
 
 Event = Literal["dies", "hangs", "memory", "lost", "drained", "slow", "wrong"]
 # What can happen, in words for people.

@@ -7,25 +7,23 @@ from typing import Any
 
 from recipe_core.base.errors import NoAnswer
 from recipe_core.request.scaling import Metric, Scaling, Trigger
-from recipe_core.scaling.policies.defaults import default_of
+from recipe_core.scaling.policies.columns import default_of
 from recipe_core.scaling.policies.table import LONGEST_WINDOW_S
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import Unit
-from recipe_core.targets.scale.bounds import (
+from recipe_core.targets.scale.policy import (
+    averaging_window_s,
+    engine_gauges,
     fewest_copies,
     grain_target,
+    metric_query,
     most_copies,
+    read_metric_query,
     refuse_fields,
     refuse_policy,
     shortest_number,
-    whole_seconds,
-)
-from recipe_core.targets.scale.metrics import (
-    averaging_window_s,
-    engine_gauges,
-    metric_query,
-    read_metric_query,
     triggers_of,
+    whole_seconds,
 )
 
 # Of the policies that apply where none is stated.

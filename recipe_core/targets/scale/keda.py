@@ -9,30 +9,28 @@ from typing import Any
 
 from recipe_core.base.errors import NoAnswer
 from recipe_core.request.scaling import Period, Scaling, Trigger
-from recipe_core.scaling.policies.defaults import default_of
+from recipe_core.scaling.policies.columns import default_of
 from recipe_core.scaling.policies.schedule import HOURS as WEEK
 from recipe_core.scaling.policies.schedule import week_replicas
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import Unit
-from recipe_core.targets.scale.bounds import (
-    fewest_copies,
-    grain_target,
-    in_copies,
-    most_copies,
-    refuse_fields,
-    refuse_policy,
-    whole_seconds,
-)
 from recipe_core.targets.scale.hpa import FIELDS, PERIOD_S, read_behavior, scaling_behavior
-from recipe_core.targets.scale.metrics import (
+from recipe_core.targets.scale.policy import (
     RATE_S,
     averaging_window_s,
     engaged_terms,
+    fewest_copies,
     gateway_counter,
+    grain_target,
+    in_copies,
     metric_query,
+    most_copies,
     read_metric_query,
+    refuse_fields,
+    refuse_policy,
     request_rate_query,
     triggers_of,
+    whole_seconds,
 )
 
 DAY = 24

@@ -1,4 +1,4 @@
-"""Policies as fields and annotations of KServe's InferenceService, and back."""
+"""Policies as fields and annotations of KServe services, raw and on Knative, and back."""
 
 from __future__ import annotations
 
@@ -7,17 +7,137 @@ from dataclasses import dataclass
 from typing import Any
 
 from recipe_core.base.errors import NoAnswer
-from recipe_core.request.scaling import Scaling, Trigger
+from recipe_core.request.scaling import Metric, Scaling, Trigger
+from recipe_core.scaling.policies.columns import default_of
 from recipe_core.targets.context import Context
-from recipe_core.targets.scale import kpa
-from recipe_core.targets.scale.bounds import grain_target, refuse_fields, refuse_policy
 from recipe_core.targets.scale.hpa import read_behavior, scaling_behavior
-from recipe_core.targets.scale.metrics import (
+from recipe_core.targets.scale.policy import (
     averaging_window_s,
+    grain_target,
     metric_query,
+    only_trigger,
     read_metric_query,
+    refuse_fields,
+    refuse_policy,
+    shortest_number,
     triggers_of,
+    whole_seconds,
 )
+
+WHERE = "Knative's autoscaler"
+PREFIX = "autoscaling.knative.dev/"
+# Between two looks of the autoscaler, for all services of a cluster.
+INTERVAL_S = default_of("kpa", "evaluation_period_s")
+METRICS: dict[Metric, str] = {"in-flight": "concurrency", "request-rate": "rps"}
+LEAST_TARGET = 0.01
+SHORTEST_WINDOW_S, LONGEST_S = 6, 3600
+# Of Knative, and simulated; written since a cluster may have other defaults.
+PANIC = {
+    "panic-window-percentage": shortest_number(100 * default_of("kpa", "panic_window")),
+    "panic-threshold-percentage": shortest_number(100 * default_of("kpa", "panic_threshold")),
+}
+_FIELDS = ("triggers", "interval_s", "window_s", "down_delay_s", "idle_s")
+# Fields of a pod that Knative refuses.
+_FROM_POD = ("restartPolicy", "terminationGracePeriodSeconds", "deploymentStrategy")
+
+
+def revision_annotations(scaling: Scaling) -> dict[str, str]:
+    """The revision's annotations.
+
+    Raises:
+        NoAnswer: for what Knative cannot be told.
+    """
+    refuse_fields(scaling, _FIELDS, WHERE)
+    if scaling.interval_s not in (None, INTERVAL_S):
+        raise NoAnswer(
+            f"interval_s is {scaling.interval_s:g} s; Knative looks every {INTERVAL_S:g} s.",
+            field="options.scaling.interval_s",
+            hint="Leave it out.",
+        )
+    values = {
+        "class": "kpa.autoscaling.knative.dev",
+        **_target_annotations(only_trigger(scaling, WHERE)),
+        "min-scale": str(scaling.min_replicas),
+        "max-scale": str(scaling.max_replicas),
+        "initial-scale": str(max(1, scaling.min_replicas)),
+        **PANIC,
+        **_time_annotations(scaling),
+    }
+    return {PREFIX + name: value for name, value in values.items()}
+
+
+def _target_annotations(trigger: Trigger | None) -> dict[str, str]:
+    if trigger is None:
+        return {}
+    if trigger.metric not in METRICS:
+        raise NoAnswer(
+            f"{WHERE} scales by {' or '.join(METRICS)}, not by {trigger.metric}.",
+            field="options.scaling.triggers.0.metric",
+        )
+    if trigger.target < LEAST_TARGET:
+        raise NoAnswer(
+            f"{WHERE} takes targets of {LEAST_TARGET} or more.",
+            field="options.scaling.triggers.0.target",
+            hint=f"Set {LEAST_TARGET}.",
+        )
+    # Knative scales for a share of the target, of which the policy's is all.
+    utilization = {"target-utilization-percentage": "100"}
+    return {
+        "metric": METRICS[trigger.metric],
+        "target": shortest_number(trigger.target),
+        **utilization,
+    }
+
+
+def _time_annotations(scaling: Scaling) -> dict[str, str]:
+    window_s = whole_seconds(scaling, "window_s", most_s=LONGEST_S)
+    if window_s is not None and window_s < SHORTEST_WINDOW_S:
+        raise NoAnswer(
+            f"window_s is {window_s} s; Knative averages over {SHORTEST_WINDOW_S} s or more.",
+            field="options.scaling.window_s",
+            hint=f"Set {SHORTEST_WINDOW_S}.",
+        )
+    times = {
+        "window": window_s,
+        "scale-down-delay": whole_seconds(scaling, "down_delay_s", most_s=LONGEST_S),
+        "scale-to-zero-pod-retention-period": whole_seconds(scaling, "idle_s"),
+    }
+    return {name: f"{seconds}s" for name, seconds in times.items() if seconds is not None}
+
+
+def without_refused(pod: Mapping[str, Any]) -> dict[str, Any]:
+    """A pod as Knative takes it: its proxy drains requests, and it alone ends and restarts pods."""
+    fields = {name: value for name, value in pod.items() if name not in _FROM_POD}
+    containers = [
+        {name: value for name, value in container.items() if name != "lifecycle"}
+        for container in pod["containers"]
+    ]
+    return {**fields, "containers": containers}
+
+
+def read_annotations(annotations: Mapping[str, str]) -> Scaling:
+    """The policy that annotations were written from."""
+    values = {name.removeprefix(PREFIX): value for name, value in annotations.items()}
+    metrics = {name: metric for metric, name in METRICS.items()}
+    times = {
+        "window_s": "window",
+        "down_delay_s": "scale-down-delay",
+        "idle_s": "scale-to-zero-pod-retention-period",
+    }
+    fields: dict[str, Any] = {
+        name: float(values[key].removesuffix("s")) for name, key in times.items() if key in values
+    }
+    triggers: tuple[Trigger, ...] = ()
+    if "target" in values:
+        triggers = (Trigger(metric=metrics[values["metric"]], target=float(values["target"])),)
+    return Scaling(
+        policy="kpa",
+        min_replicas=int(values["min-scale"]),
+        max_replicas=int(values["max-scale"]),
+        triggers=triggers,
+        **fields,
+    )
+
 
 MODE = "serving.kserve.io/deploymentMode"
 CLASS = "serving.kserve.io/autoscalerClass"
@@ -47,7 +167,7 @@ def service_scaling(context: Context, count: int) -> ServiceScaling:
     refuse_policy(scaling, ("keda", "kpa"), "an InferenceService")
     bounds = {"minReplicas": scaling.min_replicas, "maxReplicas": scaling.max_replicas}
     if scaling.policy == "kpa":
-        notes = {MODE: "Serverless", **kpa.revision_annotations(scaling)}
+        notes = {MODE: "Serverless", **revision_annotations(scaling)}
         return ServiceScaling(bounds, notes, knative=True)
     return ServiceScaling(
         {**bounds, "autoScaling": _auto_scaling(context, scaling)},
@@ -92,7 +212,7 @@ def read_inference_service(service: Mapping[str, Any]) -> Scaling:
     """The policy that an InferenceService was written from."""
     notes, predictor = service["metadata"]["annotations"], service["spec"]["predictor"]
     if notes[MODE] == "Serverless":
-        return kpa.read_annotations(notes)
+        return read_annotations(notes)
     fields: dict[str, Any] = {
         "policy": "keda" if "autoScaling" in predictor else "fixed",
         "min_replicas": predictor["minReplicas"],

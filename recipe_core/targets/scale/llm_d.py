@@ -12,11 +12,11 @@ from typing import Any
 from recipe_core.base.documents import parse_yaml, to_yaml
 from recipe_core.base.errors import NoAnswer
 from recipe_core.request.scaling import Metric, Scaling, Trigger
-from recipe_core.scaling.policies.defaults import default_of
+from recipe_core.scaling.policies.columns import default_of
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import has_independent_servers
-from recipe_core.targets.scale.bounds import refuse_fields
 from recipe_core.targets.scale.hpa import FIELDS, read_behavior, scaling_behavior
+from recipe_core.targets.scale.policy import refuse_fields
 
 WHERE = "llm-d's autoscaler"
 # The name under which the autoscaler looks for thresholds in a namespace.

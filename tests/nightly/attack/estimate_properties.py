@@ -11,7 +11,7 @@ from recipe_core.estimates.serving.starts import DOUBT
 from recipe_core.hardware.cluster import device_profile
 from recipe_core.models.catalog import load_model_spec
 from recipe_core.models.spec import ModelSpec, MoeMlp
-from recipe_core.recipe.expected import is_pooled_estimate
+from recipe_core.recipe.figures import is_pooled_estimate
 from recipe_core.request.serving_workload import LOADS
 
 Request = dict[str, Any]

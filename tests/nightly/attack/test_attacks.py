@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from recipe_core.base import quoting
-from recipe_core.targets import by_hand, containers, node_script, placeholders, pod
+from recipe_core.base import texts
+from recipe_core.targets import by_hand, containers, node_script, pod
 from tests.fixtures.rows import over
 from tests.fixtures.serve import Server, recipe_serve
 from tests.nightly.attack import api, injection, load
@@ -22,7 +22,7 @@ def named(case: str, name: str, payload: str) -> injection.Try:
 
 BARE, POD, COMPOSE = (
     replace(syntax, text=str)
-    for syntax in (placeholders.IN_SHELL, placeholders.IN_KUBERNETES, placeholders.IN_COMPOSE)
+    for syntax in (node_script.IN_SHELL, node_script.IN_KUBERNETES, node_script.IN_COMPOSE)
 )
 
 
@@ -33,7 +33,7 @@ BARE, POD, COMPOSE = (
         (by_hand, "IN_SHELL", BARE, "environment", "ran: ['INJECTED']"),
         (pod, "IN_KUBERNETES", POD, "option", "llminferenceservice"),
         (containers, "IN_COMPOSE", COMPOSE, "option", "Invalid interpolation"),
-        (quoting, "quote_go_template", str, "option", "llminferenceservice"),
+        (texts, "quote_go_template", str, "option", "llminferenceservice"),
     ],
 )
 def test_a_text_without_quotes_is_seen(module, name, bare, place, says, tmp_path, monkeypatch):

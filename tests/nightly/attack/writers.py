@@ -21,7 +21,7 @@ from typing import Any
 from recipe_core.base.errors import RecipeError
 from recipe_core.calibration.residuals import Measured, measured_of_rows
 from recipe_core.calibration.store import Incoming, Overlay
-from recipe_core.estimates.measured.serving_runs import published_runs
+from recipe_core.estimates.measured.runs import published_runs
 from tests.nightly.attack.harness import Order, Tally
 
 WRITERS, ADDITIONS = 3, 4

@@ -37,7 +37,7 @@ def stream(tmp_path_factory):
 @pytest.fixture(scope="module")
 def base_tokens(demo_model, stream):
     from recipe_core.payload.compressor.models import load_tokenizer
-    from recipe_core.payload.compressor.windows import text_tokens
+    from recipe_core.payload.compressor.verify import text_tokens
 
     return text_tokens(load_tokenizer(demo_model), stream)[: VERIFY["tokens"]]
 

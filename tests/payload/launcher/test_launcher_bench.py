@@ -11,15 +11,22 @@ from itertools import count
 import pytest
 
 from recipe_core.payload.launcher import metrics
-from recipe_core.payload.launcher.api import Api
 from recipe_core.payload.launcher.bench import Options, measure_serving, plan_traffic, send_prompt
-from recipe_core.payload.launcher.client import Endpoint, EventParser, Sample, _Stream, request_body
+from recipe_core.payload.launcher.client import (
+    Endpoint,
+    EventParser,
+    Sample,
+    _Stream,
+    pooled_request_body,
+    request_body,
+    send_pooled_request,
+)
 from recipe_core.payload.launcher.errors import RequestError
 from recipe_core.payload.launcher.load import Prompts, Traffic, calibrate_prompt_words, drive
 from recipe_core.payload.launcher.machine import Machine
 from recipe_core.payload.launcher.plan import Workload, load_plan
-from recipe_core.payload.launcher.pooled import pooled_request_body, send_pooled_request
 from recipe_core.payload.launcher.preflight import Preflight
+from recipe_core.payload.launcher.sections import Api
 from recipe_core.payload.launcher.supervisor import Progress
 from tests.fixtures.fake_server import Answering, Handler, Server
 from tests.fixtures.fake_world import FakeClock

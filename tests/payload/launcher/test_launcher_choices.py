@@ -6,10 +6,10 @@ import socket
 import pytest
 
 from recipe_core.payload.launcher import choices, preflight
+from recipe_core.payload.launcher.choices import MachineWatch, freed
 from recipe_core.payload.launcher.errors import InputError, StartError
-from recipe_core.payload.launcher.machine_watch import MachineWatch, freed
 from recipe_core.payload.launcher.plan import load_plan
-from recipe_core.payload.launcher.supervision import Supervision
+from recipe_core.payload.launcher.sections import Supervision
 from tests.fixtures.fake_world import GIB, H100, MACHINE, gpus
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over

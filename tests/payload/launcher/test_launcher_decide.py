@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from recipe_core.payload.launcher import decide, run_decide
 from recipe_core.payload.launcher.decide import Kind, Phase, Seen, Step, Target, Trouble
 from recipe_core.payload.launcher.run_decide import Action
-from recipe_core.payload.launcher.supervision import Supervision
+from recipe_core.payload.launcher.sections import Supervision
 from tests.fixtures.rows import over, table
 from tests.fixtures.sizes import examples
 

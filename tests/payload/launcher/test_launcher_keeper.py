@@ -12,7 +12,7 @@ from recipe_core.payload.launcher import events, heartbeat, keep, keeping, state
 from recipe_core.payload.launcher.errors import BusyError, LateError, LauncherError, StartError
 from recipe_core.payload.launcher.keeper import Log
 from recipe_core.payload.launcher.request import Request
-from recipe_core.payload.launcher.supervision import Supervision
+from recipe_core.payload.launcher.sections import Supervision
 from tests.fixtures.fake_world import FakeClock, Killed, Said, dies, serves, silent
 from tests.fixtures.ports import free_port
 from tests.fixtures.refusals import refusal

@@ -7,12 +7,12 @@ from http.server import ThreadingHTTPServer
 import pytest
 
 from recipe_core.payload.launcher import bench, preflight, rolling
-from recipe_core.payload.launcher.api import Api
 from recipe_core.payload.launcher.client import Endpoint, api_headers
 from recipe_core.payload.launcher.errors import InputError, RequestError
-from recipe_core.payload.launcher.observe import Observer
+from recipe_core.payload.launcher.health import Observer
 from recipe_core.payload.launcher.plan import load_plan
 from recipe_core.payload.launcher.redact import Redactor
+from recipe_core.payload.launcher.sections import Api
 from tests.fixtures.fake_server import Answering
 from tests.fixtures.rows import over, table
 

@@ -13,8 +13,8 @@ import pytest
 
 from recipe_core.payload.launcher import keep, keeping, procs, rolling, state, supervisor
 from recipe_core.payload.launcher.errors import InputError, LateError, LauncherError, StartError
-from recipe_core.payload.launcher.interrupts import interruptible, uninterrupted
 from recipe_core.payload.launcher.logs import open_log
+from recipe_core.payload.launcher.procs import interruptible, uninterrupted
 from recipe_core.payload.launcher.request import Request
 from tests.fixtures.fake_world import FakeClock, Said, dies, serves, silent
 from tests.fixtures.patience import comes

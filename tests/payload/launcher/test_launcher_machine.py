@@ -9,9 +9,9 @@ from functools import partial
 
 from recipe_core.payload.launcher import holders, machine
 from recipe_core.payload.launcher.claims import Memory, node_memories
+from recipe_core.payload.launcher.health import Observer
 from recipe_core.payload.launcher.holders import Holder
 from recipe_core.payload.launcher.machine import Device
-from recipe_core.payload.launcher.observe import Observer
 from recipe_core.payload.launcher.plan import load_plan
 from recipe_core.payload.launcher.world import HERE
 from tests.fixtures.rows import over, table

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from recipe_core.payload.launcher import notify
+from recipe_core.payload.launcher import heartbeat
 from recipe_core.payload.launcher.errors import LauncherError
 from recipe_core.payload.launcher.exporter import Exporter, Snapshot, render_exposition
 from recipe_core.payload.launcher.exposition import (
@@ -168,19 +168,19 @@ def test_every_message(tmp_path, monkeypatch, kind):
         monkeypatch.setenv("NOTIFY_SOCKET", path if kind == "path" else f"@{name}")
         monkeypatch.setenv("WATCHDOG_USEC", "30000000")
         for sent, message in (
-            (notify.ready("serves m-8b"), b"READY=1\nSTATUS=serves m-8b"),
+            (heartbeat.notify_ready("serves m-8b"), b"READY=1\nSTATUS=serves m-8b"),
             # No line of the text becomes a word of ours.
             (
-                notify.notify_status("restarts server-0\nREADY=1"),
+                heartbeat.notify_status("restarts server-0\nREADY=1"),
                 b"STATUS=restarts server-0 READY=1",
             ),
-            (notify.extend(2.5), b"EXTEND_TIMEOUT_USEC=2500000"),
-            (notify.stopping(), b"STOPPING=1"),
-            (notify.watchdog(), b"WATCHDOG=1"),
+            (heartbeat.notify_extension(2.5), b"EXTEND_TIMEOUT_USEC=2500000"),
+            (heartbeat.notify_stopping(), b"STOPPING=1"),
+            (heartbeat.notify_watchdog(), b"WATCHDOG=1"),
         ):
             assert sent
             assert systemd.recv(4096) == message
-        assert not notify.notify_status("  ")
+        assert not heartbeat.notify_status("  ")
 
 
 def test_the_watchdog_is_for_one_process_and_nothing_happens_without_systemd(monkeypatch):
@@ -194,12 +194,14 @@ def test_the_watchdog_is_for_one_process_and_nothing_happens_without_systemd(mon
         monkeypatch.delenv("WATCHDOG_PID", raising=False)
         if owner:
             monkeypatch.setenv("WATCHDOG_PID", owner)
-        assert notify.watchdog_period() == seconds
+        assert heartbeat.watchdog_period() == seconds
     monkeypatch.setenv("WATCHDOG_USEC", "1000000")
-    assert (notify.ready(), notify.watchdog()) == (False, False)
+    assert (heartbeat.notify_ready(), heartbeat.notify_watchdog()) == (False, False)
     for address in ("", "relative", "/no/such/socket", "@no-such-name"):
         monkeypatch.setenv("NOTIFY_SOCKET", address)
-        assert (notify.ready(), notify.watchdog()) == (False, False)
+        assert (heartbeat.notify_ready(), heartbeat.notify_watchdog()) == (False, False)
     # Children do not speak for the service.
     names = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
-    assert notify.drop_notify_variables({"PATH": "/", **dict.fromkeys(names, "1")}) == {"PATH": "/"}
+    assert heartbeat.drop_notify_variables({"PATH": "/", **dict.fromkeys(names, "1")}) == {
+        "PATH": "/"
+    }

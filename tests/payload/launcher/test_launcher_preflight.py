@@ -11,21 +11,19 @@ from functools import partial
 import pytest
 
 from recipe_core.bundle.write import write_bundle
-from recipe_core.payload.launcher import (
-    engine,
-    keeping,
-    machine_watch,
-    observe,
-    preflight,
-    supervisor,
-)
+from recipe_core.payload.launcher import choices, engine, health, keeping, preflight, supervisor
 from recipe_core.payload.launcher.claims import Claim, Memory, refused
-from recipe_core.payload.launcher.fields import Fields
 from recipe_core.payload.launcher.holders import Holder
 from recipe_core.payload.launcher.machine import Device, Machine
+from recipe_core.payload.launcher.metrics import read_steps
 from recipe_core.payload.launcher.plan import load_plan, unknown_nodes
-from recipe_core.payload.launcher.steps import read_steps
-from recipe_core.payload.launcher.supervision import OPTIONS, USUAL, option_of, read_supervision
+from recipe_core.payload.launcher.sections import (
+    OPTIONS,
+    USUAL,
+    Fields,
+    option_of,
+    read_supervision,
+)
 from recipe_core.recipe import make_recipe
 from tests.conftest import make_request
 from tests.fixtures.fake_world import GIB
@@ -179,7 +177,7 @@ def test_what_runs_does_not_count_against_itself(bundle, on):
     full = with_free(5 * GIB, 5 * GIB)
     on(full, used_bytes=GIB, claim={"share": 0.92})
     needs = load_plan(bundle.root).needs
-    for machine, fails in ((full, True), (machine_watch.freed(full, needs), False)):
+    for machine, fails in ((full, True), (choices.freed(full, needs), False)):
         verdicts = [check.status for check in preflight.check_machine(needs, machine)]
         assert ("FAIL" in verdicts) == fails
 
@@ -354,16 +352,16 @@ def test_the_target_is_the_recipes(bundle, workload, most, load):
     usual = {"mode": "closed", "concurrency": 3, "batch": None, "request_rate": None}
     bundle.edit(lambda data: data["workload"].update(usual | workload))
     path = bundle.root / "expected.json"
-    expected = observe.target(load_plan(bundle.root), path)
+    expected = health.target(load_plan(bundle.root), path)
     assert (expected.tpot_most_s, expected.load_most) == (most, load)
     assert (expected.tpot_s, expected.first_token_s) == (0.002, 0.01)
     if "request_rate" in workload:  # an open load is that of the slowest expected requests
         data = json.loads(path.read_text())
         data["bands"]["request_latency_s"] = [1.0, 2.0]
         path.write_text(json.dumps(data))
-        assert observe.target(load_plan(bundle.root), path).load_most == 10
+        assert health.target(load_plan(bundle.root), path).load_most == 10
         path.write_text("[")  # a damaged estimate expects nothing
-        assert observe.target(load_plan(bundle.root), path).tpot_most_s is None
+        assert health.target(load_plan(bundle.root), path).tpot_most_s is None
 
 
 def test_limits_are_the_bundles_own_or_the_usual_and_options_of_up(bundle, capsys):

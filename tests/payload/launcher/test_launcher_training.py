@@ -10,8 +10,8 @@ import pytest
 
 from recipe_core.payload.launcher import events, heartbeat, run_decide, runs, state, supervisor
 from recipe_core.payload.launcher.errors import LateError, LauncherError, PreflightError, StartError
+from recipe_core.payload.launcher.metrics import read_steps
 from recipe_core.payload.launcher.request import Request
-from recipe_core.payload.launcher.steps import read_steps
 from tests.fixtures.bundles import training_bundle
 from tests.fixtures.fake_world import H100, Killed, Said, gpus, serves
 from tests.fixtures.refusals import refusal

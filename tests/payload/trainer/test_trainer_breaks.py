@@ -10,10 +10,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe_core.payload.trainer.breaks import END_FILE, remove_left, roll_back, tell_end
 from recipe_core.payload.trainer.errors import RolledBackError, TrainError
-from recipe_core.payload.trainer.guard import BROKEN, CALM, SUSPICIOUS, Event, Watch
-from recipe_core.payload.trainer.rollbacks import FILE, Record, Skips, read_record
+from recipe_core.payload.trainer.rollbacks import (
+    BROKEN,
+    CALM,
+    END_FILE,
+    FILE,
+    SUSPICIOUS,
+    Event,
+    Record,
+    Skips,
+    Watch,
+    read_record,
+    remove_left,
+    roll_back,
+    tell_end,
+)
 from recipe_core.payload.trainer.settings import SPIKES, Guard, load_settings
 from tests.fixtures.sizes import examples
 from tests.payload.trainer.conftest import settings

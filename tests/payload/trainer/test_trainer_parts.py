@@ -17,7 +17,7 @@ from tests.payload.trainer.conftest import CONFIG, Job, needs_torch, settings
 pytestmark = needs_torch
 torch = pytest.importorskip("torch")
 
-from recipe_core.payload.trainer.data import Ahead, Sequences
+from recipe_core.payload.trainer.data import Ahead, Sequences, Tokens, write_shards
 from recipe_core.payload.trainer.errors import TrainError
 from recipe_core.payload.trainer.lora import (
     OUTER,
@@ -33,7 +33,6 @@ from recipe_core.payload.trainer.lora import (
     shapes,
 )
 from recipe_core.payload.trainer.main import main
-from recipe_core.payload.trainer.mesh import resolve_mesh_degrees
 from recipe_core.payload.trainer.metrics import Metrics, Row, prometheus, read_metrics_rows
 from recipe_core.payload.trainer.model import (
     Part,
@@ -41,10 +40,9 @@ from recipe_core.payload.trainer.model import (
     chunk_layers,
     load_model_config,
 )
-from recipe_core.payload.trainer.optimizer import LossScale, learning_rate
-from recipe_core.payload.trainer.parallel import emulated, gathered_units
+from recipe_core.payload.trainer.parallel import emulated, gathered_units, resolve_mesh_degrees
 from recipe_core.payload.trainer.settings import Batch, Optimizer, Split, load_settings
-from recipe_core.payload.trainer.shards import Tokens, write_shards
+from recipe_core.payload.trainer.steps import LossScale, learning_rate
 from recipe_core.payload.trainer.tokens import documents
 from recipe_core.plans.plans import plan_candidate
 
@@ -265,13 +263,13 @@ def test_what_four_bits_cannot_do_is_refused_by_name(monkeypatch):
     """On CUDA torch 2.11 stopped in FSDP: only tensors of floating point require gradients."""
     from torch.torch_version import TorchVersion
 
-    from recipe_core.payload.trainer import task
+    from recipe_core.payload.trainer import examples
 
     with pytest.raises(TrainError, match="96 inputs does not divide into blocks of 64"):
         shapes(64, 96)
-    monkeypatch.setattr(task.torch, "__version__", TorchVersion("2.11.0+cu130"))
+    monkeypatch.setattr(examples.torch, "__version__", TorchVersion("2.11.0+cu130"))
     with pytest.raises(TrainError, match=r"torch 2\.11\.0\+cu130 holds no packed bytes"):
-        task._check_four_bits(1)
+        examples._check_four_bits(1)
 
 
 # Tokens as mapped shards, and batches made ahead: the same numbers whoever makes them

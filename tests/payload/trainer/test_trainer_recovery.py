@@ -41,7 +41,7 @@ Passes.run = poisoned
 
 '''
 HF_POISON = """
-from trainer.guard import Watch
+from trainer.rollbacks import Watch
 
 judge = Watch.see
 

@@ -188,8 +188,8 @@ REFUSED = {
 
 def test_what_a_method_cannot_do_is_refused_by_name(tmp_path):
     from recipe_core.payload.trainer.errors import TrainError
+    from recipe_core.payload.trainer.examples import check_training_task
     from recipe_core.payload.trainer.settings import load_settings
-    from recipe_core.payload.trainer.task import check_training_task
 
     for number, (words, parts) in enumerate(REFUSED.items()):
         settings = load_settings(Job(tmp_path / str(number), **parts).root / "train.json")

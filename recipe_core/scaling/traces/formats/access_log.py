@@ -16,16 +16,16 @@ from typing import Any
 
 from recipe_core.base.errors import InputError
 from recipe_core.scaling.traces.formats.content import Content, read_json_objects, wrong
-from recipe_core.scaling.traces.formats.names import (
+from recipe_core.scaling.traces.formats.requests import Gathered, Requests
+from recipe_core.scaling.traces.formats.table import (
     INPUTS,
     OUTPUTS,
     SESSIONS,
     STATUSES,
+    is_failure,
     normalise_column_name,
     time_column,
 )
-from recipe_core.scaling.traces.formats.requests import Gathered, Requests
-from recipe_core.scaling.traces.formats.table import is_failure
 
 TITLE = "access log"
 _DEEPEST = 5

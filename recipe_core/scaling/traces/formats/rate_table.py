@@ -20,7 +20,7 @@ from recipe_core.scaling.traces.formats.columns import (
     read_time_column,
 )
 from recipe_core.scaling.traces.formats.content import Content, wrong
-from recipe_core.scaling.traces.formats.names import column_of, normalise_column_name, time_column
+from recipe_core.scaling.traces.formats.table import column_of, normalise_column_name, time_column
 from recipe_core.scaling.traces.trace import Rates, fill_missing_rates
 
 TITLE = "table of rates"

@@ -1,0 +1,378 @@
+"""The search on a real machine as a problem: its space around a point, its score, its limits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any, get_args
+
+from recipe_core.base.errors import InputError, RecipeError, unknown
+from recipe_core.engines.grammar import option_meanings
+from recipe_core.engines.spec import engine
+from recipe_core.engines.trials import tunables
+from recipe_core.plans.plans import plan_splits
+from recipe_core.recipe import Recipe, recipe_request
+from recipe_core.recipe.build import recipe_of
+from recipe_core.recipe.decision import decide
+from recipe_core.recipe.options import Layer
+from recipe_core.request.metrics import Goal
+from recipe_core.request.schema import PlanRequest
+
+# One-sided 95 % quantiles of Student's t at 1, 2 … degrees of freedom (any statistical table).
+T_95 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833)
+MOST_REPEATS = len(T_95) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """Pairs of scores (logarithms, lower is better) of the recommended point and the best one.
+
+    ``mean``, ``low`` and ``high`` are ratios: 1.10 is 10 % better. Between ``low`` and ``high`` the
+    mean gain lies with 90 % confidence, by Student's t over the pairs, which share what the machine
+    did meanwhile. ``noise``: the standard deviation of the recommended point's own scores, as a
+    share.
+    """
+
+    pairs: int
+    mean: float
+    low: float
+    high: float
+    noise: float
+
+    @property
+    def proven(self) -> bool:
+        """Whether the best point is better with 95 % confidence."""
+        return self.low > 1
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "pairs": self.pairs,
+            "mean_ratio": round(self.mean, 4),
+            "low_ratio": round(self.low, 4),
+            "high_ratio": round(self.high, 4),
+            "noise_share": round(self.noise, 4),
+            "proven": self.proven,
+        }
+
+
+def gain_of(base: Sequence[float], best: Sequence[float]) -> Gain:
+    """The gain over at least two pairs of scores."""
+    gaps = [a - b for a, b in zip(base, best, strict=True)]
+    mean = fmean(gaps)
+    half = T_95[len(gaps) - 2] * stdev(gaps) / math.sqrt(len(gaps))
+    return Gain(
+        pairs=len(gaps),
+        mean=math.exp(mean),
+        low=math.exp(mean - half),
+        high=math.exp(mean + half),
+        noise=math.expm1(stdev(base)),
+    )
+
+
+def alternating_order(repeats: int) -> list[str]:
+    """Who is measured when: base, best, best, base …, so that a slow drift favours neither."""
+    pairs = [("base", "best"), ("best", "base")]
+    return [name for n in range(repeats) for name in pairs[n % 2]]
+
+
+def median_measurement(
+    measurements: Sequence[Mapping[str, Any]], scores: Sequence[float]
+) -> Mapping[str, Any]:
+    """The measurement of the median score: the one that a claim repeats."""
+    ranked = sorted(range(len(scores)), key=scores.__getitem__)
+    return measurements[ranked[(len(ranked) - 1) // 2]]
+
+
+LOWER_IS_BETTER: dict[str, str] = {
+    "ttft": "ttft_s",
+    "tpot": "tpot_s",
+    "latency": "request_latency_s",
+}
+THROUGHPUT = "output_tokens_per_s"
+COST, GPUS = "cost", "gpus"
+# Goals that a measurement, the devices used and their price tell.
+MEASURED: tuple[str, ...] = (*LOWER_IS_BETTER, "throughput", COST, GPUS)
+
+# Limits on times: the measured mean, median and 95th percentile; the measurement has no other.
+_LIMITS = {
+    "ttft_ms": ("ttft_s", "ttft_p50_s", "ttft_p95_s"),
+    "tpot_ms": ("tpot_s", None, "tpot_p95_s"),
+    "request_latency_ms": ("request_latency_s", None, None),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """Goals with their weights, and the limits of the request's objective.
+
+    ``unchecked``: limits that a measurement does not tell, with the reason.
+    """
+
+    goals: Mapping[str, float]
+    limits: Mapping[str, float]
+    percentile: float | None
+    unchecked: Mapping[str, str]
+
+    @property
+    def title(self) -> str:
+        return " and ".join(self.goals)
+
+    def score(self, metrics: Mapping[str, Any], recipe: Recipe) -> float:
+        """The weighted sum of logarithms, lower is better: -0.01 is 1 % better.
+
+        The same function of quantities as a plan ranks by, of what was measured.
+
+        Raises:
+            InputError: where the measurement lacks a figure.
+        """
+        return sum(
+            weight * math.log(_measured_goal(goal, metrics, recipe))
+            for goal, weight in self.goals.items()
+        )
+
+    def broken(self, metrics: Mapping[str, Any]) -> dict[str, float]:
+        """By limit, the logarithm of measured over allowed: above 0 it is missed."""
+        out = {}
+        for name, bound in self.limits.items():
+            figure, at_least = self._figure(name)
+            value = metrics.get(figure)
+            if isinstance(value, int | float) and value > 0:
+                excess = math.log(value / bound)
+                out[name] = -excess if at_least else excess
+        return out
+
+    def _figure(self, name: str) -> tuple[str, bool]:
+        if name == "output_tokens_per_s_at_least":
+            return THROUGHPUT, True
+        return str(_figure_of(name, self.percentile)), False
+
+
+def _figure_of(limit: str, percentile: float | None) -> str | None:
+    """The measured figure that a limit on times bounds; None where there is none."""
+    mean, median, high = _LIMITS[limit]
+    if percentile is None:
+        return mean
+    return {50.0: median, 95.0: high}.get(percentile)
+
+
+def search_aim(request: PlanRequest, goal: str | None = None) -> Aim:
+    """The aim of a request's objective, or one goal in place of its own; limits stay.
+
+    Raises:
+        InputError: for a goal that is unknown, or that no measurement tells.
+    """
+    request_goals = {str(name): weight for name, weight in request.objective.goals.items()}
+    goals = request_goals if goal is None else {goal: 1.0}
+    for name in goals:
+        if name not in get_args(Goal):
+            message, hint = unknown("objective", name, get_args(Goal))
+            raise InputError(message, field="objective", hint=hint)
+        if name not in MEASURED:
+            raise InputError(
+                f"{name} is not measured by a bundle.",
+                field="objective",
+                hint=f"State another: --objective {MEASURED[1]}.",
+            )
+    limits, unchecked = _measurable_limits(request)
+    return Aim(goals, limits, request.objective.limits.percentile, unchecked)
+
+
+def _measurable_limits(request: PlanRequest) -> tuple[dict[str, float], dict[str, str]]:
+    """Limits in the unit of their figures, and those that no measurement tells."""
+    request_limits = request.objective.limits.model_dump(exclude_none=True)
+    percentile = request_limits.pop("percentile", None)
+    limits, unchecked = {}, {}
+    for name, bound in request_limits.items():
+        if name == "output_tokens_per_s_at_least":
+            limits[name] = float(bound)
+        elif name not in _LIMITS:
+            unchecked[name] = "the estimate judges it"
+        elif _figure_of(name, percentile):
+            limits[name] = float(bound) / 1000
+        else:
+            unchecked[name] = f"a measurement does not tell its percentile {percentile:g}"
+    return limits, unchecked
+
+
+def _measured_goal(goal: str, metrics: Mapping[str, Any], recipe: Recipe) -> float:
+    if goal == GPUS:
+        return float(recipe.device.count)
+    figure = LOWER_IS_BETTER.get(goal, THROUGHPUT)
+    value = metrics.get(figure)
+    if not isinstance(value, int | float) or not value > 0:
+        raise InputError(f"the measurement has no {figure}.", field="objective")
+    if goal in LOWER_IS_BETTER:
+        return float(value)
+    cost = recipe.estimate.get("cost") or {}
+    per_hour = cost.get("usd_per_hour") if goal == COST else 1.0
+    # Without a price, cost is per device.
+    return float(per_hour or recipe.device.count) / float(value)
+
+
+# The knob whose values are degrees of parallelism together.
+SPLIT = "split"
+DEGREES = ("tp", "pp", "dp", "ep", "cp")
+# Batch limits that are tried, as multiples of the recommended one.
+FACTORS = (0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0, 8.0)
+# Shares of memory that are tried, beside the recommended one.
+SHARES = (-0.08, -0.05, -0.02, 0.0, 0.02, 0.04)
+MOST_SHARE, LEAST_BATCH = 0.97, 1
+LADDERS = {"max_num_seqs": FACTORS, "max_batched_tokens": FACTORS}
+
+# A place in the space: by knob, which of its values.
+Point = Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """One thing that is varied: its values in order, which of them is recommended, its kind.
+
+    ``where``: the candidate, the engine's options, or the split.
+    """
+
+    name: str
+    values: tuple[Any, ...]
+    base: int
+    where: str
+
+    @property
+    def ordered(self) -> bool:
+        return self.where != SPLIT
+
+
+def tunable_knobs(recipe: Recipe, splits: int) -> tuple[Knob, ...]:
+    """What can be varied in a recipe: what its engine's version has an option for.
+
+    ``splits``: how many splits of the plan are tried, the recommended one among them.
+    """
+    return tuple(knob for knob in _all_knobs(recipe, splits) if len(knob.values) > 1)
+
+
+def _all_knobs(recipe: Recipe, splits: int) -> Iterator[Knob]:
+    spec = engine(recipe.engine.name)
+    settable = set(option_meanings(spec).values())
+    candidate, user_options = recipe.candidate, recipe.request["options"].get("engine_options", {})
+    for name, factors in LADDERS.items():
+        if name in settable and candidate.get(name):
+            limit = int(candidate[name])
+            floor = _limit_floor(name, recipe)
+            values = {max(round(limit * factor), floor) for factor in factors} | {limit}
+            yield _limit_ladder(name, values, limit, "candidate")
+    share = candidate.get("memory_fraction")
+    if "memory_fraction" in settable and share and recipe.device.runtime != "cpu":
+        shares = {round(share + step, 3) for step in SHARES}
+        values = {value for value in shares if 0.1 <= value <= MOST_SHARE} | {share}
+        yield _limit_ladder("memory_fraction", values, share, "candidate")
+    for tunable in tunables(spec, recipe.device.runtime):
+        if tunable.option not in user_options:  # what the user states stays
+            # None: the engine's own default, which is what the recommended point runs with.
+            yield Knob(tunable.option, (None, *tunable.values), 0, "options")
+    yield Knob(SPLIT, tuple(first_splits(recipe, splits)), 0, SPLIT)
+
+
+def _limit_floor(name: str, recipe: Recipe) -> int:
+    """The least value of a limit: an engine that runs prompts whole needs room for the longest."""
+    if name != "max_batched_tokens" or engine(recipe.engine.name).chunked_prefill:
+        return LEAST_BATCH if name == "max_num_seqs" else 64
+    return recipe.max_context or 64
+
+
+def _limit_ladder(name: str, values: set[Any], base: Any, where: str) -> Knob:
+    ordered = tuple(sorted(values))
+    return Knob(name, ordered, ordered.index(base), where)
+
+
+def first_splits(recipe: Recipe, count: int) -> list[dict[str, int]]:
+    """Degrees of the recipe's split, then of the best others of the plan in its number formats."""
+    recipe_degrees = parallel_degrees(recipe.candidate)
+    pooled = recipe.candidate.get("prefill") is not None
+    if count < 2 or recipe.device.count == 1 or pooled:
+        return [recipe_degrees]
+    request = recipe_request(recipe).model_copy(update={"candidate": None})
+    same = {name: recipe.candidate.get(name) for name in ("engine", "weight_dtype", "kv_dtype")}
+    out = [recipe_degrees]
+    everything = plan_splits(request)
+    for row in map(int, everything.order):
+        candidate = everything.candidate(row)
+        alike = all(candidate.get(name) == value for name, value in same.items())
+        fits = int(everything.columns["gpus"][row]) <= recipe.device.count
+        if (
+            alike
+            and fits
+            and not candidate.get("prefill")
+            and parallel_degrees(candidate) not in out
+        ):
+            out.append(parallel_degrees(candidate))
+        if len(out) >= count:
+            break
+    return out
+
+
+def parallel_degrees(candidate: Mapping[str, Any]) -> dict[str, int]:
+    return {name: int(candidate.get(name) or 1) for name in DEGREES}
+
+
+def recommended_point(space: tuple[Knob, ...]) -> dict[str, int]:
+    return {knob.name: knob.base for knob in space}
+
+
+def values_at(space: tuple[Knob, ...], point: Point) -> dict[str, Any]:
+    return {knob.name: knob.values[point[knob.name]] for knob in space}
+
+
+def request_at(recipe: Recipe, space: tuple[Knob, ...], point: Point) -> PlanRequest:
+    """The recipe's request moved to a point; what equals the recipe's own is left as it is."""
+    request = recipe_request(recipe)
+    candidate_values: dict[str, Any] = {}
+    option_values: dict[str, Any] = {}
+    for knob in space:
+        value = knob.values[point[knob.name]]
+        if point[knob.name] == knob.base:
+            continue
+        if knob.where == SPLIT:
+            candidate_values |= value
+        elif knob.where == "candidate":
+            candidate_values[knob.name] = value
+        else:
+            option_values[knob.name] = value
+    values = request.to_json()
+    values["candidate"] = {**values["candidate"], **candidate_values}
+    options = values["options"]
+    options["engine_options"] = {**options.get("engine_options", {}), **option_values}
+    return PlanRequest.parse(values)
+
+
+def recipe_at(recipe: Recipe, space: tuple[Knob, ...], point: Point) -> Recipe | str:
+    """The recipe at a point with its parameters, or why the estimate says that it cannot run."""
+    if dict(point) == recommended_point(space):
+        return recipe
+    try:
+        request = request_at(recipe, space, point)
+        point_recipe = recipe_of(decide(request), request)
+    except RecipeError as error:
+        return error.message
+    carried_fields = {
+        "parameters": recipe.parameters,
+        "provenance": _layers_after_search(recipe, point_recipe),
+    }
+    return point_recipe.model_copy(update=carried_fields).locked()
+
+
+def _layers_after_search(before: Recipe, after: Recipe) -> dict[str, Layer]:
+    """What did not change keeps its layer; what the search moved is the objective's choice."""
+    old, new = (
+        {
+            "candidate": recipe.candidate,
+            "options": recipe.engine.options,
+            "environment": recipe.environment,
+        }
+        for recipe in (before, after)
+    )
+    layers: dict[str, Layer] = {}
+    for path in after.provenance:
+        part, _, name = path.partition(".")
+        same = old[part].get(name) == new[part].get(name)
+        layers[path] = before.provenance.get(path, "base") if same else "objective"
+    return layers

@@ -1,0 +1,194 @@
+"""Whether another machine will do: the engine's kernels there, and variants of the recipe.
+
+Whoever built the bundle asked the engine's releases; here their answers meet the devices and the
+release that the machine really has.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .machine import Device, Machine
+from .sections import Fields
+
+VERDICTS = ("no", "unknown")
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """An answer, in words, of some releases on some architectures: "no", or "unknown"."""
+
+    verdict: str
+    releases: tuple[str, ...]
+    architectures: tuple[str, ...]
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """All that releases answered to what the recipe needs.
+
+    ``architecture``: that of the recipe's device. ``releases`` and ``architectures``: those that
+    were asked, oldest releases first; where nothing is told of one of them, it runs there.
+    """
+
+    architecture: str
+    releases: tuple[str, ...]
+    architectures: tuple[str, ...]
+    verdicts: tuple[Told, ...]
+
+    def nearest(self, release: str) -> str:
+        """The asked release that answers for another: the next older, or of a build the newest."""
+        numbers = _release_numbers(release)
+        older = [candidate for candidate in self.releases if _release_numbers(candidate) <= numbers]
+        return older[-1] if older else self.releases[0 if numbers else -1]
+
+    def of(self, release: str, architecture: str) -> Told | None:
+        """What a release that was asked tells of an architecture; None where it runs there."""
+        if architecture not in self.architectures:
+            words = f"nobody asked about {architecture}"
+            return Told("unknown", (release,), (architecture,), words)
+        for verdict in self.verdicts:
+            if release in verdict.releases and architecture in verdict.architectures:
+                return verdict
+        return None
+
+    def running(self, architecture: str) -> list[str]:
+        """Releases that run on an architecture, oldest first."""
+        return [release for release in self.releases if self.of(release, architecture) is None]
+
+
+def read_support(fields: Fields) -> Support | None:
+    """The optional object ``kernels`` of a ``launch.json``; None where no release was asked."""
+    if fields.data.get("kernels") is None:
+        return None
+    kernels = fields.child("kernels")
+    releases = kernels.texts("releases")
+    if not releases:
+        raise kernels.fail("releases", "a list of at least one release")
+    verdicts = tuple(
+        Told(
+            item.one_of("verdict", VERDICTS),
+            item.texts("releases"),
+            item.texts("architectures"),
+            item.text("words"),
+        )
+        for item in (kernels.children("told") if kernels.data.get("told") else ())
+    )
+    return Support(kernels.text("architecture"), releases, kernels.texts("architectures"), verdicts)
+
+
+def answer_support(
+    support: Support, engine: str, release: str, devices: Sequence[Device], names: Sequence[str]
+) -> Iterator[tuple[str, str, str]]:
+    """Status, detail and hint for each architecture here.
+
+    A refusal stops the launch only where the very release was asked.
+    """
+    tested_release, title = support.nearest(release), f"{engine} {release}"
+    for architecture in sorted(architectures_of(support, devices, names)):
+        verdict = support.of(tested_release, architecture)
+        answered = "" if tested_release == release else f", as {tested_release} answers"
+        if verdict is None:
+            yield "ok", f"{title} has what the recipe needs on {architecture}{answered}", ""
+            continue
+        hint = "Use another device, or plan again for this one with `recipe plan`."
+        if running := support.running(architecture):
+            hint = f"Releases that have it: {', '.join(running)}."
+        status = "FAIL" if verdict.verdict == "no" and tested_release == release else "warn"
+        yield status, f"{title} on {architecture}{answered}: {verdict.words}", hint
+
+
+def architectures_of(support: Support, devices: Sequence[Device], names: Sequence[str]) -> set[str]:
+    """Architectures of devices; one that does not tell it, but has the recipe's name, has its."""
+    device_names = {name.casefold() for name in names}
+    architectures = {
+        device.architecture
+        or (support.architecture if device.name.casefold() in device_names else "")
+        for device in devices
+    }
+    return architectures - {""}
+
+
+def _release_numbers(release: str) -> tuple[int, ...]:
+    """Numbers that sort releases by age; those of a build that is no release are empty."""
+    match = re.match(r"v?(\d+(?:\.\d+)*)", release)
+    return tuple(map(int, match[1].split("."))) if match else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of device: its ``profile``, and what its driver calls it."""
+
+    profile: str
+    runtime: str
+    names: tuple[str, ...]
+
+    def holds(self, machine: Machine) -> bool:
+        """Whether all devices of a machine are of this kind."""
+        if machine.runtime != self.runtime:
+            return False
+        device_names = {name.casefold() for name in self.names}
+        return all(device.name.casefold() in device_names for device in machine.devices)
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """Machines with a variant of the recipe: a number of devices of one of the ``kinds``."""
+
+    name: str
+    kinds: tuple[Kind, ...]
+    at_least: int
+    at_most: int | None
+
+    def hardware(self, machine: Machine, nodes: int) -> str | None:
+        """The machine for ``recipe resolve`` (``mi300x:8``); None if the variant is for others."""
+        count = max(len(machine.devices), 1) * nodes
+        if count < self.at_least or (self.at_most is not None and count > self.at_most):
+            return None
+        return next((f"{kind.profile}:{count}" for kind in self.kinds if kind.holds(machine)), None)
+
+
+def parse_variants(fields: Fields) -> tuple[Variant, ...]:
+    """The variants of ``launch.json``; bundles of older versions have none."""
+    return (
+        tuple(map(_parse_variant, fields.children("variants")))
+        if fields.data.get("variants")
+        else ()
+    )
+
+
+def _parse_variant(fields: Fields) -> Variant:
+    kinds = tuple(
+        Kind(kind.text("profile"), kind.text("runtime"), kind.texts("names"))
+        for kind in fields.children("kinds")
+    )
+    return Variant(
+        fields.text("name"),
+        kinds,
+        fields.optional_integer("at_least") or 1,
+        fields.optional_integer("at_most"),
+    )
+
+
+def advise_variant(
+    variants: tuple[Variant, ...], machine: Machine, nodes: int, bundle: Path
+) -> tuple[str, str] | None:
+    """What the recipe has for a machine that is not its own, and what to do.
+
+    None where it has no variants.
+    """
+    if not variants:
+        return None
+    hardware_of = {variant.name: variant.hardware(machine, nodes) for variant in variants}
+    fitting = {name: hardware for name, hardware in hardware_of.items() if hardware}
+    if not fitting:
+        text = f"none of the recipe's variants ({', '.join(hardware_of)}) is for this machine"
+        return text, "Plan again for it: `recipe plan`."
+    hardware = next(iter(fitting.values()))
+    noun = "variant" if len(fitting) == 1 else "variants"
+    build = f"Build its bundle: recipe resolve {bundle} --hardware {hardware} -o OTHER.zip"
+    return f"for {hardware} the recipe has the {noun} {', '.join(fitting)}", build
