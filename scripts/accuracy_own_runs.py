@@ -32,6 +32,7 @@ from recipe_core.base.intervals import BAND
 from recipe_core.calibration import residuals as own_runs
 from recipe_core.calibration.residuals import learn_corrections, measured_of_rows
 from recipe_core.estimates.bands import narrow_interval
+from recipe_core.estimates.columns.columns import stack_columns
 from recipe_core.estimates.columns.corrections import (
     WIDE_TO_NARROW,
     Corrections,
@@ -40,7 +41,6 @@ from recipe_core.estimates.columns.corrections import (
     Prior,
     Shares,
 )
-from recipe_core.estimates.columns.serving import stack_serving_cases
 from recipe_core.estimates.measured.runs import Run
 from recipe_core.estimates.serving.bands import bands_of
 from recipe_core.estimates.serving.corrections import EITHER
@@ -340,7 +340,7 @@ def predicted(runs: Sequence[OwnRun], corrections: Corrections, figure: str) -> 
         engine = setting.engine.model_copy(update={"version": version, "as_of": None})
         setting = replace(setting, engine=engine)
         setting = replace(setting, correction=corrections.of(setting))
-        estimates = estimate_serving(setting, stack_serving_cases([runs[k].case for k in members]))
+        estimates = estimate_serving(setting, stack_columns([runs[k].case for k in members]))
         values[members] = getattr(estimates.serving, quantity) * unit
         remaining[members], alike[members] = 1.0, 0.0
         if estimates.corrected is not None:

@@ -38,7 +38,8 @@ from recipe_core.base.documents import write_whole
 from recipe_core.base.errors import RecipeError
 from recipe_core.calibration.validation.validate import CELL, QUANTITIES, SCORED, primary_score
 from recipe_core.engines.spec import Engine, KernelTimes
-from recipe_core.estimates.columns.serving import Cases, Setting, stack_serving_cases
+from recipe_core.estimates.columns.columns import stack_columns
+from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.measured.runs import Run, listing_ids
 from recipe_core.estimates.serving.estimates import estimate_serving
 from recipe_core.estimates.serving.memory import Memory
@@ -172,9 +173,7 @@ def blocks(runs: Sequence[Run]) -> list[Block]:
     out = []
     for members in groups.values():
         setting = members[0][2]
-        judgement = estimate_serving(
-            setting, stack_serving_cases([columns for *_, columns in members])
-        )
+        judgement = estimate_serving(setting, stack_columns([columns for *_, columns in members]))
         rows = np.flatnonzero(judgement.feasible)
         if len(rows):
             memory = Memory(

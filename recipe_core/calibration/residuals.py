@@ -21,6 +21,7 @@ from typing import Any
 from recipe_core.accuracy.checkpoints import MeasuredCompression
 from recipe_core.base.documents import read_shipped, to_json
 from recipe_core.base.errors import InputError, RecipeError
+from recipe_core.estimates.columns.columns import stack_columns
 from recipe_core.estimates.columns.corrections import (
     Corrections,
     LeftOut,
@@ -31,7 +32,7 @@ from recipe_core.estimates.columns.corrections import (
     version_in_text,
 )
 from recipe_core.estimates.columns.scopes import without_corrections
-from recipe_core.estimates.columns.serving import Cases, Setting, stack_serving_cases
+from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.measured.runs import Run
 from recipe_core.estimates.serving.corrections import request_time_shares
 from recipe_core.estimates.serving.results import ServingEstimate
@@ -141,7 +142,7 @@ def learn_corrections(
     own_runs: dict[str, OwnRun] = {}
     for members in pairs.values():
         _, problem, setting, _ = members[0]
-        plan = plan_cases(problem, setting, stack_serving_cases([member[-1] for member in members]))
+        plan = plan_cases(problem, setting, stack_columns([member[-1] for member in members]))
         for row, (run, _, _, case) in enumerate(members):
             estimate = plan.estimate(row)
             if not estimate.feasible:

@@ -20,7 +20,8 @@ from recipe_core.compression.required import row_estimate_json
 from recipe_core.engines.grammar import grammars
 from recipe_core.engines.options import OPTIONS
 from recipe_core.engines.spec import engine
-from recipe_core.estimates.columns.serving import Cases, Setting, stack_serving_cases
+from recipe_core.estimates.columns.columns import stack_columns
+from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.serving.estimates import Estimates, estimate_serving
 from recipe_core.estimates.serving.starts import start_errors
 from recipe_core.launch.process import Candidate, Deployment
@@ -185,7 +186,7 @@ class Group:
             ready.rows = (at, *ranges.get(key, (at, at)))
             at += len(ready.cases)
         first = members[0]
-        return cls(plan_cases(first.problem, first.setting, stack_serving_cases(blocks)))
+        return cls(plan_cases(first.problem, first.setting, stack_columns(blocks)))
 
     def best(self, start: int, end: int) -> int:
         """The best of some rows, counted from ``start``: the least short of memory if none runs."""

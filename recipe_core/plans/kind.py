@@ -101,7 +101,6 @@ class Kind:
     find_case: Callable[[Kind, Any, CandidateRequest], tuple[Any, Any] | None]
     """Setting and case of a candidate that states its split in full, else None."""
     judge_cases: Callable[[Kind, Any, Any, Any], list[Any]]
-    stack_cases: Callable[[Sequence[Any]], Any]
     """Cases of one setting, one after another."""
     shown: Callable[[PlanTable], Shown]
     add_columns: Callable[[dict[str, Any]], None]

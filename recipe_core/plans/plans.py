@@ -11,6 +11,7 @@ import numpy as np
 
 from recipe_core.base.arrays import Int
 from recipe_core.base.errors import RecipeError
+from recipe_core.estimates.columns.columns import stack_columns
 from recipe_core.estimates.columns.corrections import Corrections
 from recipe_core.hardware.cluster import Cluster, is_own
 from recipe_core.plans.kind import Kind
@@ -170,8 +171,7 @@ def estimate_batch(
             answers[n] = error.to_json()
     for members in groups.values():
         _, problem, setting, _ = members[0]
-        stack = problem_kind(problem).stack_cases
-        judged = plan_cases(problem, setting, stack([cases for _, _, _, cases in members]))
+        judged = plan_cases(problem, setting, stack_columns([cases for *_, cases in members]))
         estimates = judged.estimates(range(len(members)))
         answers |= {
             n: estimate.to_json() for (n, _, _, _), estimate in zip(members, estimates, strict=True)

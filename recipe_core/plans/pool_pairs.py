@@ -16,7 +16,8 @@ import numpy as np
 
 from recipe_core.base import budget
 from recipe_core.base.arrays import Bool, Float, Int
-from recipe_core.estimates.columns.serving import Cases, Setting, stack_serving_cases
+from recipe_core.estimates.columns.columns import stack_columns
+from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.rules.rules import place_rules, serving_devices_rented
 from recipe_core.estimates.serving.continuous_batching import request_overhead_s
 from recipe_core.estimates.serving.cost import idle_watts
@@ -341,7 +342,7 @@ def _best_pair_loads(missed: Float, score: Float) -> tuple[Float, Float, Int]:
 
 def _choose_pairs(parts: list[Cases], rankings: list[_Ranked]) -> Cases:
     """The pairs to estimate: the best of all, and of each number of devices."""
-    cases = stack_serving_cases(parts)
+    cases = stack_columns(parts)
     missed, score = (
         np.concatenate([getattr(ranking, name) for ranking in rankings], axis=1)
         for name in ("missed", "score")

@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int
-from recipe_core.estimates.columns.serving import Setting, stack_serving_cases
+from recipe_core.estimates.columns.serving import Setting
 from recipe_core.estimates.serving.accuracy import COLUMN as ACCURACY
 from recipe_core.estimates.serving.bands import FOLLOWING, METRICS, serving_errors
 from recipe_core.estimates.serving.results import MEMORY, ServingEstimate, memory_parts
@@ -301,7 +301,6 @@ SERVING = Kind(
     search_cases=search_serving,
     find_case=find_serving_case,
     judge_cases=judge_serving_cases,
-    stack_cases=stack_serving_cases,
     shown=shown_measures,
     add_columns=_add_columns,
     is_uncertain=is_serving_uncertain,

@@ -15,6 +15,7 @@ import numpy as np
 from recipe_core.base import budget
 from recipe_core.base.arrays import Bool, Int
 from recipe_core.engines.training_programs import training_engine
+from recipe_core.estimates.columns.columns import stack_columns
 from recipe_core.estimates.columns.training import (
     OFFLOADS,
     RECOMPUTE,
@@ -23,7 +24,6 @@ from recipe_core.estimates.columns.training import (
     TrainingSetting,
     modules_code,
     modules_of,
-    stack_cases,
     training_cases,
 )
 from recipe_core.estimates.rules.training_rules import training_refusals
@@ -277,7 +277,7 @@ def _setting_cases(
         )
         total += len(parts[-1])
         check_training_size(total, several)
-    return stack_cases(parts)
+    return stack_columns(parts)
 
 
 def _expand_choices(

@@ -11,7 +11,7 @@ import numpy as np
 
 from recipe_core.base.arrays import Float, Int
 from recipe_core.engines.frameworks import framework
-from recipe_core.estimates.columns.training import RECOMPUTE, TrainingSetting, stack_cases
+from recipe_core.estimates.columns.training import RECOMPUTE, TrainingSetting
 from recipe_core.estimates.training.memory import MEMORY_TITLES
 from recipe_core.estimates.training.results import TrainingEstimate
 from recipe_core.estimates.training.starts import METRICS, is_training_uncertain, training_errors
@@ -165,7 +165,6 @@ TRAINING = Kind(
     search_cases=search_training,
     find_case=lambda _kind, problem, candidate: stated_training_case(problem, candidate),
     judge_cases=judge_training_cases,
-    stack_cases=stack_cases,
     shown=_shown_measures,
     add_columns=lambda _columns: None,
     is_uncertain=is_training_uncertain,

@@ -18,8 +18,9 @@ from recipe_core.calibration.validation.validate import (
     align_table,
     group_errors,
 )
+from recipe_core.estimates.columns.columns import stack_columns
 from recipe_core.estimates.columns.scopes import without_corrections
-from recipe_core.estimates.columns.training import TrainingCases, TrainingSetting, stack_cases
+from recipe_core.estimates.columns.training import TrainingCases, TrainingSetting
 from recipe_core.estimates.measured.runs import SHOWN, TrainingRun
 from recipe_core.estimates.rules.refusal import Refusal
 from recipe_core.estimates.rules.training_rules import training_refusals
@@ -101,7 +102,7 @@ def group_training_runs(runs: Sequence[TrainingRun]) -> tuple[list[RunGroup], Co
 
 
 def _stack_run_group(members: list[tuple[int, TrainingSetting, TrainingCases]]) -> RunGroup:
-    cases = stack_cases([c for _, _, c in members])
+    cases = stack_columns([c for _, _, c in members])
     return RunGroup(members[0][1], cases, np.array([n for n, _, _ in members]))
 
 

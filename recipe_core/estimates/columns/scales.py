@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recipe_core.base.arrays import Float
+from recipe_core.estimates.columns.columns import Columns
 
 # How the basis of a figure begins that rests on own runs.
 CALIBRATED = "calibrated"
@@ -23,7 +23,7 @@ SCOPES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Scales:
+class Scales(Columns):
     """Scales of the times of cases, one number a case; see ``corrections``.
 
     ``variances`` and ``covariance`` are of their logarithms, noise included, ``priors`` those
@@ -37,18 +37,6 @@ class Scales:
     covariance: Float
     priors: tuple[float, float]
     runs: NDArray[np.int64]
-
-    def take(self, rows: Any) -> Scales:
-        """The chosen rows, in that order."""
-        steps, prompts = self.variances
-        return Scales(
-            steps=self.steps[rows],
-            prompts=self.prompts[rows],
-            variances=(steps[rows], prompts[rows]),
-            covariance=self.covariance[rows],
-            priors=self.priors,
-            runs=self.runs[rows],
-        )
 
     def left(self, steps: Float, prompts: Float) -> Float:
         """Standard deviation that runs leave of a time, as a share of that without any.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -14,6 +14,7 @@ from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.engines.options import COLUMNS as OPTION_COLUMNS
 from recipe_core.engines.options import USUAL
 from recipe_core.engines.spec import Engine
+from recipe_core.estimates.columns.columns import Columns, stretch_columns
 from recipe_core.estimates.columns.scales import Scales
 from recipe_core.estimates.rules.kv_offload import Offload
 from recipe_core.estimates.rules.own_options import NONE, Effects
@@ -204,7 +205,7 @@ SINGLE = ("copies", "cp", "instances")
 
 
 @dataclass(frozen=True, slots=True)
-class Cases:
+class Cases(Columns):
     """One row a case; all columns have the same length.
 
     tp, pp, dp, ep: degrees; cp: ranks of tp that share what each would hold of the cache of a KV
@@ -260,10 +261,6 @@ class Cases:
     def __len__(self) -> int:
         return len(self.tp)
 
-    def take(self, rows: Any) -> Cases:
-        """The chosen rows, in that order."""
-        return Cases(*(getattr(self, name)[rows] for name in COLUMNS))
-
     @property
     def devices(self) -> Int:
         """Devices a case uses, those of a prefill pool included."""
@@ -297,9 +294,6 @@ class Cases:
         return self.ep > 1
 
 
-COLUMNS = tuple(column.name for column in fields(Cases))
-
-
 def cases(n: int, **columns: Any) -> Cases:
     """Cases from scalars and arrays, every column stretched to ``n`` rows and given its type.
 
@@ -307,19 +301,5 @@ def cases(n: int, **columns: Any) -> Cases:
     and the prefill pool 0: there are none.
     """
     usual = {OPTION_COLUMNS[name]: number for name, number in USUAL.items()}
-    columns = {**dict.fromkeys(OPTIONAL, 0), **dict.fromkeys(SINGLE, 1), **usual, **columns}
-    out: dict[str, Any] = {}
-    for column in fields(Cases):
-        dtype = np.int64 if column.type == "Int" else np.float64
-        out[column.name] = np.full(n, columns[column.name], dtype=dtype)
-    return Cases(**out)
-
-
-def stack_serving_cases(parts: Sequence[Cases]) -> Cases:
-    """Cases one after another, as one."""
-    return Cases(
-        **{
-            column.name: np.concatenate([getattr(part, column.name) for part in parts])
-            for column in fields(Cases)
-        }
-    )
+    usual = {**dict.fromkeys(OPTIONAL, 0), **dict.fromkeys(SINGLE, 1), **usual}
+    return stretch_columns(Cases, n, usual | columns)

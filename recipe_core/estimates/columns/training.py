@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.engines.frameworks import Calibration, Framework, Optimizer, States, training_data
 from recipe_core.engines.quantized_bases import QuantizedBase, checkpoint_base, quantized_bases
+from recipe_core.estimates.columns.columns import Columns, stretch_columns
 from recipe_core.estimates.columns.dims import ParallelDims
 from recipe_core.estimates.columns.rollout import Sampling
 from recipe_core.hardware.cluster import Cluster
@@ -226,7 +227,7 @@ class TrainingSetting:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingCases:
+class TrainingCases(Columns):
     """One row a case; all columns have the same length.
 
     tp, pp, cp, dp: degrees; their product is the devices. virtual_stages: chunks of layers a stage
@@ -270,10 +271,6 @@ class TrainingCases:
 
     def __len__(self) -> int:
         return len(self.tp)
-
-    def take(self, rows: Any) -> TrainingCases:
-        """These rows, in that order."""
-        return replace(self, **{f.name: getattr(self, f.name)[rows] for f in fields(self)})
 
     def in_phase(self, phase: Phase) -> TrainingCases:
         """The same splits with the shape of a phase; cp takes its ranks from dp."""
@@ -373,22 +370,7 @@ def training_cases(n: int, **columns: Any) -> TrainingCases:
     values.setdefault("schedule", np.where(chunked, SCHEDULES.index("interleaved"), 0))
     values.setdefault("shard", np.asarray(values["dp"]) * np.asarray(values["cp"]))
     values.setdefault("token_budget", np.nan)
-    stretched: dict[str, Any] = {}
-    for f in fields(TrainingCases):
-        dtype = np.float64 if f.name == "token_budget" else np.int64
-        column = np.broadcast_to(np.asarray(values[f.name], dtype=dtype), n)
-        stretched[f.name] = np.ascontiguousarray(column)
-    return TrainingCases(**stretched)
-
-
-def stack_cases(parts: Sequence[TrainingCases]) -> TrainingCases:
-    """Cases one after another, as one."""
-    return TrainingCases(
-        **{
-            f.name: np.concatenate([getattr(part, f.name) for part in parts])
-            for f in fields(TrainingCases)
-        }
-    )
+    return stretch_columns(TrainingCases, n, values)
 
 
 def modules_code(names: Sequence[str]) -> int:

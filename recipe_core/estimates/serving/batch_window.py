@@ -32,6 +32,7 @@ from functools import lru_cache
 import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int
+from recipe_core.estimates.columns.columns import Columns
 
 # Independent runs of each case.
 SERVERS = 32
@@ -48,7 +49,7 @@ PICKS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class Service(Columns):
     """What a batch takes: column ``b`` is for a batch of ``b`` requests, up to ``most``.
 
     ``host_s``: the work of an instance alone; ``device_s``: that of the device, one batch at a
@@ -63,13 +64,9 @@ class Service:
         """The largest batch of the table."""
         return int(self.host_s.shape[1]) - 1
 
-    def take(self, rows: Int) -> Service:
-        """The chosen cases."""
-        return Service(self.host_s[rows], self.device_s[rows])
-
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class Window(Columns):
     """How batches form: the longest wait, the largest and the preferred batch, instances."""
 
     window_s: Float
@@ -83,12 +80,6 @@ class Window:
     ) -> Window:
         """A window with the largest batch preferred, unless another one is."""
         return cls(window_s, largest, largest if preferred is None else preferred, instances)
-
-    def take(self, rows: Int) -> Window:
-        """The chosen cases."""
-        return Window(
-            self.window_s[rows], self.largest[rows], self.preferred[rows], self.instances[rows]
-        )
 
 
 @dataclass(frozen=True, slots=True)

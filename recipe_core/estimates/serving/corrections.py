@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from recipe_core.base.arrays import Float
+from recipe_core.estimates.columns.columns import Columns
 from recipe_core.estimates.columns.scales import Scales
 from recipe_core.estimates.columns.serving import Cases
 from recipe_core.estimates.serving.pools import Pools
@@ -83,7 +84,7 @@ def time_factor(shares: TimeShares, scales: Scales) -> Float:
 
 
 @dataclass(frozen=True, slots=True)
-class Corrected:
+class Corrected(Columns):
     """What scales made of an estimate: factors on its figures, and what they rest on.
 
     ``latency``: on that of a request. ``rate``: on rates, of the simulation too.
@@ -113,17 +114,6 @@ class Corrected:
         }
         factor = float(factors[figure][case] if figure in factors else 1 / self.rate[case])
         return f"{runs}, × {factor:.3g}"
-
-    def take(self, rows: Any) -> Corrected:
-        """The chosen rows, in that order."""
-        return Corrected(
-            self.scales.take(rows),
-            self.ttft[rows],
-            self.tpot[rows],
-            self.latency[rows],
-            self.rate[rows],
-            {name: shares[rows] for name, shares in self.width_shares.items()},
-        )
 
 
 def correct_serving(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -202,21 +202,10 @@ def _serve_startable(
     if len(rows) == len(cases):
         return formulas(setting, cases, mem)
     count = len(rows)
-    rows = (
-        rows if count else np.zeros(1, dtype=np.int64)
-    )  # the names of the parts come from some case
-    some = formulas(setting, cases.take(rows), mem.take(rows))
-
-    def placed(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {name: placed(seconds) for name, seconds in value.items()}
-        out = (
-            np.zeros(len(cases), dtype=bool) if value.dtype == bool else np.full(len(cases), np.nan)
-        )
-        out[rows[:count]] = value[:count]
-        return out
-
-    return Serving(**{f.name: placed(getattr(some, f.name)) for f in fields(Serving)})
+    # the names of the parts come from some case
+    solved = rows if count else np.zeros(1, dtype=np.int64)
+    some = formulas(setting, cases.take(solved), mem.take(solved))
+    return some.take(slice(count)).scattered(rows, len(cases))
 
 
 def estimate_serving(setting: Setting, cases: Cases) -> Estimates:

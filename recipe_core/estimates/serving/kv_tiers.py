@@ -27,12 +27,13 @@ compression of blocks, and that a store is still empty after a start.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from recipe_core.base.arrays import Float, Int
+from recipe_core.base.arrays import Float
 from recipe_core.engines.memory import KvWay, Tier
+from recipe_core.estimates.columns.columns import Columns
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.rules.kv_offload import Offload
 from recipe_core.estimates.serving.cache import Counted, context_bytes
@@ -56,7 +57,7 @@ Solve = Callable[[Setting, Cases, Memory], tuple[Serving, Pools | None]]
 
 
 @dataclass(frozen=True, slots=True)
-class TierUse:
+class TierUse(Columns):
     """One tier of each case, one number per case.
 
     capacity_tokens: of a server, or of a store for all. hit_added: share of prompt tokens that it
@@ -76,13 +77,9 @@ class TierUse:
     busy: Float
     written_share: Float
 
-    def take(self, rows: Int) -> TierUse:
-        """The chosen cases, in that order."""
-        return TierUse(*(getattr(self, field.name)[rows] for field in fields(TierUse)))
-
 
 @dataclass(frozen=True, slots=True)
-class Cached:
+class Cached(Columns):
     """What every case finds of its prompts: in the devices' cache, and in tiers below.
 
     ``hit``: the share of prompt tokens that are not computed. ``busy``: of the host link.

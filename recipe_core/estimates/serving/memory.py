@@ -13,12 +13,13 @@ and graphs of engines that capture them outside their share.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
-from recipe_core.base.arrays import Bool, Float, Int, add
+from recipe_core.base.arrays import Bool, Float, add
+from recipe_core.estimates.columns.columns import Columns
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.columns.splits import dispatching_cases, exchange_dispatch
 from recipe_core.estimates.serving.cache import (
@@ -51,7 +52,7 @@ from recipe_core.models.spec import Layer, ModelSpec, MoeMlp
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class Memory(Columns):
     """Bytes per device on the fullest rank, one number per case; four parts make ``total_bytes``.
 
     pool_bytes: the engine's cache pool. pool_tokens: tokens of context that a replica's pool holds.
@@ -78,10 +79,6 @@ class Memory:
     context_limit: Float
     context_at_load: Float
     encoder_bytes: Float
-
-    def take(self, rows: Int) -> Memory:
-        """The chosen cases, in that order."""
-        return Memory(**{field.name: getattr(self, field.name)[rows] for field in fields(Memory)})
 
     @property
     def shortfall_bytes(self) -> Float:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from recipe_core.base.arrays import Bool, Float
+from recipe_core.estimates.columns.columns import Columns
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.serving.continuous_batching import (
     Flow,
@@ -33,7 +34,7 @@ from recipe_core.estimates.serving.speculative import engine_step, tokens_per_st
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
+class Serving(Columns):
     """Means over requests, one number per case; throughput of the whole deployment.
 
     The parts of ``decode`` add up to ``tpot_s``, those of ``prefill`` to ``ttft_s``. ``decoding``:

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from recipe_core.base.arrays import Float
+from recipe_core.estimates.columns.columns import Columns
 from recipe_core.estimates.columns.serving import Cases, ReuseCurve, Setting
 from recipe_core.estimates.serving.memory import Memory
 from recipe_core.estimates.serving.rates import active_replicas
@@ -36,7 +37,7 @@ STEPS = 50
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceCache:
+class DeviceCache(Columns):
     """Of each case: tokens that are free for reuse in a replica, and the share of prompts found.
 
     ``seen_tokens``: the size that counts, with those of other replicas where requests are routed by

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -311,18 +311,7 @@ def _pool_figures(pools: Pools, cases: Cases, rows: Int) -> list[PoolFigures]:
 
 def _cause_rows(e: Estimates, rows: Int) -> list[Causes]:
     """The times of the breakdown by cause."""
-    s = e.serving
-    serving = replace(
-        s,
-        ttft_s=s.ttft_s[rows],
-        tpot_s=s.tpot_s[rows],
-        output_tokens_per_s=s.output_tokens_per_s[rows],
-        resident=s.resident[rows],
-        decoding=s.decoding[rows],
-        decode={name: seconds[rows] for name, seconds in s.decode.items()},
-        prefill={name: seconds[rows] for name, seconds in s.prefill.items()},
-    )
-    by = causes_of_times(e.setting, e.cases.take(rows), serving)
+    by = causes_of_times(e.setting, e.cases.take(rows), e.serving.take(rows))
     return _time_parts(Causes, by["decode"], by["prefill"], np.arange(len(rows)))
 
 

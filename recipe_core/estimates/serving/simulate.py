@@ -15,7 +15,7 @@ Left out: that client and front end handle requests one by one; unequal load of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -23,6 +23,7 @@ import numpy as np
 
 from recipe_core.base import budget
 from recipe_core.base.arrays import Float, Int
+from recipe_core.estimates.columns.columns import Columns
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.serving.continuous_batching import request_overheads
 from recipe_core.estimates.serving.memory import Memory
@@ -59,7 +60,7 @@ TYPICAL = Spread(0.1, 0.1)
 
 
 @dataclass(frozen=True, slots=True)
-class Simulation:
+class Simulation(Columns):
     """Means and percentiles over requests by metric, and throughput of the whole deployment.
 
     One number per case, NaN where nothing was simulated. goodput_per_s: requests per second that
@@ -70,31 +71,6 @@ class Simulation:
     percentiles_s: dict[str, dict[float, Float]]
     output_tokens_per_s: Float
     goodput_per_s: Float
-
-    def scattered(self, rows: Int, count: int) -> Simulation:
-        """The same as ``rows`` of ``count`` cases; the other rows are NaN."""
-
-        def placed(values: Float) -> Float:
-            out = np.full(count, np.nan)
-            out[rows] = values
-            return out
-
-        return self._each(placed)
-
-    def take(self, rows: Int) -> Simulation:
-        """The rows in that order."""
-        return self._each(lambda values: values[rows])
-
-    def _each(self, change: Callable[[Float], Float]) -> Simulation:
-        return Simulation(
-            {figure: change(values) for figure, values in self.means_s.items()},
-            {
-                figure: {p: change(values) for p, values in by.items()}
-                for figure, by in self.percentiles_s.items()
-            },
-            change(self.output_tokens_per_s),
-            change(self.goodput_per_s),
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from recipe_core.estimates.columns.columns import map_columns
 from recipe_core.estimates.columns.training import TrainingCases, TrainingSetting
 from recipe_core.estimates.training.memory import Memory, training_memory
 from recipe_core.estimates.training.starts import memory_rule
@@ -36,20 +37,11 @@ def decide_loss_chunks(
     fused = cases.fused_loss.copy()
     fused[rows] = 1
     cases = replace(cases, fused_loss=fused)
-    return cases, _with_rows(full, rows, training_memory(setting, cases.take(rows)))
-
-
-def _with_rows(full: Memory, rows: Any, chunked: Memory) -> Memory:
-    """``full`` with some rows of ``chunked``, which may have fewer stages."""
 
     def put(old: Any, new: Any) -> Any:
+        """``old`` with the new rows, which may have fewer stages."""
         out = old.copy()
         out[(rows, slice(new.shape[1])) if new.ndim > 1 else rows] = new
         return out
 
-    return replace(
-        full,
-        parts={name: put(values, chunked.parts[name]) for name, values in full.parts.items()},
-        host_bytes=put(full.host_bytes, chunked.host_bytes),
-        peak_bytes=put(full.peak_bytes, chunked.peak_bytes),
-    )
+    return cases, map_columns(put, full, training_memory(setting, cases.take(rows)))

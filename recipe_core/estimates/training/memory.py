@@ -16,6 +16,7 @@ from functools import partial
 import numpy as np
 
 from recipe_core.base.arrays import Float, add
+from recipe_core.estimates.columns.columns import Columns
 from recipe_core.estimates.columns.training import TrainingCases, TrainingSetting, training_cases
 from recipe_core.estimates.training.activations import BYTES, in_flight
 from recipe_core.estimates.training.communicators import process_usable_bytes
@@ -57,7 +58,7 @@ REFERENCE_BYTES = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class Memory(Columns):
     """Bytes by part, each of shape (cases, stages) with NaN past a case's last stage.
 
     By case, ``capacity_bytes``: what a process can have; ``host_bytes``: what a device of the

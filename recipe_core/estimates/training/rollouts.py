@@ -7,13 +7,14 @@ tensor-parallel degrees is taken, and states stay on the devices where all fits 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from recipe_core.base.arrays import Bool, Float, Int, add
 from recipe_core.base.units import gib
 from recipe_core.engines.frameworks import State, training_data
+from recipe_core.estimates.columns.columns import Columns, select_rows
 from recipe_core.estimates.columns.rollout import LEAST_SHARE, Sampling
 from recipe_core.estimates.columns.training import TrainingCases, TrainingSetting
 from recipe_core.estimates.serving.estimates import Estimates, estimate_serving
@@ -25,6 +26,7 @@ WEIGHT_BYTES = 2.0
 KEPT: tuple[State, ...] = ("parameters", "optimizer", "master")
 
 Parts = dict[str, Float]
+Texts = NDArray[np.object_]
 
 
 def resident_states(setting: TrainingSetting, sampling: Sampling, mem: Memory) -> Parts:
@@ -167,12 +169,8 @@ def _largest_tensor(setting: TrainingSetting) -> float:
     return float(max(model.vocabulary * model.hidden, *layers))
 
 
-# Columns of `Rollouts` that are sentences.
-TEXTS = ("reasons", "doubts")
-
-
 @dataclass(frozen=True, slots=True)
-class Rollouts:
+class Rollouts(Columns):
     """How answers are sampled beside each case, one number per case.
 
     ``offload``: whether states of the training wait on the host meanwhile; ``share``: of the
@@ -190,29 +188,19 @@ class Rollouts:
     in_flight: Float
     offload: Bool
     device_bytes: Float
-    reasons: tuple[str, ...]
-    doubts: tuple[str, ...]
+    reasons: Texts
+    doubts: Texts
 
     @property
     def refused(self) -> Bool:
         """Cases beside which no answers can be sampled."""
-        return np.array([bool(reason) for reason in self.reasons], dtype=np.bool_)
+        return self.reasons.astype(np.bool_)
 
     @property
     def certainty(self) -> Float:
         """What a start keeps of its probability beside them, one per case."""
         doubted_share = training_data().run.doubted_start.value
-        return np.array([doubted_share if doubt else 1.0 for doubt in self.doubts])
-
-    def take(self, rows: Int) -> Rollouts:
-        """These cases, in that order."""
-        columns: dict[str, Any] = {
-            name: tuple(getattr(self, name)[row] for row in rows)
-            if name in TEXTS
-            else getattr(self, name)[rows]
-            for name in Rollouts.__slots__
-        }
-        return Rollouts(**columns)
+        return np.where(self.doubts.astype(np.bool_), doubted_share, 1.0)
 
 
 def rollouts_of(
@@ -236,7 +224,7 @@ def rollouts_of(
     )
     trains = with_companions(setting, sampling, awake.offload, mem).peak_bytes
     better = awake.refused | (trains > mem.capacity_bytes)
-    return _select_rollouts(better & ~asleep.refused, asleep, awake)
+    return select_rows(better & ~asleep.refused, asleep, awake)
 
 
 def _rollouts_beside(
@@ -261,7 +249,7 @@ def _rollouts_beside(
     sampled = _fastest_rollouts(sampling, cases.devices, share)
     device_bytes = stays + engine_bytes(setting, sampling, share, sampled.tp)
     free_bytes = usable - device_bytes
-    reasons, doubts = list(sampled.reasons), [""] * len(cases)
+    reasons, doubts = sampled.reasons.copy(), sampled.doubts.copy()
     large = share >= training_data().run.doubted_share.value
     for i in np.flatnonzero((free_bytes < high) | large):
         about = (sampling, float(share[i]))
@@ -275,25 +263,9 @@ def _rollouts_beside(
         sampled,
         offload=flags,
         device_bytes=device_bytes + low,
-        reasons=tuple(reasons),
-        doubts=tuple(doubts),
+        reasons=reasons,
+        doubts=doubts,
     )
-
-
-def _select_rollouts(where: Bool, first: Rollouts, second: Rollouts) -> Rollouts:
-    """``first`` in some cases, ``second`` in the rest."""
-    columns: dict[str, Any] = {
-        name: tuple(
-            a if takes_first else b
-            for takes_first, a, b in zip(
-                where, getattr(first, name), getattr(second, name), strict=True
-            )
-        )
-        if name in TEXTS
-        else np.where(where, getattr(first, name), getattr(second, name))
-        for name in Rollouts.__slots__
-    }
-    return Rollouts(**columns)
 
 
 def _fastest_rollouts(sampling: Sampling, devices: Int, share: Float) -> Rollouts:
@@ -308,7 +280,7 @@ def _fastest_rollouts(sampling: Sampling, devices: Int, share: Float) -> Rollout
     fastest = np.argmin(seconds, axis=0)
     best = tried[0]
     for k, rollouts in enumerate(tried[1:], 1):
-        best = _select_rollouts(fastest == k, rollouts, best)
+        best = select_rows(fastest == k, rollouts, best)
     return best.take(back.reshape(-1))
 
 
@@ -334,11 +306,11 @@ def _with_ranks(sampling: Sampling, devices: Int, share: Float, tp: int) -> Roll
         offload=np.zeros(many, dtype=np.bool_),
         device_bytes=np.zeros(many),
         reasons=_rollout_reasons(queued, fits, devices, tp),
-        doubts=("",) * many,
+        doubts=np.full(many, "", dtype=object),
     )
 
 
-def _rollout_reasons(queued: Estimates, fits: Bool, devices: Int, tp: int) -> tuple[str, ...]:
+def _rollout_reasons(queued: Estimates, fits: Bool, devices: Int, tp: int) -> Texts:
     """Why a rollout cannot run, with what to change; empty where it can."""
     feasible = queued.feasible
     out = []
@@ -353,4 +325,4 @@ def _rollout_reasons(queued: Estimates, fits: Bool, devices: Int, tp: int) -> tu
             out.append(f"rollout with tp {tp}: {reason}; use a larger workload.rollout.tp")
         else:
             out.append("")
-    return tuple(out)
+    return np.array(out, dtype=object)
