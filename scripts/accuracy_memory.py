@@ -50,12 +50,12 @@ DEVICES = {
 """Devices by what set-ups call them; the first that is found counts."""
 QUANTITIES: dict[str, Callable[[Memory], Any]] = {
     "weights_per_gpu": lambda m: m.weights_bytes / GIB,
-    "available_kv_per_gpu": lambda m: m.pool_bytes / GIB,
+    "available_kv_per_gpu": lambda m: m.kv_cache_bytes / GIB,
     "kv_needed_for_max_len": lambda m: (
         (m.start_bytes - m.weights_bytes - m.activations_bytes - m.runtime_bytes) / GIB
     ),
-    "kv_cache_tokens": lambda m: m.pool_tokens,
-    "num_gpu_blocks": lambda m: m.pool_tokens,
+    "kv_cache_tokens": lambda m: m.kv_cache_tokens,
+    "num_gpu_blocks": lambda m: m.kv_cache_tokens,
 }
 PARTS = ("weights_per_gpu", "peak_activation_per_gpu", "non_torch_per_gpu", "available_kv_per_gpu")
 LIMITS = {"max_num_seqs": "max_num_seqs", "max_num_batched_tokens": "max_batched_tokens"}
@@ -348,7 +348,7 @@ def _compared(
             estimates = [LAYOUT[quantity](t.setting, t.cases, cache or 0.0) for t in tables]
             was = was or ("at the logged size of the cache" if quantity in SIZED else "")
     elif quantity == "kv_cache_tokens":
-        pools = [float(memory.pool_bytes[0]) for memory in (then, now)]
+        pools = [float(memory.kv_cache_bytes[0]) for memory in (then, now)]
         rule = LAYOUT[quantity]
         estimates = [rule(t.setting, t.cases, pool) for t, pool in zip(tables, pools, strict=True)]
     else:

@@ -78,7 +78,7 @@ def _boot(row: Any) -> dict[str, Any]:
 def _row(
     values: dict[str, Any], quantity: str, value: float, memory: Memory, table: Plan
 ) -> dict[str, Any]:
-    candidate, pool = values["candidate"], memory.pool_bytes[0]
+    candidate, pool = values["candidate"], memory.kv_cache_bytes[0]
     estimate = float(logs.QUANTITIES[quantity](memory)[0])
     if quantity == "kv_cache_tokens":
         block = table.blocks[0]

@@ -32,7 +32,6 @@ from recipe_core.calibration.place import VARIABLE, default_path
 from recipe_core.calibration.residuals import Measured
 from recipe_core.calibration.run_files import read_incoming
 from recipe_core.calibration.store import Added, Overlay, StoredRun
-from recipe_core.estimates.columns.columns import stack_columns
 from recipe_core.estimates.columns.corrections import (
     WIDE_TO_NARROW,
     Corrections,
@@ -192,7 +191,7 @@ def _estimate_own_run(run: OwnRun, corrections: Corrections | None) -> dict[str,
     setting = run.setting
     if corrections is not None:
         setting = replace(setting, correction=corrections.of(setting_as_ran(setting, run.version)))
-    served = estimate_serving(setting, stack_columns([run.case])).serving
+    served = estimate_serving(setting, run.case).serving
     values: dict[str, Float] = {figure: getattr(served, figure) for figure in FIGURES}
     return {figure: float(value[0]) for figure, value in values.items()}
 

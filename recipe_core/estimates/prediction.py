@@ -9,7 +9,8 @@ string under each. Pydantic derives the JSON Schema from them, and reads a writt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from operator import attrgetter
@@ -26,9 +27,11 @@ from typing import (
     get_type_hints,
 )
 
+import numpy as np
 from pydantic import ConfigDict, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
+from recipe_core.base.arrays import Float
 from recipe_core.base.documented import prose
 from recipe_core.base.intervals import BAND, LEVELS, Level, probability_below
 
@@ -43,6 +46,8 @@ Seconds = dict[str, Amount]
 IntervalsByFigure = dict[str, dict[Level, tuple[float, float]]]
 
 SCHEMA_VERSION: Literal[1] = 1
+# Figures of cost and energy that have intervals: those of the throughput, the other way round.
+FOLLOWING = ("usd_per_million_output_tokens", "usd_per_million_tokens", "joules_per_token")
 
 
 def document_part(schema: dict[str, Any], part: type[Any]) -> None:
@@ -120,6 +125,84 @@ def require_part(part: AnyPart | None) -> AnyPart:
     if part is None:
         raise ValueError("a split that cannot run has no such figures")
     return part
+
+
+def build_parts(kind: type[AnyPart], *tables: Any, **columns: Any) -> list[AnyPart]:
+    """One part a row: of every field the column that is given, else that of the table that has it.
+
+    Arrays become what the field holds: whole numbers, or None where a number is unknown. A field
+    without a column has its default.
+    """
+    part: Any = kind
+    of_fields: dict[str, Any] = {}
+    for name, listed in _listers(part):
+        column = columns.get(name)
+        if column is None:
+            column = next((getattr(table, name) for table in tables if hasattr(table, name)), None)
+        if column is not None:
+            of_fields[name] = listed(column) if isinstance(column, np.ndarray) else column
+    rows = zip(*of_fields.values(), strict=True)
+    return [part(**dict(zip(of_fields, values, strict=True))) for values in rows]
+
+
+def build_estimates(
+    kind: type[AnyPart],
+    reasons: Iterable[list[str]],
+    notes: Iterable[list[str]],
+    memory: Iterable[Part | None],
+    running: Iterator[dict[str, Any]],
+) -> list[AnyPart]:
+    """One estimate a case; what is ``running``, those without reasons, has other fields too."""
+    part: Any = kind
+    return [
+        part(
+            schema_version=SCHEMA_VERSION,
+            feasible=not sentences,
+            reasons=sentences,
+            notes=of_notes,
+            memory=of_memory,
+            **({} if sentences else next(running)),
+        )
+        for sentences, of_notes, of_memory in zip(reasons, notes, memory, strict=True)
+    ]
+
+
+def number_rows(columns: Mapping[Any, Float], count: int) -> list[dict[Any, float]]:
+    """The numbers of each row by the names of their columns."""
+    rows = zip(*(column.tolist() for column in columns.values()), strict=True)
+    named_rows = [dict(zip(columns, numbers, strict=True)) for numbers in rows]
+    return named_rows if columns else [{} for _ in range(count)]
+
+
+def positive_rows(columns: Mapping[str, Float], count: int) -> list[dict[str, float]]:
+    """The same, of numbers above zero."""
+    return [
+        {name: number for name, number in row.items() if number > 0}
+        for row in number_rows(columns, count)
+    ]
+
+
+def all_figures(figures: Part, *others: Part | None) -> dict[str, Any]:
+    """A kind's own figures by name, and those of cost and energy that have intervals."""
+    following = {
+        name: getattr(part, name) for name in FOLLOWING for part in others if hasattr(part, name)
+    }
+    return {**figures.to_json(), **following}
+
+
+@cache
+def _listers(part: Any) -> tuple[tuple[str, Callable[[Any], list[Any]]], ...]:
+    """The fields of a part, and how an array becomes a list of what each holds."""
+    hints = get_type_hints(part)
+    return tuple((field.name, _lister(hints[field.name])) for field in fields(part))
+
+
+def _lister(kind: Any) -> Callable[[Any], list[Any]]:
+    if kind is int:
+        return lambda column: column.astype(np.int64).tolist()
+    if NoneType in get_args(kind):
+        return lambda column: [x if math.isfinite(x) else None for x in column.tolist()]
+    return lambda column: np.asarray(column, dtype=np.float64).tolist()
 
 
 Writer = Callable[[Any], Any]

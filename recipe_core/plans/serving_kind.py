@@ -9,8 +9,9 @@ import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.estimates.columns.serving import Setting
+from recipe_core.estimates.prediction import FOLLOWING
 from recipe_core.estimates.serving.accuracy import COLUMN as ACCURACY
-from recipe_core.estimates.serving.bands import FOLLOWING, METRICS, serving_errors
+from recipe_core.estimates.serving.bands import METRICS, serving_errors
 from recipe_core.estimates.serving.results import MEMORY, ServingEstimate, memory_parts
 from recipe_core.estimates.serving.simulate import MOST, requests_each
 from recipe_core.estimates.serving.starts import is_serving_uncertain
@@ -237,7 +238,7 @@ def count_cache_tokens(table: PlanTable, row: int) -> int:
     memory = estimates.memory
     sequences = max(1.0, memory.kv_needed_bytes[k] / max(memory.sequence_bytes[k], 1.0))
     full = np.ceil(sequences) * np.ceil(block.cases.max_context[i] / tokens) * tokens
-    return int(min(full, max(memory.pool_tokens[k], tokens)))
+    return int(min(full, max(memory.kv_cache_tokens[k], tokens)))
 
 
 def _find_serving_row(table: PlanTable, key: str, split: Mapping[str, Any]) -> int | None:

@@ -83,9 +83,8 @@ PHYSICS: Physics[Setting, Cases, Estimates] = Physics(
         **columns_of("memory", *MEMORY),
         **columns_of("memory", "total_bytes", "usable_bytes", "capacity_bytes", "shortfall_bytes"),
         "start_probability": lambda e: e.start_probability,
-        "pool_bytes": lambda e: e.memory.pool_bytes,
-        "kv_cache_tokens": lambda e: e.memory.pool_tokens,
-        "max_concurrency": lambda e: e.memory.max_concurrency,
+        "pool_bytes": lambda e: e.memory.kv_cache_bytes,
+        **columns_of("memory", "kv_cache_tokens", "max_concurrency"),
         "held_requests": lambda e: np.minimum(
             e.memory.max_concurrency, e.cases.max_num_seqs * e.cases.replicas
         ),

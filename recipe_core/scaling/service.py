@@ -233,7 +233,7 @@ def service_of(plan: Plan, row: int, lengths: Lengths | None = None) -> Service:
         setting,
         cases,
         ranks,
-        float(memory.pool_tokens[0]) * ranks if setting.caches else np.inf,
+        float(memory.kv_cache_tokens[0]) * ranks if setting.caches else np.inf,
         (float(steps), float(prompts)),
         lengths or _own_lengths(cases),
     )

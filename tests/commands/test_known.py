@@ -95,10 +95,10 @@ def test_options_that_are_counted_change_their_figures():
     # 4 GiB over a link of some 20 GB/s in every step
     assert 0.1 < float((offloaded.serving.tpot_s - plain.serving.tpot_s)[0]) < 0.4
     blocks = estimate({"num_gpu_blocks_override": 100})
-    assert float(blocks.memory.pool_tokens[0]) == pytest.approx(1_600, abs=1)
+    assert float(blocks.memory.kv_cache_tokens[0]) == pytest.approx(1_600, abs=1)
     stated = estimate({"kv_cache_memory_bytes": int(2 * gib)})
-    assert float(stated.memory.pool_bytes[0]) == 2 * gib
-    assert estimate({"max_total_tokens": 5_000}, name="sglang").memory.pool_tokens[
+    assert float(stated.memory.kv_cache_bytes[0]) == 2 * gib
+    assert estimate({"max_total_tokens": 5_000}, name="sglang").memory.kv_cache_tokens[
         0
     ] == pytest.approx(5_000, abs=1)
 
@@ -111,7 +111,7 @@ def test_adapters_take_memory_and_time_by_their_places_and_ranks():
     inputs_outputs = 3 * 4096 + 4096 + 2 * 1024 + 2 * 4096 + 3 * (4096 + 14336)
     counted = found.memory.runtime_bytes - plain.memory.runtime_bytes
     assert float(counted[0]) == pytest.approx(32 * 2 * 64 * 32 * inputs_outputs, rel=0.1)
-    assert float(found.memory.pool_tokens[0]) < 0.7 * float(plain.memory.pool_tokens[0])
+    assert float(found.memory.kv_cache_tokens[0]) < 0.7 * float(plain.memory.kv_cache_tokens[0])
     assert np.all(found.serving.tpot_s > 1.1 * plain.serving.tpot_s)
     assert widths(found)["time"] > widths(plain)["time"]
     assert any("32 adapters of rank 64" in note for note in found.row(0).notes)

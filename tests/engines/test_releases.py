@@ -280,8 +280,8 @@ def off(row, release):
     workload = {"max_context": int(row["max_context"]), "concurrency": 1}
     table, at = plan_candidate(request(*place, workload=workload, candidate=limits))
     memory = table.blocks[0].estimates.memory
-    found = {"weights": memory.weights_bytes[at] / GIB, "cache": memory.pool_bytes[at] / GIB}
-    found["tokens"] = memory.pool_tokens[at]
+    found = {"weights": memory.weights_bytes[at] / GIB, "cache": memory.kv_cache_bytes[at] / GIB}
+    found["tokens"] = memory.kv_cache_tokens[at]
     return abs(found[row["quantity"]] / float(row["value"]) - 1)
 
 

@@ -224,7 +224,7 @@ def test_states_need_a_block_for_each_request():
         for n in (512, 1024)
     )
     assert float(few[2].shortfall_bytes[0]) <= 0 < float(many[2].shortfall_bytes[0])
-    blocks = float((many[2].pool_bytes / shared(*many).block_bytes)[0])
+    blocks = float((many[2].kv_cache_bytes / shared(*many).block_bytes)[0])
     assert blocks == pytest.approx(856, rel=0.1)
 
 
@@ -303,14 +303,14 @@ def test_a_start_and_the_longest_request_need_what_vllm_logged():
     assert held.shortfall_bytes[0] == pytest.approx(6800 * 1_002_240 - 5.44 * GIB)
     assert state == "uncertain"  # 0.91 GiB: within the error of the estimate
     assert with_pool(1)[1] == "cannot run"
-    longest = held.context_limit
+    longest = held.max_context
     assert longest[0] == pytest.approx(13_528, rel=0.1)
     given = block.setting, layer_kinds(block.setting.model.layers), block.cases
     fits, over = (
         cache.context_bytes(*given, tokens) + cache.in_flight_bytes(*given, tokens)
         for tokens in (longest, longest + 1)
     )
-    assert fits <= held.pool_bytes < over
+    assert fits <= held.kv_cache_bytes < over
 
 
 def test_the_cache_is_not_divided_and_what_is_in_flight_counts_once():

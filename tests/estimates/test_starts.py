@@ -93,7 +93,7 @@ def test_the_scale_of_the_error_is_a_share_of_memory_and_bounds_part_three_verdi
 
 
 def test_the_longest_context_is_the_last_that_starts_and_what_just_suffices_as_likely_as_not():
-    close = of(int(of().blocks[0].detail(0)[0].memory.context_limit[0]))
+    close = of(int(of().blocks[0].detail(0)[0].memory.max_context[0]))
     assert float(close.columns["start_probability"][0]) == pytest.approx(0.5, abs=0.01)
     assert row_state(close, 0) == "uncertain"
     block = of().blocks[0]

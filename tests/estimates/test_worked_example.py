@@ -51,11 +51,11 @@ def test_memory_and_products():
         (held.workspace, "activations_bytes"),
         (held.runtime, "runtime_bytes"),
         (data.usable, "capacity_bytes"),
-        (held.pool, "pool_bytes"),
+        (held.pool, "kv_cache_bytes"),
         (held.sequence, "sequence_bytes"),
     ):
         assert worked == near(getattr(memory, name)[0]), name
-    assert held.pool_tokens == memory.pool_tokens[0]
+    assert held.pool_tokens == memory.kv_cache_tokens[0]
     assert held.longest == cases.max_context[0]
     assert held.limit == resident_limit(setting, cases, memory)[0]
     # fewer sequences make the sampler's buffers the smaller ones
@@ -114,7 +114,7 @@ def test_arithmetic_of_loads(monkeypatch, prompt, answer, requests):
     loop = example.Loop(data)
     state = loop.solve()
     client = example.served_figures(data, loop, state)
-    assert example.memory(data).pool_tokens == judged.memory.pool_tokens[0]
+    assert example.memory(data).pool_tokens == judged.memory.kv_cache_tokens[0]
     share = np.full(1, loop.others)
     balance = LibraryLoop(setting, cases, np.full(1, float(requests)), share).balance(
         served.decoding, served.step_s, served.prompt_s

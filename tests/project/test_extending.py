@@ -170,7 +170,7 @@ METRIC = """  - name: cache-share
     better: more
     help: Memory that holds keys and values, of all that the device has.
 """
-COLUMN = '        "cache_share": lambda e: e.memory.pool_bytes / e.memory.capacity_bytes,\n'
+COLUMN = '        "cache_share": lambda e: e.memory.kv_cache_bytes / e.memory.capacity_bytes,\n'
 
 
 def test_a_metric_is_a_row_and_a_column(package):

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Self, TypeVar
 
-from recipe_core.base.arrays import Bool
+import numpy as np
+
+from recipe_core.base.arrays import Bool, Int
+from recipe_core.estimates.columns.columns import Columns
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +24,77 @@ class Refusal:
     code: str
     broken: Bool
     say: Callable[[int], str]
+
+    def take(self, rows: Int) -> Refusal:
+        """The rule over the chosen cases."""
+        return Refusal(self.code, self.broken[rows], lambda i: self.say(int(rows[i])))
+
+
+class Judged(Columns, Generic[Result]):
+    """Estimates of many cases, with the rules that refuse some of them."""
+
+    __slots__ = ()
+    cases: Any
+    refusals: tuple[Refusal, ...]
+
+    def __len__(self) -> int:
+        return len(self.cases)
+
+    def take(self, rows: Int) -> Self:
+        """The chosen cases, in that order."""
+        judged: Any = Columns.take(self, rows)
+        refusals = tuple(refusal.take(rows) for refusal in self.refusals)
+        return replace(judged, refusals=refusals)  # type: ignore[no-any-return]
+
+    @property
+    def feasible(self) -> Bool:
+        """Where no rule is broken."""
+        broken = np.zeros(len(self), dtype=np.bool_)
+        for refusal in self.refusals:
+            broken |= refusal.broken
+        return ~broken
+
+    def reasons(self, i: int) -> list[str]:
+        """Every reason why case ``i`` cannot run; empty when it can."""
+        return self.reasons_of(np.array([i]))[0]
+
+    def reasons_of(self, rows: Int) -> list[list[str]]:
+        """Every reason why each of the chosen cases cannot run."""
+        out: list[list[str]] = [[] for _ in rows]
+        for refusal in self.refusals:
+            for place in np.flatnonzero(refusal.broken[rows]).tolist():
+                out[place].append(refusal.say(int(rows[place])))
+        return out
+
+    @property
+    def uncertain(self) -> Bool:
+        """Cases of which estimates do not tell whether they start."""
+        raise NotImplementedError
+
+    def doubts(self, rows: Int) -> list[str]:
+        """Why the start of each of the chosen cases is uncertain; empty for the others."""
+        return [
+            self.doubt(row) if open_question else ""
+            for row, open_question in zip(rows.tolist(), self.uncertain[rows], strict=True)
+        ]
+
+    def doubt(self, i: int) -> str:
+        """Why the start of case ``i`` is uncertain, as a sentence without its full stop."""
+        raise NotImplementedError
+
+    def row(self, i: int, limits: Sequence[str] = (), *, explained: bool = False) -> Result:
+        """The estimate of case ``i``, ``explained`` with its times by cause too."""
+        return self.rows(np.array([i]), [limits], explained=explained)[0]
+
+    def rows(
+        self, rows: Int, limits: Sequence[Sequence[str]], *, explained: bool = False
+    ) -> list[Result]:
+        """The estimates of the chosen cases.
+
+        Infeasible cases (also by broken ``limits``, one list a case) keep their memory and have no
+        other figures.
+        """
+        raise NotImplementedError
 
 
 # Rules by code, as a person calls them; those of limits are in the registry of metrics.

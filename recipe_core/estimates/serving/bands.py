@@ -10,6 +10,7 @@ from recipe_core.base.arrays import Float
 from recipe_core.base.documents import read_shipped
 from recipe_core.estimates.bands import Band, BandFile, Uncertain, widen_band
 from recipe_core.estimates.columns.serving import Setting
+from recipe_core.estimates.prediction import FOLLOWING
 from recipe_core.estimates.rules.kernels import UNTUNED_SPREAD, untuned_support
 from recipe_core.hardware.cluster import host_speed, roofline
 
@@ -21,8 +22,6 @@ GROUPS = (
     ("basis",),
     (),
 )
-# Figures of cost and energy that have intervals: those of the throughput, the other way round.
-FOLLOWING = ("usd_per_million_output_tokens", "joules_per_token")
 # Standard deviation of the logarithm that errors of embeddings and scores have besides those of
 # prompts: assumed from the few published runs held against them (docs/method/encoders.md).
 POOLED_SPREAD = 0.5

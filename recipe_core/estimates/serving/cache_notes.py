@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from recipe_core.base.arrays import Int
 from recipe_core.estimates.columns.serving import Cases, Setting
 
 if TYPE_CHECKING:
-    from recipe_core.estimates.serving.kv_verdict import Estimated
+    from recipe_core.estimates.serving.estimates import Estimates
 
 
 def held_notes(setting: Setting, cases: Cases) -> Iterator[list[str]]:
@@ -29,11 +28,11 @@ def held_notes(setting: Setting, cases: Cases) -> Iterator[list[str]]:
         )
 
 
-def cache_notes(e: Estimated, rows: Int) -> Iterator[list[str]]:
-    """Sentences on the share that each of the chosen cases finds, and where; none without reuse."""
+def cache_notes(e: Estimates) -> Iterator[list[str]]:
+    """Sentences on the share that each case finds, and where; none without reuse."""
     cached, offload = e.cached, e.setting.offload
     if cached is None:
-        yield from ([] for _ in rows)
+        yield from ([] for _ in range(len(e)))
         return
     shared = _about_host(e)
     if e.setting.reuse is None:
@@ -41,12 +40,12 @@ def cache_notes(e: Estimated, rows: Int) -> Iterator[list[str]]:
             "Without workload.prefix_reuse, tiers below the devices find nothing: only what they "
             "cost is counted."
         )
-        yield from (list(shared) for _ in rows)
+        yield from (list(shared) for _ in range(len(e)))
         return
     device = cached.device
     columns = (device.seen_tokens, device.hit, cached.hit)
     for free_tokens, device_hit, total_hit in zip(
-        *(c[rows].tolist() for c in columns), strict=True
+        *(column.tolist() for column in columns), strict=True
     ):
         whose = "all replicas" if e.setting.reuse.affinity else "a replica"
         out = [
@@ -59,7 +58,7 @@ def cache_notes(e: Estimated, rows: Int) -> Iterator[list[str]]:
         yield [*out, *shared]
 
 
-def _about_host(e: Estimated) -> list[str]:
+def _about_host(e: Estimates) -> list[str]:
     """That the host's memory is unknown, where blocks go there."""
     node = e.setting.cluster.device.node
     if e.setting.offload is None or node.host_memory_bytes is not None:

@@ -24,6 +24,7 @@ import numpy as np
 from recipe_core.base.arrays import Float
 from recipe_core.base.provenance import Quantity
 from recipe_core.base.units import significant
+from recipe_core.estimates.columns.columns import Columns
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.rules.rules import serving_devices_rented
 from recipe_core.estimates.serving.continuous_batching import decode_step, idle_step, prompt_step
@@ -47,7 +48,7 @@ MEMORY_WATTS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class Cost(Columns):
     """Cost, power and energy, one number per case; ``usd_*`` are NaN when no price is known.
 
     ``usd_per_million_output_tokens`` puts the whole cost on the output. Split by ``prefill_share``,

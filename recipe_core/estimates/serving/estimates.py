@@ -12,7 +12,7 @@ from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.base.units import gib, significant
 from recipe_core.estimates.columns.scales import Scales
 from recipe_core.estimates.columns.serving import Cases, Setting
-from recipe_core.estimates.rules.refusal import Refusal
+from recipe_core.estimates.rules.refusal import Judged, Refusal
 from recipe_core.estimates.rules.rules import serving_refusals
 from recipe_core.estimates.serving.corrections import (
     Corrected,
@@ -23,7 +23,6 @@ from recipe_core.estimates.serving.corrections import (
 )
 from recipe_core.estimates.serving.cost import Cost, serving_cost
 from recipe_core.estimates.serving.kv_tiers import Cached, solved_with_cache
-from recipe_core.estimates.serving.kv_verdict import kv_tiers
 from recipe_core.estimates.serving.memory import Memory, serving_memory
 from recipe_core.estimates.serving.pooling import (
     pooled_serving,
@@ -57,12 +56,11 @@ from recipe_core.estimates.serving.starts import (
 )
 
 if TYPE_CHECKING:
-    from recipe_core.estimates.serving.feature_results import KvTier
     from recipe_core.estimates.serving.results import ServingEstimate
 
 
 @dataclass(frozen=True, slots=True)
-class Estimates:
+class Estimates(Judged["ServingEstimate"]):
     """All quantities of all cases; ``row`` gives one as an object.
 
     ``start_probability``: that each starts; ``corrected``: how runs of one's own changed them;
@@ -125,38 +123,11 @@ class Estimates:
         return replace(self, simulation=ran.scattered(rows, len(self.cases)))
 
     @property
-    def feasible(self) -> Bool:
-        """Where no rule is broken."""
-        broken = np.zeros(len(self.cases), dtype=np.bool_)
-        for refusal in self.refusals:
-            broken |= refusal.broken
-        return ~broken
-
-    def reasons(self, i: int) -> list[str]:
-        """Every reason why case ``i`` cannot run; empty when it can."""
-        return self.reasons_of(np.array([i]))[0]
-
-    def reasons_of(self, rows: Int) -> list[list[str]]:
-        """Every reason why each of the chosen cases cannot run."""
-        out: list[list[str]] = [[] for _ in rows]
-        for refusal in self.refusals:
-            for place in np.flatnonzero(refusal.broken[rows]).tolist():
-                out[place].append(refusal.say(int(rows[place])))
-        return out
-
-    @property
     def uncertain(self) -> Bool:
         """Cases of which estimates do not tell whether they start."""
         return self.feasible & is_serving_uncertain(self.start_probability)
 
-    def doubts(self, rows: Int) -> list[str]:
-        """Why the start of each of the chosen cases is uncertain; empty for the others."""
-        return [
-            self._doubt(row) if open_question else ""
-            for row, open_question in zip(rows.tolist(), self.uncertain[rows], strict=True)
-        ]
-
-    def _doubt(self, i: int) -> str:
+    def doubt(self, i: int) -> str:
         """The sentence of the pool that is less likely to start."""
         rows, chance = np.array([i]), float(self.start_probability[i])
         of = self.cases.take(rows), self.memory.take(rows)
@@ -167,28 +138,14 @@ class Estimates:
             return serving_doubt_text(self.setting, *of, chance)
         return f"prefill pool: {serving_doubt_text(self.setting, *prefill, chance)}"
 
-    def kv_tiers(self, rows: Int) -> list[list[KvTier] | None]:
-        """What every tier below the devices' cache changes, of the chosen cases."""
-        return kv_tiers(self, rows, estimate_serving)
-
-    def row(
-        self, i: int, limits: Sequence[str] = (), *, explained: bool = False
-    ) -> ServingEstimate:
-        """The estimate of case ``i``, ``explained`` with its times by cause too."""
-        return self.rows(np.array([i]), [limits], explained=explained)[0]
-
     def rows(
         self, rows: Int, limits: Sequence[Sequence[str]], *, explained: bool = False
     ) -> list[ServingEstimate]:
-        """The estimates of the chosen cases.
-
-        Infeasible cases (also by broken ``limits``, one list a case) keep their memory and have no
-        serving figures.
-        """
+        """The estimates of the chosen cases; see ``Judged``."""
         # a plan that is printed as text makes no rows, whose classes take time to import
         from recipe_core.estimates.serving.rows import estimate_rows
 
-        return estimate_rows(self, rows, limits, explained=explained)
+        return estimate_rows(self.take(rows), limits, estimate_serving, explained=explained)
 
 
 def _serve_startable(
@@ -334,7 +291,7 @@ def _memory_rule(setting: Setting, cases: Cases, mem: Memory) -> Refusal:
             return _no_capture(cases, mem, i)
         usable, capacity = gib(mem.usable_bytes[i]), gib(mem.capacity_bytes[i])
         request = f"one request of {cases.max_context[i]:,.0f} tokens"
-        limit = mem.context_limit[i]
+        limit = mem.max_context[i]
         longest = f"; the longest request that fits has {limit:,.0f} tokens" if limit >= 1 else ""
         return (
             f"needs {gib(mem.start_bytes[i])} per GPU to start with {request}, "
@@ -351,7 +308,7 @@ def _holds_no_request(setting: Setting, cases: Cases, mem: Memory) -> Bool:
     has_stated_size = any((effects.cache_bytes, effects.cache_blocks, effects.cache_tokens))
     if not has_stated_size or not setting.engine.memory.needs_longest:
         return np.zeros(len(cases), dtype=np.bool_)
-    return np.asarray(mem.pool_tokens + 0.5 < cases.max_context)
+    return np.asarray(mem.kv_cache_tokens + 0.5 < cases.max_context)
 
 
 def _no_capture(cases: Cases, mem: Memory, i: int) -> str:
@@ -379,9 +336,9 @@ def _fit_rules(setting: Setting, cases: Cases, mem: Memory, served: Serving) -> 
             "stated-cache",
             _holds_no_request(setting, cases, mem),
             lambda i: (
-                f"a cache of {mem.pool_tokens[i]:,.0f} tokens, as the options state it, does not "
-                f"hold one request of {cases.max_context[i]:,.0f}; state a larger one, or lower "
-                "max_context"
+                f"a cache of {mem.kv_cache_tokens[i]:,.0f} tokens, as the options state it, does "
+                f"not hold one request of {cases.max_context[i]:,.0f}; state a larger one, or "
+                "lower max_context"
             ),
         ),
         Refusal(
@@ -391,7 +348,7 @@ def _fit_rules(setting: Setting, cases: Cases, mem: Memory, served: Serving) -> 
             & (batch > np.maximum(resident_limit(setting, cases, mem), 1)),
             lambda i: (
                 f"a batch of {batch[i]:,.0f} sequences per replica needs more than the "
-                f"{gib(mem.pool_bytes[i])} left for the cache"
+                f"{gib(mem.kv_cache_bytes[i])} left for the cache"
             ),
         ),
         Refusal(

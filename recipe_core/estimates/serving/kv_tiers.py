@@ -364,7 +364,7 @@ def _found_on_devices(
 ) -> DeviceCache:
     """What the devices' cache finds; of the pool that computes prompts, where there are two."""
     if setting.reuse is None:
-        return DeviceCache(memory.pool_tokens, memory.pool_tokens, cases.prefix_hit)
+        return DeviceCache(memory.kv_cache_tokens, memory.kv_cache_tokens, cases.prefix_hit)
     pool_cases = cases.prefill_pool if pools is not None else cases
     pool_memory = None if pools is None else pools.memory
     tokens = np.maximum(pool_of(cases, memory, pool_memory), 0.0)

@@ -74,11 +74,11 @@ def logged_notes(setting: Setting, cases: Cases, memory: Memory) -> Iterator[lis
     if not logs_less(setting, cases):
         yield from ([] for _ in range(len(cases)))
         return
-    requests = logged_requests(setting, cases, memory.pool_bytes)
-    counted = logged_tokens(setting, cases, memory.pool_bytes)
+    requests = logged_requests(setting, cases, memory.kv_cache_bytes)
+    counted = logged_tokens(setting, cases, memory.kv_cache_bytes)
     tokens = np.full(len(cases), np.nan) if counted is None else counted
     logged = np.fmin(tokens, requests * cases.max_context)
-    columns = (requests, tokens, logged, memory.pool_tokens, cases.max_context)
+    columns = (requests, tokens, logged, memory.kv_cache_tokens, cases.max_context)
     for count, size, logged_size, pool_size, context in zip(
         *(column.tolist() for column in columns), strict=True
     ):

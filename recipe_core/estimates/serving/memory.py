@@ -55,12 +55,12 @@ from recipe_core.models.spec import Layer, ModelSpec, MoeMlp
 class Memory(Columns):
     """Bytes per device on the fullest rank, one number per case; four parts make ``total_bytes``.
 
-    pool_bytes: the engine's cache pool. pool_tokens: tokens of context that a replica's pool holds.
-    sequence_bytes: cache of one request at full length. max_concurrency: such requests over all
-    replicas. context_limit: the longest single request; context_at_load: the longest length of all
-    requests held at once. usable_bytes: the engine's share of the device. start_bytes: what must
-    fit into it for the engine to start. capture_shortfall: bytes missing for captured graphs.
-    encoder_bytes: weights of towers, within those of all.
+    kv_cache_bytes: the engine's cache pool. kv_cache_tokens: tokens of context that a replica's
+    pool holds. sequence_bytes: cache of one request at full length. max_concurrency: such requests
+    over all replicas. max_context: the longest single request; max_context_at_load: the longest
+    length of all requests held at once. usable_bytes: the engine's share of the device.
+    start_bytes: what must fit into it for the engine to start. capture_shortfall: bytes missing for
+    captured graphs. encoder_bytes: weights of towers, within those of all.
     """
 
     weights_bytes: Float
@@ -70,14 +70,14 @@ class Memory(Columns):
     total_bytes: Float
     capacity_bytes: Float
     usable_bytes: Float
-    pool_bytes: Float
-    pool_tokens: Float
+    kv_cache_bytes: Float
+    kv_cache_tokens: Float
     sequence_bytes: Float
     start_bytes: Float
     capture_shortfall: Float
     max_concurrency: Float
-    context_limit: Float
-    context_at_load: Float
+    max_context: Float
+    max_context_at_load: Float
     encoder_bytes: Float
 
     @property
@@ -379,9 +379,7 @@ def _stage_memory(
     # layers on the host have their cache there
     on_device = 1 - setting.effects.host_layers / len(setting.model.layers)
     needed = sequences * sequence * on_device
-    context_limit, context_at_load = _context_limits(
-        setting, layers, cases, pool, np.maximum(sequences, 1)
-    )
+    alone, at_load = _context_limits(setting, layers, cases, pool, np.maximum(sequences, 1))
     pool_tokens = np.floor(settled / np.maximum(longest, 1) * cases.max_context)
     together = np.floor(settled / np.maximum(sequence, 1))
     if not setting.caches:
@@ -395,17 +393,17 @@ def _stage_memory(
         "total_bytes": fixed.weights + needed + fixed.activations + fixed.runtime,
         "capacity_bytes": capacity,
         "usable_bytes": usable,
-        "pool_bytes": np.maximum(pool, 0),
+        "kv_cache_bytes": np.maximum(pool, 0),
         "sequence_bytes": sequence,
         "start_bytes": besides
         + (smallest + in_flight if stated_pool is None else stated_pool) * on_device,
         "capture_shortfall": capture_shortfall(
             setting, cases, layers, Held(fixed.weights, fixed.runtime, capacity, pool)
         ),
-        "pool_tokens": pool_tokens,
+        "kv_cache_tokens": pool_tokens,
         "max_concurrency": together * cases.replicas,
-        "context_limit": context_limit,
-        "context_at_load": context_at_load,
+        "max_context": alone,
+        "max_context_at_load": at_load,
     }
 
 
@@ -436,7 +434,7 @@ def _fullest_stage_columns(columns: dict[str, Float]) -> dict[str, Float]:
     }
     for name in ("start_bytes", "capture_shortfall"):
         out[name] = np.max(columns[name], axis=0)
-    for name in ("pool_tokens", "max_concurrency", "context_limit", "context_at_load"):
+    for name in ("kv_cache_tokens", "max_concurrency", "max_context", "max_context_at_load"):
         out[name] = np.min(columns[name], axis=0)
     return out
 

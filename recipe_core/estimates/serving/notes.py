@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from recipe_core.base.arrays import Bool, Float, Int, add
+from recipe_core.base.arrays import Bool, Float, add
 from recipe_core.base.units import gib, seconds_text, significant
 from recipe_core.estimates.columns.serving import WIDE, Cases, Setting
 from recipe_core.estimates.rules.kernels import untuned_support
@@ -85,12 +85,9 @@ def _about_towers(setting: Setting) -> Iterator[str]:
         yield f"The {unloaded} is not loaded."
 
 
-def estimate_notes(e: Estimates, rows: Int, memory: Memory, feasible: Bool) -> Iterator[list[str]]:
-    """The sentences of each of the chosen rows.
-
-    ``memory`` is theirs, and ``feasible`` whether they run.
-    """
-    setting, cases, price = e.setting, e.cases.take(rows), e.setting.cluster.price_note
+def estimate_notes(e: Estimates, running: Estimates, feasible: Bool) -> Iterator[list[str]]:
+    """The sentences of each case; ``feasible``: whether it runs, ``running``: those that do."""
+    setting, cases, memory, price = e.setting, e.cases, e.memory, e.setting.cluster.price_note
     shared = [*setting.model.notes, *_about_towers(setting)]
     if setting.needs_other_checkpoint:
         checkpoint = stored_as(setting.model.name, setting.weight_dtype)
@@ -120,24 +117,22 @@ def estimate_notes(e: Estimates, rows: Int, memory: Memory, feasible: Bool) -> I
             f"times of {setting.engine.version}."
         )
     if e.pools is not None:
-        waiting = _pool_rate_notes(e.pools, rows)
+        waiting = _pool_rate_notes(e.pools)
     else:
         waiting = _queue_notes(setting, cases, memory, feasible)
-    bound = _feasible_notes(e, rows, feasible)
+    bound = _running_notes(running, np.flatnonzero(feasible).tolist())
     cache_columns = (held_notes(setting, cases), logged_notes(setting, cases, memory))
-    columns = zip(
-        waiting, *cache_columns, _interval_notes(e, rows), cache_notes(e, rows), strict=True
-    )
-    doubts = e.doubts(rows)
+    columns = zip(waiting, *cache_columns, _interval_notes(e), cache_notes(e), strict=True)
+    doubts = e.doubts(np.arange(len(e)))
     for place, parts in enumerate(columns):
         doubt = [f"{doubts[place]}."] if doubts[place] else []
         of_case = (*doubt, *chain(*parts), *bound.get(place, ()))
         yield [*shared, *of_case, *([price] if price else [])]
 
 
-def _pool_rate_notes(pools: Pools, rows: Int) -> Iterator[list[str]]:
+def _pool_rate_notes(pools: Pools) -> Iterator[list[str]]:
     for prefill, decode in zip(
-        pools.prefill_per_s[rows].tolist(), pools.decode_per_s[rows].tolist(), strict=True
+        pools.prefill_per_s.tolist(), pools.decode_per_s.tolist(), strict=True
     ):
         rates = f"prefill {significant(prefill)}, decode {significant(decode)} requests/s"
         yield [
@@ -154,7 +149,7 @@ def _queue_notes(
     counted = memory.kv_needed_bytes / np.maximum(memory.sequence_bytes, 1.0) * cases.replicas
     columns = (limits, cases.load.tolist(), counted.tolist(), memory.max_concurrency.tolist())
     sizes = (memory.total_bytes.tolist(), memory.usable_bytes.tolist())
-    short = memory.kv_needed_bytes > memory.pool_bytes
+    short = memory.kv_needed_bytes > memory.kv_cache_bytes
     apart = (memory.total_bytes > memory.usable_bytes) & (setting.engine.memory.pool == "static")
     flags = (short.tolist(), (apart & ~short).tolist(), feasible.tolist())
     for limit, load, needed, held_requests, total_bytes, usable, queues, outside, runs in zip(
@@ -179,15 +174,15 @@ def _queue_notes(
         yield out
 
 
-def _interval_notes(e: Estimates, rows: Int) -> Iterator[list[str]]:
+def _interval_notes(e: Estimates) -> Iterator[list[str]]:
     """What requests and tokens wait for because the engine does not see to them in every step."""
     s, cases = e.serving, e.cases
     if "stream" not in s.prefill:
-        yield from ([] for _ in rows)
+        yield from ([] for _ in range(len(e)))
         return
     columns = (s.ttft_s, s.tpot_s, s.prefill["receive"], s.prefill["stream"])
     intervals = (cases.recv_interval, cases.stream_interval, cases.output_tokens)
-    values = zip(*(column[rows].tolist() for column in (*columns, *intervals)), strict=True)
+    values = zip(*(column.tolist() for column in (*columns, *intervals)), strict=True)
     for ttft_s, tpot_s, receive_s, stream_s, looks, sent, output_tokens in values:
         out = []
         checked = f"The scheduler checks for new requests every {looks:,.0f} steps"
@@ -212,27 +207,23 @@ def _interval_notes(e: Estimates, rows: Int) -> Iterator[list[str]]:
 # What binds a split that runs
 
 
-def _feasible_notes(e: Estimates, rows: Int, feasible: Bool) -> dict[int, list[str]]:
-    """Sentences by place among the chosen rows; none for what does not run."""
-    places = np.flatnonzero(feasible)
-    if not len(places):
+def _running_notes(e: Estimates, places: list[int]) -> dict[int, list[str]]:
+    """Sentences by the ``places`` of the cases."""
+    if not places:
         return {}
-    feasible_rows = rows[places]
-    setting, cases, served = e.setting, e.cases.take(feasible_rows), e.serving
+    setting, cases, served = e.setting, e.cases, e.serving
     kinds: list[Iterable[str | None]] = [
-        _link_notes(cases, served, feasible_rows),
+        _link_notes(cases, served),
         _idle_rank_notes(setting, cases),
-        _buffer_notes(setting, cases, e.memory.take(feasible_rows)),
+        _buffer_notes(setting, cases, e.memory),
     ]
     if not setting.model.generates:
-        kinds.append([_POOLED] * len(feasible_rows))
+        kinds.append([_POOLED] * len(places))
     elif e.pools is None:  # the steps of two pools are of two kinds
         kinds.append(_batch_step_notes(setting, cases))
-        steps = _mean_steps(setting, cases, served.decoding[feasible_rows])
-        kinds.append(_shared_step_notes(steps, served, feasible_rows))
-        waits = "launch" in served.prefill and bool(
-            (served.prefill["launch"][feasible_rows] > 0).any()
-        )
+        steps = _mean_steps(setting, cases, served.decoding)
+        kinds.append(_shared_step_notes(steps, served))
+        waits = "launch" in served.prefill and bool((served.prefill["launch"] > 0).any())
         if waits or setting.weight_dtype not in WIDE:
             parts = steps.parts(setting, cases)
             kinds += [
@@ -241,16 +232,16 @@ def _feasible_notes(e: Estimates, rows: Int, feasible: Bool) -> dict[int, list[s
             ]
     out: dict[int, list[str]] = {}
     for sentences in kinds:
-        for place, sentence in zip(places.tolist(), sentences, strict=True):
+        for place, sentence in zip(places, sentences, strict=True):
             if sentence:
                 out.setdefault(place, []).append(sentence)
     return out
 
 
-def _link_notes(cases: Cases, served: Serving, rows: Int) -> Iterator[str | None]:
+def _link_notes(cases: Cases, served: Serving) -> Iterator[str | None]:
     """Time on links, where it is a good part of a step."""
     times = [
-        (subject, *_on_links(parts, rows))
+        (subject, *_on_links(parts))
         for subject, parts in (
             ("the time per output token", served.decode),
             ("a request's own prompt", served.prefill),
@@ -277,10 +268,10 @@ def _link_notes(cases: Cases, served: Serving, rows: Int) -> Iterator[str | None
         )
 
 
-def _on_links(parts: Mapping[str, Float], rows: Int) -> tuple[Float, dict[str, Float]]:
+def _on_links(parts: Mapping[str, Float]) -> tuple[Float, dict[str, Float]]:
     """A request's own work, and its parts on links."""
-    work_s = add(seconds[rows] for name, seconds in parts.items() if name not in _WAITS)
-    linked = {name: parts[name][rows] for name in _LINKS if name in parts}
+    work_s = add(seconds for name, seconds in parts.items() if name not in _WAITS)
+    linked = {name: parts[name] for name in _LINKS if name in parts}
     return np.maximum(work_s, 1e-300), linked
 
 
@@ -385,13 +376,13 @@ def _narrow_format_notes(
         )
 
 
-def _shared_step_notes(steps: _Steps, served: Serving, rows: Int) -> Iterator[str | None]:
+def _shared_step_notes(steps: _Steps, served: Serving) -> Iterator[str | None]:
     """Prompts that are waited for, of which several run in a step."""
     ahead_s = served.prefill.get("prompts_ahead")
     if ahead_s is None:
-        yield from [None] * len(rows)
+        yield from [None] * len(steps.prompts)
         return
-    columns = (steps.prompts.tolist(), ahead_s[rows].tolist(), served.ttft_s[rows].tolist())
+    columns = (steps.prompts.tolist(), ahead_s.tolist(), served.ttft_s.tolist())
     for prompts, waited_s, ttft_s in zip(*columns, strict=True):
         yield (
             f"{_count_text(prompts, 'prompt')} run in a step on average, and prompts ahead take "

@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from recipe_core.base.arrays import Float
+from recipe_core.estimates.columns.columns import Columns
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.network import send_s
 from recipe_core.estimates.serving.cache import Counted, context_bytes
@@ -43,7 +44,7 @@ BISECTIONS = 30  # of the logarithm of D, whose relative error is then below 1e-
 
 
 @dataclass(frozen=True, slots=True)
-class Pools:
+class Pools(Columns):
     """What is known of each pool, one number per case.
 
     prefill, memory: the prefill pool as cases of its own, and its memory. prefill_per_s,

@@ -65,7 +65,7 @@ def resident_limit(setting: Setting, cases: Cases, memory: Memory) -> Float:
         return np.maximum(cases.max_num_seqs, 1.0)
     reserves = setting.engine.memory.reserves and setting.mode != "static"
     request_tokens = cases.input_tokens + cases.output_tokens / (1 if reserves else 2)
-    fitting = np.floor(memory.pool_tokens / request_tokens)
+    fitting = np.floor(memory.kv_cache_tokens / request_tokens)
     return np.maximum(np.minimum(fitting, cases.max_num_seqs), 1.0)
 
 

@@ -24,11 +24,10 @@ from recipe_core.estimates.prediction import (
     Positive,
     Seconds,
     Share,
+    all_figures,
     document_part,
-    require_part,
 )
 from recipe_core.estimates.serving.accuracy import Accuracy
-from recipe_core.estimates.serving.bands import FOLLOWING
 from recipe_core.estimates.serving.bottlenecks import CAUSES
 from recipe_core.estimates.serving.feature_results import (
     CompressionEstimate,
@@ -316,10 +315,7 @@ class ServingEstimate(EstimateBase):
 
     def figures(self) -> Mapping[str, Any]:
         """Latency and throughput, and what a token costs in money and energy, by name."""
-        if self.serving is None:
-            return {}
-        more = {**require_part(self.cost).to_json(), **require_part(self.energy).to_json()}
-        return {**self.serving.to_json(), **{name: more[name] for name in FOLLOWING}}
+        return {} if self.serving is None else all_figures(self.serving, self.cost, self.energy)
 
 
 # Labels of the parts of a serving time.

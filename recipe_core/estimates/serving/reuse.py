@@ -82,5 +82,5 @@ def device_cache(
 def pool_of(cases: Cases, memory: Memory, prefill: Memory | None) -> Float:
     """Tokens of the pool that computes prompts (one per case)."""
     if prefill is None:
-        return memory.pool_tokens
-    return np.where(cases.disaggregated, prefill.pool_tokens, memory.pool_tokens)
+        return memory.kv_cache_tokens
+    return np.where(cases.disaggregated, prefill.kv_cache_tokens, memory.kv_cache_tokens)

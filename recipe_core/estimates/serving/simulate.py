@@ -145,7 +145,7 @@ def simulate_serving(
     rates, good = np.full(len(cases), np.nan), np.full(len(cases), np.nan)
     for n, row in enumerate(rows):
         traffic = _Traffic(setting, columns, n, float(load[n]), spread, np.random.default_rng(seed))
-        rules = _scheduler_rules(setting, columns, n, float(memory.pool_tokens[row]))
+        rules = _scheduler_rules(setting, columns, n, float(memory.kv_cache_tokens[row]))
         samples, rates[row], requests_per_s = _measure_replica(
             rules, times[n], traffic, int(counts[row]), repeats=requests is None
         )

@@ -13,13 +13,13 @@ import numpy as np
 
 from recipe_core.base.arrays import Float
 from recipe_core.engines.frameworks import AttentionKernel, KernelData, training_data
-from recipe_core.estimates.columns.training import TrainingCases, TrainingSetting
+from recipe_core.estimates.columns.training import RECOMPUTE, TrainingCases, TrainingSetting
 from recipe_core.estimates.ledger import Overhead, fold_factors, record_entry
 from recipe_core.estimates.network import Group, all_to_all_s, dispatch_s, rank_group
 from recipe_core.estimates.roofline import experts_s, operator_s
 from recipe_core.estimates.rules.refusal import Refusal
-from recipe_core.estimates.training.activations import BYTES, imbalance
-from recipe_core.models.spec import MoeMlp
+from recipe_core.estimates.training.activations import BYTES, imbalance, recomputed_share
+from recipe_core.models.spec import LinearAttention, MoeMlp
 
 # Recipes that quantise along rows and along columns. With one scale a tensor the casts of routed
 # rows are in the fitted rate of products in 8 bits.
@@ -226,3 +226,48 @@ def _expert_exchange_s(
     if handling is None or handling.exchange == "kernels":
         return 2 * dispatch_s(setting.cluster, group, share, m.top_k, row_bytes)
     return 2 * all_to_all_s(setting.cluster, group, share * m.top_k * fullest * row_bytes)
+
+
+def flops_per_token(setting: TrainingSetting, sequence_length: Float) -> Float:
+    """Model flops of a trained token.
+
+    6 a parameter that multiplies, and attention over half the sequence (causal), forward and
+    backward.
+
+    What is recomputed is not counted (model flops, PaLM's convention, arXiv:2204.02311, with the
+    causal half). DPO's frozen model adds a forward pass; reinforcement learning samples and scores
+    too (`Sampling.passes`).
+    """
+    model = setting.model
+    lookups = 0 if model.tied_embeddings else model.vocabulary * model.hidden
+    forward = 2.0 * (model.active_parameters - lookups) + _score_flops(setting, sequence_length)
+    passes = {"lora": 2.0, "qlora": 2.0, "dpo": 4.0}.get(setting.method, 3.0)
+    if setting.sampling is not None:
+        passes = setting.sampling.passes
+    return np.asarray(passes * forward)
+
+
+def _score_flops(setting: TrainingSetting, sequence_length: Float) -> Float:
+    """Flops of a token's attention in a forward pass, causal."""
+    scores: Float = np.zeros(len(sequence_length))
+    for layer, n in setting.model.kinds:
+        if (a := layer.attention) is not None and not isinstance(a, LinearAttention):
+            seen_tokens = setting.seen(sequence_length, a.window)
+            scores = scores + n * 2 * a.heads * (a.head_dim + a.v_head_dim) * seen_tokens
+    return scores
+
+
+def recomputed_flops_per_token(setting: TrainingSetting, cases: TrainingCases) -> Float:
+    """Flops of a token that the backward pass repeats (one per case).
+
+    Of the layers' forward pass all, or the share that selective recomputation repeats, which is at
+    least the attention where its scores are stored otherwise. Embedding and head are not repeated.
+    """
+    model, scores = setting.model, _score_flops(setting, cases.sequence_length.astype(float))
+    tables = (1 if model.tied_embeddings else 2) * model.vocabulary * model.hidden
+    forward = 2.0 * (model.active_parameters - tables) + scores
+    selective = setting.framework.selective_recomputes.value * forward
+    if not setting.flash:
+        selective = np.maximum(selective, scores)
+    share, full = recomputed_share(setting, cases), cases.recompute == RECOMPUTE.index("full")
+    return np.asarray(share * np.select([full, cases.recompute == 1], [forward, selective], 0.0))

@@ -9,6 +9,7 @@ import numpy as np
 
 from recipe_core.base.arrays import Float, add
 from recipe_core.engines.frameworks import training_data
+from recipe_core.estimates.columns.columns import Columns
 from recipe_core.estimates.columns.training import TrainingCases, TrainingSetting
 from recipe_core.estimates.training.loss_chunks import decide_loss_chunks
 from recipe_core.estimates.training.memory import Memory
@@ -45,7 +46,7 @@ _AFTER_PASSES = ("optimizer", "fixed", "data_loading")
 
 
 @dataclass(frozen=True, slots=True)
-class PhaseEstimates:
+class PhaseEstimates(Columns):
     """Steps of one shape in every case: memory, time and its parts.
 
     ``phase``: of the run; None where the whole run is alike.

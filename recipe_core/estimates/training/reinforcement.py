@@ -35,6 +35,7 @@ import numpy as np
 
 from recipe_core.base.arrays import Float, add
 from recipe_core.base.units import gib
+from recipe_core.estimates.columns.columns import Columns
 from recipe_core.estimates.columns.rollout import Sampling
 from recipe_core.estimates.columns.training import TrainingCases, TrainingSetting
 from recipe_core.estimates.network import all_gather_s, rank_group, send_s
@@ -53,7 +54,7 @@ from recipe_core.estimates.training.rollouts import (
 
 
 @dataclass(frozen=True, slots=True)
-class Reinforcement:
+class Reinforcement(Columns):
     """A step by its phases, in seconds, and bytes of a device by phase, one number per case.
 
     ``parts`` add up to the step; ``phases`` are whole, also where they run side by side.

@@ -21,11 +21,9 @@ from recipe_core.estimates.prediction import (
     Positive,
     Seconds,
     Share,
-    require_part,
+    all_figures,
 )
 
-# Figures of cost and energy that have intervals: those of the time of a step.
-FOLLOWING = ("usd_per_million_tokens", "joules_per_token")
 AtLeastOne = Annotated[int, Field(ge=1)]
 
 
@@ -318,10 +316,7 @@ class TrainingEstimate(EstimateBase):
 
     def figures(self) -> Mapping[str, Any]:
         """Time, throughput and memory of a step, cost and energy of a token, by name."""
-        if self.training is None:
-            return {}
-        more = {**require_part(self.cost).to_json(), **require_part(self.energy).to_json()}
-        return {**self.training.to_json(), **{name: more[name] for name in FOLLOWING}}
+        return {} if self.training is None else all_figures(self.training, self.cost, self.energy)
 
 
 _OPERATORS = {

@@ -24,7 +24,9 @@ import numpy as np
 from recipe_core.base.arrays import Float, add
 from recipe_core.base.units import HOUR_S
 from recipe_core.engines.frameworks import training_data
+from recipe_core.estimates.columns.columns import Columns
 from recipe_core.estimates.columns.training import Failures, TrainingCases, TrainingSetting
+from recipe_core.estimates.training.memory import adapter_parameters
 from recipe_core.estimates.training.optimizer_states import optimizer_state_bytes
 from recipe_core.estimates.training.phases import PhaseEstimates, evaluation_s
 from recipe_core.estimates.training.time_limits import (
@@ -48,7 +50,7 @@ def erlang_b(places: int, load: Float) -> Float:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Run(Columns):
     """One number per case; NaN where no token budget or no price is known.
 
     ``tokens_per_s`` while steps of the main shape run; ``run_tokens_per_s`` of the whole run, all
@@ -325,3 +327,10 @@ def estimate_run(
         data_bytes_per_s=data_tokens_per_s * setting.loading.bytes_per_token,
         devices_rented=rented,
     )
+
+
+def trained_parameters(setting: TrainingSetting) -> float:
+    """Parameters in a checkpoint: adapters, or all; with a critic those of two models."""
+    critic = setting.sampling is not None and setting.sampling.critic
+    per_model = adapter_parameters(setting) if setting.frozen else setting.model.language_parameters
+    return float(per_model) * (2 if critic else 1)

@@ -20,8 +20,9 @@ from recipe_core.estimates.columns.training import (
     TrainingSetting,
     modules_of,
 )
-from recipe_core.estimates.training.estimates import TrainingEstimates, flops_per_token
+from recipe_core.estimates.training.estimates import TrainingEstimates
 from recipe_core.estimates.training.memory import training_memory
+from recipe_core.estimates.training.operators import flops_per_token
 from recipe_core.estimates.training.reinforcement import at_longest
 from recipe_core.estimates.training.stages import stage_layer_counts
 from recipe_core.estimates.training.starts import memory_rule
@@ -172,7 +173,7 @@ def training_job(estimates: TrainingEstimates, row: int) -> Job:
         steps=steps,
         checkpoint_steps=max(1, min(interval_steps, steps or 1)),
         stop_s=stop_grace_s(float(estimates.step_s[row]), float(estimates.run.checkpoint_s[row])),
-        host_bytes=estimates.host_bytes(row),
+        host_bytes=float(estimates.host_bytes[row]),
         flops_per_token=float(flops_per_token(setting, estimates.lengths[[row]])[0]),
         hyper=usual_hyperparameters(
             setting.model.language_parameters,
